@@ -300,7 +300,7 @@ class InotifyWrites:
             for event in await self._watcher.next_batch():
                 if event.token is None:
                     batch.append(ObservedWrite("", "", "", UNKNOWN_WRITER, lost=True))
-                elif event.look or (not event.ended and (self._files is None or event.name in self._files)):
+                elif event.rescan or (not event.ended and (self._files is None or event.name in self._files)):
                     batch.append(ObservedWrite(*event.token, event.name, UNKNOWN_WRITER))
             if batch:
                 return batch

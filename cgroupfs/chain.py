@@ -39,7 +39,7 @@ class AncestorWatch(Generic[T]):
 
     def leads_on(self, event: DirEvent[T]) -> bool:
         """Whether an event on an ancestor is about the way to the target (then `extend`, or `cut`)."""
-        return self._next.get(event.path) == event.name or (event.look and event.path in self._next)
+        return self._next.get(event.path) == event.name or (event.rescan and event.path in self._next)
 
     def cut(self, event: DirEvent[T]) -> None:
         """The directory that the event names is gone: so are the watches on it and below, as far as they are ours."""

@@ -52,7 +52,7 @@ class FdCache:
     def __len__(self) -> int:
         return len(self._open)
 
-    def turn(self) -> None:
+    def rotate(self) -> None:
         """Begin a pass; now and then, close what was not read for two."""
         self._pass += 1
         if self._pass % _SWEEP == 0:

@@ -81,7 +81,7 @@ class Subtree:
         """Whether any of its directories is still there."""
         return any(_read(number, _PROCS) is not None for number, _ in self._found.values())
 
-    def look(self) -> Iterator[bool]:
+    def scan(self) -> Iterator[bool]:
         """Whether processes that have not exited are there, one part after another: a caller may pause in between."""
         for number, version in self._found.values():
             events = _read(number, "cgroup.events") if version == 2 else None
@@ -93,7 +93,7 @@ class Subtree:
 
     def populated(self) -> bool:
         """Whether any process that has not exited is in it, or below it, in any hierarchy."""
-        return any(self.look())
+        return any(self.scan())
 
     def groups(self) -> "Iterator[SubtreeGroup]":
         """Every group of it, in every hierarchy, each above those below it."""

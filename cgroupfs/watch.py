@@ -97,7 +97,7 @@ class DirEvent(NamedTuple, Generic[T]):
         return bool(self.mask & _IGNORED)
 
     @property
-    def look(self) -> bool:
+    def rescan(self) -> bool:
         """This directory is polled, or was until now: list it."""
         return self.mask == 0
 

@@ -35,7 +35,7 @@ class MoveResult(Struct, frozen=True, kw_only=True):
     moved: int = 0
     gone: int = 0
     passes: int = 0
-    settled: bool = True
+    on_settled: bool = True
     refused: Mapping[str, int] = {}
 
 
@@ -79,10 +79,10 @@ def gather(
     for turn in range(1, passes + 1):
         missing = sorted(set(threads()) - members(files, directory) - given_up)
         if not missing:
-            return MoveResult(moved=moved, gone=gone, passes=turn, settled=not refused, refused=refused)
+            return MoveResult(moved=moved, gone=gone, passes=turn, on_settled=not refused, refused=refused)
         for tid in missing:
             if moved + gone + len(given_up) >= most:
-                return MoveResult(moved=moved, gone=gone, passes=turn, settled=False, refused=refused)
+                return MoveResult(moved=moved, gone=gone, passes=turn, on_settled=False, refused=refused)
             code = _put(files, directory, tid)
             if code == 0:
                 moved += 1
@@ -91,7 +91,7 @@ def gather(
             else:
                 given_up.add(tid)
                 refused[errno_name(code)] = refused.get(errno_name(code), 0) + 1
-    return MoveResult(moved=moved, gone=gone, passes=passes, settled=False, refused=refused)
+    return MoveResult(moved=moved, gone=gone, passes=passes, on_settled=False, refused=refused)
 
 
 def expel(files: GroupFiles, directory: str, threads: Threads, to: str, *, most: int = MOST_WRITES) -> int:

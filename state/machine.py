@@ -13,7 +13,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from cgroupfs.cpuset import EMPTY, MAX_CPUS, CpuSet
-from state.machine_guess import guesses, words
+from state.machine_guess import explain, suggestions
 from state.machine_shape import NUMBERINGS, MachineDescription, build, wrong
 from state.topology import Topology
 
@@ -176,4 +176,4 @@ def describe(topology: Topology) -> str | None:
     Machines whose sockets differ, or whose CPUs, nodes or caches are numbered in another way than the three that
     `parse` knows, have no text.
     """
-    return next((words(one) for one in guesses(topology) if build(one) == topology), None)
+    return next((explain(one) for one in suggestions(topology) if build(one) == topology), None)

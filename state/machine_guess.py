@@ -15,7 +15,7 @@ from state.topology import CpuKind, Topology
 _UNITS: Final = (("T", 40), ("G", 30), ("M", 20), ("K", 10))
 
 
-def guesses(topology: Topology) -> Iterator[MachineDescription]:
+def suggestions(topology: Topology) -> Iterator[MachineDescription]:
     """Descriptions that count as many CPUs as there are; none for a machine whose parts differ in size."""
     for shape in _shapes(topology):
         for numbered in NUMBERINGS:
@@ -88,7 +88,7 @@ def _distances(topology: Topology, domains: int, nodes: int) -> tuple[tuple[int,
     return ((rows[0][0], *both),) if len(both) < 2 else ((rows[0][0], *within, *across),)
 
 
-def words(machine: MachineDescription) -> str:
+def explain(machine: MachineDescription) -> str:
     """The text of a description; what is as if nothing were said is left out."""
     counts = {"socket": machine.sockets, "node": machine.nodes, "core": machine.cores, "thread": machine.threads}
     shape = " x ".join(_count(number, name) for name, number in counts.items() if number > 1 or name == "core")

@@ -92,7 +92,7 @@ class PersistedValue(Generic[K]):
         self._store = store
         self._lane = lane
 
-    async def become(self, kept: K) -> None:
+    async def save(self, kept: K) -> None:
         """Remember this instead; when it returns it is durable. Errors: `StoreError`: then the old one counts."""
         if kept == self.now:
             return
@@ -128,7 +128,7 @@ class AuxiliaryActuator(Protocol):
         In the answer ``file`` is what was changed (such as ``schemata``) and ``path`` where.
         """
 
-    def facts(self) -> Mapping[str, object]:
+    def status(self) -> Mapping[str, object]:
         """Its section of the state document: plain values."""
 
     def problems(self) -> Sequence[str]:
@@ -197,9 +197,9 @@ class LazyActuator:
         """The real one's; without it there is nothing of it to undo."""
         return await self._real.restore(only) if self._real is not None else ()
 
-    def facts(self) -> Mapping[str, object]:
+    def status(self) -> Mapping[str, object]:
         """The real one's; empty without it."""
-        return self._real.facts() if self._real is not None else {}
+        return self._real.status() if self._real is not None else {}
 
     def problems(self) -> Sequence[str]:
         """The real one's."""

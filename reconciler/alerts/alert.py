@@ -81,6 +81,6 @@ class Alert(Struct, frozen=True, kw_only=True):
     durable: bool = False
 
     @property
-    def over(self) -> bool:
+    def has_ended(self) -> bool:
         """True when this tells of an end."""
         return self.resolved or self.kind.began is not self.kind

@@ -16,7 +16,7 @@ from cgroupfs.errors import StoreError
 from reconciler.alerts.alert import Alert, AlertKind, Severity
 from reconciler.alerts.config import AlertsConfig, SinkConfig
 from reconciler.alerts.document import entry
-from reconciler.alerts.incident import Incident, Incidents, tidy
+from reconciler.alerts.incident import Incident, Incidents, sanitize
 from reconciler.alerts.outbox import Outbox
 from reconciler.alerts.queue import DurableQueue
 from reconciler.alerts.sample_alert import test_notice, try_sinks
@@ -69,7 +69,7 @@ class AlertDispatcher:
 
     # In
 
-    def tell(self, alert: Alert, *, besides: str = "") -> None:
+    def send(self, alert: Alert, *, besides: str = "") -> None:
         """Have it told to every sink that wants it, except ``besides``. A durable one is stored first, soon."""
         notice, fresh = self._take(alert, besides)
         if not fresh:
@@ -81,7 +81,7 @@ class AlertDispatcher:
         else:
             self._offer(notice)
 
-    async def keep(self, alert: Alert) -> bool:
+    async def send_durable(self, alert: Alert) -> bool:
         """As `tell`, but on return it is in the store; False when that takes no rows now, and it is in memory only.
 
         Takes as long as the disk does.
@@ -146,7 +146,7 @@ class AlertDispatcher:
             courier.stop()
             del self._couriers[name]
             if now is None:
-                self._queue.settle([key for key, row in self._queue.rows.items() if name in row.to], name)
+                self._queue.acknowledge([key for key, row in self._queue.rows.items() if name in row.to], name)
                 self._soon.set()
             else:
                 self._start(name, now, courier.outbox)
@@ -158,7 +158,7 @@ class AlertDispatcher:
         """Tell each sink (or one) of a test now, around filters and waits; what came of it, by sink."""
         notice = test_notice(self._config, by, self._clock())
         couriers = [one for name, one in self._couriers.items() if only in {None, name}]
-        return await try_sinks([(one.setup, partial(one.once, notice)) for one in couriers])
+        return await try_sinks([(one.setup, partial(one.deliver_once, notice)) for one in couriers])
 
     # What there is
 
@@ -172,7 +172,7 @@ class AlertDispatcher:
         found = [f"alerts to {one.name}: {one.problem}" for one in self._couriers.values() if one.problem]
         return [*found, *([self._queue.problem] if self._queue.problem else [])]
 
-    def facts(self) -> dict[str, object]:
+    def status(self) -> dict[str, object]:
         """The state document's part: each sink, what has yet to be told, and the newest."""
         now = trio.current_time()
         sinks = [
@@ -187,7 +187,7 @@ class AlertDispatcher:
             for one in self._couriers.values()
         ]
         waiting = [
-            {**entry(notice), "to": [one.name for one in self._couriers.values() if one.outbox.waits(notice.id)]}
+            {**entry(notice), "to": [one.name for one in self._couriers.values() if one.outbox.pending(notice.id)]}
             for notice in self._recent.values()
         ]
         pending = [{**entry(row.notice), "to": list(row.to)} for row in self._queue.rows.values()]
@@ -207,7 +207,7 @@ class AlertDispatcher:
     def _take(self, alert: Alert, besides: str) -> tuple[Incident, bool]:
         """The incident with this telling; False when this very telling is known."""
         labels = {**self._config.labels, **alert.labels}
-        alert = tidy(replace(alert, at_s=alert.at_s or self._clock(), labels=labels))
+        alert = sanitize(replace(alert, at_s=alert.at_s or self._clock(), labels=labels))
         notice = self._incidents.take(alert, besides)
         fresh = self._recent.pop(notice.id, None) is not notice
         self._recent[notice.id] = notice
@@ -224,10 +224,10 @@ class AlertDispatcher:
             courier.outbox.offer(notice, now)
             courier.wake()
             if lost := courier.outbox.lost:
-                self._queue.settle(lost, name)
+                self._queue.acknowledge(lost, name)
                 lost.clear()
-            if not courier.outbox.waits(notice.id):
-                self._queue.settle([notice.id], name)
+            if not courier.outbox.pending(notice.id):
+                self._queue.acknowledge([notice.id], name)
         if self._queue.unflushed:
             self._soon.set()
 
@@ -251,11 +251,11 @@ class AlertDispatcher:
                 courier = self._couriers.get(name)
                 if courier is None:
                     self._log.info("a stored alert is let go: its sink is gone", id=key, sink=name)
-                    self._queue.settle([key], name)
-                elif not courier.outbox.waits(key):
+                    self._queue.acknowledge([key], name)
+                elif not courier.outbox.pending(key):
                     courier.outbox.offer(row.notice, now, age_s=max(0.0, wall - row.stored_s))
-                    if not courier.outbox.waits(key):
-                        self._queue.settle([key], name)
+                    if not courier.outbox.pending(key):
+                        self._queue.acknowledge([key], name)
         self._soon.set()
 
     async def _write(self) -> None:
@@ -278,7 +278,7 @@ class AlertDispatcher:
         else:
             outbox.rules = rules_of(config, self._config.queue)
         return SinkWorker(
-            self._setup(name, config), outbox, self._build, settled=self._settled, failing=self._sink_failing
+            self._setup(name, config), outbox, self._build, settled=self._delivered, failing=self._sink_failing
         )
 
     def _start(self, name: str, config: SinkConfig, outbox: Outbox | None) -> None:
@@ -286,8 +286,8 @@ class AlertDispatcher:
         if self._nursery is not None:
             self._nursery.start_soon(courier.run, name=f"alerts to {name}")
 
-    def _settled(self, ids: Sequence[str], sink: str) -> None:
-        self._queue.settle(ids, sink)
+    def _delivered(self, ids: Sequence[str], sink: str) -> None:
+        self._queue.acknowledge(ids, sink)
         if self._queue.unflushed:
             self._soon.set()
 
@@ -303,7 +303,7 @@ class AlertDispatcher:
             labels={"sink": name},
             resolved=error is None,
         )
-        self.tell(alert, besides=name)
+        self.send(alert, besides=name)
 
     @staticmethod
     def _forget_s(config: AlertsConfig) -> float:

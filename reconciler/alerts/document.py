@@ -48,6 +48,6 @@ def _encode(value: object) -> bytes:
 def line(notice: Incident) -> str:
     """One alert as one line for a person."""
     alert = notice.alert
-    over = "resolved: " if notice.over else ""
+    over = "resolved: " if notice.has_ended else ""
     count = f" ({notice.count} times)" if notice.count > 1 else ""
     return f"{alert.severity.value}: {over}{' '.join(alert.summary.split())}{count}"

@@ -41,17 +41,17 @@ class Incident(Struct, frozen=True, kw_only=True):
     began_as: Severity = Severity.WARNING
 
     @property
-    def over(self) -> bool:
+    def has_ended(self) -> bool:
         """True when the incident has ended."""
-        return self.alert.over
+        return self.alert.has_ended
 
     @property
     def status(self) -> str:
         """In the words of Alertmanager's webhooks: ``firing`` or ``resolved``."""
-        return "resolved" if self.over else "firing"
+        return "resolved" if self.has_ended else "firing"
 
 
-def tidy(alert: Alert) -> Alert:
+def sanitize(alert: Alert) -> Alert:
     """The alert in texts that every sink can write, of bounded length and safe to print wherever they end.
 
     Their words may come from a process, a pod or the name of a file; a sink may be a terminal, a log or a chat.
@@ -136,7 +136,7 @@ class Incidents:
         self._known.setdefault((notice.alert.kind.began, notice.alert.key), notice)
 
     def _goes_on(self, known: Incident, alert: Alert) -> bool:
-        if known.over:
+        if known.has_ended:
             # An end that is told again is no news; a beginning is.
-            return alert.over and alert.at_s - known.last_s < self.forget_s
-        return alert.over or alert.kind.lasts or alert.at_s - known.last_s < self.forget_s
+            return alert.has_ended and alert.at_s - known.last_s < self.forget_s
+        return alert.has_ended or alert.kind.lasts or alert.at_s - known.last_s < self.forget_s

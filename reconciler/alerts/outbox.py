@@ -115,7 +115,7 @@ class Outbox:
             record.folded = False
         record.notice = notice
         record.pending += 1
-        if notice.over and record.over_told:
+        if notice.has_ended and record.over_told:
             # Told to be over already: no news.
             self.tally.told += record.pending
             record.pending = 0
@@ -129,7 +129,7 @@ class Outbox:
         """Whether this is one that the sink is told of."""
         return self._wants(notice, self._records.get(notice.id))
 
-    def waits(self, key: str) -> bool:
+    def pending(self, key: str) -> bool:
         """Whether something of this incident waits, or is on its way."""
         record = self._records.get(key)
         return record is not None and record.pending > 0
@@ -157,7 +157,7 @@ class Outbox:
             self._flying[record.notice.id] = (record.notice, record.pending)
         return tuple(notice for notice, _ in self._flying.values())
 
-    def landed(self, now: float) -> list[str]:
+    def delivered(self, now: float) -> list[str]:
         """The sink has taken it. The answer: incidents of which nothing waits any more."""
         done = []
         for key, record, notice, pending in self._came_back():
@@ -172,7 +172,7 @@ class Outbox:
         """It did not work: all of it waits again, together with what has come since."""
         self._flying.clear()
 
-    def gave_up(self, ids: Collection[str], now: float) -> list[str]:
+    def dropped(self, ids: Collection[str], now: float) -> list[str]:
         """These are told no more; the others wait again. The answer: as `landed`."""
         done = []
         for key, record, notice, pending in self._came_back(ids):
@@ -204,24 +204,24 @@ class Outbox:
 
     def _wants(self, notice: Incident, record: _Record | None) -> bool:
         alert = notice.alert
-        if notice.besides == self._name or (notice.over and not self.rules.resolved):
+        if notice.besides == self._name or (notice.has_ended and not self.rules.resolved):
             return False
         if self.rules.kinds and not self.rules.kinds & {alert.kind, alert.kind.began}:
             return False
         # Who was told of a beginning is told of the end, however quiet that is.
-        known = notice.over and record is not None
+        known = notice.has_ended and record is not None
         return known or alert.severity.rank >= self.rules.minimum.rank
 
     def _is_storm(self, notice: Incident, record: _Record | None, now: float) -> bool:
         """Whether this one is only counted."""
         while self._accepted and self._accepted[0] <= now - STORM_S:
             self._accepted.popleft()
-        if len(self._accepted) < self.rules.per_minute and not (record is not None and notice.over):
+        if len(self._accepted) < self.rules.per_minute and not (record is not None and notice.has_ended):
             if record is not None:
                 self._accepted.append(now)
             return False
         self.tally.folded += 1
-        if notice.over and record is not None:
+        if notice.has_ended and record is not None:
             # Nobody knows of its beginning by name.
             del self._records[notice.id]
             return True
@@ -233,7 +233,7 @@ class Outbox:
 
     def _due(self, record: _Record, now: float) -> float:
         alert = record.notice.alert
-        news = record.told_at is None or record.notice.over or alert.severity.rank > record.loudest
+        news = record.told_at is None or record.notice.has_ended or alert.severity.rank > record.loudest
         if not news:
             assert record.told_at is not None
             return max(now, record.told_at + self.rules.repeat_s)
@@ -250,16 +250,16 @@ class Outbox:
             self._flying.clear()
 
     def _was_told(self, record: _Record, notice: Incident, now: float, *, over_told: bool | None = None) -> None:
-        record.told_at, record.over_told = now, notice.over if over_told is None else over_told
+        record.told_at, record.over_told = now, notice.has_ended if over_told is None else over_told
         record.loudest = max(record.loudest, notice.alert.severity.rank)
         record.since, record.due_at = math.inf, math.inf
         if record.pending:
-            if record.notice.over and record.over_told:
+            if record.notice.has_ended and record.over_told:
                 self.tally.told += record.pending
                 record.pending = 0
                 return
             record.since, record.due_at = now, self._due(record, now)
-        elif self.rules.resend_s is not None and notice.alert.kind.lasts and not notice.over:
+        elif self.rules.resend_s is not None and notice.alert.kind.lasts and not notice.has_ended:
             record.due_at = now + self.rules.resend_s
 
     def _bound(self) -> None:

@@ -97,7 +97,7 @@ class DurableQueue:
         """Put the row that `put` would make into a batch of the caller's, to be durable together with his."""
         self._held.put(batch, notice.id, QueueRow(notice=notice, to=tuple(to), stored_s=self._clock()))
 
-    def settle(self, ids: Collection[str], sink: str) -> None:
+    def acknowledge(self, ids: Collection[str], sink: str) -> None:
         """This sink has taken these, or has given them up."""
         for key in ids:
             row = self._rows.get(key)

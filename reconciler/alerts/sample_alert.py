@@ -8,7 +8,7 @@ import trio
 
 from reconciler.alerts.alert import Alert, AlertKind, Severity
 from reconciler.alerts.config import AlertsConfig, check_sink
-from reconciler.alerts.incident import Incident, Incidents, tidy
+from reconciler.alerts.incident import Incident, Incidents, sanitize
 from reconciler.alerts.sink_worker import MARGIN_S
 from reconciler.alerts.sinks import build
 from reconciler.alerts.sinks.base import SinkContext, SinkError, SinkSetup, setup_of
@@ -26,7 +26,7 @@ def test_notice(config: AlertsConfig, by: str, at_s: float) -> Incident:
         labels=config.labels,
         details={"by": by} if by else {},
     )
-    return Incidents(1.0).take(tidy(alert))
+    return Incidents(1.0).take(sanitize(alert))
 
 
 async def try_sinks(tries: Sequence[tuple[SinkSetup, Callable[[], Awaitable[None]]]]) -> Sequence[Mapping[str, object]]:

@@ -73,20 +73,20 @@ class AlertService:
         self._changed = trio.Event()
         self.counts: Counter[tuple[str, str]] = Counter()
 
-    def tell(self, alert: Alert) -> None:
+    def send(self, alert: Alert) -> None:
         """Have it told to whom it may concern, and counted."""
         self._count(alert)
         if self._teller is not None:
-            self._teller.tell(alert)
+            self._teller.send(alert)
         elif self._config.sinks:
             self._early.append(alert)
 
-    async def keep(self, alert: Alert) -> bool:
+    async def send_durable(self, alert: Alert) -> bool:
         """As `tell`; on return a durable one is in the store (False: in memory only). Nothing to keep without sinks."""
         self._count(alert)
         if self._teller is None and self._config.sinks:
             await self._load()
-        return True if self._teller is None else await self._teller.keep(alert)
+        return True if self._teller is None else await self._teller.send_durable(alert)
 
     async def stage(self, batch: StoreBatch, alert: Alert) -> Callable[[], None]:
         """Put a durable alert into a batch of the caller's, stored together; call the answer when it has been."""
@@ -127,9 +127,9 @@ class AlertService:
         """What keeps alerts from being told."""
         return self._teller.problems() if self._teller is not None else []
 
-    def facts(self) -> dict[str, object]:
+    def status(self) -> dict[str, object]:
         """The state document's part."""
-        return self._teller.facts() if self._teller is not None else {"sinks": [], "stored": [], "recent": []}
+        return self._teller.status() if self._teller is not None else {"sinks": [], "stored": [], "recent": []}
 
     def numbers(self) -> AlertNumbers:
         """The metrics' part."""
@@ -165,7 +165,7 @@ class AlertService:
         if self._teller is None:
             self._teller = AlertDispatcher(self._config, self._store, self._lane, self._setup)
             while self._early:
-                self._teller.tell(self._early.popleft())
+                self._teller.send(self._early.popleft())
         return self._teller
 
     def _setup(self, name: str, config: SinkConfig) -> "SinkSetup":
@@ -178,8 +178,8 @@ class AlertService:
         while True:
             await trio.sleep(_LOOK_S)
             watch.down_s = self._config.source_down_s
-            for alert in watch.look(self._statuses(), trio.current_time(), time.time()):
-                self.tell(alert)
+            for alert in watch.check(self._statuses(), trio.current_time(), time.time()):
+                self.send(alert)
 
 
 def _nothing() -> None:

@@ -84,7 +84,7 @@ class SinkWorker:
                 with trio.CancelScope(shield=True, deadline=trio.current_time() + _CLOSE_S):
                     await sink.aclose()
 
-    async def once(self, notice: Incident) -> None:
+    async def deliver_once(self, notice: Incident) -> None:
         """Tell of this one now, around the outbox. Errors: `SinkError`."""
         await self._send(await self._made(), (notice,))
 
@@ -114,7 +114,7 @@ class SinkWorker:
             await trio.sleep(self._failed(batch, exc))
             return
         self._one_by_one = max(0, self._one_by_one - len(batch))
-        self._done(batch, self.outbox.landed(trio.current_time()))
+        self._done(batch, self.outbox.delivered(trio.current_time()))
         if self.problem is not None:
             self._log.info("takes alerts again")
             if self._fails >= TELL_AFTER:
@@ -139,7 +139,7 @@ class SinkWorker:
             self.given_up += len(given_up)
             self._log.warning("alerts are given up", count=len(given_up), error=str(exc))
             self._one_by_one = max(0, self._one_by_one - len(given_up))
-            self._done([notice for notice in batch if notice.id in given_up], self.outbox.gave_up(given_up, now))
+            self._done([notice for notice in batch if notice.id in given_up], self.outbox.dropped(given_up, now))
         else:
             self.outbox.failed()
         if exc.permanent:

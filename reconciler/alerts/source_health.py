@@ -18,7 +18,7 @@ class SourceHealth:
         self._since: dict[str, float] = {}
         self._told: set[str] = set()
 
-    def look(self, statuses: Iterable[SourceStatus], now: float, wall_s: float) -> list[Alert]:
+    def check(self, statuses: Iterable[SourceStatus], now: float, wall_s: float) -> list[Alert]:
         """What is to be told. Units: ``now`` seconds of a clock that only goes forward, ``wall_s`` since the epoch."""
         alerts: list[Alert] = []
         seen = set()

@@ -57,7 +57,7 @@ class QueryResults(Struct, kw_only=True):
     perf_problem: str | None = None
 
 
-def ask_node(node: InspectedNode) -> QueryResults:
+def query_node(node: InspectedNode) -> QueryResults:
     """Ask everybody at once; takes no longer than the slowest deadline. Never raises."""
     asked = QueryResults()
     if node.copied:

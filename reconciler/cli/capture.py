@@ -15,7 +15,7 @@ from cgroupfs.errors import AgentError
 from cgroupfs.usage import UsageReader
 from reconciler import __version__
 from reconciler.cli import masks, recorded, words
-from reconciler.cli.asking import QueryResults, ask_node
+from reconciler.cli.asking import QueryResults, query_node
 from reconciler.cli.blocks import StyledText
 from reconciler.cli.document import fetch
 from reconciler.cli.exits import CliError, Exit
@@ -55,7 +55,7 @@ def take(node: InspectedNode, sink: ArchiveWriter, options: Namespace, name: str
     """Everything into ``sink``; what became of it."""
     first = reading(node)
     began = time.monotonic()
-    asked = ask_node(node)
+    asked = query_node(node)
     gatherer = CaptureCollector(node, sink)
     problems = list(node.problems.values())
     _answers(node, sink, asked)
@@ -73,8 +73,8 @@ def take(node: InspectedNode, sink: ArchiveWriter, options: Namespace, name: str
         at=time.time(),
         files=sink.files + 1,
         kubelet_version=asked.kubelet_version,
-        kubelet=_told(asked.kubelet_body is not None, len(asked.kubelet_pods), asked.kubelet_problem, node),
-        cri=_told(asked.cri_version is not None, len(asked.cri_pods), asked.cri_problem, node),
+        kubelet=_summary(asked.kubelet_body is not None, len(asked.kubelet_pods), asked.kubelet_problem, node),
+        cri=_summary(asked.cri_version is not None, len(asked.cri_pods), asked.cri_problem, node),
         problems=(*problems, *gatherer.problems),
     )
     sink.put(recorded.ABOUT, msgspec.json.encode(about))
@@ -136,7 +136,7 @@ def _store_copy(path: str) -> bytes:
             return file.read()
 
 
-def _told(answered: bool, pods: int, problem: str, node: InspectedNode) -> str:
+def _summary(answered: bool, pods: int, problem: str, node: InspectedNode) -> str:
     if answered:
         return f"{words.plural(pods, 'pod')} told" + (f"; {problem}" if problem else "")
     return problem or ("a copied node: not asked" if node.copied else "nobody to ask")

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from reconciler.cli import words
-from reconciler.cli.asking import ask_node
+from reconciler.cli.asking import query_node
 from reconciler.cli.blocks import Block, Cell, StyledText, Table
 from reconciler.cli.checks import agent, kubelet, machine, watching
 from reconciler.cli.checks.finding import CheckResult, CheckState
@@ -29,7 +29,7 @@ def run(options: Namespace) -> int:
 
 def examine(node: InspectedNode) -> list[CheckResult]:
     """Every finding, in the order of the screen."""
-    asked = ask_node(node)
+    asked = query_node(node)
     return [
         *machine.machine(node),
         *kubelet.kubelet(node, asked),

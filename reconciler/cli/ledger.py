@@ -13,8 +13,8 @@ from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.writer import KernelWriter
 from reconciler import __version__
 from reconciler.actuators.cgroup.records import records_of
-from reconciler.actuators.cgroup.restore import adopt_after_kill, restore_all
-from reconciler.actuators.cgroup.unfreeze import thaw
+from reconciler.actuators.cgroup.restore import adopt_unjournaled_writes, restore_all
+from reconciler.actuators.cgroup.unfreeze import unfreeze
 from reconciler.cli.exits import CliError, Exit
 from reconciler.daemon import side_actuators
 from reconciler.responses.eviction.journal import thaw_killed
@@ -84,7 +84,7 @@ def thaw_without_daemon(store_path: str, root: str, *, files: FileOps = REAL) ->
             store = _opened(store_path, root)
             try:
                 ledger = Ledger(store)
-                done, failed = thaw(hierarchy, ledger, files=files)
+                done, failed = unfreeze(hierarchy, ledger, files=files)
                 ledger.flush()
                 killed, alive = thaw_killed(hierarchy, store)
                 return [*done, *killed], [*failed, *alive]
@@ -109,7 +109,7 @@ def _restore(store_path: str, root: str, only: str | None, files: FileOps) -> tu
             raise StoreError(store.unreadable)
         meta = dict(store.rows(META))
         if RUNNING in meta:
-            adopt_after_kill(hierarchy, ledger, files=files)
+            adopt_unjournaled_writes(hierarchy, ledger, files=files)
             ledger.flush()
             # Adopted once: from here on a value that is not ours is somebody else's again.
             batch = StoreBatch()

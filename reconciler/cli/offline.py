@@ -89,7 +89,7 @@ def plan_node(node: Node, told: RecordedNode, *, files: FileOps = REAL) -> PlanR
     problems += disks.problems
     knowledge.disks = lambda: disks.found
     for uid, dirs in node.pods.items():
-        knowledge.look(uid, dirs)
+        knowledge.sample(uid, dirs)
     manifests |= _manifests(node, knowledge, problems)
     if node.config.kubelet.enabled:
         checkpoints = CheckpointSource(NO_MARKS, root=node.root, kubelet_root=node.kubelet.root_dir)
@@ -98,7 +98,7 @@ def plan_node(node: Node, told: RecordedNode, *, files: FileOps = REAL) -> PlanR
         if knowledge.kubelet.problem:
             problems.append(knowledge.kubelet.problem)
     for uid in node.pods:
-        knowledge.again(uid)
+        knowledge.reassemble(uid)
     usage = _measure(told, knowledge, problems)
     actual = dict(_values(node.hierarchy, knowledge, files))
     previous, holds = _remembered(node, told, problems)

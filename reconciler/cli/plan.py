@@ -19,7 +19,7 @@ from cgroupfs.errors import InputError, SourceError
 from cgroupfs.hierarchy import HierarchyMode
 from reconciler import __version__
 from reconciler.cli import places
-from reconciler.cli.asking import ask_node
+from reconciler.cli.asking import query_node
 from reconciler.cli.capture import reading
 from reconciler.cli.described import LAYOUT, plan_machine
 from reconciler.cli.drawing import as_sets, placement
@@ -108,7 +108,7 @@ def _machine(options: Namespace) -> dict[str, Any]:
 def ask_live(node: InspectedNode) -> RecordedNode:
     """The same answers from a node that lives: what the agent would do here, before it is installed."""
     first = reading(node)
-    asked = ask_node(node)
+    asked = query_node(node)
     time.sleep(_INTERVAL_S)
     readings = [one for one in (first, reading(node)) if one is not None]
     return RecordedNode(

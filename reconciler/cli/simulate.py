@@ -106,7 +106,7 @@ class _Run:
             self._brain, self._evictions = InterferenceEngine(self._interference, EngineState(learned=learned)), None
         self._last = frame
         shadow = replace(frame, enforce=False)
-        judgement = self._brain.at_once(shadow)
+        judgement = self._brain.evaluate_now(shadow)
         decision, self._evictions = decide(
             self._config.eviction,
             shadow,

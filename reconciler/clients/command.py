@@ -208,7 +208,7 @@ class Command:
 
         Errors: `OSError`, with words: it cannot be started, or the last one cannot even be killed.
         """
-        self._bury()
+        self._reap()
         deadline = trio.current_time() + timeout_s
         process = await self._start(deadline, stdin=bool(given))
         said = _Captured(self._most_output)
@@ -217,12 +217,12 @@ class Command:
         with ExitStack() as streams:
             try:
                 with trio.move_on_at(deadline) as scope:
-                    await _talk(process, streams, given, said)
+                    await _communicate(process, streams, given, said)
             finally:
                 status = await self._end(process)
-        return _told(status, said, timeout_s if scope.cancelled_caught else None)
+        return _result(status, said, timeout_s if scope.cancelled_caught else None)
 
-    def _bury(self) -> None:
+    def _reap(self) -> None:
         """Take the exit codes of those that could not be killed and have ended since."""
         for one in [one for one in self._stuck if _is_over(one)]:
             one.wait()
@@ -269,7 +269,7 @@ class _Captured:
         self.errors = bytearray()
 
 
-async def _talk(process: "subprocess.Popen[bytes]", streams: ExitStack, given: bytes, said: _Captured) -> None:
+async def _communicate(process: "subprocess.Popen[bytes]", streams: ExitStack, given: bytes, said: _Captured) -> None:
     """Until it has ended, or written too much. What it started and left behind is not waited for."""
     stdin, stdout, stderr = (_stream(streams, one) for one in (process.stdin, process.stdout, process.stderr))
     async with trio.open_nursery() as nursery:
@@ -334,7 +334,7 @@ def _is_over(process: "subprocess.Popen[bytes]") -> bool:
     return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
-def _told(status: int | None, said: _Captured, late_s: float | None) -> CommandResult:
+def _result(status: int | None, said: _Captured, late_s: float | None) -> CommandResult:
     """``late_s``: the time that it did not keep."""
     words = " ".join(said.errors.decode(errors="replace")[:MOST_WORDS].split())
     truncated = len(said.output) > said.most > 0

@@ -89,7 +89,7 @@ class UnaryChannel:
         if connection is not None:
             connection.close()
 
-    async def ask(self, *questions: UnaryCall, timeout_s: float) -> list[bytes]:
+    async def call(self, *questions: UnaryCall, timeout_s: float) -> list[bytes]:
         """The answers to ``questions``, which travel together, in their order.
 
         Errors: `GrpcStatusError` with the peer's own words; `SourceError` when there is no socket, no connection, no
@@ -153,7 +153,7 @@ class UnaryChannel:
                 return self._connection, True
 
     def _answer(self, question: UnaryCall, exchange: Http2Stream, timeout_s: float) -> bytes:
-        code, said = judged(exchange)
+        code, said = parse_status(exchange)
         if code == Code.DEADLINE_EXCEEDED:
             raise self._error([question], _late(timeout_s))
         if code:
@@ -188,7 +188,7 @@ def _exchange(question: UnaryCall, timeout_s: float) -> Http2Stream:
     return Http2Stream(headers, framed, limit=PREFIX + _LARGEST_READ, sink=question.sink(), kept=PREFIX)
 
 
-def judged(exchange: Http2Stream) -> tuple[int, str]:
+def parse_status(exchange: Http2Stream) -> tuple[int, str]:
     """``(status, the peer's words)``; ``(0, what is wrong)`` for what is not gRPC; ``(0, "")`` for a good answer."""
     status = exchange.headers.get("grpc-status")
     if exchange.problem:

@@ -134,12 +134,12 @@ class HttpResponse(Struct, frozen=True, kw_only=True):
     connect_s: float = 0.0
 
     @property
-    def good(self) -> bool:
+    def ok(self) -> bool:
         """Whether the peer says that it was done."""
         return 200 <= self.status < 300
 
     @property
-    def words(self) -> str:
+    def excerpt(self) -> str:
         """The beginning of the body, for a message."""
         return " ".join(self.body[:200].decode(errors="replace").split())[:120]
 
@@ -351,7 +351,7 @@ class HttpSession:
             return f"401: it does not accept {self._peer.credentials}"
         if answer.status == 403:
             return f"403: it knows {self._peer.credentials} but does not let it read this"
-        return f"it answered {answer.status} {answer.words}".rstrip()
+        return f"it answered {answer.status} {answer.excerpt}".rstrip()
 
     async def _open(self) -> "httpcore2.AsyncConnectionPool":
         trusted = tuple(_version(path) for path in (self._peer.ca_file, self._peer.cert_file, self._peer.key_file))

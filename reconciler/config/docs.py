@@ -88,7 +88,7 @@ def accepts(field: FieldSchema) -> str:
     """What may be written: kind, bounds, whether null."""
     match field.schema:
         case ScalarSchema() as leaf:
-            words = leaf.unit.noun if leaf.unit is not None and leaf.bounds else leaf.words
+            words = leaf.unit.noun if leaf.unit is not None and leaf.bounds else leaf.describe
             words += f" {leaf.bounds}" if leaf.bounds else ""
             return f"{words}; or null" if leaf.optional else words
         case ListSchema(item=StructSchema()):

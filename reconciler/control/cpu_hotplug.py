@@ -82,13 +82,13 @@ class CpusetRepair:
             if judge.hierarchy.version("cpuset") == 1:
                 directories = self._directories()
                 self._took(change.taken, directories)
-                judge.known.unplugged |= dict.fromkeys(change.taken, time.time())
+                judge.control_files.unplugged |= dict.fromkeys(change.taken, time.time())
                 if change.taken:
                     emptied = await self._emptied(knowledge.pods.values())
                 given = await self._give_back(change.back, knowledge.pods.values())
                 for path in directories:
-                    judge.known.learn(path, (_KNOB,))
-        words = change.words
+                    judge.control_files.load(path, (_KNOB,))
+        words = change.describe
         if emptied:
             more = f" and {len(emptied) - 1} more" if len(emptied) > 1 else ""
             words += (
@@ -104,7 +104,7 @@ class CpusetRepair:
     def _directories(self) -> dict[str, CpuSet]:
         """The sets of the directories above containers, as they were read last."""
         found: dict[str, CpuSet] = {}
-        for (path, knob), value in self._judge.known.actual.items():
+        for (path, knob), value in self._judge.control_files.actual.items():
             if knob == _KNOB and isinstance(value, CpuSet):
                 name = self._layout.parse(path)
                 if name is not None and name.kind is not GroupKind.CONTAINER:

@@ -68,7 +68,7 @@ class HoldManager:
         self._in_force(active(self.all.values(), self._wall()))
         self._changed.set()
 
-    def by_hand(self, hold: Hold) -> None:
+    def add_manual(self, hold: Hold) -> None:
         """The judge honours what a person wrote: remember it like any other hold."""
         if hold.target not in self.all and len(self.all) >= MOST:
             ends = {one.until: one.target for one in self.all.values() if one.until is not None}
@@ -93,7 +93,7 @@ class HoldManager:
         known = active(self.all.values(), self._wall()).get(target)
         if known is None and seconds > 0:
             reason = "restored by hand"
-            self.by_hand(Hold(target=target, reason=reason, by=by or "restore", until=self._wall() + seconds))
+            self.add_manual(Hold(target=target, reason=reason, by=by or "restore", until=self._wall() + seconds))
         self.refresh()
 
     async def put(self, hold: Hold) -> Hold:

@@ -104,7 +104,7 @@ class Inventory:
         """The uid of a container's pod, as of the last look."""
         return self._owners.get(container_id)
 
-    def look(self, uid: str, dirs: PodDirs | None) -> PodChange:
+    def sample(self, uid: str, dirs: PodDirs | None) -> PodChange:
         """Take a fresh listing of one pod's directories (None: there are none) and assemble the pod anew."""
         before = self.pods.get(uid)
         then = frozenset(self._dirs[uid].containers) if uid in self._dirs else frozenset[str]()
@@ -127,7 +127,7 @@ class Inventory:
         self.pods[uid] = pod
         return PodChange(pod, before, now - then, then - now)
 
-    def again(self, uid: str) -> bool:
+    def reassemble(self, uid: str) -> bool:
         """Assemble a known pod from what is known now; True when that changed it."""
         dirs = self._dirs.get(uid)
         if dirs is None:
@@ -141,7 +141,7 @@ class Inventory:
         """Whether the runtime had finished with the container when it was last looked at."""
         return (facts := self._facts.get(container_id)) is not None and facts.settled and facts.spec is not None
 
-    def settle(self, container_id: str) -> bool:
+    def refresh(self, container_id: str) -> bool:
         """The runtime has written: read its record again. True when it differs from what was known."""
         if container_id not in self._owners:
             return True

@@ -50,7 +50,7 @@ class MemorySampler:
         self._read_at = self._zones_at = self._stepped_at = 0.0
         self._state: MemoryState | None = None
 
-    def second(self, now: float) -> None:
+    def on_second(self, now: float) -> None:
         """Read. ``now``: monotonic seconds."""
         try:
             read = parse_meminfo(self._files.read(self._proc, "meminfo"))

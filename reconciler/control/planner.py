@@ -38,9 +38,9 @@ def plan_pools(
     )
     for policy in policies:
         section: PolicyConfig = getattr(config, policy.name)
-        if policy.carve is not None and section.enabled:
-            pools = policy.carve(view, pools, previous, section)
-        elif policy.carve is not None:
+        if policy.decide_node is not None and section.enabled:
+            pools = policy.decide_node(view, pools, previous, section)
+        elif policy.decide_node is not None:
             pools = replace(pools, reasons={**pools.reasons, policy.name: "off"})
     return pools
 

@@ -48,7 +48,7 @@ class QuotaLender:
         config = self._reconciler.policies.quota_turbo
         return config.interval_s if config.enabled and not self._nobody else None
 
-    def second(self, now: float) -> None:
+    def on_second(self, now: float) -> None:
         """Quota burst's look. What is known of groups and node is the knowledge of this moment, or old."""
         config = self._reconciler.policies.quota_burst
         pools = self._reconciler.pools
@@ -77,7 +77,7 @@ class QuotaLender:
         self.burst = quota_burst.step_all(self.burst, samples, self._guard, now, config)
         self._publish({path: state.quota_us for path, state in self.burst.items()}, customers)
 
-    def look(self, reading: CpuReading | None, now: float) -> None:
+    def evaluate(self, reading: CpuReading | None, now: float) -> None:
         """Quota turbo's look, when it is due. ``reading`` None: the machine could not be read."""
         config = self._reconciler.policies.quota_turbo
         if not config.enabled:
@@ -136,8 +136,8 @@ class QuotaLender:
                 owners[pod.group.path] = pod.uid
         judge = self._reconciler.actuator.judge
         for path, made in loans.items():
-            own = judge.without_ours(path, "cpu.quota")
-            period = judge.known.actual.get((path, "cpu.period"))
+            own = judge.value_before_agent(path, "cpu.quota")
+            period = judge.control_files.actual.get((path, "cpu.period"))
             if isinstance(own, int):
                 period_us = period if isinstance(period, int) and period > 0 else PERIOD_US
                 lent[path] = lending.pod_quota_us(own, period_us, made)

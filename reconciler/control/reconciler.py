@@ -110,12 +110,12 @@ class Reconciler:
 
     # The runtime's signal (called in the reader's task)
 
-    def settled(self, container_id: str, at: float, which: RuntimeEvent) -> None:
+    def wait_idle(self, container_id: str, at: float, which: RuntimeEvent) -> None:
         """The runtime has finished writing: ours now, then look."""
         if which is RuntimeEvent.INIT_PID and not self._lane.awaits(container_id):
             return
         if which is not RuntimeEvent.FOUND or self._lane.awaits(container_id):
-            self._lane.fire(container_id, at)
+            self._lane.execute(container_id, at)
         # What is merely found was written before anybody looked, by whomever: no news of the runtime.
         (self._found.add if which is RuntimeEvent.FOUND else self._found.discard)(container_id)
         self._signalled[container_id] = at
@@ -125,10 +125,10 @@ class Reconciler:
         """The runtime has forgotten the container; its directories tell the rest."""
         self.dirty.mark(container_key(container_id))
 
-    def fired(self, result: FastResult) -> None:
+    def on_executed(self, result: FastResult) -> None:
         """The hot lane has written."""
-        self.actuator.fired(result)
-        self.timelines.fired(result)
+        self.actuator.on_executed(result)
+        self.timelines.on_executed(result)
 
     # The worker
 
@@ -149,7 +149,7 @@ class Reconciler:
             self.busy_since = time.monotonic()
             try:
                 async with self._one_look:
-                    await self.look(batch)
+                    await self.reconcile(batch)
                 self.problem = self._unlisted
             except (AgentError, OSError) as exc:
                 # Unknown is not empty: what is applied stays, and we look again.
@@ -167,7 +167,7 @@ class Reconciler:
                 self.ready.set()
                 task_status.started()
 
-    async def look(self, batch: DirtyBatch) -> None:
+    async def reconcile(self, batch: DirtyBatch) -> None:
         """One look. What goes wrong with one pod is that pod's problem: the others are looked at all the same.
 
         Errors: `AgentError` and `OSError` for what concerns the whole node; what was signalled is kept for the next.
@@ -262,12 +262,12 @@ class Reconciler:
     def _settle(self, cid: str, at: float) -> None:
         """The runtime has finished writing."""
         ran = self.knowledge.runs(cid)
-        changed = self.knowledge.settle(cid)
+        changed = self.knowledge.refresh(cid)
         if cid not in self._found:
             self._updated(cid, at, changed)
         if ran and changed:
             # A running container was given other values: a resize, of which the spec tells the rest.
-            self._metadata.renew()
+            self._metadata.refresh()
 
     def _tick(self) -> bool:
         """The clock has moved on: True when the pools ask for something else now, so that a look is due."""
@@ -297,18 +297,18 @@ class Reconciler:
         slices = TimeSlice()
         for uid in uids:
             with self.errors.contained(pod_key(uid)):
-                seen[uid] = one = self.knowledge.look(uid, listed.get(uid))
+                seen[uid] = one = self.knowledge.sample(uid, listed.get(uid))
                 self._came_and_went(one)
             await slices.checkpoint()
         unknown = [uid for uid, one in seen.items() if one.pod is not None and self.knowledge.unlabelled(uid)]
         if unknown and not self.ready.is_set():
-            await self._metadata.ensure(unknown, _FIRST_LABELS_S)
+            await self._metadata.prefetch(unknown, _FIRST_LABELS_S)
             for uid in unknown:
-                if self._metadata.of(uid):
-                    self.knowledge.again(uid)
+                if self._metadata.get(uid):
+                    self.knowledge.reassemble(uid)
         else:
             # Planned by what is known now; the answer, some milliseconds from here, marks the pod again.
-            self._metadata.want(unknown)
+            self._metadata.request(unknown)
         return seen
 
     def _take_kubelet(self) -> set[str]:
@@ -317,9 +317,9 @@ class Reconciler:
         after = self.knowledge.kubelet = self._kubelet(self.knowledge.pods)
         touched = _differing(before.exclusive, after.exclusive)
         if resized := _differing(before.granted, after.granted) & self.knowledge.pods.keys():
-            self._metadata.renew()
+            self._metadata.refresh()
             touched |= resized
-        return {uid for uid in touched if self.knowledge.again(uid) or uid in self.knowledge.pods}
+        return {uid for uid in touched if self.knowledge.reassemble(uid) or uid in self.knowledge.pods}
 
     def _came_and_went(self, seen: PodChange) -> None:
         for cid in seen.came:
@@ -336,7 +336,7 @@ class Reconciler:
         if seen.before is None or (seen.pod is not None and seen.pod.group == seen.before.group):
             if seen.pod is not None and (seen.before is None or seen.came):
                 # Again at each start: the pod's cpu directory comes after its cpuset's, and its quota may be resized.
-                self.actuator.judge.known.learn(seen.pod.group.path)
+                self.actuator.judge.control_files.load(seen.pod.group.path)
             return
         # Gone, or made anew under its old uid (a static pod).
         self.actuator.forget(seen.before.group.path)
@@ -356,8 +356,8 @@ class Reconciler:
         """The pools of this moment, and whether they ask for anything else than the last ones did."""
         if not self.knowledge.knobs:
             # There may be no kubepods directory to look at yet.
-            self.knowledge.knobs = self.actuator.judge.known.offered(self.knowledge.layout.kubepods)
-        view = self.knowledge.view(time.monotonic(), self.actuator.judge.known.actual)
+            self.knowledge.knobs = self.actuator.judge.control_files.offered(self.knowledge.layout.kubepods)
+        view = self.knowledge.view(time.monotonic(), self.actuator.judge.control_files.actual)
         pools = plan_pools(view, self.pools, self.policies)
         moved = self._moved or self.pools is None or _substance(pools) != _substance(self.pools)
         self._moved = False
@@ -370,7 +370,7 @@ class Reconciler:
 
     def _plan_parents(self, view: NodeView, pools: Pools) -> list[GroupTarget]:
         for path in (view.kubepods, view.besteffort, view.burstable):
-            self.actuator.judge.known.learn(path)
+            self.actuator.judge.control_files.load(path)
         settings, self.refusals[""] = plan_parents(view, pools, self.policies)
         wanted = _by_group(settings)
         paths = {*wanted, *(path for path in ("/", view.besteffort, view.burstable) if self._ledger.group(path))}
@@ -402,7 +402,7 @@ class Reconciler:
         groups = [(pod.group, None), *((one.group, one) for one in pod.containers)]
         for group, container in groups:
             here = wanted.get(group.path, {})
-            ours = self._ledger.group(group.path) or group.path in self.actuator.judge.given
+            ours = self._ledger.group(group.path) or group.path in self.actuator.judge.recent_releases
             if not here and not ours and group.path not in before:
                 continue
             if container is None and not pod.containers:
@@ -422,7 +422,7 @@ class Reconciler:
 
     def _next_deadline(self) -> float:
         times = [self._later[0][0]] if self._later else []
-        retries = (self.actuator.judge.next_look(), self.errors.next_retry())
+        retries = (self.actuator.judge.next_check(), self.errors.next_retry())
         # Both speak the process's monotonic clock, deadlines are the loop's.
         times += [trio.current_time() + max(0.0, at - time.monotonic()) for at in retries if at is not None]
         return min(times, default=float("inf"))

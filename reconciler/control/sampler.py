@@ -119,8 +119,8 @@ class Sampler:
             self._reconciler.knowledge.cpu = self._sampler.current(now)
             self._read(self._reconciler.knowledge.cpu, now)
             self._reconciler.knowledge.uses = self._uses(now)
-            self.bursts.second(now)
-            self.bursts.look(None, now)
+            self.bursts.on_second(now)
+            self.bursts.evaluate(None, now)
             return
         self.problem = None
         if fast:
@@ -128,7 +128,7 @@ class Sampler:
         else:
             self._idle = self._before = None
             self._reconciler.knowledge.ceiling_milli = None
-        self.bursts.look(reading, now)
+        self.bursts.evaluate(reading, now)
         if now - self._sampled_at >= self._sample_s * 0.9:
             self._sampled_at = now
             self._remember_memory(now)
@@ -151,16 +151,16 @@ class Sampler:
         knowledge.cpu = self._sampler.sample(sides, classes)
         self._groups.sample(sampled(knowledge.pods.values(), self._reconciler.policies, self._reconciler.pools))
         knowledge.uses = self._uses(now)
-        knowledge.numa_memory = self._numa.look(knowledge.topology.nodes(), now)
-        knowledge.irq_cpus = self._irqs.look(self._reconciler.policies.exclusive.avoid_irqs, now)
-        self.bursts.second(now)
+        knowledge.numa_memory = self._numa.sample(knowledge.topology.nodes(), now)
+        knowledge.irq_cpus = self._irqs.sample(self._reconciler.policies.exclusive.avoid_irqs, now)
+        self.bursts.on_second(now)
         self._read(knowledge.cpu, now)
         self._reconciler.dirty.mark(TICK)
 
     def _remember_memory(self, now: float) -> None:
         """The node's memory, and what BE work may use of it by the law: the look after this sample plans by both."""
         reconciler, knowledge = self._reconciler, self._reconciler.knowledge
-        self.memory.second(now)
+        self.memory.on_second(now)
         knowledge.node_memory = self.memory.node
         before = reconciler.pools.memory.reclaimed_high_bytes if reconciler.pools is not None else None
         knowledge.reclaimed_memory_bytes = self.memory.bound(reconciler.policies.be_memory, before, now)

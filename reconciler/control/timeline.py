@@ -26,7 +26,7 @@ class Timeline:
         self.hot_s: float | None = None
         self.before_exec: bool | None = None
 
-    def fired(self, result: FastResult) -> None:
+    def on_executed(self, result: FastResult) -> None:
         """The hot lane has written at the runtime's signal."""
         if result.creation:
             self.signal_at = time.time() - (time.monotonic() - result.signal_at)
@@ -34,7 +34,7 @@ class Timeline:
             self.hot_s = result.seconds
             self.before_exec = result.before_exec
 
-    def facts(self) -> dict[str, object]:
+    def status(self) -> dict[str, object]:
         """As it is shown."""
         return {
             "seen_at": self.seen_at,
@@ -58,7 +58,7 @@ class Timelines:
         self._by_id: dict[str, Timeline] = {}
         self._ready_at = 0.0
 
-    def of(self, container_id: str) -> Timeline | None:
+    def get(self, container_id: str) -> Timeline | None:
         """One container's; None when there is no such container."""
         return self._by_id.get(container_id)
 
@@ -74,17 +74,17 @@ class Timelines:
         """It is gone."""
         self._by_id.pop(container_id, None)
 
-    def fired(self, result: FastResult) -> None:
+    def on_executed(self, result: FastResult) -> None:
         """The hot lane has written at the runtime's signal."""
-        if (timeline := self.of(result.container_id)) is not None:
-            timeline.fired(result)
+        if (timeline := self.get(result.container_id)) is not None:
+            timeline.on_executed(result)
 
     def looked(self, targets: Iterable[GroupTarget], signalled: Mapping[str, float]) -> None:
         """A look has brought these groups to what is wanted; ``signalled``: monotonic seconds by container."""
         now = time.time()
         for target in targets:
             container = target.container
-            timeline = self.of(container.id) if container is not None else None
+            timeline = self.get(container.id) if container is not None else None
             if container is None or timeline is None:
                 continue
             if container.phase is Phase.CREATING:

@@ -33,8 +33,8 @@ from reconciler.actuators.cgroup.conflict import ForeignWrites
 from reconciler.actuators.cgroup.decide import ChangeDetector
 from reconciler.actuators.cgroup.fastpath import FastPath, FastResult
 from reconciler.actuators.cgroup.records import Records, places_of
-from reconciler.actuators.cgroup.restore import adopt_after_kill, restore_all
-from reconciler.actuators.cgroup.unfreeze import thaw
+from reconciler.actuators.cgroup.restore import adopt_unjournaled_writes, restore_all
+from reconciler.actuators.cgroup.unfreeze import unfreeze
 from reconciler.actuators.holds import group_of
 from reconciler.alerts.agent_alerts import as_alert
 from reconciler.alerts.service import AlertService
@@ -179,7 +179,7 @@ class Agent:
         )
         self.ledger = Ledger(self.store, intents=intents)
         if was_killed(self.store):
-            adopted = adopt_after_kill(place.hierarchy, self.ledger, files=files)
+            adopted = adopt_unjournaled_writes(place.hierarchy, self.ledger, files=files)
             self.log.info("the last run was killed; its values stay", files=len(self.ledger), not_noted=adopted)
         self.thaw()
         self.store_lane = trio.CapacityLimiter(1)
@@ -210,7 +210,7 @@ class Agent:
             layout=place.layout,
             dirs=place.runtime,
             rules=self.by_hand.rules(config.classes),
-            metas=self.metadata.of,
+            metas=self.metadata.get,
             signalled=self.signal.covers,
             marks=self.marks,
             classes=read_classes(self.store),
@@ -233,7 +233,7 @@ class Agent:
             attribution=self.witness,
             files=files,
             alert=self.alert,
-            held=self.holds.by_hand,
+            held=self.holds.add_manual,
             errors=self.errors,
         )
         if self.store.damage is not None:
@@ -320,7 +320,7 @@ class Agent:
             self.reconciler,
             self.store_lane,
             alert=self.alert,
-            headroom=self.headroom.kept,
+            headroom=self.headroom.persisted,
             held=self.holds.all.values,
         )
         self.holds.keeper = self.keeper
@@ -368,7 +368,7 @@ class Agent:
 
     def thaw(self) -> list[str]:
         """Let run again what we have frozen; whoever still wants it frozen asks again. The group paths."""
-        done, failed = thaw(self.place.hierarchy, self.ledger, files=self.files)
+        done, failed = unfreeze(self.place.hierarchy, self.ledger, files=self.files)
         for path in done:
             self.log.info("runs again", group=path)
         for words in failed:
@@ -377,9 +377,9 @@ class Agent:
 
     # The runtime's signal passes through here, so that the parts need not know each other
 
-    def settled(self, container_id: str, at: float, which: RuntimeEvent) -> None:
+    def on_settled(self, container_id: str, at: float, which: RuntimeEvent) -> None:
         """`SignalHandler`."""
-        self.reconciler.settled(container_id, at, which)
+        self.reconciler.wait_idle(container_id, at, which)
 
     def gone(self, container_id: str) -> None:
         """`SignalHandler`."""
@@ -387,7 +387,7 @@ class Agent:
         self.reconciler.gone(container_id)
 
     def _fired(self, result: FastResult) -> None:
-        self.reconciler.fired(result)
+        self.reconciler.on_executed(result)
         if result.creation:
             self.counters.started(result.seconds, result.before_exec)
 
@@ -399,11 +399,11 @@ class Agent:
             side.planned(situation)
 
     def _read(self, cpu: NodeCpu | None, now: float) -> None:
-        self.headroom.look(self.reconciler.pools, self.knowledge.topology, cpu, now)
+        self.headroom.update(self.reconciler.pools, self.knowledge.topology, cpu, now)
 
     def scene(self) -> tuple[NodeView, Pools | None]:
         """The node as it is known now, and the pools of the last look."""
-        return self.knowledge.view(time.monotonic(), self.judge.known.actual), self.reconciler.pools
+        return self.knowledge.view(time.monotonic(), self.judge.control_files.actual), self.reconciler.pools
 
     def cache_use(self) -> CacheUsage | None:
         """What was measured last of caches and memory bandwidth; None: nothing is."""
@@ -509,7 +509,7 @@ class Agent:
         self.ledger.note(
             LedgerEvent(at=time.time(), kind=f"alert:{kind}", path=path, file=knob, reason=words, pod_uid=uid)
         )
-        self.telling.tell(as_alert(kind, words, setting, self.knowledge.pods))
+        self.telling.send(as_alert(kind, words, setting, self.knowledge.pods))
 
     def _hold(self, now: Mapping[str, Hold]) -> None:
         """Bring the holds in force to the judge; what a hold no longer covers is looked at again."""
@@ -535,15 +535,15 @@ class Agent:
         """
         if only is None:
             self.set_enforce(enforce=False)
-            await self.watching.rest()
+            await self.watching.suspend()
         else:
             self.holds.restored(only, by, self.config.writes.foreign.hold_person_s)
         self.lane.clear()
         async with self.reconciler.paused():
             # What the runtime has told until now: it may be a newer value to restore to.
             with suppress(SourceError):
-                await self.reconciler.look(self.dirty.take_nowait())
-            await self.actuator.settle()
+                await self.reconciler.reconcile(self.dirty.take_nowait())
+            await self.actuator.commit()
             done = await restore_all(
                 self.place.hierarchy,
                 self.ledger,
@@ -585,7 +585,7 @@ class Agent:
         if (before.operator_file, before.static_manifests) != (config.operator_file, config.static_manifests):
             self.by_hand.open(config)
         self._apply_config(config)
-        self.disks.look()
+        self.disks.refresh()
         self.watching.reconfigure()
         self.reread_files()
         if self.judge.enforce is False:

@@ -135,7 +135,7 @@ class Daemon:
         self._log.info("ready", pods=pods, look_ms=round(agent.reconciler.look_s * 1000, 1))
         # Once the web part has loaded its libraries, too.
         await trio.sleep(_SETTLE_S)
-        malloc.settle()
+        malloc.trim_after_start()
 
     async def _beat(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """The loop is alive while this runs and no look of the worker is stuck."""
@@ -153,9 +153,9 @@ class Daemon:
     def _component_changed(self, status: ComponentStatus) -> None:
         if status.health is ComponentHealth.WAITING and self.agent is not None:
             self.agent.alerts["component"] += 1
-            self.agent.telling.tell(component_alert(status))
+            self.agent.telling.send(component_alert(status))
         elif status.health is ComponentHealth.RUNNING and status.failures and self.agent is not None:
-            self.agent.telling.tell(component_alert(status))
+            self.agent.telling.send(component_alert(status))
 
     async def _signals(
         self, scope: trio.CancelScope, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
@@ -237,18 +237,18 @@ def _main(arguments: Sequence[str] | None) -> int:
 
 def _run(daemon: Daemon) -> int:
     log = logs.get("daemon")
-    malloc.one_arena()
+    malloc.limit_arenas()
     share_interpreter()
     try:
         with InstanceLock(os.path.dirname(daemon.config.store.path)):
             trio.run(daemon.run)
     except AgentError as exc:
-        return _told(log, [exc])
+        return _problem_text(log, [exc])
     except BaseExceptionGroup as group:
         leaves = list(_leaves(group))
         if not all(isinstance(leaf, AgentError) for leaf in leaves):
             raise
-        return _told(log, leaves)
+        return _problem_text(log, leaves)
     finally:
         logs.write_due(all_of_them=True)
     return 0
@@ -275,7 +275,7 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]
             yield one
 
 
-def _told(log: logs.BoundLog, errors: Sequence[BaseException]) -> int:
+def _problem_text(log: logs.BoundLog, errors: Sequence[BaseException]) -> int:
     """Say each error once, and what the process ends with."""
     for error in errors:
         log.error(str(error))

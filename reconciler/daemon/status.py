@@ -46,7 +46,7 @@ _FAILING: Final = frozenset({"refused", "unreadable", "not recorded", "blocked"}
 def standings_of(agent: Agent, path: str) -> Mapping[str, SettingStatus]:
     """How everything stands that is wanted of one group, by knob."""
     beside = [side.standings.get(path) for side in agent.sides if isinstance(side, GroupOutcomes)]
-    found = agent.judge.standings.by_group.get(path, {})
+    found = agent.judge.statuses.by_group.get(path, {})
     return {knob: one for here in (found, *filter(None, beside)) for knob, one in here.items()}
 
 
@@ -67,7 +67,7 @@ def nothing_in_force(agent: Agent) -> str | None:
         if pod.pod_class is not PodClass.RECLAIMED:
             continue
         paths = (pod.group.path, *(one.group.path for one in pod.containers))
-        found = [one for path in paths for one in agent.judge.standings.by_group.get(path, {}).values()]
+        found = [one for path in paths for one in agent.judge.statuses.by_group.get(path, {}).values()]
         bad = [one.detail for one in found if one.state in _FAILING]
         if found and not bad:
             return None
@@ -84,9 +84,9 @@ def counters(agent: Agent) -> CounterValues:
     return replace(
         agent.counters.values,
         writes=dict(agent.actuator.writes),
-        foreign=dict(agent.judge.others.writes),
+        foreign=dict(agent.judge.foreign_writes.writes),
         resyncs=dict(agent.dirty.resyncs),
-        yields=agent.judge.others.yields,
+        yields=agent.judge.foreign_writes.yields,
         object_errors=dict(agent.errors.counts),
     )
 
@@ -146,7 +146,7 @@ def snapshot(agent: Agent, *, ready: bool, components: Sequence[ComponentStatus]
 
 def standings_by_group(agent: Agent) -> list[Mapping[str, SettingStatus]]:
     """How every wanted setting stands, by group. A list, as what it is made of may change between two steps."""
-    found: list[Mapping[str, SettingStatus]] = list(agent.judge.standings.by_group.values())
+    found: list[Mapping[str, SettingStatus]] = list(agent.judge.statuses.by_group.values())
     for side in agent.sides:
         if isinstance(side, GroupOutcomes):
             found += side.standings.values()
@@ -283,16 +283,16 @@ class StatusReport:
                 if self._agent.reconciler.pools is not None
                 else {}
             ),
-            "headroom": self._agent.headroom.facts,
-            "sides": lambda: {side.name: side.facts() for side in self._agent.sides},
+            "headroom": self._agent.headroom.status,
+            "sides": lambda: {side.name: side.status() for side in self._agent.sides},
             "pods": lambda: (self._pod(pod) for pod in pods_in_order(self._agent)),
             "settings": lambda: (_plain(asdict(one)) for one in sorted(self._settings(), key=_by_path)),
             "files": lambda: (_plain(asdict(one)) for one in sorted(self._agent.ledger, key=_by_order)),
             "holds": lambda: [asdict(self._agent.holds.all[target]) for target in sorted(self._agent.holds.all)],
             "history": lambda: ({**EVENT_DEFAULTS, **row} for row in history),
             "sources": lambda: [asdict(status) for status in self._agent.statuses()],
-            "alerts": self._agent.telling.facts,
-            "interference": self._agent.watching.facts,
+            "alerts": self._agent.telling.status,
+            "interference": self._agent.watching.status,
             "eviction": self._agent.watching.eviction_facts,
             "problems": self._problems,
             "budget": self._budget,
@@ -429,7 +429,7 @@ class StatusReport:
         }
 
     def _container(self, container: Container) -> dict[str, object]:
-        timeline = self._agent.reconciler.timelines.of(container.id)
+        timeline = self._agent.reconciler.timelines.get(container.id)
         return {
             "id": container.id,
             "name": container.name,
@@ -437,7 +437,7 @@ class StatusReport:
             "phase": container.phase.value,
             "group": container.group.path,
             "settings": self._group(container.group.path),
-            "times": timeline.facts() if timeline is not None else {},
+            "times": timeline.status() if timeline is not None else {},
         }
 
     def _group(self, path: str) -> list[dict[str, object]]:

@@ -37,7 +37,7 @@ class BandwidthDetectorConfig(DebounceTiming, frozen=True, kw_only=True, forbid_
     )
 
 
-def judge(
+def evaluate(
     config: BandwidthDetectorConfig, sight: VictimView, memory: DebounceState | None
 ) -> tuple[DetectorVerdict, DebounceState]:
     """Compare with the peak and with the own past."""
@@ -86,5 +86,5 @@ DETECTOR = Detector(
     config_type=BandwidthDetectorConfig,
     memory_type=DebounceState,
     signals=lambda _: (_SIGNAL, "cpu.use"),
-    judge=judge,
+    judge=evaluate,
 )

@@ -47,7 +47,7 @@ class VictimView(Struct, frozen=True, kw_only=True):
         """The victim's (or another subject's) past of a signal; None: never measured."""
         return self.history.series(subject or self.subject, signal)
 
-    def once(self, make: Callable[[K, "VictimView"], T], of: K) -> T:
+    def memo(self, make: Callable[[K, "VictimView"], T], of: K) -> T:
         """What is the same for all victims of a frame: made for the first of them."""
         key = make, of
         if key not in self.shared:

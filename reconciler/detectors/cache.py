@@ -40,7 +40,7 @@ class CacheDetectorConfig(DebounceTiming, frozen=True, kw_only=True, forbid_unkn
     ] = 30
 
 
-def judge(
+def evaluate(
     config: CacheDetectorConfig, sight: VictimView, memory: DebounceState | None
 ) -> tuple[DetectorVerdict, DebounceState]:
     """Weigh the two signs."""
@@ -83,5 +83,5 @@ DETECTOR = Detector(
     config_type=CacheDetectorConfig,
     memory_type=DebounceState,
     signals=lambda _: (_MISSES, _OCCUPANCY, "cpu.use"),
-    judge=judge,
+    judge=evaluate,
 )

@@ -21,7 +21,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from reconciler.detectors.base import Detector, VictimView, unknown
-from reconciler.detectors.moments import Moments, of
+from reconciler.detectors.moments import Moments, moments_of
 from reconciler.detectors.threshold import severity
 from reconciler.detectors.words import number
 from state.evidence import ContendedResource, DetectorVerdict, Verdict
@@ -40,12 +40,15 @@ class CpiConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     sigmas: Annotated[float, Meta(ge=1, le=10, description="deviations above the workload's mean that are bad")] = 2.0
     outliers: Annotated[int, Meta(ge=1, le=20, description="this many bad values are interference")] = 3
     within_s: Annotated[float, Meta(ge=10, le=3600, description="if they fall into this long")] = 300.0
-    every_s: Annotated[float, Meta(ge=1, le=120, description="one value for each of these")] = 60.0
+    every_s: Annotated[float, Meta(ge=1, le=120, description="one value for each moments_of these")] = 60.0
     gate_milli: Annotated[
         int, Meta(ge=0, le=64_000, description="what is measured while the pod uses less CPU says nothing")
     ] = 250
     samples: Annotated[
-        int, Meta(ge=10, le=100_000, description="values that must have been seen of a workload before it is judged")
+        int,
+        Meta(
+            ge=10, le=100_000, description="values that must have been seen moments_of a workload before it is judged"
+        ),
     ] = 60
     half_life_s: Annotated[
         float, Meta(ge=3600, le=31_536_000, description="what was learned has half the weight after this long")
@@ -56,7 +59,7 @@ class CpiConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     stale_s: Annotated[
         float, Meta(ge=1, le=3600, description="an older sample is not now; samples of counters come once a minute")
     ] = 130.0
-    proxies: Annotated[bool, Meta(description="judge by something else where there is no PMU")] = True
+    proxies: Annotated[bool, Meta(description="evaluate by something else where there is no PMU")] = True
 
     def __post_init__(self) -> None:
         if self.outliers * self.every_s > self.within_s:
@@ -114,7 +117,7 @@ MEASURES: Final = (
 """In the order in which they are taken."""
 
 
-def judge(config: CpiConfig, sight: VictimView, memory: CpiMemory | None) -> tuple[DetectorVerdict, CpiMemory]:
+def evaluate(config: CpiConfig, sight: VictimView, memory: CpiMemory | None) -> tuple[DetectorVerdict, CpiMemory]:
     """Take in what is new, count the outliers."""
     memory = _current(sight, memory)
     pods = memory.pods
@@ -229,15 +232,15 @@ def _value(config: CpiConfig, sight: VictimView, measure: _Measure, begun_s: flo
         good.append(value)
     if len(good) * 2 <= len(points):
         return None
-    if measure.name == "memory.bandwidth" and _others(sight, begun_s) < of(points.values()).mean:
+    if measure.name == "memory.bandwidth" and _others(sight, begun_s) < moments_of(points.values()).mean:
         return None
-    return of(good).mean
+    return moments_of(good).mean
 
 
 def _others(sight: VictimView, begun_s: float) -> float:
     """Memory traffic of all BE pods together in one period, as far as it is known."""
     return sum(
-        of(_since(sight, pod.subject, "memory.bandwidth", begun_s).values()).mean
+        moments_of(_since(sight, pod.subject, "memory.bandwidth", begun_s).values()).mean
         for pod in sight.frame.pods.values()
         if not pod.pod_class.online
     )
@@ -274,7 +277,7 @@ def _learn(config: CpiConfig, learned: CpiBaseline, values: list[float], wall_s:
     # A clock that was set back ages nothing.
     age_s = max(0.0, wall_s - learned.wall_s)
     aged = learned.moments.aged(0.5 ** (age_s / config.half_life_s))
-    return CpiBaseline(aged.merged(of(values)), max(wall_s, learned.wall_s))
+    return CpiBaseline(aged.merged(moments_of(values)), max(wall_s, learned.wall_s))
 
 
 def _title(measure: _Measure) -> str:
@@ -316,6 +319,6 @@ DETECTOR = Detector(
     config_type=CpiConfig,
     memory_type=CpiMemory,
     signals=_signals,
-    judge=judge,
+    judge=evaluate,
     learned_s=learned_s,
 )

@@ -17,7 +17,7 @@ from typing import Annotated, Final, Literal, NamedTuple
 from msgspec import Meta, Struct
 
 from reconciler.detectors.base import Detector, VictimView, unknown
-from reconciler.detectors.moments import of
+from reconciler.detectors.moments import moments_of
 from reconciler.detectors.subjects import subject_of, whose
 from reconciler.detectors.threshold import severity
 from reconciler.detectors.windows import measured_s
@@ -41,7 +41,7 @@ class EwmaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     sigmas: Annotated[float, Meta(ge=1, le=20, description="deviations from the mean that are out")] = 3.0
     direction: Annotated[Literal["up", "down", "both"], Meta(description="on which side is out")] = "up"
     floor_fraction: Annotated[
-        float, Meta(ge=0.001, le=10, description="the deviation counts as at least this share of the mean")
+        float, Meta(ge=0.001, le=10, description="the deviation counts as at least this share moments_of the mean")
     ] = 0.1
     floor: Annotated[
         float, Meta(ge=0, description="and as at least this, in the signal's unit; for signals around zero")
@@ -89,12 +89,12 @@ def expected(values: Sequence[float]) -> ExpectedRange:
     decay = 2 / (len(values) + 1)
     for value in values[_FIRST:]:
         mean = value * decay + mean * (1 - decay)
-    around = of(values)
+    around = moments_of(values)
     # Around the weighted mean, not their own: what it lags behind is part of what it does not know.
     return ExpectedRange(mean, math.hypot(around.sigma, around.mean - mean))
 
 
-def judge(config: EwmaConfig, sight: VictimView, memory: EwmaMemory | None) -> tuple[DetectorVerdict, EwmaMemory]:
+def evaluate(config: EwmaConfig, sight: VictimView, memory: EwmaMemory | None) -> tuple[DetectorVerdict, EwmaMemory]:
     """Test the newest sample."""
     subject = subject_of(sight, whose(config.signal, config.of))
     at = measured_s(sight, subject, config.signal)
@@ -149,5 +149,5 @@ DETECTOR = Detector(
     config_type=EwmaConfig,
     memory_type=EwmaMemory,
     signals=lambda config: (config.signal,),
-    judge=judge,
+    judge=evaluate,
 )

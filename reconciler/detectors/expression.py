@@ -35,7 +35,7 @@ from reconciler.detectors.formula import (
 from reconciler.detectors.subjects import VICTIM, subject_of
 from reconciler.detectors.threshold import severity
 from reconciler.detectors.timer import DebounceState, DebounceTiming, paused, step
-from reconciler.detectors.windows import measured_s, seen, spacing_s
+from reconciler.detectors.windows import measured, measured_s, spacing_s
 from reconciler.detectors.words import number, resource_of, shown
 from state.evidence import ContendedResource, DetectorVerdict, Verdict
 
@@ -123,7 +123,7 @@ def _over(node: Over, sight: VictimView) -> float | None:
         if span <= 0 or not least <= span <= node.seconds + sight.patience_s(node.ref.signal):
             return None
         return (points[-1][1] - points[0][1]) / span
-    window = seen(sight, subject, node.ref.signal, node.seconds)
+    window = measured(sight, subject, node.ref.signal, node.seconds)
     if window is None:
         return None
     return {"avg": window.mean, "min": window.low, "max": window.high}[node.function]
@@ -171,14 +171,14 @@ class ExpressionConfig(DebounceTiming, frozen=True, kw_only=True, forbid_unknown
                     raise ValueError(f"{name}: {text!r} names no signal: it is always the same")
 
 
-def judge(
+def evaluate(
     config: ExpressionConfig, sight: VictimView, memory: DebounceState | None
 ) -> tuple[DetectorVerdict, DebounceState]:
     """Work out the expression."""
     tree = parse(config.when)
     bad = truth(tree, sight)
     named = tuple(dict.fromkeys(refs(tree)))
-    told = ", ".join(_told(ref, sight) for ref in named[:_TOLD])
+    told = ", ".join(_evidence(ref, sight) for ref in named[:_TOLD])
     if bad is None:
         lacking = [ref for ref in named if newest(ref, sight) is None]
         what = f"no fresh {_name(lacking[0])}" if lacking else f"it has no value yet: {config.when}"
@@ -211,7 +211,7 @@ def _name(ref: Ref) -> str:
     return ref.signal if ref.where == VICTIM else f"{ref.where}.{ref.signal}"
 
 
-def _told(ref: Ref, sight: VictimView) -> str:
+def _evidence(ref: Ref, sight: VictimView) -> str:
     found = newest(ref, sight)
     where = "" if ref.where == VICTIM else f"{ref.where}."
     return f"{_name(ref)} unknown" if found is None else where + shown(ref.signal, found)
@@ -228,5 +228,5 @@ DETECTOR = Detector(
     config_type=ExpressionConfig,
     memory_type=DebounceState,
     signals=_signals,
-    judge=judge,
+    judge=evaluate,
 )

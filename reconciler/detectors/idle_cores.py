@@ -39,7 +39,7 @@ class IdleCoresConfig(DebounceTiming, frozen=True, kw_only=True, forbid_unknown_
     ] = 5
 
 
-def judge(
+def evaluate(
     config: IdleCoresConfig, sight: VictimView, memory: DebounceState | None
 ) -> tuple[DetectorVerdict, DebounceState]:
     """Compare what is idle with what is to be."""
@@ -84,5 +84,5 @@ DETECTOR = Detector(
     config_type=IdleCoresConfig,
     memory_type=DebounceState,
     signals=lambda _: (_IDLE, "cpu.use"),
-    judge=judge,
+    judge=evaluate,
 )

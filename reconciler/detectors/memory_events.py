@@ -58,7 +58,7 @@ class _Node(NamedTuple):
         """Some of it is measured."""
         return self.kswapd is not None or self.direct is not None or self.hits is not None
 
-    def words(self) -> str:
+    def describe(self) -> str:
         taken = [
             f"{name} {number(value)}"
             for value, name in ((self.kswapd, "kswapd"), (self.direct, "tasks themselves"))
@@ -70,11 +70,11 @@ class _Node(NamedTuple):
         return told or ("the node is not short" if self.known else "whether the node is short: unknown")
 
 
-def judge(
+def evaluate(
     config: MemoryEventsConfig, sight: VictimView, memory: DebounceState | None
 ) -> tuple[DetectorVerdict, DebounceState]:
     """Look for kills, then for reading back."""
-    node = sight.once(_node, config)
+    node = sight.memo(_node, config)
     series = sight.series("memory.refaults")
     refaults = None if series is None else series.fresh(sight.now, sight.fresh_s)
     kills, killed_at = _kills(config, sight)
@@ -122,7 +122,7 @@ def _words(
         told.append(f"{number(kills)} killed for lack of memory in the last {number(config.kill_s)} s")
     if refaults is not None:
         told.append(f"reads back {number(refaults)} pages/s, bad above {number(config.refaults)}")
-    return ", ".join([*told, node.words()])
+    return ", ".join([*told, node.describe()])
 
 
 def _node(config: MemoryEventsConfig, sight: VictimView) -> _Node:
@@ -172,5 +172,5 @@ DETECTOR = Detector(
         *("oom.kills", "memory.refaults", "memory.use", "memory.limit"),
         *("memory.kswapd", "memory.direct", "memory.pods_hits", "memory.low", "memory.free"),
     ),
-    judge=judge,
+    judge=evaluate,
 )

@@ -47,7 +47,7 @@ class Moments(Struct, frozen=True, array_like=True):
         return self.mean + sigmas * max(self.sigma, floor)
 
 
-def of(values: Iterable[float]) -> Moments:
+def moments_of(values: Iterable[float]) -> Moments:
     """The moments of some samples."""
     found = list(values)
     if not found:

@@ -36,7 +36,7 @@ def be_use(sight: VictimView, signal: str, *, near: bool = False) -> float | Non
     ``near``: by the part of each pod's CPUs that the victim runs on.
     """
     if not near and (sight.pod is None or sight.pod.pod_class.online):
-        return sight.once(_be_use, signal)
+        return sight.memo(_be_use, signal)
     return _be_use(signal, sight, near=near)
 
 

@@ -67,7 +67,7 @@ class PressureDetectorConfig(DebounceTiming, frozen=True, kw_only=True, forbid_u
         return f"{self.resource}.pressure{_FULL if self.full else ''}"
 
 
-def judge(
+def evaluate(
     config: PressureDetectorConfig, sight: VictimView, memory: DebounceState | None
 ) -> tuple[DetectorVerdict, DebounceState]:
     """Compare the averages."""
@@ -142,5 +142,5 @@ DETECTOR = Detector(
     config_type=PressureDetectorConfig,
     memory_type=DebounceState,
     signals=lambda config: (config.signal,),
-    judge=judge,
+    judge=evaluate,
 )

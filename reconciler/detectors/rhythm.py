@@ -13,7 +13,7 @@ from operator import add, mul, sub, truediv
 from typing import Final, NamedTuple, final
 
 from reconciler.detectors.base import VictimView
-from reconciler.detectors.moments import Moments, of
+from reconciler.detectors.moments import Moments, moments_of
 from reconciler.detectors.uses import nearest
 from reconciler.detectors.windows import spacing_s
 from reconciler.detectors.words import number
@@ -41,7 +41,7 @@ class CorrelationLevels:
     @cached_property
     def moments(self) -> Moments:
         """Mean and deviation."""
-        return of(self.values)
+        return moments_of(self.values)
 
     @cached_property
     def distances(self) -> list[float]:

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from reconciler.detectors.base import Detector, VictimView, unknown
 from reconciler.detectors.moments import Moments
 from reconciler.detectors.threshold import severity
-from reconciler.detectors.windows import interval_s, over, weighed
+from reconciler.detectors.windows import interval_s, span, weighed
 from reconciler.detectors.words import number
 from reconciler.signals.history import SampleSeries
 from state.evidence import DetectorVerdict, Verdict
@@ -148,7 +148,7 @@ def _throttled(config: RunQueueConfig, sight: VictimView, index: int) -> float |
     length = _length(config, sight)
     end = sight.now - index * length
     series = sight.series("cpu.throttled")
-    found = None if series is None else over(series, end - length - interval_s(sight), end, sight.fresh_s)
+    found = None if series is None else span(series, end - length - interval_s(sight), end, sight.fresh_s)
     return None if found is None else found.high
 
 
@@ -159,7 +159,7 @@ def _details(config: RunQueueConfig, sight: VictimView, index: int, wait: float)
     return _Bad(wait, delay, _throttled(config, sight, index), milli)
 
 
-def judge(
+def evaluate(
     config: RunQueueConfig, sight: VictimView, memory: RunQueueMemory | None
 ) -> tuple[DetectorVerdict, RunQueueMemory]:
     """Count the bad windows."""
@@ -274,5 +274,5 @@ DETECTOR = Detector(
     config_type=RunQueueConfig,
     memory_type=RunQueueMemory,
     signals=lambda _: ("cpu.wait", "cpu.delay", "cpu.wait_milli", "cpu.throttled"),
-    judge=judge,
+    judge=evaluate,
 )

@@ -86,7 +86,7 @@ def rank(
     uses: list[dict[str, float]] = []
     for part in parts:
         found: dict[str, float] = {}
-        read = [lately.of(signal, window_s) for signal in part.signals]
+        read = [lately.get(signal, window_s) for signal in part.signals]
         for count, (uid, near) in enumerate(overlaps.items()):
             used = _used(sight.frame.pods[uid].subject, read, meanwhile, growth=part.growth)
             if used is not None and used * near > 0:

@@ -65,7 +65,7 @@ class ThresholdConfig(DebounceTiming, frozen=True, kw_only=True, forbid_unknown_
         return _ABOVE if self.above is None and self.signal == SIGNAL else self.above
 
 
-def judge(
+def evaluate(
     config: ThresholdConfig, sight: VictimView, memory: DebounceState | None
 ) -> tuple[DetectorVerdict, DebounceState]:
     """Compare the newest sample."""
@@ -116,5 +116,5 @@ DETECTOR = Detector(
     config_type=ThresholdConfig,
     memory_type=DebounceState,
     signals=lambda config: (config.signal,),
-    judge=judge,
+    judge=evaluate,
 )

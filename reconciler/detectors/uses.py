@@ -45,7 +45,7 @@ class ResourceUses:
         self._known: dict[tuple[str, float], dict[str, ResourceUse | None]] = {}
         self._times: dict[Times, Times] = {}
 
-    def of(self, signal: str, window_s: float) -> Callable[[str], ResourceUse | None]:
+    def get(self, signal: str, window_s: float) -> Callable[[str], ResourceUse | None]:
         """By subject, what it used."""
         known = self._known.setdefault((signal, window_s), {})
 

@@ -62,7 +62,7 @@ def weighed(series: SampleSeries, start: float, end: float, fresh_s: float) -> t
     return (total / seen_s, seen_s) if seen_s > 0 else None
 
 
-def over(series: SampleSeries, start: float, end: float, fresh_s: float) -> SampleWindow | None:
+def span(series: SampleSeries, start: float, end: float, fresh_s: float) -> SampleWindow | None:
     """The same with the lowest and the highest value."""
     found = weighed(series, start, end, fresh_s)
     if found is None:
@@ -78,7 +78,7 @@ def measured_s(sight: VictimView, subject: str | None, signal: str) -> float:
     return sight.now if series is None else series.times[-1]
 
 
-def seen(sight: VictimView, subject: str | None, signal: str, length_s: float) -> SampleWindow | None:
+def measured(sight: VictimView, subject: str | None, signal: str, length_s: float) -> SampleWindow | None:
     """The last ``length_s``; None: too little of it was seen.
 
     A window that is shorter than the sample interval is as long as that.
@@ -88,7 +88,7 @@ def seen(sight: VictimView, subject: str | None, signal: str, length_s: float) -
         return None
     spacing = spacing_s(sight, signal)
     length = max(length_s, spacing)
-    found = over(series, sight.now - length, sight.now, sight.patience_s(signal))
+    found = span(series, sight.now - length, sight.now, sight.patience_s(signal))
     return None if found is None or not _covers(found.seen_s, length, spacing) else found
 
 

@@ -82,7 +82,7 @@ class HeadroomConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     memory: MemoryHeadroomConfig = MemoryHeadroomConfig()
 
     @property
-    def law(self) -> SmoothingConfig:
+    def smoothing(self) -> SmoothingConfig:
         """Of CPU."""
         return SmoothingConfig(
             report_s=self.report_s,
@@ -111,7 +111,7 @@ class HeadroomSample(Struct, frozen=True, kw_only=True):
         return {node: _CPU * len(cpus) for node, cpus in self.cpus.items()}
 
 
-def take(pools: Pools, topology: Topology, cpu: NodeCpu | None, config: HeadroomConfig) -> HeadroomSample:
+def update(pools: Pools, topology: Topology, cpu: NodeCpu | None, config: HeadroomConfig) -> HeadroomSample:
     """What the CPUs where BE may run have to give now: idle time, and what BE work uses there.
 
     A CPU whose idle time is not known gives nothing. BE use is told for the whole machine only: it is split over the

@@ -41,7 +41,7 @@ class MemorySupply(Struct, frozen=True, kw_only=True):
     budget: int
 
 
-def law(config: HeadroomConfig) -> SmoothingConfig:
+def smoothing_of(config: HeadroomConfig) -> SmoothingConfig:
     """How the promise of memory follows its readings: in the windows of that of CPU, in steps of its own."""
     return SmoothingConfig(
         report_s=config.report_s,
@@ -54,7 +54,7 @@ def law(config: HeadroomConfig) -> SmoothingConfig:
     )
 
 
-def take(
+def update(
     node: NodeMemoryReading | None,
     be_kept_bytes: int | None,
     pools: Pools,

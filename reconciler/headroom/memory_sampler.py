@@ -13,7 +13,7 @@ import trio
 from cgroupfs.naming import QosClass
 from cgroupfs.usage import UsageReader
 from reconciler.headroom.cpu import HeadroomConfig
-from reconciler.headroom.memory import WHOLE, MemorySupply, law, take
+from reconciler.headroom.memory import WHOLE, MemorySupply, smoothing_of, update
 from reconciler.headroom.smoothing import SmoothedAmount, restored, step
 from reconciler.runtime.cooperative import TimeSlice
 from state.memory import NodeMemoryReading
@@ -63,28 +63,28 @@ class MemoryHeadroom:
 
     def restore(self, promised_bytes: int, age_s: float) -> None:
         """Go on from what an earlier run promised so long ago."""
-        self.state = restored({WHOLE: promised_bytes}, age_s, self._clock(), law(self.config))
+        self.state = restored({WHOLE: promised_bytes}, age_s, self._clock(), smoothing_of(self.config))
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Read every few seconds, for ever."""
         task_status.started()
         while True:
-            await self.look()
+            await self.sample()
             await trio.sleep(_EVERY_S)
 
-    async def look(self) -> None:
+    async def sample(self) -> None:
         """One reading."""
         pools = self._pools()
         if pools is None:
             return
         kept = await self._be_kept()
         before = self.state
-        self._supply = take(self._knowledge.node_memory, kept, pools, self.config, stale_after_s=_STALE_S)
-        self.state = step(before, self._supply, self._clock(), law(self.config))
+        self._supply = update(self._knowledge.node_memory, kept, pools, self.config, stale_after_s=_STALE_S)
+        self.state = step(before, self._supply, self._clock(), smoothing_of(self.config))
         if self.state.amounts != before.amounts:
             self._changed()
 
-    def facts(self) -> dict[str, object]:
+    def status(self) -> dict[str, object]:
         """The state document's part. ``supply_bytes``: what the newest reading would give, None: unknown."""
         state = self.state
         supply = self._supply.supply if self._supply is not None else None

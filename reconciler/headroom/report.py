@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from cgroupfs.bounded import decoded
 from cgroupfs.errors import errno_name
-from reconciler.headroom.cpu import HeadroomConfig, HeadroomSample, take
+from reconciler.headroom.cpu import HeadroomConfig, HeadroomSample, update
 from reconciler.headroom.memory_sampler import MemoryHeadroom
 from reconciler.headroom.smoothing import SmoothedAmount, restored, step
 from state.model import NodeCpu, Pools, SourceStatus
@@ -86,17 +86,17 @@ class HeadroomReport:
         self.state = SmoothedAmount()
         if kept is not None:
             milli = {int(node): milli for node, milli in kept.milli.items() if node.isdecimal()}
-            self.state = restored(milli, wall() - kept.at, clock(), config.law)
+            self.state = restored(milli, wall() - kept.at, clock(), config.smoothing)
             if memory is not None and kept.memory_bytes is not None and kept.memory_at is not None:
                 memory.restore(kept.memory_bytes, wall() - kept.memory_at)
 
-    def look(self, pools: Pools | None, topology: Topology, cpu: NodeCpu | None, now: float) -> None:
+    def update(self, pools: Pools | None, topology: Topology, cpu: NodeCpu | None, now: float) -> None:
         """One CPU reading (None, or an old one: unknown), with the pools in force."""
         if pools is None:
             return
         before = self.state
-        self._sample = take(pools, topology, cpu, self.config)
-        self.state = step(before, self._sample, now, self.config.law)
+        self._sample = update(pools, topology, cpu, self.config)
+        self.state = step(before, self._sample, now, self.config.smoothing)
         if self.state.amounts != before.amounts:
             self.changed()
 
@@ -104,7 +104,7 @@ class HeadroomReport:
         """A promise is another one: the file follows."""
         self._changed.set()
 
-    def kept(self) -> HeadroomState | None:
+    def persisted(self) -> HeadroomState | None:
         """What the store is to hold. Equal until a promise changes or half its time is over: the disk may sleep."""
         at, last = self._known(self.state), self._kept
         if at is None:
@@ -137,7 +137,7 @@ class HeadroomReport:
             old == new or (old is not None and new is not None and 0 <= new - old < half) for old, new in pairs
         )
 
-    def facts(self) -> dict[str, object]:
+    def status(self) -> dict[str, object]:
         """The state document's part."""
         state, sample = self.state, self._sample
         supply = (sample.supply if sample is not None else None) or {}
@@ -155,7 +155,7 @@ class HeadroomReport:
                 }
                 for node, milli in sorted(state.amounts.items())
             ],
-            "memory": self._memory.facts() if self._memory is not None else None,
+            "memory": self._memory.status() if self._memory is not None else None,
         }
 
     def document(self) -> dict[str, object]:

@@ -35,7 +35,7 @@ def alerts_of(judgement: Evaluation, frame: SampleFrame, climbs: Iterable[Escala
             yield _done(change, frame, in_force)
 
 
-def ends_of(
+def resolutions(
     findings: Iterable[RuleVerdict], climbs: Iterable[EscalationState], frame: SampleFrame, why: str
 ) -> Iterator[Alert]:
     """The ends of all that lasts, because nobody watches any more. ``frame``: the newest, at the time of the end."""
@@ -49,7 +49,7 @@ def ends_of(
                 rule=climb.rule,
                 victim=climb.victim,
                 title=climb.title,
-                words=f"{step.words}: {why}",
+                words=f"{step.describe}: {why}",
                 shadow=climb.shadow or step.dry,
                 step=step,
             )

@@ -22,7 +22,7 @@ from reconciler.detectors.table import DETECTORS
 from reconciler.detectors.uses import ResourceUses
 from reconciler.responses.eviction.triggers.named import RequestedVictim
 from reconciler.responses.ladder import EscalationChange, EscalationMemory, RuleFindings, Transition, advance, let_go
-from reconciler.responses.measure import measures_of
+from reconciler.responses.measure import demands_of
 from reconciler.responses.steps import SIGNALS as STEP_SIGNALS
 from reconciler.signals.history import STALE_S, History
 from state.evidence import NODE, ContendedResource, PodSnapshot, RuleVerdict, SampleFrame, Suspect, Verdict, pod_subject
@@ -110,7 +110,7 @@ class InterferenceEngine:
         """How old a sample may be to count as now."""
         return STALE_S * self.config.sample_s
 
-    def look(self, frame: SampleFrame) -> Generator[None, None, Evaluation]:
+    def evaluate(self, frame: SampleFrame) -> Generator[None, None, Evaluation]:
         """One frame further. Yields at least each half millisecond or so, for a caller that lets others run."""
         self.history.add(frame)
         self._forget_unused(frame.wall_s)
@@ -163,14 +163,14 @@ class InterferenceEngine:
             begun=begun,
             over=over,
             changes=changes,
-            measures=measures_of(self.ladder, frame),
+            measures=demands_of(self.ladder, frame),
             named=tuple(_named(changes, ascents, shadow=False)),
             would=tuple(_named(changes, ascents, shadow=True)),
         )
 
-    def at_once(self, frame: SampleFrame) -> Evaluation:
+    def evaluate_now(self, frame: SampleFrame) -> Evaluation:
         """`look` without pauses."""
-        looking = self.look(frame)
+        looking = self.evaluate(frame)
         while True:
             try:
                 next(looking)

@@ -26,15 +26,15 @@ from reconciler.actuators.holds import pod_hold
 from reconciler.config.environment import NodeEnvironment
 from reconciler.config.model import Config
 from reconciler.control.inventory import Inventory
-from reconciler.interference.alerts import alerts_of, ends_of
+from reconciler.interference.alerts import alerts_of, resolutions
 from reconciler.interference.engine import EngineState, Evaluation, InterferenceEngine
 from reconciler.interference.recorder import Recorder
 from reconciler.interference.recording import LearnedState
 from reconciler.policies.cache import signals_of as cache_signals
 from reconciler.responses.eviction.limits import EvictionHistory
-from reconciler.responses.eviction.limits import kept as past_kept
-from reconciler.responses.eviction.limits import restored as past_restored
-from reconciler.responses.eviction.plan import EvictionDecision, begun, decide, signals_of
+from reconciler.responses.eviction.limits import load_history as past_restored
+from reconciler.responses.eviction.limits import saved_history as past_kept
+from reconciler.responses.eviction.plan import EvictionDecision, decide, initial_state, signals_of
 from reconciler.responses.eviction.plan import EvictionPlanState as EvictionMemory
 from reconciler.runtime.cooperative import TimeSlice
 from reconciler.runtime.workqueue import NODE, TICK, DirtyKeys, pod_key
@@ -54,7 +54,7 @@ from state.store import Store, StoreBatch
 _FIELDS: Final = ("cpu_milli", "memory_bytes", "batch_cpu_milli", "batch_memory_bytes")
 
 
-def facts_of(
+def snapshot_of(
     pod: Pod, pools: Pools | None, *, created_s: float = 0.0, held: bool = False, cpus: CpuSet | None = None
 ) -> PodSnapshot:
     """The facts of one pod.
@@ -220,7 +220,7 @@ class InterferenceMonitor:
         self._resting: Config | None = None
         self._looking = trio.Lock()
         kept = read_kept(node.store)
-        self.brain = InterferenceEngine(node.config.interference, kept.brain, evicts=node.config.eviction.serves_rules)
+        self.engine = InterferenceEngine(node.config.interference, kept.brain, evicts=node.config.eviction.serves_rules)
         self._past = kept.past
         self.evictions: EvictionMemory | None = None
         """What the eviction planner remembers; None before the first pass."""
@@ -254,7 +254,7 @@ class InterferenceMonitor:
                 while True:
                     if self._resting is not self._node.config:
                         async with self._looking:
-                            await self.look()
+                            await self.evaluate()
                     # A pass that took too long is not made up for.
                     next_at = max(next_at + self._node.config.interference.sample_s, trio.current_time())
                     await trio.sleep_until(next_at)
@@ -269,7 +269,7 @@ class InterferenceMonitor:
                 self._readers = ()
                 await self.recorder.aclose()
 
-    async def rest(self) -> None:
+    async def suspend(self) -> None:
         """Ask for nothing and hold nothing until the configuration is read again: everything is being restored."""
         self._resting = self._node.config
         async with self._looking:
@@ -283,11 +283,11 @@ class InterferenceMonitor:
         """Let go of what lasts, and tell that it has ended: nobody would ever."""
         if self.frame is not None:
             frame = msgspec.structs.replace(self.frame, wall_s=self._wall())
-            for alert in ends_of(self.brain.active, self.brain.ladder.climbs.values(), frame, why):
+            for alert in resolutions(self.engine.active, self.engine.ladder.climbs.values(), frame, why):
                 self._tell(alert)
-        self.brain.forget()
+        self.engine.forget()
 
-    async def look(self) -> Evaluation:
+    async def evaluate(self) -> Evaluation:
         """One pass."""
         await self._configure()
         config, before = self._node.config, sum(self.costs().values())
@@ -296,13 +296,13 @@ class InterferenceMonitor:
         self.pass_s = sum(self.costs().values()) - before + judging_s
         self._decide(config, frame, judgement)
         self._publish(self._allowed(judgement.measures))
-        for alert in alerts_of(judgement, frame, self.brain.ladder.climbs.values()):
+        for alert in alerts_of(judgement, frame, self.engine.ladder.climbs.values()):
             self._tell(alert)
         for change in judgement.changes:
             response = change.step.response.value if change.step is not None else ""
             self.changes[response, f"would-{change.turn}" if change.shadow else change.turn.value] += 1
         self.judgement = judgement
-        self.recorder.add(config.interference.record, frame, lambda: LearnedState(self.brain.remember().learned))
+        self.recorder.add(config.interference.record, frame, lambda: LearnedState(self.engine.remember().learned))
         self.passes += 1
         if frame.at_s - self._saved_at >= _KEEP_S:
             await self._keep(frame.at_s)
@@ -311,14 +311,14 @@ class InterferenceMonitor:
     async def _judge(self, frame: SampleFrame) -> tuple[Evaluation, float]:
         """The brain's judgement, a millisecond at a time, and the CPU seconds that it took."""
         slices, spent, began = TimeSlice(), 0.0, time.thread_time()
-        looking = self.brain.look(frame)
+        looking = self.engine.evaluate(frame)
         while True:
             try:
                 next(looking)
             except StopIteration as end:
                 judgement: Evaluation = end.value
                 return judgement, spent + time.thread_time() - began
-            if slices.over:
+            if slices.is_over:
                 spent += time.thread_time() - began
                 await slices.checkpoint()
                 began = time.thread_time()
@@ -331,7 +331,7 @@ class InterferenceMonitor:
         if config is self._config:
             return
         self._config = config
-        self.brain.configure(config.interference, evicts=config.eviction.serves_rules)
+        self.engine.configure(config.interference, evicts=config.eviction.serves_rules)
         wanted = self._wanted(config)
         before, self._readers = self._readers, self._building(wanted, self._means(config), self._readers)
         if self._tasks is not None:
@@ -341,7 +341,7 @@ class InterferenceMonitor:
                 await reader.aclose()
 
     def _wanted(self, config: Config) -> frozenset[str]:
-        return self.brain.wanted() | signals_of(config.eviction) | cache_signals(config.policies.cache)
+        return self.engine.wanted() | signals_of(config.eviction) | cache_signals(config.policies.cache)
 
     async def _frame(self, config: Config) -> SampleFrame:
         now = self._clock()
@@ -381,7 +381,7 @@ class InterferenceMonitor:
         known = self._known.get(pod.uid)
         if known is None or known[0] is not pod or known[1].held is not held:
             cpus = _cpus(pod, view, pools)
-            known = pod, facts_of(pod, pools, created_s=self._created_s(pod), held=held, cpus=cpus)
+            known = pod, snapshot_of(pod, pools, created_s=self._created_s(pod), held=held, cpus=cpus)
             self._known[pod.uid] = known
         return known[1]
 
@@ -422,11 +422,11 @@ class InterferenceMonitor:
 
     def _decide(self, config: Config, frame: SampleFrame, judgement: Evaluation) -> None:
         if self.evictions is None:
-            self.evictions = begun(frame, past_restored(self._past, at_s=frame.at_s, wall_s=frame.wall_s))
+            self.evictions = initial_state(frame, past_restored(self._past, at_s=frame.at_s, wall_s=frame.wall_s))
         self.decision, self.evictions = decide(
             config.eviction,
             frame,
-            self.brain.history,
+            self.engine.history,
             self.evictions,
             self.cases(),
             self._node.holds_now(),
@@ -450,7 +450,7 @@ class InterferenceMonitor:
         past = self._past
         if self.evictions is not None and self.frame is not None:
             past = past_kept(self.evictions.past, self.frame)
-        kept = MonitorState(brain=self.brain.remember(), past=past)
+        kept = MonitorState(brain=self.engine.remember(), past=past)
         if kept == self._saved:
             return
         batch = StoreBatch()

@@ -52,7 +52,7 @@ class Recorder:
 
     def add(self, config: RecordConfig, frame: SampleFrame, learned: Callable[[], LearnedState] = LearnedState) -> None:
         """Take one frame, if recording is configured. ``learned``: so far, for the head of a file."""
-        self.settle()
+        self.flush()
         if self._config != config:
             self._flush()
             self._config, self._name, self.problem = config, "", None
@@ -78,9 +78,9 @@ class Recorder:
         """Write what there is; the daemon ends."""
         self._flush()
         while self._waiting or not self._lane.free:
-            await self._lane.settle(_END_S)
+            await self._lane.wait_idle(_END_S)
             before = len(self._waiting), self._lane.free
-            self.settle()
+            self.flush()
             if (len(self._waiting), self._lane.free) == before:
                 return  # it hangs
 
@@ -92,9 +92,9 @@ class Recorder:
         while len(self._waiting) > _MOST_WAITING:
             self._waiting.pop(0)
             self.lost += 1
-        self.settle()
+        self.flush()
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Take the last job's result, and start the next."""
         try:
             written = self._lane.take()

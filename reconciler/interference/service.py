@@ -74,10 +74,10 @@ class InterferenceService:
             self.evictor.reconfigure(self._node.config.eviction.means)
         self._changed.set()
 
-    async def rest(self) -> None:
+    async def suspend(self) -> None:
         """Everything is being restored: what watching holds is given back, until the configuration is read again."""
         if self.observer is not None:
-            await self.observer.rest()
+            await self.observer.suspend()
 
     def statuses(self) -> list[SourceStatus]:
         """Of what can be out of order."""
@@ -102,7 +102,7 @@ class InterferenceService:
                     self.evictor = self._make_evictor()
                     await nursery.start(self.evictor.run)
                 self.observer = InterferenceMonitor(
-                    self._node, self._means, tell=self._telling.tell, evictor=self.evictor
+                    self._node, self._means, tell=self._telling.send, evictor=self.evictor
                 )
                 nursery.start_soon(self.observer.run)
                 while not self._over():
@@ -147,10 +147,10 @@ class InterferenceService:
         )
 
     def _pod(self, uid: str) -> PodSnapshot | None:
-        from reconciler.interference.monitor import facts_of  # noqa: PLC0415
+        from reconciler.interference.monitor import snapshot_of  # noqa: PLC0415
 
         pod = self._node.knowledge.pods.get(uid)
-        return None if pod is None else facts_of(pod, None)
+        return None if pod is None else snapshot_of(pod, None)
 
     def _forbidden(self, order: EvictionOrder) -> str | None:
         """Why an eviction must not go on: what a person has said since it was ordered."""
@@ -196,13 +196,13 @@ class InterferenceService:
 
         return numbers(self.observer)
 
-    def facts(self) -> Mapping[str, object]:
+    def status(self) -> Mapping[str, object]:
         """The section of the state document; empty while nothing is watched."""
         if self.observer is None:
             return {}
-        from reconciler.interference.status import facts  # noqa: PLC0415
+        from reconciler.interference.status import status_document  # noqa: PLC0415
 
-        return facts(self.observer)
+        return status_document(self.observer)
 
     def eviction_facts(self) -> Mapping[str, object] | None:
         """The section ``eviction`` of the state document; None while nothing is watched."""

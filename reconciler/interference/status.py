@@ -17,18 +17,18 @@ from state.measures import Restrictions
 _QUIET = frozenset({Verdict.OK})
 
 
-def facts(observer: InterferenceMonitor) -> Mapping[str, object]:
+def status_document(observer: InterferenceMonitor) -> Mapping[str, object]:
     """Plain values. Findings that are ``ok`` are counted, not listed."""
     judgement = observer.judgement or Evaluation(at_s=0.0)
     return {
         "rules": {
             name: {"mode": rule.mode.value, "responses": [one.value for one in rule.allowed]}
-            for name, rule in observer.brain.rules.items()
+            for name, rule in observer.engine.rules.items()
         },
         "verdicts": _counts(judgement),
         "findings": [_finding(one, judgement.at_s) for one in judgement.findings if one.verdict not in _QUIET],
-        "ladder": [_climb(climb, judgement.at_s) for _, climb in sorted(observer.brain.ladder.climbs.items())],
-        "useless": dict(sorted(observer.brain.ladder.useless.items())),
+        "ladder": [_climb(climb, judgement.at_s) for _, climb in sorted(observer.engine.ladder.climbs.items())],
+        "useless": dict(sorted(observer.engine.ladder.useless.items())),
         "measures": to_builtins(judgement.measures) if judgement.measures != Restrictions() else {},
         "signals": {"problems": observer.problems(), "cpu_s": observer.costs()},
         "passes": observer.passes,
@@ -54,7 +54,7 @@ def numbers(observer: InterferenceMonitor) -> InterferenceCounters:
         verdicts={
             (rule, verdict): count for rule, counts in _counts(judgement).items() for verdict, count in counts.items()
         },
-        steps=Counter(step.response.value for _, step in in_force(observer.brain.ladder)),
+        steps=Counter(step.response.value for _, step in in_force(observer.engine.ladder)),
         changes=dict(observer.changes),
         read_s=observer.costs(),
         pass_s=observer.pass_s,
@@ -99,7 +99,7 @@ def _climb(climb: EscalationState, now: float) -> dict[str, object]:
         "exhausted": climb.exhausted,
         "steps": [
             {
-                "words": step.words,
+                "words": step.describe,
                 "response": step.response.value,
                 "suspect": step.suspect,
                 "for_s": round(now - step.at_s, 1),

@@ -181,7 +181,7 @@ class _Allocator:
         """Final: told to the plug-ins."""
         self._claim(demand, mask)
         self._notes[demand.key] = note
-        self._run.told(demand, CpuSet.from_mask(mask), demand.held - CpuSet.from_mask(mask))
+        self._run.rejections(demand, CpuSet.from_mask(mask), demand.held - CpuSet.from_mask(mask))
 
     def _company(self, demand: CpuDemand) -> str:
         """What became of the wish for a node of its own; known when all have chosen."""

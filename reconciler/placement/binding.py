@@ -74,10 +74,10 @@ def bind(
     room = FreeCapacity(demands, free, topology, memory)
     company = NumaOccupancy(wishes)
     for uid, nodes in sorted((seated or {}).items()):
-        company.sit_pod(uid, nodes)
+        company.assign_pod(uid, nodes)
     for demand in demands:
         if there := demand.held & free or (demand.explicit or EMPTY) & free:
-            company.sit(demand, CpuSet(map(topology.node_of, there)))
+            company.assign(demand, CpuSet(map(topology.node_of, there)))
     found = {demand.key: demand for demand in demands}
     reasons: dict[str, str] = {}
     for demand in newcomers:
@@ -93,8 +93,8 @@ def bind(
         reasons[demand.key] = chosen.reason + note
         every = len(chosen.nodes) > 1 and len(chosen.nodes) == wish.node_count
         found[demand.key] = replace(demand, nodes=chosen.nodes, every_node=every)
-        room.take(demand, chosen.nodes)
-        company.sit(demand, CpuSet(chosen.nodes))
+        room.reserve(demand, chosen.nodes)
+        company.assign(demand, CpuSet(chosen.nodes))
     return NodeBinding(demands=tuple(found[key] for key in sorted(found)), reasons=reasons)
 
 
@@ -120,18 +120,18 @@ def _in_company(
 
     What somebody has decided (``named``) stands above both wishes for company, but not above an exclusive node.
     """
-    closed = company.closed(demand)
+    closed = company.exclusive_nodes(demand)
     if named:
         return choice(room.cpus(demand, closed)), ""
     note = ""
     barred = closed
-    if unshared := company.unshared(demand.uid) - closed:
+    if unshared := company.unshareable_nodes(demand.uid) - closed:
         if room.cpus(demand, closed | unshared).enough:
             barred |= unshared
             note = f"; off node {unshared}, which is shared with no other bound pod"
         else:
             note = f"; the others have too few CPUs: not off node {unshared}, which was to be shared with nobody"
-    apart = company.apart(demand.uid) - barred
+    apart = company.anti_affinity_nodes(demand.uid) - barred
     if not apart:
         return choice(room.cpus(demand, barred)), note
     first = choice(room.cpus(demand, barred | apart))

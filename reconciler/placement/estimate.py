@@ -67,7 +67,7 @@ class DemandEstimate(NamedTuple):
         return self.used + self.young > 0
 
     @property
-    def words(self) -> str:
+    def describe(self) -> str:
         """How it came about, without numbers that change with every sample."""
         parts = (
             (self.used, "by use"),

@@ -24,16 +24,16 @@ class NumaOccupancy:
         self._owners: dict[str, tuple[CpuDemand, CpuSet]] = {}
         self._pods: dict[str, CpuSet] = {}
 
-    def sit(self, demand: CpuDemand, nodes: CpuSet) -> None:
+    def assign(self, demand: CpuDemand, nodes: CpuSet) -> None:
         """It owns CPUs of these nodes."""
         self._owners[demand.key] = demand, nodes
-        self.sit_pod(demand.uid, nodes)
+        self.assign_pod(demand.uid, nodes)
 
-    def sit_pod(self, uid: str, nodes: CpuSet) -> None:
+    def assign_pod(self, uid: str, nodes: CpuSet) -> None:
         """The pod is on these nodes."""
         self._pods[uid] = self._pods.get(uid, EMPTY) | nodes
 
-    def closed(self, demand: CpuDemand) -> CpuSet:
+    def exclusive_nodes(self, demand: CpuDemand) -> CpuSet:
         """Nodes that it can have no CPU of: somebody's exclusively, or for one that wants its own so, anybody's."""
         return CpuSet.union(
             nodes
@@ -41,7 +41,7 @@ class NumaOccupancy:
             if key != demand.key and (owner.numa_exclusive or demand.numa_exclusive)
         )
 
-    def unshared(self, uid: str) -> CpuSet:
+    def unshareable_nodes(self, uid: str) -> CpuSet:
         """For a bound pod: nodes of those that share them with no other bound one, or of all bound ones if it is so."""
         wish = self._wishes.get(uid, _NOBODY)
         if not is_bound(wish):
@@ -51,7 +51,7 @@ class NumaOccupancy:
             nodes for other, nodes in self._others(uid) if is_bound(other) and (alone or other.numa_share is False)
         )
 
-    def apart(self, uid: str) -> CpuSet:
+    def anti_affinity_nodes(self, uid: str) -> CpuSet:
         """For a pod that wants so: the nodes of other pods that want it, too."""
         if self._wishes.get(uid, _NOBODY).apart is not AntiAffinity.NODE:
             return EMPTY

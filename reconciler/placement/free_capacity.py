@@ -78,7 +78,7 @@ class FreeCapacity:
         free = {node: max(0, min(amount, self._unpromised[node])) for node, amount in self._unused.items()}
         return [ResourceCapacity(name=MEMORY, request=request, total=self._memory.total, free=free)]
 
-    def take(self, demand: CpuDemand, nodes: Iterable[int]) -> None:
+    def reserve(self, demand: CpuDemand, nodes: Iterable[int]) -> None:
         """The demand's CPUs and memory come from these nodes, as much as possible from the first."""
         missing, taken = demand.count, dict[int, int]()
         for node in nodes:

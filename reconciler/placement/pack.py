@@ -81,12 +81,12 @@ def pack(
     parts = cells(whole, allowed)
     if any(wanted[name] > allowed[name].bit_count() for name in names) or sum(wanted.values()) > whole.bit_count():
         wanted = attainable(wanted, parts)
-    given = machine.settle(wanted, holds, allowed)
+    given = machine.assign(wanted, holds, allowed)
     if any(mask.bit_count() < wanted[name] for name, mask in given.items()):
         counts = complete(wanted, holds, given, parts)
         if counts is None:
             wanted = attainable(wanted, parts)
-            given = machine.settle(wanted, holds, allowed)
+            given = machine.assign(wanted, holds, allowed)
             counts = complete(wanted, holds, given, parts) or parts.numbers(given)
         given = _moved(counts, holds, given, parts, topology)
     return {name: CpuSet.from_mask(given[name]) for name in names}
@@ -101,7 +101,7 @@ def _moved(counts: Counts, holds: Masks, given: Masks, parts: QuotaCells, topolo
             continue
         here = {name: row[at] for name, row in counts.items()}
         held = {name: mask & cell for name, mask in holds.items()}
-        settled = PackingMachine(topology, cell).settle(here, held, dict.fromkeys(here, cell))
+        settled = PackingMachine(topology, cell).assign(here, held, dict.fromkeys(here, cell))
         for name, mask in settled.items():
             found[name] = found[name] & ~cell | mask
     return found

@@ -165,7 +165,7 @@ class PluginRunner:
             _SAME,
         )
 
-    def told(self, demand: CpuDemand, owned: CpuSet, given_back: CpuSet) -> None:
+    def rejections(self, demand: CpuDemand, owned: CpuSet, given_back: CpuSet) -> None:
         """Tell the plug-ins what a demand owns now and what it gave back."""
         context = self.context
         if given_back and self._at["deallocate"]:

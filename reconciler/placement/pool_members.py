@@ -47,7 +47,7 @@ def members(
     owners = owners or {}
     company = NumaOccupancy({uid: pod.wish for uid, pod in pods.items()})
     for uid, nodes_of_it in owners.items():
-        company.sit_pod(uid, nodes_of_it)
+        company.assign_pod(uid, nodes_of_it)
     found: dict[str, list[Pod]] = {DEFAULT: []}
     bound: dict[str, str] = {}
     nodes: dict[str, int] = {}
@@ -62,7 +62,7 @@ def members(
         if node is not None:
             nodes[key] = node
             load[node] += request_milli(pod)
-            company.sit_pod(pod.uid, CpuSet((node,)))
+            company.assign_pod(pod.uid, CpuSet((node,)))
 
     for uid in sorted(pods):
         pod = pods[uid]
@@ -80,7 +80,7 @@ def members(
         else:
             later.append(pod)
     for pod in later:
-        unshared = company.unshared(pod.uid)
+        unshared = company.unshareable_nodes(pod.uid)
         node = min(usable, key=lambda one: (one in unshared, load[one] / usable[one], one))
         join(pod, _on_node(_base(pod) or DEFAULT, node), node)
     return PoolMembers({key: tuple(found[key]) for key in sorted(found)}, dict(sorted(bound.items())), nodes)

@@ -164,9 +164,9 @@ def demand(
         case ProvisionPolicy.DYNAMIC_QUOTA:
             margin = round(100 * 100 / config.target_percent) - 100
             filled = estimate(pods, uses, replace(config.estimate, margin_percent=margin))
-            return filled.milli, f"dynamic_quota: filled to {config.target_percent} %: {filled.words}"
+            return filled.milli, f"dynamic_quota: filled to {config.target_percent} %: {filled.describe}"
         case _:
-            return need.milli, f"{policy}: {need.words}"
+            return need.milli, f"{policy}: {need.describe}"
 
 
 def _pid(
@@ -184,10 +184,10 @@ def _pid(
     wanted, why = pid_step(told, previous, now, config.pid)
     if why is None:
         need = estimate(pods, uses, config.estimate)
-        return max(need.milli, previous.wanted_milli), f"pid: no indicator can be told: {need.words}, and not down"
+        return max(need.milli, previous.wanted_milli), f"pid: no indicator can be told: {need.describe}, and not down"
     least = estimate(pods, uses, replace(config.estimate, margin_percent=0))
     if least.milli > wanted:
-        return least.milli, f"pid: {why}; but at least {least.words}"
+        return least.milli, f"pid: {why}; but at least {least.describe}"
     return wanted, f"pid: {why}"
 
 

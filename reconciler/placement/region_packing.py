@@ -65,7 +65,7 @@ class PackingMachine:
             self.regions.append(by_place[place])
         return by_place[place]
 
-    def settle(self, wanted: Mapping[str, int], holds: Masks, allowed: Masks) -> Masks:
+    def assign(self, wanted: Mapping[str, int], holds: Masks, allowed: Masks) -> Masks:
         """The sets by pool; a bound pool may lack CPUs afterwards, any other only where there are too few in all."""
         lacking = {name: size - holds[name].bit_count() for name, size in wanted.items()}
         growing = 0

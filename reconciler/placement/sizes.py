@@ -86,7 +86,7 @@ def regulate(
     old = previous.cpus
     if target > old and (rebooted or elapsed >= config.grow_interval_s):
         step = max(config.grow_step_cpus, old * config.grow_step_percent // 100)
-        size = min(target, _up(old + step, unit))
+        size = min(target, _round_up(old + step, unit))
         note = told if size == target else f"{told}; grows by {size - old} at a time"
         return PoolSize(
             wanted_milli=wanted_milli, cpus=size, changed_at=now, shrunk_at=min(previous.shrunk_at, now), reason=note
@@ -94,10 +94,10 @@ def regulate(
     lower = _target(wanted_milli + _NOISE_MILLI * unit, unit, config)
     if lower < old and (rebooted or elapsed >= config.shrink_interval_s):
         step = max(config.shrink_step_cpus, old * config.shrink_step_percent // 100)
-        size = _up(old - step, unit)
+        size = _round_up(old - step, unit)
         if size >= old:
             # The limit is less than a core: then a core it is.
-            size = _up(old, unit) - unit
+            size = _round_up(old, unit) - unit
         size = max(lower, size)
         note = told if size == lower else f"{told}; shrinks by {old - size} at a time"
         return PoolSize(wanted_milli=wanted_milli, cpus=size, changed_at=now, shrunk_at=now, reason=note)
@@ -178,8 +178,8 @@ def _sorted(*parts: Iterable[tuple[str, int]]) -> Mapping[str, int]:
 def _target(wanted_milli: int, unit: int, config: SizeConfig) -> int:
     wanted = max(0, wanted_milli)
     headroom = max(config.headroom_milli, wanted * config.headroom_percent // 100)
-    return _up(max(config.minimum_cpus, -(-(wanted + headroom) // _CPU)), unit)
+    return _round_up(max(config.minimum_cpus, -(-(wanted + headroom) // _CPU)), unit)
 
 
-def _up(cpus: int, unit: int) -> int:
+def _round_up(cpus: int, unit: int) -> int:
     return -(-cpus // unit) * unit

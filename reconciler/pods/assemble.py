@@ -11,8 +11,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from cgroupfs.naming import QosClass
-from reconciler.pods.classify import classify, facts_of
-from reconciler.pods.cpu_annotations import memory_wish_of, wish_of
+from reconciler.pods.classify import classification_input, classify
+from reconciler.pods.cpu_annotations import memory_wish_of, parse
 from reconciler.pods.marks import limited
 from reconciler.pods.resize import effective
 from reconciler.pods.resources import with_extended
@@ -109,9 +109,11 @@ def assemble(known: PodInput, rules: ClassRules) -> Pod:
     if meta is not None:
         containers, problems = with_extended(meta.containers, meta.annotations)
         meta = replace(meta, containers=containers, problems=limited((*meta.problems, *problems)))
-    classification = classify(facts_of(known.uid, known.qos, meta, exclusive=known.exclusive, last=known.last), rules)
+    classification = classify(
+        classification_input(known.uid, known.qos, meta, exclusive=known.exclusive, last=known.last), rules
+    )
     labels, annotations = (meta.labels or {}, meta.annotations or {}) if meta else ({}, {})
-    wish, problems = wish_of(labels, annotations)
+    wish, problems = parse(labels, annotations)
     memory, more = memory_wish_of(annotations)
     told_of = limited((*classification.problems, *problems, *more))
     classification = replace(classification, problems=told_of)

@@ -100,7 +100,7 @@ class _Claim(NamedTuple):
     source: str
 
 
-def facts_of(
+def classification_input(
     uid: str, qos: QosClass, meta: PodMeta | None = None, *, exclusive: bool = False, last: LastClass | None = None
 ) -> ClassificationInput:
     """The facts of one pod directory; ``qos`` is the path's, which the kubelet acts on, whatever a list may say."""

@@ -113,7 +113,7 @@ _Fields = dict[str, object]
 """Fields of `CpuPreferences`; None: it does not say."""
 
 
-def wish_of(labels: Mapping[str, str], annotations: Mapping[str, str]) -> tuple[CpuPreferences, tuple[str, ...]]:
+def parse(labels: Mapping[str, str], annotations: Mapping[str, str]) -> tuple[CpuPreferences, tuple[str, ...]]:
     """What the pod asks, and a message for every part of it that could not be used. Unknown fields are not ours."""
     problems: list[str] = []
     fields = {name: value for name, value in _katalyst(annotations, problems).items() if value is not None}

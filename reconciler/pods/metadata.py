@@ -32,7 +32,7 @@ class PodList(Protocol):
 
     def status(self, now: float) -> SourceStatus: ...
 
-    def ask(self) -> None: ...
+    def fetch(self) -> None: ...
 
     async def refresh(self) -> Mapping[str, PodMeta]: ...
 
@@ -95,7 +95,7 @@ class Metadata:
         """Take a new reading of the static-pod manifests."""
         self.manifests = {meta.uid: meta for meta in manifests}
 
-    def of(self, uid: str) -> list[PodMeta]:
+    def get(self, uid: str) -> list[PodMeta]:
         """What each source has told of one pod."""
         tables = (self._kubelet.known if self._kubelet is not None else {}, self._told, self.manifests)
         return [table[uid] for table in tables if uid in table]
@@ -108,28 +108,28 @@ class Metadata:
             for uid in [uid for uid in table if uid not in alive]:
                 table.pop(uid, None)
 
-    def renew(self) -> None:
+    def refresh(self) -> None:
         """Have the kubelet's list asked for soon: of a pod that is known already something has changed (a resize).
 
         Does not wait; pods that differ then are marked.
         """
         if self._kubelet is not None:
-            self._kubelet.ask()
+            self._kubelet.fetch()
 
     def relist(self) -> None:
         """Have all that is known told again: from now on other keys of labels and annotations are read."""
-        self.renew()
+        self.refresh()
         if self._told:
             self._relist = True
             self._wake.set()
 
-    def want(self, uids: Collection[str]) -> None:
+    def request(self, uids: Collection[str]) -> None:
         """Have the sources asked about pods whose labels nobody has told yet. Does not wait; answers mark the pods."""
         missing = self._unlabelled(uids)
         if not missing:
             return
         if self._kubelet is not None:
-            self._kubelet.ask()
+            self._kubelet.fetch()
         if self._cri is not None:
             now = trio.current_time()
             for uid in missing:
@@ -138,7 +138,7 @@ class Metadata:
                 self._again[uid] = (self._again.get(uid, (0, now))[0], now)
             self._wake.set()
 
-    async def ensure(self, uids: Collection[str], seconds: float) -> None:
+    async def prefetch(self, uids: Collection[str], seconds: float) -> None:
         """The same for many at once, waiting for the answers for at most ``seconds``: the first look after a start.
 
         Never raises: a source that fails is noted in `statuses`, and the pods are asked about again.
@@ -152,7 +152,7 @@ class Metadata:
                 missing = self._unlabelled(missing)
             if missing:
                 await self._ask_cri_all()
-        self.want(missing)
+        self.request(missing)
 
     async def _ask_kubelet(self, kubelet: PodList) -> None:
         with contextlib.suppress(SourceError):  # its own status tells
@@ -179,7 +179,7 @@ class Metadata:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Ask about wanted pods until they are told."""
         task_status.started()
-        await self._with_cri(self._greet)
+        await self._with_cri(self._warm_up)
         while True:
             self._wake = trio.Event()
             due = -math.inf if self._relist else min((at for _, at in self._again.values()), default=math.inf)
@@ -188,7 +188,7 @@ class Metadata:
                 continue
             await self._ask_again()
 
-    async def _greet(self) -> tuple[PodMeta, ...]:
+    async def _warm_up(self) -> tuple[PodMeta, ...]:
         if self._cri is not None:
             await self._cri.version()
         return ()
@@ -247,4 +247,4 @@ class Metadata:
                     self._dirty.mark(pod_key(meta.uid))
 
     def _labelled(self, uid: str) -> bool:
-        return any(meta.labels is not None for meta in self.of(uid))
+        return any(meta.labels is not None for meta in self.get(uid))

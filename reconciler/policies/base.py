@@ -64,7 +64,7 @@ class Policy(Struct, Generic[C], frozen=True, kw_only=True):
     summary: str
     config_type: type[C]
     precedence: int
-    carve: PoolAllocator[C] | None = None
+    decide_node: PoolAllocator[C] | None = None
     parents: ForParents[C] | None = None
     pod: ForPod[C] | None = None
 
@@ -92,7 +92,7 @@ def registered(section: type[Struct], policies: Iterable[AnyPolicy]) -> tuple[An
             raise ValueError(f"policy {policy.name}: registered twice")
         if policy.precedence in ranks:
             raise ValueError(f"policy {policy.name}: has the precedence of {ranks[policy.precedence]}")
-        if policy.carve is None and policy.parents is None and policy.pod is None:
+        if policy.decide_node is None and policy.parents is None and policy.pod is None:
             raise ValueError(f"policy {policy.name}: decides nothing")
         if not issubclass(policy.config_type, PolicyConfig):
             raise ValueError(f"policy {policy.name}: its config must extend PolicyConfig")  # noqa: TRY004  # one kind of error

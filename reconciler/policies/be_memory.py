@@ -25,7 +25,7 @@ from msgspec.structs import replace
 
 from cgroupfs.naming import QosClass
 from reconciler.policies.base import Policy, PolicyConfig
-from reconciler.policies.offers import lacking
+from reconciler.policies.offers import unsupported_reason
 from state.memory import MemoryPlan
 from state.model import NodeView, PodClass, Pools, Setting
 
@@ -119,7 +119,7 @@ def step(state: MemoryState, sample: MemorySample, now: float, config: BeMemoryC
     return MemoryState(high_bytes=min(top, high + total * config.grow_percent // 100), calm_since=now)
 
 
-def carve(view: NodeView, pools: Pools, previous: Pools | None, config: BeMemoryConfig) -> Pools:
+def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: BeMemoryConfig) -> Pools:
     """What the law allows, as bounds of the besteffort directory; as before while it does not speak."""
     high = view.reclaimed_memory_bytes
     if high is None and previous is not None:
@@ -154,7 +154,7 @@ def parents(view: NodeView, pools: Pools, config: BeMemoryConfig) -> list[Settin
     return [
         Setting(path=view.besteffort, knob=name, value=value, policy=NAME, reason=reason)
         for name, value in wanted
-        if lacking(view, name) is None
+        if unsupported_reason(view, name) is None
     ]
 
 
@@ -163,6 +163,6 @@ POLICY = Policy(
     summary="BE work's memory together follows what the node has left",
     config_type=BeMemoryConfig,
     precedence=52,
-    carve=carve,
+    decide_node=decide_node,
     parents=parents,
 )

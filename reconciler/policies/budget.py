@@ -61,7 +61,7 @@ class Budget(Struct, frozen=True, kw_only=True):
     reason: str
 
 
-def law(counted: CpuSet, cpu: NodeCpu, outside: CpuSet, config: BudgetConfig) -> int:
+def budget_control(counted: CpuSet, cpu: NodeCpu, outside: CpuSet, config: BudgetConfig) -> int:
     """What BE work could use on ``counted`` without filling them beyond the limit; may be negative.
 
     ``outside``: CPUs where BE work does not run; what is busy there is others' use that does not touch ``counted``.
@@ -95,7 +95,7 @@ def next_budget(
     since = None if fresh else _unknown_since(view.now, age, previous)
 
     if cpu is not None and age is not None:
-        room, told = law(counted, cpu, outside, config), _told(counted, cpu, config)
+        room, told = budget_control(counted, cpu, outside, config), _reason(counted, cpu, config)
     else:
         room, told = top, "CPU use is not known"
     if room > ceiling:
@@ -159,7 +159,7 @@ def _unknown_since(now: float, age: float | None, previous: Pools | None) -> flo
     return now - age if age is not None else now
 
 
-def _told(counted: CpuSet, cpu: NodeCpu, config: BudgetConfig) -> str:
+def _reason(counted: CpuSet, cpu: NodeCpu, config: BudgetConfig) -> str:
     return (
         f"{config.limit_percent} % of CPU {counted} less what others use there "
         f"(node: online {cpu.online_milli}, system {cpu.system_milli})"

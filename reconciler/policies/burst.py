@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from reconciler.policies.base import Policy, PolicyConfig, setting_of
 from reconciler.policies.normalise import quota_of
-from reconciler.policies.offers import lacking
+from reconciler.policies.offers import unsupported_reason
 from reconciler.policies.pinned import is_pinned, lifts_pod
 from state.cpu import BurstLimit
 from state.model import ContainerKind, NodeView, Pod, Pools, Setting
@@ -59,16 +59,18 @@ def percent_of(pod: Pod, config: BurstConfig) -> int:
     return config.percent if wish.burst_policy is None else config.percent or _FULL
 
 
-def carve(view: NodeView, pools: Pools, previous: Pools | None, config: BurstConfig) -> Pools:
+def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: BurstConfig) -> Pools:
     """Say why there are none, or how large they are."""
     del previous
-    reason = lacking(view, KNOB) or f"{config.percent} % of the quota of online containers, unless their pod asks"
+    reason = (
+        unsupported_reason(view, KNOB) or f"{config.percent} % of the quota of online containers, unless their pod asks"
+    )
     return replace(pools, reasons={**pools.reasons, NAME: reason})
 
 
 def for_pod(pod: Pod, view: NodeView, pools: Pools, config: BurstConfig) -> list[Setting]:
     """The bursts of a pod's containers with a quota, and of its directory; 0 where there is to be none."""
-    if lacking(view, KNOB) is not None:
+    if unsupported_reason(view, KNOB) is not None:
         return []
     percent = percent_of(pod, config)
     settings: list[Setting] = []
@@ -96,6 +98,6 @@ POLICY = Policy(
     summary="online containers may save up unused quota",
     config_type=BurstConfig,
     precedence=26,
-    carve=carve,
+    decide_node=decide_node,
     pod=for_pod,
 )

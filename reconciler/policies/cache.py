@@ -102,7 +102,7 @@ class CachePolicyConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_
     ] = 2.0
 
 
-def carve(view: NodeView, pools: Pools, previous: Pools | None, config: CachePolicyConfig) -> Pools:
+def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: CachePolicyConfig) -> Pools:
     """Say what is wanted; what the machine offers is the actuator's knowledge.
 
     A response to interference leaves BE a part of its share only.
@@ -176,5 +176,5 @@ POLICY = Policy(
     summary="shares of the last-level cache and the memory bandwidth",
     config_type=CachePolicyConfig,
     precedence=58,
-    carve=carve,
+    decide_node=decide_node,
 )

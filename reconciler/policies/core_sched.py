@@ -67,7 +67,7 @@ class CoreGroup(NamedTuple):
     reason: str
 
 
-def carve(view: NodeView, pools: Pools, previous: Pools | None, config: CoreSchedConfig) -> Pools:
+def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: CoreSchedConfig) -> Pools:
     """Say what is wanted; nothing where no core has two threads."""
     del previous
     if not view.topology.smt:
@@ -108,5 +108,5 @@ POLICY = Policy(
     summary="BE work never on the other thread of a core that online work is on",
     config_type=CoreSchedConfig,
     precedence=48,
-    carve=carve,
+    decide_node=decide_node,
 )

@@ -31,7 +31,7 @@ class DedicatedConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
     ] = True
 
 
-def carve(view: NodeView, pools: Pools, previous: Pools | None, config: DedicatedConfig) -> Pools:
+def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: DedicatedConfig) -> Pools:
     """Adopt the checkpoint; while it is held or unknown, add what was exclusive before and what the cgroups show."""
     kubelet = view.kubelet
     owned: dict[str, CpuSet] = {}
@@ -88,5 +88,5 @@ POLICY = Policy(
     summary="the kubelet's exclusive CPUs are adopted, never fought",
     config_type=DedicatedConfig,
     precedence=10,
-    carve=carve,
+    decide_node=decide_node,
 )

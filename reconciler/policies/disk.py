@@ -34,7 +34,7 @@ from cgroupfs.devices import DeviceLimits, Row
 from cgroupfs.naming import QosClass
 from reconciler.policies.base import Policy, PolicyConfig, containers_of
 from reconciler.policies.diskrules import KEYS, LEAST_BPS, LEAST_IOPS, DiskRule, by_device
-from reconciler.policies.offers import lacking
+from reconciler.policies.offers import unsupported_reason
 from state.disk import DiskPlan
 from state.model import NodeView, Pod, PodClass, Pools, Setting
 
@@ -75,7 +75,7 @@ class DiskPolicyConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_f
             raise ValueError(f"devices has {twice!r} twice; expected each disk once")
 
 
-def carve(view: NodeView, pools: Pools, previous: Pools | None, config: DiskPolicyConfig) -> Pools:
+def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: DiskPolicyConfig) -> Pools:
     """Count who shares the limits, and say what this node can do of what is wanted."""
     del previous
     pods = [view.pods[uid] for uid in sorted(view.pods)]
@@ -191,7 +191,7 @@ def _setting(path: str, knob: str, value: Value, reason: str) -> Setting:
 
 def _possible(settings: Iterable[Setting], view: NodeView) -> list[Setting]:
     """Those of them that set something, by knobs that this kernel has."""
-    return [one for one in settings if one.value is not None and lacking(view, one.knob) is None]
+    return [one for one in settings if one.value is not None and unsupported_reason(view, one.knob) is None]
 
 
 def _reason(view: NodeView, config: DiskPolicyConfig, plan: DiskPlan) -> str:
@@ -200,7 +200,7 @@ def _reason(view: NodeView, config: DiskPolicyConfig, plan: DiskPlan) -> str:
     parts = []
     if any(rule.limits() for rule in config.devices):
         knob = "io.max" if version == 2 else "blkio.write_bps"
-        missing = lacking(view, knob)
+        missing = unsupported_reason(view, knob)
         who = "pods" if version == 2 else "containers"
         shared = (
             f"{plan.takers} BE {who} share the limits"
@@ -210,9 +210,13 @@ def _reason(view: NodeView, config: DiskPolicyConfig, plan: DiskPlan) -> str:
         parts.append(missing or shared)
     if config.weight_be is not None or config.weight_online is not None:
         parts.append(_weights_work(view, version))
-    if any(rule.latency_us is not None for rule in config.devices) and (missing := lacking(view, "io.latency")):
+    if any(rule.latency_us is not None for rule in config.devices) and (
+        missing := unsupported_reason(view, "io.latency")
+    ):
         parts.append(missing)
-    if any(rule.cost_qos is not None for rule in config.devices) and (missing := lacking(view, "io.cost_qos")):
+    if any(rule.cost_qos is not None for rule in config.devices) and (
+        missing := unsupported_reason(view, "io.cost_qos")
+    ):
         parts.append(missing)
     lost = sorted(rule.name for rule in config.devices if rule.name not in view.disks)
     if lost:
@@ -222,9 +226,9 @@ def _reason(view: NodeView, config: DiskPolicyConfig, plan: DiskPlan) -> str:
 
 
 def _weights_work(view: NodeView, version: int) -> str:
-    there = [knob for knob in _WEIGHTS[version] if lacking(view, knob) is None]
+    there = [knob for knob in _WEIGHTS[version] if unsupported_reason(view, knob) is None]
     if not there:
-        return f"no weights: {lacking(view, _WEIGHTS[version][1])}"
+        return f"no weights: {unsupported_reason(view, _WEIGHTS[version][1])}"
     idle = sorted(disk.kernel for disk in view.disks.values() if disk.scheduler not in {"", "bfq", "cfq"})
     if idle and version == 1:
         return f"the weights do nothing on {', '.join(idle)}, whose scheduler knows none"
@@ -238,7 +242,7 @@ POLICY = Policy(
     summary="BE pods' disk bandwidth, operations and weight; latency targets and iocost for online pods",
     config_type=DiskPolicyConfig,
     precedence=56,
-    carve=carve,
+    decide_node=decide_node,
     parents=for_parents,
     pod=for_pod,
 )

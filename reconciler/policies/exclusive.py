@@ -92,7 +92,7 @@ class ExclusiveConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
         checked(self.placement)
 
 
-def carve(view: NodeView, pools: Pools, previous: Pools | None, config: ExclusiveConfig) -> Pools:
+def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: ExclusiveConfig) -> Pools:
     """Choose CPUs for the containers that are to own some; out of what is shared until now."""
     held = _held(previous)
     if not _ours_to_give(view, previous):
@@ -125,7 +125,7 @@ def carve(view: NodeView, pools: Pools, previous: Pools | None, config: Exclusiv
         remembered=gone,
     )
     found = choice.allocation
-    reasons = {**pools.reasons, NAME: _told(found.refused, found.errors)}
+    reasons = {**pools.reasons, NAME: _reason(found.refused, found.errors)}
     if view.irq_cpus:
         reasons[NAME] += f"; CPU {view.irq_cpus} of network interrupts is given last"
     for key, cpus in found.cpus.items():
@@ -277,7 +277,7 @@ def _demand(pod: Pod, key: str, count: int, held: CpuSet, config: ExclusiveConfi
     )
 
 
-def _told(refused: Mapping[str, str], errors: Mapping[str, str]) -> str:
+def _reason(refused: Mapping[str, str], errors: Mapping[str, str]) -> str:
     """What a person should know, worst first."""
     lines = [f"plug-in {name} failed and was passed over: {error}" for name, error in errors.items()]
     lines += [f"{key} did not get what it asks for: {why}" for key, why in refused.items()]
@@ -310,6 +310,6 @@ POLICY = Policy(
     summary="under the kubelet's policy none, dedicated pods get CPUs of their own",
     config_type=ExclusiveConfig,
     precedence=8,
-    carve=carve,
+    decide_node=decide_node,
     pod=for_pod,
 )

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from cgroupfs.naming import QosClass
 from reconciler.policies.base import Policy, PolicyConfig
-from reconciler.policies.offers import lacking
+from reconciler.policies.offers import unsupported_reason
 from state.model import ContainerKind, NodeView, Pod, PodClass, Pools, Setting
 
 NAME: Final = "group_identity"
@@ -39,17 +39,17 @@ class GroupIdentityConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknow
             raise ValueError(f"reclaimed: {self.reclaimed} is above online: {self.online}; expected at most that")
 
 
-def carve(view: NodeView, pools: Pools, previous: Pools | None, config: GroupIdentityConfig) -> Pools:
+def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: GroupIdentityConfig) -> Pools:
     """Say whether this kernel can."""
     del previous
-    reason = lacking(view, KNOB) or f"online {config.online}, BE {config.reclaimed}"
+    reason = unsupported_reason(view, KNOB) or f"online {config.online}, BE {config.reclaimed}"
     return replace(pools, reasons={**pools.reasons, NAME: reason})
 
 
 def parents(view: NodeView, pools: Pools, config: GroupIdentityConfig) -> list[Setting]:
     """The QoS directories: without them both sides' pods meet as equals one level up."""
     del pools
-    if lacking(view, KNOB) is not None:
+    if unsupported_reason(view, KNOB) is not None:
         return []
     wanted = [_setting(view.burstable, config.online, "online pods live in it")]
     inside = [pod for pod in view.pods.values() if pod.qos is QosClass.BESTEFFORT]
@@ -61,7 +61,7 @@ def parents(view: NodeView, pools: Pools, config: GroupIdentityConfig) -> list[S
 def for_pod(pod: Pod, view: NodeView, pools: Pools, config: GroupIdentityConfig) -> list[Setting]:
     """The identity of a pod and its containers."""
     del pools
-    if pod.pod_class is PodClass.SYSTEM or lacking(view, KNOB) is not None:
+    if pod.pod_class is PodClass.SYSTEM or unsupported_reason(view, KNOB) is not None:
         return []
     level = config.online if pod.pod_class.online else config.reclaimed
     reason = f"the pod is {pod.pod_class}"
@@ -83,7 +83,7 @@ POLICY = Policy(
     summary="online and BE groups told apart in Anolis kernels' scheduler",
     config_type=GroupIdentityConfig,
     precedence=44,
-    carve=carve,
+    decide_node=decide_node,
     parents=parents,
     pod=for_pod,
 )

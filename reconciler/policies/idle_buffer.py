@@ -92,7 +92,7 @@ def buffer_milli(top_milli: int, config: IdleBufferConfig) -> int:
     return min(max(config.buffer_milli, top_milli * config.buffer_percent // 100), top_milli // 2)
 
 
-def carve(view: NodeView, pools: Pools, previous: Pools | None, config: IdleBufferConfig) -> Pools:
+def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: IdleBufferConfig) -> Pools:
     """Lower the budget to what the ticker allows."""
     del previous
     ceiling = view.reclaimed_ceiling_milli
@@ -112,5 +112,5 @@ POLICY = Policy(
     summary="some CPU time of the online set is always idle",
     config_type=IdleBufferConfig,
     precedence=20,
-    carve=carve,
+    decide_node=decide_node,
 )

@@ -17,7 +17,7 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from reconciler.policies.base import Policy, PolicyConfig, owns_cpus, setting_of
-from reconciler.policies.offers import lacking
+from reconciler.policies.offers import unsupported_reason
 from state.model import ContainerKind, NodeView, Pod, PodClass, Pools, Setting
 
 NAME: Final = "idle_class"
@@ -32,17 +32,17 @@ class IdleClassConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
     ] = False
 
 
-def carve(view: NodeView, pools: Pools, previous: Pools | None, config: IdleClassConfig) -> Pools:
+def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: IdleClassConfig) -> Pools:
     """Say whether this kernel can."""
     del previous, config
-    reason = lacking(view, KNOB) or "BE pods run when nobody else wants the CPU"
+    reason = unsupported_reason(view, KNOB) or "BE pods run when nobody else wants the CPU"
     return replace(pools, reasons={**pools.reasons, NAME: reason})
 
 
 def for_pod(pod: Pod, view: NodeView, pools: Pools, config: IdleClassConfig) -> list[Setting]:
     """The idle class for a BE pod's directory; not where a container of it owns CPUs, which it would then share."""
     del config
-    if pod.pod_class is not PodClass.RECLAIMED or lacking(view, KNOB) is not None:
+    if pod.pod_class is not PodClass.RECLAIMED or unsupported_reason(view, KNOB) is not None:
         return []
     if any(one.kind is not ContainerKind.SANDBOX and owns_cpus(pod, one, pools) for one in pod.containers):
         return []
@@ -55,6 +55,6 @@ POLICY = Policy(
     summary="BE pods in the kernel's idle class",
     config_type=IdleClassConfig,
     precedence=42,
-    carve=carve,
+    decide_node=decide_node,
     pod=for_pod,
 )

@@ -26,7 +26,7 @@ from msgspec.structs import replace
 from cgroupfs.codecs import PAGE
 from cgroupfs.naming import QosClass
 from reconciler.policies.base import Policy, PolicyConfig, setting_of
-from reconciler.policies.offers import lacking
+from reconciler.policies.offers import unsupported_reason
 from state.memory import MemoryProtection
 from state.model import Container, ContainerKind, NodeView, Pod, PodClass, Pools, Setting
 
@@ -142,10 +142,10 @@ def of_pod(pod: Pod, view: NodeView, config: MemoryQosConfig) -> list[tuple[Cont
     return [(one, of_container(pod, one, view, of)) for one in running]
 
 
-def carve(view: NodeView, pools: Pools, previous: Pools | None, config: MemoryQosConfig) -> Pools:
+def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: MemoryQosConfig) -> Pools:
     """The sums that the directories above the pods must hold, and why there are none."""
     del previous
-    missing = lacking(view, "memory.low")
+    missing = unsupported_reason(view, "memory.low")
     if missing is not None or not config.directories:
         said = f"soft limits only: {missing}" if missing is not None else "no sums in the QoS directories"
         return replace(pools, reasons={**pools.reasons, NAME: said})
@@ -171,7 +171,7 @@ def parents(view: NodeView, pools: Pools, config: MemoryQosConfig) -> list[Setti
         Setting(path=path, knob=knob, value=value, policy=NAME, reason=reason)
         for path, found in sorted(pools.memory.protected.items())
         for knob, value in (("memory.min", found.min_bytes), ("memory.low", found.low_bytes))
-        if value and lacking(view, knob) is None
+        if value and unsupported_reason(view, knob) is None
     ]
 
 
@@ -180,14 +180,14 @@ def for_pod(pod: Pod, view: NodeView, pools: Pools, config: MemoryQosConfig) -> 
     del pools
     found = of_pod(pod, view, config)
     settings = [one for container, amount in found for one in _of(pod, container, amount, view)]
-    if percents(pod, config).oom_group and lacking(view, "memory.oom_group") is None:
+    if percents(pod, config).oom_group and unsupported_reason(view, "memory.oom_group") is None:
         reason = "one of it killed is all of it"
         settings += [
             setting_of(pod, container, "memory.oom_group", 1, policy=NAME, reason=reason) for container, _ in found
         ]
     sums = _sum(amount for _, amount in found)
     for knob, value in (("memory.min", sums.min_bytes), ("memory.low", sums.low_bytes)):
-        if value and lacking(view, knob) is None:
+        if value and unsupported_reason(view, knob) is None:
             settings.append(setting_of(pod, None, knob, value, policy=NAME, reason="the sum of its containers'"))
     return settings
 
@@ -200,7 +200,7 @@ def _of(pod: Pod, container: Container, amount: MemoryAmounts, view: NodeView) -
         ("memory.high" if v2 else "memory.soft", amount.high_bytes, "between its request and its limit"),
     )
     for knob, value, reason in wanted:
-        if value is not None and lacking(view, knob) is None:
+        if value is not None and unsupported_reason(view, knob) is None:
             yield setting_of(pod, container, knob, value, policy=NAME, reason=reason)
 
 
@@ -224,7 +224,7 @@ POLICY = Policy(
     summary="requests protected from reclaim, use beyond them throttled before the limit",
     config_type=MemoryQosConfig,
     precedence=54,
-    carve=carve,
+    decide_node=decide_node,
     parents=parents,
     pod=for_pod,
 )

@@ -64,7 +64,7 @@ class MemoryReclaimConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknow
     ] = 100 << 20
 
 
-def carve(view: NodeView, pools: Pools, previous: Pools | None, config: MemoryReclaimConfig) -> Pools:
+def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: MemoryReclaimConfig) -> Pools:
     """Tell the actuator what is wanted."""
     del previous
     version = view.versions.get("memory")
@@ -97,5 +97,5 @@ POLICY = Policy(
     summary="memory that BE containers do not miss, and their page cache when the node is short",
     config_type=MemoryReclaimConfig,
     precedence=72,
-    carve=carve,
+    decide_node=decide_node,
 )

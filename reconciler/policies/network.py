@@ -24,7 +24,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from reconciler.policies.base import Policy, PolicyConfig
-from reconciler.policies.offers import lacking
+from reconciler.policies.offers import unsupported_reason
 from state.model import ContainerKind, NodeView, Pod, PodClass, Pools, Setting
 from state.network import BE_CLASS, InterfaceRequest, NetworkRequest
 
@@ -89,12 +89,12 @@ class NetworkConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fiel
             raise ValueError(f"interfaces has {twice!r} twice; expected each interface once")
 
 
-def carve(view: NodeView, pools: Pools, previous: Pools | None, config: NetworkConfig) -> Pools:
+def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: NetworkConfig) -> Pools:
     """Say what is wanted of which interface; nothing where no BE packet can be told from others."""
     del previous
     if not config.interfaces:
         return replace(pools, reasons={**pools.reasons, NAME: "no interface is named"})
-    missing = lacking(view, KNOB)
+    missing = unsupported_reason(view, KNOB)
     if missing is not None and not config.pods:
         return replace(pools, reasons={**pools.reasons, NAME: missing})
     wish = NetworkRequest(
@@ -146,6 +146,6 @@ POLICY = Policy(
     summary="a bounded share of the named interfaces for BE pods, following what online work uses",
     config_type=NetworkConfig,
     precedence=62,
-    carve=carve,
+    decide_node=decide_node,
     pod=for_pod,
 )

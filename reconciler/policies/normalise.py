@@ -61,7 +61,7 @@ def quota_of(pod: Pod, container: Container, pools: Pools) -> int | None:
     return max(QUOTA_MIN_US, normalised(quota, pools)) if applies(pod, container, pools) else quota
 
 
-def carve(view: NodeView, pools: Pools, previous: Pools | None, config: NormaliseConfig) -> Pools:
+def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: NormaliseConfig) -> Pools:
     """Tell the other policies the ratio."""
     del view, previous
     reason = (
@@ -91,6 +91,6 @@ POLICY = Policy(
     summary="quotas in units of a reference CPU",
     config_type=NormaliseConfig,
     precedence=32,
-    carve=carve,
+    decide_node=decide_node,
     pod=for_pod,
 )

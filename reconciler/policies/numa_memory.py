@@ -17,7 +17,7 @@ from msgspec import Meta
 
 from cgroupfs.cpuset import EMPTY, CpuSet
 from reconciler.policies.base import Policy, PolicyConfig, placed_cpus, setting_of
-from reconciler.policies.offers import lacking
+from reconciler.policies.offers import unsupported_reason
 from state.model import Container, ContainerKind, NodeView, Phase, Pod, PodClass, Pools, Setting
 from state.topology import Topology
 
@@ -66,7 +66,7 @@ def bound_nodes(pod: Pod, container: Container, view: NodeView, pools: Pools) ->
 
 def for_pod(pod: Pod, view: NodeView, pools: Pools, config: NumaMemoryPolicyConfig) -> list[Setting]:
     """The memory nodes of each bound container."""
-    migrate = config.migrate and lacking(view, "cpu.mems_migrate") is None
+    migrate = config.migrate and unsupported_reason(view, "cpu.mems_migrate") is None
     every = view.topology.memory_nodes()
     settings: list[Setting] = []
     for container in pod.containers:

@@ -4,7 +4,7 @@ from cgroupfs.knobs import CATALOG
 from state.model import NodeView
 
 
-def lacking(view: NodeView, name: str) -> str | None:
+def unsupported_reason(view: NodeView, name: str) -> str | None:
     """Why a knob is not to be had on this node; None when it is."""
     knob = CATALOG[name]
     version = view.versions.get(knob.controller)

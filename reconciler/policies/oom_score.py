@@ -54,7 +54,7 @@ def score_of(pod: Pod, wish: OomScoreRequest) -> int | None:
     return max(wish.lowest, min(HIGHEST, asked))
 
 
-def carve(view: NodeView, pools: Pools, previous: Pools | None, config: OomScoreConfig) -> Pools:
+def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: OomScoreConfig) -> Pools:
     """Tell the actuator what is wanted."""
     del view, previous
     wish = OomScoreRequest(dry_run=config.dry_run, lowest=config.lowest, sweep_s=config.sweep_s)
@@ -68,5 +68,5 @@ POLICY = Policy(
     summary="BE processes are the OOM killer's first choice",
     config_type=OomScoreConfig,
     precedence=74,
-    carve=carve,
+    decide_node=decide_node,
 )

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from reconciler.placement.allocate import CpuPreference
 
 
-def choose(
+def choose_cpus(
     count: int,
     candidates: CpuSet,
     held: CpuSet,
@@ -54,7 +54,7 @@ def choose(
 
 
 class BeCpuRules(NamedTuple):
-    """The candidates that a chain of rules leaves, their order for `choose`, and what a person should know."""
+    """The candidates that a chain of rules leaves, their order for `choose_cpus`, and what a person should know."""
 
     candidates: CpuSet
     tiers: Sequence[CpuSet] | None

@@ -15,7 +15,7 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from reconciler.policies.base import Policy, PolicyConfig, owns_cpus, setting_of
-from reconciler.policies.offers import lacking
+from reconciler.policies.offers import unsupported_reason
 from state.model import Container, ContainerKind, NodeView, Pod, PodClass, Pools, Setting
 
 NAME: Final = "qos_level"
@@ -35,17 +35,17 @@ class QosLevelConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fie
     ] = False
 
 
-def carve(view: NodeView, pools: Pools, previous: Pools | None, config: QosLevelConfig) -> Pools:
+def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: QosLevelConfig) -> Pools:
     """Say whether this kernel can."""
     del previous, config
-    reason = lacking(view, KNOB) or "BE pods are offline; the kernel never takes that back"
+    reason = unsupported_reason(view, KNOB) or "BE pods are offline; the kernel never takes that back"
     return replace(pools, reasons={**pools.reasons, NAME: reason})
 
 
 def for_pod(pod: Pod, view: NodeView, pools: Pools, config: QosLevelConfig) -> list[Setting]:
     """Offline for a BE pod and its containers; for an online one what it should be, where it is known to be offline."""
     del config
-    if lacking(view, KNOB) is not None or not pod.classification.certain:
+    if unsupported_reason(view, KNOB) is not None or not pod.classification.certain:
         return []
     groups: list[tuple[str, Container | None]] = [(pod.group.path, None)]
     groups += [(one.group.path, one) for one in pod.containers if one.kind is not ContainerKind.SANDBOX]
@@ -65,6 +65,6 @@ POLICY = Policy(
     summary="BE pods are offline work to openEuler's scheduler",
     config_type=QosLevelConfig,
     precedence=46,
-    carve=carve,
+    decide_node=decide_node,
     pod=for_pod,
 )

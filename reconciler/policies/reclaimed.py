@@ -20,7 +20,7 @@ from reconciler.placement.config import PlacementConfig
 from reconciler.policies.base import SHARES_MIN, Policy, PolicyConfig, owns_cpus, period_us, quota_us
 from reconciler.policies.be_quota import own_quota, parts_of, split
 from reconciler.policies.budget import BudgetConfig, cpu_count, next_budget
-from reconciler.policies.pick import by_rules, choose, neighbours
+from reconciler.policies.pick import by_rules, choose_cpus, neighbours
 from state.model import ContainerKind, CpuPolicy, NodeView, Pod, PodClass, Pools, Setting
 
 NAME: Final = "reclaimed"
@@ -83,7 +83,7 @@ class ReclaimedConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
         checked(self.placement)
 
 
-def carve(view: NodeView, pools: Pools, previous: Pools | None, config: ReclaimedConfig) -> Pools:
+def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: ReclaimedConfig) -> Pools:
     """Set the budget, choose the CPUs, split the quota."""
     confined = config.form is not ReclaimedForm.QUOTA and view.kubelet.reasserts_s is None
     counted, squeezed = _candidates(view, pools, config)
@@ -101,15 +101,15 @@ def carve(view: NodeView, pools: Pools, previous: Pools | None, config: Reclaime
     count = cpu_count(budget.milli, len(held), len(counted), config.minimum_cpus, bounded=bounded)
     # Siblings of CPUs that are shared on purpose are no longer worth avoiding.
     taken = (pools.reserved | pools.dedicated_cpus) - counted
-    reclaimed = choose(count, counted, held, taken, view.topology, tiers=tiers)
+    reclaimed = choose_cpus(count, counted, held, taken, view.topology, tiers=tiers)
     for node in view.topology.nodes() if config.minimum_per_node else ():
         here = view.topology.node_cpus(node) & counted
         if len(reclaimed & here) < config.minimum_per_node:
             kept = (held | reclaimed) & here
-            reclaimed |= choose(config.minimum_per_node, here, kept, taken, view.topology, tiers=tiers)
+            reclaimed |= choose_cpus(config.minimum_per_node, here, kept, taken, view.topology, tiers=tiers)
     reasons = dict(pools.reasons)
     reasons["budget"] = budget.reason
-    reasons["reclaimed"] = _why_these(reclaimed, counted, taken, squeezed, view) + told
+    reasons["reclaimed"] = _reason(reclaimed, counted, taken, squeezed, view) + told
     reasons["cpuset"] = _why_cpuset(confined, config, view)
     quota: dict[str, int] | None = None
     if bounded:
@@ -159,7 +159,7 @@ def for_pod(pod: Pod, view: NodeView, pools: Pools, config: ReclaimedConfig) -> 
     if config.pod_weight:
         want(pod.group.path, "cpu.weight", SHARES_MIN, "BE yields to every online pod")
     parts = parts_of(pod, view, pools)
-    pool, whose = _near(pod, view, pools)
+    pool, whose = _pool_on_node(pod, view, pools)
     for container in pod.containers:
         path, cid = container.group.path, container.id
         if owns_cpus(pod, container, pools):
@@ -227,7 +227,7 @@ def _refused(view: NodeView, pools: Pools) -> CpuSet:
     return CpuSet.from_mask(masks)
 
 
-def _near(pod: Pod, view: NodeView, pools: Pools) -> tuple[CpuSet, str]:
+def _pool_on_node(pod: Pod, view: NodeView, pools: Pools) -> tuple[CpuSet, str]:
     """The pool as one pod gets it: the part on its NUMA nodes, where it is bound to some and there is such a part."""
     if pod.wish.numa_binding:
         for node in pod.wish.nodes:
@@ -237,7 +237,7 @@ def _near(pod: Pod, view: NodeView, pools: Pools) -> tuple[CpuSet, str]:
     return pools.reclaimed, "the reclaimed pool"
 
 
-def _why_these(reclaimed: CpuSet, counted: CpuSet, taken: CpuSet, squeezed: str | None, view: NodeView) -> str:
+def _reason(reclaimed: CpuSet, counted: CpuSet, taken: CpuSet, squeezed: str | None, view: NodeView) -> str:
     if squeezed is not None:
         return squeezed
     reason = f"{len(reclaimed)} of the {len(counted)} CPUs that BE work may use"
@@ -269,7 +269,7 @@ POLICY = Policy(
     summary="BE pods get the CPU that online work leaves",
     config_type=ReclaimedConfig,
     precedence=40,
-    carve=carve,
+    decide_node=decide_node,
     parents=parents,
     pod=for_pod,
 )

@@ -68,7 +68,7 @@ class ReserveConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fiel
                 raise ValueError(f"{name}: {exc}; expected a CPU list below {MAX_CPUS}") from exc
 
 
-def carve(view: NodeView, pools: Pools, previous: Pools | None, config: ReserveConfig) -> Pools:
+def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: ReserveConfig) -> Pools:
     """Reserve the kubelet's and our own CPUs, as far as they are online."""
     del previous
     ours = CpuSet.parse(config.cpus)
@@ -130,5 +130,5 @@ POLICY = Policy(
     summary="CPUs of the system, the kubelet and the interrupts stay out of every other pool",
     config_type=ReserveConfig,
     precedence=60,
-    carve=carve,
+    decide_node=decide_node,
 )

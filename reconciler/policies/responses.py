@@ -30,7 +30,7 @@ from reconciler.policies.base import (
     setting_of,
 )
 from reconciler.policies.be_quota import container_asks, own_quota
-from reconciler.policies.offers import lacking
+from reconciler.policies.offers import unsupported_reason
 from state.measures import SqueezeLimit
 from state.model import NodeView, Pod, PodClass, Pools, Setting
 
@@ -42,7 +42,7 @@ class ResponsesConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
     """Whether responses reach the plan at all; which there are is set under ``interference``."""
 
 
-def carve(view: NodeView, pools: Pools, previous: Pools | None, config: ResponsesConfig) -> Pools:
+def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: ResponsesConfig) -> Pools:
     """Hold the BE budget where a response asks for it."""
     del previous, config
     measures = view.measures
@@ -63,7 +63,7 @@ def for_pod(pod: Pod, view: NodeView, pools: Pools, config: ResponsesConfig) -> 
         settings += _cpu(pod, view, pools, squeeze)
         settings += _memory(pod, view, squeeze)
         settings += _disk(pod, view, squeeze)
-    if (reason := measures.frozen.get(pod.uid)) is not None and lacking(view, FREEZE) is None:
+    if (reason := measures.frozen.get(pod.uid)) is not None and unsupported_reason(view, FREEZE) is None:
         settings.append(setting_of(pod, None, FREEZE, 1, policy=NAME, reason=reason))
     return settings
 
@@ -93,7 +93,7 @@ def _cpu(pod: Pod, view: NodeView, pools: Pools, squeeze: SqueezeLimit) -> list[
 
 
 def _memory(pod: Pod, view: NodeView, squeeze: SqueezeLimit) -> list[Setting]:
-    if squeeze.memory_high_bytes is None or lacking(view, "memory.high") is not None:
+    if squeeze.memory_high_bytes is None or unsupported_reason(view, "memory.high") is not None:
         return []
     return [setting_of(pod, None, "memory.high", squeeze.memory_high_bytes, policy=NAME, reason=squeeze.reason)]
 
@@ -102,7 +102,7 @@ def _disk(pod: Pod, view: NodeView, squeeze: SqueezeLimit) -> list[Setting]:
     if squeeze.disk_bps is None or not squeeze.disks:
         return []
     bps = squeeze.disk_bps
-    if lacking(view, "io.max") is None:
+    if unsupported_reason(view, "io.max") is None:
         limits = DeviceLimits({disk: {"rbps": bps, "wbps": bps} for disk in squeeze.disks})
         return [setting_of(pod, None, "io.max", limits, policy=NAME, reason=squeeze.reason)]
     containers = containers_of(pod)
@@ -117,7 +117,7 @@ def _disk(pod: Pod, view: NodeView, squeeze: SqueezeLimit) -> list[Setting]:
         )
         for one in containers
         for knob, key in (("blkio.read_bps", "rbps"), ("blkio.write_bps", "wbps"))
-        if lacking(view, knob) is None
+        if unsupported_reason(view, knob) is None
     ]
 
 
@@ -126,6 +126,6 @@ POLICY = Policy(
     summary="what responses to interference ask for: a held budget, a squeezed or frozen BE pod",
     config_type=ResponsesConfig,
     precedence=6,
-    carve=carve,
+    decide_node=decide_node,
     pod=for_pod,
 )

@@ -97,7 +97,7 @@ class SharedConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_field
         return self.sizing is PoolSizing.MEASURED
 
 
-def carve(view: NodeView, pools: Pools, previous: Pools | None, config: SharedConfig) -> Pools:
+def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: SharedConfig) -> Pools:
     """Divide what is left among the online pools."""
     if not pools.shared:
         everything = pools.online_cpus
@@ -274,6 +274,6 @@ POLICY = Policy(
     summary="online pods share what is neither reserved nor dedicated, in one pool or in those they name",
     config_type=SharedConfig,
     precedence=50,
-    carve=carve,
+    decide_node=decide_node,
     pod=for_pod,
 )

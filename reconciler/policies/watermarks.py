@@ -83,7 +83,7 @@ def has_room(name: str, have: int, want: int, node: NodeMemoryReading, *, fresh_
     return taken == 0 or (fresh and node.available_bytes >= 2 * taken)
 
 
-def carve(view: NodeView, pools: Pools, previous: Pools | None, config: WatermarksConfig) -> Pools:
+def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: WatermarksConfig) -> Pools:
     """Tell the actuator what is wanted."""
     del view, previous
     wish = WatermarkRequest(
@@ -100,5 +100,5 @@ POLICY = Policy(
     summary="how much memory the kernel keeps free",
     config_type=WatermarksConfig,
     precedence=78,
-    carve=carve,
+    decide_node=decide_node,
 )

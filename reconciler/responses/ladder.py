@@ -20,7 +20,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from reconciler.responses.config import LadderConfig
-from reconciler.responses.steps import ActionContext, Dimension, ResponseStep, enlarged, next_step, waited_for
+from reconciler.responses.steps import ActionContext, Dimension, ResponseStep, intensified, next_step, pending
 from reconciler.signals.history import History
 from state.evidence import RuleVerdict, SampleFrame, Verdict
 from state.measures import Response
@@ -112,7 +112,7 @@ def advance(
     for ascent in ascents:
         for finding in ascent.findings:
             if memory.climbs or finding.verdict is interfered:
-                ladder.go(ascent, finding)
+                ladder.process(ascent, finding)
     return ladder.end()
 
 
@@ -142,7 +142,7 @@ class _Escalation:
         memory = EscalationMemory(climbs=self._after, useless=self._useless, rest=self._rest, kept=self._kept)
         return memory, tuple(self._changes)
 
-    def go(self, ascent: RuleFindings, finding: RuleVerdict) -> None:
+    def process(self, ascent: RuleFindings, finding: RuleVerdict) -> None:
         key = f"{ascent.rule} {finding.victim}"
         climb = self._before.pop(key, None)
         if climb is not None and climb.shadow != ascent.shadow:
@@ -153,12 +153,12 @@ class _Escalation:
                 return
             climb = EscalationState(rule=ascent.rule, victim=finding.victim, title=finding.title, shadow=ascent.shadow)
         climb = self._without_the_gone(self._followed(climb))
-        climb = self._thawed(climb)
+        climb = self._end_freeze(climb)
         match finding.verdict:
             case Verdict.INTERFERED:
-                climb = self._up(climb, ascent, finding)
+                climb = self._escalate(climb, ascent, finding)
             case Verdict.OK:
-                climb = self._down(self._settled(climb, finding))
+                climb = self._deescalate(self._has_taken_effect(climb, finding))
             case _:
                 climb = replace(climb, calm_s=None)
         if climb.steps or finding.verdict is not Verdict.OK:
@@ -166,18 +166,20 @@ class _Escalation:
 
     # Up
 
-    def _up(self, climb: EscalationState, ascent: RuleFindings, finding: RuleVerdict) -> EscalationState:
+    def _escalate(self, climb: EscalationState, ascent: RuleFindings, finding: RuleVerdict) -> EscalationState:
         if climb.calm_s is not None and climb.steps:
             climb = replace(climb, relapses=climb.relapses + 1)
         climb = replace(climb, calm_s=None)
-        waiting = waited_for(climb.steps)
+        waiting = pending(climb.steps)
         if waiting is not None:
             if self._frame.at_s - _begun_s(waiting) < self._patience(waiting):
                 return climb
-            larger = None if climb.shadow or self._better(waiting, finding) else enlarged(waiting, self._config.squeeze)
+            larger = (
+                None if climb.shadow or self._better(waiting, finding) else intensified(waiting, self._config.squeeze)
+            )
             if larger is not None:
                 larger = replace(larger, at_s=self._frame.at_s)
-                self._tell(Transition.APPLIED, climb, f"{larger.words} ({_by(waiting, finding)})", larger)
+                self._tell(Transition.APPLIED, climb, f"{larger.describe} ({_by(waiting, finding)})", larger)
                 return _with(climb, waiting, larger)
             climb = self._judge(climb, waiting, finding)
         step = next_step(self._chance(climb, ascent, finding))
@@ -193,7 +195,9 @@ class _Escalation:
 
     def _take(self, climb: EscalationState, step: ResponseStep) -> EscalationState:
         climb = replace(climb, steps=(*climb.steps, step), exhausted=False)
-        self._tell(Transition.ASKED if step.response is Response.EVICT else Transition.APPLIED, climb, step.words, step)
+        self._tell(
+            Transition.ASKED if step.response is Response.EVICT else Transition.APPLIED, climb, step.describe, step
+        )
         return climb
 
     def _judge(self, climb: EscalationState, step: ResponseStep, finding: RuleVerdict) -> EscalationState:
@@ -201,7 +205,7 @@ class _Escalation:
         if climb.shadow:
             return _with(climb, step, replace(step, judged=True))
         if self._better(step, finding):
-            self._tell(Transition.HELPED, climb, f"{step.words}: {_by(step, finding)}", step)
+            self._tell(Transition.HELPED, climb, f"{step.describe}: {_by(step, finding)}", step)
             return _with(climb, step, replace(step, judged=True))
         if any(one.judged and one.suspect == step.suspect and one.what is step.what for one in climb.steps):
             climb = replace(climb, given_up=(*climb.given_up, step.key))
@@ -214,16 +218,16 @@ class _Escalation:
     def _better(self, step: ResponseStep, finding: RuleVerdict) -> bool:
         return finding.severity <= step.severity * (1 - self._config.better_percent / 100)
 
-    def _settled(self, climb: EscalationState, finding: RuleVerdict) -> EscalationState:
+    def _has_taken_effect(self, climb: EscalationState, finding: RuleVerdict) -> EscalationState:
         """The victim is well: whatever was waited for has helped, but for what was only asked for."""
         for step in climb.steps:
             if step.dry or (_wish(climb, step) and step.ending_s is None):
                 climb = self._end(climb, step, f"{climb.title} is well")
-        waiting = waited_for(climb.steps)
+        waiting = pending(climb.steps)
         if waiting is None:
             return climb
         if not climb.shadow:
-            self._tell(Transition.HELPED, climb, f"{waiting.words}: {_by(waiting, finding)}", waiting)
+            self._tell(Transition.HELPED, climb, f"{waiting.describe}: {_by(waiting, finding)}", waiting)
         return _with(climb, waiting, replace(waiting, judged=True))
 
     def _patience(self, step: ResponseStep) -> float:
@@ -232,7 +236,7 @@ class _Escalation:
     def _chance(self, climb: EscalationState, ascent: RuleFindings, finding: RuleVerdict) -> ActionContext:
         others = [*self._after.values(), *self._before.values()]
         alike = [one for one in others if one.shadow == climb.shadow]
-        waits = [waited_for(one.steps) for one in alike]
+        waits = [pending(one.steps) for one in alike]
         responses = ascent.responses
         if not self._evicts and any(step.dry for step in climb.steps):
             # Who would be next depends on what the first one's end would bring.
@@ -255,7 +259,7 @@ class _Escalation:
 
     # Down
 
-    def _down(self, climb: EscalationState) -> EscalationState:
+    def _deescalate(self, climb: EscalationState) -> EscalationState:
         if not climb.steps:
             return climb
         if climb.calm_s is None:
@@ -267,7 +271,7 @@ class _Escalation:
         calmed = replace(climb, calm_s=self._frame.at_s)
         if eased is None:
             return self._end(calmed, step, f"{climb.title} is well")
-        self._tell(Transition.EASED, climb, eased.words, eased)
+        self._tell(Transition.EASED, climb, eased.describe, eased)
         return _with(calmed, step, eased)
 
     def _eased(self, climb: EscalationState, step: ResponseStep) -> ResponseStep | None:
@@ -306,7 +310,7 @@ class _Escalation:
                 climb = self._end(climb, step, "it is gone" if pod is None else "somebody wants it left alone")
         return climb
 
-    def _thawed(self, climb: EscalationState) -> EscalationState:
+    def _end_freeze(self, climb: EscalationState) -> EscalationState:
         for step in climb.steps:
             if step.response is Response.FREEZE and self._frame.at_s - step.at_s >= step.amount:
                 climb = self._end(climb, step, "its time is over")
@@ -318,7 +322,7 @@ class _Escalation:
         """The climb without a step, whatever the reason."""
         if step.response is Response.FREEZE and step.suspect is not None:
             self._rest[step.suspect, climb.shadow] = self._frame.at_s + self._config.freeze.rest_s
-        self._tell(turn, climb, f"{step.words}: {why}", step)
+        self._tell(turn, climb, f"{step.describe}: {why}", step)
         return _with(climb, step, None)
 
     def _tell(self, turn: Transition, climb: EscalationState, words: str, step: ResponseStep | None) -> None:

@@ -8,7 +8,7 @@ from state.evidence import SampleFrame
 from state.measures import Response, Restrictions, SqueezeLimit
 
 
-def measures_of(memory: EscalationMemory, frame: SampleFrame) -> Restrictions:
+def demands_of(memory: EscalationMemory, frame: SampleFrame) -> Restrictions:
     """What the plan is asked for now."""
     budget: tuple[int, str] | None = None
     cache: tuple[int, str] | None = None

@@ -65,7 +65,7 @@ class ResponseStep(Struct, frozen=True, kw_only=True):
     dry: bool = False
 
     @property
-    def words(self) -> str:
+    def describe(self) -> str:
         """For a person: ``squeeze ns/job: CPU 1800 -> 900 milli-CPU``."""
         match self.what:
             case Dimension.BUDGET:
@@ -177,7 +177,7 @@ def _tighter(chance: ActionContext, suspect: Suspect, pod: PodSnapshot, what: Di
     return _step(chance, Response.SQUEEZE, what, (amount, use), suspect)
 
 
-def enlarged(step: ResponseStep, squeeze: SqueezeConfig) -> ResponseStep | None:
+def intensified(step: ResponseStep, squeeze: SqueezeConfig) -> ResponseStep | None:
     """The same squeeze, as large as where nobody knows what the victim lacks. None: it is that large, or no squeeze.
 
     What a victim lacks is measured while the suspect takes it and the rest of the node fills every hole: a small step
@@ -294,7 +294,7 @@ def _step(
     )
 
 
-def waited_for(steps: Iterable[ResponseStep]) -> ResponseStep | None:
+def pending(steps: Iterable[ResponseStep]) -> ResponseStep | None:
     """The change whose effect is being waited for."""
     return next((step for step in steps if not step.judged), None)
 

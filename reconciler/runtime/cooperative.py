@@ -46,12 +46,12 @@ class TimeSlice:
         self._since = time.monotonic()
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         """A millisecond has gone by since others could run."""
         return time.monotonic() - self._since > _SLICE_S
 
     async def checkpoint(self) -> None:
         """Let others run when a millisecond has gone by."""
-        if self.over:
+        if self.is_over:
             await trio.lowlevel.checkpoint()
             self._since = time.monotonic()

@@ -13,14 +13,14 @@ from typing import Final
 _M_ARENA_MAX: Final = -8
 
 
-def one_arena() -> None:
+def limit_arenas() -> None:
     """Before threads start: all of them allocate from the main arena."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_M_ARENA_MAX, 1)
 
 
-def settle() -> None:
+def trim_after_start() -> None:
     """After the start: what lives now lives long, so the collector need not walk it again; give free pages back."""
     gc.collect()
     gc.freeze()

@@ -145,7 +145,7 @@ class _Binder:
         found: dict[str, _Checked] = {}
         for key, child in node.items.items():
             field = schema.fields.get(key)
-            said = _said(key, secret)
+            said = _redacted_key(key, secret)
             name = f"{path}.{said}" if path else said
             if field is None:
                 self.problems.append(ConfigProblem(node.places[key], name, _unknown(said, schema.fields)))
@@ -161,7 +161,7 @@ class _Binder:
             return None
         item = schema.item
         checked = {
-            key: self.check(child, item, f"{path}.{_said(key, secret)}", secret=secret)
+            key: self.check(child, item, f"{path}.{_redacted_key(key, secret)}", secret=secret)
             for key, child in node.items.items()
         }
         return _Checked({key: given for key, given in checked.items() if given is not None}, node.at)
@@ -181,7 +181,7 @@ class _Binder:
     def _leaf(self, node: Node, leaf: ScalarSchema, path: str, secret: bool) -> _Checked | None:
         if not isinstance(node, Scalar) or (node.null and leaf.kind is not ScalarKind.CHOICE):
             hint = "; leave the key out for the default" if isinstance(node, Scalar) else ""
-            self._bad(node.at, path, f"expected {leaf.words}; got {_shown(node, secret)}{hint}")
+            self._bad(node.at, path, f"expected {leaf.describe}; got {_shown(node, secret)}{hint}")
             return None
         try:
             value = _value(node, leaf, _shown(node, secret))
@@ -202,7 +202,7 @@ class _Binder:
         if isinstance(schema, MapSchema):
             item = schema.item
             return {
-                key: self.make(one, item, f"{path}.{_said(key, secret)}", secret=secret)
+                key: self.make(one, item, f"{path}.{_redacted_key(key, secret)}", secret=secret)
                 for key, one in given.value.items()
             }
         values: dict[str, object] = {}
@@ -211,7 +211,7 @@ class _Binder:
             if key in given.value:
                 values[field.attribute] = self.make(given.value[key], field.schema, name, secret=field.secret)
             elif field.required and not self._refused(name):
-                self._bad(given.at, path, f"missing key {key!r}{_because(field)}")
+                self._bad(given.at, path, f"missing key {key!r}{_hint(field)}")
         if self._refused(path):
             # Its own check would complain about what is missing only because it has been refused.
             return None
@@ -227,7 +227,7 @@ class _Binder:
         return any(not path or lost == path or lost.startswith(inside) for lost in self._lost)
 
 
-def _because(field: FieldSchema) -> str:
+def _hint(field: FieldSchema) -> str:
     return f" ({field.description})" if field.description else ""
 
 
@@ -238,7 +238,7 @@ def _shown(node: Node, secret: bool) -> str:
     return node.shown
 
 
-def _said(key: str, secret: bool) -> str:
+def _redacted_key(key: str, secret: bool) -> str:
     """A key, for a message. Where secrets belong, one that is no plain name may be a misplaced secret."""
     return key if not secret or _PLAIN.fullmatch(key) else f"({len(key)} characters)"
 
@@ -250,21 +250,21 @@ def _value(node: Scalar, leaf: ScalarSchema, shown: str) -> object:
             value: object = node.text
         case ScalarKind.PATH:
             if not node.text.startswith("/") or "\0" in node.text:
-                raise ValueError(f"expected {leaf.words}; got {shown}")
+                raise ValueError(f"expected {leaf.describe}; got {shown}")
             value = node.text
         case ScalarKind.BOOL:
             value = None if node.quoted else _BOOLS.get(node.text.lower())
             if value is None:
-                raise ValueError(f"expected {leaf.words}; got {shown}")
+                raise ValueError(f"expected {leaf.describe}; got {shown}")
         case ScalarKind.CHOICE:
             if node.text not in leaf.choices:
-                raise ValueError(f"expected {leaf.words}; got {shown}{_meant(node.text, leaf.choices)}")
+                raise ValueError(f"expected {leaf.describe}; got {shown}{_suggestion(node.text, leaf.choices)}")
             value = node.text
         case ScalarKind.CPUS:
             try:
                 return CpuSet.parse(node.text)
             except ValueError as exc:
-                raise ValueError(f"expected {leaf.words}; {exc}") from exc
+                raise ValueError(f"expected {leaf.describe}; {exc}") from exc
         case ScalarKind.INT | ScalarKind.FLOAT:
             number = units.parse_number(node.text, leaf.unit, whole=leaf.whole)
             _within(number, leaf, shown)
@@ -285,10 +285,10 @@ def _within(number: float, leaf: ScalarSchema, shown: str) -> None:
 def _unknown(key: str, fields: Mapping[str, FieldSchema]) -> str:
     if not fields:
         return f"unknown key {key!r}; nothing can be set here"
-    return f"unknown key {key!r}{_meant(key, fields) or '; known here: ' + ', '.join(fields)}"
+    return f"unknown key {key!r}{_suggestion(key, fields) or '; known here: ' + ', '.join(fields)}"
 
 
-def _meant(word: str, known: Iterable[str]) -> str:
+def _suggestion(word: str, known: Iterable[str]) -> str:
     # Imported at the first mistake: a start without one needs not pay for it.
     from difflib import get_close_matches  # noqa: PLC0415
 

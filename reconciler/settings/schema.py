@@ -65,7 +65,7 @@ class ScalarSchema(Struct, frozen=True, kw_only=True):
         return f"at most {high}" if high is not None else ""
 
     @property
-    def words(self) -> str:
+    def describe(self) -> str:
         """What to write, for a message and the documentation: ``a duration such as 200ms, 10s or 5m``."""
         match self.kind:
             case ScalarKind.CHOICE:

@@ -34,7 +34,7 @@ class FreeSpace(NamedTuple):
     at_s: float
 
 
-def ask(path: str, clock: Callable[[], float] = time.monotonic) -> FreeSpace:
+def statvfs(path: str, clock: Callable[[], float] = time.monotonic) -> FreeSpace:
     """Blocks. ``available``: for users without the right to the reserve, as the kubelet counts. Errors: `OSError`."""
     at_s = clock()
     found = os.statvfs(path)
@@ -58,7 +58,7 @@ class FileSystems:
         self,
         directories: Mapping[str, str],
         *,
-        asks: Callable[[str], FreeSpace] = ask,
+        asks: Callable[[str], FreeSpace] = statvfs,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._directories = dict(directories)

@@ -145,7 +145,7 @@ class DirectoryUsageReader:
         yield f"{self._pods}/{pod.uid}"
         if all(_NAME.fullmatch(name or "") for name in (pod.namespace, pod.name)):
             yield f"{self._logs}/{pod.namespace}_{pod.name}_{pod.uid}"
-        for pid in self._processes.of(pod, now):
+        for pid in self._processes.get(pod, now):
             yield f"{self._root}/proc/{pid}/mountinfo"
 
     def _count(self, places: Mapping[str, Sequence[str]]) -> dict[str, DirectoryUsage]:

@@ -64,7 +64,7 @@ class GroupSampler:
                 if before is not None:
                     known[path] = before
                 continue
-            known[path] = _after(before, inode, now)
+            known[path] = _delta(before, inode, now)
         self._known = known
 
     def current(self, now: float) -> dict[str, GroupUse]:
@@ -86,7 +86,7 @@ class GroupSampler:
         return None if one is None else one.moved
 
 
-def _after(before: _KnownGroup | None, inode: int, now: UsageCounters) -> _KnownGroup:
+def _delta(before: _KnownGroup | None, inode: int, now: UsageCounters) -> _KnownGroup:
     if before is None:
         return _KnownGroup(inode, now, None, None)
     if 0.0 <= now.at_s - before.last.at_s < SHORTEST_S:

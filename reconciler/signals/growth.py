@@ -37,7 +37,7 @@ class CounterDelta:
     def __len__(self) -> int:
         return len(self._now)
 
-    def turn(self) -> None:
+    def rotate(self) -> None:
         """Begin a pass."""
         self._before, self._now = self._now, {}
 
@@ -77,12 +77,12 @@ def _differences(before: Counts, after: Counts) -> Counts:
     return tuple(map(grown, before, after))
 
 
-def needles(*names: str) -> tuple[str, ...]:
-    """What `pick` looks for, made once."""
+def prefixes(*names: str) -> tuple[str, ...]:
+    """What `parse_counters` looks for, made once."""
     return tuple(f"\n{name} " for name in names)
 
 
-def pick(text: str, wanted: tuple[str, ...]) -> list[int | None]:
+def parse_counters(text: str, wanted: tuple[str, ...]) -> list[int | None]:
     """A few numbers of a flat file of many lines; None: not there. A fifth of the time that `numbers` takes."""
     text = f"\n{text}"
     found: list[int | None] = []

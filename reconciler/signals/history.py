@@ -191,7 +191,7 @@ class History:
         here = self._subjects.get(subject)
         return None if here is None else here.series.get(signal)
 
-    def of(self, subject: str) -> Mapping[str, SampleSeries]:
+    def get(self, subject: str) -> Mapping[str, SampleSeries]:
         """All signals of one subject."""
         here = self._subjects.get(subject)
         return {} if here is None else here.series

@@ -35,7 +35,7 @@ class IrqSampler:
         self._asked: tuple[str, ...] = ()
         self._at: float | None = None
 
-    def look(self, interfaces: Sequence[str], now: float) -> CpuSet:
+    def sample(self, interfaces: Sequence[str], now: float) -> CpuSet:
         """The CPUs for these interfaces (names or patterns), read anew if the last reading is `EVERY_S` old.
 
         Interfaces without interrupts of their own (bridges, loopback) have no CPUs.

@@ -65,7 +65,7 @@ class BackgroundJob(Generic[T]):
             raise error
         return result
 
-    async def settle(self, within_s: float) -> bool:
+    async def wait_idle(self, within_s: float) -> bool:
         """Wait until no job is at work; False when one still is after this long."""
         with trio.move_on_after(within_s):
             while self.busy_s():  # noqa: ASYNC110  # nobody waits for the thread, so it need not know the loop

@@ -79,7 +79,7 @@ class NodeLoad:
         disks = {device: times for device, times in found.values() if self._devices.counts(device)}
         if not disks:
             self._problems |= dict.fromkeys(_DISKS, "no disk has ever been used")
-        self._grew.turn()
+        self._grew.rotate()
         total = IoCounters()
         busiest: _CpuBusy | None = None
         for device, times in disks.items():

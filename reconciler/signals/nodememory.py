@@ -98,7 +98,7 @@ class NodeMemoryReader:
             sheet.put(NODE, "memory.min", least)
 
     def _rates(self, sheet: SampleSheet, now: float) -> None:
-        self._grew.turn()
+        self._grew.rotate()
         counters = self._counters.counters(now)
         counts = (
             vmstat.taken_back(counters, "kswapd"),

@@ -49,7 +49,7 @@ class NumaMemorySampler:
         self._tried_at: float | None = None
         self._failed = False
 
-    def look(self, nodes: Sequence[int], now: float) -> NumaMemory | None:
+    def sample(self, nodes: Sequence[int], now: float) -> NumaMemory | None:
         """The newest reading, made now if the last one is `EVERY_S` old; ``nodes``: those with CPUs.
 
         One that fails is logged once, and what was known grows older. None: nothing is known.

@@ -37,7 +37,7 @@ from reconciler.signals.perf_window import (
     PerfTurn,
     PerfWindow,
     probe,
-    turn,
+    rotate,
     why,
 )
 from reconciler.signals.readers import SampleContext, SampleSheet
@@ -185,7 +185,7 @@ class PerfReader:
         finish = {key: self._open[key].window for key in (*lost, *ended)}
         # Never abandoned, or what it opens would have no owner; and what it closes is ours until it has done so.
         done = await trio.to_thread.run_sync(
-            turn, self._calls, self._offer.events, finish, ended, begin, limiter=self._limiter
+            rotate, self._calls, self._offer.events, finish, ended, begin, limiter=self._limiter
         )
         for key in finish:
             self._open.pop(key, None)

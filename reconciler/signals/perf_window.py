@@ -144,14 +144,14 @@ class PerfStart(NamedTuple):
 
 
 class PerfTurn(NamedTuple):
-    """What `turn` did: windows opened, what was counted (None: nothing), and what was refused."""
+    """What `rotate` did: windows opened, what was counted (None: nothing), and what was refused."""
 
     opened: Mapping[PerfKey, PerfWindow]
     counted: Mapping[PerfKey, PerfCounts | None]
     failed: Mapping[PerfKey, OSError]
 
 
-def turn(
+def rotate(
     calls: PerfCalls,
     events: Sequence[PerfEvent],
     finish: Mapping[PerfKey, PerfWindow],

@@ -21,7 +21,7 @@ from cgroupfs.hierarchy import UNIFIED, Hierarchy
 from cgroupfs.kept import GroupDirectories, ReadOps
 from cgroupfs.naming import QosClass
 from reconciler.runtime.cooperative import TimeSlice
-from reconciler.signals.growth import CounterDelta, needles, pick
+from reconciler.signals.growth import CounterDelta, parse_counters, prefixes
 from reconciler.signals.readers import SampleContext, SampleSheet
 from state.model import ContainerKind, NodeView, Pod
 
@@ -57,7 +57,7 @@ class _CpuStat(NamedTuple):
 
 
 _UNLIMITED: Final = "nr_periods 0\nnr_throttled 0\n"
-_OF_STAT: Final = needles("nr_periods", "nr_throttled", "throttled_time", "throttled_usec", "usage_usec")
+_OF_STAT: Final = prefixes("nr_periods", "nr_throttled", "throttled_time", "throttled_usec", "usage_usec")
 
 
 def parse_cpu_stat(text: str) -> _CpuStat:
@@ -65,7 +65,7 @@ def parse_cpu_stat(text: str) -> _CpuStat:
     if text.startswith(_UNLIMITED):
         # v1, and never a quota: most groups.
         return _CpuStat(0, 0, 0, None)
-    periods, hit, throttled_ns, throttled_us, usage_us = pick(text, _OF_STAT)
+    periods, hit, throttled_ns, throttled_us, usage_us = parse_counters(text, _OF_STAT)
     if throttled_ns is None:
         throttled_ns = (throttled_us or 0) * 1000
     return _CpuStat(periods or 0, hit or 0, throttled_ns, None if usage_us is None else usage_us * 1000)
@@ -109,8 +109,8 @@ class PodCpu:
         """Holds nothing."""
 
     async def read(self, scene: SampleContext, sheet: SampleSheet, now: float) -> None:
-        self._use.turn()
-        self._quota.turn()
+        self._use.rotate()
+        self._quota.rotate()
         slices = TimeSlice()
         throttling: dict[str, Throttling] = {}
         above = self._above(scene.view)

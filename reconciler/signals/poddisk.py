@@ -61,7 +61,7 @@ class PodDisk:
         if not self._v1 and not self._unified:
             self._problems = dict.fromkeys(SIGNALS, _NONE)
             return
-        self._grew.turn()
+        self._grew.rotate()
         self._devices.refresh(now)
         slices = TimeSlice()
         told = False

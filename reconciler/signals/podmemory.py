@@ -17,7 +17,7 @@ from cgroupfs.files import REAL
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.kept import GroupDirectories, ReadOps
 from reconciler.runtime.cooperative import TimeSlice
-from reconciler.signals.growth import CounterDelta, CounterIncrease, needles, pick
+from reconciler.signals.growth import CounterDelta, CounterIncrease, parse_counters, prefixes
 from reconciler.signals.readers import SampleContext, SampleSheet
 from reconciler.signals.vmstat import VmStat
 from state.evidence import NODE
@@ -27,8 +27,8 @@ NAME: Final = "memory"
 _FROM_STAT: Final = ("memory.rss", "memory.limit", "memory.refaults", "memory.scanned")
 _PODS_HITS: Final = "memory.pods_hits"
 SIGNALS: Final = ("memory.use", *_FROM_STAT, "memory.high_events", _PODS_HITS, "oom.kills")
-_LIMITS: Final = needles("high", "max")
-_KILLS: Final = needles("oom_kill")
+_LIMITS: Final = prefixes("high", "max")
+_KILLS: Final = prefixes("oom_kill")
 _UNTOLD: Final = {
     "memory.refaults": "this kernel does not count refaults by group",
     "memory.scanned": "cgroup v1 does not count by group what reclaim looks at",
@@ -48,13 +48,13 @@ class MemoryStat(NamedTuple):
 
 
 _NAMES: Final = ("workingset_refault_anon", "workingset_refault_file", "workingset_refault")
-_V1: Final = needles("total_rss", "hierarchical_memory_limit", *(f"total_{name}" for name in _NAMES))
-_V2: Final = needles("anon", "pgscan", *_NAMES)
+_V1: Final = prefixes("total_rss", "hierarchical_memory_limit", *(f"total_{name}" for name in _NAMES))
+_V2: Final = prefixes("anon", "pgscan", *_NAMES)
 
 
 def parse_memory_stat(text: str, version: int) -> MemoryStat:
     """v1 has the group's own numbers and the whole subtree's (``total_``); v2's are the subtree's."""
-    anonymous, other, anon, file, both = pick(text, _V1 if version == 1 else _V2)
+    anonymous, other, anon, file, both = parse_counters(text, _V1 if version == 1 else _V2)
     # One counter before 5.9, then two.
     came = both if anon is None and file is None else (anon or 0) + (file or 0)
     scanned, limit = (None, other) if version == 1 else (other, None)
@@ -101,7 +101,7 @@ class PodMemory:
         wanted = set(scene.wanted)
         self._problems = {}
         for growth in (self._stat, self._events, self._kills):
-            growth.turn()
+            growth.rotate()
         killed = "oom.kills" in wanted and self._node_killed(sheet, now)
         if _PODS_HITS in wanted:
             sheet.enter(NODE, {_PODS_HITS: self._pods_hits(scene.view.kubepods)})
@@ -156,7 +156,7 @@ class PodMemory:
                 text = self._files.read(self._places(pod.group.path), "memory.events")
             except OSError:
                 return None
-            high, most = pick(text, _LIMITS)
+            high, most = parse_counters(text, _LIMITS)
             counts = ((high or 0) + (most or 0),)
             return _rate(self._events.grown(_key(pod.group), self._clock(), counts))
         total: float | None = None
@@ -174,7 +174,7 @@ class PodMemory:
             count = self._number(directory, "memory.failcnt")
         else:
             try:
-                count = pick(self._files.read(directory, "memory.events.local"), _LIMITS)[1]
+                count = parse_counters(self._files.read(directory, "memory.events.local"), _LIMITS)[1]
             except OSError:
                 count = None
         return _rate(self._events.grown(kubepods, self._clock(), (count,)))
@@ -200,7 +200,7 @@ class PodMemory:
             directory = self._places(group.path)
             file = "memory.oom_control" if self._version == 1 else "memory.events"
             try:
-                count = pick(self._files.read(directory, file), _KILLS)[0]
+                count = parse_counters(self._files.read(directory, file), _KILLS)[0]
             except OSError:
                 continue
             if count is None:

@@ -79,7 +79,7 @@ class PodNet:
         """Holds nothing."""
 
     async def read(self, scene: SampleContext, sheet: SampleSheet, now: float) -> None:
-        self._grew.turn()
+        self._grew.rotate()
         self._problems = {}
         try:
             host = self._host_process()
@@ -132,5 +132,5 @@ class PodNet:
 
     def _candidates(self, pod: Pod, known: _Namespace | None, now: float) -> tuple[int, ...]:
         """The process of before as long as it is the pod's: all of a pod are in one namespace."""
-        pids = self._processes.of(pod, now)
+        pids = self._processes.get(pod, now)
         return (known.pid, *pids[:2]) if known is not None and known.pid in pids else pids[:3]

@@ -120,7 +120,7 @@ class PoolReader:
         """Take the counters of all CPUs."""
         if count > _MANY and self._read_at is not None and 0.0 <= now - self._read_at < _MANY_EVERY_S:
             return
-        self._grew.turn()
+        self._grew.rotate()
         self._read_at = now
         try:
             found = parse_schedstat(self._files.read(self._proc, "schedstat"))

@@ -134,7 +134,7 @@ class PrivateGroups:
     async def aclose(self) -> None:
         """Put everything back; what cannot be is found again by `restore` and by the next start."""
         with trio.CancelScope(shield=True):
-            if not await self._lane.settle(_SETTLE_S):
+            if not await self._lane.wait_idle(_SETTLE_S):
                 return
             with trio.move_on_after(_CLEAR_S):
                 await trio.to_thread.run_sync(self._clear, abandon_on_cancel=True)

@@ -44,7 +44,7 @@ class HttpProbeClient:
         given = {"Accept": "*/*", **headers, **self._config.headers, **self._read_headers()}
         shown = self.url.partition("://")[2].partition("/")[2]
         answer = await self._session.stream("GET", self._path, take, given, shown=f"/{shown}")
-        if not answer.good:
+        if not answer.ok:
             raise self.refused(answer)
 
     def _read_headers(self) -> dict[str, str]:
@@ -55,7 +55,7 @@ class HttpProbeClient:
 
     def refused(self, answer: HttpResponse) -> SourceError:
         """The error for an answer that does not count."""
-        words = f" {answer.words}" if answer.words else ""
+        words = f" {answer.excerpt}" if answer.excerpt else ""
         return failed(self._title, f"{self.url}: it answered {answer.status}{words}")
 
     def wrong(self, exc: ValueError) -> SourceError:

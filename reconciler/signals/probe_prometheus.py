@@ -63,7 +63,7 @@ class PrometheusSource:
         try:
             await self._asker.read({"Accept": _ACCEPT}, take)
             reader.end()
-            return self._told(reader.found)
+            return self._result(reader.found)
         except ValueError as exc:
             raise self._asker.wrong(exc) from exc
 
@@ -79,7 +79,7 @@ class PrometheusSource:
             "quantile": (f"{name}_bucket", name),
         }[self._config.read]
 
-    def _told(self, found: list[MetricSeries]) -> ProbeResult:
+    def _result(self, found: list[MetricSeries]) -> ProbeResult:
         if not found:
             raise ValueError(f"it has no series {self._config.select} to read a {self._config.read} from")
         match self._config.read:

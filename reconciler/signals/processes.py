@@ -36,7 +36,7 @@ class PodProcesses:
         self.outside = False
         """Some process was listed as 0: it cannot be named from here."""
 
-    def of(self, pod: Pod, now: float) -> tuple[int, ...]:
+    def get(self, pod: Pod, now: float) -> tuple[int, ...]:
         """The pids of its containers' processes, in nested groups too, in no order; empty when it has none or is gone.
 
         A sandbox's process sleeps all its life; a pod that has nothing else has none.
@@ -66,7 +66,7 @@ class PodProcesses:
         if (known := self._listed.get(uid)) is not None:
             self._listed[uid] = known._replace(again_at=0.0)
 
-    def keep(self, uids: Collection[str]) -> None:
+    def keep_only(self, uids: Collection[str]) -> None:
         """Forget all other pods."""
         for uid in self._listed.keys() - set(uids):
             del self._listed[uid]

@@ -125,7 +125,7 @@ class Psi:
             await self._private.aclose()
 
     async def read(self, scene: SampleContext, sheet: SampleSheet, now: float) -> None:
-        self._grew.turn()
+        self._grew.rotate()
         self._problems = {}
         asked = set(scene.wanted)
         wanted = [one for one in PressureResource if {_SOME[one], _FULL[one]} & asked]

@@ -99,14 +99,14 @@ class SharedReaders:
         self._pass: float | None = None
 
     @property
-    def kept(self) -> ReadOps:
+    def fd_cache(self) -> ReadOps:
         """For control files that are read in every pass."""
         return self.means.files if self._kept is None else self._kept
 
     def begin(self, now: float) -> None:
         """A reader is about to read in the pass ``now``."""
         if now != self._pass and self._kept is not None:
-            self._kept.turn()
+            self._kept.rotate()
         self._pass = now
 
     def close(self) -> None:
@@ -123,7 +123,7 @@ class SharedReaders:
     @property
     def cpu(self) -> PodCpu:
         if self._cpu is None:
-            self._cpu = PodCpu(self.means.hierarchy, files=self.kept)
+            self._cpu = PodCpu(self.means.hierarchy, files=self.fd_cache)
         return self._cpu
 
 
@@ -171,25 +171,25 @@ def _psi(shared: SharedReaders) -> Reader:
     means = shared.means
     tree = private_tree(means.hierarchy) if means.root == "/" else None
     groups = PrivateGroups(tree, shared.processes, wanted=means.private_cgroup2) if tree is not None else None
-    return Psi(means.hierarchy, shared.cpu, private=groups, root=means.root, files=shared.kept)
+    return Psi(means.hierarchy, shared.cpu, private=groups, root=means.root, files=shared.fd_cache)
 
 
 def _memory(shared: SharedReaders) -> Reader:
     from reconciler.signals.podmemory import PodMemory  # noqa: PLC0415
 
-    return PodMemory(shared.means.hierarchy, shared.vmstat, files=shared.kept)
+    return PodMemory(shared.means.hierarchy, shared.vmstat, files=shared.fd_cache)
 
 
 def _numa(shared: SharedReaders) -> Reader:
     from reconciler.signals.podnuma import PodNuma  # noqa: PLC0415
 
-    return PodNuma(shared.means.hierarchy, files=shared.kept)
+    return PodNuma(shared.means.hierarchy, files=shared.fd_cache)
 
 
 def _disk(shared: SharedReaders) -> Reader:
     from reconciler.signals.poddisk import PodDisk  # noqa: PLC0415
 
-    return PodDisk(shared.means.hierarchy, root=shared.means.root, files=shared.kept)
+    return PodDisk(shared.means.hierarchy, root=shared.means.root, files=shared.fd_cache)
 
 
 def _net(shared: SharedReaders) -> Reader:

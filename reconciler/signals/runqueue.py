@@ -42,7 +42,7 @@ _AT_ONCE: Final = 16
 class DelaySource(Protocol):
     """Who can tell the delays of processes; `Taskstats` does."""
 
-    def ask(self, pids: Sequence[int]) -> Mapping[int, Delays]: ...
+    def query(self, pids: Sequence[int]) -> Mapping[int, Delays]: ...
 
     def close(self) -> None: ...
 
@@ -124,14 +124,14 @@ class RunQueue:
 
     async def read(self, scene: SampleContext, sheet: SampleSheet, now: float) -> None:
         self._prepare(now)
-        self._grew.turn()
+        self._grew.rotate()
         slices = TimeSlice()
         before, self._before = self._before, {}
-        self._processes.keep(scene.view.pods.keys())
+        self._processes.keep_only(scene.view.pods.keys())
         pods = list(scene.view.pods.values())
         seen = False
         for begin in range(0, len(pods), _AT_ONCE):
-            together = {pod.uid: self._processes.of(pod, now) for pod in pods[begin : begin + _AT_ONCE]}
+            together = {pod.uid: self._processes.get(pod, now) for pod in pods[begin : begin + _AT_ONCE]}
             seen = seen or any(together.values())
             at_s = self._clock()
             found = self._ask(together, at_s)
@@ -169,7 +169,7 @@ class RunQueue:
                     found[uid] = one
             return found
         try:
-            answers = self._socket.ask([pid for own in pids.values() for pid in own])
+            answers = self._socket.query([pid for own in pids.values() for pid in own])
         except (OSError, ValueError) as exc:
             # Their rights were taken, or memory is short; the next pass decides anew.
             self._close()

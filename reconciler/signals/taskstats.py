@@ -63,7 +63,7 @@ class Taskstats:
             self._socket.bind((0, 0))
             self._socket.setblocking(False)
             self._family = self._find()
-            found = self.ask([os.getpid()])
+            found = self.query([os.getpid()])
         except (OSError, ValueError) as exc:
             self.close()
             raise SourceError("taskstats", _words(exc)) from exc
@@ -89,7 +89,7 @@ class Taskstats:
             at += max(_ATTR.size, length + 3 & ~3)
         raise ValueError("no number of a family in the kernel's answer")
 
-    def ask(self, pids: Sequence[int]) -> dict[int, Delays]:
+    def query(self, pids: Sequence[int]) -> dict[int, Delays]:
         """What these processes have run and waited; those that are no more are missing.
 
         The kernel answers before ``send`` returns, so nothing here waits.

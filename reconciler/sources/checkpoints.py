@@ -166,7 +166,7 @@ class CheckpointSource:
             # A deleted one is read, too, to say so: operators delete it to change the policy.
             changed = {event.name for event in batch if event.mask & (APPEARED | VANISHED) and event.name in _FILES}
             restarted = any(event.name == _SOCKET and event.mask & APPEARED for event in batch)
-            lost = not batch or any(event.overflow or event.look or event.ended for event in batch)
+            lost = not batch or any(event.overflow or event.rescan or event.ended for event in batch)
             for event in batch:
                 if way.leads_on(event):
                     if event.mask & VANISHED:

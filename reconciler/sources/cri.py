@@ -325,7 +325,7 @@ class CriClient:
             )
             for call in calls
         )
-        bodies = await self._channel.ask(*questions, timeout_s=timeout_s or self._timeout_s)
+        bodies = await self._channel.call(*questions, timeout_s=timeout_s or self._timeout_s)
 
         def made() -> T:
             whole = [(call, body) for call, body in zip(calls, bodies, strict=True) if call.items is None]

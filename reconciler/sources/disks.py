@@ -107,9 +107,9 @@ class DiskSource:
         self._dirty = dirty
         self._root = root
         self.problems: tuple[str, ...] = ()
-        self.look()
+        self.refresh()
 
-    def look(self) -> bool:
+    def refresh(self) -> bool:
         """Read again; True when something is different now."""
         before = self.found
         found: dict[str, Disk] = {}
@@ -132,5 +132,5 @@ class DiskSource:
         task_status.started()
         while True:
             await trio.sleep(_LOOK_S)
-            if self.look():
+            if self.refresh():
                 self._dirty.mark_all(NAME)

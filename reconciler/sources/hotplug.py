@@ -53,7 +53,7 @@ class CpuChange(NamedTuple):
         return self.after.online - (self.before.online - self.taken)
 
     @property
-    def words(self) -> str:
+    def describe(self) -> str:
         """For a person."""
         gone = self.taken - self.after.online
         parts = [f"CPU {gone} went offline"] if gone else []

@@ -146,7 +146,7 @@ class KubeletPods:
         age = None if self._answered_at is None else now - self._answered_at
         return SourceStatus(name=NAME, ok=self._ok, age_s=age, detail=self._detail)
 
-    def ask(self) -> None:
+    def fetch(self) -> None:
         """Have the kubelet asked soon, without waiting."""
         self._wake.set()
 

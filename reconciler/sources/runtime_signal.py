@@ -37,7 +37,7 @@ class RuntimeEvent(StrEnum):
 class RuntimeEventHandler(Protocol):
     """Takes the signals, in the reader's task. Must not wait, and should not take longer than the writes do."""
 
-    def settled(self, container_id: str, at: float, which: RuntimeEvent, /) -> None:
+    def on_settled(self, container_id: str, at: float, which: RuntimeEvent, /) -> None:
         """The runtime has finished writing (creation or update). ``at``: monotonic seconds of the read.
 
         May come twice for one rename, and comes for both files: look at values, not at counts.
@@ -137,7 +137,7 @@ class RuntimeEvents:
             self._watcher = None
 
     async def _follow(self, watcher: DirWatcher[_WatchedDirectory]) -> None:
-        settled = self._handler.settled
+        settled = self._handler.on_settled
         while True:
             batch = await watcher.next_batch()
             at = time.monotonic()
@@ -165,7 +165,7 @@ class RuntimeEvents:
         if spot is None:
             return
         if spot.container_id:
-            if event.look:
+            if event.rescan:
                 self._check(event.path, spot)
             return
         for root in self._roots.values():
@@ -176,7 +176,7 @@ class RuntimeEvents:
         here = self._roots.get(event.path)
         if here is None:
             return
-        if event.look or event.ended:
+        if event.rescan or event.ended:
             self._open(watcher, here, again=False)
         elif event.is_dir and event.mask & VANISHED:
             self._vanished(watcher, here, event.name)
@@ -228,7 +228,7 @@ class RuntimeEvents:
         root.spots[name] = spot
         # List after watch: the rename may have come first.
         if os.path.exists(f"{path}/{spot.expects}"):
-            self._handler.settled(name, time.monotonic(), which)
+            self._handler.on_settled(name, time.monotonic(), which)
 
     def _vanished(self, watcher: DirWatcher[_WatchedDirectory], root: _RuntimeRoot, name: str) -> None:
         if root.spots.pop(name, None) is not None:
@@ -251,4 +251,4 @@ class RuntimeEvents:
         seen = (stat.st_ino, stat.st_mtime_ns)
         if seen != spot.seen:
             spot.seen = seen
-            self._handler.settled(spot.container_id, time.monotonic(), RuntimeEvent.FOUND)
+            self._handler.on_settled(spot.container_id, time.monotonic(), RuntimeEvent.FOUND)

@@ -344,7 +344,7 @@ class TreeSource:
         parent = self._nodes.get(event.token or "")
         if parent is None:
             return
-        if event.look or event.ended:
+        if event.rescan or event.ended:
             # Ended: newer kernels drop the watch of a removed group themselves; its parent has told or will.
             self._look(watcher, parent)
         elif event.is_dir:

@@ -108,7 +108,7 @@ class Rounds(Generic[K, V]):
                 except StopIteration as end:
                     found[key] = end.value
                     break
-                if slices.over:
+                if slices.is_over:
                     self.spent_s += time.thread_time() - began
                     await slices.checkpoint()
                     began = time.thread_time()

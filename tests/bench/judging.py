@@ -150,14 +150,14 @@ def passes(pods: int, suffering: int) -> dict[str, float]:
     """Whole passes, with a past of two minutes of which the last half minute was like them."""
     world, brain, clock = World(pods), InterferenceEngine(InterferenceConfig(enabled=True)), Clock()
     for second in range(_PAST):
-        brain.at_once(world.frame(suffering if second >= _PAST - 30 else 0))
+        brain.evaluate_now(world.frame(suffering if second >= _PAST - 30 else 0))
     whole: list[float] = []
     for _ in range(_PASSES):
-        clock.run(brain.look(world.frame(suffering)))
+        clock.run(brain.evaluate(world.frame(suffering)))
         frame = world.frame(suffering)
         # Without a look at the clock at each yield, which costs as much as what is measured.
         began = time.thread_time()
-        brain.at_once(frame)
+        brain.evaluate_now(frame)
         whole.append(time.thread_time() - began)
     return {**clock.figures(), "ms": round(1000.0 * statistics.median(whole), 2)}
 
@@ -166,13 +166,13 @@ def ranking(be: int) -> dict[str, dict[str, float]]:
     """Suspects of one victim after the other, among so many BE pods: the first of a frame, and the others."""
     world, brain = World(be + _VICTIMS, online=_VICTIMS), InterferenceEngine(InterferenceConfig(enabled=True))
     for second in range(_PAST):
-        brain.at_once(world.frame(_VICTIMS if second >= _PAST - 30 else 0))
+        brain.evaluate_now(world.frame(_VICTIMS if second >= _PAST - 30 else 0))
     found: dict[str, dict[str, float]] = {}
     for resource in (ContendedResource.CPU, ContendedResource.MEMORY, ContendedResource.IO):
         first, others = Clock(), Clock()
         for _ in range(_PASSES // _VICTIMS):
             frame = world.frame(_VICTIMS)
-            brain.at_once(frame)
+            brain.evaluate_now(frame)
             lately = ResourceUses(frame, brain.history, brain.fresh_s)
             for number, pod in enumerate(world.victims):
                 sight = VictimView(

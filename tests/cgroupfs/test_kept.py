@@ -27,11 +27,11 @@ def test_files_stay_open_while_they_are_read_and_no_longer(tmp_path: Path) -> No
     assert (files.read(here, "one"), files.read(here, "two")) == ("1\n", "2\n")
     (tmp_path / "one").write_text("11\n")
     assert files.read(here, "one") == "11\n"
-    files.turn()
+    files.rotate()
     files.read(here, "one")
     assert _open(here) == {f"{here}/one", f"{here}/two"}
     for _ in range(4):
-        files.turn()
+        files.rotate()
         files.read(here, "one")
     assert _open(here) == {f"{here}/one"}
     files.close()

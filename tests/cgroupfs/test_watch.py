@@ -198,7 +198,7 @@ async def test_at_the_watch_limit_a_directory_is_polled_said_once_and_watched_ag
     assert watcher.stats.polled == 2
     start = trio.current_time()
     looks = await watcher.next_batch()
-    assert [(event.token, event.look, event.name) for event in looks] == [("a", True, ""), ("b", True, "")]
+    assert [(event.token, event.rescan, event.name) for event in looks] == [("a", True, ""), ("b", True, "")]
     assert trio.current_time() - start == pytest.approx(1)
     tried = kernel.attempts
     await watcher.next_batch()
@@ -243,7 +243,7 @@ async def test_without_an_inotify_instance_everything_is_polled_until_there_is_o
         assert watcher.add(str(tmp_path), CHILDREN, "root")
         assert not watcher.add(str(tmp_path / "missing"), CHILDREN, "x")
         assert "max_user_instances" in str(watcher.stats.problem)
-        assert [event.look for event in await watcher.next_batch()] == [True]
+        assert [event.rescan for event in await watcher.next_batch()] == [True]
     with watcher:
         while watcher.stats.polled:
             await watcher.next_batch()

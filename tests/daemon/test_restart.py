@@ -9,7 +9,7 @@ import trio
 
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.writer import KernelWriter
-from reconciler.actuators.cgroup.restore import adopt_after_kill, restore_all
+from reconciler.actuators.cgroup.restore import adopt_unjournaled_writes, restore_all
 from reconciler.control.persistence import was_killed
 from state.ledger import Ledger
 from state.store import Store, boot_id
@@ -27,7 +27,7 @@ def restore_offline(node: DirectoryNode) -> list[RestoreResult]:
     try:
         hierarchy, ledger = Hierarchy.detect(), Ledger(store)
         if was_killed(store):
-            adopt_after_kill(hierarchy, ledger)
+            adopt_unjournaled_writes(hierarchy, ledger)
         done = trio.run(restore_all, hierarchy, ledger, KernelWriter(hierarchy))
         ledger.flush()
         return done

@@ -336,14 +336,14 @@ def feed_wait(text: str) -> object:
 
 
 def feed_wish(name: str, data: bytes) -> object:
-    return cpu_annotations.wish_of({}, {name: data.decode("utf-8", "surrogateescape")})
+    return cpu_annotations.parse({}, {name: data.decode("utf-8", "surrogateescape")})
 
 
 def feed_spared(text: str) -> object:
     pod = PodSnapshot(
         uid="u", title="t", pod_class=PodClass.RECLAIMED, group="/g", annotations={exemptions._POLICY: text}
     )
-    return exemptions.accepts(pod, ("x",))
+    return exemptions.policy_allows(pod, ("x",))
 
 
 def feed_kubelet(path: Path) -> object:

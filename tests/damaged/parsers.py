@@ -686,7 +686,7 @@ PARSERS: Final[tuple[Parser, ...]] = (
         b'{"cpus":"0-3"}',
     ),
     *(
-        of_json(f"reconciler.pods.cpu_annotations:wish_of ({name})", partial(feed_wish, name), (), good)
+        of_json(f"reconciler.pods.cpu_annotations:parse ({name})", partial(feed_wish, name), (), good)
         for name, good in (
             ("katalyst.kubewharf.io/cpu_enhancement", b'{"numa_number":"2","cpuset_pool":"a"}'),
             ("katalyst.kubewharf.io/memory_enhancement", b'{"numa_binding":"true","numa_exclusive":"true"}'),
@@ -694,7 +694,7 @@ PARSERS: Final[tuple[Parser, ...]] = (
             ("scheduling.koordinator.sh/resource-spec", b'{"preferredCPUBindPolicy":"FullPCPUs"}'),
         )
     ),
-    of_text("reconciler.responses.eviction.exemptions:accepts", feed_spared, (), b'["evictLoad"]'),
+    of_text("reconciler.responses.eviction.exemptions:policy_allows", feed_spared, (), b'["evictLoad"]'),
     of_text("reconciler.detectors.formula:parse", formula.parse, VALUE, b"avg(cpu.wait, 10s) > 5% and cpu.use < 3"),
     # reconciler: signals
     of_text("reconciler.signals.cpu:parse_stat", cpu.parse_stat, VALUE, STAT),

@@ -148,7 +148,7 @@ class FakePodTc:
     def led(self) -> dict[str, int]:
         return {name: self.links[name].index for name in self.filters}
 
-    def gather(self) -> IfbState | None:
+    def ifb(self) -> IfbState | None:
         found = self.links.get(GATHER)
         if found is None:
             return None

@@ -85,7 +85,7 @@ class ScriptedWay:
     def unusable(self, case: EvictionCase) -> str | None:
         return self.why
 
-    async def end(self, work: EvictionWork) -> EvictionResult:
+    async def terminate(self, work: EvictionWork) -> EvictionResult:
         self.log.append(work.case.order.uid)
         self.resumed.append(work.resumed)
         await work.step(EvictionStep.STOP)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from msgspec.structs import replace
 
 from cgroupfs.subtree import Subtree
-from reconciler.responses.means.processes import PodTermination, emptied, thaw
+from reconciler.responses.means.processes import PodTermination, thaw, wait_empty
 from state.eviction import EvictionCase, EvictionStep
 
 
@@ -57,5 +57,5 @@ class FakeWork:
     async def thaw(self) -> None:
         await thaw(self.tree)
 
-    async def emptied(self, within_s: float) -> bool:
-        return await emptied(self.tree, within_s)
+    async def wait_empty(self, within_s: float) -> bool:
+        return await wait_empty(self.tree, within_s)

@@ -16,14 +16,14 @@ import pytest
 from cgroupfs.errors import InputError
 from cgroupfs.naming import QosClass
 from reconciler.control.planner import plan
-from reconciler.interference.monitor import facts_of
+from reconciler.interference.monitor import snapshot_of
 from reconciler.pods.assemble import PodInput, assemble
-from reconciler.pods.cpu_annotations import wish_of
+from reconciler.pods.cpu_annotations import parse
 from reconciler.pods.marks import ANNOTATIONS, LABELS, LONGEST_JSON, MarkReader
 from reconciler.pods.selectors import ClassRules, any_glob
 from reconciler.policies.cachewish import pod_share
 from reconciler.policies.table import PoliciesConfig
-from reconciler.responses.eviction.exemptions import accepts
+from reconciler.responses.eviction.exemptions import policy_allows
 from reconciler.responses.eviction.triggers.rss_overuse import threshold
 from reconciler.responses.eviction.triggers.suppression import tolerance
 from reconciler.sources.bundles import parse_bundle, parse_state
@@ -117,13 +117,13 @@ def meta(labels: dict[str, str], annotations: dict[str, str]) -> PodMeta:
 
 def all_readers(pod: Pod) -> None:
     """What is read of a pod's texts, by all who do; nothing is remembered from the time before."""
-    for one in (pod_share.__globals__["_pod_share"], accepts.__globals__["_listed"]):
+    for one in (pod_share.__globals__["_pod_share"], policy_allows.__globals__["_listed"]):
         one.cache_clear()
     for one in (threshold.__globals__["_own"], tolerance.__globals__["_own"]):
         one.cache_clear()
-    facts = facts_of(pod, None)
+    facts = snapshot_of(pod, None)
     pod_share(pod)
-    accepts(facts, ("x",))
+    policy_allows(facts, ("x",))
     threshold(facts, 1.0)
     tolerance(facts, 1.0)
 
@@ -141,7 +141,7 @@ def test_no_annotation_or_label_takes_long_to_read(name: str) -> None:
             made = meta({}, {key: text})
             assert best(lambda made=made: all_readers(pod_of(made)), TEXT_S) < TEXT_S, (key, size)  # type: ignore[misc]
             bounded(pod_of(made).classification.problems)
-            bounded(wish_of({}, {key: text})[1])
+            bounded(parse({}, {key: text})[1])
         for key in LABELS:
             made = meta({key: text}, {})
             assert best(lambda made=made: all_readers(pod_of(made)), TEXT_S) < TEXT_S, (key, size)  # type: ignore[misc]
@@ -292,6 +292,6 @@ def test_what_has_not_changed_is_not_read_again(monkeypatch: pytest.MonkeyPatch)
     view = node(*pods)
     for _ in range(10):
         plan(view, None, PoliciesConfig())
-        accepts(facts_of(pods[0], None), ("x",))
+        policy_allows(snapshot_of(pods[0], None), ("x",))
         pod_share(pods[0])
     assert counted["reads"] == 0

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 from reconciler.alerts.alert import Alert, AlertKind
 from reconciler.alerts.incident import Incident, Incidents
 from reconciler.detectors.rule import RuleConfig, RuleMode
-from reconciler.interference.alerts import alerts_of, ends_of
+from reconciler.interference.alerts import alerts_of, resolutions
 from reconciler.interference.engine import Evaluation, InterferenceEngine
 from reconciler.responses.config import LadderConfig
 from reconciler.responses.ladder import EscalationChange
@@ -36,7 +36,7 @@ class Told:
 
     def open(self) -> set[str]:
         """Keys of what lasts and has not ended."""
-        return {key for (kind, key), one in self.known.items() if kind.lasts and not one.over}
+        return {key for (kind, key), one in self.known.items() if kind.lasts and not one.has_ended}
 
 
 def in_force(world: World) -> set[str]:
@@ -57,7 +57,7 @@ def test_undoing_one_suspects_squeeze_says_nothing_of_the_others() -> None:
     assert told.open() == in_force(world) == {"cpu pod:web squeeze CPU hog", "cpu pod:web squeeze CPU calm"}
     told.hear(world, world.go(BAD, 2.0, seconds=5))
     assert told.open() == in_force(world) == {"cpu pod:web squeeze CPU hog"}
-    assert told.known[AlertKind.RESPONSE, "cpu pod:web squeeze CPU calm"].over
+    assert told.known[AlertKind.RESPONSE, "cpu pod:web squeeze CPU calm"].has_ended
 
 
 def test_a_response_ends_with_its_last_step_and_not_when_it_is_eased() -> None:
@@ -132,7 +132,7 @@ def test_an_eviction_that_helped_is_open_until_that_is_known() -> None:
     while world.memory.climbs:
         told.hear(world, world.go(WELL))
         assert told.open() == in_force(world)
-    assert told.known[AlertKind.RESPONSE, "cpu pod:web evict running hog"].over
+    assert told.known[AlertKind.RESPONSE, "cpu pod:web evict running hog"].has_ended
 
 
 def test_a_pod_that_was_frozen_and_whose_squeeze_stays_is_still_squeezed() -> None:
@@ -150,11 +150,11 @@ def test_a_pod_that_was_frozen_and_whose_squeeze_stays_is_still_squeezed() -> No
 def test_nobody_watching_any_more_ends_all_that_lasts() -> None:
     brain, told = InterferenceEngine(config(cpu=RuleConfig(mode=RuleMode.ENFORCE))), Told()
     for one in trouble():
-        for alert in alerts_of(brain.at_once(one), one, brain.ladder.climbs.values()):
+        for alert in alerts_of(brain.evaluate_now(one), one, brain.ladder.climbs.values()):
             told.take(alert)
     assert told.open() == {"cpu pod:web", "cpu pod:web hold budget all"}
     last = frame(90, hog_milli=2500.0, wait=40.0)
-    for alert in ends_of(brain.active, brain.ladder.climbs.values(), last, "nobody watches any more"):
+    for alert in resolutions(brain.active, brain.ladder.climbs.values(), last, "nobody watches any more"):
         told.take(alert)
         assert "nobody watches any more" in alert.summary
     assert told.open() == set()

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.errors import InputError
 from state.machine import describe, parse
-from state.machine_guess import words
+from state.machine_guess import explain
 from state.machine_shape import NUMBERINGS, MachineDescription, build
 from state.machine_syntax import SYNTAX
 from state.topology import Cpu, CpuKind, NumaNode, Topology, uniform
@@ -187,7 +187,7 @@ def machines(draw: st.DrawFn) -> MachineDescription:
 
 @given(machines())
 def test_the_words_of_a_description_are_read_back(machine: MachineDescription) -> None:
-    assert parse(words(machine)) == build(machine)
+    assert parse(explain(machine)) == build(machine)
 
 
 @given(machines())

@@ -90,7 +90,7 @@ class CgroupActuator:
         slices = TimeSlice()
         for target in targets:
             with self.judge.errors.contained(pod_key(target.pod_uid) if target.pod_uid is not None else NODE):
-                work += self.judge.look(target)
+                work += self.judge.detect(target)
             await slices.checkpoint()
         await self._adopt()
         work = await self._record(work)
@@ -102,7 +102,7 @@ class CgroupActuator:
         for target in targets:
             self._prepare(target, prepared.get(target.group.path, ()))
 
-    async def settle(self) -> None:
+    async def commit(self) -> None:
         """Wait, within bounds, until the kernel has done what is under way, and enter it."""
         await self._writer.quiet()
         self._catch_up()
@@ -124,14 +124,14 @@ class CgroupActuator:
             return
         for entry in self._ledger.group(target.group.path):
             knob = CATALOG[entry.knob]
-            version = self.judge.known.versions.get(knob.controller)
+            version = self.judge.control_files.versions.get(knob.controller)
             if version is None:
                 continue
             text = spec_text(knob, version, target.container.spec)
             if text is not None or entry.origin is not OriginalSource.UNKNOWN:
                 self._ledger.rebase(entry.key, text)
 
-    def fired(self, result: FastResult) -> None:
+    def on_executed(self, result: FastResult) -> None:
         """The hot lane has written for one container: enter what it did. Values are verified by the next look."""
         works = self._prepared.get(result.container_id, {})
         for write, code in zip(result.writes, result.errnos, strict=True):
@@ -141,7 +141,7 @@ class CgroupActuator:
             if code == 0 and work is not None:
                 after = work.knob.normal(work.text, work.version)
                 self._ledger.wrote(write.key, before=None, after=after)
-                self.judge.standings.note(work, "written", actual=after)
+                self.judge.statuses.record(work, "written", actual=after)
 
     # Recording
 
@@ -163,7 +163,7 @@ class CgroupActuator:
 
     async def _record(self, work: list[FileWrite]) -> list[FileWrite]:
         """Make the originals of first touches durable; where that cannot be, the files stay untouched."""
-        beside = [other for one in work if (other := self.judge.beside(one)) is not None]
+        beside = [other for one in work if (other := self.judge.side_effect(one)) is not None]
         firsts = [one for one in (*beside, *work) if not self._ledger.is_durable(one.key, one.target.group.inode)]
         if not firsts:
             return work
@@ -174,7 +174,7 @@ class CgroupActuator:
         except StoreError as exc:
             for one in firsts:
                 # The keeper tells that the store takes nothing: once, not for every file.
-                self.judge.standings.refused(one, str(exc), "not recorded", tell=False)
+                self.judge.statuses.refused(one, str(exc), "not recorded", tell=False)
             barred = {one.key for one in firsts}
             return [one for one in work if one.key not in barred]
         for path in {one.key[1] for one in firsts}:
@@ -197,7 +197,7 @@ class CgroupActuator:
             else OriginalSource.SPEC
             if work.target.creating
             else OriginalSource.READ,
-            baseline=self.judge.without_us(work) if lost else spec_text(work.knob, work.version, spec),
+            baseline=self.judge.value_without_agent(work) if lost else spec_text(work.knob, work.version, spec),
             wanted=work.knob.normal(work.text, work.version),
             pod_uid=work.target.pod_uid,
             container_id=container.id if container is not None else None,
@@ -214,13 +214,13 @@ class CgroupActuator:
         for path in {one.key[1] for one in work}:
             self._learn_above(path)
         changes = [self._change(one) for one in work]
-        plan = order_changes(changes, self._relatives(work), self.judge.known.versions)
+        plan = order_changes(changes, self._relatives(work), self.judge.control_files.versions)
         for blocked in plan.blocked:
             one = by_place.get((blocked.change.path, blocked.change.knob))
             if one is not None:
                 self.writes[one.knob.name, "blocked"] += 1
-                self.judge.known.unlearn_above(one.key[1])
-                self.judge.standings.refused(one, f"{blocked.rule}: {blocked.reason}", "blocked")
+                self.judge.control_files.invalidate_ancestors(one.key[1])
+                self.judge.statuses.refused(one, f"{blocked.rule}: {blocked.reason}", "blocked")
         inodes = {one.target.group.path: one.target.group.inode for one in work}
         self._ledger.intend(intended(plan.steps))
         for outcome in await self._writer.perform(_safe(plan.steps, by_place), inodes):
@@ -237,13 +237,13 @@ class CgroupActuator:
             self._note(outcome, work)
             if outcome.ok:
                 # Something else may be wanted by now.
-                self.judge.standings.look_again(work, time.monotonic())
+                self.judge.statuses.look_again(work, time.monotonic())
 
     def _change(self, work: FileWrite) -> KnobChange:
         have = work.knob.decode(work.actual, work.version)
         want = work.setting.value if work.setting is not None else work.knob.decode(work.text, work.version)
         why = work.setting.reason if work.setting is not None else "no longer wanted"
-        usage = self.judge.known.memory_use(work) if work.knob.lowering_is_slow and work.version == 2 else None
+        usage = self.judge.control_files.memory_use(work) if work.knob.lowering_is_slow and work.version == 2 else None
         return KnobChange(
             path=work.key[1],
             knob=work.knob.name,
@@ -257,20 +257,20 @@ class CgroupActuator:
     def _relatives(self, work: Sequence[FileWrite]) -> Mapping[tuple[str, str], Value]:
         """What is known of the groups that bound these: all of it when a directory moves, else those above."""
         if any(one.target.container is None for one in work):
-            return self.judge.known.actual
+            return self.judge.control_files.actual
         paths = {one.key[1] for one in work}
         for path in list(paths):
             while (path := path.rpartition("/")[0]) and path not in paths:
                 paths.add(path)
-        actual = self.judge.known.actual
+        actual = self.judge.control_files.actual
         return {(path, knob): actual[path, knob] for path in paths for knob in _BOUNDING if (path, knob) in actual}
 
     def _learn_above(self, path: str) -> None:
         """The values of the groups above, which bound what may be written. Read once, then kept by whoever reads."""
         while (path := path.rpartition("/")[0]) and path != "/":
             # Nothing is known, or it was read between the directory's mkdir and the kubelet's first write to it.
-            if not self.judge.known.actual.get((path, "cpu.set")):
-                self.judge.known.learn(path)
+            if not self.judge.control_files.actual.get((path, "cpu.set")):
+                self.judge.control_files.load(path)
 
     def _note(self, outcome: StepOutcome, work: FileWrite) -> None:
         error = outcome.error
@@ -278,7 +278,7 @@ class CgroupActuator:
             # The first one stays: that is what the kernel is at, whatever is wanted of the file since.
             self._under_way.setdefault(work.place, work)
             self.writes[work.knob.name, "under way"] += 1
-            self.judge.standings.under_way(work, str(error))
+            self.judge.statuses.under_way(work, str(error))
             return
         if isinstance(error, CgroupGoneError):
             self.writes[work.knob.name, "gone"] += 1
@@ -286,7 +286,7 @@ class CgroupActuator:
             return
         if isinstance(error, CgroupChangedError):
             self.writes[work.knob.name, "changed"] += 1
-            self.judge.standings.look_again(work, time.monotonic())
+            self.judge.statuses.look_again(work, time.monotonic())
             return
         if error is not None or outcome.after is None:
             self.writes[work.knob.name, "refused"] += 1
@@ -294,19 +294,19 @@ class CgroupActuator:
                 self.judge.errors.counted("file", error)
             reason = str(error) if error is not None else "it could not be read back"
             self._ledger.failed(work.key, errno=error.errno if error is not None else 0, error=reason)
-            self.judge.standings.refused(work, reason)
+            self.judge.statuses.refused(work, reason)
             return
         self._under_way.pop(work.place, None)
-        self.judge.standings.done(work)
-        self.judge.known.actual[work.place] = work.knob.decode(outcome.after, work.version)
+        self.judge.statuses.done(work)
+        self.judge.control_files.actual[work.place] = work.knob.decode(outcome.after, work.version)
         if work.move is FileAction.RELEASE:
             self.writes[work.knob.name, "restored"] += 1
             self._ledger.restored(work.key, outcome.after)
-            self.judge.given.note(work, outcome.after)
+            self.judge.recent_releases.record(work, outcome.after)
             return
         self.writes[work.knob.name, "written"] += 1
         self._ledger.wrote(work.key, before=outcome.before, after=outcome.after)
-        self.judge.standings.note(work, "written", actual=outcome.after)
+        self.judge.statuses.record(work, "written", actual=outcome.after)
 
     # Being ready
 
@@ -340,7 +340,7 @@ class CgroupActuator:
             works = self._standing_works(target, self._prepared.get(container.id, {}))
         for one in works.values():
             if target.creating:
-                self.judge.standings.note(one, "prepared")
+                self.judge.statuses.record(one, "prepared")
         if not works:
             self._lane.drop(container.id)
             self._prepared.pop(container.id, None)
@@ -364,8 +364,8 @@ class CgroupActuator:
         """What is in force for a container whose runtime has finished: the settings that stand as ours."""
         works: dict[FileKey, FileWrite] = {}
         for name, setting in target.settings.items():
-            file = self.judge.known.find(target.group.path, name)
-            standing = self.judge.standings.of((target.group.path, name))
+            file = self.judge.control_files.find(target.group.path, name)
+            standing = self.judge.statuses.get((target.group.path, name))
             if file is None or standing is None or standing.state not in {"written", "in place"}:
                 continue
             slow = file.knob.lowering_is_slow or name == _MOVES_PAGES

@@ -206,7 +206,7 @@ class ForeignWriteHandler:
         kind, process = self._who(work)
         if kind in _UPDATERS and self._mid_update(work, now):
             return False
-        fresh = self.note(work, entry)
+        fresh = self.record(work, entry)
         verdict = self._rules.decide(
             work.place,
             process or kind,
@@ -228,9 +228,9 @@ class ForeignWriteHandler:
             until = time.time() + (verdict.again_at or now) - now
             self._held(Hold(target=file_target(*work.place), reason="set by hand", by=process, until=until))
         state = _STATES[verdict.answer]
-        known = self._standings.of(work.place)
+        known = self._standings.get(work.place)
         news = known is None or known.state != state
-        self._standings.note(work, state, verdict.words if known is None or news else known.detail)
+        self._standings.record(work, state, verdict.words if known is None or news else known.detail)
         if verdict.answer is not ConflictAction.WAIT and news:
             yielded = verdict.answer is ConflictAction.YIELD
             self.yields += yielded
@@ -238,7 +238,7 @@ class ForeignWriteHandler:
             self._alert("yield" if yielded else "hold", verdict.words, work.setting)
         return False
 
-    def note(self, work: FileWrite, entry: LedgerEntry) -> bool:
+    def record(self, work: FileWrite, entry: LedgerEntry) -> bool:
         """Enter a value that is not ours; False when it has been entered before."""
         if not (entry.writer == US or entry.seen is None or work.knob.normal(entry.seen, work.version) != work.actual):
             return False
@@ -250,11 +250,11 @@ class ForeignWriteHandler:
             self._ledger.rebase(work.key, work.raw)
         return True
 
-    def settled(self, place: tuple[str, str]) -> None:
+    def resolve(self, place: tuple[str, str]) -> None:
         """The file holds what is wanted again: whoever was at it has finished, and the next write begins anew."""
         self._updating.pop(place, None)
 
-    def waits(self, place: tuple[str, str], now: float) -> bool:
+    def is_waiting(self, place: tuple[str, str], now: float) -> bool:
         """Whether a file is left to others for now (monotonic seconds)."""
         return place in self._updating or self._rules.state(place, now) is not None
 
@@ -283,7 +283,7 @@ class ForeignWriteHandler:
             del self._updating[work.place]
             return False
         self._standings.look_again(work, since + _UPDATE_S)
-        self._standings.note(work, "waiting", "the runtime is writing")
+        self._standings.record(work, "waiting", "the runtime is writing")
         return True
 
     def _who(self, work: FileWrite) -> tuple[str, str]:

@@ -33,9 +33,9 @@ from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.knobs import CATALOG, Knob
 from reconciler.actuators.cgroup.conflict import ForeignWriteHandler, ForeignWrites, WriterLookup
 from reconciler.actuators.cgroup.readings import ControlFileCache, knob_file
-from reconciler.actuators.cgroup.spec import foretold, spec_text, without_us
+from reconciler.actuators.cgroup.spec import expected_after_runtime, spec_text, value_without_agent
 from reconciler.actuators.cgroup.status import Alert, StatusTable
-from reconciler.actuators.cgroup.unfreeze import NEVER_KEPT
+from reconciler.actuators.cgroup.unfreeze import ALWAYS_RESTORED
 from reconciler.actuators.cgroup.work import FileAction, FileState, FileWrite, GroupTarget, KnobFile, compare
 from reconciler.actuators.holds import holding
 from reconciler.runtime.object_errors import ObjectErrors
@@ -46,7 +46,7 @@ from state.model import Hold, Setting
 _RESETTING: Final = tuple(knob for knob in CATALOG.values() if knob.resets is not None)
 
 
-def muted(hierarchy: Hierarchy, ledger: Ledger, files: FileOps, path: str, wanted: Collection[str]) -> dict[str, str]:
+def masked(hierarchy: Hierarchy, ledger: Ledger, files: FileOps, path: str, wanted: Collection[str]) -> dict[str, str]:
     """By knob that tells nothing in this group now, the one that hides it; only those that are ours or ``wanted``."""
     found: dict[str, str] = {}
     for knob in _RESETTING:
@@ -59,7 +59,7 @@ def muted(hierarchy: Hierarchy, ledger: Ledger, files: FileOps, path: str, wante
     return found
 
 
-def forgotten(hierarchy: Hierarchy, files: FileOps, path: str, knob: Knob) -> tuple[KnobFile, str] | None:
+def reset_by(hierarchy: Hierarchy, files: FileOps, path: str, knob: Knob) -> tuple[KnobFile, str] | None:
     """The file of this group that ``knob`` resets, and its text; None where there is none."""
     file = knob_file(hierarchy, path, CATALOG[knob.resets]) if knob.resets is not None else None
     text = _read(files, file) if file is not None else None
@@ -76,7 +76,7 @@ def _read(files: FileOps, file: KnobFile) -> str | None:
 _SETS: Final = frozenset({"cpu.set", "cpu.mems"})
 
 
-def put_back(
+def restore_text(
     place: tuple[Knob, int], entry: LedgerEntry, ledger: Ledger, original: str | None, read: Callable[[str, str], str]
 ) -> str | None:
     """The text that undoes us; None when nobody knows the original. ``original``: what should be there again.
@@ -120,7 +120,7 @@ class RecentReleases:
         now = time.monotonic()
         return any(place[0] == path and now - at < _RACE_S for place, (at, _) in self._files.items())
 
-    def note(self, work: FileWrite, after: str) -> None:
+    def record(self, work: FileWrite, after: str) -> None:
         """A file has its original again, and reads ``after``."""
         now = time.monotonic()
         self._files = {place: one for place, one in self._files.items() if now - one[0] < _RACE_S}
@@ -137,7 +137,7 @@ class RecentReleases:
             return []
         return [place for place in self._files if place[0] == target.group.path]
 
-    def put_right(self, target: GroupTarget, place: tuple[str, str]) -> FileWrite | None:
+    def reassert_runtime(self, target: GroupTarget, place: tuple[str, str]) -> FileWrite | None:
         """What to write after the runtime's signal: its spec's value, where ours of before it still stands.
 
         Errors: `CgroupError`; then it is to be looked at again.
@@ -181,13 +181,13 @@ class ChangeDetector:
         self.enforce = True
         self.dry_policies: frozenset[str] = frozenset()
         self.holds: Mapping[str, Hold] = {}
-        self.known = ControlFileCache(hierarchy, files)
-        self.standings = StatusTable(alert)
-        self.others = ForeignWriteHandler(
+        self.control_files = ControlFileCache(hierarchy, files)
+        self.statuses = StatusTable(alert)
+        self.foreign_writes = ForeignWriteHandler(
             ledger=ledger,
             rules=foreign,
             attribution=attribution,
-            standings=self.standings,
+            standings=self.statuses,
             alert=alert,
             held=self._hold_by_hand,
         )
@@ -195,46 +195,46 @@ class ChangeDetector:
         """The store was lost: what stands in a file now may be ours, and is taken for nobody's original."""
         self.adoptable: list[FileWrite] = []
         """Files that hold what is wanted, and not what the kubelet and the runtime would have left there."""
-        self.given = RecentReleases(self.known)
+        self.recent_releases = RecentReleases(self.control_files)
         self.errors = errors if errors is not None else ObjectErrors()
         self._ledger = ledger
         self._files = files
         self._held = held
 
-    def look(self, target: GroupTarget) -> list[FileWrite]:
+    def detect(self, target: GroupTarget) -> list[FileWrite]:
         """The files of one group that are to be written now."""
         path = target.group.path
-        self.standings.keep_only(path, target.settings)
+        self.statuses.keep_only(path, target.settings)
         found: list[FileWrite | None] = []
         try:
-            mute = self._muted(target)
+            mute = self._masked(target)
             for name, setting in target.settings.items():
                 if name not in mute:
                     with self._contained(target, name, setting):
-                        found.append(self._want(target, name, setting))
+                        found.append(self._plan_set(target, name, setting))
             for entry in self._ledger.group(path):
                 if entry.knob not in target.settings and entry.knob not in mute:
                     with self._contained(target, entry.knob, None):
-                        found.append(self._unwant(target, entry))
-            for place in self.given.places(target):
+                        found.append(self._plan_release(target, entry))
+            for place in self.recent_releases.places(target):
                 with self._contained(target, place[1], None):
-                    found.append(self.given.put_right(target, place))
+                    found.append(self.recent_releases.reassert_runtime(target, place))
         except CgroupGoneError as exc:
             # Gone between discovery and use; its parent's event is on the way and takes care of the rest. Where none
             # comes, it was not gone.
             self.gone(target, exc)
             return []
-        self.standings.readable(path, "")
+        self.statuses.readable(path, "")
         work = [one for one in found if one is not None]
-        work += [after for one in work if (after := self._after(one)) is not None]
+        work += [after for one in work if (after := self._dependent_write(one)) is not None]
         if any(one.knob.name == "cpu.quota" for one in work):
-            self.known.learn(path, _BANDWIDTH)
+            self.control_files.load(path, _BANDWIDTH)
         return work
 
     def gone(self, target: GroupTarget, exc: CgroupGoneError) -> None:
         """The kernel has answered that the group is gone: see about it once more."""
         self.errors.counted("group", exc)
-        self.standings.unreadable(target.group.path, "", target.pod_uid, str(exc), None)
+        self.statuses.unreadable(target.group.path, "", target.pod_uid, str(exc), None)
 
     @contextmanager
     def _contained(self, target: GroupTarget, knob: str, setting: Setting | None) -> Iterator[None]:
@@ -249,10 +249,10 @@ class ChangeDetector:
         except (CgroupError, ValueError) as exc:
             # ValueError: a text that the knob's codec does not know.
             self.errors.counted("file", exc)
-            self.known.actual.pop((target.group.path, knob), None)
-            self.standings.unreadable(target.group.path, knob, target.pod_uid, str(exc), setting)
+            self.control_files.actual.pop((target.group.path, knob), None)
+            self.statuses.unreadable(target.group.path, knob, target.pod_uid, str(exc), setting)
         else:
-            self.standings.readable(target.group.path, knob)
+            self.statuses.readable(target.group.path, knob)
 
     def may_write(self, setting: Setting) -> bool:
         """False for what is held, only practised, or only observed."""
@@ -260,26 +260,26 @@ class ChangeDetector:
 
     def forget(self, path: str) -> None:
         """The group is gone; those below it are told one by one."""
-        self.known.forget(path)
-        self.given.forget(path)
-        self.standings.forget(path)
-        self.others.forget(path)
+        self.control_files.forget(path)
+        self.recent_releases.forget(path)
+        self.statuses.forget(path)
+        self.foreign_writes.forget(path)
 
     # The next look
 
-    def next_look(self) -> float | None:
+    def next_check(self) -> float | None:
         """When the next wait or retry ends (monotonic seconds), None when there is none."""
-        times = (self.standings.next_retry(), self.others.next_end(time.monotonic()))
+        times = (self.statuses.next_retry(), self.foreign_writes.next_end(time.monotonic()))
         return min((at for at in times if at is not None), default=None)
 
     def due(self, now: float) -> set[str | None]:
         """The pods (None: the directories above them) with a file to be looked at again. Each is told once."""
-        return self.standings.due(now, lambda place: self.others.waits(place, now))
+        return self.statuses.due(now, lambda place: self.foreign_writes.is_waiting(place, now))
 
     # One wanted setting
 
-    def _want(self, target: GroupTarget, name: str, setting: Setting) -> FileWrite | None:
-        file = self.known.find(target.group.path, name)
+    def _plan_set(self, target: GroupTarget, name: str, setting: Setting) -> FileWrite | None:
+        file = self.control_files.find(target.group.path, name)
         if file is None:
             self._missing(setting, f"no {CATALOG[name].controller} controller here that has {name}")
             return None
@@ -291,44 +291,51 @@ class ChangeDetector:
             return None
         wanted = knob.normal(text, version)
         try:
-            raw = self.known.text(file)
+            raw = self.control_files.text(file)
         except CgroupGoneError:
             if target.creating:
                 # The cpu and memory directories come 6-20 ms after the cpuset's.
-                raw = self._foretold(target, file, "")
-            elif self.known.is_unknown_here(file):
+                raw = self._expected(target, file, "")
+            elif self.control_files.is_unknown_here(file):
                 self._missing(setting, f"this kernel has no {file.key[2]}")
                 return None
             else:
                 raise
         actual = knob.normal(raw, version)
-        self.known.keep(file, actual)
+        self.control_files.store(file, actual)
         entry = self._ledger.get(file.key)
         if entry is not None and self.enforce:
             self._ledger.want(file.key, wanted, policy=setting.policy, reason=setting.reason)
-        move = compare(entry, FileState(actual, wanted, self.known.seen(entry, file, actual), restore=None))
+        move = compare(
+            entry, FileState(actual, wanted, self.control_files.last_seen(entry, file, actual), restore=None)
+        )
         if target.creating:
             # Whatever it reads, the runtime has yet to write: what counts is what its spec leads to. A cpuset is empty
             # for half a millisecond after its mkdir, until the runtime has copied the pod's.
-            raw = actual = self._foretold(target, file, raw)
+            raw = actual = self._expected(target, file, raw)
             move = (
                 FileAction.NOTHING if actual == wanted else FileAction.CHANGE if entry is not None else FileAction.FIRST
             )
         work = FileWrite(target, *file, setting, raw, actual, text, move)
-        return work if self._admits(work, setting, entry) else None
+        return work if self._may_change(work, setting, entry) else None
 
-    def _foretold(self, target: GroupTarget, file: KnobFile, raw: str) -> str:
+    def _expected(self, target: GroupTarget, file: KnobFile, raw: str) -> str:
         """What a file will read when the runtime has finished, by its spec; ``raw`` is what it reads so far."""
         spec = target.container.spec if target.container is not None else None
-        return foretold(file.knob, file.version, spec, raw or self.known.text_above(file))
+        return expected_after_runtime(file.knob, file.version, spec, raw or self.control_files.text_above(file))
 
-    def _admits(self, work: FileWrite, setting: Setting, entry: LedgerEntry | None) -> bool:
+    def _may_change(self, work: FileWrite, setting: Setting, entry: LedgerEntry | None) -> bool:
         """Whether the work may be done now; how the setting stands is noted when not."""
         if work.move is FileAction.NOTHING:
-            self.standings.done(work)
-            self.others.settled(work.place)
-            self.standings.note(work, "in place")
-            if self.lost and entry is None and self.may_write(setting) and self.without_us(work) != work.actual:
+            self.statuses.done(work)
+            self.foreign_writes.resolve(work.place)
+            self.statuses.record(work, "in place")
+            if (
+                self.lost
+                and entry is None
+                and self.may_write(setting)
+                and self.value_without_agent(work) != work.actual
+            ):
                 self.adoptable.append(work)
             if entry is not None and entry.yielded:
                 self._ledger.set_yielded(work.key, yielded=False, reason="it holds what is wanted again")
@@ -338,18 +345,18 @@ class ChangeDetector:
         if hold is not None:
             if foreign is not None:
                 # Seen now, so that it is no news when the hold is over.
-                self.others.note(work, foreign)
-            self.standings.note(work, "held", f"{hold.reason} (by {hold.by})")
+                self.foreign_writes.record(work, foreign)
+            self.statuses.record(work, "held", f"{hold.reason} (by {hold.by})")
             return False
         if not self.may_write(setting):
-            self.standings.note(work, "would write", setting.reason)
+            self.statuses.record(work, "would write", setting.reason)
             return False
-        if foreign is not None and not self.others.may_reassert(work, foreign):
+        if foreign is not None and not self.foreign_writes.may_reassert(work, foreign):
             return False
-        return not self.standings.waits(work)
+        return not self.statuses.is_waiting(work)
 
     def _missing(self, setting: Setting, why: str) -> None:
-        self.standings.note_unread(setting, "missing", why)
+        self.statuses.record_unread(setting, "missing", why)
 
     def _hold(self, setting: Setting) -> Hold | None:
         return holding(self.holds, path=setting.path, knob=setting.knob, pod_uid=setting.pod_uid)
@@ -360,23 +367,23 @@ class ChangeDetector:
 
     # One file of ours where nothing is wanted any more
 
-    def _unwant(self, target: GroupTarget, entry: LedgerEntry) -> FileWrite | None:
-        file = self.known.find(entry.path, entry.knob)
+    def _plan_release(self, target: GroupTarget, entry: LedgerEntry) -> FileWrite | None:
+        file = self.control_files.find(entry.path, entry.knob)
         if file is None or not self.enforce or target.creating:
             return None
         knob, version = file.knob, file.version
         held = holding(self.holds, path=entry.path, knob=knob.name, pod_uid=entry.pod_uid) is not None
-        if held and knob.name not in NEVER_KEPT:
+        if held and knob.name not in ALWAYS_RESTORED:
             return None
-        raw = self.known.text(file)
+        raw = self.control_files.text(file)
         actual = knob.normal(raw, version)
-        self.known.keep(file, actual)
-        original = put_back(
+        self.control_files.store(file, actual)
+        original = restore_text(
             *((knob, version), entry, self._ledger, entry.restore_text),
-            lambda group, name: self.known.text_in(entry.controller, group, name),
+            lambda group, name: self.control_files.text_in(entry.controller, group, name),
         )
         restore = None if original is None else knob.normal(original, version)
-        seen = self.known.seen(entry, file, actual)
+        seen = self.control_files.last_seen(entry, file, actual)
         move = compare(entry, FileState(actual=actual, wanted=None, seen=seen, restore=restore))
         if move is FileAction.DROP:
             self._ledger.restored(entry.key, raw)
@@ -387,17 +394,17 @@ class ChangeDetector:
 
     # What another knob's value hides
 
-    def _muted(self, target: GroupTarget) -> Mapping[str, str]:
+    def _masked(self, target: GroupTarget) -> Mapping[str, str]:
         """The knobs whose files of this group are left alone for now, wanted or not; noted where they are wanted."""
-        found = muted(self.hierarchy, self._ledger, self._files, target.group.path, target.settings)
+        found = masked(self.hierarchy, self._ledger, self._files, target.group.path, target.settings)
         for name, by in found.items():
             if (setting := target.settings.get(name)) is not None:
-                self.standings.note_unread(setting, "in place", f"counts once {by} ends")
+                self.statuses.record_unread(setting, "in place", f"counts once {by} ends")
         return found
 
-    def _after(self, work: FileWrite) -> FileWrite | None:
+    def _dependent_write(self, work: FileWrite) -> FileWrite | None:
         """What the kernel forgets with this very work, to be written right after: as wanted now, else as it was."""
-        here = self._forgotten(work) if work.knob.resets is not None and work.is_zero else None
+        here = self._reset_by(work) if work.knob.resets is not None and work.is_zero else None
         entry = self._ledger.get(here.key) if here is not None else None
         if here is None or entry is None:
             return None
@@ -409,15 +416,15 @@ class ChangeDetector:
         text = entry.seen if setting is not None and entry.writer == US else entry.restore_text
         return None if text is None else here._replace(text=text)
 
-    def beside(self, work: FileWrite) -> FileWrite | None:
+    def side_effect(self, work: FileWrite) -> FileWrite | None:
         """What a wanted value will make the kernel forget, as work that is not to be done: its original counts.
 
         None for knobs that reset no other, for their return to 0, and where the other file cannot be read.
         """
-        return None if work.knob.resets is None or work.is_zero else self._forgotten(work)
+        return None if work.knob.resets is None or work.is_zero else self._reset_by(work)
 
-    def _forgotten(self, work: FileWrite) -> FileWrite | None:
-        found = forgotten(self.hierarchy, self._files, work.key[1], work.knob)
+    def _reset_by(self, work: FileWrite) -> FileWrite | None:
+        found = reset_by(self.hierarchy, self._files, work.key[1], work.knob)
         if found is None:
             return None
         file, raw = found
@@ -431,25 +438,25 @@ class ChangeDetector:
 
     # What would be there without us
 
-    def without_us(self, work: FileWrite) -> str | None:
+    def value_without_agent(self, work: FileWrite) -> str | None:
         """What the file would read had we never written it; None when nobody can tell."""
         try:
-            above = self.known.text_above(KnobFile(work.knob, work.version, work.directory, work.key))
+            above = self.control_files.text_above(KnobFile(work.knob, work.version, work.directory, work.key))
         except CgroupError:
             return None
-        return without_us(work.knob, work.version, work.key[1], work.target.container, above)
+        return value_without_agent(work.knob, work.version, work.key[1], work.target.container, above)
 
-    def without_ours(self, path: str, name: str) -> Value:
+    def value_before_agent(self, path: str, name: str) -> Value:
         """What a file would hold had we not written it: its original while our value stands, else what was read last.
 
         None for "no limit", and where nobody can tell.
         """
-        file = self.known.find(path, name)
+        file = self.control_files.find(path, name)
         if file is None:
             return None
         entry = self._ledger.get(file.key)
         if entry is None or entry.writer != US:
-            return self.known.actual.get((path, name))
+            return self.control_files.actual.get((path, name))
         try:
             return None if entry.restore_text is None else file.knob.decode(entry.restore_text, file.version)
         except ValueError:

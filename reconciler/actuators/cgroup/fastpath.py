@@ -101,7 +101,7 @@ class FastPath:
         prepared = self._prepared.get(container_id)
         return prepared is not None and not prepared.fired
 
-    def fire(self, container_id: str, signal_at: float) -> bool:
+    def execute(self, container_id: str, signal_at: float) -> bool:
         """Write what is prepared for this container, now. False when nothing is."""
         prepared = self._prepared.get(container_id)
         if prepared is None:

@@ -82,18 +82,18 @@ class ControlFileCache:
 
     # Last
 
-    def learn(self, path: str, knobs: tuple[str, ...] = BOUNDS) -> None:
+    def load(self, path: str, knobs: tuple[str, ...] = BOUNDS) -> None:
         """Read values that bound what may be written, without wanting anything of them."""
         for name in knobs:
             file = self.find(path, name)
             if file is None:
                 continue
             try:
-                self.keep(file, self._files.read(file.directory, file.key[2]).rstrip("\n"))
+                self.store(file, self._files.read(file.directory, file.key[2]).rstrip("\n"))
             except OSError:
                 self.actual.pop((path, name), None)
 
-    def keep(self, file: KnobFile, text: str) -> None:
+    def store(self, file: KnobFile, text: str) -> None:
         """Note what a file reads."""
         place = file.key[1], file.knob.name
         try:
@@ -101,7 +101,7 @@ class ControlFileCache:
         except ValueError:
             self.actual.pop(place, None)
 
-    def unlearn_above(self, path: str) -> None:
+    def invalidate_ancestors(self, path: str) -> None:
         """Something does not fit below what is known of the groups above: have that read again before the next try."""
         while (path := path.rpartition("/")[0]) and path != "/":
             self.forget(path)
@@ -111,7 +111,7 @@ class ControlFileCache:
         for knob in CATALOG:
             self.actual.pop((path, knob), None)
 
-    def seen(self, entry: LedgerEntry | None, file: KnobFile, actual: str) -> str | None:
+    def last_seen(self, entry: LedgerEntry | None, file: KnobFile, actual: str) -> str | None:
         """What stood there when we last looked; what the kernel has made of it since is nobody's write.
 
         None when nobody has looked. Both texts in normal form.

@@ -29,7 +29,7 @@ from cgroupfs.knobs import CATALOG
 from cgroupfs.plan import KnobChange, Known, order_changes
 from cgroupfs.steps import WriteStep
 from cgroupfs.writer import StepWriter
-from reconciler.actuators.cgroup.decide import muted, put_back
+from reconciler.actuators.cgroup.decide import masked, restore_text
 from reconciler.actuators.cgroup.records import NO_RECORDS, Records
 from reconciler.actuators.cgroup.values import intended, is_ours
 from state.entry import US, FileKey, LedgerEntry, same_group
@@ -37,7 +37,7 @@ from state.ledger import Ledger
 from state.undo import RestoreOutcome, RestoreResult
 
 
-def adopt_after_kill(hierarchy: Hierarchy, ledger: Ledger, *, files: FileOps = REAL) -> int:
+def adopt_unjournaled_writes(hierarchy: Hierarchy, ledger: Ledger, *, files: FileOps = REAL) -> int:
     """Note what stands in our files as written by us; how many values were not noted yet."""
     adopted = 0
     for entry in list(ledger):
@@ -99,7 +99,7 @@ async def restore_all(
 ) -> list[RestoreResult]:
     """Restore every file (``only``: those of one pod uid) and drop it from the ledger; the caller flushes it.
 
-    After a daemon was killed `adopt_after_kill` comes first.
+    After a daemon was killed `adopt_unjournaled_writes` comes first.
     The kernel's own rules order the writes; where they leave a choice, what was touched last is undone first.
     """
     scene = _Scene(hierarchy, ledger, files, records)
@@ -209,12 +209,12 @@ def _look(scene: _Scene, entry: LedgerEntry) -> RestoreResult | _PendingRestore:
     try:
         actual = knob.normal(raw, version)
         text = scene.wanted(entry)
-        original = put_back((knob, version), entry, ledger, text, read)
+        original = restore_text((knob, version), entry, ledger, text, read)
         restore = None if original is None else knob.normal(original, version)
         ours = is_ours(knob, version, entry, ledger, actual)
     except (ValueError, AgentError, OSError) as exc:
         return _undone(entry, RestoreOutcome.UNKNOWN, raw, str(exc))
-    if original is not None and entry.knob in muted(hierarchy, ledger, files, entry.path, ()):
+    if original is not None and entry.knob in masked(hierarchy, ledger, files, entry.path, ()):
         # Another file of ours hides it, and undoing that one resets it.
         return _PendingRestore(entry, original, actual, original != text)
     if restore is not None and actual == restore:

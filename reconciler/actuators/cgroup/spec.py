@@ -55,7 +55,7 @@ def spec_text(knob: Knob, version: Version, spec: RuntimeSpec | None) -> str | N
         return None
 
 
-def without_us(
+def value_without_agent(
     knob: Knob, version: Version, path: str, container: Container | None, parent_text: str | None
 ) -> str | None:
     """What one file of a group would read had nobody but the kubelet and the runtime written it; None: not known.
@@ -64,7 +64,9 @@ def without_us(
     directory no quota; other pods' weights are sums of requests that the cgroups do not tell.
     """
     if container is not None:
-        return foretold(knob, version, container.spec, parent_text) if container.spec is not None else None
+        return (
+            expected_after_runtime(knob, version, container.spec, parent_text) if container.spec is not None else None
+        )
     name = parse(path)
     if name is None:
         return None
@@ -75,7 +77,7 @@ def without_us(
     return None
 
 
-def foretold(knob: Knob, version: Version, spec: RuntimeSpec | None, parent_text: str | None) -> str:
+def expected_after_runtime(knob: Knob, version: Version, spec: RuntimeSpec | None, parent_text: str | None) -> str:
     """What the file will read when the runtime has finished: its spec, else what a fresh group gets.
 
     A cpuset that the spec does not name is a copy of the pod's (``parent_text``), which runc writes itself.

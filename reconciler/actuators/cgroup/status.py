@@ -52,17 +52,17 @@ class StatusTable:
         self._retries: dict[str, dict[str, _Retry]] = {}
         self._alert = alert
 
-    def of(self, place: tuple[str, str]) -> SettingStatus | None:
+    def get(self, place: tuple[str, str]) -> SettingStatus | None:
         """How the setting of one group and knob stands."""
         return self.by_group.get(place[0], {}).get(place[1])
 
-    def note(self, work: FileWrite, state: str, detail: str = "", actual: str | None = None) -> None:
+    def record(self, work: FileWrite, state: str, detail: str = "", actual: str | None = None) -> None:
         """Note how a wanted setting stands."""
         if work.setting is not None:
             shown = work.actual if actual is None else actual
             self._put(SettingStatus(work.setting, state, work.text, shown, detail, time.time()))
 
-    def note_unread(self, setting: Setting, state: str, detail: str) -> None:
+    def record_unread(self, setting: Setting, state: str, detail: str) -> None:
         """The same for a setting whose file was not read."""
         self._put(SettingStatus(setting, state, "", None, detail, time.time()))
 
@@ -93,9 +93,9 @@ class StatusTable:
         """Not possible now: say so once (unless somebody else does), and try again after a growing while."""
         before = self._retries.get(work.key[1], {}).get(work.knob.name)
         delay = min(before.delay_s * 2, _RETRY_MAX_S) if before is not None and before.text == work.text else _RETRY_S
-        known = self.of(work.place)
+        known = self.get(work.place)
         self._retry(work, _Retry(time.monotonic() + delay, delay, work.text, work.target.pod_uid))
-        self.note(work, state, reason)
+        self.record(work, state, reason)
         if tell and (known is None or (known.state, known.detail) != (state, reason)):
             self._alert(state, reason, work.setting)
 
@@ -113,8 +113,8 @@ class StatusTable:
             self._retries[path][knob] = _Retry(now + delay, delay, _UNREAD, pod_uid)
         if setting is None:
             return
-        known = self.of((path, knob))
-        self.note_unread(setting, "unreadable", reason)
+        known = self.get((path, knob))
+        self.record_unread(setting, "unreadable", reason)
         if known is None or (known.state, known.detail) != ("unreadable", reason):
             self._alert("unreadable", reason, setting)
 
@@ -127,13 +127,13 @@ class StatusTable:
     def under_way(self, work: FileWrite, detail: str) -> None:
         """The kernel takes its time: look again soon. No refusal, and nobody is told."""
         self._retry(work, _Retry(time.monotonic() + _RETRY_S, _RETRY_S, work.text, work.target.pod_uid))
-        self.note(work, "under way", detail)
+        self.record(work, "under way", detail)
 
     def look_again(self, work: FileWrite, at: float) -> None:
         """Have the file looked at again at ``at`` (monotonic), though nothing was refused."""
         self._retry(work, _Retry(at, _RETRY_S, "", work.target.pod_uid))
 
-    def waits(self, work: FileWrite) -> bool:
+    def is_waiting(self, work: FileWrite) -> bool:
         """Whether this very text was refused, and its time has not come."""
         retry = self._retries.get(work.key[1], {}).get(work.knob.name)
         return retry is not None and time.monotonic() < retry.at and retry.text == work.text

@@ -19,11 +19,11 @@ from state.ledger import Ledger
 
 _LOG: Final = logging.getLogger(__name__)
 FREEZE: Final = "freeze"
-NEVER_KEPT: Final = frozenset({FREEZE})
+ALWAYS_RESTORED: Final = frozenset({FREEZE})
 """Knobs whose values are given back even where a hold says that the file is to be left alone."""
 
 
-def thaw(hierarchy: Hierarchy, ledger: Ledger, *, files: FileOps = REAL) -> tuple[list[str], list[str]]:
+def unfreeze(hierarchy: Hierarchy, ledger: Ledger, *, files: FileOps = REAL) -> tuple[list[str], list[str]]:
     """Thaw every group that the ledger says is frozen by us. Control files are written here and now: 0.4 ms each.
 
     Returns the group paths that run again, and what could not be done, in a person's words. Errors: none.

@@ -125,7 +125,7 @@ class CoreSched:
                 self._note("restored" if one.ok else "failed", one.path, group=one.path, why=one.detail)
             return done
 
-    def facts(self) -> Mapping[str, object]:
+    def status(self) -> Mapping[str, object]:
         """Whether it works, the groups with their cookies, and the last sweep."""
         groups: dict[str, list[str]] = {}
         for cookie, group in sorted(self._ours.items()):
@@ -226,11 +226,11 @@ class CoreSched:
         written: set[int],
     ) -> tuple[dict[str, ObservedThreads], CookieSteps]:
         """One look, in a worker thread: what is there, and what is to be done."""
-        seen = tasks.look(where, self._file, self._prctl, self._files)
+        seen = tasks.observe(where, self._file, self._prctl, self._files)
         if written:
             # A thread that ended before it was given its cookie may have left its number to one that is none of ours.
             strangers = written.difference(*(one.threads for one in seen.values()))
-            if taken := tasks.having(self._prctl, sorted(strangers), ours):
+            if taken := tasks.with_cookie(self._prctl, sorted(strangers), ours):
                 tasks.drop(self._prctl, taken)
         return seen, plan.decide(wanted, seen, ours, left)
 
@@ -241,7 +241,7 @@ class CoreSched:
             carriers = [stack.enter_context(CookieCarrier()) for _ in shares]
             had = []
             for carrier, share in zip(carriers, shares, strict=True):
-                take = partial(tasks.take, carrier, self._prctl, share.source, share.cookie)
+                take = partial(tasks.clear, carrier, self._prctl, share.source, share.cookie)
                 had.append(await self._turns.work(take))
             made = {
                 cookie: share.group for cookie, share in zip(had, shares, strict=True) if cookie and not share.cookie
@@ -250,7 +250,7 @@ class CoreSched:
                 return written
             for carrier, share, cookie in zip(carriers, shares, had, strict=True):
                 if cookie:
-                    give = partial(tasks.give, carrier, self._prctl, share.tids)
+                    give = partial(tasks.assign, carrier, self._prctl, share.tids)
                     given = await self._turns.work(give)
                     written.update(given.done)
                     self._count("written", given, refused)
@@ -267,7 +267,7 @@ class CoreSched:
 
     async def _save(self, ours: Mapping[int, str]) -> bool:
         try:
-            await self._kept.become(CookieRow(boot=self._kept.now.boot, ours=dict(ours)))
+            await self._kept.save(CookieRow(boot=self._kept.now.boot, ours=dict(ours)))
         except StoreError as exc:
             self._unrecorded = f"nothing is given that cannot be recorded: {exc}"
             return False
@@ -278,7 +278,7 @@ class CoreSched:
         self._pruned_at = time.monotonic()
         if not self._ours:
             return
-        look = partial(tasks.holders, self._prctl, dict(self._ours), None, self._proc)
+        look = partial(tasks.cookie_threads, self._prctl, dict(self._ours), None, self._proc)
         held = set((await self._turns.work(look)).values())
         if held != self._ours.keys():
             await self._save({cookie: group for cookie, group in self._ours.items() if cookie in held})

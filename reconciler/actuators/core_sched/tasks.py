@@ -39,7 +39,7 @@ def restore_cookies(prctl: Prctl, store: Store, only: str | None = None, proc: s
     if why := unable(prctl):
         return [refused(why)]
     done = take_back(prctl, ours, only, proc)
-    held = set(holders(prctl, ours, None, proc).values())
+    held = set(cookie_threads(prctl, ours, None, proc).values())
     ROW.write(
         store, CookieRow(boot=store.boot, ours={cookie: group for cookie, group in ours.items() if cookie in held})
     )
@@ -64,7 +64,7 @@ class AssignResult(NamedTuple):
     errors: Mapping[str, int]
 
 
-def look(
+def observe(
     places: Iterable[tuple[str, str]], file: str, prctl: Prctl, files: FileOps = REAL
 ) -> dict[str, ObservedThreads]:
     """The threads of each place (a name and its directory), in groups below it too; a place that is gone is left out.
@@ -112,7 +112,7 @@ def _cookies(tids: Sequence[int], prctl: Prctl) -> ObservedThreads:
     return ObservedThreads(threads=threads, problem=problem)
 
 
-def give(carrier: CookieCarrier, prctl: Prctl, tids: Iterable[int]) -> AssignResult:
+def assign(carrier: CookieCarrier, prctl: Prctl, tids: Iterable[int]) -> AssignResult:
     """Give the threads what the carrier has: its cookie, or none."""
 
     def hand_out() -> AssignResult:
@@ -130,7 +130,7 @@ def give(carrier: CookieCarrier, prctl: Prctl, tids: Iterable[int]) -> AssignRes
     return carrier.call(hand_out)
 
 
-def take(carrier: CookieCarrier, prctl: Prctl, source: int, cookie: int) -> int:
+def clear(carrier: CookieCarrier, prctl: Prctl, source: int, cookie: int) -> int:
     """Have the carrier take up a group's cookie from one of its threads, or (``cookie`` 0) a new one; what it has now.
 
     0 when the thread has ended or has another cookie by now: look again.
@@ -154,10 +154,10 @@ def take(carrier: CookieCarrier, prctl: Prctl, source: int, cookie: int) -> int:
 def drop(prctl: Prctl, tids: Iterable[int]) -> AssignResult:
     """Take the cookies of these threads away."""
     with CookieCarrier() as carrier:
-        return give(carrier, prctl, tids)
+        return assign(carrier, prctl, tids)
 
 
-def having(prctl: Prctl, tids: Iterable[int], cookies: Mapping[int, str]) -> list[int]:
+def with_cookie(prctl: Prctl, tids: Iterable[int], cookies: Mapping[int, str]) -> list[int]:
     """Those of these threads that have one of these cookies."""
     found = []
     for tid in tids:
@@ -169,7 +169,9 @@ def having(prctl: Prctl, tids: Iterable[int], cookies: Mapping[int, str]) -> lis
     return found
 
 
-def holders(prctl: Prctl, cookies: Mapping[int, str], only: str | None = None, proc: str = "/proc") -> dict[int, int]:
+def cookie_threads(
+    prctl: Prctl, cookies: Mapping[int, str], only: str | None = None, proc: str = "/proc"
+) -> dict[int, int]:
     """All threads of the machine that have one of these cookies: thread to cookie. ``only``: those of one pod uid."""
     found: dict[int, int] = {}
     for pid in _numbers(proc):
@@ -190,7 +192,7 @@ def take_back(
     taken: Counter[int] = Counter()
     failed: dict[int, str] = {}
     for _ in range(_ROUNDS):
-        there = {tid: cookie for tid, cookie in holders(prctl, ours, only, proc).items() if cookie not in failed}
+        there = {tid: cookie for tid, cookie in cookie_threads(prctl, ours, only, proc).items() if cookie not in failed}
         if not there:
             break
         given = drop(prctl, there)

@@ -68,7 +68,7 @@ class OomScoreProcesses:
         self._proc = os.path.join(root, "proc")
         self._files = files
 
-    def of(self, path: str, inode: int = 0) -> dict[str, int]:
+    def scores_of(self, path: str, inode: int = 0) -> dict[str, int]:
         """``pid:start`` to its number, of all processes in a group and below it, the oldest first; none: it is gone."""
         found: list[tuple[int, str, int]] = []
         try:
@@ -103,11 +103,11 @@ class OomScoreProcesses:
         # The name in brackets may hold anything, brackets too: count from the last one.
         return int(self._files.read(f"{self._proc}/{pid}", "stat").rpartition(")")[2].split()[19])
 
-    def put_back(self, path: str, kept: OomScoreState) -> list[RestoreResult]:
+    def restore(self, path: str, kept: OomScoreState) -> list[RestoreResult]:
         """Give every process of a container back what it, or else the container, had; one answer for the container."""
         failed = Counter[str]()
         given = 0
-        for key, number in self.of(path, kept.inode).items():
+        for key, number in self.scores_of(path, kept.inode).items():
             original = kept.odd.get(key, kept.original)
             if number in kept.ours and number != original:
                 outcome = self.write(key, original)
@@ -125,7 +125,7 @@ def restore_scores(
     rows = ROW.read(store).containers
     processes = OomScoreProcesses(hierarchy, root, files)
     chosen = {path: kept for path, kept in sorted(rows.items()) if only is None or kept.pod_uid == only}
-    done = [one for path, kept in chosen.items() for one in processes.put_back(path, kept)]
+    done = [one for path, kept in chosen.items() for one in processes.restore(path, kept)]
     if chosen:
         failed = {one.path for one in done if not one.ok}
         left = {path: kept for path, kept in rows.items() if path not in chosen or path in failed}
@@ -177,7 +177,7 @@ class OomScores:
             chosen = {path: kept for path, kept in sorted(self._kept.items()) if only in {None, kept.pod_uid}}
             return await self._give_back(chosen)
 
-    def facts(self) -> Mapping[str, object]:
+    def status(self) -> Mapping[str, object]:
         """The containers that have a number of ours, and counts."""
         return {
             "containers": {path: kept.ours[-1] for path, kept in sorted(self._kept.items())},
@@ -252,7 +252,7 @@ class OomScores:
         for path, (setting, inode) in wanted.items():
             number, uid = setting.value, setting.pod_uid or ""
             assert isinstance(number, int)
-            found = self._processes.of(path, inode)
+            found = self._processes.scores_of(path, inode)
             kept = self._kept.get(path)
             if kept is not None and kept.inode != inode:
                 kept = None
@@ -290,7 +290,7 @@ class OomScores:
         if not chosen:
             return done
         for path, kept in chosen.items():
-            done += await self._turns.work(partial(self._processes.put_back, path, kept))
+            done += await self._turns.work(partial(self._processes.restore, path, kept))
         self._problems += [f"{one.path}: {one.detail}" for one in done if not one.ok]
         over = {one.path for one in done if one.ok}
         await self._keep({path: kept for path, kept in self._kept.items() if path not in over})
@@ -299,7 +299,7 @@ class OomScores:
     async def _keep(self, containers: Mapping[str, OomScoreState]) -> bool:
         """Remember these instead; whether that is durable, and in force."""
         try:
-            await self._rows.become(OomScoreRows(boot=self._rows.now.boot, containers=containers))
+            await self._rows.save(OomScoreRows(boot=self._rows.now.boot, containers=containers))
         except StoreError as exc:
             self._problems.append(str(exc))
             return False

@@ -80,7 +80,7 @@ class Sysctls:
         found = self.read(name)
         return "" if found == value else f"accepted, but it reads {found}"
 
-    def put_back(self, name: str, kept: SysctlState) -> RestoreResult:
+    def restore(self, name: str, kept: SysctlState) -> RestoreResult:
         """Give one its original back, if what is there is ours."""
         there = self.read(name)
         undo, detail = RestoreOutcome.ALREADY, ""
@@ -102,7 +102,7 @@ def restore_marks(store: Store, *, root: str = "/", files: FileOps = REAL) -> li
     """Put everything back while no daemon runs. Errors: `StoreError` when that cannot be noted; it is done by then."""
     values = ROW.read(store).values
     sysctls = Sysctls(root, files)
-    done = [sysctls.put_back(name, kept) for name, kept in sorted(values.items())]
+    done = [sysctls.restore(name, kept) for name, kept in sorted(values.items())]
     if values:
         refused = {one.file for one in done if one.undo is RestoreOutcome.REFUSED}
         ROW.write(store, SysctlRows(boot=store.boot, values={name: values[name] for name in sorted(refused)}))
@@ -149,7 +149,7 @@ class Watermarks:
         async with self._turns.restoring():
             return await self._give_back(self._kept) if only is None else ()
 
-    def facts(self) -> Mapping[str, object]:
+    def status(self) -> Mapping[str, object]:
         """What is there and what was, by the kernel's name; counts."""
         values = {
             name: {
@@ -225,7 +225,7 @@ class Watermarks:
             return "waiting", "the memory that it takes is not available twice over"
         fresh = SysctlState(original=original, ours=(*(() if kept is None else kept.ours[-1:]), target))
         try:
-            await self._rows.become(msgspec.structs.replace(self._rows.now, values={**self._kept, name: fresh}))
+            await self._rows.save(msgspec.structs.replace(self._rows.now, values={**self._kept, name: fresh}))
         except StoreError as exc:
             return "not recorded", str(exc)
         refused = await self._turns.work(partial(self._sysctls.write, name, target))
@@ -242,12 +242,12 @@ class Watermarks:
     async def _give_back(self, chosen: Mapping[str, SysctlState]) -> list[RestoreResult]:
         done: list[RestoreResult] = []
         for name, kept in sorted(chosen.items()):
-            done.append(await self._turns.work(partial(self._sysctls.put_back, name, kept)))
+            done.append(await self._turns.work(partial(self._sysctls.restore, name, kept)))
         over = {one.file for one in done if one.undo is not RestoreOutcome.REFUSED}
         self._sure -= over
         left = {name: kept for name, kept in self._kept.items() if name not in over}
         try:
-            await self._rows.become(msgspec.structs.replace(self._rows.now, values=left))
+            await self._rows.save(msgspec.structs.replace(self._rows.now, values=left))
         except StoreError as exc:
             return [msgspec.structs.replace(one, undo=RestoreOutcome.REFUSED, detail=str(exc)) for one in done]
         return done

@@ -112,7 +112,7 @@ class Reclaimer:
                 await self._news.wait()
                 continue
             with trio.CancelScope() as self._running:
-                await self.look(wish)
+                await self.reclaim(wish)
             self._running = None
             await trio.sleep(wish.interval_s)
 
@@ -125,7 +125,7 @@ class Reclaimer:
         await trio.lowlevel.checkpoint()
         return ()
 
-    def facts(self) -> Mapping[str, object]:
+    def status(self) -> Mapping[str, object]:
         """Counts, the newest actions, and which NUMA nodes are short."""
         return {
             "wanted": self._wish(self._situation) is not None,
@@ -153,7 +153,7 @@ class Reclaimer:
 
     # One look
 
-    async def look(self, wish: ReclaimRequest) -> None:
+    async def reclaim(self, wish: ReclaimRequest) -> None:
         """Read, decide, act."""
         situation = self._situation
         if situation is None:

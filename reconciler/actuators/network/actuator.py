@@ -122,10 +122,10 @@ class NetworkActuator:
             self._pods.forget_rates()
             if only is None:
                 self.lines.clear()
-            await self._kept.become(left)
+            await self._kept.save(left)
             return done
 
-    def facts(self) -> Mapping[str, object]:
+    def status(self) -> Mapping[str, object]:
         """See `SideActuator`. Rates in bytes a second."""
         interfaces = {
             name: {
@@ -237,7 +237,7 @@ class NetworkActuator:
         used = use(line.counted, counted)
         after = step(ceiling, used.online if used is not None else None, bounds) if enforce else ceiling
         mine, theirs = after, after
-        if sent is not None and pods_here and self._pods.stands and self._pods.in_host:
+        if sent is not None and pods_here and self._pods.statuses and self._pods.in_host:
             mine, theirs = split(after, used.be if used is not None else 0, used.pods if used is not None else 0)
         same = (line.link, line.floor, line.be_ceiling) == (bounds.link, bounds.floor, mine)
         if enforce and sent is not None and not same:
@@ -263,7 +263,7 @@ class NetworkActuator:
         if enforce and name not in kept.roots:
             # Durable before anything is done; a tree that a lost store knew of is entered again.
             kind = "" if root.ours else root.kind
-            await self._kept.become(replace(kept, roots={**kept.roots, name: kind}))
+            await self._kept.save(replace(kept, roots={**kept.roots, name: kind}))
         if not root.complete:
             # The class begins with what it had; BE pods elsewhere may have the rest of the ceiling.
             ceiling = min(line.be_ceiling or fresh.floor, fresh.ceiling)
@@ -280,7 +280,7 @@ class NetworkActuator:
         done = await self._turns.work(partial(remove_trees, self._tc, roots, everywhere=False))
         left = {one.path for one in done if not one.ok}
         roots = {name: kind for name, kind in kept.roots.items() if name not in names or name in left}
-        await self._kept.become(replace(kept, roots=roots))
+        await self._kept.save(replace(kept, roots=roots))
 
 
 def _wanted(situation: PlanSnapshot) -> tuple[object, ...]:

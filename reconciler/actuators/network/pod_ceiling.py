@@ -69,7 +69,7 @@ class PodEgressCeiling:
         return self._kept.now.cables
 
     @property
-    def stands(self) -> bool:
+    def statuses(self) -> bool:
         """Whether packets are led there now."""
         return bool(self.cables) and self._gather is not None
 
@@ -108,7 +108,7 @@ class PodEgressCeiling:
             self._whole_at = self._clock() + (_SOON_S if problem else LOOK_S)
         self._look_at = min(self._whole_at, self._clock() + _SOON_S) if waits else self._whole_at
         self.standings = {
-            view[uid].group.path: {SHARE: _standing(view[uid], *_after(state, words, uid, done), by)}
+            view[uid].group.path: {SHARE: _standing(view[uid], *_after_link(state, words, uid, done), by)}
             for uid, (state, words) in steps.stands.items()
         }
 
@@ -121,7 +121,7 @@ class PodEgressCeiling:
             return
         done, left = await self._turns.work(partial(undo_pods, self._tc, self._kept.now))
         self._say("; ".join(f"{one.path}: {one.detail}" for one in done if not one.ok))
-        await self._kept.become(left)
+        await self._kept.save(left)
 
     def forget_rates(self) -> None:
         """Our device is gone, or made anew: what was known of it counts no more, and the next round looks."""
@@ -176,7 +176,7 @@ class PodEgressCeiling:
                 places[pod.uid] = PodEgress(cables=cables[pod.uid])
         devices = self._tc.devices() if self.cables else {}
         there = {name for name, led in self.cables.items() if name in devices and devices[name].index == led.index}
-        gather = self._tc.gather()
+        gather = self._tc.ifb()
         indices = {one.index for place in places.values() for one in place.cables}
         # What was in order at the last whole look is taken for granted until the next: pods come and go more often.
         known = {index: entry for index, entry in sure.items() if gather is not None and entry.leads_to == gather.index}
@@ -214,11 +214,11 @@ class PodEgressCeiling:
                 if seen.gather is not None and seen.gather.problem:
                     raise SourceError(NAME, seen.gather.problem)  # noqa: TRY301  # as what the kernel refuses
                 steps = replace(steps, lead=_placed(steps.lead, kept.cables))
-                await self._kept.become(replace(kept, gather=True, cables={**kept.cables, **steps.lead}))
+                await self._kept.save(replace(kept, gather=True, cables={**kept.cables, **steps.lead}))
             failed = await self._turns.work(partial(self._act, steps, rate, done))
             over = {*steps.let_go, *steps.forget, *failed} - {name for name, words in failed.items() if words}
             cables = {name: led for name, led in self.cables.items() if name not in over}
-            await self._kept.become(replace(self._kept.now, cables=cables))
+            await self._kept.save(replace(self._kept.now, cables=cables))
         except (SourceError, StoreError) as exc:
             # What is in the store and was not done is seen at the next look, as it then is.
             return {led.pod_uid: str(exc) for led in steps.lead.values()}, str(exc)
@@ -247,7 +247,7 @@ class PodEgressCeiling:
 
     def _made(self, rate: int) -> int:
         """Our device, whole. One that was whole keeps its rate."""
-        there = self._tc.gather()
+        there = self._tc.ifb()
         if there is None or not there.complete:
             index = self._tc.make(rate)
             self._rate = rate
@@ -272,7 +272,7 @@ def _placed(lead: Mapping[str, Redirect], cables: Mapping[str, Redirect]) -> dic
     return placed
 
 
-def _after(state: str, words: str, uid: str, done: Mapping[str, str]) -> tuple[str, str]:
+def _after_link(state: str, words: str, uid: str, done: Mapping[str, str]) -> tuple[str, str]:
     """How a pod stands after what was done for it."""
     if state != TO_DO:
         return state, words

@@ -98,7 +98,7 @@ class PodTc(Protocol):
     def led(self) -> dict[str, int]:
         """The devices with a filter of ours, name to index, wherever they are."""
 
-    def gather(self) -> IfbState | None:
+    def ifb(self) -> IfbState | None:
         """Our device; None where there is none."""
 
     def make(self, rate: int) -> int:
@@ -204,7 +204,7 @@ class RealPodTc:
         with self._links() as links:
             return {one.name: one.index for one in links.all() if one.index in ours} if ours else {}
 
-    def gather(self) -> IfbState | None:
+    def ifb(self) -> IfbState | None:
         found = self.device(GATHER)
         if found is None or found.kind != "ifb":
             return _gather(found, complete=False)

@@ -159,10 +159,14 @@ class ResctrlActuator:
         wish = situation.pools.cache if situation is not None else None
         return None if situation is None or wish is None else show.measured(self._status(), situation.view, wish)
 
-    def facts(self) -> Mapping[str, object]:
+    def status(self) -> Mapping[str, object]:
         """Its section; see `resctrl_show.facts`."""
         turns = self._turns
-        return {**show.facts(self._status(), self._clock()), "sweeps": turns.sweeps, "last_sweep_s": turns.swept_s}
+        return {
+            **show.status_document(self._status(), self._clock()),
+            "sweeps": turns.sweeps,
+            "last_sweep_s": turns.swept_s,
+        }
 
     def problems(self) -> Sequence[str]:
         """What does not work now."""
@@ -196,7 +200,7 @@ class ResctrlActuator:
         wish = situation.pools.cache
         writes = situation.enforce and (wish is None or not wish.dry_run) and "node" not in situation.holds
         if wish is None:
-            await self._leave(writes=writes)
+            await self._unmount_if_unused(writes=writes)
             return
         capability = await self._place.offered()
         if capability is not None and capability.status is ResctrlStatus.NOT_MOUNTED and wish.mount and writes:
@@ -296,7 +300,7 @@ class ResctrlActuator:
 
     # Leaving
 
-    async def _leave(self, *, writes: bool) -> None:
+    async def _unmount_if_unused(self, *, writes: bool) -> None:
         """The policy is off: what it has done is undone."""
         self._plan, self._outcome, self.use, self.standings, self._level = CachePlan(), SweepResult(), None, {}, None
         self._problem = ""

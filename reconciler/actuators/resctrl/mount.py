@@ -129,6 +129,6 @@ class ResctrlMount:
     async def keep(self, kept: ResctrlState) -> None:
         """Make it durable. Errors: `StoreError`: then nothing may be touched."""
         try:
-            await self._kept.become(kept)
+            await self._kept.save(kept)
         except StoreError as exc:
             raise StoreError(f"resctrl is left as it is, what is there cannot be recorded: {exc}") from exc

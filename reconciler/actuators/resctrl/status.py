@@ -40,7 +40,7 @@ class ResctrlActuatorStatus(Struct, frozen=True, kw_only=True):
     problem: str = ""
 
 
-def facts(status: ResctrlActuatorStatus, now: float) -> dict[str, object]:
+def status_document(status: ResctrlActuatorStatus, now: float) -> dict[str, object]:
     """What the machine offers, the groups, who is in them, and what they use. Units: bytes, bytes per second."""
     capability, plan, outcome, level, use = (
         *(status.capability, status.plan, status.outcome),

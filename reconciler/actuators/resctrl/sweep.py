@@ -208,7 +208,7 @@ class ResctrlSweep:
             self.outcome.unsettled[member.uid] = str(exc)
             return
         self._count(done)
-        if not done.settled:
+        if not done.on_settled:
             words = "its threads come faster than they are moved"
             self.outcome.unsettled[member.uid] = f"refused: {dict(done.refused)}" if done.refused else words
 
@@ -313,7 +313,7 @@ class ResctrlSweep:
         else:
             self._count(done)
             self.outcome.watched[uid] = control, name
-            if done.settled:
+            if done.on_settled:
                 self.outcome.followed[uid] = control, known
 
     def _of_control(self, control: str, threads: Callable[[], set[int]]) -> set[int]:

@@ -117,11 +117,13 @@ def undo_pod(files: GroupFiles, root: str, uid: str, threads: Callable[[], Colle
             if not members & set(threads()):
                 continue
             moved = gather(files, root, lambda members=members: set(threads()) & members)  # type: ignore[misc]
-            undo = RestoreOutcome.RESTORED if moved.settled else RestoreOutcome.REFUSED
-            detail = "" if moved.settled else f"{dict(moved.refused) or 'its threads come faster than they are moved'}"
+            undo = RestoreOutcome.RESTORED if moved.on_settled else RestoreOutcome.REFUSED
+            detail = (
+                "" if moved.on_settled else f"{dict(moved.refused) or 'its threads come faster than they are moved'}"
+            )
             text = f"{moved.moved} threads"
             done.append(RestoreResult(path=groups.path(name), file="tasks", undo=undo, text=text, detail=detail))
-            if moved.settled and not groups.members(name):
+            if moved.on_settled and not groups.members(name):
                 groups.remove(name)
         for name in (DEFAULT, *groups.ours()):
             mine = f"{PREFIX}{uid}"

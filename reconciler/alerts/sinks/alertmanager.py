@@ -98,7 +98,7 @@ class AlertmanagerSink(BaseSink):
         return found
 
     def _ends(self, notice: Incident, now_s: float) -> float:
-        if notice.over:
+        if notice.has_ended:
             # An end before its beginning is refused.
             return max(notice.last_s, notice.first_s + 0.001)
         if notice.alert.kind.lasts:

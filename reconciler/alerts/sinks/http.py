@@ -47,9 +47,9 @@ class HttpSink:
 
 def check(answer: HttpResponse, what: str) -> None:
     """Errors: `SinkError` for every answer that is no success."""
-    if answer.good:
+    if answer.ok:
         return
-    words = f" {answer.words}" if answer.words else ""
+    words = f" {answer.excerpt}" if answer.excerpt else ""
     raise SinkError(
         f"{what}: it answered {answer.status}{words}",
         retry_after_s=answer.wait_s(time.time()),

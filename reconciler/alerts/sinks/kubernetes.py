@@ -73,8 +73,8 @@ class KubernetesSink(BaseSink):
         if answer.status == 404 or (answer.status == 403 and status.has_cause("NamespaceTerminating")):
             raise SinkError(f"{method} {path}: the namespace is gone", permanent=True)
         wait_s = wait_s_of(answer, status, time.time())
-        if not answer.good and wait_s is not None and "retry-after" not in answer.headers:
-            said = status.message or answer.words
+        if not answer.ok and wait_s is not None and "retry-after" not in answer.headers:
+            said = status.message or answer.excerpt
             raise SinkError(f"{method} {path}: it answered {answer.status} {said}", retry_after_s=wait_s)
         check(answer, f"{method} {path}")
 
@@ -92,7 +92,7 @@ class KubernetesSink(BaseSink):
             "kind": "Event",
             "metadata": {"name": self._name(notice), "namespace": namespace},
             "reason": reason,
-            "type": "Normal" if notice.over or alert.severity is Severity.INFO else "Warning",
+            "type": "Normal" if notice.has_ended or alert.severity is Severity.INFO else "Warning",
             "reportingInstance": self._node,
         }
         words = alert.summary if len(alert.summary) <= _LONGEST_NOTE else f"{alert.summary[: _LONGEST_NOTE - 1]}…"
@@ -132,7 +132,7 @@ class KubernetesSink(BaseSink):
         return {"kind": "Node", "name": self._node, "uid": self._node}
 
     def _name(self, notice: Incident) -> str:
-        tail = f".{notice.id}{'-over' if notice.over else ''}"
+        tail = f".{notice.id}{'-over' if notice.has_ended else ''}"
         return self._about(notice)["name"][: _LONGEST_NAME - len(tail)].rstrip(".-") + tail
 
 

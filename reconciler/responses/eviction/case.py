@@ -25,10 +25,10 @@ from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.subtree import Subtree
 from reconciler.responses.eviction import alerts
 from reconciler.responses.eviction.journal import EvictionJournal
-from reconciler.responses.means.base import EvictionMethod, grace_of, obeys
+from reconciler.responses.means.base import EvictionMethod, grace_of, pdb_blocks
 from reconciler.responses.means.config import EvictionMeans
 from reconciler.responses.means.notice import NoticeSender
-from reconciler.responses.means.processes import OwnPodError, PodTermination, anyone, emptied, thaw
+from reconciler.responses.means.processes import OwnPodError, PodTermination, has_processes, thaw, wait_empty
 from state.eviction import EvictionCase, EvictionMethodName, EvictionOutcome, EvictionStep
 
 _LOCAL: Final = frozenset({EvictionMethodName.CRI, EvictionMethodName.SIGNAL})
@@ -154,9 +154,9 @@ class CaseRunner:
         """See `base.Work`."""
         await thaw(self.tree)
 
-    async def emptied(self, within_s: float) -> bool:
+    async def wait_empty(self, within_s: float) -> bool:
         """See `base.Work`."""
-        return await emptied(self.tree, within_s)
+        return await wait_empty(self.tree, within_s)
 
     # The whole of it
 
@@ -202,31 +202,31 @@ class CaseRunner:
                     end = exc
                 except OwnPodError as exc:
                     end = _CaseEnd(EvictionOutcome.REFUSED, str(exc))
-                await self._leave(end.outcome)
+                await self._abandon(end.outcome)
                 return end.outcome, end.detail
         except CgroupError as exc:
             return EvictionOutcome.FAILED, str(exc)
 
     async def _go(self) -> None:
-        if not await anyone(self.tree):
+        if not await has_processes(self.tree):
             await self._found_empty()
         self.check()
         await self._tools.processes.members(self.tree)  # raises when we are one of them
         await self._notice()
         for way in self._tools.ways:
-            if way.means in self._case.left or self._passed(way):
+            if way.means in self._case.left or self._record_step(way):
                 continue
             if way.means is not EvictionMethodName.API:
-                self._obey()
+                self._carry_out()
             await self._try(way)
-        self._obey()
+        self._carry_out()
 
-    def _obey(self) -> None:
+    def _carry_out(self) -> None:
         """Ends the case where a disruption budget has refused, also an earlier run of the daemon."""
-        if (why := obeys(self._case, self._tools.config)) is not None:
+        if (why := pdb_blocks(self._case, self._tools.config)) is not None:
             raise _CaseEnd(EvictionOutcome.REFUSED, f"{why}: {self._case.budget}")
 
-    def _passed(self, way: EvictionMethod) -> bool:
+    def _record_step(self, way: EvictionMethod) -> bool:
         """Whether an earlier run was beyond this way already; the order may have been changed since."""
         resumed_at = self._case.means if self._resumed is not None else None
         usable = [one.means for one in self._tools.ways]
@@ -250,9 +250,9 @@ class CaseRunner:
         again = self._resumed is EvictionStep.NOTICE
         await self.step(EvictionStep.NOTICE)
         await self.thaw()
-        said = await notices.give(self, wish, again=again)
+        said = await notices.send(self, wish, again=again)
         self._case = replace(self._case, tried=(*self._case.tried, f"notice: {said}"))
-        if not await anyone(self.tree):
+        if not await has_processes(self.tree):
             raise _CaseEnd(EvictionOutcome.DONE, "it ended after the notice")
 
     async def _try(self, way: EvictionMethod) -> None:
@@ -269,7 +269,7 @@ class CaseRunner:
             return
         self._way = way.means
         while True:
-            result = await way.end(self)
+            result = await way.terminate(self)
             self._resumed = None
             if result.outcome is None:
                 self._give_up(way.means, result.detail)
@@ -298,10 +298,10 @@ class CaseRunner:
     async def _comes_back(self, within_s: float) -> bool:
         with trio.move_on_after(within_s):
             while self.tree.exists:
-                if await anyone(self.tree):
+                if await has_processes(self.tree):
                     return True
                 await trio.sleep(_LOOK_S)
-        return await anyone(self.tree)
+        return await has_processes(self.tree)
 
     async def _count_return(self) -> None:
         rounds = self._case.rounds + 1
@@ -312,10 +312,10 @@ class CaseRunner:
                 EvictionOutcome.FAILED, f"the kubelet has started it again {rounds} times after it was ended"
             )
 
-    async def _leave(self, outcome: EvictionOutcome) -> None:
+    async def _abandon(self, outcome: EvictionOutcome) -> None:
         """Nothing stays stopped, and nobody who lives on waits for an end that does not come."""
         await self.thaw()
-        if outcome not in {EvictionOutcome.DONE, EvictionOutcome.FAILED} and await anyone(self.tree):
+        if outcome not in {EvictionOutcome.DONE, EvictionOutcome.FAILED} and await has_processes(self.tree):
             await self._tools.notices.withdraw(self._case)
 
     async def _write(self, case: EvictionCase, *, planned: bool = False, told: bool = False) -> None:

@@ -66,7 +66,7 @@ class ExemptionsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     selectors: Annotated[tuple[PodSelector, ...], Meta(description="pods that are spared")] = ()
 
 
-def marked(pod: PodSnapshot, marks: tuple[str, ...]) -> str | None:
+def matching_mark(pod: PodSnapshot, marks: tuple[str, ...]) -> str | None:
     """The first of ``marks`` that the pod has, as ``annotation KEY=VALUE``; None: it has none."""
     for mark in marks:
         key, equals, value = mark.partition("=")
@@ -76,7 +76,7 @@ def marked(pod: PodSnapshot, marks: tuple[str, ...]) -> str | None:
     return None
 
 
-def why_spared(
+def exemption_reason(
     pod: PodSnapshot,
     config: ExemptionsConfig,
     classes: tuple[PodClass, ...],
@@ -103,7 +103,7 @@ def why_spared(
         return f"critical: priority class {pod.priority_class}" if pod.priority_class else "critical: its priority"
     if pod.pod_class not in classes:
         return f"class {pod.pod_class} is not in eviction.classes"
-    if (mark := marked(pod, config.marks)) is not None:
+    if (mark := matching_mark(pod, config.marks)) is not None:
         return mark
     if pod.namespace is not None and config.namespaces and any_glob(config.namespaces, pod.namespace):
         return f"namespace {pod.namespace}"
@@ -118,7 +118,7 @@ def why_spared(
     return _young(pod, config, frame)
 
 
-def accepts(pod: PodSnapshot, features: tuple[str, ...]) -> str | None:
+def policy_allows(pod: PodSnapshot, features: tuple[str, ...]) -> str | None:
     """Why the pod's own list of what it may be evicted for forbids this; None: it does not.
 
     ``features``: Koordinator's names of the trigger. A broken list accepts nothing: whoever wrote it meant to bound us.

@@ -1,7 +1,7 @@
 """How many may go: what was evicted so far, and what that leaves. Pure.
 
-The past is kept on the monotonic clock, which no one sets; `kept` and `restored` carry it over a restart by the wall
-clock, where a record from the future (the clock was set back) counts as of now.
+The history uses the monotonic clock, which nobody can set; `saved_history` and `load_history` carry it over a restart
+by the wall clock, where a record from the future (the clock was set back) counts as of now.
 """
 
 import math
@@ -83,7 +83,7 @@ def turn_of(order: EvictionOrder, pod: PodSnapshot, frame: SampleFrame) -> Evict
     )
 
 
-def absorb(past: EvictionHistory, cases: Iterable[EvictionCase], frame: SampleFrame) -> EvictionHistory:
+def update(past: EvictionHistory, cases: Iterable[EvictionCase], frame: SampleFrame) -> EvictionHistory:
     """The past with what the cases tell; what is older than an hour is forgotten, unless it is still open."""
     turns = {turn.id: turn for turn in past.turns}
     open_cases: set[str] = set()
@@ -116,13 +116,13 @@ def absorb(past: EvictionHistory, cases: Iterable[EvictionCase], frame: SampleFr
     return EvictionHistory(turns=tuple(sorted(kept, key=lambda turn: (turn.at_s, turn.id))))
 
 
-def cooling(past: EvictionHistory, trigger: str, cooldown_s: float, now: float) -> float:
+def cooldown_left(past: EvictionHistory, trigger: str, cooldown_s: float, now: float) -> float:
     """Seconds for which this trigger waits for the effect of its last success; 0.0: it does not."""
     ended = [turn.ended_s for turn in past.turns if turn.trigger == trigger and turn.outcome is EvictionOutcome.DONE]
     return max(0.0, max(ended) + cooldown_s - now) if ended else 0.0
 
 
-def resting(config: LimitsConfig, past: EvictionHistory, uid: str, now: float) -> str | None:
+def retry_block(config: LimitsConfig, past: EvictionHistory, uid: str, now: float) -> str | None:
     """Why a pod that was ordered before is not ordered again now; None: it may be."""
     for turn in reversed(past.turns):
         if turn.uid != uid:
@@ -184,12 +184,12 @@ def owner_room(config: LimitsConfig, past: EvictionHistory, frame: SampleFrame) 
     return found
 
 
-def kept(past: EvictionHistory, frame: SampleFrame) -> EvictionHistory:
+def saved_history(past: EvictionHistory, frame: SampleFrame) -> EvictionHistory:
     """The past for the store, by the wall clock."""
     return _shifted(past, frame.wall_s - frame.at_s)
 
 
-def restored(past: EvictionHistory, *, at_s: float, wall_s: float) -> EvictionHistory:
+def load_history(past: EvictionHistory, *, at_s: float, wall_s: float) -> EvictionHistory:
     """The past from the store. What seems to be of the future is of now: a clock that was set back lifts no limit."""
     back = _shifted(past, at_s - wall_s)
     return EvictionHistory(

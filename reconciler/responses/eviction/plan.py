@@ -13,9 +13,9 @@ from msgspec.structs import replace
 from reconciler.actuators.holds import active
 from reconciler.responses.eviction.config import EvictionConfig, TriggerConfig
 from reconciler.responses.eviction.exemptions import name_of
-from reconciler.responses.eviction.limits import EvictionHistory, absorb, turn_of
-from reconciler.responses.eviction.reasons import EvictionReason, Suffering, over, pressing, reason_of, suffering
-from reconciler.responses.eviction.resources import EvictedResource, held
+from reconciler.responses.eviction.limits import EvictionHistory, turn_of, update
+from reconciler.responses.eviction.reasons import EvictionReason, Suffering, expired, reason_of, still_active, unhealthy
+from reconciler.responses.eviction.resources import EvictedResource, usage_of
 from reconciler.responses.eviction.samples import EvictionContext
 from reconciler.responses.eviction.select import PendingRelease, Refusal, SelectionContext, Victim, select
 from reconciler.responses.eviction.triggers.base import Shortage, TriggerResult
@@ -36,8 +36,8 @@ _FREES: Final = (EvictedResource.CPU, EvictedResource.MEMORY)
 class EvictionDecision(Struct, frozen=True, kw_only=True):
     """What came of a pass. ``orders`` are to be carried out; ``would``: those of a dry run, newest ranking.
 
-    ``over``: orders under way whose reason is gone, with that in words; by id. ``readings``: how each trigger that is
-    switched on stands. ``news``: lines for the log, of what has changed since. Between two passes a decision has no
+    ``expired``: orders under way whose reason is gone, with the text; by id. ``readings``: the state of each enabled
+    trigger. ``news``: lines for the log, of what has changed since. Between two passes a decision has no
     orders, none that are over and no news; the rest stands as it was.
     """
 
@@ -65,7 +65,7 @@ class PendingRequest(Struct, frozen=True):
 
 
 class EvictionPlanState(Struct, frozen=True, kw_only=True):
-    """What is remembered between passes. Only ``past`` is kept over a restart (`limits.kept`, `begun`)."""
+    """What is remembered between passes. Only ``past`` is kept over a restart (`limits.kept`, `initial_state`)."""
 
     started_s: float
     past: EvictionHistory = EvictionHistory()
@@ -81,7 +81,7 @@ class EvictionPlanState(Struct, frozen=True, kw_only=True):
     last: EvictionDecision = EvictionDecision()
 
 
-def begun(frame: SampleFrame, past: EvictionHistory = EvictionHistory()) -> EvictionPlanState:  # noqa: B008  # a frozen value
+def initial_state(frame: SampleFrame, past: EvictionHistory = EvictionHistory()) -> EvictionPlanState:  # noqa: B008  # a frozen value
     """The memory of a daemon that starts now; ``past`` from `limits.restored`."""
     return EvictionPlanState(started_s=frame.at_s, past=past)
 
@@ -118,11 +118,11 @@ def decide(  # noqa: PLR0917  # all that a decision rests on, in the order in wh
     victim is well by the rules' ``findings`` (None: not known). A frame of a node on which nothing is enforced: all of
     it is a dry run.
     """
-    memory = begun(frame) if memory is None else memory
-    ill = None if findings is None else suffering(findings)
+    memory = initial_state(frame) if memory is None else memory
+    ill = None if findings is None else unhealthy(findings)
     asked = {uid: one for uid, one in memory.asked.items() if _stands(one, ill, frame.at_s)}
     asked |= {one.uid: PendingRequest(one, frame.at_s) for one in named}
-    memory = replace(memory, past=absorb(memory.past, cases, frame), asked=asked)
+    memory = replace(memory, past=update(memory.past, cases, frame), asked=asked)
     if not config.enabled:
         return EvictionDecision(), EvictionPlanState(started_s=memory.started_s, past=memory.past)
     if memory.passed_s is not None and 0 <= frame.at_s - memory.passed_s < config.interval_s:
@@ -159,11 +159,11 @@ def decide(  # noqa: PLR0917  # all that a decision rests on, in the order in wh
     turns = tuple(turn_of(order, frame.pods[order.uid], frame) for order in orders)
     under_way = {turn.id for turn in memory.past.turns if turn.open}
     reasons = {order: reason for order, reason in memory.reasons.items() if order in under_way}
-    reasons = pressing(reasons, readings, ill, frame.at_s)
+    reasons = still_active(reasons, readings, ill, frame.at_s)
     decision = EvictionDecision(
         orders=orders,
         would=would,
-        over=over(reasons, frame.at_s),
+        over=expired(reasons, frame.at_s),
         refusals=tuple(refusals),
         pressures=tuple(pressures),
         readings=readings,
@@ -223,7 +223,7 @@ def _leaving(
 
 def _order(config: EvictionConfig, pick: Victim, scene: EvictionContext) -> EvictionOrder:
     pressure, pod, frame = pick.pressure, pick.candidate.pod, scene.frame
-    frees = {str(good): value for good in _FREES if (value := held(good, pod, NODE, scene)) is not None}
+    frees = {str(good): value for good in _FREES if (value := usage_of(good, pod, NODE, scene)) is not None}
     frees[str(pressure.good)] = pick.candidate.relief
     return EvictionOrder(
         id=f"{frame.wall_s:.3f}-{pod.uid}",

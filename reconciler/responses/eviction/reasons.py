@@ -31,7 +31,7 @@ class EvictionReason(Struct, frozen=True, kw_only=True):
     named: RequestedVictim | None = None
 
 
-def suffering(findings: Iterable[RuleVerdict]) -> Suffering:
+def unhealthy(findings: Iterable[RuleVerdict]) -> Suffering:
     """Of the findings of one moment."""
     return frozenset((one.rule, one.title) for one in findings if one.verdict is not Verdict.OK)
 
@@ -41,7 +41,7 @@ def reason_of(order: EvictionOrder, named: RequestedVictim | None, now: float) -
     return EvictionReason(trigger=order.cause, subject=order.subject, uid=order.uid, pressed_s=now, named=named)
 
 
-def pressing(
+def still_active(
     reasons: Mapping[str, EvictionReason], readings: Mapping[str, TriggerResult], ill: Suffering | None, now: float
 ) -> dict[str, EvictionReason]:
     """The reasons, by order, as they stand now. ``ill`` None: how the rules' victims are is not known."""
@@ -51,10 +51,10 @@ def pressing(
     }
 
 
-def over(reasons: Mapping[str, EvictionReason], now: float) -> dict[str, str]:
+def expired(reasons: Mapping[str, EvictionReason], now: float) -> dict[str, str]:
     """The orders whose reason is gone, with that in words."""
     return {
-        order: f"{reason.named.victim} is well" if reason.named is not None else "the pressure is over"
+        order: f"{reason.named.victim} is well" if reason.named is not None else "the pressure is expired"
         for order, reason in reasons.items()
         if now - reason.pressed_s >= EASED_S
     }

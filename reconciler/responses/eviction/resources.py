@@ -50,7 +50,7 @@ _NAMES: Final[Mapping[EvictedResource, str]] = {
 }
 
 
-def held(good: EvictedResource, pod: PodSnapshot, place: str, scene: EvictionContext) -> float | None:
+def usage_of(good: EvictedResource, pod: PodSnapshot, place: str, scene: EvictionContext) -> float | None:
     """How much of it comes back from ``place`` when the pod goes; None: not known, or nothing there."""
     return _HELD[good](pod, place, scene)
 
@@ -65,7 +65,7 @@ def memory_request(pod: PodSnapshot) -> int | None:
     return pod.requests.be_memory_bytes if pod.be_memory_bytes is None else pod.be_memory_bytes
 
 
-def say(good: EvictedResource, value: float) -> str:
+def format_amount(good: EvictedResource, value: float) -> str:
     """``1.20 CPUs``, ``3.0 GiB of memory``, ``1200 inodes``."""
     name = _NAMES[good]
     match good:

@@ -13,13 +13,13 @@ from msgspec import Struct
 
 from reconciler.actuators.holds import pod_hold
 from reconciler.responses.eviction.config import EvictionConfig, TriggerConfig
-from reconciler.responses.eviction.exemptions import why_spared
-from reconciler.responses.eviction.limits import EvictionHistory, cooling, owner_of, owner_room, resting, room
-from reconciler.responses.eviction.resources import EvictedResource, held, say
+from reconciler.responses.eviction.exemptions import exemption_reason
+from reconciler.responses.eviction.limits import EvictionHistory, cooldown_left, owner_of, owner_room, retry_block, room
+from reconciler.responses.eviction.resources import EvictedResource, format_amount, usage_of
 from reconciler.responses.eviction.samples import EvictionContext
 from reconciler.responses.eviction.triggers.base import Shortage
 from reconciler.responses.eviction.triggers.table import FEATURES
-from reconciler.responses.eviction.victims import Candidate, Ranking, choose, lines, weigh
+from reconciler.responses.eviction.victims import Candidate, Ranking, pick_minimum, rank, render
 from state.evidence import NODE, PodSnapshot
 from state.model import Hold
 
@@ -28,8 +28,8 @@ class RefusalReason(StrEnum):
     """Why nobody goes for a pressure."""
 
     STARTING = "starting"
-    HELD = "held"
-    COOLING = "cooling"
+    HELD = "usage_of"
+    COOLING = "cooldown_left"
     COMING = "coming"
     NOBODY = "nobody"
     NOT_THEIRS = "not-theirs"
@@ -146,11 +146,11 @@ class _Selector:
         coming, who = self._coming(pressure)
         need = None if pressure.need is None else pressure.need - coming
         if who and (need is None or need <= 0):
-            given = "what they hold" if need is None else say(pressure.good, coming)
+            given = "what they hold" if need is None else format_amount(pressure.good, coming)
             self._refuse(pressure, RefusalReason.COMING, f"on its way: {', '.join(who)} going, {given} coming back")
             return None
         features = FEATURES.get(pressure.trigger, ())
-        weighed = weigh(config, scene, pressure, need=need, spared=self._spared, features=features)
+        weighed = rank(config, scene, pressure, need=need, spared=self._spared, features=features)
         classes = "/".join(cls for cls in config.classes if cls in pressure.classes)
         if not weighed.candidates:
             why, words = RefusalReason.NOBODY, "nobody may go for this"
@@ -164,21 +164,22 @@ class _Selector:
                     RefusalReason.NOT_THEIRS,
                     f"evicting {classes} pods cannot cure it: none of them holds enough of it",
                 )
-            self._refuse(pressure, why, words, lines(pressure, weighed, (), {}))
+            self._refuse(pressure, why, words, render(pressure, weighed, (), {}))
             return None
         if need is not None and not pressure.named and weighed.relief * 100 < need * config.owned_percent:
+            freed, lacking = format_amount(pressure.good, weighed.relief), format_amount(pressure.good, need)
             words = (
-                f"evicting {classes} pods cannot cure it: those that may go hold {say(pressure.good, weighed.relief)} "
-                f"together, {say(pressure.good, need)} must come back"
+                f"evicting {classes} pods cannot cure it: those that may go hold {freed} together, "
+                f"{lacking} must come back"
             )
             waiting = {one.pod.uid: "cannot cure it" for one in weighed.candidates}
-            self._refuse(pressure, RefusalReason.NOT_THEIRS, words, lines(pressure, weighed, (), waiting))
+            self._refuse(pressure, RefusalReason.NOT_THEIRS, words, render(pressure, weighed, (), waiting))
             return None
-        chosen = choose(weighed.candidates, need, self._owners, owner_of)
+        chosen = pick_minimum(weighed.candidates, need, self._owners, owner_of)
         if not chosen:
             words = "enough pods of their owners have gone"
             waiting = {one.pod.uid: words for one in weighed.candidates}
-            self._refuse(pressure, RefusalReason.LIMIT, words, lines(pressure, weighed, (), waiting))
+            self._refuse(pressure, RefusalReason.LIMIT, words, render(pressure, weighed, (), waiting))
             return None
         return _ShortagePlan(weighed, chosen)
 
@@ -201,7 +202,7 @@ class _Selector:
         self, pressure: Shortage, plan: _ShortagePlan, going: Sequence[Candidate], words: str
     ) -> tuple[str, ...]:
         waiting = {one.pod.uid: words for one in plan.chosen if one not in going}
-        return lines(pressure, plan.weighed, going, waiting)
+        return render(pressure, plan.weighed, going, waiting)
 
     def _refuse(self, pressure: Shortage, why: RefusalReason, reason: str, ranking: tuple[str, ...] = ()) -> None:
         self._refusals.append(
@@ -227,7 +228,7 @@ class _Selector:
         if hold is not None:
             return RefusalReason.HELD, f"the node is held by {hold.by}: {hold.reason}"
         config: TriggerConfig = getattr(grounds.config.triggers, pressure.trigger)
-        rest = cooling(grounds.past, pressure.trigger, config.cooldown_s, now)
+        rest = cooldown_left(grounds.past, pressure.trigger, config.cooldown_s, now)
         if rest > 0:
             return RefusalReason.COOLING, f"one has gone for it: its effect is awaited for {math.ceil(rest)} s more"
         return None
@@ -255,7 +256,7 @@ class _Selector:
         One that has ended but for a helper holds nothing any more, and what is judged by a mean over some time does not
         show that yet.
         """
-        holds = None if pod is None else held(pressure.good, pod, pressure.subject, self._grounds.scene)
+        holds = None if pod is None else usage_of(pressure.good, pod, pressure.subject, self._grounds.scene)
         hoped = going.frees.get(pressure.good, 0.0)
         if pressure.subject in {going.subject, NODE}:
             return hoped if holds is None else max(holds, hoped)
@@ -265,6 +266,6 @@ class _Selector:
 
     def _stays(self, pod: PodSnapshot) -> str | None:
         grounds = self._grounds
-        return why_spared(
+        return exemption_reason(
             pod, grounds.config.spared, grounds.config.classes, grounds.scene.frame, grounds.holds
-        ) or resting(grounds.config.limits, grounds.past, pod.uid, grounds.scene.now)
+        ) or retry_block(grounds.config.limits, grounds.past, pod.uid, grounds.scene.now)

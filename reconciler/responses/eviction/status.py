@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from reconciler.responses.eviction.config import EvictionConfig, TriggersConfig
-from reconciler.responses.eviction.limits import cooling, room
+from reconciler.responses.eviction.limits import cooldown_left, room
 from reconciler.responses.eviction.plan import EvictionDecision, EvictionPlanState
 from reconciler.responses.eviction.select import Refusal
 from reconciler.responses.eviction.triggers.base import Shortage, TriggerResult
@@ -70,7 +70,7 @@ def _trigger(
         "mode": mode,
         "known": None if reading is None else reading.known,
         "words": "" if reading is None else reading.words,
-        "cools_s": 0.0 if memory is None else cooling(memory.past, name, own.cooldown_s, now),
+        "cools_s": 0.0 if memory is None else cooldown_left(memory.past, name, own.cooldown_s, now),
     }
 
 

@@ -13,8 +13,8 @@ from typing import Final, NamedTuple
 from msgspec import Struct
 
 from reconciler.responses.eviction.config import EvictionConfig
-from reconciler.responses.eviction.exemptions import ExemptionsConfig, accepts, age_s, marked
-from reconciler.responses.eviction.resources import EvictedResource, held, say
+from reconciler.responses.eviction.exemptions import ExemptionsConfig, age_s, matching_mark, policy_allows
+from reconciler.responses.eviction.resources import EvictedResource, format_amount, usage_of
 from reconciler.responses.eviction.samples import EvictionContext
 from reconciler.responses.eviction.triggers.base import Shortage
 from state.evidence import PodSnapshot
@@ -83,7 +83,7 @@ def standing_of(pod: PodSnapshot, config: ExemptionsConfig) -> PriorityKey:
     """A word that cannot be read counts as not said."""
     band = _BANDS.get(pod.labels.get(_PRIORITY_CLASS, ""), 0)
     priority = band if pod.priority is None else pod.priority
-    prefers, avoids = marked(pod, config.prefer) is not None, marked(pod, config.avoid) is not None
+    prefers, avoids = matching_mark(pod, config.prefer) is not None, matching_mark(pod, config.avoid) is not None
     return PriorityKey(
         pod_class=_CLASSES.get(pod.pod_class, len(_CLASSES)),
         eviction_priority=_number(pod.annotations.get(_EVICTION_PRIORITY), 0),
@@ -93,7 +93,7 @@ def standing_of(pod: PodSnapshot, config: ExemptionsConfig) -> PriorityKey:
     )
 
 
-def weigh(
+def rank(
     config: EvictionConfig,
     scene: EvictionContext,
     pressure: Shortage,
@@ -114,11 +114,11 @@ def weigh(
     for uid, pod in sorted(scene.frame.pods.items()):
         if pressure.only is not None and uid not in pressure.only:
             continue
-        relief = held(pressure.good, pod, pressure.subject, scene)
+        relief = usage_of(pressure.good, pod, pressure.subject, scene)
         reason = spared.get(uid)
         if reason is None and pod.pod_class not in pressure.classes:
             reason = f"class {pod.pod_class} does not go for this"
-        reason = reason or accepts(pod, features)
+        reason = reason or policy_allows(pod, features)
         if reason is None and not pressure.named:
             reason = _too_little(pressure.good, relief, least)
             small += reason is not None and relief is not None
@@ -139,7 +139,7 @@ def weigh(
     return Ranking(candidates=tuple(candidates), spared=tuple(staying), small=small, unknown=unknown)
 
 
-def choose(
+def pick_minimum(
     candidates: Sequence[Candidate], need: float | None, owners: Mapping[str, int], owner: Owner
 ) -> list[Candidate]:
     """Those who go, in order of the ranking; all that may when they are not enough.
@@ -185,7 +185,7 @@ def _fewest(tier: list[Candidate], need: float, left: dict[str, int], owner: Own
     return taken
 
 
-def lines(
+def render(
     pressure: Shortage, weighed: Ranking, going: Sequence[Candidate], waiting: Mapping[str, str]
 ) -> tuple[str, ...]:
     """The ranking for a person: a line for each candidate, then one for each who is spared.
@@ -200,7 +200,7 @@ def lines(
             word = "stays: enough without it"
         found.append(f"{place}. {word}: {_describe(pressure.good, one)}")
     for title, relief, reason in weighed.spared:
-        holds = "holds an unknown part" if relief is None else say(pressure.good, relief)
+        holds = "holds an unknown part" if relief is None else format_amount(pressure.good, relief)
         found.append(f"-. stays: {title}: {reason} ({holds})")
     return tuple(found)
 
@@ -215,7 +215,7 @@ def _describe(good: EvictedResource, one: Candidate) -> str:
         words.append(f"label priority {standing.label_priority}")
     if standing.mark:
         words.append("preferred" if standing.mark < 0 else "avoided")
-    words.append(f"{say(good, one.relief)} after {one.age_s:.0f} s")
+    words.append(f"{format_amount(good, one.relief)} after {one.age_s:.0f} s")
     return f"{pod.title}: {', '.join(words)}"
 
 
@@ -224,7 +224,7 @@ def _too_little(good: EvictedResource, relief: float | None, least: float) -> st
         return "what it holds is not known"
     if relief <= 0:
         return "holds none of it"
-    return f"holds too little: {say(good, relief)}" if relief < least else None
+    return f"holds too little: {format_amount(good, relief)}" if relief < least else None
 
 
 def _number(text: str | None, default: int) -> int:

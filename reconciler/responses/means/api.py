@@ -22,7 +22,7 @@ from msgspec import Struct
 from cgroupfs.errors import CgroupError, SourceError
 from reconciler.clients.http import HttpResponse
 from reconciler.clients.kube import ApiStatus, KubeApi, status_of, wait_s_of
-from reconciler.responses.means.base import EvictionResult, EvictionWork, obeys
+from reconciler.responses.means.base import EvictionResult, EvictionWork, pdb_blocks
 from reconciler.responses.means.config import EvictionMeans
 from state.eviction import EvictionCase, EvictionMethodName, EvictionOutcome, EvictionStep
 
@@ -56,14 +56,14 @@ class EvictionReply(Struct, frozen=True, kw_only=True):
     wait_s: float | None = None
 
 
-def judge(answer: HttpResponse) -> EvictionReply:
+def parse_reply(answer: HttpResponse) -> EvictionReply:
     """What the API server means, now."""
     status = status_of(answer)
-    words = f"it answered {answer.status} {' '.join((status.message or answer.words).split())[:200]}".rstrip()
-    return EvictionReply(said=_said(answer, status), words=words, wait_s=wait_s_of(answer, status, time.time()))
+    words = f"it answered {answer.status} {' '.join((status.message or answer.excerpt).split())[:200]}".rstrip()
+    return EvictionReply(said=_answer_of(answer, status), words=words, wait_s=wait_s_of(answer, status, time.time()))
 
 
-def _said(answer: HttpResponse, status: ApiStatus) -> EvictionAnswer:
+def _answer_of(answer: HttpResponse, status: ApiStatus) -> EvictionAnswer:
     kind = status.details.kind if status.details is not None else ""
     match answer.status:
         case 200 | 201 | 202:
@@ -125,7 +125,7 @@ class ApiEviction:
             return "its name is none that the API server can have given"
         return self._api.unreachable()
 
-    async def end(self, work: EvictionWork) -> EvictionResult:
+    async def terminate(self, work: EvictionWork) -> EvictionResult:
         """See the module's text."""
         if work.resumed is not EvictionStep.WAIT:
             await work.step(EvictionStep.ASK)
@@ -137,7 +137,7 @@ class ApiEviction:
             # The runtime's SIGTERM is of no use to who is stopped.
             await work.thaw()
             patience_s = work.grace_s + self._config.margin_s
-            if await work.emptied(max(0.0, patience_s - work.elapsed_s())):
+            if await work.wait_empty(max(0.0, patience_s - work.elapsed_s())):
                 return EvictionResult(outcome=EvictionOutcome.DONE, detail="the API server evicted it")
         except CgroupError as exc:
             return EvictionResult(outcome=None, detail=f"accepted, but {exc}")
@@ -171,7 +171,7 @@ class ApiEviction:
             wait_s = min(2 * wait_s, rules.longest_wait_s)
             if trio.current_time() + pause_s - begun > patience_s:
                 return self._given_up(work.case, f"asked for {patience_s:g} s; {reply.words}")
-            if await work.emptied(pause_s):
+            if await work.wait_empty(pause_s):
                 return EvictionResult(
                     outcome=EvictionOutcome.GONE, detail=f"it ended while the API server was asked ({reply.words})"
                 )
@@ -182,7 +182,7 @@ class ApiEviction:
             return EvictionResult(outcome=None, detail=words)
         if case.budget not in words:
             words = f"{case.budget}; {words}"
-        if (why := obeys(case, self._config)) is not None:
+        if (why := pdb_blocks(case, self._config)) is not None:
             return EvictionResult(outcome=EvictionOutcome.REFUSED, detail=f"{why}: {words}")
         return EvictionResult(
             outcome=None, detail=f"its disruption budget refuses, and hard_over_budget is set: {words}"
@@ -191,7 +191,7 @@ class ApiEviction:
     async def _unknown(self, work: EvictionWork, words: str) -> EvictionResult:
         """The API server has no such pod: the kubelet ends what is left of it here, as of any it should not have."""
         await work.thaw()
-        if await work.emptied(work.grace_s + self._config.margin_s):
+        if await work.wait_empty(work.grace_s + self._config.margin_s):
             return EvictionResult(
                 outcome=EvictionOutcome.GONE, detail=f"the API server has no such pod any more ({words})"
             )
@@ -222,14 +222,14 @@ class ApiEviction:
             "metadata": {"name": order.name, "namespace": order.namespace},
             "deleteOptions": options,
         }
-        return judge(await self._api.request("POST", f"{path}/eviction", body))
+        return parse_reply(await self._api.request("POST", f"{path}/eviction", body))
 
     async def _find_version(self) -> str:
         """The version of Eviction that the core group's list names; the newest where it does not tell."""
         if self._version is None:
             answer = await self._api.request("GET", _CORE, most=_LISTED)
             try:
-                listed = _decode_resources(answer.body).resources if answer.good else []
+                listed = _decode_resources(answer.body).resources if answer.ok else []
             except msgspec.MsgspecError:
                 listed = []
             found = next((one for one in listed if one.name == _EVICTION and one.version), None)

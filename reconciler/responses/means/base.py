@@ -31,7 +31,7 @@ def grace_left(grace_s: float, elapsed_s: float) -> float:
     return max(min(LEAST_GRACE_S, grace_s), grace_s - elapsed_s)
 
 
-def obeys(case: EvictionCase, config: EvictionMeans) -> str | None:
+def pdb_blocks(case: EvictionCase, config: EvictionMeans) -> str | None:
     """Why no means but the API server's may be used for this case; None: they may.
 
     A disruption budget that has refused is obeyed until the API server accepts the eviction after all.
@@ -95,7 +95,7 @@ class EvictionWork(Protocol):
     async def thaw(self) -> None:
         """Let all of it run: nobody heeds a signal, and on v1 nobody dies, while stopped."""
 
-    async def emptied(self, within_s: float) -> bool:
+    async def wait_empty(self, within_s: float) -> bool:
         """Wait until nobody is left in it; False when the time is over."""
 
 
@@ -109,7 +109,7 @@ class EvictionMethod(Protocol):
     def unusable(self, case: EvictionCase) -> str | None:
         """Why there is no point in trying it for this pod now; None: try. Asks nobody."""
 
-    async def end(self, work: EvictionWork) -> EvictionResult:
+    async def terminate(self, work: EvictionWork) -> EvictionResult:
         """End the pod, or take up where an earlier run was: the case tells how far it got.
 
         Errors: none; whatever goes wrong is the result's detail.

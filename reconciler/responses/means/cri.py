@@ -46,7 +46,7 @@ class CriEviction:
         """Where no socket was found, or CRI is switched off."""
         return _NO_SOCKET if self._client() is None else None
 
-    async def end(self, work: EvictionWork) -> EvictionResult:
+    async def terminate(self, work: EvictionWork) -> EvictionResult:
         """See the module's text."""
         client = self._client()
         if client is None:
@@ -57,7 +57,7 @@ class CriEviction:
             await work.thaw()
             pod = await client.pod(work.case.order.uid)
             problems = [] if pod is None else await self._stop(client, pod, work)
-            if await work.emptied(self._config.margin_s):
+            if await work.wait_empty(self._config.margin_s):
                 return EvictionResult(outcome=EvictionOutcome.DONE, detail="the runtime stopped its containers")
         except (SourceError, CgroupError) as exc:
             return EvictionResult(outcome=None, detail=str(exc))

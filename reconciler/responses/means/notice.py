@@ -33,7 +33,7 @@ class NoticeRequest(Struct, frozen=True, kw_only=True):
     name: str = ""
 
 
-def wish_of(config: NoticeConfig, annotation: str | None) -> tuple[NoticeRequest, str]:
+def parse_request(config: NoticeConfig, annotation: str | None) -> tuple[NoticeRequest, str]:
     """What the configuration and the pod's own annotation say together, and a message about a useless one. Pure.
 
     A pod cannot choose a command: that would be run as root on the node.
@@ -81,15 +81,15 @@ class NoticeSender:
 
     def wanted(self, case: EvictionCase) -> NoticeRequest | None:
         """How this pod is told; None: not at all."""
-        wish, _ = wish_of(self.config, case.target.notice)
+        wish, _ = parse_request(self.config, case.target.notice)
         return None if wish.kind is NoticeKind.NONE else wish
 
-    async def give(self, work: EvictionWork, wish: NoticeRequest, *, again: bool) -> str:
+    async def send(self, work: EvictionWork, wish: NoticeRequest, *, again: bool) -> str:
         """Give it and wait, for what is left of the time; what came of it, for a person. Errors: none.
 
         ``again``: it may have been given by an earlier run of the daemon.
         """
-        _, problem = wish_of(self.config, work.case.target.notice)
+        _, problem = parse_request(self.config, work.case.target.notice)
         left_s = max(0.0, self.config.wait_s - work.elapsed_s())
         with trio.move_on_after(left_s):
             try:
@@ -100,11 +100,11 @@ class NoticeSender:
                 elif wish.kind is NoticeKind.SIGNAL:
                     count = 0 if again else await signal_main(work.tree, work.processes, signal_number(wish.name))
                     said = "" if count or again else f"no main process of it handles {wish.name}"
-                    if not said and await work.emptied(left_s):
+                    if not said and await work.wait_empty(left_s):
                         said = "it ended by itself"
                 else:
                     said = "" if again else await self._run(work, left_s)
-                    if not said and await work.emptied(left_s):
+                    if not said and await work.wait_empty(left_s):
                         said = "it ended by itself"
             except OSError as exc:
                 said = f"the notice could not be given: {exc.strerror or exc}"
@@ -132,7 +132,7 @@ class NoticeSender:
 
     async def _wait_for(self, work: EvictionWork, note: NoteFile) -> str:
         while not await self._in_thread(note.acknowledged):
-            if await work.emptied(_LOOK_S):
+            if await work.wait_empty(_LOOK_S):
                 return "it ended by itself"
         return "acknowledged"
 

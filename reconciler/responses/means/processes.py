@@ -175,10 +175,10 @@ class PodTermination:
         return ", ".join([*shown, *more])
 
 
-async def anyone(tree: Subtree) -> bool:
+async def has_processes(tree: Subtree) -> bool:
     """Whether somebody is in it, looking a millisecond at a time."""
     slices = TimeSlice()
-    for occupied in tree.look():
+    for occupied in tree.scan():
         if occupied:
             return True
         await slices.checkpoint()
@@ -194,15 +194,15 @@ async def thaw(tree: Subtree) -> int:
     return count
 
 
-async def emptied(tree: Subtree, within_s: float, *, every_s: float = 0.25) -> bool:
+async def wait_empty(tree: Subtree, within_s: float, *, every_s: float = 0.25) -> bool:
     """Wait until nobody is in it; False when the time is over."""
     with trio.move_on_after(within_s):
         pause_s = min(0.01, every_s)
-        while await anyone(tree):
+        while await has_processes(tree):
             await trio.sleep(pause_s)
             pause_s = min(2 * pause_s, every_s)
         return True
-    return not await anyone(tree)
+    return not await has_processes(tree)
 
 
 def _text(path: str) -> str:

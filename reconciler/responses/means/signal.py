@@ -15,7 +15,7 @@ import trio
 from cgroupfs.errors import CgroupError
 from reconciler.responses.means.base import EvictionResult, EvictionWork, grace_left
 from reconciler.responses.means.config import EvictionMeans
-from reconciler.responses.means.processes import OwnPodError, anyone
+from reconciler.responses.means.processes import OwnPodError, has_processes
 from state.eviction import EvictionCase, EvictionMethodName, EvictionOutcome, EvictionStep
 
 _LOOPS: Final = 3
@@ -39,7 +39,7 @@ class SignalEviction:
         """Always worth a try."""
         return None
 
-    async def end(self, work: EvictionWork) -> EvictionResult:
+    async def terminate(self, work: EvictionWork) -> EvictionResult:
         """See the module's text."""
         try:
             if work.resumed is not EvictionStep.KILL and await self._terminate(work):
@@ -64,7 +64,7 @@ class SignalEviction:
         left_s = grace_left(work.grace_s, work.elapsed_s())
         await work.thaw()
         await work.processes.signal(work.tree, signal.SIGTERM, known)
-        return await work.emptied(left_s)
+        return await work.wait_empty(left_s)
 
     async def _kill(self, work: EvictionWork) -> str:
         """SIGKILL until nobody is left; else who, for a person."""
@@ -86,7 +86,7 @@ class SignalEviction:
                 break
             await trio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-        if not await anyone(work.tree):
+        if not await has_processes(work.tree):
             return ""
         return self._who_is_left(work, await work.processes.members(work.tree))
 

@@ -127,7 +127,7 @@ class Acting:
 
     def _fired(self, result: FastResult) -> None:
         self.results.append(result)
-        self.actuator.fired(result)
+        self.actuator.on_executed(result)
 
     def inode(self, path: str) -> int:
         return self.kernel.inode(self.hierarchy.trigger_directory(path))
@@ -165,7 +165,7 @@ class Acting:
         )
 
     def stood(self, path: str, knob: str) -> str | None:
-        standing = self.judge.standings.of((path, knob))
+        standing = self.judge.statuses.get((path, knob))
         return None if standing is None else standing.state
 
     def close(self) -> None:

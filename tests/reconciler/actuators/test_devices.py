@@ -7,7 +7,7 @@ import pytest
 
 from cgroupfs.devices import DeviceLimits
 from cgroupfs.hierarchy import Hierarchy
-from reconciler.actuators.cgroup.restore import adopt_after_kill, restore_all
+from reconciler.actuators.cgroup.restore import adopt_unjournaled_writes, restore_all
 from state.model import RuntimeSpec
 from state.undo import RestoreOutcome
 from tests.fakes.kernel import FakeKernel, Mode
@@ -73,7 +73,7 @@ async def test_a_kill_between_two_devices_is_undone_like_any_other(tmp_path: Pat
             await first.actuator.apply([first.target(GROUP, WANTED[mode])])
         first.close()
         second = Acting(kernel, hierarchy, path)
-        adopt_after_kill(hierarchy, second.ledger, files=kernel)
+        adopt_unjournaled_writes(hierarchy, second.ledger, files=kernel)
         done = await restore_all(hierarchy, second.ledger, second.writer, files=kernel)
         assert all(one.ok for one in done), done
         assert lines(kernel, hierarchy, mode, GROUP) == set()
@@ -86,7 +86,7 @@ async def test_the_hot_lane_writes_every_device_before_the_program_runs(tmp_path
     acting = Acting(kernel, hierarchy, tmp_path)
     await acting.actuator.apply([acting.target(GROUP, WANTED[mode], creating=RuntimeSpec(shares=2))])
     assert lines(kernel, hierarchy, mode, GROUP) == set()
-    assert acting.lane.fire(CID, 0.0)
+    assert acting.lane.execute(CID, 0.0)
     assert lines(kernel, hierarchy, mode, GROUP) == SHOWN[mode]
     await acting.actuator.apply([acting.target(GROUP, WANTED[mode], signalled=True)])
     assert acting.alerts == []

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from cgroupfs.hierarchy import Hierarchy
-from reconciler.actuators.cgroup.restore import adopt_after_kill, restore_all
+from reconciler.actuators.cgroup.restore import adopt_unjournaled_writes, restore_all
 from state.undo import RestoreOutcome
 from tests.fakes.kernel import FakeKernel, Mode
 from tests.reconciler.actuators.acting import POD, Acting, Stopped, make_node
@@ -60,7 +60,7 @@ async def test_a_weight_that_comes_to_be_wanted_meanwhile_waits(tmp_path: Path, 
     acting = Acting(kernel, hierarchy, tmp_path)
     await acting.actuator.apply([acting.target(POD, {"cpu.idle": 1})])
     await acting.actuator.apply([acting.target(POD, {"cpu.idle": 1, "cpu.weight": 512})])
-    standing = acting.judge.standings.of((POD, "cpu.weight"))
+    standing = acting.judge.statuses.get((POD, "cpu.weight"))
     assert standing is not None
     assert (standing.state, standing.detail) == ("in place", "counts once cpu.idle ends")
     await acting.actuator.apply([acting.target(POD, {"cpu.weight": 512})])
@@ -81,7 +81,7 @@ async def test_restore_gives_back_the_weight_after_a_crash_at_any_write(
         pass
     acting.close()
     again = Acting(kernel, hierarchy, tmp_path)
-    adopt_after_kill(hierarchy, again.ledger, files=again.files)
+    adopt_unjournaled_writes(hierarchy, again.ledger, files=again.files)
     done = await restore_all(hierarchy, again.ledger, again.writer, files=again.files)
     assert values(kernel, hierarchy) == ("0", LEAST[mode])
     assert {one.undo for one in done} <= {RestoreOutcome.RESTORED, RestoreOutcome.ALREADY}
@@ -103,7 +103,7 @@ async def test_a_crash_while_leaving_is_made_good_by_the_next_life(tmp_path: Pat
         pass
     acting.close()
     again = Acting(kernel, hierarchy, tmp_path)
-    adopt_after_kill(hierarchy, again.ledger, files=again.files)
+    adopt_unjournaled_writes(hierarchy, again.ledger, files=again.files)
     await again.actuator.apply([again.target(POD, {})])
     assert values(kernel, hierarchy) == ("0", LEAST[mode])
     again.close()

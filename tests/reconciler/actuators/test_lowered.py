@@ -74,7 +74,7 @@ async def test_what_was_told_as_stuck_is_ours_all_the_same_once_it_is_done(tmp_p
     lowered = act.target(GROUP, {"memory.max": 16 * MEGA})
     await act.actuator.apply([lowered])
     await trio.sleep(0.1)
-    act.judge.standings.look_again(act.actuator._under_way[GROUP, "memory.max"], 0.0)
+    act.judge.statuses.look_again(act.actuator._under_way[GROUP, "memory.max"], 0.0)
     await act.actuator.apply([lowered])
     assert act.stood(GROUP, "memory.max") == "refused"
     assert [(kind, "not done within 0.1 s" in words) for kind, words in act.alerts] == [("refused", True)]
@@ -111,7 +111,7 @@ async def test_a_look_does_not_wait_for_what_takes_long_and_a_later_one_enters_i
     with trio.fail_after(5):
         await act.actuator.apply([lowered])
     assert (act.stood(GROUP, knob), act.alerts) == ("under way", [])
-    assert act.judge.next_look() is not None
+    assert act.judge.next_check() is not None
     # Others are served meanwhile, and the file itself is left alone.
     with trio.fail_after(5):
         await act.actuator.apply([act.target(POD, {"cpu.weight": 7})])
@@ -120,7 +120,7 @@ async def test_a_look_does_not_wait_for_what_takes_long_and_a_later_one_enters_i
     assert kernel.read(directory, file) == before
     files.go_on.set()
     with trio.fail_after(5):
-        await act.actuator.settle()
+        await act.actuator.commit()
     assert act.stood(GROUP, knob) == "written"
     assert kernel.read(directory, file) == f"{16 * MEGA}\n"
     (entry,) = act.ledger.group(GROUP)

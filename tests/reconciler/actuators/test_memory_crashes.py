@@ -9,7 +9,7 @@ from cgroupfs.codecs import Value
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.knobs import CATALOG
-from reconciler.actuators.cgroup.restore import adopt_after_kill, restore_all
+from reconciler.actuators.cgroup.restore import adopt_unjournaled_writes, restore_all
 from tests.fakes.kernel import FakeKernel, Mode
 from tests.reconciler.actuators.acting import BE, GROUP, POD, Acting, Stopped
 
@@ -100,7 +100,7 @@ async def test_memory_is_as_before_after_a_kill_at_any_write(tmp_path: Path, mod
             last = {(path, knob) for path, wanted in LIVES[mode][-1].items() for knob in wanted}
             assert touched == last, "what the last life wants is there, and what it does not is gone already"
         after = Acting(kernel, hierarchy, directory)
-        adopt_after_kill(hierarchy, after.ledger, files=after.files)
+        adopt_unjournaled_writes(hierarchy, after.ledger, files=after.files)
         if converge:
             for _ in range(2):
                 await live(after, LIVES[mode][-1])

@@ -56,17 +56,17 @@ async def test_what_cannot_be_made_durable_does_not_count(tmp_path: Path, monkey
     kept = store(tmp_path)
     remembered = PersistedValue(ROW, kept, trio.CapacityLimiter(1))
     first, second = Kept(boot="boot-1", names=("a",)), Kept(boot="boot-1", names=("a", "b"))
-    await remembered.become(first)
+    await remembered.save(first)
 
     def full(*_: object) -> None:
         raise StoreError("the disk is full")
 
     with monkeypatch.context() as patched:
         patched.setattr(Store, "apply", full)
-        await remembered.become(first)
+        await remembered.save(first)
         with pytest.raises(StoreError):
-            await remembered.become(second)
+            await remembered.save(second)
     assert (remembered.now, ROW.read(kept)) == (first, first)
-    await remembered.become(second)
+    await remembered.save(second)
     assert (remembered.now, ROW.read(kept)) == (second, second)
     kept.close()

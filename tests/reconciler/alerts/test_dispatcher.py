@@ -43,13 +43,13 @@ async def test_every_sink_is_told_and_a_durable_alert_is_in_the_store_until_all_
     await nursery.start(world.teller.run)
     await settled(world)
     world.made["b"].broken = SinkError("no")
-    world.teller.tell(alert(durable=True))
-    world.teller.tell(alert("plain"))
+    world.teller.send(alert(durable=True))
+    world.teller.send(alert("plain"))
     await settled(world)
     assert sorted(key for _, told in world.made["a"].log for key, _ in told) == ["k", "plain"]
     (row,) = world.rows()
     assert row.startswith(PREFIX)
-    assert world.teller.facts()["stored"][0]["to"] == ["b"]  # type: ignore[index]
+    assert world.teller.status()["stored"][0]["to"] == ["b"]  # type: ignore[index]
     world.made["b"].broken = None
     await trio.sleep(10)
     assert sorted(key for _, told in world.made["b"].log for key, _ in told) == ["k", "plain"]
@@ -61,9 +61,9 @@ async def test_when_keep_returns_the_row_is_there_and_what_nobody_wants_needs_no
     tmp_path: Path, nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
     world = World(tmp_path, "a", minimum=Severity.WARNING)
-    assert await world.teller.keep(alert(durable=True))
+    assert await world.teller.send_durable(alert(durable=True))
     assert len(world.rows()) == 1
-    assert await world.teller.keep(alert("quiet", durable=True, severity=Severity.INFO))
+    assert await world.teller.send_durable(alert("quiet", durable=True, severity=Severity.INFO))
     assert len(world.rows()) == 1
     await nursery.start(world.teller.run)
     await settled(world)
@@ -105,8 +105,8 @@ async def test_a_store_that_takes_nothing_is_said_once_and_the_alert_told_all_th
     await nursery.start(world.teller.run)
     await settled(world)
     world.made["b"].broken = SinkError("no")
-    world.teller.tell(alert(durable=True))
-    assert not await world.teller.keep(alert("two", durable=True))
+    world.teller.send(alert(durable=True))
+    assert not await world.teller.send_durable(alert("two", durable=True))
     await trio.sleep(20)
     assert {"k", "two"} <= {key for _, told in world.made["a"].log for key, _ in told}
     assert "alerts are in memory only: the disk is full" in world.teller.problems()
@@ -119,9 +119,9 @@ async def test_a_store_that_takes_nothing_is_said_once_and_the_alert_told_all_th
 
 async def test_a_store_that_was_replaced_gets_all_rows_again(tmp_path: Path, autojump_clock: MockClock) -> None:
     world = World(tmp_path, "a")
-    await world.teller.keep(alert(durable=True))
+    await world.teller.send_durable(alert(durable=True))
     (tmp_path / "state.db").unlink()
-    await world.teller.keep(alert("two", durable=True))
+    await world.teller.send_durable(alert("two", durable=True))
     assert len(world.rows()) == 2
 
 
@@ -133,7 +133,7 @@ async def test_tries_wait_longer_and_longer_and_as_long_as_the_sink_asks(
     await settled(world)
     sink = world.made["a"]
     sink.errors = [SinkError("no") for _ in range(12)] + [SinkError("wait", retry_after_s=1000)]
-    world.teller.tell(alert())
+    world.teller.send(alert())
     await trio.sleep(6000)
     waits = [after - before for before, after in zip(sink.tries, sink.tries[1:], strict=False)]
     assert len(waits) == 13
@@ -151,7 +151,7 @@ async def test_a_sink_that_hangs_is_cut_off_and_holds_nobody_up(
     await nursery.start(world.teller.run)
     await settled(world)
     world.made["b"].hang_s = 1e6
-    world.teller.tell(alert())
+    world.teller.send(alert())
     await settled(world)
     assert world.made["a"].log[0][1] == [("k", 1)]
     await trio.sleep(16)
@@ -166,7 +166,7 @@ async def test_after_its_age_or_its_tries_an_alert_is_given_up_and_let_go_from_t
     await nursery.start(world.teller.run)
     await settled(world)
     world.made["a"].broken = SinkError("no")
-    await world.teller.keep(alert(durable=True))
+    await world.teller.send_durable(alert(durable=True))
     await trio.sleep(60)
     assert len(world.rows()) == 1
     await trio.sleep(300)
@@ -176,7 +176,7 @@ async def test_after_its_age_or_its_tries_an_alert_is_given_up_and_let_go_from_t
     world.teller.reconfigure(world.config)
     await settled(world)
     before = len(world.made["a"].tries)
-    await world.teller.keep(alert("two", durable=True))
+    await world.teller.send_durable(alert("two", durable=True))
     await trio.sleep(300)
     assert (len(world.made["a"].tries) - before, world.rows()) == (3, [])
     nursery.cancel_scope.cancel()
@@ -198,7 +198,7 @@ async def test_of_a_batch_that_is_refused_for_good_only_the_guilty_one_is_given_
 
     sink.send = send  # type: ignore[method-assign]
     for key in ("x", "bad", "y"):
-        world.teller.tell(alert(key))
+        world.teller.send(alert(key))
     await trio.sleep(5)
     assert sorted(key for _, told in sink.log for key, _ in told) == ["x", "y"]
     assert world.teller.couriers()[0].outbox.tally.failed == 1
@@ -212,15 +212,15 @@ async def test_a_failing_sink_is_told_to_the_others_once_and_never_to_itself(
     await nursery.start(world.teller.run)
     await settled(world)
     world.made["b"].broken = SinkError("no door")
-    world.teller.tell(alert())
+    world.teller.send(alert())
     await trio.sleep(600)
     about = [one for one in world.made["a"].notices if one.alert.kind is AlertKind.SOURCE]
-    assert [(one.alert.summary, one.over) for one in about] == [("alerts to b are not taken: no door", False)]
+    assert [(one.alert.summary, one.has_ended) for one in about] == [("alerts to b are not taken: no door", False)]
     assert [one.message for one in caplog.records].count("does not take alerts; tried again") == 1
     world.made["b"].broken = None
     await trio.sleep(600)
     about = [one for one in world.made["a"].notices if one.alert.kind is AlertKind.SOURCE]
-    assert [one.over for one in about] == [False, True]
+    assert [one.has_ended for one in about] == [False, True]
     assert [one.alert.key for one in world.made["b"].notices] == ["k"]
     nursery.cancel_scope.cancel()
 
@@ -229,13 +229,13 @@ async def test_what_an_earlier_run_left_is_told_with_its_id_and_goes_on_counting
     tmp_path: Path, nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
     world = World(tmp_path, "a", "gone")
-    await world.teller.keep(alert(durable=True))
+    await world.teller.send_durable(alert(durable=True))
     (row,) = world.rows()
     world.config = world.configured("a", "new")
     world.teller = world.new_teller()
     # The event's journal did not know that it had been told: it is told again.
     await nursery.start(world.teller.run)
-    world.teller.tell(alert(durable=True))
+    world.teller.send(alert(durable=True))
     await settled(world)
     (one,) = world.made["a"].notices
     assert (f"{PREFIX}{one.id}", one.count, world.rows(), world.made["new"].notices) == (row, 1, [], [])
@@ -246,13 +246,13 @@ async def test_what_a_state_began_as_is_known_to_its_end_in_the_next_run(
     tmp_path: Path, nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
     world = World(tmp_path, "a")
-    await world.teller.keep(alert(kind=AlertKind.STORE, severity=Severity.CRITICAL, durable=True))
+    await world.teller.send_durable(alert(kind=AlertKind.STORE, severity=Severity.CRITICAL, durable=True))
     world.teller = world.new_teller()
     await nursery.start(world.teller.run)
-    world.teller.tell(alert(kind=AlertKind.STORE, severity=Severity.INFO, resolved=True))
+    world.teller.send(alert(kind=AlertKind.STORE, severity=Severity.INFO, resolved=True))
     await settled(world)
     end = world.made["a"].notices[-1]
-    assert (end.over, end.alert.severity, end.began_as) == (True, Severity.INFO, Severity.CRITICAL)
+    assert (end.has_ended, end.alert.severity, end.began_as) == (True, Severity.INFO, Severity.CRITICAL)
     nursery.cancel_scope.cancel()
 
 
@@ -273,10 +273,10 @@ async def test_rows_that_cannot_be_read_are_removed_and_those_of_a_newer_version
 
 async def test_the_store_is_bounded_and_critical_rows_go_last(tmp_path: Path, autojump_clock: MockClock) -> None:
     world = World(tmp_path, "a", most=10)
-    await world.teller.keep(alert("loud", durable=True, severity=Severity.CRITICAL))
+    await world.teller.send_durable(alert("loud", durable=True, severity=Severity.CRITICAL))
     for number in range(12):
-        await world.teller.keep(alert(str(number), durable=True))
-    kept = [row["key"] for row in world.teller.facts()["stored"]]  # type: ignore[attr-defined]
+        await world.teller.send_durable(alert(str(number), durable=True))
+    kept = [row["key"] for row in world.teller.status()["stored"]]  # type: ignore[attr-defined]
     assert kept == ["loud", *(str(number) for number in range(3, 12))]
     assert len(world.rows()) == 10
 
@@ -289,14 +289,14 @@ async def test_a_reload_adds_changes_and_takes_out_sinks_and_changed_ones_keep_w
     await settled(world)
     for sink in world.made.values():
         sink.broken = SinkError("no")
-    await world.teller.keep(alert(durable=True))
+    await world.teller.send_durable(alert(durable=True))
     await settled(world)
     world.made["a"].broken = None
     world.teller.reconfigure(world.configured("a", "c", timeout_s=3.0))
     await trio.sleep(5)
     assert (world.made["a"].log[-1][1], world.rows()) == ([("k", 1)], [])
     assert world.made["b"].closed == 1
-    world.teller.tell(alert("next"))
+    world.teller.send(alert("next"))
     await settled(world)
     assert [world.made[name].notices[-1].alert.key for name in "ac"] == ["next", "next"]
     assert world.teller.sinks == ("a", "c")
@@ -328,7 +328,7 @@ async def test_words_that_no_sink_can_write_are_made_writable_and_bounded(
     world = World(tmp_path, "a")
     await nursery.start(world.teller.run)
     odd = alert("a\udcff", durable=True, summary="x" * 9999, details={"comm\udc80\x1b": "\udc80ü\n<0>\u202e"})
-    assert await world.teller.keep(odd)
+    assert await world.teller.send_durable(odd)
     await settled(world)
     (one,) = world.made["a"].notices
     assert (one.alert.key, len(one.alert.summary)) == (r"a\udcff", 4096)
@@ -343,7 +343,7 @@ async def test_the_teller_goes_on_with_everything_after_it_was_started_again(
     for key in ("one", "two"):
         async with trio.open_nursery() as nursery:
             await nursery.start(world.teller.run)
-            world.teller.tell(alert(key, durable=True))
+            world.teller.send(alert(key, durable=True))
             await trio.sleep(0.5)
             nursery.cancel_scope.cancel()
     assert [one.alert.key for one in world.made["a"].notices] == ["one", "two"]

@@ -14,7 +14,7 @@ from tests.reconciler.alerts.making import alert, notice, told
 
 def run(outbox: Outbox, now: float) -> list[tuple[str, int]]:
     batch = outbox.take(now)
-    outbox.landed(now)
+    outbox.delivered(now)
     return told(batch)
 
 
@@ -58,8 +58,8 @@ def test_a_louder_one_and_the_end_do_not_wait_for_the_repeat_interval() -> None:
     assert run(outbox, 1) == [("k", 2)]
     outbox.offer(incidents.take(alert(kind=AlertKind.CLEARED, at_s=1002.0, severity=Severity.INFO)), 2)
     batch = outbox.take(2)
-    outbox.landed(2)
-    assert (told(batch), batch[0].over) == ([("k", 3)], True)
+    outbox.delivered(2)
+    assert (told(batch), batch[0].has_ended) == ([("k", 3)], True)
     outbox.offer(incidents.take(alert(kind=AlertKind.CLEARED, at_s=1003.0, severity=Severity.INFO)), 3)
     assert (outbox.next_at(3), outbox.waiting, outbox.tally.told) == (math.inf, 0, 4)
 
@@ -107,7 +107,7 @@ def test_of_a_storm_some_are_told_the_rest_is_counted_and_told_once_and_durable_
     assert run(outbox, 1) == [("n0", 1), ("n1", 1), ("n2", 1), ("kept", 1)]
     assert (outbox.tally.folded, outbox.next_at(1)) == (8, 61)
     (digest,) = outbox.take(61)
-    outbox.landed(61)
+    outbox.delivered(61)
     assert digest.alert.summary == (
         "8 more alerts came within a minute and are not told one by one: eviction-done 7, tug-of-war 1"
     )
@@ -153,7 +153,7 @@ def test_what_failed_waits_again_with_what_has_come_since_and_giving_up_counts_i
     outbox.failed()
     (again,) = outbox.take(1)
     assert again.count == 2
-    assert outbox.gave_up([again.id], 2) == [again.id]
+    assert outbox.dropped([again.id], 2) == [again.id]
     assert (outbox.tally.failed, outbox.waiting) == (2, 0)
 
 
@@ -161,7 +161,7 @@ def test_an_end_that_was_given_up_is_told_when_it_comes_again() -> None:
     incidents, outbox = Incidents(600.0), Outbox("s", SinkRules(batch_delay_s=0))
     outbox.offer(incidents.take(alert(kind=AlertKind.CLEARED)), 0)
     (end,) = outbox.take(0)
-    assert outbox.gave_up([end.id], 1) == [end.id]
+    assert outbox.dropped([end.id], 1) == [end.id]
     outbox.offer(incidents.take(alert(kind=AlertKind.INTERFERENCE, resolved=True, durable=True, at_s=1002.0)), 2)
     assert [one.id for one in outbox.take(2)] == [end.id]
 
@@ -211,11 +211,11 @@ class Boxes(RuleBasedStateMachine):
         assert len(batch) <= self.wishes.batch_size
         if good == "landed":
             self._seen(batch)
-            self.outbox.landed(self.now)
+            self.outbox.delivered(self.now)
         elif good == "failed":
             self.outbox.failed()
         elif batch:
-            self.outbox.gave_up([batch[0].id], self.now)
+            self.outbox.dropped([batch[0].id], self.now)
             self.durable.pop(batch[0].id, None)
 
     def _seen(self, batch: tuple[Incident, ...]) -> None:
@@ -238,9 +238,9 @@ class Boxes(RuleBasedStateMachine):
                 break
             self.now = max(self.now, at)
             self._seen(self.outbox.take(self.now))
-            self.outbox.landed(self.now)
+            self.outbox.delivered(self.now)
         for key, count in self.durable.items():
-            over_before = self.outbox.waits(key) is False
+            over_before = self.outbox.pending(key) is False
             assert over_before
             # The end that is told again is no news: the count may stay behind there, but nothing else.
             assert key in self.seen, (key, count)

@@ -50,9 +50,9 @@ async def test_alerts_are_counted_with_and_without_sinks_and_early_ones_are_told
     tmp_path: Path, nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
     one = telling(tmp_path, to_file())
-    one.tell(alert("early"))
+    one.send(alert("early"))
     await nursery.start(one.run)
-    one.tell(alert("late", severity=Severity.CRITICAL))
+    one.send(alert("late", severity=Severity.CRITICAL))
     await trio.sleep(1)
     text = (tmp_path / "alerts").read_text()
     assert ('"early"' in text, '"late"' in text) == (True, True)
@@ -65,8 +65,8 @@ async def test_alerts_are_counted_with_and_without_sinks_and_early_ones_are_told
 async def test_a_reload_brings_the_first_sink(tmp_path: Path, nursery: trio.Nursery, autojump_clock: MockClock) -> None:
     one = telling(tmp_path, AlertsConfig())
     await nursery.start(one.run)
-    one.tell(alert("nobody hears it"))
-    assert await one.keep(alert("this neither", durable=True))
+    one.send(alert("nobody hears it"))
+    assert await one.send_durable(alert("this neither", durable=True))
     with pytest.raises(InputError, match="there is none"):
         await one.test(None, "ana")
     one.reconfigure(to_file(), ApiServer())
@@ -100,7 +100,7 @@ async def test_alerts_left_for_sinks_that_are_gone_are_let_go_from_the_store(
     tmp_path: Path, nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
     before = telling(tmp_path, to_file())
-    await before.keep(alert(durable=True))
+    await before.send_durable(alert(durable=True))
     assert before.numbers().stored == 1
     before._store.close()
     after = telling(tmp_path, AlertsConfig())
@@ -128,7 +128,7 @@ def test_each_outage_is_told_once_and_a_short_one_never() -> None:
 
     def look(now: float, **sources: bool) -> list[tuple[str, bool]]:
         statuses = [SourceStatus(name=name, ok=ok, detail="down") for name, ok in sources.items()]
-        return [(one.key, one.over) for one in watch.look(statuses, now, 1000.0 + now)]
+        return [(one.key, one.has_ended) for one in watch.check(statuses, now, 1000.0 + now)]
 
     assert look(0, cri=False, kubelet=False, store=False) == []
     assert look(50, cri=True, kubelet=False, store=False) == []
@@ -145,13 +145,19 @@ def test_what_the_parts_tell_in_words_becomes_an_alert_that_knows_file_and_pod()
     assert (told.kind, told.key, told.kind.lasts) == (AlertKind.TUG_OF_WAR, "yield:/kubepods/x:cpu.set", False)
     assert told.labels == {"cause": "yield", "knob": "cpu.set", "uid": "u1"}
     bad, well = as_alert("store", "the disk is full", None, {}), as_alert("store", STORE_IS_WELL, None, {})
-    assert (bad.key, bad.severity, bad.over, well.key, well.over) == ("store", Severity.CRITICAL, False, "store", True)
+    assert (bad.key, bad.severity, bad.has_ended, well.key, well.has_ended) == (
+        "store",
+        Severity.CRITICAL,
+        False,
+        "store",
+        True,
+    )
     other = as_alert("blocked", "quota below a child", setting, {})
     assert (other.kind, other.severity) == (AlertKind.OTHER, Severity.WARNING)
     waits = ComponentStatus(name="web", health=ComponentHealth.WAITING, failures=1, error="port in use")
     runs = ComponentStatus(name="web", health=ComponentHealth.RUNNING, failures=1)
     assert component_alert(waits).summary == "web failed and is started again: port in use"
-    assert [component_alert(one).over for one in (waits, runs)] == [False, True]
+    assert [component_alert(one).has_ended for one in (waits, runs)] == [False, True]
 
 
 def test_kinds_that_end_others_are_known_to_the_document_of_the_store() -> None:

@@ -151,7 +151,7 @@ class LiveNode:
         for one in USAGE:
             reading = CpuReading(at_s=now - 1 + one.at, cpus=parse_stat(one.stat), pods=one.pods)
             agent.knowledge.cpu = sampler.sample(reading, CLASSES)
-        await agent.reconciler.look(DirtyBatch(frozenset(), ("test",)))
+        await agent.reconciler.reconcile(DirtyBatch(frozenset(), ("test",)))
         agent.reconciler.ready.set()
 
     def document(self, *, killed: bool = False, mode: AgentMode = AgentMode.ENFORCE) -> dict[str, Any]:
@@ -162,8 +162,8 @@ class LiveNode:
                 if killed:
                     await agent.keeper._mark(running=True)
                 await self.look(agent)
-                agent.reconciler.settled(container_id(BATCH), trio.current_time(), RuntimeEvent.STATE)
-                await agent.reconciler.look(agent.dirty.take_nowait())
+                agent.reconciler.wait_idle(container_id(BATCH), trio.current_time(), RuntimeEvent.STATE)
+                await agent.reconciler.reconcile(agent.dirty.take_nowait())
                 agent.alert("yield", "cpu.quota: left to systemd", None)
                 await agent.keeper.flush()
                 show = StatusReport(agent, FakePulse(), statuses=_components, reload=tuple)

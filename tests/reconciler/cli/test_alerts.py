@@ -123,7 +123,9 @@ def test_with_the_daemon_down_the_store_tells_what_has_yet_to_be_told(run: Run, 
     async def left() -> None:
         store = Store(path)
         one = AlertService(config, store, trio.CapacityLimiter(1), ground=SinkContext(node="n"), apiserver=ApiServer())
-        await one.keep(Alert(kind=AlertKind.CLEARED, key="v", summary="it is over", at_s=1700000000.0, durable=True))
+        await one.send_durable(
+            Alert(kind=AlertKind.CLEARED, key="v", summary="it is over", at_s=1700000000.0, durable=True)
+        )
         store.close()
 
     trio.run(left)

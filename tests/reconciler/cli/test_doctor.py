@@ -188,7 +188,7 @@ def test_on_this_machine_everything_is_asked_and_nothing_is_changed(run: Run) ->
     for one in found.values():
         assert bool(one["fix"]) == (one["state"] != "ok"), one
     assert found["cgroups"]["state"] in {"ok", "warn"}
-    assert asking.ask_node(look(parser().parse_args(["doctor"]))).fanotify is not None
+    assert asking.query_node(look(parser().parse_args(["doctor"]))).fanotify is not None
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def test_without_a_daemon_the_store_tells_and_without_a_promise_nobody_does(run:
             await live.look(agent)
             use = agent.knowledge.cpu
             for second in range(seconds):
-                agent.headroom.look(agent.reconciler.pools, agent.knowledge.topology, use, 1.0 + second)
+                agent.headroom.update(agent.reconciler.pools, agent.knowledge.topology, use, 1.0 + second)
             await agent.keeper.flush()
 
     trio.run(lambda: measured(seconds=0))

@@ -108,7 +108,7 @@ def test_whom_a_rule_would_have_evicted_is_among_the_evictions(run: Run, recordi
 def test_what_the_daemon_had_learned_of_workloads_is_known_to_the_replay(run: Run, tmp_path: Path, known: bool) -> None:
     brain = InterferenceEngine(learning())
     for one in lasting(1500):
-        brain.at_once(one)
+        brain.evaluate_now(one)
     seconds = list(lasting(60, 1500))
     packer = RecordingWriter()
     for one in seconds:

@@ -12,7 +12,7 @@ from reconciler.detectors.rule import SHIPPED, RuleMode
 from reconciler.interference.engine import Evaluation
 from reconciler.interference.monitor import InterferenceMonitor
 from reconciler.interference.recorder import Recorder
-from reconciler.interference.status import facts
+from reconciler.interference.status import status_document
 from reconciler.responses.ladder import EscalationMemory, EscalationState
 from reconciler.responses.steps import Dimension, ResponseStep
 from state.evidence import ContendedResource, RuleVerdict, Suspect, Verdict
@@ -75,7 +75,7 @@ def watched(*findings: RuleVerdict, steps: tuple[ResponseStep, ...] = (), shadow
         pass_s=0.01,
         recorder=Recorder(),
     )
-    plain: dict[str, Any] = json.loads(json.dumps(facts(cast("InterferenceMonitor", observer))))
+    plain: dict[str, Any] = json.loads(json.dumps(status_document(cast("InterferenceMonitor", observer))))
     return plain
 
 
@@ -105,15 +105,15 @@ def test_explain_tells_what_rules_say_of_a_victim_and_what_is_done_for_it(run: R
         "  interfered by rule cpu  for 14 s, severity 4.81",
         "    waits 31 % of the time that it could run",
         "    likeliest: ci/batch-7, 0.94: used 2410 milli-CPU (and 1 more: bypassctl interference)",
-        f"  tried for it (cpu): {HELD.words}  3.0 s",
-        f"  in force for it (cpu): {SQUEEZED.words}  12 s",
+        f"  tried for it (cpu): {HELD.describe}  3.0 s",
+        f"  in force for it (cpu): {SQUEEZED.describe}  12 s",
     ]
 
 
 def test_explain_tells_of_a_suspect_what_is_in_force_on_it_and_for_whom(run: Run, watching: FakeDaemon) -> None:
     assert section_of(run("explain", BATCH, "--socket", watching.socket).out) == [
         "  suspected number 1 of shop/web-0 (interfered, cpu): 0.94: used 2410 milli-CPU",
-        f"  in force for shop/web-0 (cpu): {SQUEEZED.words}  12 s",
+        f"  in force for shop/web-0 (cpu): {SQUEEZED.describe}  12 s",
         "    may have 1.79 CPUs: shop/web-0 suffers (cpu)",
     ]
 
@@ -121,7 +121,7 @@ def test_explain_tells_of_a_suspect_what_is_in_force_on_it_and_for_whom(run: Run
 def test_what_a_rule_in_shadow_would_do_is_told_as_such(run: Run, watching: FakeDaemon) -> None:
     watching.document["interference"] = watched(SUFFERS, steps=(SQUEEZED,), shadow=True)
     lines = section_of(run("explain", BATCH, "--socket", watching.socket).out)
-    assert lines[1:] == [f"  would be for shop/web-0 (cpu): {SQUEEZED.words}  12 s"]
+    assert lines[1:] == [f"  would be for shop/web-0 (cpu): {SQUEEZED.describe}  12 s"]
     assert "0 steps in force, 1 in shadow" in run("status", "--socket", watching.socket).out
 
 

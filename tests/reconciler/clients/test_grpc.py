@@ -45,7 +45,7 @@ class Pair:
         return peers
 
     async def ask(self, question: UnaryCall = ASK, timeout_s: float = 5.0) -> bytes:
-        (answer,) = await self.channel.ask(question, timeout_s=timeout_s)
+        (answer,) = await self.channel.call(question, timeout_s=timeout_s)
         return answer
 
 
@@ -90,7 +90,7 @@ async def test_questions_share_one_connection_and_answers_keep_their_order(pair:
         await peer.serve()
 
     peers = await pair.meet(backwards)
-    answers = await pair.channel.ask(*(UnaryCall("/s/M", bytes([n])) for n in range(3)), timeout_s=5)
+    answers = await pair.channel.call(*(UnaryCall("/s/M", bytes([n])) for n in range(3)), timeout_s=5)
     assert answers == [b"\0", b"\1", b"\2"]
     assert await pair.ask(UnaryCall("/s/M", b"")) == b""
     assert len(peers.met) == 1
@@ -552,7 +552,7 @@ async def test_a_connection_lost_between_two_questions_that_travel_together_is_r
     peers = await pair.meet(one_of_two, serve, MAX_CONCURRENT_STREAMS=1)
     await pair.ask()
     questions = [UnaryCall("/s/M", b"one"), UnaryCall("/s/M", b"two")]
-    assert await pair.channel.ask(*questions, timeout_s=5) == [b"one", b"two"]
+    assert await pair.channel.call(*questions, timeout_s=5) == [b"one", b"two"]
     assert [len(peer.requests) for peer in peers.met] == [2, 2]
 
 
@@ -582,7 +582,7 @@ async def test_a_full_queue_of_connections_is_waited_out(place: Path) -> None:
                 break
         channel = UnaryChannel(str(place / "s"), source="t", shown="s")
         with pytest.raises(SourceError, match="no answer within"):
-            await channel.ask(ASK, timeout_s=0.1)
+            await channel.call(ASK, timeout_s=0.1)
         listener.setblocking(False)
 
         async def accept() -> None:
@@ -600,7 +600,7 @@ async def test_a_full_queue_of_connections_is_waited_out(place: Path) -> None:
         answers = []
 
         async def ask() -> None:
-            answers.extend(await channel.ask(ASK, timeout_s=5))
+            answers.extend(await channel.call(ASK, timeout_s=5))
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(accept)
@@ -622,7 +622,7 @@ async def test_no_socket_nobody_listening_and_too_long_a_path_are_each_one_clear
         ):
             channel = UnaryChannel(str(place / name), source="t", shown="s")
             with pytest.raises(SourceError, match=message):
-                await channel.ask(ASK, timeout_s=1)
+                await channel.call(ASK, timeout_s=1)
 
 
 LISTEN = """
@@ -659,18 +659,18 @@ async def test_a_socket_that_nobody_configured_is_root_s_and_root_listens_on_it(
             with started(command, bound.fileno()) as process:
                 try:
                     with pytest.raises(SourceError, match="a process of uid 65534 listens on it"):
-                        await channel.ask(ASK, timeout_s=5)
+                        await channel.call(ASK, timeout_s=5)
                 finally:
                     process.kill()
             os.chown(place / "s", 65534, 0)
             with pytest.raises(SourceError, match="belongs to uid 65534"):
-                await channel.ask(ASK, timeout_s=5)
+                await channel.call(ASK, timeout_s=5)
         (place / "s").unlink()
         peers = Peers(place / "s", answer_once, settings={})
         await nursery.start(peers.run)
-        assert len(await channel.ask(ASK, timeout_s=5)) == 1
+        assert len(await channel.call(ASK, timeout_s=5)) == 1
         place.chmod(0o777)
         channel.close()
         with pytest.raises(SourceError, match="can be written by everybody"):
-            await channel.ask(ASK, timeout_s=5)
+            await channel.call(ASK, timeout_s=5)
         nursery.cancel_scope.cancel()

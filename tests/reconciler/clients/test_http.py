@@ -24,8 +24,8 @@ async def test_an_exchange_gives_status_headers_and_body_and_keeps_the_connectio
     async with HttpSession(HttpEndpoint(name="x", url=f"http://127.0.0.1:{port}")) as session:
         first = await session.exchange("POST", "/a", b'{"b":1}', {"Content-Type": "application/json"})
         second = await session.exchange("PATCH", "/b", b"{}")
-    assert (first.status, first.good, first.headers["retry-after"], first.words) == (429, False, "7", "slow down")
-    assert (second.status, second.good) == (201, True)
+    assert (first.status, first.ok, first.headers["retry-after"], first.excerpt) == (429, False, "7", "slow down")
+    assert (second.status, second.ok) == (201, True)
     assert [one[""] for one in server.requests] == ["POST /a HTTP/1.1", "PATCH /b HTTP/1.1"]
     assert (server.bodies, server.connections) == ([b'{"b":1}', b"{}"], 1)
     nursery.cancel_scope.cancel()
@@ -159,7 +159,7 @@ async def test_what_no_header_can_hold_is_an_error_of_its_asker(nursery: trio.Nu
     async with HttpSession(HttpEndpoint(name="x", url=f"http://127.0.0.1:{port}")) as session:
         with pytest.raises(SourceError):
             await session.exchange("GET", "/", None, headers)
-        assert (await session.exchange("GET", "/")).good
+        assert (await session.exchange("GET", "/")).ok
     assert len(server.requests) == 1
     nursery.cancel_scope.cancel()
 

@@ -170,7 +170,7 @@ async def test_over_tls_with_certificates_that_stand_in_the_kubeconfig_itself(
     assert api.unreachable() is None
     answer = await api.request("POST", "/api/v1/x", {"a": 1})
     await api.aclose()
-    assert (answer.status, answer.good) == (201, True)
+    assert (answer.status, answer.ok) == (201, True)
     assert (server.bodies, server.requests[0]["content-type"]) == ([b'{"a":1}'], "application/json")
     nursery.cancel_scope.cancel()
 

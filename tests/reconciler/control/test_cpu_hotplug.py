@@ -92,9 +92,9 @@ async def test_what_is_wanted_of_a_container_is_written_again_and_nobody_is_blam
             assert pools is not None
             assert node.cpus(node.main(BATCH)) == str(pools.reclaimed)
         # A dozen narrowings that were somebody's writes would have ended in a yield.
-        assert not agent.judge.others.writes
-        assert not agent.judge.others.yields
-        assert agent.judge.standings.of((node.main(BATCH), "cpu.set")).state in {"in place", "written"}  # type: ignore[union-attr]
+        assert not agent.judge.foreign_writes.writes
+        assert not agent.judge.foreign_writes.yields
+        assert agent.judge.statuses.get((node.main(BATCH), "cpu.set")).state in {"in place", "written"}  # type: ignore[union-attr]
 
 
 async def test_a_cpu_that_was_gone_for_a_moment_is_given_back_too(node: Node) -> None:
@@ -197,9 +197,9 @@ async def test_a_foreign_write_beside_the_kernels_is_still_a_foreign_write(node:
         assert str(pools.reclaimed) != "0-1"
         await node.live.look(agent)
         # Nobody knows who it was: a runtime, maybe, that is not done yet.
-        agent.judge.others._updating[node.main(BATCH), "cpu.set"] -= 1.0
+        agent.judge.foreign_writes._updating[node.main(BATCH), "cpu.set"] -= 1.0
         await node.live.look(agent)
-        assert agent.judge.others.writes
+        assert agent.judge.foreign_writes.writes
 
 
 async def test_the_ticker_notices_without_any_event(node: Node) -> None:
@@ -217,4 +217,4 @@ async def test_the_ticker_notices_without_any_event(node: Node) -> None:
 
 
 async def _note(seen: list[str], change: CpuChange) -> None:
-    seen.append(change.words)
+    seen.append(change.describe)

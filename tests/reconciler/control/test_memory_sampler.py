@@ -25,7 +25,7 @@ class Machine:
         (self.root / "proc/meminfo").write_text(text)
 
     def look(self, now: float, previous: int | None = None, config: BeMemoryConfig = CONFIG) -> int | None:
-        self.watch.second(now)
+        self.watch.on_second(now)
         bound = self.watch.bound(config, previous, now)
         return None if bound is None else bound // GIGA
 
@@ -69,14 +69,14 @@ def test_off_or_blind_it_does_not_speak(machine: Machine) -> None:
     assert machine.look(100.0, config=BeMemoryConfig()) is None
     (machine.root / "proc/meminfo").unlink()
     blind = MemorySampler(used=lambda: None, root=str(machine.root))
-    blind.second(1.0)
+    blind.on_second(1.0)
     assert (blind.node, blind.bound(CONFIG, None, 1.0)) == (None, None)
 
 
 def test_short_numa_nodes_are_told(machine: Machine) -> None:
     lines = "Node {}, zone Normal\n  pages free {}\n min 1\n low 100\n high 200\n managed 100000\n"
     (machine.root / "proc/zoneinfo").write_text(lines.format(0, 90000) + lines.format(1, 50))
-    machine.watch.second(100.0)
+    machine.watch.on_second(100.0)
     assert machine.watch.shortages == {0: Shortage.NONE, 1: Shortage.HARD}
     assert machine.watch.zones.keys() == {0, 1}
 

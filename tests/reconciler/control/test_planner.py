@@ -11,7 +11,7 @@ from cgroupfs.naming import QosClass
 from reconciler.control.planner import plan, plan_parents, plan_pod, plan_pools
 from reconciler.policies.base import Policy
 from reconciler.policies.budget import BudgetConfig
-from reconciler.policies.pick import choose
+from reconciler.policies.pick import choose_cpus
 from reconciler.policies.reclaimed import ReclaimedConfig, ReclaimedForm
 from reconciler.policies.reserve import ReserveConfig
 from reconciler.policies.table import POLICIES, PoliciesConfig
@@ -61,7 +61,7 @@ def test_a_policy_that_is_off_has_no_say(name: str) -> None:
     section = replace(getattr(CONFIG, name), enabled=False)
     desired = plan(node(pod("b"), pod("a"), online("c")), None, replace(CONFIG, **{name: section}))
     assert not [one for one in desired.settings.values() if one.policy == name]
-    carves = next(policy for policy in POLICIES if policy.name == name).carve is not None
+    carves = next(policy for policy in POLICIES if policy.name == name).decide_node is not None
     assert desired.pools.reasons.get(name) == ("off" if carves else None)
 
 
@@ -333,7 +333,7 @@ def test_pods_that_come_and_go_move_fewer_cpus_than_planning_from_scratch(
             now=turn * 60.0,
         )
         after = plan_pools(view, held, CONFIG)
-        scratch = choose(len(after.reclaimed), shape.online - own, EMPTY, own, shape)
+        scratch = choose_cpus(len(after.reclaimed), shape.online - own, EMPTY, own, shape)
         if held is not None:
             moves["sticky"] += len(held.reclaimed ^ after.reclaimed)
             moves["scratch"] += len(held.reclaimed ^ scratch)

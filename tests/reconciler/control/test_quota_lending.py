@@ -71,7 +71,7 @@ class Seconds:
         self.ticker = Sampler(agent.reconciler, usage, root=node.root, files=files)
 
     async def look(self) -> None:
-        await self.agent.reconciler.look(self.agent.dirty.take_nowait())
+        await self.agent.reconciler.reconcile(self.agent.dirty.take_nowait())
 
     async def next(self, *, busy: bool | None = False, used_us: int = 100_000, hit: int = 5) -> tuple[str, str]:
         """One second more, with the machine idle, busy or unreadable (None); the two quotas after it."""
@@ -102,7 +102,7 @@ async def looking(node: LiveNode, policies: PoliciesConfig) -> AsyncIterator[Sec
     files = Counting(node.kernel)
     agent = Agent(replace(node.config, policies=policies), node.place(), files=files)
     try:
-        await agent.reconciler.look(DirtyBatch(frozenset(), ("test",)))
+        await agent.reconciler.reconcile(DirtyBatch(frozenset(), ("test",)))
         agent.reconciler.ready.set()
         yield Seconds(node, agent, files)
     finally:

@@ -44,7 +44,7 @@ class Noting:
     async def restore(self, only: str | None = None) -> list[RestoreResult]:
         return [RestoreResult(path=only or "all", file=self.name, undo=RestoreOutcome.RESTORED)]
 
-    def facts(self) -> dict[str, object]:
+    def status(self) -> dict[str, object]:
         return {"seen": len(self.situations)}
 
     def measured(self) -> CacheUsage:
@@ -73,14 +73,14 @@ async def test_it_is_made_when_it_is_wanted_for_the_first_time_and_stays(nursery
     side = LazyActuator("noting", make, lambda now: now.enforce)
     await nursery.start(side.run)
     side.planned(situation(enforce=False))
-    assert (made, side.facts(), side.problems(), await side.restore()) == ([], {}, (), ())
+    assert (made, side.status(), side.problems(), await side.restore()) == ([], {}, (), ())
     assert (side.standings, side.measured(), side_actuators.cache_use([side])) == ({}, None, None)
     side.planned(situation(enforce=True))
     side.planned(situation(enforce=False))
     (real,) = made
     assert [one.enforce for one in real.situations] == [True, False]
     await real.ran.wait()
-    assert (side.facts(), side.problems()) == ({"seen": 2}, ["one"])
+    assert (side.status(), side.problems()) == ({"seen": 2}, ["one"])
     # What is shown and counted of the real one must not end at what loads it.
     assert isinstance(side, GroupOutcomes)
     assert side.standings == {"/group": {}}

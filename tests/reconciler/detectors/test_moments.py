@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconciler.detectors.moments import Moments, of
+from reconciler.detectors.moments import Moments, moments_of
 
 VALUES = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30)
 
@@ -15,7 +15,7 @@ def test_merged_pieces_are_the_whole(pieces: list[list[float]]) -> None:
     whole = [value for piece in pieces for value in piece]
     merged = Moments()
     for piece in pieces:
-        merged = merged.merged(of(piece))
+        merged = merged.merged(moments_of(piece))
     assert merged.count == len(whole)
     assert merged.mean == pytest.approx(statistics.fmean(whole), rel=1e-9, abs=1e-6)
     assert merged.variance == pytest.approx(statistics.pvariance(whole), rel=1e-6, abs=1e-3)
@@ -23,7 +23,7 @@ def test_merged_pieces_are_the_whole(pieces: list[list[float]]) -> None:
 
 def test_leaving_outliers_out_is_what_makes_sigma_shrink() -> None:
     made = random.Random(3)
-    ours = theirs = of([made.gauss(1.0, 0.1) for _ in range(60)])
+    ours = theirs = moments_of([made.gauss(1.0, 0.1) for _ in range(60)])
     for _ in range(5000):
         value = made.gauss(1.0, 0.1)
         ours = ours.with_one(value)
@@ -34,7 +34,7 @@ def test_leaving_outliers_out_is_what_makes_sigma_shrink() -> None:
 
 
 def test_aging_changes_the_weight_only() -> None:
-    moments = of([1.0, 3.0]).aged(0.5)
+    moments = moments_of([1.0, 3.0]).aged(0.5)
     assert (moments.count, moments.mean, moments.variance) == (1, 2, 1)
     assert Moments().merged(Moments()) == Moments()
-    assert of([5.0, 5.0]).limit(3, floor=0.5) == 6.5
+    assert moments_of([5.0, 5.0]).limit(3, floor=0.5) == 6.5

@@ -44,7 +44,7 @@ def test_the_use_at_bad_moments_is_the_same_for_whoever_asks_first(seed: int) ->
     lately = ResourceUses(frame, history, 3.0)
     for _ in range(3):
         bad = sorted(made.sample(range(20, 50), made.randint(0, 10)))
-        meanwhile, read = UsesInWindow([float(at) for at in bad]), lately.of("cpu.use", 30.0)
+        meanwhile, read = UsesInWindow([float(at) for at in bad]), lately.get("cpu.use", 30.0)
         assert read("pod:6") is None
         for subject, points in known.items():
             use = read(subject)

@@ -7,7 +7,7 @@ import pytest
 
 from reconciler.detectors.base import VictimView
 from reconciler.detectors.run_queue import RunQueueConfig, _seen
-from reconciler.detectors.windows import COVERED, mean, over, weighed
+from reconciler.detectors.windows import COVERED, mean, span, weighed
 from reconciler.signals.history import STALE_S, History, SampleSeries
 from state.evidence import SampleFrame
 
@@ -43,7 +43,7 @@ def test_a_window_is_its_samples_by_the_time_that_they_stand_for(seed: int) -> N
         length = every_s * made.choice([1, 2, 10, 60])
         parts = stood(points, end - length, end, fresh_s)
         seen_s = sum(span for _, span in parts)
-        found, window = weighed(series, end - length, end, fresh_s), over(series, end - length, end, fresh_s)
+        found, window = weighed(series, end - length, end, fresh_s), span(series, end - length, end, fresh_s)
         if not parts:
             assert (found, window) == (None, None)
             continue

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cgroupfs.cpuset import CpuSet
-from reconciler.headroom.cpu import HeadroomConfig, HeadroomSample, take
+from reconciler.headroom.cpu import HeadroomConfig, HeadroomSample, update
 from reconciler.headroom.smoothing import SmoothedAmount, restored, step
 from state.model import NodeCpu, Pools
 from state.topology import Topology, uniform
@@ -48,7 +48,7 @@ def run(
     start = state.known_at or 0.0
     found = []
     for index, one in enumerate(samples, 1):
-        state = step(state, one, start + 10.0 * index, config.law)
+        state = step(state, one, start + 10.0 * index, config.smoothing)
         found.append(state)
     return found
 
@@ -111,7 +111,7 @@ def reports(
     ],
 )
 def test_a_reading(where: Pools, use: NodeCpu | None, topology: Topology, supply: Mapping[int, int] | None) -> None:
-    assert take(where, topology, use, CONFIG).supply == supply
+    assert update(where, topology, use, CONFIG).supply == supply
 
 
 # The promise
@@ -133,7 +133,7 @@ def test_a_small_node_promises_what_little_it_has() -> None:
 def test_the_control_plane_has_no_part_in_it() -> None:
     """Katalyst reads its last answer back from the API server; here the state is all there is."""
     first = run([sample(6000)] * 20)[-1]
-    assert step(first, sample(6000), 1000.0, CONFIG.law).amounts == first.amounts
+    assert step(first, sample(6000), 1000.0, CONFIG.smoothing).amounts == first.amounts
 
 
 def test_noise_below_the_smallest_step_changes_nothing_upwards_and_is_never_promised() -> None:
@@ -157,12 +157,12 @@ def test_cpus_that_leave_the_pools_leave_the_promise_at_once() -> None:
     state = run([sample(4000, 4000)] * 20)[-1]
     assert state.amounts == {0: 4000, 1: 4000}
     gone = HeadroomSample(cpus={0: CpuSet.span(1), 1: CpuSet()}, supply={0: 900, 1: 0}, budget=10_000)
-    assert step(state, gone, 201.0, CONFIG.law).amounts == {0: 1000, 1: 0}
+    assert step(state, gone, 201.0, CONFIG.smoothing).amounts == {0: 1000, 1: 0}
 
 
 def test_nodes_that_are_gone_are_no_longer_promised() -> None:
     state = run([sample(4000, 4000)] * 20)[-1]
-    assert step(state, sample(4000), 201.0, CONFIG.law).amounts == {0: 4000}
+    assert step(state, sample(4000), 201.0, CONFIG.smoothing).amounts == {0: 4000}
 
 
 def test_the_budget_caps_the_sum_in_proportion() -> None:
@@ -204,21 +204,21 @@ def test_never_known_promises_nothing() -> None:
 
 
 def test_a_restart_changes_nothing_until_it_is_measured() -> None:
-    state = restored({0: 3000}, 20.0, 5.0, CONFIG.law)
+    state = restored({0: 3000}, 20.0, 5.0, CONFIG.smoothing)
     assert reports([sample(3000)] * 20, state) == [3000]
     assert reports([sample(None)] * 2, state) == [3000]
 
 
 @pytest.mark.parametrize("age", [241.0, -1.0, float("nan")])
 def test_what_was_promised_too_long_ago_is_nothing(age: float) -> None:
-    assert restored({0: 3000}, age, 5.0, CONFIG.law) == SmoothedAmount()
+    assert restored({0: 3000}, age, 5.0, CONFIG.smoothing) == SmoothedAmount()
 
 
 def test_a_reboots_clock_loses_the_window_and_not_the_promise() -> None:
     state = run([sample(3000)] * 20)[-1]
-    again = step(state, sample(3000), 1.0, CONFIG.law)
+    again = step(state, sample(3000), 1.0, CONFIG.smoothing)
     assert (again.amounts, again.window, again.known_at) == ({0: 3000}, (), 1.0)
-    assert step(state, sample(None), 1.0, CONFIG.law).amounts == {0: 3000}
+    assert step(state, sample(None), 1.0, CONFIG.smoothing).amounts == {0: 3000}
 
 
 # Properties
@@ -274,6 +274,6 @@ def test_the_same_readings_give_the_same_promise(readings: list[tuple[int, int, 
     st.sets(st.integers(0, 7)),
 )
 def test_supply_is_never_more_than_the_cpus(idle: dict[int, float], used: int, reclaimed: set[int]) -> None:
-    found = take(pools(str(CpuSet(reclaimed))), TWO, cpu(reclaimed=used, idle=idle), CONFIG)
+    found = update(pools(str(CpuSet(reclaimed))), TWO, cpu(reclaimed=used, idle=idle), CONFIG)
     assert found.supply is not None
     assert all(0 <= milli <= found.tops[node] for node, milli in found.supply.items())

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from cgroupfs.cpuset import EMPTY, CpuSet
 from reconciler.headroom.cpu import HeadroomConfig, MemoryHeadroomConfig
-from reconciler.headroom.memory import WHOLE, law, take
+from reconciler.headroom.memory import WHOLE, smoothing_of, update
 from reconciler.headroom.smoothing import SmoothedAmount, step
 from state.memory import MemoryPlan, NodeMemoryReading
 from state.model import Pools
@@ -21,7 +21,7 @@ OPEN = Pools(online_cpus=CpuSet.span(2), reserved=EMPTY, dedicated={}, shared=EM
 def supply(node: NodeMemoryReading | None, be_kept: int | None, **own: int) -> float | None:
     """In GiB."""
     config = replace(CONFIG, memory=MemoryHeadroomConfig(**own))
-    found = take(node, be_kept, OPEN, config, stale_after_s=10.0).supply
+    found = update(node, be_kept, OPEN, config, stale_after_s=10.0).supply
     return None if found is None else found[WHOLE] / GIGA
 
 
@@ -57,8 +57,8 @@ def promised(*readings: tuple[NodeMemoryReading | None, int | None], pools: Pool
     """One reading each 10 s; the promises in GiB, each once as long as it lasts."""
     state, found = SmoothedAmount(), list[float]()
     for index, (node, be_kept) in enumerate(readings, 1):
-        reading = take(node, be_kept, pools, CONFIG, stale_after_s=10.0)
-        state = step(state, reading, 10.0 * index, law(CONFIG))
+        reading = update(node, be_kept, pools, CONFIG, stale_after_s=10.0)
+        state = step(state, reading, 10.0 * index, smoothing_of(CONFIG))
         found += [state.total / GIGA] if not found or found[-1] != state.total / GIGA else []
     return found
 

@@ -67,7 +67,7 @@ class Machine:
         """What is promised after so long."""
         for _ in range(seconds // 5):
             self.clock.now += 5
-            await self.memory.look()
+            await self.memory.sample()
         return self.memory.state.total / GIGA
 
 
@@ -91,7 +91,7 @@ async def test_be_pods_count_wherever_they_are_and_online_ones_nowhere(machine: 
 async def test_before_the_first_plan_nothing_is_read_and_nothing_promised(machine: Machine) -> None:
     machine.pools = None
     assert await machine.gigas() == 0
-    assert machine.memory.facts() == {
+    assert machine.memory.status() == {
         "bytes": 0,
         "supply_bytes": None,
         "reason": "nothing is measured yet",
@@ -104,7 +104,7 @@ async def test_an_online_pod_in_besteffort_that_cannot_be_read_makes_it_unknown(
     one = pod("gone", cls=PodClass.SHARED, qos=QosClass.BESTEFFORT)
     machine.known.pods["gone"] = one
     assert await machine.gigas() == 5
-    assert "memory use is not known" in str(machine.memory.facts()["reason"])
+    assert "memory use is not known" in str(machine.memory.status()["reason"])
     assert await machine.gigas(300) == 0
 
 
@@ -113,9 +113,9 @@ async def test_it_is_told_beside_the_cpus_kept_and_gone_on_with(machine: Machine
     assert promised == 5
     machine.report.state = replace(machine.report.state, amounts={0: 1000}, known_at=machine.clock.now)
     assert machine.report.document()["memory_bytes"] == 5 * GIGA
-    told = machine.report.facts()["memory"]
-    assert told == machine.memory.facts()
-    kept = machine.report.kept()
+    told = machine.report.status()["memory"]
+    assert told == machine.memory.status()
+    kept = machine.report.persisted()
     assert kept is not None
     assert (kept.memory_bytes, kept.memory_at) == (5 * GIGA, machine.clock.wall())
     machine.clock.now += 60

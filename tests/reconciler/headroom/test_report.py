@@ -56,28 +56,28 @@ def report(clock: Clock, kept: HeadroomState | None = None, **config: Any) -> He
 def look(told: HeadroomReport, clock: Clock, seconds: int = 60, *, known: bool = True) -> None:
     for _ in range(seconds):
         clock.now += 1
-        told.look(pools(), TOPOLOGY, cpu(idle=IDLE) if known else None, clock.now)
+        told.update(pools(), TOPOLOGY, cpu(idle=IDLE) if known else None, clock.now)
 
 
 def test_before_the_first_plan_nothing_is_said() -> None:
     clock = Clock()
     told = report(clock)
-    told.look(None, TOPOLOGY, cpu(idle=IDLE), clock.now)
-    assert told.facts() == {
+    told.update(None, TOPOLOGY, cpu(idle=IDLE), clock.now)
+    assert told.status() == {
         "milli": 0,
         "reason": "nothing is measured yet",
         "known_s": None,
         "nodes": [],
         "memory": None,
     }
-    assert told.kept() is None
+    assert told.persisted() is None
 
 
 def test_the_document_tells_of_each_node() -> None:
     clock = Clock()
     told = report(clock)
     look(told, clock)
-    assert told.facts() == {
+    assert told.status() == {
         "milli": 4000,
         "reason": "the mean of 1 times 30 s",
         "known_s": 0.0,
@@ -102,7 +102,7 @@ def test_the_store_is_not_written_for_each_reading() -> None:
     rows = set()
     for _ in range(600):
         look(told, clock, 1)
-        kept = told.kept()
+        kept = told.persisted()
         assert kept is not None
         assert clock.wall() - kept.at <= told.config.unknown_hold_s / 2
         rows.add(kept.at)
@@ -113,7 +113,7 @@ def test_a_restart_keeps_the_promise_and_a_long_absence_does_not() -> None:
     clock = Clock()
     told = report(clock)
     look(told, clock)
-    kept = told.kept()
+    kept = told.persisted()
     clock.now += 60
     assert report(clock, kept).state.amounts == {0: 2000, 1: 2000}
     clock.now += 600

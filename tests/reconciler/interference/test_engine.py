@@ -84,7 +84,7 @@ def config(**rules: RuleConfig) -> InterferenceConfig:
 
 
 def judged(brain: InterferenceEngine, scene: Iterator[SampleFrame]) -> list[Evaluation]:
-    return [brain.at_once(one) for one in scene]
+    return [brain.evaluate_now(one) for one in scene]
 
 
 def words(judgements: list[Evaluation]) -> list[str]:
@@ -139,7 +139,7 @@ def test_judging_lets_others_run_and_at_once_gives_the_same() -> None:
     scene = [replace(one, pods=pods, samples={**one.samples, **busy}) for one in trouble(60)]
     one, other = InterferenceEngine(config()), InterferenceEngine(config())
     for frame_of in scene:
-        looking, yields = one.look(frame_of), 0
+        looking, yields = one.evaluate(frame_of), 0
         judgement: Evaluation | None = None
         while judgement is None:
             try:
@@ -147,7 +147,7 @@ def test_judging_lets_others_run_and_at_once_gives_the_same() -> None:
                 yields += 1
             except StopIteration as end:
                 judgement = end.value
-        assert judgement == other.at_once(frame_of)
+        assert judgement == other.evaluate_now(frame_of)
         suffers = any(finding.suspects for finding in judgement.findings)
         assert yields > (12 if suffers else 3), "a ranking of 200 pods is taken apart"
     assert suffers
@@ -365,7 +365,7 @@ def test_a_reload_ends_what_was_in_force_by_a_rule_that_is_gone() -> None:
     brain = InterferenceEngine(config(cpu=ENFORCED))
     judged(brain, trouble())
     brain.configure(config(cpu=RuleConfig(mode=RuleMode.OFF)))
-    after = brain.at_once(frame(91, hog_milli=2500.0, wait=40.0))
+    after = brain.evaluate_now(frame(91, hog_milli=2500.0, wait=40.0))
     assert after.measures == Restrictions()
     assert after.changes
 

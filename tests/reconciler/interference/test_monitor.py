@@ -106,7 +106,7 @@ class Stage:
     async def seconds(self, count: int) -> None:
         for _ in range(count):
             self.now += 1.0
-            await self.observer.look()
+            await self.observer.evaluate()
 
     def quota(self) -> str:
         path = f"{self.live.root}/sys/fs/cgroup/cpu{group(BATCH)}/{container_id(BATCH)}"
@@ -150,7 +150,7 @@ def still_told(scene: Stage) -> list[str]:
     kinds = {alert.kind for alert in scene.told}
     assert kinds >= {AlertKind.INTERFERENCE, AlertKind.RESPONSE}, "there was something to end"
     last = {(alert.kind.began, alert.key): alert for alert in scene.told}
-    return [alert.key for alert in last.values() if alert.kind.lasts and not alert.over]
+    return [alert.key for alert in last.values() if alert.kind.lasts and not alert.has_ended]
 
 
 async def certain(scene: Stage) -> None:
@@ -174,12 +174,12 @@ async def test_a_suspect_is_squeezed_in_the_kernel_and_let_go_when_the_victim_is
         milli = scene.agent.knowledge.measures.squeezed[BATCH].cpu_milli
         assert milli is not None
         assert 1100 <= milli < 1500, "what it uses less what the victim lacked in the last windows"
-        await scene.agent.reconciler.look(scene.agent.dirty.take_nowait())
+        await scene.agent.reconciler.reconcile(scene.agent.dirty.take_nowait())
         assert int(scene.quota()) == 100 * milli
         scene.script.bad = False
         await scene.seconds(60)
         assert scene.agent.knowledge.measures == Restrictions()
-        await scene.agent.reconciler.look(scene.agent.dirty.take_nowait())
+        await scene.agent.reconciler.reconcile(scene.agent.dirty.take_nowait())
         assert scene.quota() == before
     kinds = [(alert.kind, alert.resolved) for alert in scene.told]
     assert kinds[0] == (AlertKind.INTERFERENCE, False)
@@ -282,7 +282,7 @@ async def test_an_eviction_that_is_refused_says_nothing_and_one_under_way_is_jud
         await scene.seconds(15)
         scene.orders.step = step
         await scene.seconds(100)
-        assert len(scene.observer.brain.ladder.useless) == useless
+        assert len(scene.observer.engine.ladder.useless) == useless
         asked = [one.summary for one in scene.told if "evict ci/batch-7" in one.summary]
         assert asked[0] == "for shop/web-0 (cpu), asked: evict ci/batch-7"
         assert ("was not carried out" in asked[1]) is (not useless)
@@ -298,7 +298,7 @@ async def test_where_evictions_are_a_dry_run_nobody_is_asked_and_whom_it_would_e
         assert [order.title for order in scene.observer.decision.would] == ["ci/batch-7"]
         await scene.seconds(100)
         assert scene.orders.submitted == []
-        assert not scene.observer.brain.ladder.useless
+        assert not scene.observer.engine.ladder.useless
         told = [one.summary for one in scene.told if "evict" in one.summary]
         assert told == ["for shop/web-0 (cpu), would do: evict ci/batch-7"]
 
@@ -319,10 +319,10 @@ async def test_what_was_learned_is_there_after_a_restart_and_damage_is_no_reason
         await certain(scene)
         scene.script.bad = True
         await scene.seconds(120)
-        assert scene.observer.brain.ladder.useless, "the script does not heed the quota"
+        assert scene.observer.engine.ladder.useless, "the script does not heed the quota"
         again = scene.another()
-        assert again.brain.ladder.useless.keys() <= scene.observer.brain.ladder.useless.keys()
-        assert again.brain.ladder.useless
+        assert again.engine.ladder.useless.keys() <= scene.observer.engine.ladder.useless.keys()
+        assert again.engine.ladder.useless
         batch_row = dict(scene.agent.store.rows(META))[ROW]
         assert msgspec.msgpack.decode(batch_row)["brain"]["useless"]
 
@@ -352,7 +352,7 @@ async def test_a_restore_takes_back_all_of_it_until_the_configuration_is_read_ag
         await scene.agent.restore()
         assert scene.agent.knowledge.measures == Restrictions()
         assert scene.script.closed == 1
-        assert scene.observer.brain.ladder.climbs == {}
+        assert scene.observer.engine.ladder.climbs == {}
         assert still_told(scene) == []
         passes = scene.observer.passes
         async with trio.open_nursery() as nursery:
@@ -372,7 +372,7 @@ async def test_the_document_shows_victim_evidence_suspects_and_steps(live: LiveN
         scene.script.bad = True
         await scene.seconds(10)
         scene.agent.watching.observer = scene.observer
-        found = scene.agent.watching.facts()
+        found = scene.agent.watching.status()
         numbers = scene.agent.watching.numbers()
         scene.agent.watching.observer = None
     assert msgspec.json.encode(found)

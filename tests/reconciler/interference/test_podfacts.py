@@ -1,7 +1,7 @@
 from msgspec.structs import replace
 
 from cgroupfs.naming import QosClass
-from reconciler.interference.monitor import facts_of
+from reconciler.interference.monitor import snapshot_of
 from reconciler.pods.assemble import PodInput, assemble
 from reconciler.pods.selectors import ClassRules
 from reconciler.responses.eviction.resources import cpu_request, memory_request
@@ -32,7 +32,7 @@ def test_requests_are_the_sum_of_app_containers_and_what_some_lack_is_told() -> 
         container("pause", kind=ContainerKind.SANDBOX),
         container("init", kind=ContainerKind.INIT, requests=Resources(batch_cpu_milli=9000)),
     )
-    facts = facts_of(one, None)
+    facts = snapshot_of(one, None)
     assert facts.requests == Resources(batch_cpu_milli=2500, batch_memory_bytes=1 << 30)
     assert facts.partial == ("batch_memory_bytes",)
     assert facts.limits == Resources()
@@ -53,24 +53,24 @@ def test_what_a_pod_has_asked_for_as_be_work_is_told_container_by_container_by_o
         container("none", requests=Resources(batch_cpu_milli=0, cpu_milli=700)),
         container("init", kind=ContainerKind.INIT, requests=Resources(batch_cpu_milli=9000)),
     )
-    facts = facts_of(one, None)
+    facts = snapshot_of(one, None)
     assert (facts.be_cpu_milli, facts.be_memory_bytes) == (2500, 4 << 30)
     assert (cpu_request(facts), memory_request(facts)) == asked([one]) == (2500, 4 << 30)
     old = replace(facts, be_cpu_milli=None, be_memory_bytes=None)
     assert (cpu_request(old), memory_request(old)) == (2000, 1 << 30)
-    nothing = facts_of(pod("bare", container("main")), None)
+    nothing = snapshot_of(pod("bare", container("main")), None)
     assert (cpu_request(nothing), memory_request(nothing)) == (None, None)
 
 
 def test_the_cpus_are_those_of_its_pool() -> None:
     there = pools()
-    assert facts_of(pod("be"), there).cpus == "4-5"
-    assert facts_of(pod("be"), there, cpus=cpus("4")).cpus == "4"
-    own = facts_of(pod("own", cls=PodClass.DEDICATED, qos=QosClass.GUARANTEED), there)
+    assert snapshot_of(pod("be"), there).cpus == "4-5"
+    assert snapshot_of(pod("be"), there, cpus=cpus("4")).cpus == "4"
+    own = snapshot_of(pod("own", cls=PodClass.DEDICATED, qos=QosClass.GUARANTEED), there)
     assert (own.pool, own.cpus) == ("dedicated", "6-7")
-    bound = facts_of(pod("bound", cls=PodClass.SHARED, qos=QosClass.BURSTABLE), there)
+    bound = snapshot_of(pod("bound", cls=PodClass.SHARED, qos=QosClass.BURSTABLE), there)
     assert (bound.pool, bound.cpus) == ("shared/web", "2-3")
-    system = facts_of(pod("sys", cls=PodClass.SYSTEM), there)
+    system = snapshot_of(pod("sys", cls=PodClass.SYSTEM), there)
     assert (system.pool, system.cpus) == (None, "")
 
 
@@ -95,6 +95,6 @@ def test_the_strongest_source_tells_the_grace_and_any_source_that_it_ends() -> N
             ),
         ),
     )
-    facts = facts_of(assemble(known, ClassRules()), None, created_s=1000.0, held=True)
+    facts = snapshot_of(assemble(known, ClassRules()), None, created_s=1000.0, held=True)
     assert (facts.terminating, facts.grace_s, facts.owner) == (True, 7.0, "DaemonSet/web")
     assert (facts.created_s, facts.held, facts.certain, facts.title) == (1000.0, True, True, "ns/web")

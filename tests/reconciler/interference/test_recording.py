@@ -106,7 +106,7 @@ async def test_each_file_begins_with_what_was_learned_by_then(tmp_path: Path) ->
             with trio.fail_after(60):
                 while recorder.waiting:
                     await trio.sleep(0.01)
-                    recorder.settle()
+                    recorder.flush()
     await recorder.aclose()
     heads = [next(recording.read(io.BytesIO(path.read_bytes()), path.name)) for path in sorted(tmp_path.iterdir())]
     assert heads == [LearnedState({"cpi": {"a": msgspec.Raw(msgspec.msgpack.encode(second))}}) for second in (0, 100)]
@@ -172,7 +172,7 @@ async def test_a_night_in_files_of_an_hour_reads_back_in_order(tmp_path: Path) -
         with trio.fail_after(60):
             while recorder.waiting:
                 await trio.sleep(0.01)
-                recorder.settle()
+                recorder.flush()
     await recorder.aclose()
     names = sorted(os.listdir(config.directory or ""))
     assert len(names) == 3
@@ -221,7 +221,7 @@ async def recorded_seconds(recorder: Recorder, config: RecordConfig, first: int,
         with trio.fail_after(60):
             while recorder.waiting:
                 await trio.sleep(0.005)
-                recorder.settle()
+                recorder.flush()
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -91,7 +91,7 @@ def test_use_of_now_knows_what_it_does_not_know() -> None:
 def test_words_do_not_follow_the_numbers() -> None:
     pods = [web(2000)]
     busy, idle = ({pods[0].group.path: use(milli)} for milli in (900, 10))
-    assert estimate(pods, busy, CONFIG).words == estimate(pods, idle, CONFIG).words == "1 by use"
+    assert estimate(pods, busy, CONFIG).describe == estimate(pods, idle, CONFIG).describe == "1 by use"
 
 
 # The memory

@@ -21,7 +21,7 @@ from reconciler.placement.provision import (
     usage_ratio,
 )
 from reconciler.placement.sizes import SizeConfig, regulate
-from reconciler.policies.budget import BudgetConfig, law
+from reconciler.policies.budget import BudgetConfig, budget_control
 from state.cpu import GroupUse, PoolSize, Uses
 from state.model import NodeCpu, Pod, Resources
 from tests.reconciler.nodes import container, online
@@ -105,7 +105,7 @@ def test_dynamic_quota_and_the_budget_law_are_one_formula() -> None:
     current = (online_milli + be_milli) / (cpus * 1000)
     katalyst = cpus * 1000 * (target - current) + be_milli
     use = NodeCpu(busy_milli=online_milli + be_milli, online_milli=online_milli, reclaimed_milli=be_milli, age_s=0.0)
-    ours = law(CpuSet.span(cpus), use, CpuSet(), BudgetConfig(limit_percent=60))
+    ours = budget_control(CpuSet.span(cpus), use, CpuSet(), BudgetConfig(limit_percent=60))
     assert ours == round(katalyst)
 
 

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from cgroupfs.naming import QosClass
-from reconciler.pods.classify import ClassificationInput, classify, facts_of, merge_rules
+from reconciler.pods.classify import ClassificationInput, classification_input, classify, merge_rules
 from reconciler.pods.selectors import (
     ClassOverride,
     ClassRules,
@@ -223,13 +223,13 @@ def test_what_the_sources_found_is_passed_on() -> None:
 
 
 def test_a_pod_of_which_only_the_directory_is_known_has_its_qos_and_is_not_certain() -> None:
-    result = classify(facts_of("u-1", QosClass.BESTEFFORT), NONE)
+    result = classify(classification_input("u-1", QosClass.BESTEFFORT), NONE)
     assert (result.pod_class, result.certain) == (PodClass.RECLAIMED, False)
 
 
 def test_facts_take_the_qos_of_the_path_not_of_the_list() -> None:
     meta = PodMeta(uid="u-1", source="kubelet", qos=QosClass.BURSTABLE, labels={}, annotations={}, problems=("p",))
-    facts = facts_of("u-1", QosClass.BESTEFFORT, meta, exclusive=True)
+    facts = classification_input("u-1", QosClass.BESTEFFORT, meta, exclusive=True)
     assert (facts.qos, facts.exclusive, facts.problems) == (QosClass.BESTEFFORT, True, ("p",))
 
 
@@ -244,7 +244,7 @@ def test_facts_take_the_qos_of_the_path_not_of_the_list() -> None:
 def test_an_override_by_uid_is_certain_unless_an_earlier_one_may_yet_fit(first: ClassOverride, certain: bool) -> None:
     by_uid = ClassOverride(pod_class=PodClass.SHARED, uid="u-1")
     after = ClassOverride(pod_class=PodClass.SYSTEM, pod="y/*")
-    result = classify(facts_of("u-1", QosClass.BESTEFFORT), ClassRules(overrides=(first, by_uid, after)))
+    result = classify(classification_input("u-1", QosClass.BESTEFFORT), ClassRules(overrides=(first, by_uid, after)))
     assert (result.pod_class, result.certain) == (PodClass.SHARED, certain)
 
 

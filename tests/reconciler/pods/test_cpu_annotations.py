@@ -18,7 +18,7 @@ from reconciler.pods.cpu_annotations import (
     QOS_CLASS,
     RESOURCE_SPEC,
     RESOURCE_STATUS,
-    wish_of,
+    parse,
 )
 from reconciler.pods.selectors import ClassRules
 from state.cpu import AntiAffinity, BurstLimit, CpuPreferences, TopologyPolicy
@@ -121,12 +121,12 @@ FIELDS = (
     ],
 )
 def test_what_an_annotation_asks(annotations: dict[str, str], wish: CpuPreferences) -> None:
-    assert wish_of({}, annotations) == (wish, ())
+    assert parse({}, annotations) == (wish, ())
 
 
 @pytest.mark.parametrize(("qos", "lends"), [("LSE", False), ("LSR", True), ("LS", None), ("nonsense", None)])
 def test_koordinators_class_tells_whether_be_may_use_the_cpus(qos: str, lends: bool | None) -> None:
-    assert wish_of({QOS_CLASS: qos}, {}) == (CpuPreferences(lends=lends), ())
+    assert parse({QOS_CLASS: qos}, {}) == (CpuPreferences(lends=lends), ())
 
 
 @pytest.mark.parametrize(
@@ -175,20 +175,20 @@ def test_koordinators_class_tells_whether_be_may_use_the_cpus(qos: str, lends: b
     ],
 )
 def test_a_broken_value_is_one_message_and_no_opinion(annotations: dict[str, str], message: str) -> None:
-    wish, problems = wish_of({}, annotations)
+    wish, problems = parse({}, annotations)
     assert wish == CpuPreferences()
     assert len(problems) == 1
     assert message in problems[0]
 
 
 def test_a_broken_field_leaves_the_others_of_its_annotation() -> None:
-    wish, problems = wish_of({}, {CPU_ENHANCEMENT: '{"cpuset_pool":"reserve","full_pcpus_pairing":"true"}'})
+    wish, problems = parse({}, {CPU_ENHANCEMENT: '{"cpuset_pool":"reserve","full_pcpus_pairing":"true"}'})
     assert wish == CpuPreferences(full_cores=True)
     assert len(problems) == 1
 
 
 def test_katalyst_is_stronger_and_a_disagreement_is_told() -> None:
-    wish, problems = wish_of(
+    wish, problems = parse(
         {},
         {
             NUMA_BIND_RESULT: "1",
@@ -220,8 +220,8 @@ ANNOTATIONS = st.fixed_dictionaries(
 def test_no_annotation_at_all_makes_it_fail_or_yield_a_value_out_of_bounds(
     annotations: dict[str, str], labels: dict[str, str]
 ) -> None:
-    wish, problems = wish_of(labels, annotations)
-    assert (wish, problems) == wish_of(labels, annotations)
+    wish, problems = parse(labels, annotations)
+    assert (wish, problems) == parse(labels, annotations)
     assert wish.burst_percent is None or 0 <= wish.burst_percent <= 10_000
     assert wish.node_count is None or 1 <= wish.node_count <= 1024
     assert list(wish.nodes) == sorted(set(wish.nodes))

@@ -59,7 +59,7 @@ class FakeKubelet:
     def status(self, now: float) -> SourceStatus:
         return SourceStatus(name="kubelet", ok=True, age_s=0.0)
 
-    def ask(self) -> None:
+    def fetch(self) -> None:
         self.asks += 1
 
     async def refresh(self) -> Mapping[str, PodMeta]:
@@ -78,11 +78,11 @@ async def test_a_new_pod_is_asked_about_at_once_and_marked_when_it_is_told(
     cri = FakeCri({"u": 0.05})
     metadata = Metadata(dirty, cri=cri)
     await nursery.start(metadata.run)
-    metadata.want(["u"])
+    metadata.request(["u"])
     await trio.sleep(1)
     assert dirty.take_nowait().keys == {"pod:u"}
     assert [at for at, _ in cri.asked] == [0.0, 0.003, 0.013, 0.063]
-    assert [one.labels for one in metadata.of("u")] == [{"app": "u"}]
+    assert [one.labels for one in metadata.get("u")] == [{"app": "u"}]
 
 
 async def test_wanting_does_not_wait_and_what_is_known_is_not_asked_again(
@@ -91,11 +91,11 @@ async def test_wanting_does_not_wait_and_what_is_known_is_not_asked_again(
     cri = FakeCri({"u": 0.0}, takes_s=5)
     metadata = Metadata(DirtyKeys(), cri=cri)
     await nursery.start(metadata.run)
-    metadata.want(["u"])
-    metadata.want(["u"])
+    metadata.request(["u"])
+    metadata.request(["u"])
     assert trio.current_time() == 0
     await trio.sleep(6)
-    metadata.want(["u"])
+    metadata.request(["u"])
     await trio.sleep(6)
     assert len(cri.asked) == 1
 
@@ -107,7 +107,7 @@ async def test_many_pods_at_once_are_one_question(
     dirty = DirtyKeys()
     metadata = Metadata(dirty, cri=cri)
     await nursery.start(metadata.run)
-    metadata.want([f"u{n}" for n in range(15)])
+    metadata.request([f"u{n}" for n in range(15)])
     await trio.sleep(1)
     assert [what for _, what in cri.asked] == ["*"]
     assert len(dirty.take_nowait().keys) == 15
@@ -119,14 +119,14 @@ async def test_the_first_look_waits_for_the_kubelet_and_then_for_the_runtime(
     kubelet = FakeKubelet({"a": meta("a", "kubelet")}, takes_s=0.2)
     cri = FakeCri({"b": 0.0}, takes_s=0.1)
     metadata = Metadata(DirtyKeys(), kubelet=kubelet, cri=cri)
-    await metadata.ensure(["a", "b"], 1.0)
+    await metadata.prefetch(["a", "b"], 1.0)
     assert round(trio.current_time(), 3) == 0.3
-    assert [one.source for uid in ("a", "b") for one in metadata.of(uid)] == ["kubelet", "cri"]
+    assert [one.source for uid in ("a", "b") for one in metadata.get(uid)] == ["kubelet", "cri"]
 
 
 async def test_the_first_look_does_not_wait_for_ever(autojump_clock: trio.testing.MockClock) -> None:
     metadata = Metadata(DirtyKeys(), kubelet=FakeKubelet({}, takes_s=60))
-    await metadata.ensure(["a"], 1.0)
+    await metadata.prefetch(["a"], 1.0)
     assert trio.current_time() == 1.0
 
 
@@ -137,14 +137,14 @@ async def test_a_runtime_that_fails_is_told_and_asked_again_more_slowly(
     cri.failing = True
     metadata = Metadata(DirtyKeys(), cri=cri)
     await nursery.start(metadata.run)
-    metadata.want(["u"])
+    metadata.request(["u"])
     await trio.sleep(20)
     assert len(cri.asked) < 12
     (status,) = metadata.statuses(trio.current_time())
     assert (status.ok, status.detail) == (False, "cri: connection refused")
     cri.failing = False
     await trio.sleep(6)
-    assert metadata.of("u") != []
+    assert metadata.get("u") != []
 
 
 async def test_the_runtime_is_greeted_before_the_first_pod_needs_it(
@@ -162,10 +162,10 @@ async def test_pods_that_are_gone_are_forgotten(nursery: trio.Nursery, autojump_
     cri = FakeCri({"u": 0.0})
     metadata = Metadata(DirtyKeys(), cri=cri)
     await nursery.start(metadata.run)
-    metadata.want(["u", "never"])
+    metadata.request(["u", "never"])
     await trio.sleep(0.5)
     metadata.keep_only([])
-    assert metadata.of("u") == []
+    assert metadata.get("u") == []
     asked = len(cri.asked)
     await trio.sleep(30)
     assert len(cri.asked) == asked
@@ -173,7 +173,7 @@ async def test_pods_that_are_gone_are_forgotten(nursery: trio.Nursery, autojump_
 
 def test_news_of_a_known_pod_has_the_kubelet_asked_and_nobody_else() -> None:
     kubelet, cri = FakeKubelet({"u": meta("u", "kubelet")}), FakeCri({"u": 0.0})
-    Metadata(DirtyKeys(), kubelet=kubelet, cri=cri).renew()
+    Metadata(DirtyKeys(), kubelet=kubelet, cri=cri).refresh()
     assert (kubelet.asks, cri.asked) == (1, [])
-    Metadata(DirtyKeys(), cri=cri).renew()
+    Metadata(DirtyKeys(), cri=cri).refresh()
     assert cri.asked == []

@@ -15,7 +15,7 @@ from reconciler.placement.config import PlacementConfig
 from reconciler.placement.demand import CpuDemand
 from reconciler.policies.budget import BudgetConfig
 from reconciler.policies.exclusive import ExclusiveConfig
-from reconciler.policies.pick import by_rules, choose
+from reconciler.policies.pick import by_rules, choose_cpus
 from reconciler.policies.reclaimed import ReclaimedConfig, ReclaimedForm
 from reconciler.policies.table import PoliciesConfig
 from state.model import CpuPolicy, NodeView, Pod, PodClass
@@ -154,8 +154,8 @@ def test_the_built_in_rules_order_as_the_choice_does_by_itself(
     count: int, candidates: CpuSet, held: CpuSet, topology: Topology
 ) -> None:
     tiers = preferred(candidates, topology)
-    by_chain = choose(count, candidates, held & candidates, EMPTY, topology, tiers=tiers)
-    assert by_chain == choose(count, candidates, held & candidates, EMPTY, topology)
+    by_chain = choose_cpus(count, candidates, held & candidates, EMPTY, topology, tiers=tiers)
+    assert by_chain == choose_cpus(count, candidates, held & candidates, EMPTY, topology)
     ruled = by_rules(candidates, topology, PlacementConfig(), interrupts=EMPTY)
     assert (ruled.candidates, tuple(ruled.tiers or ()), ruled.told) == (candidates, tiers, "")
 

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from cgroupfs.cpuset import EMPTY, CpuSet
-from reconciler.policies.budget import Budget, BudgetConfig, cpu_count, floor, law, next_budget
+from reconciler.policies.budget import Budget, BudgetConfig, budget_control, cpu_count, floor, next_budget
 from state.model import NodeCpu, NodeView, Pools
 from tests.reconciler.nodes import cpu, cpus, node
 
@@ -44,14 +44,14 @@ def step(
     ],
 )
 def test_the_law_is_capacity_times_limit_less_online_and_system_use(use: NodeCpu, budget: int) -> None:
-    assert law(ALL, use, EMPTY, CONFIG) == budget
+    assert budget_control(ALL, use, EMPTY, CONFIG) == budget
 
 
 def test_only_counted_cpus_are_capacity_and_use_elsewhere_is_credited_where_it_is_known() -> None:
     use = cpu(online=1500, idle={6: 0.0, 7: 0.5})
-    assert law(cpus("0-5"), use, EMPTY, CONFIG) == 3900 - 1500
-    assert law(cpus("0-5"), use, cpus("6-7"), CONFIG) == 3900
-    assert law(cpus("0-4"), use, cpus("5-7"), CONFIG) == 3250 - 1500
+    assert budget_control(cpus("0-5"), use, EMPTY, CONFIG) == 3900 - 1500
+    assert budget_control(cpus("0-5"), use, cpus("6-7"), CONFIG) == 3900
+    assert budget_control(cpus("0-4"), use, cpus("5-7"), CONFIG) == 3250 - 1500
 
 
 def test_the_floor_is_the_larger_of_two_and_never_more_than_there_is() -> None:
@@ -180,7 +180,7 @@ def test_it_is_never_above_the_law_nor_below_the_floor(
     previous = held(before) if before is not None else None
     made = next_budget(view, counted, previous, CONFIG, outside=EMPTY, ceiling=ceiling)
     low = floor(ALL, counted, CONFIG)
-    assert low <= made.milli <= max(low, min(law(counted, use, EMPTY, CONFIG), ceiling))
+    assert low <= made.milli <= max(low, min(budget_control(counted, use, EMPTY, CONFIG), ceiling))
     if before is not None:
         assert made.milli <= max(before, low) + 800
 

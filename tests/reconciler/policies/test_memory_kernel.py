@@ -199,7 +199,7 @@ async def test_a_short_node_empties_the_page_cache_of_a_be_container_that_is_ove
         pools = plan_pools(view, None, PoliciesConfig(memory_reclaim=config))
         reclaimer.planned(PlanSnapshot(view=view, pools=pools, enforce=True))
         assert pools.memory.reclaim is not None
-        await reclaimer.look(pools.memory.reclaim)
+        await reclaimer.reclaim(pools.memory.reclaim)
     assert reclaimer.counts["relief reclaimed"] == 1
     assert reclaimer.counts["bytes"] > 80 * MEGA
     assert int(tree.read(tree.main, "memory.usage_in_bytes")) < 40 * MEGA

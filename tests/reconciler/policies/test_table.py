@@ -40,7 +40,7 @@ def nothing(view: NodeView, pools: Pools, config: Struct) -> tuple[Setting, ...]
 
 
 def policy(name: str = "one", *, precedence: int = 1, summary: str = "one thing") -> Policy[OneConfig]:
-    return Policy(name=name, summary=summary, config_type=OneConfig, precedence=precedence, carve=carve)
+    return Policy(name=name, summary=summary, config_type=OneConfig, precedence=precedence, decide_node=carve)
 
 
 def test_the_shipped_table_names_every_policy_in_the_order_of_taking() -> None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from reconciler.responses.config import LadderConfig
 from reconciler.responses.ladder import EscalationChange, EscalationMemory, RuleFindings, advance
-from reconciler.responses.measure import measures_of
+from reconciler.responses.measure import demands_of
 from reconciler.signals.history import History
 from state.evidence import NODE, ContendedResource, PodSnapshot, RuleVerdict, Sample, SampleFrame, Suspect, Verdict
 from state.measures import Response, Restrictions
@@ -107,4 +107,4 @@ class World:
 
     @property
     def measures(self) -> Restrictions:
-        return measures_of(self.memory, self.frame())
+        return demands_of(self.memory, self.frame())

@@ -45,7 +45,7 @@ def test_signals_that_share_their_times_are_told_as_if_each_had_its_own(seed: in
             if not kept or now - age > kept[-1][0]:
                 model[name] = [*kept, (now - age, sample.value, sample.confidence)][-length:]
         history.add(SampleFrame(at_s=now, wall_s=0, samples={"pod:a": samples, "node": {}}))
-        assert history.of("pod:a").keys() == model.keys()
+        assert history.get("pod:a").keys() == model.keys()
         for name, kept in model.items():
             series = history.series("pod:a", name)
             assert series is not None

@@ -89,19 +89,19 @@ def test_an_interrupt_that_went_away_serves_nobody(root: Path) -> None:
 
 def test_they_are_looked_up_once_a_minute_or_when_others_are_asked_for(root: Path) -> None:
     sampler = IrqSampler(str(root))
-    assert sampler.look(["eth0"], 0.0) == CpuSet.parse("2,5")
+    assert sampler.sample(["eth0"], 0.0) == CpuSet.parse("2,5")
     serve(root, 30, "3")
-    assert sampler.look(["eth0"], EVERY_S - 1) == CpuSet.parse("2,5")
-    assert sampler.look(["eth1"], EVERY_S - 1) == CpuSet.parse("6-7")
-    assert sampler.look(["eth0"], EVERY_S) == CpuSet.parse("3,5")
+    assert sampler.sample(["eth0"], EVERY_S - 1) == CpuSet.parse("2,5")
+    assert sampler.sample(["eth1"], EVERY_S - 1) == CpuSet.parse("6-7")
+    assert sampler.sample(["eth0"], EVERY_S) == CpuSet.parse("3,5")
     serve(root, 30, "4")
-    assert sampler.look(["eth0"], 2 * EVERY_S) == CpuSet.parse("4-5")
-    assert sampler.look([], 2 * EVERY_S) == EMPTY
+    assert sampler.sample(["eth0"], 2 * EVERY_S) == CpuSet.parse("4-5")
+    assert sampler.sample([], 2 * EVERY_S) == EMPTY
 
 
 def test_interfaces_without_interrupts_are_told_once(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     sampler = IrqSampler(str(root))
     with caplog.at_level(logging.WARNING):
         for now in (0.0, EVERY_S, 2 * EVERY_S):
-            assert sampler.look(["bond0"], now) == EMPTY
+            assert sampler.sample(["bond0"], now) == EMPTY
     assert [record.message for record in caplog.records] == ["no interrupts of the network interfaces bond0 found"]

@@ -12,7 +12,7 @@ from cgroupfs.codecs import PAGE
 from cgroupfs.cpuset import CpuSet
 from reconciler.signals.besteffort import BestEffortReader, limit_milli
 from reconciler.signals.extent import pod_cpus
-from reconciler.signals.filesystems import FileSystems, FreeSpace, ask
+from reconciler.signals.filesystems import FileSystems, FreeSpace, statvfs
 from reconciler.signals.nodeload import NodeLoad, parse_loadavg
 from reconciler.signals.nodememory import NodeMemoryReader
 from reconciler.signals.pools import PoolReader, parse_schedstat
@@ -167,7 +167,7 @@ async def test_a_file_system_that_hangs_delays_nobody_and_is_told(tmp_path: Path
         asked.append(path)
         if path == "/hangs":
             release.wait(20)
-        return ask(str(tmp_path))
+        return statvfs(str(tmp_path))
 
     now = [1000.0]
     reader = FileSystems({"nodefs": "/hangs", "imagefs": "/fine"}, asks=ask_slowly, clock=lambda: now[0])

@@ -57,16 +57,16 @@ def test_it_is_read_every_ten_seconds_and_grows_old_between(tmp_path: Path) -> N
     write(tmp_path, 0, MEMINFO)
     write(tmp_path, 1, MEMINFO)
     sampler = NumaMemorySampler(str(tmp_path), REAL)
-    assert sampler.look((0, 1), 100.0) == NumaMemory(free={0: CAN_GIVE, 1: CAN_GIVE}, age_s=0.0)
+    assert sampler.sample((0, 1), 100.0) == NumaMemory(free={0: CAN_GIVE, 1: CAN_GIVE}, age_s=0.0)
     write(tmp_path, 1, MEMINFO.replace("3242592", "0"))
-    assert sampler.look((0, 1), 100.0 + EVERY_S - 1) == NumaMemory(free={0: CAN_GIVE, 1: CAN_GIVE}, age_s=EVERY_S - 1)
-    after = sampler.look((0, 1), 100.0 + EVERY_S)
+    assert sampler.sample((0, 1), 100.0 + EVERY_S - 1) == NumaMemory(free={0: CAN_GIVE, 1: CAN_GIVE}, age_s=EVERY_S - 1)
+    after = sampler.sample((0, 1), 100.0 + EVERY_S)
     assert after == NumaMemory(free={0: CAN_GIVE, 1: CAN_GIVE - 3242592 * 1024}, age_s=0.0)
 
 
 def test_a_machine_of_one_node_is_not_asked(tmp_path: Path) -> None:
     write(tmp_path, 0, MEMINFO)
-    assert NumaMemorySampler(str(tmp_path), REAL).look((0,), 1.0) is None
+    assert NumaMemorySampler(str(tmp_path), REAL).sample((0,), 1.0) is None
 
 
 def test_what_cannot_be_read_is_told_once_and_what_was_known_grows_old(
@@ -74,12 +74,12 @@ def test_what_cannot_be_read_is_told_once_and_what_was_known_grows_old(
 ) -> None:
     sampler = NumaMemorySampler(str(tmp_path), REAL)
     with caplog.at_level(logging.WARNING):
-        assert sampler.look((0, 1), 0.0) is None
-        assert sampler.look((0, 1), EVERY_S) is None
+        assert sampler.sample((0, 1), 0.0) is None
+        assert sampler.sample((0, 1), EVERY_S) is None
     assert len(caplog.records) == 1
     write(tmp_path, 0, MEMINFO)
     write(tmp_path, 1, MEMINFO)
-    assert sampler.look((0, 1), 2 * EVERY_S) is not None
+    assert sampler.sample((0, 1), 2 * EVERY_S) is not None
     write(tmp_path, 1, "nonsense")
-    later = sampler.look((0, 1), 3 * EVERY_S)
+    later = sampler.sample((0, 1), 3 * EVERY_S)
     assert later == NumaMemory(free={0: CAN_GIVE, 1: CAN_GIVE}, age_s=EVERY_S)

@@ -22,7 +22,7 @@ from reconciler.signals.perf_abi import (
     attributes,
     decode,
 )
-from reconciler.signals.perf_window import PerfKey, PerfStart, PerfWindow, probe, turn, why
+from reconciler.signals.perf_window import PerfKey, PerfStart, PerfWindow, probe, rotate, why
 from tests.fakes.perf import FakePerf
 
 TASK_CLOCK = PerfEvent(name="task clock", type=SOFTWARE, config=1)
@@ -242,7 +242,7 @@ def test_a_turn_counts_what_has_ended_drops_what_is_lost_and_goes_on_after_a_ref
     finish = {old: window(fake, group), lost: window(fake, group)}
     fake.run(group, 0, 1.0, {0: 2e9, 1: 1e9})
     begin = [PerfStart(bad, f"{group}/none", CpuSet([0])), PerfStart(new, str(group), CpuSet([0]))]
-    done = turn(fake, ALL, finish, [old], begin)
+    done = rotate(fake, ALL, finish, [old], begin)
     assert {key: counts.values["cycles"] for key, counts in done.counted.items() if counts} == {old: pytest.approx(2e9)}
     assert {key: exc.errno for key, exc in done.failed.items()} == {bad: errno.ENOENT}
     assert list(done.opened) == [new]

@@ -26,7 +26,7 @@ class Answers:
         self.closed = False
         self.error: OSError | None = None
 
-    def ask(self, pids: Sequence[int]) -> dict[int, Delays]:
+    def query(self, pids: Sequence[int]) -> dict[int, Delays]:
         if self.error is not None:
             raise self.error
         return {pid: self.known[pid] for pid in pids if pid in self.known}
@@ -215,7 +215,7 @@ def test_nested_groups_count_and_sandboxes_do_not(tmp_path: Path) -> None:
     tree.put("cpuset", sandbox.group.path, "cgroup.procs", "1\n")
     tree.put("cpuset", app.group.path, "cgroup.procs", "2\n")
     tree.put("cpuset", f"{app.group.path}/inner", "cgroup.procs", "3\n4\n")
-    assert sorted(PodProcesses(tree.hierarchy).of(pod, 0.0)) == [2, 3, 4]
+    assert sorted(PodProcesses(tree.hierarchy).get(pod, 0.0)) == [2, 3, 4]
 
 
 def test_listings_are_kept_for_seconds_and_spread(tmp_path: Path) -> None:
@@ -224,10 +224,10 @@ def test_listings_are_kept_for_seconds_and_spread(tmp_path: Path) -> None:
     pods = [tree.pod(f"u{random.random()}") for _ in range(40)]
     for pod in pods:
         tree.put("cpuset", pod.containers[0].group.path, "cgroup.procs", "5\n")
-        assert processes.of(pod, 0.0) == (5,)
+        assert processes.get(pod, 0.0) == (5,)
         os.unlink(Path(tree.hierarchy.directory("cpuset", pod.containers[0].group.path)) / "cgroup.procs")
-    assert all(processes.of(pod, 3.9) == (5,) for pod in pods)
-    again = [bool(processes.of(pod, 5.0)) for pod in pods]
+    assert all(processes.get(pod, 3.9) == (5,) for pod in pods)
+    again = [bool(processes.get(pod, 5.0)) for pod in pods]
     assert any(again)
     assert not all(again)
-    assert not any(processes.of(pod, 6.1) for pod in pods)
+    assert not any(processes.get(pod, 6.1) for pod in pods)

@@ -101,7 +101,7 @@ class Machine:
     def close(self) -> None:
         for pod in self.pods.values():
             # Children, too.
-            for pid in PodProcesses(self.hierarchy).of(pod, 0.0):
+            for pid in PodProcesses(self.hierarchy).get(pod, 0.0):
                 os.kill(pid, signal.SIGKILL)
         for process in self.processes:
             process.kill()
@@ -213,7 +213,7 @@ def test_threads_that_have_ended_are_still_counted_by_process() -> None:
         assert process.stdin is not None
         process.stdout.readline()
         stats = Taskstats()
-        found = stats.ask([process.pid, 2**22 - 1])
+        found = stats.query([process.pid, 2**22 - 1])
         stats.close()
         main = int(Path(f"/proc/{process.pid}/schedstat").read_text().split()[0])
         process.communicate(b"\n")

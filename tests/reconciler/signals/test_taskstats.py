@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconciler.signals.growth import CounterDelta, needles, numbers, pick
+from reconciler.signals.growth import CounterDelta, numbers, parse_counters, prefixes
 from reconciler.signals.taskstats import Delays, parse_answer
 
 HEAD = struct.Struct("=IHHII")
@@ -67,8 +67,8 @@ NAMES = st.from_regex(r"[a-z_]{1,8}", fullmatch=True)
 def test_picking_numbers_finds_what_reading_all_of_them_does(table: dict[str, int], names: list[str]) -> None:
     text = "".join(f"{name} {value}\n" for name, value in table.items())
     assert numbers(text) == table
-    assert pick(text, needles(*names)) == [table.get(name) for name in names]
-    assert pick(text.rstrip("\n"), needles(*names)) == [table.get(name) for name in names]
+    assert parse_counters(text, prefixes(*names)) == [table.get(name) for name in names]
+    assert parse_counters(text.rstrip("\n"), prefixes(*names)) == [table.get(name) for name in names]
 
 
 @given(st.lists(st.tuples(st.floats(0.0, 5.0), st.one_of(st.none(), st.integers(0, 1000))), max_size=20))
@@ -76,7 +76,7 @@ def test_growth_is_never_negative_and_never_of_no_time(readings: list[tuple[floa
     growth, now = CounterDelta(), 0.0
     for step, count in readings:
         now += step
-        growth.turn()
+        growth.rotate()
         found = growth.grown("key", now, (count,))
         if found is not None:
             assert found.interval_s >= 0.05
@@ -86,9 +86,9 @@ def test_growth_is_never_negative_and_never_of_no_time(readings: list[tuple[floa
 def test_a_key_that_a_pass_leaves_out_is_forgotten_and_quick_readings_add_up() -> None:
     growth = CounterDelta()
     for at_s, count, expected in ((1.0, 10, None), (1.01, 20, None), (1.2, 30, 20)):
-        growth.turn()
+        growth.rotate()
         found = growth.grown("key", at_s, (count,))
         assert (None if found is None else found.by[0]) == expected
-    growth.turn()
-    growth.turn()
+    growth.rotate()
+    growth.rotate()
     assert growth.grown("key", 3.0, (99,)) is None

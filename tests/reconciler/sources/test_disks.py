@@ -96,9 +96,9 @@ def test_a_disk_that_comes_is_found_and_told_once(tmp_path: Path) -> None:
     assert source.found == {"8:0": SDA}
     assert source.status().ok is False
     assert source.status().detail == "disks: 9:9: there is no block device 9:9"
-    assert source.look() is False
+    assert source.refresh() is False
     names.remove("9:9")
     names.append("dm-0")
-    assert source.look() is True
+    assert source.refresh() is True
     assert source.status().ok is True
     assert source.status().detail == "8:0 is sda 8:0, dm-0 is dm-0 253:0"

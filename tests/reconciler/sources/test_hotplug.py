@@ -84,12 +84,12 @@ async def test_an_event_of_the_kernel_has_the_topology_read_again(
     assert (gone.taken, gone.back) == (cpus("3"), EMPTY)
     assert gone.after.online == watching.source.topology.online == cpus("0-2")
     assert gone.after.offline == cpus("3")
-    assert gone.words == "CPU 3 went offline; online now: 0-2"
+    assert gone.describe == "CPU 3 went offline; online now: 0-2"
     set_online(tmp_path, "0-3")
     watching.kernel.send(uevent("online"))
     _, back = await watching.until(2)
     assert (back.taken, back.back) == (EMPTY, cpus("3"))
-    assert back.words == "CPU 3 came online; online now: 0-3"
+    assert back.describe == "CPU 3 came online; online now: 0-3"
     assert watching.source.changes == 2
 
 
@@ -114,7 +114,7 @@ async def test_a_cpu_that_went_and_came_back_at_once_is_told_all_the_same(
     (change,) = await watching.until(1)
     assert change.before == change.after
     assert (change.taken, change.back) == (cpus("3"), cpus("3"))
-    assert change.words == "CPU 3 came online; online now: 0-3"
+    assert change.describe == "CPU 3 came online; online now: 0-3"
 
 
 async def test_many_cpus_in_a_row_are_one_change(nursery: trio.Nursery, watching: Watching, tmp_path: Path) -> None:

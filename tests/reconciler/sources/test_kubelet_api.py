@@ -214,8 +214,8 @@ async def test_questions_that_come_together_are_one_question(nursery: trio.Nurse
         for _ in range(20):
             askers.start_soon(pods.refresh)
     assert len(server.requests) == 2
-    pods.ask()
-    pods.ask()
+    pods.fetch()
+    pods.fetch()
     known = await pods.refresh()
     assert len(server.requests) == 3
     assert set(known) == {"a"}
@@ -258,7 +258,7 @@ async def test_the_more_a_list_costs_the_later_comes_the_next(
     clock = itertools.count(0.0, 0.7)
     monkeypatch.setattr(time, "thread_time", lambda: next(clock))
     await nursery.start(pods.run)
-    pods.ask()
+    pods.fetch()
     await trio.sleep(6.5)
     assert len(server.requests) == 1
     await trio.sleep(1)

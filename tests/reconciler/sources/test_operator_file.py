@@ -5,7 +5,7 @@ import pytest
 
 from cgroupfs.errors import InputError
 from cgroupfs.naming import QosClass
-from reconciler.pods.classify import classify, facts_of, merge_rules
+from reconciler.pods.classify import classification_input, classify, merge_rules
 from reconciler.pods.selectors import ClassRules
 from reconciler.sources.operator_file import OperatorFile, read_overrides
 from state.model import PodClass, PodMeta
@@ -45,7 +45,7 @@ def test_the_file_decides_over_every_mark_of_the_pod() -> None:
         labels={"koordinator.sh/qosClass": "BE"},
         annotations={},
     )
-    result = classify(facts_of("1", QosClass.BESTEFFORT, meta), rules)
+    result = classify(classification_input("1", QosClass.BESTEFFORT, meta), rules)
     assert (result.pod_class, result.problems) == (PodClass.SHARED, ())
     assert result.source == "override: payments/api-* (classes.yaml:3)"
 

@@ -54,7 +54,7 @@ class Handler:
         self.log: list[tuple[str, RuntimeEvent | None]] = []
         self.times: list[float] = []
 
-    def settled(self, container_id: str, at: float, which: RuntimeEvent, /) -> None:
+    def on_settled(self, container_id: str, at: float, which: RuntimeEvent, /) -> None:
         self.log.append((container_id, which))
         self.times.append(at)
 

@@ -68,7 +68,7 @@ class DurationTracker(Struct, frozen=True):
 
     at: Mapping[str, float] = {}
 
-    def seen(self, now: float, present: Iterable[str]) -> "DurationTracker":
+    def observe(self, now: float, present: Iterable[str]) -> "DurationTracker":
         """With ``present`` true now; all others are forgotten."""
         return DurationTracker({key: self.at.get(key, now) for key in present})
 
@@ -93,7 +93,7 @@ class Trigger(Struct, Generic[C, M], frozen=True, kw_only=True):
 AnyTrigger = Trigger[Any, Any]
 
 
-def blind(*lacking: str) -> TriggerResult:
+def not_measurable(*lacking: str) -> TriggerResult:
     """The reading where something is not measured."""
     return TriggerResult(words=f"unknown: {', '.join(lacking)} not measured", known=False)
 

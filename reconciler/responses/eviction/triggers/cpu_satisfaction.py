@@ -14,7 +14,7 @@ from typing import Final
 from reconciler.responses.eviction.config import CpuSatisfactionConfig
 from reconciler.responses.eviction.resources import EvictedResource
 from reconciler.responses.eviction.samples import EvictionContext
-from reconciler.responses.eviction.triggers.base import NoState, Shortage, Trigger, TriggerResult, blind
+from reconciler.responses.eviction.triggers.base import NoState, Shortage, Trigger, TriggerResult, not_measurable
 from state.evidence import NODE
 
 _SIGNALS: Final = ("be.use", "be.limit", "be.request")
@@ -43,7 +43,7 @@ def _judge(
     mean = [scene.mean(NODE, signal, config.window_s, _SEEN) for signal in _SIGNALS]
     lacking = [signal for signal, value in zip(_SIGNALS, last, strict=True) if value is None]
     if lacking:
-        return blind(*lacking), NoState()
+        return not_measurable(*lacking), NoState()
     use, limit, request = (value or 0.0 for value in last)
     if None in mean:
         return TriggerResult(words=f"unknown: too few samples in {config.window_s:g} s", known=False), NoState()

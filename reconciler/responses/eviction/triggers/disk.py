@@ -9,9 +9,15 @@ Source: Kubernetes, node-pressure eviction; Katalyst, rootfs pressure plugin (it
 from typing import Final
 
 from reconciler.responses.eviction.config import DiskTriggerConfig, FsMinimum
-from reconciler.responses.eviction.resources import EvictedResource, say, size
+from reconciler.responses.eviction.resources import EvictedResource, format_amount, size
 from reconciler.responses.eviction.samples import EvictionContext
-from reconciler.responses.eviction.triggers.base import DurationTracker, Shortage, Trigger, TriggerResult, blind
+from reconciler.responses.eviction.triggers.base import (
+    DurationTracker,
+    Shortage,
+    Trigger,
+    TriggerResult,
+    not_measurable,
+)
 
 _ALIKE: Final = 0.01
 
@@ -69,9 +75,9 @@ def _judge(
             words.append(found[0])
             if found[1] > 0:
                 lacking[f"{subject} {good}"] = (subject, good, found[1], found[0])
-    since = (memory or DurationTracker()).seen(scene.now, lacking)
+    since = (memory or DurationTracker()).observe(scene.now, lacking)
     if not words:
-        return blind("fs.available", "fs.inodes_free"), since
+        return not_measurable("fs.available", "fs.inodes_free"), since
     pressures = tuple(
         Shortage(
             trigger=TRIGGER.name,
@@ -79,7 +85,7 @@ def _judge(
             good=good,
             need=need,
             hard=True,
-            evidence=f"{told}; {say(good, need)} must become free",
+            evidence=f"{told}; {format_amount(good, need)} must become free",
         )
         for key, (subject, good, need, told) in lacking.items()
         if (since.lasted(key, scene.now) or 0.0) >= config.for_s

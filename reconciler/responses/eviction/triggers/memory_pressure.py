@@ -19,7 +19,7 @@ from reconciler.responses.eviction.triggers.base import (
     Shortage,
     Trigger,
     TriggerResult,
-    blind,
+    not_measurable,
 )
 from state.evidence import NODE
 from state.model import PodClass
@@ -69,10 +69,10 @@ def _judge(
 ) -> tuple[TriggerResult, DurationTracker]:
     free, stalled = _free(config, scene), _stalled(config, scene)
     if free is None and stalled is None:
-        return blind("memory.free", "memory.pressure"), DurationTracker()
+        return not_measurable("memory.free", "memory.pressure"), DurationTracker()
     words = [told[0] for told in (free, stalled) if told is not None]
     pressures = [free[1]] if free is not None and free[1] is not None else []
-    since = (memory or DurationTracker()).seen(scene.now, (_STALL,) if stalled is not None and stalled[1] else ())
+    since = (memory or DurationTracker()).observe(scene.now, (_STALL,) if stalled is not None and stalled[1] else ())
     lasted = since.lasted(_STALL, scene.now)
     if stalled is not None and lasted is not None and lasted >= config.reclaimed_s:
         pressures.append(

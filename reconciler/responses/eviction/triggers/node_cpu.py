@@ -11,7 +11,7 @@ from typing import Final
 from reconciler.responses.eviction.config import NodeCpuConfig
 from reconciler.responses.eviction.resources import EvictedResource
 from reconciler.responses.eviction.samples import EvictionContext
-from reconciler.responses.eviction.triggers.base import NoState, Shortage, Trigger, TriggerResult, blind
+from reconciler.responses.eviction.triggers.base import NoState, Shortage, Trigger, TriggerResult, not_measurable
 from state.evidence import NODE
 
 _SEEN: Final = 0.5
@@ -28,7 +28,7 @@ def release_milli(config: NodeCpuConfig, use: float, idle: float) -> float:
 def _judge(config: NodeCpuConfig, scene: EvictionContext, _memory: NoState | None) -> tuple[TriggerResult, NoState]:
     use, idle = (scene.value(NODE, signal) for signal in TRIGGER.signals)
     if use is None or idle is None:
-        return blind(*TRIGGER.signals), NoState()
+        return not_measurable(*TRIGGER.signals), NoState()
     mean_use, mean_idle = (scene.mean(NODE, signal, config.window_s, _SEEN) for signal in TRIGGER.signals)
     if mean_use is None or mean_idle is None:
         return TriggerResult(words=f"unknown: too few samples in {config.window_s:g} s", known=False), NoState()

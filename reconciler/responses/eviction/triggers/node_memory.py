@@ -11,14 +11,14 @@ from typing import Final
 from reconciler.responses.eviction.config import NodeMemoryConfig
 from reconciler.responses.eviction.resources import EvictedResource, size
 from reconciler.responses.eviction.samples import EvictionContext
-from reconciler.responses.eviction.triggers.base import NoState, Shortage, Trigger, TriggerResult, blind
+from reconciler.responses.eviction.triggers.base import NoState, Shortage, Trigger, TriggerResult, not_measurable
 from state.evidence import NODE
 
 
 def _judge(config: NodeMemoryConfig, scene: EvictionContext, _memory: NoState | None) -> tuple[TriggerResult, NoState]:
     total, available = (scene.value(NODE, signal) for signal in TRIGGER.signals)
     if not total or available is None:
-        return blind(*TRIGGER.signals), NoState()
+        return not_measurable(*TRIGGER.signals), NoState()
     used = max(0.0, total - available)
     percent = used / total * 100
     words = f"{size(used)} of {size(total)} used, {percent:.1f} %, too much at {config.threshold_percent:g} %"

@@ -19,7 +19,14 @@ from msgspec import Struct
 from reconciler.responses.eviction.config import NumaMemoryTriggerConfig
 from reconciler.responses.eviction.resources import EvictedResource, size
 from reconciler.responses.eviction.samples import EvictionContext
-from reconciler.responses.eviction.triggers.base import EVERY, RECLAIMED, Shortage, Trigger, TriggerResult, blind
+from reconciler.responses.eviction.triggers.base import (
+    EVERY,
+    RECLAIMED,
+    Shortage,
+    Trigger,
+    TriggerResult,
+    not_measurable,
+)
 
 _MARGIN_PART: Final = 0.05
 _CACHE_PART: Final = 0.10
@@ -114,7 +121,7 @@ def _judge(
                 )
             )
     if not known:
-        return blind("memory of NUMA nodes"), ShortPasses(counts)
+        return not_measurable("memory of NUMA nodes"), ShortPasses(counts)
     return TriggerResult(words="; ".join(words), pressures=tuple(pressures)), ShortPasses(counts)
 
 

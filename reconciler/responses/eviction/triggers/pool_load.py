@@ -15,7 +15,7 @@ from msgspec import Struct
 from reconciler.responses.eviction.config import PoolLoadConfig
 from reconciler.responses.eviction.resources import EvictedResource
 from reconciler.responses.eviction.samples import EvictionContext
-from reconciler.responses.eviction.triggers.base import Shortage, Trigger, TriggerResult, blind
+from reconciler.responses.eviction.triggers.base import Shortage, Trigger, TriggerResult, not_measurable
 from state.model import PodClass
 
 _PREFIX: Final = "pool:"
@@ -36,7 +36,7 @@ class LoadRings(Struct, frozen=True):
     by_pool: Mapping[str, LoadRing] = {}
 
 
-def judged(name: str) -> bool:
+def evaluate_pool(name: str) -> bool:
     """Whether this is a pool of online pods that share CPUs."""
     return name == "shared" or name.startswith("shared/")
 
@@ -64,7 +64,7 @@ def _judge(config: PoolLoadConfig, scene: EvictionContext, memory: LoadRings | N
     words: list[str] = []
     for subject in scene.places(_PREFIX):
         name = subject.removeprefix(_PREFIX)
-        ring = _ring(config, scene, subject, before.get(name)) if judged(name) else None
+        ring = _ring(config, scene, subject, before.get(name)) if evaluate_pool(name) else None
         if ring is None:
             continue
         rings[name] = ring
@@ -94,7 +94,7 @@ def _judge(config: PoolLoadConfig, scene: EvictionContext, memory: LoadRings | N
             )
         )
     if not rings:
-        return blind("load of online pools"), LoadRings()
+        return not_measurable("load of online pools"), LoadRings()
     known = any(len(ring.ratios) >= config.samples for ring in rings.values())
     return TriggerResult(words="; ".join(words), pressures=tuple(pressures), known=known), LoadRings(rings)
 

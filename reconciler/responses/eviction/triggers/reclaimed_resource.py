@@ -10,9 +10,16 @@ Source: Katalyst, reclaimed resource eviction plugin; Koordinator, qosmanager (a
 from typing import Final
 
 from reconciler.responses.eviction.config import ReclaimedResourceConfig
-from reconciler.responses.eviction.resources import EvictedResource, cpu_request, memory_request, say
+from reconciler.responses.eviction.resources import EvictedResource, cpu_request, format_amount, memory_request
 from reconciler.responses.eviction.samples import EvictionContext
-from reconciler.responses.eviction.triggers.base import RECLAIMED, NoState, Shortage, Trigger, TriggerResult, blind
+from reconciler.responses.eviction.triggers.base import (
+    RECLAIMED,
+    NoState,
+    Shortage,
+    Trigger,
+    TriggerResult,
+    not_measurable,
+)
 from state.evidence import NODE
 
 _SEEN: Final = 0.5
@@ -45,15 +52,15 @@ def _judge(
         there = _most(scene, signal, config.for_s)
         if there is None:
             continue
-        told = f"BE: {say(good, requested)}, {say(good, there).removesuffix(' requested')} there, too much above "
-        told += f"{ratio:g} times that"
+        available = format_amount(good, there).removesuffix(" requested")
+        told = f"BE: {format_amount(good, requested)}, {available} there, too much above {ratio:g} times that"
         words.append(told)
         if requested > ratio * there:
             pressures.append(
                 Shortage(trigger=TRIGGER.name, good=good, need=requested - ratio * there, hard=True, evidence=told)
             )
     if not words:
-        return blind(*TRIGGER.signals), NoState()
+        return not_measurable(*TRIGGER.signals), NoState()
     return TriggerResult(words="; ".join(words), pressures=tuple(pressures)), NoState()
 
 

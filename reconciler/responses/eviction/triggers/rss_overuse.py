@@ -15,7 +15,14 @@ from reconciler.pods.cpu_annotations import MEMORY_ENHANCEMENT
 from reconciler.responses.eviction.config import RssOveruseConfig
 from reconciler.responses.eviction.resources import EvictedResource, memory_request, size
 from reconciler.responses.eviction.samples import EvictionContext
-from reconciler.responses.eviction.triggers.base import EVERY, DurationTracker, Shortage, Trigger, TriggerResult, blind
+from reconciler.responses.eviction.triggers.base import (
+    EVERY,
+    DurationTracker,
+    Shortage,
+    Trigger,
+    TriggerResult,
+    not_measurable,
+)
 from reconciler.responses.eviction.triggers.suppression import positive
 from state.evidence import PodSnapshot
 
@@ -53,9 +60,9 @@ def _judge(
         if rss > most:
             words = f"{pod.title} holds {size(rss)}, more than {most / request:.2f} times its request {size(request)}"
             over[pod.uid] = (pod, rss - most, words)
-    since = (memory or DurationTracker()).seen(scene.now, over)
+    since = (memory or DurationTracker()).observe(scene.now, over)
     if not judged:
-        return blind("memory.rss of pods with requests"), since
+        return not_measurable("memory.rss of pods with requests"), since
     pressures = tuple(
         Shortage(
             trigger=TRIGGER.name,

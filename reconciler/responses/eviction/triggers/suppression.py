@@ -23,7 +23,7 @@ from reconciler.responses.eviction.triggers.base import (
     Shortage,
     Trigger,
     TriggerResult,
-    blind,
+    not_measurable,
 )
 from state.evidence import NODE, PodSnapshot
 
@@ -60,12 +60,12 @@ def _judge(
 ) -> tuple[TriggerResult, DurationTracker]:
     supply = scene.value(NODE, "be.limit")
     if supply is None:
-        return blind("be.limit"), DurationTracker()
+        return not_measurable("be.limit"), DurationTracker()
     asking = {pod.uid: pod for pod in scene.pods(*RECLAIMED) if cpu_request(pod)}
     total = sum(cpu_request(pod) or 0 for pod in asking.values())
     tolerated = {uid: tolerance(pod, config.tolerance_ratio) for uid, pod in asking.items()}
     suffering = [uid for uid, most in tolerated.items() if total > most * supply]
-    since = (memory or DurationTracker()).seen(scene.now, suffering)
+    since = (memory or DurationTracker()).observe(scene.now, suffering)
     overdue = [uid for uid in suffering if (since.lasted(uid, scene.now) or 0.0) >= config.for_s]
     relation = f"{total / supply:.1f} times" if supply > 0 else "all of"
     words = f"BE has requested {total / 1000:.2f} CPUs, {relation} the {supply / 1000:.2f} there are"

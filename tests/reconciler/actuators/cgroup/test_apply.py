@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.files import Directory
-from reconciler.actuators.cgroup.restore import adopt_after_kill, restore_all
+from reconciler.actuators.cgroup.restore import adopt_unjournaled_writes, restore_all
 from state.entry import LedgerEntry
 from state.model import Hold, RuntimeSpec
 from state.undo import RestoreOutcome
@@ -109,11 +109,11 @@ async def test_a_foreign_value_is_corrected_then_waited_for_then_left(tmp_path: 
         acting.write(GROUP, "cpu.weight", text)
         await acting.actuator.apply([target])
         states.append((acting.stood(GROUP, "cpu.weight"), acting.read(GROUP, "cpu.weight")))
-        acting.judge.others._rules._files[GROUP, "cpu.weight"].until = 0.0
+        acting.judge.foreign_writes._rules._files[GROUP, "cpu.weight"].until = 0.0
     assert states == [("written", "3"), ("waiting", "200"), ("yielded", "300")]
     assert [kind for kind, _ in acting.alerts] == ["yield"]
     assert "tuned (pid 7) wrote it 3 times" in acting.alerts[0][1]
-    assert acting.judge.others.writes == {"other": 3}
+    assert acting.judge.foreign_writes.writes == {"other": 3}
     acting.close()
 
 
@@ -146,7 +146,7 @@ async def test_a_refused_write_is_told_once_and_tried_again_later(tmp_path: Path
     state = acting.stood(GROUP, "cpu.set")
     assert state in {"refused", "blocked"}
     assert len(acting.alerts) == 1
-    assert acting.judge.next_look() is not None
+    assert acting.judge.next_check() is not None
     acting.close()
 
 
@@ -167,7 +167,7 @@ async def test_a_container_in_creation_is_prepared_and_written_at_the_signal(tmp
     await acting.actuator.apply([acting.target(GROUP, WANTED, creating=SPEC)])
     assert acting.read(GROUP, "cpu.set") == "0-3"
     assert {acting.stood(GROUP, knob) for knob in WANTED} == {"prepared"}
-    assert acting.lane.fire(CID, 0.0)
+    assert acting.lane.execute(CID, 0.0)
     assert [acting.read(GROUP, knob) for knob in WANTED] == ["2-3", "3", str(1 << 30)]
     (result,) = acting.results
     assert result.creation
@@ -182,10 +182,10 @@ async def test_the_runtimes_update_is_undone_by_the_hot_lane(tmp_path: Path) -> 
     acting = Acting(kernel, hierarchy, tmp_path)
     wanted: dict[str, CpuSet | int | None] = {"cpu.set": CpuSet.parse("2-3")}
     await acting.actuator.apply([acting.target(GROUP, wanted, creating=SPEC)])
-    acting.lane.fire(CID, 0.0)
+    acting.lane.execute(CID, 0.0)
     await acting.actuator.apply([acting.target(GROUP, wanted, signalled=True)])
     acting.write(GROUP, "cpu.set", "0-3")
-    acting.lane.fire(CID, 1.0)
+    acting.lane.execute(CID, 1.0)
     assert acting.read(GROUP, "cpu.set") == "2-3"
     assert [result.creation for result in acting.results] == [True, False]
     acting.close()
@@ -202,7 +202,7 @@ async def test_a_signal_amid_a_look_writes_nothing_that_the_look_has_given_up(tm
     record = acting.files.write
 
     def write(directory: Directory, file: str, text: str) -> None:
-        acting.lane.fire(CID, 1.0)
+        acting.lane.execute(CID, 1.0)
         record(directory, file, text)
 
     acting.files.write = write  # type: ignore[method-assign]
@@ -257,7 +257,7 @@ async def test_killed_at_any_write_the_tree_can_be_brought_back(tmp_path: Path, 
             ended = False
         # No close, no flush: what the store has is what a killed process leaves.
         after = Acting(kernel, hierarchy, directory)
-        adopt_after_kill(hierarchy, after.ledger, files=after.files)
+        adopt_unjournaled_writes(hierarchy, after.ledger, files=after.files)
         if converge:
             last = LIVES[-1]
             paths = dict.fromkeys([*last, GROUP, POD, BE])
@@ -312,7 +312,7 @@ async def test_a_runtime_in_the_middle_of_its_update_is_left_to_finish_it(tmp_pa
     acting.write(GROUP, "cpu.weight", "256")
     await acting.actuator.apply([acting.target(GROUP, wanted)])
     assert (acting.read(GROUP, "cpu.weight"), acting.stood(GROUP, "cpu.weight")) == ("256", "waiting")
-    assert acting.judge.next_look() is not None
+    assert acting.judge.next_check() is not None
     await acting.actuator.apply([acting.target(GROUP, wanted, signalled=True)])
     assert acting.read(GROUP, "cpu.weight") == "3"
     acting.close()
@@ -335,7 +335,7 @@ async def test_nothing_is_given_back_over_what_its_owner_wrote_meanwhile(
     await acting.actuator.apply([acting.target(GROUP, {"cpu.set": CpuSet.parse("2-3")})])
     assert (acting.read(GROUP, "cpu.set"), acting.read(GROUP, "cpu.weight")) == ("2-3", "256")
     assert acting.actuator.writes["cpu.weight", "changed"] == 1
-    due = acting.judge.next_look()
+    due = acting.judge.next_check()
     assert due is not None
     assert acting.judge.due(due) == {UID}
     await acting.actuator.apply([acting.target(GROUP, {"cpu.set": CpuSet.parse("2-3")})])
@@ -358,11 +358,11 @@ async def test_what_was_given_back_while_the_runtime_wrote_is_put_right_at_its_s
     acting.write(GROUP, "cpu.set", "1")  # the runtime's, for the kubelet
     await acting.actuator.apply([acting.target(GROUP, {})])
     assert acting.read(GROUP, "cpu.set") == "0-3"
-    assert GROUP in acting.judge.given
+    assert GROUP in acting.judge.recent_releases
     if late:
-        given = acting.judge.given._files
+        given = acting.judge.recent_releases._files
         given.update({place: (at - 10.0, after) for place, (at, after) in given.items()})
-        assert GROUP not in acting.judge.given, "nobody looks at the group for ever"
+        assert GROUP not in acting.judge.recent_releases, "nobody looks at the group for ever"
     update = acting.target(GROUP, {}, signalled=True)
     assert update.container is not None
     update = replace(update, container=replace(update.container, spec=RuntimeSpec(shares=2, cpus=spec)))
@@ -370,7 +370,7 @@ async def test_what_was_given_back_while_the_runtime_wrote_is_put_right_at_its_s
         await acting.actuator.apply([update])
         assert acting.read(GROUP, "cpu.set") == left
     assert acting.ledger.get(("cpuset", GROUP, "cpuset.cpus")) is None
-    assert GROUP not in acting.judge.given or left == "1"
+    assert GROUP not in acting.judge.recent_releases or left == "1"
     acting.close()
 
 
@@ -388,8 +388,8 @@ async def test_each_update_of_the_runtime_is_waited_for_anew(tmp_path: Path) -> 
         acting.write(GROUP, "cpu.weight", "3")
         await acting.actuator.apply([acting.target(GROUP, {"cpu.weight": 3}, signalled=True)])
         assert acting.stood(GROUP, "cpu.weight") == "in place"
-        for place in acting.judge.others._updating:
-            acting.judge.others._updating[place] -= 1.0
+        for place in acting.judge.foreign_writes._updating:
+            acting.judge.foreign_writes._updating[place] -= 1.0
     acting.close()
 
 
@@ -403,7 +403,7 @@ async def test_a_writer_that_nobody_knows_may_be_the_runtime(tmp_path: Path, wri
     acting.write(GROUP, "cpu.weight", "256")
     await acting.actuator.apply([target])
     assert (acting.read(GROUP, "cpu.weight"), acting.stood(GROUP, "cpu.weight")) == ("256", "waiting")
-    acting.judge.others._updating[GROUP, "cpu.weight"] -= 1.0
+    acting.judge.foreign_writes._updating[GROUP, "cpu.weight"] -= 1.0
     await acting.actuator.apply([target])
     assert acting.read(GROUP, "cpu.weight") == "3"
     acting.close()
@@ -417,10 +417,10 @@ async def test_a_runtime_that_never_signals_is_waited_for_a_moment_only(tmp_path
     await acting.actuator.apply([target])
     acting.write(GROUP, "cpu.weight", "256")
     await acting.actuator.apply([target])
-    due = acting.judge.next_look()
+    due = acting.judge.next_check()
     assert due is not None
     assert acting.judge.due(due) == {UID}
-    acting.judge.others._updating[GROUP, "cpu.weight"] -= 1.0
+    acting.judge.foreign_writes._updating[GROUP, "cpu.weight"] -= 1.0
     await acting.actuator.apply([target])
     assert acting.read(GROUP, "cpu.weight") == "3"
     acting.close()
@@ -431,15 +431,15 @@ async def test_a_parent_that_was_seen_too_early_does_not_bar_its_children(tmp_pa
     acting = Acting(kernel, hierarchy, tmp_path)
     pod = GROUP.rpartition("/")[0]
     # Read between its mkdir and the kubelet's first write.
-    acting.judge.known.actual[pod, "cpu.set"] = CpuSet()
+    acting.judge.control_files.actual[pod, "cpu.set"] = CpuSet()
     await acting.actuator.apply([acting.target(GROUP, WANTED)])
     assert acting.stood(GROUP, "cpu.set") == "written"
     # Known once, changed since by somebody: refused for that, then read again.
-    acting.judge.known.actual[pod, "cpu.set"] = CpuSet.parse("3")
+    acting.judge.control_files.actual[pod, "cpu.set"] = CpuSet.parse("3")
     wider = acting.target(GROUP, {**WANTED, "cpu.set": CpuSet.parse("0-1")})
     await acting.actuator.apply([wider])
     assert acting.stood(GROUP, "cpu.set") == "blocked"
-    acting.judge.standings._retries.clear()
+    acting.judge.statuses._retries.clear()
     await acting.actuator.apply([wider])
     assert (acting.stood(GROUP, "cpu.set"), acting.read(GROUP, "cpu.set")) == ("written", "0-1")
     acting.close()
@@ -454,7 +454,7 @@ async def test_while_the_runtime_is_at_a_file_no_look_follows_on_the_other(tmp_p
     acting.write(GROUP, "cpu.weight", "256")
     await acting.actuator.apply([target])
     assert acting.stood(GROUP, "cpu.weight") == "waiting"
-    until = acting.judge.next_look()
+    until = acting.judge.next_check()
     assert until is not None
     assert acting.judge.due(until - 0.2) == set()
     assert acting.judge.due(until) == {UID}
@@ -485,7 +485,7 @@ async def test_a_file_that_cannot_be_read_is_alone_with_it(
     # Said once, tried again after a growing while.
     waits = []
     for _ in range(3):
-        at = acting.judge.next_look()
+        at = acting.judge.next_check()
         assert at is not None
         waits.append(round(at - time.monotonic()))
         assert acting.judge.due(at) == {UID}
@@ -496,7 +496,7 @@ async def test_a_file_that_cannot_be_read_is_alone_with_it(
     monkeypatch.setattr(kernel, "read", real)
     await acting.actuator.apply([acting.target(GROUP, WANTED)])
     assert {acting.stood(GROUP, name) for name in WANTED} == {"in place", "written"}
-    assert acting.judge.next_look() is None
+    assert acting.judge.next_check() is None
     acting.close()
 
 
@@ -512,12 +512,12 @@ async def test_a_group_that_only_seemed_gone_is_looked_at_again(
 
     monkeypatch.setattr(kernel, "read", read)
     await acting.actuator.apply([acting.target(GROUP, WANTED)])
-    at = acting.judge.next_look()
+    at = acting.judge.next_check()
     assert at is not None
     assert acting.judge.due(at) == {UID}
     assert acting.alerts == []
     monkeypatch.setattr(kernel, "read", real)
     await acting.actuator.apply([acting.target(GROUP, WANTED)])
     assert {acting.stood(GROUP, knob) for knob in WANTED} == {"written"}
-    assert acting.judge.next_look() is None
+    assert acting.judge.next_check() is None
     acting.close()

@@ -18,7 +18,7 @@ from cgroupfs.files import Directory, FileOps
 from cgroupfs.knobs import CATALOG
 from cgroupfs.writer import KernelWriter
 from reconciler.actuators.cgroup.records import LARGEST_BYTES, Records
-from reconciler.actuators.cgroup.restore import adopt_after_kill, restore_all
+from reconciler.actuators.cgroup.restore import adopt_unjournaled_writes, restore_all
 from reconciler.sources.bundles import parse_state
 from reconciler.sources.runtime_roots import RuntimeDirs
 from state.kubelet import render_cpu_manager_state
@@ -105,7 +105,7 @@ class Node:
         try:
             ledger = Ledger(store)
             ops = files or self.kernel
-            adopt_after_kill(self.hierarchy, ledger, files=ops)
+            adopt_unjournaled_writes(self.hierarchy, ledger, files=ops)
             ledger.flush()
             writer = KernelWriter(self.hierarchy, files=ops)
             done = trio.run(_restore, self, ledger, writer, ops)

@@ -232,7 +232,7 @@ async def test_the_thread_that_shows_the_cookie_may_end(world: World) -> None:
     world.cores.before = end
     await world.side.sweep()
     assert world.one(BATCH)
-    assert set(world.side.facts()["cookies"]) == {"reclaimed"}  # type: ignore[call-overload]
+    assert set(world.side.status()["cookies"]) == {"reclaimed"}  # type: ignore[call-overload]
 
 
 async def test_a_cookie_of_a_programs_own_is_left(world: World) -> None:
@@ -289,7 +289,7 @@ async def test_what_may_not_be_done_is_only_told(world: World, more: dict[str, A
     await world.look(BATCH, **more)
     assert world.one(BATCH) == 0
     assert world.state(BATCH) == state
-    assert not world.side.facts()["cookies"]
+    assert not world.side.status()["cookies"]
     await world.look(BATCH)
     cookie = world.one(BATCH)
     world.config = CoreSchedConfig()

@@ -123,7 +123,7 @@ async def test_all_processes_get_the_number_and_each_its_own_back(live: Live) ->
     first, odd = live.process(100), live.process(300)
     await live.sweep()
     assert (score(first), score(odd)) == (1000, 1000)
-    assert live.actuator.facts()["containers"] == {live.main: 1000}
+    assert live.actuator.status()["containers"] == {live.main: 1000}
     await live.sweep(OomScoreConfig())
     assert (score(first), score(odd)) == (100, 300)
     assert ROW.read(live.store).containers == {}

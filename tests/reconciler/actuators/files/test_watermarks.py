@@ -138,7 +138,7 @@ async def test_they_come_with_the_configuration_and_go_with_it(kernel: Kernel, m
     assert side.problems() == []
     assert await turn(side, situation(OFF)) == {}
     assert kernel.values() == BEFORE
-    assert side.facts()["values"]
+    assert side.status()["values"]
 
 
 async def test_nothing_is_written_unless_it_is_enforced(kernel: Kernel, make: Make, store: Store) -> None:

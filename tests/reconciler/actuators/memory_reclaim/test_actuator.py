@@ -120,7 +120,7 @@ class Machine:
         assert situation is not None
         wish = situation.pools.memory.reclaim
         assert wish is not None
-        await self.reclaimer.look(wish)
+        await self.reclaimer.reclaim(wish)
         self.now += wish.interval_s
 
 
@@ -158,7 +158,7 @@ async def test_a_short_node_is_relieved_by_the_largest_cache(
     await machine.look()
     assert machine.used("a") < 400, "the next one, for the first has just given"
     assert machine.reclaimer.counts["relief reclaimed"] == 2
-    facts = machine.reclaimer.facts()
+    facts = machine.reclaimer.status()
     assert facts["short_nodes"] == {"0": "hard"}
 
 

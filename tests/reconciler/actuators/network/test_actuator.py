@@ -148,7 +148,7 @@ async def test_the_ceiling_follows_what_online_work_uses(tmp_path: Path) -> None
     calls = tc.calls
     await one.round(now, be=30)
     assert tc.calls == calls, "nothing is changed where nothing changes"
-    assert one.network.facts() == {
+    assert one.network.status() == {
         "interfaces": {
             "eth0": {
                 "instead_of": "mq",
@@ -191,7 +191,7 @@ async def test_what_is_not_ours_to_change_is_left_alone(tmp_path: Path, now: Pla
     one = Running(tc, tmp_path)
     await one.round(now)
     assert tc.calls == 0
-    facts = one.network.facts()["interfaces"]
+    facts = one.network.status()["interfaces"]
     assert isinstance(facts, dict)
     assert [line["state"] for line in facts.values()] == [state]
     assert await one.network.restore() == ()

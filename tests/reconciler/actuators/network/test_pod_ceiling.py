@@ -327,7 +327,7 @@ async def test_pods_in_the_hosts_network_and_others_have_one_ceiling_together(wo
     assert world.pods.rates[-1] + world.tc.rates[2].ceiling == 40 * MBIT
     assert world.pods.rates[-1] >= 35 * MBIT
     assert world.tc.rates[2].floor == 10 * MBIT
-    assert world.network.facts()["pods_in_host_network"] == 1
+    assert world.network.status()["pods_in_host_network"] == 1
 
 
 async def test_one_pod_can_be_restored_and_then_all(world: World) -> None:

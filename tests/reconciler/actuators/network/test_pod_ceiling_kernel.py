@@ -95,7 +95,7 @@ class World:
 
     @property
     def gather(self) -> int:
-        found = self.tc.gather()
+        found = self.tc.ifb()
         assert found is not None
         return found.index
 
@@ -104,7 +104,7 @@ class World:
 
     @property
     def led(self) -> bool:
-        gather = self.tc.gather()
+        gather = self.tc.ifb()
         assert gather is not None
         return gather.complete and self.entry().leads_to == gather.index
 
@@ -140,7 +140,7 @@ async def test_a_cable_is_found_from_outside_and_its_packets_are_led(world: Worl
     network = world.network()
     await network._round(wanted())
     assert world.led
-    assert (world.tc.gather(), world.entry()) == (
+    assert (world.tc.ifb(), world.entry()) == (
         IfbState(index=world.gather, complete=True),
         IngressState(kind="clsact", leads_to=world.gather),
     )

@@ -267,7 +267,7 @@ async def test_nothing_is_mounted_unasked(world: World) -> None:
     await world.sweep(BATCH)
     assert world.model.mountinfo() == ""
     assert world.side.problems() != []
-    assert world.side.facts()["status"] == "not-mounted"
+    assert world.side.status()["status"] == "not-mounted"
 
 
 async def test_a_machine_without_any_says_so_and_does_nothing(tmp_path: Path) -> None:
@@ -275,7 +275,7 @@ async def test_a_machine_without_any_says_so_and_does_nothing(tmp_path: Path) ->
     world.config = CachePolicyConfig(enabled=True, mount=True)
     await world.sweep(BATCH)
     assert world.model.deeds == []
-    assert world.side.facts()["status"] == "no-cpu"
+    assert world.side.status()["status"] == "no-cpu"
     assert list(await world.side.restore()) == []
 
 
@@ -323,12 +323,12 @@ async def test_a_look_that_changes_nothing_does_not_wake_it(world: World, nurser
     world.config = replace(NO_MONITOR, sweep_s=300)
     await nursery.start(world.side.run)
     world.side.planned(world.situation(BATCH))
-    await until(lambda: world.side.facts()["sweeps"] == 1)
+    await until(lambda: world.side.status()["sweeps"] == 1)
     world.side.planned(world.situation(BATCH))
     await trio.sleep(0.5)
-    assert world.side.facts()["sweeps"] == 1
+    assert world.side.status()["sweeps"] == 1
     world.side.planned(world.situation(BATCH, WEB))
-    await until(lambda: world.side.facts()["sweeps"] == 2)
+    await until(lambda: world.side.status()["sweeps"] == 2)
     nursery.cancel_scope.cancel()
 
 

@@ -46,7 +46,7 @@ async def test_use_of_cache_and_bandwidth_is_told_by_pod_or_not_known(world: Wor
     world.model.answer(group, 0, "Unavailable")
     await world.sweep(BATCH, WEB, seconds=2.0)
     assert world.side.use.pods["batch"][0].total_s is None
-    assert world.side.facts()["monitoring_groups"] == {"budget": 24, "used": 2, "waiting": {}}
+    assert world.side.status()["monitoring_groups"] == {"budget": 24, "used": 2, "waiting": {}}
 
 
 async def test_what_is_measured_is_told_to_signals_and_metrics(world: World) -> None:
@@ -190,7 +190,7 @@ async def test_bes_ways_shrink_at_a_victims_misses_and_grow_back_slowly(world: W
 
 
 def level(world: World) -> tuple[int, int]:
-    found: Any = world.side.facts()["level"]
+    found: Any = world.side.status()["level"]
     return found["cache_percent"], found["mba_percent"]
 
 

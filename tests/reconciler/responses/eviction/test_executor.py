@@ -138,7 +138,7 @@ async def test_one_that_waits_for_its_turn_ends_at_once_when_it_is_withdrawn(ben
         def unusable(self, _: EvictionCase) -> None:
             return None
 
-        async def end(self, work: EvictionWork) -> EvictionResult:
+        async def terminate(self, work: EvictionWork) -> EvictionResult:
             await work.step(EvictionStep.STOP)
             await go.wait()
             return ends(pods[work.case.order.uid])(work)

@@ -124,7 +124,7 @@ async def test_a_budgets_refusal_is_in_the_journal_before_it_is_asked_again(benc
         def unusable(self, _: EvictionCase) -> None:
             return None
 
-        async def end(self, work: EvictionWork) -> EvictionResult:
+        async def terminate(self, work: EvictionWork) -> EvictionResult:
             await work.step(EvictionStep.ASK)
             for words in ("the budget says no", "it says so again"):
                 await work.refused(words)
@@ -144,7 +144,7 @@ async def test_what_the_api_server_accepts_at_the_very_moment_of_a_withdrawal_go
         def unusable(self, _: EvictionCase) -> None:
             return None
 
-        async def end(self, work: EvictionWork) -> EvictionResult:
+        async def terminate(self, work: EvictionWork) -> EvictionResult:
             await work.step(EvictionStep.ASK)
             evictor.withdraw("1-a", "the pressure is over")
             await work.step(EvictionStep.WAIT, accepted=True)

@@ -7,14 +7,14 @@ from reconciler.responses.eviction.config import LimitsConfig
 from reconciler.responses.eviction.limits import (
     EvictionHistory,
     EvictionRecord,
-    absorb,
-    cooling,
-    kept,
+    cooldown_left,
+    load_history,
     owner_of,
     owner_room,
-    resting,
-    restored,
+    retry_block,
     room,
+    saved_history,
+    update,
 )
 from state.eviction import EvictionCase, EvictionOrder, EvictionOutcome
 from tests.reconciler.responses.eviction.world import START, WALL, World, be
@@ -100,8 +100,8 @@ def test_only_a_success_starts_the_pause_and_it_starts_at_its_end(
 ) -> None:
     """rubik pauses whenever it has looked."""
     past = EvictionHistory(turns=(turn(START - 100, outcome, ended=START - 20),))
-    assert cooling(past, "node_memory", 30, START) == waits
-    assert cooling(past, "disk", 30, START) == 0.0
+    assert cooldown_left(past, "node_memory", 30, START) == waits
+    assert cooldown_left(past, "disk", 30, START) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_only_a_success_starts_the_pause_and_it_starts_at_its_end(
     ],
 )
 def test_who_was_tried_is_left_alone_for_a_while(last: EvictionRecord, words: str | None) -> None:
-    assert resting(LimitsConfig(), EvictionHistory(turns=(last,)), "a", START) == words
+    assert retry_block(LimitsConfig(), EvictionHistory(turns=(last,)), "a", START) == words
 
 
 def test_of_an_owners_pods_a_number_and_a_share_may_go() -> None:
@@ -141,39 +141,39 @@ def test_cases_tell_how_orders_ended_and_an_order_without_a_case_lapses() -> Non
     world = World()
     past = EvictionHistory(turns=(msgspec.structs.replace(turn(START, None), id="order-a"), turn(START, None, uid="b")))
     world.at = START + 30
-    past = absorb(past, [case("a", None)], world.frame())
+    past = update(past, [case("a", None)], world.frame())
     assert sorted(past.leaving(LIMITS, world.frame())) == ["a", "b"]
     world.at = START + 61
-    past = absorb(past, [case("a", None)], world.frame())
+    past = update(past, [case("a", None)], world.frame())
     assert sorted(past.leaving(LIMITS, world.frame())) == ["a"]
     world.at = START + 70
-    past = absorb(past, [case("a", EvictionOutcome.DONE, ended=WALL + 65)], world.frame())
+    past = update(past, [case("a", EvictionOutcome.DONE, ended=WALL + 65)], world.frame())
     assert sorted((one.uid, one.outcome, one.ended_s) for one in past.turns) == [
         ("a", EvictionOutcome.DONE, START + 65),
         ("b", EvictionOutcome.ABANDONED, START + 61),
     ]
     world.at = START + 4000
-    assert absorb(past, [case("a", EvictionOutcome.DONE, ended=WALL + 65)], world.frame()) == EvictionHistory()
+    assert update(past, [case("a", EvictionOutcome.DONE, ended=WALL + 65)], world.frame()) == EvictionHistory()
 
 
 def test_cases_of_an_earlier_run_count_although_nothing_else_was_kept() -> None:
     world = World()
     cases = [case("a", EvictionOutcome.DONE, decided=WALL - 40, ended=WALL - 20), case("b", None, decided=WALL + 999)]
-    past = absorb(EvictionHistory(), cases, world.frame())
+    past = update(EvictionHistory(), cases, world.frame())
     assert [(one.uid, one.at_s, one.open) for one in past.turns] == [("a", START - 40, False), ("b", START, True)]
     assert room(LIMITS, past, START).count == 0
-    assert cooling(past, "node_memory", 30, START) == 10
+    assert cooldown_left(past, "node_memory", 30, START) == 10
 
 
 def test_the_past_survives_a_restart_and_a_clock_that_was_set_back_lifts_no_limit() -> None:
     world = World()
     past = EvictionHistory(turns=(turn(START - 30), turn(START - 5, None, uid="b")))
-    row = msgspec.msgpack.encode(kept(past, world.frame()))
+    row = msgspec.msgpack.encode(saved_history(past, world.frame()))
     stored = msgspec.msgpack.decode(row, type=EvictionHistory)
-    again = restored(stored, at_s=50.0, wall_s=WALL + 10)
+    again = load_history(stored, at_s=50.0, wall_s=WALL + 10)
     assert [one.at_s for one in again.turns] == pytest.approx([10.0, 35.0])
     assert room(LIMITS, again, 50.0).count == 0
-    back = restored(stored, at_s=50.0, wall_s=WALL - 3600)
+    back = load_history(stored, at_s=50.0, wall_s=WALL - 3600)
     assert [one.at_s for one in back.turns] == [50.0, 50.0]
-    assert cooling(back, "node_memory", 30, 50.0) == 30.0
+    assert cooldown_left(back, "node_memory", 30, 50.0) == 30.0
     assert room(LIMITS, back, 51.0).count == 0

@@ -18,8 +18,8 @@ from reconciler.responses.eviction.config import (
     RssOveruseConfig,
     TriggersConfig,
 )
-from reconciler.responses.eviction.limits import kept, restored
-from reconciler.responses.eviction.plan import EvictionPlanState, begun, decide
+from reconciler.responses.eviction.limits import load_history, saved_history
+from reconciler.responses.eviction.plan import EvictionPlanState, decide, initial_state
 from state.eviction import EvictionCase, EvictionOrder, EvictionOutcome
 from state.model import Hold, PodClass
 from tests.reconciler.responses.eviction.world import GI, START, WALL, World, batch, be
@@ -110,7 +110,7 @@ class Node(RuleBasedStateMachine):
     def the_daemon_restarts(self, reboot: bool) -> None:
         assert self.memory is not None
         self.passes.clear()
-        row = kept(self.memory.past, self.world.frame())
+        row = saved_history(self.memory.past, self.world.frame())
         if reboot:
             # The monotonic clock starts anew, the wall clock goes on; the test's own times go with the first.
             shift = 5.0 - self.world.at
@@ -121,7 +121,7 @@ class Node(RuleBasedStateMachine):
         self.world.history = type(self.world.history)()
         frame = self.world.frame()
         self.started = frame.at_s
-        self.memory = begun(frame, restored(row, at_s=frame.at_s, wall_s=frame.wall_s))
+        self.memory = initial_state(frame, load_history(row, at_s=frame.at_s, wall_s=frame.wall_s))
 
     @rule(steps=st.lists(st.sampled_from([1, 1, 2, 5, 20, 61]), min_size=1, max_size=5))
     def time_passes(self, steps: list[int]) -> None:

@@ -16,8 +16,8 @@ from reconciler.responses.eviction.config import (
     RssOveruseConfig,
     TriggersConfig,
 )
-from reconciler.responses.eviction.limits import kept, restored
-from reconciler.responses.eviction.plan import begun, decide, signals_of
+from reconciler.responses.eviction.limits import load_history, saved_history
+from reconciler.responses.eviction.plan import decide, initial_state, signals_of
 from reconciler.responses.eviction.triggers.base import Trigger, registered
 from reconciler.responses.eviction.triggers.named import NAME, RequestedVictim
 from reconciler.responses.eviction.triggers.node_memory import TRIGGER as NODE_MEMORY
@@ -359,11 +359,11 @@ def test_the_caps_hold_over_a_restart() -> None:
     planner = Planner(world, config)
     assert len(planner.step().orders) == 3
     assert planner.memory is not None
-    row = kept(planner.memory.past, world.frame())
+    row = saved_history(planner.memory.past, world.frame())
     again = Planner(world, config)
     world.history = type(world.history)()
     frame = world.frame()
-    again.memory = begun(frame, restored(row, at_s=frame.at_s, wall_s=frame.wall_s))
+    again.memory = initial_state(frame, load_history(row, at_s=frame.at_s, wall_s=frame.wall_s))
     assert again.run(20) == []
     assert "limit" in reasons(again.decision)["node_memory"]
 

@@ -13,8 +13,8 @@ from reconciler.responses.eviction.config import (
     RssOveruseConfig,
     TriggersConfig,
 )
-from reconciler.responses.eviction.limits import kept, restored
-from reconciler.responses.eviction.plan import begun
+from reconciler.responses.eviction.limits import load_history, saved_history
+from reconciler.responses.eviction.plan import initial_state
 from reconciler.responses.eviction.triggers.named import NAME, RequestedVictim
 from state.eviction import EvictionMethodName, EvictionOutcome
 from state.evidence import ContendedResource, RuleVerdict, Verdict
@@ -155,9 +155,9 @@ def test_a_half_dead_pod_is_credited_until_it_is_gone_or_may_be_tried_again(
     assert reasons(planner.decision)["node_memory"].startswith("coming: on its way: ci/a going, 15.0 GiB")
     again = Planner(world, planner.config)
     assert planner.memory is not None
-    row = kept(planner.memory.past, world.frame())
+    row = saved_history(planner.memory.past, world.frame())
     frame = world.frame()
-    again.memory = begun(frame, restored(row, at_s=frame.at_s, wall_s=frame.wall_s))
+    again.memory = initial_state(frame, load_history(row, at_s=frame.at_s, wall_s=frame.wall_s))
     assert planner.run(5) == ["b"]
     del world.pods["a"]
     assert again.run(70) == ["b"]

@@ -184,7 +184,7 @@ def test_a_ring_with_a_gap_starts_anew() -> None:
 
 @pytest.mark.parametrize("name", ["reclaimed", "dedicated", "reserved", "interrupt", "system/infra"])
 def test_only_pools_that_online_pods_share_are_judged(name: str) -> None:
-    assert not pool_load.judged(name)
+    assert not pool_load.evaluate_pool(name)
     world = World()
     world.put(f"pool:{name}", load__runnable=100, pool__cpus=1)
     assert not Judge(pool_load.TRIGGER, world).after(200).known

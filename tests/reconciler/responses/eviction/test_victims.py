@@ -7,11 +7,11 @@ import pytest
 
 from reconciler.pods.selectors import LabelSelector, PodSelector, SelectorOperator, SelectorRequirement
 from reconciler.responses.eviction.config import EvictionConfig
-from reconciler.responses.eviction.exemptions import ExemptionsConfig, accepts, name_of, why_spared
+from reconciler.responses.eviction.exemptions import ExemptionsConfig, exemption_reason, name_of, policy_allows
 from reconciler.responses.eviction.limits import owner_of
-from reconciler.responses.eviction.resources import EvictedResource, held, say
+from reconciler.responses.eviction.resources import EvictedResource, format_amount, usage_of
 from reconciler.responses.eviction.triggers.base import Shortage
-from reconciler.responses.eviction.victims import Candidate, choose, lines, standing_of, weigh
+from reconciler.responses.eviction.victims import Candidate, pick_minimum, rank, render, standing_of
 from state.evidence import ContainerSnapshot, PodSnapshot
 from state.model import Hold, PodClass, Resources
 from tests.reconciler.responses.eviction.world import GI, MI, START, World, batch, be
@@ -23,7 +23,7 @@ HOLD = Hold(target="pod:a", reason="debugging", by="jo")
 def spared(
     pod: PodSnapshot, config: ExemptionsConfig | None = None, holds: dict[str, Hold] | None = None
 ) -> str | None:
-    return why_spared(pod, config or ExemptionsConfig(), BE_ONLY, World(pod).frame(), holds or {})
+    return exemption_reason(pod, config or ExemptionsConfig(), BE_ONLY, World(pod).frame(), holds or {})
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def spared(
     [
         ({}, None),
         ({"terminating": True}, "is ending already"),
-        ({"held": True}, "held by an operator"),
+        ({"usage_of": True}, "usage_of by an operator"),
         ({"certain": False}, "nobody has told its labels yet"),
         ({"cls": PodClass.SYSTEM}, "system class"),
         ({"static": True}, "static pod: the kubelet would not start it again"),
@@ -134,7 +134,7 @@ def test_what_a_person_holds_is_left_alone(target: str, is_held: bool) -> None:
 def test_a_pods_own_list_of_what_it_may_go_for(policy: str | None, features: tuple[str, ...], accepted: bool) -> None:
     """A broken or empty list accepts nothing."""
     annotations = {} if policy is None else {"koordinator.sh/eviction-policy": policy}
-    assert (accepts(be("a", annotations=annotations), features) is None) is accepted
+    assert (policy_allows(be("a", annotations=annotations), features) is None) is accepted
 
 
 def test_names_are_known_only_where_somebody_told_them() -> None:
@@ -186,7 +186,7 @@ def test_the_ranking_and_that_the_order_of_the_pods_does_not_matter() -> None:
         world = World(*(be(uid, **facts) for uid, facts, _ in rows))  # type: ignore[arg-type]
         for uid, _, gib in rows:
             world.put(f"pod:{uid}", memory__rss=gib * GI)
-        found = weigh(EvictionConfig(), world.scene(), pressure, need=GI, spared={}, features=())
+        found = rank(EvictionConfig(), world.scene(), pressure, need=GI, spared={}, features=())
         assert [one.pod.uid for one in found.candidates] == [uid for uid, _, _ in RANKED]
 
 
@@ -196,10 +196,8 @@ def test_a_line_is_printed_for_each_who_was_weighed() -> None:
     for uid, gib in (("a", 2), ("b", 3), ("c", 1), ("d", 0.001), ("f", 0)):
         world.put(f"pod:{uid}", memory__rss=gib * GI)
     pressure = Shortage(trigger="node_memory", good=EvictedResource.MEMORY, evidence="")
-    weighed = weigh(
-        EvictionConfig(), world.scene(), pressure, need=GI, spared={"c": "young", "f": "young"}, features=()
-    )
-    assert list(lines(pressure, weighed, weighed.candidates[:1], {})) == [
+    weighed = rank(EvictionConfig(), world.scene(), pressure, need=GI, spared={"c": "young", "f": "young"}, features=())
+    assert list(render(pressure, weighed, weighed.candidates[:1], {})) == [
         "1. goes: ci/a: class reclaimed, priority 0, 2.0 GiB of memory after 3600 s",
         "2. stays: enough without it: ci/b: class reclaimed, priority 5, avoided, 3.0 GiB of memory after 3600 s",
         "-. stays: ci/c: young (1.0 GiB of memory)",
@@ -207,7 +205,7 @@ def test_a_line_is_printed_for_each_who_was_weighed() -> None:
         "-. stays: ci/e: what it holds is not known (holds an unknown part)",
     ]
     assert (weighed.small, weighed.unknown) == (1, 1)
-    assert "waits: the cap" in lines(pressure, weighed, (), {"a": "the cap"})[0]
+    assert "waits: the cap" in render(pressure, weighed, (), {"a": "the cap"})[0]
 
 
 def candidates(*rows: tuple[str, float] | tuple[str, float, int]) -> list[Candidate]:
@@ -239,15 +237,15 @@ def candidates(*rows: tuple[str, float] | tuple[str, float, int]) -> list[Candid
 )
 def test_the_fewest_go_that_are_enough(rows: list[Any], need: float | None, going: list[str]) -> None:
     ranked = candidates(*rows)
-    found = choose(ranked, need, {owner_of(one.pod): 9 for one in ranked}, owner_of)
+    found = pick_minimum(ranked, need, {owner_of(one.pod): 9 for one in ranked}, owner_of)
     assert [one.pod.uid for one in found] == going
 
 
 def test_an_owner_whose_pods_have_gone_is_passed_over() -> None:
     ranked = candidates(("a", 5), ("b", 5))
-    assert [one.pod.uid for one in choose(ranked, 4, {"ci/ReplicaSet/b": 1}, owner_of)] == ["b"]
-    assert choose(ranked, 4, {}, owner_of) == []
-    assert choose(ranked, None, {}, owner_of) == []
+    assert [one.pod.uid for one in pick_minimum(ranked, 4, {"ci/ReplicaSet/b": 1}, owner_of)] == ["b"]
+    assert pick_minimum(ranked, 4, {}, owner_of) == []
+    assert pick_minimum(ranked, None, {}, owner_of) == []
 
 
 @pytest.mark.parametrize(
@@ -276,7 +274,7 @@ def test_what_a_pod_holds_of_each_good(good: EvictedResource, place: str, amount
     world.put("pod:a@numa:0", memory__numa_rss=300 * MI)
     world.put("numa:0", memory__total=GI)
     world.put("numa:1", memory__total=GI)
-    assert held(good, pod, place, world.scene()) == amount
+    assert usage_of(good, pod, place, world.scene()) == amount
 
 
 def test_the_whole_pod_counts_where_there_is_one_numa_node_and_all_memory_where_rss_is_not_known() -> None:
@@ -284,11 +282,11 @@ def test_the_whole_pod_counts_where_there_is_one_numa_node_and_all_memory_where_
     world = World(pod)
     world.put("numa:0", memory__total=GI)
     world.put("pod:a", memory__use=2 * GI)
-    assert held(EvictedResource.MEMORY, pod, "numa:0", world.scene()) == 2 * GI
-    assert held(EvictedResource.CPU_REQUEST, pod, "node", world.scene()) == 500
+    assert usage_of(EvictedResource.MEMORY, pod, "numa:0", world.scene()) == 2 * GI
+    assert usage_of(EvictedResource.CPU_REQUEST, pod, "node", world.scene()) == 500
     world.at = START + 60
     world.samples["pod:a"].clear()
-    assert held(EvictedResource.MEMORY, pod, "node", world.scene()) is None
+    assert usage_of(EvictedResource.MEMORY, pod, "node", world.scene()) is None
 
 
 @pytest.mark.parametrize(
@@ -303,4 +301,4 @@ def test_the_whole_pod_counts_where_there_is_one_numa_node_and_all_memory_where_
     ],
 )
 def test_amounts_in_words(good: EvictedResource, value: float, words: str) -> None:
-    assert say(good, value) == words
+    assert format_amount(good, value) == words

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 from msgspec import Struct
 
 from reconciler.responses.eviction.config import EvictionConfig, TriggerConfig
-from reconciler.responses.eviction.plan import EvictionDecision, EvictionPlanState, begun, decide
+from reconciler.responses.eviction.plan import EvictionDecision, EvictionPlanState, decide, initial_state
 from reconciler.responses.eviction.samples import EvictionContext
 from reconciler.responses.eviction.triggers.base import Trigger, TriggerResult
 from reconciler.responses.eviction.triggers.named import RequestedVictim
@@ -127,7 +127,7 @@ class Planner:
         self.decision = EvictionDecision()
         self.log: list[str] = []
         if started:
-            self.memory = begun(world.frame())
+            self.memory = initial_state(world.frame())
             self.world.at += config.limits.quiet_s
 
     def step(self, seconds: float = 1.0) -> EvictionDecision:

@@ -15,7 +15,7 @@ from cgroupfs.subtree import Subtree
 from reconciler.clients.http import HttpResponse
 from reconciler.clients.kube import KubeApi
 from reconciler.clients.kube_config import ApiServer
-from reconciler.responses.means.api import ApiEviction, EvictionAnswer, judge
+from reconciler.responses.means.api import ApiEviction, EvictionAnswer, parse_reply
 from reconciler.responses.means.base import EvictionResult
 from reconciler.responses.means.config import ApiMeans, EvictionMeans
 from state.eviction import EvictionCase, EvictionOrder, EvictionOutcome, EvictionStep, EvictionTarget
@@ -74,7 +74,7 @@ async def evict(
     port = await nursery.start(server.serve)
     api = KubeApi(ApiServer(server=f"http://127.0.0.1:{port}", timeout_s=0.1))
     work = FakeWork(EvictionCase(order=order, target=EvictionTarget(grace_s=9.0)), pod.tree, grace_s=0.3, **more)
-    result = await ApiEviction(config, api).end(work)
+    result = await ApiEviction(config, api).terminate(work)
     await api.aclose()
     nursery.cancel_scope.cancel()
     return result, server, work
@@ -106,7 +106,7 @@ async def test_a_pods_own_grace_is_not_spoken_of_where_nothing_shortens_it(nurse
     port = await nursery.start(server.serve)
     api = KubeApi(ApiServer(server=f"http://127.0.0.1:{port}"))
     case = EvictionCase(order=replace(ORDER, grace_s=None), target=EvictionTarget(grace_s=9.0))
-    await ApiEviction(CONFIG, api).end(FakeWork(case, pod.tree, grace_s=9.0))
+    await ApiEviction(CONFIG, api).terminate(FakeWork(case, pod.tree, grace_s=9.0))
     await api.aclose()
     assert json.loads(server.bodies[1])["deleteOptions"] == {"preconditions": {"uid": UID}}
     nursery.cancel_scope.cancel()
@@ -193,7 +193,7 @@ async def test_a_budgets_refusal_to_an_earlier_run_is_obeyed_when_nobody_answers
             api = KubeApi(ApiServer(server=f"http://127.0.0.1:{port}", timeout_s=0.1))
             order = replace(ORDER, forced=True)
             case = EvictionCase(order=order, step=EvictionStep.ASK, step_s=time.time() - 1000, budget=budget)
-            result = await ApiEviction(config, api).end(FakeWork(case, pod.tree, resumed=EvictionStep.ASK))
+            result = await ApiEviction(config, api).terminate(FakeWork(case, pod.tree, resumed=EvictionStep.ASK))
             await api.aclose()
             inner.cancel_scope.cancel()
         outcomes.append((result.outcome, len(server.requests) > 2))
@@ -330,8 +330,8 @@ def test_static_and_nameless_pods_are_no_matter_for_the_api_server() -> None:
 
 def test_a_wait_is_read_from_the_header_or_the_status() -> None:
     body = json.dumps({"kind": "Status", "details": {"retryAfterSeconds": 9}}).encode()
-    assert judge(HttpResponse(status=429, body=body)).wait_s == 9
-    assert judge(HttpResponse(status=429, body=body, headers={"retry-after": "3"})).wait_s == 3
-    assert judge(HttpResponse(status=429, body=body, headers={"retry-after": "Wed, 21 Oct"})).wait_s == 9
-    assert judge(HttpResponse(status=429, body=b"")).wait_s is None
-    assert judge(HttpResponse(status=302, body=b"")).said is EvictionAnswer.NOT_ALLOWED
+    assert parse_reply(HttpResponse(status=429, body=body)).wait_s == 9
+    assert parse_reply(HttpResponse(status=429, body=body, headers={"retry-after": "3"})).wait_s == 3
+    assert parse_reply(HttpResponse(status=429, body=body, headers={"retry-after": "Wed, 21 Oct"})).wait_s == 9
+    assert parse_reply(HttpResponse(status=429, body=b"")).wait_s is None
+    assert parse_reply(HttpResponse(status=302, body=b"")).said is EvictionAnswer.NOT_ALLOWED

@@ -67,7 +67,7 @@ async def test_all_containers_get_their_grace_and_then_the_sandbox_goes(
     stops = recording(runtime, tmp_path)
     work = FakeWork(EvictionCase(order=order(ordered), target=EvictionTarget(grace_s=own)), tree)
     async with CriClient(str(runtime.socket)) as cri:
-        result = await CriEviction(CONFIG, lambda: cri).end(work)
+        result = await CriEviction(CONFIG, lambda: cri).terminate(work)
     assert (result.outcome, work.steps) == (EvictionOutcome.DONE, [EvictionStep.STOP])
     assert set(stops[:-1]) == {(one, used) for one in ids(runtime)}
     assert len(stops) == 3
@@ -83,7 +83,7 @@ async def test_taken_up_again_only_what_is_left_of_the_grace_is_given(
     )
     work = FakeWork(case, tree, resumed=EvictionStep.STOP)
     async with CriClient(str(runtime.socket)) as cri:
-        result = await CriEviction(CONFIG, lambda: cri).end(work)
+        result = await CriEviction(CONFIG, lambda: cri).terminate(work)
     assert (result.outcome, work.steps) == (EvictionOutcome.DONE, [])
     assert set(stops[:-1]) == {(one, 3) for one in ids(runtime)}
 
@@ -95,7 +95,7 @@ async def test_who_may_never_have_been_asked_gets_a_little_grace_however_long_ag
     stops = recording(runtime, tmp_path)
     case = EvictionCase(order=order(), target=EvictionTarget(grace_s=30.0), step=EvictionStep.STOP)
     async with CriClient(str(runtime.socket)) as cri:
-        result = await CriEviction(CONFIG, lambda: cri).end(FakeWork(case, tree, resumed=EvictionStep.STOP))
+        result = await CriEviction(CONFIG, lambda: cri).terminate(FakeWork(case, tree, resumed=EvictionStep.STOP))
     assert result.outcome is EvictionOutcome.DONE
     assert set(stops[:-1]) == {(one, 2) for one in ids(runtime)}
 
@@ -118,7 +118,7 @@ async def test_a_container_that_is_started_meanwhile_gets_its_grace_too(
 
     runtime.on_stop = on_stop
     async with CriClient(str(runtime.socket)) as cri:
-        result = await CriEviction(CONFIG, lambda: cri).end(FakeWork(EvictionCase(order=order()), tree))
+        result = await CriEviction(CONFIG, lambda: cri).terminate(FakeWork(EvictionCase(order=order()), tree))
     assert result.outcome is EvictionOutcome.DONE
     assert stops[-2:] == [("late", 2), (SANDBOX, -1)]
     assert sorted(identifier for identifier, _ in stops[:-2]) == first
@@ -140,7 +140,7 @@ async def test_a_runtime_whose_containers_never_end_is_not_asked_without_end(
 
     runtime.on_stop = on_stop
     async with CriClient(str(runtime.socket)) as cri:
-        result = await CriEviction(CONFIG, lambda: cri).end(FakeWork(EvictionCase(order=order()), tree))
+        result = await CriEviction(CONFIG, lambda: cri).terminate(FakeWork(EvictionCase(order=order()), tree))
     assert (result.outcome, stops[-1]) == (EvictionOutcome.DONE, (SANDBOX, -1))
     assert len(stops) == 3 * 2 + 1
 
@@ -158,7 +158,7 @@ async def test_a_container_that_cannot_be_stopped_does_not_keep_the_sandbox_from
 
     runtime.on_stop = on_stop
     async with CriClient(str(runtime.socket)) as cri:
-        result = await CriEviction(CONFIG, lambda: cri).end(FakeWork(EvictionCase(order=order()), tree))
+        result = await CriEviction(CONFIG, lambda: cri).terminate(FakeWork(EvictionCase(order=order()), tree))
     assert (result.outcome, stops) == (EvictionOutcome.DONE, [(SANDBOX, -1)])
 
 
@@ -167,7 +167,7 @@ async def test_processes_that_outlive_what_the_runtime_says_are_left_to_the_next
 ) -> None:
     recording(runtime, tmp_path, ends=False)
     async with CriClient(str(runtime.socket)) as cri:
-        result = await CriEviction(CONFIG, lambda: cri).end(FakeWork(EvictionCase(order=order()), tree))
+        result = await CriEviction(CONFIG, lambda: cri).terminate(FakeWork(EvictionCase(order=order()), tree))
     assert (result.outcome, result.detail) == (None, "the runtime says that it is stopped, but processes live")
 
 
@@ -178,15 +178,15 @@ async def test_a_runtime_without_the_pod_that_refuses_or_hangs_is_followed_by_th
     async with CriClient(str(runtime.socket), timeout_s=0.3) as cri:
         way = CriEviction(CONFIG, lambda: cri)
         runtime.hang_s = 1.0
-        details.append((await way.end(FakeWork(EvictionCase(order=order()), tree))).detail)
+        details.append((await way.terminate(FakeWork(EvictionCase(order=order()), tree))).detail)
         runtime.hang_s = 0.0
         runtime.refusal = (grpc.StatusCode.INTERNAL, "shim is dead")
-        details.append((await way.end(FakeWork(EvictionCase(order=order()), tree))).detail)
+        details.append((await way.terminate(FakeWork(EvictionCase(order=order()), tree))).detail)
         runtime.refusal = None
         runtime.sandboxes.clear()
         for container in runtime.containers:
             container.state = cri_pb2.CONTAINER_EXITED
-        details.append((await way.end(FakeWork(EvictionCase(order=order()), tree))).detail)
+        details.append((await way.terminate(FakeWork(EvictionCase(order=order()), tree))).detail)
     assert "no answer within 0.3 s" in details[0]
     assert "INTERNAL: shim is dead" in details[1]
     assert details[2] == "the runtime does not know the pod"
@@ -215,9 +215,9 @@ async def test_without_a_socket_it_is_not_tried_until_there_is_one(
     way = CriEviction(CONFIG, lambda: found[0] if found else None)
     work = FakeWork(EvictionCase(order=order()), tree)
     assert way.unusable(work.case) == "there is no CRI socket"
-    assert (await way.end(work)).detail == "there is no CRI socket"
+    assert (await way.terminate(work)).detail == "there is no CRI socket"
     assert work.steps == []
     async with CriClient(str(runtime.socket)) as cri:
         found.append(cri)
         assert way.unusable(work.case) is None
-        assert (await way.end(work)).outcome is EvictionOutcome.DONE
+        assert (await way.terminate(work)).outcome is EvictionOutcome.DONE

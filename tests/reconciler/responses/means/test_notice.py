@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from cgroupfs.subtree import Subtree
 from reconciler.responses.means.config import NoticeConfig, NoticeKind, signal_number
 from reconciler.responses.means.notefile import LARGEST, NoteFile
-from reconciler.responses.means.notice import NoticeRequest, NoticeSender, signal_main, wish_of
+from reconciler.responses.means.notice import NoticeRequest, NoticeSender, parse_request, signal_main
 from reconciler.responses.means.processes import PodTermination
 from state.eviction import EvictionCase, EvictionOrder, EvictionTarget
 from tests.fakes.victims import HEEDS_USR1, Victim, a_victim, an_order
@@ -134,7 +134,7 @@ def test_a_pod_may_choose_but_not_a_command_or_a_place_outside(
     annotation: str | None, wish: NoticeRequest, problem: bool
 ) -> None:
     config = NoticeConfig(kind=NoticeKind.SIGNAL, signal="SIGUSR2")
-    found, words = wish_of(config, annotation)
+    found, words = parse_request(config, annotation)
     assert (found, bool(words)) == (wish, problem)
 
 
@@ -172,7 +172,7 @@ async def test_a_command_gets_the_notice_and_ends_the_wait_with_0(tmp_path: Path
     got = tmp_path / "got"
     config = NoticeConfig(kind=NoticeKind.COMMAND, command=("/bin/sh", "-c", f"cat > {got}"), wait_s=30.0)
     begun = time.monotonic()
-    said = await NoticeSender(config, "/nowhere").give(FakeWork(case(), tree), COMMAND, again=False)
+    said = await NoticeSender(config, "/nowhere").send(FakeWork(case(), tree), COMMAND, again=False)
     assert said == "acknowledged"
     assert time.monotonic() - begun < 5
     word = json.loads(got.read_bytes())
@@ -185,13 +185,13 @@ async def test_a_command_that_fails_gives_the_whole_time_and_one_that_hangs_is_e
 ) -> None:
     config = NoticeConfig(kind=NoticeKind.COMMAND, command=("/bin/false",), wait_s=0.2)
     begun = time.monotonic()
-    said = await NoticeSender(config, "/nowhere").give(FakeWork(case(), tree), COMMAND, again=False)
+    said = await NoticeSender(config, "/nowhere").send(FakeWork(case(), tree), COMMAND, again=False)
     assert said == "no answer within 0.2 s"
     assert time.monotonic() - begun >= 0.2
     pids = tmp_path / "pids"
     script = f"sleep 99 & echo $! $$ > {pids}; wait"
     config = replace(config, command=("/bin/sh", "-c", script), wait_s=0.5)
-    await NoticeSender(config, "/nowhere").give(FakeWork(case(), tree), COMMAND, again=False)
+    await NoticeSender(config, "/nowhere").send(FakeWork(case(), tree), COMMAND, again=False)
     with trio.fail_after(5):
         for pid in map(int, pids.read_text().split()):
             while Path(f"/proc/{pid}").exists() and Path(f"/proc/{pid}/stat").read_text().split()[2] not in "ZX":  # noqa: ASYNC110
@@ -202,11 +202,11 @@ async def test_a_command_that_is_not_there_holds_up_nothing_and_none_is_run_twic
     tmp_path: Path, tree: Subtree
 ) -> None:
     config = NoticeConfig(kind=NoticeKind.COMMAND, command=("/no/such/program",), wait_s=30.0)
-    said = await NoticeSender(config, "/nowhere").give(FakeWork(case(), tree), COMMAND, again=False)
+    said = await NoticeSender(config, "/nowhere").send(FakeWork(case(), tree), COMMAND, again=False)
     assert said == "the notice could not be given: No such file or directory"
     ran = tmp_path / "ran"
     config = replace(config, command=("/usr/bin/touch", str(ran)), wait_s=0.1)
-    await NoticeSender(config, "/nowhere").give(FakeWork(case(), tree), COMMAND, again=True)
+    await NoticeSender(config, "/nowhere").send(FakeWork(case(), tree), COMMAND, again=True)
     assert not ran.exists()
 
 
@@ -229,6 +229,6 @@ async def told(victim: Victim) -> str:
     config = NoticeConfig(kind=NoticeKind.SIGNAL, wait_s=30.0)
     with Subtree.open(victim.hierarchy, victim.group) as tree:
         work = FakeWork(EvictionCase(order=an_order(victim), target=victim.target, step_s=time.time()), tree)
-        return await NoticeSender(config, "/nowhere").give(
+        return await NoticeSender(config, "/nowhere").send(
             work, NoticeRequest(kind=NoticeKind.SIGNAL, name="SIGUSR1"), again=False
         )

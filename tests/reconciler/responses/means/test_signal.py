@@ -43,7 +43,7 @@ async def end(
 ) -> tuple[FakeWork, EvictionOutcome | None, str]:
     with Subtree.open(victim.hierarchy, victim.group) as tree:
         work = FakeWork(EvictionCase(order=an_order(victim), target=victim.target), tree, grace_s=grace_s)
-        result = await SignalEviction(EvictionMeans(kill_s=kill_s)).end(work)
+        result = await SignalEviction(EvictionMeans(kill_s=kill_s)).terminate(work)
     return work, result.outcome, result.detail
 
 
@@ -139,7 +139,9 @@ async def test_taken_up_after_long_it_gets_a_little_grace_for_it_may_never_have_
             pid_starts={str(process.pid): stat.start},
         )
         begun = time.monotonic()
-        result = await SignalEviction(CONFIG).end(FakeWork(case, tree, grace_s=4.0, resumed=EvictionStep.TERMINATE))
+        result = await SignalEviction(CONFIG).terminate(
+            FakeWork(case, tree, grace_s=4.0, resumed=EvictionStep.TERMINATE)
+        )
     assert result.outcome is EvictionOutcome.DONE
     assert 2.0 <= time.monotonic() - begun < 3.0
 
@@ -162,7 +164,7 @@ async def test_taken_up_again_only_those_that_were_there_at_first_are_terminated
         )
         work = FakeWork(case, tree, grace_s=1.0, resumed=EvictionStep.TERMINATE)
         begun = time.monotonic()
-        result = await SignalEviction(CONFIG).end(work)
+        result = await SignalEviction(CONFIG).terminate(work)
     assert result.outcome is EvictionOutcome.DONE
     assert work.steps == [EvictionStep.KILL]  # what was journalled keeps its time
     assert (first.wait(), later.wait()) == (-signal.SIGTERM, -signal.SIGKILL)
@@ -241,7 +243,7 @@ async def test_who_does_not_die_is_named_with_what_he_waits_for(
             grace_s=0.1,
             processes=PodTermination(str(tmp_path)),
         )
-        result = await SignalEviction(EvictionMeans(kill_s=1.0)).end(work)
+        result = await SignalEviction(EvictionMeans(kill_s=1.0)).terminate(work)
     assert result.outcome is None
     assert result.detail == f"these live 1 s after SIGKILL: {process.pid} (sleep, D, in nfs_wait_bit_killable)"
 
@@ -254,7 +256,7 @@ async def test_a_frozen_group_above_the_pod_is_named(victim: Victim) -> None:
     try:
         with Subtree.open(victim.hierarchy, f"{victim.group}/c") as tree:
             case = EvictionCase(order=an_order(victim), target=victim.target)
-            result = await SignalEviction(EvictionMeans(kill_s=1.0)).end(FakeWork(case, tree, grace_s=0.1))
+            result = await SignalEviction(EvictionMeans(kill_s=1.0)).terminate(FakeWork(case, tree, grace_s=0.1))
         assert result.outcome is None
         assert result.detail.startswith("a group above it is stopped")
         assert f"{process.pid} (sleep" in result.detail
