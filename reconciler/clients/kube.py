@@ -64,12 +64,12 @@ _decode_status = msgspec.json.Decoder(ApiStatus).decode
 
 
 def status_of(answer: HttpResponse) -> ApiStatus:
-    """The ``ApiStatus`` object in an answer; an empty one for a proxy's page and the like."""
+    """The ``Status`` object in an answer; an empty one for a proxy's page and the like."""
     try:
         status = decoded(_decode_status, answer.body)
     except ValueError:
         return ApiStatus()
-    return status if status.kind == "ApiStatus" else ApiStatus()
+    return status if status.kind == "Status" else ApiStatus()
 
 
 def wait_s_of(answer: HttpResponse, status: ApiStatus, now_s: float) -> float | None:

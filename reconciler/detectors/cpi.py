@@ -40,15 +40,13 @@ class CpiConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     sigmas: Annotated[float, Meta(ge=1, le=10, description="deviations above the workload's mean that are bad")] = 2.0
     outliers: Annotated[int, Meta(ge=1, le=20, description="this many bad values are interference")] = 3
     within_s: Annotated[float, Meta(ge=10, le=3600, description="if they fall into this long")] = 300.0
-    every_s: Annotated[float, Meta(ge=1, le=120, description="one value for each moments_of these")] = 60.0
+    every_s: Annotated[float, Meta(ge=1, le=120, description="one value for each of these")] = 60.0
     gate_milli: Annotated[
         int, Meta(ge=0, le=64_000, description="what is measured while the pod uses less CPU says nothing")
     ] = 250
     samples: Annotated[
         int,
-        Meta(
-            ge=10, le=100_000, description="values that must have been seen moments_of a workload before it is judged"
-        ),
+        Meta(ge=10, le=100_000, description="values that must have been seen of a workload before it is judged"),
     ] = 60
     half_life_s: Annotated[
         float, Meta(ge=3600, le=31_536_000, description="what was learned has half the weight after this long")
@@ -59,7 +57,7 @@ class CpiConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     stale_s: Annotated[
         float, Meta(ge=1, le=3600, description="an older sample is not now; samples of counters come once a minute")
     ] = 130.0
-    proxies: Annotated[bool, Meta(description="evaluate by something else where there is no PMU")] = True
+    proxies: Annotated[bool, Meta(description="judge by something else where there is no PMU")] = True
 
     def __post_init__(self) -> None:
         if self.outliers * self.every_s > self.within_s:

@@ -41,7 +41,7 @@ class EwmaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     sigmas: Annotated[float, Meta(ge=1, le=20, description="deviations from the mean that are out")] = 3.0
     direction: Annotated[Literal["up", "down", "both"], Meta(description="on which side is out")] = "up"
     floor_fraction: Annotated[
-        float, Meta(ge=0.001, le=10, description="the deviation counts as at least this share moments_of the mean")
+        float, Meta(ge=0.001, le=10, description="the deviation counts as at least this share of the mean")
     ] = 0.1
     floor: Annotated[
         float, Meta(ge=0, description="and as at least this, in the signal's unit; for signals around zero")

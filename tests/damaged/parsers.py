@@ -37,6 +37,8 @@ from reconciler.interference.monitor import read_kept
 from reconciler.placement.devices import read_pci_nodes
 from reconciler.pods.resources import EXTENDED_SPEC, read_resources, with_extended
 from reconciler.responses.eviction import journal
+from reconciler.responses.means.config import NoticeConfig
+from reconciler.responses.means.notice import parse_request
 from reconciler.responses.means.processes import read_stat
 from reconciler.settings import binder, quantity, units
 from reconciler.settings.yaml import read_yaml
@@ -773,6 +775,18 @@ PARSERS: Final[tuple[Parser, ...]] = (
     of_text("reconciler.signals.runqueue:parse_schedstat", runqueue.parse_schedstat, VALUE, b"1 2 3\n"),
     of_text("reconciler.signals.growth:numbers", growth.numbers, (), b"a 5\nb 6\n"),
     of_text(
+        "reconciler.signals.growth:parse_counters",
+        lambda text: growth.parse_counters(text, ("\na ", "\nb ")),
+        (),
+        b"a 5\nb 6\n",
+    ),
+    of_text(
+        "reconciler.responses.means.notice:parse_request",
+        lambda text: parse_request(NoticeConfig(), text),
+        (),
+        b"volume:notice",
+    ),
+    of_text(
         "reconciler.signals.promtext:parse_selector",
         promtext.parse_selector,
         VALUE,
@@ -865,14 +879,18 @@ EXCEPTED: Final = {
     r"reconciler\.actuators\.network\.tc:load_classifier": "loads a program of ours into the kernel",
     r"reconciler\.actuators\.files\.watermarks:Sysctls\.read": "a number, ValueError is caught there",
     r"reconciler\.pods\.annotations:(JsonAnnotation\.read|read_plain)": "here as JsonAnnotation and wish_of",
+    r"reconciler\.actuators\.cgroup\.(decide:ChangeDetector\.detect|readings:ControlFileCache\.load)": "no text",
+    r"reconciler\.clients\.grpc:parse_status": "two header fields; tests/reconciler/clients/test_grpc.py",
+    r"reconciler\.responses\.eviction\.limits:load_history": "takes what was decoded",
+    r"reconciler\.responses\.means\.api:parse_reply": "by kube:status_of",
     r"reconciler\.cli\.kernel:read_value": "the text alone",
     r"reconciler\.cli\.nodeview:read_(text|number)": "here as nodeview",
     r"reconciler\.cli\.unpack:unpack": "here as archive",
-    r"reconciler\.daemon\.agent:HandFiles\.read_manifests": "by ManifestDirectory.read",
+    r"reconciler\.daemon\.agent:OperatorFiles\.read_manifests": "by ManifestDirectory.read",
     r"reconciler\.config\.environment:read_kubelet": "by read_kubelet_config",
     r"reconciler\.placement\.chain:load": "a name in our own table",
-    r"reconciler\.responses\.eviction\.journal:Journal\.load": "by cases_of",
-    r"reconciler\.settings\.schema:Later\.load": "a class of our own",
+    r"reconciler\.responses\.eviction\.journal:EvictionJournal\.load": "by cases_of",
+    r"reconciler\.settings\.schema:LazyStruct\.load": "a class of our own",
     r"reconciler\.signals\.\w+:\w+\.read": "readers of signals: their parsers are here",
     r"reconciler\.sources\.allocations:Allocations\.read": "takes what was parsed",
     r"reconciler\.sources\.checkpoints:CheckpointSource\.read_all": "by the checkpoints' parsers",

@@ -141,9 +141,9 @@ TestCrashingLedger = CrashingLedger.TestCase
 
 WORKER = """
 import sys
-from state.ledger import Entry, Ledger
+from state.ledger import LedgerEntry, Ledger
 from state.schema import FILES as TABLE
-from state.store import Batch, Store
+from state.store import StoreBatch, Store
 tree, path = sys.argv[1:]
 ledger = Ledger(Store(path, boot="b"))
 print("ready", flush=True)
@@ -155,7 +155,7 @@ while True:
         if not ledger.is_durable(key, 1):
             with open(f"{tree}/{number}") as file:
                 text = file.read()
-            made = Entry(controller="cpu", path="/g", file=str(number), knob="k", inode=1, original=text)
+            made = LedgerEntry(controller="cpu", path="/g", file=str(number), knob="k", inode=1, original=text)
             ledger.first_touches([made])
         with open(f"{tree}/{number}", "w") as file:
             file.write(f"ours {turn}")

@@ -28,8 +28,8 @@ class RefusalReason(StrEnum):
     """Why nobody goes for a pressure."""
 
     STARTING = "starting"
-    HELD = "usage_of"
-    COOLING = "cooldown_left"
+    HELD = "held"
+    COOLING = "cooling"
     COMING = "coming"
     NOBODY = "nobody"
     NOT_THEIRS = "not-theirs"

@@ -78,7 +78,7 @@ def _answer_of(answer: HttpResponse, status: ApiStatus) -> EvictionAnswer:
             return EvictionAnswer.NO_SUCH_POD  # another one has its name
         case 409:
             return EvictionAnswer.BUSY  # somebody else is changing it just now
-        case 429 if status.kind == "ApiStatus":
+        case 429 if status.kind == "Status":
             return EvictionAnswer.BUDGET
         case 500 if _SEVERAL_BUDGETS in status.message:
             return EvictionAnswer.SEVERAL_BUDGETS

@@ -23,10 +23,10 @@ PROJECT = Path(__file__).parents[3]
 CHILD = """
 import json, os, signal, sys
 import trio
-from reconciler.alerts.alert import Alert, Kind
-from reconciler.alerts.config import AlertsConfig, Journal, Sink as SinkConfig
-from reconciler.alerts.sinks.base import Plain, Setup
-from reconciler.alerts.dispatcher import Teller
+from reconciler.alerts.alert import Alert, AlertKind
+from reconciler.alerts.config import AlertsConfig, JournalSinkConfig, SinkConfig
+from reconciler.alerts.sinks.base import BaseSink, SinkSetup
+from reconciler.alerts.dispatcher import AlertDispatcher
 from state.store import Store
 
 directory, kill_at, steps = "", 0, 0
@@ -41,7 +41,7 @@ def append(name, text):
     with open(f"{directory}/{name}", "a") as file:
         file.write(text + "\\n")
 
-class Sink(Plain):
+class Sink(BaseSink):
     def __init__(self, setup):
         self.name = setup.name
     async def send(self, notices):
@@ -64,9 +64,9 @@ async def main():
         apply(batch)
         step("after a write")
     store.apply = stepped
-    sinks = {name: SinkConfig(journal=Journal(), batch_delay_s=0.0) for name in ("a", "b")}
-    teller = Teller(AlertsConfig(sinks=sinks), store, trio.CapacityLimiter(1),
-                    lambda name, config: Setup(name=name, config=config, node="n"), build=Sink)
+    sinks = {name: SinkConfig(journal=JournalSinkConfig(), batch_delay_s=0.0) for name in ("a", "b")}
+    teller = AlertDispatcher(AlertsConfig(sinks=sinks), store, trio.CapacityLimiter(1),
+                    lambda name, config: SinkSetup(name=name, config=config, node="n"), build=Sink)
     async with trio.open_nursery() as nursery:
         await nursery.start(teller.run)
         for number in range(2):
@@ -75,7 +75,7 @@ async def main():
                 continue
             append("events", key)
             step("event")
-            await teller.keep(Alert(kind=Kind.EVICTION_DONE, key=key, summary=key, at_s=1000.0 + number, durable=True))
+            await teller.send_durable(Alert(kind=AlertKind.EVICTION_DONE, key=key, summary=key, at_s=1000.0 + number, durable=True))
             append("acknowledged", key)
             step("acknowledged")
         while teller.stored:

@@ -24,7 +24,7 @@ from tests.reconciler.alerts.making import notice
 
 
 def sink(section: Any, **more: Any) -> AlertSink:
-    sections: dict[str, Any] = {type(section).__name__.lower(): section}
+    sections: dict[str, Any] = {type(section).__name__.removesuffix("SinkConfig").lower(): section}
     return build(SinkSetup(name="s", config=given.SinkConfig(**sections, **more), node="n1"))
 
 

@@ -65,7 +65,7 @@ def watched(*findings: RuleVerdict, steps: tuple[ResponseStep, ...] = (), shadow
     measures = Restrictions(squeezed={BATCH: squeeze}) if SQUEEZED in steps and not shadow else Restrictions()
     observer = SimpleNamespace(
         judgement=Evaluation(at_s=100.0, findings=findings, measures=measures),
-        brain=SimpleNamespace(
+        engine=SimpleNamespace(
             rules={name: replace(rule, mode=RuleMode.ENFORCE) for name, rule in SHIPPED.items()},
             ladder=EscalationMemory(climbs={"one": climb} if steps else {}),
         ),

@@ -256,12 +256,12 @@ def test_it_inherits_neither_priority_nor_blocked_or_ignored_signals() -> None:
     # Threads have the priority of their maker, so a process of its own: with threads made after that was raised.
     code = """
 import os, signal, trio
-from reconciler.clients.command import Program
+from reconciler.clients.command import Command
 os.setpriority(os.PRIO_PROCESS, 0, -10)
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD})
 # No shell between: it would unblock signals itself.
 for argv in (["/usr/bin/nice"], ["/bin/grep", "-E", "^Sig(Blk|Ign)", "/proc/self/status"]):
-    print(trio.run(Program(argv, most_output=4096).run, 10).output.decode(), end="")
+    print(trio.run(Command(argv, most_output=4096).run, 10).output.decode(), end="")
 print(os.getpriority(os.PRIO_PROCESS, 0), signal.pthread_sigmask(signal.SIG_BLOCK, ()) > {signal.SIGTERM})
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, check=True)

@@ -212,7 +212,7 @@ async def test_one_that_hangs_is_an_error_after_the_deadline_and_is_asked_again(
 
 def test_a_refusals_own_account_is_read_and_anything_else_is_none() -> None:
     body = {
-        "kind": "ApiStatus",
+        "kind": "Status",
         "reason": "TooManyRequests",
         "details": {"retryAfterSeconds": 9, "causes": [{"reason": "DisruptionBudget", "message": "m"}]},
     }

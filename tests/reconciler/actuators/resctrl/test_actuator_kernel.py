@@ -222,11 +222,11 @@ async def test_a_fork_bomb_ends_up_in_its_group_whole(machine: Machine) -> None:
 
 KILLED = """
 import os, sys
-from reconciler.actuators.resctrl.undo import ROW, Kept
+from reconciler.actuators.resctrl.undo import ROW, ResctrlState
 from resctrl.mount import RealMounter
 from state.store import Store
 store = Store(sys.argv[1], boot="boot-1")
-ROW.write(store, Kept(boot="boot-1", place="/sys/fs/resctrl"))
+ROW.write(store, ResctrlState(boot="boot-1", place="/sys/fs/resctrl"))
 if sys.argv[2] == "ours":
     RealMounter().mount("/sys/fs/resctrl", [])
 os.kill(os.getpid(), 9)

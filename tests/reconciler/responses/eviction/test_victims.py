@@ -31,7 +31,7 @@ def spared(
     [
         ({}, None),
         ({"terminating": True}, "is ending already"),
-        ({"usage_of": True}, "usage_of by an operator"),
+        ({"held": True}, "held by an operator"),
         ({"certain": False}, "nobody has told its labels yet"),
         ({"cls": PodClass.SYSTEM}, "system class"),
         ({"static": True}, "static pod: the kubelet would not start it again"),
