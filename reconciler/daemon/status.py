@@ -11,12 +11,14 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import StrEnum
 from typing import Any, Final, final
 
 import trio
 from msgspec.structs import asdict, replace
 
 from cgroupfs.cpuset import CpuSet
+from cgroupfs.devices import DeviceLimits
 from cgroupfs.errors import AgentError
 from reconciler import __version__
 from reconciler.actuators.base import GroupOutcomes
@@ -545,8 +547,7 @@ def _value(value: object) -> object:
 
 def _plain(row: dict[str, Any]) -> dict[str, object]:
     return {
-        key: str(value) if type(value).__name__ in {"CpuSet", "DeviceLimits", "Origin"} else value
-        for key, value in row.items()
+        key: str(value) if isinstance(value, CpuSet | DeviceLimits | StrEnum) else value for key, value in row.items()
     }
 
 

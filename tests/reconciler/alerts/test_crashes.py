@@ -75,7 +75,8 @@ async def main():
                 continue
             append("events", key)
             step("event")
-            await teller.send_durable(Alert(kind=AlertKind.EVICTION_DONE, key=key, summary=key, at_s=1000.0 + number, durable=True))
+            alert = Alert(kind=AlertKind.EVICTION_DONE, key=key, summary=key, at_s=1000.0 + number, durable=True)
+            await teller.send_durable(alert)
             append("acknowledged", key)
             step("acknowledged")
         while teller.stored:

@@ -177,7 +177,7 @@ def test_without_a_sink_neither_the_teller_nor_any_sink_is_loaded() -> None:
         "    async with trio.open_nursery() as nursery:\n"
         "        await nursery.start(one.run)\n"
         "        one.send(as_alert('store', 'x', None, {}))\n"
-        "        one.numbers(), one.facts(), one.problems()\n"
+        "        one.numbers(), one.status(), one.problems()\n"
         "        nursery.cancel_scope.cancel()\n"
         "trio.run(main)\n"
         "print(*sorted(name for name in sys.modules if name.startswith('reconciler.alerts')))\n"
