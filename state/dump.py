@@ -15,7 +15,7 @@ Shape (``schema`` 1; keys are added, never renamed or removed within one schema 
 ``headroom``    what BE may be promised (from the store: as it was when the row was written; null: nothing yet)
 ``pods``        the daemon's pods (from the store: names and class only)
 ``settings``    what the last plan wants: ``path knob value policy reason pod_uid container_id``
-``files``       the ledger in the order of first touch: the fields of `state.entry.LedgerEntry`
+``files``       the ledger in the order of first touch: the fields of `state.entry.LedgerEntry`; of every kind
 ``holds``       the fields of `state.model.Hold`
 ``history``     newest first: ``seq`` and the fields of `state.entry.LedgerEvent`
 ``sources``     sources of knowledge with their ages (empty from the store)
@@ -42,6 +42,8 @@ FORMATS: Final = ("json", "yaml", "msgpack")
 
 # The store leaves out what equals its default; the document does not. A test holds these against the structs.
 FILE_DEFAULTS: Final[Mapping[str, object]] = {
+    "kind": "cgroup",
+    "ours": [],
     "controller": "",
     "path": "",
     "file": "",

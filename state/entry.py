@@ -1,12 +1,21 @@
-"""Rows of the ledger: one `LedgerEntry` per control file that we changed, one `LedgerEvent` per change of its state."""
+"""Rows of the ledger: one `LedgerEntry` per value that we changed, one `LedgerEvent` per change of its state.
+
+A value is named by three texts: the kind of object, which object, which field of it. Control files of cgroups are one
+kind, with the controller in the key; every other kind has a codec (`reconciler.actuators.codec`) that gives the texts
+their meaning.
+"""
 
 from enum import StrEnum
 from typing import Final
 
 import msgspec
 
+from state.kinds import CGROUP
+
 FileKey = tuple[str, str, str]
-"""(controller, group path, file name): the identity of a control file, wherever the hierarchy is mounted."""
+"""(kind, object, field): the identity of a value. Of a control file (controller, group path, file name), wherever the
+hierarchy is mounted: a controller is a kind of its own there.
+"""
 
 US: Final = "us"
 
@@ -23,7 +32,11 @@ class OriginalSource(StrEnum):
 
 
 class LedgerEntry(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
-    """One control file. Texts are as the file gives them, without the final newline; None is "not known".
+    """One value. Texts are as the file gives them, without the final newline; None is "not known".
+
+    ``kind``: of object; `CGROUP` for a control file, else ``path`` is the object and ``file`` the field, and
+    ``controller`` is empty. ``ours``: every value of ours that the object may have, the newest last, durable before it
+    is written; empty for control files, whose values are noted in `state.intents`.
 
     ``inode`` is of the group's directory in the trigger hierarchy (as in `state.model.GroupRef`), 0 if unknown: it
     tells the group from a later one of the same name. ``baseline`` is what the kubelet and the runtime want there now
@@ -56,11 +69,13 @@ class LedgerEntry(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
     container_id: str | None = None
     policy: str = ""
     reason: str = ""
+    kind: str = CGROUP
+    ours: tuple[str, ...] = ()
 
     @property
     def key(self) -> FileKey:
-        """The identity: controller, group path, file."""
-        return self.controller, self.path, self.file
+        """The identity: kind (a control file's controller), object, field."""
+        return self.controller if self.kind == CGROUP else self.kind, self.path, self.file
 
     @property
     def restore_text(self) -> str | None:
@@ -90,7 +105,7 @@ class LedgerEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defa
 
 
 def row_key(key: FileKey) -> str:
-    """The store's key of a file: ``controller:/group/path:file`` (a controller's name has no colon)."""
+    """The store's key of a value: ``kind:object:field`` (no kind's and no controller's name has a colon)."""
     return f"{key[0]}:{key[1]}:{key[2]}"
 
 
@@ -101,6 +116,6 @@ def same_group(recorded: int, found: int) -> bool:
 
 TEXTS: Final = (
     *("controller", "path", "file", "knob", "original", "baseline", "wanted", "seen", "writer", "process"),
-    *("pod_uid", "container_id", "policy", "reason"),
+    *("pod_uid", "container_id", "policy", "reason", "kind"),
 )
 """The fields of an `LedgerEntry` that are texts."""

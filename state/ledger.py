@@ -1,13 +1,17 @@
-"""The ledger: for every control file we ever touched, what it held before, what we want there, and what became of it.
+"""The ledger: for every value we ever changed, what it was before, what we want there, and what became of it.
+
+Control files of cgroups are most of it. Values elsewhere (/proc, resctrl, network, core scheduling) have rows of their
+own kinds in the same ledger: `of_kind` and `record`.
 
 The promise: an original is durable before the first write of its file and is never replaced afterwards, so that at
-any moment, after any crash, walking `Ledger.backwards` and writing each entry's `Entry.restore_text` gives back the
-tree as it was. Everything else here (outcomes, last writer, failures) is for people and for backoff; it is kept in
-memory, written in batches by `flush`, and losing it loses no original. What a flush has not stored yet of our own
-writes is in `state.intents`: by that, and by what is stored, `Ledger.ours` knows our values after a SIGKILL.
+any moment, after any crash, walking the control files in the order of `Ledger.backwards` and writing each entry's
+`LedgerEntry.restore_text` gives back the tree as it was, and the codec of each other kind gives back the rest.
+Everything else here (outcomes, last writer, failures) is for people and for backoff; it is kept in memory, written in
+batches by `flush`, and losing it loses no original. What a flush has not stored yet of our own writes is in
+`state.intents`: by that, and by what is stored, `Ledger.ours` knows our values after a SIGKILL.
 
-Threads: `first_touches`, `adopt` and `flush` make rows durable (an fsync) and belong in the store's worker lane.
-All other calls are dictionary work for the loop. Both may happen at once.
+Threads: `first_touches`, `adopt`, `record` and `flush` make rows durable (an fsync) and belong in the store's worker
+lane. All other calls are dictionary work for the loop. Both may happen at once.
 """
 
 import threading
@@ -23,6 +27,7 @@ from cgroupfs.bounded import decoded
 from cgroupfs.errors import StoreError
 from state.entry import TEXTS, US, FileKey, LedgerEntry, LedgerEvent, OriginalSource, row_key, same_group
 from state.intents import Intents, read_intents
+from state.kinds import CGROUP
 from state.schema import FILES, META, PLACES
 from state.store import Store, StoreBatch
 
@@ -61,6 +66,9 @@ class Ledger:
         self._store = store
         self._clock = clock
         self._groups: dict[str, dict[tuple[str, str], LedgerEntry]] = {}
+        """The control files: by group path, then controller and file."""
+        self._kinds: dict[str, dict[FileKey, LedgerEntry]] = {}
+        """The rows of every other kind."""
         self._pool: dict[str, str] = {}
         self._order = 0
         self._dirty: dict[FileKey, None] = {}
@@ -78,25 +86,41 @@ class Ledger:
     # Asking
 
     def __len__(self) -> int:
-        return sum(map(len, list(self._groups.values())))
+        return sum(map(len, list(self._groups.values()))) + sum(map(len, list(self._kinds.values())))
 
     def __iter__(self) -> Iterator[LedgerEntry]:
-        """All entries, group by group; a snapshot, so that changes meanwhile do no harm."""
-        for group in list(self._groups.values()):
-            yield from list(group.values())
+        """All entries of every kind; a snapshot, so that changes meanwhile do no harm."""
+        yield from self.control_files()
+        for rows in list(self._kinds.values()):
+            yield from list(rows.values())
 
     def get(self, key: FileKey) -> LedgerEntry | None:
-        """The entry of one file."""
+        """The entry of one value."""
+        if (kind := self._kinds.get(key[0])) is not None and key in kind:
+            return kind[key]
         group = self._groups.get(key[1])
         return None if group is None else group.get((key[0], key[2]))
 
+    def control_files(self) -> Iterator[LedgerEntry]:
+        """The entries of control files, group by group; a snapshot."""
+        for group in list(self._groups.values()):
+            yield from list(group.values())
+
     def group(self, path: str) -> list[LedgerEntry]:
-        """The entries of one group."""
+        """The control files of one group."""
         return list(self._groups.get(path, {}).values())
 
     def groups(self) -> list[str]:
-        """The paths of all groups with an entry."""
+        """The paths of all groups with a control file in the ledger."""
         return list(self._groups)
+
+    def of_kind(self, kind: str) -> list[LedgerEntry]:
+        """The rows of one kind other than control files, in the order of first touch."""
+        return sorted(self._kinds.get(kind, {}).values(), key=lambda row: row.order)
+
+    def kinds(self) -> list[str]:
+        """The kinds other than control files that have rows."""
+        return [kind for kind, rows in list(self._kinds.items()) if rows]
 
     def is_durable(self, key: FileKey, inode: int) -> bool:
         """True when this file, of this very group, may be written: its original is safe on disk."""
@@ -109,7 +133,7 @@ class Ledger:
         with self._lock:
             found = self._about.get(key, set()) | self._noted.get(key, set())
         found |= {text for text in (entry.wanted, entry.seen if entry.writer in {US, ""} else None) if text is not None}
-        return found
+        return found | set(entry.ours)
 
     @property
     def intents_problem(self) -> str | None:
@@ -122,8 +146,8 @@ class Ledger:
         return bool(self._dirty or self._pending)
 
     def backwards(self) -> list[LedgerEntry]:
-        """All entries, last touched first: the order to restore in."""
-        return sorted(self, key=lambda entry: -entry.order)
+        """All control files, last touched first: the order to restore in."""
+        return sorted(self.control_files(), key=lambda entry: -entry.order)
 
     # Durable at once (worker lane)
 
@@ -135,22 +159,20 @@ class Ledger:
         Errors: `StoreError`; then nothing is recorded and none of the new files may be written.
         """
         given = list(entries)
-        for attempt in range(2):
-            try:
-                if not all(self.is_durable(entry.key, entry.inode) for entry in given):
-                    self._sync()
-                new = self._new(given)
-                batch = StoreBatch()
-                for entry in new:
-                    batch.put(FILES, row_key(entry.key), _encode(entry))
-                    batch.append(_encode(_event(entry, "touch", entry.touched_at, before=entry.original)))
-                if new:
-                    self._store.apply(batch)
-                break
-            except StoreError:
-                # The store may just have replaced a damaged file: then it can take everything again, at once.
-                if attempt or not self._store.writable:
-                    raise
+
+        def touch() -> list[LedgerEntry]:
+            if not all(self.is_durable(entry.key, entry.inode) for entry in given):
+                self._sync()
+            new = self._new(given)
+            batch = StoreBatch()
+            for entry in new:
+                batch.put(FILES, row_key(entry.key), _encode(entry))
+                batch.append(_encode(_event(entry, "touch", entry.touched_at, before=entry.original)))
+            if new:
+                self._store.apply(batch)
+            return new
+
+        new = self._twice(touch)
         now = self._clock()
         for entry in new:
             replaced = self.get(entry.key)
@@ -176,6 +198,44 @@ class Ledger:
         for entry in made:
             self._first.discard(entry.key)
         return count
+
+    def record(self, rows: Iterable[LedgerEntry], dropped: Iterable[FileKey] = (), *, kind: str = "gone") -> None:
+        """Put rows of kinds other than control files, and drop others, in one transaction.
+
+        Call it before the values are written: when it returns, the originals are durable. Order and time of the first
+        touch are kept where the row is of the same object (inode). ``kind``: of the event that a dropped row leaves.
+        Errors: `StoreError`; then nothing is changed, and nothing of it may be written.
+        """
+        put, gone = list(rows), list(dropped)
+
+        def store() -> list[LedgerEntry]:
+            self._sync()
+            now, order, made, batch = self._clock(), self._order, [], StoreBatch()
+            for given in put:
+                known = self.get(given.key)
+                if known is not None and known.inode == given.inode:
+                    row = replace(given, order=known.order, touched_at=known.touched_at)
+                else:
+                    order += 1
+                    row = replace(given, order=order, touched_at=now)
+                    batch.append(_encode(_event(row, "touch", now, before=row.original)))
+                made.append(row)
+                batch.put(FILES, row_key(row.key), _encode(row))
+            for key in gone:
+                if (known := self.get(key)) is not None:
+                    batch.delete(FILES, row_key(key))
+                    after = known.original if kind == "restored" else None
+                    batch.append(_encode(_event(known, kind, now, before=known.wanted, after=after)))
+            if batch:
+                self._store.apply(batch)
+            return made
+
+        made = self._twice(store)
+        with self._lock:
+            for key in gone:
+                self._kinds.get(key[0], {}).pop(key, None)
+        for row in made:
+            self._insert(row)
 
     def flush(self) -> int:
         """Make everything noted since the last flush durable; return how many rows were written.
@@ -217,6 +277,15 @@ class Ledger:
                 left = {key: texts | self._noted.get(key, set()) for key, texts in self._about.items()}
                 self._intents.rewrite({**self._noted, **left})
         return len(dirty) + len(events)
+
+    def _twice(self, store: Callable[[], list[LedgerEntry]]) -> list[LedgerEntry]:
+        """The store may just have replaced a damaged file: then it can take everything again, at once."""
+        try:
+            return store()
+        except StoreError:
+            if not self._store.writable:
+                raise
+        return store()
 
     def _new(self, given: Iterable[LedgerEntry]) -> list[LedgerEntry]:
         """The given entries whose files are not known yet, numbered on from the last order."""
@@ -357,7 +426,7 @@ class Ledger:
         ``inode_now`` tells the inode that an entry's group has now, None when there is no such directory.
         """
         dropped = []
-        for entry in self:
+        for entry in self.control_files():
             inode = inode_now(entry)
             if inode is None or not same_group(entry.inode, inode):
                 self._remove(entry.key, "gone")
@@ -383,7 +452,10 @@ class Ledger:
                 setattr(entry, name, shared)
         names = (entry.controller, entry.file)
         with self._lock:
-            self._groups.setdefault(entry.path, {})[names] = entry
+            if entry.kind == CGROUP:
+                self._groups.setdefault(entry.path, {})[names] = entry
+            else:
+                self._kinds.setdefault(entry.kind, {})[entry.key] = entry
             self._order = max(self._order, entry.order)
 
     def _shared(self, text: str) -> str:

@@ -35,6 +35,7 @@ from state.schema import (
     text_of,
     unseal,
 )
+from state.schema2 import convert
 
 _DEEPEST: Final = 32
 """More than any row has; what is deeper breaks whoever renders it."""
@@ -125,13 +126,32 @@ def read_tables(path: str) -> Tables:
     if behind and not problems:
         problems.append(f"{path}: it lacks the last changes, which its copy has: damaged, or set back")
     if not problems:
-        return Tables(rows, lost=False, problems=())
+        return Tables(_converted(rows), lost=False, problems=())
     if copied is None and not any(rows.values()):
         raise LostStoreError("; ".join((*problems, *unread)))
     rows, lost = merge(rows, copied)
     more = ": read from its second copy" if copied is not None else ""
     more += "; some of it may be lost" if lost else ""
-    return Tables({table: rows.get(table, {}) for table in KEYED}, lost, (problems[0] + more, *problems[1:]))
+    rows = _converted({table: rows.get(table, {}) for table in KEYED})
+    return Tables(rows, lost, (problems[0] + more, *problems[1:]))
+
+
+def _converted(rows: Rows) -> Rows:
+    """With what schema 2 kept outside of the ledger in the ledger, where a store has not been opened since."""
+    boot = _text(rows[META].get("boot_id"))
+    converted = convert(rows, boot)
+    if not converted.replaced:
+        return rows
+    meta = {key: body for key, body in rows[META].items() if key not in converted.replaced}
+    return {**rows, META: meta, FILES: {**rows[FILES], **converted.files}}
+
+
+def _text(body: bytes | None) -> str:
+    try:
+        text = decoded(msgpack.unpackb, body, deepest=_DEEPEST) if body is not None else ""
+    except ValueError:
+        return ""
+    return text if isinstance(text, str) else ""
 
 
 def _look(path: str) -> None:

@@ -49,6 +49,7 @@ from state.schema import (
     unguard,
     unseal,
 )
+from state.schema2 import PRIVATE, convert
 
 __all__ = ["DEFAULT_PATH", "NewerSchemaError", "Store", "StoreBatch", "boot_id", "read_dump"]
 
@@ -372,6 +373,7 @@ class Store:
                 batch.clear(table)
             reason = f"{counts[FILES]} files of an earlier boot"
             batch.append(_pack({"at": self._clock(), "kind": "reboot", "reason": reason}))
+        self._convert(connection, meta, batch)
         for name, value in self._meta.items():
             if value:
                 batch.put(META, name, _pack(value))
@@ -384,6 +386,15 @@ class Store:
         unguard(connection)
         self._identity = _identity(self.path)
         self._marks, self._foreign = self._look(), False
+
+    def _convert(self, connection: sqlite3.Connection, meta: dict[str, bytes], batch: StoreBatch) -> None:
+        """Have what schema 2 kept outside of the ledger in the ledger; of another boot, drop it."""
+        if not PRIVATE.isdisjoint(meta):
+            converted = convert({META: meta, FILES: dict(_each(connection, FILES))}, self.boot)
+            for key, body in converted.files.items() if not self.rebooted else ():
+                batch.put(FILES, key, body)
+            for name in converted.replaced:
+                batch.delete(META, name)
 
     # The second copy
 

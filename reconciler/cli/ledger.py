@@ -2,6 +2,7 @@
 
 import logging
 import os
+from functools import partial
 from typing import Any
 
 import trio
@@ -15,10 +16,12 @@ from reconciler import __version__
 from reconciler.actuators.cgroup.records import records_of
 from reconciler.actuators.cgroup.restore import adopt_unjournaled_writes, restore_all
 from reconciler.actuators.cgroup.unfreeze import unfreeze
+from reconciler.actuators.restore import UndoKind, restore_ledger
 from reconciler.cli.exits import CliError, Exit
 from reconciler.daemon import side_actuators
 from reconciler.responses.eviction.journal import thaw_killed
 from reconciler.runtime.lock import AlreadyRunningError, InstanceLock
+from state.kinds import CGROUP
 from state.ledger import Ledger
 from state.reader import LostStoreError, NoStoreError, read_tables
 from state.schema import META, PLACES, RUNNING, NewerSchemaError
@@ -118,11 +121,11 @@ def _restore(store_path: str, root: str, only: str | None, files: FileOps) -> tu
         writer = KernelWriter(hierarchy, files=files)
         records = records_of(root, meta.get(PLACES))
 
-        async def restore() -> list[RestoreResult]:
-            done = await restore_all(hierarchy, ledger, writer, files=files, only=only, records=records)
-            return [*done, *await side_actuators.restore_without_daemon(root, store, only)]
-
-        done = trio.run(restore)
+        table: dict[str, UndoKind] = {
+            CGROUP: partial(restore_all, hierarchy, ledger, writer, files=files, only=only, records=records),
+            **side_actuators.restore_table_without_daemon(root, store, ledger, only),
+        }
+        done = trio.run(restore_ledger, ledger, table, side_actuators.codec_of, only)
         ledger.flush()
         return done, store.unrecorded
     finally:

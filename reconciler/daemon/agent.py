@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Final, final
 
 import trio
@@ -36,6 +37,7 @@ from reconciler.actuators.cgroup.records import Records, places_of
 from reconciler.actuators.cgroup.restore import adopt_unjournaled_writes, restore_all
 from reconciler.actuators.cgroup.unfreeze import unfreeze
 from reconciler.actuators.holds import group_of
+from reconciler.actuators.restore import UndoKind, restore_ledger
 from reconciler.alerts.agent_alerts import as_alert
 from reconciler.alerts.service import AlertService
 from reconciler.alerts.sinks.base import SinkContext
@@ -73,6 +75,7 @@ from reconciler.sources.runtime_signal import RuntimeEvent, RuntimeEvents
 from reconciler.sources.tree import TreeSource
 from state.cache import CacheUsage
 from state.entry import LedgerEvent
+from state.kinds import CGROUP
 from state.ledger import Ledger
 from state.model import Hold, KubeletView, NodeCpu, NodeView, Pod, Pools, Setting, SourceStatus
 from state.schema import PLACES
@@ -539,12 +542,23 @@ class Agent:
         else:
             self.holds.restored(only, by, self.config.writes.foreign.hold_person_s)
         self.lane.clear()
+        table: dict[str, UndoKind] = {CGROUP: partial(self._restore_control_files, only)}
+        table |= side_actuators.restore_table(self.sides, only)
+        done = await restore_ledger(self.ledger, table, side_actuators.codec_of, only)
+        await trio.to_thread.run_sync(self.ledger.flush, limiter=self.store_lane)
+        for one in done:
+            if not one.ok:
+                self.alert("restore", f"{one.path}/{one.file}: {one.undo}: {one.detail}", None)
+        self.dirty.mark_all("restore")
+        return done
+
+    async def _restore_control_files(self, only: str | None) -> list[RestoreResult]:
         async with self.reconciler.paused():
             # What the runtime has told until now: it may be a newer value to restore to.
             with suppress(SourceError):
                 await self.reconciler.reconcile(self.dirty.take_nowait())
             await self.actuator.commit()
-            done = await restore_all(
+            return await restore_all(
                 self.place.hierarchy,
                 self.ledger,
                 KernelWriter(self.place.hierarchy, files=self.files),
@@ -552,14 +566,6 @@ class Agent:
                 only=only,
                 records=Records(self.place.runtime, _below(self.place.root, self.place.kubelet.root_dir)),
             )
-        for side in self.sides:
-            done += await side.restore(only)
-        await trio.to_thread.run_sync(self.ledger.flush, limiter=self.store_lane)
-        for one in done:
-            if not one.ok:
-                self.alert("restore", f"{one.path}/{one.file}: {one.undo}: {one.detail}", None)
-        self.dirty.mark_all("restore")
-        return done
 
     def set_enforce(self, *, enforce: bool) -> None:
         """Write, or only say what would be written."""

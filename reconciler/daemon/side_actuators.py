@@ -4,10 +4,11 @@ A new one is a file in `actuators` that implements `actuators.side.SideActuator`
 Their modules are imported where they are made: a node that uses none of them pays for none.
 """
 
+import importlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import trio
 from msgspec import Struct
@@ -16,23 +17,38 @@ from cgroupfs.errors import SourceError
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
 from reconciler.actuators.base import AuxiliaryActuator, LazyActuator, PlanSnapshot, RestrictionsCache
+from reconciler.actuators.codec import RowCodec
+from reconciler.actuators.restore import UndoKind
 from reconciler.config.environment import NodeEnvironment
 from reconciler.config.model import Config
 from state.cache import CacheUsage
 from state.evidence import Sample
+from state.kinds import COOKIE, NETWORK, PROCESS, RESCTRL, SYSCTL
 from state.ledger import Ledger
 from state.schema import META
 from state.store import Store, boot_id
 from state.undo import RestoreResult
 
-ROWS: Final = {
-    "cores": "core_cookies",
-    "network": "network",
-    "oom": "oom_scores",
-    "cache": "resctrl",
-    "marks": "watermarks",
+KINDS: Final = {
+    "core_sched": COOKIE,
+    "network": NETWORK,
+    "oom_score": PROCESS,
+    "resctrl": RESCTRL,
+    "watermarks": SYSCTL,
 }
-"""Rows of the store's META table by which an earlier run's traces are known; a test holds the modules to them."""
+"""By the actuator's name: the kind of its rows in the ledger, by which an earlier run's changes are known."""
+_CODECS: Final = {
+    PROCESS: "reconciler.actuators.files.oom_score",
+    SYSCTL: "reconciler.actuators.files.watermarks",
+}
+"""The modules whose ``CODEC`` is that of a kind; a test holds them to their kinds."""
+ROWS: Final = {"core_sched": "core_cookies", "network": "network", "resctrl": "resctrl"}
+
+
+def codec_of(kind: str) -> RowCodec[Any] | None:  # of the kind's own state
+    """The codec of a kind, from its module, which is imported only now; None for an unknown kind."""
+    module = _CODECS.get(kind)
+    return None if module is None else importlib.import_module(module).CODEC
 
 
 class ActuatorContext(Struct, frozen=True, kw_only=True):
@@ -54,7 +70,7 @@ def build(
     config: Config, place: NodeEnvironment, store: Store, means: ActuatorContext
 ) -> tuple[AuxiliaryActuator, ...]:
     """Those that this node may need. A reload can enable a policy: each asks the newest pools what is wanted."""
-    rows = {key for key, _ in store.rows(META)}
+    kinds, rows = means.ledger.kinds(), {key for key, _ in store.rows(META)}
 
     def reclaim() -> AuxiliaryActuator:
         from reconciler.actuators.memory_reclaim.actuator import Reclaimer  # noqa: PLC0415
@@ -64,12 +80,12 @@ def build(
     def oom_scores() -> AuxiliaryActuator:
         from reconciler.actuators.files.oom_score import OomScores  # noqa: PLC0415
 
-        return OomScores(place.hierarchy, store, means.store_lane, root=place.root, files=means.files)
+        return OomScores(place.hierarchy, means.ledger, means.store_lane, root=place.root, files=means.files)
 
     def watermarks() -> AuxiliaryActuator:
         from reconciler.actuators.files.watermarks import Watermarks  # noqa: PLC0415
 
-        return Watermarks(store, means.store_lane, root=place.root, files=means.files)
+        return Watermarks(means.ledger, means.store_lane, root=place.root, files=means.files)
 
     def core_sched() -> AuxiliaryActuator:
         from reconciler.actuators.core_sched.actuator import CoreSched  # noqa: PLC0415
@@ -109,19 +125,19 @@ def build(
         return NetworkActuator(RealTc(), RealPodTc(), spaces, store, means.store_lane)
 
     def lazily(
-        name: str, make: Callable[[], AuxiliaryActuator], wanted: Callable[[PlanSnapshot], bool], row: str = ""
+        name: str, make: Callable[[], AuxiliaryActuator], wanted: Callable[[PlanSnapshot], bool]
     ) -> AuxiliaryActuator:
-        return LazyActuator(name, make, wanted, leftover=ROWS.get(row) in rows)
+        return LazyActuator(name, make, wanted, leftover=KINDS.get(name) in kinds or ROWS.get(name) in rows)
 
     sides: list[AuxiliaryActuator] = []
     if place.hierarchy.version("memory") is not None:
         sides.append(lazily("memory_reclaim", reclaim, lambda now: now.pools.memory.reclaim is not None))
-    sides.append(lazily("watermarks", watermarks, lambda now: now.pools.memory.watermarks is not None, "marks"))
+    sides.append(lazily("watermarks", watermarks, lambda now: now.pools.memory.watermarks is not None))
     if _is_this_machine(config.node.root):
-        sides.append(lazily("oom_score", oom_scores, lambda now: now.pools.memory.oom is not None, "oom"))
-        sides.append(lazily("core_sched", core_sched, lambda now: now.pools.cores is not None, "cores"))
-        sides.append(lazily("resctrl", resctrl, lambda now: now.pools.cache is not None, "cache"))
-        sides.append(lazily("network", network, lambda now: now.pools.network is not None, "network"))
+        sides.append(lazily("oom_score", oom_scores, lambda now: now.pools.memory.oom is not None))
+        sides.append(lazily("core_sched", core_sched, lambda now: now.pools.cores is not None))
+        sides.append(lazily("resctrl", resctrl, lambda now: now.pools.cache is not None))
+        sides.append(lazily("network", network, lambda now: now.pools.network is not None))
     return tuple(sides)
 
 
@@ -130,47 +146,80 @@ def cache_use(sides: Iterable[AuxiliaryActuator]) -> CacheUsage | None:
     return next((use for side in sides if isinstance(side, RestrictionsCache) and (use := side.measured())), None)
 
 
-async def restore_without_daemon(root: str, store: Store, only: str | None) -> Sequence[RestoreResult]:
-    """Undo what they left on this node, as the store and marks of ours tell. Errors: none; they are in the answer."""
+def restore_table(sides: Iterable[AuxiliaryActuator], only: str | None) -> dict[str, UndoKind]:
+    """How the running actuators undo their kinds: each pauses meanwhile."""
+    return {KINDS.get(side.name, side.name): partial(side.restore, only) for side in sides}
+
+
+def restore_table_without_daemon(root: str, store: Store, ledger: Ledger, only: str | None) -> dict[str, UndoKind]:
+    """How each kind is undone while no daemon runs: by the ledger, and by marks of ours where it is lost.
+
+    Where the node is a copy, what is set by system call or belongs to this machine's processes cannot be undone.
+    """
+    table: dict[str, UndoKind] = {SYSCTL: _blocking(partial(_restore_marks, root, ledger, only))}
+    if _is_this_machine(root):
+        table[COOKIE] = _blocking(partial(_restore_cookies, store, only))
+        table[PROCESS] = _blocking(partial(_restore_scores, root, ledger, only))
+        table[RESCTRL] = _blocking(partial(_restore_resctrl, root, store, only))
+        table[NETWORK] = _blocking(partial(_restore_network, store, only))
+        table["private groups"] = _blocking(partial(_restore_private, root, only))
+    return table
+
+
+def _blocking(undo: Callable[[], Sequence[RestoreResult]]) -> UndoKind:
+    """In this thread: nothing else runs."""
+
+    async def undo_now() -> Sequence[RestoreResult]:
+        await trio.lowlevel.checkpoint()
+        return undo()
+
+    return undo_now
+
+
+def _restore_marks(root: str, ledger: Ledger, only: str | None) -> Sequence[RestoreResult]:
     from reconciler.actuators.files.watermarks import restore_marks  # noqa: PLC0415
 
-    marks = restore_marks(store, root=root) if only is None else []
-    if not _is_this_machine(root):
-        return tuple(marks)
+    return restore_marks(ledger, root=root) if only is None else ()
+
+
+def _restore_cookies(store: Store, only: str | None) -> Sequence[RestoreResult]:
     from reconciler.actuators.core_sched.prctl import RealPrctl  # noqa: PLC0415
     from reconciler.actuators.core_sched.tasks import restore_cookies  # noqa: PLC0415
+
+    return restore_cookies(RealPrctl(), store, only)
+
+
+def _restore_scores(root: str, ledger: Ledger, only: str | None) -> Sequence[RestoreResult]:
+    from reconciler.actuators.files.oom_score import restore_scores  # noqa: PLC0415
+
+    try:
+        return restore_scores(Hierarchy.detect(root), ledger, only, root=root)
+    except SourceError:
+        return ()  # nobody has written anything on a node without cgroups
+
+
+def _restore_resctrl(root: str, store: Store, only: str | None) -> Sequence[RestoreResult]:
+    from reconciler.actuators.resctrl.undo import restore_resctrl  # noqa: PLC0415
+
+    return restore_resctrl(root, store, only)
+
+
+def _restore_network(store: Store, only: str | None) -> Sequence[RestoreResult]:
     from reconciler.actuators.network.tc import RealTc  # noqa: PLC0415
     from reconciler.actuators.network.tc_pods import RealPodTc  # noqa: PLC0415
     from reconciler.actuators.network.undo import restore_network  # noqa: PLC0415
-    from reconciler.actuators.resctrl.undo import restore_resctrl  # noqa: PLC0415
 
-    return [
-        *marks,
-        *restore_cookies(RealPrctl(), store, only),
-        *_restore_scores(root, store, only),
-        *restore_resctrl(root, store, only),
-        *restore_network(RealTc(), RealPodTc(), store, only),
-        *_restore_private(root, only),
-    ]
+    return restore_network(RealTc(), RealPodTc(), store, only)
 
 
 def _restore_private(root: str, only: str | None) -> Sequence[RestoreResult]:
-    """The groups in which pods' pressure was counted: no actuator's, but as much a trace of ours."""
+    """The groups in which pods' pressure was counted: no actuator's and without a row, they have our names."""
     from reconciler.signals.privatepsi import restore_groups  # noqa: PLC0415
 
     try:
         return restore_groups(Hierarchy.detect(root), only)
     except SourceError:
         return ()
-
-
-def _restore_scores(root: str, store: Store, only: str | None) -> Sequence[RestoreResult]:
-    from reconciler.actuators.files.oom_score import restore_scores  # noqa: PLC0415
-
-    try:
-        return restore_scores(Hierarchy.detect(root), store, only, root=root)
-    except SourceError:
-        return ()  # nobody has written anything on a node without cgroups
 
 
 def _is_this_machine(root: str) -> bool:

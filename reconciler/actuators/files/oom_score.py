@@ -14,26 +14,33 @@ what that is.
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Final, final
 
 import msgspec
 import trio
 
+from cgroupfs.bounded import whole
 from cgroupfs.errors import StoreError, errno_name
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
-from reconciler.actuators.base import BootState, PeriodicWorker, PersistedValue, PlanSnapshot, StateRow
+from reconciler.actuators.base import PeriodicWorker, PlanSnapshot
 from reconciler.actuators.cgroup.status import SettingStatus
+from reconciler.actuators.codec import LedgerState, RowCodec, undo_rows
 from reconciler.actuators.holds import holding
 from reconciler.policies.oom_score import KNOB, NAME, score_of
 from reconciler.signals.processes import PodProcesses
+from state.entry import LedgerEntry
+from state.kinds import PROCESS
+from state.ledger import Ledger
 from state.model import ContainerKind, Phase, Setting
-from state.store import Store
 from state.undo import RestoreOutcome, RestoreResult
 
 FILE: Final = "oom_score_adj"
+_OF_PROCESS: Final = f"{FILE} of "
+"""Before the ``pid:start`` of a process whose original is its own."""
 
 
 class OomScoreState(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,13 +57,55 @@ class OomScoreState(msgspec.Struct, frozen=True, kw_only=True):
     odd: dict[str, int] = {}
 
 
-class OomScoreRows(BootState, frozen=True, kw_only=True):
+class OomScoreRows(msgspec.Struct, frozen=True, kw_only=True):
     """All of them, by group path."""
 
     containers: Mapping[str, OomScoreState] = {}
 
 
-ROW: Final = StateRow("oom_scores", OomScoreRows, "oom_score_adj")
+def _load(rows: Iterable[LedgerEntry]) -> OomScoreRows:
+    containers: dict[str, OomScoreState] = {}
+    odd: dict[str, dict[str, int]] = {}
+    for row in rows:
+        with suppress(ValueError):
+            if row.original is None or not (row.file == FILE or row.file.startswith(_OF_PROCESS)):
+                continue
+            original, ours = whole(row.original), [whole(text) for text in row.ours]
+            if row.file == FILE:
+                containers[row.path] = OomScoreState(
+                    pod_uid=row.pod_uid or "", inode=row.inode, ours=ours, original=original
+                )
+            else:
+                process = row.file.removeprefix(_OF_PROCESS)
+                pid, _, start = process.partition(":")
+                whole(pid), whole(start)
+                odd.setdefault(row.path, {})[process] = original
+    return OomScoreRows(
+        containers={path: msgspec.structs.replace(kept, odd=odd.get(path, {})) for path, kept in containers.items()}
+    )
+
+
+def _dump(state: OomScoreRows) -> Iterable[LedgerEntry]:
+    for path, kept in state.containers.items():
+        originals = {FILE: kept.original, **{f"{_OF_PROCESS}{process}": had for process, had in kept.odd.items()}}
+        ours = tuple(map(str, kept.ours))
+        for field, original in originals.items():
+            yield LedgerEntry(
+                kind=PROCESS,
+                controller="",
+                path=path,
+                file=field,
+                knob=KNOB,
+                inode=kept.inode,
+                original=str(original),
+                ours=ours,
+                wanted=ours[-1] if ours else None,
+                pod_uid=kept.pod_uid or None,
+                policy=NAME,
+            )
+
+
+CODEC: Final = RowCodec(kind=PROCESS, load=_load, dump=_dump)
 
 
 class OomScoreProcesses:
@@ -118,19 +167,23 @@ class OomScoreProcesses:
         return [RestoreResult(path=path, file=FILE, undo=undo, text=str(kept.original), detail=why)]
 
 
+def undo(
+    processes: OomScoreProcesses, state: OomScoreRows, only: str | None = None
+) -> tuple[list[RestoreResult], OomScoreRows]:
+    """Give everything back, or what one pod's containers had (uid); what is left to be given back. For a thread."""
+    chosen = {path: kept for path, kept in sorted(state.containers.items()) if only in {None, kept.pod_uid}}
+    done = [one for path, kept in chosen.items() for one in processes.restore(path, kept)]
+    failed = {one.path for one in done if not one.ok}
+    left = {path: kept for path, kept in state.containers.items() if path not in chosen or path in failed}
+    return done, OomScoreRows(containers=left)
+
+
 def restore_scores(
-    hierarchy: Hierarchy, store: Store, only: str | None = None, *, root: str = "/", files: FileOps = REAL
+    hierarchy: Hierarchy, ledger: Ledger, only: str | None = None, *, root: str = "/", files: FileOps = REAL
 ) -> list[RestoreResult]:
     """Put everything back while no daemon runs. Errors: `StoreError` when that cannot be noted; it is done by then."""
-    rows = ROW.read(store).containers
     processes = OomScoreProcesses(hierarchy, root, files)
-    chosen = {path: kept for path, kept in sorted(rows.items()) if only is None or kept.pod_uid == only}
-    done = [one for path, kept in chosen.items() for one in processes.restore(path, kept)]
-    if chosen:
-        failed = {one.path for one in done if not one.ok}
-        left = {path: kept for path, kept in rows.items() if path not in chosen or path in failed}
-        ROW.write(store, OomScoreRows(boot=store.boot, containers=left))
-    return done
+    return undo_rows(ledger, CODEC, lambda state: undo(processes, state, only))
 
 
 @final
@@ -142,7 +195,7 @@ class OomScores:
     def __init__(
         self,
         hierarchy: Hierarchy,
-        store: Store,
+        ledger: Ledger,
         lane: trio.CapacityLimiter,
         *,
         root: str = "/",
@@ -153,7 +206,7 @@ class OomScores:
         self.standings: dict[str, dict[str, SettingStatus]] = {}
         """By group path, then knob: as the judge's of control files."""
         self._processes = OomScoreProcesses(hierarchy, root, files)
-        self._rows = PersistedValue(ROW, store, lane)
+        self._rows = LedgerState(CODEC, ledger, lane)
         self._turns = PeriodicWorker(self._sweep, _period_s)
         self._problems: list[str] = []
 
@@ -293,13 +346,13 @@ class OomScores:
             done += await self._turns.work(partial(self._processes.restore, path, kept))
         self._problems += [f"{one.path}: {one.detail}" for one in done if not one.ok]
         over = {one.path for one in done if one.ok}
-        await self._keep({path: kept for path, kept in self._kept.items() if path not in over})
+        await self._keep({path: kept for path, kept in self._kept.items() if path not in over}, dropped="restored")
         return done
 
-    async def _keep(self, containers: Mapping[str, OomScoreState]) -> bool:
+    async def _keep(self, containers: Mapping[str, OomScoreState], *, dropped: str = "gone") -> bool:
         """Remember these instead; whether that is durable, and in force."""
         try:
-            await self._rows.save(OomScoreRows(boot=self._rows.now.boot, containers=containers))
+            await self._rows.save(OomScoreRows(containers=containers), dropped=dropped)
         except StoreError as exc:
             self._problems.append(str(exc))
             return False

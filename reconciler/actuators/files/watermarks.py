@@ -11,22 +11,27 @@ read-only in containers that are not privileged.
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Final, final
 
 import msgspec
 import trio
 
+from cgroupfs.bounded import whole
 from cgroupfs.errors import StoreError, errno_name
 from cgroupfs.files import REAL, FileOps
-from reconciler.actuators.base import BootState, PeriodicWorker, PersistedValue, PlanSnapshot, StateRow
+from reconciler.actuators.base import PeriodicWorker, PlanSnapshot
 from reconciler.actuators.cgroup.status import SettingStatus
+from reconciler.actuators.codec import LedgerState, RowCodec, undo_rows, undo_values
 from reconciler.actuators.holds import holding
 from reconciler.policies.watermarks import KNOBS, NAME, REASONS, has_room, wanted
+from state.entry import LedgerEntry
+from state.kinds import SYSCTL
+from state.ledger import Ledger
 from state.memory import NodeMemoryReading
 from state.model import Setting
-from state.store import Store
 from state.undo import RestoreOutcome, RestoreResult
 
 MACHINE: Final = "/"
@@ -42,13 +47,39 @@ class SysctlState(msgspec.Struct, frozen=True, kw_only=True):
     ours: tuple[int, ...]
 
 
-class SysctlRows(BootState, frozen=True, kw_only=True):
+class SysctlRows(msgspec.Struct, frozen=True, kw_only=True):
     """All of them, by the kernel's name."""
 
     values: Mapping[str, SysctlState] = {}
 
 
-ROW: Final = StateRow("watermarks", SysctlRows, "the kernel's memory marks")
+def _load(rows: Iterable[LedgerEntry]) -> SysctlRows:
+    values = {}
+    for row in rows:
+        with suppress(ValueError):
+            if "/" not in row.file and row.path == MACHINE and row.original is not None:
+                values[row.file] = SysctlState(original=whole(row.original), ours=tuple(map(whole, row.ours)))
+    return SysctlRows(values=values)
+
+
+def _dump(state: SysctlRows) -> Iterable[LedgerEntry]:
+    for name, value in state.values.items():
+        ours = tuple(map(str, value.ours))
+        yield LedgerEntry(
+            kind=SYSCTL,
+            controller="",
+            path=MACHINE,
+            file=name,
+            knob=name,
+            original=str(value.original),
+            ours=ours,
+            wanted=ours[-1] if ours else None,
+            policy=NAME,
+            reason=REASONS.get(name, ""),
+        )
+
+
+CODEC: Final = RowCodec(kind=SYSCTL, load=_load, dump=_dump)
 
 
 class Sysctls:
@@ -80,33 +111,44 @@ class Sysctls:
         found = self.read(name)
         return "" if found == value else f"accepted, but it reads {found}"
 
-    def restore(self, name: str, kept: SysctlState) -> RestoreResult:
-        """Give one its original back, if what is there is ours."""
-        there = self.read(name)
-        undo, detail = RestoreOutcome.ALREADY, ""
-        if isinstance(there, str):
-            undo, detail = RestoreOutcome.REFUSED, there
-        elif there != kept.original:
-            undo = RestoreOutcome.FOREIGN
-            if there in kept.ours:
-                detail = self.write(name, kept.original)
-                undo = RestoreOutcome.REFUSED if detail else RestoreOutcome.RESTORED
-        return RestoreResult(path=MACHINE, file=name, undo=undo, text=str(kept.original), detail=detail)
-
     def _place(self, name: str) -> tuple[str, str]:
         directory, _, file = name.rpartition(".")
         return os.path.join(self._proc, directory.replace(".", "/")), file
 
 
-def restore_marks(store: Store, *, root: str = "/", files: FileOps = REAL) -> list[RestoreResult]:
+class SysctlAccess:
+    """`ValueAccess`: by it an original is put back."""
+
+    def __init__(self, sysctls: Sysctls) -> None:
+        self._sysctls = sysctls
+
+    def is_same(self, row: LedgerEntry) -> bool:
+        """A name of /proc/sys means the same for as long as the kernel runs."""
+        return row.path == MACHINE
+
+    def read(self, row: LedgerEntry) -> str:
+        """The value. Errors: `ValueError` says why there is none."""
+        value = self._sysctls.read(row.file)
+        if isinstance(value, str):
+            raise ValueError(value)  # noqa: TRY004  # what the kernel answered, no mistake of types
+        return str(value)
+
+    def write(self, row: LedgerEntry, text: str) -> None:
+        """Set it. Errors: `ValueError` with the errno's name."""
+        if refused := self._sysctls.write(row.file, whole(text)):
+            raise ValueError(refused)
+
+
+def undo(sysctls: Sysctls, state: SysctlRows) -> tuple[list[RestoreResult], SysctlRows]:
+    """Put the originals back; what is left to be put back. For a thread. Errors: none."""
+    rows = sorted(_dump(state), key=lambda row: row.file)
+    done, left = undo_values(rows, SysctlAccess(sysctls))
+    return done, _load(left)
+
+
+def restore_marks(ledger: Ledger, *, root: str = "/", files: FileOps = REAL) -> list[RestoreResult]:
     """Put everything back while no daemon runs. Errors: `StoreError` when that cannot be noted; it is done by then."""
-    values = ROW.read(store).values
-    sysctls = Sysctls(root, files)
-    done = [sysctls.restore(name, kept) for name, kept in sorted(values.items())]
-    if values:
-        refused = {one.file for one in done if one.undo is RestoreOutcome.REFUSED}
-        ROW.write(store, SysctlRows(boot=store.boot, values={name: values[name] for name in sorted(refused)}))
-    return done
+    return undo_rows(ledger, CODEC, partial(undo, Sysctls(root, files)))
 
 
 @final
@@ -115,12 +157,12 @@ class Watermarks:
 
     name = NAME
 
-    def __init__(self, store: Store, lane: trio.CapacityLimiter, *, root: str = "/", files: FileOps = REAL) -> None:
+    def __init__(self, ledger: Ledger, lane: trio.CapacityLimiter, *, root: str = "/", files: FileOps = REAL) -> None:
         """``lane``: the store's limiter."""
         self.counts: Counter[str] = Counter()
         self.standings: dict[str, dict[str, SettingStatus]] = {}
         self._sysctls = Sysctls(root, files)
-        self._rows = PersistedValue(ROW, store, lane)
+        self._rows = LedgerState(CODEC, ledger, lane)
         self._turns = PeriodicWorker(self._sweep, _period_s)
         self._sure: set[str] = set()
         """Whose value of ours has been seen in the kernel in this life: anything else there is somebody else's."""
@@ -225,7 +267,7 @@ class Watermarks:
             return "waiting", "the memory that it takes is not available twice over"
         fresh = SysctlState(original=original, ours=(*(() if kept is None else kept.ours[-1:]), target))
         try:
-            await self._rows.save(msgspec.structs.replace(self._rows.now, values={**self._kept, name: fresh}))
+            await self._rows.save(SysctlRows(values={**self._kept, name: fresh}))
         except StoreError as exc:
             return "not recorded", str(exc)
         refused = await self._turns.work(partial(self._sysctls.write, name, target))
@@ -240,14 +282,14 @@ class Watermarks:
         return there not in kept.ours and (name in self._sure or there != kept.original)
 
     async def _give_back(self, chosen: Mapping[str, SysctlState]) -> list[RestoreResult]:
-        done: list[RestoreResult] = []
-        for name, kept in sorted(chosen.items()):
-            done.append(await self._turns.work(partial(self._sysctls.restore, name, kept)))
-        over = {one.file for one in done if one.undo is not RestoreOutcome.REFUSED}
+        if not chosen:
+            return []
+        done, refused = await self._turns.work(partial(undo, self._sysctls, SysctlRows(values=chosen)))
+        over = chosen.keys() - refused.values.keys()
         self._sure -= over
         left = {name: kept for name, kept in self._kept.items() if name not in over}
         try:
-            await self._rows.save(msgspec.structs.replace(self._rows.now, values=left))
+            await self._rows.save(SysctlRows(values=left), dropped="restored")
         except StoreError as exc:
             return [msgspec.structs.replace(one, undo=RestoreOutcome.REFUSED, detail=str(exc)) for one in done]
         return done

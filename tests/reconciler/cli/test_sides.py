@@ -13,6 +13,7 @@ from reconciler.actuators.base import GroupOutcomes
 from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.actuators.core_sched.actuator import CoreSched
 from reconciler.actuators.core_sched.plan import KNOB
+from reconciler.actuators.restore import restore_ledger
 from reconciler.cli.exits import Exit
 from reconciler.cli.explain import BESIDE
 from reconciler.config.model import AgentMode
@@ -21,6 +22,7 @@ from reconciler.daemon.agent import Agent
 from reconciler.daemon.status import StatusReport
 from reconciler.policies.core_sched import CoreSchedConfig
 from state.cache import CacheConsumption, CacheUsage
+from state.kinds import SYSCTL
 from state.model import Hold
 from state.store import boot_id
 from tests.fakes.cores import FakeCores
@@ -159,7 +161,9 @@ def test_a_copy_of_a_node_has_no_threads_to_reach(machine: Machine) -> None:
 
 async def test_a_copy_of_a_node_has_none_to_restore(machine: Machine) -> None:
     with machine.live.agent(machine.config()) as agent:
-        assert await side_actuators.restore_without_daemon(machine.live.root, agent.store, None) == ()
+        table = side_actuators.restore_table_without_daemon(machine.live.root, agent.store, agent.ledger, None)
+        assert list(table) == [SYSCTL]
+        assert await restore_ledger(agent.ledger, table, side_actuators.codec_of) == []
 
 
 def test_this_machine_gets_one(machine: Machine) -> None:

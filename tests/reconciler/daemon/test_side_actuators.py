@@ -10,14 +10,12 @@ import trio
 
 from reconciler.actuators.base import AuxiliaryActuator, GroupOutcomes, LazyActuator, PlanSnapshot
 from reconciler.actuators.cgroup.status import SettingStatus
-from reconciler.actuators.core_sched import tasks
 from reconciler.actuators.files import oom_score, watermarks
-from reconciler.actuators.network import undo as network_undo
-from reconciler.actuators.resctrl import undo as resctrl_undo
 from reconciler.control.planner import plan_pools
 from reconciler.daemon import side_actuators
 from reconciler.policies.table import PoliciesConfig
 from state.cache import CacheUsage
+from state.kinds import PROCESS, SYSCTL
 from state.undo import RestoreOutcome, RestoreResult
 from tests.reconciler.nodes import node
 
@@ -101,14 +99,17 @@ async def test_what_an_earlier_run_left_is_taken_care_of_at_once(nursery: trio.N
     assert len(real.situations) == 1
 
 
-def test_the_rows_by_which_leftovers_are_known_are_those_that_the_modules_write() -> None:
-    assert {
-        "cores": tasks.ROW.key,
-        "network": network_undo.ROW.key,
-        "oom": oom_score.ROW.key,
-        "cache": resctrl_undo.ROW.key,
-        "marks": watermarks.ROW.key,
-    } == side_actuators.ROWS
+def test_the_kinds_by_which_leftovers_are_known_are_those_that_the_modules_write() -> None:
+    names = {
+        oom_score.OomScores.name: PROCESS,
+        watermarks.Watermarks.name: SYSCTL,
+    }
+    assert {name: side_actuators.KINDS[name] for name in names} == names
+    for kind in names.values():
+        codec = side_actuators.codec_of(kind)
+        assert codec is not None
+        assert codec.kind == kind
+    assert side_actuators.codec_of("unknown") is None
 
 
 @pytest.mark.parametrize("module", ["reconciler.daemon.agent", "reconciler.daemon.main"])

@@ -14,10 +14,12 @@ from cgroupfs.errors import StoreError
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
 from reconciler.actuators.base import PlanSnapshot
-from reconciler.actuators.files.oom_score import ROW, OomScores, restore_scores
+from reconciler.actuators.codec import read_rows
+from reconciler.actuators.files.oom_score import CODEC, OomScores, restore_scores
 from reconciler.control.planner import plan_pools
 from reconciler.policies.oom_score import OomScoreConfig
 from reconciler.policies.table import PoliciesConfig
+from state.ledger import Ledger
 from state.memory import MemoryPreferences
 from state.model import GroupRef, Hold, PodClass
 from state.store import Store, StoreBatch
@@ -51,7 +53,7 @@ class Live:
         self.actuator = self.make()
 
     def make(self) -> OomScores:
-        return OomScores(self.hierarchy, self.store, trio.CapacityLimiter(1))
+        return OomScores(self.hierarchy, Ledger(self.store), trio.CapacityLimiter(1))
 
     def crash(self) -> None:
         """The agent dies and comes again: only the store is left."""
@@ -126,7 +128,7 @@ async def test_all_processes_get_the_number_and_each_its_own_back(live: Live) ->
     assert live.actuator.status()["containers"] == {live.main: 1000}
     await live.sweep(OomScoreConfig())
     assert (score(first), score(odd)) == (100, 300)
-    assert ROW.read(live.store).containers == {}
+    assert read_rows(Ledger(live.store), CODEC).containers == {}
 
 
 @pytest.mark.kernel
@@ -158,7 +160,7 @@ async def test_processes_in_groups_that_a_container_has_made_count_as_its_own(li
     await live.sweep()
     assert [score(pid) for pid in (first, inner, moved)] == [1000, 1000, 1000]
     live.move(moved, "system.slice/one.service")
-    done = await live.actuator.restore() if daemon else restore_scores(live.hierarchy, live.store)
+    done = await live.actuator.restore() if daemon else restore_scores(live.hierarchy, Ledger(live.store))
     assert [one.undo for one in done] == [RestoreOutcome.RESTORED]
     assert [score(pid) for pid in (first, inner, moved)] == [100, 300, 100]
 
@@ -173,10 +175,10 @@ async def test_a_crash_loses_nothing_and_a_changed_wish_keeps_the_original(live:
     await live.sweep(wish=MemoryPreferences(oom_priority=-50))
     assert (score(pid), score(late)) == (950, 950)
     live.crash()
-    assert [one.undo for one in restore_scores(live.hierarchy, live.store, "another")] == []
-    assert [one.undo for one in restore_scores(live.hierarchy, live.store, "be")] == [RestoreOutcome.RESTORED]
+    assert [one.undo for one in restore_scores(live.hierarchy, Ledger(live.store), "another")] == []
+    assert [one.undo for one in restore_scores(live.hierarchy, Ledger(live.store), "be")] == [RestoreOutcome.RESTORED]
     assert (score(pid), score(late)) == (100, 200)
-    assert restore_scores(live.hierarchy, live.store) == []
+    assert restore_scores(live.hierarchy, Ledger(live.store)) == []
 
 
 class Killed(BaseException):
@@ -210,7 +212,7 @@ async def test_killed_at_any_step_each_process_gets_its_own_back(live: Live, dae
         left = [steps]
         files, store = Mortal(REAL, "write", left), Mortal(live.store, "apply", left)
         live.actuator = OomScores(
-            live.hierarchy, cast(Store, store), trio.CapacityLimiter(1), files=cast(FileOps, files)
+            live.hierarchy, Ledger(cast(Store, store)), trio.CapacityLimiter(1), files=cast(FileOps, files)
         )
         ended = True
         try:
@@ -219,10 +221,10 @@ async def test_killed_at_any_step_each_process_gets_its_own_back(live: Live, dae
         except Killed:
             ended = False
         live.crash()
-        done = await live.actuator.restore() if daemon else restore_scores(live.hierarchy, live.store)
+        done = await live.actuator.restore() if daemon else restore_scores(live.hierarchy, Ledger(live.store))
         assert all(one.ok for one in done), (steps, done)
         assert {pid: score(pid) for pid in pids} == pids, f"killed after {steps} changes"
-        assert ROW.read(live.store).containers == {}
+        assert read_rows(Ledger(live.store), CODEC).containers == {}
         if ended:
             break
         steps += 1
@@ -253,7 +255,7 @@ async def test_nothing_is_written(live: Live, how: dict[str, object]) -> None:
     pid = live.process(100)
     await live.sweep(**how)  # type: ignore[arg-type]
     assert score(pid) == 100
-    assert ROW.read(live.store).containers == {}
+    assert read_rows(Ledger(live.store), CODEC).containers == {}
 
 
 @pytest.mark.kernel
@@ -283,7 +285,7 @@ async def test_a_container_that_is_gone_is_forgotten(live: Live) -> None:
     live.started.clear()
     assert not os.path.exists(f"/proc/{pid}")
     await live.sweep(OomScoreConfig())
-    assert ROW.read(live.store).containers == {}
+    assert read_rows(Ledger(live.store), CODEC).containers == {}
 
 
 def standing(live: Live) -> tuple[str, str, str | None]:

@@ -13,11 +13,14 @@ from msgspec.structs import replace
 
 from cgroupfs.files import REAL, Directory, FileOps
 from reconciler.actuators.base import PlanSnapshot
-from reconciler.actuators.files.watermarks import ROW, Sysctls, Watermarks, restore_marks
+from reconciler.actuators.codec import read_rows
+from reconciler.actuators.files.watermarks import CODEC, Sysctls, Watermarks, restore_marks
+from reconciler.actuators.restore import restore_ledger
 from reconciler.control.planner import plan_pools
 from reconciler.daemon import side_actuators
 from reconciler.policies.table import PoliciesConfig
 from reconciler.policies.watermarks import MIN_FREE, SCALE, WatermarksConfig
+from state.ledger import Ledger
 from state.memory import NodeMemoryReading
 from state.model import Hold
 from state.store import Store
@@ -105,7 +108,7 @@ def make(kernel: Kernel, store: Store) -> Make:
     """The next life of the daemon."""
     # Both hand on what they do not have themselves.
     files, dying = cast(FileOps, kernel), cast(Store, DyingStore(store, kernel))
-    return lambda: Watermarks(dying, trio.CapacityLimiter(1), root=str(kernel.root), files=files)
+    return lambda: Watermarks(Ledger(dying), trio.CapacityLimiter(1), root=str(kernel.root), files=files)
 
 
 def situation(
@@ -157,7 +160,7 @@ async def test_what_an_administrator_has_set_higher_stays(kernel: Kernel, make: 
     assert (await turn(side, situation()))[SCALE] == "in place"
     assert kernel.values()[SCALE] == 90
     assert "never lowered" in side.standings["/"][SCALE].detail
-    assert SCALE not in ROW.read(store).values, "who has written nothing has nothing to give back"
+    assert SCALE not in read_rows(Ledger(store), CODEC).values, "who has written nothing has nothing to give back"
 
 
 @pytest.mark.parametrize("memory", [replace(RICH, available_bytes=GIGA // 100), replace(RICH, age_s=None)])
@@ -190,7 +193,7 @@ async def test_a_changed_wish_keeps_the_first_original(kernel: Kernel, make: Mak
     await turn(side, situation())
     assert (await turn(side, situation(replace(ON, scale_factor=70))))[SCALE] == "written"
     assert kernel.values()[SCALE] == 70
-    assert ROW.read(store).values[SCALE].original == BEFORE[SCALE]
+    assert read_rows(Ledger(store), CODEC).values[SCALE].original == BEFORE[SCALE]
     assert [one.undo for one in await side.restore()] == [RestoreOutcome.RESTORED] * 2
     assert kernel.values() == BEFORE
     assert await side.restore("a-pod") == ()
@@ -234,10 +237,12 @@ async def test_a_crash_at_any_step_is_undone(
         if daemon:
             undone = list(await make().restore())
         else:
-            undone = list(await side_actuators.restore_without_daemon(str(kernel.root), store, None))
+            ledger = Ledger(store)
+            table = side_actuators.restore_table_without_daemon(str(kernel.root), store, ledger, None)
+            undone = await restore_ledger(ledger, table, side_actuators.codec_of)
         assert all(one.ok for one in undone), (steps, undone)
         assert kernel.values() == BEFORE, steps
-        assert ROW.read(store).values == {}
+        assert read_rows(Ledger(store), CODEC).values == {}
         if finished:
             break
         steps += 1
@@ -260,7 +265,7 @@ async def test_a_crash_at_any_step_is_gone_on_from(kernel: Kernel, make: Make, a
 async def test_a_row_of_another_boot_tells_of_nothing(kernel: Kernel, make: Make, store: Store, tmp_path: Path) -> None:
     await turn(make(), situation())
     with closing(Store(str(tmp_path / "state.db"), boot="c", version="1", node="n1", history_limit=100)) as later:
-        assert restore_marks(later, root=str(kernel.root)) == []
+        assert restore_marks(Ledger(later), root=str(kernel.root)) == []
 
 
 async def test_it_acts_when_its_wish_changes_and_each_minute(

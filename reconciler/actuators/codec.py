@@ -1,0 +1,155 @@
+"""Rows of the ledger for values that are in no cgroup file, and how they are undone.
+
+Each kind of object has one codec: what an actuator knows of its objects (its state) as rows, and back. The rows are in
+the store before anything is written, so that what was changed is known after a crash and while no daemon runs.
+
+For a value that is only put back, `undo_values` does the rest with a `ValueAccess`: it checks the identity, compares
+the original, our values and the present one, writes and reads again. Where undoing is a procedure (a group, a queueing
+discipline, a cookie), the module of that kind has the procedure.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, Generic, Protocol, TypeVar, final
+
+import trio
+from msgspec import Struct
+from msgspec.structs import replace
+
+from cgroupfs.errors import errno_name
+from state.entry import LedgerEntry
+from state.ledger import Ledger
+from state.undo import RestoreOutcome, RestoreResult
+
+S = TypeVar("S", bound=Struct)
+
+
+class RowCodec(Struct, Generic[S], frozen=True, kw_only=True):
+    """One kind. ``load`` leaves out rows that it cannot understand; it never raises.
+
+    A state is a value that can be compared, without rows: the state of an actuator that has changed nothing.
+    """
+
+    kind: str
+    load: Callable[[Iterable[LedgerEntry]], S]
+    dump: Callable[[S], Iterable[LedgerEntry]]
+
+
+def read_rows(ledger: Ledger, codec: RowCodec[S]) -> S:
+    """The state that the ledger has."""
+    return codec.load(ledger.of_kind(codec.kind))
+
+
+def write_rows(ledger: Ledger, codec: RowCodec[S], state: S, *, dropped: str = "gone") -> None:
+    """Have the ledger hold this state (the store's lane). Rows that nobody understands stay.
+
+    ``dropped``: the kind of the event that a row leaves in the history. Errors: `StoreError`: then nothing is changed.
+    """
+    before = {row.key: row for row in ledger.of_kind(codec.kind)}
+    known = {row.key for row in codec.dump(codec.load(before.values()))}
+    after = {row.key: row for row in codec.dump(state)}
+    changed = [row for key, row in after.items() if key not in before or not _same(before[key], row)]
+    ledger.record(changed, sorted(known - after.keys()), kind=dropped)
+
+
+def undo_rows(
+    ledger: Ledger, codec: RowCodec[S], undo: Callable[[S], tuple[Sequence[RestoreResult], S]]
+) -> list[RestoreResult]:
+    """Undo one kind by what the ledger has of it, while no actuator of it runs.
+
+    ``undo``: what was done, and the state that is left. Errors: `StoreError` when that cannot be recorded.
+    """
+    before = read_rows(ledger, codec)
+    done, left = undo(before)
+    if left != before:
+        write_rows(ledger, codec, left, dropped="restored")
+    return list(done)
+
+
+def not_understood(ledger: Ledger, codec: RowCodec[S]) -> list[LedgerEntry]:
+    """The rows of a kind that its codec cannot understand."""
+    rows = ledger.of_kind(codec.kind)
+    known = {row.key for row in codec.dump(codec.load(rows))}
+    return [row for row in rows if row.key not in known]
+
+
+def _same(before: LedgerEntry, after: LedgerEntry) -> bool:
+    return before == replace(after, order=before.order, touched_at=before.touched_at)
+
+
+@final
+class LedgerState(Generic[S]):
+    """The rows of one kind in use by the actuator that changes those objects."""
+
+    def __init__(self, codec: RowCodec[S], ledger: Ledger, lane: trio.CapacityLimiter) -> None:
+        """``lane``: the store's limiter."""
+        self.now = read_rows(ledger, codec)
+        """What the store has."""
+        self._codec = codec
+        self._ledger = ledger
+        self._lane = lane
+
+    async def save(self, state: S, *, dropped: str = "gone") -> None:
+        """Record this state; when it returns it is durable. Errors: `StoreError`: then the old one counts."""
+        if state == self.now:
+            return
+        await trio.to_thread.run_sync(self._write, state, dropped, limiter=self._lane)
+        self.now = state
+
+    def _write(self, state: S, dropped: str) -> None:
+        write_rows(self._ledger, self._codec, state, dropped=dropped)
+
+
+class ValueAccess(Protocol):
+    """How values of one kind are read and written. Everything in here is for a thread."""
+
+    def is_same(self, row: LedgerEntry) -> bool:
+        """Whether the object is still the one that was changed, and no later one of its name."""
+
+    def read(self, row: LedgerEntry) -> str:
+        """The present value, in the form of ``original``. Errors: `OSError`, `ValueError`."""
+
+    def write(self, row: LedgerEntry, text: str) -> None:
+        """Set it. Errors: `OSError`."""
+
+
+_DROPPED: Final = frozenset(
+    {RestoreOutcome.RESTORED, RestoreOutcome.ALREADY, RestoreOutcome.GONE, RestoreOutcome.FOREIGN}
+)
+
+
+def undo_value(row: LedgerEntry, access: ValueAccess) -> RestoreResult:
+    """Put one original back, if the present value is ours. Errors: none; they are in the answer."""
+
+    def answer(undo: RestoreOutcome, detail: str = "") -> RestoreResult:
+        return RestoreResult(path=row.path, file=row.file, undo=undo, text=row.original or "", detail=detail)
+
+    try:
+        if not access.is_same(row):
+            return answer(RestoreOutcome.GONE)
+        if row.original is None:
+            return answer(RestoreOutcome.UNKNOWN)
+        actual = access.read(row)
+        if actual == row.original:
+            return answer(RestoreOutcome.ALREADY)
+        if actual not in row.ours:
+            return answer(RestoreOutcome.FOREIGN)
+        access.write(row, row.original)
+        after = access.read(row)
+    except OSError as exc:
+        return answer(RestoreOutcome.REFUSED, errno_name(exc.errno))
+    except ValueError as exc:
+        return answer(RestoreOutcome.REFUSED, str(exc))
+    if after != row.original:
+        return answer(RestoreOutcome.REFUSED, f"accepted, but it reads {after}")
+    return answer(RestoreOutcome.RESTORED)
+
+
+def undo_values(rows: Iterable[LedgerEntry], access: ValueAccess) -> tuple[list[RestoreResult], list[LedgerEntry]]:
+    """Put the originals back; with the rows that must stay in the ledger because that did not work."""
+    done, left = [], []
+    for row in rows:
+        result = undo_value(row, access)
+        done.append(result)
+        if result.undo not in _DROPPED:
+            left.append(row)
+    return done, left

@@ -1,0 +1,40 @@
+"""Restore: one walk over the ledger, with or without a daemon.
+
+Each kind of object is undone by the function that the table has for it. The table is made by the daemon, whose
+actuators pause meanwhile, or from the ledger alone (`reconciler.daemon.side_actuators`). A row of a kind that the table
+does not have, or that its codec cannot understand, stays in the ledger and is reported.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final
+
+from reconciler.actuators.codec import RowCodec, not_understood
+from state.ledger import Ledger
+from state.undo import RestoreOutcome, RestoreResult
+
+UndoKind = Callable[[], Awaitable[Sequence[RestoreResult]]]
+"""Undoes one kind and drops from the ledger what is undone."""
+CodecOf = Callable[[str], RowCodec[Any] | None]  # of a kind's own state
+"""The codec of a kind; None for a kind that this version does not know."""
+_NO_CODEC: Final = "its row cannot be understood or undone here"
+
+
+async def restore_ledger(
+    ledger: Ledger, table: Mapping[str, UndoKind], codec_of: CodecOf, only: str | None = None
+) -> list[RestoreResult]:
+    """Undo every kind in the order of the table; what became of each value.
+
+    ``only``: the table undoes what was done for one pod uid; only rows of that pod are reported as not understood.
+    """
+    done: list[RestoreResult] = []
+    for undo in table.values():
+        done += await undo()
+    for kind in ledger.kinds():
+        codec = codec_of(kind) if kind in table else None
+        rows = not_understood(ledger, codec) if codec is not None else ledger.of_kind(kind)
+        done += [
+            RestoreResult(path=row.path, file=row.file, undo=RestoreOutcome.UNKNOWN, detail=_NO_CODEC)
+            for row in rows
+            if only in {None, row.pod_uid}
+        ]
+    return done

@@ -1,0 +1,20 @@
+"""The kinds of object that have values in the ledger.
+
+A new kind is one name here, one codec (`reconciler.actuators.codec`) and its entry in the table of
+`reconciler.daemon.side_actuators`.
+"""
+
+from typing import Final
+
+CGROUP: Final = "cgroup"
+"""Control files. The actuator of `reconciler.actuators.cgroup` writes and restores them."""
+SYSCTL: Final = "sysctl"
+"""Values in /proc/sys. Object ``/``, field the kernel's name."""
+PROCESS: Final = "process"
+"""Values of processes, by /proc. Object the group path of their container."""
+COOKIE: Final = "core_sched"
+"""Core scheduling cookies. Object the cookie's number, in hexadecimal."""
+RESCTRL: Final = "resctrl"
+"""Object ``/`` (the root of the resctrl tree), or the directory of a mount of ours."""
+NETWORK: Final = "network"
+"""Object the name of an interface or device."""

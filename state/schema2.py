@@ -1,0 +1,108 @@
+"""What schema 2 remembered outside of the ledger, as rows of the ledger.
+
+Up to schema 2 only cgroup files were in the ledger. Everything else that was changed had one private row for each
+feature in the table META. They become rows of the ledger when a store is opened, in the transaction of the opening,
+and each time a store that cannot be written is read. A private row that cannot be understood stays as it is.
+
+Pure, and imports nothing heavy: the command line reads a store without msgspec.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+import msgpack
+
+from cgroupfs.bounded import decoded
+from state.kinds import PROCESS, SYSCTL
+from state.schema import FILES, META
+
+_DEEPEST: Final = 8
+Row = dict[str, Any]  # a field's value is a text, a number or a list of texts
+
+
+class Converted(NamedTuple):
+    """The rows of the ledger by their keys, and the keys of META that they replace."""
+
+    files: dict[str, bytes]
+    replaced: tuple[str, ...]
+
+
+def convert(rows: Mapping[str, Mapping[str, bytes]], boot: str) -> Converted:
+    """What is to be changed in a store's tables. ``boot``: the running one; the rows of another one are dropped."""
+    meta, files = rows.get(META, {}), rows.get(FILES, {})
+    made: dict[str, bytes] = {}
+    replaced: list[str] = []
+    order = 0
+    for name, rows_of in _PRIVATE.items():
+        if name not in meta:
+            continue
+        if not replaced:
+            order = max((_order(body) for body in files.values()), default=0)
+        try:
+            kept = decoded(_unpack, meta[name], deepest=_DEEPEST)
+            fresh = [] if boot and kept["boot"] not in {"", boot} else list(rows_of(kept))
+        except (ValueError, TypeError, KeyError, AttributeError):
+            continue
+        for row in fresh:
+            key = f"{row['kind']}:{row['path']}:{row['file']}"
+            if key not in files:
+                order += 1
+                made[key] = msgpack.packb({"controller": "", **row, "order": order})
+        replaced.append(name)
+    return Converted(made, tuple(replaced))
+
+
+def _unpack(body: bytes) -> Row:
+    kept: Row = msgpack.unpackb(body, strict_map_key=False)
+    return kept
+
+
+def _order(body: bytes) -> int:
+    try:
+        order = decoded(msgpack.unpackb, body, deepest=_DEEPEST).get("order", 0)
+    except (ValueError, AttributeError):
+        return 0
+    return order if isinstance(order, int) else 0
+
+
+def _sysctls(kept: Row) -> Iterator[Row]:
+    for name, value in kept["values"].items():
+        ours = [str(int(number)) for number in value["ours"]]
+        yield {
+            "kind": SYSCTL,
+            "path": "/",
+            "file": str(name),
+            "knob": str(name),
+            "policy": "watermarks",
+            "original": str(int(value["original"])),
+            "ours": ours,
+            "wanted": ours[-1] if ours else None,
+        }
+
+
+def _scores(kept: Row) -> Iterator[Row]:
+    for path, box in kept["containers"].items():
+        ours = [str(int(number)) for number in box["ours"]]
+        originals = {"oom_score_adj": box["original"]}
+        originals |= {f"oom_score_adj of {process}": had for process, had in box.get("odd", {}).items()}
+        for field, original in originals.items():
+            yield {
+                "kind": PROCESS,
+                "path": str(path),
+                "file": field,
+                "knob": "oom.score",
+                "policy": "oom_score",
+                "inode": int(box["inode"]),
+                "original": str(int(original)),
+                "ours": ours,
+                "wanted": ours[-1] if ours else None,
+                "pod_uid": str(box["pod_uid"]) or None,
+            }
+
+
+_PRIVATE: Final[Mapping[str, Callable[[Row], Iterator[Row]]]] = {
+    "oom_scores": _scores,
+    "watermarks": _sysctls,
+}
+PRIVATE: Final = frozenset(_PRIVATE)
+"""The keys of the private rows in META. Later versions have none of them."""
