@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import msgpack
 
 from cgroupfs.bounded import decoded
-from state.kinds import PROCESS, SYSCTL
+from state.kinds import COOKIE, PROCESS, SYSCTL
 from state.schema import FILES, META
 
 _DEEPEST: Final = 8
@@ -100,7 +100,23 @@ def _scores(kept: Row) -> Iterator[Row]:
             }
 
 
+def _cookies(kept: Row) -> Iterator[Row]:
+    for cookie, group in kept["ours"].items():
+        name = f"{int(cookie):#x}"
+        yield {
+            "kind": COOKIE,
+            "path": name,
+            "file": "core cookie",
+            "knob": "core.cookie",
+            "policy": "core_sched",
+            "original": "none",
+            "ours": [name],
+            "wanted": str(group),
+        }
+
+
 _PRIVATE: Final[Mapping[str, Callable[[Row], Iterator[Row]]]] = {
+    "core_cookies": _cookies,
     "oom_scores": _scores,
     "watermarks": _sysctls,
 }

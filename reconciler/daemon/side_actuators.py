@@ -38,11 +38,12 @@ KINDS: Final = {
 }
 """By the actuator's name: the kind of its rows in the ledger, by which an earlier run's changes are known."""
 _CODECS: Final = {
+    COOKIE: "reconciler.actuators.core_sched.tasks",
     PROCESS: "reconciler.actuators.files.oom_score",
     SYSCTL: "reconciler.actuators.files.watermarks",
 }
 """The modules whose ``CODEC`` is that of a kind; a test holds them to their kinds."""
-ROWS: Final = {"core_sched": "core_cookies", "network": "network", "resctrl": "resctrl"}
+ROWS: Final = {"network": "network", "resctrl": "resctrl"}
 
 
 def codec_of(kind: str) -> RowCodec[Any] | None:  # of the kind's own state
@@ -94,7 +95,6 @@ def build(
         return CoreSched(
             RealPrctl(),
             place.hierarchy,
-            store,
             means.ledger,
             means.store_lane,
             writes=means.writes,
@@ -158,7 +158,7 @@ def restore_table_without_daemon(root: str, store: Store, ledger: Ledger, only: 
     """
     table: dict[str, UndoKind] = {SYSCTL: _blocking(partial(_restore_marks, root, ledger, only))}
     if _is_this_machine(root):
-        table[COOKIE] = _blocking(partial(_restore_cookies, store, only))
+        table[COOKIE] = _blocking(partial(_restore_cookies, ledger, only))
         table[PROCESS] = _blocking(partial(_restore_scores, root, ledger, only))
         table[RESCTRL] = _blocking(partial(_restore_resctrl, root, store, only))
         table[NETWORK] = _blocking(partial(_restore_network, store, only))
@@ -182,11 +182,11 @@ def _restore_marks(root: str, ledger: Ledger, only: str | None) -> Sequence[Rest
     return restore_marks(ledger, root=root) if only is None else ()
 
 
-def _restore_cookies(store: Store, only: str | None) -> Sequence[RestoreResult]:
+def _restore_cookies(ledger: Ledger, only: str | None) -> Sequence[RestoreResult]:
     from reconciler.actuators.core_sched.prctl import RealPrctl  # noqa: PLC0415
     from reconciler.actuators.core_sched.tasks import restore_cookies  # noqa: PLC0415
 
-    return restore_cookies(RealPrctl(), store, only)
+    return restore_cookies(RealPrctl(), ledger, only)
 
 
 def _restore_scores(root: str, ledger: Ledger, only: str | None) -> Sequence[RestoreResult]:

@@ -22,18 +22,18 @@ import trio
 from cgroupfs.errors import StoreError
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
-from reconciler.actuators.base import PeriodicWorker, PersistedValue, PlanSnapshot
+from reconciler.actuators.base import PeriodicWorker, PlanSnapshot
 from reconciler.actuators.cgroup.status import SettingStatus
+from reconciler.actuators.codec import LedgerState
 from reconciler.actuators.core_sched import plan, tasks
 from reconciler.actuators.core_sched.plan import KNOB, CookieAssignment, CookieSteps, ObservedThreads
 from reconciler.actuators.core_sched.prctl import CookieCarrier, Prctl, unable
-from reconciler.actuators.core_sched.tasks import ROW, CookieRow, refused
+from reconciler.actuators.core_sched.tasks import CODEC, CookieState
 from reconciler.actuators.holds import holding
 from reconciler.policies.core_sched import NAME, core_group
 from state.entry import US, LedgerEvent
 from state.ledger import Ledger
 from state.model import ContainerKind, Setting
-from state.store import Store
 from state.undo import RestoreResult
 
 _LOG: Final = logging.getLogger(__name__)
@@ -71,7 +71,6 @@ class CoreSched:
         self,
         prctl: Prctl,
         hierarchy: Hierarchy,
-        store: Store,
         ledger: Ledger,
         lane: trio.CapacityLimiter,
         *,
@@ -89,7 +88,7 @@ class CoreSched:
         self._files = files
         self._proc = proc
         self._file = "tasks" if hierarchy.version(hierarchy.trigger) == 1 else "cgroup.threads"
-        self._kept = PersistedValue(ROW, store, lane)
+        self._kept = LedgerState(CODEC, ledger, lane)
         self._turns = PeriodicWorker(self._sweep, _period_s, gap_s=_GAP_S)
         self._unable = ""
         self._unrecorded = ""
@@ -116,11 +115,8 @@ class CoreSched:
         async with self._turns.restoring():
             if not self._ours:
                 return ()
-            if why := unable(self._prctl):
-                return [refused(why)]
-            done = await self._turns.work(partial(tasks.take_back, self._prctl, dict(self._ours), only, self._proc))
-            if only is None:
-                await self._prune()
+            done, left = await self._turns.work(partial(tasks.undo, self._prctl, self._kept.now, only, self._proc))
+            await self._save(left.ours, dropped="restored")
             for one in done:
                 self._note("restored" if one.ok else "failed", one.path, group=one.path, why=one.detail)
             return done
@@ -265,9 +261,9 @@ class CoreSched:
 
     # What is remembered
 
-    async def _save(self, ours: Mapping[int, str]) -> bool:
+    async def _save(self, ours: Mapping[int, str], *, dropped: str = "gone") -> bool:
         try:
-            await self._kept.save(CookieRow(boot=self._kept.now.boot, ours=dict(ours)))
+            await self._kept.save(CookieState(ours=dict(ours)), dropped=dropped)
         except StoreError as exc:
             self._unrecorded = f"nothing is given that cannot be recorded: {exc}"
             return False

@@ -3,47 +3,86 @@
 Everything here blocks and belongs in a worker thread. Threads come and go meanwhile: one that has ended is no error,
 and whoever calls looks again until nothing is left to do.
 
-Which cookies are ours, in the store: a cookie is there before any thread has it. And taking them back by that alone.
-
-A cookie's number means something on one boot only.
+Which cookies are ours is in the ledger: a cookie is there before any thread has it. By that alone they are taken back.
+A cookie's number means something on one boot only, as every row of the ledger.
 """
 
 import errno
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
+from msgspec import Struct
+
 from cgroupfs.files import REAL, FileOps
-from reconciler.actuators.base import BootState, StateRow
-from reconciler.actuators.core_sched.plan import ObservedThreads
+from reconciler.actuators.codec import RowCodec, undo_rows
+from reconciler.actuators.core_sched.plan import KNOB, ObservedThreads
 from reconciler.actuators.core_sched.prctl import CookieCarrier, Prctl, unable
-from state.store import Store
+from reconciler.policies.core_sched import NAME
+from state.entry import LedgerEntry
+from state.kinds import COOKIE
+from state.ledger import Ledger
 from state.undo import RestoreOutcome, RestoreResult
 
+FILE: Final = "core cookie"
+"""What stands for a file's name in the ledger, in the history and in what restore reports."""
+_NONE: Final = "none"
+_HEX: Final = re.compile("0x[0-9a-f]{1,16}", re.ASCII)
 
-class CookieRow(BootState, frozen=True, kw_only=True):
-    """What is remembered: cookie to group."""
+
+class CookieState(Struct, frozen=True, kw_only=True):
+    """What is recorded: cookie to group."""
 
     ours: Mapping[int, str] = {}
 
 
-ROW: Final = StateRow("core_cookies", CookieRow, "core scheduling cookies")
-
-
-def restore_cookies(prctl: Prctl, store: Store, only: str | None = None, proc: str = "/proc") -> list[RestoreResult]:
-    """Take our cookies back while no daemon runs, by what the store tells of them. Errors: `StoreError`."""
-    ours = ROW.read(store).ours
-    if not ours:
-        return []
-    if why := unable(prctl):
-        return [refused(why)]
-    done = take_back(prctl, ours, only, proc)
-    held = set(cookie_threads(prctl, ours, None, proc).values())
-    ROW.write(
-        store, CookieRow(boot=store.boot, ours={cookie: group for cookie, group in ours.items() if cookie in held})
+def _load(rows: Iterable[LedgerEntry]) -> CookieState:
+    return CookieState(
+        ours={
+            int(row.path, 16): row.wanted
+            for row in rows
+            if row.wanted is not None and row.file == FILE and _HEX.fullmatch(row.path)
+        }
     )
-    return done
+
+
+def _dump(state: CookieState) -> Iterable[LedgerEntry]:
+    for cookie, group in state.ours.items():
+        name = f"{cookie:#x}"
+        yield LedgerEntry(
+            kind=COOKIE,
+            controller="",
+            path=name,
+            file=FILE,
+            knob=KNOB,
+            original=_NONE,
+            ours=(name,),
+            wanted=group,
+            policy=NAME,
+        )
+
+
+CODEC: Final = RowCodec(kind=COOKIE, load=_load, dump=_dump)
+
+
+def undo(
+    prctl: Prctl, state: CookieState, only: str | None = None, proc: str = "/proc"
+) -> tuple[list[RestoreResult], CookieState]:
+    """Take our cookies back, from all threads or one pod's (uid); the cookies that threads still have. Errors: none."""
+    if not state.ours:
+        return [], state
+    if why := unable(prctl):
+        return [refused(why)], state
+    done = take_back(prctl, state.ours, only, proc)
+    held = set(cookie_threads(prctl, state.ours, None, proc).values())
+    return done, CookieState(ours={cookie: group for cookie, group in state.ours.items() if cookie in held})
+
+
+def restore_cookies(prctl: Prctl, ledger: Ledger, only: str | None = None, proc: str = "/proc") -> list[RestoreResult]:
+    """Take our cookies back while no daemon runs, by what the ledger has of them. Errors: `StoreError`."""
+    return undo_rows(ledger, CODEC, lambda state: undo(prctl, state, only, proc))
 
 
 def refused(why: str) -> RestoreResult:
@@ -51,8 +90,6 @@ def refused(why: str) -> RestoreResult:
     return RestoreResult(path="/", file=FILE, undo=RestoreOutcome.REFUSED, detail=why)
 
 
-FILE: Final = "core cookie"
-"""What stands for a file's name in the history and in what restore tells."""
 _ROUNDS: Final = 5
 _GONE: Final = frozenset({errno.ENOENT, errno.ENODEV, errno.ENOTDIR})
 
@@ -204,7 +241,7 @@ def take_back(
             path=ours[cookie],
             file=FILE,
             undo=RestoreOutcome.REFUSED if cookie in failed else RestoreOutcome.RESTORED,
-            text="none",
+            text=_NONE,
             detail=failed.get(cookie, f"{taken[cookie]} threads"),
         )
         for cookie in sorted(ours, key=lambda cookie: (ours[cookie], cookie))

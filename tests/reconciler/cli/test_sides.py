@@ -58,7 +58,6 @@ class Machine:
         side = CoreSched(
             self.cores,
             self.cores.hierarchy(),
-            agent.store,
             agent.ledger,
             agent.store_lane,
             writes=agent.actuator.writes,

@@ -10,12 +10,13 @@ import trio
 
 from reconciler.actuators.base import AuxiliaryActuator, GroupOutcomes, LazyActuator, PlanSnapshot
 from reconciler.actuators.cgroup.status import SettingStatus
+from reconciler.actuators.core_sched.actuator import CoreSched
 from reconciler.actuators.files import oom_score, watermarks
 from reconciler.control.planner import plan_pools
 from reconciler.daemon import side_actuators
 from reconciler.policies.table import PoliciesConfig
 from state.cache import CacheUsage
-from state.kinds import PROCESS, SYSCTL
+from state.kinds import COOKIE, PROCESS, SYSCTL
 from state.undo import RestoreOutcome, RestoreResult
 from tests.reconciler.nodes import node
 
@@ -101,6 +102,7 @@ async def test_what_an_earlier_run_left_is_taken_care_of_at_once(nursery: trio.N
 
 def test_the_kinds_by_which_leftovers_are_known_are_those_that_the_modules_write() -> None:
     names = {
+        CoreSched.name: COOKIE,
         oom_score.OomScores.name: PROCESS,
         watermarks.Watermarks.name: SYSCTL,
     }

@@ -13,11 +13,12 @@ import trio
 from msgspec.structs import replace
 
 from cgroupfs.errors import StoreError
-from reconciler.actuators.base import PlanSnapshot, StateRow
+from reconciler.actuators.base import PlanSnapshot
+from reconciler.actuators.codec import read_rows
 from reconciler.actuators.core_sched import actuator as module
 from reconciler.actuators.core_sched.actuator import CoreSched
 from reconciler.actuators.core_sched.plan import KNOB
-from reconciler.actuators.core_sched.tasks import ROW, restore_cookies
+from reconciler.actuators.core_sched.tasks import CODEC, restore_cookies
 from reconciler.control.planner import plan_pools
 from reconciler.policies.core_sched import CoreSchedConfig
 from reconciler.policies.table import PoliciesConfig
@@ -58,7 +59,6 @@ class World:
         return CoreSched(
             self.cores,
             self.cores.hierarchy(),
-            self.store,
             self.ledger,
             trio.CapacityLimiter(1),
             writes=self.writes,
@@ -331,7 +331,7 @@ async def test_a_cookie_is_in_the_store_before_a_thread_has_it(world: World) -> 
     def look(call: str, tid: int) -> None:
         if call == "share_to":
             with_us = Store(world.path, boot=world.boot)
-            known.append(set(ROW.read(with_us).ours.values()) == {"reclaimed"})
+            known.append(set(read_rows(Ledger(with_us), CODEC).ours.values()) == {"reclaimed"})
             with_us.close()
 
     world.cores.before = look
@@ -340,12 +340,12 @@ async def test_a_cookie_is_in_the_store_before_a_thread_has_it(world: World) -> 
 
 
 async def test_what_cannot_be_recorded_is_not_given(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise StoreError("no space left")
 
     world.run(BATCH)
     with monkeypatch.context() as patched:
-        patched.setattr(StateRow, "write", full)
+        patched.setattr(Ledger, "record", full)
         await world.look(BATCH)
         assert world.one(BATCH) == 0
         assert world.state(BATCH) == "not recorded"
@@ -363,7 +363,7 @@ async def test_restore_takes_them_from_every_thread_wherever_it_is(world: World)
     done = await world.side.restore()
     assert world.cores.alive == set()
     assert [(one.path, one.undo, one.detail) for one in done] == [("reclaimed", RestoreOutcome.RESTORED, "4 threads")]
-    assert ROW.read(world.store).ours == {}
+    assert read_rows(Ledger(world.store), CODEC).ours == {}
     # What was planned before is no reason to begin again; the next look says what holds now.
     await world.side.sweep()
     assert world.cores.alive == set()
@@ -384,9 +384,9 @@ async def test_restore_without_a_daemon_needs_only_the_store(world: World) -> No
     world.run(BATCH, WEB)
     await world.look(BATCH, WEB)
     world.again()
-    assert [one.ok for one in restore_cookies(world.cores, world.store, proc=world.cores.proc)] == [True]
+    assert [one.ok for one in restore_cookies(world.cores, Ledger(world.store), proc=world.cores.proc)] == [True]
     assert world.cores.alive == set()
-    assert restore_cookies(world.cores, world.store, proc=world.cores.proc) == []
+    assert restore_cookies(world.cores, Ledger(world.store), proc=world.cores.proc) == []
 
 
 async def test_another_boot_knows_nothing_of_them(world: World) -> None:
@@ -394,7 +394,7 @@ async def test_another_boot_knows_nothing_of_them(world: World) -> None:
     await world.look(BATCH)
     world.boot = "boot-2"
     world.again()
-    assert ROW.read(world.store).ours == {}
+    assert read_rows(Ledger(world.store), CODEC).ours == {}
 
 
 async def test_a_cookie_that_nobody_has_any_more_is_forgotten(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -405,7 +405,7 @@ async def test_a_cookie_that_nobody_has_any_more_is_forgotten(world: World, monk
     gone = world.one(WEB)
     world.cores.remove(place(WEB))
     await world.look(BATCH)
-    assert gone not in ROW.read(world.store).ours
+    assert gone not in read_rows(Ledger(world.store), CODEC).ours
     # Its number comes again, as a program's own: no more ours.
     tid = world.cores.tids(place(BATCH))[0]
     assert world.cores.own(tid) == gone
