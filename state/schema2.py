@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import msgpack
 
 from cgroupfs.bounded import decoded
-from state.kinds import COOKIE, PROCESS, SYSCTL
+from state.kinds import COOKIE, PROCESS, RESCTRL, SYSCTL
 from state.schema import FILES, META
 
 _DEEPEST: Final = 8
@@ -115,9 +115,37 @@ def _cookies(kept: Row) -> Iterator[Row]:
         }
 
 
+def _resctrl(kept: Row) -> Iterator[Row]:
+    places = {} if kept.get("original") is None else {"schemata": "/"}
+    places |= {"groups": "/"} if kept.get("groups") else {}
+    places |= {} if kept.get("place") is None else {"mount": str(kept["place"])}
+    values = {
+        "schemata": [_schemata(kept.get("original") or {}), *map(_schemata, kept.get("written", ()))],
+        "groups": ["none", "bypassd-*"],
+        "mount": ["none", "bypassd"],
+    }
+    for field, place in places.items():
+        original, *ours = values[field]
+        yield {
+            "kind": RESCTRL, "path": place, "file": field, "knob": f"resctrl.{field}", "policy": "cache",
+            "original": original, "ours": ours, "wanted": ours[-1] if ours else None,
+        }
+
+
+def _schemata(values: Row) -> str:
+    """As the kernel shows it: masks of caches in hexadecimal, bandwidths in decimal."""
+    lines = []
+    for name, domains in sorted(values.items()):
+        form = "x" if name.startswith("L") and name[1:2].isdigit() else "d"
+        parts = ";".join(f"{int(domain)}={int(value):{form}}" for domain, value in sorted(domains.items()))
+        lines += [f"{name}:{parts}"] if parts else []
+    return "\n".join(lines)
+
+
 _PRIVATE: Final[Mapping[str, Callable[[Row], Iterator[Row]]]] = {
     "core_cookies": _cookies,
     "oom_scores": _scores,
+    "resctrl": _resctrl,
     "watermarks": _sysctls,
 }
 PRIVATE: Final = frozenset(_PRIVATE)

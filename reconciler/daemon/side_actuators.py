@@ -40,10 +40,11 @@ KINDS: Final = {
 _CODECS: Final = {
     COOKIE: "reconciler.actuators.core_sched.tasks",
     PROCESS: "reconciler.actuators.files.oom_score",
+    RESCTRL: "reconciler.actuators.resctrl.undo",
     SYSCTL: "reconciler.actuators.files.watermarks",
 }
 """The modules whose ``CODEC`` is that of a kind; a test holds them to their kinds."""
-ROWS: Final = {"network": "network", "resctrl": "resctrl"}
+ROWS: Final = {"network": "network"}
 
 
 def codec_of(kind: str) -> RowCodec[Any] | None:  # of the kind's own state
@@ -106,7 +107,6 @@ def build(
 
         return ResctrlActuator(
             place.hierarchy,
-            store,
             means.ledger,
             means.store_lane,
             root=config.node.root,
@@ -160,7 +160,7 @@ def restore_table_without_daemon(root: str, store: Store, ledger: Ledger, only: 
     if _is_this_machine(root):
         table[COOKIE] = _blocking(partial(_restore_cookies, ledger, only))
         table[PROCESS] = _blocking(partial(_restore_scores, root, ledger, only))
-        table[RESCTRL] = _blocking(partial(_restore_resctrl, root, store, only))
+        table[RESCTRL] = _blocking(partial(_restore_resctrl, root, ledger, only))
         table[NETWORK] = _blocking(partial(_restore_network, store, only))
         table["private groups"] = _blocking(partial(_restore_private, root, only))
     return table
@@ -198,10 +198,10 @@ def _restore_scores(root: str, ledger: Ledger, only: str | None) -> Sequence[Res
         return ()  # nobody has written anything on a node without cgroups
 
 
-def _restore_resctrl(root: str, store: Store, only: str | None) -> Sequence[RestoreResult]:
+def _restore_resctrl(root: str, ledger: Ledger, only: str | None) -> Sequence[RestoreResult]:
     from reconciler.actuators.resctrl.undo import restore_resctrl  # noqa: PLC0415
 
-    return restore_resctrl(root, store, only)
+    return restore_resctrl(root, ledger, only)
 
 
 def _restore_network(store: Store, only: str | None) -> Sequence[RestoreResult]:

@@ -44,7 +44,6 @@ from state.entry import US, LedgerEvent
 from state.evidence import Sample
 from state.ledger import Ledger
 from state.model import Pod, PodClass
-from state.store import Store
 from state.undo import RestoreResult
 
 _LOG: Final = logging.getLogger(__name__)
@@ -76,7 +75,6 @@ class ResctrlActuator:
     def __init__(
         self,
         hierarchy: Hierarchy,
-        store: Store,
         ledger: Ledger,
         store_lane: trio.CapacityLimiter,
         *,
@@ -102,7 +100,7 @@ class ResctrlActuator:
         self._clock = clock
         self._turns = PeriodicWorker(self._sweep_once, _period_s, gap_s=_GAP_S, clock=clock)
         self._place = ResctrlMount(
-            store,
+            ledger,
             store_lane,
             place=f"{root.rstrip('/')}/sys/fs/resctrl",
             read=capability if capability is not None else partial(read_capability, root),
@@ -263,7 +261,7 @@ class ResctrlActuator:
         elif self._place.kept.original is not None:
             undone = await self._turns.work(partial(undo_default, self._files, capability, self._place.kept))
             if undone is not None and undone.ok:
-                await self._place.keep(replace(self._place.kept, original=None, written=()))
+                await self._place.keep(replace(self._place.kept, original=None, written=()), dropped="restored")
         sweep = ResctrlSweep(
             self._files,
             capability,

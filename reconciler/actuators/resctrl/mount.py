@@ -9,13 +9,13 @@ import trio
 from msgspec.structs import replace
 
 from cgroupfs.errors import AgentError, InputError, StoreError
-from reconciler.actuators.base import PersistedValue
-from reconciler.actuators.resctrl.undo import ROW, ResctrlState, undo_all
+from reconciler.actuators.codec import LedgerState
+from reconciler.actuators.resctrl.undo import CODEC, ResctrlState, undo_all
 from resctrl.capability import Capability, ResctrlStatus
 from resctrl.files import GroupFiles
 from resctrl.mount import Mounter, unseen
 from state.cache import CacheRequest
-from state.store import Store
+from state.ledger import Ledger
 from state.undo import RestoreResult
 
 _LOOK_AGAIN_S: Final = 60.0
@@ -44,7 +44,7 @@ class ResctrlMount:
 
     def __init__(
         self,
-        store: Store,
+        ledger: Ledger,
         store_lane: trio.CapacityLimiter,
         *,
         place: str,
@@ -61,7 +61,7 @@ class ResctrlMount:
         self._read = read
         self._files = files
         self._mounter = mounter
-        self._kept = PersistedValue(ROW, store, store_lane)
+        self._kept = LedgerState(CODEC, ledger, store_lane)
         self._work = work
         self._clock = clock
         self._looked_at = float("-inf")
@@ -76,7 +76,7 @@ class ResctrlMount:
     @property
     def to_undo(self) -> bool:
         """Whether there may be something of ours that undoing has not been tried on; so at the start, too."""
-        return self._looked_at == float("-inf") or self.kept not in (self._left, ResctrlState(boot=self.kept.boot))
+        return self._looked_at == float("-inf") or self.kept not in (self._left, ResctrlState())
 
     async def offered(self, *, again: bool = False) -> Capability | None:
         """What the machine offers; looked at again now and then, and each time while it is not ready.
@@ -122,13 +122,13 @@ class ResctrlMount:
         if capability is None:
             return []
         done, left = await self._work(partial(undo_all, self._files, capability, self.kept, self._mounter))
-        await self.keep(left)
+        await self.keep(left, dropped="restored")
         self.capability, self._left = None, left
         return done
 
-    async def keep(self, kept: ResctrlState) -> None:
+    async def keep(self, kept: ResctrlState, *, dropped: str = "gone") -> None:
         """Make it durable. Errors: `StoreError`: then nothing may be touched."""
         try:
-            await self._kept.save(kept)
+            await self._kept.save(kept, dropped=dropped)
         except StoreError as exc:
             raise StoreError(f"resctrl is left as it is, what is there cannot be recorded: {exc}") from exc

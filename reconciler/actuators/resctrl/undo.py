@@ -1,30 +1,35 @@
 """Undoing what was done to resctrl, with or without a daemon: groups by their prefix, the rest by the store.
 
 Threads need no record: removing a group sends them to the default group, where all of them were, as threads that
-others had put into groups of theirs are never touched. In the store, before the first touch, are the default group's
+others had put into groups of theirs are never touched. In the ledger, before the first touch, are the default group's
 own values, that there may be groups of ours, and that a mount may be: the mount itself says whose it is by its source,
 so a kill between mounting and noting it loses nothing.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from typing import Final
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from cgroupfs.errors import AgentError, CgroupGoneError, InputError
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.naming import QosClass, detect_layout
-from reconciler.actuators.base import BootState, StateRow
+from reconciler.actuators.codec import RowCodec, undo_rows
+from reconciler.policies.cache import NAME as POLICY
 from resctrl.capability import Capability, ResctrlStatus, read_capability
 from resctrl.files import REAL as REAL_GROUPS
 from resctrl.files import GroupFiles
 from resctrl.groups import DEFAULT, PREFIX, ControlGroups
 from resctrl.monitor import MonitorGroups
 from resctrl.mount import SOURCE, Mounter, RealMounter
-from resctrl.schemata import differing, format_schemata
+from resctrl.schemata import differing, format_schemata, parse_schemata
 from resctrl.tasks import gather, numbers
-from state.store import Store
+from state.entry import LedgerEntry
+from state.kinds import RESCTRL
+from state.ledger import Ledger
 from state.undo import RestoreOutcome, RestoreResult
 
 _WRITTEN: Final = 2
@@ -32,7 +37,7 @@ _WRITTEN: Final = 2
 Values = Mapping[str, Mapping[int, int]]
 
 
-class ResctrlState(BootState, frozen=True, kw_only=True):
+class ResctrlState(Struct, frozen=True, kw_only=True):
     """What is remembered: what of the node's own resctrl we have changed, and what it was before.
 
     ``groups``: there may be groups of ours. ``place``: where a mount of ours may be, None where somebody else has
@@ -46,7 +51,59 @@ class ResctrlState(BootState, frozen=True, kw_only=True):
     written: tuple[dict[str, dict[int, int]], ...] = ()
 
 
-ROW: Final = StateRow("resctrl", ResctrlState, "resctrl")
+_ROOT: Final = "/"
+"""The object of rows about the tree: its root, wherever it is mounted."""
+SCHEMATA: Final = "schemata"
+GROUPS: Final = "groups"
+MOUNTED: Final = "mount"
+_NONE: Final = "none"
+
+
+def _load(rows: Iterable[LedgerEntry]) -> ResctrlState:
+    state = ResctrlState()
+    for row in rows:
+        if row.file == MOUNTED:
+            state = replace(state, place=row.path)
+        elif row.path != _ROOT:
+            continue
+        elif row.file == GROUPS:
+            state = replace(state, groups=True)
+        elif row.file == SCHEMATA and row.original is not None:
+            with suppress(InputError):
+                written = tuple(parse_schemata(text) for text in row.ours)
+                state = replace(state, original=parse_schemata(row.original), written=written)
+    return state
+
+
+def _dump(state: ResctrlState) -> Iterable[LedgerEntry]:
+    if state.original is not None:
+        ours = tuple(_text(values) for values in state.written)
+        yield _row(_ROOT, SCHEMATA, _text(state.original), ours)
+    if state.groups:
+        yield _row(_ROOT, GROUPS, _NONE, (f"{PREFIX}*",))
+    if state.place is not None:
+        yield _row(state.place, MOUNTED, _NONE, (SOURCE,))
+
+
+def _row(path: str, field: str, original: str, ours: tuple[str, ...]) -> LedgerEntry:
+    return LedgerEntry(
+        kind=RESCTRL,
+        controller="",
+        path=path,
+        file=field,
+        knob=f"resctrl.{field}",
+        original=original,
+        ours=ours,
+        wanted=ours[-1] if ours else None,
+        policy=POLICY,
+    )
+
+
+def _text(values: Values) -> str:
+    return format_schemata(values).rstrip("\n")
+
+
+CODEC: Final = RowCodec(kind=RESCTRL, load=_load, dump=_dump)
 
 
 def about_to_write(kept: ResctrlState, there: Values, wanted: Values) -> ResctrlState:
@@ -67,7 +124,7 @@ def undo_all(
     if capability.status is not ResctrlStatus.READY or root is None:
         # With the mount go all groups, and the kernel sets everything back. A mount that we cannot see may be there.
         gone = capability.status is ResctrlStatus.NOT_MOUNTED and mounter.sees_the_host()
-        return [], ResctrlState(boot=kept.boot) if gone else kept
+        return [], ResctrlState() if gone else kept
     done = _groups(files, root)
     kept = replace(kept, groups=not all(one.ok for one in done))
     found = undo_default(files, capability, kept)
@@ -202,7 +259,7 @@ def pod_threads(hierarchy: Hierarchy, uid: str, files: FileOps = REAL) -> set[in
 
 def restore_resctrl(
     root: str,
-    store: Store,
+    ledger: Ledger,
     only: str | None,
     *,
     files: GroupFiles = REAL_GROUPS,
@@ -222,8 +279,4 @@ def restore_resctrl(
         except AgentError as exc:
             return [RestoreResult(path=found.root, file="tasks", undo=RestoreOutcome.REFUSED, detail=str(exc))]
         return undo_pod(files, found.root, only, lambda: pod_threads(hierarchy, only))
-    kept = ROW.read(store)
-    done, left = undo_all(files, found, kept, mounter or RealMounter(root))
-    if left != kept:
-        ROW.write(store, left)
-    return done
+    return undo_rows(ledger, CODEC, lambda kept: undo_all(files, found, kept, mounter or RealMounter(root)))

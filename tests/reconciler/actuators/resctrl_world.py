@@ -91,7 +91,6 @@ class World:
         self.ledger = Ledger(self.store)
         self.side = ResctrlActuator(
             self.hierarchy,
-            self.store,
             self.ledger,
             trio.CapacityLimiter(1),
             writes=self.writes,

@@ -12,11 +12,12 @@ from reconciler.actuators.base import AuxiliaryActuator, GroupOutcomes, LazyActu
 from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.actuators.core_sched.actuator import CoreSched
 from reconciler.actuators.files import oom_score, watermarks
+from reconciler.actuators.resctrl.actuator import ResctrlActuator
 from reconciler.control.planner import plan_pools
 from reconciler.daemon import side_actuators
 from reconciler.policies.table import PoliciesConfig
 from state.cache import CacheUsage
-from state.kinds import COOKIE, PROCESS, SYSCTL
+from state.kinds import COOKIE, PROCESS, RESCTRL, SYSCTL
 from state.undo import RestoreOutcome, RestoreResult
 from tests.reconciler.nodes import node
 
@@ -104,6 +105,7 @@ def test_the_kinds_by_which_leftovers_are_known_are_those_that_the_modules_write
     names = {
         CoreSched.name: COOKIE,
         oom_score.OomScores.name: PROCESS,
+        ResctrlActuator.name: RESCTRL,
         watermarks.Watermarks.name: SYSCTL,
     }
     assert {name: side_actuators.KINDS[name] for name in names} == names

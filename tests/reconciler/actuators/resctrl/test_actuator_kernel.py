@@ -14,8 +14,9 @@ from msgspec.structs import replace
 
 from cgroupfs.hierarchy import Hierarchy
 from reconciler.actuators.base import PlanSnapshot
+from reconciler.actuators.codec import read_rows
 from reconciler.actuators.resctrl.actuator import ResctrlActuator
-from reconciler.actuators.resctrl.undo import ROW, ResctrlState, restore_resctrl
+from reconciler.actuators.resctrl.undo import CODEC, ResctrlState, restore_resctrl
 from reconciler.control.planner import plan_pools
 from reconciler.policies.cache import CachePolicyConfig
 from reconciler.policies.table import PoliciesConfig
@@ -87,9 +88,7 @@ class Machine:
             def offered() -> Capability:
                 return found
 
-        self.side = ResctrlActuator(
-            hierarchy, self.store, Ledger(self.store), trio.CapacityLimiter(1), capability=offered
-        )
+        self.side = ResctrlActuator(hierarchy, Ledger(self.store), trio.CapacityLimiter(1), capability=offered)
 
     def pod(self) -> Pod:
         one = pod("bomb")
@@ -222,11 +221,13 @@ async def test_a_fork_bomb_ends_up_in_its_group_whole(machine: Machine) -> None:
 
 KILLED = """
 import os, sys
-from reconciler.actuators.resctrl.undo import ROW, ResctrlState
+from reconciler.actuators.codec import write_rows
+from reconciler.actuators.resctrl.undo import CODEC, ResctrlState
 from resctrl.mount import RealMounter
+from state.ledger import Ledger
 from state.store import Store
 store = Store(sys.argv[1], boot="boot-1")
-ROW.write(store, ResctrlState(boot="boot-1", place="/sys/fs/resctrl"))
+write_rows(Ledger(store), CODEC, ResctrlState(place="/sys/fs/resctrl"))
 if sys.argv[2] == "ours":
     RealMounter().mount("/sys/fs/resctrl", [])
 os.kill(os.getpid(), 9)
@@ -245,12 +246,12 @@ def test_what_a_kill_right_after_mounting_left_is_taken_away_and_nobody_elses(tm
     store = Store(path, boot="boot-1")
     try:
         assert os.path.ismount("/sys/fs/resctrl")
-        undone = restore_resctrl("/", store, None)
+        undone = restore_resctrl("/", Ledger(store), None)
         assert [one.file for one in undone if one.undo is RestoreOutcome.RESTORED] == (
             ["mount"] if whose == "ours" else []
         )
         assert os.path.ismount("/sys/fs/resctrl") == (whose != "ours")
-        assert ROW.read(store) == ResctrlState(boot="boot-1")
+        assert read_rows(Ledger(store), CODEC) == ResctrlState()
     finally:
         store.close()
         subprocess.run(["umount", "/sys/fs/resctrl"], check=False, capture_output=True)

@@ -2,17 +2,19 @@
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from cgroupfs.errors import CgroupDeniedError, StoreError
-from reconciler.actuators.base import StateRow
-from reconciler.actuators.resctrl.undo import ROW, ResctrlState, restore_resctrl
+from reconciler.actuators.codec import read_rows
+from reconciler.actuators.resctrl.undo import CODEC, ResctrlState, restore_resctrl
 from reconciler.policies.cache import CachePolicyConfig
 from resctrl.capability import Capability, ResctrlStatus
 from state.cache import MountOption
-from state.schema import META
+from state.kinds import RESCTRL
+from state.ledger import Ledger
 from state.store import Store, StoreBatch
 from state.undo import RestoreOutcome
 from tests.reconciler.actuators.resctrl_world import BATCH, BE, CRUNCH, MOUNT, NO_MONITOR, SYSTEM, WEB, World
@@ -62,7 +64,7 @@ async def test_restore_brings_everything_back_and_twice_does_nothing(world: Worl
     assert all(one.ok for one in done)
     assert {one.file for one in done} == {"group", "schemata"}
     assert world.state() == before
-    assert ROW.read(world.store) == ResctrlState(boot="boot-1")
+    assert read_rows(Ledger(world.store), CODEC) == ResctrlState()
     assert await world.side.restore() == []
 
 
@@ -118,7 +120,7 @@ async def test_restore_after_a_kill_at_any_step_and_of_the_restore_too(
                     # Each attempt gets one act further than the last.
                     Killing(world, patched, attempt)
                     done = restore_resctrl(
-                        "/", store, None, files=world.model, capability=world.capability(), mounter=world
+                        "/", Ledger(store), None, files=world.model, capability=world.capability(), mounter=world
                     )
                 except Killed:
                     continue
@@ -129,7 +131,7 @@ async def test_restore_after_a_kill_at_any_step_and_of_the_restore_too(
         assert (world.model.mountinfo() == "") == mount, step
         assert before is None or world.state() == before, step
         store = Store(str(here / "state.db"), boot="boot-1")
-        assert ROW.read(store) == ResctrlState(boot="boot-1"), step
+        assert read_rows(Ledger(store), CODEC) == ResctrlState(), step
         store.close()
         if died["nothing"]:
             break
@@ -147,12 +149,14 @@ async def test_a_mount_that_somebody_makes_after_a_kill_before_ours_is_theirs(
         patched.setattr(world, "mount", killed)
         with pytest.raises(Killed):
             await world.sweep(BATCH)
-    assert ROW.read(world.store).place == MOUNT
+    assert read_rows(Ledger(world.store), CODEC).place == MOUNT
     world.model.mount()
-    done = restore_resctrl("/", world.store, None, files=world.model, capability=world.capability(), mounter=world)
+    done = restore_resctrl(
+        "/", Ledger(world.store), None, files=world.model, capability=world.capability(), mounter=world
+    )
     assert done == []
     assert world.model.mountinfo() != ""
-    assert ROW.read(world.store) == ResctrlState(boot="boot-1")
+    assert read_rows(Ledger(world.store), CODEC) == ResctrlState()
 
 
 def killed(*_: object) -> None:
@@ -162,15 +166,15 @@ def killed(*_: object) -> None:
 async def test_what_is_remembered_outlives_a_mount_that_cannot_be_seen(world: World) -> None:
     world.config = SYSTEM
     await world.sweep(BATCH)
-    kept = ROW.read(world.store)
+    kept = read_rows(Ledger(world.store), CODEC)
     assert kept.original is not None
     lost = Capability(status=ResctrlStatus.NOT_MOUNTED, reason="another mount namespace")
     world.hidden = True
-    assert restore_resctrl("/", world.store, None, files=world.model, capability=lost, mounter=world) == []
-    assert ROW.read(world.store) == kept
+    assert restore_resctrl("/", Ledger(world.store), None, files=world.model, capability=lost, mounter=world) == []
+    assert read_rows(Ledger(world.store), CODEC) == kept
     world.hidden = False
-    assert restore_resctrl("/", world.store, None, files=world.model, capability=lost, mounter=world) == []
-    assert ROW.read(world.store) == ResctrlState(boot="boot-1")
+    assert restore_resctrl("/", Ledger(world.store), None, files=world.model, capability=lost, mounter=world) == []
+    assert read_rows(Ledger(world.store), CODEC) == ResctrlState()
 
 
 async def test_the_store_says_that_there_is_something_before_there_is(
@@ -179,12 +183,12 @@ async def test_the_store_says_that_there_is_something_before_there_is(
     """By its row alone the next start knows that groups of ours may be there."""
     rows: list[bool] = []
     world.spawn(BATCH)
-    world.model.before = lambda _: rows.append(ROW.read(world.store).groups)
+    world.model.before = lambda _: rows.append(read_rows(Ledger(world.store), CODEC).groups)
     await world.sweep(BATCH)
     assert rows
     assert all(rows)
     await world.side.restore()
-    assert ROW.read(world.store) == ResctrlState(boot="boot-1")
+    assert read_rows(Ledger(world.store), CODEC) == ResctrlState()
 
 
 async def test_the_default_groups_values_that_somebody_changed_since_are_left(world: World) -> None:
@@ -203,7 +207,7 @@ async def test_a_default_group_that_is_no_longer_wanted_different_is_put_back(wo
     world.config = CachePolicyConfig(enabled=True)
     await world.sweep()
     assert world.model.read(MOUNT, "schemata") == before
-    assert ROW.read(world.store).original is None
+    assert read_rows(Ledger(world.store), CODEC).original is None
 
 
 async def test_one_pod_is_freed_alone(world: World) -> None:
@@ -227,10 +231,10 @@ async def test_nothing_is_done_between_a_restore_and_the_next_look(world: World)
 
 
 async def test_without_a_record_nothing_is_touched(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise StoreError("the disk is full")
 
-    monkeypatch.setattr(StateRow, "write", full)
+    monkeypatch.setattr(Ledger, "record", full)
     world.config = SYSTEM
     await world.sweep(BATCH)
     assert world.model.deeds == []
@@ -257,17 +261,17 @@ async def test_a_mount_of_ours_comes_and_goes_and_one_of_others_stays(world: Wor
 async def test_a_mount_that_is_refused_is_not_asked_for_at_each_sweep(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writes: list[ResctrlState] = []
-    write = StateRow.write
+    writes: list[Ledger] = []
+    record = Ledger.record
 
-    def counted(row: StateRow[ResctrlState], store: Store, kept: ResctrlState) -> None:
-        writes.append(kept)
-        write(row, store, kept)
+    def counted(ledger: Ledger, *rows: Any, **more: Any) -> None:
+        writes.append(ledger)
+        record(ledger, *rows, **more)
 
     def refused(place: str, options: object) -> None:
         raise CgroupDeniedError(place, "mount resctrl: EPERM")
 
-    monkeypatch.setattr(StateRow, "write", counted)
+    monkeypatch.setattr(Ledger, "record", counted)
     world.model.umount()
     world.config = replace(NO_MONITOR, mount=True)
     # The unit gives the daemon mounts of its own.
@@ -302,11 +306,14 @@ async def test_a_mount_of_ours_with_groups_of_others_stays(world: World) -> None
     assert done["mount"].undo is RestoreOutcome.FOREIGN
     assert "theirs" in done["mount"].detail
     assert world.controls() == ["theirs"]
-    assert ROW.read(world.store).place == MOUNT
+    assert read_rows(Ledger(world.store), CODEC).place == MOUNT
 
 
-def test_a_store_that_holds_something_else_is_no_record(world: World) -> None:
-    batch = StoreBatch()
-    batch.put(META, ROW.key, b"\xc1")
-    world.store.apply(batch)
-    assert ROW.read(world.store) == ResctrlState(boot="boot-1")
+def test_a_row_that_holds_something_else_is_no_record_and_stays(world: World) -> None:
+    ledger = Ledger(world.store)
+    (row,) = CODEC.dump(ResctrlState(original={"L3": {0: 1}}))
+    for text in ("L3:0=fff;0=fff", "\0", "L3:"):
+        ledger.record([replace(row, original=text)])
+        assert read_rows(Ledger(world.store), CODEC) == ResctrlState()
+        assert restore_resctrl("/", ledger, None, files=world.model, capability=world.capability(), mounter=world) == []
+    assert [left.original for left in ledger.of_kind(RESCTRL)] == ["L3:"]
