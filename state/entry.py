@@ -38,10 +38,11 @@ class LedgerEntry(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
     ``controller`` is empty. ``ours``: every value of ours that the object may have, the newest last, durable before it
     is written; empty for control files, whose values are noted in `state.intents`.
 
-    ``inode`` is of the group's directory in the trigger hierarchy (as in `state.model.GroupRef`), 0 if unknown: it
-    tells the group from a later one of the same name. ``baseline`` is what the kubelet and the runtime want there now
-    (runc's state.json). ``order`` counts first touches. ``writer`` is `US` or the kind of the foreign writer, with its
-    ``process`` name. Units: all times are wall-clock seconds, 0.0 for never; ``failed_errno`` 0 for none.
+    ``inode`` is of the group's directory in the trigger hierarchy (as in `state.model.GroupRef`), or the index of a
+    network device, 0 if unknown: it tells the object from a later one of the same name. ``baseline`` is what the kubelet
+    and the runtime want there now (runc's state.json). ``order`` counts first touches. ``writer`` is `US` or the kind of
+    the foreign writer, with its ``process`` name. Units: all times are wall-clock seconds, 0.0 for never;
+    ``failed_errno`` 0 for none.
     """
 
     controller: str

@@ -13,10 +13,11 @@ from typing import Any, Final, NamedTuple
 import msgpack
 
 from cgroupfs.bounded import decoded
-from state.kinds import COOKIE, PROCESS, RESCTRL, SYSCTL
+from state.kinds import COOKIE, NETWORK, PROCESS, RESCTRL, SYSCTL
 from state.schema import FILES, META
 
 _DEEPEST: Final = 8
+_DEVICE: Final = "bypassd-be"
 Row = dict[str, Any]  # a field's value is a text, a number or a list of texts
 
 
@@ -127,8 +128,14 @@ def _resctrl(kept: Row) -> Iterator[Row]:
     for field, place in places.items():
         original, *ours = values[field]
         yield {
-            "kind": RESCTRL, "path": place, "file": field, "knob": f"resctrl.{field}", "policy": "cache",
-            "original": original, "ours": ours, "wanted": ours[-1] if ours else None,
+            "kind": RESCTRL,
+            "path": place,
+            "file": field,
+            "knob": f"resctrl.{field}",
+            "policy": "cache",
+            "original": original,
+            "ours": ours,
+            "wanted": ours[-1] if ours else None,
         }
 
 
@@ -142,8 +149,26 @@ def _schemata(values: Row) -> str:
     return "\n".join(lines)
 
 
+def _network(kept: Row) -> Iterator[Row]:
+    for name, kind in kept.get("roots", {}).items():
+        origin = {"original": str(kind)} if kind else {"original": None, "origin": "unknown"}
+        yield _device(str(name), "root qdisc", "4250:", origin)
+    if kept.get("gather"):
+        yield _device(_DEVICE, "device", _DEVICE, {"original": "none"})
+    for name, led in kept.get("cables", {}).items():
+        original = {"original": "none" if led["made"] else "ingress"}
+        more = {"inode": int(led["index"]), "pod_uid": str(led["pod_uid"]) or None}
+        yield _device(str(name), "ingress filter", f"slot {int(led.get('slot', 0))}", original | more)
+
+
+def _device(name: str, field: str, ours: str, more: Row) -> Row:
+    known = {"kind": NETWORK, "path": name, "file": field, "knob": f"network.{field}", "policy": "network"}
+    return {**known, "ours": [ours], "wanted": ours, **more}
+
+
 _PRIVATE: Final[Mapping[str, Callable[[Row], Iterator[Row]]]] = {
     "core_cookies": _cookies,
+    "network": _network,
     "oom_scores": _scores,
     "resctrl": _resctrl,
     "watermarks": _sysctls,

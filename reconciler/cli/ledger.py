@@ -123,7 +123,7 @@ def _restore(store_path: str, root: str, only: str | None, files: FileOps) -> tu
 
         table: dict[str, UndoKind] = {
             CGROUP: partial(restore_all, hierarchy, ledger, writer, files=files, only=only, records=records),
-            **side_actuators.restore_table_without_daemon(root, store, ledger, only),
+            **side_actuators.restore_table_without_daemon(root, ledger, only),
         }
         done = trio.run(restore_ledger, ledger, table, side_actuators.codec_of, only)
         ledger.flush()

@@ -282,7 +282,7 @@ class Agent:
             files=files,
             misses=self.watching.misses,
         )
-        self.sides = side_actuators.build(config, place, self.store, means)
+        self.sides = side_actuators.build(config, place, means)
         self.usage = UsageReader(place.hierarchy, ops=files)
         node = place.kubelet.node_name or os.uname().nodename
         self.memory_headroom = MemoryHeadroom(

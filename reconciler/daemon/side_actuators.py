@@ -25,8 +25,7 @@ from state.cache import CacheUsage
 from state.evidence import Sample
 from state.kinds import COOKIE, NETWORK, PROCESS, RESCTRL, SYSCTL
 from state.ledger import Ledger
-from state.schema import META
-from state.store import Store, boot_id
+from state.store import boot_id
 from state.undo import RestoreResult
 
 KINDS: Final = {
@@ -39,12 +38,12 @@ KINDS: Final = {
 """By the actuator's name: the kind of its rows in the ledger, by which an earlier run's changes are known."""
 _CODECS: Final = {
     COOKIE: "reconciler.actuators.core_sched.tasks",
+    NETWORK: "reconciler.actuators.network.undo",
     PROCESS: "reconciler.actuators.files.oom_score",
     RESCTRL: "reconciler.actuators.resctrl.undo",
     SYSCTL: "reconciler.actuators.files.watermarks",
 }
 """The modules whose ``CODEC`` is that of a kind; a test holds them to their kinds."""
-ROWS: Final = {"network": "network"}
 
 
 def codec_of(kind: str) -> RowCodec[Any] | None:  # of the kind's own state
@@ -68,11 +67,9 @@ class ActuatorContext(Struct, frozen=True, kw_only=True):
     misses: Callable[[], Mapping[str, Sample]] = dict
 
 
-def build(
-    config: Config, place: NodeEnvironment, store: Store, means: ActuatorContext
-) -> tuple[AuxiliaryActuator, ...]:
+def build(config: Config, place: NodeEnvironment, means: ActuatorContext) -> tuple[AuxiliaryActuator, ...]:
     """Those that this node may need. A reload can enable a policy: each asks the newest pools what is wanted."""
-    kinds, rows = means.ledger.kinds(), {key for key, _ in store.rows(META)}
+    kinds = means.ledger.kinds()
 
     def reclaim() -> AuxiliaryActuator:
         from reconciler.actuators.memory_reclaim.actuator import Reclaimer  # noqa: PLC0415
@@ -122,12 +119,12 @@ def build(
         from reconciler.actuators.network.tc_pods import RealPodTc  # noqa: PLC0415
 
         spaces = partial(RealNetworkNamespaces, place.hierarchy, files=means.files)
-        return NetworkActuator(RealTc(), RealPodTc(), spaces, store, means.store_lane)
+        return NetworkActuator(RealTc(), RealPodTc(), spaces, means.ledger, means.store_lane)
 
     def lazily(
         name: str, make: Callable[[], AuxiliaryActuator], wanted: Callable[[PlanSnapshot], bool]
     ) -> AuxiliaryActuator:
-        return LazyActuator(name, make, wanted, leftover=KINDS.get(name) in kinds or ROWS.get(name) in rows)
+        return LazyActuator(name, make, wanted, leftover=KINDS.get(name) in kinds)
 
     sides: list[AuxiliaryActuator] = []
     if place.hierarchy.version("memory") is not None:
@@ -151,7 +148,7 @@ def restore_table(sides: Iterable[AuxiliaryActuator], only: str | None) -> dict[
     return {KINDS.get(side.name, side.name): partial(side.restore, only) for side in sides}
 
 
-def restore_table_without_daemon(root: str, store: Store, ledger: Ledger, only: str | None) -> dict[str, UndoKind]:
+def restore_table_without_daemon(root: str, ledger: Ledger, only: str | None) -> dict[str, UndoKind]:
     """How each kind is undone while no daemon runs: by the ledger, and by marks of ours where it is lost.
 
     Where the node is a copy, what is set by system call or belongs to this machine's processes cannot be undone.
@@ -161,7 +158,7 @@ def restore_table_without_daemon(root: str, store: Store, ledger: Ledger, only: 
         table[COOKIE] = _blocking(partial(_restore_cookies, ledger, only))
         table[PROCESS] = _blocking(partial(_restore_scores, root, ledger, only))
         table[RESCTRL] = _blocking(partial(_restore_resctrl, root, ledger, only))
-        table[NETWORK] = _blocking(partial(_restore_network, store, only))
+        table[NETWORK] = _blocking(partial(_restore_network, ledger, only))
         table["private groups"] = _blocking(partial(_restore_private, root, only))
     return table
 
@@ -204,12 +201,12 @@ def _restore_resctrl(root: str, ledger: Ledger, only: str | None) -> Sequence[Re
     return restore_resctrl(root, ledger, only)
 
 
-def _restore_network(store: Store, only: str | None) -> Sequence[RestoreResult]:
+def _restore_network(ledger: Ledger, only: str | None) -> Sequence[RestoreResult]:
     from reconciler.actuators.network.tc import RealTc  # noqa: PLC0415
     from reconciler.actuators.network.tc_pods import RealPodTc  # noqa: PLC0415
     from reconciler.actuators.network.undo import restore_network  # noqa: PLC0415
 
-    return restore_network(RealTc(), RealPodTc(), store, only)
+    return restore_network(RealTc(), RealPodTc(), ledger, only)
 
 
 def _restore_private(root: str, only: str | None) -> Sequence[RestoreResult]:

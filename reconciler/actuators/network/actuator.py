@@ -21,8 +21,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from cgroupfs.errors import SourceError, StoreError
-from reconciler.actuators.base import PeriodicWorker, PersistedValue, PlanSnapshot
+from reconciler.actuators.base import PeriodicWorker, PlanSnapshot
 from reconciler.actuators.cgroup.status import SettingStatus
+from reconciler.actuators.codec import LedgerState
 from reconciler.actuators.network.control import ByteCounters, LinkLimits, Throughput, lane, split, step, use
 from reconciler.actuators.network.namespaces import NetworkNamespaces
 from reconciler.actuators.network.netlink import Link, link_mbit
@@ -30,9 +31,9 @@ from reconciler.actuators.network.pod_ceiling import PodEgressCeiling
 from reconciler.actuators.network.pod_plan import pods_of
 from reconciler.actuators.network.tc import NAME, ClassRates, Tc
 from reconciler.actuators.network.tc_pods import PodTc
-from reconciler.actuators.network.undo import ROW, remove_trees, undo
+from reconciler.actuators.network.undo import CODEC, remove_trees, undo
+from state.ledger import Ledger
 from state.network import InterfaceRequest, NetworkRequest
-from state.store import Store
 from state.undo import RestoreResult
 
 _LOG: Final = logging.getLogger(__name__)
@@ -70,7 +71,7 @@ class NetworkActuator:
         tc: Tc,
         pods: PodTc,
         spaces: Callable[[], NetworkNamespaces],
-        store: Store,
+        ledger: Ledger,
         lane: trio.CapacityLimiter,
         *,
         speed: Callable[[str], int | None] = link_mbit,
@@ -83,7 +84,7 @@ class NetworkActuator:
         self._pod_tc = pods
         self._speed = speed
         self._clock = clock
-        self._kept = PersistedValue(ROW, store, lane)
+        self._kept = LedgerState(CODEC, ledger, lane)
         self._turns = PeriodicWorker(self._round, self._period_s)
         self._pods = PodEgressCeiling(pods, spaces, self._kept, self._turns, clock)
         self._last: tuple[object, float] = None, 0.0
@@ -122,7 +123,7 @@ class NetworkActuator:
             self._pods.forget_rates()
             if only is None:
                 self.lines.clear()
-            await self._kept.save(left)
+            await self._kept.save(left, dropped="restored")
             return done
 
     def status(self) -> Mapping[str, object]:
@@ -280,7 +281,7 @@ class NetworkActuator:
         done = await self._turns.work(partial(remove_trees, self._tc, roots, everywhere=False))
         left = {one.path for one in done if not one.ok}
         roots = {name: kind for name, kind in kept.roots.items() if name not in names or name in left}
-        await self._kept.save(replace(kept, roots=roots))
+        await self._kept.save(replace(kept, roots=roots), dropped="restored")
 
 
 def _wanted(situation: PlanSnapshot) -> tuple[object, ...]:

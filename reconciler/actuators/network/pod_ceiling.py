@@ -15,8 +15,9 @@ from typing import Final, final
 from msgspec.structs import replace
 
 from cgroupfs.errors import SourceError, StoreError
-from reconciler.actuators.base import PeriodicWorker, PersistedValue, PlanSnapshot
+from reconciler.actuators.base import PeriodicWorker, PlanSnapshot
 from reconciler.actuators.cgroup.status import SettingStatus
+from reconciler.actuators.codec import LedgerState
 from reconciler.actuators.network.namespaces import NetworkNamespaces
 from reconciler.actuators.network.pod_plan import TO_DO, EgressSteps, ObservedLinks, PodEgress, decide, pods_of
 from reconciler.actuators.network.tc_pods import SLOTS, IfbState, IngressState, PodTc
@@ -40,7 +41,7 @@ class PodEgressCeiling:
         self,
         tc: PodTc,
         spaces: Callable[[], NetworkNamespaces],
-        kept: PersistedValue[NetworkState],
+        kept: LedgerState[NetworkState],
         turns: PeriodicWorker,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -121,7 +122,7 @@ class PodEgressCeiling:
             return
         done, left = await self._turns.work(partial(undo_pods, self._tc, self._kept.now))
         self._say("; ".join(f"{one.path}: {one.detail}" for one in done if not one.ok))
-        await self._kept.save(left)
+        await self._kept.save(left, dropped="restored")
 
     def forget_rates(self) -> None:
         """Our device is gone, or made anew: what was known of it counts no more, and the next round looks."""

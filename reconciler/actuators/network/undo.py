@@ -1,21 +1,24 @@
 """What is remembered of the network, and how it is undone: by the daemon, and while none runs.
 
-Everything is in the store before it is done, and told by marks besides (`state.network`), so that it is found when the
+Everything is in the ledger before it is done, and told by marks besides (`state.network`), so that it is found when the
 store is lost. Whoever leads packets through a device that is gone drops them: filters go first, their device after.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from cgroupfs.bounded import digits
 from cgroupfs.errors import SourceError
-from reconciler.actuators.base import BootState, StateRow
-from reconciler.actuators.network.tc import FILE, Tc
+from reconciler.actuators.codec import RowCodec, undo_rows
+from reconciler.actuators.network.tc import FILE, NAME, Tc
 from reconciler.actuators.network.tc_pods import PodTc
+from state.entry import LedgerEntry, OriginalSource
+from state.kinds import NETWORK
+from state.ledger import Ledger
 from state.network import GATHER
-from state.store import Store
 from state.undo import RestoreOutcome, RestoreResult
 
 FILTER: Final = "ingress filter"
@@ -34,7 +37,7 @@ class Redirect(Struct, frozen=True, kw_only=True):
     slot: int = 0
 
 
-class NetworkState(BootState, frozen=True, kw_only=True):
+class NetworkState(Struct, frozen=True, kw_only=True):
     """``roots``: by interface, the kind of root that our tree stands in for; ``gather``: our device may be there."""
 
     roots: Mapping[str, str] = {}
@@ -42,16 +45,57 @@ class NetworkState(BootState, frozen=True, kw_only=True):
     cables: Mapping[str, Redirect] = {}
 
 
-ROW: Final = StateRow("network", NetworkState, "the network")
+_NONE: Final = "none"
+_INGRESS: Final = "ingress"
+"""The original of a cable that had an ingress discipline already, to which our filter was added."""
+_TREE: Final = "4250:"
+_SLOT: Final = "slot "
 
 
-def restore_network(tc: Tc, pods: PodTc, store: Store, only: str | None = None) -> list[RestoreResult]:
+def _load(rows: Iterable[LedgerEntry]) -> NetworkState:
+    roots, cables, gather = {}, {}, False
+    for row in rows:
+        if row.file == FILE:
+            roots[row.path] = row.original or ""
+        elif row.file == DEVICE and row.path == GATHER:
+            gather = True
+        elif row.file == FILTER and row.ours and (slot := digits(row.ours[-1].removeprefix(_SLOT))) is not None:
+            made = row.original == _NONE
+            cables[row.path] = Redirect(index=row.inode, pod_uid=row.pod_uid or "", made=made, slot=slot)
+    return NetworkState(roots=roots, gather=gather, cables=cables)
+
+
+def _dump(state: NetworkState) -> Iterable[LedgerEntry]:
+    for name, kind in state.roots.items():
+        yield _row(name, FILE, kind or None, _TREE)
+    if state.gather:
+        yield _row(GATHER, DEVICE, _NONE, GATHER)
+    for name, led in state.cables.items():
+        row = _row(name, FILTER, _NONE if led.made else _INGRESS, f"{_SLOT}{led.slot}")
+        yield replace(row, inode=led.index, pod_uid=led.pod_uid or None)
+
+
+def _row(name: str, field: str, original: str | None, ours: str) -> LedgerEntry:
+    return LedgerEntry(
+        kind=NETWORK,
+        controller="",
+        path=name,
+        file=field,
+        knob=f"network.{field}",
+        original=original,
+        origin=OriginalSource.UNKNOWN if original is None else OriginalSource.READ,
+        ours=(ours,),
+        wanted=ours,
+        policy=NAME,
+    )
+
+
+CODEC: Final = RowCodec(kind=NETWORK, load=_load, dump=_dump)
+
+
+def restore_network(tc: Tc, pods: PodTc, ledger: Ledger, only: str | None = None) -> list[RestoreResult]:
     """Undo all of it while no daemon runs, also what a lost store does not tell of. Errors: `StoreError`."""
-    kept = ROW.read(store)
-    done, left = undo(tc, pods, kept, only)
-    if left != kept:
-        ROW.write(store, left)
-    return done
+    return undo_rows(ledger, CODEC, lambda state: undo(tc, pods, state, only))
 
 
 def undo(tc: Tc, pods: PodTc, kept: NetworkState, only: str | None = None) -> tuple[list[RestoreResult], NetworkState]:

@@ -160,7 +160,7 @@ def test_a_copy_of_a_node_has_no_threads_to_reach(machine: Machine) -> None:
 
 async def test_a_copy_of_a_node_has_none_to_restore(machine: Machine) -> None:
     with machine.live.agent(machine.config()) as agent:
-        table = side_actuators.restore_table_without_daemon(machine.live.root, agent.store, agent.ledger, None)
+        table = side_actuators.restore_table_without_daemon(machine.live.root, agent.ledger, None)
         assert list(table) == [SYSCTL]
         assert await restore_ledger(agent.ledger, table, side_actuators.codec_of) == []
 

@@ -12,12 +12,13 @@ from reconciler.actuators.base import AuxiliaryActuator, GroupOutcomes, LazyActu
 from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.actuators.core_sched.actuator import CoreSched
 from reconciler.actuators.files import oom_score, watermarks
+from reconciler.actuators.network.actuator import NetworkActuator
 from reconciler.actuators.resctrl.actuator import ResctrlActuator
 from reconciler.control.planner import plan_pools
 from reconciler.daemon import side_actuators
 from reconciler.policies.table import PoliciesConfig
 from state.cache import CacheUsage
-from state.kinds import COOKIE, PROCESS, RESCTRL, SYSCTL
+from state.kinds import COOKIE, NETWORK, PROCESS, RESCTRL, SYSCTL
 from state.undo import RestoreOutcome, RestoreResult
 from tests.reconciler.nodes import node
 
@@ -105,10 +106,11 @@ def test_the_kinds_by_which_leftovers_are_known_are_those_that_the_modules_write
     names = {
         CoreSched.name: COOKIE,
         oom_score.OomScores.name: PROCESS,
+        NetworkActuator.name: NETWORK,
         ResctrlActuator.name: RESCTRL,
         watermarks.Watermarks.name: SYSCTL,
     }
-    assert {name: side_actuators.KINDS[name] for name in names} == names
+    assert names == side_actuators.KINDS
     for kind in names.values():
         codec = side_actuators.codec_of(kind)
         assert codec is not None

@@ -238,7 +238,7 @@ async def test_a_crash_at_any_step_is_undone(
             undone = list(await make().restore())
         else:
             ledger = Ledger(store)
-            table = side_actuators.restore_table_without_daemon(str(kernel.root), store, ledger, None)
+            table = side_actuators.restore_table_without_daemon(str(kernel.root), ledger, None)
             undone = await restore_ledger(ledger, table, side_actuators.codec_of)
         assert all(one.ok for one in undone), (steps, undone)
         assert kernel.values() == BEFORE, steps

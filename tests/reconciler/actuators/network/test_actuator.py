@@ -10,10 +10,12 @@ from msgspec.structs import replace
 from cgroupfs.cpuset import EMPTY
 from cgroupfs.errors import SourceError
 from reconciler.actuators.base import PlanSnapshot
+from reconciler.actuators.codec import read_rows
 from reconciler.actuators.network.actuator import NetworkActuator
 from reconciler.actuators.network.netlink import Link, link_mbit
 from reconciler.actuators.network.tc import ClassRates, RootQdisc
-from reconciler.actuators.network.undo import ROW, restore_network
+from reconciler.actuators.network.undo import CODEC, restore_network
+from state.ledger import Ledger
 from state.model import Hold, Pools
 from state.network import HANDLE, InterfaceRequest, NetworkRequest
 from state.store import Store
@@ -98,11 +100,11 @@ def situation(*names: str, enforce: bool = True, held: bool = False, dry_run: bo
 
 
 def roots(store: Store) -> dict[str, str]:
-    return dict(ROW.read(store).roots)
+    return dict(read_rows(Ledger(store), CODEC).roots)
 
 
 def restore_trees(tc: FakeTc, store: Store) -> list[RestoreResult]:
-    return restore_network(tc, FakePodTc(), store)
+    return restore_network(tc, FakePodTc(), Ledger(store))
 
 
 class Running:
@@ -119,7 +121,7 @@ class Running:
             tc,
             self.pods,
             lambda: FakeSpaces({}),
-            self.store,
+            Ledger(self.store),
             trio.CapacityLimiter(1),
             speed=lambda _name: None,
             clock=self.clock,

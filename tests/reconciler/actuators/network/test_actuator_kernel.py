@@ -16,9 +16,11 @@ from cgroupfs.errors import SourceError
 from cgroupfs.files import REAL
 from cgroupfs.knobs import CATALOG
 from reconciler.actuators.base import PlanSnapshot
+from reconciler.actuators.codec import read_rows
 from reconciler.actuators.network.actuator import NetworkActuator
 from reconciler.actuators.network.tc import ClassRates, RealTc, load_classifier
-from reconciler.actuators.network.undo import ROW, restore_network
+from reconciler.actuators.network.undo import CODEC, restore_network
+from state.ledger import Ledger
 from state.network import BE_CLASS, HANDLE, InterfaceRequest, NetworkRequest
 from state.store import Store
 from state.undo import RestoreOutcome
@@ -82,7 +84,7 @@ class Cable:
             self.tc,
             self.pod_tc,
             lambda: FakeSpaces({}),
-            self.store,
+            Ledger(self.store),
             trio.CapacityLimiter(1),
             speed=lambda _name: None,
         )
@@ -186,7 +188,7 @@ async def test_be_is_held_to_its_ceiling_and_gives_way_to_online_work(cable: Cab
     root = cable.tc.root("v0")
     assert root is not None
     assert (root.kind, root.handle) == ("noqueue", 0)
-    assert ROW.read(cable.store).roots == {}
+    assert read_rows(Ledger(cable.store), CODEC).roots == {}
 
 
 @pytest.mark.kernel
@@ -206,9 +208,9 @@ async def test_a_tree_of_which_only_a_part_was_made_is_completed_and_removed_wit
     assert again == root
     cable.tc.change(root.index, ClassRates(link=80 * MBIT, floor=8 * MBIT, ceiling=20 * MBIT))
     assert cable.tc.counted(root.index) is not None
-    done = restore_network(cable.tc, cable.pod_tc, cable.store)
+    done = restore_network(cable.tc, cable.pod_tc, Ledger(cable.store))
     assert [(one.path, one.undo) for one in done] == [("v0", RestoreOutcome.RESTORED)]
-    assert restore_network(cable.tc, cable.pod_tc, cable.store) == []
+    assert restore_network(cable.tc, cable.pod_tc, Ledger(cable.store)) == []
     assert cable.tc.root("nothing") is None
 
 

@@ -9,9 +9,11 @@ import trio
 from msgspec.structs import replace
 
 from cgroupfs.errors import SourceError
+from reconciler.actuators.codec import read_rows
 from reconciler.actuators.network.actuator import NetworkActuator
 from reconciler.actuators.network.netlink import Link
-from reconciler.actuators.network.undo import ROW, restore_network
+from reconciler.actuators.network.undo import CODEC, NetworkState, restore_network
+from state.ledger import Ledger
 from state.model import Hold, Pod
 from state.network import GATHER, SHARE, InterfaceRequest, NetworkRequest
 from state.store import Store
@@ -58,7 +60,7 @@ class World:
             self.tc,
             self.pods,
             lambda: self.spaces,
-            self.store,
+            Ledger(self.store),
             trio.CapacityLimiter(1),
             speed=lambda _name: self.speed,
             clock=self.clock,
@@ -100,7 +102,7 @@ async def test_be_pods_are_led_through_one_device_and_online_pods_are_not(world:
     assert world.pods.filters == {"veth-be": device, "veth-second": device}
     assert world.pods.rates == [10 * MBIT], "an unknown takes no risk"
     assert world.state("be") == ("written", "veth-be")
-    kept = ROW.read(world.store)
+    kept = read_rows(Ledger(world.store), CODEC)
     assert (kept.gather, {name: (led.pod_uid, led.made) for name, led in kept.cables.items()}) == (
         True,
         {"veth-be": ("be", True), "veth-second": ("second", True)},
@@ -146,13 +148,13 @@ async def test_a_pod_that_goes_is_forgotten_and_one_that_is_online_now_is_let_go
     world.pods.leave("veth-be")
     world.spaces.inodes.pop("be")
     await world.round(online("second"), MINE)
-    assert ROW.read(world.store).cables == {}
+    assert read_rows(Ledger(world.store), CODEC).cables == {}
     assert (world.pods.filters, world.pods.disciplines) == ({}, {})
     assert world.pods.slots == {}
     assert GATHER in world.pods.links, "it is still wanted"
     await world.round(wish=None)
     assert world.clean
-    assert ROW.read(world.store) == ROW.read(Store(str(world.path / "other.db"))), "nothing is left in the store"
+    assert read_rows(Ledger(world.store), CODEC) == NetworkState(), "nothing is left in the store"
 
 
 async def test_each_cable_has_a_class_of_its_own_and_the_next_one_takes_what_is_free(world: World) -> None:
@@ -164,7 +166,10 @@ async def test_each_cable_has_a_class_of_its_own_and_the_next_one_takes_what_is_
     world.spaces.inodes["third"] = 103
     await world.round(online("be"), SECOND, MINE, pod("third"))
     assert world.pods.slots == {1: "veth-third", 2: "veth-second"}
-    assert {name: led.slot for name, led in ROW.read(world.store).cables.items()} == {"veth-second": 2, "veth-third": 1}
+    assert {name: led.slot for name, led in read_rows(Ledger(world.store), CODEC).cables.items()} == {
+        "veth-second": 2,
+        "veth-third": 1,
+    }
 
 
 async def test_a_new_pod_is_led_at_the_look_that_shows_it_and_one_without_a_process_soon_after(world: World) -> None:
@@ -205,7 +210,7 @@ async def test_a_filter_that_the_kernel_refuses_is_told_and_leaves_nothing(world
     world.pods.refuses = "this kernel has no u32"
     await world.round()
     assert world.state("be") == ("refused", "network: this kernel has no u32")
-    assert ROW.read(world.store).cables == {}
+    assert read_rows(Ledger(world.store), CODEC).cables == {}
     assert world.pods.disciplines == {}
 
 
@@ -262,7 +267,7 @@ async def test_all_are_let_go_while_the_interface_is_not_there_or_its_speed_is_t
         await world.round(wish=lost)
         assert world.pods.filters == {}
         assert world.pods.disciplines == {"veth-be": "clsact"}, "what was there before stays"
-        assert ROW.read(world.store).cables == {}
+        assert read_rows(Ledger(world.store), CODEC).cables == {}
         words = "eth0: there is no such interface" if lost is WISH else NO_SPEED
         assert (world.state("be"), world.network.problems()) == (("blocked", words), [words])
         world.pods.links["eth0"] = eth0
@@ -362,9 +367,9 @@ async def test_after_a_kill_at_any_step_restore_leaves_nothing_and_the_next_run_
             world.steps.left = None
             world.life()
             if restored:
-                assert all(one.ok for one in restore_network(world.tc, world.pods, world.store))
+                assert all(one.ok for one in restore_network(world.tc, world.pods, Ledger(world.store)))
                 assert world.clean
-                assert restore_network(world.tc, world.pods, world.store) == []
+                assert restore_network(world.tc, world.pods, Ledger(world.store)) == []
             else:
                 await world.round()
                 assert set(world.pods.filters) == set(world.pods.disciplines) == {"veth-be", "veth-second"}
@@ -379,7 +384,7 @@ async def test_a_lost_store_does_not_hide_what_stands(world: World) -> None:
     world.store.close()
     (world.path / "state.db").unlink()
     world.life()
-    done = restore_network(world.tc, world.pods, world.store)
+    done = restore_network(world.tc, world.pods, Ledger(world.store))
     assert [one.path for one in done] == ["veth-be", "veth-second", GATHER]
     assert world.clean
 
@@ -387,6 +392,6 @@ async def test_a_lost_store_does_not_hide_what_stands(world: World) -> None:
 async def test_a_discipline_that_was_there_before_stays(world: World) -> None:
     world.pods.disciplines["veth-be"] = "clsact"
     await world.round()
-    assert not ROW.read(world.store).cables["veth-be"].made
+    assert not read_rows(Ledger(world.store), CODEC).cables["veth-be"].made
     await world.network.restore()
     assert world.pods.disciplines == {"veth-be": "clsact"}

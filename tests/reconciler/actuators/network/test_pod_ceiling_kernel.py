@@ -17,11 +17,13 @@ from msgspec.structs import replace
 from cgroupfs.errors import SourceError
 from cgroupfs.hierarchy import Hierarchy
 from reconciler.actuators.base import PlanSnapshot
+from reconciler.actuators.codec import read_rows
 from reconciler.actuators.network.actuator import NetworkActuator
 from reconciler.actuators.network.namespaces import RealNetworkNamespaces
 from reconciler.actuators.network.netlink import Links
 from reconciler.actuators.network.tc_pods import IfbState, IngressState, RealPodTc
-from reconciler.actuators.network.undo import ROW, restore_network
+from reconciler.actuators.network.undo import CODEC, NetworkState, restore_network
+from state.ledger import Ledger
 from state.model import Container, ContainerKind, GroupRef, Phase
 from state.network import GATHER, SHARE, InterfaceRequest, NetworkRequest
 from state.store import Store
@@ -62,7 +64,7 @@ class World:
         # Its namespace's file is all that the kernel is asked with; the fake takes one number for both.
         spaces = FakeSpaces({"be": self.file})
         roots = FakeTc(eth0="noqueue")
-        return NetworkActuator(roots, pods or self.tc, lambda: spaces, self.store, trio.CapacityLimiter(1))
+        return NetworkActuator(roots, pods or self.tc, lambda: spaces, Ledger(self.store), trio.CapacityLimiter(1))
 
     def counting(self, left: list[int]) -> "Counting":
         return Counting(library(self.host), left)
@@ -150,7 +152,7 @@ async def test_a_cable_is_found_from_outside_and_its_packets_are_led(world: Worl
     assert "input dev veth-be" in world.tc_command("filter", "show", "dev", GATHER)
     await network._round(wanted(on=False))
     assert world.dump() == world.clean
-    assert ROW.read(world.store) == ROW.read(Store(str(world.path / "other.db")))
+    assert read_rows(Ledger(world.store), CODEC) == NetworkState()
 
 
 class Counting:
@@ -195,7 +197,7 @@ async def test_after_a_kill_before_any_change_of_the_kernel_restore_gives_everyt
             await network._round(wanted(on=False))
             ended.append(steps)
         world.again()
-        assert all(one.ok for one in restore_network(FakeTc(), world.tc, world.store))
+        assert all(one.ok for one in restore_network(FakeTc(), world.tc, Ledger(world.store)))
         assert world.dump() == world.clean, f"killed before change {steps + 1}"
     assert ended, "there are more steps than were tried"
     assert len(ended) < 6, "the steps have become fewer than what is tried"
@@ -242,7 +244,7 @@ async def test_a_lost_store_does_not_hide_what_stands(world: World) -> None:
     world.store.close()
     (world.path / "state.db").unlink()
     world.store = Store(str(world.path / "state.db"))
-    done = restore_network(FakeTc(), world.tc, world.store)
+    done = restore_network(FakeTc(), world.tc, Ledger(world.store))
     assert {one.path: one.undo for one in done} == {"veth-be": RestoreOutcome.RESTORED, GATHER: RestoreOutcome.RESTORED}
     assert world.dump() == world.clean
 
@@ -252,7 +254,7 @@ async def test_a_device_of_the_name_that_is_no_ifb_is_left(world: World) -> None
     network = world.network()
     await network._round(wanted())
     assert network.problems() == ["network: bypassd-be is there, a veth of somebody else"]
-    assert restore_network(FakeTc(), world.tc, world.store) == []
+    assert restore_network(FakeTc(), world.tc, Ledger(world.store)) == []
     found = world.tc.device(GATHER)
     assert found is not None
     assert found.kind == "veth"
@@ -264,7 +266,7 @@ async def test_a_pod_that_goes_takes_its_cable_with_it(world: World) -> None:
     ip("-n", world.host, "link", "del", "veth-be")
     now = wanted()
     await network._round(replace(now, view=node()))
-    assert ROW.read(world.store).cables == {}
+    assert read_rows(Ledger(world.store), CODEC).cables == {}
     assert network.problems() == []
     assert "4250:101" not in world.tc_command("class", "show", "dev", GATHER)
     assert "input dev" not in world.tc_command("filter", "show", "dev", GATHER)
