@@ -8,9 +8,9 @@ from msgspec.structs import replace
 from cgroupfs.errors import InputError
 from cgroupfs.knobs import CATALOG
 from reconciler.actuators.core_sched.plan import KNOB as COOKIE
-from reconciler.policies.cache import KNOB as RESCTRL_GROUP
 from reconciler.policies.oom_score import KNOB as OOM_SCORE
 from reconciler.policies.watermarks import KNOBS as MARKS
+from state.cache import RESCTRL_GROUP
 from state.model import Hold
 from state.network import SHARE
 from state.printable import printable

@@ -87,8 +87,10 @@ def build(
 
     def resctrl() -> AuxiliaryActuator:
         from reconciler.actuators.resctrl.actuator import ResctrlActuator  # noqa: PLC0415
+        from reconciler.control.cache_loop import CacheLoop  # noqa: PLC0415
 
-        return ResctrlActuator(
+        make = partial(
+            ResctrlActuator,
             place.hierarchy,
             store,
             means.ledger,
@@ -96,8 +98,8 @@ def build(
             root=config.node.root,
             writes=means.writes,
             cgroups=means.files,
-            misses=means.misses,
         )
+        return CacheLoop(make, misses=means.misses)
 
     def network() -> AuxiliaryActuator:
         from reconciler.actuators.network.actuator import NetworkActuator  # noqa: PLC0415

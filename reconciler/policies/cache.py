@@ -6,7 +6,7 @@ stepped down while online pods suffer and slowly back up.
 
 The groups are few (8 to 16 on most machines, half with ``cdp``), so a class is one group, online classes that have
 everything stay in the default one, and a pod that wants a share of its own gets a group while there are any.
-There is no control file: `cacheplan` computes the groups and `reconciler.actuators.resctrl.actuator` makes them.
+There is no control file: `cacheplan` computes the groups, `reconciler.actuators.resctrl.actuator` makes them.
 
 Source: Koordinator's resctrl-qos and its pod annotation, rubik's dynCache, kernel documentation filesystems/resctrl.
 """
@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from reconciler.policies.base import Policy, PolicyConfig
 from state.cache import (
+    CACHE,
     CacheLayout,
     CacheMode,
     CacheRequest,
@@ -29,9 +30,7 @@ from state.cache import (
 )
 from state.model import NodeView, Pools
 
-NAME: Final = "cache"
-KNOB: Final = "resctrl.group"
-"""The name under which a pod's group is shown, held and counted."""
+NAME: Final = CACHE
 
 
 class CachePolicyConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):

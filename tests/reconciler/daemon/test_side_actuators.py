@@ -122,6 +122,7 @@ def test_the_daemon_imports_nothing_that_only_some_nodes_use(module: str) -> Non
         *("reconciler.placement.allocate", "reconciler.placement.pack", "reconciler.placement.hints"),
         *(
             "reconciler.actuators.resctrl.actuator",
+            "reconciler.control.cache_loop",
             "reconciler.actuators.network.tc",
             "reconciler.actuators.core_sched.actuator",
         ),

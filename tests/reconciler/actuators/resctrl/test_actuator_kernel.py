@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from cgroupfs.hierarchy import Hierarchy
 from reconciler.actuators.base import PlanSnapshot
 from reconciler.actuators.resctrl.actuator import ResctrlActuator
 from reconciler.actuators.resctrl.undo import ROW, ResctrlState, restore_resctrl
+from reconciler.control.cache_loop import CacheLoop
 from reconciler.control.planner import plan_pools
 from reconciler.policies.cache import CachePolicyConfig
 from reconciler.policies.table import PoliciesConfig
@@ -87,9 +89,10 @@ class Machine:
             def offered() -> Capability:
                 return found
 
-        self.side = ResctrlActuator(
-            hierarchy, self.store, Ledger(self.store), trio.CapacityLimiter(1), capability=offered
+        make = partial(
+            ResctrlActuator, hierarchy, self.store, Ledger(self.store), trio.CapacityLimiter(1), capability=offered
         )
+        self.side = CacheLoop(make)
 
     def pod(self) -> Pod:
         one = pod("bomb")
