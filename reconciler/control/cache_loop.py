@@ -88,7 +88,7 @@ class CacheLoop:
     def measured(self) -> CacheUsage | None:
         """What pods and groups use, and how large BE's share is; None while nobody wants it."""
         situation = self._turns.situation
-        wish = situation.pools.cache if situation is not None else None
+        wish = situation.plan.cache if situation is not None else None
         return None if situation is None or wish is None else self._actuator.measured(situation.view, wish)
 
     def status(self) -> Mapping[str, object]:
@@ -110,7 +110,7 @@ class CacheLoop:
             self._actuator.failed(exc)
 
     async def _sweep(self, situation: PlanSnapshot) -> None:
-        wish = situation.pools.cache
+        wish = situation.plan.cache
         writes = situation.enforce and (wish is None or not wish.dry_run) and "node" not in situation.holds
         if wish is None:
             self._level = None
@@ -161,10 +161,10 @@ class CacheLoop:
 
 
 def _period_s(situation: PlanSnapshot) -> float | None:
-    wish = situation.pools.cache
+    wish = situation.plan.cache
     return wish.sweep_s if wish is not None else None
 
 
 def _substance(situation: PlanSnapshot) -> tuple[object, ...]:
     """What a sweep goes by. Pods that have not changed are the same objects, so that comparing costs little."""
-    return situation.enforce, situation.pools.cache, situation.holds, situation.view.pods
+    return situation.enforce, situation.plan.cache, situation.holds, situation.view.pods

@@ -117,13 +117,13 @@ def build(
 
     sides: list[AuxiliaryActuator] = []
     if place.hierarchy.version("memory") is not None:
-        sides.append(lazily("memory_reclaim", reclaim, lambda now: now.pools.memory.reclaim is not None))
-    sides.append(lazily("watermarks", watermarks, lambda now: now.pools.memory.watermarks is not None, "marks"))
+        sides.append(lazily("memory_reclaim", reclaim, lambda now: now.plan.memory.reclaim is not None))
+    sides.append(lazily("watermarks", watermarks, lambda now: now.plan.sysctls is not None, "marks"))
     if _is_this_machine(config.node.root):
-        sides.append(lazily("oom_score", oom_scores, lambda now: now.pools.memory.oom is not None, "oom"))
-        sides.append(lazily("core_sched", core_sched, lambda now: now.pools.cores is not None, "cores"))
-        sides.append(lazily("resctrl", resctrl, lambda now: now.pools.cache is not None, "cache"))
-        sides.append(lazily("network", network, lambda now: now.pools.network is not None, "network"))
+        sides.append(lazily("oom_score", oom_scores, lambda now: now.plan.oom_scores is not None, "oom"))
+        sides.append(lazily("core_sched", core_sched, lambda now: now.plan.cookies is not None, "cores"))
+        sides.append(lazily("resctrl", resctrl, lambda now: now.plan.cache is not None, "cache"))
+        sides.append(lazily("network", network, lambda now: now.plan.network is not None, "network"))
     return tuple(sides)
 
 

@@ -28,7 +28,8 @@ from state.cache import (
     ReclaimedShare,
     ShareLevels,
 )
-from state.model import NodeView, Pools
+from state.model import NodeView
+from state.plan import NodePlan
 
 NAME: Final = CACHE
 
@@ -101,7 +102,7 @@ class CachePolicyConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_
     ] = 2.0
 
 
-def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: CachePolicyConfig) -> Pools:
+def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, config: CachePolicyConfig) -> NodePlan:
     """Say what is wanted; what the machine offers is the actuator's knowledge.
 
     A response to interference leaves BE a part of its share only.
@@ -133,7 +134,7 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Ca
     if part is not None:
         wish = reduced(wish, part)
         reason = f"{_reason(wish)}, {part} % of its share: {view.measures.cache_reason}"
-    return replace(pools, cache=wish, reasons={**pools.reasons, NAME: reason})
+    return replace(plan, cache=wish, reasons={**plan.reasons, NAME: reason})
 
 
 def signals_of(config: CachePolicyConfig) -> frozenset[str]:
@@ -175,5 +176,5 @@ POLICY = Policy(
     summary="shares of the last-level cache and the memory bandwidth",
     config_type=CachePolicyConfig,
     precedence=58,
-    decide_node=decide_node,
+    decide_resources=decide_resources,
 )

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from cgroupfs.files import REAL, FileOps
 from reconciler.actuators.base import BootState, StateRow
-from reconciler.actuators.core_sched.plan import ObservedThreads
+from reconciler.actuators.core_sched.compare import ObservedThreads
 from reconciler.actuators.core_sched.prctl import CookieCarrier, Prctl, unable
 from state.store import Store
 from state.undo import RestoreOutcome, RestoreResult

@@ -27,9 +27,10 @@ from cgroupfs.hierarchy import Hierarchy
 from reconciler.actuators.base import BootState, PeriodicWorker, PersistedValue, PlanSnapshot, StateRow
 from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.actuators.holds import holding
-from reconciler.policies.oom_score import KNOB, NAME, score_of
 from reconciler.signals.processes import PodProcesses
-from state.model import ContainerKind, Phase, Setting
+from state.memory import OOM_SCORE
+from state.model import Setting
+from state.plan import OomScorePlan
 from state.store import Store
 from state.undo import RestoreOutcome, RestoreResult
 
@@ -137,7 +138,7 @@ def restore_scores(
 class OomScores:
     """See the module's text."""
 
-    name = NAME
+    name = "oom_score"
 
     def __init__(
         self,
@@ -161,7 +162,7 @@ class OomScores:
 
     def planned(self, situation: PlanSnapshot) -> None:
         """A look is over."""
-        self._turns.planned(situation, wake=situation.pools.memory.oom is not None or bool(self._kept))
+        self._turns.planned(situation, wake=situation.plan.oom_scores is not None or bool(self._kept))
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Sweep after each look, and now and then, for ever."""
@@ -198,7 +199,7 @@ class OomScores:
     async def _sweep(self, situation: PlanSnapshot) -> None:
         self._problems = []
         wanted, left = self._wanted(situation)
-        self.standings = {path: {KNOB: one} for path, one in left.items() if one is not None}
+        self.standings = {path: {OOM_SCORE: one} for path, one in left.items() if one is not None}
         gone = {path: kept for path, kept in self._kept.items() if path not in wanted and path not in left}
         await self._give_back(gone)
         news, writes = await self._turns.work(partial(self._compare, wanted))
@@ -207,7 +208,7 @@ class OomScores:
             unrecorded = {path for path in news if writes.pop(path, None) is not None}
         outcomes = await self._turns.work(partial(self._write, writes))
         for path, (setting, _) in wanted.items():
-            self.standings[path] = {KNOB: _standing(setting, outcomes.get(path), recorded=path not in unrecorded)}
+            self.standings[path] = {OOM_SCORE: _standing(setting, outcomes.get(path), recorded=path not in unrecorded)}
         refused = sum(outcomes.values(), Counter[str]())
         self._problems += [
             f"{count} processes keep their oom_score_adj: {code}" for code, count in refused.items() if code
@@ -216,31 +217,20 @@ class OomScores:
     @staticmethod
     def _wanted(situation: PlanSnapshot) -> tuple[dict[str, tuple[Setting, int]], dict[str, SettingStatus | None]]:
         """By container: what is wanted, and its inode; and how those stand that are left as they are."""
-        wish = situation.pools.memory.oom
+        plan = situation.plan.oom_scores or OomScorePlan()
         wanted: dict[str, tuple[Setting, int]] = {}
         left: dict[str, SettingStatus | None] = {}
         for uid, pod in sorted(situation.view.pods.items()):
-            number = score_of(pod, wish) if wish is not None else None
-            for one in pod.containers:
-                path = one.group.path
-                setting = None
-                if number is not None and one.kind is not ContainerKind.SANDBOX and one.phase is Phase.SETTLED:
-                    setting = Setting(
-                        path=path,
-                        knob=KNOB,
-                        value=number,
-                        policy=NAME,
-                        reason="BE processes are the OOM killer's first choice",
-                        pod_uid=uid,
-                        container_id=one.id,
-                    )
-                hold = holding(situation.holds, path=path, knob=KNOB, pod_uid=uid)
+            for container in pod.containers:
+                path = container.group.path
+                setting = plan.settings.get(path)
+                hold = holding(situation.holds, path=path, knob=OOM_SCORE, pod_uid=uid)
                 if hold is not None:
                     left[path] = _left(setting, "held", f"{hold.reason} (by {hold.by})")
-                elif not situation.enforce or (wish is not None and wish.dry_run):
+                elif not situation.enforce or plan.dry_run:
                     left[path] = _left(setting, "would write", "")
                 elif setting is not None:
-                    wanted[path] = setting, one.group.inode
+                    wanted[path] = setting, container.group.inode
         return wanted, left
 
     def _compare(
@@ -307,8 +297,8 @@ class OomScores:
 
 
 def _period_s(situation: PlanSnapshot) -> float | None:
-    wish = situation.pools.memory.oom
-    return wish.sweep_s if wish is not None else None
+    plan = situation.plan.oom_scores
+    return plan.sweep_s if plan is not None else None
 
 
 def _left(setting: Setting | None, state: str, detail: str) -> SettingStatus | None:

@@ -14,7 +14,7 @@ from cgroupfs.hierarchy import Hierarchy, HierarchyMode, Mount
 from reconciler.actuators.base import PlanSnapshot
 from reconciler.actuators.resctrl.actuator import ResctrlActuator
 from reconciler.control.cache_loop import CacheLoop
-from reconciler.control.planner import plan_pools
+from reconciler.control.planner import plan_node
 from reconciler.policies.cache import CachePolicyConfig
 from reconciler.policies.cachewish import CACHE_LIMIT, RESCTRL
 from reconciler.policies.table import PoliciesConfig
@@ -148,8 +148,8 @@ class World:
 
     def situation(self, *pods: Pod) -> PlanSnapshot:
         view = node(*pods)
-        pools = plan_pools(view, None, PoliciesConfig(cache=self.config))
-        return PlanSnapshot(view=view, pools=pools, enforce=self.enforce, holds=self.holds)
+        plan = plan_node(view, None, PoliciesConfig(cache=self.config))
+        return PlanSnapshot(view=view, plan=plan, enforce=self.enforce, holds=self.holds)
 
     async def sweep(self, *pods: Pod, seconds: float = 1.0) -> None:
         self.model.advance(seconds)

@@ -14,7 +14,7 @@ from reconciler.actuators.core_sched import tasks
 from reconciler.actuators.files import oom_score, watermarks
 from reconciler.actuators.network import undo as network_undo
 from reconciler.actuators.resctrl import undo as resctrl_undo
-from reconciler.control.planner import plan_pools
+from reconciler.control.planner import plan_node
 from reconciler.daemon import side_actuators
 from reconciler.policies.table import PoliciesConfig
 from state.cache import CacheUsage
@@ -60,7 +60,7 @@ class Noting:
 
 def situation(*, enforce: bool) -> PlanSnapshot:
     view = node()
-    return PlanSnapshot(view=view, pools=plan_pools(view, None, PoliciesConfig()), enforce=enforce)
+    return PlanSnapshot(view=view, plan=plan_node(view, None, PoliciesConfig()), enforce=enforce)
 
 
 async def test_it_is_made_when_it_is_wanted_for_the_first_time_and_stays(nursery: trio.Nursery) -> None:

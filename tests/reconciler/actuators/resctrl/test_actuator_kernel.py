@@ -18,7 +18,7 @@ from reconciler.actuators.base import PlanSnapshot
 from reconciler.actuators.resctrl.actuator import ResctrlActuator
 from reconciler.actuators.resctrl.undo import ROW, ResctrlState, restore_resctrl
 from reconciler.control.cache_loop import CacheLoop
-from reconciler.control.planner import plan_pools
+from reconciler.control.planner import plan_node
 from reconciler.policies.cache import CachePolicyConfig
 from reconciler.policies.table import PoliciesConfig
 from reconciler.runtime.cooperative import share_interpreter
@@ -137,8 +137,8 @@ class Machine:
 
     def plan(self, *pods: Pod) -> None:
         view = node(*pods)
-        pools = plan_pools(view, None, PoliciesConfig(cache=CachePolicyConfig(enabled=True, mount=ours())))
-        self.side.planned(PlanSnapshot(view=view, pools=pools, enforce=True))
+        plan = plan_node(view, None, PoliciesConfig(cache=CachePolicyConfig(enabled=True, mount=ours())))
+        self.side.planned(PlanSnapshot(view=view, plan=plan, enforce=True))
 
 
 @pytest.fixture
