@@ -6,11 +6,16 @@ Units: percents of a cache's ways, of a memory bandwidth, or of what a law looks
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
 _Percent = Annotated[int, Meta(ge=1, le=100)]
+
+CACHE: Final = "cache"
+"""The policy that divides caches and memory bandwidth."""
+RESCTRL_GROUP: Final = "resctrl.group"
+"""The name under which a pod's group is shown, held and counted; no control file's."""
 
 
 class CacheLayout(StrEnum):
@@ -166,6 +171,32 @@ class CacheRequest(Struct, frozen=True, kw_only=True):
     dwell_s: float = 30.0
     sweep_s: float = 2.0
     dry_run: bool = False
+
+
+class CacheGroup(Struct, frozen=True, kw_only=True):
+    """One control group: what its schemata is to hold, and why. ``reclaimed``: it is one of BE's."""
+
+    name: str
+    schemata: Mapping[str, Mapping[int, int]]
+    reason: str
+    reclaimed: bool = False
+
+
+class CachePlan(Struct, frozen=True, kw_only=True):
+    """What is wanted. ``members``: pod uid -> group; the default group for those that are in none.
+
+    ``crowded``: pods that asked for a share of their own and share by class instead, with the reason. ``default``: what
+    the default group is to hold; None: it is left alone. ``level``: BE's share where it moves, and why it is so large.
+    BE's groups come first: it gives up before others take.
+    """
+
+    groups: tuple[CacheGroup, ...] = ()
+    members: Mapping[str, str] = {}
+    crowded: Mapping[str, str] = {}
+    default: Mapping[str, Mapping[int, int]] | None = None
+    level: ShareLevel | None = None
+    level_reason: str = ""
+    problems: tuple[str, ...] = ()
 
 
 class CacheConsumption(Struct, frozen=True, kw_only=True):

@@ -6,6 +6,7 @@ decide.
 
 from collections.abc import Mapping
 from enum import StrEnum
+from typing import Final
 
 from msgspec import Struct
 
@@ -13,6 +14,10 @@ from cgroupfs.cpuset import CpuSet
 
 SHARED_POOL = "share"
 """Katalyst's name of the pool of online pods that name none."""
+CORE_SCHED: Final = "core_sched"
+"""The policy that gives threads their core scheduling cookies."""
+CORE_COOKIE: Final = "core.cookie"
+"""The name of a container's cookie in ``explain`` and in holds; no control file's."""
 
 
 class BurstLimit(StrEnum):
@@ -89,14 +94,6 @@ class CookieGroups(StrEnum):
     """BE pods with each other, online pods with each other, the rest of the machine by itself."""
     POD = "pod"
     """BE pods with each other, each online pod and the rest of the machine by itself."""
-
-
-class CoreSchedRequest(Struct, frozen=True, kw_only=True):
-    """What is wanted of core scheduling. ``dry_run``: say it only. ``sweep_s``: between two looks at all threads."""
-
-    groups: CookieGroups = CookieGroups.RECLAIMED
-    dry_run: bool = False
-    sweep_s: float = 5.0
 
 
 class GroupUse(Struct, frozen=True, kw_only=True):

@@ -5,8 +5,18 @@ policies decide. Units: bytes, percent.
 """
 
 from collections.abc import Mapping
+from typing import Final
 
 from msgspec import Struct
+
+OOM_SCORE: Final = "oom.score"
+"""The name of ``oom_score_adj`` in ``explain`` and in holds; no control file's."""
+MIN_FREE: Final = "vm.min_free_kbytes"
+SCALE: Final = "vm.watermark_scale_factor"
+MARKS: Final = (MIN_FREE, SCALE)
+"""The kernel's memory marks, by its names, which are those in holds too."""
+MACHINE: Final = "/"
+"""The path of what belongs to no group."""
 
 
 class NodeMemoryReading(Struct, frozen=True, kw_only=True):
@@ -72,22 +82,6 @@ class ReclaimRequest(Struct, frozen=True, kw_only=True):
     leave_bytes: int = 100 << 20
 
 
-class OomScoreRequest(Struct, frozen=True, kw_only=True):
-    """What is wanted of BE processes' ``oom_score_adj``: a band, see `reconciler.policies.oom_score`."""
-
-    dry_run: bool = False
-    lowest: int = 901
-    sweep_s: float = 10.0
-
-
-class WatermarkRequest(Struct, frozen=True, kw_only=True):
-    """What is wanted of the kernel's memory marks, in ten-thousandths of the memory; None: left alone."""
-
-    dry_run: bool = False
-    scale_factor: int | None = None
-    min_free_factor: int | None = None
-
-
 class MemoryProtection(Struct, frozen=True, kw_only=True):
     """What a directory must hold of both protections so that those below it count."""
 
@@ -100,13 +94,10 @@ class MemoryPlan(Struct, frozen=True, kw_only=True):
 
     ``reclaimed_high_bytes``: up to where all that lives below the besteffort directory may use memory unhindered;
     ``reclaimed_max_bytes``: its limit; None: nothing is wanted. ``protected``: by group path of a QoS directory.
-    ``reclaim``: whether and how memory is taken from BE containers; None: it is not. ``oom``: the same of their
-    processes' ``oom_score_adj``. ``watermarks``: the same of the marks below which the kernel reclaims.
+    ``reclaim``: whether and how memory is taken from BE containers; None: it is not.
     """
 
     reclaimed_high_bytes: int | None = None
     reclaimed_max_bytes: int | None = None
     protected: Mapping[str, MemoryProtection] = {}
     reclaim: ReclaimRequest | None = None
-    oom: OomScoreRequest | None = None
-    watermarks: WatermarkRequest | None = None

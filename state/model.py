@@ -13,12 +13,10 @@ from msgspec import Struct
 from cgroupfs.codecs import Value
 from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.naming import QosClass
-from state.cache import CacheRequest
-from state.cpu import CoreSchedRequest, CpuPreferences, GroupUse, PoolSize
-from state.disk import Disk, DiskPlan
+from state.cpu import CpuPreferences, GroupUse, PoolSize
+from state.disk import Disk
 from state.measures import Restrictions
-from state.memory import MemoryPlan, MemoryPreferences, NodeMemoryReading
-from state.network import NetworkRequest
+from state.memory import MemoryPreferences, NodeMemoryReading
 from state.topology import Topology
 
 
@@ -341,8 +339,7 @@ class Pools(Struct, frozen=True, kw_only=True, dict=True):
     ``confined``: reclaimed containers get ``reclaimed`` as their cpuset. ``quota_milli``: how the budget is given out
     as quotas, by group path (the besteffort directory) or pod uid; None: no quota is wanted. ``budget_at``: when the
     budget last changed; ``unknown_since``: since when CPU use is not known (both on the view's clock). ``quota_ratio``:
-    how much more a CPU of this node does than the CPU that limits were made for; quotas are divided by it. ``cores``:
-    who may share a physical core with whom; ``cache``: shares of caches and memory bandwidth; None: not our business.
+    how much more a CPU of this node does than the CPU that limits were made for; quotas are divided by it.
     """
 
     online_cpus: CpuSet
@@ -365,11 +362,6 @@ class Pools(Struct, frozen=True, kw_only=True, dict=True):
     budget_at: float = 0.0
     unknown_since: float | None = None
     quota_ratio: float = 1.0
-    memory: MemoryPlan = MemoryPlan()
-    cores: CoreSchedRequest | None = None
-    disk: DiskPlan = DiskPlan()
-    network: NetworkRequest | None = None
-    cache: CacheRequest | None = None
     reasons: Mapping[str, str] = {}
 
     @property
@@ -415,14 +407,6 @@ class Hold(Struct, frozen=True, kw_only=True):
     seconds: float | None = None
     ends_boot_s: float | None = None
     boot_id: str = ""
-
-
-class Desired(Struct, frozen=True, kw_only=True):
-    """One whole plan: same view, same plan, byte for byte."""
-
-    pools: Pools
-    settings: Mapping[tuple[str, str], Setting]
-    refusals: tuple[Refusal, ...] = ()
 
 
 class NodeView(Struct, frozen=True, kw_only=True):

@@ -1,6 +1,7 @@
 """What is known and planned, as plain values for people: one wording for the document, the plan and the store. Pure."""
 
 from state.model import NodeCpu, Pod, Pools
+from state.plan import NodePlan
 
 
 def pod_facts(pod: Pod, pools: Pools | None) -> dict[str, object]:
@@ -32,9 +33,9 @@ def pool_lists(pools: Pools) -> dict[str, str]:
     return {name: str(cpus) for name, cpus in named.items()}
 
 
-def budget_facts(pools: Pools, cpu: NodeCpu | None) -> dict[str, object]:
+def budget_facts(plan: NodePlan, cpu: NodeCpu | None) -> dict[str, object]:
     """What BE work may use and why, and who used the CPUs (None: not known). Thousandths of a CPU."""
-    used = None
+    pools, used = plan.pools, None
     if cpu is not None:
         used = {
             "busy_milli": cpu.busy_milli,
@@ -45,6 +46,6 @@ def budget_facts(pools: Pools, cpu: NodeCpu | None) -> dict[str, object]:
     return {
         "budget_milli": pools.budget_milli,
         "quota_milli": dict(pools.quota_milli or {}),
-        "reasons": dict(pools.reasons),
+        "reasons": {**pools.reasons, **plan.reasons},
         "used": used,
     }

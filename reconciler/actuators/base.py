@@ -1,8 +1,9 @@
 """What an actuator is that brings something else than cgroup files to the plan: cache, network, tasks' attributes.
 
 It has a task of its own, so that nothing it does can hold up a look or the hot lane. After each look it is handed the
-newest view and pools; it compares them with what is there, makes the difference, and keeps what it needs to undo it.
-What it does must be found again without it: `restore` also works while no daemon runs, and after a crash.
+newest view and plan. It compares its field of the plan with what is there, makes the difference, and keeps what it
+needs to undo it. What it does must be found again without it: `restore` also works while no daemon runs, and after a
+crash.
 
 A side actuator that is loaded when the first plan wants it: most nodes want none, and each is memory on every node.
 
@@ -35,7 +36,8 @@ from msgspec import Struct
 from cgroupfs.bounded import decoded
 from reconciler.actuators.cgroup.status import SettingStatus
 from state.cache import CacheUsage
-from state.model import Hold, NodeView, Pools
+from state.model import Hold, NodeView
+from state.plan import NodePlan
 from state.schema import META
 from state.store import Store, StoreBatch
 from state.undo import RestoreResult
@@ -104,7 +106,7 @@ class PlanSnapshot(Struct, frozen=True, kw_only=True):
     """What a side actuator goes by. ``enforce`` False: look and tell, but change nothing (observe mode)."""
 
     view: NodeView
-    pools: Pools
+    plan: NodePlan
     enforce: bool
     holds: Mapping[str, Hold] = {}
 

@@ -7,10 +7,9 @@ from msgspec.structs import replace
 
 from cgroupfs.errors import InputError
 from cgroupfs.knobs import CATALOG
-from reconciler.actuators.core_sched.plan import KNOB as COOKIE
-from reconciler.policies.cache import KNOB as RESCTRL_GROUP
-from reconciler.policies.oom_score import KNOB as OOM_SCORE
-from reconciler.policies.watermarks import KNOBS as MARKS
+from state.cache import RESCTRL_GROUP
+from state.cpu import CORE_COOKIE
+from state.memory import MARKS, OOM_SCORE
 from state.model import Hold
 from state.network import SHARE
 from state.printable import printable
@@ -22,7 +21,7 @@ MOST: Final = 1000
 _LONGEST_TARGET: Final = 4096
 _LONGEST_REASON: Final = 500
 _LONGEST_BY: Final = 100
-_KNOBS: Final = frozenset({*CATALOG, COOKIE, RESCTRL_GROUP, OOM_SCORE, SHARE, *MARKS})
+_KNOBS: Final = frozenset({*CATALOG, CORE_COOKIE, RESCTRL_GROUP, OOM_SCORE, SHARE, *MARKS})
 _EXPECTED = "node, pod:UID, knob:NAME, file:/GROUP/PATH or file:/GROUP/PATH:KNOB"
 
 

@@ -12,7 +12,6 @@ import msgspec
 from msgspec import UNSET
 
 from cgroupfs.codecs import Value
-from cgroupfs.cpuset import CpuSet
 from cgroupfs.errors import SourceError, StoreError
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
@@ -26,7 +25,7 @@ from reconciler.cli.nodeview import InspectedNode as Node
 from reconciler.cli.recorded import RecordedNode
 from reconciler.config.model import Lower
 from reconciler.control.inventory import Inventory
-from reconciler.control.persistence import POOLS
+from reconciler.control.persistence import POOLS, convert_plan
 from reconciler.control.planner import plan
 from reconciler.pods.classify import merge_rules
 from reconciler.pods.selectors import ClassRules
@@ -36,7 +35,8 @@ from reconciler.sources.checkpoints import CheckpointSource
 from reconciler.sources.disks import DiskSource
 from reconciler.sources.manifests import ManifestDirectory, resolve
 from reconciler.sources.operator_file import OperatorFile
-from state.model import Desired, Hold, NodeView, PodMeta, Pools, Setting
+from state.model import Hold, NodeView, PodMeta, Setting
+from state.plan import Desired, NodePlan
 from state.reader import read_dump
 from state.topology_sysfs import read_topology
 
@@ -183,8 +183,8 @@ def _qos(knowledge: Inventory) -> tuple[str, str]:
     return view.besteffort, view.burstable
 
 
-def _remembered(node: Node, told: RecordedNode, problems: list[str]) -> tuple[Pools | None, dict[str, Hold]]:
-    """The pools of the agent that ran there, so that the plan moves no CPU that it would not, and its holds."""
+def _remembered(node: Node, told: RecordedNode, problems: list[str]) -> tuple[NodePlan | None, dict[str, Hold]]:
+    """The plan of the agent that ran there, so that the plan moves no CPU that it would not, and its holds."""
     try:
         dump: Any = read_dump(node.store, history=0)
     except StoreError:
@@ -195,17 +195,10 @@ def _remembered(node: Node, told: RecordedNode, problems: list[str]) -> tuple[Po
     if row is None:
         return None, holds
     try:
-        pools = msgspec.convert({key: row[key] for key in row if key != "lists"}, Pools, dec_hook=_cpus)
+        return convert_plan(row), holds
     except (msgspec.MsgspecError, ValueError) as exc:
         problems.append(f"the pools in {node.store} cannot be read: {exc}")
         return None, holds
-    return msgspec.structs.replace(pools, budget_at=0.0, unknown_since=None), holds
-
-
-def _cpus(kind: type, value: Any) -> object:  # msgspec hands over what it decoded
-    if kind is CpuSet and isinstance(value, str):
-        return CpuSet.parse(value)
-    raise TypeError(f"{kind.__name__} cannot be read")
 
 
 def _against(

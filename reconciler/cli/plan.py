@@ -121,7 +121,7 @@ def ask_live(node: InspectedNode) -> RecordedNode:
 
 def describe(about: PlanSubject, found: PlanResult) -> dict[str, Any]:
     """The plan as the documented, stable document: plain values, keys are added but never renamed."""
-    pools, view = found.desired.pools, found.view
+    pools, view = found.desired.plan.pools, found.view
     lists = pool_lists(pools)
     return {
         "schema": SCHEMA,
@@ -143,7 +143,7 @@ def describe(about: PlanSubject, found: PlanResult) -> dict[str, Any]:
         "sources": dict(found.sources),
         "pools": lists,
         "placement": placement(view.topology, as_sets(lists)),
-        "budget": budget_facts(pools, view.cpu),
+        "budget": budget_facts(found.desired.plan, view.cpu),
         "pods": [pod_facts(pod, pools) for _, pod in sorted(view.pods.items())],
         "settings": [_setting(one) for one in found.standings],
         "refusals": [

@@ -22,8 +22,13 @@ from cgroupfs.errors import StoreError
 from reconciler.alerts.agent_alerts import STORE_IS_WELL
 from reconciler.control.reconciler import Reconciler
 from reconciler.headroom.report import HEADROOM, HeadroomState
+from state.cache import CacheRequest
+from state.disk import DiskPlan
 from state.ledger import Ledger
+from state.memory import MemoryPlan
 from state.model import Hold, LastClass, Pod, PodClass, Pools, Setting
+from state.network import NetworkRequest
+from state.plan import NodePlan
 from state.schema import ASSIGNMENTS, HOLDS, META, RUNNING, SETTINGS
 from state.store import Store, StoreBatch
 from state.summary import pod_facts, pool_lists
@@ -33,7 +38,7 @@ _CHECK_S: Final = 10.0
 _CHECK_ALL_S: Final = 3600.0
 """Damage that leaves no trace in the file's times: the medium's own."""
 POOLS: Final = "pools"
-"""Row of the ASSIGNMENTS table: the pools as they are, and under ``lists`` as CPU lists by name."""
+"""Row of the ASSIGNMENTS table: the pools and other resources as planned, and the pools' CPU lists under ``lists``."""
 POD: Final = "pod:"
 """Rows of the ASSIGNMENTS table: ``pod:<uid>``, what the command line shows of a pod while the daemon is down."""
 
@@ -54,29 +59,51 @@ encoded: Final = msgspec.msgpack.Encoder(enc_hook=_plain).encode
 """A row's body; CPU sets are kept as their lists, what is set per disk as its lines."""
 
 
-def pools_row(pools: Pools) -> bytes:
-    """The body of the row `POOLS`."""
-    return encoded({**to_builtins(pools, enc_hook=_plain), "lists": pool_lists(pools)})
+class _ResourcesRow(msgspec.Struct):
+    """What the row `POOLS` has beside the pools, under the same names as in `NodePlan`."""
+
+    memory: MemoryPlan = MemoryPlan()
+    disk: DiskPlan = DiskPlan()
+    network: NetworkRequest | None = None
+    cache: CacheRequest | None = None
 
 
-def read_pools(store: Store) -> Pools | None:
-    """The pools of an earlier run; None when there are none that can be read."""
+def plan_row(plan: NodePlan) -> bytes:
+    """The body of the row `POOLS`: the pools' fields, the resources' beside them; what is by pod is planned anew."""
+    resources = {name: getattr(plan, name) for name in _ResourcesRow.__struct_fields__}
+    row = {**to_builtins(plan.pools, enc_hook=_plain), **to_builtins(resources, enc_hook=_plain)}
+    return encoded({**row, "reasons": {**plan.pools.reasons, **plan.reasons}, "lists": pool_lists(plan.pools)})
+
+
+def read_plan(store: Store) -> NodePlan | None:
+    """The plan of an earlier run; None when there is none that can be read."""
     rows = dict(store.rows(ASSIGNMENTS))
     if POOLS not in rows:
         return None
     try:
-        return decode_pools(rows[POOLS])
+        return decode_plan(rows[POOLS])
     except ValueError as exc:
         _LOG.warning("the pools of the last run cannot be read: %s", exc)
         return None
 
 
-def decode_pools(row: bytes) -> Pools:
-    """The pools in the body of the row `POOLS`. Errors: `ValueError` (msgspec's are) for one that holds none."""
+def decode_plan(row: bytes) -> NodePlan:
+    """The plan in the body of the row `POOLS`. Errors: `ValueError` (msgspec's are) for one that holds none."""
     pools = decoded(msgspec.msgpack.Decoder(Pools, dec_hook=_unplain).decode, row)
+    return _from_row(pools, decoded(msgspec.msgpack.Decoder(_ResourcesRow, dec_hook=_unplain).decode, row))
+
+
+def convert_plan(row: Mapping[str, Any]) -> NodePlan:
+    """The same of a row that has been decoded to plain values. Errors: `ValueError` (msgspec's are)."""
+    pools = msgspec.convert(row, Pools, dec_hook=_unplain)
+    return _from_row(pools, msgspec.convert(row, _ResourcesRow, dec_hook=_unplain))
+
+
+def _from_row(pools: Pools, resources: _ResourcesRow) -> NodePlan:
     # The old run's monotonic clock may be another boot's.
     sizes = {name: replace(size, changed_at=0.0, shrunk_at=0.0) for name, size in pools.sizes.items()}
-    return replace(pools, budget_at=0.0, unknown_since=None, sizes=sizes)
+    pools = replace(pools, budget_at=0.0, unknown_since=None, sizes=sizes)
+    return NodePlan(pools=pools, **{name: getattr(resources, name) for name in resources.__struct_fields__})
 
 
 class _ClassRow(msgspec.Struct):
@@ -161,7 +188,7 @@ class StateWriter:
         """What was found wrong with the store while it was in use, and when; until the daemon ends."""
         self._promised: HeadroomState | None = None
         self._settings: dict[str, Setting] = {}
-        self._pools: Pools | None = None
+        self._plan: NodePlan | None = None
         self._pods: dict[str, Pod] = {}
         self._fresh = True
         self._seen_changes = -1
@@ -217,7 +244,7 @@ class StateWriter:
         if self._generation != self._store.generation:
             # Another file than the one that has it all.
             self._generation = self._store.generation
-            self._fresh, self._settings, self._pools, self._pods = True, {}, None, {}
+            self._fresh, self._settings, self._plan, self._pods = True, {}, None, {}
             self._holds = {**{hold.target: hold for hold in self._held()}, **self._holds}
             await self._mark(running=True)
         changes = self._reconciler.changes
@@ -275,10 +302,10 @@ class StateWriter:
         }
         _differences(batch, SETTINGS, settings, self._settings)
         pods = dict(self._reconciler.knowledge.pods)
-        _differences(batch, ASSIGNMENTS, _titles(pods, self._reconciler.pools), _titles(self._pods, self._pools))
-        pools = self._reconciler.pools
-        if pools is not None and (self._fresh or pools != self._pools):
-            batch.put(ASSIGNMENTS, POOLS, pools_row(pools))
+        plan, before = _persisted(self._reconciler.plan), self._plan
+        _differences(batch, ASSIGNMENTS, _titles(pods, plan), _titles(self._pods, before))
+        if plan is not None and (self._fresh or plan != before):
+            batch.put(ASSIGNMENTS, POOLS, plan_row(plan))
         promised = self._headroom()
         if promised is not None and (self._fresh or promised != self._promised):
             batch.put(ASSIGNMENTS, HEADROOM, encoded(promised))
@@ -291,14 +318,20 @@ class StateWriter:
 
         def settle() -> None:
             self._holds = {key: hold for key, hold in self._holds.items() if key not in holds or hold != holds[key]}
-            self._settings, self._pools, self._pods, self._fresh = settings, pools, pods, False
+            self._settings, self._plan, self._pods, self._fresh = settings, plan, pods, False
             self._promised = promised
 
         return batch, settle
 
 
-def _titles(pods: Mapping[str, Pod], pools: Pools | None) -> dict[str, dict[str, object]]:
+def _persisted(plan: NodePlan | None) -> NodePlan | None:
+    """The plan without what is not in the row `POOLS`."""
+    return None if plan is None else replace(plan, cookies=None, oom_scores=None, sysctls=None)
+
+
+def _titles(pods: Mapping[str, Pod], plan: NodePlan | None) -> dict[str, dict[str, object]]:
     """What the command line shows of a pod while the daemon is down."""
+    pools = plan.pools if plan is not None else None
     return {f"{POD}{uid}": pod_facts(pod, pools) for uid, pod in pods.items()}
 
 

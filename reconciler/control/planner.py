@@ -1,7 +1,7 @@
-"""From the node as it is to what is wanted: pools, then directories, then pods. Pure; the same view, the same plan.
+"""From the node as it is to what is wanted: the node, then directories, then pods. Pure; the same view, the same plan.
 
-The three parts can be had alone: a container start needs only `plan_pod`, which looks at one pod and at pools that
-are already there. Operators' holds are applied to the result, not here.
+The parts can be had alone: a container start needs only `plan_pod`, which looks at one pod and at a `NodePlan` that is
+already there. Operators' holds are applied to the result, not here.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,7 +13,8 @@ from cgroupfs.cpuset import EMPTY
 from reconciler.policies.base import AnyPolicy, PolicyConfig
 from reconciler.policies.refusals import RefusalContext, check
 from reconciler.policies.table import POLICIES, PoliciesConfig
-from state.model import Desired, NodeView, Pod, Pools, Refusal, Setting
+from state.model import NodeView, Pod, Pools, Refusal, Setting
+from state.plan import Desired, NodePlan
 
 Planned = tuple[tuple[Setting, ...], tuple[Refusal, ...]]
 
@@ -45,35 +46,52 @@ def plan_pools(
     return pools
 
 
+def plan_node(
+    view: NodeView, previous: NodePlan | None, config: PoliciesConfig, policies: Sequence[AnyPolicy] = POLICIES
+) -> NodePlan:
+    """The pools, and everything else that is decided for the node as a whole. ``previous`` is the last answer."""
+    pools = plan_pools(view, previous.pools if previous is not None else None, config, policies)
+    node, reasons = NodePlan(pools=pools), dict[str, str]()
+    for policy in policies:
+        if policy.decide_resources is None:
+            continue
+        section: PolicyConfig = getattr(config, policy.name)
+        if section.enabled:
+            node = policy.decide_resources(view, node, previous, section)
+        else:
+            reasons[policy.name] = "off"
+    return replace(node, reasons={**node.reasons, **reasons}) if reasons else node
+
+
 def plan_parents(
-    view: NodeView, pools: Pools, config: PoliciesConfig, policies: Sequence[AnyPolicy] = POLICIES
+    view: NodeView, node: NodePlan, config: PoliciesConfig, policies: Sequence[AnyPolicy] = POLICIES
 ) -> Planned:
     """What is wanted of the directories above the pods."""
     wishes = [
         (policy.precedence, setting)
         for policy, section in _enabled(config, policies)
         if policy.parents is not None
-        for setting in policy.parents(view, pools, section)
+        for setting in policy.parents(view, node, section)
     ]
-    return _planned(RefusalContext(view=view, pools=pools, wanted=_resolve(wishes)))
+    return _planned(RefusalContext(view=view, pools=node.pools, wanted=_resolve(wishes)))
 
 
 def plan_pod(
-    pod: Pod, view: NodeView, pools: Pools, config: PoliciesConfig, policies: Sequence[AnyPolicy] = POLICIES
+    pod: Pod, view: NodeView, node: NodePlan, config: PoliciesConfig, policies: Sequence[AnyPolicy] = POLICIES
 ) -> Planned:
     """What is wanted of one pod's directory and its containers. Called at each container start."""
     wishes = [
         (policy.precedence, setting)
         for policy, section in _enabled(config, policies)
         if policy.pod is not None
-        for setting in policy.pod(pod, view, pools, section)
+        for setting in policy.pod(pod, view, node, section)
     ]
     if not wishes:
         return (), ()
     return _planned(
         RefusalContext(
             view=view,
-            pools=pools,
+            pools=node.pools,
             wanted=_resolve(wishes),
             pod=pod,
             containers={container.group.path: container for container in pod.containers},
@@ -82,18 +100,18 @@ def plan_pod(
 
 
 def plan(
-    view: NodeView, previous: Pools | None, config: PoliciesConfig, policies: Sequence[AnyPolicy] = POLICIES
+    view: NodeView, previous: NodePlan | None, config: PoliciesConfig, policies: Sequence[AnyPolicy] = POLICIES
 ) -> Desired:
     """The whole node's desired state, settings sorted by group and knob."""
-    pools = plan_pools(view, previous, config, policies)
-    settings, refusals = plan_parents(view, pools, config, policies)
+    node = plan_node(view, previous, config, policies)
+    settings, refusals = plan_parents(view, node, config, policies)
     every, refused = list(settings), list(refusals)
     for uid in sorted(view.pods):
-        settings, refusals = plan_pod(view.pods[uid], view, pools, config, policies)
+        settings, refusals = plan_pod(view.pods[uid], view, node, config, policies)
         every += settings
         refused += refusals
     return Desired(
-        pools=pools,
+        plan=node,
         settings={setting.key: setting for setting in sorted(every, key=_key)},
         refusals=tuple(sorted(refused, key=lambda refusal: (*refusal.setting.key, refusal.rule))),
     )

@@ -20,7 +20,7 @@ from reconciler.actuators.cgroup.apply import CgroupActuator
 from reconciler.actuators.cgroup.fastpath import FastPath, FastResult
 from reconciler.actuators.cgroup.work import GroupTarget
 from reconciler.control.inventory import Inventory, PodChange
-from reconciler.control.planner import plan_parents, plan_pod, plan_pools
+from reconciler.control.planner import plan_node, plan_parents, plan_pod
 from reconciler.control.timeline import Timelines
 from reconciler.placement.churn import moved as movement
 from reconciler.pods.metadata import Metadata
@@ -33,6 +33,7 @@ from reconciler.sources.tree import PodDirs, TreeSource
 from state.entry import LedgerEntry
 from state.ledger import Ledger
 from state.model import GroupRef, KubeletView, NodeView, Pod, PodClass, Pools, Refusal, Setting
+from state.plan import NodePlan
 
 _LOG: Final = logging.getLogger(__name__)
 _FIRST_LABELS_S: Final = 1.0
@@ -64,11 +65,11 @@ class Reconciler:
         updated: Callable[[str, float, bool], None] = lambda _cid, _at, _changed: None,
         resync_s: float = 60.0,
         verify_s: float = 2.0,
-        pools: Pools | None = None,
+        plan: NodePlan | None = None,
         counters: AgentCounters | None = None,
-        planned: Callable[[NodeView, Pools], None] = lambda _view, _pools: None,
+        planned: Callable[[NodeView, NodePlan], None] = lambda _view, _plan: None,
     ) -> None:
-        """``pools``: the last pools of an earlier run, so that a restart moves nothing.
+        """``plan``: the last plan of an earlier run, so that a restart moves nothing.
 
         ``planned`` is called after each look with what it went by; it must not wait.
         ``kubelet``: what the kubelet has allocated, given the pods that exist. ``updated`` is told of each signal of
@@ -78,7 +79,8 @@ class Reconciler:
         self.knowledge = knowledge
         self.actuator = actuator
         self.policies = policies
-        self.pools = pools
+        self.plan = plan
+        """The last one; None before the first look."""
         self.refusals: dict[str, tuple[Refusal, ...]] = {}
         self.wanted: dict[str, Wanted] = {}
         """By pod uid; the directories above the pods under ``""``."""
@@ -107,6 +109,11 @@ class Reconciler:
         self._signalled: dict[str, float] = {}
         self._found: set[str] = set()
         self._later: list[tuple[float, str]] = []
+
+    @property
+    def pools(self) -> Pools | None:
+        """The pools of the last plan; None before the first look."""
+        return self.plan.pools if self.plan is not None else None
 
     # The runtime's signal (called in the reader's task)
 
@@ -194,31 +201,31 @@ class Reconciler:
                 self._settle(cid, at)
         seen = await self._see(uids, listed)
         looked = {uid for uid, one in seen.items() if one.pod is not None} | self._take_kubelet()
-        view, pools, moved = self._plan_pools()
+        view, plan, moved = self._plan_node()
         if moved or signalled or _caused(batch):
             self._counters.event()
         every, self._regrouped = self._regrouped, False
         targets: list[GroupTarget] = []
         if full or moved or NODE in batch.keys:
-            targets += self._plan_parents(view, pools)
+            targets += self._plan_parents(view, plan)
         slices = TimeSlice()
         for uid in sorted(looked):
             with self.errors.contained(pod_key(uid)):
-                targets += self._plan_pod(self.knowledge.pods[uid], view, pools, signalled, every=True)
+                targets += self._plan_pod(self.knowledge.pods[uid], view, plan, signalled, every=True)
             await slices.checkpoint()
         if moved:
             for uid, pod in list(self.knowledge.pods.items()):
                 if uid not in looked and (every or pod.pod_class is PodClass.RECLAIMED or uid in self.wanted):
                     with self.errors.contained(pod_key(uid)):
-                        targets += self._plan_pod(pod, view, pools, signalled, every=False)
+                        targets += self._plan_pod(pod, view, plan, signalled, every=False)
                     await slices.checkpoint()
         for uid in sorted(key.removeprefix(LOAN) for key in batch.keys if key.startswith(LOAN)):
             if uid not in looked and (lent := self.knowledge.pods.get(uid)) is not None:
                 with self.errors.contained(pod_key(uid)):
-                    targets += self._plan_pod(lent, view, pools, signalled, every=False)
+                    targets += self._plan_pod(lent, view, plan, signalled, every=False)
                 await slices.checkpoint()
         await self.actuator.apply(targets)
-        self._planned(view, pools)
+        self._planned(view, plan)
         self.timelines.looked(targets, signalled)
         if full:
             self._metadata.keep_only(self.knowledge.pods.keys())
@@ -271,7 +278,7 @@ class Reconciler:
 
     def _tick(self) -> bool:
         """The clock has moved on: True when the pools ask for something else now, so that a look is due."""
-        _, _, moved = self._plan_pools()
+        _, _, moved = self._plan_node()
         # The look plans once more, and must find the difference again.
         self._moved = self._moved or moved
         return moved
@@ -352,26 +359,26 @@ class Reconciler:
 
     # Planning
 
-    def _plan_pools(self) -> tuple[NodeView, Pools, bool]:
-        """The pools of this moment, and whether they ask for anything else than the last ones did."""
+    def _plan_node(self) -> tuple[NodeView, NodePlan, bool]:
+        """The plan of this moment, and whether it asks for anything else than the last one did."""
         if not self.knowledge.knobs:
             # There may be no kubepods directory to look at yet.
             self.knowledge.knobs = self.actuator.judge.control_files.offered(self.knowledge.layout.kubepods)
         view = self.knowledge.view(time.monotonic(), self.actuator.judge.control_files.actual)
-        pools = plan_pools(view, self.pools, self.policies)
-        moved = self._moved or self.pools is None or _substance(pools) != _substance(self.pools)
+        before, plan = self.plan, plan_node(view, self.plan, self.policies)
+        moved = self._moved or before is None or _substance(plan) != _substance(before)
         self._moved = False
         # Then online pods that had no settings get some.
-        self._regrouped |= self.pools is not None and pools.confine_shared != self.pools.confine_shared
-        change = movement(self.pools, pools)
+        self._regrouped |= before is not None and plan.pools.confine_shared != before.pools.confine_shared
+        change = movement(self.pools, plan.pools)
         self._counters.moved(change.cpus, change.pools_changed)
-        self.pools = pools
-        return view, pools, moved
+        self.plan = plan
+        return view, plan, moved
 
-    def _plan_parents(self, view: NodeView, pools: Pools) -> list[GroupTarget]:
+    def _plan_parents(self, view: NodeView, plan: NodePlan) -> list[GroupTarget]:
         for path in (view.kubepods, view.besteffort, view.burstable):
             self.actuator.judge.control_files.load(path)
-        settings, self.refusals[""] = plan_parents(view, pools, self.policies)
+        settings, self.refusals[""] = plan_parents(view, plan, self.policies)
         wanted = _by_group(settings)
         paths = {*wanted, *(path for path in ("/", view.besteffort, view.burstable) if self._ledger.group(path))}
         self.wanted[""] = wanted
@@ -384,10 +391,10 @@ class Reconciler:
         return targets
 
     def _plan_pod(
-        self, pod: Pod, view: NodeView, pools: Pools, signalled: Container[str], *, every: bool
+        self, pod: Pod, view: NodeView, plan: NodePlan, signalled: Container[str], *, every: bool
     ) -> list[GroupTarget]:
         """The pod's groups to look at: all that matter, or (``every`` False) those whose settings changed."""
-        settings, refusals = plan_pod(pod, view, pools, self.policies)
+        settings, refusals = plan_pod(pod, view, plan, self.policies)
         if refusals:
             self.refusals[pod.uid] = refusals
         else:
@@ -492,6 +499,16 @@ def _values(settings: Mapping[str, Setting]) -> dict[str, object]:
     return {knob: setting.value for knob, setting in settings.items()}
 
 
-def _substance(pools: Pools) -> Pools:
-    """The pools without what does not lead to any setting."""
-    return replace(pools, reasons={}, sizes={}, remembered={}, budget_at=0.0, unknown_since=None, budget_milli=0)
+def _substance(plan: NodePlan) -> NodePlan:
+    """The plan without what leads to no control file and does not concern an actuator before the next look."""
+    pools = replace(plan.pools, reasons={}, sizes={}, remembered={}, budget_at=0.0, unknown_since=None, budget_milli=0)
+    cookies, scores, sysctls = plan.cookies, plan.oom_scores, plan.sysctls
+    return replace(
+        plan,
+        pools=pools,
+        # Of pods, and pods change by a look only; of free memory, at each reading.
+        cookies=replace(cookies, members={}) if cookies is not None else None,
+        oom_scores=replace(scores, settings={}) if scores is not None else None,
+        sysctls=replace(sysctls, targets=dict.fromkeys(sysctls.targets)) if sysctls is not None else None,
+        reasons={},
+    )

@@ -162,7 +162,7 @@ class Sampler:
         reconciler, knowledge = self._reconciler, self._reconciler.knowledge
         self.memory.on_second(now)
         knowledge.node_memory = self.memory.node
-        before = reconciler.pools.memory.reclaimed_high_bytes if reconciler.pools is not None else None
+        before = reconciler.plan.memory.reclaimed_high_bytes if reconciler.plan is not None else None
         knowledge.reclaimed_memory_bytes = self.memory.bound(reconciler.policies.be_memory, before, now)
 
     def _uses(self, now: float) -> Uses:

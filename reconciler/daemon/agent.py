@@ -47,7 +47,7 @@ from reconciler.config.read_keys import read_keys
 from reconciler.control.cpu_hotplug import CpusetRepair
 from reconciler.control.hold_store import HoldManager
 from reconciler.control.inventory import Inventory
-from reconciler.control.persistence import StateWriter, read_classes, read_holds, read_pools, was_killed
+from reconciler.control.persistence import StateWriter, read_classes, read_holds, read_plan, was_killed
 from reconciler.control.reconciler import Reconciler
 from reconciler.control.sampler import Sampler
 from reconciler.daemon import side_actuators
@@ -77,7 +77,8 @@ from state.cache import CacheUsage
 from state.entry import LedgerEvent
 from state.kinds import CGROUP
 from state.ledger import Ledger
-from state.model import Hold, KubeletView, NodeCpu, NodeView, Pod, Pools, Setting, SourceStatus
+from state.model import Hold, KubeletView, NodeCpu, NodeView, Pod, Setting, SourceStatus
+from state.plan import NodePlan
 from state.schema import PLACES
 from state.store import Store, boot_id
 from state.undo import RestoreResult
@@ -270,7 +271,7 @@ class Agent:
             updated=lambda cid, at, changed: self.checkpoints.reassertion.updated(cid, at, changed=changed),
             resync_s=config.node.resync_s,
             verify_s=config.writes.verify_s,
-            pools=read_pools(self.store),
+            plan=read_plan(self.store),
             counters=self.counters,
             planned=self._planned,
         )
@@ -289,7 +290,7 @@ class Agent:
             config.headroom,
             self.usage,
             self.knowledge,
-            lambda: self.reconciler.pools,
+            lambda: self.reconciler.plan,
             changed=lambda: self.headroom.changed(),  # noqa: PLW0108  (made below)
         )
         self.headroom = HeadroomReport(
@@ -396,17 +397,17 @@ class Agent:
 
     # What is known
 
-    def _planned(self, view: NodeView, pools: Pools) -> None:
-        situation = PlanSnapshot(view=view, pools=pools, enforce=self.judge.enforce, holds=self.judge.holds)
+    def _planned(self, view: NodeView, plan: NodePlan) -> None:
+        situation = PlanSnapshot(view=view, plan=plan, enforce=self.judge.enforce, holds=self.judge.holds)
         for side in self.sides:
             side.planned(situation)
 
     def _read(self, cpu: NodeCpu | None, now: float) -> None:
         self.headroom.update(self.reconciler.pools, self.knowledge.topology, cpu, now)
 
-    def scene(self) -> tuple[NodeView, Pools | None]:
-        """The node as it is known now, and the pools of the last look."""
-        return self.knowledge.view(time.monotonic(), self.judge.control_files.actual), self.reconciler.pools
+    def scene(self) -> tuple[NodeView, NodePlan | None]:
+        """The node as it is known now, and the plan of the last look."""
+        return self.knowledge.view(time.monotonic(), self.judge.control_files.actual), self.reconciler.plan
 
     def cache_use(self) -> CacheUsage | None:
         """What was measured last of caches and memory bandwidth; None: nothing is."""

@@ -101,16 +101,18 @@ def build(config: Config, place: NodeEnvironment, means: ActuatorContext) -> tup
 
     def resctrl() -> AuxiliaryActuator:
         from reconciler.actuators.resctrl.actuator import ResctrlActuator  # noqa: PLC0415
+        from reconciler.control.cache_loop import CacheLoop  # noqa: PLC0415
 
-        return ResctrlActuator(
+        make = partial(
+            ResctrlActuator,
             place.hierarchy,
             means.ledger,
             means.store_lane,
             root=config.node.root,
             writes=means.writes,
             cgroups=means.files,
-            misses=means.misses,
         )
+        return CacheLoop(make, misses=means.misses)
 
     def network() -> AuxiliaryActuator:
         from reconciler.actuators.network.actuator import NetworkActuator  # noqa: PLC0415
@@ -128,13 +130,13 @@ def build(config: Config, place: NodeEnvironment, means: ActuatorContext) -> tup
 
     sides: list[AuxiliaryActuator] = []
     if place.hierarchy.version("memory") is not None:
-        sides.append(lazily("memory_reclaim", reclaim, lambda now: now.pools.memory.reclaim is not None))
-    sides.append(lazily("watermarks", watermarks, lambda now: now.pools.memory.watermarks is not None))
+        sides.append(lazily("memory_reclaim", reclaim, lambda now: now.plan.memory.reclaim is not None))
+    sides.append(lazily("watermarks", watermarks, lambda now: now.plan.sysctls is not None))
     if _is_this_machine(config.node.root):
-        sides.append(lazily("oom_score", oom_scores, lambda now: now.pools.memory.oom is not None))
-        sides.append(lazily("core_sched", core_sched, lambda now: now.pools.cores is not None))
-        sides.append(lazily("resctrl", resctrl, lambda now: now.pools.cache is not None))
-        sides.append(lazily("network", network, lambda now: now.pools.network is not None))
+        sides.append(lazily("oom_score", oom_scores, lambda now: now.plan.oom_scores is not None))
+        sides.append(lazily("core_sched", core_sched, lambda now: now.plan.cookies is not None))
+        sides.append(lazily("resctrl", resctrl, lambda now: now.plan.cache is not None))
+        sides.append(lazily("network", network, lambda now: now.plan.network is not None))
     return tuple(sides)
 
 

@@ -402,10 +402,10 @@ class StatusReport:
         }
 
     def _budget(self) -> dict[str, object]:
-        pools, cpu = self._agent.reconciler.pools, self._agent.knowledge.cpu
-        if pools is None:
+        plan, cpu = self._agent.reconciler.plan, self._agent.knowledge.cpu
+        if plan is None:
             return {}
-        return {**budget_facts(pools, cpu), "ceiling_milli": self._agent.knowledge.ceiling_milli}
+        return {**budget_facts(plan, cpu), "ceiling_milli": self._agent.knowledge.ceiling_milli}
 
     def _pod(self, pod: Pod) -> dict[str, object]:
         agent = self._agent

@@ -25,7 +25,6 @@ from msgspec import Struct
 from reconciler.headroom.cpu import HeadroomConfig
 from reconciler.headroom.smoothing import SmoothingConfig
 from state.memory import NodeMemoryReading
-from state.model import Pools
 
 WHOLE: Final = 0
 """The one part of a promise of memory."""
@@ -57,13 +56,15 @@ def smoothing_of(config: HeadroomConfig) -> SmoothingConfig:
 def update(
     node: NodeMemoryReading | None,
     be_kept_bytes: int | None,
-    pools: Pools,
+    bound: int | None,
     config: HeadroomConfig,
     *,
     stale_after_s: float,
 ) -> MemorySupply:
-    """What BE work could have now. ``be_kept_bytes``: what stays in use of all BE pods' memory, None: unknown."""
-    bound = pools.memory.reclaimed_high_bytes
+    """What BE work could have now. ``be_kept_bytes``: what stays in use of all BE pods' memory, None: unknown.
+
+    ``bound``: what all BE work may use together, in bytes; None: as much as there is.
+    """
     budget = bound if bound is not None else _NO_BOUND
     if node is None:
         return MemorySupply(tops={WHOLE: _NO_BOUND}, supply=None, budget=budget)

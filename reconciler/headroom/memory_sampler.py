@@ -17,7 +17,8 @@ from reconciler.headroom.memory import WHOLE, MemorySupply, smoothing_of, update
 from reconciler.headroom.smoothing import SmoothedAmount, restored, step
 from reconciler.runtime.cooperative import TimeSlice
 from state.memory import NodeMemoryReading
-from state.model import Pod, PodClass, Pools
+from state.model import Pod, PodClass
+from state.plan import NodePlan
 
 _EVERY_S: Final = 5.0
 _STALE_S: Final = 10.0
@@ -46,7 +47,7 @@ class MemoryHeadroom:
         config: HeadroomConfig,
         usage: UsageReader,
         knowledge: MemoryHeadroomReading,
-        pools: Callable[[], Pools | None],
+        plan: Callable[[], NodePlan | None],
         *,
         changed: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
@@ -56,7 +57,7 @@ class MemoryHeadroom:
         self.state = SmoothedAmount()
         self._usage = usage
         self._knowledge = knowledge
-        self._pools = pools
+        self._plan = plan
         self._changed = changed
         self._clock = clock
         self._supply: MemorySupply | None = None
@@ -74,12 +75,13 @@ class MemoryHeadroom:
 
     async def sample(self) -> None:
         """One reading."""
-        pools = self._pools()
-        if pools is None:
+        plan = self._plan()
+        if plan is None:
             return
         kept = await self._be_kept()
         before = self.state
-        self._supply = update(self._knowledge.node_memory, kept, pools, self.config, stale_after_s=_STALE_S)
+        bound = plan.memory.reclaimed_high_bytes
+        self._supply = update(self._knowledge.node_memory, kept, bound, self.config, stale_after_s=_STALE_S)
         self.state = step(before, self._supply, self._clock(), smoothing_of(self.config))
         if self.state.amounts != before.amounts:
             self._changed()

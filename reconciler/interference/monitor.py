@@ -47,7 +47,9 @@ from state.cache import CacheUsage
 from state.eviction import EvictionCase, EvictionOrder, EvictionStep
 from state.evidence import ContainerSnapshot, PodSnapshot, SampleFrame
 from state.measures import Restrictions
+from state.memory import MemoryPlan
 from state.model import Container, ContainerKind, Hold, NodeView, Pod, PodClass, Pools, Resources
+from state.plan import NodePlan
 from state.schema import META
 from state.store import Store, StoreBatch
 
@@ -171,8 +173,8 @@ class MonitoredNode(Protocol):
     @property
     def config(self) -> Config: ...
 
-    def scene(self) -> tuple[NodeView, Pools | None]:
-        """The node as it is known now, and the pools of the last look."""
+    def scene(self) -> tuple[NodeView, NodePlan | None]:
+        """The node as it is known now, and the plan of the last look."""
 
     def cache_use(self) -> CacheUsage | None:
         """What was measured last of caches and memory bandwidth."""
@@ -345,9 +347,11 @@ class InterferenceMonitor:
 
     async def _frame(self, config: Config) -> SampleFrame:
         now = self._clock()
-        view, pools = self._node.scene()
+        view, plan = self._node.scene()
+        pools = plan.pools if plan is not None else None
         wanted = self._wanted(config)
-        scene, sheet = SampleContext(view=view, pools=pools, wanted=wanted), SampleSheet()
+        memory = plan.memory if plan is not None else MemoryPlan()
+        scene, sheet = SampleContext(view=view, pools=pools, wanted=wanted, memory=memory), SampleSheet()
         for reader in self._readers:
             await reader.read(scene, sheet, now)
         holds = self._node.holds_now()

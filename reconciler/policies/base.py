@@ -1,4 +1,4 @@
-"""What a policy is: a name, a config, and up to three pure functions.
+"""What a policy is: a name, a config, and up to four pure functions.
 
 A new policy is one file that ends in ``POLICY = Policy(...)`` and one registration in `table.py`. All functions see
 the `NodeView` of the moment and nothing else; they keep no reference to it, write nothing, and give the same answer
@@ -14,6 +14,7 @@ from msgspec.structs import fields
 from cgroupfs.codecs import Value
 from cgroupfs.cpuset import CpuSet
 from state.model import Container, ContainerKind, NodeView, Pod, Pools, Setting
+from state.plan import NodePlan
 
 C_contra = TypeVar("C_contra", bound=Struct, contravariant=True)
 C = TypeVar("C", bound=Struct)
@@ -45,16 +46,25 @@ class PoolAllocator(Protocol[C_contra]):
     def __call__(self, view: NodeView, pools: Pools, previous: Pools | None, config: C_contra) -> Pools: ...
 
 
+class ResourceAllocator(Protocol[C_contra]):
+    """Fill in a field of the plan beside the pools: memory, disk, network, cache, cookies, values in ``/proc``.
+
+    Runs in table order, after all pools are decided.
+    """
+
+    def __call__(self, view: NodeView, plan: NodePlan, previous: NodePlan | None, config: C_contra) -> NodePlan: ...
+
+
 class ForParents(Protocol[C_contra]):
     """Settings of the directories above the pods."""
 
-    def __call__(self, view: NodeView, pools: Pools, config: C_contra) -> Sequence[Setting]: ...
+    def __call__(self, view: NodeView, plan: NodePlan, config: C_contra) -> Sequence[Setting]: ...
 
 
 class ForPod(Protocol[C_contra]):
     """Settings of one pod's directory and its containers. Called at each container start: no loop over other pods."""
 
-    def __call__(self, pod: Pod, view: NodeView, pools: Pools, config: C_contra) -> Sequence[Setting]: ...
+    def __call__(self, pod: Pod, view: NodeView, plan: NodePlan, config: C_contra) -> Sequence[Setting]: ...
 
 
 class Policy(Struct, Generic[C], frozen=True, kw_only=True):
@@ -65,6 +75,7 @@ class Policy(Struct, Generic[C], frozen=True, kw_only=True):
     config_type: type[C]
     precedence: int
     decide_node: PoolAllocator[C] | None = None
+    decide_resources: ResourceAllocator[C] | None = None
     parents: ForParents[C] | None = None
     pod: ForPod[C] | None = None
 
@@ -92,7 +103,7 @@ def registered(section: type[Struct], policies: Iterable[AnyPolicy]) -> tuple[An
             raise ValueError(f"policy {policy.name}: registered twice")
         if policy.precedence in ranks:
             raise ValueError(f"policy {policy.name}: has the precedence of {ranks[policy.precedence]}")
-        if policy.decide_node is None and policy.parents is None and policy.pod is None:
+        if not any((policy.decide_node, policy.decide_resources, policy.parents, policy.pod)):
             raise ValueError(f"policy {policy.name}: decides nothing")
         if not issubclass(policy.config_type, PolicyConfig):
             raise ValueError(f"policy {policy.name}: its config must extend PolicyConfig")  # noqa: TRY004  # one kind of error

@@ -29,6 +29,7 @@ from reconciler.policies.base import (
 )
 from reconciler.policies.normalise import normalised
 from state.model import Container, ContainerKind, NodeView, Pod, PodClass, Pools, Setting
+from state.plan import NodePlan
 
 NAME: Final = "batch"
 _SHARES_PER_CPU: Final = 1024
@@ -45,14 +46,14 @@ class BatchConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields
     memory: Annotated[bool, Meta(description="memory limit from the batch memory limit, container")] = True
 
 
-def for_pod(pod: Pod, view: NodeView, pools: Pools, config: BatchConfig) -> list[Setting]:
+def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: BatchConfig) -> list[Setting]:
     """Weight, quota and memory limit of a BE pod with extended resources; nothing for any other pod."""
     if pod.pod_class is not PodClass.RECLAIMED:
         return []
     settings: list[Setting] = []
     requested = 0
     for container in pod.containers:
-        if container.kind is ContainerKind.SANDBOX or owns_cpus(pod, container, pools):
+        if container.kind is ContainerKind.SANDBOX or owns_cpus(pod, container, plan.pools):
             continue
         requests, limits = container.requests, container.limits
         if requests.batch_cpu_milli is not None:
@@ -62,7 +63,7 @@ def for_pod(pod: Pod, view: NodeView, pools: Pools, config: BatchConfig) -> list
                 shares = _shares(requests.batch_cpu_milli)
                 settings.append(setting_of(pod, container, "cpu.weight", shares, policy=NAME, reason=reason))
         if config.quota and limits.batch_cpu_milli is not None:
-            settings.append(_quota(pod, container, limits.batch_cpu_milli, view, pools))
+            settings.append(_quota(pod, container, limits.batch_cpu_milli, view, plan.pools))
         if config.memory and limits.batch_memory_bytes is not None:
             value = limits.batch_memory_bytes
             reason = f"batch memory limit of {value} bytes"
@@ -71,7 +72,7 @@ def for_pod(pod: Pod, view: NodeView, pools: Pools, config: BatchConfig) -> list
         reason = f"batch CPU requests of {requested} in all"
         settings.append(setting_of(pod, None, "cpu.weight", _shares(requested), policy=NAME, reason=reason))
     if config.quota and config.pod_quota:
-        settings += _pod_quota(pod, view, pools)
+        settings += _pod_quota(pod, view, plan.pools)
     return settings
 
 

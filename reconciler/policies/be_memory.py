@@ -27,7 +27,8 @@ from cgroupfs.naming import QosClass
 from reconciler.policies.base import Policy, PolicyConfig
 from reconciler.policies.offers import unsupported_reason
 from state.memory import MemoryPlan
-from state.model import NodeView, PodClass, Pools, Setting
+from state.model import NodeView, PodClass, Setting
+from state.plan import NodePlan
 
 NAME: Final = "be_memory"
 _STEP: Final = 1 << 20
@@ -119,16 +120,16 @@ def step(state: MemoryState, sample: MemorySample, now: float, config: BeMemoryC
     return MemoryState(high_bytes=min(top, high + total * config.grow_percent // 100), calm_since=now)
 
 
-def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: BeMemoryConfig) -> Pools:
+def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, config: BeMemoryConfig) -> NodePlan:
     """What the law allows, as bounds of the besteffort directory; as before while it does not speak."""
     high = view.reclaimed_memory_bytes
     if high is None and previous is not None:
         high = previous.memory.reclaimed_high_bytes
     if high is None:
-        return replace(pools, reasons={**pools.reasons, NAME: "the node's memory is not known yet: no bound"})
+        return replace(plan, reasons={**plan.reasons, NAME: "the node's memory is not known yet: no bound"})
     high = max(_STEP, high // _STEP * _STEP)
     hard = high * (100 + config.hard_percent) // 100 // _STEP * _STEP if config.hard_percent else None
-    memory: MemoryPlan = replace(pools.memory, reclaimed_high_bytes=high, reclaimed_max_bytes=hard)
+    memory: MemoryPlan = replace(plan.memory, reclaimed_high_bytes=high, reclaimed_max_bytes=hard)
     outside = [
         pod.title
         for pod in view.pods.values()
@@ -137,13 +138,13 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Be
     reason = f"BE work may use {high >> 20} MiB together"
     if outside:
         reason += f"; {len(outside)} BE pods outside besteffort are not bounded by it, {min(outside)} among them"
-    return replace(pools, memory=memory, reasons={**pools.reasons, NAME: reason})
+    return replace(plan, memory=memory, reasons={**plan.reasons, NAME: reason})
 
 
-def parents(view: NodeView, pools: Pools, config: BeMemoryConfig) -> list[Setting]:
+def parents(view: NodeView, plan: NodePlan, config: BeMemoryConfig) -> list[Setting]:
     """The bounds on the besteffort directory, where this kernel has them."""
     del config
-    bounds = pools.memory
+    bounds = plan.memory
     if bounds.reclaimed_high_bytes is None:
         return []
     reason = "what the node's memory leaves for BE work"
@@ -163,6 +164,6 @@ POLICY = Policy(
     summary="BE work's memory together follows what the node has left",
     config_type=BeMemoryConfig,
     precedence=52,
-    decide_node=decide_node,
+    decide_resources=decide_resources,
     parents=parents,
 )

@@ -25,6 +25,7 @@ from reconciler.policies.offers import unsupported_reason
 from reconciler.policies.pinned import is_pinned, lifts_pod
 from state.cpu import BurstLimit
 from state.model import ContainerKind, NodeView, Pod, Pools, Setting
+from state.plan import NodePlan
 
 NAME: Final = "burst"
 KNOB: Final = "cpu.burst"
@@ -68,7 +69,7 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Bu
     return replace(pools, reasons={**pools.reasons, NAME: reason})
 
 
-def for_pod(pod: Pod, view: NodeView, pools: Pools, config: BurstConfig) -> list[Setting]:
+def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: BurstConfig) -> list[Setting]:
     """The bursts of a pod's containers with a quota, and of its directory; 0 where there is to be none."""
     if unsupported_reason(view, KNOB) is not None:
         return []
@@ -76,9 +77,9 @@ def for_pod(pod: Pod, view: NodeView, pools: Pools, config: BurstConfig) -> list
     settings: list[Setting] = []
     total = 0
     for container in pod.containers:
-        if container.kind is ContainerKind.SANDBOX or is_pinned(pod, container, pools):
+        if container.kind is ContainerKind.SANDBOX or is_pinned(pod, container, plan.pools):
             continue
-        quota = quota_of(pod, container, pools)
+        quota = quota_of(pod, container, plan.pools)
         if not pod.pod_class.online:
             settings.append(setting_of(pod, container, KNOB, 0, policy=NAME, reason="BE work has no bursts"))
         elif quota is not None:
@@ -87,7 +88,7 @@ def for_pod(pod: Pod, view: NodeView, pools: Pools, config: BurstConfig) -> list
             reason = f"{percent} % of its quota of {quota} µs"
             settings.append(setting_of(pod, container, KNOB, value, policy=NAME, reason=reason))
     own = view.actual.get((pod.group.path, "cpu.quota"))
-    if settings and isinstance(own, int) and not lifts_pod(pod, pools):
+    if settings and isinstance(own, int) and not lifts_pod(pod, plan.pools):
         reason = "the sum of its containers' bursts"
         settings.append(setting_of(pod, None, KNOB, min(total, own), policy=NAME, reason=reason))
     return settings

@@ -6,7 +6,7 @@ stepped down while online pods suffer and slowly back up.
 
 The groups are few (8 to 16 on most machines, half with ``cdp``), so a class is one group, online classes that have
 everything stay in the default one, and a pod that wants a share of its own gets a group while there are any.
-There is no control file: `cacheplan` computes the groups and `reconciler.actuators.resctrl.actuator` makes them.
+There is no control file: `cacheplan` computes the groups, `reconciler.actuators.resctrl.actuator` makes them.
 
 Source: Koordinator's resctrl-qos and its pod annotation, rubik's dynCache, kernel documentation filesystems/resctrl.
 """
@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from reconciler.policies.base import Policy, PolicyConfig
 from state.cache import (
+    CACHE,
     CacheLayout,
     CacheMode,
     CacheRequest,
@@ -27,11 +28,10 @@ from state.cache import (
     ReclaimedShare,
     ShareLevels,
 )
-from state.model import NodeView, Pools
+from state.model import NodeView
+from state.plan import NodePlan
 
-NAME: Final = "cache"
-KNOB: Final = "resctrl.group"
-"""The name under which a pod's group is shown, held and counted."""
+NAME: Final = CACHE
 
 
 class CachePolicyConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -102,7 +102,7 @@ class CachePolicyConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_
     ] = 2.0
 
 
-def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: CachePolicyConfig) -> Pools:
+def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, config: CachePolicyConfig) -> NodePlan:
     """Say what is wanted; what the machine offers is the actuator's knowledge.
 
     A response to interference leaves BE a part of its share only.
@@ -134,7 +134,7 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Ca
     if part is not None:
         wish = reduced(wish, part)
         reason = f"{_reason(wish)}, {part} % of its share: {view.measures.cache_reason}"
-    return replace(pools, cache=wish, reasons={**pools.reasons, NAME: reason})
+    return replace(plan, cache=wish, reasons={**plan.reasons, NAME: reason})
 
 
 def signals_of(config: CachePolicyConfig) -> frozenset[str]:
@@ -176,5 +176,5 @@ POLICY = Policy(
     summary="shares of the last-level cache and the memory bandwidth",
     config_type=CachePolicyConfig,
     precedence=58,
-    decide_node=decide_node,
+    decide_resources=decide_resources,
 )

@@ -15,15 +15,13 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from msgspec import Struct
-
 from cgroupfs.errors import InputError
 from reconciler.policies.cachewish import CacheLevelName, PodCacheShare, pod_share
 from resctrl.capability import BandwidthCapability, CacheCapability, Capability, ResctrlStatus
 from resctrl.groups import DEFAULT, PREFIX
 from resctrl.schemata import largest
 from resctrl.shares import bandwidth, overlay, partitions, percent_mask, range_mask, without_shared
-from state.cache import CacheLayout, CacheMode, CacheRequest, ClassShare, ShareLevel
+from state.cache import CacheGroup, CacheLayout, CacheMode, CachePlan, CacheRequest, ClassShare, ShareLevel
 from state.model import Pod, PodClass
 
 CLASS_GROUPS: Final[Mapping[PodClass, str]] = {
@@ -31,35 +29,13 @@ CLASS_GROUPS: Final[Mapping[PodClass, str]] = {
     PodClass.SHARED: f"{PREFIX}ls",
     PodClass.DEDICATED: f"{PREFIX}lsr",
 }
-_LEVEL: Final = f"{PREFIX}be-"
+_LEVEL: Final = f"{CLASS_GROUPS[PodClass.RECLAIMED]}-"
 _OWN: Final = f"{PREFIX}own-"
 _RANK: Final = {PodClass.DEDICATED: 0, PodClass.SHARED: 1, PodClass.RECLAIMED: 2}
 # Its own kind of group: it moves with the law also where the class' does not.
 _DYNAMIC: Final = CacheLevelName.DYNAMIC
 
 Values = dict[str, dict[int, int]]
-
-
-class CacheGroup(Struct, frozen=True, kw_only=True):
-    """One control group: what its schemata is to hold, and why."""
-
-    name: str
-    schemata: Mapping[str, Mapping[int, int]]
-    reason: str
-
-
-class CachePlan(Struct, frozen=True, kw_only=True):
-    """What is wanted. ``members``: pod uid -> group; the default group for those that are in none.
-
-    ``crowded``: pods that asked for a share of their own and share by class instead, with the reason. ``default``: what
-    the default group is to hold; None: it is left alone. BE's groups come first: it gives up before others take.
-    """
-
-    groups: tuple[CacheGroup, ...] = ()
-    members: Mapping[str, str] = {}
-    crowded: Mapping[str, str] = {}
-    default: Mapping[str, Mapping[int, int]] | None = None
-    problems: tuple[str, ...] = ()
 
 
 def plan_cache(
@@ -92,12 +68,12 @@ def plan_cache(
         if values == whole:
             continue
         if pod_class not in classes:
-            spare += [CacheGroup(name=name, schemata=values, reason=f"class {pod_class}")] if name in having else []
+            spare += [_of_class(name, values, pod_class)] if name in having else []
             continue
         if len(groups) >= budget:
             plan.problems.append(f"no control group is left for class {pod_class}: its pods stay in the default group")
             continue
-        groups[name] = CacheGroup(name=name, schemata=values, reason=f"class {pod_class}")
+        groups[name] = _of_class(name, values, pod_class)
         homes[pod_class] = name
     members: dict[str, str] = {}
     wanting: dict[str, tuple[CacheGroup, list[Pod]]] = {}
@@ -130,6 +106,17 @@ def plan_cache(
         crowded=crowded,
         default=whole if wish.system is not None else None,
         problems=tuple(dict.fromkeys(plan.problems)),
+    )
+
+
+def is_dynamic(name: str) -> bool:
+    """Whether a control group of this name is of the level that moves with the law."""
+    return name.startswith(f"{_LEVEL}{_DYNAMIC}")
+
+
+def _of_class(name: str, values: Values, pod_class: PodClass) -> CacheGroup:
+    return CacheGroup(
+        name=name, schemata=values, reason=f"class {pod_class}", reclaimed=pod_class is PodClass.RECLAIMED
     )
 
 
@@ -208,7 +195,7 @@ class _CachePlanner:
         of_class, most = self._class(pod_class)
         inside = {cache.name: _inside(cache, masks[cache.name], of_class[cache.name]) for cache in self._caches}
         values = self._values(inside, min(percent, most))
-        return CacheGroup(name=f"{_LEVEL}{level}", schemata=values, reason=f"level {level}")
+        return CacheGroup(name=f"{_LEVEL}{level}", schemata=values, reason=f"level {level}", reclaimed=True)
 
     def _asked(self, cache: CacheCapability, asked: tuple[int, int], of_class: int, pod_class: PodClass) -> int:
         mask = range_mask(cache, *asked)

@@ -21,11 +21,12 @@ from typing import Annotated, Final, NamedTuple
 from msgspec import Meta
 from msgspec.structs import replace
 
-from reconciler.policies.base import Policy, PolicyConfig
-from state.cpu import CookieGroups, CoreSchedRequest
-from state.model import NodeView, Pod, PodClass, Pools
+from reconciler.policies.base import Policy, PolicyConfig, containers_of, setting_of
+from state.cpu import CORE_COOKIE, CORE_SCHED, CookieGroups
+from state.model import NodeView, Pod, PodClass
+from state.plan import CookieMember, CookiePlan, NodePlan
 
-NAME: Final = "core_sched"
+NAME: Final = CORE_SCHED
 POLICY_LABEL: Final = "koordinator.sh/core-sched-policy"
 GROUP_LABEL: Final = "koordinator.sh/core-sched-group-id"
 RECLAIMED: Final = "reclaimed"
@@ -67,14 +68,21 @@ class CoreGroup(NamedTuple):
     reason: str
 
 
-def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: CoreSchedConfig) -> Pools:
-    """Say what is wanted; nothing where no core has two threads."""
+def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, config: CoreSchedConfig) -> NodePlan:
+    """The group of every container; nothing where no core has two threads."""
     del previous
     if not view.topology.smt:
         why = "no core of this machine has two threads online: there is nothing to keep apart"
-        return replace(pools, reasons={**pools.reasons, NAME: why})
-    wish = CoreSchedRequest(groups=config.groups, dry_run=config.dry_run, sweep_s=config.sweep_s)
-    return replace(pools, cores=wish, reasons={**pools.reasons, NAME: _WORDS[config.groups]})
+        return replace(plan, reasons={**plan.reasons, NAME: why})
+    members: dict[str, CookieMember] = {}
+    for _, pod in sorted(view.pods.items()):
+        if (group := core_group(pod, config.groups)) is None:
+            continue
+        for container in containers_of(pod):
+            setting = setting_of(pod, container, CORE_COOKIE, None, policy=NAME, reason=group.reason)
+            members[container.group.path] = CookieMember(setting=setting, group=group.name)
+    cookies = CookiePlan(members=members, sweep_s=config.sweep_s, dry_run=config.dry_run)
+    return replace(plan, cookies=cookies, reasons={**plan.reasons, NAME: _WORDS[config.groups]})
 
 
 def core_group(pod: Pod, groups: CookieGroups) -> CoreGroup | None:
@@ -108,5 +116,5 @@ POLICY = Policy(
     summary="BE work never on the other thread of a core that online work is on",
     config_type=CoreSchedConfig,
     precedence=48,
-    decide_node=decide_node,
+    decide_resources=decide_resources,
 )

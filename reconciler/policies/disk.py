@@ -36,7 +36,8 @@ from reconciler.policies.base import Policy, PolicyConfig, containers_of
 from reconciler.policies.diskrules import KEYS, LEAST_BPS, LEAST_IOPS, DiskRule, by_device
 from reconciler.policies.offers import unsupported_reason
 from state.disk import DiskPlan
-from state.model import NodeView, Pod, PodClass, Pools, Setting
+from state.model import NodeView, Pod, PodClass, Setting
+from state.plan import NodePlan
 
 NAME: Final = "disk"
 _LEAST: Final = {"rbps": LEAST_BPS, "wbps": LEAST_BPS, "riops": LEAST_IOPS, "wiops": LEAST_IOPS}
@@ -75,7 +76,7 @@ class DiskPolicyConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_f
             raise ValueError(f"devices has {twice!r} twice; expected each disk once")
 
 
-def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: DiskPolicyConfig) -> Pools:
+def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, config: DiskPolicyConfig) -> NodePlan:
     """Count who shares the limits, and say what this node can do of what is wanted."""
     del previous
     pods = [view.pods[uid] for uid in sorted(view.pods)]
@@ -83,21 +84,21 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Di
     pure = not any(pod.qos is QosClass.BESTEFFORT and pod.pod_class is not PodClass.RECLAIMED for pod in pods)
     if view.versions.get("io") == 2:
         inside = sum(pod.qos is QosClass.BESTEFFORT for pod in be) if pure and config.share is DiskShare.NODE else 0
-        plan = DiskPlan(takers=len(be), in_directory=inside, weighed=pure)
+        disk = DiskPlan(takers=len(be), in_directory=inside, weighed=pure)
     else:
-        plan = DiskPlan(takers=sum(len(containers_of(pod)) for pod in be), weighed=pure)
-    return replace(pools, disk=plan, reasons={**pools.reasons, NAME: _reason(view, config, plan)})
+        disk = DiskPlan(takers=sum(len(containers_of(pod)) for pod in be), weighed=pure)
+    return replace(plan, disk=disk, reasons={**plan.reasons, NAME: _reason(view, config, disk)})
 
 
-def for_parents(view: NodeView, pools: Pools, config: DiskPolicyConfig) -> list[Setting]:
+def for_parents(view: NodeView, plan: NodePlan, config: DiskPolicyConfig) -> list[Setting]:
     """The besteffort directory's limits and weight, what protects its neighbours, and the root's cost model."""
     settings: list[Setting] = []
-    plan = pools.disk
-    if plan.in_directory and (limits := _part(view, config, plan.in_directory, plan.takers)) is not None:
+    disk = plan.disk
+    if disk.in_directory and (limits := _part(view, config, disk.in_directory, disk.takers)) is not None:
         settings.append(
-            _setting(view.besteffort, "io.max", limits, f"limits of {plan.in_directory} of {plan.takers} BE pods")
+            _setting(view.besteffort, "io.max", limits, f"limits of {disk.in_directory} of {disk.takers} BE pods")
         )
-    if plan.weighed and config.weight_be is not None:
+    if disk.weighed and config.weight_be is not None:
         settings += _weights(view, view.besteffort, config.weight_be, "BE yields the disk")
     if config.weight_online is not None:
         settings += _weights(view, view.burstable, config.weight_online, "online I/O goes first")
@@ -113,12 +114,12 @@ def for_parents(view: NodeView, pools: Pools, config: DiskPolicyConfig) -> list[
     return _possible(settings, view)
 
 
-def for_pod(pod: Pod, view: NodeView, pools: Pools, config: DiskPolicyConfig) -> list[Setting]:
+def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: DiskPolicyConfig) -> list[Setting]:
     """A BE pod's part of the limits and its weight; an online pod's weight and protection."""
     path, settings = pod.group.path, []
     if pod.pod_class is PodClass.RECLAIMED:
-        settings += _limits(pod, view, pools.disk, config)
-        under = pools.disk.weighed and pod.qos is QosClass.BESTEFFORT
+        settings += _limits(pod, view, plan.disk, config)
+        under = plan.disk.weighed and pod.qos is QosClass.BESTEFFORT
         if config.weight_be is not None and not under:
             settings += _weights(view, path, config.weight_be, "BE yields the disk")
     else:
@@ -242,7 +243,7 @@ POLICY = Policy(
     summary="BE pods' disk bandwidth, operations and weight; latency targets and iocost for online pods",
     config_type=DiskPolicyConfig,
     precedence=56,
-    decide_node=decide_node,
+    decide_resources=decide_resources,
     parents=for_parents,
     pod=for_pod,
 )

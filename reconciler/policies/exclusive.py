@@ -30,6 +30,7 @@ from reconciler.placement.pool_members import bound_nodes, container_milli
 from reconciler.policies.base import OWN_CPUS, Policy, PolicyConfig, placed_cpus
 from state.cpu import TopologyPolicy
 from state.model import Container, ContainerKind, CpuPolicy, NodeView, Pod, PodClass, Pools, Setting
+from state.plan import NodePlan
 
 NAME: Final = OWN_CPUS
 INIT_KEY: Final = "(init)"
@@ -151,12 +152,12 @@ def _ours_to_give(view: NodeView, previous: Pools | None) -> bool:
     return kubelet.policy is CpuPolicy.NONE
 
 
-def for_pod(pod: Pod, view: NodeView, pools: Pools, config: ExclusiveConfig) -> list[Setting]:
+def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: ExclusiveConfig) -> list[Setting]:
     """The CPU sets of a pod that has CPUs from us."""
     del view, config
     settings = []
     for container in pod.containers:
-        cpus = placed_cpus(pod, container, pools)
+        cpus = placed_cpus(pod, container, plan.pools)
         if cpus:
             own = f"{pod.uid}/{container.name or container.id}"
             settings.append(
@@ -165,7 +166,7 @@ def for_pod(pod: Pod, view: NodeView, pools: Pools, config: ExclusiveConfig) -> 
                     knob="cpu.set",
                     value=cpus,
                     policy=NAME,
-                    reason=pools.reasons.get(f"{_WHY}{own}", "runs on its pod's own CPUs"),
+                    reason=plan.pools.reasons.get(f"{_WHY}{own}", "runs on its pod's own CPUs"),
                     pod_uid=pod.uid,
                     container_id=container.id,
                 )

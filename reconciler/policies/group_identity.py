@@ -19,6 +19,7 @@ from cgroupfs.naming import QosClass
 from reconciler.policies.base import Policy, PolicyConfig
 from reconciler.policies.offers import unsupported_reason
 from state.model import ContainerKind, NodeView, Pod, PodClass, Pools, Setting
+from state.plan import NodePlan
 
 NAME: Final = "group_identity"
 KNOB: Final = "cpu.identity"
@@ -46,9 +47,9 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Gr
     return replace(pools, reasons={**pools.reasons, NAME: reason})
 
 
-def parents(view: NodeView, pools: Pools, config: GroupIdentityConfig) -> list[Setting]:
+def parents(view: NodeView, plan: NodePlan, config: GroupIdentityConfig) -> list[Setting]:
     """The QoS directories: without them both sides' pods meet as equals one level up."""
-    del pools
+    del plan
     if unsupported_reason(view, KNOB) is not None:
         return []
     wanted = [_setting(view.burstable, config.online, "online pods live in it")]
@@ -58,9 +59,9 @@ def parents(view: NodeView, pools: Pools, config: GroupIdentityConfig) -> list[S
     return wanted
 
 
-def for_pod(pod: Pod, view: NodeView, pools: Pools, config: GroupIdentityConfig) -> list[Setting]:
+def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: GroupIdentityConfig) -> list[Setting]:
     """The identity of a pod and its containers."""
-    del pools
+    del plan
     if pod.pod_class is PodClass.SYSTEM or unsupported_reason(view, KNOB) is not None:
         return []
     level = config.online if pod.pod_class.online else config.reclaimed

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from reconciler.policies.base import Policy, PolicyConfig, owns_cpus, setting_of
 from reconciler.policies.offers import unsupported_reason
 from state.model import ContainerKind, NodeView, Pod, PodClass, Pools, Setting
+from state.plan import NodePlan
 
 NAME: Final = "idle_class"
 KNOB: Final = "cpu.idle"
@@ -39,12 +40,12 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Id
     return replace(pools, reasons={**pools.reasons, NAME: reason})
 
 
-def for_pod(pod: Pod, view: NodeView, pools: Pools, config: IdleClassConfig) -> list[Setting]:
+def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: IdleClassConfig) -> list[Setting]:
     """The idle class for a BE pod's directory; not where a container of it owns CPUs, which it would then share."""
     del config
     if pod.pod_class is not PodClass.RECLAIMED or unsupported_reason(view, KNOB) is not None:
         return []
-    if any(one.kind is not ContainerKind.SANDBOX and owns_cpus(pod, one, pools) for one in pod.containers):
+    if any(one.kind is not ContainerKind.SANDBOX and owns_cpus(pod, one, plan.pools) for one in pod.containers):
         return []
     reason = "BE runs when nobody else wants the CPU"
     return [setting_of(pod, None, KNOB, 1, policy=NAME, reason=reason)]

@@ -28,7 +28,8 @@ from cgroupfs.naming import QosClass
 from reconciler.policies.base import Policy, PolicyConfig, setting_of
 from reconciler.policies.offers import unsupported_reason
 from state.memory import MemoryProtection
-from state.model import Container, ContainerKind, NodeView, Pod, PodClass, Pools, Setting
+from state.model import Container, ContainerKind, NodeView, Pod, PodClass, Setting
+from state.plan import NodePlan
 
 NAME: Final = "memory_qos"
 
@@ -142,13 +143,13 @@ def of_pod(pod: Pod, view: NodeView, config: MemoryQosConfig) -> list[tuple[Cont
     return [(one, of_container(pod, one, view, of)) for one in running]
 
 
-def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: MemoryQosConfig) -> Pools:
+def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, config: MemoryQosConfig) -> NodePlan:
     """The sums that the directories above the pods must hold, and why there are none."""
     del previous
     missing = unsupported_reason(view, "memory.low")
     if missing is not None or not config.directories:
         said = f"soft limits only: {missing}" if missing is not None else "no sums in the QoS directories"
-        return replace(pools, reasons={**pools.reasons, NAME: said})
+        return replace(plan, reasons={**plan.reasons, NAME: said})
     sums: dict[str, MemoryProtection] = {}
     for pod in view.pods.values():
         found = _sum(amount for _, amount in of_pod(pod, view, config))
@@ -159,25 +160,25 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Me
             sums[path] = _plus(sums.get(path, MemoryProtection()), found)
     whole = sums.get(view.kubepods, MemoryProtection())
     said = f"{whole.min_bytes >> 20} MiB kept and {whole.low_bytes >> 20} MiB protected for pods"
-    plan = replace(pools.memory, protected=dict(sorted(sums.items())))
-    return replace(pools, memory=plan, reasons={**pools.reasons, NAME: said})
+    memory = replace(plan.memory, protected=dict(sorted(sums.items())))
+    return replace(plan, memory=memory, reasons={**plan.reasons, NAME: said})
 
 
-def parents(view: NodeView, pools: Pools, config: MemoryQosConfig) -> list[Setting]:
+def parents(view: NodeView, plan: NodePlan, config: MemoryQosConfig) -> list[Setting]:
     """The sums, on the directories of the QoS levels."""
     del config
     reason = "the sum of what is protected below it"
     return [
         Setting(path=path, knob=knob, value=value, policy=NAME, reason=reason)
-        for path, found in sorted(pools.memory.protected.items())
+        for path, found in sorted(plan.memory.protected.items())
         for knob, value in (("memory.min", found.min_bytes), ("memory.low", found.low_bytes))
         if value and unsupported_reason(view, knob) is None
     ]
 
 
-def for_pod(pod: Pod, view: NodeView, pools: Pools, config: MemoryQosConfig) -> list[Setting]:
+def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: MemoryQosConfig) -> list[Setting]:
     """Protections and bounds of a pod's containers, and the sums on its directory."""
-    del pools
+    del plan
     found = of_pod(pod, view, config)
     settings = [one for container, amount in found for one in _of(pod, container, amount, view)]
     if percents(pod, config).oom_group and unsupported_reason(view, "memory.oom_group") is None:
@@ -224,7 +225,7 @@ POLICY = Policy(
     summary="requests protected from reclaim, use beyond them throttled before the limit",
     config_type=MemoryQosConfig,
     precedence=54,
-    decide_node=decide_node,
+    decide_resources=decide_resources,
     parents=parents,
     pod=for_pod,
 )

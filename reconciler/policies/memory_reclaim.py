@@ -13,7 +13,8 @@ from msgspec.structs import replace
 
 from reconciler.policies.base import Policy, PolicyConfig
 from state.memory import ReclaimRequest
-from state.model import NodeView, Pools
+from state.model import NodeView
+from state.plan import NodePlan
 
 NAME: Final = "memory_reclaim"
 _BYTES: Final = 1 << 40
@@ -64,13 +65,15 @@ class MemoryReclaimConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknow
     ] = 100 << 20
 
 
-def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: MemoryReclaimConfig) -> Pools:
+def decide_resources(
+    view: NodeView, plan: NodePlan, previous: NodePlan | None, config: MemoryReclaimConfig
+) -> NodePlan:
     """Tell the actuator what is wanted."""
     del previous
     version = view.versions.get("memory")
     if version is None:
         reason = "no memory controller is mounted on this node"
-        return replace(pools, reasons={**pools.reasons, NAME: reason})
+        return replace(plan, reasons={**plan.reasons, NAME: reason})
     wish = ReclaimRequest(
         dry_run=config.dry_run,
         probe=config.probe and version == 2,
@@ -88,8 +91,8 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Me
         name for name, on in (("what they do not miss", wish.probe), ("page cache when short", wish.relieve)) if on
     ]
     reason = f"BE containers give {' and '.join(kinds)}" if kinds else "nothing to do on this kernel"
-    memory = replace(pools.memory, reclaim=wish)
-    return replace(pools, memory=memory, reasons={**pools.reasons, NAME: reason})
+    memory = replace(plan.memory, reclaim=wish)
+    return replace(plan, memory=memory, reasons={**plan.reasons, NAME: reason})
 
 
 POLICY = Policy(
@@ -97,5 +100,5 @@ POLICY = Policy(
     summary="memory that BE containers do not miss, and their page cache when the node is short",
     config_type=MemoryReclaimConfig,
     precedence=72,
-    decide_node=decide_node,
+    decide_resources=decide_resources,
 )

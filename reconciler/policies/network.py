@@ -25,8 +25,9 @@ from msgspec.structs import replace
 
 from reconciler.policies.base import Policy, PolicyConfig
 from reconciler.policies.offers import unsupported_reason
-from state.model import ContainerKind, NodeView, Pod, PodClass, Pools, Setting
+from state.model import ContainerKind, NodeView, Pod, PodClass, Setting
 from state.network import BE_CLASS, InterfaceRequest, NetworkRequest
+from state.plan import NodePlan
 
 NAME: Final = "network"
 KNOB: Final = "net.classid"
@@ -89,14 +90,14 @@ class NetworkConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fiel
             raise ValueError(f"interfaces has {twice!r} twice; expected each interface once")
 
 
-def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: NetworkConfig) -> Pools:
+def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, config: NetworkConfig) -> NodePlan:
     """Say what is wanted of which interface; nothing where no BE packet can be told from others."""
     del previous
     if not config.interfaces:
-        return replace(pools, reasons={**pools.reasons, NAME: "no interface is named"})
+        return replace(plan, reasons={**plan.reasons, NAME: "no interface is named"})
     missing = unsupported_reason(view, KNOB)
     if missing is not None and not config.pods:
-        return replace(pools, reasons={**pools.reasons, NAME: missing})
+        return replace(plan, reasons={**plan.reasons, NAME: missing})
     wish = NetworkRequest(
         interfaces=tuple(
             InterfaceRequest(
@@ -117,13 +118,13 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Ne
     reason = f"BE's share of {names} is bounded"
     if missing is not None:
         reason = f"BE's share of {wish.pods_by} is bounded, but not of pods in the host's network: {missing}"
-    return replace(pools, network=wish, reasons={**pools.reasons, NAME: reason})
+    return replace(plan, network=wish, reasons={**plan.reasons, NAME: reason})
 
 
-def for_pod(pod: Pod, view: NodeView, pools: Pools, config: NetworkConfig) -> list[Setting]:
+def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: NetworkConfig) -> list[Setting]:
     """The class of a BE pod's sockets: its directory, which newcomers copy, and its containers."""
     del view, config
-    if pod.pod_class is not PodClass.RECLAIMED or pools.network is None or not pools.network.classes:
+    if pod.pod_class is not PodClass.RECLAIMED or plan.network is None or not plan.network.classes:
         return []
     groups: list[tuple[str, str | None]] = [(pod.group.path, None)]
     groups += [(one.group.path, one.id) for one in pod.containers if one.kind is not ContainerKind.SANDBOX]
@@ -146,6 +147,6 @@ POLICY = Policy(
     summary="a bounded share of the named interfaces for BE pods, following what online work uses",
     config_type=NetworkConfig,
     precedence=62,
-    decide_node=decide_node,
+    decide_resources=decide_resources,
     pod=for_pod,
 )

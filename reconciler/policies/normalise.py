@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from reconciler.policies.base import QUOTA_MIN_US, Policy, PolicyConfig, owns_cpus, setting_of
 from state.model import Container, ContainerKind, NodeView, Pod, PodClass, Pools, Setting
+from state.plan import NodePlan
 
 NAME: Final = "normalise"
 _HUNDREDTHS: Final = 100
@@ -70,18 +71,18 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: No
     return replace(pools, quota_ratio=config.ratio, reasons={**pools.reasons, NAME: reason})
 
 
-def for_pod(pod: Pod, view: NodeView, pools: Pools, config: NormaliseConfig) -> list[Setting]:
+def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: NormaliseConfig) -> list[Setting]:
     """The quotas of an online pod's containers."""
     del config
     settings: list[Setting] = []
     for container in pod.containers:
         spec = container.spec
-        if spec is None or not applies(pod, container, pools):
+        if spec is None or not applies(pod, container, plan.pools):
             continue
-        value, given = quota_of(pod, container, pools), spec.quota_us
+        value, given = quota_of(pod, container, plan.pools), spec.quota_us
         if value is None or value == given or view.lent_us.get(container.group.path, 0) > value:
             continue
-        reason = f"its limit of {given} µs at this node's ratio of {pools.quota_ratio:g}"
+        reason = f"its limit of {given} µs at this node's ratio of {plan.pools.quota_ratio:g}"
         settings.append(setting_of(pod, container, "cpu.quota", value, policy=NAME, reason=reason))
     return settings
 

@@ -19,6 +19,7 @@ from cgroupfs.cpuset import EMPTY, CpuSet
 from reconciler.policies.base import Policy, PolicyConfig, placed_cpus, setting_of
 from reconciler.policies.offers import unsupported_reason
 from state.model import Container, ContainerKind, NodeView, Phase, Pod, PodClass, Pools, Setting
+from state.plan import NodePlan
 from state.topology import Topology
 
 NAME: Final = "numa_memory"
@@ -64,7 +65,7 @@ def bound_nodes(pod: Pod, container: Container, view: NodeView, pools: Pools) ->
     return EMPTY if cpus is None else CpuSet({topology.node_of(cpu) for cpu in cpus & topology.online})
 
 
-def for_pod(pod: Pod, view: NodeView, pools: Pools, config: NumaMemoryPolicyConfig) -> list[Setting]:
+def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: NumaMemoryPolicyConfig) -> list[Setting]:
     """The memory nodes of each bound container."""
     migrate = config.migrate and unsupported_reason(view, "cpu.mems_migrate") is None
     every = view.topology.memory_nodes()
@@ -72,7 +73,7 @@ def for_pod(pod: Pod, view: NodeView, pools: Pools, config: NumaMemoryPolicyConf
     for container in pod.containers:
         if container.kind is ContainerKind.SANDBOX or _is_the_kubelets(pod, container, view, every):
             continue
-        nodes = bound_nodes(pod, container, view, pools)
+        nodes = bound_nodes(pod, container, view, plan.pools)
         mems = nodes_with_memory(nodes, view.topology)
         if not mems or mems >= every:
             continue

@@ -15,14 +15,14 @@ from typing import Annotated, Final
 from msgspec import Meta
 from msgspec.structs import replace
 
-from reconciler.policies.base import Policy, PolicyConfig
-from state.memory import OomScoreRequest
-from state.model import NodeView, Pod, PodClass, Pools
+from reconciler.policies.base import Policy, PolicyConfig, containers_of, setting_of
+from state.memory import OOM_SCORE
+from state.model import NodeView, Phase, Pod, PodClass
+from state.plan import NodePlan, OomScorePlan
 
 NAME: Final = "oom_score"
-KNOB: Final = "oom.score"
-"""Its name in ``explain`` and in holds; no control file's."""
 HIGHEST: Final = 1000
+_REASON: Final = "BE processes are the OOM killer's first choice"
 _IGNORE: Final = -300
 _BAND: Final = 100
 """Katalyst's numbers for reclaimed pods: -100 to -1."""
@@ -43,30 +43,36 @@ class OomScoreConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fie
     ] = 10.0
 
 
-def score_of(pod: Pod, wish: OomScoreRequest) -> int | None:
-    """What the pod's processes are to have; None: they are left alone."""
+def score_of(pod: Pod, lowest: int) -> int | None:
+    """What the pod's processes are to have, at least ``lowest``; None: they are not managed."""
     if pod.pod_class is not PodClass.RECLAIMED or pod.memory.oom_priority == _IGNORE:
         return None
     asked = pod.memory.oom_score_adj
     if asked is None:
         priority = min(-1, max(-_BAND, pod.memory.oom_priority)) if pod.memory.oom_priority is not None else -_BAND
         asked = HIGHEST - _BAND - priority
-    return max(wish.lowest, min(HIGHEST, asked))
+    return max(lowest, min(HIGHEST, asked))
 
 
-def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: OomScoreConfig) -> Pools:
-    """Tell the actuator what is wanted."""
-    del view, previous
-    wish = OomScoreRequest(dry_run=config.dry_run, lowest=config.lowest, sweep_s=config.sweep_s)
+def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, config: OomScoreConfig) -> NodePlan:
+    """The number of every BE container that has started."""
+    del previous
+    settings = {
+        container.group.path: setting_of(pod, container, OOM_SCORE, score, policy=NAME, reason=_REASON)
+        for _, pod in sorted(view.pods.items())
+        if (score := score_of(pod, config.lowest)) is not None
+        for container in containers_of(pod)
+        if container.phase is Phase.SETTLED
+    }
+    scores = OomScorePlan(settings=settings, sweep_s=config.sweep_s, dry_run=config.dry_run)
     reason = f"BE processes have {config.lowest} to {HIGHEST}"
-    memory = replace(pools.memory, oom=wish)
-    return replace(pools, memory=memory, reasons={**pools.reasons, NAME: reason})
+    return replace(plan, oom_scores=scores, reasons={**plan.reasons, NAME: reason})
 
 
 POLICY = Policy(
     name=NAME,
-    summary="BE processes are the OOM killer's first choice",
+    summary=_REASON,
     config_type=OomScoreConfig,
     precedence=74,
-    decide_node=decide_node,
+    decide_resources=decide_resources,
 )

@@ -23,6 +23,7 @@ from typing import Final
 from cgroupfs.cpuset import CpuSet
 from reconciler.policies.base import Policy, PolicyConfig, setting_of
 from state.model import Container, ContainerKind, NodeView, Pod, Pools, Setting
+from state.plan import NodePlan
 
 NAME: Final = "pinned"
 
@@ -53,19 +54,19 @@ def lifts_pod(pod: Pod, pools: Pools) -> bool:
     return pinned
 
 
-def for_pod(pod: Pod, view: NodeView, pools: Pools, config: PinnedConfig) -> list[Setting]:
+def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: PinnedConfig) -> list[Setting]:
     """No quota for pinned containers, and for the pod where that is safe."""
     del config
-    if not pools.dedicated:
+    if not plan.pools.dedicated:
         return []
     settings: list[Setting] = []
     for container in pod.containers:
-        if is_pinned(pod, container, pools) and _has_quota(container):
-            cpus = pools.dedicated[f"{pod.uid}/{container.name or container.id}"]
+        if is_pinned(pod, container, plan.pools) and _has_quota(container):
+            cpus = plan.pools.dedicated[f"{pod.uid}/{container.name or container.id}"]
             reason = f"CPU {cpus} is its own: a quota would only throttle"
             settings.append(setting_of(pod, container, "cpu.quota", None, policy=NAME, reason=reason))
     # A kubelet that rewrites each container's own quota leaves nothing to be won at the pod.
-    if settings and view.kubelet.reasserts_s is None and lifts_pod(pod, pools):
+    if settings and view.kubelet.reasserts_s is None and lifts_pod(pod, plan.pools):
         reason = "containers of it own their CPUs, and every other one has a quota of its own"
         settings.append(setting_of(pod, None, "cpu.quota", None, policy=NAME, reason=reason))
     return settings

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from reconciler.policies.base import Policy, PolicyConfig, owns_cpus, setting_of
 from reconciler.policies.offers import unsupported_reason
 from state.model import Container, ContainerKind, NodeView, Pod, PodClass, Pools, Setting
+from state.plan import NodePlan
 
 NAME: Final = "qos_level"
 KNOB: Final = "cpu.qos"
@@ -42,7 +43,7 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Qo
     return replace(pools, reasons={**pools.reasons, NAME: reason})
 
 
-def for_pod(pod: Pod, view: NodeView, pools: Pools, config: QosLevelConfig) -> list[Setting]:
+def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: QosLevelConfig) -> list[Setting]:
     """Offline for a BE pod and its containers; for an online one what it should be, where it is known to be offline."""
     del config
     if unsupported_reason(view, KNOB) is not None or not pod.classification.certain:
@@ -50,7 +51,7 @@ def for_pod(pod: Pod, view: NodeView, pools: Pools, config: QosLevelConfig) -> l
     groups: list[tuple[str, Container | None]] = [(pod.group.path, None)]
     groups += [(one.group.path, one) for one in pod.containers if one.kind is not ContainerKind.SANDBOX]
     if pod.pod_class is PodClass.RECLAIMED:
-        if any(one is not None and owns_cpus(pod, one, pools) for _, one in groups):
+        if any(one is not None and owns_cpus(pod, one, plan.pools) for _, one in groups):
             return []
         return [setting_of(pod, one, KNOB, OFFLINE, policy=NAME, reason="the pod is BE") for _, one in groups]
     return [

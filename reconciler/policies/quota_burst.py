@@ -31,6 +31,7 @@ from reconciler.policies.base import Policy, PolicyConfig
 from reconciler.policies.lending import CPU_MILLI, QuotaBorrower, ceiling_us
 from state.cpu import BurstLimit
 from state.model import NodeCpu, NodeView, Pod, Pools, Setting
+from state.plan import NodePlan
 
 NAME: Final = "quota_burst"
 _UP: Final = (6, 5)
@@ -282,11 +283,11 @@ def budget_of(pod: Pod, config: QuotaBurstConfig) -> int:
     return config.budget_s if own is None else own
 
 
-def for_pod(pod: Pod, view: NodeView, pools: Pools, config: QuotaBurstConfig) -> list[Setting]:
+def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: QuotaBurstConfig) -> list[Setting]:
     """The quotas of an online pod's containers that hold a loan, and its directory's."""
     if not takes_part(pod, config):
         return []
-    return lending.wanted(pod, view, pools, policy=NAME, percent=percent_of(pod, config))
+    return lending.wanted(pod, view, plan.pools, policy=NAME, percent=percent_of(pod, config))
 
 
 POLICY = Policy(

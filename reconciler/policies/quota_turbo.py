@@ -26,6 +26,7 @@ from reconciler.policies import lending
 from reconciler.policies.base import Policy, PolicyConfig
 from reconciler.policies.lending import CPU_MILLI, QuotaBorrower, ceiling_us
 from state.model import NodeView, Pod, Pools, Setting
+from state.plan import NodePlan
 
 NAME: Final = "quota_turbo"
 ANNOTATION: Final = "volcano.sh/quota-turbo"
@@ -204,11 +205,11 @@ def customers(pods: Iterable[Pod], pools: Pools, config: QuotaTurboConfig) -> li
     return [(pod, one) for pod in pods if takes_part(pod, config) for one in lending.borrowers(pod, pools)]
 
 
-def for_pod(pod: Pod, view: NodeView, pools: Pools, config: QuotaTurboConfig) -> list[Setting]:
+def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: QuotaTurboConfig) -> list[Setting]:
     """The quotas of a participating pod's containers that hold a loan, and its directory's."""
     if not takes_part(pod, config):
         return []
-    return lending.wanted(pod, view, pools, policy=NAME, percent=config.ceiling_percent)
+    return lending.wanted(pod, view, plan.pools, policy=NAME, percent=config.ceiling_percent)
 
 
 POLICY = Policy(

@@ -22,6 +22,7 @@ from reconciler.policies.be_quota import own_quota, parts_of, split
 from reconciler.policies.budget import BudgetConfig, cpu_count, next_budget
 from reconciler.policies.pick import by_rules, choose_cpus, neighbours
 from state.model import ContainerKind, CpuPolicy, NodeView, Pod, PodClass, Pools, Setting
+from state.plan import NodePlan
 
 NAME: Final = "reclaimed"
 _AS_EVER: Final = PlacementConfig()
@@ -130,8 +131,9 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Re
     )
 
 
-def parents(view: NodeView, pools: Pools, config: ReclaimedConfig) -> list[Setting]:
+def parents(view: NodeView, plan: NodePlan, config: ReclaimedConfig) -> list[Setting]:
     """The besteffort directory's quota, and its CPU set where that is configured."""
+    pools = plan.pools
     settings: list[Setting] = []
     share = (pools.quota_milli or {}).get(view.besteffort)
     if share is not None:
@@ -144,8 +146,9 @@ def parents(view: NodeView, pools: Pools, config: ReclaimedConfig) -> list[Setti
     return settings
 
 
-def for_pod(pod: Pod, view: NodeView, pools: Pools, config: ReclaimedConfig) -> list[Setting]:
+def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: ReclaimedConfig) -> list[Setting]:
     """A BE pod's containers: CPU set, least weight, and a part of the budget where no directory bounds it."""
+    pools = plan.pools
     if pod.pod_class is not PodClass.RECLAIMED:
         return []
     settings: list[Setting] = []

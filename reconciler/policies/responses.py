@@ -33,6 +33,7 @@ from reconciler.policies.be_quota import container_asks, own_quota
 from reconciler.policies.offers import unsupported_reason
 from state.measures import SqueezeLimit
 from state.model import NodeView, Pod, PodClass, Pools, Setting
+from state.plan import NodePlan
 
 NAME: Final = "responses"
 FREEZE: Final = "freeze"
@@ -52,7 +53,7 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Re
     return replace(pools, budget_milli=measures.budget_milli, reasons=reasons)
 
 
-def for_pod(pod: Pod, view: NodeView, pools: Pools, config: ResponsesConfig) -> list[Setting]:
+def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: ResponsesConfig) -> list[Setting]:
     """What a suspect may have for now, and whether it runs."""
     del config
     measures = view.measures
@@ -60,7 +61,7 @@ def for_pod(pod: Pod, view: NodeView, pools: Pools, config: ResponsesConfig) -> 
         return []
     settings: list[Setting] = []
     if (squeeze := measures.squeezed.get(pod.uid)) is not None:
-        settings += _cpu(pod, view, pools, squeeze)
+        settings += _cpu(pod, view, plan.pools, squeeze)
         settings += _memory(pod, view, squeeze)
         settings += _disk(pod, view, squeeze)
     if (reason := measures.frozen.get(pod.uid)) is not None and unsupported_reason(view, FREEZE) is None:

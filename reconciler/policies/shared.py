@@ -27,6 +27,7 @@ from reconciler.placement.sizes import SizeConfig, fit, granted, regulate
 from reconciler.policies.base import Policy, PolicyConfig, owns_cpus, setting_of
 from state.cpu import PoolSize
 from state.model import ContainerKind, NodeView, Pod, PodClass, Pools, Setting
+from state.plan import NodePlan
 
 NAME: Final = "shared"
 _CPU: Final = 1000
@@ -153,9 +154,10 @@ def _owners(pools: Pools, view: NodeView) -> dict[str, CpuSet]:
     return found
 
 
-def for_pod(pod: Pod, view: NodeView, pools: Pools, config: SharedConfig) -> list[Setting]:
+def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: SharedConfig) -> list[Setting]:
     """The CPU set of an online pod's containers, where its pool asks for one."""
     del view, config
+    pools = plan.pools
     key = pools.bound.get(pod.uid)
     if key is not None and key in pools.named:
         cpus, reason = pools.named[key], f"the pool {key}"

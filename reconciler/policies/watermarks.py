@@ -20,15 +20,12 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from reconciler.policies.base import Policy, PolicyConfig
-from state.memory import NodeMemoryReading, WatermarkRequest
-from state.model import NodeView, Pools
+from state.memory import MACHINE, MIN_FREE, SCALE, NodeMemoryReading
+from state.model import NodeView, Setting
+from state.plan import NodePlan, SysctlPlan, SysctlTarget
 
 NAME: Final = "watermarks"
-SCALE: Final = "vm.watermark_scale_factor"
-MIN_FREE: Final = "vm.min_free_kbytes"
-KNOBS: Final = (MIN_FREE, SCALE)
-"""Their names in holds, and the kernel's; no control file's."""
-REASONS: Final[Mapping[str, str]] = {
+_REASONS: Final[Mapping[str, str]] = {
     MIN_FREE: "so much stays free for allocations that cannot wait",
     SCALE: "the kernel begins to reclaim early, beside the work",
 }
@@ -59,40 +56,47 @@ class WatermarksConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_f
     ] = None
 
 
-def wanted(total_bytes: int, wish: WatermarkRequest) -> dict[str, int]:
-    """The values by the kernel's names, whatever is there."""
-    found: dict[str, int] = {}
-    if wish.min_free_factor is not None:
-        found[MIN_FREE] = total_bytes // _KIB * wish.min_free_factor // _WHOLE
-    if wish.scale_factor is not None:
-        found[SCALE] = wish.scale_factor
-    return found
+def values(total_bytes: int, config: WatermarksConfig) -> dict[str, int]:
+    """The values by the kernel's names, whatever is there. ``total_bytes``: the node's memory."""
+    wanted: dict[str, int] = {}
+    if config.min_free_factor is not None:
+        wanted[MIN_FREE] = total_bytes // _KIB * config.min_free_factor // _WHOLE
+    if config.scale_factor is not None:
+        wanted[SCALE] = config.scale_factor
+    return wanted
 
 
-def taken_bytes(name: str, have: int, want: int, total_bytes: int) -> int:
-    """By how much the highest mark rises when one value goes from ``have`` to ``want``."""
+def taken_bytes(name: str, rise: int, total_bytes: int) -> int:
+    """By how much the highest mark rises when one value is raised by ``rise``."""
+    return rise * _KIB if name == MIN_FREE else rise * total_bytes * _MARKS_ABOVE_MIN // _WHOLE
+
+
+def most_rise(name: str, node: NodeMemoryReading, *, fresh_s: float = 10.0) -> int:
+    """By how much one value may be raised now: what that takes must be available twice. Unknown is not enough."""
+    if node.age_s is None or node.age_s > fresh_s:
+        return 0
+    half = node.available_bytes // 2
     if name == MIN_FREE:
-        return max(0, want - have) * _KIB
-    return max(0, want - have) * total_bytes * _MARKS_ABOVE_MIN // _WHOLE
+        return half // _KIB
+    # The largest rise whose `taken_bytes`, which is rounded down, is not above the half.
+    return ((half + 1) * _WHOLE - 1) // (node.total_bytes * _MARKS_ABOVE_MIN)
 
 
-def has_room(name: str, have: int, want: int, node: NodeMemoryReading, *, fresh_s: float = 10.0) -> bool:
-    """Whether the machine has what a raised mark takes, twice. Lowering always does."""
-    taken = taken_bytes(name, have, want, node.total_bytes)
-    fresh = node.age_s is not None and node.age_s <= fresh_s
-    return taken == 0 or (fresh and node.available_bytes >= 2 * taken)
-
-
-def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: WatermarksConfig) -> Pools:
-    """Tell the actuator what is wanted."""
-    del view, previous
-    wish = WatermarkRequest(
-        dry_run=config.dry_run, scale_factor=config.scale_factor, min_free_factor=config.min_free_factor
-    )
-    names = [name for name, factor in ((MIN_FREE, wish.min_free_factor), (SCALE, wish.scale_factor)) if factor]
-    reason = f"{' and '.join(names)} for the machine" if names else "both are left alone"
-    memory = replace(pools.memory, watermarks=wish)
-    return replace(pools, memory=memory, reasons={**pools.reasons, NAME: reason})
+def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, config: WatermarksConfig) -> NodePlan:
+    """Both marks; none can be computed while the node's memory is not known."""
+    del previous
+    node = view.node_memory
+    known = values(node.total_bytes, config) if node is not None else {}
+    targets: dict[str, SysctlTarget] = {}
+    for name, factor in ((MIN_FREE, config.min_free_factor), (SCALE, config.scale_factor)):
+        if factor is not None:
+            targets[name] = SysctlTarget(setting=None)
+            if node is not None:
+                setting = Setting(path=MACHINE, knob=name, value=known[name], policy=NAME, reason=_REASONS[name])
+                targets[name] = SysctlTarget(setting=setting, most_rise=most_rise(name, node))
+    reason = f"{' and '.join(targets)} for the machine" if targets else "both are left alone"
+    sysctls = SysctlPlan(targets=targets, dry_run=config.dry_run)
+    return replace(plan, sysctls=sysctls, reasons={**plan.reasons, NAME: reason})
 
 
 POLICY = Policy(
@@ -100,5 +104,5 @@ POLICY = Policy(
     summary="how much memory the kernel keeps free",
     config_type=WatermarksConfig,
     precedence=78,
-    decide_node=decide_node,
+    decide_resources=decide_resources,
 )

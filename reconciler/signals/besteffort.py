@@ -79,6 +79,6 @@ class BestEffortReader:
             return
         sheet.put(NODE, "be.budget", pools.budget_milli)
         sheet.put(NODE, "be.limit", limit_milli(view, pools))
-        bounds = [one for one in (pools.memory.reclaimed_high_bytes, pools.memory.reclaimed_max_bytes) if one]
+        bounds = [one for one in (scene.memory.reclaimed_high_bytes, scene.memory.reclaimed_max_bytes) if one]
         if bounds:
             sheet.put(NODE, "be.memory_bound", min(bounds))

@@ -13,15 +13,20 @@ import trio
 from msgspec import Struct
 
 from state.evidence import Sample
+from state.memory import MemoryPlan
 from state.model import NodeView, Pools
 
 
 class SampleContext(Struct, frozen=True, kw_only=True):
-    """What there is to measure. ``wanted``: the signals that somebody asks for; others need not be read."""
+    """What there is to measure. ``wanted``: the signals that somebody asks for; others need not be read.
+
+    ``memory``: the bounds of BE's memory.
+    """
 
     view: NodeView
     pools: Pools | None
     wanted: Collection[str]
+    memory: MemoryPlan = MemoryPlan()
 
 
 @final

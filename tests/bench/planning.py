@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.naming import QosClass
-from reconciler.control.planner import plan, plan_pod, plan_pools
+from reconciler.control.planner import plan, plan_node, plan_pod
 from reconciler.policies.reclaimed import ReclaimedConfig
 from reconciler.policies.shared import SharedConfig, SharedPoolMode
 from reconciler.policies.table import PoliciesConfig
@@ -122,14 +122,14 @@ def measure(cpus: int, pods: int, config: PoliciesConfig = CONFIG, rounds: int =
     """Medians in milliseconds of CPU time; memory is the peak of one plan on top of the view, in MiB."""
     view = node(machine(cpus), pods)
     first = _time(lambda: plan(view, None, config), max(3, rounds // 3))
-    pools = plan_pools(view, None, config)
-    again = _time(lambda: plan(view, pools, config), rounds)
+    before = plan_node(view, None, config)
+    again = _time(lambda: plan(view, before, config), rounds)
     newcomer = replace(view.pods[min(view.pods)], uid="ffffffff-0000-4000-8000-000000000000")
     more = replace(view, pods={**view.pods, newcomer.uid: newcomer})
-    one = _time(lambda: plan_pod(newcomer, more, plan_pools(more, pools, config), config), rounds)
+    one = _time(lambda: plan_pod(newcomer, more, plan_node(more, before, config), config), rounds)
     gc.collect()
     tracemalloc.start()
-    desired = plan(view, pools, config)
+    desired = plan(view, before, config)
     kept, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     return {

@@ -28,7 +28,7 @@ from reconciler.cli.podsfile import read_pods_file
 from reconciler.clients.http_config import read_line
 from reconciler.clients.kubeconfig import read_kubeconfig
 from reconciler.config import load
-from reconciler.control.persistence import decode_pools, encoded, read_classes, read_holds, read_pools
+from reconciler.control.persistence import decode_plan, encoded, read_classes, read_holds, read_plan
 from reconciler.detectors import formula
 from reconciler.headroom.report import read_kept as read_headroom
 from reconciler.interference import recording
@@ -462,8 +462,8 @@ PARSERS: Final[tuple[Parser, ...]] = (
     on_file("state.intents:read_intents (file)", "writes", lambda at: read_intents(str(at / "writes")), (), kind=BYTES),
     # reconciler: rows
     Parser("reconciler.control.persistence:read_classes", feed_row("pod:1", read_classes), (), ROWS, BYTES),
-    Parser("reconciler.control.persistence:decode_pools", feed_data(decode_pools), VALUE, (POOLS, *ROWS), BYTES),
-    Parser("reconciler.control.persistence:read_pools", feed_row("pools", read_pools), (), ROWS, BYTES),
+    Parser("reconciler.control.persistence:decode_plan", feed_data(decode_plan), VALUE, (POOLS, *ROWS), BYTES),
+    Parser("reconciler.control.persistence:read_plan", feed_row("pools", read_plan), (), ROWS, BYTES),
     Parser(
         "reconciler.control.persistence:read_holds",
         feed_row("node", read_holds),

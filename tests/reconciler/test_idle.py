@@ -26,7 +26,7 @@ NEEDED = {
         "base",
         "cgroup",
         "core_sched",
-        "core_sched.plan",
+        "core_sched.compare",
         "holds",
         *(f"cgroup.{name}" for name in ("apply", "attribution", "conflict", "decide", "fastpath", "readings")),
         *(f"cgroup.{name}" for name in ("records", "restore", "spec", "status", "unfreeze", "values", "work")),

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.naming import QosClass
 from cgroupfs.plan import KnobChange, order_changes
-from reconciler.control.persistence import decode_pools, pools_row
+from reconciler.control.persistence import decode_plan, plan_row
 from reconciler.control.planner import plan
 from reconciler.placement.chain import PlacementContext, Plugin, Scored
 from reconciler.placement.config import PlacementConfig
@@ -28,7 +28,6 @@ from state.model import (
     Container,
     ContainerKind,
     CpuPolicy,
-    Desired,
     NodeView,
     NumaMemory,
     Pod,
@@ -36,6 +35,7 @@ from state.model import (
     Pools,
     Resources,
 )
+from state.plan import Desired, NodePlan
 from state.topology import Cpu, CpuKind, NumaNode, Topology, uniform
 from tests.reconciler.nodes import container, cpu, kubelet, node, pod
 
@@ -218,7 +218,7 @@ class PlacementMachine(RuleBasedStateMachine):
     @rule()
     def the_agent_restarts(self) -> None:
         assert self.pools is not None
-        self.pools = decode_pools(pools_row(self.pools))
+        self.pools = decode_plan(plan_row(NodePlan(pools=self.pools))).pools
         self.look()
 
     @rule()
@@ -228,7 +228,7 @@ class PlacementMachine(RuleBasedStateMachine):
         pods, held = self.view.pods, {key: self.pools.dedicated[key] for key in self.pools.placed}
         self.view, self.sticky = replace(self.view, pods={}), {}
         self.tree = dict.fromkeys(LEVELS, self.view.topology.online)
-        self.pools = decode_pools(pools_row(self.pools))
+        self.pools = decode_plan(plan_row(NodePlan(pools=self.pools))).pools
         self.look()
         self.view = replace(self.view, pods=pods)
         for one in pods.values():
@@ -257,15 +257,16 @@ class PlacementMachine(RuleBasedStateMachine):
             self.tree.setdefault(each.group.path, self.tree[one.group.path])
 
     def look(self) -> None:
-        desired = plan(self.view, self.pools, self.config)
+        before = NodePlan(pools=self.pools) if self.pools is not None else None
+        desired = plan(self.view, before, self.config)
         turned = replace(self.view, pods=dict(reversed(list(self.view.pods.items()))))
-        again = plan(turned, self.pools, self.config)
+        again = plan(turned, before, self.config)
         assert _bytes(again) == _bytes(desired), "the same input, the same plan"
-        self.pools = desired.pools
+        self.pools = desired.plan.pools
         self._carry_out(desired)
         for key in self.pools.placed:
-            before = self.sticky.get(key)
-            assert before is None or self.pools.dedicated[key] == before, f"{key} never moves"
+            last = self.sticky.get(key)
+            assert last is None or self.pools.dedicated[key] == last, f"{key} never moves"
         self.sticky = {key: self.pools.dedicated[key] for key in self.pools.placed}
 
     def _carry_out(self, desired: Desired) -> None:
@@ -349,7 +350,7 @@ class PlacementMachine(RuleBasedStateMachine):
 
 def _bytes(desired: Desired) -> bytes:
     return msgspec.json.encode(
-        [desired.pools, list(desired.settings.values()), desired.refusals], enc_hook=str, order="deterministic"
+        [desired.plan, list(desired.settings.values()), desired.refusals], enc_hook=str, order="deterministic"
     )
 
 

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from cgroupfs.cpuset import CpuSet
-from reconciler.control.persistence import POOLS, encoded, pools_row
+from reconciler.control.persistence import POOLS, encoded, plan_row
 from state.dump import (
     EVENT_DEFAULTS,
     FILE_DEFAULTS,
@@ -24,6 +24,7 @@ from state.dump import (
 )
 from state.ledger import Ledger, LedgerEntry, LedgerEvent
 from state.model import Hold, Pools, Setting
+from state.plan import NodePlan
 from state.reader import read_dump
 from state.schema import ASSIGNMENTS, HOLDS, SETTINGS
 from state.store import Store, StoreBatch
@@ -65,7 +66,7 @@ def filled(path: Path) -> str:
     )
     batch = StoreBatch()
     batch.put(SETTINGS, "/kubepods/a:cpu.set", encoded(setting))
-    batch.put(ASSIGNMENTS, POOLS, pools_row(pools))
+    batch.put(ASSIGNMENTS, POOLS, plan_row(NodePlan(pools=pools)))
     batch.put(ASSIGNMENTS, "pod:x", encoded({"uid": "x", "class": "reclaimed"}))
     batch.put(HOLDS, "pod:x", encoded(Hold(target="pod:x", reason="debug", by="ops")))
     store.apply(batch)

@@ -25,15 +25,16 @@ from cgroupfs.hierarchy import Hierarchy
 from reconciler.actuators.base import PeriodicWorker, PlanSnapshot
 from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.actuators.codec import LedgerState
-from reconciler.actuators.core_sched import plan, tasks
-from reconciler.actuators.core_sched.plan import KNOB, CookieAssignment, CookieSteps, ObservedThreads
+from reconciler.actuators.core_sched import compare, tasks
+from reconciler.actuators.core_sched.compare import CookieAssignment, CookieSteps, ObservedThreads
 from reconciler.actuators.core_sched.prctl import CookieCarrier, Prctl, unable
 from reconciler.actuators.core_sched.tasks import CODEC, CookieState
 from reconciler.actuators.holds import holding
-from reconciler.policies.core_sched import NAME, core_group
+from state.cpu import CORE_COOKIE, CORE_SCHED
 from state.entry import US, LedgerEvent
 from state.ledger import Ledger
-from state.model import ContainerKind, Setting
+from state.model import Setting
+from state.plan import CookieMember, CookiePlan
 from state.undo import RestoreResult
 
 _LOG: Final = logging.getLogger(__name__)
@@ -45,11 +46,14 @@ _PRUNE_S: Final = 60.0
 
 
 class _CookieTarget(NamedTuple):
-    """One container: where its threads are, whose group it is to be in (None: no cookie), and what stands against."""
+    """One container: where its threads are, which cookie they are to have, and what stands against.
 
-    setting: Setting
+    ``member`` None: no cookie.
+    """
+
+    path: str
     directory: str
-    group: str | None
+    member: CookieMember | None
     left: str = ""
     detail: str = ""
 
@@ -57,7 +61,7 @@ class _CookieTarget(NamedTuple):
 class _CookieState(NamedTuple):
     """How a container's threads stand, and whether some of them were given their cookie just now."""
 
-    tally: plan.ThreadTally
+    tally: compare.ThreadTally
     fresh: bool
 
 
@@ -65,7 +69,7 @@ class _CookieState(NamedTuple):
 class CoreSched:
     """See the module's text."""
 
-    name = NAME
+    name = CORE_SCHED
 
     def __init__(
         self,
@@ -99,7 +103,7 @@ class CoreSched:
 
     def planned(self, situation: PlanSnapshot) -> None:
         """A look is over."""
-        concerned = situation.pools.cores is not None or self._ours or self._unable or self.standings
+        concerned = situation.plan.cookies is not None or self._ours or self._unable or self.standings
         self._turns.planned(situation, wake=bool(concerned))
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -145,7 +149,7 @@ class CoreSched:
         return self._kept.now.ours
 
     async def _sweep(self, situation: PlanSnapshot) -> None:
-        wish = situation.pools.cores
+        wish = situation.plan.cookies
         if wish is None and not self._ours:
             self.standings, self._unable, self._unrecorded, self._refused = {}, "", "", ""
             return
@@ -165,37 +169,25 @@ class CoreSched:
             _LOG.warning("core scheduling: %s", exc)
 
     def _places(self, situation: PlanSnapshot) -> list[_CookieTarget]:
-        wish = situation.pools.cores
+        cookies = situation.plan.cookies or CookiePlan()
         places = []
         for uid, pod in sorted(situation.view.pods.items()):
-            group = core_group(pod, wish.groups) if wish is not None else None
-            for box in pod.containers:
-                wanted = group if box.kind is not ContainerKind.SANDBOX else None
-                setting = Setting(
-                    path=box.group.path,
-                    knob=KNOB,
-                    value=None,
-                    policy=NAME,
-                    reason=wanted.reason if wanted is not None else "no longer wanted",
-                    pod_uid=uid,
-                    container_id=box.id,
-                )
-                hold = holding(situation.holds, path=box.group.path, knob=KNOB, pod_uid=uid)
+            for container in pod.containers:
+                path = container.group.path
+                member = cookies.members.get(path)
+                hold = holding(situation.holds, path=path, knob=CORE_COOKIE, pod_uid=uid)
                 left, detail = "", ""
                 if hold is not None:
                     left, detail = "held", f"{hold.reason} (by {hold.by})"
-                elif not situation.enforce or (wish is not None and wish.dry_run):
-                    left, detail = "would write", setting.reason
-                directory = self._hierarchy.trigger_directory(box.group.path)
-                places.append(
-                    _CookieTarget(setting, directory, wanted.name if wanted is not None else None, left, detail)
-                )
+                elif not situation.enforce or cookies.dry_run:
+                    left, detail = "would write", member.setting.reason if member is not None else ""
+                places.append(_CookieTarget(path, self._hierarchy.trigger_directory(path), member, left, detail))
         return places
 
     async def _bring(self, places: Sequence[_CookieTarget]) -> None:
-        wanted = {one.setting.path: one.group for one in places if one.group is not None}
-        left = frozenset(one.setting.path for one in places if one.left)
-        where = [(one.setting.path, one.directory) for one in places]
+        wanted = {target.path: target.member.group for target in places if target.member is not None}
+        left = frozenset(target.path for target in places if target.left)
+        where = [(target.path, target.directory) for target in places]
         written: set[int] = set()
         self._unrecorded, refused = "", Counter[str]()
         for _ in range(_ROUNDS):
@@ -228,7 +220,7 @@ class CoreSched:
             strangers = written.difference(*(one.threads for one in seen.values()))
             if taken := tasks.with_cookie(self._prctl, sorted(strangers), ours):
                 tasks.drop(self._prctl, taken)
-        return seen, plan.decide(wanted, seen, ours, left)
+        return seen, compare.decide(wanted, seen, ours, left)
 
     async def _share(self, shares: Sequence[CookieAssignment], refused: Counter[str]) -> set[int]:
         """Hand cookies out; those that have to be made first are in the store before anybody gets one."""
@@ -255,8 +247,8 @@ class CoreSched:
         return written
 
     def _count(self, outcome: str, given: tasks.AssignResult, refused: Counter[str]) -> None:
-        self._writes[KNOB, outcome] += len(given.done)
-        self._writes[KNOB, "refused"] += sum(given.errors.values())
+        self._writes[CORE_COOKIE, outcome] += len(given.done)
+        self._writes[CORE_COOKIE, "refused"] += sum(given.errors.values())
         refused.update(given.errors)
 
     # What is remembered
@@ -286,20 +278,20 @@ class CoreSched:
     ) -> None:
         before, self.standings = self.standings, {}
         for one in places:
-            path = one.setting.path
-            if one.group is None or path not in found:
+            path, member = one.path, one.member
+            if member is None or path not in found:
                 continue
             count, fresh = found[path]
             state, detail = self._state(one, seen[path], count, fresh=fresh)
-            actual = one.group if count.right == count.total else f"{count.right} of {_threads(count.total)}"
-            standing = SettingStatus(one.setting, state, one.group, actual, detail, time.time())
-            known = before.get(path, {}).get(KNOB)
-            if fresh and (known is None or known.wanted != one.group or known.state == "would write"):
-                self._note("write", path, group=one.group, why=one.setting.reason, setting=one.setting)
-            self.standings[path] = {KNOB: standing}
+            actual = member.group if count.right == count.total else f"{count.right} of {_threads(count.total)}"
+            standing = SettingStatus(member.setting, state, member.group, actual, detail, time.time())
+            known = before.get(path, {}).get(CORE_COOKIE)
+            if fresh and (known is None or known.wanted != member.group or known.state == "would write"):
+                self._note("write", path, group=member.group, why=member.setting.reason, setting=member.setting)
+            self.standings[path] = {CORE_COOKIE: standing}
 
     def _state(
-        self, one: _CookieTarget, seen: ObservedThreads, found: plan.ThreadTally, *, fresh: bool
+        self, one: _CookieTarget, seen: ObservedThreads, found: compare.ThreadTally, *, fresh: bool
     ) -> tuple[str, str]:
         if found.right == found.total and not seen.problem:
             return "written" if fresh else "in place", _threads(found.total)
@@ -323,7 +315,7 @@ class CoreSched:
                 before="none" if setting is not None else group,
                 after=group if setting is not None else "none",
                 writer=US,
-                policy=NAME,
+                policy=CORE_SCHED,
                 reason=why,
                 pod_uid=setting.pod_uid if setting is not None else None,
                 container_id=setting.container_id if setting is not None else None,
@@ -332,7 +324,7 @@ class CoreSched:
 
 
 def _period_s(situation: PlanSnapshot) -> float | None:
-    wish = situation.pools.cores
+    wish = situation.plan.cookies
     return wish.sweep_s if wish is not None else None
 
 
@@ -343,9 +335,9 @@ def _threads(count: int) -> str:
 def _tallies(
     wanted: Mapping[str, str], seen: Mapping[str, ObservedThreads], ours: Mapping[int, str], written: set[int]
 ) -> dict[str, _CookieState]:
-    now = plan.current(wanted, seen, ours)
+    now = compare.current(wanted, seen, ours)
     return {
-        path: _CookieState(plan.tally(group, seen[path], now, ours), not written.isdisjoint(seen[path].threads))
+        path: _CookieState(compare.tally(group, seen[path], now, ours), not written.isdisjoint(seen[path].threads))
         for path, group in wanted.items()
         if path in seen
     }

@@ -18,9 +18,9 @@ from msgspec import Struct
 
 from cgroupfs.files import REAL, FileOps
 from reconciler.actuators.codec import RowCodec, undo_rows
-from reconciler.actuators.core_sched.plan import KNOB, ObservedThreads
+from reconciler.actuators.core_sched.compare import ObservedThreads
 from reconciler.actuators.core_sched.prctl import CookieCarrier, Prctl, unable
-from reconciler.policies.core_sched import NAME
+from state.cpu import CORE_COOKIE, CORE_SCHED
 from state.entry import LedgerEntry
 from state.kinds import COOKIE
 from state.ledger import Ledger
@@ -56,11 +56,11 @@ def _dump(state: CookieState) -> Iterable[LedgerEntry]:
             controller="",
             path=name,
             file=FILE,
-            knob=KNOB,
+            knob=CORE_COOKIE,
             original=_NONE,
             ours=(name,),
             wanted=group,
-            policy=NAME,
+            policy=CORE_SCHED,
         )
 
 

@@ -30,12 +30,13 @@ from reconciler.actuators.base import PeriodicWorker, PlanSnapshot
 from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.actuators.codec import LedgerState, RowCodec, undo_rows
 from reconciler.actuators.holds import holding
-from reconciler.policies.oom_score import KNOB, NAME, score_of
 from reconciler.signals.processes import PodProcesses
 from state.entry import LedgerEntry
 from state.kinds import PROCESS
 from state.ledger import Ledger
-from state.model import ContainerKind, Phase, Setting
+from state.memory import OOM_SCORE
+from state.model import Setting
+from state.plan import OomScorePlan
 from state.undo import RestoreOutcome, RestoreResult
 
 FILE: Final = "oom_score_adj"
@@ -95,13 +96,13 @@ def _dump(state: OomScoreRows) -> Iterable[LedgerEntry]:
                 controller="",
                 path=path,
                 file=field,
-                knob=KNOB,
+                knob=OOM_SCORE,
                 inode=kept.inode,
                 original=str(original),
                 ours=ours,
                 wanted=ours[-1] if ours else None,
                 pod_uid=kept.pod_uid or None,
-                policy=NAME,
+                policy=OomScores.name,
             )
 
 
@@ -190,7 +191,7 @@ def restore_scores(
 class OomScores:
     """See the module's text."""
 
-    name = NAME
+    name = "oom_score"
 
     def __init__(
         self,
@@ -214,7 +215,7 @@ class OomScores:
 
     def planned(self, situation: PlanSnapshot) -> None:
         """A look is over."""
-        self._turns.planned(situation, wake=situation.pools.memory.oom is not None or bool(self._kept))
+        self._turns.planned(situation, wake=situation.plan.oom_scores is not None or bool(self._kept))
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Sweep after each look, and now and then, for ever."""
@@ -251,7 +252,7 @@ class OomScores:
     async def _sweep(self, situation: PlanSnapshot) -> None:
         self._problems = []
         wanted, left = self._wanted(situation)
-        self.standings = {path: {KNOB: one} for path, one in left.items() if one is not None}
+        self.standings = {path: {OOM_SCORE: one} for path, one in left.items() if one is not None}
         gone = {path: kept for path, kept in self._kept.items() if path not in wanted and path not in left}
         await self._give_back(gone)
         news, writes = await self._turns.work(partial(self._compare, wanted))
@@ -260,7 +261,7 @@ class OomScores:
             unrecorded = {path for path in news if writes.pop(path, None) is not None}
         outcomes = await self._turns.work(partial(self._write, writes))
         for path, (setting, _) in wanted.items():
-            self.standings[path] = {KNOB: _standing(setting, outcomes.get(path), recorded=path not in unrecorded)}
+            self.standings[path] = {OOM_SCORE: _standing(setting, outcomes.get(path), recorded=path not in unrecorded)}
         refused = sum(outcomes.values(), Counter[str]())
         self._problems += [
             f"{count} processes keep their oom_score_adj: {code}" for code, count in refused.items() if code
@@ -269,31 +270,20 @@ class OomScores:
     @staticmethod
     def _wanted(situation: PlanSnapshot) -> tuple[dict[str, tuple[Setting, int]], dict[str, SettingStatus | None]]:
         """By container: what is wanted, and its inode; and how those stand that are left as they are."""
-        wish = situation.pools.memory.oom
+        plan = situation.plan.oom_scores or OomScorePlan()
         wanted: dict[str, tuple[Setting, int]] = {}
         left: dict[str, SettingStatus | None] = {}
         for uid, pod in sorted(situation.view.pods.items()):
-            number = score_of(pod, wish) if wish is not None else None
-            for one in pod.containers:
-                path = one.group.path
-                setting = None
-                if number is not None and one.kind is not ContainerKind.SANDBOX and one.phase is Phase.SETTLED:
-                    setting = Setting(
-                        path=path,
-                        knob=KNOB,
-                        value=number,
-                        policy=NAME,
-                        reason="BE processes are the OOM killer's first choice",
-                        pod_uid=uid,
-                        container_id=one.id,
-                    )
-                hold = holding(situation.holds, path=path, knob=KNOB, pod_uid=uid)
+            for container in pod.containers:
+                path = container.group.path
+                setting = plan.settings.get(path)
+                hold = holding(situation.holds, path=path, knob=OOM_SCORE, pod_uid=uid)
                 if hold is not None:
                     left[path] = _left(setting, "held", f"{hold.reason} (by {hold.by})")
-                elif not situation.enforce or (wish is not None and wish.dry_run):
+                elif not situation.enforce or plan.dry_run:
                     left[path] = _left(setting, "would write", "")
                 elif setting is not None:
-                    wanted[path] = setting, one.group.inode
+                    wanted[path] = setting, container.group.inode
         return wanted, left
 
     def _compare(
@@ -360,8 +350,8 @@ class OomScores:
 
 
 def _period_s(situation: PlanSnapshot) -> float | None:
-    wish = situation.pools.memory.oom
-    return wish.sweep_s if wish is not None else None
+    plan = situation.plan.oom_scores
+    return plan.sweep_s if plan is not None else None
 
 
 def _left(setting: Setting | None, state: str, detail: str) -> SettingStatus | None:

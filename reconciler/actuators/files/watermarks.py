@@ -26,16 +26,14 @@ from reconciler.actuators.base import PeriodicWorker, PlanSnapshot
 from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.actuators.codec import LedgerState, RowCodec, undo_rows, undo_values
 from reconciler.actuators.holds import holding
-from reconciler.policies.watermarks import KNOBS, NAME, REASONS, has_room, wanted
 from state.entry import LedgerEntry
 from state.kinds import SYSCTL
 from state.ledger import Ledger
-from state.memory import NodeMemoryReading
+from state.memory import MACHINE, MARKS
 from state.model import Setting
+from state.plan import SysctlPlan, SysctlTarget
 from state.undo import RestoreOutcome, RestoreResult
 
-MACHINE: Final = "/"
-"""The path of what belongs to no group."""
 _PERIOD_S: Final = 60.0
 _COUNTED: Final = frozenset({"written", "refused"})
 
@@ -74,8 +72,7 @@ def _dump(state: SysctlRows) -> Iterable[LedgerEntry]:
             original=str(value.original),
             ours=ours,
             wanted=ours[-1] if ours else None,
-            policy=NAME,
-            reason=REASONS.get(name, ""),
+            policy=Watermarks.name,
         )
 
 
@@ -155,7 +152,7 @@ def restore_marks(ledger: Ledger, *, root: str = "/", files: FileOps = REAL) -> 
 class Watermarks:
     """See the module's text."""
 
-    name = NAME
+    name = "watermarks"
 
     def __init__(self, ledger: Ledger, lane: trio.CapacityLimiter, *, root: str = "/", files: FileOps = REAL) -> None:
         """``lane``: the store's limiter."""
@@ -174,9 +171,7 @@ class Watermarks:
         """A look is over. What the marks are does not depend on pods: only a changed wish is worth a turn now."""
         before = self._turns.situation
         news = before is None or _of(before) != _of(situation)
-        self._turns.planned(
-            situation, wake=news and (situation.pools.memory.watermarks is not None or bool(self._kept))
-        )
+        self._turns.planned(situation, wake=news and (situation.plan.sysctls is not None or bool(self._kept)))
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Compare after each change of what is wanted, and each minute, for ever."""
@@ -224,30 +219,32 @@ class Watermarks:
         return self.standings.get(MACHINE, {}).get(name)
 
     async def _sweep(self, situation: PlanSnapshot) -> None:
-        wish, node = situation.pools.memory.watermarks, situation.view.node_memory
+        plan = situation.plan.sysctls or SysctlPlan()
         self._there = await self._turns.work(self._look)
-        if wish is not None and node is None:
+        if any(target.setting is None for target in plan.targets.values()):
             return  # nothing can be computed, and nothing is unwanted
-        values = wanted(node.total_bytes, wish) if wish is not None and node is not None else {}
-        dry = not situation.enforce or (wish is not None and wish.dry_run)
-        held = {name for name in KNOBS if holding(situation.holds, path=MACHINE, knob=name, pod_uid=None) is not None}
+        dry = not situation.enforce or plan.dry_run
+        held = {name for name in MARKS if holding(situation.holds, path=MACHINE, knob=name, pod_uid=None) is not None}
         if not dry:
-            await self._give_back({name: kept for name, kept in self._kept.items() if name not in {*values, *held}})
+            await self._give_back(
+                {name: kept for name, kept in self._kept.items() if name not in {*plan.targets, *held}}
+            )
         here: dict[str, SettingStatus] = {}
-        for name, value in values.items():
-            state, detail = await self._one(name, value, node, held=name in held, dry=dry)
-            here[name] = _noted(name, value, state, detail, self._there[name])
-            if state in _COUNTED:
-                self.counts[state] += 1
+        for name, target in plan.targets.items():
+            if (setting := target.setting) is not None:
+                state, detail = await self._one(setting, target, held=name in held, dry=dry)
+                here[name] = _noted(setting, state, detail, self._there[name])
+                if state in _COUNTED:
+                    self.counts[state] += 1
         self.standings = {MACHINE: here} if here else {}
 
     def _look(self) -> dict[str, int | str]:
-        return {name: self._sysctls.read(name) for name in KNOBS}
+        return {name: self._sysctls.read(name) for name in MARKS}
 
-    async def _one(
-        self, name: str, value: int, node: NodeMemoryReading | None, *, held: bool, dry: bool
-    ) -> tuple[str, str]:
+    async def _one(self, setting: Setting, wanted: SysctlTarget, *, held: bool, dry: bool) -> tuple[str, str]:
         """Bring one to its value; how it stands then, and why."""
+        name, value = setting.knob, setting.value
+        assert isinstance(value, int)
         there, kept = self._there[name], self._kept.get(name)
         if isinstance(there, str):
             return "missing", there
@@ -263,7 +260,7 @@ class Watermarks:
             return "held", "an operator's hold"
         if dry:
             return "would write", ""
-        if node is None or not has_room(name, there, target, node):
+        if wanted.most_rise is not None and target - there > wanted.most_rise:
             return "waiting", "the memory that it takes is not available twice over"
         fresh = SysctlState(original=original, ours=(*(() if kept is None else kept.ours[-1:]), target))
         try:
@@ -297,15 +294,15 @@ class Watermarks:
 
 def _of(situation: PlanSnapshot) -> tuple[object, ...]:
     """All of a situation that matters here."""
-    known = situation.view.node_memory is not None
-    return situation.pools.memory.watermarks, situation.enforce, situation.holds, known
+    plan = situation.plan.sysctls
+    settings = {name: target.setting for name, target in plan.targets.items()} if plan is not None else None
+    return settings, plan is not None and plan.dry_run, situation.enforce, situation.holds
 
 
 def _period_s(situation: PlanSnapshot) -> float | None:
-    return _PERIOD_S if situation.pools.memory.watermarks is not None else None
+    return _PERIOD_S if situation.plan.sysctls is not None else None
 
 
-def _noted(name: str, value: int, state: str, detail: str, there: int | str) -> SettingStatus:
-    setting = Setting(path=MACHINE, knob=name, value=value, policy=NAME, reason=REASONS[name])
+def _noted(setting: Setting, state: str, detail: str, there: int | str) -> SettingStatus:
     actual = str(there) if isinstance(there, int) else None
-    return SettingStatus(setting, state, str(value), actual, detail, time.time())
+    return SettingStatus(setting, state, str(setting.value), actual, detail, time.time())

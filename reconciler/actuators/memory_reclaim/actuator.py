@@ -340,5 +340,5 @@ class Reclaimer:
 
     @staticmethod
     def _wish(situation: PlanSnapshot | None) -> ReclaimRequest | None:
-        wish = situation.pools.memory.reclaim if situation is not None else None
+        wish = situation.plan.memory.reclaim if situation is not None else None
         return wish if wish is not None and (wish.probe or wish.relieve) else None

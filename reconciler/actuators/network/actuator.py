@@ -152,13 +152,13 @@ class NetworkActuator:
     # One round
 
     def _period_s(self, situation: PlanSnapshot) -> float | None:
-        if situation.pools.network is not None:
-            return situation.pools.network.interval_s
+        if situation.plan.network is not None:
+            return situation.plan.network.interval_s
         kept = self._kept.now
         return _LEFT_S if kept.roots or kept.gather or kept.cables else None
 
     async def _round(self, situation: PlanSnapshot) -> None:
-        wish = situation.pools.network or NetworkRequest()
+        wish = situation.plan.network or NetworkRequest()
         enforce = situation.enforce and not wish.dry_run and "node" not in situation.holds
         wanted = {one.name: one for one in wish.interfaces}
         try:
@@ -285,6 +285,6 @@ class NetworkActuator:
 
 
 def _wanted(situation: PlanSnapshot) -> tuple[object, ...]:
-    wish = situation.pools.network
+    wish = situation.plan.network
     pods = pods_of(situation) if wish is not None and wish.pods_by else None
     return wish, situation.enforce, "node" in situation.holds, pods

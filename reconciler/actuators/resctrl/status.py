@@ -10,17 +10,13 @@ from reconciler.actuators.base import PlanSnapshot
 from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.actuators.holds import holding
 from reconciler.actuators.resctrl.sweep import SweepResult
-from reconciler.policies.cache import KNOB
-from reconciler.policies.cache import NAME as POLICY
-from reconciler.policies.cachelevel import LevelState
-from reconciler.policies.cacheplan import CachePlan
 from reconciler.signals.resctrl import ResctrlUsage
 from resctrl.capability import Capability
 from resctrl.capability import ResctrlStatus as Readiness
 from resctrl.groups import DEFAULT
 from resctrl.monitor import BandwidthRate, total
 from resctrl.schemata import format_schemata
-from state.cache import CacheConsumption, CacheRequest, CacheUsage
+from state.cache import CACHE, RESCTRL_GROUP, CacheConsumption, CachePlan, CacheRequest, CacheUsage
 from state.model import NodeView, Setting
 
 _DEFAULT: Final = "(default)"
@@ -33,7 +29,6 @@ class ResctrlActuatorStatus(Struct, frozen=True, kw_only=True):
     capability: Capability | None = None
     plan: CachePlan = CachePlan()
     outcome: SweepResult
-    level: LevelState | None = None
     use: ResctrlUsage | None = None
     ours: tuple[str, ...] = ()
     foreign: tuple[str, ...] = ()
@@ -42,10 +37,7 @@ class ResctrlActuatorStatus(Struct, frozen=True, kw_only=True):
 
 def status_document(status: ResctrlActuatorStatus, now: float) -> dict[str, object]:
     """What the machine offers, the groups, who is in them, and what they use. Units: bytes, bytes per second."""
-    capability, plan, outcome, level, use = (
-        *(status.capability, status.plan, status.outcome),
-        *(status.level, status.use),
-    )
+    capability, plan, outcome, use = status.capability, status.plan, status.outcome, status.use
     return {
         "status": "not looked yet" if capability is None else capability.status.value,
         "reason": "" if capability is None else capability.reason,
@@ -68,11 +60,11 @@ def status_document(status: ResctrlActuatorStatus, now: float) -> dict[str, obje
         "unsettled": dict(outcome.unsettled),
         "in_others_groups": dict(outcome.foreign),
         "level": None
-        if level is None
+        if plan.level is None
         else {
-            "cache_percent": level.level.cache_percent,
-            "mba_percent": level.level.mba_percent,
-            "reason": level.reason,
+            "cache_percent": plan.level.cache_percent,
+            "mba_percent": plan.level.mba_percent,
+            "reason": plan.level_reason,
         },
         "use": {}
         if use is None
@@ -98,7 +90,7 @@ def measured(status: ResctrlActuatorStatus, view: NodeView, wish: CacheRequest) 
             for name, rates in use.groups.items()
         },
         classes=_classes(status, view),
-        level=None if status.level is None else status.level.level,
+        level=status.plan.level,
         lacks=_lacks(status, view, wish),
     )
 
@@ -154,7 +146,7 @@ def standings(
     status: ResctrlActuatorStatus, situation: PlanSnapshot, *, writes: bool
 ) -> dict[str, dict[str, SettingStatus]]:
     """How every pod stands that is in a group, or wanted one of its own; by the path of its directory."""
-    return {path: {KNOB: standing} for path, standing in _standings(status, situation, writes=writes)}
+    return {path: {RESCTRL_GROUP: standing} for path, standing in _standings(status, situation, writes=writes)}
 
 
 def _standings(
@@ -166,7 +158,7 @@ def _standings(
         if home is None or (home == DEFAULT and uid not in status.plan.crowded):
             continue
         reason = groups[home].reason if home in groups else status.plan.crowded.get(uid, "")
-        setting = Setting(path=pod.group.path, knob=KNOB, value=None, policy=POLICY, reason=reason, pod_uid=uid)
+        setting = Setting(path=pod.group.path, knob=RESCTRL_GROUP, value=None, policy=CACHE, reason=reason, pod_uid=uid)
         state, detail = _state(status, uid, situation, setting, writes=writes)
         actual = status.outcome.homes.get(uid) if writes else None
         yield pod.group.path, SettingStatus(setting, state, home or "(default)", actual, detail, time.time())
@@ -176,7 +168,7 @@ def _state(
     status: ResctrlActuatorStatus, uid: str, situation: PlanSnapshot, setting: Setting, *, writes: bool
 ) -> tuple[str, str]:
     outcome = status.outcome
-    hold = holding(situation.holds, path=setting.path, knob=KNOB, pod_uid=uid)
+    hold = holding(situation.holds, path=setting.path, knob=RESCTRL_GROUP, pod_uid=uid)
     if hold is not None:
         return "held", f"{hold.reason} (by {hold.by})"
     if not writes:

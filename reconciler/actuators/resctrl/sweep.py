@@ -14,15 +14,13 @@ from typing import Final, NamedTuple, final
 from msgspec import Struct, field
 
 from cgroupfs.errors import AgentError, CgroupBusyError, CgroupGoneError
-from reconciler.policies.cacheplan import CLASS_GROUPS, CachePlan
 from resctrl.capability import Capability
 from resctrl.files import GroupFiles
 from resctrl.groups import DEFAULT, PREFIX, ControlGroups, OutOfGroupsError
 from resctrl.monitor import MonitorAssignment, MonitorGroups, rotate
 from resctrl.tasks import MoveResult, expel, gather
-from state.model import PodClass
+from state.cache import CachePlan
 
-_BE: Final = CLASS_GROUPS[PodClass.RECLAIMED]
 _LOW_ON_RMIDS: Final = "no monitoring id is free yet"
 
 
@@ -122,8 +120,8 @@ class ResctrlSweep:
 
     def _values(self) -> Iterator[None]:
         existing = set(self._groups.ours())
-        ordered = sorted(self._plan.groups, key=lambda group: (not group.name.startswith(_BE), group.name))
-        be = [group for group in ordered if group.name.startswith(_BE)]
+        ordered = sorted(self._plan.groups, key=lambda group: (not group.reclaimed, group.name))
+        be = [group for group in ordered if group.reclaimed]
         for group in be:
             self._bring(group.name, group.schemata, existing)
             yield

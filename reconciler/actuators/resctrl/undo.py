@@ -18,7 +18,6 @@ from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.naming import QosClass, detect_layout
 from reconciler.actuators.codec import RowCodec, undo_rows
-from reconciler.policies.cache import NAME as POLICY
 from resctrl.capability import Capability, ResctrlStatus, read_capability
 from resctrl.files import REAL as REAL_GROUPS
 from resctrl.files import GroupFiles
@@ -27,6 +26,7 @@ from resctrl.monitor import MonitorGroups
 from resctrl.mount import SOURCE, Mounter, RealMounter
 from resctrl.schemata import differing, format_schemata, parse_schemata
 from resctrl.tasks import gather, numbers
+from state.cache import CACHE as POLICY
 from state.entry import LedgerEntry
 from state.kinds import RESCTRL
 from state.ledger import Ledger

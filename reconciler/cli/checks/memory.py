@@ -12,9 +12,8 @@ from cgroupfs.probe import offered
 from reconciler.cli import words
 from reconciler.cli.checks.finding import CheckResult, CheckState
 from reconciler.cli.nodeview import InspectedNode, read_number, read_text
-from reconciler.policies.watermarks import KNOBS
 from reconciler.signals.memory import parse_meminfo
-from state.memory import NodeMemoryReading
+from state.memory import MARKS, NodeMemoryReading
 
 
 def memory(node: InspectedNode) -> Iterator[CheckResult]:
@@ -142,9 +141,9 @@ def _migration(node: InspectedNode) -> Iterator[CheckResult]:
 def _marks(node: InspectedNode) -> Iterator[CheckResult]:
     if not node.config.policies.watermarks.enabled:
         return
-    values = {name: read_number(node.root, f"proc/sys/{name.replace('.', '/')}") for name in KNOBS}
+    values = {name: read_number(node.root, f"proc/sys/{name.replace('.', '/')}") for name in MARKS}
     told = ", ".join(f"{name} {value if value is not None else 'missing'}" for name, value in sorted(values.items()))
-    writable = node.copied or all(os.access(f"/proc/sys/{name.replace('.', '/')}", os.W_OK) for name in KNOBS)
+    writable = node.copied or all(os.access(f"/proc/sys/{name.replace('.', '/')}", os.W_OK) for name in MARKS)
     if None in values.values():
         yield CheckResult("memory marks", CheckState.WARN, told, "Linux 4.6 or later, with /proc mounted")
     elif not writable:

@@ -3,6 +3,7 @@
 import shutil
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from msgspec.structs import replace
 from cgroupfs.hierarchy import Hierarchy, HierarchyMode, Mount
 from reconciler.actuators.base import PlanSnapshot
 from reconciler.actuators.resctrl.actuator import ResctrlActuator
-from reconciler.control.planner import plan_pools
+from reconciler.control.cache_loop import CacheLoop
+from reconciler.control.planner import plan_node
 from reconciler.policies.cache import CachePolicyConfig
 from reconciler.policies.cachewish import CACHE_LIMIT, RESCTRL
 from reconciler.policies.table import PoliciesConfig
@@ -87,9 +89,10 @@ class World:
         self.store = Store(str(path / "state.db"), boot="boot-1")
         self.side = self.start()
 
-    def start(self) -> ResctrlActuator:
+    def start(self) -> CacheLoop:
         self.ledger = Ledger(self.store)
-        self.side = ResctrlActuator(
+        make = partial(
+            ResctrlActuator,
             self.hierarchy,
             self.ledger,
             trio.CapacityLimiter(1),
@@ -98,9 +101,9 @@ class World:
             cgroups=self.boxes,
             capability=self.capability,
             mounter=self,
-            misses=lambda: self.misses,
             clock=self.model.now,
         )
+        self.side = CacheLoop(make, misses=lambda: self.misses, clock=self.model.now)
         return self.side
 
     def capability(self) -> Capability:
@@ -144,8 +147,8 @@ class World:
 
     def situation(self, *pods: Pod) -> PlanSnapshot:
         view = node(*pods)
-        pools = plan_pools(view, None, PoliciesConfig(cache=self.config))
-        return PlanSnapshot(view=view, pools=pools, enforce=self.enforce, holds=self.holds)
+        plan = plan_node(view, None, PoliciesConfig(cache=self.config))
+        return PlanSnapshot(view=view, plan=plan, enforce=self.enforce, holds=self.holds)
 
     async def sweep(self, *pods: Pod, seconds: float = 1.0) -> None:
         self.model.advance(seconds)

@@ -4,7 +4,7 @@ import trio
 from trio.testing import MockClock
 
 from reconciler.actuators.base import PeriodicWorker, PlanSnapshot
-from reconciler.control.planner import plan_pools
+from reconciler.control.planner import plan_node
 from reconciler.policies.table import PoliciesConfig
 from tests.reconciler.nodes import node
 
@@ -24,7 +24,7 @@ class Actor:
 
 def situation(*, enforce: bool = True) -> PlanSnapshot:
     view = node()
-    return PlanSnapshot(view=view, pools=plan_pools(view, None, PoliciesConfig()), enforce=enforce)
+    return PlanSnapshot(view=view, plan=plan_node(view, None, PoliciesConfig()), enforce=enforce)
 
 
 async def test_it_acts_after_looks_that_concern_it_and_when_it_is_due(

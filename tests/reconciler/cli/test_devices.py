@@ -121,7 +121,7 @@ def test_a_plan_without_a_daemon_knows_the_disks_and_what_is_wrong_with_others(l
     config: Config = replace(node.config, policies=disk("8:1", "9:9"))
     outlook = plan_node(replace(node, config=config), RecordedNode(), files=live.kernel)
     assert outlook.view.disks["8:1"].device == "8:0"
-    assert "no disk found behind 9:9" in outlook.desired.pools.reasons["disk"]
+    assert "no disk found behind 9:9" in outlook.desired.plan.reasons["disk"]
     assert "disks: 9:9: there is no block device 9:9" in outlook.problems
 
 

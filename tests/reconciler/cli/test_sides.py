@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from reconciler.actuators.base import GroupOutcomes
 from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.actuators.core_sched.actuator import CoreSched
-from reconciler.actuators.core_sched.plan import KNOB
 from reconciler.actuators.restore import restore_ledger
 from reconciler.cli.exits import Exit
 from reconciler.cli.explain import BESIDE
@@ -22,6 +21,7 @@ from reconciler.daemon.agent import Agent
 from reconciler.daemon.status import StatusReport
 from reconciler.policies.core_sched import CoreSchedConfig
 from state.cache import CacheConsumption, CacheUsage
+from state.cpu import CORE_COOKIE
 from state.kinds import SYSCTL
 from state.model import Hold
 from state.store import boot_id
@@ -84,10 +84,10 @@ async def test_a_reload_a_hold_and_a_restore_reach_it_through_the_next_look(mach
         [cookie] = await look()
         assert cookie
         assert machine.cores.cookies(machine.box(WEB)) == {0}
-        await agent.holds.put(Hold(target=f"knob:{KNOB}", reason="r", by="b"))
+        await agent.holds.put(Hold(target=f"knob:{CORE_COOKIE}", reason="r", by="b"))
         agent.reconfigure(machine.live.config)
         assert await look() == {cookie}
-        await agent.release(f"knob:{KNOB}")
+        await agent.release(f"knob:{CORE_COOKIE}")
         assert await look() == {0}
         agent.reconfigure(machine.config())
         assert await look() != {0}
@@ -112,20 +112,20 @@ async def test_it_is_shown_and_counted_like_a_control_file(machine: Machine, run
         document = _document(agent)
         snapshot = StatusReport(agent, FakePulse(), statuses=tuple, reload=tuple).metrics()
     [pod] = [pod for pod in document["pods"] if pod["uid"] == BATCH]
-    [setting] = [one for one in pod["containers"][0]["settings"] if one["knob"] == KNOB]
+    [setting] = [one for one in pod["containers"][0]["settings"] if one["knob"] == CORE_COOKIE]
     assert (setting["wanted"], setting["state"], setting["policy"]) == ("reclaimed", "written", "core_sched")
     assert document["budget"]["reasons"]["core_sched"] == "BE pods share cores with each other only"
     assert list(document["sides"]["core_sched"]["cookies"]) == ["reclaimed"]
-    assert snapshot.settings[KNOB, "in_force"] == 1
-    assert snapshot.counters.writes[KNOB, "written"] == 1
+    assert snapshot.settings[CORE_COOKIE, "in_force"] == 1
+    assert snapshot.counters.writes[CORE_COOKIE, "written"] == 1
     with listening(FakeDaemon(document), str(tmp_path / "s")) as socket:
         ran = run("explain", BATCH, "--socket", socket)
     assert ran.code == Exit.OK
-    lines = ran.out[ran.out.index(f"  {KNOB}") :].splitlines()
-    assert lines[0].startswith(f"  {KNOB} reclaimed  written")
+    lines = ran.out[ran.out.index(f"  {CORE_COOKIE}") :].splitlines()
+    assert lines[0].startswith(f"  {CORE_COOKIE} reclaimed  written")
     assert lines[1:3] == ["    core_sched: the pod is BE", "    1 thread"]
     assert "not written by us" not in "".join(lines[:4])
-    assert KNOB in BESIDE
+    assert CORE_COOKIE in BESIDE
     assert "core cookie" in ran.out[ran.out.index("history") :]
 
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.naming import QosClass
-from reconciler.control.planner import plan, plan_parents, plan_pod, plan_pools
+from reconciler.control.planner import plan, plan_node, plan_parents, plan_pod, plan_pools
 from reconciler.policies.base import Policy
 from reconciler.policies.budget import BudgetConfig
 from reconciler.policies.pick import choose_cpus
@@ -19,7 +19,6 @@ from state.model import (
     Container,
     ContainerKind,
     CpuPolicy,
-    Desired,
     KubeletView,
     NodeView,
     Pod,
@@ -28,6 +27,7 @@ from state.model import (
     Resources,
     Setting,
 )
+from state.plan import Desired, NodePlan
 from state.topology import Topology, uniform
 from tests.reconciler.nodes import container, cpu, cpus, kubelet, node, online, pod
 
@@ -37,7 +37,7 @@ CONFIG = PoliciesConfig()
 def dump(desired: Desired) -> bytes:
     """Every part of a plan, in its own order, as bytes."""
     return msgspec.json.encode(
-        [desired.pools, list(desired.settings.items()), desired.refusals],
+        [desired.plan, list(desired.settings.items()), desired.refusals],
         enc_hook=str,
         order=None,
     )
@@ -49,9 +49,9 @@ def dump(desired: Desired) -> bytes:
 def test_the_whole_plan_is_its_parts() -> None:
     view = node(pod("b"), pod("a"), online("c"))
     desired = plan(view, None, CONFIG)
-    parts = [*plan_parents(view, desired.pools, CONFIG)[0]]
+    parts = [*plan_parents(view, desired.plan, CONFIG)[0]]
     for one in view.pods.values():
-        parts += plan_pod(one, view, desired.pools, CONFIG)[0]
+        parts += plan_pod(one, view, desired.plan, CONFIG)[0]
     assert list(desired.settings) == sorted(one.key for one in parts)
     assert set(desired.settings.values()) == set(parts)
 
@@ -61,8 +61,9 @@ def test_a_policy_that_is_off_has_no_say(name: str) -> None:
     section = replace(getattr(CONFIG, name), enabled=False)
     desired = plan(node(pod("b"), pod("a"), online("c")), None, replace(CONFIG, **{name: section}))
     assert not [one for one in desired.settings.values() if one.policy == name]
-    carves = next(policy for policy in POLICIES if policy.name == name).decide_node is not None
-    assert desired.pools.reasons.get(name) == ("off" if carves else None)
+    policy = next(policy for policy in POLICIES if policy.name == name)
+    assert desired.plan.pools.reasons.get(name) == ("off" if policy.decide_node is not None else None)
+    assert desired.plan.reasons.get(name) == ("off" if policy.decide_resources is not None else None)
 
 
 def test_a_policy_that_only_shows_plans_as_if_it_wrote() -> None:
@@ -72,7 +73,7 @@ def test_a_policy_that_only_shows_plans_as_if_it_wrote() -> None:
 
 
 def test_a_new_policy_needs_nothing_but_its_registration() -> None:
-    def caps(pod: Pod, view: NodeView, pools: Pools, config: ReserveConfig) -> list[Setting]:
+    def caps(pod: Pod, view: NodeView, plan: NodePlan, config: ReserveConfig) -> list[Setting]:
         return [
             Setting(path=item.group.path, knob="pids.max", value=100, policy="caps", reason="test", pod_uid=pod.uid)
             for item in pod.containers
@@ -97,16 +98,16 @@ def test_limits_go_to_the_tighter_wish_and_all_else_by_precedence(
     knob: str, mine: int | None, theirs: int | None, winner: int
 ) -> None:
     def wish(name: str, value: int | None) -> Policy[ReserveConfig]:
-        def settings_of(pod: Pod, view: NodeView, pools: Pools, config: ReserveConfig) -> list[Setting]:
+        def settings_of(pod: Pod, view: NodeView, plan: NodePlan, config: ReserveConfig) -> list[Setting]:
             return [Setting(path=pod.containers[0].group.path, knob=knob, value=value, policy=name, reason="test")]
 
         rank = {"mine": 1, "theirs": 2}[name]
         return Policy(name="reserve", summary=name, config_type=ReserveConfig, precedence=rank, pod=settings_of)
 
     view = node(online("a"))
-    pools = plan_pools(view, None, CONFIG)
+    before = plan_node(view, None, CONFIG)
     for table in ((wish("mine", mine), wish("theirs", theirs)), (wish("theirs", theirs), wish("mine", mine))):
-        (setting,), refusals = plan_pod(view.pods["a"], view, pools, CONFIG, table)
+        (setting,), refusals = plan_pod(view.pods["a"], view, before, CONFIG, table)
         assert (setting.value, refusals) == (winner, ())
 
 
@@ -220,7 +221,7 @@ def histories(draw: st.DrawFn) -> list[NodeView]:
 
 def within_the_rules(view: NodeView, desired: Desired) -> None:
     """What holds for every plan, whatever came before."""
-    pools = desired.pools
+    pools = desired.plan.pools
     online_cpus = view.topology.online
     assert pools.reclaimed, "BE work always has a CPU"
     assert pools.reclaimed <= online_cpus
@@ -268,26 +269,26 @@ def within_the_rules(view: NodeView, desired: Desired) -> None:
 @settings(max_examples=150, deadline=None)
 @given(history=histories(), config=configs)
 def test_every_plan_of_every_history_keeps_the_rules(history: list[NodeView], config: PoliciesConfig) -> None:
-    previous: Pools | None = None
+    previous: NodePlan | None = None
     for view in history:
         desired = plan(view, previous, config)
         within_the_rules(view, desired)
         if previous is not None and (view.kubelet.held or view.kubelet.policy is CpuPolicy.UNKNOWN):
-            adopted = {key: own for key, own in previous.dedicated.items() if key not in previous.placed}
-            assert all(own <= desired.pools.dedicated_cpus for own in adopted.values())
-        previous = desired.pools
+            adopted = {key: own for key, own in previous.pools.dedicated.items() if key not in previous.pools.placed}
+            assert all(own <= desired.plan.pools.dedicated_cpus for own in adopted.values())
+        previous = desired.plan
 
 
 @settings(max_examples=100, deadline=None)
 @given(history=histories(), config=configs)
 def test_the_same_history_gives_the_same_plan_byte_for_byte(history: list[NodeView], config: PoliciesConfig) -> None:
     def run(views: list[NodeView]) -> bytes:
-        previous: Pools | None = None
+        previous: NodePlan | None = None
         out = b""
         for view in views:
             desired = plan(view, previous, config)
             out += dump(desired)
-            previous = desired.pools
+            previous = desired.plan
         return out
 
     shuffled = [replace(view, pods=dict(reversed(list(view.pods.items())))) for view in history]
@@ -298,18 +299,18 @@ def test_the_same_history_gives_the_same_plan_byte_for_byte(history: list[NodeVi
 @given(view=nodes(), config=configs)
 def test_planning_again_on_the_same_node_changes_nothing(view: NodeView, config: PoliciesConfig) -> None:
     once = plan(view, None, config)
-    assert dump(plan(view, once.pools, config)) == dump(once)
+    assert dump(plan(view, once.plan, config)) == dump(once)
 
 
 @settings(max_examples=100, deadline=None)
 @given(history=histories(), blind=uses.filter(lambda use: use is None or use.age_s is None or use.age_s > 3.0))
 def test_an_unknown_signal_never_raises_the_budget(history: list[NodeView], blind: object) -> None:
-    previous: Pools | None = None
+    previous: NodePlan | None = None
     for view in history:
-        previous = plan_pools(view, previous, CONFIG)
+        previous = plan_node(view, previous, CONFIG)
     view = replace(history[-1], cpu=blind, now=history[-1].now + 100.0)
     assert previous is not None
-    assert plan_pools(view, previous, CONFIG).budget_milli <= previous.budget_milli
+    assert plan_node(view, previous, CONFIG).pools.budget_milli <= previous.pools.budget_milli
 
 
 @settings(max_examples=100, deadline=None)
@@ -356,7 +357,7 @@ def crowd(count: int) -> dict[str, Pod]:
     }
 
 
-def calls(view: NodeView, previous: Pools | None) -> float:
+def calls(view: NodeView, previous: NodePlan | None) -> float:
     best = float("inf")
     for _ in range(5):
         begin = time.process_time()
@@ -369,12 +370,13 @@ def test_the_cost_of_a_plan_grows_no_faster_than_the_pods() -> None:
     shape = uniform(sockets=2, nodes=2, cores=64, threads=2)
     small = replace(node(topology=shape), pods=crowd(100))
     large = replace(node(topology=shape), pods=crowd(800))
-    pools = plan_pools(small, None, CONFIG)
-    assert calls(large, pools) < 3 * 8 * calls(small, pools)
+    before = plan_node(small, None, CONFIG)
+    assert calls(large, before) < 3 * 8 * calls(small, before)
 
 
 def test_the_default_pools_of_an_idle_node_are_these() -> None:
-    pools = plan_pools(node(), None, CONFIG)
+    plan = plan_node(node(), None, CONFIG)
+    pools = plan.pools
     assert (pools.shared, pools.reclaimed, pools.budget_milli) == (cpus("0-7"), cpus("2-7"), 5120)
     assert pools.reasons == {
         "dedicated": "no container has CPUs of its own",
@@ -387,17 +389,12 @@ def test_the_default_pools_of_an_idle_node_are_these() -> None:
         "cpuset": "BE containers are confined to the reclaimed pool",
         "quota": "the besteffort directory holds the whole budget",
         "normalise": "off: a CPU here is worth what limits say",
-        "disk": "off",
-        "network": "off",
         "burst": "off",
         "idle_class": "off",
         "group_identity": "off",
-        "core_sched": "off",
         "qos_level": "off",
-        "be_memory": "off",
-        "memory_qos": "off",
-        "memory_reclaim": "off",
-        "oom_score": "off",
-        "watermarks": "off",
-        "cache": "off",
     }
+    assert plan.reasons == dict.fromkeys(
+        [policy.name for policy in POLICIES if policy.decide_resources is not None], "off"
+    )
+    assert plan == NodePlan(pools=pools, reasons=plan.reasons)

@@ -13,8 +13,8 @@ from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.actuators.core_sched.actuator import CoreSched
 from reconciler.actuators.files import oom_score, watermarks
 from reconciler.actuators.network.actuator import NetworkActuator
-from reconciler.actuators.resctrl.actuator import ResctrlActuator
-from reconciler.control.planner import plan_pools
+from reconciler.control.cache_loop import CacheLoop
+from reconciler.control.planner import plan_node
 from reconciler.daemon import side_actuators
 from reconciler.policies.table import PoliciesConfig
 from state.cache import CacheUsage
@@ -61,7 +61,7 @@ class Noting:
 
 def situation(*, enforce: bool) -> PlanSnapshot:
     view = node()
-    return PlanSnapshot(view=view, pools=plan_pools(view, None, PoliciesConfig()), enforce=enforce)
+    return PlanSnapshot(view=view, plan=plan_node(view, None, PoliciesConfig()), enforce=enforce)
 
 
 async def test_it_is_made_when_it_is_wanted_for_the_first_time_and_stays(nursery: trio.Nursery) -> None:
@@ -107,7 +107,7 @@ def test_the_kinds_by_which_leftovers_are_known_are_those_that_the_modules_write
         CoreSched.name: COOKIE,
         oom_score.OomScores.name: PROCESS,
         NetworkActuator.name: NETWORK,
-        ResctrlActuator.name: RESCTRL,
+        CacheLoop.name: RESCTRL,
         watermarks.Watermarks.name: SYSCTL,
     }
     assert names == side_actuators.KINDS
@@ -129,6 +129,7 @@ def test_the_daemon_imports_nothing_that_only_some_nodes_use(module: str) -> Non
         *("reconciler.placement.allocate", "reconciler.placement.pack", "reconciler.placement.hints"),
         *(
             "reconciler.actuators.resctrl.actuator",
+            "reconciler.control.cache_loop",
             "reconciler.actuators.network.tc",
             "reconciler.actuators.core_sched.actuator",
         ),

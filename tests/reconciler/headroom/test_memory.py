@@ -5,23 +5,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from cgroupfs.cpuset import EMPTY, CpuSet
 from reconciler.headroom.cpu import HeadroomConfig, MemoryHeadroomConfig
 from reconciler.headroom.memory import WHOLE, smoothing_of, update
 from reconciler.headroom.smoothing import SmoothedAmount, step
-from state.memory import MemoryPlan, NodeMemoryReading
-from state.model import Pools
+from state.memory import NodeMemoryReading
 
 GIGA = 1 << 30
 CONFIG = HeadroomConfig(report_s=30, window_s=120)
 NODE = NodeMemoryReading(total_bytes=100 * GIGA, available_bytes=60 * GIGA, age_s=0.0)
-OPEN = Pools(online_cpus=CpuSet.span(2), reserved=EMPTY, dedicated={}, shared=EMPTY, reclaimed=EMPTY, budget_milli=0)
 
 
 def supply(node: NodeMemoryReading | None, be_kept: int | None, **own: int) -> float | None:
     """In GiB."""
     config = replace(CONFIG, memory=MemoryHeadroomConfig(**own))
-    found = update(node, be_kept, OPEN, config, stale_after_s=10.0).supply
+    found = update(node, be_kept, None, config, stale_after_s=10.0).supply
     return None if found is None else found[WHOLE] / GIGA
 
 
@@ -53,11 +50,11 @@ def test_a_reading(
     assert supply(node, None if be_kept is None else be_kept * GIGA, **own) == found
 
 
-def promised(*readings: tuple[NodeMemoryReading | None, int | None], pools: Pools = OPEN) -> list[float]:
+def promised(*readings: tuple[NodeMemoryReading | None, int | None], bound: int | None = None) -> list[float]:
     """One reading each 10 s; the promises in GiB, each once as long as it lasts."""
     state, found = SmoothedAmount(), list[float]()
     for index, (node, be_kept) in enumerate(readings, 1):
-        reading = update(node, be_kept, pools, CONFIG, stale_after_s=10.0)
+        reading = update(node, be_kept, bound, CONFIG, stale_after_s=10.0)
         state = step(state, reading, 10.0 * index, smoothing_of(CONFIG))
         found += [state.total / GIGA] if not found or found[-1] != state.total / GIGA else []
     return found
@@ -76,8 +73,7 @@ def test_it_grows_by_steps_falls_at_once_and_is_nothing_when_unknown_for_long() 
 
 
 def test_the_bound_on_be_works_memory_caps_it() -> None:
-    bounded = replace(OPEN, memory=MemoryPlan(reclaimed_high_bytes=3 * GIGA))
-    assert promised(*[(NODE, 0)] * 20, pools=bounded) == [0, 3]
+    assert promised(*[(NODE, 0)] * 20, bound=3 * GIGA) == [0, 3]
 
 
 @given(

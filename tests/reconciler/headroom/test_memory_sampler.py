@@ -13,12 +13,15 @@ from reconciler.headroom.memory_sampler import MemoryHeadroom
 from reconciler.headroom.report import HeadroomReport
 from state.memory import NodeMemoryReading
 from state.model import Pod, PodClass, Pools
+from state.plan import NodePlan
 from tests.fakes.kernel import FakeKernel
 from tests.reconciler.nodes import pod
 
 GIGA = 1 << 30
 BESTEFFORT = "/kubepods/besteffort"
-POOLS = Pools(online_cpus=CpuSet.span(2), reserved=EMPTY, dedicated={}, shared=EMPTY, reclaimed=EMPTY, budget_milli=0)
+PLAN = NodePlan(
+    pools=Pools(online_cpus=CpuSet.span(2), reserved=EMPTY, dedicated={}, shared=EMPTY, reclaimed=EMPTY, budget_milli=0)
+)
 
 
 class Known(Struct):
@@ -49,11 +52,11 @@ class Machine:
         self.kernel = FakeKernel("v1", root=root)
         self.kernel.install()
         self.known, self.clock = Known(), Clock()
-        self.pools: Pools | None = POOLS
+        self.plan: NodePlan | None = PLAN
         self.kernel.make_group(BESTEFFORT)
         usage = UsageReader(Hierarchy.detect(root), ops=self.kernel)
         config = HeadroomConfig(report_s=10)
-        self.memory = MemoryHeadroom(config, usage, self.known, lambda: self.pools, clock=self.clock)
+        self.memory = MemoryHeadroom(config, usage, self.known, lambda: self.plan, clock=self.clock)
         self.report = HeadroomReport(config, memory=self.memory, clock=self.clock, wall=self.clock.wall)
 
     def add(self, uid: str, cls: PodClass, qos: QosClass, gigas: int) -> None:
@@ -89,7 +92,7 @@ async def test_be_pods_count_wherever_they_are_and_online_ones_nowhere(machine: 
 
 
 async def test_before_the_first_plan_nothing_is_read_and_nothing_promised(machine: Machine) -> None:
-    machine.pools = None
+    machine.plan = None
     assert await machine.gigas() == 0
     assert machine.memory.status() == {
         "bytes": 0,
@@ -120,13 +123,13 @@ async def test_it_is_told_beside_the_cpus_kept_and_gone_on_with(machine: Machine
     assert (kept.memory_bytes, kept.memory_at) == (5 * GIGA, machine.clock.wall())
     machine.clock.now += 60
     fresh = MemoryHeadroom(
-        machine.memory.config, machine.memory._usage, machine.known, lambda: POOLS, clock=machine.clock
+        machine.memory.config, machine.memory._usage, machine.known, lambda: PLAN, clock=machine.clock
     )
     HeadroomReport(machine.memory.config, kept, memory=fresh, clock=machine.clock, wall=machine.clock.wall)
     assert fresh.state.total == 5 * GIGA
     machine.clock.now += 600
     late = MemoryHeadroom(
-        machine.memory.config, machine.memory._usage, machine.known, lambda: POOLS, clock=machine.clock
+        machine.memory.config, machine.memory._usage, machine.known, lambda: PLAN, clock=machine.clock
     )
     HeadroomReport(machine.memory.config, kept, memory=late, clock=machine.clock, wall=machine.clock.wall)
     assert late.state.total == 0

@@ -225,9 +225,10 @@ async def test_facts_that_have_not_changed_are_the_same_and_those_that_have_are_
         pods = scene.agent.knowledge.pods
         pods[BATCH] = replace(pods[BATCH], deleting=True)
         assert (await facts())[BATCH].terminating
-        pools = scene.agent.reconciler.pools
-        assert pools is not None
-        scene.agent.reconciler.pools = replace(pools, reclaimed=CpuSet.parse("1"), confined=True)
+        plan = scene.agent.reconciler.plan
+        assert plan is not None
+        pools = replace(plan.pools, reclaimed=CpuSet.parse("1"), confined=True)
+        scene.agent.reconciler.plan = replace(plan, pools=pools)
         assert (await facts())[BATCH].cpus == "1"
         del pods[BATCH]
         assert BATCH not in await facts()

@@ -5,7 +5,8 @@ from cgroupfs.naming import QosClass
 from reconciler.control.planner import plan
 from reconciler.policies.batch import BatchConfig
 from reconciler.policies.table import PoliciesConfig
-from state.model import Container, ContainerKind, Desired, Pod, PodClass, Resources
+from state.model import Container, ContainerKind, Pod, PodClass, Resources
+from state.plan import Desired
 from tests.reconciler.nodes import V1, V2, container, cpu, kubelet, node, pod
 
 CONFIG = PoliciesConfig()
@@ -73,7 +74,7 @@ def test_on_v1_a_limit_above_the_directorys_quota_is_left_to_the_directory(
     versions: dict[str, int], quota: int | None
 ) -> None:
     desired = plan(node(pod("be", batch(4000)), cpu=cpu(online=4000), versions=versions), None, CONFIG)
-    assert desired.pools.budget_milli == 1120
+    assert desired.plan.pools.budget_milli == 1120
     assert of(desired)["cpu.quota"] == quota
     assert of(desired, POD).get("cpu.quota") == quota
     assert desired.refusals == ()

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cgroupfs.naming import QosClass
-from reconciler.control.planner import plan, plan_pools
+from reconciler.control.planner import plan, plan_node
 from reconciler.policies.be_memory import (
     BeMemoryConfig,
     MemorySample,
@@ -116,13 +116,13 @@ def test_an_online_pod_in_besteffort_is_not_bounded_and_a_be_pod_elsewhere_is_na
     desired = plan(view, None, ON)
     assert [one.rule for one in desired.refusals if one.setting.policy == "be_memory"] == ["online-under-memory"]
     view = node(pod("b", qos=QosClass.BURSTABLE), versions=V2, reclaimed_memory_bytes=50 * GIGA)
-    assert "1 BE pods outside besteffort are not bounded by it, ns/b" in plan_pools(view, None, ON).reasons["be_memory"]
+    assert "1 BE pods outside besteffort are not bounded by it, ns/b" in plan_node(view, None, ON).reasons["be_memory"]
 
 
 def test_a_silent_law_leaves_the_last_bound_and_nothing_known_wants_nothing() -> None:
-    pools = plan_pools(node(reclaimed_memory_bytes=50 * GIGA), None, ON)
-    assert plan_pools(node(), pools, ON).memory.reclaimed_high_bytes == 50 * GIGA
-    assert plan_pools(node(), None, ON).memory.reclaimed_high_bytes is None
+    before = plan_node(node(reclaimed_memory_bytes=50 * GIGA), None, ON)
+    assert plan_node(node(), before, ON).memory.reclaimed_high_bytes == 50 * GIGA
+    assert plan_node(node(), None, ON).memory.reclaimed_high_bytes is None
     assert (
-        plan_pools(node(reclaimed_memory_bytes=50 * GIGA), pools, PoliciesConfig()).memory.reclaimed_high_bytes is None
+        plan_node(node(reclaimed_memory_bytes=50 * GIGA), before, PoliciesConfig()).memory.reclaimed_high_bytes is None
     )

@@ -14,7 +14,8 @@ from reconciler.policies.burst import BurstConfig, percent_of
 from reconciler.policies.normalise import NormaliseConfig
 from reconciler.policies.table import PoliciesConfig
 from state.cpu import BurstLimit, CpuPreferences
-from state.model import Container, ContainerKind, Desired, NodeView, Pod, PodClass, RuntimeSpec
+from state.model import Container, ContainerKind, NodeView, Pod, PodClass, RuntimeSpec
+from state.plan import Desired
 from tests.fakes.kernel import FakeKernel, Mode
 from tests.reconciler.nodes import MAINLINE, container, kubelet, node, online, pod
 
@@ -125,7 +126,9 @@ def test_an_old_kernel_is_told_once_and_no_pod_is_bothered() -> None:
     desired = plan(view(web(), pod("be"), knobs=MAINLINE - {"cpu.burst"}), None, ON)
     assert bursts(desired) == {}
     assert desired.refusals == ()
-    assert desired.pools.reasons["burst"] == ("this kernel has no cpu.burst (cpu.cfs_burst_us, from Linux 5.14 on)")
+    assert desired.plan.pools.reasons["burst"] == (
+        "this kernel has no cpu.burst (cpu.cfs_burst_us, from Linux 5.14 on)"
+    )
 
 
 @pytest.mark.parametrize("mode", ["v1", "v2"])

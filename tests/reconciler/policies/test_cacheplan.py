@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from cgroupfs.naming import QosClass
-from reconciler.policies.cacheplan import CachePlan, plan_cache
+from reconciler.policies.cacheplan import plan_cache
 from reconciler.policies.cachewish import CACHE_LIMIT, RESCTRL, CacheLevelName, PodCacheShare, pod_share
 from resctrl.capability import BandwidthCapability, CacheCapability, Capability, ResctrlStatus
 from resctrl.schemata import check_schemata
-from state.cache import CacheLayout, CacheMode, CacheRequest, ClassShare, ShareLevel, ShareLevels
+from state.cache import CacheLayout, CacheMode, CachePlan, CacheRequest, ClassShare, ShareLevel, ShareLevels
 from state.model import Pod, PodClass
 from tests.reconciler.nodes import pod
 from tests.resctrl.machines import AMD, AMD_L3, CDP, INTEL, INTEL_L3, INTEL_WITH_L2, MBPS, MONITOR_ONLY, ready

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from reconciler.control.planner import plan_pools
+from reconciler.control.planner import plan_node
 from reconciler.policies.core_sched import (
     GROUP_LABEL,
     NAME,
@@ -13,10 +13,11 @@ from reconciler.policies.core_sched import (
     core_group,
 )
 from reconciler.policies.table import PoliciesConfig
-from state.cpu import CookieGroups, CoreSchedRequest
-from state.model import PodClass
+from state.cpu import CORE_COOKIE, CookieGroups
+from state.model import ContainerKind, PodClass
+from state.plan import CookiePlan
 from state.topology import uniform
-from tests.reconciler.nodes import node, pod
+from tests.reconciler.nodes import container, node, online, pod
 
 ALL = tuple(CookieGroups)
 
@@ -56,15 +57,25 @@ def test_a_label_that_means_nothing_is_told_and_does_no_harm() -> None:
 def test_it_is_wanted_where_cores_have_two_threads_and_somebody_asks() -> None:
     on = PoliciesConfig(core_sched=CoreSchedConfig(enabled=True, groups=CookieGroups.POD, sweep_s=9, dry_run=True))
     smt, single = node(topology=uniform(cores=2, threads=2)), node(topology=2)
-    pools = plan_pools(smt, None, on)
-    assert pools.cores == CoreSchedRequest(groups=CookieGroups.POD, sweep_s=9, dry_run=True)
-    assert pools.reasons[NAME] == "BE pods share cores with each other only, online pods with nobody"
-    pools = plan_pools(single, None, on)
-    assert pools.cores is None
-    assert "nothing to keep apart" in pools.reasons[NAME]
-    pools = plan_pools(smt, None, PoliciesConfig())
-    assert pools.cores is None
-    assert pools.reasons[NAME] == "off"
+    plan = plan_node(smt, None, on)
+    assert plan.cookies == CookiePlan(sweep_s=9, dry_run=True)
+    assert plan.reasons[NAME] == "BE pods share cores with each other only, online pods with nobody"
+    plan = plan_node(single, None, on)
+    assert plan.cookies is None
+    assert "nothing to keep apart" in plan.reasons[NAME]
+    plan = plan_node(smt, None, PoliciesConfig())
+    assert plan.cookies is None
+    assert plan.reasons[NAME] == "off"
+
+
+def test_the_plan_has_the_group_of_every_container_but_sandboxes() -> None:
+    on = PoliciesConfig(core_sched=CoreSchedConfig(enabled=True))
+    be = pod("b", container("main"), container("pause", kind=ContainerKind.SANDBOX))
+    cookies = plan_node(node(be, online("web"), topology=uniform(cores=2, threads=2)), None, on).cookies
+    assert cookies is not None
+    assert {path: (one.group, one.setting.knob) for path, one in cookies.members.items()} == {
+        be.containers[0].group.path: ("reclaimed", CORE_COOKIE)
+    }
 
 
 def test_core_scheduling_and_group_identity_are_not_for_one_node() -> None:

@@ -193,7 +193,7 @@ def test_two_names_of_one_disk_are_one_rule(
     settings = DiskPolicyConfig(enabled=True, weight_be=None, devices=tuple(DiskRule(**rule) for rule in rules))
     view = here(V2, pod("a"), disks=TWO_NAMES)
     assert wanted(view, settings) == expected
-    reason = plan(view, None, PoliciesConfig(disk=settings)).pools.reasons["disk"]
+    reason = plan(view, None, PoliciesConfig(disk=settings)).plan.reasons["disk"]
     assert [words for words in reason.split("; ") if "both" in words or "found" in words] == told
 
 
@@ -219,7 +219,7 @@ def test_nothing_is_wanted_unless_it_is_enabled() -> None:
     ids=["v1", "pod", "no throttling", "no controller", "scheduler", "no disk"],
 )
 def test_what_comes_of_it_is_told(view: NodeView, settings: DiskPolicyConfig, words: str) -> None:
-    assert words in plan(view, None, PoliciesConfig(disk=settings)).pools.reasons["disk"]
+    assert words in plan(view, None, PoliciesConfig(disk=settings)).plan.reasons["disk"]
 
 
 @given(

@@ -22,6 +22,7 @@ from state.model import (
     Resources,
     RuntimeSpec,
 )
+from state.plan import NodePlan
 from state.topology import NumaNode, Topology, uniform
 from tests.reconciler.nodes import container, cpus, kubelet, node, online, pod
 
@@ -40,7 +41,7 @@ def dedicated(uid: str, *containers: Container, **wish: Any) -> Pod:
 
 def sets(view: NodeView, previous: Pools | None = None, config: PoliciesConfig = CONFIG) -> dict[str, str]:
     """CPU sets wanted, by ``uid/container``."""
-    desired = plan(view, previous, config)
+    desired = plan(view, NodePlan(pools=previous) if previous is not None else None, config)
     return {
         f"{one.pod_uid}/{str(one.container_id).removeprefix('id-')}": str(one.value)
         for one in desired.settings.values()

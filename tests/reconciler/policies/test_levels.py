@@ -10,7 +10,8 @@ from reconciler.policies.group_identity import GroupIdentityConfig
 from reconciler.policies.idle_class import IdleClassConfig
 from reconciler.policies.qos_level import QosLevelConfig
 from reconciler.policies.table import PoliciesConfig
-from state.model import ContainerKind, Desired, Pod, PodClass
+from state.model import ContainerKind, Pod, PodClass
+from state.plan import Desired
 from tests.reconciler.nodes import MAINLINE, V1, V2, container, kubelet, node, online, pod
 
 ON = PoliciesConfig(
@@ -40,15 +41,17 @@ def test_all_are_off_by_default_and_without_the_kernel(knob: str, versions: dict
 
 
 def test_what_a_kernel_lacks_is_said_once_for_the_node() -> None:
-    reasons = plan(node(knobs=MAINLINE - {"cpu.idle"}), None, ON).pools.reasons
+    reasons = plan(node(knobs=MAINLINE - {"cpu.idle"}), None, ON).plan.pools.reasons
     assert reasons["idle_class"] == "this kernel has no cpu.idle (cpu.idle, from Linux 5.15 on)"
     assert (
         reasons["group_identity"] == "this kernel has no cpu.identity (cpu.bvt_warp_ns, from Linux 4.19 of Anolis on)"
     )
     assert reasons["qos_level"] == "this kernel has no cpu.qos (cpu.qos_level, from Linux 4.19 of openEuler on)"
-    unseen = plan(node(knobs=frozenset()), None, ON).pools.reasons["idle_class"]
+    unseen = plan(node(knobs=frozenset()), None, ON).plan.pools.reasons["idle_class"]
     assert unseen.startswith("not known yet")
-    assert plan(node(versions={}), None, ON).pools.reasons["qos_level"] == "no cpu controller is mounted on this node"
+    assert (
+        plan(node(versions={}), None, ON).plan.pools.reasons["qos_level"] == "no cpu controller is mounted on this node"
+    )
 
 
 # Idle class

@@ -18,7 +18,7 @@ from cgroupfs.probe import offered
 from cgroupfs.writer import KernelWriter, StepOutcome
 from reconciler.actuators.base import PlanSnapshot
 from reconciler.actuators.memory_reclaim.actuator import Reclaimer
-from reconciler.control.planner import plan, plan_pools
+from reconciler.control.planner import plan, plan_node
 from reconciler.policies.be_memory import BeMemoryConfig
 from reconciler.policies.memory_qos import MemoryQosConfig
 from reconciler.policies.memory_reclaim import MemoryReclaimConfig
@@ -196,10 +196,10 @@ async def test_a_short_node_empties_the_page_cache_of_a_be_container_that_is_ove
     for config in (MemoryReclaimConfig(enabled=True), MemoryReclaimConfig(enabled=True, leave_bytes=0)):
         # Without its page cache it would have less than what each may keep: first it is left alone.
         assert not reclaimer.counts
-        pools = plan_pools(view, None, PoliciesConfig(memory_reclaim=config))
-        reclaimer.planned(PlanSnapshot(view=view, pools=pools, enforce=True))
-        assert pools.memory.reclaim is not None
-        await reclaimer.reclaim(pools.memory.reclaim)
+        plan = plan_node(view, None, PoliciesConfig(memory_reclaim=config))
+        reclaimer.planned(PlanSnapshot(view=view, plan=plan, enforce=True))
+        assert plan.memory.reclaim is not None
+        await reclaimer.reclaim(plan.memory.reclaim)
     assert reclaimer.counts["relief reclaimed"] == 1
     assert reclaimer.counts["bytes"] > 80 * MEGA
     assert int(tree.read(tree.main, "memory.usage_in_bytes")) < 40 * MEGA

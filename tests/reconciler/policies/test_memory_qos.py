@@ -9,7 +9,8 @@ from reconciler.control.planner import plan
 from reconciler.policies.memory_qos import ClassMemory, MemoryAmounts, MemoryQosConfig, amounts
 from reconciler.policies.table import PoliciesConfig
 from state.memory import MemoryPreferences, NodeMemoryReading
-from state.model import Container, ContainerKind, Desired, PodClass, Resources
+from state.model import Container, ContainerKind, PodClass, Resources
+from state.plan import Desired
 from tests.reconciler.nodes import V1, V2, container, node, pod
 
 MEGA = 1 << 20
@@ -86,7 +87,7 @@ def test_on_v1_there_are_soft_limits_and_nothing_else() -> None:
     desired = plan(node(web, be, versions=V1, node_memory=MEMORY, knobs=frozenset({"memory.soft"})), None, ON)
     found = {one.key: one.value for one in desired.settings.values() if one.policy == "memory_qos"}
     assert found == {(f"{be.group.path}/id-main", "memory.soft"): GIGA * 19 // 10 // PAGE * PAGE}
-    assert "cgroup v1 has no memory.low" in desired.pools.reasons["memory_qos"]
+    assert "cgroup v1 has no memory.low" in desired.plan.reasons["memory_qos"]
 
 
 @pytest.mark.parametrize(

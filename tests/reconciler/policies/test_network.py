@@ -21,7 +21,7 @@ def test_a_be_pods_directory_and_containers_have_its_class_and_nobody_else() -> 
     ours = {path: one.value for (path, knob), one in desired.settings.items() if knob == "net.classid"}
     assert ours == {"/kubepods/besteffort/poda": BE_CLASS, "/kubepods/besteffort/poda/id-main": BE_CLASS}
     assert [one for one in desired.refusals if one.setting.knob == "net.classid"] == []
-    assert desired.pools.network == NetworkRequest(
+    assert desired.plan.network == NetworkRequest(
         interfaces=(InterfaceRequest(name="eth0", link_mbit=100),), pods_by="eth0"
     )
 
@@ -32,11 +32,11 @@ NO_PODS = PoliciesConfig(network=replace(ON.network, pods=False))
 @pytest.mark.parametrize("versions", [V1, V2, CLASSES], ids=["v1 without net_cls", "v2", "v1"])
 def test_pods_with_a_network_of_their_own_need_no_class_ids(versions: dict[str, int]) -> None:
     desired = plan(node(pod("a"), versions=versions), None, ON)
-    wish = desired.pools.network
+    wish = desired.plan.network
     assert wish is not None
     assert (wish.classes, wish.pods_by) == (versions is CLASSES, "eth0")
     assert bool([one for one in desired.settings.values() if one.policy == "network"]) is wish.classes
-    told = "but not of pods in the host's network: no net_cls controller is mounted" in desired.pools.reasons["network"]
+    told = "but not of pods in the host's network: no net_cls controller is mounted" in desired.plan.reasons["network"]
     assert told is not wish.classes
 
 
@@ -44,10 +44,10 @@ def test_pods_leave_by_the_interface_that_is_said_or_else_the_first() -> None:
     two = (InterfaceRule(name="eth0"), InterfaceRule(name="eth1"))
     for by, found in ((None, "eth0"), ("eth1", "eth1")):
         config = PoliciesConfig(network=NetworkConfig(enabled=True, interfaces=two, pods_by=by))
-        wish = plan(VIEW, None, config).pools.network
+        wish = plan(VIEW, None, config).plan.network
         assert wish is not None
         assert wish.pods_by == found
-    wish = plan(VIEW, None, NO_PODS).pools.network
+    wish = plan(VIEW, None, NO_PODS).plan.network
     assert wish is not None
     assert wish.pods_by == ""
 
@@ -65,8 +65,8 @@ def test_pods_leave_by_the_interface_that_is_said_or_else_the_first() -> None:
 def test_nothing_is_wanted_where_it_cannot_work(view: object, config: PoliciesConfig, words: str) -> None:
     assert isinstance(view, type(VIEW))
     desired = plan(view, None, config)
-    assert desired.pools.network is None
-    assert words in desired.pools.reasons["network"]
+    assert desired.plan.network is None
+    assert words in desired.plan.reasons["network"]
     assert not [one for one in desired.settings.values() if one.policy == "network"]
 
 

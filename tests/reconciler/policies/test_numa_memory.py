@@ -5,7 +5,7 @@ from cgroupfs.codecs import Value
 from cgroupfs.cpuset import EMPTY
 from cgroupfs.naming import QosClass
 from cgroupfs.plan import KnobChange, order_changes
-from reconciler.control.planner import plan, plan_pod, plan_pools
+from reconciler.control.planner import plan, plan_node, plan_pod
 from reconciler.policies.exclusive import ExclusiveConfig
 from reconciler.policies.numa_memory import NumaMemoryPolicyConfig, nodes_with_memory
 from reconciler.policies.table import PoliciesConfig
@@ -75,11 +75,12 @@ def test_a_be_pod_that_asks_for_a_node_takes_its_memory_there() -> None:
 def test_an_online_pod_of_a_pool_on_one_node_does_so_too() -> None:
     one = pod("web", cls=PodClass.SHARED, qos=QosClass.BURSTABLE)
     view = node(one, topology=TWO)
-    pools = replace(plan_pools(view, None, ON), bound={"web": "shared/batch-NUMA1"})
-    settings, refusals = plan_pod(one, view, pools, ON)
+    whole = plan_node(view, None, ON)
+    bound = replace(whole, pools=replace(whole.pools, bound={"web": "shared/batch-NUMA1"}))
+    settings, refusals = plan_pod(one, view, bound, ON)
     assert [str(found.value) for found in settings if found.knob == "cpu.mems"] == ["1"]
     assert not refusals
-    settings, _ = plan_pod(one, view, replace(pools, bound={"web": "shared/batch"}), ON)
+    settings, _ = plan_pod(one, view, replace(whole, pools=replace(whole.pools, bound={"web": "shared/batch"})), ON)
     assert not [found for found in settings if found.knob == "cpu.mems"]
 
 

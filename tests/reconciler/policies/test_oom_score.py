@@ -1,12 +1,12 @@
 import pytest
 from msgspec.structs import replace
 
-from reconciler.control.planner import plan_pools
+from reconciler.control.planner import plan_node
 from reconciler.policies.oom_score import OomScoreConfig, score_of
 from reconciler.policies.table import PoliciesConfig
-from state.memory import MemoryPreferences, OomScoreRequest
-from state.model import PodClass
-from tests.reconciler.nodes import node, pod
+from state.memory import OOM_SCORE, MemoryPreferences
+from state.model import ContainerKind, Phase, PodClass
+from tests.reconciler.nodes import container, node, online, pod
 
 
 @pytest.mark.parametrize(
@@ -26,10 +26,18 @@ from tests.reconciler.nodes import node, pod
     ],
 )
 def test_a_pods_place_in_the_band(cls: PodClass, wish: MemoryPreferences, score: int | None) -> None:
-    assert score_of(replace(pod("p", cls=cls), memory=wish), OomScoreRequest()) == score
+    assert score_of(replace(pod("p", cls=cls), memory=wish), 901) == score
 
 
-def test_the_wish_is_in_the_pools_only_when_it_is_on() -> None:
+def test_the_plan_has_every_be_container_that_has_started_when_it_is_on() -> None:
     on = PoliciesConfig(oom_score=OomScoreConfig(enabled=True, lowest=950, sweep_s=3.0, dry_run=True))
-    assert plan_pools(node(), None, on).memory.oom == OomScoreRequest(dry_run=True, lowest=950, sweep_s=3.0)
-    assert plan_pools(node(), None, PoliciesConfig()).memory.oom is None
+    fresh = replace(container("new"), phase=Phase.CREATING)
+    be = pod("b", container("main"), fresh, container("pause", kind=ContainerKind.SANDBOX))
+    scores = plan_node(node(be, online("web")), None, on).oom_scores
+    assert scores is not None
+    assert (scores.dry_run, scores.sweep_s) == (True, 3.0)
+    path = be.containers[0].group.path
+    assert {key: (one.knob, one.value, one.pod_uid) for key, one in scores.settings.items()} == {
+        path: (OOM_SCORE, 1000, "b")
+    }
+    assert plan_node(node(be), None, PoliciesConfig()).oom_scores is None

@@ -9,7 +9,7 @@ from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.naming import QosClass
 from cgroupfs.plan import KnobChange, order_changes
 from cgroupfs.writer import KernelWriter
-from reconciler.control.planner import plan, plan_pod, plan_pools
+from reconciler.control.planner import plan, plan_node, plan_pod, plan_pools
 from reconciler.policies.pinned import PinnedConfig, is_pinned, lifts_pod
 from reconciler.policies.table import PoliciesConfig
 from state.model import Container, ContainerKind, CpuPolicy, KubeletView, Pod, PodClass, Pools, RuntimeSpec
@@ -90,7 +90,7 @@ def test_nothing_is_lifted_where_nothing_is_owned_or_the_policy_is_off() -> None
 def test_a_kubelet_that_rewrites_every_containers_quota_is_not_fought() -> None:
     one = guaranteed(limited("main"))
     view = node(one, kubelet=kubelet(default="0-5", exclusive={"p/main": "6-7"}, reasserts_s=10.0))
-    settings, refusals = plan_pod(one, view, plan_pools(view, None, CONFIG), CONFIG)
+    settings, refusals = plan_pod(one, view, plan_node(view, None, CONFIG), CONFIG)
     assert [setting for setting in settings if setting.policy == "pinned"] == []
     assert [(one.setting.path, one.rule) for one in refusals] == [(MAIN, "kubelet-reasserts")]
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from reconciler.control.planner import plan_pod, plan_pools
+from reconciler.control.planner import plan_node, plan_pod, plan_pools
 from reconciler.policies.lending import QuotaBorrower, borrowers
 from reconciler.policies.normalise import NormaliseConfig
 from reconciler.policies.quota_burst import (
@@ -293,7 +293,7 @@ def test_who_takes_part(asked: BurstLimit | None, every: bool, only_asked: bool)
 
 def planned(one: Pod, lent: dict[str, int], config: PoliciesConfig = ON, **more: Any) -> dict[tuple[str, str], Any]:
     view = node(one, lent_us=lent, **more)
-    settings, refusals = plan_pod(one, view, plan_pools(view, None, config), config)
+    settings, refusals = plan_pod(one, view, plan_node(view, None, config), config)
     assert not refusals
     return {(setting.path.rpartition("/")[2], setting.knob): setting.value for setting in settings}
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from reconciler.control.planner import plan_pod, plan_pools
+from reconciler.control.planner import plan_node, plan_pod
 from reconciler.policies.lending import QuotaBorrower
 from reconciler.policies.quota_turbo import (
     ANNOTATION,
@@ -157,7 +157,7 @@ def test_a_loan_becomes_a_setting_of_marked_pods_only() -> None:
 
     def planned(wanted: Any, config: PoliciesConfig) -> dict[str, Any]:
         view = node(wanted, lent_us=lent)
-        settings, refusals = plan_pod(wanted, view, plan_pools(view, None, config), config)
+        settings, refusals = plan_pod(wanted, view, plan_node(view, None, config), config)
         assert not refusals
         return {setting.path: setting.value for setting in settings}
 

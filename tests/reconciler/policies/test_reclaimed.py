@@ -2,20 +2,20 @@ import pytest
 from msgspec.structs import replace
 
 from cgroupfs.naming import QosClass
-from reconciler.control.planner import plan, plan_pod, plan_pools
+from reconciler.control.planner import plan, plan_node, plan_pod, plan_pools
 from reconciler.policies.budget import BudgetConfig
 from reconciler.policies.reclaimed import ReclaimedConfig, ReclaimedForm
 from reconciler.policies.table import PoliciesConfig
 from state.model import (
     ContainerKind,
     CpuPolicy,
-    Desired,
     KubeletView,
     PodClass,
     Resources,
     RuntimeSpec,
     Setting,
 )
+from state.plan import Desired
 from state.topology import uniform
 from tests.reconciler.nodes import NONE, V2, container, cpu, cpus, kubelet, node, online, pod
 
@@ -36,8 +36,8 @@ def values(settings: tuple[Setting, ...]) -> dict[tuple[str, str], object]:
 
 def test_be_containers_get_the_pool_the_least_weight_and_their_directory_the_budget() -> None:
     desired = plan(node(pod("be"), cpu=cpu(online=2000)), None, BOTH)
-    assert desired.pools.budget_milli == 3200
-    assert desired.pools.reclaimed == cpus("4-7")
+    assert desired.plan.pools.budget_milli == 3200
+    assert desired.plan.pools.reclaimed == cpus("4-7")
     assert of(desired, DIRECTORY) == {"cpu.quota": 320_000}
     assert of(desired, f"{DIRECTORY}/podbe") == {"cpu.weight": 2}
     assert of(desired, f"{DIRECTORY}/podbe/id-main") == {"cpu.set": cpus("4-7"), "cpu.weight": 2}
@@ -55,8 +55,8 @@ def test_the_directory_is_bounded_before_the_first_be_pod_comes() -> None:
 )
 def test_the_form_decides_what_is_written(config: PoliciesConfig, count: int, knobs: set[str]) -> None:
     desired = plan(node(pod("be"), cpu=cpu(online=1800)), None, config)
-    assert desired.pools.budget_milli == 3360
-    assert len(desired.pools.reclaimed) == count
+    assert desired.plan.pools.budget_milli == 3360
+    assert len(desired.plan.pools.reclaimed) == count
     assert set(of(desired, f"{DIRECTORY}/podbe/id-main")) - {"cpu.weight"} == knobs
     assert bool(of(desired, DIRECTORY)) is (config is not CPUSET)
 
@@ -79,7 +79,7 @@ def test_under_static_the_pool_lies_inside_the_default_set_and_only_containers_a
     view = node(pod("be"), kubelet=kubelet(default="0-5", exclusive={"g/main": "6"}, reserved="0"))
     desired = plan(view, None, BOTH)
     # CPU 7 is in neither set: between the two renames of one allocation it is about to be somebody's.
-    assert desired.pools.reclaimed == cpus("2-5")
+    assert desired.plan.pools.reclaimed == cpus("2-5")
     assert "cpu.set" not in of(desired, DIRECTORY)
     assert "cpu.set" not in of(desired, f"{DIRECTORY}/podbe")
 
@@ -89,7 +89,7 @@ def test_up_to_1_21_be_is_bounded_by_quota_alone_and_nothing_the_kubelet_rewrite
     desired = plan(view, None, BOTH)
     assert of(desired, f"{DIRECTORY}/podbe/id-main") == {}
     assert "cpu.quota" in of(desired, DIRECTORY)
-    assert desired.pools.reasons["cpuset"] == (
+    assert desired.plan.pools.reasons["cpuset"] == (
         "not wanted: this kubelet rewrites every container's CPU set each 10 s (static CPU manager up to 1.21), "
         "so BE is bounded by quota alone"
     )
@@ -122,7 +122,7 @@ def test_a_container_without_a_name_in_a_pod_with_exclusive_cpus_is_left_alone()
     mine = pod("g", container("main"), qos=QosClass.GUARANTEED)
     unnamed = replace(mine, containers=tuple(replace(one, name=None) for one in mine.containers))
     view = node(unnamed, kubelet=kubelet(default="0-6", exclusive={"g/main": "7"}))
-    assert plan_pod(unnamed, view, plan_pools(view, None, BOTH), BOTH)[0][0].path == "/kubepods/podg"
+    assert plan_pod(unnamed, view, plan_node(view, None, BOTH), BOTH)[0][0].path == "/kubepods/podg"
     assert of(plan(view, None, BOTH), "/kubepods/podg/id-main") == {}
 
 
@@ -135,10 +135,10 @@ def test_with_one_cpu_reserved_and_the_other_exclusive_be_shares_the_default_set
 ) -> None:
     view = node(pod("be"), topology=2, kubelet=kubelet(default="0", reserved="0", exclusive={"g/main": "1"}))
     desired = plan(view, None, config)
-    assert desired.pools.reclaimed == cpus("0")
-    assert desired.pools.budget_milli == 640
+    assert desired.plan.pools.reclaimed == cpus("0")
+    assert desired.plan.pools.budget_milli == 640
     assert of(desired, DIRECTORY) == {"cpu.quota": 64_000}
-    assert desired.pools.reasons["reclaimed"] == (
+    assert desired.plan.pools.reasons["reclaimed"] == (
         "no CPU is left but reserved ones: BE shares CPU 0 with the system, bounded by its quota"
     )
 
@@ -146,9 +146,9 @@ def test_with_one_cpu_reserved_and_the_other_exclusive_be_shares_the_default_set
 def test_with_every_cpu_dedicated_be_still_has_a_set_and_a_bound() -> None:
     view = node(pod("be"), topology=2, kubelet=kubelet(exclusive={"a/main": "0", "b/main": "1"}), cpu=cpu(online=2000))
     desired = plan(view, None, CPUSET)
-    assert desired.pools.reclaimed == cpus("1")
+    assert desired.plan.pools.reclaimed == cpus("1")
     assert of(desired, DIRECTORY) == {"cpu.quota": 10_000}
-    assert "every CPU is dedicated" in desired.pools.reasons["reclaimed"]
+    assert "every CPU is dedicated" in desired.plan.pools.reasons["reclaimed"]
 
 
 def test_a_busy_exclusive_cpu_does_not_throttle_be_once_be_is_confined() -> None:
@@ -178,7 +178,7 @@ def test_the_hyper_thread_rule_shows_in_the_reason_when_it_must_give_way() -> No
 def test_be_pods_outside_besteffort_get_their_part_of_the_budget_per_container() -> None:
     outside = pod("o", container("a"), container("b"), qos=QosClass.BURSTABLE)
     desired = plan(node(pod("be"), outside, cpu=cpu(online=2000)), None, BOTH)
-    assert desired.pools.budget_milli == 3200
+    assert desired.plan.pools.budget_milli == 3200
     # One whole CPU is assumed for each container that asks for nothing: 1 inside, 2 outside.
     assert of(desired, DIRECTORY) == {"cpu.quota": 106_600}
     assert of(desired, "/kubepods/burstable/podo/id-a")["cpu.quota"] == 106_600
@@ -190,7 +190,7 @@ def test_be_pods_outside_besteffort_get_their_part_of_the_budget_per_container()
 def test_the_parts_follow_what_was_asked_for() -> None:
     big = pod("o", container("a", requests=Resources(cpu_milli=3000)), qos=QosClass.BURSTABLE)
     desired = plan(node(pod("be"), big, cpu=cpu(online=2000)), None, BOTH)
-    assert desired.pools.quota_milli == {DIRECTORY: 800, "o": 2400}
+    assert desired.plan.pools.quota_milli == {DIRECTORY: 800, "o": 2400}
 
 
 def test_a_part_is_never_looser_than_what_the_kubelet_gave() -> None:
@@ -205,14 +205,14 @@ def test_an_online_pod_in_besteffort_moves_the_bound_from_the_directory_to_the_c
     assert of(desired, f"{DIRECTORY}/podx/id-main")["cpu.quota"] == 160_000
     assert of(desired, f"{DIRECTORY}/pody/id-main")["cpu.quota"] == 160_000
     assert of(desired, f"{DIRECTORY}/podproxy/id-main") == {}
-    assert "ns/proxy is online and lives in besteffort" in desired.pools.reasons["quota"]
+    assert "ns/proxy is online and lives in besteffort" in desired.plan.pools.reasons["quota"]
 
 
 def test_a_pod_newer_than_the_pools_starts_with_the_least() -> None:
     view = node(online("proxy", qos=QosClass.BESTEFFORT))
-    pools = plan_pools(view, None, BOTH)
+    before = plan_node(view, None, BOTH)
     late = pod("late")
-    settings, _ = plan_pod(late, node(*view.pods.values(), late), pools, BOTH)
+    settings, _ = plan_pod(late, node(*view.pods.values(), late), before, BOTH)
     assert values(settings)[f"{DIRECTORY}/podlate/id-main", "cpu.quota"] == 1000
 
 
@@ -220,7 +220,7 @@ def test_more_takers_than_the_budget_has_parts_each_get_the_kernels_minimum() ->
     crowd = [pod(f"b{number}") for number in range(40)]
     view = node(*crowd, online("p", qos=QosClass.BESTEFFORT), cpu=cpu(online=8000))
     desired = plan(view, None, BOTH)
-    assert desired.pools.budget_milli == 160
+    assert desired.plan.pools.budget_milli == 160
     assert {of(desired, f"{one.group.path}/id-main")["cpu.quota"] for one in crowd} == {1000}
 
 
@@ -233,7 +233,7 @@ def test_the_sandbox_is_left_alone_and_a_container_that_may_be_one_is_bounded() 
 
 @pytest.mark.parametrize("other", [PodClass.SHARED, PodClass.SYSTEM, PodClass.DEDICATED])
 def test_no_other_class_is_touched(other: PodClass) -> None:
-    assert plan_pod(pod("x", cls=other), node(), plan_pools(node(), None, BOTH), BOTH) == ((), ())
+    assert plan_pod(pod("x", cls=other), node(), plan_node(node(), None, BOTH), BOTH) == ((), ())
 
 
 def test_the_weight_of_the_pods_own_directory_can_be_left_to_the_kubelet() -> None:

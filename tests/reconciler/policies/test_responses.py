@@ -9,7 +9,8 @@ from reconciler.policies.cache import CachePolicyConfig, reduced
 from reconciler.policies.responses import ResponsesConfig
 from reconciler.policies.table import PoliciesConfig
 from state.measures import Restrictions, SqueezeLimit
-from state.model import Desired, NodeView, Pod, Resources, RuntimeSpec
+from state.model import NodeView, Pod, Resources, RuntimeSpec
+from state.plan import Desired
 from tests.reconciler.nodes import MAINLINE, V1, V2, container, node, online, pod
 
 ALL_V1 = V1 | {"blkio": 1, "freezer": 1}
@@ -35,11 +36,11 @@ def test_without_measures_nothing_is_asked_for() -> None:
 
 def test_a_held_budget_is_a_ceiling_and_says_why() -> None:
     view = node(pod("be"), online("web"))
-    free = planned(view, Restrictions()).pools.budget_milli
-    held = planned(view, Restrictions(budget_milli=700, budget_reason="ns/web suffers")).pools
+    free = planned(view, Restrictions()).plan.pools.budget_milli
+    held = planned(view, Restrictions(budget_milli=700, budget_reason="ns/web suffers")).plan.pools
     assert held.budget_milli <= 700 < free
     assert held.reasons["responses"] == "BE has at most 700 milli-CPU: ns/web suffers"
-    assert planned(view, Restrictions(budget_milli=10**6)).pools.budget_milli == free, "it never raises anything"
+    assert planned(view, Restrictions(budget_milli=10**6)).plan.pools.budget_milli == free, "it never raises anything"
 
 
 @pytest.mark.parametrize("versions", [ALL_V1, ALL_V2], ids=["v1", "v2"])
@@ -126,18 +127,18 @@ def test_switched_off_responses_reach_nobody() -> None:
     view = replace(node(pod("be"), versions=ALL_V1), measures=Restrictions(frozen={"be": "x"}, budget_milli=1))
     desired = plan(view, None, PoliciesConfig(responses=ResponsesConfig(enabled=False)))
     assert not [one for one in desired.settings.values() if one.policy == "responses"]
-    assert desired.pools.budget_milli > 1
+    assert desired.plan.pools.budget_milli > 1
 
 
 def test_partitioning_leaves_be_a_part_of_its_share_of_the_caches_in_every_mode() -> None:
     on = PoliciesConfig(cache=CachePolicyConfig(enabled=True))
     view = replace(node(pod("be")), measures=Restrictions(cache_percent=50, cache_reason="ns/web suffers (cache)"))
-    pools = plan(view, None, on).pools
-    assert pools.cache is not None
-    assert (pools.cache.reclaimed.cat_range_end_percent, pools.cache.reclaimed.mba_percent) == (15, 50)
-    assert (pools.cache.levels.low_cache_percent, pools.cache.levels.high_mba_percent) == (10, 25)
-    assert pools.reasons["cache"].endswith("50 % of its share: ns/web suffers (cache)")
-    whole = plan(node(pod("be")), None, on).pools.cache
+    node_plan = plan(view, None, on).plan
+    assert node_plan.cache is not None
+    assert (node_plan.cache.reclaimed.cat_range_end_percent, node_plan.cache.reclaimed.mba_percent) == (15, 50)
+    assert (node_plan.cache.levels.low_cache_percent, node_plan.cache.levels.high_mba_percent) == (10, 25)
+    assert node_plan.reasons["cache"].endswith("50 % of its share: ns/web suffers (cache)")
+    whole = plan(node(pod("be")), None, on).plan.cache
     assert whole is not None
     assert whole.reclaimed.cat_range_end_percent == 30
     assert reduced(whole, 1).reclaimed.cat_range_end_percent == 1, "never an empty range"

@@ -13,6 +13,7 @@ from reconciler.policies.shared import ConfineMode, PoolSizing, SharedConfig, Sh
 from reconciler.policies.table import PoliciesConfig
 from state.cpu import CpuPreferences, GroupUse
 from state.model import ContainerKind, CpuPolicy, NodeView, Pod, PodClass, Pools, Resources
+from state.plan import NodePlan
 from state.topology import uniform
 from tests.reconciler.nodes import container, cpu, cpus, kubelet, node, pod
 
@@ -35,7 +36,7 @@ def config(**shared: Any) -> PoliciesConfig:
 
 def sets(view: NodeView, given: PoliciesConfig, previous: Pools | None = None) -> dict[str, str]:
     """CPU sets wanted of online pods' containers, by uid."""
-    desired = plan(view, previous, given)
+    desired = plan(view, NodePlan(pools=previous) if previous is not None else None, given)
     return {
         str(one.pod_uid): str(one.value)
         for one in desired.settings.values()

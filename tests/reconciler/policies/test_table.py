@@ -5,6 +5,7 @@ from msgspec import Struct
 from reconciler.policies.base import AnyPolicy, Policy, PolicyConfig, registered
 from reconciler.policies.table import POLICIES, PoliciesConfig
 from state.model import NodeView, Pools, Setting
+from state.plan import NodePlan
 
 
 class OneConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -35,7 +36,7 @@ def carve(view: NodeView, pools: Pools, previous: Pools | None, config: OneConfi
     return pools
 
 
-def nothing(view: NodeView, pools: Pools, config: Struct) -> tuple[Setting, ...]:
+def nothing(view: NodeView, plan: NodePlan, config: Struct) -> tuple[Setting, ...]:
     return ()
 
 

@@ -2,9 +2,14 @@
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
-from reconciler.policies.watermarks import MIN_FREE, SCALE, WatermarksConfig, has_room, taken_bytes, wanted
-from state.memory import NodeMemoryReading, WatermarkRequest
+from reconciler.control.planner import plan_node
+from reconciler.policies.table import PoliciesConfig
+from reconciler.policies.watermarks import WatermarksConfig, most_rise, taken_bytes, values
+from state.memory import MIN_FREE, SCALE, NodeMemoryReading
+from state.plan import SysctlTarget
+from tests.reconciler.nodes import node
 
 GIGA = 1 << 30
 
@@ -14,16 +19,16 @@ def machine(available: float, age: float | None = 0.0) -> NodeMemoryReading:
 
 
 @pytest.mark.parametrize(
-    ("wish", "found"),
+    ("config", "found"),
     [
-        (WatermarkRequest(scale_factor=50), {SCALE: 50}),
-        (WatermarkRequest(min_free_factor=100), {MIN_FREE: 1 << 20}),
-        (WatermarkRequest(scale_factor=10, min_free_factor=300), {MIN_FREE: 3 * (100 << 20) // 100, SCALE: 10}),
-        (WatermarkRequest(), {}),
+        (WatermarksConfig(), {SCALE: 50}),
+        (WatermarksConfig(scale_factor=None, min_free_factor=100), {MIN_FREE: 1 << 20}),
+        (WatermarksConfig(scale_factor=10, min_free_factor=300), {MIN_FREE: 3 * (100 << 20) // 100, SCALE: 10}),
+        (WatermarksConfig(scale_factor=None), {}),
     ],
 )
-def test_values_follow_the_memory(wish: WatermarkRequest, found: dict[str, int]) -> None:
-    assert wanted(100 * GIGA, wish) == found
+def test_values_follow_the_memory(config: WatermarksConfig, found: dict[str, int]) -> None:
+    assert values(100 * GIGA, config) == found
 
 
 @pytest.mark.parametrize("text", [b'{"scale_factor": 9}', b'{"scale_factor": 201}', b'{"min_free_factor": 301}'])
@@ -34,16 +39,33 @@ def test_more_than_a_few_percent_cannot_be_asked_for(text: bytes) -> None:
 
 def test_what_a_raise_takes() -> None:
     # Two marks lie above the min mark, each half a percent of 100 GiB further up than before.
-    assert taken_bytes(SCALE, 10, 60, 100 * GIGA) == GIGA
-    assert taken_bytes(MIN_FREE, 1 << 10, 1 << 20, 100 * GIGA) == GIGA - (1 << 20)
-    assert taken_bytes(SCALE, 60, 10, 100 * GIGA) == 0
+    assert taken_bytes(SCALE, 50, 100 * GIGA) == GIGA
+    assert taken_bytes(MIN_FREE, (1 << 20) - (1 << 10), 100 * GIGA) == GIGA - (1 << 20)
 
 
-@pytest.mark.parametrize(
-    ("node", "may"),
-    [(machine(2.0), True), (machine(1.9), False), (machine(50, age=None), False), (machine(50, age=11.0), False)],
-    ids=["twice over", "not twice over", "of unknown age", "old"],
-)
-def test_a_mark_goes_up_only_where_there_is_room(node: NodeMemoryReading, may: bool) -> None:
-    assert has_room(SCALE, 10, 60, node) is may
-    assert has_room(SCALE, 60, 10, machine(0.0, age=None)), "down it always goes"
+@pytest.mark.parametrize("name", [SCALE, MIN_FREE])
+@pytest.mark.parametrize("available", [0.0, 0.001, 1.9, 2.0, 2.1, 50.0])
+def test_a_mark_goes_up_by_no_more_than_is_there_twice(name: str, available: float) -> None:
+    memory = machine(available)
+    most = most_rise(name, memory)
+    assert 2 * taken_bytes(name, most, memory.total_bytes) <= memory.available_bytes
+    assert 2 * taken_bytes(name, most + 1, memory.total_bytes) > memory.available_bytes
+
+
+@pytest.mark.parametrize("age", [None, 11.0])
+def test_no_mark_goes_up_on_a_reading_that_is_old_or_of_unknown_age(age: float | None) -> None:
+    assert [most_rise(name, machine(50, age=age)) for name in (SCALE, MIN_FREE)] == [0, 0]
+
+
+def test_the_plan_has_each_mark_that_is_switched_on() -> None:
+    on = PoliciesConfig(watermarks=WatermarksConfig(enabled=True, min_free_factor=100, dry_run=True))
+    view = replace(node(), node_memory=machine(2.0))
+    sysctls = plan_node(view, None, on).sysctls
+    assert sysctls is not None
+    assert sysctls.dry_run
+    wanted = {name: target.setting.value for name, target in sysctls.targets.items() if target.setting is not None}
+    assert wanted == {MIN_FREE: 1 << 20, SCALE: 50}
+    unknown = plan_node(node(), None, on).sysctls
+    assert unknown is not None
+    assert unknown.targets == {MIN_FREE: SysctlTarget(setting=None), SCALE: SysctlTarget(setting=None)}
+    assert plan_node(view, None, PoliciesConfig()).sysctls is None

@@ -206,7 +206,6 @@ POOLS = Pools(
     shared=CpuSet([2, 3]),
     reclaimed=CpuSet([3]),
     budget_milli=700,
-    memory=MemoryPlan(reclaimed_high_bytes=5000, reclaimed_max_bytes=9000),
 )
 BE = f"{KUBEPODS}/besteffort"
 SCHEDSTAT = "version 15\ntimestamp 4295\n{}domain0 00000000,00000003 0 0 0\n"
@@ -283,7 +282,10 @@ def test_be_work_as_a_whole(tmp_path: Path) -> None:
         cpu=NodeCpu(busy_milli=1, online_milli=1, reclaimed_milli=333, age_s=0.2),
         node_memory=NodeMemoryReading(total_bytes=10, available_bytes=5, reclaimed_bytes=4, age_s=0.1),
     )
-    sheet = read(BestEffortReader(), SampleContext(view=view, pools=POOLS, wanted=()))
+    sheet = read(
+        BestEffortReader(),
+        SampleContext(view=view, pools=POOLS, wanted=(), memory=MemoryPlan(reclaimed_high_bytes=5000)),
+    )
     assert values(sheet, "node") == {
         "be.request": 3000,
         "be.memory_request": 200,

@@ -17,12 +17,11 @@ from reconciler.actuators.base import PlanSnapshot
 from reconciler.actuators.codec import read_rows
 from reconciler.actuators.core_sched import actuator as module
 from reconciler.actuators.core_sched.actuator import CoreSched
-from reconciler.actuators.core_sched.plan import KNOB
 from reconciler.actuators.core_sched.tasks import CODEC, restore_cookies
-from reconciler.control.planner import plan_pools
+from reconciler.control.planner import plan_node
 from reconciler.policies.core_sched import CoreSchedConfig
 from reconciler.policies.table import PoliciesConfig
-from state.cpu import CookieGroups
+from state.cpu import CORE_COOKIE, CookieGroups
 from state.ledger import Ledger
 from state.model import ContainerKind, Hold, Pod, PodClass
 from state.store import Store
@@ -83,8 +82,8 @@ class World:
     async def look(self, *pods: Pod, **more: Any) -> None:
         """One look of the agent, and the sweep after it."""
         view = node(*pods, topology=SMT)
-        pools = plan_pools(view, None, PoliciesConfig(core_sched=self.config))
-        self.side.planned(PlanSnapshot(view=view, pools=pools, **({"enforce": True} | more)))
+        plan = plan_node(view, None, PoliciesConfig(core_sched=self.config))
+        self.side.planned(PlanSnapshot(view=view, plan=plan, **({"enforce": True} | more)))
         await self.side.sweep()
 
     def one(self, *pods: Pod) -> int:
@@ -94,7 +93,7 @@ class World:
         return found.pop()
 
     def state(self, one: Pod, index: int = 0) -> str:
-        return self.side.standings[place(one, index)][KNOB].state
+        return self.side.standings[place(one, index)][CORE_COOKIE].state
 
 
 @pytest.fixture(params=[1, 2], ids=["v1", "v2"])
@@ -242,7 +241,7 @@ async def test_a_cookie_of_a_programs_own_is_left(world: World) -> None:
     await world.look(BATCH, CRUNCH)
     assert world.cores.cookie(tids[0]) == own
     assert world.cores.cookie(tids[1]) == world.one(CRUNCH) != own
-    standing = world.side.standings[place(BATCH)][KNOB]
+    standing = world.side.standings[place(BATCH)][CORE_COOKIE]
     assert (standing.state, standing.actual) == ("yielded", "1 of 2 threads")
     await world.side.restore()
     assert world.cores.cookie(tids[0]) == own
@@ -280,7 +279,7 @@ async def test_without_the_policy_all_is_taken_back_and_then_nothing_is_looked_a
     [
         pytest.param({"enforce": False}, "would write", id="observe"),
         pytest.param({"holds": {"pod:batch": Hold(target="pod:batch", reason="r", by="b")}}, "held", id="pod held"),
-        pytest.param({"holds": {f"knob:{KNOB}": Hold(target="k", reason="r", by="b")}}, "held", id="knob held"),
+        pytest.param({"holds": {f"knob:{CORE_COOKIE}": Hold(target="k", reason="r", by="b")}}, "held", id="knob held"),
         pytest.param({"holds": {"node": Hold(target="node", reason="r", by="b")}}, "held", id="node held"),
     ],
 )
@@ -466,7 +465,7 @@ async def test_threads_that_may_not_be_looked_at_are_told(world: World) -> None:
     world.run(BATCH, CRUNCH)
     world.cores.forbidden = {world.cores.tids(place(BATCH))[0]}
     await world.look(BATCH, CRUNCH)
-    standing = world.side.standings[place(BATCH)][KNOB]
+    standing = world.side.standings[place(BATCH)][CORE_COOKIE]
     assert standing.state == "refused"
     assert "CAP_SYS_PTRACE" in standing.detail
     assert world.state(CRUNCH) == "written"
@@ -476,7 +475,7 @@ async def test_an_agent_in_a_pid_namespace_of_its_own_says_what_it_needs(world: 
     world.cores.group(place(BATCH))
     Path(f"{world.cores.mount}{place(BATCH)}/{world.side._file}").write_text("0\n0\n")
     await world.look(BATCH)
-    assert "hostPID" in world.side.standings[place(BATCH)][KNOB].detail
+    assert "hostPID" in world.side.standings[place(BATCH)][CORE_COOKIE].detail
 
 
 async def test_an_agent_that_has_a_cookie_itself_hands_out_nothing(world: World) -> None:
@@ -499,8 +498,8 @@ async def test_each_container_is_noted_once_and_each_thread_counted(world: World
     world.ledger.flush()
     rows = [row for _, row in world.store.history()]
     assert sum(b"core cookie" in row and b"write" in row for row in rows) == 1
-    assert world.writes == {(KNOB, "written"): 5, (KNOB, "refused"): 0}
-    standing = world.side.standings[place(BATCH)][KNOB]
+    assert world.writes == {(CORE_COOKIE, "written"): 5, (CORE_COOKIE, "refused"): 0}
+    standing = world.side.standings[place(BATCH)][CORE_COOKIE]
     assert (standing.wanted, standing.actual, standing.detail) == ("reclaimed", "reclaimed", "5 threads")
     assert (standing.setting.policy, standing.setting.reason) == ("core_sched", "the pod is BE")
 
@@ -511,8 +510,8 @@ async def test_it_sweeps_after_looks_and_now_and_then(world: World) -> None:
     async with trio.open_nursery() as nursery:
         await nursery.start(world.side.run)
         view = node(BATCH, topology=SMT)
-        pools = plan_pools(view, None, PoliciesConfig(core_sched=world.config))
-        world.side.planned(PlanSnapshot(view=view, pools=pools, enforce=True))
+        plan = plan_node(view, None, PoliciesConfig(core_sched=world.config))
+        world.side.planned(PlanSnapshot(view=view, plan=plan, enforce=True))
         with trio.fail_after(20):
             while not all(world.cores.cookies(place(BATCH))):  # noqa: ASYNC110  (nobody tells)
                 await trio.sleep(0.01)

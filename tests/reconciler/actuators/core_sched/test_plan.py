@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconciler.actuators.core_sched.plan import (
+from reconciler.actuators.core_sched.compare import (
     CookieAssignment,
     CookieSteps,
     ObservedThreads,

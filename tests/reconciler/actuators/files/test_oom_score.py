@@ -16,7 +16,7 @@ from cgroupfs.hierarchy import Hierarchy
 from reconciler.actuators.base import PlanSnapshot
 from reconciler.actuators.codec import read_rows
 from reconciler.actuators.files.oom_score import CODEC, OomScores, restore_scores
-from reconciler.control.planner import plan_pools
+from reconciler.control.planner import plan_node
 from reconciler.policies.oom_score import OomScoreConfig
 from reconciler.policies.table import PoliciesConfig
 from state.ledger import Ledger
@@ -95,8 +95,8 @@ class Live:
         main = replace(one.containers[0], group=GroupRef(path=self.main, inode=inode))
         one = replace(one, group=GroupRef(path=self.pod), containers=(main,), memory=wish or MemoryPreferences())
         view = node(one, versions=self.hierarchy.versions())
-        pools = plan_pools(view, None, PoliciesConfig(oom_score=config))
-        self.actuator.planned(PlanSnapshot(view=view, pools=pools, enforce=enforce, holds=holds or {}))
+        plan = plan_node(view, None, PoliciesConfig(oom_score=config))
+        self.actuator.planned(PlanSnapshot(view=view, plan=plan, enforce=enforce, holds=holds or {}))
         await self.actuator.sweep()
 
     def end(self) -> None:

@@ -16,12 +16,12 @@ from reconciler.actuators.base import PlanSnapshot
 from reconciler.actuators.codec import read_rows
 from reconciler.actuators.files.watermarks import CODEC, Sysctls, Watermarks, restore_marks
 from reconciler.actuators.restore import restore_ledger
-from reconciler.control.planner import plan_pools
+from reconciler.control.planner import plan_node
 from reconciler.daemon import side_actuators
 from reconciler.policies.table import PoliciesConfig
-from reconciler.policies.watermarks import MIN_FREE, SCALE, WatermarksConfig
+from reconciler.policies.watermarks import WatermarksConfig
 from state.ledger import Ledger
-from state.memory import NodeMemoryReading
+from state.memory import MIN_FREE, SCALE, NodeMemoryReading
 from state.model import Hold
 from state.store import Store
 from state.undo import RestoreOutcome
@@ -119,8 +119,8 @@ def situation(
     holds: dict[str, Hold] | None = None,
 ) -> PlanSnapshot:
     view = replace(node(), node_memory=memory)
-    pools = plan_pools(view, None, PoliciesConfig(watermarks=config))
-    return PlanSnapshot(view=view, pools=pools, enforce=enforce, holds=holds or {})
+    plan = plan_node(view, None, PoliciesConfig(watermarks=config))
+    return PlanSnapshot(view=view, plan=plan, enforce=enforce, holds=holds or {})
 
 
 async def turn(side: Watermarks, now: PlanSnapshot) -> dict[str, str]:

@@ -12,7 +12,7 @@ from cgroupfs.files import Directory
 from cgroupfs.hierarchy import Hierarchy
 from reconciler.actuators.base import PlanSnapshot
 from reconciler.actuators.memory_reclaim.actuator import Reclaimer
-from reconciler.control.planner import plan_pools
+from reconciler.control.planner import plan_node
 from reconciler.policies.memory_reclaim import MemoryReclaimConfig
 from reconciler.policies.table import PoliciesConfig
 from state.model import Container, GroupRef, Hold, NodeView, PodClass, Resources
@@ -103,8 +103,8 @@ class Machine:
     ) -> None:
         asked = Resources(batch_memory_bytes=request * MEGA)
         view = self.view(*(container(name, requests=asked) for name in names), cls=cls)
-        pools = plan_pools(view, None, PoliciesConfig(memory_reclaim=config))
-        self.reclaimer.planned(PlanSnapshot(view=view, pools=pools, enforce=enforce, holds=holds or {}))
+        plan = plan_node(view, None, PoliciesConfig(memory_reclaim=config))
+        self.reclaimer.planned(PlanSnapshot(view=view, plan=plan, enforce=enforce, holds=holds or {}))
 
     def view(self, *containers: Container, cls: PodClass) -> NodeView:
         one = pod("be", *containers, cls=cls)
@@ -118,7 +118,7 @@ class Machine:
     async def look(self) -> None:
         situation = self.reclaimer._situation
         assert situation is not None
-        wish = situation.pools.memory.reclaim
+        wish = situation.plan.memory.reclaim
         assert wish is not None
         await self.reclaimer.reclaim(wish)
         self.now += wish.interval_s

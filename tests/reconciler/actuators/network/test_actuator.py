@@ -18,6 +18,7 @@ from reconciler.actuators.network.undo import CODEC, restore_network
 from state.ledger import Ledger
 from state.model import Hold, Pools
 from state.network import HANDLE, InterfaceRequest, NetworkRequest
+from state.plan import NodePlan
 from state.store import Store
 from state.undo import RestoreOutcome, RestoreResult
 from tests.fakes.cables import FakePodTc, FakeSpaces
@@ -96,7 +97,7 @@ def situation(*names: str, enforce: bool = True, held: bool = False, dry_run: bo
         online_cpus=cpus("0-7"), reserved=EMPTY, dedicated={}, shared=cpus("0-7"), reclaimed=EMPTY, budget_milli=0
     )
     holds = {"node": Hold(target="node", reason="test", by="me")} if held else {}
-    return PlanSnapshot(view=node(), pools=replace(pools, network=wish), enforce=enforce, holds=holds)
+    return PlanSnapshot(view=node(), plan=NodePlan(pools=pools, network=wish), enforce=enforce, holds=holds)
 
 
 def roots(store: Store) -> dict[str, str]:
@@ -204,7 +205,7 @@ async def test_an_interface_without_a_speed_needs_one_in_the_configuration(tmp_p
     one = Running(FakeTc(eth0="mq"), tmp_path)
     wish = NetworkRequest(interfaces=(InterfaceRequest(name="eth0"),))
     now = situation("eth0")
-    await one.round(replace(now, pools=replace(now.pools, network=wish)))
+    await one.round(replace(now, plan=replace(now.plan, network=wish)))
     assert one.network.problems() == ["eth0: its driver tells no speed; expected link_mbit in the configuration"]
     one.store.close()
 
@@ -213,11 +214,11 @@ async def test_a_tree_goes_where_the_links_speed_is_not_known_any_more(tmp_path:
     tc = FakeTc(eth0="mq")
     one = Running(tc, tmp_path)
     now = situation("eth0")
-    untold = replace(now.pools, network=NetworkRequest(interfaces=(InterfaceRequest(name="eth0"),)))
+    untold = replace(now.plan, network=NetworkRequest(interfaces=(InterfaceRequest(name="eth0"),)))
     await one.round(now)
-    await one.round(replace(now, pools=untold, enforce=False))
+    await one.round(replace(now, plan=untold, enforce=False))
     assert tc.roots["eth0"].complete
-    await one.round(replace(now, pools=untold))
+    await one.round(replace(now, plan=untold))
     assert tc.roots["eth0"] == RootQdisc(index=2, kind="mq", handle=0)
     assert roots(one.store) == {}
     one.store.close()

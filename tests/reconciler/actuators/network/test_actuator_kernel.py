@@ -162,7 +162,7 @@ def cable(tmp_path: Path) -> Iterator[Cable]:
 def wanted() -> PlanSnapshot:
     interface = InterfaceRequest(name="v0", link_mbit=LINK)
     now = situation("v0")
-    return replace(now, pools=replace(now.pools, network=NetworkRequest(interfaces=(interface,), interval_s=0.2)))
+    return replace(now, plan=replace(now.plan, network=NetworkRequest(interfaces=(interface,), interval_s=0.2)))
 
 
 @pytest.mark.kernel

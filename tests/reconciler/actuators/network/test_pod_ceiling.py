@@ -79,7 +79,7 @@ class World:
         self.pods.send(int(online_mbit * MBIT * seconds))
         now = situation("eth0")
         view = node(*(pods or (BE, SECOND, MINE)))
-        now = replace(now, view=view, pools=replace(now.pools, network=wish), **more)
+        now = replace(now, view=view, plan=replace(now.plan, network=wish), **more)
         await self.network._round(now)
 
     @property

@@ -128,7 +128,7 @@ def world(tmp_path: Path) -> Iterator[World]:
 def wanted(*, on: bool = True) -> PlanSnapshot:
     now = situation("eth0")
     wish = NetworkRequest(interfaces=(InterfaceRequest(name="eth0", link_mbit=100),), classes=False, pods_by="eth0")
-    return replace(now, view=node(pod("be")), pools=replace(now.pools, network=wish if on else None))
+    return replace(now, view=node(pod("be")), plan=replace(now.plan, network=wish if on else None))
 
 
 async def test_a_cable_is_found_from_outside_and_its_packets_are_led(world: World) -> None:

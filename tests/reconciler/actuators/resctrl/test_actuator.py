@@ -8,8 +8,8 @@ import trio
 from msgspec.structs import replace
 
 from reconciler.actuators.base import AuxiliaryActuator, GroupOutcomes
-from reconciler.policies.cache import KNOB, CachePolicyConfig
-from state.cache import ClassShare
+from reconciler.policies.cache import CachePolicyConfig
+from state.cache import RESCTRL_GROUP, ClassShare
 from state.model import Hold
 from tests.fakes.resctrl_model import Deed
 from tests.fakes.resctrl_shapes import INTEL_L2, MPAM_SHAPES, NONE, SHAPES, Shape
@@ -31,7 +31,7 @@ async def test_all_threads_of_be_pods_share_a_group_and_online_ones_stay(world: 
     assert world.model.read(BE, "schemata") == "    MB:0=100;1=100\n    L3:0=00f;1=00f\n"
     assert world.side.problems() == []
     assert world.writes["resctrl.tasks", "written"] == 6
-    standing = world.side.standings[BATCH.group.path][KNOB]
+    standing = world.side.standings[BATCH.group.path][RESCTRL_GROUP]
     assert (standing.state, standing.wanted, standing.actual) == ("in place", "bypassd-be", "bypassd-be")
     assert standing.setting.reason == "class reclaimed"
     assert WEB.group.path not in world.side.standings
@@ -134,7 +134,7 @@ async def test_a_pod_that_forks_without_end_ends_a_sweep_and_shows(world: World)
         await world.sweep(BATCH, CRUNCH)
     assert world.places(first, calm) == [BE] * 2
     assert "ns/batch: its threads come faster than they are moved" in world.side.problems()
-    assert world.side.standings[BATCH.group.path][KNOB].state == "waiting"
+    assert world.side.standings[BATCH.group.path][RESCTRL_GROUP].state == "waiting"
     world.model.before = None
     await world.sweep(BATCH, CRUNCH)
     assert set(world.places(*world.boxes.pids[f"/cpuset{BATCH.containers[0].group.path}"])) == {BE}
@@ -159,7 +159,7 @@ async def test_groups_and_threads_of_others_are_left(world: World) -> None:
     await world.sweep(BATCH)
     assert world.places(mine, theirs) == [BE, f"{MOUNT}/theirs"]
     assert world.side.problems() == ["ns/batch: 1 threads are in a group of others, which they keep"]
-    assert world.side.standings[BATCH.group.path][KNOB].state == "yielded"
+    assert world.side.standings[BATCH.group.path][RESCTRL_GROUP].state == "yielded"
     await world.side.restore()
     assert world.controls() == ["theirs"]
     assert world.places(theirs) == [f"{MOUNT}/theirs"]
@@ -197,7 +197,7 @@ async def test_when_groups_run_out_pods_share_and_it_shows(tmp_path: Path) -> No
     crowded = [one for one, place in zip(pods, world.places(*pids), strict=True) if place == MOUNT]
     assert len(crowded) == 2
     for one in crowded:
-        assert "no control group is left" in world.side.standings[one.group.path][KNOB].detail
+        assert "no control group is left" in world.side.standings[one.group.path][RESCTRL_GROUP].detail
         assert any(problem.startswith(f"{one.title}: no control group is left") for problem in world.side.problems())
     assert [deed.code for deed in world.model.deeds if deed.code] == []
 
@@ -228,7 +228,7 @@ async def test_watching_changes_nothing(world: World) -> None:
     world.spawn(BATCH)
     await world.sweep(BATCH)
     assert world.model.deeds == []
-    assert world.side.standings[BATCH.group.path][KNOB].state == "would write"
+    assert world.side.standings[BATCH.group.path][RESCTRL_GROUP].state == "would write"
     world.enforce, world.config = True, replace(NO_MONITOR, dry_run=True)
     await world.sweep(BATCH)
     assert world.model.deeds == []
@@ -241,7 +241,7 @@ async def test_what_is_held_is_left(world: World, target: str) -> None:
     batch = world.spawn(BATCH)
     await world.sweep(BATCH)
     assert world.places(batch) == [MOUNT]
-    assert world.side.standings[BATCH.group.path][KNOB].state == "held"
+    assert world.side.standings[BATCH.group.path][RESCTRL_GROUP].state == "held"
     world.holds = {}
     await world.sweep(BATCH)
     world.holds = {target: Hold(target=target, reason="a test", by="me")}

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,8 @@ from reconciler.actuators.base import PlanSnapshot
 from reconciler.actuators.codec import read_rows
 from reconciler.actuators.resctrl.actuator import ResctrlActuator
 from reconciler.actuators.resctrl.undo import CODEC, ResctrlState, restore_resctrl
-from reconciler.control.planner import plan_pools
+from reconciler.control.cache_loop import CacheLoop
+from reconciler.control.planner import plan_node
 from reconciler.policies.cache import CachePolicyConfig
 from reconciler.policies.table import PoliciesConfig
 from reconciler.runtime.cooperative import share_interpreter
@@ -88,7 +90,8 @@ class Machine:
             def offered() -> Capability:
                 return found
 
-        self.side = ResctrlActuator(hierarchy, Ledger(self.store), trio.CapacityLimiter(1), capability=offered)
+        make = partial(ResctrlActuator, hierarchy, Ledger(self.store), trio.CapacityLimiter(1), capability=offered)
+        self.side = CacheLoop(make)
 
     def pod(self) -> Pod:
         one = pod("bomb")
@@ -133,8 +136,8 @@ class Machine:
 
     def plan(self, *pods: Pod) -> None:
         view = node(*pods)
-        pools = plan_pools(view, None, PoliciesConfig(cache=CachePolicyConfig(enabled=True, mount=ours())))
-        self.side.planned(PlanSnapshot(view=view, pools=pools, enforce=True))
+        plan = plan_node(view, None, PoliciesConfig(cache=CachePolicyConfig(enabled=True, mount=ours())))
+        self.side.planned(PlanSnapshot(view=view, plan=plan, enforce=True))
 
 
 @pytest.fixture

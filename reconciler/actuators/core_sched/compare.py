@@ -1,4 +1,4 @@
-"""Which threads are to get which core scheduling cookie: from what is wanted and what they have. Pure.
+"""What is wanted of threads' core scheduling cookies, compared with what they have. Pure.
 
 A group is a set of containers whose threads share one cookie. Which one that is, is told by the threads: it is the one
 of ours that most of them have. Cookies that are not ours (a program that uses core scheduling itself) are left alone.
@@ -6,12 +6,8 @@ of ours that most of them have. Cookies that are not ours (a program that uses c
 
 from collections import Counter
 from collections.abc import Collection, Mapping
-from typing import Final
 
 from msgspec import Struct
-
-KNOB: Final = "core.cookie"
-"""What the setting is called beside the knobs of control files."""
 
 
 class ObservedThreads(Struct, frozen=True, kw_only=True):

@@ -1,0 +1,170 @@
+"""The loop that divides cache and memory bandwidth: read resctrl, move BE's share, plan, and have the plan applied.
+
+A side actuator: after each look, and every few seconds because ``exec`` brings threads in that inherit nothing. What
+the actuator has read (`reconciler.actuators.resctrl.actuator`) is the input of the law
+(`reconciler.policies.cachelevel`) and of the plan (`reconciler.policies.cacheplan`); the actuator gets the plan and
+compares.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Final, final
+
+import trio
+from msgspec.structs import replace
+
+from cgroupfs.errors import AgentError
+from reconciler.actuators.base import PeriodicWorker, PlanSnapshot
+from reconciler.actuators.cgroup.status import SettingStatus
+from reconciler.actuators.resctrl.actuator import ResctrlActuator, ResctrlReading
+from reconciler.actuators.resctrl.mount import ResctrlWorker
+from reconciler.policies.cachelevel import LevelState, begin, step
+from reconciler.policies.cacheplan import is_dynamic, plan_cache
+from reconciler.signals.resctrl import ResctrlUsage, strain
+from resctrl.groups import DEFAULT
+from state.cache import CacheMode, CachePlan, CacheRequest, CacheUsage
+from state.evidence import Sample
+from state.model import PodClass
+from state.undo import RestoreResult
+
+_LOG: Final = logging.getLogger(__name__)
+_GAP_S: Final = 0.2
+_ONLINE: Final = frozenset({PodClass.SHARED, PodClass.DEDICATED})
+
+
+@final
+class CacheLoop:
+    """See the module's text."""
+
+    name = "resctrl"
+
+    def __init__(
+        self,
+        make: Callable[[ResctrlWorker], ResctrlActuator],
+        *,
+        misses: Callable[[], Mapping[str, Sample]] = dict,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``make``: the actuator, given what does its blocking work.
+
+        ``misses``: the newest cache misses of pods by uid, per 1000 instructions, their age as of the call.
+        """
+        self._misses = misses
+        self._clock = clock
+        self._level: LevelState | None = None
+        self._turns = PeriodicWorker(self._sweep_once, _period_s, gap_s=_GAP_S, clock=clock)
+        self._actuator = make(self._turns.work)
+
+    def planned(self, situation: PlanSnapshot) -> None:
+        """A look is over. Wakes the sweep when something of it has changed; else that comes when it is due."""
+        before = self._turns.situation
+        self._turns.planned(situation, wake=before is None or _substance(before) != _substance(situation))
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Sweep after each look, and now and then, for ever."""
+        await self._turns.run(task_status=task_status)
+
+    async def sweep(self) -> None:
+        """Bring resctrl to what the newest look wants; one sweep at a time."""
+        await self._turns.sweep()
+
+    async def restore(self, only: str | None = None) -> Sequence[RestoreResult]:
+        """Remove our groups, put the default group's values back, take our mount away; or free one pod."""
+        async with self._turns.restoring() as situation:
+            return await self._actuator.restore(only, situation)
+
+    @property
+    def standings(self) -> Mapping[str, Mapping[str, SettingStatus]]:
+        """How the pods' groups stand, by group path, then knob."""
+        return self._actuator.standings
+
+    @property
+    def use(self) -> ResctrlUsage | None:
+        """The newest occupancies and bandwidths."""
+        return self._actuator.use
+
+    def measured(self) -> CacheUsage | None:
+        """What pods and groups use, and how large BE's share is; None while nobody wants it."""
+        situation = self._turns.situation
+        wish = situation.plan.cache if situation is not None else None
+        return None if situation is None or wish is None else self._actuator.measured(situation.view, wish)
+
+    def status(self) -> Mapping[str, object]:
+        """Its section; see `actuators.resctrl.status`."""
+        return {**self._actuator.status(), "sweeps": self._turns.sweeps, "last_sweep_s": self._turns.swept_s}
+
+    def problems(self) -> Sequence[str]:
+        """What does not work now."""
+        situation = self._turns.situation
+        titles = {} if situation is None else {uid: pod.title for uid, pod in situation.view.pods.items()}
+        return self._actuator.problems(titles)
+
+    # One sweep
+
+    async def _sweep_once(self, situation: PlanSnapshot) -> None:
+        try:
+            await self._sweep(situation)
+        except AgentError as exc:
+            self._actuator.failed(exc)
+
+    async def _sweep(self, situation: PlanSnapshot) -> None:
+        wish = situation.plan.cache
+        writes = situation.enforce and (wish is None or not wish.dry_run) and "node" not in situation.holds
+        if wish is None:
+            self._level = None
+            await self._actuator.leave(writes=writes)
+            return
+        reading = await self._actuator.observe(wish, writes=writes)
+        if reading is None:
+            return
+        self._step(wish, situation, reading)
+        plan = await self._turns.work(partial(self._plan, wish, situation, reading))
+        await self._actuator.apply(plan, wish, situation, reading, writes=writes)
+
+    def _plan(self, wish: CacheRequest, situation: PlanSnapshot, reading: ResctrlReading) -> CachePlan:
+        """In the thread: some microseconds for each pod."""
+        plan = plan_cache(
+            wish,
+            tuple(situation.view.pods.values()),
+            reading.capability,
+            level=(self._level or begin(wish.levels)).level,
+            foreign=len(reading.foreign),
+            having=frozenset(reading.ours),
+        )
+        if self._level is None:
+            return plan
+        return replace(plan, level=self._level.level, level_reason=self._level.reason)
+
+    def _step(self, wish: CacheRequest, situation: PlanSnapshot, reading: ResctrlReading) -> None:
+        """Let the law move BE's share, with what was read before this sweep."""
+        if wish.mode is not CacheMode.DYNAMIC and not any(map(is_dynamic, reading.ours)):
+            self._level = None
+            return
+        state = self._level if self._level is not None else begin(wish.levels)
+        pods = situation.view.pods
+        homes = {reading.homes.get(uid, DEFAULT) for uid, pod in pods.items() if pod.pod_class is PodClass.RECLAIMED}
+        online = frozenset(uid for uid, pod in pods.items() if pod.pod_class in _ONLINE)
+        now = self._clock()
+        contention = strain(
+            reading.use,
+            homes - {DEFAULT},
+            bandwidth_mbps=wish.bandwidth_mbps,
+            online=len(online),
+            misses={uid: missed for uid, missed in self._misses().items() if uid in online},
+            now=now,
+        )
+        self._level = step(state, contention, now, wish.law, wish.levels)
+        if self._level.level != state.level:
+            _LOG.info("BE's share of cache and memory bandwidth: %s", self._level)
+
+
+def _period_s(situation: PlanSnapshot) -> float | None:
+    wish = situation.plan.cache
+    return wish.sweep_s if wish is not None else None
+
+
+def _substance(situation: PlanSnapshot) -> tuple[object, ...]:
+    """What a sweep goes by. Pods that have not changed are the same objects, so that comparing costs little."""
+    return situation.enforce, situation.plan.cache, situation.holds, situation.view.pods

@@ -1,0 +1,89 @@
+"""What the planner returns: one value for the node, a field for each thing that is managed. Values only.
+
+Each actuator is handed this value, takes its own field, compares it with what is there, and writes the difference.
+Operators' holds and observe mode are not in it: they belong to the writing.
+"""
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from state.cache import CacheRequest
+from state.disk import DiskPlan
+from state.memory import MemoryPlan
+from state.model import Pools, Refusal, Setting
+from state.network import NetworkRequest
+
+
+class CookieMember(Struct, frozen=True, kw_only=True):
+    """A container whose threads share the core scheduling cookie of ``group``."""
+
+    setting: Setting
+    group: str
+
+
+class CookiePlan(Struct, frozen=True, kw_only=True):
+    """Core scheduling. ``members``: by the path of the container's group; the others' threads have no cookie of ours.
+
+    ``sweep_s``: how often new processes are looked for; ``dry_run``: show it, change nothing.
+    """
+
+    members: Mapping[str, CookieMember] = {}
+    sweep_s: float = 5.0
+    dry_run: bool = False
+
+
+class OomScorePlan(Struct, frozen=True, kw_only=True):
+    """``oom_score_adj`` of containers' processes. ``settings``: by the path of the container's group.
+
+    ``sweep_s``: how often new processes are looked for; ``dry_run``: show it, change nothing.
+    """
+
+    settings: Mapping[str, Setting] = {}
+    sweep_s: float = 10.0
+    dry_run: bool = False
+
+
+class SysctlTarget(Struct, frozen=True, kw_only=True):
+    """One value of ``/proc/sys``. ``setting``: None while the value cannot be computed; then it stays as it is.
+
+    ``most_rise``: by how much it may be raised now, None: by any amount. It is never set below what was there before.
+    """
+
+    setting: Setting | None
+    most_rise: int | None = None
+
+
+class SysctlPlan(Struct, frozen=True, kw_only=True):
+    """Values of ``/proc/sys``, by the kernel's name. ``dry_run``: show it, change nothing."""
+
+    targets: Mapping[str, SysctlTarget] = {}
+    dry_run: bool = False
+
+
+class NodePlan(Struct, frozen=True, kw_only=True):
+    """Everything that is wanted of the node beside the control files, which follow from it (`Desired`).
+
+    ``pools``: CPUs and the BE budget. ``memory``: bounds of BE, sums that protect online pods, reclaim. ``disk``: how
+    BE's limits are divided. ``network``: BE's share of interfaces. ``cache``: shares of caches and memory bandwidth;
+    the groups follow from it and from what resctrl offers (`state.cache.CachePlan`). ``cookies``: core scheduling.
+    ``oom_scores``, ``sysctls``: values in ``/proc``. None: not managed. ``reasons``: by policy, of all but the pools.
+    """
+
+    pools: Pools
+    memory: MemoryPlan = MemoryPlan()
+    disk: DiskPlan = DiskPlan()
+    network: NetworkRequest | None = None
+    cache: CacheRequest | None = None
+    cookies: CookiePlan | None = None
+    oom_scores: OomScorePlan | None = None
+    sysctls: SysctlPlan | None = None
+    reasons: Mapping[str, str] = {}
+
+
+class Desired(Struct, frozen=True, kw_only=True):
+    """One whole plan: same view, same plan, byte for byte. ``settings``: of control files, by group path and knob."""
+
+    plan: NodePlan
+    settings: Mapping[tuple[str, str], Setting]
+    refusals: tuple[Refusal, ...] = ()
