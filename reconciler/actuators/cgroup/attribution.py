@@ -1,4 +1,4 @@
-"""Who wrote the files that we manage: remembers each file's last foreign writer, and marks its group dirty.
+"""Who wrote the files that we manage: remembers each file's last foreign writer, and marks its pod's files.
 
 With fanotify every write on the node's hierarchies is seen with its process; without it, the directories that hold a
 file of ours are watched and the writer stays unknown.
@@ -13,7 +13,7 @@ import trio
 from cgroupfs.attribution import ObservedWrite, WriteWatch, watch_writes
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.knobs import CATALOG
-from reconciler.runtime.workqueue import NODE, DirtyKeys, pod_key
+from reconciler.runtime.workqueue import NODE, DirtyKeys, files_key
 from state.model import SourceStatus
 
 _LOG: Final = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ class WriteAttribution:
                 directory = write.directory + write.group
                 self._seen[directory, write.file] = (write.writer.kind.value, str(write.writer))
                 uid = self._owner(write.group)
-                self._dirty.mark(NODE if uid is None else pod_key(uid))
+                self._dirty.mark(NODE if uid is None else files_key(uid))
 
     def _each(self, path: str, call: Callable[[str, str], None]) -> None:
         for mount in self._hierarchy.mounts():
