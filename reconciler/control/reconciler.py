@@ -17,8 +17,8 @@ from msgspec.structs import replace
 
 from cgroupfs.errors import AgentError
 from reconciler.actuators.cgroup.apply import CgroupActuator
+from reconciler.actuators.cgroup.compare import GroupTarget
 from reconciler.actuators.cgroup.fastpath import FastPath, FastResult
-from reconciler.actuators.cgroup.work import GroupTarget
 from reconciler.control.inventory import Inventory, PodChange
 from reconciler.control.planner import plan_parents, plan_pod, plan_pools
 from reconciler.control.timeline import Timelines

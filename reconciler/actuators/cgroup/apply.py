@@ -23,12 +23,10 @@ from cgroupfs.knobs import CATALOG
 from cgroupfs.plan import KnobChange, order_changes
 from cgroupfs.steps import WriteStep
 from cgroupfs.writer import StepOutcome, StepWriter
+from reconciler.actuators.cgroup.compare import FileAction, FileWrite, GroupTarget, intended, spec_text
+from reconciler.actuators.cgroup.control_files import BOUNDS
 from reconciler.actuators.cgroup.decide import ChangeDetector
 from reconciler.actuators.cgroup.fastpath import FastPath, FastResult, FastWrite
-from reconciler.actuators.cgroup.readings import BOUNDS
-from reconciler.actuators.cgroup.spec import spec_text
-from reconciler.actuators.cgroup.values import intended
-from reconciler.actuators.cgroup.work import FileAction, FileWrite, GroupTarget
 from reconciler.runtime.cooperative import TimeSlice
 from reconciler.runtime.workqueue import NODE, pod_key
 from state.entry import US, FileKey, LedgerEntry, OriginalSource

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Collection
 from typing import Final, NamedTuple, final
 
-from reconciler.actuators.cgroup.work import FileWrite
+from reconciler.actuators.cgroup.compare import FileWrite
 from state.model import Setting
 
 Alert = Callable[[str, str, Setting | None], None]

@@ -6,7 +6,7 @@ from unittest.mock import patch
 
 import pytest
 
-from reconciler.actuators.cgroup.attribution import WriteAttribution
+from reconciler.actuators.cgroup.conflict import WriteAttribution
 from reconciler.control import reconciler as module
 from reconciler.control.planner import plan_pools
 from reconciler.daemon.agent import Agent

@@ -5,7 +5,7 @@ import trio
 
 from cgroupfs.attribution import ObservedWrite
 from cgroupfs.identity import WriterKind, WriterProcess
-from reconciler.actuators.cgroup.attribution import WriteAttribution
+from reconciler.actuators.cgroup.conflict import WriteAttribution
 from reconciler.runtime.workqueue import DirtyKeys, files_key
 from tests.reconciler.actuators.acting import GROUP, UID, make_node
 
