@@ -37,6 +37,7 @@ from reconciler.runtime.workqueue import NODE, DirtyKeys, files_key
 from state.entry import US, LedgerEntry
 from state.ledger import Ledger
 from state.model import Hold, SourceStatus
+from state.setting_state import SettingState
 
 _LOG: Final = logging.getLogger(__name__)
 _PERSON: Final = "person"
@@ -94,7 +95,11 @@ class ConflictDecision(NamedTuple):
     words: str
 
 
-_STATES: Final = {ConflictAction.WAIT: "waiting", ConflictAction.HOLD: "held", ConflictAction.YIELD: "yielded"}
+_STATES: Final = {
+    ConflictAction.WAIT: SettingState.WAITING,
+    ConflictAction.HOLD: SettingState.HELD,
+    ConflictAction.YIELD: SettingState.YIELDED,
+}
 
 
 @final
@@ -293,7 +298,7 @@ class ForeignWriteHandler:
             del self._updating[work.place]
             return False
         self._standings.look_again(work, since + _UPDATE_S)
-        self._standings.record(work, "waiting", "the runtime is writing")
+        self._standings.record(work, SettingState.WAITING, "the runtime is writing")
         return True
 
     def _who(self, work: FileWrite) -> tuple[str, str]:

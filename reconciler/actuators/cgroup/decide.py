@@ -34,6 +34,7 @@ from reconciler.runtime.object_errors import ObjectErrors
 from state.entry import US, LedgerEntry
 from state.ledger import Ledger
 from state.model import Hold, Setting
+from state.setting_state import SettingState
 
 _RACE_S: Final = 2.0
 """From the runtime's write to its signal 11 ms were recorded at the most; on a busy machine many times that."""
@@ -269,7 +270,7 @@ class ChangeDetector:
         if work.move is FileAction.NOTHING:
             self.statuses.done(work)
             self.foreign_writes.resolve(work.place)
-            self.statuses.record(work, "in place")
+            self.statuses.record(work, SettingState.IN_PLACE)
             if (
                 self.lost
                 and entry is None
@@ -286,17 +287,17 @@ class ChangeDetector:
             if foreign is not None:
                 # Seen now, so that it is no news when the hold is over.
                 self.foreign_writes.record(work, foreign)
-            self.statuses.record(work, "held", f"{hold.reason} (by {hold.by})")
+            self.statuses.record(work, SettingState.HELD, f"{hold.reason} (by {hold.by})")
             return False
         if not self.may_write(setting):
-            self.statuses.record(work, "would write", setting.reason)
+            self.statuses.record(work, SettingState.WOULD_WRITE, setting.reason)
             return False
         if foreign is not None and not self.foreign_writes.may_reassert(work, foreign):
             return False
         return not self.statuses.is_waiting(work)
 
     def _missing(self, setting: Setting, why: str) -> None:
-        self.statuses.record_unread(setting, "missing", why)
+        self.statuses.record_unread(setting, SettingState.MISSING, why)
 
     def _hold(self, setting: Setting) -> Hold | None:
         return holding(self.holds, path=setting.path, knob=setting.knob, pod_uid=setting.pod_uid)
@@ -339,7 +340,7 @@ class ChangeDetector:
         found = masked(self.hierarchy, self._ledger, self._files, target.group.path, target.settings)
         for name, by in found.items():
             if (setting := target.settings.get(name)) is not None:
-                self.statuses.record_unread(setting, "in place", f"counts once {by} ends")
+                self.statuses.record_unread(setting, SettingState.IN_PLACE, f"counts once {by} ends")
         return found
 
     def _dependent_write(self, work: FileWrite) -> FileWrite | None:
