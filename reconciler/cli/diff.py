@@ -2,7 +2,6 @@
 
 from argparse import Namespace
 from collections.abc import Iterator
-from typing import Final
 
 from reconciler.cli import places, words
 from reconciler.cli.blocks import Block, Cell, StyledText, Table
@@ -10,20 +9,18 @@ from reconciler.cli.document import FetchedDocument, Row, fetch, standings
 from reconciler.cli.exits import Exit
 from reconciler.cli.output import emit
 from reconciler.cli.screen import line, show
-
-IN_FORCE: Final = frozenset({"in place", "written"})
-_NOT_HERE: Final = frozenset({"missing", "gone"})
+from state.setting_state import SettingState
 
 
 def run(options: Namespace) -> int:
     """Compare. With the daemon down the kernel itself is read."""
     found = fetch(options, ("directories", "pods", "settings"))
     rows = list(_live(found.body)) if found.live else _read(options, found)
-    differing = [row for row in rows if row["state"] not in IN_FORCE | _NOT_HERE]
+    differing = [row for row in rows if not (_state(row).is_in_force() or _state(row).is_absent())]
     if options.output == "table":
         show(_blocks(rows, differing, every=options.all))
     else:
-        shown = rows if options.all else [row for row in rows if row["state"] not in IN_FORCE]
+        shown = rows if options.all else [row for row in rows if not _state(row).is_in_force()]
         emit({"source": found.body["source"], "differing": len(differing), "settings": shown}, options.output)
     return Exit.NOT_OK if differing else Exit.OK
 
@@ -48,14 +45,14 @@ def _read(options: Namespace, found: FetchedDocument) -> list[Row]:
 
 
 def _blocks(rows: list[Row], differing: list[Row], *, every: bool) -> Iterator[Block]:
-    shown = rows if every else [row for row in rows if row["state"] not in IN_FORCE]
+    shown = rows if every else [row for row in rows if not _state(row).is_in_force()]
     cells: list[tuple[Cell, ...]] = [
         (
             row["knob"],
             words.text(row["wanted"]),
             words.text(row["actual"]),
             StyledText(
-                row["state"], "ok" if row["state"] in IN_FORCE else "dim" if row["state"] in _NOT_HERE else "warn"
+                row["state"], "ok" if _state(row).is_in_force() else "dim" if _state(row).is_absent() else "warn"
             ),
             _where(row),
         )
@@ -73,3 +70,7 @@ def _blocks(rows: list[Row], differing: list[Row], *, every: bool) -> Iterator[B
 def _where(row: Row) -> str:
     detail = row["detail"] or ""
     return f"{row['place']}: {detail}" if detail else str(row["place"])
+
+
+def _state(row: Row) -> SettingState:
+    return SettingState(row["state"])

@@ -12,8 +12,8 @@ from reconciler.cli.output import emit
 from reconciler.cli.screen import blank, field, head, line, show
 from reconciler.cli.watched import of_pod, pod_blocks
 from state.printable import printable
+from state.setting_state import SettingState
 
-GOOD: Final = frozenset({"in place", "written", "prepared"})
 BESIDE: Final = frozenset({"core.cookie", "resctrl.group"})
 """What is set beside control files: there is no file to tell of."""
 _LONGEST_MARK: Final = 200
@@ -244,22 +244,21 @@ def _timeline(times: Row) -> Iterator[Cell]:
 
 
 def _setting(one: Row) -> Iterator[Block]:
-    style = (
-        "ok" if one["state"] in GOOD else "dim" if one["wanted"] is None or one["state"] == "as last seen" else "warn"
-    )
+    settled = SettingState(one["state"]).is_settled()
+    style = "ok" if settled else "dim" if one["wanted"] is None or one["state"] == "as last seen" else "warn"
     cells: list[Cell] = [StyledText(f"{one['knob']:<11}", "head")]
     cells.append(f" {words.text(one['wanted'])}  ")
     cells.append(StyledText(one["state"], style))
-    if one["state"] not in GOOD and one["actual"] != one["wanted"]:
+    if not settled and one["actual"] != one["wanted"]:
         cells.append(f", there is {words.text(one['actual'])}")
     cells.append(StyledText(f"  {words.clock(one['at'])}", "dim"))
     yield line(*cells, indent=2)
     yield line(f"{one['policy']}: {one['reason']}", indent=4)
     if one["detail"] and one["detail"] != one["reason"]:
-        yield line(StyledText(one["detail"], "dim" if one["state"] in GOOD else "warn"), indent=4)
+        yield line(StyledText(one["detail"], "dim" if settled else "warn"), indent=4)
     file = one["file"]
     if file is None:
-        if one["wanted"] is not None and one["state"] in GOOD and one["knob"] not in BESIDE:
+        if one["wanted"] is not None and settled and one["knob"] not in BESIDE:
             yield line(StyledText("not written by us: it was so already", "dim"), indent=4)
         return
     yield line(StyledText(_written(file), "dim"), indent=4)

@@ -14,8 +14,7 @@ from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.writer import KernelWriter
 from reconciler import __version__
 from reconciler.actuators.cgroup.records import records_of
-from reconciler.actuators.cgroup.restore import adopt_unjournaled_writes, restore_all
-from reconciler.actuators.cgroup.unfreeze import unfreeze
+from reconciler.actuators.cgroup.restore import adopt_unjournaled_writes, restore_all, unfreeze
 from reconciler.actuators.restore import UndoKind, restore_ledger
 from reconciler.cli.exits import CliError, Exit
 from reconciler.daemon import side_actuators

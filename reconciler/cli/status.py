@@ -12,6 +12,7 @@ from reconciler.cli.exits import Exit
 from reconciler.cli.output import emit
 from reconciler.cli.screen import blank, field, line, show
 from reconciler.cli.watched import node_cells, of_node
+from state.setting_state import SettingState
 
 _SECTIONS: Final = (
     "agent",
@@ -26,7 +27,6 @@ _SECTIONS: Final = (
     "problems",
 )
 CLASSES: Final = ("dedicated", "shared", "reclaimed", "system")
-_FINE: Final = frozenset({"in place", "written", "prepared"})
 _MOST: Final = 8
 
 
@@ -138,7 +138,7 @@ def _settings(facts: Row) -> Iterator[Cell]:
         yield "none wanted"
     for index, (state, count) in enumerate(sorted(states.items(), key=lambda item: -item[1])):
         yield f"{'  ' if index else ''}{state} "
-        yield StyledText(str(count), "ok" if state in _FINE else "warn")
+        yield StyledText(str(count), "ok" if SettingState(state).is_settled() else "warn")
 
 
 def _movement(counted: Row) -> Iterator[Cell]:

@@ -17,8 +17,8 @@ from msgspec.structs import replace
 
 from cgroupfs.errors import AgentError
 from reconciler.actuators.cgroup.apply import CgroupActuator
+from reconciler.actuators.cgroup.compare import GroupTarget
 from reconciler.actuators.cgroup.fastpath import FastPath, FastResult
-from reconciler.actuators.cgroup.work import GroupTarget
 from reconciler.control.inventory import Inventory, PodChange
 from reconciler.control.planner import plan_node, plan_parents, plan_pod
 from reconciler.control.timeline import Timelines
@@ -27,7 +27,7 @@ from reconciler.pods.metadata import Metadata
 from reconciler.policies.table import PoliciesConfig
 from reconciler.runtime.cooperative import TimeSlice
 from reconciler.runtime.counters import AgentCounters
-from reconciler.runtime.workqueue import LOAN, NODE, TICK, DirtyBatch, DirtyKeys, container_key, pod_key
+from reconciler.runtime.workqueue import FILES, LOAN, NODE, TICK, DirtyBatch, DirtyKeys, container_key, pod_key
 from reconciler.sources.runtime_signal import RuntimeEvent
 from reconciler.sources.tree import PodDirs, TreeSource
 from state.entry import LedgerEntry
@@ -182,6 +182,9 @@ class Reconciler:
         began = time.monotonic()
         if batch.keys == _TICK and not batch.everything and not self._signalled and not self._tick():
             return
+        if not batch.everything and not self._signalled and batch.keys and all(map(_is_files_key, batch.keys)):
+            await self._compare_files(batch, began)
+            return
         signalled, self._signalled = self._signalled, {}
         try:
             await self._look(batch, signalled, began)
@@ -233,8 +236,29 @@ class Reconciler:
         for key in (*map(pod_key, uids), *((NODE,) if full else ())):
             if self.errors.failures(key) == failed.get(key, 0):
                 self.errors.passed(key)
+        self._passed(began, changed=bool(seen or moved or targets))
+
+    async def _compare_files(self, batch: DirtyBatch, began: float) -> None:
+        """Another program has written control files of these pods, and nothing else has happened: apply the last plan.
+
+        Nothing is listed, read from the runtime, or planned. A pod that is not known is looked at as a whole.
+        """
+        self._counters.event()
+        targets: list[GroupTarget] = []
+        for uid in sorted(key.removeprefix(FILES) for key in batch.keys):
+            pod, wanted = self.knowledge.pods.get(uid), self.wanted.get(uid, {})
+            if pod is None:
+                self.dirty.mark(pod_key(uid))
+            else:
+                targets += self._targets(pod, wanted, wanted, (), every=True)
+        await self.actuator.apply(targets)
+        self.timelines.looked(targets, {})
+        self._passed(began, changed=bool(targets))
+
+    def _passed(self, began: float, *, changed: bool) -> None:
+        """Count a look that is over. ``began``: monotonic seconds."""
         self.looks += 1
-        self.changes += bool(seen or moved or targets)
+        self.changes += changed
         self.look_s = time.monotonic() - began
         self._counters.looked(self.look_s)
 
@@ -288,7 +312,7 @@ class Reconciler:
         uids = set()
         for key in {*batch.keys, *map(container_key, signalled)}:
             kind, _, name = key.partition(":")
-            if kind == "pod":
+            if kind in {"pod", "files"}:
                 uids.add(name)
             elif kind == "container":
                 owner = self.knowledge.owner(name)
@@ -393,7 +417,7 @@ class Reconciler:
     def _plan_pod(
         self, pod: Pod, view: NodeView, plan: NodePlan, signalled: Container[str], *, every: bool
     ) -> list[GroupTarget]:
-        """The pod's groups to look at: all that matter, or (``every`` False) those whose settings changed."""
+        """Plan one pod: its groups to look at, all that matter or (``every`` False) those whose settings changed."""
         settings, refusals = plan_pod(pod, view, plan, self.policies)
         if refusals:
             self.refusals[pod.uid] = refusals
@@ -405,6 +429,12 @@ class Reconciler:
             self.wanted[pod.uid] = wanted
         else:
             self.wanted.pop(pod.uid, None)
+        return self._targets(pod, wanted, before, signalled, every=every)
+
+    def _targets(
+        self, pod: Pod, wanted: Wanted, before: Wanted, signalled: Container[str], *, every: bool
+    ) -> list[GroupTarget]:
+        """The pod's groups to look at. ``before``: what was wanted at the last look."""
         targets = []
         groups = [(pod.group, None), *((one.group, one) for one in pod.containers)]
         for group, container in groups:
@@ -480,6 +510,10 @@ def _caused(batch: DirtyBatch) -> bool:
     """Whether anything but the clock and what it drives asked for the look."""
     told = any(key != TICK and not key.startswith(LOAN) for key in batch.keys)
     return told or any(why != "periodic" for why in batch.everything)
+
+
+def _is_files_key(key: str) -> bool:
+    return key.startswith(FILES)
 
 
 def _differing(before: Mapping[str, object], after: Mapping[str, object]) -> set[str]:

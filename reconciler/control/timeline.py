@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping
 from typing import final
 
 from cgroupfs.hierarchy import Hierarchy
+from reconciler.actuators.cgroup.compare import GroupTarget
 from reconciler.actuators.cgroup.fastpath import FastPath, FastResult
-from reconciler.actuators.cgroup.work import GroupTarget
 from reconciler.runtime.counters import AgentCounters
 from state.model import Phase
 

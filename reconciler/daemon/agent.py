@@ -29,13 +29,11 @@ from cgroupfs.writer import KernelWriter
 from reconciler import __version__
 from reconciler.actuators.base import PlanSnapshot
 from reconciler.actuators.cgroup.apply import CgroupActuator
-from reconciler.actuators.cgroup.attribution import WriteAttribution
-from reconciler.actuators.cgroup.conflict import ForeignWrites
+from reconciler.actuators.cgroup.conflict import ForeignWrites, WriteAttribution
 from reconciler.actuators.cgroup.decide import ChangeDetector
 from reconciler.actuators.cgroup.fastpath import FastPath, FastResult
 from reconciler.actuators.cgroup.records import Records, places_of
-from reconciler.actuators.cgroup.restore import adopt_unjournaled_writes, restore_all
-from reconciler.actuators.cgroup.unfreeze import unfreeze
+from reconciler.actuators.cgroup.restore import adopt_unjournaled_writes, restore_all, unfreeze
 from reconciler.actuators.holds import group_of
 from reconciler.actuators.restore import UndoKind, restore_ledger
 from reconciler.alerts.agent_alerts import as_alert

@@ -38,11 +38,8 @@ from state.dump import EVENT_DEFAULTS, document
 from state.entry import LedgerEntry
 from state.model import Container, Hold, Pod, PodClass, Setting
 from state.reader import read_history
+from state.setting_state import SettingState
 from state.summary import budget_facts, pod_facts, pool_lists
-
-_IN_FORCE: Final = frozenset({"in place", "written"})
-_LEFT: Final = frozenset({"held", "yielded", "waiting"})
-_FAILING: Final = frozenset({"refused", "unreadable", "not recorded", "blocked"})
 
 
 def standings_of(agent: Agent, path: str) -> Mapping[str, SettingStatus]:
@@ -70,7 +67,7 @@ def nothing_in_force(agent: Agent) -> str | None:
             continue
         paths = (pod.group.path, *(one.group.path for one in pod.containers))
         found = [one for path in paths for one in agent.judge.statuses.by_group.get(path, {}).values()]
-        bad = [one.detail for one in found if one.state in _FAILING]
+        bad = [one.detail for one in found if one.kind.is_failing()]
         if found and not bad:
             return None
         pods += bool(bad)
@@ -100,7 +97,7 @@ def snapshot(agent: Agent, *, ready: bool, components: Sequence[ComponentStatus]
     for standings in standings_by_group(agent):
         for standing in standings.values():
             settings[standing.setting.knob, _bucket(standing)] += 1
-            yielded += standing.state == "yielded"
+            yielded += standing.kind is SettingState.YIELDED
         yield
     pods: list[PodMetrics] = []
     if agent.config.http.pod_metrics:
@@ -156,9 +153,9 @@ def standings_by_group(agent: Agent) -> list[Mapping[str, SettingStatus]]:
 
 
 def _bucket(standing: SettingStatus) -> str:
-    if standing.state in _IN_FORCE:
+    if standing.kind.is_in_force():
         return "in_force"
-    return "left_alone" if standing.state in _LEFT else "pending"
+    return "left_alone" if standing.kind.is_left_to_others() else "pending"
 
 
 def _pod_metrics(agent: Agent, pod: Pod, cache: CacheUsage | None) -> PodMetrics:
@@ -475,7 +472,7 @@ class StatusReport:
             f"{one.setting.path}: {one.setting.knob}: {one.detail}"
             for here in standings_by_group(agent)
             for one in here.values()
-            if one.state == "unreadable"
+            if one.kind is SettingState.UNREADABLE
         ][:_LINES]
         found += agent.telling.problems()
         found += [_named(side.name, problem) for side in agent.sides for problem in side.problems()]

@@ -7,7 +7,7 @@
   proportion to what they asked for; to the pod's directory where there are several and the runtime brings no quota for
   any of them (a smaller one above would keep a container from starting again).
 - *freeze*: the tasks of one BE pod stop. The ladder bounds it in time; a daemon that starts thaws what an earlier one
-  left frozen before anything else (`reconciler.actuators.cgroup.unfreeze`).
+  left frozen before anything else (`reconciler.actuators.cgroup.restore`).
 
 Nothing is decided here; `reconciler.responses` decides, and explains. An online pod is never squeezed or frozen,
 whatever is asked.

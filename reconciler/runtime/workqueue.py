@@ -1,8 +1,8 @@
 """The set of keys to look at again: what stands between edges (sources mark) and levels (the worker re-reads).
 
-A key is ``node``, ``tick``, ``pod:<uid>``, ``container:<id>`` or ``loan:<uid>``. Marking is a set operation: it never
-blocks, never fails, never overflows, and a thousand marks of one key are one look. `mark_all` is the answer to every
-loss: look at everything.
+A key is ``node``, ``tick``, ``pod:<uid>``, ``container:<id>``, ``files:<uid>`` or ``loan:<uid>``. Marking is a set
+operation: it never blocks, never fails, never overflows, and a thousand marks of one key are one look. `mark_all` is
+the answer to every loss: look at everything.
 """
 
 from typing import NamedTuple, final
@@ -14,6 +14,7 @@ TICK = "tick"
 """The clock has moved on: see whether the pools still are what they were, look at nothing else."""
 
 LOAN = "loan:"
+FILES = "files:"
 
 
 def pod_key(uid: str) -> str:
@@ -29,6 +30,11 @@ def container_key(container_id: str) -> str:
 def loan_key(uid: str) -> str:
     """The key of what one pod's containers are lent: plan the pod again, and look at nothing else."""
     return f"{LOAN}{uid}"
+
+
+def files_key(uid: str) -> str:
+    """The key of one pod's control files: another program has written one. Compare them with the last plan."""
+    return f"{FILES}{uid}"
 
 
 class DirtyBatch(NamedTuple):

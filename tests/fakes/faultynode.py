@@ -16,7 +16,7 @@ from msgspec import Struct, field, json
 from msgspec.structs import replace
 
 from cgroupfs.attribution import ObservedWrite
-from reconciler.actuators.cgroup.attribution import WriteAttribution
+from reconciler.actuators.cgroup.conflict import WriteAttribution
 from reconciler.config.environment import wait_for_place
 from reconciler.config.model import AgentMode, Config
 from reconciler.daemon.agent import Agent

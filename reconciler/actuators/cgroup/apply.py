@@ -23,16 +23,15 @@ from cgroupfs.knobs import CATALOG
 from cgroupfs.plan import KnobChange, order_changes
 from cgroupfs.steps import WriteStep
 from cgroupfs.writer import StepOutcome, StepWriter
+from reconciler.actuators.cgroup.compare import FileAction, FileWrite, GroupTarget, intended, spec_text
+from reconciler.actuators.cgroup.control_files import BOUNDS
 from reconciler.actuators.cgroup.decide import ChangeDetector
 from reconciler.actuators.cgroup.fastpath import FastPath, FastResult, FastWrite
-from reconciler.actuators.cgroup.readings import BOUNDS
-from reconciler.actuators.cgroup.spec import spec_text
-from reconciler.actuators.cgroup.values import intended
-from reconciler.actuators.cgroup.work import FileAction, FileWrite, GroupTarget
 from reconciler.runtime.cooperative import TimeSlice
 from reconciler.runtime.workqueue import NODE, pod_key
 from state.entry import US, FileKey, LedgerEntry, OriginalSource
 from state.ledger import Ledger
+from state.setting_state import SettingState
 
 _LOG: Final = logging.getLogger(__name__)
 _BOUNDING: Final = (*BOUNDS, "cpu.mems", "cpu.mems_migrate", "cpu.burst", "cpu.idle")
@@ -141,7 +140,7 @@ class CgroupActuator:
             if code == 0 and work is not None:
                 after = work.knob.normal(work.text, work.version)
                 self._ledger.wrote(write.key, before=None, after=after)
-                self.judge.statuses.record(work, "written", actual=after)
+                self.judge.statuses.record(work, SettingState.WRITTEN, actual=after)
 
     # Recording
 
@@ -174,7 +173,7 @@ class CgroupActuator:
         except StoreError as exc:
             for one in firsts:
                 # The keeper tells that the store takes nothing: once, not for every file.
-                self.judge.statuses.refused(one, str(exc), "not recorded", tell=False)
+                self.judge.statuses.refused(one, str(exc), SettingState.NOT_RECORDED, tell=False)
             barred = {one.key for one in firsts}
             return [one for one in work if one.key not in barred]
         for path in {one.key[1] for one in firsts}:
@@ -220,7 +219,7 @@ class CgroupActuator:
             if one is not None:
                 self.writes[one.knob.name, "blocked"] += 1
                 self.judge.control_files.invalidate_ancestors(one.key[1])
-                self.judge.statuses.refused(one, f"{blocked.rule}: {blocked.reason}", "blocked")
+                self.judge.statuses.refused(one, f"{blocked.rule}: {blocked.reason}", SettingState.BLOCKED)
         inodes = {one.target.group.path: one.target.group.inode for one in work}
         self._ledger.intend(intended(plan.steps))
         for outcome in await self._writer.perform(_safe(plan.steps, by_place), inodes):
@@ -306,7 +305,7 @@ class CgroupActuator:
             return
         self.writes[work.knob.name, "written"] += 1
         self._ledger.wrote(work.key, before=outcome.before, after=outcome.after)
-        self.judge.statuses.record(work, "written", actual=outcome.after)
+        self.judge.statuses.record(work, SettingState.WRITTEN, actual=outcome.after)
 
     # Being ready
 
@@ -340,7 +339,7 @@ class CgroupActuator:
             works = self._standing_works(target, self._prepared.get(container.id, {}))
         for one in works.values():
             if target.creating:
-                self.judge.statuses.record(one, "prepared")
+                self.judge.statuses.record(one, SettingState.PREPARED)
         if not works:
             self._lane.drop(container.id)
             self._prepared.pop(container.id, None)
@@ -366,7 +365,7 @@ class CgroupActuator:
         for name, setting in target.settings.items():
             file = self.judge.control_files.find(target.group.path, name)
             standing = self.judge.statuses.get((target.group.path, name))
-            if file is None or standing is None or standing.state not in {"written", "in place"}:
+            if file is None or standing is None or not standing.kind.is_in_force():
                 continue
             slow = file.knob.lowering_is_slow or name == _MOVES_PAGES
             if self._ledger.get(file.key) is None or slow or not self.judge.may_write(setting):

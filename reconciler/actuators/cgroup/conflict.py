@@ -1,6 +1,7 @@
-"""Values that somebody else has written: whose they are, whether ours may be set again, and what is noted and told.
+"""Values that other programs have written: by whom, whether ours may be set again, what is recorded and reported.
 
-`ForeignWrites` decides; here is what it is asked, and what its answers lead to.
+`WriteAttribution` knows the writers, `ForeignWrites` decides per file, `ForeignWriteHandler` asks both for a value that
+is not ours and enters what comes of it.
 
 What to do when somebody else changed a file that we manage: re-assert, wait, yield, or honour it as a hold.
 
@@ -19,18 +20,38 @@ a yield instead of a tug-of-war.
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import Annotated, Final, NamedTuple, Protocol, final
 
+import trio
 from msgspec import Meta, Struct
 
+from cgroupfs.attribution import ObservedWrite, WriteWatch, watch_writes
+from cgroupfs.hierarchy import Hierarchy
+from cgroupfs.knobs import CATALOG
+from reconciler.actuators.cgroup.compare import FileWrite
 from reconciler.actuators.cgroup.status import Alert, StatusTable
-from reconciler.actuators.cgroup.work import FileWrite
 from reconciler.actuators.holds import file_target
+from reconciler.runtime.workqueue import NODE, DirtyKeys, files_key
 from state.entry import US, LedgerEntry
 from state.ledger import Ledger
-from state.model import Hold
+from state.model import Hold, SourceStatus
+from state.setting_state import SettingState
+
+_LOG: Final = logging.getLogger(__name__)
+_PERSON: Final = "person"
+_RUNTIME: Final = "runtime"
+_KUBELET: Final = "kubelet"
+_UNKNOWN: Final = "unknown"
+_EXPECTED: Final = frozenset({_RUNTIME, _KUBELET})
+_UPDATERS: Final = frozenset({_RUNTIME, _UNKNOWN})
+"""Who may be a runtime in the middle of its update. Unknown: it has ended already, or no kernel names writers here."""
+_UPDATE_S: Final = 0.25
+"""Longest recorded ``runc update``: 11 ms; on a busy machine many times that."""
+_KEPT_WRITERS: Final = 10_000
+_FILES: Final = frozenset(form.file for knob in CATALOG.values() for form in knob.forms.values())
+"""The files whose writers are remembered: those of the catalog's knobs."""
 
 
 class ConflictAction(StrEnum):
@@ -72,6 +93,13 @@ class ConflictDecision(NamedTuple):
     answer: ConflictAction
     again_at: float | None
     words: str
+
+
+_STATES: Final = {
+    ConflictAction.WAIT: SettingState.WAITING,
+    ConflictAction.HOLD: SettingState.HELD,
+    ConflictAction.YIELD: SettingState.YIELDED,
+}
 
 
 @final
@@ -153,19 +181,6 @@ class ForeignWrites:
         return min(times, default=None)
 
 
-_LOG: Final = logging.getLogger(__name__)
-_PERSON: Final = "person"
-_RUNTIME: Final = "runtime"
-_KUBELET: Final = "kubelet"
-_UNKNOWN: Final = "unknown"
-_EXPECTED: Final = frozenset({_RUNTIME, _KUBELET})
-_UPDATERS: Final = frozenset({_RUNTIME, _UNKNOWN})
-"""Who may be a runtime in the middle of its update. Unknown: it has ended already, or no kernel names writers here."""
-_UPDATE_S: Final = 0.25
-"""Longest recorded ``runc update``: 11 ms; on a busy machine many times that."""
-_STATES: Final = {ConflictAction.WAIT: "waiting", ConflictAction.HOLD: "held", ConflictAction.YIELD: "yielded"}
-
-
 class WriterLookup(Protocol):
     """Who wrote a file last, as far as anybody saw."""
 
@@ -175,7 +190,7 @@ class WriterLookup(Protocol):
 
 @final
 class ForeignWriteHandler:
-    """See the module's text."""
+    """What is done about a foreign value: decided by `ForeignWrites`, recorded in the ledger, counted and reported."""
 
     def __init__(
         self,
@@ -283,7 +298,7 @@ class ForeignWriteHandler:
             del self._updating[work.place]
             return False
         self._standings.look_again(work, since + _UPDATE_S)
-        self._standings.record(work, "waiting", "the runtime is writing")
+        self._standings.record(work, SettingState.WAITING, "the runtime is writing")
         return True
 
     def _who(self, work: FileWrite) -> tuple[str, str]:
@@ -291,3 +306,101 @@ class ForeignWriteHandler:
         if seen is not None:
             return seen
         return (_RUNTIME, "the runtime's update") if work.target.signalled else (_UNKNOWN, "")
+
+
+@final
+class WriteAttribution:
+    """Remembers each file's last foreign writer, and marks the files of its pod. A component, and a `WriterLookup`.
+
+    With fanotify every write on the node's hierarchies is seen with its process; without it, the directories that hold
+    a file of ours are watched and the writer stays unknown.
+    """
+
+    def __init__(
+        self,
+        hierarchy: Hierarchy,
+        dirty: DirtyKeys,
+        *,
+        kubepods: str,
+        owner: Callable[[str], str | None],
+        ours: Callable[[str], bool],
+        watch: Callable[..., WriteWatch] = watch_writes,
+    ) -> None:
+        """``owner``: the pod uid of a group path (None: a directory above the pods). ``ours``: do we manage a group."""
+        self._hierarchy = hierarchy
+        self._dirty = dirty
+        self._kubepods = kubepods
+        self._owner = owner
+        self._ours = ours
+        self._make = watch
+        self._watch: WriteWatch | None = None
+        self._seen: dict[tuple[str, str], tuple[str, str]] = {}
+        self._followed: set[str] = set()
+        self.writes = 0
+        self.lost = 0
+
+    def last_writer(self, directory: str, file: str) -> tuple[str, str] | None:
+        """(kind, process) of the last foreign write of one file; None when none was seen.
+
+        What the kernel has told and this task has not yet read counts: a value may be read before its writer is.
+        """
+        if self._watch is not None:
+            self._take(self._watch.take())
+        return self._seen.get((directory, file))
+
+    def follow(self, path: str) -> None:
+        """Files of this group are ours from now on."""
+        if path not in self._followed:
+            self._followed.add(path)
+            if self._watch is not None:
+                self._each(path, self._watch.follow)
+
+    def forget(self, path: str) -> None:
+        """The group is gone."""
+        if path in self._followed:
+            self._followed.discard(path)
+            if self._watch is not None:
+                self._each(path, self._watch.forget)
+        for mount in self._hierarchy.mounts():
+            directory = mount.path(path)
+            for file in _FILES:
+                self._seen.pop((directory, file), None)
+
+    def status(self) -> SourceStatus:
+        """Whether writers are named here."""
+        problem = "not running" if self._watch is None else self._watch.problem
+        return SourceStatus(
+            name="write attribution", ok=problem is None, age_s=0.0, detail=problem or "fanotify names every writer"
+        )
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Watch until cancelled."""
+        directories = [mount.directory for mount in self._hierarchy.mounts()]
+        watch = self._watch = self._make(directories, files=_FILES, below=self._kubepods)
+        try:
+            for path in self._followed:
+                self._each(path, watch.follow)
+            task_status.started()
+            while True:
+                self._take(await watch.next_batch())
+        finally:
+            self._watch = None
+            watch.close()
+
+    def _take(self, batch: Iterable[ObservedWrite]) -> None:
+        for write in batch:
+            self.writes += 1
+            if write.lost:
+                self.lost += 1
+                self._dirty.mark_all("lost writes")
+            elif write.group and self._ours(write.group):
+                if len(self._seen) > _KEPT_WRITERS:
+                    self._seen.clear()
+                directory = write.directory + write.group
+                self._seen[directory, write.file] = (write.writer.kind.value, str(write.writer))
+                uid = self._owner(write.group)
+                self._dirty.mark(NODE if uid is None else files_key(uid))
+
+    def _each(self, path: str, call: Callable[[str, str], None]) -> None:
+        for mount in self._hierarchy.mounts():
+            call(mount.directory, path)

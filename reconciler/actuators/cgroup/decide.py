@@ -2,27 +2,10 @@
 
 Reads, compares, and applies what stands against a write: a hold, observe mode, another writer, a wait after a refusal.
 It writes nothing and never waits.
-
-What was given back to containers a moment ago, and is put right when the runtime turns out to have been at it.
-
-The kubelet takes a container over (an exclusive CPU, a resize): its checkpoint says so, our value is no longer wanted,
-and the file gets its original back. The runtime writes the new value at about the same time. Where that came first and
-is the very value that stood there as ours, nobody could tell; its signal, some milliseconds later, brings a spec that
-says what should stand there, and nobody would ever write it again.
-
-What to write to put an original back: the original itself, but for a set that cannot be emptied again.
-
-Knobs that the kernel resets with another one: while that one is set their file tells nothing, and afterwards too.
-
-There is one such pair: a group in the idle class (``cpu.idle``) shows the class's weight and refuses any other
-(EINVAL), and on leaving it the kernel writes its own default. So the weight's original is recorded with the first touch
-of ``cpu.idle``, its file is left alone while the class lasts, and it is written again right after.
-
-Source: kernel/sched/fair.c, sched_group_set_idle; tried on 5.15 to 6.18.
 """
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final, final
 
@@ -30,76 +13,28 @@ from cgroupfs.codecs import Value
 from cgroupfs.errors import CgroupError, CgroupGoneError
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
-from cgroupfs.knobs import CATALOG, Knob
+from cgroupfs.knobs import CATALOG
+from reconciler.actuators.cgroup.compare import (
+    ALWAYS_RESTORED,
+    FileAction,
+    FileState,
+    FileWrite,
+    GroupTarget,
+    KnobFile,
+    compare,
+    expected_after_runtime,
+    spec_text,
+    value_without_agent,
+)
 from reconciler.actuators.cgroup.conflict import ForeignWriteHandler, ForeignWrites, WriterLookup
-from reconciler.actuators.cgroup.readings import ControlFileCache, knob_file
-from reconciler.actuators.cgroup.spec import expected_after_runtime, spec_text, value_without_agent
+from reconciler.actuators.cgroup.control_files import ControlFileCache, masked, reset_by, restore_text
 from reconciler.actuators.cgroup.status import Alert, StatusTable
-from reconciler.actuators.cgroup.unfreeze import ALWAYS_RESTORED
-from reconciler.actuators.cgroup.work import FileAction, FileState, FileWrite, GroupTarget, KnobFile, compare
 from reconciler.actuators.holds import holding
 from reconciler.runtime.object_errors import ObjectErrors
 from state.entry import US, LedgerEntry
 from state.ledger import Ledger
 from state.model import Hold, Setting
-
-_RESETTING: Final = tuple(knob for knob in CATALOG.values() if knob.resets is not None)
-
-
-def masked(hierarchy: Hierarchy, ledger: Ledger, files: FileOps, path: str, wanted: Collection[str]) -> dict[str, str]:
-    """By knob that tells nothing in this group now, the one that hides it; only those that are ours or ``wanted``."""
-    found: dict[str, str] = {}
-    for knob in _RESETTING:
-        file = knob_file(hierarchy, path, knob)
-        if file is None or knob.resets is None or (knob.name not in wanted and ledger.get(file.key) is None):
-            continue
-        text = _read(files, file)
-        if text is not None and knob.decode(text, file.version) != 0:
-            found[knob.resets] = knob.name
-    return found
-
-
-def reset_by(hierarchy: Hierarchy, files: FileOps, path: str, knob: Knob) -> tuple[KnobFile, str] | None:
-    """The file of this group that ``knob`` resets, and its text; None where there is none."""
-    file = knob_file(hierarchy, path, CATALOG[knob.resets]) if knob.resets is not None else None
-    text = _read(files, file) if file is not None else None
-    return None if file is None or text is None else (file, text)
-
-
-def _read(files: FileOps, file: KnobFile) -> str | None:
-    try:
-        return files.read(file.directory, file.key[2]).rstrip("\n")
-    except OSError:
-        return None
-
-
-_SETS: Final = frozenset({"cpu.set", "cpu.mems"})
-
-
-def restore_text(
-    place: tuple[Knob, int], entry: LedgerEntry, ledger: Ledger, original: str | None, read: Callable[[str, str], str]
-) -> str | None:
-    """The text that undoes us; None when nobody knows the original. ``original``: what should be there again.
-
-    On v2 a fresh group's set is empty, which means "as the group above"; once it has been set and processes are in the
-    group, the kernel answers ENOSPC to every attempt to empty it. All that the group above has is the same to
-    everybody in it, until that changes. A group above that we have narrowed ourselves is passed over: it is about to
-    be put back too. ``read`` reads a file (second) of a group (first).
-
-    Source: kernel-measured on 5.10 to 6.18. Errors: those of ``read``.
-    """
-    knob, version = place
-    if original is None or original.strip() or version != 2 or knob.name not in _SETS:
-        return original
-    group = _above(entry.path)
-    while group != "/" and ledger.get((entry.controller, group, entry.file)) is not None:
-        group = _above(group)
-    return read(group, f"{entry.file}.effective").strip()
-
-
-def _above(group: str) -> str:
-    return group.rpartition("/")[0] or "/"
-
+from state.setting_state import SettingState
 
 _RACE_S: Final = 2.0
 """From the runtime's write to its signal 11 ms were recorded at the most; on a busy machine many times that."""
@@ -107,7 +42,13 @@ _RACE_S: Final = 2.0
 
 @final
 class RecentReleases:
-    """See the module's text."""
+    """The files of containers that got their originals back a moment ago; `reassert_runtime` ends a race about them.
+
+    The kubelet takes a container over (an exclusive CPU, a resize): its checkpoint names it, our value is no longer
+    wanted, and the file gets its original back. The runtime writes the new value at about the same time. Where that
+    came first and equals our value, the two cannot be told apart; the runtime's signal, some milliseconds later, brings
+    a spec with the value that should be in the file, and no further event would lead to a write.
+    """
 
     def __init__(self, known: ControlFileCache) -> None:
         self._known = known
@@ -329,7 +270,7 @@ class ChangeDetector:
         if work.move is FileAction.NOTHING:
             self.statuses.done(work)
             self.foreign_writes.resolve(work.place)
-            self.statuses.record(work, "in place")
+            self.statuses.record(work, SettingState.IN_PLACE)
             if (
                 self.lost
                 and entry is None
@@ -346,17 +287,17 @@ class ChangeDetector:
             if foreign is not None:
                 # Seen now, so that it is no news when the hold is over.
                 self.foreign_writes.record(work, foreign)
-            self.statuses.record(work, "held", f"{hold.reason} (by {hold.by})")
+            self.statuses.record(work, SettingState.HELD, f"{hold.reason} (by {hold.by})")
             return False
         if not self.may_write(setting):
-            self.statuses.record(work, "would write", setting.reason)
+            self.statuses.record(work, SettingState.WOULD_WRITE, setting.reason)
             return False
         if foreign is not None and not self.foreign_writes.may_reassert(work, foreign):
             return False
         return not self.statuses.is_waiting(work)
 
     def _missing(self, setting: Setting, why: str) -> None:
-        self.statuses.record_unread(setting, "missing", why)
+        self.statuses.record_unread(setting, SettingState.MISSING, why)
 
     def _hold(self, setting: Setting) -> Hold | None:
         return holding(self.holds, path=setting.path, knob=setting.knob, pod_uid=setting.pod_uid)
@@ -399,7 +340,7 @@ class ChangeDetector:
         found = masked(self.hierarchy, self._ledger, self._files, target.group.path, target.settings)
         for name, by in found.items():
             if (setting := target.settings.get(name)) is not None:
-                self.statuses.record_unread(setting, "in place", f"counts once {by} ends")
+                self.statuses.record_unread(setting, SettingState.IN_PLACE, f"counts once {by} ends")
         return found
 
     def _dependent_write(self, work: FileWrite) -> FileWrite | None:

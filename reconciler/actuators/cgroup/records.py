@@ -20,7 +20,7 @@ from cgroupfs.cpuset import CpuSet
 from cgroupfs.errors import AgentError
 from cgroupfs.knobs import Knob
 from cgroupfs.naming import parse
-from reconciler.actuators.cgroup.spec import spec_text
+from reconciler.actuators.cgroup.compare import spec_text
 from reconciler.sources.bundles import RuntimeState, parse_bundle, parse_state
 from reconciler.sources.runtime_roots import RuntimeDirs, find_runtime_dirs
 from state.entry import LedgerEntry

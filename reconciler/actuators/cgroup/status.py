@@ -4,13 +4,13 @@ import time
 from collections.abc import Callable, Collection
 from typing import Final, NamedTuple, final
 
-from reconciler.actuators.cgroup.work import FileWrite
+from reconciler.actuators.cgroup.compare import FileWrite
 from state.model import Setting
+from state.setting_state import SettingState
 
 Alert = Callable[[str, str, Setting | None], None]
 """Told a kind, words, and the setting that they are about."""
 
-_WAITING: Final = frozenset({"waiting", "yielded"})
 _RETRY_S: Final = 1.0
 _RETRY_MAX_S: Final = 60.0
 _UNREAD: Final = "\0unread"
@@ -20,9 +20,7 @@ _UNREAD: Final = "\0unread"
 class SettingStatus(NamedTuple):
     """How one wanted setting stands, for ``diff``, ``explain`` and the live table.
 
-    ``state``: in place, written, under way (the kernel is at it, or at another before it), would write, prepared,
-    waiting, held, yielded, refused, missing (no such file here), unreadable, not recorded (the store cannot take the
-    original), blocked (a rule of the kernel). Texts are the kernel's; ``at`` is wall-clock seconds.
+    ``state`` is a `SettingState` or its text; ask `kind`. Texts are the kernel's; ``at`` is wall-clock seconds.
     """
 
     setting: Setting
@@ -31,6 +29,11 @@ class SettingStatus(NamedTuple):
     actual: str | None
     detail: str
     at: float
+
+    @property
+    def kind(self) -> SettingState:
+        """The state, to be asked."""
+        return SettingState(self.state)
 
 
 class _Retry(NamedTuple):
@@ -56,13 +59,13 @@ class StatusTable:
         """How the setting of one group and knob stands."""
         return self.by_group.get(place[0], {}).get(place[1])
 
-    def record(self, work: FileWrite, state: str, detail: str = "", actual: str | None = None) -> None:
+    def record(self, work: FileWrite, state: SettingState, detail: str = "", actual: str | None = None) -> None:
         """Note how a wanted setting stands."""
         if work.setting is not None:
             shown = work.actual if actual is None else actual
             self._put(SettingStatus(work.setting, state, work.text, shown, detail, time.time()))
 
-    def record_unread(self, setting: Setting, state: str, detail: str) -> None:
+    def record_unread(self, setting: Setting, state: SettingState, detail: str) -> None:
         """The same for a setting whose file was not read."""
         self._put(SettingStatus(setting, state, "", None, detail, time.time()))
 
@@ -89,7 +92,9 @@ class StatusTable:
         """The file took its value: nothing to try again."""
         self._retries.get(work.key[1], {}).pop(work.knob.name, None)
 
-    def refused(self, work: FileWrite, reason: str, state: str = "refused", *, tell: bool = True) -> None:
+    def refused(
+        self, work: FileWrite, reason: str, state: SettingState = SettingState.REFUSED, *, tell: bool = True
+    ) -> None:
         """Not possible now: say so once (unless somebody else does), and try again after a growing while."""
         before = self._retries.get(work.key[1], {}).get(work.knob.name)
         delay = min(before.delay_s * 2, _RETRY_MAX_S) if before is not None and before.text == work.text else _RETRY_S
@@ -114,9 +119,9 @@ class StatusTable:
         if setting is None:
             return
         known = self.get((path, knob))
-        self.record_unread(setting, "unreadable", reason)
-        if known is None or (known.state, known.detail) != ("unreadable", reason):
-            self._alert("unreadable", reason, setting)
+        self.record_unread(setting, SettingState.UNREADABLE, reason)
+        if known is None or (known.state, known.detail) != (SettingState.UNREADABLE, reason):
+            self._alert(SettingState.UNREADABLE, reason, setting)
 
     def readable(self, path: str, knob: str) -> None:
         """The file, or (``knob`` "") the group, could be read."""
@@ -127,7 +132,7 @@ class StatusTable:
     def under_way(self, work: FileWrite, detail: str) -> None:
         """The kernel takes its time: look again soon. No refusal, and nobody is told."""
         self._retry(work, _Retry(time.monotonic() + _RETRY_S, _RETRY_S, work.text, work.target.pod_uid))
-        self.record(work, "under way", detail)
+        self.record(work, SettingState.UNDER_WAY, detail)
 
     def look_again(self, work: FileWrite, at: float) -> None:
         """Have the file looked at again at ``at`` (monotonic), though nothing was refused."""
@@ -155,8 +160,8 @@ class StatusTable:
                     uids.add(one.pod_uid)
         for path, here in self.by_group.items():
             for knob, standing in here.items():
-                if standing.state in _WAITING and not waits((path, knob)):
-                    here[knob] = standing._replace(state="due")
+                if standing.kind.is_waiting() and not waits((path, knob)):
+                    here[knob] = standing._replace(state=SettingState.DUE)
                     uids.add(standing.setting.pod_uid)
         return uids
 

@@ -5,8 +5,8 @@ import trio
 
 from cgroupfs.attribution import ObservedWrite
 from cgroupfs.identity import WriterKind, WriterProcess
-from reconciler.actuators.cgroup.attribution import WriteAttribution
-from reconciler.runtime.workqueue import DirtyKeys
+from reconciler.actuators.cgroup.conflict import WriteAttribution
+from reconciler.runtime.workqueue import DirtyKeys, files_key
 from tests.reconciler.actuators.acting import GROUP, UID, make_node
 
 
@@ -45,6 +45,6 @@ async def test_a_writer_is_known_as_soon_as_the_kernel_has_told_it(tmp_path: Pat
     runc = WriterProcess(kind=WriterKind.RUNTIME, pid=5, name="runc")
     watch.told.append(ObservedWrite(directory.removesuffix(GROUP), GROUP, "cpu.shares", runc))
     assert witness.last_writer(directory, "cpu.shares") == ("runtime", str(runc))
-    assert (witness.writes, set(dirty.take_nowait().keys)) == (1, {f"pod:{UID}"})
+    assert (witness.writes, set(dirty.take_nowait().keys)) == (1, {files_key(UID)})
     assert witness.last_writer(directory, "cpu.shares") == ("runtime", str(runc))
     nursery.cancel_scope.cancel()

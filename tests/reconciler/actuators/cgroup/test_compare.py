@@ -1,6 +1,6 @@
 import pytest
 
-from reconciler.actuators.cgroup.work import FileAction, FileState, compare
+from reconciler.actuators.cgroup.compare import FileAction, FileState, compare
 from state.entry import US, LedgerEntry
 
 
@@ -18,7 +18,7 @@ def entry(writer: str) -> LedgerEntry:
         (US, "2", "10", "2", "1024", FileAction.CHANGE),
         (US, "50", "2", "2", "1024", FileAction.FOREIGN),
         (US, "2", None, "2", "1024", FileAction.RELEASE),
-        (US, "2", None, "2", None, FileAction.STUCK),
+        (US, "2", None, "2", None, FileAction.UNRECOVERABLE),
         (US, "2", None, "2", "2", FileAction.DROP),
         (US, "50", None, "2", "1024", FileAction.DROP),
         # Recorded, not yet written: the runtime may have written in between, that is no fight.

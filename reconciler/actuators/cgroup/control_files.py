@@ -1,6 +1,15 @@
-"""Control files as they read now, and what each of them read last: the values that bound what may be written."""
+"""Control files as they read now, and what each of them read last: the values that bound what may be written.
 
-from collections.abc import Mapping
+Some files do not read as they are: the kernel resets a knob with another one, and while that one is set the file tells
+nothing, and afterwards too. There is one such pair: a group in the idle class (``cpu.idle``) shows the class's weight
+and refuses any other (EINVAL), and on leaving it the kernel writes its own default. So the weight's original is
+recorded with the first touch of ``cpu.idle``, its file is not written while the class lasts, and it is written again
+right after. `masked` and `reset_by` know of it. `restore_text` knows of the sets that cannot be emptied again.
+
+Source: kernel/sched/fair.c, sched_group_set_idle; tried on 5.15 to 6.18.
+"""
+
+from collections.abc import Callable, Collection, Mapping
 from typing import Final, final
 
 from cgroupfs.codecs import Value
@@ -10,11 +19,14 @@ from cgroupfs.files import FileOps
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.knobs import CATALOG, Knob
 from cgroupfs.probe import offered
-from reconciler.actuators.cgroup.work import FileWrite, KnobFile
+from reconciler.actuators.cgroup.compare import FileWrite, KnobFile
 from state.entry import LedgerEntry
+from state.ledger import Ledger
 
 BOUNDS: Final = ("cpu.set", "cpu.quota", "cpu.period")
 """The knobs of a directory that bound what the groups below it may be given."""
+_RESETTING: Final = tuple(knob for knob in CATALOG.values() if knob.resets is not None)
+_SETS: Final = frozenset({"cpu.set", "cpu.mems"})
 
 
 def knob_file(hierarchy: Hierarchy, path: str, knob: Knob) -> KnobFile | None:
@@ -130,3 +142,55 @@ class ControlFileCache:
             return self._files.read(directory, file).rstrip("\n")
         except OSError as exc:
             raise cgroup_error(f"{directory}/{file}", exc, "read") from exc
+
+
+def masked(hierarchy: Hierarchy, ledger: Ledger, files: FileOps, path: str, wanted: Collection[str]) -> dict[str, str]:
+    """By knob that tells nothing in this group now, the one that hides it; only those that are ours or ``wanted``."""
+    found: dict[str, str] = {}
+    for knob in _RESETTING:
+        file = knob_file(hierarchy, path, knob)
+        if file is None or knob.resets is None or (knob.name not in wanted and ledger.get(file.key) is None):
+            continue
+        text = _read(files, file)
+        if text is not None and knob.decode(text, file.version) != 0:
+            found[knob.resets] = knob.name
+    return found
+
+
+def reset_by(hierarchy: Hierarchy, files: FileOps, path: str, knob: Knob) -> tuple[KnobFile, str] | None:
+    """The file of this group that ``knob`` resets, and its text; None where there is none."""
+    file = knob_file(hierarchy, path, CATALOG[knob.resets]) if knob.resets is not None else None
+    text = _read(files, file) if file is not None else None
+    return None if file is None or text is None else (file, text)
+
+
+def _read(files: FileOps, file: KnobFile) -> str | None:
+    try:
+        return files.read(file.directory, file.key[2]).rstrip("\n")
+    except OSError:
+        return None
+
+
+def restore_text(
+    place: tuple[Knob, int], entry: LedgerEntry, ledger: Ledger, original: str | None, read: Callable[[str, str], str]
+) -> str | None:
+    """The text that undoes us; None when nobody knows the original. ``original``: what should be there again.
+
+    On v2 a fresh group's set is empty, which means "as the group above"; once it has been set and processes are in the
+    group, the kernel answers ENOSPC to every attempt to empty it. All that the group above has is the same to
+    everybody in it, until that changes. A group above that we have narrowed ourselves is passed over: it is about to
+    be put back too. ``read`` reads a file (second) of a group (first).
+
+    Source: kernel-measured on 5.10 to 6.18. Errors: those of ``read``.
+    """
+    knob, version = place
+    if original is None or original.strip() or version != 2 or knob.name not in _SETS:
+        return original
+    group = _above(entry.path)
+    while group != "/" and ledger.get((entry.controller, group, entry.file)) is not None:
+        group = _above(group)
+    return read(group, f"{entry.file}.effective").strip()
+
+
+def _above(group: str) -> str:
+    return group.rpartition("/")[0] or "/"

@@ -1,0 +1,135 @@
+"""The two scenes whose files are counted: a foreign CPU set put back, and an eviction from its signal to the order."""
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+from unittest.mock import patch
+
+import trio
+from msgspec.structs import replace
+
+from cgroupfs.files import REAL, Directory
+from reconciler.detectors.config import InterferenceConfig
+from reconciler.detectors.rule import RuleConfig, RuleMode
+from reconciler.detectors.table import DetectorEntry
+from reconciler.detectors.threshold import ThresholdConfig
+from reconciler.responses.eviction.config import EvictionConfig, LimitsConfig, NodeMemoryConfig, TriggersConfig
+from reconciler.responses.eviction.executor import Evictor
+from reconciler.responses.eviction.exemptions import ExemptionsConfig
+from state.evidence import ContendedResource
+from state.measures import Response
+from tests.architecture.entered import EnteredFiles
+from tests.daemon.node import DirectoryNode
+from tests.daemon.writers import Scribe
+from tests.node.inprocess import InProcess
+from tests.reconciler.cli.livenode import BATCH, WEB, LiveNode, container_id, group
+
+FOREIGN_CPUSET_FILES: Final = 40
+EVICTION_FILES: Final = 90
+"""Bounds: more files than that are too many for one way."""
+_WITHIN_S: Final = 30.0
+_SETTLE_S: Final = 2.5
+_GI: Final = 1 << 30
+_MEMINFO: Final = f"""\
+MemTotal: {16 << 20} kB
+MemFree: {8 << 20} kB
+MemAvailable: {8 << 20} kB
+Inactive(file): 0 kB
+SwapTotal: 0 kB
+SwapFree: 0 kB
+"""
+
+
+@contextlib.contextmanager
+def _agent(made: DirectoryNode, entered: EnteredFiles, **more: object) -> Iterator[InProcess]:
+    file = f"{made.directory}/config.yaml"
+    with open(file, "w", encoding="utf-8") as opened:
+        json.dump(made.config(**more), opened)
+    with entered.installed():
+        agent = InProcess(file, REAL)
+        agent.start()
+        try:
+            yield agent
+        finally:
+            agent.stop()
+
+
+def foreign_cpuset(directory: str) -> dict[str, list[str]]:
+    """A program writes another CPU set into a BE container: the files from the kernel's event to our write."""
+    entered = EnteredFiles()
+    os.makedirs(directory, exist_ok=True)
+    with DirectoryNode(directory) as node, Scribe("tuned") as program:
+        pod = node.add("be")
+        before = node.cpus(pod.main)
+        with _agent(node, entered, node={"sample_s": 60}, kubelet={"period_s": 3600}):
+            _wait(lambda: node.cpus(pod.main) != before)
+            ours = node.cpus(pod.main)
+            time.sleep(_SETTLE_S)
+            entered.until_written(lambda: node.cpus(pod.main) == ours)
+            program.write(node.path(pod.main.group, "cpuset", "cpuset.cpus"), before)
+            assert entered.finished.wait(_WITHIN_S), "the CPU set is not put back"
+    return entered.files
+
+
+def _wait(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + _WITHIN_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def eviction(directory: str) -> dict[str, list[str]]:
+    """An online pod's signal rises: the files from its next reading, through rule and ladder, to the order."""
+    return trio.run(_eviction, Path(directory))
+
+
+async def _eviction(directory: Path) -> dict[str, list[str]]:
+    live, entered = LiveNode(directory), EnteredFiles()
+    rule = RuleConfig(
+        mode=RuleMode.ENFORCE,
+        when=((DetectorEntry(threshold=ThresholdConfig(signal="memory.use", of="victim", above=2.0 * _GI, for_s=0)),),),
+        resource=ContendedResource.MEMORY,
+        responses=(Response.EVICT,),
+    )
+    config = replace(
+        live.config,
+        interference=InterferenceConfig(enabled=True, settle_s=0, rules={"memory-use": rule}),
+        eviction=EvictionConfig(
+            enabled=True,
+            dry_run=False,
+            interval_s=1.0,
+            limits=LimitsConfig(quiet_s=0),
+            spared=ExemptionsConfig(young_s=0),
+            triggers=TriggersConfig(node_memory=NodeMemoryConfig(enabled=True)),
+        ),
+    )
+    live.put("proc/meminfo", _MEMINFO)
+    control_files = live.kernel.read
+
+    def read(path: Directory, file: str) -> str:
+        if isinstance(path, str) and path.startswith(f"{live.root}/proc"):
+            return REAL.read(path, file)
+        return control_files(path, file)
+
+    def charge(uid: str, size: int) -> None:
+        live.kernel.charge(f"{live.root}/sys/fs/cgroup/memory{group(uid)}/{container_id(uid)}", anon=size)
+
+    with entered.installed(), patch.object(live.kernel, "read", read), live.agent(config) as agent:
+        await live.look(agent)
+        for uid, pod in agent.knowledge.pods.items():
+            certain = replace(pod.classification, certain=True)
+            agent.knowledge.pods[uid] = replace(pod, classification=certain)
+        charge(WEB, _GI)
+        charge(BATCH, 4 * _GI)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(agent.watching.run)
+            await trio.sleep(_SETTLE_S)
+            entered.until_called(Evictor.submit)
+            charge(WEB, 2 * _GI)
+            assert await trio.to_thread.run_sync(entered.finished.wait, _WITHIN_S), "no eviction is ordered"
+            nursery.cancel_scope.cancel()
+    return entered.files

@@ -1,0 +1,26 @@
+"""Two ways through the program stay short: how many product files each enters is a fact of its structure."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.architecture.scenes import EVICTION_FILES, FOREIGN_CPUSET_FILES, eviction, foreign_cpuset
+from tests.daemon.node import HIERARCHIES
+from tests.e2e.mounts import hierarchies
+
+
+@pytest.mark.kernel
+def test_a_foreign_cpu_set_is_put_back_through_few_files(tmp_path: Path) -> None:
+    if os.geteuid() != 0 or set(HIERARCHIES) - set(hierarchies()) or len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("REAL KERNEL TEST NOT RUN: needs root, cgroup v1 hierarchies and two CPUs")
+    files = foreign_cpuset(str(tmp_path / "node"))
+    assert "reconciler/actuators/cgroup/apply.py" in files
+    assert "reconciler/control/planner.py" not in files, "a foreign write alone is no reason to plan"
+    assert len(files) <= FOREIGN_CPUSET_FILES, "\n".join(files)
+
+
+def test_an_eviction_is_ordered_through_few_files(tmp_path: Path) -> None:
+    files = eviction(str(tmp_path))
+    assert {"reconciler/responses/ladder.py", "reconciler/responses/eviction/executor.py"} <= files.keys()
+    assert len(files) <= EVICTION_FILES, "\n".join(files)
