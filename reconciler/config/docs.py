@@ -10,23 +10,15 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Final
 
+from msgspec.inspect import DictType, StrType
+
 from cgroupfs.cpuset import CpuSet
 from reconciler.clients.urls import masked_url
 from reconciler.config.load import DEFAULT_PATH, Loaded, value_at
 from reconciler.config.model import Config
 from reconciler.policies.table import POLICIES
 from reconciler.settings import units
-from reconciler.settings.schema import (
-    FieldSchema,
-    ListSchema,
-    MapSchema,
-    ScalarKind,
-    ScalarSchema,
-    Schema,
-    StructSchema,
-    section_of,
-    settings,
-)
+from reconciler.settings.schema import FieldSchema, ListType, Schema, section_of, settings
 
 # Bare YAML words: everything else is quoted.
 _SAFE: Final = re.compile(r"[A-Za-z0-9/][A-Za-z0-9/._%-]*")
@@ -61,7 +53,6 @@ classes:
 
 def shown(value: object, field: FieldSchema | None = None) -> str:
     """A value as one would write it in the file."""
-    leaf = field.schema if field is not None and isinstance(field.schema, ScalarSchema) else None
     match value:
         case None:
             return "null"
@@ -70,7 +61,7 @@ def shown(value: object, field: FieldSchema | None = None) -> str:
         case Enum():
             return str(value.value)
         case int() | float():
-            return units.format_number(value, leaf.unit if leaf is not None else None)
+            return units.format_number(value, field.schema.unit if field is not None else None)
         case CpuSet():
             return str(value) or '""'
         case tuple():
@@ -86,26 +77,21 @@ def shown(value: object, field: FieldSchema | None = None) -> str:
 
 def accepts(field: FieldSchema) -> str:
     """What may be written: kind, bounds, whether null."""
-    match field.schema:
-        case ScalarSchema() as leaf:
-            words = leaf.unit.noun if leaf.unit is not None and leaf.bounds else leaf.describe
-            words += f" {leaf.bounds}" if leaf.bounds else ""
-            return f"{words}; or null" if leaf.optional else words
-        case ListSchema(item=StructSchema()):
+    schema = field.schema
+    if schema.struct is not None:
+        return "a section"
+    if isinstance(schema.kind, DictType):
+        return "keys with values" if schema.item.struct is None else "names with sections"
+    if isinstance(schema.kind, ListType):
+        if schema.item.struct is not None:
             return "a list of rules"
-        case ListSchema(item=ListSchema()):
-            return "a list of lists"
-        case ListSchema():
-            return "a list"
-        case MapSchema(item=StructSchema()):
-            return "names with sections"
-        case MapSchema():
-            return "keys with values"
-        case _:
-            return "a section"
+        return "a list of lists" if isinstance(schema.item.kind, ListType) else "a list"
+    text = schema.unit.noun if schema.unit is not None and schema.bounds else schema.describe
+    text += f" {schema.bounds}" if schema.bounds else ""
+    return f"{text}; or null" if schema.optional else text
 
 
-def _summary(path: str, section: StructSchema) -> str:
+def _summary(path: str, section: Schema) -> str:
     name = path.removeprefix("policies.")
     for policy in POLICIES:
         if policy.name == name:
@@ -122,7 +108,7 @@ def example() -> str:
     lines = [_HEAD]
     for path, field in settings(section_of(Config)):
         indent = "  " * path.count(".")
-        if isinstance(field.schema, StructSchema):
+        if field.schema.struct is not None:
             summary = _summary(path, field.schema)
             blank = [""] if "." not in path else []
             lines += [*blank, *_comment(summary, indent), f"{indent}{field.name}:"]
@@ -159,7 +145,8 @@ def markdown() -> str:
         "",
         "A bare number is in the unit that the setting's name ends in (`_s` seconds, `_bytes`, `_milli` thousandths of",
         "a CPU, `_percent`); a unit may be written: `200ms`, `10s`, `5m`, `1h`; `512Mi`, `4Gi`; `500m`, `2cpu`;",
-        "`75%`. Text is taken as it stands (`on`, `010` and `12:30` stay text). Anchors, aliases and tags are refused.",
+        "`75%`. Text is taken as it is written (`on`, `010` and `12:30` stay text). Anchors, aliases, tags and a second",
+        "document are refused. `classes.yaml` (`operator_file`) and the `--pods` list of `bypassctl plan` are read alike.",
         "",
         "Example of rules that name classes:",
         "",
@@ -171,8 +158,8 @@ def markdown() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _tables(section: StructSchema, path: str, title: str) -> list[str]:
-    plain = [field for field in section.fields.values() if not isinstance(field.schema, StructSchema)]
+def _tables(section: Schema, path: str, title: str) -> list[str]:
+    plain = [field for field in section.fields.values() if field.schema.struct is None]
     lines = ["", f"## {title}", ""]
     if path:
         lines += [_summary(path, section), ""]
@@ -183,7 +170,7 @@ def _tables(section: StructSchema, path: str, title: str) -> list[str]:
         lines += ["Nothing can be set here."]
     for field in section.fields.values():
         inner = f"{path}.{field.name}" if path else field.name
-        if isinstance(field.schema, StructSchema):
+        if field.schema.struct is not None:
             lines += _tables(field.schema, inner, f"`{inner}`")
         else:
             mark, item = _item(field.schema)
@@ -192,13 +179,13 @@ def _tables(section: StructSchema, path: str, title: str) -> list[str]:
     return lines
 
 
-def _item(schema: Schema) -> tuple[str, StructSchema | None]:
-    """The section that a list or a table holds, with the marks of its place: ``[]`` and ``.NAME``."""
+def _item(schema: Schema) -> tuple[str, Schema | None]:
+    """The section that a list or a map holds, with the marks of its place: ``[]`` and ``.NAME``."""
     mark = ""
-    while isinstance(schema, ListSchema | MapSchema):
-        mark += "[]" if isinstance(schema, ListSchema) else ".NAME"
+    while isinstance(schema.kind, ListType | DictType):
+        mark += ".NAME" if isinstance(schema.kind, DictType) else "[]"
         schema = schema.item
-    return mark, schema if isinstance(schema, StructSchema) and mark else None
+    return mark, schema if schema.struct is not None and mark else None
 
 
 def _row(field: FieldSchema) -> str:
@@ -217,7 +204,7 @@ def explain(loaded: Loaded, prefix: str = "") -> str:
     top = section_of(Config)
     for path, field in settings(top):
         inside = not prefix or path == prefix or path.startswith(f"{prefix}.")
-        if not inside or isinstance(field.schema, StructSchema):
+        if not inside or field.schema.struct is not None:
             continue
         value = value_at(loaded.config, path, top)
         given = [str(at) for name, at in loaded.origins.items() if name == path or name.startswith(f"{path}.")]
@@ -234,21 +221,13 @@ def explain(loaded: Loaded, prefix: str = "") -> str:
 
 
 def _in_force(value: object, field: FieldSchema) -> str:
-    if isinstance(field.schema, ListSchema) and isinstance(field.schema.item, StructSchema):
+    kind = field.schema.kind
+    if isinstance(kind, ListType) and field.schema.item.struct is not None:
         assert isinstance(value, tuple)
         return f"{len(value)} rules"
-    if (
-        isinstance(value, Mapping)
-        and isinstance(field.schema, MapSchema)
-        and isinstance(field.schema.item, StructSchema)
-    ):
+    if isinstance(value, Mapping) and isinstance(kind, DictType) and field.schema.item.struct is not None:
         return ", ".join(map(str, value)) or "none"
-    if (
-        field.secret
-        and isinstance(value, str)
-        and isinstance(field.schema, ScalarSchema)
-        and field.schema.kind is ScalarKind.TEXT
-    ):
+    if field.secret and isinstance(value, str) and isinstance(kind, StrType) and not field.schema.path:
         return shown(masked_url(value), field)
     return shown(value, field)
 

@@ -3,6 +3,7 @@ import re
 from pathlib import Path
 
 import pytest
+from msgspec.inspect import DictType
 from msgspec.structs import replace
 
 from reconciler.config.docs import CLASSES_EXAMPLE, example, explain, markdown, shown
@@ -17,7 +18,7 @@ from reconciler.config.model import (
     WritesSection,
 )
 from reconciler.settings.binder import ConfigError, Text, bind
-from reconciler.settings.schema import MapSchema, StructSchema, section_of, settings
+from reconciler.settings.schema import section_of, settings
 from state.model import PodClass
 
 PROJECT = Path(__file__).parents[3]
@@ -214,8 +215,12 @@ def test_the_example_with_every_setting_uncommented_still_is_the_default() -> No
     assert bound.value == Config()
     fields = dict(settings(section_of(Config)))
     # A table's keys are the operator's: what is written in it is found under the keys, and an empty one nowhere.
-    tables = tuple(f"{path}." for path, field in fields.items() if isinstance(field.schema, MapSchema))
-    leaves = {path for path, field in fields.items() if not isinstance(field.schema, StructSchema | MapSchema)}
+    tables = tuple(f"{path}." for path, field in fields.items() if isinstance(field.schema.kind, DictType))
+    leaves = {
+        path
+        for path, field in fields.items()
+        if field.schema.struct is None and not isinstance(field.schema.kind, DictType)
+    }
     # So are a list's items, which have places of their own.
     assert {path for path in bound.origins if not path.startswith(tables) and not path.endswith("]")} == leaves
 
@@ -237,7 +242,7 @@ def test_every_setting_with_a_number_or_a_switch_is_described() -> None:
     bare = [
         path
         for path, field in settings(section_of(Config))
-        if not field.description and not isinstance(field.schema, StructSchema) and not path.startswith("classes.")
+        if not field.description and field.schema.struct is None and not path.startswith("classes.")
     ]
     assert bare == []
 
