@@ -24,7 +24,7 @@ from msgspec.inspect import (
 )
 
 from cgroupfs.cpuset import CpuSet
-from cgroupfs.errors import AgentError
+from cgroupfs.errors import AgentError, InputError
 from reconciler.settings import units, yaml
 from reconciler.settings.schema import FieldSchema, ListType, Schema, list_of, section_of
 from reconciler.settings.yaml import BOOLS, MAX_BYTES, ConfigProblem, Node, Scalar, SourceLocation, parse_tree
@@ -302,6 +302,9 @@ class _Binder:
         assert schema.struct is not None
         try:
             return msgspec.convert(values, schema.struct)
+        except InputError as exc:  # of a check that reads something else, such as a plugin's module
+            self._bad(checked.at, path, str(exc))
+            return None
         except msgspec.ValidationError as exc:
             message, _, at = str(exc).partition(" - at `$.")
             if isinstance(exc.__cause__, ValueError):
