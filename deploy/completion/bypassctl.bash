@@ -150,7 +150,7 @@ _shtab_bypassctl_capture___output_choices=(table json yaml)
 _shtab_bypassctl_capture__o_choices=(table json yaml)
 _shtab_bypassctl_plan___output_choices=(table json yaml)
 _shtab_bypassctl_plan__o_choices=(table json yaml)
-_shtab_bypassctl_config_pos_0_choices=(show explain)
+_shtab_bypassctl_config_pos_0_choices=(show explain schema)
 _shtab_bypassctl_pos_0_choices=(status explain diff dump restore thaw hold release holds headroom evictions alerts alert interference simulate reload doctor capture plan config)
 
 _shtab_bypassctl_status__h_nargs=0

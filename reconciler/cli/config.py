@@ -1,5 +1,6 @@
-"""``bypassctl config``: the configuration in force, and where each value was written."""
+"""``bypassctl config``: the configuration in force, where each value was written, and the schema of all settings."""
 
+import json
 from argparse import Namespace
 
 from reconciler.cli import places
@@ -11,7 +12,9 @@ from reconciler.settings.binder import ConfigError
 
 
 def run(options: Namespace) -> int:
-    """Show it. Errors: `CliError` with every problem of a wrong configuration, or for a key that is none."""
+    """Show it. Errors: `CliError` for a key that is none."""
+    if options.action == "schema":
+        return _schema(options.key)
     try:
         loaded = load.load(places.config_path(options), required=options.config is not None)
     except ConfigError as exc:
@@ -25,4 +28,13 @@ def run(options: Namespace) -> int:
     if options.action == "show":
         text = "".join(f"{one}\n" for one in text.splitlines() if not one.startswith("  "))
     write(text)
+    return Exit.OK
+
+
+def _schema(key: str) -> int:
+    if key:
+        raise CliError("config schema: expected no key; the schema is of the whole file", Exit.USAGE)
+    from reconciler.config.json_schema import json_schema  # noqa: PLC0415  (loads every struct that a file can name)
+
+    write(json.dumps(json_schema(), indent=2) + "\n")
     return Exit.OK

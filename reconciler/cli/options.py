@@ -112,7 +112,11 @@ def _alert(parser: argparse.ArgumentParser) -> None:
 
 
 def _config(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", choices=("show", "explain"), help="values alone, or with origin, words and bounds")
+    parser.add_argument(
+        "action",
+        choices=("show", "explain", "schema"),
+        help="values alone; with origin, text and bounds; or the JSON Schema of every setting, for editors",
+    )
     parser.add_argument(
         "key", nargs="?", default="", metavar="KEY", help="a setting or a section, such as node.resync_s"
     )

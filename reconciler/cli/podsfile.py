@@ -8,7 +8,7 @@ The manual page has the table of keys. What a real node would tell through cgrou
 the runtime would have it: QoS, group paths, shares, quotas.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Final, NamedTuple
 
 import msgspec
@@ -18,8 +18,8 @@ from cgroupfs.bounded import decoded, read_file
 from cgroupfs.errors import InputError
 from cgroupfs.naming import QosClass
 from reconciler.pods.resources import read_resources
+from reconciler.settings.binder import Text, bind_list
 from reconciler.settings.quantity import milli
-from reconciler.settings.yaml import YamlDocument, read_yaml
 from reconciler.sources.kubelet_api import decode_pods
 from state.model import ContainerKind, ContainerMeta, PodClass, PodMeta, Resources
 
@@ -28,9 +28,10 @@ _MOST: Final = 10_000
 _LARGEST: Final = 64 << 20
 """Bytes: what kubectl writes of so many pods."""
 _DEEPEST: Final = 64
-_WORDS: Final = {"class": [one.value for one in PodClass], "qos": [one.value for one in QosClass]}
+_LARGEST_LIST: Final = 4 << 20
+"""Characters of a YAML list."""
 
-Quantities = dict[str, str | int]
+Quantities = Mapping[str, str]
 
 
 class ContainerLine(Struct, frozen=True, forbid_unknown_fields=True):
@@ -49,14 +50,28 @@ class PodLine(Struct, frozen=True, forbid_unknown_fields=True, rename={"pod_clas
     count: Annotated[int, Meta(ge=1, le=1000)] = 1
     pod_class: PodClass | None = None
     qos: QosClass | None = None
-    labels: dict[str, str] = {}
-    annotations: dict[str, str] = {}
+    labels: Mapping[str, str] = {}
+    annotations: Mapping[str, str] = {}
     priority_class: str | None = None
     owner: str | None = None
     requests: Quantities = {}
     limits: Quantities = {}
-    containers: list[ContainerLine] = []
-    use: str | int = 0
+    containers: tuple[ContainerLine, ...] = ()
+    use: str = "0"
+
+    def __post_init__(self) -> None:
+        if self.containers and (self.requests or self.limits):
+            raise ValueError("expected requests and limits in each container, or of the pod alone; got both")
+        if self.use_milli < 0:
+            raise ValueError(f"use: expected CPUs in use, such as 1500m or 2; got {self.use!r}")
+
+    @property
+    def use_milli(self) -> int:
+        """The CPU in use, in thousandths; -1 for what is no quantity."""
+        try:
+            return milli(self.use)
+        except ValueError:
+            return -1
 
 
 class DescribedPod(NamedTuple):
@@ -71,7 +86,8 @@ class DescribedPod(NamedTuple):
 def read_pods_file(path: str) -> tuple[list[DescribedPod], list[str]]:
     """The pods, and a message for each part of one that cannot be used.
 
-    Errors: `InputError` for a file that cannot be read or is neither of the two forms.
+    Errors: `InputError` for a file that cannot be read or is neither of the two forms, `ConfigError` with every mistake
+    of a list.
     """
     try:
         body = read_file(path, _LARGEST, pipes=True)
@@ -105,36 +121,16 @@ def _kubectl(path: str, body: bytes) -> tuple[list[DescribedPod], list[str]]:
 
 def _listed(path: str, body: bytes) -> tuple[list[DescribedPod], list[str]]:
     try:
-        document = read_yaml(body.decode(), path)
+        text = body.decode()
     except UnicodeDecodeError as exc:
         raise InputError(path, str(exc), "UTF-8 text") from exc
-    if not isinstance(document.data, list):
-        raise document.refusal((), "a list of pods")
-    try:
-        lines = msgspec.convert(document.data, list[PodLine])
-    except msgspec.ValidationError as exc:
-        raise document.explain(exc, words=_WORDS) from exc
-    pods: list[DescribedPod] = []
+    lines, _ = bind_list(PodLine, Text(path, text), largest=_LARGEST_LIST)
     problems: list[str] = []
-    for number, line in enumerate(lines):
-        if line.containers and (line.requests or line.limits):
-            raise document.refusal((number, "containers"), "requests and limits in each container, or of the pod alone")
-        pods += _made(line, _use(line, document, number), problems)
-    return pods, problems
+    return [pod for line in lines for pod in _made(line, problems)], problems
 
 
-def _use(line: PodLine, document: YamlDocument, number: int) -> int:
-    try:
-        used = milli(line.use)
-    except ValueError:
-        used = -1
-    if used < 0:
-        raise document.refusal((number, "use"), "CPUs in use, such as 1500m or 2")
-    return used
-
-
-def _made(line: PodLine, used: int, problems: list[str]) -> Iterator[DescribedPod]:
-    lines = line.containers or [ContainerLine(requests=line.requests, limits=line.limits)]
+def _made(line: PodLine, problems: list[str]) -> Iterator[DescribedPod]:
+    lines = line.containers or (ContainerLine(requests=line.requests, limits=line.limits),)
     told: list[str] = []
     containers = tuple(_container(one, told) for one in lines)
     problems += [f"{line.namespace}/{line.name}: {problem}" for problem in told]
@@ -151,7 +147,7 @@ def _made(line: PodLine, used: int, problems: list[str]) -> Iterator[DescribedPo
             owner=line.owner,
             containers=containers,
         )
-        yield DescribedPod(meta, line.qos or qos_of(meta), line.pod_class, used)
+        yield DescribedPod(meta, line.qos or qos_of(meta), line.pod_class, line.use_milli)
 
 
 def _container(line: ContainerLine, problems: list[str]) -> ContainerMeta:

@@ -1,4 +1,4 @@
-"""The configuration's words: the example file, docs/config.md and ``config explain``, all from the declarations.
+"""The configuration's texts: the example file, docs/config.md and ``config explain``, all from the declarations.
 
 ``python -m reconciler.config.docs`` (in the project's directory) writes deploy/config.yaml and docs/config.md anew; a
 test compares them.
@@ -10,34 +10,75 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Final
 
+from msgspec.inspect import DictType, StrType
+
 from cgroupfs.cpuset import CpuSet
 from reconciler.clients.urls import masked_url
 from reconciler.config.load import DEFAULT_PATH, Loaded, value_at
 from reconciler.config.model import Config
 from reconciler.policies.table import POLICIES
 from reconciler.settings import units
-from reconciler.settings.schema import (
-    FieldSchema,
-    ListSchema,
-    MapSchema,
-    ScalarKind,
-    ScalarSchema,
-    Schema,
-    StructSchema,
-    section_of,
-    settings,
-)
+from reconciler.settings.schema import FieldSchema, ListType, Schema, section_of, settings
 
 # Bare YAML words: everything else is quoted.
 _SAFE: Final = re.compile(r"[A-Za-z0-9/][A-Za-z0-9/._%-]*")
 _WIDTH: Final = 120
 
 _HEAD: Final = f"""\
-# Configuration of bypassd, read from {DEFAULT_PATH}, then from conf.d/*.yaml beside it in name
-# order; what comes later wins, setting by setting (lists are replaced whole). Everything below is a default: uncomment
-# what you change. docs/config.md has the same as tables, and an example of rules that name classes.
-# `bypassctl config explain` shows what is in force and where it was written; SIGHUP reloads.
+# Configuration of bypassd: what most nodes change, with the defaults. Uncomment what you change; SIGHUP reloads.
+# Read from {DEFAULT_PATH}, then from conf.d/*.yaml beside it in name order; what comes later wins.
+# Every setting: docs/config.md. What is in force and where it was written: bypassctl config explain.
+# For completion in an editor: bypassctl config schema > config.schema.json, then let the first line of this file be
+#   "# yaml-language-server: $schema=config.schema.json". A setting marked ↻ needs a restart.
 """
+EXAMPLE: Final[Mapping[str, str]] = {
+    "mode": "observe: plan and show every write, but make none; enforce: make them",
+    "on_stop": "keep settings when the daemon stops, or restore the original values",
+    "operator_file": "overrides of pods' classes, in a file of their own",
+    "kubelet.endpoint": "how the pod list is read: auto, https, http, off (checkpoints alone)",
+    "kubelet.token_file": "bearer token for the kubelet's API; may rotate",
+    "kubelet.ca_file": "CA of the kubelet's certificate, PEM",
+    "policies.reserve.cpus": "CPUs for the system, such as 0-1, beside the kubelet's",
+    "policies.exclusive.enabled": "dedicated pods get CPUs of their own (kubelet policy none only)",
+    "policies.exclusive.keep_cpus": "CPUs that no container gets alone, beside the reserved",
+    "policies.shared.mode": "overlap: BE runs on the CPUs of online pools; separate: beside",
+    "policies.idle_buffer.buffer_milli": "CPU that is kept idle for online pods",
+    "policies.reclaimed.budget.limit_percent": "how full online, system and BE work together may make the CPUs",
+    "policies.reclaimed.form": "how BE is bounded: cpuset, quota, both",
+    "policies.reclaimed.minimum_cpus": "CPUs that BE always has",
+    "policies.quota_burst.enabled": "lend quota to throttled online containers while the node has room",
+    "policies.be_memory.enabled": "the memory of BE follows what the node has left",
+    "policies.memory_qos.enabled": "requests protected from reclaim, throttling before the limit",
+    "policies.oom_score.enabled": "the OOM killer takes BE first",
+    "policies.disk.enabled": "bandwidth, operations and weight of disks",
+    "policies.network.enabled": "a bounded share of the interfaces for BE",
+    "policies.cache.enabled": "shares of the last-level cache and of memory bandwidth (resctrl)",
+    "interference.enabled": "find BE pods that slow online pods down; rules: docs/interference.md",
+    "eviction.enabled": "evict BE pods under pressure; triggers: docs/eviction.md",
+    "eviction.dry_run": "show what would be evicted, evict nothing",
+    "eviction.spared.namespaces": "pods of these are never evicted",
+    "writes.foreign.rounds": "foreign writes of one file before it is left to the other writer",
+    "http.address": "health and metrics listen here",
+    "http.port": "of health and metrics",
+    "http.allow_remote": "allow an address that other machines reach: /metrics names pods",
+    "http.reader_group": "members may read the state without root",
+    "http.pod_metrics": "series for every pod; false: sums by class only",
+    "log.level": "debug, info, warning, error",
+}
+"""What the example shows, in its order of sections."""
+_EXAMPLE_TAIL: Final = """\
+
+# Classes of pods without marks of their own; the first that fits wins (docs/config.md has more).
+# classes:
+#   selectors:
+#   - {class: reclaimed, namespaces: [ci, "batch-*"]}
+
+# Where alerts are sent, beside the journal (docs/alerts.md).
+# alerts:
+#   sinks:
+#     team: {alertmanager: {urls: ["http://alertmanager.monitoring:9093"]}}
+"""
+_COLUMN: Final = 44
 
 CLASSES_EXAMPLE: Final = """\
 classes:
@@ -61,7 +102,6 @@ classes:
 
 def shown(value: object, field: FieldSchema | None = None) -> str:
     """A value as one would write it in the file."""
-    leaf = field.schema if field is not None and isinstance(field.schema, ScalarSchema) else None
     match value:
         case None:
             return "null"
@@ -70,7 +110,7 @@ def shown(value: object, field: FieldSchema | None = None) -> str:
         case Enum():
             return str(value.value)
         case int() | float():
-            return units.format_number(value, leaf.unit if leaf is not None else None)
+            return units.format_number(value, field.schema.unit if field is not None else None)
         case CpuSet():
             return str(value) or '""'
         case tuple():
@@ -86,26 +126,21 @@ def shown(value: object, field: FieldSchema | None = None) -> str:
 
 def accepts(field: FieldSchema) -> str:
     """What may be written: kind, bounds, whether null."""
-    match field.schema:
-        case ScalarSchema() as leaf:
-            words = leaf.unit.noun if leaf.unit is not None and leaf.bounds else leaf.describe
-            words += f" {leaf.bounds}" if leaf.bounds else ""
-            return f"{words}; or null" if leaf.optional else words
-        case ListSchema(item=StructSchema()):
+    schema = field.schema
+    if schema.struct is not None:
+        return "a section"
+    if isinstance(schema.kind, DictType):
+        return "keys with values" if schema.item.struct is None else "names with sections"
+    if isinstance(schema.kind, ListType):
+        if schema.item.struct is not None:
             return "a list of rules"
-        case ListSchema(item=ListSchema()):
-            return "a list of lists"
-        case ListSchema():
-            return "a list"
-        case MapSchema(item=StructSchema()):
-            return "names with sections"
-        case MapSchema():
-            return "keys with values"
-        case _:
-            return "a section"
+        return "a list of lists" if isinstance(schema.item.kind, ListType) else "a list"
+    text = schema.unit.noun if schema.unit is not None and schema.bounds else schema.describe
+    text += f" {schema.bounds}" if schema.bounds else ""
+    return f"{text}; or null" if schema.optional else text
 
 
-def _summary(path: str, section: StructSchema) -> str:
+def _summary(path: str, section: Schema) -> str:
     name = path.removeprefix("policies.")
     for policy in POLICIES:
         if policy.name == name:
@@ -118,30 +153,22 @@ def _sentence(text: str) -> str:
 
 
 def example() -> str:
-    """deploy/config.yaml: every setting with its words, commented out; section names stand, so one line is enough."""
+    """deploy/config.yaml: the settings that most nodes change, each with its default and one line of text."""
     lines = [_HEAD]
-    for path, field in settings(section_of(Config)):
-        indent = "  " * path.count(".")
-        if isinstance(field.schema, StructSchema):
-            summary = _summary(path, field.schema)
-            blank = [""] if "." not in path else []
-            lines += [*blank, *_comment(summary, indent), f"{indent}{field.name}:"]
-            continue
-        words = f"{field.description} ({accepts(field)})" if field.description else accepts(field)
-        restart = "; needs a restart" if field.restart else ""
-        lines += [*_comment(f"{words}{restart}", indent), f"{indent}# {field.name}: {shown(field.default, field)}"]
-    return "\n".join(lines) + "\n"
-
-
-def _comment(text: str, indent: str) -> list[str]:
-    lines: list[str] = []
-    line = f"{indent}#"
-    for word in text.split():
-        if len(line) + 1 + len(word) > _WIDTH and line != f"{indent}#":
-            lines.append(line)
-            line = f"{indent}#"
-        line = f"{line} {word}"
-    return [*lines, line]
+    fields = dict(settings(section_of(Config)))
+    before: tuple[str, ...] = ()
+    for path, text in EXAMPLE.items():
+        *sections, name = path.split(".")
+        field = fields[path]
+        if sections[:1] != list(before[:1]):
+            lines.append("")
+        for depth, section in enumerate(sections):
+            if tuple(sections[: depth + 1]) != before[: depth + 1]:
+                lines.append(f"{'  ' * depth}{section}:")
+        before = tuple(sections)
+        setting = f"{'  ' * len(sections)}# {name}: {shown(field.default, field)}"
+        lines.append(f"{setting.ljust(_COLUMN)}  # {text}{' ↻' if field.restart else ''}")
+    return "\n".join(lines) + "\n" + _EXAMPLE_TAIL
 
 
 def markdown() -> str:
@@ -159,7 +186,12 @@ def markdown() -> str:
         "",
         "A bare number is in the unit that the setting's name ends in (`_s` seconds, `_bytes`, `_milli` thousandths of",
         "a CPU, `_percent`); a unit may be written: `200ms`, `10s`, `5m`, `1h`; `512Mi`, `4Gi`; `500m`, `2cpu`;",
-        "`75%`. Text is taken as it stands (`on`, `010` and `12:30` stay text). Anchors, aliases and tags are refused.",
+        "`75%`. Text is taken as it is written (`on`, `010` and `12:30` stay text). Anchors, aliases, tags and a",
+        "second document are refused. `classes.yaml` (`operator_file`) and the `--pods` list of `bypassctl plan` are",
+        "read by the same rules.",
+        "",
+        "`bypassctl config schema` writes the same as JSON Schema. An editor with the YAML language server completes",
+        "and checks the file with it, once its first line is `# yaml-language-server: $schema=` and the schema's path.",
         "",
         "Example of rules that name classes:",
         "",
@@ -171,8 +203,8 @@ def markdown() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _tables(section: StructSchema, path: str, title: str) -> list[str]:
-    plain = [field for field in section.fields.values() if not isinstance(field.schema, StructSchema)]
+def _tables(section: Schema, path: str, title: str) -> list[str]:
+    plain = [field for field in section.fields.values() if field.schema.struct is None]
     lines = ["", f"## {title}", ""]
     if path:
         lines += [_summary(path, section), ""]
@@ -183,7 +215,7 @@ def _tables(section: StructSchema, path: str, title: str) -> list[str]:
         lines += ["Nothing can be set here."]
     for field in section.fields.values():
         inner = f"{path}.{field.name}" if path else field.name
-        if isinstance(field.schema, StructSchema):
+        if field.schema.struct is not None:
             lines += _tables(field.schema, inner, f"`{inner}`")
         else:
             mark, item = _item(field.schema)
@@ -192,13 +224,13 @@ def _tables(section: StructSchema, path: str, title: str) -> list[str]:
     return lines
 
 
-def _item(schema: Schema) -> tuple[str, StructSchema | None]:
-    """The section that a list or a table holds, with the marks of its place: ``[]`` and ``.NAME``."""
+def _item(schema: Schema) -> tuple[str, Schema | None]:
+    """The section that a list or a map holds, with the marks of its place: ``[]`` and ``.NAME``."""
     mark = ""
-    while isinstance(schema, ListSchema | MapSchema):
-        mark += "[]" if isinstance(schema, ListSchema) else ".NAME"
+    while isinstance(schema.kind, ListType | DictType):
+        mark += ".NAME" if isinstance(schema.kind, DictType) else "[]"
         schema = schema.item
-    return mark, schema if isinstance(schema, StructSchema) and mark else None
+    return mark, schema if schema.struct is not None and mark else None
 
 
 def _row(field: FieldSchema) -> str:
@@ -217,7 +249,7 @@ def explain(loaded: Loaded, prefix: str = "") -> str:
     top = section_of(Config)
     for path, field in settings(top):
         inside = not prefix or path == prefix or path.startswith(f"{prefix}.")
-        if not inside or isinstance(field.schema, StructSchema):
+        if not inside or field.schema.struct is not None:
             continue
         value = value_at(loaded.config, path, top)
         given = [str(at) for name, at in loaded.origins.items() if name == path or name.startswith(f"{path}.")]
@@ -234,21 +266,13 @@ def explain(loaded: Loaded, prefix: str = "") -> str:
 
 
 def _in_force(value: object, field: FieldSchema) -> str:
-    if isinstance(field.schema, ListSchema) and isinstance(field.schema.item, StructSchema):
+    kind = field.schema.kind
+    if isinstance(kind, ListType) and field.schema.item.struct is not None:
         assert isinstance(value, tuple)
         return f"{len(value)} rules"
-    if (
-        isinstance(value, Mapping)
-        and isinstance(field.schema, MapSchema)
-        and isinstance(field.schema.item, StructSchema)
-    ):
+    if isinstance(value, Mapping) and isinstance(kind, DictType) and field.schema.item.struct is not None:
         return ", ".join(map(str, value)) or "none"
-    if (
-        field.secret
-        and isinstance(value, str)
-        and isinstance(field.schema, ScalarSchema)
-        and field.schema.kind is ScalarKind.TEXT
-    ):
+    if field.secret and isinstance(value, str) and isinstance(kind, StrType) and not field.schema.path:
         return shown(masked_url(value), field)
     return shown(value, field)
 

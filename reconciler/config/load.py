@@ -12,8 +12,8 @@ from cgroupfs.errors import errno_name
 from reconciler.config.model import Config
 from reconciler.settings import binder
 from reconciler.settings.binder import BoundConfig, ConfigError, Text
-from reconciler.settings.schema import StructSchema, section_of, settings
-from reconciler.settings.yaml_tree import MAX_BYTES, ConfigProblem, SourceLocation
+from reconciler.settings.schema import Schema, section_of, settings
+from reconciler.settings.yaml import MAX_BYTES, ConfigProblem, SourceLocation
 
 _LARGEST: Final = 4 * MAX_BYTES
 """Bytes; what has more than `MAX_BYTES` characters is told with its place."""
@@ -62,17 +62,18 @@ def reload(old: Loaded) -> tuple[Loaded, tuple[str, ...]]:
 def _keep_fixed(old: Config, new: Config) -> tuple[Config, tuple[str, ...]]:
     kept: list[str] = []
 
-    def merged(before: Struct, after: Struct, section: StructSchema, prefix: str) -> Struct:
+    def merged(before: Struct, after: Struct, section: Schema, prefix: str) -> Struct:
         values: dict[str, object] = {}
         for name, field in section.fields.items():
             was, now = getattr(before, field.attribute), getattr(after, field.attribute)
-            if isinstance(field.schema, StructSchema):
+            if field.schema.struct is not None:
                 now = merged(was, now, field.schema, f"{prefix}{name}.")
             elif field.restart and was != now:
                 kept.append(f"{prefix}{name}")
                 now = was
             values[field.attribute] = now
-        return section.make(**values)
+        assert section.struct is not None
+        return section.struct(**values)
 
     config = merged(old, new, section_of(Config), "")
     assert isinstance(config, Config)
@@ -85,21 +86,21 @@ def changed(old: Config, new: Config) -> tuple[str, ...]:
     return tuple(
         path
         for path, field in settings(top)
-        if not isinstance(field.schema, StructSchema) and value_at(old, path, top) != value_at(new, path, top)
+        if field.schema.struct is None and value_at(old, path, top) != value_at(new, path, top)
     )
 
 
-def value_at(config: Config, path: str, top: StructSchema | None = None) -> object:
-    """The value of a dotted name. ``top``: the schema, for who asks often: making it takes 20 ms.
+def value_at(config: Config, path: str, top: Schema | None = None) -> object:
+    """The value of a dotted name. ``top``: the schema, for repeated calls: making it takes 5 ms.
 
     Errors: `AttributeError` for a name that is no setting.
     """
     value: object = config
-    section: object = section_of(Config) if top is None else top
+    section = section_of(Config) if top is None else top
     for name in path.split("."):
-        if not isinstance(section, StructSchema) or name not in section.fields:
+        field = section.fields.get(name)
+        if field is None:
             raise AttributeError(f"{path!r} is no setting")
-        field = section.fields[name]
         value, section = getattr(value, field.attribute), field.schema
     return value
 

@@ -25,6 +25,7 @@ _RESTART: Final = {"restart": True}
 _PATH: Final = {"path": True}
 _PATH_RESTART: Final = {"path": True, "restart": True}
 _SECRET_PATH_RESTART: Final = {"path": True, "restart": True, "secret": True}
+_Port = Annotated[int, Meta(ge=1, le=65535)]
 
 
 class AgentMode(StrEnum):
@@ -125,12 +126,8 @@ class KubeletSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     address: Annotated[
         str | None, Meta(description="IP address of the kubelet; null: where it says it listens", extra=_RESTART)
     ] = None
-    https_port: Annotated[
-        int | None, Meta(ge=1, le=65535, description="null: from the kubelet, else 10250", extra=_RESTART)
-    ] = None
-    http_port: Annotated[
-        int | None, Meta(ge=1, le=65535, description="null: from the kubelet, else 10255", extra=_RESTART)
-    ] = None
+    https_port: Annotated[_Port | None, Meta(description="null: from the kubelet, else 10250", extra=_RESTART)] = None
+    http_port: Annotated[_Port | None, Meta(description="null: from the kubelet, else 10255", extra=_RESTART)] = None
     token_file: Annotated[
         str | None,
         Meta(description="file with a bearer token, read at each request; may rotate", extra=_SECRET_PATH_RESTART),

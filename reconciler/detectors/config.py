@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Final
 from msgspec import Meta, Struct
 
 from reconciler.responses.config import LadderConfig
-from reconciler.settings.schema import LazyStruct
+from reconciler.settings.schema import lazy_struct
 from reconciler.signals.perf_config import PerfConfig
 
 if TYPE_CHECKING:
     from reconciler.detectors.rule import RuleConfig
     from reconciler.signals.probe_config import Probe
 else:
-    RuleConfig = LazyStruct("reconciler.detectors.rule", "RuleConfig")
-    Probe = LazyStruct("reconciler.signals.probe_config", "Probe")
+    RuleConfig = lazy_struct("reconciler.detectors.rule", "RuleConfig")
+    Probe = lazy_struct("reconciler.signals.probe_config", "Probe")
 
 SHIPPED_RULES: Final = ("cpu", "memory", "cache", "io")
 """The rules that a node has without writing any; `reconciler.detectors.rule` has what they are."""

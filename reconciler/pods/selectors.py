@@ -1,14 +1,14 @@
 """The rules by which an operator names classes: selectors in the configuration, overrides there or in a separate file.
 
-Field names are what stands in the YAML. Every struct refuses unknown keys and checks itself, so that one
-`msgspec.convert` per entry is the whole validation.
+Field names are the keys of the YAML. Every struct refuses unknown keys and checks itself.
 """
 
 from collections.abc import Mapping
 from enum import StrEnum
 from fnmatch import fnmatchcase
+from typing import Annotated
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from state.model import PodClass
 
@@ -138,7 +138,7 @@ class ClassOverride(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     pod: str | None = None
     labels: LabelSelector = LabelSelector()
     reason: str = ""
-    origin: str = ""
+    origin: Annotated[str, Meta(extra={"internal": True})] = ""
 
     def __post_init__(self) -> None:
         if self.uid is None and self.pod is None and self.labels.empty:

@@ -1,36 +1,39 @@
-"""Binds YAML texts to a frozen struct: every problem at once, each with its place; later texts win per setting.
+"""Decodes YAML texts into a frozen struct through msgspec: every problem at once, each with its place.
 
-Each text is checked on its own first, so that a mistake in the first file is told although a later one overrides it.
-Then the checked values are merged and the structs built, which runs their own checks (``__post_init__``).
+msgspec decodes and checks; what it does not do is done here: values in units, places, all problems at once, the nearest
+name, secrets that no message shows. Each text is checked on its own first, so that a mistake in the first file is
+reported although a later one overrides it. Then the checked values are merged, later texts win per setting, and each
+section is converted, the innermost first, which also runs the structs' own checks (``__post_init__``).
 """
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Final, Generic, NamedTuple, TypeVar, final
+from typing import Annotated, Final, Generic, NamedTuple, TypeVar, final
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
+from msgspec.inspect import (
+    BoolType,
+    CustomType,
+    DictType,
+    FloatType,
+    FrozenSetType,
+    IntType,
+    StrType,
+    VarTupleType,
+)
 
 from cgroupfs.cpuset import CpuSet
-from cgroupfs.errors import AgentError
-from reconciler.settings import units, yaml_tree
-from reconciler.settings.schema import (
-    FieldSchema,
-    ListSchema,
-    MapSchema,
-    ScalarKind,
-    ScalarSchema,
-    Schema,
-    StructSchema,
-    section_of,
-)
-from reconciler.settings.yaml_tree import ConfigProblem, Node, Scalar, SourceLocation
+from cgroupfs.errors import AgentError, InputError
+from reconciler.settings import units, yaml
+from reconciler.settings.schema import FieldSchema, ListType, Schema, list_of, section_of
+from reconciler.settings.yaml import BOOLS, MAX_BYTES, ConfigProblem, Node, Scalar, SourceLocation, parse_tree
 
 T = TypeVar("T", bound=Struct)
 
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-# YAML 1.1's words, as people who write Kubernetes manifests know them. Everything else is refused, never guessed.
-_BOOLS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+_MAX_SHOWN: Final = 64
+_MAX_MESSAGE: Final = 500
 
 
 class Text(NamedTuple):
@@ -49,16 +52,20 @@ class ConfigError(AgentError):
 
 
 class BoundConfig(Struct, Generic[T], frozen=True, kw_only=True):
-    """A struct, and where each setting that is not a default was written (dotted name, or ``list[index]`` -> place)."""
+    """A struct, and the place of each setting that is written (dotted name, or ``list[index]``).
+
+    ``problems``: of the entries that `bind_usable` left out.
+    """
 
     value: T
     origins: Mapping[str, SourceLocation]
+    problems: tuple[ConfigProblem, ...] = ()
 
 
 class _Checked(NamedTuple):
     """A checked value and its place.
 
-    A section's or table's value is a dict of these, a list's a list of them with None for a refused item.
+    A section's or map's value is a dict of these, a list's a list of them with None for a refused item.
     """
 
     value: object
@@ -76,39 +83,74 @@ def bind(model: type[T], texts: Iterable[Text]) -> BoundConfig[T]:
     order: dict[str, int] = {}
     for text in texts:
         order[text.name] = len(order)
-        tree = yaml_tree.parse_tree(text.name, text.content, binder.problems)
-        given = binder.check(tree, section, "") if tree is not None else None
-        if given is not None:
-            merged = _merge(merged, given)
+        checked = binder.read(text, section)
+        if checked is not None:
+            merged = _merge(merged, checked)
     value = binder.make(merged, section, "")
     if binder.problems:
-        problems = sorted(binder.problems, key=lambda one: (order.get(one.place.file, -1), one.place))
-        raise ConfigError(problems)
-    origins: dict[str, SourceLocation] = {}
-    _flatten(merged, "", origins)
+        raise ConfigError(
+            sorted(binder.problems, key=lambda problem: (order.get(problem.place.file, -1), problem.place))
+        )
     assert isinstance(value, model)
-    return BoundConfig(value=value, origins=origins)
+    return BoundConfig(value=value, origins=_origins(merged))
+
+
+def bind_usable(model: type[T], text: Text, *, largest: int = MAX_BYTES) -> BoundConfig[T]:
+    """Read one text into ``model``, without unknown keys and without the list entries that have a problem.
+
+    ``origins`` count the entries that are left. ``largest`` is in characters.
+    Errors: `ConfigError` with every problem where one is not inside a list's entry.
+    """
+    section = section_of(model)
+    binder = _Binder()
+    checked = binder.read(text, section, largest=largest)
+    if checked is not None:
+        binder.make(checked, section, "")
+    problems = sorted(binder.problems, key=lambda problem: problem.place)
+    kept = None if checked is None else binder.usable(checked)
+    if kept is None:
+        raise ConfigError(problems)
+    value = _Binder().make(kept, section, "")
+    assert isinstance(value, model)
+    return BoundConfig(value=value, origins=_origins(kept), problems=tuple(problems))
+
+
+def bind_list(
+    item: type[T], text: Text, *, largest: int = MAX_BYTES
+) -> tuple[tuple[T, ...], Mapping[str, SourceLocation]]:
+    """Read a text that is a list of ``item``: the entries, and the place of each as in `BoundConfig`.
+
+    ``largest`` is in characters. Errors: `ConfigError` with every problem.
+    """
+    schema = list_of(item)
+    binder = _Binder()
+    checked = binder.read(text, schema, largest=largest)
+    value = () if checked is None else binder.make(checked, schema, "")
+    if checked is None or binder.problems:
+        raise ConfigError(sorted(binder.problems, key=lambda problem: problem.place))
+    assert isinstance(value, tuple)
+    return value, _origins(checked)
 
 
 def _merge(under: _Checked, over: _Checked) -> _Checked:
     if isinstance(under.value, dict) and isinstance(over.value, dict):
         both = dict(under.value)
-        for name, given in over.value.items():
-            both[name] = _merge(both[name], given) if name in both else given
+        for name, checked in over.value.items():
+            both[name] = _merge(both[name], checked) if name in both else checked
         return _Checked(both, over.at)
     return over
 
 
-def _flatten(given: _Checked, path: str, origins: dict[str, SourceLocation]) -> None:
-    if isinstance(given.value, dict):
-        for name, inner in given.value.items():
-            _flatten(inner, f"{path}.{name}" if path else name, origins)
-        return
-    origins[path] = given.at
-    if isinstance(given.value, list):
-        for index, item in enumerate(given.value):
-            if item is not None:
-                origins[f"{path}[{index}]"] = item.at
+def _origins(checked: _Checked, path: str = "") -> dict[str, SourceLocation]:
+    origins: dict[str, SourceLocation] = {}
+    if isinstance(checked.value, dict):
+        for name, inner in checked.value.items():
+            origins |= _origins(inner, f"{path}.{name}" if path else name)
+        return origins
+    origins[path] = checked.at
+    if isinstance(checked.value, list):
+        origins |= {f"{path}[{index}]": item.at for index, item in enumerate(checked.value) if item is not None}
+    return origins
 
 
 @final
@@ -120,106 +162,163 @@ class _Binder:
         # Settings without a usable value. An unknown key is a problem, but takes nothing from its section.
         self._lost: list[str] = []
 
-    def _bad(self, at: SourceLocation, path: str, message: str) -> None:
-        self.problems.append(ConfigProblem(at, path, message))
-        self._lost.append(path)
+    def read(self, text: Text, schema: Schema, *, largest: int = MAX_BYTES) -> _Checked | None:
+        """One text, checked; None (and a problem) where nothing of it is usable."""
+        tree = parse_tree(text.name, text.content, self.problems, largest=largest)
+        if tree is None:
+            return None
+        if schema.struct is not None and not isinstance(tree, yaml.Mapping):
+            self.problems.append(ConfigProblem(tree.at, "", f"expected settings as 'key: value'; got {tree.shown}"))
+            return None
+        return self.check(tree, schema, "")
 
     def check(self, node: Node, schema: Schema, path: str, *, secret: bool = False) -> _Checked | None:
         """A node as a value of ``schema``; None (and a problem) where it is not one. A ``secret`` one is not shown."""
         null = isinstance(node, Scalar) and node.null
-        if isinstance(schema, StructSchema):
+        if schema.struct is not None:
             # All keys of a section commented out leave "kubelet:" with nothing: the defaults, not a mistake.
             return _Checked({}, node.at) if null else self._section(node, schema, path, secret)
         if null and schema.optional:
             return _Checked(None, node.at)
-        if isinstance(schema, MapSchema):
-            return self._table(node, schema, path, secret)
-        if isinstance(schema, ListSchema):
-            return self._rows(node, schema, path, secret)
-        return self._leaf(node, schema, path, secret)
+        match schema.kind:
+            case DictType():
+                return self._map(node, schema, path, secret)
+            case VarTupleType() | FrozenSetType():
+                return self._list(node, schema, path, secret)
+            case _:
+                return self._scalar(node, schema, path, secret)
 
-    def _section(self, node: Node, schema: StructSchema, path: str, secret: bool) -> _Checked | None:
-        if not isinstance(node, yaml_tree.Mapping):
+    def _section(self, node: Node, schema: Schema, path: str, secret: bool) -> _Checked | None:
+        if not isinstance(node, yaml.Mapping):
             self._bad(node.at, path, f"expected a section with keys; got {_shown(node, secret)}")
             return None
-        found: dict[str, _Checked] = {}
+        values: dict[str, _Checked] = {}
+        fields = schema.fields
         for key, child in node.items.items():
-            field = schema.fields.get(key)
-            said = _redacted_key(key, secret)
-            name = f"{path}.{said}" if path else said
+            field = fields.get(key)
+            shown_key = _redacted_key(key, secret)
+            name = f"{path}.{shown_key}" if path else shown_key
             if field is None:
-                self.problems.append(ConfigProblem(node.places[key], name, _unknown(said, schema.fields)))
+                self.problems.append(ConfigProblem(node.places[key], name, _unknown(shown_key, fields)))
                 continue
-            given = self.check(child, field.schema, name, secret=field.secret)
-            if given is not None:
-                found[key] = given
-        return _Checked(found, node.at)
+            if isinstance(child, Scalar) and child.null and not child.text and field.schema.many:
+                continue  # "overrides:" with all its entries commented out, as a section of which nothing is written
+            checked = self.check(child, field.schema, name, secret=field.secret)
+            if checked is not None:
+                values[key] = checked
+        return _Checked(values, node.at)
 
-    def _table(self, node: Node, schema: MapSchema, path: str, secret: bool) -> _Checked | None:
-        if not isinstance(node, yaml_tree.Mapping):
+    def _map(self, node: Node, schema: Schema, path: str, secret: bool) -> _Checked | None:
+        if not isinstance(node, yaml.Mapping):
             self._bad(node.at, path, f"expected keys with values; got {_shown(node, secret)}")
             return None
+        if not node.items:
+            return _Checked({}, node.at)
         item = schema.item
         checked = {
             key: self.check(child, item, f"{path}.{_redacted_key(key, secret)}", secret=secret)
             for key, child in node.items.items()
         }
-        return _Checked({key: given for key, given in checked.items() if given is not None}, node.at)
+        return _Checked({key: value for key, value in checked.items() if value is not None}, node.at)
 
-    def _rows(self, node: Node, schema: ListSchema, path: str, secret: bool) -> _Checked | None:
-        if not isinstance(node, yaml_tree.Sequence):
+    def _list(self, node: Node, schema: Schema, path: str, secret: bool) -> _Checked | None:
+        if not isinstance(node, yaml.Sequence):
             hint = ""
             if isinstance(node, Scalar) and node.text and not node.null:
-                hint = "; write [ ] around it" if secret else f"; write [{node.text}]"
+                hint = f"; write [{node.text}]" if not secret and len(node.text) <= 40 else "; write [ ] around it"
             self._bad(node.at, path, f"expected a list; got {_shown(node, secret)}{hint}")
             return None
-        checked = [
-            self.check(child, schema.item, f"{path}[{index}]", secret=secret) for index, child in enumerate(node.items)
-        ]
-        return _Checked(checked, node.at)
+        assert isinstance(schema.kind, ListType)
+        longest = schema.kind.max_length
+        if longest is not None and len(node.items) > longest:
+            self._bad(node.at, path, f"expected at most {longest} entries; got {len(node.items)}")
+            return None
+        item = schema.item
+        return _Checked(
+            [self.check(child, item, f"{path}[{index}]", secret=secret) for index, child in enumerate(node.items)],
+            node.at,
+        )
 
-    def _leaf(self, node: Node, leaf: ScalarSchema, path: str, secret: bool) -> _Checked | None:
-        if not isinstance(node, Scalar) or (node.null and leaf.kind is not ScalarKind.CHOICE):
+    def _scalar(self, node: Node, schema: Schema, path: str, secret: bool) -> _Checked | None:
+        if not isinstance(node, Scalar) or (node.null and not schema.choices):
             hint = "; leave the key out for the default" if isinstance(node, Scalar) else ""
-            self._bad(node.at, path, f"expected {leaf.describe}; got {_shown(node, secret)}{hint}")
+            self._bad(node.at, path, f"expected {schema.describe}; got {_shown(node, secret)}{hint}")
             return None
         try:
-            value = _value(node, leaf, _shown(node, secret))
+            return _Checked(_value(node, schema, _shown(node, secret)), node.at)
         except ValueError as exc:
             self._bad(node.at, path, str(exc))
             return None
-        return _Checked(value, node.at)
 
-    def make(self, given: _Checked, schema: Schema, path: str, *, secret: bool = False) -> object:
+    def usable(self, checked: _Checked, path: str = "") -> _Checked | None:
+        """A checked value without the list entries that have a problem; None where something else was refused."""
+        bad = [problem.path for problem in self.problems]
+        if "" in bad or any("[" not in lost for lost in self._lost):
+            return None
+        if isinstance(checked.value, dict):
+            inner = {key: self.usable(value, f"{path}.{key}" if path else key) for key, value in checked.value.items()}
+            return _Checked(inner, checked.at)
+        if isinstance(checked.value, list):
+            # An unknown key counts here: without it an entry may apply to more than was meant.
+            kept = [
+                entry
+                for index, entry in enumerate(checked.value)
+                if entry is not None and not any(name.startswith(f"{path}[{index}]") for name in bad)
+            ]
+            return _Checked(kept, checked.at)
+        return checked
+
+    def make(self, checked: _Checked, schema: Schema, path: str, *, secret: bool = False) -> object:
         """The finished value; None (and a problem) where a struct's own check refuses it. ``secret``: as in `check`."""
-        if isinstance(schema, ScalarSchema) or given.value is None:
-            return given.value
-        if isinstance(schema, ListSchema):
-            assert isinstance(given.value, list)
-            items = [(at, one) for at, one in enumerate(given.value) if one is not None]
-            return schema.make([self.make(one, schema.item, f"{path}[{at}]", secret=secret) for at, one in items])
-        assert isinstance(given.value, dict)
-        if isinstance(schema, MapSchema):
+        content = checked.value
+        if schema.scalar or content is None:
+            return content
+        if isinstance(schema.kind, ListType):
+            assert isinstance(content, list)
             item = schema.item
+            made = [
+                self.make(entry, item, f"{path}[{index}]", secret=secret)
+                for index, entry in enumerate(content)
+                if entry is not None
+            ]
+            return tuple(made) if isinstance(schema.kind, VarTupleType) else frozenset(made)
+        assert isinstance(content, dict)
+        if isinstance(schema.kind, DictType):
+            item = schema.item if content else schema
             return {
-                key: self.make(one, item, f"{path}.{_redacted_key(key, secret)}", secret=secret)
-                for key, one in given.value.items()
+                key: self.make(entry, item, f"{path}.{_redacted_key(key, secret)}", secret=secret)
+                for key, entry in content.items()
             }
         values: dict[str, object] = {}
         for key, field in schema.fields.items():
             name = f"{path}.{key}" if path else key
-            if key in given.value:
-                values[field.attribute] = self.make(given.value[key], field.schema, name, secret=field.secret)
+            if key in content:
+                values[key] = self.make(content[key], field.schema, name, secret=field.secret)
             elif field.required and not self._refused(name):
-                self._bad(given.at, path, f"missing key {key!r}{_hint(field)}")
+                self._bad(checked.at, path, f"missing key {key!r}{_hint(field)}")
         if self._refused(path):
             # Its own check would complain about what is missing only because it has been refused.
             return None
+        assert schema.struct is not None
         try:
-            return schema.make(**values)
-        except ValueError as exc:
-            self._bad(given.at, path, str(exc))
+            return msgspec.convert(values, schema.struct)
+        except InputError as exc:  # of a check that reads something else, such as a plugin's module
+            self._bad(checked.at, path, str(exc))
             return None
+        except msgspec.ValidationError as exc:
+            message, _, at = str(exc).partition(" - at `$.")
+            if isinstance(exc.__cause__, ValueError):
+                self._bad(checked.at, path, str(exc.__cause__))
+            else:
+                key = at.rstrip("`")
+                self._bad(content[key].at, f"{path}.{key}" if path else key, f"{message[:1].lower()}{message[1:]}")
+            return None
+
+    def _bad(self, at: SourceLocation, path: str, message: str) -> None:
+        # A struct's own check may quote what was written.
+        message = message if len(message) <= _MAX_MESSAGE else f"{message[:_MAX_MESSAGE]}..."
+        self.problems.append(ConfigProblem(at, path, message))
+        self._lost.append(path)
 
     def _refused(self, path: str) -> bool:
         """Whether something at ``path`` or below it has no usable value."""
@@ -232,7 +331,7 @@ def _hint(field: FieldSchema) -> str:
 
 
 def _shown(node: Node, secret: bool) -> str:
-    """What stands there, for a message; of what may be a secret only the length."""
+    """A node, for a message; of what may be a secret only the length."""
     if secret and isinstance(node, Scalar) and not node.null:
         return f"a text of {len(node.text)} characters"
     return node.shown
@@ -240,46 +339,45 @@ def _shown(node: Node, secret: bool) -> str:
 
 def _redacted_key(key: str, secret: bool) -> str:
     """A key, for a message. Where secrets belong, one that is no plain name may be a misplaced secret."""
-    return key if not secret or _PLAIN.fullmatch(key) else f"({len(key)} characters)"
+    if secret and not _PLAIN.fullmatch(key):
+        return f"({len(key)} characters)"
+    return key if len(key) <= _MAX_SHOWN else f"{key[:_MAX_SHOWN]}..."
 
 
-def _value(node: Scalar, leaf: ScalarSchema, shown: str) -> object:
-    """A scalar in the leaf's type. Errors: `ValueError` with the whole message, which has ``shown`` for the value."""
-    match leaf.kind:
-        case ScalarKind.TEXT:
-            value: object = node.text
-        case ScalarKind.PATH:
-            if not node.text.startswith("/") or "\0" in node.text:
-                raise ValueError(f"expected {leaf.describe}; got {shown}")
-            value = node.text
-        case ScalarKind.BOOL:
-            value = None if node.quoted else _BOOLS.get(node.text.lower())
-            if value is None:
-                raise ValueError(f"expected {leaf.describe}; got {shown}")
-        case ScalarKind.CHOICE:
-            if node.text not in leaf.choices:
-                raise ValueError(f"expected {leaf.describe}; got {shown}{_suggestion(node.text, leaf.choices)}")
-            value = node.text
-        case ScalarKind.CPUS:
+def _value(node: Scalar, schema: Schema, shown: str) -> object:
+    """A scalar in the setting's type; ``shown`` is the value for a message.
+
+    Errors: `ValueError` with the whole message.
+    """
+    refusal = f"expected {schema.describe}; got {shown}"
+    match schema.kind:
+        case BoolType():
+            if node.quoted or node.text.lower() not in BOOLS:
+                raise ValueError(refusal)
+            return BOOLS[node.text.lower()]
+        case IntType() | FloatType():
+            number = units.parse_number(node.text, schema.unit, whole=schema.whole)
+            low = schema.low is None or (number > schema.low if schema.above else number >= schema.low)
+            if not low or (schema.high is not None and number > schema.high):
+                raise ValueError(f"out of bounds: expected {schema.bounds}; got {shown}")
+            return number
+        case CustomType():
             try:
                 return CpuSet.parse(node.text)
             except ValueError as exc:
-                raise ValueError(f"expected {leaf.describe}; {exc}") from exc
-        case ScalarKind.INT | ScalarKind.FLOAT:
-            number = units.parse_number(node.text, leaf.unit, whole=leaf.whole)
-            _within(number, leaf, shown)
-            # Checked in full here: msgspec takes no bounds on "a number or null".
-            return int(number) if leaf.kind is ScalarKind.INT else float(number)
-    try:
-        return msgspec.convert(value, type=leaf.annotation)
-    except msgspec.ValidationError as exc:
-        raise ValueError(f"{str(exc)[:1].lower()}{str(exc)[1:]}; got {shown}") from exc
-
-
-def _within(number: float, leaf: ScalarSchema, shown: str) -> None:
-    low = leaf.low is None or (number > leaf.low if leaf.above else number >= leaf.low)
-    if not low or (leaf.high is not None and number > leaf.high):
-        raise ValueError(f"out of bounds: expected {leaf.bounds}; got {shown}")
+                raise ValueError(f"expected {schema.describe}; {exc}") from exc
+        case StrType(min_length=shortest, max_length=longest, pattern=pattern):
+            if schema.path and (not node.text.startswith("/") or "\0" in node.text):
+                raise ValueError(refusal)
+            try:
+                kind = Annotated[str, Meta(min_length=shortest, max_length=longest, pattern=pattern)]
+                return msgspec.convert(node.text, kind)
+            except msgspec.ValidationError as exc:
+                raise ValueError(f"{str(exc)[:1].lower()}{str(exc)[1:]}; got {shown}") from exc
+        case _:
+            if node.text not in schema.choices:
+                raise ValueError(f"{refusal}{_suggestion(node.text, schema.choices)}")
+            return node.text
 
 
 def _unknown(key: str, fields: Mapping[str, FieldSchema]) -> str:
@@ -288,10 +386,10 @@ def _unknown(key: str, fields: Mapping[str, FieldSchema]) -> str:
     return f"unknown key {key!r}{_suggestion(key, fields) or '; known here: ' + ', '.join(fields)}"
 
 
-def _suggestion(word: str, known: Iterable[str]) -> str:
+def _suggestion(text: str, known: Iterable[str]) -> str:
     # Imported at the first mistake: a start without one needs not pay for it.
     from difflib import get_close_matches  # noqa: PLC0415
 
     choices = {name.lower(): name for name in known}
-    close = get_close_matches(word.lower().replace("-", "_"), choices, n=1)
+    close = get_close_matches(text.lower().replace("-", "_"), choices, n=1)
     return f"; did you mean {choices[close[0]]!r}?" if close else ""

@@ -1,57 +1,142 @@
-"""What a configuration may hold, read off the frozen structs that hold it: one declaration, everything else derives.
+"""What a configuration file may hold, as `msgspec.inspect` describes the frozen structs that it is decoded into.
 
-A setting is a struct's field: its type gives kind and bounds (`msgspec.Meta`), its name the unit, ``Meta.description``
-the words. ``Meta(extra={"restart": True})`` marks what a reload cannot change, ``{"path": True}`` a path,
-``{"secret": True}`` what may hold a secret, by mistake (a token where its file belongs) or not: no message shows it.
-Parser, validation, ``config explain``, the example file and docs/config.md all walk the `StructSchema` made here.
+A setting is a field of a struct, declared once: its type gives kind and bounds (`msgspec.Meta`), the end of its name
+the unit, ``Meta.description`` the text. ``Meta(extra={"restart": True})`` marks what a reload cannot change, ``{"path":
+True}`` an absolute path, ``{"secret": True}`` what may hold a secret, by mistake (a token where its file belongs) or
+not: no message shows it; ``{"internal": True}`` a field that the loader sets and no file can. Reading, checks,
+``config explain``, ``config schema`` and docs/config.md all use the `Schema` made here.
 
-What few nodes set is not loaded on every node: behind the keys of a table may stand a struct that is imported when the
-first of them is written (`LazyStruct`).
+What few nodes set is not loaded on every node: the values of a map may be a struct that is imported when the first of
+them is written (`lazy_struct`).
 """
 
-import types
-import typing
-from collections.abc import Iterator, Mapping
-from enum import Enum, StrEnum
+from collections.abc import Iterator
 from importlib import import_module
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
-import msgspec
 from msgspec import NODEFAULT, Meta, Struct
+from msgspec.inspect import (
+    BoolType,
+    CustomType,
+    DictType,
+    EnumType,
+    Field,
+    FloatType,
+    FrozenSetType,
+    IntType,
+    LiteralType,
+    Metadata,
+    NoneType,
+    StrType,
+    StructType,
+    Type,
+    UnionType,
+    VarTupleType,
+    type_info,
+)
 
 from cgroupfs.cpuset import CpuSet
 from reconciler.settings import units
 
-
-class ScalarKind(StrEnum):
-    """What stands behind a leaf."""
-
-    BOOL = "true or false"
-    INT = "a whole number"
-    FLOAT = "a number"
-    TEXT = "text"
-    PATH = "an absolute path"
-    CHOICE = "one of a few words"
-    CPUS = "a CPU list"
+ListType = VarTupleType | FrozenSetType
+_SCALARS: Final = (BoolType, IntType, FloatType, StrType, EnumType, LiteralType)
 
 
-class ScalarSchema(Struct, frozen=True, kw_only=True):
-    """A single value. ``annotation`` is what `msgspec.convert` checks against; ``optional`` allows null."""
+def lazy_struct(module: str, name: str) -> Any:
+    """The type of a map's values whose struct is imported when it is needed.
 
-    kind: ScalarKind
-    annotation: Any  # a type expression, which has no static type of its own
-    unit: units.Unit | None = None
+    A type checker sees the struct itself::
+
+        if TYPE_CHECKING:
+            from reconciler.detectors.rule import RuleConfig
+        else:
+            RuleConfig = lazy_struct("reconciler.detectors.rule", "RuleConfig")
+    """
+    return Annotated[object, Meta(extra={"struct": (module, name)})]
+
+
+class Schema(Struct, frozen=True, kw_only=True):
+    """A type in a file. ``kind`` has neither metadata nor null; ``optional`` allows null; ``where`` names it in errors.
+
+    An optional struct that is left out is None, and not the struct with its defaults. Only lists and maps hold such:
+    one of several is chosen by its name.
+    """
+
+    kind: Type
+    where: str
     optional: bool = False
-    choices: tuple[str, ...] = ()
-    low: float | None = None
-    high: float | None = None
-    above: bool = False
-    """``low`` itself is out of bounds."""
+    path: bool = False
+    unit: units.Unit | None = None
+
+    @property
+    def struct(self) -> type[Struct] | None:
+        """The struct of a section; None for everything else."""
+        return self.kind.cls if isinstance(self.kind, StructType) else None
+
+    @property
+    def scalar(self) -> bool:
+        """True for a single value."""
+        return isinstance(self.kind, (*_SCALARS, CustomType))
+
+    @property
+    def many(self) -> bool:
+        """True for a list or a map that cannot be null."""
+        return isinstance(self.kind, (ListType, DictType)) and not self.optional
+
+    @property
+    def fields(self) -> dict[str, "FieldSchema"]:
+        """The keys of a section, in the order of declaration; empty for everything else.
+
+        Errors: `TypeError` for a field whose type has no form in a file; a developer's first start shows it.
+        """
+        if not isinstance(self.kind, StructType):
+            return {}
+        made = (_field(self.kind.cls, info) for info in self.kind.fields)
+        return {field.name: field for field in made if field is not None}
+
+    @property
+    def item(self) -> "Schema":
+        """What a list's items or a map's values are.
+
+        Made at each call: an empty map needs none, and what it names may not be imported yet.
+        """
+        if isinstance(self.kind, DictType):
+            return _schema(self.kind.value_type, self.where, None)
+        assert isinstance(self.kind, ListType)
+        return _schema(self.kind.item_type, self.where, self.unit)
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The values of an enum; empty for everything else."""
+        match self.kind:
+            case EnumType(cls=cls):
+                return tuple(str(item.value) for item in cls)
+            case LiteralType(values=values):
+                return tuple(map(str, values))
+            case _:
+                return ()
 
     @property
     def whole(self) -> bool:
         """True for an integer."""
-        return self.kind is ScalarKind.INT
+        return isinstance(self.kind, IntType)
+
+    @property
+    def low(self) -> float | None:
+        """The lower bound of a number. It is itself out of bounds where ``above`` is true."""
+        if not isinstance(self.kind, IntType | FloatType):
+            return None
+        return self.kind.gt if self.kind.ge is None else self.kind.ge
+
+    @property
+    def above(self) -> bool:
+        """True where a number must be larger than ``low``."""
+        return isinstance(self.kind, IntType | FloatType) and self.kind.ge is None and self.kind.gt is not None
+
+    @property
+    def high(self) -> float | None:
+        """The upper bound of a number."""
+        return self.kind.le if isinstance(self.kind, IntType | FloatType) else None
 
     @property
     def bounds(self) -> str:
@@ -68,68 +153,32 @@ class ScalarSchema(Struct, frozen=True, kw_only=True):
     def describe(self) -> str:
         """What to write, for a message and the documentation: ``a duration such as 200ms, 10s or 5m``."""
         match self.kind:
-            case ScalarKind.CHOICE:
+            case EnumType() | LiteralType():
                 return f"one of {', '.join(self.choices)}"
-            case ScalarKind.INT | ScalarKind.FLOAT:
+            case IntType() | FloatType():
                 return units.expected(self.unit, whole=self.whole)
-            case ScalarKind.CPUS:
+            case CustomType():
                 return "a CPU list such as 0-3,8"
+            case BoolType():
+                return "true or false"
             case _:
-                return str(self.kind)
-
-
-class ListSchema(Struct, frozen=True, kw_only=True):
-    """A list. ``make`` builds the frozen container from the items."""
-
-    item: "Schema"
-    make: type[tuple[object, ...]] | type[frozenset[object]]
-    optional: bool = False
-
-
-class MapSchema(Struct, frozen=True, kw_only=True):
-    """Keys that the operator chooses. ``annotation`` is the type of what stands behind them, ``where`` its place."""
-
-    annotation: Any  # a type expression, which has no static type of its own
-    where: str
-    optional: bool = False
+                return "an absolute path" if self.path else "text"
 
     @property
-    def item(self) -> "Schema":
-        """What stands behind each key; made at each call, because a table that nobody fills needs none."""
-        return _schema(self.annotation, "", self.where)
-
-
-class LazyStruct(Struct, frozen=True):
-    """In the type of a table's items the place of a struct that is imported when it is needed.
-
-    For type checkers the struct itself stands there::
-
-        if TYPE_CHECKING:
-            from reconciler.detectors.rule import Rule
-        else:
-            Rule = Later("reconciler.detectors.rule", "Rule")
-    """
-
-    module: str
-    name: str
-
-    def load(self) -> type[Struct]:
-        """The struct."""
-        found = getattr(import_module(self.module), self.name)
-        assert isinstance(found, type)
-        assert issubclass(found, Struct)
-        return found
+    def summary(self) -> str:
+        """The first line of the struct's docstring."""
+        return ((self.struct and self.struct.__doc__) or "").partition("\n")[0].strip()
 
 
 class FieldSchema(Struct, frozen=True, kw_only=True):
     """One key of a section: ``name`` in the file, ``attribute`` in the struct; ``default`` is NODEFAULT if required.
 
-    ``secret``: a wrong value is not shown. Of a section that is what stands in its place; its fields say it themselves.
+    ``secret``: a wrong value is not shown; of a section a value in its place, for its fields have marks of their own.
     """
 
     name: str
     attribute: str
-    schema: "Schema"
+    schema: Schema
     default: object
     description: str = ""
     restart: bool = False
@@ -141,126 +190,74 @@ class FieldSchema(Struct, frozen=True, kw_only=True):
         return self.default is NODEFAULT
 
 
-class StructSchema(Struct, frozen=True, kw_only=True):
-    """A struct: fixed keys, built by calling ``make``.
-
-    ``optional``: left out it is None, and not the struct with its defaults. Only within lists and tables, where one of
-    several is chosen by its name.
-    """
-
-    make: type[Struct]
-    fields: Mapping[str, FieldSchema]
-    optional: bool = False
-
-    @property
-    def summary(self) -> str:
-        """The first line of the struct's docstring."""
-        return (self.make.__doc__ or "").partition("\n")[0].strip()
+def section_of(struct: type[Struct]) -> Schema:
+    """The schema of a struct and all below it. Takes 5 ms for the whole configuration."""
+    return Schema(kind=type_info(struct), where=struct.__name__)
 
 
-Schema = ScalarSchema | ListSchema | MapSchema | StructSchema
-
-_PLAIN: Final[Mapping[object, ScalarKind]] = {
-    bool: ScalarKind.BOOL,
-    int: ScalarKind.INT,
-    float: ScalarKind.FLOAT,
-    str: ScalarKind.TEXT,
-}
+def list_of(struct: type[Struct]) -> Schema:
+    """The schema of a file that is a list of such structs."""
+    return Schema(kind=type_info(tuple[struct, ...]), where=struct.__name__)  # type: ignore[valid-type]
 
 
-def section_of(struct: type[Struct]) -> StructSchema:
-    """The schema of a struct and all below it.
-
-    Errors: `TypeError` for a field whose type has no form in the file; it shows at the first start of a developer.
-    """
-    hints = typing.get_type_hints(struct, include_extras=True)
-    config = msgspec.structs.fields(struct)
-    fields: dict[str, FieldSchema] = {}
-    for info in config:
-        annotation = hints[info.name]
-        metas = _metas(annotation)
-        default: object = info.default
-        if info.default_factory is not NODEFAULT:
-            default = info.default_factory()
-        fields[info.encode_name] = FieldSchema(
-            name=info.encode_name,
-            attribute=info.name,
-            schema=_schema(annotation, info.name, f"{struct.__name__}.{info.name}"),
-            default=default,
-            description=next((meta.description for meta in reversed(metas) if meta.description), ""),
-            restart=any((meta.extra or {}).get("restart", False) for meta in metas),
-            secret=any((meta.extra or {}).get("secret", False) for meta in metas),
-        )
-    return StructSchema(make=struct, fields=fields)
-
-
-def _metas(annotation: Any) -> list[Meta]:
-    metas = [meta for meta in getattr(annotation, "__metadata__", ()) if isinstance(meta, Meta)]
-    inner = typing.get_args(annotation)
-    # Annotated[X | None, Meta] and Annotated[X, Meta] | None both carry words; the outer one comes last.
-    return [meta for part in inner for meta in _metas(part)] + metas if metas or inner else metas
-
-
-def _schema(annotation: Any, name: str, where: str) -> Schema:
-    bare, optional = _without_none(annotation)
-    metas = _metas(bare)
-    while typing.get_origin(bare) is Annotated:
-        bare, inner_optional = _without_none(typing.get_args(bare)[0])
-        optional = optional or inner_optional
-    if isinstance(bare, LazyStruct):
-        bare = bare.load()
-    origin, args = typing.get_origin(bare), typing.get_args(bare)
-    if origin in {tuple, frozenset}:
-        return ListSchema(item=_schema(args[0], name, where), make=origin, optional=optional)
-    if origin in {dict, Mapping}:
-        return MapSchema(annotation=args[1], where=where, optional=optional)
-    if isinstance(bare, type) and issubclass(bare, Struct):
-        return msgspec.structs.replace(section_of(bare), optional=optional)
-    if bare is CpuSet:
-        return ScalarSchema(kind=ScalarKind.CPUS, annotation=annotation, optional=optional)
-    if origin is Literal:
-        return ScalarSchema(
-            kind=ScalarKind.CHOICE, annotation=annotation, choices=tuple(map(str, args)), optional=optional
-        )
-    if isinstance(bare, type) and issubclass(bare, Enum):
-        return ScalarSchema(
-            kind=ScalarKind.CHOICE,
-            annotation=annotation,
-            choices=tuple(str(item.value) for item in bare),
-            optional=optional,
-        )
-    kind = _PLAIN.get(bare)
-    if kind is None:
-        raise TypeError(f"{where}: a configuration file cannot hold {annotation!r}")
-    if kind is ScalarKind.TEXT and any((meta.extra or {}).get("path", False) for meta in metas):
-        kind = ScalarKind.PATH
-    if any(meta.lt is not None or meta.multiple_of is not None for meta in metas):
-        raise TypeError(f"{where}: of the bounds only ge, gt and le are known here")
-    low = next((bound for meta in metas for bound in (meta.ge, meta.gt) if bound is not None), None)
-    return ScalarSchema(
-        kind=kind,
-        annotation=annotation,
-        optional=optional,
-        unit=units.unit_of(name) if kind in {ScalarKind.INT, ScalarKind.FLOAT} else None,
-        low=low,
-        high=next((meta.le for meta in metas if meta.le is not None), None),
-        above=any(meta.gt is not None for meta in metas),
+def _field(struct: type[Struct], info: Field) -> FieldSchema | None:
+    metas = list(_metas(info.type))
+    extra = {key: value for meta in metas for key, value in (meta.extra or {}).items()}
+    if extra.get("internal", False):
+        return None
+    default: object = info.default if info.default_factory is NODEFAULT else info.default_factory()
+    described = [text for meta in metas if (text := (meta.extra_json_schema or {}).get("description"))]
+    return FieldSchema(
+        name=info.encode_name,
+        attribute=info.name,
+        schema=_schema(info.type, f"{struct.__name__}.{info.name}", units.unit_of(info.name)),
+        default=default,
+        description=described[0] if described else "",
+        restart=extra.get("restart", False),
+        secret=extra.get("secret", False),
     )
 
 
-def _without_none(annotation: Any) -> tuple[Any, bool]:
-    if typing.get_origin(annotation) not in {typing.Union, types.UnionType}:
-        return annotation, False
-    rest = [part for part in typing.get_args(annotation) if part is not type(None)]
-    if len(rest) != 1:
-        raise TypeError(f"a setting has one type, or one type and null, not {annotation!r}")
-    return rest[0], True
+def _metas(info: Type) -> Iterator[Metadata]:
+    """The metadata of a type, the outermost first; of ``Annotated[X, ...] | None`` also that of X."""
+    if isinstance(info, Metadata):
+        yield info
+        yield from _metas(info.type)
+    elif isinstance(info, UnionType):
+        for part in info.types:
+            yield from _metas(part)
 
 
-def settings(section: StructSchema, prefix: str = "") -> Iterator[tuple[str, FieldSchema]]:
+def _schema(info: Type, where: str, unit: units.Unit | None) -> Schema:
+    optional = path = False
+    bare = info
+    while isinstance(bare, Metadata | UnionType):
+        if isinstance(bare, UnionType):
+            rest = [part for part in bare.types if not isinstance(part, NoneType)]
+            if len(rest) != 1:
+                raise TypeError(f"{where}: a setting has one type, or one type and null, not {bare!r}")
+            optional, bare = True, rest[0]
+            continue
+        extra = bare.extra or {}
+        path = path or extra.get("path", False)
+        if "struct" in extra:
+            module, name = extra["struct"]
+            bare = type_info(getattr(import_module(module), name))
+        else:
+            bare = bare.type
+    if isinstance(bare, IntType | FloatType):
+        if bare.lt is not None or bare.multiple_of is not None:
+            raise TypeError(f"{where}: of the bounds only ge, gt and le are known here")
+        return Schema(kind=bare, where=where, optional=optional, unit=unit)
+    known = isinstance(bare, (*_SCALARS, StructType, DictType, ListType))
+    if not known and not (isinstance(bare, CustomType) and bare.cls is CpuSet):
+        raise TypeError(f"{where}: a configuration file cannot hold {bare!r}")
+    return Schema(kind=bare, where=where, optional=optional, path=path, unit=unit)
+
+
+def settings(section: Schema, prefix: str = "") -> Iterator[tuple[str, FieldSchema]]:
     """Every setting below ``section`` with its dotted name, in the order of declaration; sections go before theirs."""
     for field in section.fields.values():
         path = f"{prefix}{field.name}"
         yield path, field
-        if isinstance(field.schema, StructSchema):
-            yield from settings(field.schema, f"{path}.")
+        yield from settings(field.schema, f"{path}.")

@@ -4,14 +4,15 @@ A setting's name ends in its unit (``resync_s``, ``floor_milli``, ``limit_bytes`
 so that no value ever means two things.
 """
 
-import re
 from collections.abc import Mapping
 from decimal import Decimal
+from fractions import Fraction
 from typing import Final
 
 from msgspec import Struct
 
-_NUMBER: Final = re.compile(r"([+-]?\d+(?:\.\d+)?) ?([A-Za-z%]*)")
+from reconciler.settings.quantity import SCALE, split_number
+
 _MAX_TEXT: Final = 40
 """Longer is no number that anyone meant; it also keeps the arithmetic small."""
 
@@ -46,14 +47,7 @@ BYTES: Final = _unit(
     "a size",
     "512Mi or 4Gi",
     B="1",
-    k="1000",
-    Ki="1024",
-    M="1000000",
-    Mi="1048576",
-    G="1000000000",
-    Gi="1073741824",
-    T="1000000000000",
-    Ti="1099511627776",
+    **{name: str(SCALE[name]) for name in ("k", "Ki", "M", "Mi", "G", "Gi", "T", "Ti")},
 )
 MILLI: Final = _unit("m", "an amount of CPU", "500m or 2cpu", m="1", cpu="1000", cpus="1000")
 PERCENT: Final = Unit(base="%", noun="a percentage", example="75%", factors={"%": Decimal(1)})
@@ -92,24 +86,23 @@ def parse_number(text: str, unit: Unit | None, *, whole: bool) -> int | float:
     """
     want = f"expected {expected(unit, whole=whole)}"
     shown = text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}..."
-    match = _NUMBER.fullmatch(text) if len(text) <= _MAX_TEXT else None
-    if match is None:
+    number = split_number(text) if len(text) <= _MAX_TEXT else None
+    if number is None or number.exponent or not (number.digits[0].isdigit() and number.digits[-1].isdigit()):
         raise ValueError(f"{want}; got {shown!r}")
-    digits, name = match[1], match[2]
-    integer = digits.lstrip("+-").partition(".")[0]
+    integer, name = number.digits.partition(".")[0], number.suffix
     if len(integer) > 1 and integer.startswith("0"):
-        # YAML 1.1 reads 010 as 8, YAML 1.2 as 10: whoever wrote it may have meant either.
+        # YAML 1.1 reads 010 as 8, YAML 1.2 as 10: either may have been meant.
         raise ValueError(f"{want}; got {text!r}, whose leading zero reads as octal to some: leave it out")
-    value = Decimal(digits)
+    value = number.value
     if name:
         factors = unit.factors if unit is not None else {}
         if name not in factors:
             known = f"known here: {', '.join(factors)}" if factors else "it has none"
             raise ValueError(f"{want}; got {text!r}: unknown unit {name!r} ({known})")
-        value *= factors[name]
+        value *= Fraction(factors[name])
     if not whole:
         return float(value)
-    if value != value.to_integral_value():
+    if value.denominator != 1:
         base = f" of {unit.base}" if unit is not None and unit.base else ""
         raise ValueError(f"{want}; got {text!r}, which is not a whole number{base}")
     return int(value)

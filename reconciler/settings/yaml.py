@@ -1,41 +1,141 @@
-"""YAML from people and from the kubelet, read without surprises, with the place of everything in it.
+"""The one YAML reader: text as nodes that know their place, for our own files and for those of others.
 
-`yaml.load` drops duplicate keys silently, reads ``010`` as 8, ``12:30:00`` as 45000 and ``0.1`` as a binary float. Here
-only the parser is used; plain data is made from its events by rules of our own:
+Only libyaml's event stream is used. Loading to plain data loses duplicate keys silently, turns ``010`` into 8 and
+``12:30:00`` into 45000; its composer recurses in C, so that 50,000 nested brackets end the process. Events do neither.
+A text may have so many characters, levels and nodes, and an alias counts as all that it refers to: a few lines of them
+can stand for billions of nodes.
 
-- null, true/false (and YAML 1.1's yes/no/on/off) and decimal integers become what they are;
-- everything else stays the text that stands there, so ``0.5`` and ``1e3`` reach the quantity parser exactly;
-- a duplicate key, an unhashable key, a document that refers to itself or explodes through aliases is refused.
+Our own files (`parse_tree`) are read by their schema, so nothing is interpreted here: ``on``, ``010`` and ``12:30``
+stay text where the setting is text. Anchors, aliases, tags and a second document are refused in them.
 
-The kubelet and its users may write anchors and merge keys, so unlike in our own configuration they are followed.
+Files of others (`read_yaml`: the kubelet's, a kubeconfig, manifests) have no schema of ours. Their anchors and merge
+keys are followed, and plain data is made by these rules: null, true/false (and YAML 1.1's yes/no/on/off) and decimal
+integers become what they are; everything else stays text, so ``0.5`` and ``1e3`` reach the quantity parser exactly.
 """
 
 import re
-from collections.abc import Iterable, Mapping
-from typing import Final, NamedTuple
+from collections.abc import Iterator
+from typing import Final, NamedTuple, Protocol, final
 
 import msgspec
 import yaml
 from msgspec import Struct
 
-from cgroupfs.errors import InputError
+from cgroupfs.errors import AgentError, InputError
 
 Path = tuple[str | int, ...]
-Words = Mapping[str, Iterable[str]]
 
-_INTEGER: Final = re.compile(r"[-+]?(0|[1-9][0-9]*)", re.ASCII)
-_SURROGATE: Final = re.compile("[\ud800-\udfff]")
-"""Stands for a byte that is no text; the library cannot even refuse it."""
+MAX_BYTES: Final = 1 << 20
+MAX_DEPTH: Final = 16
+BOOLS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+"""YAML 1.1's words, as people who write Kubernetes manifests know them; compared in lower case."""
 _NULLS: Final = frozenset({"", "~", "null", "Null", "NULL"})
-_BOOLS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-_ENDLESS: Final = "a document without endless or deep nesting"
-_DEEPEST: Final = 64
-_MOST_NODES: Final = 50_000
-_MOST_DIGITS: Final = 20
+_INTEGER: Final = re.compile(r"[-+]?(0|[1-9][0-9]*)", re.ASCII)
+_MAX_DIGITS: Final = 20
+_MAX_NODES: Final = 50_000
+_FOREIGN_BYTES: Final = 4 << 20
+_FOREIGN_DEPTH: Final = 64
+
+
+class SourceLocation(NamedTuple):
+    """A place in a file; line and column count from 1."""
+
+    file: str
+    line: int
+    column: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}:{self.column}"
+
+
+class ConfigProblem(NamedTuple):
+    """One mistake. ``path`` is the setting's dotted name, empty for the file as a whole."""
+
+    place: SourceLocation
+    path: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.path}: {self.message}" if self.path else f"{self.place}: {self.message}"
+
+
+class YamlError(InputError):
+    """A text that is not YAML, or not YAML that is read here. The message begins with ``file:line:column``."""
+
+    def __init__(self, at: SourceLocation, message: str) -> None:
+        AgentError.__init__(self, f"{at}: {message}")
+        self.where = str(at)
+        self.value = None
+        self.expected = message
+
+
+class Scalar(Struct, frozen=True):
+    """A single value as it was written. ``quoted`` ones are text, whatever they look like."""
+
+    at: SourceLocation
+    text: str
+    quoted: bool
+
+    @property
+    def null(self) -> bool:
+        """True for an empty value, ``~`` and ``null``."""
+        return not self.quoted and self.text in _NULLS
+
+    @property
+    def shown(self) -> str:
+        """For a message."""
+        return "nothing" if self.null else repr(self.text if len(self.text) <= 40 else f"{self.text[:40]}...")
+
+    @property
+    def plain(self) -> object:
+        """The value by the rules for files of others."""
+        if self.null:
+            return None
+        if self.quoted:
+            return self.text
+        if self.text.lower() in BOOLS:
+            return BOOLS[self.text.lower()]
+        if len(self.text) <= _MAX_DIGITS and _INTEGER.fullmatch(self.text):
+            return int(self.text)
+        return self.text
+
+
+class Sequence(Struct, frozen=True):
+    """A list."""
+
+    at: SourceLocation
+    items: tuple["Node", ...]
+    shown: str = "a list"
+
+
+class Mapping(Struct, frozen=True):
+    """Keys with their values and places. A key that is written twice keeps its first value."""
+
+    at: SourceLocation
+    items: dict[str, "Node"]
+    places: dict[str, SourceLocation]
+    shown: str = "a section with keys"
+
+
+Node = Scalar | Sequence | Mapping
+
+
+def parse_tree(file: str, text: str, problems: list[ConfigProblem], *, largest: int = MAX_BYTES) -> Node | None:
+    """The content of one of our own files; an empty mapping for an empty file, None (and a problem) if unreadable.
+
+    ``largest`` is in characters.
+    """
+    composer = _Composer(file, problems, depth=MAX_DEPTH)
+    try:
+        root = composer.compose(text, largest)
+    except YamlError as exc:
+        problems.append(ConfigProblem(composer.at, "", exc.expected))
+        return None
+    return Mapping(composer.at, {}, {}) if root is None or (isinstance(root, Scalar) and root.null) else root
 
 
 class YamlDocument(Struct, frozen=True, kw_only=True):
-    """One document: plain ``data``, and ``marks``: path -> (line, column) of each key and list item, from 1.
+    """One document of a file of others: plain ``data``, and ``marks``: path -> (line, column) of each key and entry.
 
     ``more``: other documents follow it in the text.
     """
@@ -46,7 +146,7 @@ class YamlDocument(Struct, frozen=True, kw_only=True):
     more: bool = False
 
     def place(self, path: Path) -> str:
-        """``file:line:column`` of the entry at ``path``, or of the nearest one around it that stands in the text."""
+        """``file:line:column`` of the entry at ``path``, or of the nearest entry around it that the text has."""
         for end in range(len(path), -1, -1):
             mark = self.marks.get(path[:end])
             if mark is not None:
@@ -54,7 +154,7 @@ class YamlDocument(Struct, frozen=True, kw_only=True):
         return self.where
 
     def value(self, path: Path) -> object:
-        """The data at ``path``, or of the nearest one around it."""
+        """The data at ``path``, or of the nearest entry around it."""
         data = self.data
         for step in path:
             try:
@@ -68,11 +168,8 @@ class YamlDocument(Struct, frozen=True, kw_only=True):
         name = f": {dotted(path)}" if path else ""
         return InputError(f"{self.place(path)}{name}", self.value(path), expected)
 
-    def explain(self, error: msgspec.ValidationError, base: Path = (), words: Words | None = None) -> InputError:
-        """A message of msgspec about the data at ``base`` as ours: it names a path, the text knows its place.
-
-        ``words`` maps a key to the words that it may have, which msgspec does not tell.
-        """
+    def explain(self, error: msgspec.ValidationError, base: Path = ()) -> InputError:
+        """A message of msgspec about the data at ``base`` with its place: msgspec names a path only."""
         text, _, at = str(error).partition(" - at ")
         path = base + _steps(at)
         if unknown := re.match(r"Object contains unknown field `(.+)`", text):
@@ -81,8 +178,6 @@ class YamlDocument(Struct, frozen=True, kw_only=True):
             return self.refusal(path, f"the key {missing[1]} in it")
         if wanted := re.match(r"Expected `(.+)`, got `", text):
             return self.refusal(path, wanted[1])
-        if words and path and path[-1] in words and text.startswith("Invalid enum value"):
-            return self.refusal(path, f"one of {', '.join(words[str(path[-1])])}")
         return self.refusal(path, f"a valid entry: {text}")
 
 
@@ -93,166 +188,220 @@ def dotted(path: Path) -> str:
 
 
 def read_yaml(text: str, where: str) -> YamlDocument:
-    """The first document of ``text``; an empty text is the data None.
+    """The first document of a file of others; an empty text is the data None.
 
-    Errors: `InputError` with ``where:line:column`` for what is not YAML and for what is refused above.
+    Errors: `YamlError` for what is not YAML and for what is refused above.
     """
-    if not text.isascii() and (bad := _SURROGATE.search(text)) is not None:
-        line = text.count("\n", 0, bad.start()) + 1
-        column = bad.start() - text.rfind("\n", 0, bad.start())
-        raise InputError(f"{where}:{line}:{column}", bad[0], "UTF-8 text")
-    try:
-        loader = yaml.CSafeLoader(text)
-        try:
-            return _Reader(loader, where).document()
-        finally:
-            loader.dispose()
-    except yaml.MarkedYAMLError as exc:
-        mark = exc.problem_mark or exc.context_mark
-        place = f"{where}:{mark.line + 1}:{mark.column + 1}" if mark else where
-        raise InputError(place, exc.problem or "", "well-formed YAML") from exc
-    except yaml.YAMLError as exc:
-        raise InputError(where, str(exc).splitlines()[0], "well-formed YAML") from exc
+    problems: list[ConfigProblem] = []
+    composer = _Composer(where, problems, depth=_FOREIGN_DEPTH, foreign=True)
+    root = composer.compose(text, _FOREIGN_BYTES)
+    if problems:
+        raise YamlError(problems[0].place, problems[0].message)
+    marks: dict[Path, tuple[int, int]] = {}
+    data = None if root is None else _plain(root, (), marks)
+    return YamlDocument(where=where, data=data, marks=marks, more=composer.more)
 
 
-class _Built(NamedTuple):
-    """A value and how many nodes it stands for once every alias is followed."""
+class _Mark(Protocol):
+    """A place in a text; line and column count from 0."""
 
-    data: object
+    @property
+    def line(self) -> int: ...
+    @property
+    def column(self) -> int: ...
+
+
+class DepthError(yaml.YAMLError):
+    """A text is nested deeper than allowed; ``mark`` is where."""
+
+    def __init__(self, mark: _Mark | None, depth: int) -> None:
+        super().__init__(f"nested more than {depth} levels deep")
+        self.mark = mark
+
+
+def events(text: str, *, depth: int) -> Iterator[yaml.Event]:
+    """The events of libyaml for a text with at most ``depth`` levels.
+
+    Errors: `yaml.YAMLError`; of these `DepthError` where it is nested deeper.
+    """
+    level = 0
+    for event in yaml.parse(text, Loader=yaml.CSafeLoader):
+        level += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if level > depth:
+            raise DepthError(event.start_mark, depth)
+        yield event
+
+
+class _Anchored(NamedTuple):
+    """A complete node with an anchor: how many nodes and levels an alias adds."""
+
+    node: Node
     nodes: int
+    levels: int
 
 
-class _Reader:
-    """Makes one document out of the parser's events.
+class _Open(Struct):
+    """A collection that has not ended: its nodes so far; of a mapping keys and values alternate."""
 
-    Not out of its node tree: the library builds that recursively in C, where a line of brackets ends the process. An
-    alias shares the value of its anchor, and the nodes it stands for are counted: whoever walks the data later does
-    follow it, and a few lines of aliases can stand for billions.
-    """
+    start: yaml.CollectionStartEvent
+    nodes: list[Node]
+    before: int
+    levels: int = 1
 
-    def __init__(self, loader: yaml.CSafeLoader, where: str) -> None:
-        self._loader = loader
-        self._where = where
-        self._marks: dict[Path, tuple[int, int]] = {}
-        self._anchors: dict[str, _Built | None] = {}
-        self._nodes = 0
 
-    def document(self) -> YamlDocument:
-        self._take()  # the stream's start
-        data: object = None
-        if not self._loader.check_event(yaml.StreamEndEvent):
-            self._take()  # the document's start
-            data = self._value(self._take(), ()).data
-            self._take()  # its end
-        more = not self._loader.check_event(yaml.StreamEndEvent)
-        return YamlDocument(where=self._where, data=data, marks=self._marks, more=more)
+@final
+class _Composer:
+    """Makes nodes out of one file's events. ``at`` is the place of the last error."""
 
-    def _take(self) -> yaml.Event:
-        event = self._loader.get_event()
-        assert event is not None, "the parser ends every stream with an event of its own"
-        return event
+    def __init__(self, file: str, problems: list[ConfigProblem], *, depth: int, foreign: bool = False) -> None:
+        self.at = SourceLocation(file, 1, 1)
+        self.more = False
+        self._problems = problems
+        self._depth = depth
+        self._foreign = foreign
+        self._anchors: dict[str, _Anchored | None] = {}
+        self._count = 0
 
-    def _value(self, event: yaml.Event, path: Path) -> _Built:
-        self._marks.setdefault(path, _position(event))
-        if len(path) > _DEEPEST:
-            raise self._refused(event, dotted(path), _ENDLESS)
-        if isinstance(event, yaml.AliasEvent):
-            if event.anchor not in self._anchors:
-                raise self._refused(event, f"*{event.anchor}", "well-formed YAML: an anchor of that name before it")
-            known = self._anchors[event.anchor]
-            if known is None:
-                raise self._refused(event, f"*{event.anchor}", _ENDLESS)
-            self._count(event, known.nodes, path)
-            return known
-        anchor = event.anchor if isinstance(event, yaml.NodeEvent) else None
-        if anchor is not None:
-            self._anchors[anchor] = None  # until it is complete, an alias to it would be endless
-        if isinstance(event, yaml.MappingStartEvent):
-            built = self._mapping(path)
-        elif isinstance(event, yaml.SequenceStartEvent):
-            built = self._sequence(path)
-        elif isinstance(event, yaml.ScalarEvent):
-            built = _Built(_scalar(event), 1)
-        else:
-            raise self._refused(event, dotted(path), "a value")
-        if anchor is not None:
-            self._anchors[anchor] = built
-        self._count(event, 1, path)
-        return built
+    def compose(self, text: str, largest: int) -> Node | None:
+        """The first document's root; None without any. Errors: `YamlError`."""
+        if len(text) > largest:
+            raise self._error(None, f"larger than {largest >> 20} MiB; this is no configuration")
+        try:
+            # libyaml cannot even refuse what stands for a byte that is no text.
+            text.encode()
+        except UnicodeEncodeError as exc:
+            line, column = text.count("\n", 0, exc.start) + 1, exc.start - text.rfind("\n", 0, exc.start)
+            self.at = SourceLocation(self.at.file, line, column)
+            raise YamlError(self.at, "not UTF-8 text") from exc
+        try:
+            return self._document(text)
+        except yaml.MarkedYAMLError as exc:
+            context = f" {exc.context}" if exc.context else ""
+            raise self._error(exc.problem_mark, f"not YAML: {exc.problem}{context}") from exc
+        except DepthError as exc:
+            raise self._error(exc.mark, str(exc)) from exc
+        except yaml.YAMLError as exc:
+            raise self._error(None, f"not YAML: {' '.join(str(exc).split())}") from exc
 
-    def _count(self, event: yaml.Event, nodes: int, path: Path) -> None:
-        self._nodes += nodes
-        if self._nodes > _MOST_NODES:
-            raise self._refused(event, dotted(path), _ENDLESS)
+    def _document(self, text: str) -> Node | None:
+        stack: list[_Open] = []
+        root: Node | None = None
+        for event in events(text, depth=self._depth):
+            node: Node | None = None
+            if isinstance(event, yaml.DocumentStartEvent) and root is not None:
+                if not self._foreign:
+                    raise self._error(event.start_mark, "a second document starts here; put everything into one")
+                self.more = True
+                break
+            if isinstance(event, yaml.NodeEvent):
+                self._check(event)
+            if isinstance(event, yaml.AliasEvent):
+                node = self._alias(event, stack)
+            elif isinstance(event, yaml.ScalarEvent):
+                self._add(event, 1)
+                node = Scalar(self._place(event.start_mark), event.value, not event.implicit[0])
+                self._anchor(event.anchor, node, 1, 0)
+            elif isinstance(event, yaml.CollectionStartEvent):
+                if event.anchor is not None:
+                    self._anchors[event.anchor] = None  # until it ends, an alias to it would be endless
+                stack.append(_Open(event, [], self._count))
+                self._add(event, 1)
+            elif isinstance(event, yaml.CollectionEndEvent):
+                ended = stack.pop()
+                at = self._place(ended.start.start_mark)
+                mapping = isinstance(ended.start, yaml.MappingStartEvent)
+                node = self._mapping(at, ended.nodes) if mapping else Sequence(at, tuple(ended.nodes))
+                self._anchor(ended.start.anchor, node, self._count - ended.before, ended.levels)
+                if stack:
+                    stack[-1].levels = max(stack[-1].levels, ended.levels + 1)
+            if node is not None and stack:
+                stack[-1].nodes.append(node)
+            elif node is not None:
+                root = node
+        return root
 
-    def _sequence(self, path: Path) -> _Built:
-        items: list[object] = []
-        nodes = 1
-        while not self._loader.check_event(yaml.SequenceEndEvent):
-            built = self._value(self._take(), (*path, len(items)))
-            items.append(built.data)
-            nodes += built.nodes
-        self._take()
-        return _Built(items, nodes)
+    def _check(self, event: yaml.NodeEvent) -> None:
+        if self._foreign:
+            return
+        if isinstance(event, yaml.AliasEvent) or event.anchor is not None:
+            # Its name is not shown: it may be a password without quotes.
+            message = "anchors and aliases are refused: write it out; a text that begins with & or * needs quotes"
+            raise self._error(event.start_mark, message)
+        tag = getattr(event, "tag", None)
+        if tag is not None and tag != "!":
+            message = "tags are refused: the setting knows its own type; a text that begins with ! needs quotes"
+            raise self._error(event.start_mark, message)
 
-    def _mapping(self, path: Path) -> _Built:
-        found: dict[str, object] = {}
-        merged: list[object] = []
-        nodes = 1
-        while not self._loader.check_event(yaml.MappingEndEvent):
-            key = self._take()
-            if not isinstance(key, yaml.ScalarEvent):
-                raise self._refused(key, dotted(path), "a plain text as key")
-            if key.value in found:
-                raise self._refused(key, key.value, "each key once")
-            at = (*path, key.value)
-            self._marks[at] = _position(key)
-            event = self._take()
-            built = self._value(event, at)
-            nodes += built.nodes
-            if key.value == "<<" and key.implicit[0]:
-                merged += self._mappings(event, built.data)
+    def _alias(self, event: yaml.AliasEvent, stack: list[_Open]) -> Node:
+        if event.anchor not in self._anchors:
+            raise self._error(event.start_mark, "not YAML: an alias without an anchor of that name before it")
+        known = self._anchors[event.anchor]
+        if known is None:
+            raise self._error(event.start_mark, "an alias inside its own anchor is endless")
+        self._add(event, known.nodes)
+        if len(stack) + known.levels > self._depth:
+            raise self._error(event.start_mark, f"nested more than {self._depth} levels deep")
+        if stack:
+            stack[-1].levels = max(stack[-1].levels, known.levels + 1)
+        return known.node
+
+    def _anchor(self, name: str | None, node: Node, nodes: int, levels: int) -> None:
+        if name is not None:
+            self._anchors[name] = _Anchored(node, nodes, levels)
+
+    def _add(self, event: yaml.Event, nodes: int) -> None:
+        self._count += nodes
+        if self._count > _MAX_NODES:
+            raise self._error(event.start_mark, f"more than {_MAX_NODES} values, those behind aliases included")
+
+    def _mapping(self, at: SourceLocation, nodes: list[Node]) -> Mapping:
+        items: dict[str, Node] = {}
+        places: dict[str, SourceLocation] = {}
+        for key, value in zip(nodes[::2], nodes[1::2], strict=True):
+            if not isinstance(key, Scalar):
+                self._problems.append(ConfigProblem(key.at, "", f"expected a key; got {key.shown}"))
+            elif key.text in places:
+                first = places[key.text]
+                message = f"duplicate key {key.shown}; the first is at line {first.line}, column {first.column}"
+                self._problems.append(ConfigProblem(key.at, "", message))
             else:
-                found[key.value] = built.data
-        self._take()
+                items[key.text] = value
+                places[key.text] = key.at
+        return Mapping(at, items, places)
+
+    def _place(self, mark: _Mark | None) -> SourceLocation:
+        line, column = (0, 0) if mark is None else (mark.line, mark.column)
+        return SourceLocation(self.at.file, line + 1, column + 1)
+
+    def _error(self, mark: _Mark | None, message: str) -> YamlError:
+        self.at = self._place(mark)
+        return YamlError(self.at, message)
+
+
+def _plain(node: Node, path: Path, marks: dict[Path, tuple[int, int]]) -> object:
+    """A node as plain data; as deep as the composer allows. Errors: `YamlError` for a merge key without a mapping."""
+    marks.setdefault(path, (node.at.line, node.at.column))
+    if isinstance(node, Scalar):
+        return node.plain
+    if isinstance(node, Sequence):
+        return [_plain(item, (*path, index), marks) for index, item in enumerate(node.items)]
+    data: dict[str, object] = {}
+    for key, value in node.items.items():
+        at = node.places[key]
+        marks[*path, key] = (at.line, at.column)
+        data[key] = _plain(value, (*path, key), marks)
+    if "<<" in data:
         # A mapping's own keys win over merged ones, and an earlier merged mapping over a later.
-        for other in merged:
-            if isinstance(other, dict):
-                found = {**other, **found}
-        return _Built(found, nodes)
-
-    def _mappings(self, event: yaml.Event, data: object) -> list[object]:
-        items = data if isinstance(data, list) else [data]
-        if not all(isinstance(item, dict) for item in items):
-            raise self._refused(event, str(data), "a mapping to merge")
-        return items
-
-    def _refused(self, event: yaml.Event, value: str, expected: str) -> InputError:
-        line, column = _position(event)
-        return InputError(f"{self._where}:{line}:{column}", value, expected)
-
-
-def _position(event: yaml.Event) -> tuple[int, int]:
-    """Line and column from 1; people count so, the parser from 0."""
-    mark = event.start_mark
-    return (mark.line + 1, mark.column + 1) if mark is not None else (1, 1)
-
-
-def _scalar(event: yaml.ScalarEvent) -> object:
-    text = str(event.value)
-    if not event.implicit[0]:
-        return text  # quoted, or tagged by hand
-    if text in _NULLS:
-        return None
-    if text.lower() in _BOOLS:
-        return _BOOLS[text.lower()]
-    if len(text) <= _MOST_DIGITS and _INTEGER.fullmatch(text):
-        return int(text)
-    return text
+        merged = data.pop("<<")
+        for other in merged if isinstance(merged, list) else [merged]:
+            if not isinstance(other, dict):
+                raise YamlError(node.items["<<"].at, "expected a mapping to merge")
+            data = {**other, **data}
+    return data
 
 
 def _steps(at: str) -> Path:
-    """A path such as ``$.overrides[0].labels`` in msgspec's writing; what it leaves open (``[...]``) ends it."""
+    """A path such as ``$.overrides[0].labels`` in msgspec's form; an index that msgspec does not name ends it."""
     steps: list[str | int] = []
     for name, index in re.findall(r"\.([^.\[\]`]+)|\[([^\]]*)\]", at.strip("`")):
         if index == "...":

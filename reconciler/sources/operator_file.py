@@ -9,26 +9,24 @@
     - class: dedicated
       uid: 6f1d0c5e-9d0c-4b63-9a3c-0a0f6d0b7a11
 
-The first entry that fits wins. A bad entry is one message with file, line and column, and the others hold; a file that
-is no YAML at all leaves the last good entries in force, as a reload of the configuration does.
+The first entry that fits wins. The file is read as the configuration is, by the same reader. A bad entry is one message
+with file, line and column, and the others hold; a file that is no YAML at all leaves the last good entries in force, as
+a reload of the configuration does.
 """
 
 import os
 from typing import Final, final
 
-import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from cgroupfs.errors import InputError
-from reconciler.pods.selectors import ClassOverride, SelectorOperator
+from reconciler.pods.selectors import ClassOverride
 from reconciler.runtime.safe_files import FileRule, read_file
-from reconciler.settings.yaml import YamlDocument, read_yaml
-from state.model import PodClass
+from reconciler.settings.binder import ConfigError, Text, bind_usable
 
 NAME: Final = "operator file"
 
-_KEY: Final = "overrides"
-_WORDS: Final = {"class": tuple(PodClass), "operator": tuple(SelectorOperator)}
 _LARGEST: Final = 4 * 1024 * 1024
 
 
@@ -39,42 +37,26 @@ class Overrides(Struct, frozen=True, kw_only=True):
     problems: tuple[str, ...] = ()
 
 
+class _File(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The keys of the file."""
+
+    overrides: tuple[ClassOverride, ...] = ()
+
+
 def read_overrides(text: str, where: str) -> Overrides:
     """The entries of one file's text. An empty file has none.
 
-    Errors: `InputError` when nothing of it can be used: no YAML, or not of this form.
+    Errors: `ConfigError` when nothing of it can be used: no YAML, or not of this form.
     """
-    document = read_yaml(text, where)
-    if document.data is None:
-        return Overrides()
-    if not isinstance(document.data, dict):
-        raise document.refusal((), f"a mapping with the key {_KEY}")
-    problems = [str(document.refusal((key,), f"no such key here, only {_KEY}")) for key in document.data if key != _KEY]
-    if document.more:
-        problems.append(f"{where}: only the first of several documents is read")
-    entries = document.data.get(_KEY)
-    if entries is not None and not isinstance(entries, list):
-        raise document.refusal((_KEY,), "a list of overrides")
-    held: list[ClassOverride] = []
-    for index in range(len(entries or ())):
-        try:
-            held.append(_entry(document, index, where))
-        except InputError as exc:
-            problems.append(str(exc))
-    return Overrides(overrides=tuple(held), problems=tuple(problems))
-
-
-def _entry(document: YamlDocument, index: int, where: str) -> ClassOverride:
-    path = (_KEY, index)
-    data = document.value(path)
-    if isinstance(data, dict) and "origin" in data:
-        raise document.refusal((*path, "origin"), "no such key here")
-    try:
-        override = msgspec.convert(data, ClassOverride)
-    except msgspec.ValidationError as exc:
-        raise document.explain(exc, path, _WORDS) from exc
-    line = document.marks[path][0]
-    return msgspec.structs.replace(override, origin=f"{os.path.basename(where)}:{line}")
+    bound = bind_usable(_File, Text(where, text), largest=_LARGEST)
+    base = os.path.basename(where)
+    return Overrides(
+        overrides=tuple(
+            replace(override, origin=f"{base}:{bound.origins[f'overrides[{index}]'].line}")
+            for index, override in enumerate(bound.value.overrides)
+        ),
+        problems=tuple(map(str, bound.problems)),
+    )
 
 
 @final
@@ -111,7 +93,7 @@ class OperatorFile:
             return self._keep(f"{self._path}: {exc.strerror or exc}")
         except UnicodeDecodeError:
             return self._keep(f"{self._path}: not UTF-8 text")
-        except InputError as exc:
+        except ConfigError as exc:
             return self._keep(str(exc))
         return self._held
 

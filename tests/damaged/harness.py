@@ -25,7 +25,7 @@ from reconciler.clients import http, kube
 from reconciler.interference import recording
 from reconciler.pods import annotations, cpu_annotations
 from reconciler.responses.eviction import exemptions
-from reconciler.settings.yaml_tree import parse_tree
+from reconciler.settings.yaml import parse_tree
 from reconciler.sources import kubelet_config
 from state import checkpoint, checksum, dump, framed, reader
 from state.entry import LedgerEntry

@@ -18,10 +18,8 @@ _MI: Final = 1 << 20
 Enabled = Annotated[bool, Meta(description="judge it at all")]
 DryRun = Annotated[bool, Meta(description="only show whom it would evict, whatever eviction.dry_run says")]
 Grace = Annotated[
-    float | None,
+    Annotated[float, Meta(ge=1, le=86400)] | None,
     Meta(
-        ge=1,
-        le=86400,
         description="the most time that its victims get to end; the pod's own where that is less, and with null. Never "
         "0: what is killed without a chance to save its work has to do it again",
     ),
@@ -36,7 +34,8 @@ Cooldown = Annotated[
     ),
 ]
 Lower = Annotated[
-    float | None, Meta(gt=0, le=100, description="so much goes that this is left; null: threshold_percent - 2")
+    Annotated[float, Meta(gt=0, le=100)] | None,
+    Meta(description="so much goes that this is left; null: threshold_percent - 2"),
 ]
 
 
@@ -252,7 +251,8 @@ class FsMinimum(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     available_percent: Annotated[float, Meta(ge=0, le=100, description="of its size; 0: not judged")] = 12.0
     available_bytes: Annotated[
-        int | None, Meta(ge=0, description="so much instead of a percentage; null: the percentage counts")
+        Annotated[int, Meta(ge=0)] | None,
+        Meta(description="so much instead of a percentage; null: the percentage counts"),
     ] = None
     inodes_percent: Annotated[float, Meta(ge=0, le=100, description="of its inodes; 0: not judged")] = 7.0
 

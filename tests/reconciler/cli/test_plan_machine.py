@@ -13,6 +13,7 @@ from reconciler.cli.exits import Exit
 from reconciler.cli.planscreen import blocks
 from reconciler.cli.podsfile import read_pods_file
 from reconciler.cli.screen import plain
+from reconciler.settings.binder import ConfigError
 from state.model import PodClass
 from tests.reconciler.cli.conftest import Run
 
@@ -142,9 +143,9 @@ def test_help_has_the_grammar(run: Run) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("pods: {}", "expected a list of pods"),
-        ("- {namespace: shop}", "the key name in it"),
-        ("- {name: a, clas: shared}", "clas: 'shared': expected no such key here"),
+        ("pods: {}", ":1:1: expected a list; got a section with keys"),
+        ("- {namespace: shop}", ":1:3: [0]: missing key 'name'"),
+        ("- {name: a, clas: shared}", ":1:13: [0].clas: unknown key 'clas'; did you mean 'class'?"),
         ("- {name: a, class: slow}", "expected one of system, dedicated, shared, reclaimed"),
         ("- {name: a, qos: Best}", "expected one of Guaranteed, Burstable, BestEffort"),
         ("- {name: a, count: 0}", "count"),
@@ -152,12 +153,12 @@ def test_help_has_the_grammar(run: Run) -> None:
         ("- {name: a, use: -1}", "expected CPUs in use"),
         ("- {name: a}\n- {name: a}", "'default/a': expected each pod once"),
         ("- {name: a, requests: {cpu: 1}, containers: [{name: b}]}", "requests and limits in each container"),
-        ("- [", "expected well-formed YAML"),
+        ("- [", ":2:1: not YAML"),
         ("{bad", "expected what kubectl get pods -o json writes"),
     ],
 )
 def test_a_pods_file_with_a_mistake_is_refused_with_its_place(tmp_path: Path, text: str, told: str) -> None:
-    with pytest.raises(InputError) as error:
+    with pytest.raises((InputError, ConfigError)) as error:
         read_pods_file(pods(tmp_path, text))
     assert str(tmp_path) in str(error.value)
     assert told in str(error.value)

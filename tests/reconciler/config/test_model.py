@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from reconciler.config.docs import CLASSES_EXAMPLE, example, explain, markdown, shown
+from reconciler.config.docs import CLASSES_EXAMPLE, EXAMPLE, example, explain, markdown, shown
 from reconciler.config.load import Loaded, changed, load, reload, value_at
 from reconciler.config.model import (
     AgentMode,
@@ -17,7 +17,7 @@ from reconciler.config.model import (
     WritesSection,
 )
 from reconciler.settings.binder import ConfigError, Text, bind
-from reconciler.settings.schema import MapSchema, StructSchema, section_of, settings
+from reconciler.settings.schema import section_of, settings
 from state.model import PodClass
 
 PROJECT = Path(__file__).parents[3]
@@ -204,20 +204,35 @@ def test_the_example_file_and_the_documentation_are_what_the_code_generates() ->
     assert (PROJECT / "docs/config.md").read_text() == markdown(), regenerate
 
 
-def test_the_example_as_it_stands_changes_nothing() -> None:
+def test_the_example_is_short_and_each_setting_has_one_line_of_text() -> None:
+    lines = example().splitlines()
+    assert len(lines) < 80
+    assert max(map(len, lines)) <= 120
+    given = [line for line in lines if re.match(r" *# [a-z0-9_]+: \S+.*  # \S", line)]
+    assert len(given) == len(EXAMPLE) > 25
+
+
+def test_the_example_as_it_is_installed_changes_nothing() -> None:
     assert bind(Config, [Text("example", example())]).value == Config()
 
 
-def test_the_example_with_every_setting_uncommented_still_is_the_default() -> None:
+def test_the_example_with_every_setting_uncommented_is_the_default_too() -> None:
     text = re.sub(r"^( *)# ([a-z0-9_]+: \S.*)$", _uncommented, example(), flags=re.MULTILINE)
     bound = bind(Config, [Text("example", text)])
     assert bound.value == Config()
-    fields = dict(settings(section_of(Config)))
-    # A table's keys are the operator's: what is written in it is found under the keys, and an empty one nowhere.
-    tables = tuple(f"{path}." for path, field in fields.items() if isinstance(field.schema, MapSchema))
-    leaves = {path for path, field in fields.items() if not isinstance(field.schema, StructSchema | MapSchema)}
-    # So are a list's items, which have places of their own.
-    assert {path for path in bound.origins if not path.startswith(tables) and not path.endswith("]")} == leaves
+    restart = {path for path, field in settings(section_of(Config)) if field.restart}
+    marked = {match[1] for match in re.finditer(r"# ([a-z0-9_]+): .* ↻$", example(), re.MULTILINE)}
+    assert marked == {path.rpartition(".")[2] for path in set(EXAMPLE) & restart}
+    assert {path for path in bound.origins if not path.endswith("]")} == set(EXAMPLE)
+
+
+def test_the_samples_in_the_example_can_be_used() -> None:
+    sample = re.sub(
+        r"^# ?((?:classes|alerts):|  +.*)$", r"\1", example().partition("\n# Classes")[2], flags=re.MULTILINE
+    )
+    config = bind(Config, [Text("sample", "#" + sample)]).value
+    assert [one.pod_class for one in config.classes.selectors] == [PodClass.RECLAIMED]
+    assert list(config.alerts.sinks) == ["team"]
 
 
 _NAMES = frozenset(path.rpartition(".")[2] for path, _ in settings(section_of(Config)))
@@ -237,7 +252,7 @@ def test_every_setting_with_a_number_or_a_switch_is_described() -> None:
     bare = [
         path
         for path, field in settings(section_of(Config))
-        if not field.description and not isinstance(field.schema, StructSchema) and not path.startswith("classes.")
+        if not field.description and field.schema.struct is None and not path.startswith("classes.")
     ]
     assert bare == []
 

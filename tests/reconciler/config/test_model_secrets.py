@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.inspect import DictType
 
 from reconciler.cli.main import main as bypassctl
 from reconciler.config import load
@@ -13,7 +14,7 @@ from reconciler.config.docs import explain
 from reconciler.config.model import Config
 from reconciler.daemon import main
 from reconciler.settings.binder import ConfigError
-from reconciler.settings.schema import FieldSchema, ListSchema, MapSchema, Schema, StructSchema, section_of
+from reconciler.settings.schema import FieldSchema, ListType, Schema, section_of
 
 SECRET = "hunter2"
 TEXTS = (
@@ -52,18 +53,14 @@ BESIDE: dict[str, dict[str, Any]] = {
 
 def secrets(schema: Schema, *path: str) -> Iterator[tuple[tuple[str, ...], FieldSchema]]:
     """Every setting that is marked, with its place."""
-    match schema:
-        case StructSchema():
-            for name, field in schema.fields.items():
-                if field.secret:
-                    yield (*path, name), field
-                yield from secrets(field.schema, *path, name)
-        case MapSchema():
-            yield from secrets(schema.item, *path, "NAME")
-        case ListSchema():
-            yield from secrets(schema.item, *path, "[]")
-        case _:
-            return
+    for name, field in schema.fields.items():
+        if field.secret:
+            yield (*path, name), field
+        yield from secrets(field.schema, *path, name)
+    if isinstance(schema.kind, DictType):
+        yield from secrets(schema.item, *path, "NAME")
+    elif isinstance(schema.kind, ListType):
+        yield from secrets(schema.item, *path, "[]")
 
 
 PLACES = [path for path, _ in secrets(section_of(Config))]

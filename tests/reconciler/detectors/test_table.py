@@ -5,7 +5,7 @@ from msgspec import Struct, json, msgpack
 
 from reconciler.detectors.base import registered
 from reconciler.detectors.table import DETECTORS, DetectorEntry
-from reconciler.settings.schema import StructSchema, section_of
+from reconciler.settings.schema import section_of
 from state.evidence import NODE, Verdict
 from tests.reconciler.detectors.scene import VICTIM, Scene
 
@@ -50,7 +50,7 @@ def test_every_config_is_a_documented_section(name: str) -> None:
     assert config.__struct_config__.frozen
     assert config.__struct_config__.forbid_unknown_fields
     section = section_of(config)
-    assert isinstance(section, StructSchema)
+    assert section.struct is config
     assert section.summary
     assert all(field.description for field in section.fields.values())
     assert json.decode(b"{}", type=config) == config()

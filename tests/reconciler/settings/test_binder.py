@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 
 from cgroupfs.cpuset import CpuSet
 from reconciler.settings.binder import ConfigError, Text, bind
-from reconciler.settings.schema import section_of
+from reconciler.settings.schema import section_of, settings
 
 QUOTES = "a text that begins with {} needs quotes"
 
@@ -34,7 +34,7 @@ class Inner(Struct, frozen=True, kw_only=True):
     size_bytes: Annotated[int, Meta(gt=0)] | None = None
     name: str = "n"
     path: Annotated[str, Meta(extra={"path": True})] = "/"
-    port: Annotated[int | None, Meta(ge=1, le=9)] = None
+    port: Annotated[int, Meta(ge=1, le=9)] | None = None
     home: Annotated[str | None, Meta(extra={"path": True})] = None
 
 
@@ -48,6 +48,7 @@ class Model(Struct, frozen=True, kw_only=True):
     rows: tuple[Row, ...] = ()
     names: tuple[str, ...] = ()
     labels: Mapping[str, str] = {}
+    pair: Annotated[tuple[Annotated[str, Meta(min_length=1)], ...], Meta(max_length=2)] = ()
 
 
 def refused(*texts: str) -> list[str]:
@@ -61,7 +62,18 @@ def accepted(*texts: str) -> Model:
     return bind(Model, [Text(f"f{index}", text) for index, text in enumerate(texts)]).value
 
 
-@pytest.mark.parametrize("text", ["", "# only words\n", "---\n", "inner:\n", "inner:\n  # all commented\n", "rows: []"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "# only words\n",
+        "---\n",
+        "inner:\n",
+        "inner:\n  # all commented\n",
+        "rows: []",
+        "rows:\n  # all commented\nlabels:\n",
+    ],
+)
 def test_nothing_given_is_all_defaults(text: str) -> None:
     assert accepted(text) == Model()
 
@@ -101,7 +113,8 @@ labels: {tier: 5, empty: ""}
         (
             "z: 1",
             [
-                "f0:1:1: z: unknown key 'z'; known here: flag, count, colour, word, cpus, inner, rows, names, labels"
+                "f0:1:1: z: unknown key 'z'; known here: "  # noqa: ISC004
+                "flag, count, colour, word, cpus, inner, rows, names, labels, pair"
             ],
         ),
         ("inner:\n  wait: 1", ["f0:2:3: inner.wait: unknown key 'wait'; did you mean 'wait_s'?"]),
@@ -132,6 +145,9 @@ labels: {tier: 5, empty: ""}
             "f0:1:15: rows[0].kind: expected one of red, off; got 'rid'; did you mean 'red'?",
             "f0:1:21: rows[1]: 13 brings bad luck",
         ]),
+        ("rows: ~", ["f0:1:7: rows: expected a list; got nothing"]),
+        ("pair: [a, b, c]", ["f0:1:7: pair: expected at most 2 entries; got 3"]),
+        ("pair: [a, '']", ["f0:1:11: pair[1]: expected `str` of length >= 1; got ''"]),
         ("labels: [a]", ["f0:1:9: labels: expected keys with values; got a list"]),
         ("labels: {a: [b]}", ["f0:1:13: labels.a: expected text; got a list"]),
         ("- a", ["f0:1:1: expected settings as 'key: value'; got a list"]),
@@ -209,9 +225,9 @@ def test_a_field_that_no_file_can_hold_fails_at_once() -> None:
         size: Annotated[int, Meta(lt=5)] = 0
 
     with pytest.raises(TypeError, match=r"Odd\.when: a configuration file cannot hold"):
-        section_of(Odd)
+        list(settings(section_of(Odd)))
     with pytest.raises(TypeError, match=r"Below\.size: of the bounds only ge, gt and le"):
-        section_of(Below)
+        list(settings(section_of(Below)))
 
 
 class One(Struct, frozen=True, kw_only=True):

@@ -138,7 +138,7 @@ def test_drop_in_files_are_laid_over_the_file_in_the_order_of_their_names(tmp_pa
         ("cgroupDriver: systemdd\n", "/etc/k.yaml:1:1: cgroupDriver: 'systemdd': expected cgroupfs or systemd"),
         ("reservedSystemCPUs: [0]\n", "/etc/k.yaml:1:1: reservedSystemCPUs: [0]: expected a text"),
         ("reservedSystemCPUs: 3-1\n", "'3-1' is not a CPU list"),
-        ("port: 1\nport: 2\n", "kubelet configuration /etc/k.yaml:2:1: 'port': expected each key once"),
+        ("port: 1\nport: 2\n", "kubelet configuration /etc/k.yaml:2:1: duplicate key 'port'"),
         ("port: [\n", "kubelet configuration /etc/k.yaml:2:1: "),
         ("- a\n", "/etc/k.yaml:1:1: ['a']: expected a KubeletConfiguration"),
         ("", "/etc/k.yaml: None: expected a KubeletConfiguration"),

@@ -61,7 +61,7 @@ def test_a_json_manifest_with_a_uid_needs_no_other_source() -> None:
             "kind: Pod\nmetadata: {name: a}\nspec:\n  containers:\n  - image: b\n",
             "/m/x:5:5: spec.containers[0]: {'image': 'b'}: expected the key name in it",
         ),
-        ("kind: Pod\nkind: Pod\n", "/m/x:2:1: 'kind': expected each key once"),
+        ("kind: Pod\nkind: Pod\n", "/m/x:2:1: duplicate key 'kind'"),
         ("kind: [Pod\n", "/m/x:2:1: "),
     ],
 )

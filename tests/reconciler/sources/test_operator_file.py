@@ -3,10 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from cgroupfs.errors import InputError
 from cgroupfs.naming import QosClass
 from reconciler.pods.classify import classification_input, classify, merge_rules
 from reconciler.pods.selectors import ClassRules
+from reconciler.settings.binder import ConfigError
 from reconciler.sources.operator_file import OperatorFile, read_overrides
 from state.model import PodClass, PodMeta
 
@@ -75,23 +75,20 @@ overides: []
 
 def test_every_problem_is_told_with_its_place_and_the_good_entries_hold() -> None:
     read = read_overrides(BAD, "f.yaml")
-    assert [one.title for one in read.overrides] == ["good/one (f.yaml:11)"]
+    assert [(one.uid, one.title) for one in read.overrides] == [
+        ("7", "uid 7 (f.yaml:9)"),
+        (None, "good/one (f.yaml:11)"),
+    ]
     assert read.problems == (
-        "f.yaml:19:1: overides: []: expected no such key here, only overrides",
-        "f.yaml:2:3: overrides[0].class: 'online': expected one of system, dedicated, shared, reclaimed",
-        "f.yaml:4:3: overrides[1]: {'class': 'shared'}: expected a valid entry: an override needs uid, pod or labels",
-        (
-            "f.yaml:5:3: overrides[2]: {'class': 'shared', 'pod': 'web'}: expected a valid entry:"
-            " pod 'web' must be namespace/name, each of which may have * and ?"
-        ),
-        "f.yaml:8:3: overrides[3].pods: 'a/b': expected no such key here",
-        "f.yaml:10:3: overrides[4].uid: 7: expected str | null",
-        "f.yaml:13:3: overrides[6]: 'just text': expected object",
-        "f.yaml:16:3: overrides[7].origin: 'elsewhere': expected no such key here",
-        (
-            "f.yaml:18:31: overrides[8].labels.matchExpressions[0]: {'key': 'k', 'operator': 'In'}:"
-            " expected a valid entry: operator In needs values"
-        ),
+        "f.yaml:2:10: overrides[0].class: expected one of system, dedicated, shared, reclaimed; got 'online'",
+        "f.yaml:4:3: overrides[1]: an override needs uid, pod or labels",
+        "f.yaml:5:3: overrides[2]: pod 'web' must be namespace/name, each of which may have * and ?",
+        "f.yaml:7:3: overrides[3]: an override needs uid, pod or labels",
+        "f.yaml:8:3: overrides[3].pods: unknown key 'pods'; did you mean 'pod'?",
+        "f.yaml:13:3: overrides[6]: expected a section with keys; got 'just text'",
+        ("f.yaml:16:3: overrides[7].origin: unknown key 'origin'; known here: class, uid, pod, labels, reason"),
+        "f.yaml:18:31: overrides[8].labels.matchExpressions[0]: operator In needs values",
+        "f.yaml:19:1: overides: unknown key 'overides'; did you mean 'overrides'?",
     )
 
 
@@ -104,22 +101,20 @@ def test_an_empty_file_names_nothing(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("- class: shared\n", "expected a mapping with the key overrides"),
-        ("overrides: shared\n", "f:1:1: overrides: 'shared': expected a list of overrides"),
-        ("overrides: {a: 1}\n", "expected a list of overrides"),
-        ("overrides: [\n", "f:2:1: "),
-        ("overrides: []\noverrides: []\n", "f:2:1: 'overrides': expected each key once"),
+        ("- class: shared\n", "f:1:1: expected settings as 'key: value'; got a list"),
+        ("overrides: shared\n", "f:1:12: overrides: expected a list; got 'shared'; write [shared]"),
+        ("overrides: {a: 1}\n", "f:1:12: overrides: expected a list; got a section with keys"),
+        ("overrides: [\n", "f:2:1: not YAML: "),
+        ("overrides: []\n---\noverrides: []\n", "f:2:1: a second document starts here"),
+        ("overrides: []\noverrides: []\n", "f:2:1: duplicate key 'overrides'"),
+        ("overrides:\n- {uid: a, uid: b, class: shared}\n", "f:2:12: duplicate key 'uid'"),
     ],
 )
 def test_a_file_that_cannot_be_used_at_all_is_one_message(text: str, message: str) -> None:
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(ConfigError) as caught:
         read_overrides(text, "f")
-    assert message in str(caught.value)
-
-
-def test_a_second_document_is_noticed() -> None:
-    read = read_overrides("overrides: []\n---\noverrides: []\n", "f")
-    assert read.problems == ("f: only the first of several documents is read",)
+    (problem,) = caught.value.problems
+    assert str(problem).startswith(message)
 
 
 def write(path: Path, text: str | bytes) -> None:
