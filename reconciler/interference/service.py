@@ -26,7 +26,7 @@ from state.schema import EVICTIONS
 if TYPE_CHECKING:
     from reconciler.interference.monitor import InterferenceMonitor, MonitoredNode
     from reconciler.responses.eviction.executor import Evictor
-    from reconciler.signals.reading import ReaderContext
+    from reconciler.signals.readers import ReaderContext
 
 NAME: Final = "interference"
 _LOOK_S: Final = 5.0
@@ -164,7 +164,7 @@ class InterferenceService:
         return None if hold is None else f"held by {hold.by}: {hold.reason}"
 
     def _means(self, config: Config) -> "ReaderContext":
-        from reconciler.signals.reading import ReaderContext  # noqa: PLC0415
+        from reconciler.signals.readers import ReaderContext  # noqa: PLC0415
         from reconciler.sources.runtime_roots import find_image_root  # noqa: PLC0415
 
         place = self._node.place

@@ -16,7 +16,7 @@ from cgroupfs.errors import SourceError
 from reconciler.signals.probe_config import Probe
 from reconciler.signals.probe_source import ProbeResult, ProbeSource
 from reconciler.signals.probe_targets import ProbeTarget, ProbeTargetKey, ProbeTargets, targets_of
-from reconciler.signals.readers import SampleContext, SampleSheet
+from reconciler.signals.readers import Reader, SampleContext, SampleSheet, SharedReaders
 from state.evidence import pod_subject
 
 NAME: Final = "latency"
@@ -192,3 +192,8 @@ def _kept_s(probe: Probe) -> float:
 def _asked(target: ProbeTarget) -> object:
     """What makes two targets the same question: whose answer it is may change without a new one."""
     return target.probe, target.argv, target.url
+
+
+def build(shared: SharedReaders) -> Reader:
+    """The reader, for `reconciler.signals.catalog`."""
+    return LatencyReader(shared.means.probes)
