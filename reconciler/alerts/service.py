@@ -159,7 +159,7 @@ class AlertService:
 
     async def _load(self) -> "AlertDispatcher":
         await import_in_thread("reconciler.alerts.dispatcher")
-        from reconciler.alerts.dispatcher import AlertDispatcher  # noqa: PLC0415
+        from reconciler.alerts.dispatcher import AlertDispatcher
 
         if self._teller is None:
             self._teller = AlertDispatcher(self._config, self._store, self._lane, self._setup)
@@ -171,7 +171,7 @@ class AlertService:
         return setup_of(name, config, self._ground, self._apiserver)
 
     async def _watch(self) -> None:
-        from reconciler.alerts.source_health import SourceHealth  # noqa: PLC0415
+        from reconciler.alerts.source_health import SourceHealth
 
         watch = SourceHealth(self._config.source_down_s)
         while True:

@@ -57,23 +57,23 @@ def build(
     rows = {key for key, _ in store.rows(META)}
 
     def reclaim() -> AuxiliaryActuator:
-        from reconciler.actuators.memory_reclaim.actuator import Reclaimer  # noqa: PLC0415
+        from reconciler.actuators.memory_reclaim.actuator import Reclaimer
 
         return Reclaimer(place.hierarchy, root=place.root, files=means.files)
 
     def oom_scores() -> AuxiliaryActuator:
-        from reconciler.actuators.files.oom_score import OomScores  # noqa: PLC0415
+        from reconciler.actuators.files.oom_score import OomScores
 
         return OomScores(place.hierarchy, store, means.store_lane, root=place.root, files=means.files)
 
     def watermarks() -> AuxiliaryActuator:
-        from reconciler.actuators.files.watermarks import Watermarks  # noqa: PLC0415
+        from reconciler.actuators.files.watermarks import Watermarks
 
         return Watermarks(store, means.store_lane, root=place.root, files=means.files)
 
     def core_sched() -> AuxiliaryActuator:
-        from reconciler.actuators.core_sched.actuator import CoreSched  # noqa: PLC0415
-        from reconciler.actuators.core_sched.prctl import RealPrctl  # noqa: PLC0415
+        from reconciler.actuators.core_sched.actuator import CoreSched
+        from reconciler.actuators.core_sched.prctl import RealPrctl
 
         return CoreSched(
             RealPrctl(),
@@ -86,7 +86,7 @@ def build(
         )
 
     def resctrl() -> AuxiliaryActuator:
-        from reconciler.actuators.resctrl.actuator import ResctrlActuator  # noqa: PLC0415
+        from reconciler.actuators.resctrl.actuator import ResctrlActuator
 
         return ResctrlActuator(
             place.hierarchy,
@@ -100,10 +100,10 @@ def build(
         )
 
     def network() -> AuxiliaryActuator:
-        from reconciler.actuators.network.actuator import NetworkActuator  # noqa: PLC0415
-        from reconciler.actuators.network.namespaces import RealNetworkNamespaces  # noqa: PLC0415
-        from reconciler.actuators.network.tc import RealTc  # noqa: PLC0415
-        from reconciler.actuators.network.tc_pods import RealPodTc  # noqa: PLC0415
+        from reconciler.actuators.network.actuator import NetworkActuator
+        from reconciler.actuators.network.namespaces import RealNetworkNamespaces
+        from reconciler.actuators.network.tc import RealTc
+        from reconciler.actuators.network.tc_pods import RealPodTc
 
         spaces = partial(RealNetworkNamespaces, place.hierarchy, files=means.files)
         return NetworkActuator(RealTc(), RealPodTc(), spaces, store, means.store_lane)
@@ -132,17 +132,17 @@ def cache_use(sides: Iterable[AuxiliaryActuator]) -> CacheUsage | None:
 
 async def restore_without_daemon(root: str, store: Store, only: str | None) -> Sequence[RestoreResult]:
     """Undo what they left on this node, as the store and marks of ours tell. Errors: none; they are in the answer."""
-    from reconciler.actuators.files.watermarks import restore_marks  # noqa: PLC0415
+    from reconciler.actuators.files.watermarks import restore_marks
 
     marks = restore_marks(store, root=root) if only is None else []
     if not _is_this_machine(root):
         return tuple(marks)
-    from reconciler.actuators.core_sched.prctl import RealPrctl  # noqa: PLC0415
-    from reconciler.actuators.core_sched.tasks import restore_cookies  # noqa: PLC0415
-    from reconciler.actuators.network.tc import RealTc  # noqa: PLC0415
-    from reconciler.actuators.network.tc_pods import RealPodTc  # noqa: PLC0415
-    from reconciler.actuators.network.undo import restore_network  # noqa: PLC0415
-    from reconciler.actuators.resctrl.undo import restore_resctrl  # noqa: PLC0415
+    from reconciler.actuators.core_sched.prctl import RealPrctl
+    from reconciler.actuators.core_sched.tasks import restore_cookies
+    from reconciler.actuators.network.tc import RealTc
+    from reconciler.actuators.network.tc_pods import RealPodTc
+    from reconciler.actuators.network.undo import restore_network
+    from reconciler.actuators.resctrl.undo import restore_resctrl
 
     return [
         *marks,
@@ -156,7 +156,7 @@ async def restore_without_daemon(root: str, store: Store, only: str | None) -> S
 
 def _restore_private(root: str, only: str | None) -> Sequence[RestoreResult]:
     """The groups in which pods' pressure was counted: no actuator's, but as much a trace of ours."""
-    from reconciler.signals.privatepsi import restore_groups  # noqa: PLC0415
+    from reconciler.signals.privatepsi import restore_groups
 
     try:
         return restore_groups(Hierarchy.detect(root), only)
@@ -165,7 +165,7 @@ def _restore_private(root: str, only: str | None) -> Sequence[RestoreResult]:
 
 
 def _restore_scores(root: str, store: Store, only: str | None) -> Sequence[RestoreResult]:
-    from reconciler.actuators.files.oom_score import restore_scores  # noqa: PLC0415
+    from reconciler.actuators.files.oom_score import restore_scores
 
     try:
         return restore_scores(Hierarchy.detect(root), store, only, root=root)

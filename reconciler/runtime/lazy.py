@@ -6,6 +6,7 @@ form ``package.module:Attribute`` and is loaded by the functions here.
 """
 
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -34,8 +35,8 @@ def load(path: str) -> object:
     return found
 
 
-async def import_in_thread(module: str, lane: "trio.CapacityLimiter | None" = None) -> None:
+async def import_in_thread(module: str, lane: "trio.CapacityLimiter | None" = None) -> ModuleType:
     """Import a large module in a worker thread, so that the loop does not wait for it; a later import is immediate."""
-    import trio  # noqa: PLC0415  # programs without a loop load this module too
+    import trio  # programs without a loop load this module too
 
-    await trio.to_thread.run_sync(import_module, module, limiter=lane)
+    return await trio.to_thread.run_sync(import_module, module, limiter=lane)

@@ -13,13 +13,13 @@ import types
 import typing
 from collections.abc import Iterator, Mapping
 from enum import Enum, StrEnum
-from importlib import import_module
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import NODEFAULT, Meta, Struct
 
 from cgroupfs.cpuset import CpuSet
+from reconciler.runtime.lazy import load
 from reconciler.settings import units
 
 
@@ -107,7 +107,7 @@ class LazyStruct(Struct, frozen=True):
         if TYPE_CHECKING:
             from reconciler.detectors.rule import Rule
         else:
-            Rule = Later("reconciler.detectors.rule", "Rule")
+            Rule = LazyStruct("reconciler.detectors.rule", "Rule")
     """
 
     module: str
@@ -115,7 +115,7 @@ class LazyStruct(Struct, frozen=True):
 
     def load(self) -> type[Struct]:
         """The struct."""
-        found = getattr(import_module(self.module), self.name)
+        found = load(f"{self.module}:{self.name}")
         assert isinstance(found, type)
         assert issubclass(found, Struct)
         return found

@@ -48,15 +48,15 @@ def source_of(target: ProbeTarget, slots: trio.CapacityLimiter) -> ProbeSource:
     """The one for the target's kind; what it needs is imported here, for a node pays for the kinds that it uses."""
     match target.probe.kind:
         case "command":
-            from reconciler.signals.probe_command import CommandSource  # noqa: PLC0415
+            from reconciler.signals.probe_command import CommandSource
 
             return CommandSource(target, slots)
         case "http":
-            from reconciler.signals.probe_http import HttpSource  # noqa: PLC0415
+            from reconciler.signals.probe_http import HttpSource
 
             return HttpSource(target)
         case _:
-            from reconciler.signals.probe_prometheus import PrometheusSource  # noqa: PLC0415
+            from reconciler.signals.probe_prometheus import PrometheusSource
 
             return PrometheusSource(target)
 

@@ -269,7 +269,7 @@ def _percent(grew: CounterIncrease, index: int) -> float | None:
 
 def build(shared: SharedReaders) -> Reader:
     """The reader, for `reconciler.signals.catalog`."""
-    from reconciler.signals.privatepsi import PrivateGroups  # noqa: PLC0415
+    from reconciler.signals.privatepsi import PrivateGroups
 
     means = shared.means
     tree = private_tree(means.hierarchy) if means.root == "/" else None

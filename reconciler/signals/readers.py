@@ -146,7 +146,7 @@ class SharedReaders:
     def processes(self) -> "PodProcesses":
         """Which processes each pod has."""
         if self._processes is None:
-            from reconciler.signals.processes import PodProcesses  # noqa: PLC0415  # loaded with its first reader
+            from reconciler.signals.processes import PodProcesses  # loaded with its first reader
 
             self._processes = PodProcesses(self.means.hierarchy, self.means.files)
         return self._processes
@@ -155,7 +155,7 @@ class SharedReaders:
     def cpu(self) -> "PodCpu":
         """The reader of the pods' CPU time."""
         if self._cpu is None:
-            from reconciler.signals.podcpu import PodCpu  # noqa: PLC0415  # loaded with its first reader
+            from reconciler.signals.podcpu import PodCpu  # loaded with its first reader
 
             self._cpu = PodCpu(self.means.hierarchy, files=self.fd_cache)
         return self._cpu

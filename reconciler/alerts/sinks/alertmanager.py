@@ -71,7 +71,7 @@ class AlertmanagerSink(BaseSink):
         # What is told again is the same alert there, never a second one: nothing need be held back.
         self.resend_s: float | None = config.resend_s
         self.repeat_s: float | None = config.resend_s
-        from reconciler.alerts.sinks.http import HttpSink  # noqa: PLC0415  # see `SinkKind.modules`
+        from reconciler.alerts.sinks.http import HttpSink  # see `SinkKind.modules`
 
         self._doors = [
             (masked_url(url), HttpSink(setup.name, url, config, setup.config.timeout_s)) for url in config.urls
@@ -80,7 +80,7 @@ class AlertmanagerSink(BaseSink):
 
     async def send(self, notices: Sequence[Incident]) -> None:
         """Post to all instances at once. Errors: `SinkError` when none takes it."""
-        import trio  # noqa: PLC0415
+        import trio
 
         body = msgspec.json.encode([self.entry(notice, time.time()) for notice in notices])
         errors: dict[int, SinkError] = {}

@@ -39,7 +39,7 @@ class CommandSink(BaseSink):
 
     def __init__(self, setup: SinkSetup) -> None:
         config = setup.config.section(CommandSinkConfig)
-        from reconciler.clients.command import Command  # noqa: PLC0415  # see `SinkKind.modules`
+        from reconciler.clients.command import Command  # see `SinkKind.modules`
 
         self._name = config.argv[0]
         self._program = Command(config.argv, grace_s=_TERM_S, environment={"BYPASSD_NODE": setup.node})

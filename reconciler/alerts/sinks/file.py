@@ -32,13 +32,13 @@ class FileSink(BaseSink):
         self._config = config
         self._path = setup.path(config.path)
         self._node = setup.node
-        import trio  # noqa: PLC0415  # who only reads a configuration has no loop
+        import trio  # who only reads a configuration has no loop
 
         self._lane = trio.CapacityLimiter(1)
 
     async def send(self, notices: Sequence[Incident]) -> None:
         """Append. Errors: `SinkError`."""
-        import trio  # noqa: PLC0415
+        import trio
 
         content = lines(notices, self._node)
         try:

@@ -45,7 +45,7 @@ class KubernetesSink(BaseSink):
 
     def __init__(self, setup: SinkSetup) -> None:
         config = setup.config.section(KubernetesSinkConfig)
-        from reconciler.clients.kube import KubeApi  # noqa: PLC0415  # see `SinkKind.modules`
+        from reconciler.clients.kube import KubeApi  # see `SinkKind.modules`
 
         self._config = config
         self._node = setup.node
@@ -86,8 +86,8 @@ class KubernetesSink(BaseSink):
 
     @staticmethod
     def _check(answer: "HttpResponse", method: str, path: str) -> None:
-        from reconciler.alerts.sinks.http import check  # noqa: PLC0415
-        from reconciler.clients.kube import status_of, wait_s_of  # noqa: PLC0415
+        from reconciler.alerts.sinks.http import check
+        from reconciler.clients.kube import status_of, wait_s_of
 
         status = status_of(answer)
         if answer.status == 404 or (answer.status == 403 and status.has_cause("NamespaceTerminating")):

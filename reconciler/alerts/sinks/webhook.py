@@ -90,7 +90,7 @@ class WebhookSink(BaseSink):
 
     async def _to(self, url: str) -> "HttpSink":
         if self._door is None or self._door[0] != url:
-            from reconciler.alerts.sinks.http import HttpSink  # noqa: PLC0415  # see `SinkKind.modules`
+            from reconciler.alerts.sinks.http import HttpSink  # see `SinkKind.modules`
 
             await self.aclose()
             try:
