@@ -31,6 +31,13 @@ _PLAIN: Final = (
 )
 _USED: Final = {1: "memory.usage_in_bytes", 2: "memory.current"}
 _DISK: Final = tuple(name for name, knob in CATALOG.items() if knob.controller in {"blkio", "io", "net_cls"})
+# What needs no order among groups. A knob that this module does not name is one of these.
+_REST: Final = tuple(
+    name
+    for name in CATALOG
+    if name not in {*_SETS, _MIGRATE, *_BANDWIDTH, *_PLAIN, *_DISK}
+    and name not in {"cpu.idle", "cpu.weight", "memory.high", "memory.max", "memory.swap"}
+)
 # Two numbers may be one to the kernel (pages, v2 weights); sets and bandwidth are never rounded.
 _ROUNDED: Final = frozenset({"bytes", "shares"})
 _ORDERED: Final = frozenset({*_SETS, *_BANDWIDTH})
@@ -75,7 +82,7 @@ class _Planner:
             self._order_sets(name)
         self._order_idle_and_weight()
         self._order_bandwidth()
-        for name in (*_PLAIN, *_DISK):
+        for name in (*_PLAIN, *_DISK, *_REST):
             for change in self._left[name].values():
                 if CATALOG[name].one_way and self._goes_back(change):
                     self._block(

@@ -217,7 +217,7 @@ class PrivateTree:
 
 def _mount(point: str) -> int:
     """0 or the errno. Imported where it is needed: most nodes never mount anything."""
-    import ctypes  # noqa: PLC0415
+    import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)
     flags = ctypes.c_ulong(_NOSUID | _NODEV | _NOEXEC)
@@ -225,7 +225,7 @@ def _mount(point: str) -> int:
 
 
 def _unmount(point: str, flags: int = 0) -> int:
-    import ctypes  # noqa: PLC0415
+    import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)
     return ctypes.get_errno() if libc.umount2(point.encode(), flags) != 0 else 0

@@ -17,7 +17,7 @@ def _home() -> None:
 def bypassd() -> int:
     """The daemon."""
     _home()
-    from reconciler.daemon.main import main  # noqa: PLC0415  # the path is known only now
+    from reconciler.daemon.main import main  # the path is known only now
 
     return main()
 
@@ -25,7 +25,7 @@ def bypassd() -> int:
 def bypassctl() -> int:
     """The command line."""
     _home()
-    from reconciler.cli.main import main  # noqa: PLC0415
+    from reconciler.cli.main import main
 
     return main(sys.argv[1:])
 
@@ -33,6 +33,6 @@ def bypassctl() -> int:
 def state_dump() -> int:
     """``bypassctl dump`` under the name that the design gives it."""
     _home()
-    from reconciler.cli.main import main  # noqa: PLC0415
+    from reconciler.cli.main import main
 
     return main(["dump", *sys.argv[1:]])

@@ -216,8 +216,8 @@ def _uri(path: str) -> str:
 
 def _copied(path: str) -> sqlite3.Connection:
     """The same content from a private copy that is deleted at once (the open connection keeps it)."""
-    import shutil  # noqa: PLC0415  (only on this rare path: 10 ms that the command line does not have)
-    import tempfile  # noqa: PLC0415
+    import shutil  # only on this rare path: 10 ms that the command line does not have
+    import tempfile
 
     with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as directory:
         copy = os.path.join(directory, "state.db")

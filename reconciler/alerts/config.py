@@ -1,140 +1,24 @@
-"""What can be set about alerts: named sinks, each with one section for its kind, and what it wants to be told."""
+"""What can be set about alerts: named sinks, each with one section for its kind, and what it wants to be told.
+
+The section of a kind is declared with the sink, in `reconciler.alerts.sinks`; those files are loaded when a sink is
+configured.
+"""
 
 from collections.abc import Mapping
-from enum import StrEnum
-from typing import Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 
 from msgspec import Meta, Struct
 
 from cgroupfs.errors import InputError
 from reconciler.alerts.alert import AlertKind, Severity
-from reconciler.clients.http_config import TlsTrust, check_headers
-from reconciler.clients.urls import MASK, check_url, masked_url
+from reconciler.settings.schema import lazy_struct
 
-_PATH: Final = {"path": True}
 _SECRET: Final = {"secret": True}
-_SECRET_PATH: Final = {"path": True, "secret": True}
-SINKS: Final = ("journal", "alertmanager", "webhook", "kubernetes", "command", "file")
-"""The kinds of sinks, each a section of `SinkConfig`; `reconciler.alerts.sinks` has what they do."""
-
-
-class JournalSinkConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The systemd journal, one structured entry for each alert; the daemon's own log where no journal listens."""
-
-    socket: Annotated[str, Meta(description="where journald listens", extra=_PATH)] = "/run/systemd/journal/socket"
-
-
-class AlertmanagerSinkConfig(TlsTrust, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Prometheus Alertmanager, API v2; every instance of a cluster is told, and one that takes it is enough."""
-
-    urls: Annotated[
-        tuple[str, ...],
-        Meta(
-            description="instances such as http://alertmanager:9093; a path before /api/v2/alerts may follow",
-            extra=_SECRET,
-        ),
-    ]
-    resend_s: Annotated[
-        float, Meta(ge=1, le=3600, description="a state that lasts is sent again this often; it ends 4 times later")
-    ] = 60.0
-    event_s: Annotated[
-        float, Meta(ge=1, le=86400, description="an event, which has no end of its own, is active this long")
-    ] = 900.0
-    generator_url: Annotated[
-        str, Meta(description="link that Alertmanager shows as the source; empty: none", extra=_SECRET)
-    ] = ""
-
-    def __post_init__(self) -> None:
-        self.check()
-        if not self.urls:
-            raise ValueError("urls: expected one URL at least")
-        for url in self.urls:
-            check_url("urls", url)
-
-    def __repr__(self) -> str:
-        return f"Alertmanager(urls={[masked_url(url) for url in self.urls]})"
-
-
-class WebhookSinkConfig(TlsTrust, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Any HTTP server: our own JSON document, or a body of your own."""
-
-    url: Annotated[str | None, Meta(description="where to send; never shown beyond its host", extra=_SECRET)] = None
-    url_file: Annotated[
-        str | None,
-        Meta(description="file with the URL, where that is a secret; read at each request", extra=_SECRET_PATH),
-    ] = None
-    method: Annotated[Literal["POST", "PUT", "PATCH"], Meta(description="the request's method")] = "POST"
-    headers: Annotated[Mapping[str, str], Meta(description="headers; values are never shown", extra=_SECRET)] = {}
-    header_files: Annotated[
-        Mapping[str, str],
-        Meta(description="headers whose values are in these files, read at each request", extra=_SECRET),
-    ] = {}
-    content_type: Annotated[
-        str, Meta(description="of the body; with json in it, placeholders are escaped as in a JSON text")
-    ] = "application/json"
-    template: Annotated[
-        str | None,
-        Meta(description="the body, with placeholders such as ${summary}; null: our own document (docs/alerts.md)"),
-    ] = None
-
-    def __post_init__(self) -> None:
-        self.check()
-        if (self.url is None) == (self.url_file is None):
-            raise ValueError("expected exactly one of url, url_file")
-        if self.url is not None:
-            check_url("url", self.url)
-        check_headers(self.headers, self.header_files)
-        if self.template is not None:
-            from reconciler.alerts.template import Template  # noqa: PLC0415  (nothing that few nodes need is loaded)
-
-            Template(self.template, json="json" in self.content_type)
-
-    def __repr__(self) -> str:
-        url = masked_url(self.url) if self.url is not None else self.url_file
-        return f"Webhook(url={url}, headers={dict.fromkeys(self.headers, MASK)})"
-
-
-class EventApi(StrEnum):
-    """Which API group the Events are written to."""
-
-    CORE = "v1"
-    EVENTS = "events.k8s.io/v1"
-
-
-class KubernetesSinkConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Kubernetes Events on the pod that an alert is about, else on the node; section apiserver says how."""
-
-    api: Annotated[EventApi, Meta(description="API group of the Events")] = EventApi.CORE
-    node_namespace: Annotated[str, Meta(description="namespace of Events on the node")] = "default"
-
-
-class CommandSinkConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A program of yours that gets our JSON document on its standard input; 0 means that it took it."""
-
-    argv: Annotated[
-        tuple[str, ...],
-        Meta(description="program (absolute path) and arguments; no shell; arguments are never shown", extra=_SECRET),
-    ]
-
-    def __post_init__(self) -> None:
-        if not self.argv or not self.argv[0].startswith("/"):
-            raise ValueError("argv: expected a program's absolute path, then its arguments")
-
-    def __repr__(self) -> str:
-        return f"Command({self.argv[0]!r}, {len(self.argv) - 1} arguments)"
-
-
-class FileSinkConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A file of JSON lines, mode 0600, with the older ones beside it as PATH.1 and so on."""
-
-    path: Annotated[str, Meta(description="the file; its directory must exist", extra=_PATH)]
-    rotate_bytes: Annotated[int, Meta(ge=4096, le=1 << 34, description="a new file is begun at this size")] = 16 << 20
-    keep: Annotated[int, Meta(ge=0, le=100, description="older files kept")] = 4
-    fsync: Annotated[bool, Meta(description="an alert counts as told when it is on the disk")] = False
+C = TypeVar("C", bound=Struct)
 
 
 class SinkConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Somebody to tell: exactly one of the sections below says how, the settings say of what."""
+    """What every sink has; `reconciler.alerts.sinks.table.SinkSection` adds a section for each kind of sink."""
 
     minimum: Annotated[Severity, Meta(description="the least severity that is told")] = Severity.INFO
     kinds: Annotated[tuple[AlertKind, ...], Meta(description="only these kinds, with their ends; empty: all")] = ()
@@ -154,29 +38,42 @@ class SinkConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         int, Meta(ge=0, le=100000, description="tries before an alert is given up; 0: as long as give_up_s")
     ] = 0
     give_up_s: Annotated[float, Meta(ge=10, le=2592000, description="age at which an alert is given up")] = 86400.0
-    journal: JournalSinkConfig | None = None
-    alertmanager: Annotated[AlertmanagerSinkConfig | None, Meta(extra=_SECRET)] = None
-    webhook: Annotated[WebhookSinkConfig | None, Meta(extra=_SECRET)] = None
-    kubernetes: KubernetesSinkConfig | None = None
-    command: Annotated[CommandSinkConfig | None, Meta(extra=_SECRET)] = None
-    file: FileSinkConfig | None = None
 
     def __post_init__(self) -> None:
-        given = [name for name in SINKS if getattr(self, name) is not None]
+        given = [name for name in self.sink_kinds() if getattr(self, name) is not None]
         if len(given) != 1:
-            raise ValueError(f"expected exactly one of {', '.join(SINKS)}; got {', '.join(given) or 'none'}")
+            raise ValueError(
+                f"expected exactly one of {', '.join(self.sink_kinds())}; got {', '.join(given) or 'none'}"
+            )
+
+    @classmethod
+    def sink_kinds(cls) -> tuple[str, ...]:
+        """The keys of which exactly one says where to send."""
+        return cls.__struct_fields__[len(SinkConfig.__struct_fields__) :]
 
     @property
     def how(self) -> str:
         """The kind of sink: the name of the one section that is given."""
-        return next(name for name in SINKS if getattr(self, name) is not None)
+        return next(name for name in self.sink_kinds() if getattr(self, name) is not None)
+
+    def section(self, of: type[C]) -> C:
+        """The settings of the sink's own kind, which are of this type."""
+        section = getattr(self, self.how)
+        assert isinstance(section, of)
+        return section
+
+
+if TYPE_CHECKING:
+    SinkSection = SinkConfig
+else:
+    SinkSection = lazy_struct("reconciler.alerts.sinks.table", "SinkSection")
 
 
 class AlertsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Who is told what happens on this node. Without a sink, the daemon's log alone."""
 
     sinks: Annotated[
-        Mapping[str, SinkConfig],
+        Mapping[str, SinkSection],
         Meta(description="sinks by a name of your choice, which metrics and messages use", extra=_SECRET),
     ] = {}
     labels: Annotated[Mapping[str, str], Meta(description="labels put on every alert, such as the cluster's name")] = {}

@@ -21,8 +21,8 @@ from reconciler.alerts.outbox import Outbox
 from reconciler.alerts.queue import DurableQueue
 from reconciler.alerts.sample_alert import test_notice, try_sinks
 from reconciler.alerts.sink_worker import SinkWorker, rules_of
-from reconciler.alerts.sinks import build as build_sink
 from reconciler.alerts.sinks.base import AlertSink, SinkSetup
+from reconciler.alerts.sinks.table import build as build_sink
 from reconciler.runtime import logs
 from state.schema import META
 from state.store import Store, StoreBatch

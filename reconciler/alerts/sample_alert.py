@@ -10,8 +10,8 @@ from reconciler.alerts.alert import Alert, AlertKind, Severity
 from reconciler.alerts.config import AlertsConfig, check_sink
 from reconciler.alerts.incident import Incident, Incidents, sanitize
 from reconciler.alerts.sink_worker import MARGIN_S
-from reconciler.alerts.sinks import build
 from reconciler.alerts.sinks.base import SinkContext, SinkError, SinkSetup, setup_of
+from reconciler.alerts.sinks.table import build
 from reconciler.clients.kube_config import ApiServer
 
 

@@ -7,7 +7,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from importlib import import_module
 from typing import TYPE_CHECKING, Final, final
 
 import trio
@@ -16,15 +15,15 @@ from msgspec import Struct
 from cgroupfs.errors import StoreError
 from reconciler.alerts.alert import Alert
 from reconciler.alerts.config import AlertsConfig, SinkConfig, check_sink
-from reconciler.alerts.sinks.base import SinkContext, setup_of
+from reconciler.alerts.sinks.base import SinkContext, SinkSetup, setup_of
 from reconciler.clients.kube_config import ApiServer
+from reconciler.runtime.lazy import import_in_thread
 from state.model import SourceStatus
 from state.schema import META
 from state.store import Store, StoreBatch
 
 if TYPE_CHECKING:
     from reconciler.alerts.dispatcher import AlertDispatcher
-    from reconciler.alerts.sinks.base import SinkSetup
 
 _EARLY: Final = 100
 _LOOK_S: Final = 10.0
@@ -159,8 +158,8 @@ class AlertService:
         return False
 
     async def _load(self) -> "AlertDispatcher":
-        await trio.to_thread.run_sync(import_module, "reconciler.alerts.dispatcher")
-        from reconciler.alerts.dispatcher import AlertDispatcher  # noqa: PLC0415
+        await import_in_thread("reconciler.alerts.dispatcher")
+        from reconciler.alerts.dispatcher import AlertDispatcher
 
         if self._teller is None:
             self._teller = AlertDispatcher(self._config, self._store, self._lane, self._setup)
@@ -168,11 +167,11 @@ class AlertService:
                 self._teller.send(self._early.popleft())
         return self._teller
 
-    def _setup(self, name: str, config: SinkConfig) -> "SinkSetup":
+    def _setup(self, name: str, config: SinkConfig) -> SinkSetup:
         return setup_of(name, config, self._ground, self._apiserver)
 
     async def _watch(self) -> None:
-        from reconciler.alerts.source_health import SourceHealth  # noqa: PLC0415
+        from reconciler.alerts.source_health import SourceHealth
 
         watch = SourceHealth(self._config.source_down_s)
         while True:

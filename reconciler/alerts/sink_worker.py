@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Callable, Sequence
-from importlib import import_module
 from typing import Final, final
 
 import trio
@@ -10,8 +9,8 @@ import trio
 from reconciler.alerts.config import SinkConfig
 from reconciler.alerts.incident import Incident
 from reconciler.alerts.outbox import Outbox, SinkRules
-from reconciler.alerts.sinks import TABLE
 from reconciler.alerts.sinks.base import AlertSink, SinkError, SinkSetup
+from reconciler.alerts.sinks.table import prepare
 from reconciler.runtime import logs
 
 FIRST_WAIT_S: Final = 1.0
@@ -91,8 +90,7 @@ class SinkWorker:
     async def _made(self) -> AlertSink:
         if self._sink is None:
             # In a thread: the HTTP library takes a while to load, and nobody has asked the loop to wait for it.
-            module = TABLE[self.setup.config.how][0]
-            await trio.to_thread.run_sync(import_module, f"reconciler.alerts.sinks.{module}")
+            await prepare(self.setup)
         if self._sink is None:
             self._sink = self._build(self.setup)
             self.outbox.rules = rules_of(self.setup.config, self.outbox.rules.most, self._sink)

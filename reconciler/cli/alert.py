@@ -54,15 +54,15 @@ def _through(options: Namespace) -> list[dict[str, Any]]:  # the shape of a JSON
 def _directly(options: Namespace) -> Sequence[Mapping[str, object]]:
     """Build the sinks here. Errors: `CliError` for a wrong configuration; `InputError` for no such sink."""
     # Only here: the daemon mostly answers, and all this takes a while to load.
-    import os  # noqa: PLC0415
+    import os
 
-    import trio  # noqa: PLC0415
+    import trio
 
-    from reconciler.alerts.sample_alert import try_all  # noqa: PLC0415
-    from reconciler.alerts.sinks.base import SinkContext  # noqa: PLC0415
-    from reconciler.config import load  # noqa: PLC0415
-    from reconciler.config.environment import read_kubelet  # noqa: PLC0415
-    from reconciler.settings.binder import ConfigError  # noqa: PLC0415
+    from reconciler.alerts.sample_alert import try_all
+    from reconciler.alerts.sinks.base import SinkContext
+    from reconciler.config import load
+    from reconciler.config.environment import read_kubelet
+    from reconciler.settings.binder import ConfigError
 
     try:
         config = load.load(places.config_path(options), required=options.config is not None).config

@@ -37,7 +37,7 @@ def _live(body: Row) -> Iterator[Row]:
 
 
 def _read(options: Namespace, found: FetchedDocument) -> list[Row]:
-    from reconciler.cli.kernel import compare_settings  # noqa: PLC0415  (models: only where the kernel is read)
+    from reconciler.cli.kernel import compare_settings  # models: only where the kernel is read
 
     titles = {pod["uid"]: pod["title"] for pod in found.body["pods"]}
     where = places.find(options)

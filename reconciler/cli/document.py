@@ -63,7 +63,7 @@ def _ask(path: str, reader: str | None, sections: Sequence[str]) -> Row:
 
 def _group(path: str) -> str | None:
     """Whose members may use the readers' socket."""
-    import grp  # noqa: PLC0415  (only for a message)
+    import grp  # only for a message
 
     try:
         gid = os.stat(path).st_gid
@@ -74,10 +74,10 @@ def _group(path: str) -> str | None:
 
 def _stored(path: str, down: str) -> Row:
     # Here, because SQLite and msgpack cost 15 ms, and mostly the daemon answers.
-    from cgroupfs.errors import StoreError  # noqa: PLC0415
-    from state.dump import from_store  # noqa: PLC0415
-    from state.reader import read_dump  # noqa: PLC0415
-    from state.schema import NewerSchemaError  # noqa: PLC0415
+    from cgroupfs.errors import StoreError
+    from state.dump import from_store
+    from state.reader import read_dump
+    from state.schema import NewerSchemaError
 
     try:
         return from_store(read_dump(path), time.time())

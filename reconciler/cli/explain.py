@@ -271,7 +271,7 @@ def _setting(one: Row) -> Iterator[Block]:
             indent=4,
         )
     if file["failures"]:
-        import errno  # noqa: PLC0415  (rare)
+        import errno  # rare
 
         name = errno.errorcode.get(file["failed_errno"], "")
         yield line(

@@ -5,13 +5,15 @@ library and the models only by commands that act or look at the node themselves.
 """
 
 import sys
-from collections.abc import Sequence
-from importlib import import_module
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from typing import cast
 
 from cgroupfs.errors import AgentError, InputError
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.options import COMMANDS, parser
 from reconciler.runtime import streams
+from reconciler.runtime.lazy import load
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -34,7 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _until_written(words: Sequence[str], only: str | None) -> int:
     try:
         options = parser(only).parse_args(words)
-        code = int(import_module(f"reconciler.cli.{options.module}").run(options))
+        command = cast(Callable[[Namespace], int], load(f"reconciler.cli.{options.module}:run"))
+        code = int(command(options))
     except SystemExit as exc:
         # --help, --version, and what argparse refuses.
         code = int(exc.code or 0)

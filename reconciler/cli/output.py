@@ -11,7 +11,7 @@ def emit(found: Mapping[str, object], form: str) -> None:
 
     Errors: `CliError` for msgpack on a terminal: it is binary, and a terminal would obey it; `OutputError`.
     """
-    from state.dump import render  # noqa: PLC0415  (msgpack: 5 ms that tables do not pay)
+    from state.dump import render  # msgpack: 5 ms that tables do not pay
 
     with guarded() as out:
         if form == "msgpack" and out.isatty():

@@ -67,8 +67,8 @@ def _content(path: str) -> bytes:
 
 
 def _configured(options: Namespace) -> tuple[str | None, str | None, str]:
-    from reconciler.config import load  # noqa: PLC0415  (50 ms, only where the configuration names places)
-    from reconciler.settings.binder import ConfigError  # noqa: PLC0415
+    from reconciler.config import load  # 50 ms, only where the configuration names places
+    from reconciler.settings.binder import ConfigError
 
     try:
         config = load.load(config_path(options)).config

@@ -47,7 +47,7 @@ def _restore(options: Namespace, uid: str | None) -> dict[str, Any]:  # the daem
         else:
             return {"through": "daemon", **answer}
     # The lock tells apart a daemon that is down from one that does not answer.
-    from reconciler.cli.ledger import restore_without_daemon  # noqa: PLC0415  (the loop and the models)
+    from reconciler.cli.ledger import restore_without_daemon  # the loop and the models
 
     return {"through": "ledger", **restore_without_daemon(where.store, options.root, uid)}
 

@@ -48,7 +48,7 @@ def _draw(blocks: Iterable[Block], out: TextIO) -> None:
     terminal = out.isatty()
     if terminal and os.environ.get("TERM") != "dumb":
         try:
-            from reconciler.cli import rich_screen  # noqa: PLC0415  (80 ms; optional; for terminals only)
+            from reconciler.cli import rich_screen  # 80 ms; optional; for terminals only
         except ImportError:
             pass
         else:

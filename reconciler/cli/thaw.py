@@ -9,7 +9,7 @@ from reconciler.cli.screen import line, show
 
 def run(options: Namespace) -> int:
     """Thaw. `Exit.NOT_OK` when something is still frozen. A running daemon takes care of it itself."""
-    from reconciler.cli.ledger import thaw_without_daemon  # noqa: PLC0415  (the loop and the models)
+    from reconciler.cli.ledger import thaw_without_daemon  # the loop and the models
 
     done, failed = thaw_without_daemon(places.find(options).store, options.root)
     show([line(text) for text in (*(f"{path}: runs again" for path in done), *failed)])

@@ -6,7 +6,6 @@ decoding) nothing is wanted here, and it takes 2 MiB more. Whatever goes wrong b
 asked and the reason.
 """
 
-import importlib
 import logging
 import math
 import os
@@ -25,6 +24,7 @@ from cgroupfs.errors import SourceError
 from reconciler import __version__
 from reconciler.clients.http_config import checked_token
 from reconciler.clients.urls import MASK, shown_url, split_url
+from reconciler.runtime.lazy import import_in_thread
 from reconciler.runtime.safe_files import LARGEST, FileRule, read_file
 
 if TYPE_CHECKING:
@@ -281,8 +281,8 @@ class HttpSession:
 
     async def _ask(self, request: _Request, what: str, keep: int, take: Take | None) -> HttpResponse:
         # Lazy: see the module's docstring. In a thread: the loop has better to do for a tenth of a second.
-        await trio.to_thread.run_sync(importlib.import_module, "httpcore2")
-        import httpcore2  # noqa: PLC0415
+        await import_in_thread("httpcore2")
+        import httpcore2
 
         if self._peer.exposed:
             raise self._error(f"{what}{self._peer.exposed}")
@@ -359,7 +359,7 @@ class HttpSession:
             return self._pool
         context = await self._shared_context(trusted) if self._peer.secure else None
         await self.aclose()
-        import httpcore2  # noqa: PLC0415
+        import httpcore2
 
         # At our own level debug each request would be ten lines.
         logging.getLogger("httpcore2").setLevel(logging.WARNING)
@@ -476,7 +476,7 @@ def retry_after_s(text: str | None, now_s: float) -> float | None:
     if plain:
         wait_s = float(text)
     else:
-        from email.utils import parsedate_to_datetime  # noqa: PLC0415  (rare, and not light)
+        from email.utils import parsedate_to_datetime  # rare, and not light
 
         try:
             wait_s = parsedate_to_datetime(text).timestamp() - now_s
@@ -487,7 +487,7 @@ def retry_after_s(text: str | None, now_s: float) -> float | None:
 
 def _address(base: str, path: str) -> "tuple[httpcore2.URL, str]":
     """What to ask of whom, and the field ``Host``. Errors: `ValueError` for a ``base`` that is no URL."""
-    import httpcore2  # noqa: PLC0415
+    import httpcore2
 
     root, prefix, _ = split_url(base)
     place = httpcore2.URL(root)

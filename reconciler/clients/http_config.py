@@ -41,7 +41,7 @@ class TlsTrust(Struct, frozen=True, kw_only=True):
 
     def peer(self, name: str, url: str, timeout_s: float) -> "HttpEndpoint":
         """Whom to ask: the server at ``url``, which has neither path nor credentials."""
-        from reconciler.clients.http import HttpEndpoint  # noqa: PLC0415  (who only reads a configuration asks nobody)
+        from reconciler.clients.http import HttpEndpoint  # who only reads a configuration asks nobody
 
         return HttpEndpoint(
             name=name,

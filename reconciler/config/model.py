@@ -349,7 +349,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         windows = self.eviction.windows
         if not windows:
             return
-        from reconciler.signals.history import LENGTH  # noqa: PLC0415  (loaded where samples are kept)
+        from reconciler.signals.history import LENGTH  # loaded where samples are kept
 
         sample_s = self.interference.sample_s
         for name, seconds in windows.items():

@@ -22,7 +22,7 @@ def read_keys(config: Config, rules: ClassRules) -> ReadKeys:
             labels |= marks
             annotations |= marks
     if config.interference.probes:
-        from reconciler.signals.probe_config import PLACEHOLDER  # noqa: PLC0415  (loaded where there are probes)
+        from reconciler.signals.probe_config import PLACEHOLDER  # loaded where there are probes
 
         for text in _texts(config.interference.probes):
             for _, table, key in PLACEHOLDER.findall(text):

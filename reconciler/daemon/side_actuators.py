@@ -72,23 +72,23 @@ def build(config: Config, place: NodeEnvironment, means: ActuatorContext) -> tup
     kinds = means.ledger.kinds()
 
     def reclaim() -> AuxiliaryActuator:
-        from reconciler.actuators.memory_reclaim.actuator import Reclaimer  # noqa: PLC0415
+        from reconciler.actuators.memory_reclaim.actuator import Reclaimer
 
         return Reclaimer(place.hierarchy, root=place.root, files=means.files)
 
     def oom_scores() -> AuxiliaryActuator:
-        from reconciler.actuators.files.oom_score import OomScores  # noqa: PLC0415
+        from reconciler.actuators.files.oom_score import OomScores
 
         return OomScores(place.hierarchy, means.ledger, means.store_lane, root=place.root, files=means.files)
 
     def watermarks() -> AuxiliaryActuator:
-        from reconciler.actuators.files.watermarks import Watermarks  # noqa: PLC0415
+        from reconciler.actuators.files.watermarks import Watermarks
 
         return Watermarks(means.ledger, means.store_lane, root=place.root, files=means.files)
 
     def core_sched() -> AuxiliaryActuator:
-        from reconciler.actuators.core_sched.actuator import CoreSched  # noqa: PLC0415
-        from reconciler.actuators.core_sched.prctl import RealPrctl  # noqa: PLC0415
+        from reconciler.actuators.core_sched.actuator import CoreSched
+        from reconciler.actuators.core_sched.prctl import RealPrctl
 
         return CoreSched(
             RealPrctl(),
@@ -100,8 +100,8 @@ def build(config: Config, place: NodeEnvironment, means: ActuatorContext) -> tup
         )
 
     def resctrl() -> AuxiliaryActuator:
-        from reconciler.actuators.resctrl.actuator import ResctrlActuator  # noqa: PLC0415
-        from reconciler.control.cache_loop import CacheLoop  # noqa: PLC0415
+        from reconciler.actuators.resctrl.actuator import ResctrlActuator
+        from reconciler.control.cache_loop import CacheLoop
 
         make = partial(
             ResctrlActuator,
@@ -115,10 +115,10 @@ def build(config: Config, place: NodeEnvironment, means: ActuatorContext) -> tup
         return CacheLoop(make, misses=means.misses)
 
     def network() -> AuxiliaryActuator:
-        from reconciler.actuators.network.actuator import NetworkActuator  # noqa: PLC0415
-        from reconciler.actuators.network.namespaces import RealNetworkNamespaces  # noqa: PLC0415
-        from reconciler.actuators.network.tc import RealTc  # noqa: PLC0415
-        from reconciler.actuators.network.tc_pods import RealPodTc  # noqa: PLC0415
+        from reconciler.actuators.network.actuator import NetworkActuator
+        from reconciler.actuators.network.namespaces import RealNetworkNamespaces
+        from reconciler.actuators.network.tc import RealTc
+        from reconciler.actuators.network.tc_pods import RealPodTc
 
         spaces = partial(RealNetworkNamespaces, place.hierarchy, files=means.files)
         return NetworkActuator(RealTc(), RealPodTc(), spaces, means.ledger, means.store_lane)
@@ -176,20 +176,20 @@ def _blocking(undo: Callable[[], Sequence[RestoreResult]]) -> UndoKind:
 
 
 def _restore_marks(root: str, ledger: Ledger, only: str | None) -> Sequence[RestoreResult]:
-    from reconciler.actuators.files.watermarks import restore_marks  # noqa: PLC0415
+    from reconciler.actuators.files.watermarks import restore_marks
 
     return restore_marks(ledger, root=root) if only is None else ()
 
 
 def _restore_cookies(ledger: Ledger, only: str | None) -> Sequence[RestoreResult]:
-    from reconciler.actuators.core_sched.prctl import RealPrctl  # noqa: PLC0415
-    from reconciler.actuators.core_sched.tasks import restore_cookies  # noqa: PLC0415
+    from reconciler.actuators.core_sched.prctl import RealPrctl
+    from reconciler.actuators.core_sched.tasks import restore_cookies
 
     return restore_cookies(RealPrctl(), ledger, only)
 
 
 def _restore_scores(root: str, ledger: Ledger, only: str | None) -> Sequence[RestoreResult]:
-    from reconciler.actuators.files.oom_score import restore_scores  # noqa: PLC0415
+    from reconciler.actuators.files.oom_score import restore_scores
 
     try:
         return restore_scores(Hierarchy.detect(root), ledger, only, root=root)
@@ -198,22 +198,22 @@ def _restore_scores(root: str, ledger: Ledger, only: str | None) -> Sequence[Res
 
 
 def _restore_resctrl(root: str, ledger: Ledger, only: str | None) -> Sequence[RestoreResult]:
-    from reconciler.actuators.resctrl.undo import restore_resctrl  # noqa: PLC0415
+    from reconciler.actuators.resctrl.undo import restore_resctrl
 
     return restore_resctrl(root, ledger, only)
 
 
 def _restore_network(ledger: Ledger, only: str | None) -> Sequence[RestoreResult]:
-    from reconciler.actuators.network.tc import RealTc  # noqa: PLC0415
-    from reconciler.actuators.network.tc_pods import RealPodTc  # noqa: PLC0415
-    from reconciler.actuators.network.undo import restore_network  # noqa: PLC0415
+    from reconciler.actuators.network.tc import RealTc
+    from reconciler.actuators.network.tc_pods import RealPodTc
+    from reconciler.actuators.network.undo import restore_network
 
     return restore_network(RealTc(), RealPodTc(), ledger, only)
 
 
 def _restore_private(root: str, only: str | None) -> Sequence[RestoreResult]:
     """The groups in which pods' pressure was counted: no actuator's and without a row, they have our names."""
-    from reconciler.signals.privatepsi import restore_groups  # noqa: PLC0415
+    from reconciler.signals.privatepsi import restore_groups
 
     try:
         return restore_groups(Hierarchy.detect(root), only)

@@ -4,7 +4,7 @@ It sees frames and their history, and what it chose to remember of the same vict
 file. Where a signal that it needs is missing or too old it answers ``unknown``: never ``ok`` for what nobody measured.
 """
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable
 from typing import Any, Generic, TypeVar
 
 from msgspec import Struct
@@ -91,24 +91,10 @@ def unknown(told: str | Callable[[], str]) -> DetectorVerdict:
     return DetectorVerdict(verdict=Verdict.UNKNOWN, told=told)
 
 
-def registered(section: type[Struct], table: tuple[AnyDetector, ...]) -> Mapping[str, AnyDetector]:
-    """The table by name, checked. ``section`` has one optional field a detector: the entry of a rule.
-
-    Errors: `ValueError` for a duplicate, a name that is no identifier, or a section that does not match.
-    """
-    found: dict[str, AnyDetector] = {}
-    fields = set(section.__struct_fields__)
-    for detector in table:
-        if not detector.name.isidentifier() or not detector.summary:
-            raise ValueError(f"detector {detector.name!r}: needs a name that is an identifier, and a summary")
-        if detector.name in found:
-            raise ValueError(f"detector {detector.name}: registered twice")
-        if detector.name not in fields:
-            raise ValueError(f"detector {detector.name}: {section.__name__} has no field of this name")
-        missing = [name for name in detector.signals(detector.config_type()) if name not in SIGNALS]
-        if missing:
-            raise ValueError(f"detector {detector.name}: no signal is named {missing[0]}")
-        found[detector.name] = detector
-    if lost := fields - found.keys():
-        raise ValueError(f"{section.__name__} has fields without a detector: {', '.join(sorted(lost))}")
-    return found
+def check_detector(detector: AnyDetector) -> None:
+    """What a row of the table must have. Errors: `ValueError` for no summary, or a signal that the catalog lacks."""
+    if not detector.summary:
+        raise ValueError("needs a summary")
+    missing = [name for name in detector.signals(detector.config_type()) if name not in SIGNALS]
+    if missing:
+        raise ValueError(f"no signal is named {missing[0]}")

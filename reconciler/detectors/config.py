@@ -66,7 +66,7 @@ class InterferenceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     def __post_init__(self) -> None:
         if self.probes:
-            from reconciler.signals.probe_config import check_names  # noqa: PLC0415  (loaded where there are any)
+            from reconciler.signals.probe_config import check_names  # loaded where there are any
 
             check_names(self.probes)
         for name, rule in self.rules.items():

@@ -95,25 +95,21 @@ class RuleConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 _USUAL: Final = (Response.HOLD, Response.SQUEEZE)
 
 
-def _entry(**given: Struct) -> DetectorEntry:
-    return DetectorEntry(**given)  # type: ignore[arg-type]  # by name; the struct's own check finds a wrong one
-
-
 SHIPPED: Final[Mapping[str, RuleConfig]] = {
-    "cpu": RuleConfig(when=((_entry(run_queue=RunQueueConfig()),),), resource=ContendedResource.CPU),
+    "cpu": RuleConfig(when=((DetectorEntry(run_queue=RunQueueConfig()),),), resource=ContendedResource.CPU),
     "memory": RuleConfig(
         when=(
-            (_entry(pressure=PressureDetectorConfig(resource="memory")),),
-            (_entry(memory_events=MemoryEventsConfig()),),
+            (DetectorEntry(pressure=PressureDetectorConfig(resource="memory")),),
+            (DetectorEntry(memory_events=MemoryEventsConfig()),),
         ),
         resource=ContendedResource.MEMORY,
     ),
     "cache": RuleConfig(
-        when=((_entry(cpi=CpiConfig()),),),
+        when=((DetectorEntry(cpi=CpiConfig()),),),
         responses=(Response.HOLD, Response.PARTITION, Response.SQUEEZE),
     ),
     "io": RuleConfig(
-        when=((_entry(pressure=PressureDetectorConfig(resource="io", above_percent=5.0)),),),
+        when=((DetectorEntry(pressure=PressureDetectorConfig(resource="io", above_percent=5.0)),),),
         resource=ContendedResource.IO,
     ),
 }

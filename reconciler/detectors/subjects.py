@@ -21,7 +21,7 @@ def known_signal(name: str) -> str:
     if name in SIGNALS:
         return name
     # Imported at the first mistake, as in the binder.
-    from difflib import get_close_matches  # noqa: PLC0415
+    from difflib import get_close_matches
 
     close = get_close_matches(name, SIGNALS, n=1)
     hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(SIGNALS)}"

@@ -1,68 +1,35 @@
-"""The registration table: every detector. A new one is a file beside this one, a field and a name here."""
+"""The table of detectors.
 
-from typing import Annotated, Final
+A new detector is a file in this package that ends in ``DETECTOR = Detector(...)``, and one row here. Its key in the
+rules of the configuration and its part of docs/config.md follow from the row. docs/contributing.md has an example.
+"""
+
+from typing import TYPE_CHECKING, Annotated, Final
 
 from msgspec import Meta, Struct
 
-from reconciler.detectors.bandwidth import DETECTOR as BANDWIDTH
-from reconciler.detectors.bandwidth import BandwidthDetectorConfig
-from reconciler.detectors.base import registered
-from reconciler.detectors.cache import DETECTOR as CACHE
-from reconciler.detectors.cache import CacheDetectorConfig
-from reconciler.detectors.cpi import DETECTOR as CPI
-from reconciler.detectors.cpi import CpiConfig
-from reconciler.detectors.ewma import DETECTOR as EWMA
-from reconciler.detectors.ewma import EwmaConfig
-from reconciler.detectors.expression import DETECTOR as EXPRESSION
-from reconciler.detectors.expression import ExpressionConfig
-from reconciler.detectors.idle_cores import DETECTOR as IDLE_CORES
-from reconciler.detectors.idle_cores import IdleCoresConfig
-from reconciler.detectors.memory_events import DETECTOR as MEMORY_EVENTS
-from reconciler.detectors.memory_events import MemoryEventsConfig
-from reconciler.detectors.pressure import DETECTOR as PRESSURE
-from reconciler.detectors.pressure import PressureDetectorConfig
-from reconciler.detectors.run_queue import DETECTOR as RUN_QUEUE
-from reconciler.detectors.run_queue import RunQueueConfig
-from reconciler.detectors.threshold import DETECTOR as THRESHOLD
-from reconciler.detectors.threshold import ThresholdConfig
+from reconciler.detectors.base import AnyDetector, Detector, check_detector
+from reconciler.runtime.registry import Registry, section_type
+
+DETECTORS: Final[Registry[AnyDetector]] = Registry(
+    "detector",
+    Detector,
+    ("threshold", "reconciler.detectors.threshold:DETECTOR"),
+    ("pressure", "reconciler.detectors.pressure:DETECTOR"),
+    ("run_queue", "reconciler.detectors.run_queue:DETECTOR"),
+    ("cpi", "reconciler.detectors.cpi:DETECTOR"),
+    ("idle_cores", "reconciler.detectors.idle_cores:DETECTOR"),
+    ("memory_events", "reconciler.detectors.memory_events:DETECTOR"),
+    ("cache", "reconciler.detectors.cache:DETECTOR"),
+    ("bandwidth", "reconciler.detectors.bandwidth:DETECTOR"),
+    ("ewma", "reconciler.detectors.ewma:DETECTOR"),
+    ("expression", "reconciler.detectors.expression:DETECTOR"),
+    check=check_detector,
+)
 
 
-class DetectorEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One detector of a rule: exactly one of these keys, with what it is to look for."""
-
-    threshold: Annotated[ThresholdConfig | None, Meta(description="a signal above or below a value for a while")] = None
-    pressure: Annotated[
-        PressureDetectorConfig | None,
-        Meta(description="waiting for CPU, memory or disk above a limit, or rising beyond it"),
-    ] = None
-    run_queue: Annotated[
-        RunQueueConfig | None, Meta(description="tasks wait for a CPU although the own quota lets them run")
-    ] = None
-    cpi: Annotated[
-        CpiConfig | None, Meta(description="instructions take more cycles than this workload's usually do")
-    ] = None
-    idle_cores: Annotated[
-        IdleCoresConfig | None,
-        Meta(description="too little CPU time is idle in the victim's pool, and BE work uses some of it"),
-    ] = None
-    memory_events: Annotated[
-        MemoryEventsConfig | None,
-        Meta(description="killed for lack of memory, or reading back what reclaim took while the node is short"),
-    ] = None
-    cache: Annotated[
-        CacheDetectorConfig | None,
-        Meta(description="more cache misses than usual, and a part of the cache lost to others"),
-    ] = None
-    bandwidth: Annotated[
-        BandwidthDetectorConfig | None,
-        Meta(description="memory bandwidth is near its peak, or the victim's share of it has collapsed"),
-    ] = None
-    ewma: Annotated[
-        EwmaConfig | None, Meta(description="a signal is far from where its recent past says it should be")
-    ] = None
-    expression: Annotated[
-        ExpressionConfig | None, Meta(description="an expression over signals is true for a while")
-    ] = None
 
     def __post_init__(self) -> None:
         given = [name for name in self.__struct_fields__ if getattr(self, name) is not None]
@@ -78,12 +45,25 @@ class DetectorEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     @property
     def config(self) -> Struct:
         """What it is to look for."""
-        found = getattr(self, self.name)
-        assert isinstance(found, Struct)
-        return found
+        config = getattr(self, self.name)
+        assert isinstance(config, Struct)
+        return config
 
 
-DETECTORS: Final = registered(
-    DetectorEntry,
-    (THRESHOLD, PRESSURE, RUN_QUEUE, CPI, IDLE_CORES, MEMORY_EVENTS, CACHE, BANDWIDTH, EWMA, EXPRESSION),
-)
+if TYPE_CHECKING:
+
+    class DetectorEntry(_Entry, frozen=True, kw_only=True, forbid_unknown_fields=True):
+        """Has an optional field for every row."""
+
+        def __init__(self, **detectors: Struct) -> None: ...
+
+else:
+    DetectorEntry = section_type(
+        "DetectorEntry",
+        [
+            (name, Annotated[detector.config_type | None, Meta(description=detector.summary)], None)
+            for name, detector in DETECTORS.items()
+        ],
+        _Entry,
+        __name__,
+    )

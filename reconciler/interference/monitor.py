@@ -40,8 +40,8 @@ from reconciler.runtime.cooperative import TimeSlice
 from reconciler.runtime.workqueue import NODE, TICK, DirtyKeys, pod_key
 from reconciler.signals.devicestats import whole_disks
 from reconciler.signals.extent import own_cpus
-from reconciler.signals.readers import SampleContext, SampleSheet
-from reconciler.signals.reading import MeteredReader, ReaderContext, build, costs
+from reconciler.signals.readers import ReaderContext, SampleContext, SampleSheet
+from reconciler.signals.reading import MeteredReader, build, costs
 from reconciler.signals.tasks import ReaderTasks
 from state.cache import CacheUsage
 from state.eviction import EvictionCase, EvictionOrder, EvictionStep

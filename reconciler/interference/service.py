@@ -26,7 +26,7 @@ from state.schema import EVICTIONS
 if TYPE_CHECKING:
     from reconciler.interference.monitor import InterferenceMonitor, MonitoredNode
     from reconciler.responses.eviction.executor import Evictor
-    from reconciler.signals.reading import ReaderContext
+    from reconciler.signals.readers import ReaderContext
 
 NAME: Final = "interference"
 _LOOK_S: Final = 5.0
@@ -94,7 +94,8 @@ class InterferenceService:
                 await self._changed.wait()
 
     async def _watch(self) -> None:
-        from reconciler.interference.monitor import InterferenceMonitor  # noqa: PLC0415  # detectors, readers, the ladder: not on every node
+        # Detectors, readers, the ladder: not on every node.
+        from reconciler.interference.monitor import InterferenceMonitor
 
         try:
             async with trio.open_nursery() as nursery:
@@ -123,9 +124,9 @@ class InterferenceService:
         return not watched(self._node.config)
 
     def _make_evictor(self) -> "Evictor":
-        from reconciler.clients.kube import KubeApi  # noqa: PLC0415
-        from reconciler.responses.eviction.executor import Evictor  # noqa: PLC0415
-        from reconciler.sources.cri import CriClient  # noqa: PLC0415
+        from reconciler.clients.kube import KubeApi
+        from reconciler.responses.eviction.executor import Evictor
+        from reconciler.sources.cri import CriClient
 
         node, place = self._node, self._node.place
         config = node.config
@@ -147,7 +148,7 @@ class InterferenceService:
         )
 
     def _pod(self, uid: str) -> PodSnapshot | None:
-        from reconciler.interference.monitor import snapshot_of  # noqa: PLC0415
+        from reconciler.interference.monitor import snapshot_of
 
         pod = self._node.knowledge.pods.get(uid)
         return None if pod is None else snapshot_of(pod, None)
@@ -164,8 +165,8 @@ class InterferenceService:
         return None if hold is None else f"held by {hold.by}: {hold.reason}"
 
     def _means(self, config: Config) -> "ReaderContext":
-        from reconciler.signals.reading import ReaderContext  # noqa: PLC0415
-        from reconciler.sources.runtime_roots import find_image_root  # noqa: PLC0415
+        from reconciler.signals.readers import ReaderContext
+        from reconciler.sources.runtime_roots import find_image_root
 
         place = self._node.place
         return ReaderContext(
@@ -184,7 +185,7 @@ class InterferenceService:
         """The newest cache misses by pod uid; empty while nobody counts them."""
         if self.observer is None or self.observer.frame is None:
             return {}
-        from reconciler.signals.resctrl_reader import misses_of  # noqa: PLC0415
+        from reconciler.signals.resctrl_reader import misses_of
 
         return misses_of(self.observer.frame, time.monotonic())
 
@@ -192,7 +193,7 @@ class InterferenceService:
         """The metrics' part; None while nothing is watched."""
         if self.observer is None:
             return None
-        from reconciler.interference.status import numbers  # noqa: PLC0415
+        from reconciler.interference.status import numbers
 
         return numbers(self.observer)
 
@@ -200,7 +201,7 @@ class InterferenceService:
         """The section of the state document; empty while nothing is watched."""
         if self.observer is None:
             return {}
-        from reconciler.interference.status import status_document  # noqa: PLC0415
+        from reconciler.interference.status import status_document
 
         return status_document(self.observer)
 
@@ -208,7 +209,7 @@ class InterferenceService:
         """The section ``eviction`` of the state document; None while nothing is watched."""
         if self.observer is None:
             return None
-        from reconciler.interference.status import evictions  # noqa: PLC0415
+        from reconciler.interference.status import evictions
 
         node = self._node
         return evictions(self.observer, node.config, enforce=node.enforces(), now=time.monotonic())

@@ -28,7 +28,6 @@ docs/cpu-plugins.md tells a site how to write one.
 
 from collections.abc import Callable, Iterable
 from functools import cache
-from importlib import import_module
 from typing import Final
 
 from msgspec import Struct
@@ -38,6 +37,8 @@ from cgroupfs.errors import InputError
 from reconciler.placement.config import BUILT_IN, PlacementConfig, weights
 from reconciler.placement.cpu_accumulator import CpuAccumulator
 from reconciler.placement.demand import CpuDemand
+from reconciler.runtime.lazy import load as load_object
+from reconciler.runtime.lazy import split
 from state.topology import Topology
 
 Scored = tuple[CpuSet, float]
@@ -148,12 +149,13 @@ def _loaded(plugins: tuple[tuple[str, float], ...], combinations: int) -> Plugin
 
 
 def _enabled(name: str, weight: float, where: str) -> EnabledPlugin:
-    path = BUILT_IN[name][0] if name in BUILT_IN else name
-    module, colon, attribute = path.partition(":")
-    if not colon or not module or not attribute:
-        raise InputError(where, name, f"one of {', '.join(BUILT_IN)}, or a class as package.module:Class")
+    if name not in BUILT_IN:
+        try:
+            split(name)
+        except ValueError as exc:
+            raise InputError(where, name, f"one of {', '.join(BUILT_IN)}, or a class as package.module:Class") from exc
     try:
-        found: object = getattr(import_module(module), attribute)
+        found = BUILT_IN[name] if name in BUILT_IN else load_object(name)
     except Exception as exc:  # importing somebody's module runs his code, which may raise anything
         raise InputError(where, name, f"a class that can be imported ({type(exc).__name__}: {exc})") from exc
     if not isinstance(found, type) or not issubclass(found, Plugin):
@@ -174,6 +176,4 @@ def checked(config: PlacementConfig) -> None:
     Errors: `InputError` naming the rule that cannot be had.
     """
     if not config.plugins.keys() <= BUILT_IN.keys():
-        from reconciler.placement.chain import loaded  # noqa: PLC0415  # see the module's text
-
         loaded(config)

@@ -1,6 +1,6 @@
 """What a policy is: a name, a config, and up to four pure functions.
 
-A new policy is one file that ends in ``POLICY = Policy(...)`` and one registration in `table.py`. All functions see
+A new policy is one file that ends in ``POLICY = Policy(...)`` and one row in `table.py`. All functions see
 the `NodeView` of the moment and nothing else; they keep no reference to it, write nothing, and give the same answer
 for the same arguments.
 """
@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Final, Generic, Protocol, TypeVar
 
 from msgspec import Meta, Struct, json
-from msgspec.structs import fields
 
 from cgroupfs.codecs import Value
 from cgroupfs.cpuset import CpuSet
@@ -81,46 +80,39 @@ class Policy(Struct, Generic[C], frozen=True, kw_only=True):
 
 
 # Any: each policy has a config type of its own, and the table holds them all; `Policy` itself ties the functions of
-# one policy to its config type, and `registered` checks that the section of that name has it.
+# one policy to its config type, and the section of its name is made of it.
 AnyPolicy = Policy[Any]
 
 
-def registered(section: type[Struct], policies: Iterable[AnyPolicy]) -> tuple[AnyPolicy, ...]:
-    """The table, checked: called at import, so that a wrong one fails at start and not at use.
+def check_policy(policy: AnyPolicy) -> None:
+    """What a row of the table must have: a wrong one fails at start and not at use.
 
-    Errors: `ValueError` naming the policy, for a duplicate name or precedence, no function, no summary, a config
-    that is no `PolicyConfig`, is not frozen, accepts unknown keys or lacks a default, and a name without its field in
-    ``section``.
+    Errors: `ValueError` for no function, no summary, and a config that is no `PolicyConfig`, is not frozen, accepts
+    unknown keys or lacks a default.
     """
+    if not policy.summary:
+        raise ValueError("needs a summary")
+    if not any((policy.decide_node, policy.decide_resources, policy.parents, policy.pod)):
+        raise ValueError("decides nothing")
+    if not issubclass(policy.config_type, PolicyConfig):
+        raise ValueError("its config must extend PolicyConfig")  # one kind of error  # noqa: TRY004  # one kind of error
+    config = policy.config_type.__struct_config__
+    if not config.frozen or not config.forbid_unknown_fields:
+        raise ValueError("its config must be frozen and forbid unknown fields")
+    try:
+        json.decode(b"{}", type=policy.config_type)
+    except ValueError as exc:
+        raise ValueError(f"its config needs a default for each field ({exc})") from exc
+
+
+def check_precedence(policies: Iterable[AnyPolicy]) -> tuple[AnyPolicy, ...]:
+    """The policies in their order. Errors: `ValueError` where two have the same precedence."""
     table = tuple(policies)
-    sections = {field.name: field.type for field in fields(section)}
-    names: set[str] = set()
     ranks: dict[int, str] = {}
     for policy in table:
-        if not policy.name.isidentifier() or not policy.summary:
-            raise ValueError(f"policy {policy.name!r}: needs a name that is an identifier, and a summary")
-        if policy.name in names:
-            raise ValueError(f"policy {policy.name}: registered twice")
         if policy.precedence in ranks:
             raise ValueError(f"policy {policy.name}: has the precedence of {ranks[policy.precedence]}")
-        if not any((policy.decide_node, policy.decide_resources, policy.parents, policy.pod)):
-            raise ValueError(f"policy {policy.name}: decides nothing")
-        if not issubclass(policy.config_type, PolicyConfig):
-            raise ValueError(f"policy {policy.name}: its config must extend PolicyConfig")  # noqa: TRY004  # one kind of error
-        config = policy.config_type.__struct_config__
-        if not config.frozen or not config.forbid_unknown_fields:
-            raise ValueError(f"policy {policy.name}: its config must be frozen and forbid unknown fields")
-        try:
-            json.decode(b"{}", type=policy.config_type)
-        except ValueError as exc:
-            raise ValueError(f"policy {policy.name}: its config needs a default for each field ({exc})") from exc
-        if sections.get(policy.name) is not policy.config_type:
-            raise ValueError(f"policy {policy.name}: {section.__name__} has no field {policy.name} of its config type")
-        names.add(policy.name)
         ranks[policy.precedence] = policy.name
-    for name in sections:
-        if name not in names:
-            raise ValueError(f"policy {name}: {section.__name__} has the section, the table has no policy")
     return table
 
 

@@ -23,7 +23,7 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from cgroupfs.cpuset import EMPTY, CpuSet
-from reconciler.placement.chain import checked
+from reconciler.placement.chain import checked, loaded
 from reconciler.placement.config import PlacementConfig
 from reconciler.placement.demand import CpuDemand
 from reconciler.placement.pool_members import bound_nodes, container_milli
@@ -105,8 +105,7 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Ex
     ]
     if demands or any(pod.pod_class is PodClass.DEDICATED for pod in view.pods.values()):
         # For the first such pod, while it has only its pause container; see `placement.config`.
-        from reconciler.placement.binding import choose  # noqa: PLC0415
-        from reconciler.placement.chain import loaded  # noqa: PLC0415
+        from reconciler.placement.binding import choose
     if not demands:
         return _without(pools, _remembered(held, {}, config), "no pod asks for CPUs of its own")
     free = _without_kept(pools.shared, demands, config.keep_cpus)
@@ -250,7 +249,7 @@ def _memory(view: NodeView) -> "NumaFreeMemory | None":
             asked = one.requests.memory_bytes or 0
             key = f"{uid}/{INIT_KEY if one.kind is ContainerKind.INIT else one.name or one.id}"
             requests[key] = max(requests.get(key, 0), asked)
-    from reconciler.placement.free_capacity import NumaFreeMemory  # noqa: PLC0415  # see `placement.config`
+    from reconciler.placement.free_capacity import NumaFreeMemory  # see `placement.config`
 
     return NumaFreeMemory(total=total, free={node: known.free[node] for node in total}, requests=requests)
 

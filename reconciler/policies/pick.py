@@ -99,8 +99,8 @@ def _preference(
     machine: _SameShape, cpus: CpuSet, rules: tuple[tuple[tuple[str, float], ...], int], interrupts: CpuSet
 ) -> "CpuPreference":
     """Once for all plans that ask about the same CPUs: budgets change each second, candidates seldom."""
-    from reconciler.placement.allocate import preference  # noqa: PLC0415
-    from reconciler.placement.chain import loaded  # noqa: PLC0415  # see `placement.config`
+    from reconciler.placement.allocate import preference
+    from reconciler.placement.chain import loaded  # see `placement.config`
 
     chain = loaded(PlacementConfig(plugins=dict(rules[0]), combinations=rules[1]))
     return preference(cpus, machine.topology, chain, interrupts=interrupts)

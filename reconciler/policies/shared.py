@@ -216,7 +216,7 @@ def _divide(
     rest = len(free) - sum(sizes.values())
     if separate and rest > 0:
         sizes[_BE] = rest
-    from reconciler.placement.pack import pack  # noqa: PLC0415  # only where there is more than one pool
+    from reconciler.placement.pack import pack  # only where there is more than one pool
 
     sets = pack(sizes, _held(previous, sizes), free, topology, within)
     result = {key: cpus for key, cpus in sets.items() if key != _BE and cpus}

@@ -151,7 +151,7 @@ class _Safe(io.TextIOBase):
 
 def _uncaught(kind: type[BaseException], exc: BaseException, trace: TracebackType | None) -> None:
     """A mistake of ours, with its traceback; the exception's text may be anybody's."""
-    import traceback  # noqa: PLC0415  (rare)
+    import traceback  # rare
 
     complain_lines("".join(traceback.format_exception(kind, exc, trace)).splitlines())
 

@@ -388,7 +388,7 @@ def _unknown(key: str, fields: Mapping[str, FieldSchema]) -> str:
 
 def _suggestion(text: str, known: Iterable[str]) -> str:
     # Imported at the first mistake: a start without one needs not pay for it.
-    from difflib import get_close_matches  # noqa: PLC0415
+    from difflib import get_close_matches
 
     choices = {name.lower(): name for name in known}
     close = get_close_matches(text.lower().replace("-", "_"), choices, n=1)

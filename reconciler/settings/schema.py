@@ -11,7 +11,6 @@ them is written (`lazy_struct`).
 """
 
 from collections.abc import Iterator
-from importlib import import_module
 from typing import Annotated, Any, Final
 
 from msgspec import NODEFAULT, Meta, Struct
@@ -36,6 +35,7 @@ from msgspec.inspect import (
 )
 
 from cgroupfs.cpuset import CpuSet
+from reconciler.runtime.lazy import load
 from reconciler.settings import units
 
 ListType = VarTupleType | FrozenSetType
@@ -52,7 +52,7 @@ def lazy_struct(module: str, name: str) -> Any:
         else:
             RuleConfig = lazy_struct("reconciler.detectors.rule", "RuleConfig")
     """
-    return Annotated[object, Meta(extra={"struct": (module, name)})]
+    return Annotated[object, Meta(extra={"struct": f"{module}:{name}"})]
 
 
 class Schema(Struct, frozen=True, kw_only=True):
@@ -241,8 +241,8 @@ def _schema(info: Type, where: str, unit: units.Unit | None) -> Schema:
         extra = bare.extra or {}
         path = path or extra.get("path", False)
         if "struct" in extra:
-            module, name = extra["struct"]
-            bare = type_info(getattr(import_module(module), name))
+            place = extra["struct"]
+            bare = type_info(load(place))
         else:
             bare = bare.type
     if isinstance(bare, IntType | FloatType):

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Final, final
 
 from cgroupfs.codecs import DEFAULT_PERIOD_US
-from reconciler.signals.readers import SampleContext, SampleSheet
+from reconciler.signals.readers import Reader, SampleContext, SampleSheet, SharedReaders
 from state.evidence import NODE
 from state.model import ContainerKind, NodeView, Pod, PodClass, Pools
 
@@ -82,3 +82,8 @@ class BestEffortReader:
         bounds = [one for one in (scene.memory.reclaimed_high_bytes, scene.memory.reclaimed_max_bytes) if one]
         if bounds:
             sheet.put(NODE, "be.memory_bound", min(bounds))
+
+
+def build(_shared: SharedReaders) -> Reader:
+    """The reader, for `reconciler.signals.catalog`."""
+    return BestEffortReader()

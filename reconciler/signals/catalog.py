@@ -1,9 +1,11 @@
-"""Every signal by its name: what it measures, in which unit, of what, and where it comes from.
+"""The table of signal readers and, with each, the signals that it measures: unit, subjects, and what the value is.
 
-A new signal is one entry here and a reader that fills it (`reconciler.signals.readers`). Readers leave out what this
-node cannot tell; detectors answer ``unknown`` then.
+A new signal is a file with its reader (`reconciler.signals.readers`) and one row here, with the signal's definition.
+A signal that several readers measure, each of its own subjects, is defined with the first of them. Readers leave out
+what this node cannot measure; detectors answer ``unknown`` then. docs/contributing.md has an example.
 """
 
+from collections.abc import Mapping
 from typing import Final, Literal
 
 from msgspec import Struct
@@ -15,7 +17,7 @@ Of = Literal["node", "pod", "pool", "numa", "fs"]
 
 
 class SignalDefinition(Struct, frozen=True, kw_only=True):
-    """One of them. ``of``: the kinds of subjects that have it."""
+    """A signal. ``of``: the kinds of subjects that have it."""
 
     name: str
     unit: Unit
@@ -23,77 +25,196 @@ class SignalDefinition(Struct, frozen=True, kw_only=True):
     summary: str
 
 
-def _catalog(*signals: SignalDefinition) -> dict[str, SignalDefinition]:
-    table = {signal.name: signal for signal in signals}
-    if len(table) != len(signals):
-        raise ValueError("two signals share a name")
-    return table
+class ReaderRow(Struct, frozen=True, kw_only=True):
+    """A reader: its name, the path of its ``build`` function, what it measures.
+
+    ``defined``: the signals of which it is the first reader. ``needs``: readers that must run before it.
+    """
+
+    name: str
+    path: str
+    signals: tuple[str, ...]
+    defined: tuple[SignalDefinition, ...]
+    needs: tuple[str, ...] = ()
 
 
 def _s(name: str, unit: Unit, of: tuple[Of, ...], summary: str) -> SignalDefinition:
     return SignalDefinition(name=name, unit=unit, of=of, summary=summary)
 
 
-SIGNALS: Final = _catalog(
-    _s("cpu.use", "milli-CPU", ("node", "pod", "pool"), "CPU time used"),
-    _s("cpu.idle", "milli-CPU", ("node", "pool"), "CPU time that nobody used"),
-    _s("cpu.throttled", "percent", ("pod",), "scheduling periods in which the pod's own quota stopped it"),
-    _s("cpu.throttled_milli", "milli-CPU", ("pod",), "CPU time that the pod's own quota kept from it"),
-    _s("cpu.wait", "percent", ("pod", "pool"), "waiting in the run queue, of waiting and running; no throttling"),
-    _s("cpu.wait_milli", "milli-CPU", ("pod", "pool"), "tasks that waited in the run queue, on average; no throttling"),
-    _s("cpu.wait_own", "milli-CPU", ("pod",), "of the tasks that waited: stopped by quotas, no neighbour's doing"),
-    _s("cpu.delay", "µs", ("pod",), "mean wait in the run queue each time a task got the CPU"),
-    _s("cpu.pressure", "percent", ("node", "pod"), "time in which some task waited for a CPU; no throttling"),
-    _s("cpu.pressure_full", "percent", ("pod",), "time in which all tasks waited for a CPU; no throttling"),
-    _s("memory.pressure", "percent", ("node", "pod"), "time in which some task waited for memory"),
-    _s("memory.pressure_full", "percent", ("node", "pod"), "time in which all tasks waited for memory"),
-    _s("io.pressure", "percent", ("node", "pod"), "time in which some task waited for a disk"),
-    _s("io.pressure_full", "percent", ("node", "pod"), "time in which all tasks waited for a disk"),
-    _s("cpi", "ratio", ("pod",), "cycles per instruction"),
-    _s("llc.misses", "per 1000", ("pod",), "last-level cache misses per 1000 instructions"),
-    _s("llc.occupancy", "bytes", ("pod",), "last-level cache held"),
-    _s("memory.bandwidth", "bytes/s", ("node", "pod"), "memory bandwidth used"),
-    _s("memory.use", "bytes", ("node", "pod", "pool"), "memory in use, page cache included"),
-    _s("memory.rss", "bytes", ("pod",), "anonymous memory in use"),
-    _s("memory.numa_rss", "bytes", ("pod",), "anonymous memory in use on one NUMA node (subject pod:UID@numa:N)"),
-    _s("memory.limit", "bytes", ("pod",), "the memory limit in force"),
-    _s("memory.refaults", "pages/s", ("node", "pod"), "pages read back that had been taken away shortly before"),
-    _s("memory.scanned", "pages/s", ("node", "pod"), "pages looked at by reclaim"),
-    _s("memory.high_events", "per s", ("pod",), "times the pod ran into its memory.high, or its limit on v1"),
-    _s("memory.pods_hits", "per s", ("node",), "times that all pods together met the limit of kubepods"),
-    _s("memory.kswapd", "pages/s", ("node",), "pages taken back by kswapd"),
-    _s("memory.direct", "pages/s", ("node",), "pages taken back by tasks that needed one themselves"),
-    _s("memory.available", "bytes", ("node",), "what new work can have without swapping (MemAvailable)"),
-    _s("memory.total", "bytes", ("node", "numa"), "memory there is"),
-    _s("memory.free", "bytes", ("node", "numa"), "memory that holds nothing"),
-    _s("memory.low", "bytes", ("node", "numa"), "the low watermark, at which kswapd wakes"),
-    _s("memory.min", "bytes", ("node", "numa"), "the min watermark, at which tasks reclaim for themselves"),
-    _s("memory.inactive_file", "bytes", ("node", "numa"), "page cache that is easy to drop"),
-    _s("swap.free", "bytes", ("node",), "swap that holds nothing"),
-    _s("swap.total", "bytes", ("node",), "swap there is"),
-    _s("oom.kills", "count", ("node", "pod"), "processes killed for lack of memory since the sample before"),
-    _s("disk.read", "bytes/s", ("node", "pod"), "read from disks"),
-    _s("disk.write", "bytes/s", ("node", "pod"), "written to disks"),
-    _s("disk.ops", "per s", ("node", "pod"), "requests to disks"),
-    _s("disk.busy", "percent", ("node",), "time in which the busiest disk had requests"),
-    _s("disk.delay", "ms", ("node",), "mean time of a request on the busiest disk"),
-    _s("net.receive", "bytes/s", ("node", "pod"), "received from the network"),
-    _s("net.transmit", "bytes/s", ("node", "pod"), "sent to the network"),
-    _s("load.1", "count", ("node",), "load average of one minute"),
-    _s("load.runnable", "count", ("node", "pool"), "tasks running or waiting for a CPU now"),
-    _s("pool.cpus", "CPUs", ("pool",), "CPUs in the pool"),
-    _s("be.budget", "milli-CPU", ("node",), "what BE work may use together, by the plan"),
-    _s("be.limit", "milli-CPU", ("node",), "what BE work can use together: its CPUs and its quota, the smaller"),
-    _s("be.request", "milli-CPU", ("node",), "what BE pods have requested together"),
-    _s("be.use", "milli-CPU", ("node",), "what BE pods use together"),
-    _s("be.memory_request", "bytes", ("node",), "memory that BE pods have requested together"),
-    _s("be.memory_bound", "bytes", ("node",), "what BE pods may use of memory together, by the plan"),
-    _s("be.memory_use", "bytes", ("node",), "memory in use below the besteffort directory"),
-    _s("fs.available", "bytes", ("fs",), "free for users of the file system"),
-    _s("fs.size", "bytes", ("fs",), "size of the file system"),
-    _s("fs.inodes_free", "count", ("fs",), "inodes that are free"),
-    _s("fs.inodes", "count", ("fs",), "inodes there are"),
-    _s("fs.use", "bytes", ("pod",), "what the pod has written to the node's (pod:UID@fs:imagefs: the images') disk"),
-    _s("fs.inodes_use", "count", ("pod",), "inodes of the pod's files there, where that is known"),
-    _s("service.latency", "ms", ("pod",), "what the pod's own probe measured"),
+def _reader(name: str, path: str, *signals: str | SignalDefinition, needs: tuple[str, ...] = ()) -> ReaderRow:
+    return ReaderRow(
+        name=name,
+        path=path,
+        signals=tuple(signal if isinstance(signal, str) else signal.name for signal in signals),
+        defined=tuple(signal for signal in signals if not isinstance(signal, str)),
+        needs=needs,
+    )
+
+
+def _signals(readers: tuple[ReaderRow, ...]) -> Mapping[str, SignalDefinition]:
+    """Errors: `ValueError` for a signal that is defined twice or never."""
+    table: dict[str, SignalDefinition] = {}
+    for reader in readers:
+        for signal in reader.defined:
+            if signal.name in table:
+                raise ValueError(f"reader {reader.name}: signal {signal.name} is defined twice")
+            table[signal.name] = signal
+        if unknown := [name for name in reader.signals if name not in table]:
+            raise ValueError(f"reader {reader.name}: no signal is named {unknown[0]}")
+    return table
+
+
+READERS: Final = (
+    _reader(
+        "cpu",
+        "reconciler.signals.podcpu:build",
+        _s("cpu.use", "milli-CPU", ("node", "pod", "pool"), "CPU time used"),
+        _s("cpu.throttled", "percent", ("pod",), "scheduling periods in which the pod's own quota stopped it"),
+        _s("cpu.throttled_milli", "milli-CPU", ("pod",), "CPU time that the pod's own quota kept from it"),
+    ),
+    _reader(
+        "runqueue",
+        "reconciler.signals.runqueue:build",
+        _s("cpu.wait", "percent", ("pod", "pool"), "waiting in the run queue, of waiting and running; no throttling"),
+        _s(
+            "cpu.wait_milli",
+            "milli-CPU",
+            ("pod", "pool"),
+            "tasks that waited in the run queue, on average; no throttling",
+        ),
+        _s("cpu.wait_own", "milli-CPU", ("pod",), "of the tasks that waited: stopped by quotas, no neighbour's doing"),
+        _s("cpu.delay", "µs", ("pod",), "mean wait in the run queue each time a task got the CPU"),
+        needs=("cpu",),
+    ),
+    _reader(
+        "psi",
+        "reconciler.signals.psi:build",
+        _s("cpu.pressure", "percent", ("node", "pod"), "time in which some task waited for a CPU; no throttling"),
+        _s("cpu.pressure_full", "percent", ("pod",), "time in which all tasks waited for a CPU; no throttling"),
+        _s("memory.pressure", "percent", ("node", "pod"), "time in which some task waited for memory"),
+        _s("memory.pressure_full", "percent", ("node", "pod"), "time in which all tasks waited for memory"),
+        _s("io.pressure", "percent", ("node", "pod"), "time in which some task waited for a disk"),
+        _s("io.pressure_full", "percent", ("node", "pod"), "time in which all tasks waited for a disk"),
+        needs=("cpu",),
+    ),
+    _reader(
+        "memory",
+        "reconciler.signals.podmemory:build",
+        _s("memory.use", "bytes", ("node", "pod", "pool"), "memory in use, page cache included"),
+        _s("memory.rss", "bytes", ("pod",), "anonymous memory in use"),
+        _s("memory.limit", "bytes", ("pod",), "the memory limit in force"),
+        _s("memory.refaults", "pages/s", ("node", "pod"), "pages read back that had been taken away shortly before"),
+        _s("memory.scanned", "pages/s", ("node", "pod"), "pages looked at by reclaim"),
+        _s("memory.high_events", "per s", ("pod",), "times the pod ran into its memory.high, or its limit on v1"),
+        _s("memory.pods_hits", "per s", ("node",), "times that all pods together met the limit of kubepods"),
+        _s("oom.kills", "count", ("node", "pod"), "processes killed for lack of memory since the sample before"),
+    ),
+    _reader(
+        "numa",
+        "reconciler.signals.podnuma:build",
+        _s("memory.numa_rss", "bytes", ("pod",), "anonymous memory in use on one NUMA node (subject pod:UID@numa:N)"),
+    ),
+    _reader(
+        "disk",
+        "reconciler.signals.poddisk:build",
+        _s("disk.read", "bytes/s", ("node", "pod"), "read from disks"),
+        _s("disk.write", "bytes/s", ("node", "pod"), "written to disks"),
+        _s("disk.ops", "per s", ("node", "pod"), "requests to disks"),
+    ),
+    _reader(
+        "net",
+        "reconciler.signals.podnet:build",
+        _s("net.receive", "bytes/s", ("node", "pod"), "received from the network"),
+        _s("net.transmit", "bytes/s", ("node", "pod"), "sent to the network"),
+    ),
+    _reader(
+        "node",
+        "reconciler.signals.nodeload:build",
+        "cpu.use",
+        _s("cpu.idle", "milli-CPU", ("node", "pool"), "CPU time that nobody used"),
+        _s("load.1", "count", ("node",), "load average of one minute"),
+        _s("load.runnable", "count", ("node", "pool"), "tasks running or waiting for a CPU now"),
+        "disk.read",
+        "disk.write",
+        "disk.ops",
+        _s("disk.busy", "percent", ("node",), "time in which the busiest disk had requests"),
+        _s("disk.delay", "ms", ("node",), "mean time of a request on the busiest disk"),
+    ),
+    _reader(
+        "nodememory",
+        "reconciler.signals.nodememory:build",
+        "memory.use",
+        _s("memory.available", "bytes", ("node",), "what new work can have without swapping (MemAvailable)"),
+        _s("memory.total", "bytes", ("node", "numa"), "memory there is"),
+        _s("memory.free", "bytes", ("node", "numa"), "memory that holds nothing"),
+        _s("memory.low", "bytes", ("node", "numa"), "the low watermark, at which kswapd wakes"),
+        _s("memory.min", "bytes", ("node", "numa"), "the min watermark, at which tasks reclaim for themselves"),
+        _s("memory.inactive_file", "bytes", ("node", "numa"), "page cache that is easy to drop"),
+        _s("swap.free", "bytes", ("node",), "swap that holds nothing"),
+        _s("swap.total", "bytes", ("node",), "swap there is"),
+        _s("memory.kswapd", "pages/s", ("node",), "pages taken back by kswapd"),
+        _s("memory.direct", "pages/s", ("node",), "pages taken back by tasks that needed one themselves"),
+        "memory.scanned",
+        "memory.refaults",
+    ),
+    _reader(
+        "filesystems",
+        "reconciler.signals.filesystems:build",
+        _s("fs.available", "bytes", ("fs",), "free for users of the file system"),
+        _s("fs.size", "bytes", ("fs",), "size of the file system"),
+        _s("fs.inodes_free", "count", ("fs",), "inodes that are free"),
+        _s("fs.inodes", "count", ("fs",), "inodes there are"),
+    ),
+    _reader(
+        "fsuse",
+        "reconciler.signals.fsuse:build",
+        _s(
+            "fs.use", "bytes", ("pod",), "what the pod has written to the node's (pod:UID@fs:imagefs: the images') disk"
+        ),
+        _s("fs.inodes_use", "count", ("pod",), "inodes of the pod's files there, where that is known"),
+    ),
+    _reader(
+        "pools",
+        "reconciler.signals.pools:build",
+        _s("pool.cpus", "CPUs", ("pool",), "CPUs in the pool"),
+        "cpu.use",
+        "cpu.idle",
+        "cpu.wait",
+        "cpu.wait_milli",
+        "load.runnable",
+        "memory.use",
+        needs=("cpu", "runqueue"),
+    ),
+    _reader(
+        "besteffort",
+        "reconciler.signals.besteffort:build",
+        _s("be.budget", "milli-CPU", ("node",), "what BE work may use together, by the plan"),
+        _s("be.limit", "milli-CPU", ("node",), "what BE work can use together: its CPUs and its quota, the smaller"),
+        _s("be.request", "milli-CPU", ("node",), "what BE pods have requested together"),
+        _s("be.use", "milli-CPU", ("node",), "what BE pods use together"),
+        _s("be.memory_request", "bytes", ("node",), "memory that BE pods have requested together"),
+        _s("be.memory_bound", "bytes", ("node",), "what BE pods may use of memory together, by the plan"),
+        _s("be.memory_use", "bytes", ("node",), "memory in use below the besteffort directory"),
+    ),
+    _reader(
+        "perf",
+        "reconciler.signals.perf:build",
+        _s("cpi", "ratio", ("pod",), "cycles per instruction"),
+        _s("llc.misses", "per 1000", ("pod",), "last-level cache misses per 1000 instructions"),
+    ),
+    _reader(
+        "latency",
+        "reconciler.signals.latency:build",
+        _s("service.latency", "ms", ("pod",), "what the pod's own probe measured"),
+    ),
+    _reader(
+        "resctrl",
+        "reconciler.signals.resctrl_reader:build",
+        _s("llc.occupancy", "bytes", ("pod",), "last-level cache held"),
+        _s("memory.bandwidth", "bytes/s", ("node", "pod"), "memory bandwidth used"),
+    ),
 )
+"""In the order in which they run."""
+
+SIGNALS: Final = _signals(READERS)

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Final, NamedTuple, final
 
 from reconciler.signals.lane import BackgroundJob
-from reconciler.signals.readers import SampleContext, SampleSheet
+from reconciler.signals.readers import Reader, SampleContext, SampleSheet, SharedReaders
 
 NAME: Final = "filesystems"
 SIGNALS: Final = ("fs.available", "fs.size", "fs.inodes_free", "fs.inodes")
@@ -110,3 +110,9 @@ def _enter(sheet: SampleSheet, subject: str, room: FreeSpace, age_s: float) -> N
     if room.inodes:
         sheet.put(subject, "fs.inodes", room.inodes, age_s=age_s)
         sheet.put(subject, "fs.inodes_free", room.inodes_free, age_s=age_s)
+
+
+def build(shared: SharedReaders) -> Reader:
+    """The reader, for `reconciler.signals.catalog`."""
+    prefix = shared.means.root.rstrip("/")
+    return FileSystems({name: f"{prefix}{path}" for name, path in shared.means.filesystems.items()})

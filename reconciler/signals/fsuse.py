@@ -21,7 +21,7 @@ from typing import Final, NamedTuple, final
 from cgroupfs.bounded import digits
 from reconciler.signals.lane import BackgroundJob
 from reconciler.signals.processes import PodProcesses
-from reconciler.signals.readers import SampleContext, SampleSheet
+from reconciler.signals.readers import Reader, SampleContext, SampleSheet, SharedReaders
 from state.evidence import pod_at, pod_subject
 from state.model import Pod
 
@@ -204,3 +204,11 @@ class DirectoryUsageReader:
                     yield place, os.stat(place).st_dev
             except OSError:
                 continue
+
+
+def build(shared: SharedReaders) -> Reader:
+    """The reader, for `reconciler.signals.catalog`."""
+    means = shared.means
+    return DirectoryUsageReader(
+        shared.processes, means.kubelet, images=means.filesystems.get("imagefs"), root=means.root
+    )

@@ -16,7 +16,7 @@ from cgroupfs.errors import SourceError
 from reconciler.signals.probe_config import Probe
 from reconciler.signals.probe_source import ProbeResult, ProbeSource
 from reconciler.signals.probe_targets import ProbeTarget, ProbeTargetKey, ProbeTargets, targets_of
-from reconciler.signals.readers import SampleContext, SampleSheet
+from reconciler.signals.readers import Reader, SampleContext, SampleSheet, SharedReaders
 from state.evidence import pod_subject
 
 NAME: Final = "latency"
@@ -48,15 +48,15 @@ def source_of(target: ProbeTarget, slots: trio.CapacityLimiter) -> ProbeSource:
     """The one for the target's kind; what it needs is imported here, for a node pays for the kinds that it uses."""
     match target.probe.kind:
         case "command":
-            from reconciler.signals.probe_command import CommandSource  # noqa: PLC0415
+            from reconciler.signals.probe_command import CommandSource
 
             return CommandSource(target, slots)
         case "http":
-            from reconciler.signals.probe_http import HttpSource  # noqa: PLC0415
+            from reconciler.signals.probe_http import HttpSource
 
             return HttpSource(target)
         case _:
-            from reconciler.signals.probe_prometheus import PrometheusSource  # noqa: PLC0415
+            from reconciler.signals.probe_prometheus import PrometheusSource
 
             return PrometheusSource(target)
 
@@ -192,3 +192,8 @@ def _kept_s(probe: Probe) -> float:
 def _asked(target: ProbeTarget) -> object:
     """What makes two targets the same question: whose answer it is may change without a new one."""
     return target.probe, target.argv, target.url
+
+
+def build(shared: SharedReaders) -> Reader:
+    """The reader, for `reconciler.signals.catalog`."""
+    return LatencyReader(shared.means.probes)

@@ -8,7 +8,7 @@ from cgroupfs.bounded import shown, whole
 from cgroupfs.files import REAL, FileOps
 from reconciler.signals.devicestats import DiskDevices, DiskTimes, IoCounters, parse_diskstats
 from reconciler.signals.growth import CounterDelta
-from reconciler.signals.readers import SampleContext, SampleSheet
+from reconciler.signals.readers import Reader, SampleContext, SampleSheet, SharedReaders
 from state.evidence import NODE
 from state.model import NodeCpu
 
@@ -110,3 +110,8 @@ def _enter_cpu(cpu: NodeCpu, sheet: SampleSheet) -> None:
     if cpu.age_s is not None:
         sheet.put(NODE, "cpu.use", cpu.busy_milli, age_s=cpu.age_s)
         sheet.put(NODE, "cpu.idle", 1000 * sum(cpu.idle.values()), age_s=cpu.age_s)
+
+
+def build(shared: SharedReaders) -> Reader:
+    """The reader, for `reconciler.signals.catalog`."""
+    return NodeLoad(root=shared.means.root, files=shared.means.files)

@@ -15,7 +15,7 @@ from cgroupfs.files import REAL, FileOps
 from reconciler.signals import vmstat
 from reconciler.signals.growth import CounterDelta
 from reconciler.signals.memory import ZoneNode, meminfo_bytes, parse_zoneinfo
-from reconciler.signals.readers import SampleContext, SampleSheet
+from reconciler.signals.readers import Reader, SampleContext, SampleSheet, SharedReaders
 from reconciler.signals.vmstat import VmStat
 from state.evidence import NODE
 
@@ -140,3 +140,8 @@ def _enter(sheet: SampleSheet, subject: str, meminfo: Mapping[str, int]) -> None
 def _marks(sheet: SampleSheet, subject: str, zones: ZoneNode) -> None:
     sheet.put(subject, "memory.low", zones.low_bytes)
     sheet.put(subject, "memory.min", zones.min_bytes)
+
+
+def build(shared: SharedReaders) -> Reader:
+    """The reader, for `reconciler.signals.catalog`."""
+    return NodeMemoryReader(shared.vmstat, root=shared.means.root, files=shared.means.files)

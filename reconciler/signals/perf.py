@@ -40,7 +40,7 @@ from reconciler.signals.perf_window import (
     rotate,
     why,
 )
-from reconciler.signals.readers import SampleContext, SampleSheet
+from reconciler.signals.readers import Reader, SampleContext, SampleSheet, SharedReaders
 from state.evidence import pod_subject
 from state.model import NodeView, Pod
 
@@ -290,3 +290,8 @@ def misses_confidence(root: str) -> float:
     except OSError:
         return 1.0
     return _SECOND_LEVEL if any(vendor in head for vendor in _SECOND_LEVEL_VENDORS) else 1.0
+
+
+def build(shared: SharedReaders) -> Reader:
+    """The reader, for `reconciler.signals.catalog`."""
+    return PerfReader(shared.means.hierarchy, shared.means.perf)

@@ -22,7 +22,7 @@ from cgroupfs.kept import GroupDirectories, ReadOps
 from cgroupfs.naming import QosClass
 from reconciler.runtime.cooperative import TimeSlice
 from reconciler.signals.growth import CounterDelta, parse_counters, prefixes
-from reconciler.signals.readers import SampleContext, SampleSheet
+from reconciler.signals.readers import Reader, SampleContext, SampleSheet, SharedReaders
 from state.model import ContainerKind, NodeView, Pod
 
 NAME: Final = "cpu"
@@ -185,3 +185,8 @@ class PodCpu:
                 share = max(share, min(100.0, 100.0 * hit / periods))
             own_ns += waited_ns or 0
         return share, own_ns, sure
+
+
+def build(shared: SharedReaders) -> Reader:
+    """The reader, for `reconciler.signals.catalog`."""
+    return shared.cpu

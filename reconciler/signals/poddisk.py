@@ -14,7 +14,7 @@ from cgroupfs.kept import GroupDirectories, ReadOps
 from reconciler.runtime.cooperative import TimeSlice
 from reconciler.signals.devicestats import DiskDevices, IoCounters, blkio, parse_io_stat
 from reconciler.signals.growth import CounterDelta
-from reconciler.signals.readers import SampleContext, SampleSheet
+from reconciler.signals.readers import Reader, SampleContext, SampleSheet, SharedReaders
 from state.model import Pod
 
 NAME: Final = "disk"
@@ -109,3 +109,8 @@ class PodDisk:
             if self._devices.counts(device):
                 total = total.plus(io)
         return total
+
+
+def build(shared: SharedReaders) -> Reader:
+    """The reader, for `reconciler.signals.catalog`."""
+    return PodDisk(shared.means.hierarchy, root=shared.means.root, files=shared.fd_cache)

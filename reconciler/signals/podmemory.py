@@ -18,7 +18,7 @@ from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.kept import GroupDirectories, ReadOps
 from reconciler.runtime.cooperative import TimeSlice
 from reconciler.signals.growth import CounterDelta, CounterIncrease, parse_counters, prefixes
-from reconciler.signals.readers import SampleContext, SampleSheet
+from reconciler.signals.readers import Reader, SampleContext, SampleSheet, SharedReaders
 from reconciler.signals.vmstat import VmStat
 from state.evidence import NODE
 from state.model import ContainerKind, GroupRef, Pod
@@ -233,3 +233,8 @@ def _groups(pod: Pod) -> tuple[GroupRef, ...]:
 
 def _rate(grew: CounterIncrease | None) -> float | None:
     return None if grew is None else grew.rate(0)
+
+
+def build(shared: SharedReaders) -> Reader:
+    """The reader, for `reconciler.signals.catalog`."""
+    return PodMemory(shared.means.hierarchy, shared.vmstat, files=shared.fd_cache)

@@ -15,7 +15,7 @@ from cgroupfs.files import REAL, FileOps
 from reconciler.runtime.cooperative import TimeSlice
 from reconciler.signals.growth import CounterDelta
 from reconciler.signals.processes import PodProcesses
-from reconciler.signals.readers import SampleContext, SampleSheet
+from reconciler.signals.readers import Reader, SampleContext, SampleSheet, SharedReaders
 from state.evidence import NODE
 from state.model import Pod
 
@@ -134,3 +134,8 @@ class PodNet:
         """The process of before as long as it is the pod's: all of a pod are in one namespace."""
         pids = self._processes.get(pod, now)
         return (known.pid, *pids[:2]) if known is not None and known.pid in pids else pids[:3]
+
+
+def build(shared: SharedReaders) -> Reader:
+    """The reader, for `reconciler.signals.catalog`."""
+    return PodNet(shared.processes, root=shared.means.root, files=shared.means.files)

@@ -17,7 +17,7 @@ from cgroupfs.files import REAL
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.kept import GroupDirectories, ReadOps
 from reconciler.runtime.cooperative import TimeSlice
-from reconciler.signals.readers import SampleContext, SampleSheet
+from reconciler.signals.readers import Reader, SampleContext, SampleSheet, SharedReaders
 from state.evidence import pod_at
 
 NAME: Final = "numa"
@@ -126,3 +126,8 @@ class PodNuma:
         except ValueError:
             self._problem = f"this kernel does not tell a group's memory by NUMA node in {_FILE}"
             return None
+
+
+def build(shared: SharedReaders) -> Reader:
+    """The reader, for `reconciler.signals.catalog`."""
+    return PodNuma(shared.means.hierarchy, files=shared.fd_cache)

@@ -17,7 +17,7 @@ from cgroupfs.cpuset import CpuSet
 from cgroupfs.files import REAL, FileOps
 from reconciler.signals.extent import pool_cpus
 from reconciler.signals.growth import CounterDelta
-from reconciler.signals.readers import SampleContext, SampleSheet
+from reconciler.signals.readers import Reader, SampleContext, SampleSheet, SharedReaders
 from state.evidence import pod_subject, pool_subject
 from state.model import Pools
 
@@ -177,3 +177,8 @@ def _members(scene: SampleContext, pools: Pools) -> dict[str, list[str]]:
         if (name := pools.pool_of(pod)) is not None:
             found.setdefault(name, []).append(uid)
     return found
+
+
+def build(shared: SharedReaders) -> Reader:
+    """The reader, for `reconciler.signals.catalog`."""
+    return PoolReader(root=shared.means.root, files=shared.means.files)

@@ -157,7 +157,7 @@ class PrometheusProbe(_HttpQuery, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        from reconciler.signals.promtext import parse_selector  # noqa: PLC0415  (only who has such a probe pays)
+        from reconciler.signals.promtext import parse_selector  # only who has such a probe pays
 
         parse_selector(self.select)
 

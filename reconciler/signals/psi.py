@@ -21,11 +21,12 @@ from cgroupfs.files import REAL
 from cgroupfs.hierarchy import UNIFIED, Hierarchy
 from cgroupfs.kept import ReadOps
 from cgroupfs.pressure import PressureResource
+from cgroupfs.private import private_tree
 from reconciler.runtime.cooperative import TimeSlice
 from reconciler.signals.growth import CounterDelta, CounterIncrease
 from reconciler.signals.podcpu import QuotaLookup
 from reconciler.signals.processes import same_groups
-from reconciler.signals.readers import SampleContext, SampleSheet
+from reconciler.signals.readers import Reader, SampleContext, SampleSheet, SharedReaders
 from state.evidence import NODE
 from state.model import Pod
 
@@ -264,3 +265,13 @@ def _percent(grew: CounterIncrease, index: int) -> float | None:
     """Stall in percent of the time between two readings. Reading takes time, too: a little more than all is all."""
     rate = grew.rate(index)
     return None if rate is None else min(100.0, rate / 1e4)
+
+
+def build(shared: SharedReaders) -> Reader:
+    """The reader, for `reconciler.signals.catalog`."""
+    from reconciler.signals.privatepsi import PrivateGroups
+
+    means = shared.means
+    tree = private_tree(means.hierarchy) if means.root == "/" else None
+    groups = PrivateGroups(tree, shared.processes, wanted=means.private_cgroup2) if tree is not None else None
+    return Psi(means.hierarchy, shared.cpu, private=groups, root=means.root, files=shared.fd_cache)

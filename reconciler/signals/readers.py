@@ -6,15 +6,26 @@ thread or a task of its own. It keys what it remembers by inode or start time, n
 gone.
 """
 
-from collections.abc import Collection, Mapping
-from typing import Protocol, final, runtime_checkable
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Protocol, final, runtime_checkable
 
 import trio
 from msgspec import Struct
 
+from cgroupfs.files import REAL, FileOps
+from cgroupfs.hierarchy import Hierarchy
+from cgroupfs.kept import FdCache, ReadOps
+from reconciler.signals.perf_config import PerfConfig
+from reconciler.signals.probe_config import Probe
+from reconciler.signals.vmstat import VmStat
+from state.cache import CacheUsage
 from state.evidence import Sample
 from state.memory import MemoryPlan
 from state.model import NodeView, Pools
+
+if TYPE_CHECKING:
+    from reconciler.signals.podcpu import PodCpu
+    from reconciler.signals.processes import PodProcesses
 
 
 class SampleContext(Struct, frozen=True, kw_only=True):
@@ -57,7 +68,7 @@ class SampleSheet:
 
 
 class Reader(Protocol):
-    """One of them; registered in `reconciler.signals.reading`, in the order in which they run."""
+    """One of them; a row of `reconciler.signals.catalog`, in the order in which they run."""
 
     @property
     def name(self) -> str:
@@ -83,3 +94,73 @@ class TaskReader(Reader, Protocol):
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Measure what the last scene asked for, until cancelled; see `reconciler.signals.tasks`."""
+
+
+def _nothing() -> None:
+    """Nothing is measured."""
+
+
+class ReaderContext(Struct, frozen=True, kw_only=True):
+    """What readers work with. ``private_cgroup2``: where there is no PSI of pods, make groups of our own for it.
+
+    ``filesystems``: directories by the name that their file system goes by, such as ``nodefs``. ``kubelet``: the
+    kubelet's directory. Both without ``root``, the prefix of all paths. ``probes`` by name. ``cache``: what was
+    measured last of caches and memory bandwidth.
+    """
+
+    hierarchy: Hierarchy
+    root: str = "/"
+    files: FileOps = REAL
+    private_cgroup2: bool = False
+    filesystems: Mapping[str, str] = {}
+    kubelet: str = "/var/lib/kubelet"
+    perf: PerfConfig = PerfConfig()
+    probes: Mapping[str, Probe] = {}
+    cache: Callable[[], CacheUsage | None] = _nothing
+
+
+@final
+class SharedReaders:
+    """What several readers have in common, made when the first of them is."""
+
+    def __init__(self, means: ReaderContext) -> None:
+        self.means = means
+        self._processes: PodProcesses | None = None
+        self._cpu: PodCpu | None = None
+        self.vmstat = VmStat(means.root, means.files)
+        self._kept = FdCache() if means.files is REAL else None
+        self._pass: float | None = None
+
+    @property
+    def fd_cache(self) -> ReadOps:
+        """For control files that are read in every pass."""
+        return self.means.files if self._kept is None else self._kept
+
+    def begin(self, now: float) -> None:
+        """A reader is about to read in the pass ``now``."""
+        if now != self._pass and self._kept is not None:
+            self._kept.rotate()
+        self._pass = now
+
+    def close(self) -> None:
+        """Give back what is kept open; whoever reads on opens it again."""
+        if self._kept is not None:
+            self._kept.close()
+
+    @property
+    def processes(self) -> "PodProcesses":
+        """Which processes each pod has."""
+        if self._processes is None:
+            from reconciler.signals.processes import PodProcesses  # loaded with its first reader
+
+            self._processes = PodProcesses(self.means.hierarchy, self.means.files)
+        return self._processes
+
+    @property
+    def cpu(self) -> "PodCpu":
+        """The reader of the pods' CPU time."""
+        if self._cpu is None:
+            from reconciler.signals.podcpu import PodCpu  # loaded with its first reader
+
+            self._cpu = PodCpu(self.means.hierarchy, files=self.fd_cache)
+        return self._cpu

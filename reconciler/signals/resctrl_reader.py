@@ -9,12 +9,14 @@ from typing import Final, final
 
 from msgspec.structs import replace
 
-from reconciler.signals.readers import SampleContext, SampleSheet
+from reconciler.signals.readers import Reader, SampleContext, SampleSheet, SharedReaders
 from state.cache import CacheUsage
 from state.evidence import NODE, Sample, SampleFrame, pod_subject
 
+NAME: Final = "resctrl"
 _OCCUPANCY: Final = "llc.occupancy"
 _BANDWIDTH: Final = "memory.bandwidth"
+SIGNALS: Final = (_OCCUPANCY, _BANDWIDTH)
 _MISSES: Final = "llc.misses"
 _UNSURE: Final = 0.5
 """Misses no surer than this are not the last level's (AMD), or were counted for less than half of the time."""
@@ -25,8 +27,8 @@ _OFF: Final = "it is measured while policies.cache is enabled, on a machine whos
 class ResctrlReader:
     """`Reader`; see the module's text."""
 
-    name = "resctrl"
-    signals: Collection[str] = (_OCCUPANCY, _BANDWIDTH)
+    name = NAME
+    signals: Collection[str] = SIGNALS
 
     def __init__(self, newest: Callable[[], CacheUsage | None]) -> None:
         """``newest``: the last measurement, None before the first (`reconciler.daemon.side_actuators.cache_use`)."""
@@ -72,3 +74,8 @@ def misses_of(frame: SampleFrame | None, now: float) -> dict[str, Sample]:
         for uid, pod in frame.pods.items()
         if (sample := frame.samples.get(pod.subject, {}).get(_MISSES)) is not None and sample.confidence > _UNSURE
     }
+
+
+def build(shared: SharedReaders) -> Reader:
+    """The reader, for `reconciler.signals.catalog`."""
+    return ResctrlReader(shared.means.cache)

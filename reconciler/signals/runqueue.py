@@ -24,7 +24,7 @@ from reconciler.signals.extent import pod_cpus
 from reconciler.signals.growth import SHORTEST_S, CounterDelta
 from reconciler.signals.podcpu import QuotaLookup
 from reconciler.signals.processes import OUTSIDE, PodProcesses
-from reconciler.signals.readers import SampleContext, SampleSheet
+from reconciler.signals.readers import Reader, SampleContext, SampleSheet, SharedReaders
 from reconciler.signals.taskstats import Delays, Taskstats
 from state.model import Pod
 
@@ -253,3 +253,8 @@ def parse_schedstat(text: str) -> Delays:
         raise ValueError(f"{shown(text)} is not a line of schedstat")
     run_ns, wait_ns, switches = map(whole, words)
     return Delays(run_ns, wait_ns, switches)
+
+
+def build(shared: SharedReaders) -> Reader:
+    """The reader, for `reconciler.signals.catalog`."""
+    return RunQueue(shared.processes, shared.cpu, root=shared.means.root, files=shared.means.files)

@@ -11,7 +11,6 @@ of the two is spoken is found out once, and again after a failure or `CriClient.
 Source: Kubernetes' CRI; recorded answers of containerd 1.6.
 """
 
-import importlib
 import os
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Self, TypeVar, final
 
@@ -22,6 +21,7 @@ from cgroupfs.errors import SourceError
 from reconciler.clients.grpc import Code, GrpcStatusError, UnaryCall, UnaryChannel
 from reconciler.clients.proto_items import LONGEST_ITEM, MessageItems
 from reconciler.pods.marks import LONGEST_NAME, MarkReader, note, too_long
+from reconciler.runtime.lazy import import_in_thread
 from reconciler.sources.podspec import CONFIG_SOURCE, MOST_CONTAINERS, STATIC_SOURCES, Marks, marks_of
 from state.model import ContainerKind, ContainerMeta, PodMeta
 
@@ -269,7 +269,7 @@ class CriClient:
     async def _listed(self, sandboxes: dict[str, Any], containers: dict[str, Any]) -> tuple[PodMeta, ...]:
         """The pods of all sandboxes and containers that these filters let through."""
         pb = await self._messages()
-        from google.protobuf.message import DecodeError  # noqa: PLC0415  (lazy: see the module's text)
+        from google.protobuf.message import DecodeError  # lazy: see the module's text
 
         def sandbox(item: bytes) -> _Sandbox:
             try:
@@ -331,7 +331,7 @@ class CriClient:
             whole = [(call, body) for call, body in zip(calls, bodies, strict=True) if call.items is None]
             return build(*(call.answer.FromString(body) for call, body in whole))
 
-        from google.protobuf.message import DecodeError  # noqa: PLC0415  (lazy: see the module's text)
+        from google.protobuf.message import DecodeError  # lazy: see the module's text
 
         try:
             if sum(map(len, bodies)) > _LONG:
@@ -346,7 +346,7 @@ class CriClient:
             # Before the import: a node without a runtime's socket does not pay for it.
             if not os.path.exists(self._path):
                 raise SourceError(NAME, f"{self._socket}: there is no such socket")
-            self._pb = await trio.to_thread.run_sync(importlib.import_module, _MESSAGES, limiter=self._lane)
+            self._pb = await import_in_thread(_MESSAGES, self._lane)
         return self._pb
 
 

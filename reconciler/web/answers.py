@@ -181,7 +181,7 @@ class Answers:
         """Prometheus' text as the ``Accept`` header wants it, and its content type. Errors: `Busy`."""
         self.bodies.check(0)
         # Lazy: the library is 1.3 MiB, which a node that nobody scrapes does not pay.
-        from reconciler.telemetry.prometheus import accepted  # noqa: PLC0415
+        from reconciler.telemetry.prometheus import accepted
 
         key = accepted(accept)
         return (await self.metrics_rounds.get(frozenset((key,))))[key]
@@ -190,7 +190,7 @@ class Answers:
         return ((key, self._rendered(key)) for key in sorted(keys)), 0.0
 
     def _rendered(self, accept: str) -> Steps[tuple[bytes, str]]:
-        from reconciler.telemetry.prometheus import rendering  # noqa: PLC0415
+        from reconciler.telemetry.prometheus import rendering
 
         snapshot = yield from self._shown.metrics_steps()
         counted = {"http_requests": dict(self._counts.requests), "http_aborted": dict(self._counts.aborted)}

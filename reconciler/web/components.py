@@ -8,13 +8,13 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from importlib import import_module
 from socket import socket as Socket  # noqa: N812
 from typing import TYPE_CHECKING, final
 
 import trio
 
 from reconciler.config.model import HttpSection
+from reconciler.runtime.lazy import import_in_thread
 from reconciler.runtime.supervisor import Component
 from reconciler.web.answers import ROOT, Answers
 from reconciler.web.interface import ControlHandler, StatusProvider
@@ -63,8 +63,8 @@ class _Web:
     async def socket(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """The unix socket, with the controls."""
         await _import()
-        from reconciler.web.app import control_app  # noqa: PLC0415
-        from reconciler.web.server import listen_unix  # noqa: PLC0415
+        from reconciler.web.app import control_app
+        from reconciler.web.server import listen_unix
 
         app = control_app(self._shown, self._for_root, self._control)
         listen = partial(listen_unix, self._path(self._config.socket or ""))
@@ -73,8 +73,8 @@ class _Web:
     async def readers(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """The unix socket of the readers' group, without the controls."""
         await _import()
-        from reconciler.web.app import read_app  # noqa: PLC0415
-        from reconciler.web.server import group_id, listen_unix  # noqa: PLC0415
+        from reconciler.web.app import read_app
+        from reconciler.web.server import group_id, listen_unix
 
         group = await trio.to_thread.run_sync(group_id, self._config.reader_group or "")
         app = read_app(self._shown, self._answers)
@@ -84,9 +84,9 @@ class _Web:
     async def tcp(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Loopback TCP: health and metrics."""
         await _import()
-        from reconciler.web.app import open_app  # noqa: PLC0415
-        from reconciler.web.hosts import Hosts  # noqa: PLC0415
-        from reconciler.web.server import listen_tcp  # noqa: PLC0415
+        from reconciler.web.app import open_app
+        from reconciler.web.hosts import Hosts
+        from reconciler.web.server import listen_tcp
 
         config = self._config
         hosts = Hosts((config.address, os.uname().nodename, *self._names, *config.allowed_hosts))
@@ -97,7 +97,7 @@ class _Web:
         return os.path.join(self._root, path.lstrip("/"))
 
     def _server(self, app: "App", listen: "Callable[[], AbstractContextManager[Socket]]", name: str) -> "WebServer":
-        from reconciler.web.server import WebServer  # noqa: PLC0415
+        from reconciler.web.server import WebServer
 
         limits = ClientLimits(self._config.max_connections)
         return WebServer(app, listen, limits, name=name, counts=self._counts)
@@ -105,5 +105,5 @@ class _Web:
 
 async def _import() -> None:
     """In a thread, so that the loop goes on; what is there already costs nothing."""
-    await trio.to_thread.run_sync(import_module, "reconciler.web.app")
-    await trio.to_thread.run_sync(import_module, "reconciler.web.server")
+    await import_in_thread("reconciler.web.app")
+    await import_in_thread("reconciler.web.server")

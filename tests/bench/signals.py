@@ -19,8 +19,8 @@ from cgroupfs.naming import QosClass
 from reconciler.detectors.config import InterferenceConfig
 from reconciler.interference.engine import InterferenceEngine
 from reconciler.signals.catalog import SIGNALS
-from reconciler.signals.readers import SampleContext, SampleSheet
-from reconciler.signals.reading import MeteredReader, ReaderContext, build, costs
+from reconciler.signals.readers import ReaderContext, SampleContext, SampleSheet
+from reconciler.signals.reading import MeteredReader, build, costs
 from state.model import Classification, Container, ContainerKind, GroupRef, NodeView, Pod, PodClass, Pools
 from state.topology import Topology
 

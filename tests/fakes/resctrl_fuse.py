@@ -67,7 +67,7 @@ def mounted(shape: Shape, release: Release, where: Path, *calls: Sequence[object
 
 
 def _operations(model: ResctrlModel) -> Any:  # mfusepy can only be imported where libfuse is
-    import mfusepy  # noqa: PLC0415
+    import mfusepy
 
     texts: dict[int, bytes] = {}
     """For each open file its text, made when it is read from its beginning, as the kernel does."""
@@ -142,7 +142,7 @@ def _serve(where: str, shape: str, release: Release, calls: Sequence[Sequence[st
         getattr(model, method)(*arguments)
     options = {"direct_io": True, "use_ino": True, "entry_timeout": 0, "negative_timeout": 0, "attr_timeout": 0}
     try:
-        import mfusepy  # noqa: PLC0415
+        import mfusepy
 
         mfusepy.FUSE(_operations(model), where, foreground=True, nothreads=True, fsname="resctrl-model", **options)
     except (AttributeError, ImportError, OSError, RuntimeError) as exc:

@@ -181,7 +181,7 @@ class ScriptedNode(EmbeddedNode):
 
 
 def _become_subreaper() -> None:
-    import ctypes  # noqa: PLC0415  (only this node needs it)
+    import ctypes  # only this node needs it
 
     pr_set_child_subreaper = 36
     ctypes.CDLL(None).prctl(pr_set_child_subreaper, 1, 0, 0, 0)

@@ -98,7 +98,7 @@ class Tc(Protocol):
 
 def open_socket() -> Any:
     """A pyroute2 socket of our own namespace."""
-    from pyroute2 import IPRoute  # noqa: PLC0415  # see the module's text
+    from pyroute2 import IPRoute  # see the module's text
 
     return IPRoute()
 
@@ -191,7 +191,7 @@ class RealTc:
 @contextmanager
 def connected(connect: Connect, what: str) -> Iterator[Any]:
     """A socket for a few calls. Errors: `SourceError` about ``what`` instead of the library's."""
-    from pyroute2.netlink.exceptions import NetlinkError  # noqa: PLC0415  # see the module's text
+    from pyroute2.netlink.exceptions import NetlinkError  # see the module's text
 
     try:
         with connect() as link:

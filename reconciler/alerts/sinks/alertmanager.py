@@ -9,20 +9,54 @@ Source: Alertmanager, api/v2/openapi.yaml; Prometheus, docs "Sending alerts".
 import re
 import time
 from collections.abc import Mapping, Sequence
-from typing import Final, final
+from typing import TYPE_CHECKING, Annotated, Final, final
 
 import msgspec
-import trio
+from msgspec import Meta
 
 from reconciler.alerts.incident import Incident, stamp
-from reconciler.alerts.sinks.base import BaseSink, SinkError, SinkSetup
-from reconciler.alerts.sinks.http import HttpSink
-from reconciler.clients.urls import masked_url
+from reconciler.alerts.sinks.base import BaseSink, SinkError, SinkKind, SinkSetup
+from reconciler.clients.http_config import TlsTrust
+from reconciler.clients.urls import check_url, masked_url
 from reconciler.runtime import logs
+
+if TYPE_CHECKING:
+    from reconciler.alerts.sinks.http import HttpSink
 
 _PATH: Final = "/api/v2/alerts"
 _KEPT: Final = 4
 _NO_LABEL: Final = re.compile(r"[^a-zA-Z0-9_]")
+
+
+class AlertmanagerSinkConfig(TlsTrust, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Prometheus Alertmanager, API v2; every instance of a cluster is told, and one that takes it is enough."""
+
+    urls: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="instances such as http://alertmanager:9093; a path before /api/v2/alerts may follow",
+            extra={"secret": True},
+        ),
+    ]
+    resend_s: Annotated[
+        float, Meta(ge=1, le=3600, description="a state that lasts is sent again this often; it ends 4 times later")
+    ] = 60.0
+    event_s: Annotated[
+        float, Meta(ge=1, le=86400, description="an event, which has no end of its own, is active this long")
+    ] = 900.0
+    generator_url: Annotated[
+        str, Meta(description="link that Alertmanager shows as the source; empty: none", extra={"secret": True})
+    ] = ""
+
+    def __post_init__(self) -> None:
+        self.check()
+        if not self.urls:
+            raise ValueError("urls: expected one URL at least")
+        for url in self.urls:
+            check_url("urls", url)
+
+    def __repr__(self) -> str:
+        return f"Alertmanager(urls={[masked_url(url) for url in self.urls]})"
 
 
 @final
@@ -30,14 +64,15 @@ class AlertmanagerSink(BaseSink):
     """`Sink`."""
 
     def __init__(self, setup: SinkSetup) -> None:
-        config = setup.config.alertmanager
-        assert config is not None
+        config = setup.config.section(AlertmanagerSinkConfig)
         self._config = config
         self._node = setup.node
         self._log = logs.get("alerts", sink=setup.name)
         # What is told again is the same alert there, never a second one: nothing need be held back.
         self.resend_s: float | None = config.resend_s
         self.repeat_s: float | None = config.resend_s
+        from reconciler.alerts.sinks.http import HttpSink  # see `SinkKind.modules`
+
         self._doors = [
             (masked_url(url), HttpSink(setup.name, url, config, setup.config.timeout_s)) for url in config.urls
         ]
@@ -45,10 +80,12 @@ class AlertmanagerSink(BaseSink):
 
     async def send(self, notices: Sequence[Incident]) -> None:
         """Post to all instances at once. Errors: `SinkError` when none takes it."""
+        import trio
+
         body = msgspec.json.encode([self.entry(notice, time.time()) for notice in notices])
         errors: dict[int, SinkError] = {}
 
-        async def post(index: int, door: HttpSink) -> None:
+        async def post(index: int, door: "HttpSink") -> None:
             try:
                 await door.send("POST", body, "application/json", below=_PATH)
             except SinkError as exc:
@@ -119,3 +156,12 @@ def _label(name: str) -> str:
     """A name that Prometheus accepts."""
     plain = _NO_LABEL.sub("_", name) or "_"
     return f"_{plain}" if plain[0].isdigit() else plain
+
+
+SINK: Final = SinkKind(
+    name="alertmanager",
+    config_type=AlertmanagerSinkConfig,
+    build=AlertmanagerSink,
+    secret=True,
+    modules=("trio", "reconciler.alerts.sinks.http"),
+)

@@ -1,8 +1,8 @@
 """What a sink is: something that takes notices or says why not."""
 
 import os
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, Protocol, TypeVar
 
 from msgspec import Struct
 
@@ -10,6 +10,8 @@ from cgroupfs.errors import AgentError
 from reconciler.alerts.config import SinkConfig
 from reconciler.alerts.incident import Incident
 from reconciler.clients.kube_config import ApiServer
+
+C = TypeVar("C", bound=Struct)
 
 
 class SinkError(AgentError):
@@ -41,6 +43,34 @@ class SinkSetup(Struct, frozen=True, kw_only=True):
     def path(self, path: str) -> str:
         """A configured path as it is on this machine."""
         return os.path.join(self.root, path.lstrip("/"))
+
+
+class SinkKind(Struct, Generic[C], frozen=True, kw_only=True):
+    """A row of the table: the key in the configuration, its section, and how a sink of this kind is built.
+
+    ``config_type``: its docstring is the documentation. ``modules``: what `build` and `AlertSink.send` import inside
+    the function, imported in a thread before; the sink's own file is loaded with every configuration that has a sink.
+    ``secret``: a wrong value of the section is not shown in messages.
+    """
+
+    name: str
+    config_type: type[C]
+    build: Callable[[SinkSetup], "AlertSink"]
+    secret: bool = False
+    modules: tuple[str, ...] = ()
+
+
+# The table holds kinds of every config type.
+AnySinkKind = SinkKind[Any]
+
+
+def check_kind(kind: AnySinkKind) -> None:
+    """Errors: `ValueError` for a section without a docstring, or one that is not frozen or accepts unknown keys."""
+    if not (kind.config_type.__doc__ or "").strip():
+        raise ValueError("its config needs a docstring")
+    config = kind.config_type.__struct_config__
+    if not config.frozen or not config.forbid_unknown_fields:
+        raise ValueError("its config must be frozen and forbid unknown fields")
 
 
 class AlertSink(Protocol):
@@ -84,10 +114,8 @@ class SinkContext(Struct, frozen=True, kw_only=True):
     kubelets: str | None = None
 
 
-def setup_of(name: str, config: SinkConfig, ground: SinkContext, apiserver: ApiServer) -> "SinkSetup":
+def setup_of(name: str, config: SinkConfig, ground: SinkContext, apiserver: ApiServer) -> SinkSetup:
     """What one sink is made of."""
-    from reconciler.alerts.sinks.base import SinkSetup  # noqa: PLC0415
-
     return SinkSetup(
         name=name,
         config=config,

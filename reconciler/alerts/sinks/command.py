@@ -1,16 +1,36 @@
 """A program that gets our JSON document on standard input. No shell; its whole process group ends at the deadline."""
 
 from collections.abc import Sequence
-from typing import Final, final
+from typing import Annotated, Final, final
+
+from msgspec import Meta, Struct
 
 from reconciler.alerts.document import document
 from reconciler.alerts.incident import Incident
-from reconciler.alerts.sinks.base import BaseSink, SinkError, SinkSetup
-from reconciler.clients.command import Command
+from reconciler.alerts.sinks.base import BaseSink, SinkError, SinkKind, SinkSetup
 
 _TERM_S: Final = 1.0
 _NEVER: Final = 65
 """EX_DATAERR."""
+
+
+class CommandSinkConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A program of yours that gets our JSON document on its standard input; 0 means that it took it."""
+
+    argv: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="program (absolute path) and arguments; no shell; arguments are never shown",
+            extra={"secret": True},
+        ),
+    ]
+
+    def __post_init__(self) -> None:
+        if not self.argv or not self.argv[0].startswith("/"):
+            raise ValueError("argv: expected a program's absolute path, then its arguments")
+
+    def __repr__(self) -> str:
+        return f"Command({self.argv[0]!r}, {len(self.argv) - 1} arguments)"
 
 
 @final
@@ -18,8 +38,9 @@ class CommandSink(BaseSink):
     """`Sink`. Exit code 0: told; 65 (EX_DATAERR): never try this one again; anything else: try again."""
 
     def __init__(self, setup: SinkSetup) -> None:
-        config = setup.config.command
-        assert config is not None
+        config = setup.config.section(CommandSinkConfig)
+        from reconciler.clients.command import Command  # see `SinkKind.modules`
+
         self._name = config.argv[0]
         self._program = Command(config.argv, grace_s=_TERM_S, environment={"BYPASSD_NODE": setup.node})
         self._node = setup.node
@@ -35,3 +56,12 @@ class CommandSink(BaseSink):
         if done.problem:
             permanent = done.status == _NEVER and not done.timed_out
             raise SinkError(f"{self._name}: {done.problem}", permanent=permanent)
+
+
+SINK: Final = SinkKind(
+    name="command",
+    config_type=CommandSinkConfig,
+    build=CommandSink,
+    secret=True,
+    modules=("reconciler.clients.command",),
+)

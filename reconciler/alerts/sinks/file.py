@@ -4,14 +4,23 @@ import os
 import stat
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import final
+from typing import Annotated, Final, final
 
-import trio
+from msgspec import Meta, Struct
 
 from cgroupfs.errors import errno_name
 from reconciler.alerts.document import lines
 from reconciler.alerts.incident import Incident
-from reconciler.alerts.sinks.base import BaseSink, SinkError, SinkSetup
+from reconciler.alerts.sinks.base import BaseSink, SinkError, SinkKind, SinkSetup
+
+
+class FileSinkConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A file of JSON lines, mode 0600, with the older ones beside it as PATH.1 and so on."""
+
+    path: Annotated[str, Meta(description="the file; its directory must exist", extra={"path": True})]
+    rotate_bytes: Annotated[int, Meta(ge=4096, le=1 << 34, description="a new file is begun at this size")] = 16 << 20
+    keep: Annotated[int, Meta(ge=0, le=100, description="older files kept")] = 4
+    fsync: Annotated[bool, Meta(description="an alert counts as told when it is on the disk")] = False
 
 
 @final
@@ -19,15 +28,18 @@ class FileSink(BaseSink):
     """`Sink`. The file is opened anew each time, so that anybody may move it away."""
 
     def __init__(self, setup: SinkSetup) -> None:
-        config = setup.config.file
-        assert config is not None
+        config = setup.config.section(FileSinkConfig)
         self._config = config
         self._path = setup.path(config.path)
         self._node = setup.node
+        import trio  # who only reads a configuration has no loop
+
         self._lane = trio.CapacityLimiter(1)
 
     async def send(self, notices: Sequence[Incident]) -> None:
         """Append. Errors: `SinkError`."""
+        import trio
+
         content = lines(notices, self._node)
         try:
             # A stuck disk keeps the thread, and the lane with it: later sends wait for their deadline and say so.
@@ -68,3 +80,10 @@ class FileSink(BaseSink):
             with suppress(FileNotFoundError):
                 os.rename(f"{self._path}.{number}", f"{self._path}.{number + 1}")
         os.rename(self._path, f"{self._path}.1")
+
+
+SINK: Final = SinkKind(
+    name="file",
+    config_type=FileSinkConfig,
+    build=FileSink,
+)

@@ -10,13 +10,15 @@ import fcntl
 import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final, final
+from typing import Annotated, Final, final
+
+from msgspec import Meta, Struct
 
 from cgroupfs.errors import errno_name
 from reconciler.alerts.alert import AlertKind, Severity
 from reconciler.alerts.document import line
 from reconciler.alerts.incident import Incident
-from reconciler.alerts.sinks.base import BaseSink, SinkError, SinkSetup
+from reconciler.alerts.sinks.base import BaseSink, SinkError, SinkKind, SinkSetup
 from reconciler.runtime import logs
 
 MESSAGE_IDS: Final[Mapping[AlertKind, str]] = {
@@ -47,13 +49,20 @@ _F_ADD_SEALS: Final = 1033
 _ALL_SEALS: Final = 0x0001 | 0x0002 | 0x0004 | 0x0008
 
 
+class JournalSinkConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The systemd journal, one structured entry for each alert; the daemon's own log where no journal listens."""
+
+    socket: Annotated[str, Meta(description="where journald listens", extra={"path": True})] = (
+        "/run/systemd/journal/socket"
+    )
+
+
 @final
 class JournalSink(BaseSink):
     """`Sink`. Where no journal listens, alerts go to the daemon's own log, which is told once."""
 
     def __init__(self, setup: SinkSetup) -> None:
-        config = setup.config.journal
-        assert config is not None
+        config = setup.config.section(JournalSinkConfig)
         self._path = setup.path(config.socket)
         self._node = setup.node
         self._log = logs.get("alerts", sink=setup.name)
@@ -141,3 +150,10 @@ def write(journal: socket.socket, path: str, entry: bytes) -> None:
             journal.sendmsg([], [rights], 0, path)
         finally:
             os.close(fd)
+
+
+SINK: Final = SinkKind(
+    name="journal",
+    config_type=JournalSinkConfig,
+    build=JournalSink,
+)

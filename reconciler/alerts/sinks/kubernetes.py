@@ -6,16 +6,18 @@ Source: Kubernetes API reference, Event core/v1 and events.k8s.io/v1 (of which o
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Final, final
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Final, final
+
+from msgspec import Meta, Struct
 
 from cgroupfs.errors import SourceError
 from reconciler.alerts.alert import Severity
-from reconciler.alerts.config import EventApi
 from reconciler.alerts.incident import Incident, stamp
-from reconciler.alerts.sinks.base import BaseSink, SinkError, SinkSetup
-from reconciler.alerts.sinks.http import check
-from reconciler.clients.http import HttpResponse
-from reconciler.clients.kube import KubeApi, status_of, wait_s_of
+from reconciler.alerts.sinks.base import BaseSink, SinkError, SinkKind, SinkSetup
+
+if TYPE_CHECKING:
+    from reconciler.clients.http import HttpResponse
 
 _COMPONENT: Final = "bypassd"
 _PATCH: Final = "application/merge-patch+json"
@@ -23,13 +25,28 @@ _LONGEST_NAME: Final = 253
 _LONGEST_NOTE: Final = 1024
 
 
+class EventApi(StrEnum):
+    """Which API group the Events are written to."""
+
+    CORE = "v1"
+    EVENTS = "events.k8s.io/v1"
+
+
+class KubernetesSinkConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Kubernetes Events on the pod that an alert is about, else on the node; section apiserver says how."""
+
+    api: Annotated[EventApi, Meta(description="API group of the Events")] = EventApi.CORE
+    node_namespace: Annotated[str, Meta(description="namespace of Events on the node")] = "default"
+
+
 @final
 class KubernetesSink(BaseSink):
     """`Sink`."""
 
     def __init__(self, setup: SinkSetup) -> None:
-        config = setup.config.kubernetes
-        assert config is not None
+        config = setup.config.section(KubernetesSinkConfig)
+        from reconciler.clients.kube import KubeApi  # see `SinkKind.modules`
+
         self._config = config
         self._node = setup.node
         self._timeout_s = setup.config.timeout_s
@@ -60,7 +77,7 @@ class KubernetesSink(BaseSink):
             answer = await self._ask("PATCH", f"{events}/{name}", self.change(notice))
         self._check(answer, "POST", events)
 
-    async def _ask(self, method: str, path: str, body: object) -> HttpResponse:
+    async def _ask(self, method: str, path: str, body: object) -> "HttpResponse":
         content_type = _PATCH if method == "PATCH" else "application/json"
         try:
             return await self._api.request(method, path, body, timeout_s=self._timeout_s, content_type=content_type)
@@ -68,7 +85,10 @@ class KubernetesSink(BaseSink):
             raise SinkError(str(exc)) from exc
 
     @staticmethod
-    def _check(answer: HttpResponse, method: str, path: str) -> None:
+    def _check(answer: "HttpResponse", method: str, path: str) -> None:
+        from reconciler.alerts.sinks.http import check
+        from reconciler.clients.kube import status_of, wait_s_of
+
         status = status_of(answer)
         if answer.status == 404 or (answer.status == 403 and status.has_cause("NamespaceTerminating")):
             raise SinkError(f"{method} {path}: the namespace is gone", permanent=True)
@@ -142,3 +162,11 @@ def _whole(at_s: float) -> str:
 
 def _micro(at_s: float) -> str:
     return f"{stamp(at_s)[:-1]}000Z"
+
+
+SINK: Final = SinkKind(
+    name="kubernetes",
+    config_type=KubernetesSinkConfig,
+    build=KubernetesSink,
+    modules=("reconciler.alerts.sinks.http", "reconciler.clients.kube"),
+)

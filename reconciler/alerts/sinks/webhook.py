@@ -1,14 +1,63 @@
 """A webhook: our document, or a body by template. URL and headers may come from files, read at each request."""
 
-from collections.abc import Sequence
-from typing import final
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Final, Literal, final
+
+from msgspec import Meta
 
 from reconciler.alerts.document import document
 from reconciler.alerts.incident import Incident
-from reconciler.alerts.sinks.base import BaseSink, SinkError, SinkSetup
-from reconciler.alerts.sinks.http import HttpSink
+from reconciler.alerts.sinks.base import BaseSink, SinkError, SinkKind, SinkSetup
 from reconciler.alerts.template import Template
-from reconciler.clients.http_config import read_line
+from reconciler.clients.http_config import TlsTrust, check_headers, read_line
+from reconciler.clients.urls import MASK, check_url, masked_url
+
+if TYPE_CHECKING:
+    from reconciler.alerts.sinks.http import HttpSink
+
+
+class WebhookSinkConfig(TlsTrust, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Any HTTP server: our own JSON document, or a body of your own."""
+
+    url: Annotated[
+        str | None, Meta(description="where to send; never shown beyond its host", extra={"secret": True})
+    ] = None
+    url_file: Annotated[
+        str | None,
+        Meta(
+            description="file with the URL, where that is a secret; read at each request",
+            extra={"path": True, "secret": True},
+        ),
+    ] = None
+    method: Annotated[Literal["POST", "PUT", "PATCH"], Meta(description="the request's method")] = "POST"
+    headers: Annotated[
+        Mapping[str, str], Meta(description="headers; values are never shown", extra={"secret": True})
+    ] = {}
+    header_files: Annotated[
+        Mapping[str, str],
+        Meta(description="headers whose values are in these files, read at each request", extra={"secret": True}),
+    ] = {}
+    content_type: Annotated[
+        str, Meta(description="of the body; with json in it, placeholders are escaped as in a JSON text")
+    ] = "application/json"
+    template: Annotated[
+        str | None,
+        Meta(description="the body, with placeholders such as ${summary}; null: our own document (docs/alerts.md)"),
+    ] = None
+
+    def __post_init__(self) -> None:
+        self.check()
+        if (self.url is None) == (self.url_file is None):
+            raise ValueError("expected exactly one of url, url_file")
+        if self.url is not None:
+            check_url("url", self.url)
+        check_headers(self.headers, self.header_files)
+        if self.template is not None:
+            Template(self.template, json="json" in self.content_type)
+
+    def __repr__(self) -> str:
+        url = masked_url(self.url) if self.url is not None else self.url_file
+        return f"Webhook(url={url}, headers={dict.fromkeys(self.headers, MASK)})"
 
 
 @final
@@ -16,8 +65,7 @@ class WebhookSink(BaseSink):
     """`Sink`."""
 
     def __init__(self, setup: SinkSetup) -> None:
-        config = setup.config.webhook
-        assert config is not None
+        config = setup.config.section(WebhookSinkConfig)
         self._config = config
         self._setup = setup
         self._template = None
@@ -40,8 +88,10 @@ class WebhookSink(BaseSink):
         if self._door is not None:
             await self._door[1].aclose()
 
-    async def _to(self, url: str) -> HttpSink:
+    async def _to(self, url: str) -> "HttpSink":
         if self._door is None or self._door[0] != url:
+            from reconciler.alerts.sinks.http import HttpSink  # see `SinkKind.modules`
+
             await self.aclose()
             try:
                 self._door = url, HttpSink(self._setup.name, url, self._config, self._setup.config.timeout_s)
@@ -54,3 +104,12 @@ class WebhookSink(BaseSink):
             return read_line(path, self._setup.root)
         except ValueError as exc:
             raise SinkError(str(exc)) from exc
+
+
+SINK: Final = SinkKind(
+    name="webhook",
+    config_type=WebhookSinkConfig,
+    build=WebhookSink,
+    secret=True,
+    modules=("reconciler.alerts.sinks.http",),
+)

@@ -17,11 +17,11 @@ from cgroupfs.hierarchy import Hierarchy
 from reconciler.clients.kube import KubeApi
 from reconciler.responses.eviction.case import CaseRunner, CaseTools
 from reconciler.responses.eviction.journal import AlertStage, EvictionJournal
-from reconciler.responses.means.base import EvictionMethod
+from reconciler.responses.means.base import EvictionMethod, MethodSetup
 from reconciler.responses.means.config import NOTICE_ANNOTATION, EvictionMeans
 from reconciler.responses.means.notice import NoticeSender
 from reconciler.responses.means.processes import PodTermination
-from reconciler.responses.means.table import MethodSetup, build
+from reconciler.responses.means.table import build
 from reconciler.sources.cri import CriClient
 from state.eviction import EvictionCase, EvictionOrder, EvictionStep, EvictionTarget
 from state.evidence import PodSnapshot

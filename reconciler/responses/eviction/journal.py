@@ -14,7 +14,7 @@ from msgspec import Struct
 from cgroupfs.errors import CgroupError, StoreError
 from cgroupfs.hierarchy import Hierarchy
 from reconciler.alerts.alert import Alert
-from state.eviction import EvictionCase
+from state.eviction import EvictionCase, EvictionStep
 from state.rows import MirroredRows, RowForm
 from state.schema import EVICTIONS
 from state.store import Store, StoreBatch
@@ -122,9 +122,7 @@ class EvictionJournal:
 def thaw_killed(hierarchy: Hierarchy, store: Store) -> tuple[list[str], list[str]]:
     """Thaw every pod that was being killed when the daemon ended; as `thaw`. A pod that runs is not touched."""
     # Not on nodes that never evict.
-    from cgroupfs.subtree import Subtree  # noqa: PLC0415
-    from reconciler.responses.eviction.journal import cases_of  # noqa: PLC0415
-    from state.eviction import EvictionStep  # noqa: PLC0415
+    from cgroupfs.subtree import Subtree
 
     done: list[str] = []
     failed: list[str] = []

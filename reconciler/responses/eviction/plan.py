@@ -91,10 +91,10 @@ def signals_of(config: EvictionConfig) -> frozenset[str]:
     if not config.enabled:
         return frozenset()
     wanted = {"cpu.use", "memory.rss", "memory.use"}
-    for trigger in TRIGGERS:
-        if _config_of(config, trigger.name).enabled:
-            wanted |= set(trigger.signals)
-            if trigger.name == "pool_load":
+    for name in TRIGGERS:
+        if _config_of(config, name).enabled:
+            wanted |= set(TRIGGERS[name].signals)
+            if name == "pool_load":
                 wanted.add("cpu.wait_milli")
     if config.triggers.interference.enabled:
         wanted |= {"disk.read", "disk.write", "memory.bandwidth", "net.receive", "net.transmit"}
@@ -191,10 +191,10 @@ def _read(
 ) -> tuple[dict[str, TriggerResult], dict[str, Any]]:
     readings: dict[str, TriggerResult] = {}
     kept: dict[str, Any] = {}
-    for trigger in TRIGGERS:
-        own = _config_of(config, trigger.name)
+    for name in TRIGGERS:
+        own = _config_of(config, name)
         if own.enabled:
-            readings[trigger.name], kept[trigger.name] = trigger.judge(own, scene, memory.triggers.get(trigger.name))
+            readings[name], kept[name] = TRIGGERS[name].judge(own, scene, memory.triggers.get(name))
     return readings, kept
 
 

@@ -18,7 +18,7 @@ from reconciler.responses.eviction.limits import EvictionHistory, cooldown_left,
 from reconciler.responses.eviction.resources import EvictedResource, format_amount, usage_of
 from reconciler.responses.eviction.samples import EvictionContext
 from reconciler.responses.eviction.triggers.base import Shortage
-from reconciler.responses.eviction.triggers.table import FEATURES
+from reconciler.responses.eviction.triggers.table import TRIGGERS
 from reconciler.responses.eviction.victims import Candidate, Ranking, pick_minimum, rank, render
 from state.evidence import NODE, PodSnapshot
 from state.model import Hold
@@ -149,7 +149,7 @@ class _Selector:
             given = "what they hold" if need is None else format_amount(pressure.good, coming)
             self._refuse(pressure, RefusalReason.COMING, f"on its way: {', '.join(who)} going, {given} coming back")
             return None
-        features = FEATURES.get(pressure.trigger, ())
+        features = TRIGGERS[pressure.trigger].features if pressure.trigger in TRIGGERS else ()
         weighed = rank(config, scene, pressure, need=need, spared=self._spared, features=features)
         classes = "/".join(cls for cls in config.classes if cls in pressure.classes)
         if not weighed.candidates:

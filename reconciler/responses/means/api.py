@@ -22,7 +22,7 @@ from msgspec import Struct
 from cgroupfs.errors import CgroupError, SourceError
 from reconciler.clients.http import HttpResponse
 from reconciler.clients.kube import ApiStatus, KubeApi, status_of, wait_s_of
-from reconciler.responses.means.base import EvictionResult, EvictionWork, pdb_blocks
+from reconciler.responses.means.base import EvictionMethod, EvictionResult, EvictionWork, MethodSetup, pdb_blocks
 from reconciler.responses.means.config import EvictionMeans
 from state.eviction import EvictionCase, EvictionMethodName, EvictionOutcome, EvictionStep
 
@@ -237,3 +237,8 @@ class ApiEviction:
                 return _NEWEST
             self._version = f"{found.group}/{found.version}"
         return self._version
+
+
+def build(setup: MethodSetup) -> EvictionMethod:
+    """The entry of `reconciler.responses.means.table`."""
+    return ApiEviction(setup.config, setup.api)

@@ -1,17 +1,19 @@
 """What a way to end a pod is, and what it may use while it does.
 
-A new one is a file here that implements `EvictionMethod`, a word in `state.eviction.EvictionMethodName`, and one entry
+A new one is a file here that implements `EvictionMethod`, a word in `state.eviction.EvictionMethodName`, and one row
 in `means.table`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
 from msgspec import Struct
 
 from cgroupfs.subtree import Subtree
+from reconciler.clients.kube import KubeApi
 from reconciler.responses.means.config import EvictionMeans
 from reconciler.responses.means.processes import PodTermination
+from reconciler.sources.cri import CriClient
 from state.eviction import EvictionCase, EvictionMethodName, EvictionOrder, EvictionOutcome, EvictionStep
 
 LEAST_GRACE_S: Final = 2.0
@@ -39,6 +41,14 @@ def pdb_blocks(case: EvictionCase, config: EvictionMeans) -> str | None:
     if not case.budget or case.accepted or (case.order.forced and config.api.hard_over_budget):
         return None
     return "its disruption budget refuses"
+
+
+class MethodSetup(Struct, frozen=True, kw_only=True):
+    """What methods are made of. ``api`` and ``cri`` are theirs alone; see `CriEviction` of the latter."""
+
+    config: EvictionMeans
+    api: KubeApi
+    cri: Callable[[], CriClient | None]
 
 
 class EvictionResult(Struct, frozen=True, kw_only=True):

@@ -14,7 +14,14 @@ import msgspec
 import trio
 
 from cgroupfs.errors import CgroupError, SourceError
-from reconciler.responses.means.base import EvictionResult, EvictionWork, grace_left, grace_of
+from reconciler.responses.means.base import (
+    EvictionMethod,
+    EvictionResult,
+    EvictionWork,
+    MethodSetup,
+    grace_left,
+    grace_of,
+)
 from reconciler.responses.means.config import EvictionMeans
 from reconciler.sources.cri import CriClient
 from state.eviction import EvictionCase, EvictionMethodName, EvictionOutcome, EvictionStep
@@ -97,3 +104,8 @@ class CriEviction:
             except SourceError as exc:
                 problems.append(str(exc))
         return problems
+
+
+def build(setup: MethodSetup) -> EvictionMethod:
+    """The entry of `reconciler.responses.means.table`."""
+    return CriEviction(setup.config, setup.cri)

@@ -75,7 +75,7 @@ class NoticeSender:
         self._lane = trio.CapacityLimiter(4)
         self._program: Command | None = None
         if config.kind is NoticeKind.COMMAND:
-            from reconciler.clients import command  # noqa: PLC0415  # few nodes have one
+            from reconciler.clients import command  # few nodes have one
 
             self._program = command.Command(config.command)
 

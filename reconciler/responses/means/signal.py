@@ -13,7 +13,7 @@ from typing import Final, final
 import trio
 
 from cgroupfs.errors import CgroupError
-from reconciler.responses.means.base import EvictionResult, EvictionWork, grace_left
+from reconciler.responses.means.base import EvictionMethod, EvictionResult, EvictionWork, MethodSetup, grace_left
 from reconciler.responses.means.config import EvictionMeans
 from reconciler.responses.means.processes import OwnPodError, has_processes
 from state.eviction import EvictionCase, EvictionMethodName, EvictionOutcome, EvictionStep
@@ -108,3 +108,8 @@ class SignalEviction:
         held = "a group above it is stopped, which keeps SIGKILL from working; " if work.tree.held_above() else ""
         who = work.processes.describe(members) or "processes that this daemon cannot see"
         return f"{held}these live {self._config.kill_s:g} s after SIGKILL: {who}"
+
+
+def build(setup: MethodSetup) -> EvictionMethod:
+    """The entry of `reconciler.responses.means.table`."""
+    return SignalEviction(setup.config)

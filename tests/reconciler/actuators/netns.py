@@ -33,7 +33,7 @@ def namespace(stack: ExitStack, side: str) -> str:
 
 
 def library(name: str) -> Any:  # pyroute2 has no types
-    from pyroute2 import NetNS  # noqa: PLC0415  # slow to import
+    from pyroute2 import NetNS  # slow to import
 
     return NetNS(name, flags=0)
 

@@ -8,10 +8,12 @@ from typing import Any
 import trio
 
 from reconciler.alerts.alert import Alert, AlertKind, Severity
-from reconciler.alerts.config import AlertsConfig, JournalSinkConfig, SinkConfig
+from reconciler.alerts.config import AlertsConfig
 from reconciler.alerts.dispatcher import AlertDispatcher
 from reconciler.alerts.incident import Incident, Incidents
 from reconciler.alerts.sinks.base import AlertSink, BaseSink, SinkError, SinkSetup
+from reconciler.alerts.sinks.journal import JournalSinkConfig
+from reconciler.alerts.sinks.table import SinkSection
 from state.reader import open_readonly
 from state.store import Store
 
@@ -70,7 +72,7 @@ class World:
     def configured(self, *names: str, most: int = 1000, **more: Any) -> AlertsConfig:
         settings = {**self.settings, **more}
         return AlertsConfig(
-            sinks={name: SinkConfig(journal=JournalSinkConfig(), **settings) for name in names}, queue=most
+            sinks={name: SinkSection(journal=JournalSinkConfig(), **settings) for name in names}, queue=most
         )
 
     def new_teller(self, build: Callable[[SinkSetup], AlertSink] | None = None) -> AlertDispatcher:

@@ -2,9 +2,11 @@
 
 import pytest
 
-from reconciler.alerts import config as given
 from reconciler.alerts.alert import AlertKind, Severity
-from reconciler.alerts.config import AlertsConfig, SinkConfig
+from reconciler.alerts.config import AlertsConfig
+from reconciler.alerts.sinks.journal import JournalSinkConfig
+from reconciler.alerts.sinks.table import SinkSection
+from reconciler.alerts.sinks.webhook import WebhookSinkConfig
 from reconciler.clients.urls import masked_url, split_url
 from reconciler.settings.binder import ConfigError, Text, bind
 
@@ -56,7 +58,7 @@ def test_a_whole_configuration_is_read() -> None:
     ]
     oncall = config.sinks["oncall"]
     assert (oncall.minimum, oncall.kinds) == (Severity.WARNING, (AlertKind.EVICTION_DONE, AlertKind.INTERFERENCE))
-    assert config.sinks["log"].journal == given.JournalSinkConfig()
+    assert config.sinks["log"].section(JournalSinkConfig) == JournalSinkConfig()
 
 
 def test_no_secret_is_in_a_repr() -> None:
@@ -131,5 +133,5 @@ def test_a_userinfo_is_decoded() -> None:
 
 
 def test_text_templates_are_not_held_to_json() -> None:
-    section = given.WebhookSinkConfig(url="http://h", content_type="text/plain", template="${summary} costs 5$$")
-    assert SinkConfig(webhook=section).how == "webhook"
+    section = WebhookSinkConfig(url="http://h", content_type="text/plain", template="${summary} costs 5$$")
+    assert SinkSection(webhook=section).how == "webhook"

@@ -23,8 +23,10 @@ PROJECT = Path(__file__).parents[3]
 CHILD = """
 import json, os, signal, sys
 import trio
+from reconciler.alerts.sinks.journal import JournalSinkConfig
+from reconciler.alerts.sinks.table import SinkSection
 from reconciler.alerts.alert import Alert, AlertKind
-from reconciler.alerts.config import AlertsConfig, JournalSinkConfig, SinkConfig
+from reconciler.alerts.config import AlertsConfig
 from reconciler.alerts.sinks.base import BaseSink, SinkSetup
 from reconciler.alerts.dispatcher import AlertDispatcher
 from state.store import Store
@@ -64,7 +66,7 @@ async def main():
         apply(batch)
         step("after a write")
     store.apply = stepped
-    sinks = {name: SinkConfig(journal=JournalSinkConfig(), batch_delay_s=0.0) for name in ("a", "b")}
+    sinks = {name: SinkSection(journal=JournalSinkConfig(), batch_delay_s=0.0) for name in ("a", "b")}
     teller = AlertDispatcher(AlertsConfig(sinks=sinks), store, trio.CapacityLimiter(1),
                     lambda name, config: SinkSetup(name=name, config=config, node="n"), build=Sink)
     async with trio.open_nursery() as nursery:

@@ -15,17 +15,18 @@ from typing import Any
 import pytest
 import trio
 
-from reconciler.alerts import config as given
 from reconciler.alerts.alert import AlertKind, Severity
-from reconciler.alerts.sinks import build
 from reconciler.alerts.sinks.base import AlertSink, SinkError, SinkSetup
-from reconciler.alerts.sinks.journal import MESSAGE_IDS
+from reconciler.alerts.sinks.command import CommandSinkConfig
+from reconciler.alerts.sinks.file import FileSinkConfig
+from reconciler.alerts.sinks.journal import MESSAGE_IDS, JournalSinkConfig
+from reconciler.alerts.sinks.table import SinkSection, build
 from tests.reconciler.alerts.making import notice
 
 
 def sink(section: Any, **more: Any) -> AlertSink:
     sections: dict[str, Any] = {type(section).__name__.removesuffix("SinkConfig").lower(): section}
-    return build(SinkSetup(name="s", config=given.SinkConfig(**sections, **more), node="n1"))
+    return build(SinkSetup(name="s", config=SinkSection(**sections, **more), node="n1"))
 
 
 # The journal
@@ -65,7 +66,7 @@ async def test_an_alert_is_one_entry_with_fields_of_its_own(tmp_path: Path) -> N
         details={"why": "some avg10 = 40\nMESSAGE=forged", "n" * 80: "long"},
     )
     with journald(tmp_path / "socket") as listening:
-        await sink(given.JournalSinkConfig(socket=str(tmp_path / "socket"))).send([made, notice("two")])
+        await sink(JournalSinkConfig(socket=str(tmp_path / "socket"))).send([made, notice("two")])
         first, second = parsed(listening.recv(65536)), parsed(listening.recv(65536))
     assert first == {
         "MESSAGE": "critical: two lines",
@@ -92,7 +93,7 @@ async def test_an_alert_is_one_entry_with_fields_of_its_own(tmp_path: Path) -> N
 async def test_an_entry_too_long_for_a_datagram_is_a_sealed_file(tmp_path: Path) -> None:
     long = "x" * 4_000_000
     with journald(tmp_path / "socket") as listening:
-        await sink(given.JournalSinkConfig(socket=str(tmp_path / "socket"))).send([notice(details={"all": long})])
+        await sink(JournalSinkConfig(socket=str(tmp_path / "socket"))).send([notice(details={"all": long})])
         size = array.array("i").itemsize
         data, ancillary, _, _ = listening.recvmsg(16, socket.CMSG_SPACE(size))
         (fd,) = array.array("i", ancillary[0][2][:size])
@@ -106,7 +107,7 @@ async def test_an_entry_too_long_for_a_datagram_is_a_sealed_file(tmp_path: Path)
 async def test_where_no_journal_listens_alerts_go_to_the_log_which_is_told_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made = sink(given.JournalSinkConfig(socket=str(tmp_path / "none")))
+    made = sink(JournalSinkConfig(socket=str(tmp_path / "none")))
     await made.send([notice("a"), notice("b")])
     assert [one.message for one in caplog.records] == [
         "no journal listens; alerts go to this log",
@@ -121,7 +122,7 @@ async def test_where_no_journal_listens_alerts_go_to_the_log_which_is_told_once(
 
 async def test_a_journal_that_takes_nothing_now_is_an_error(tmp_path: Path) -> None:
     with journald(tmp_path / "socket"):
-        made = sink(given.JournalSinkConfig(socket=str(tmp_path / "socket")))
+        made = sink(JournalSinkConfig(socket=str(tmp_path / "socket")))
         with pytest.raises(SinkError, match="EAGAIN"):
             await made.send([notice(str(number)) for number in range(10_000)])
 
@@ -135,11 +136,11 @@ def test_every_kind_has_a_message_id_of_its_own() -> None:
 # A command
 
 
-def script(tmp_path: Path, text: str) -> given.CommandSinkConfig:
+def script(tmp_path: Path, text: str) -> CommandSinkConfig:
     path = tmp_path / "script"
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
-    return given.CommandSinkConfig(argv=(str(path), "one two", "$HOME"))
+    return CommandSinkConfig(argv=(str(path), "one two", "$HOME"))
 
 
 async def test_a_command_gets_the_document_on_standard_input_and_its_words_unchanged(tmp_path: Path) -> None:
@@ -171,7 +172,7 @@ async def test_how_a_command_ended_badly_is_told(tmp_path: Path, text: str, word
 
 async def test_a_command_that_is_not_there_is_told() -> None:
     with pytest.raises(SinkError, match=r"^/nowhere/x: cannot be run: No such file or directory$"):
-        await sink(given.CommandSinkConfig(argv=("/nowhere/x",))).send([notice()])
+        await sink(CommandSinkConfig(argv=("/nowhere/x",))).send([notice()])
 
 
 async def test_a_command_that_does_not_end_is_killed_with_its_children(tmp_path: Path) -> None:
@@ -211,7 +212,7 @@ async def test_a_command_ends_with_the_task_that_started_it(tmp_path: Path) -> N
 
 async def test_a_file_has_one_json_object_a_line_and_nobody_else_may_read_it(tmp_path: Path) -> None:
     path = tmp_path / "alerts"
-    made = sink(given.FileSinkConfig(path=str(path), fsync=True))
+    made = sink(FileSinkConfig(path=str(path), fsync=True))
     await made.send([notice("a"), notice("b\n")])
     await made.send([notice("c")])
     rows = [json.loads(text) for text in path.read_text().splitlines()]
@@ -226,14 +227,14 @@ async def test_a_file_has_one_json_object_a_line_and_nobody_else_may_read_it(tmp
 async def test_a_line_that_was_cut_off_does_not_take_the_next_one_with_it(tmp_path: Path) -> None:
     path = tmp_path / "alerts"
     path.write_text('{"half": ')
-    await sink(given.FileSinkConfig(path=str(path))).send([notice()])
+    await sink(FileSinkConfig(path=str(path))).send([notice()])
     torn, whole = path.read_text().splitlines()
     assert (torn, json.loads(whole)["key"]) == ('{"half": ', "k")
 
 
 async def test_a_file_that_has_grown_is_moved_on_and_the_oldest_goes(tmp_path: Path) -> None:
     path = tmp_path / "alerts"
-    made = sink(given.FileSinkConfig(path=str(path), rotate_bytes=4096, keep=2))
+    made = sink(FileSinkConfig(path=str(path), rotate_bytes=4096, keep=2))
     for number in range(60):
         await made.send([notice(str(number), summary="x" * 800)])
     names = sorted(one.name for one in tmp_path.iterdir())
@@ -241,7 +242,7 @@ async def test_a_file_that_has_grown_is_moved_on_and_the_oldest_goes(tmp_path: P
     kept = [json.loads(line)["key"] for name in reversed(names) for line in (tmp_path / name).read_text().splitlines()]
     assert kept == [str(number) for number in range(60 - len(kept), 60)]
     assert all((tmp_path / name).stat().st_size <= 4096 for name in names)
-    none = sink(given.FileSinkConfig(path=str(path), rotate_bytes=4096, keep=0))
+    none = sink(FileSinkConfig(path=str(path), rotate_bytes=4096, keep=0))
     for number in range(9):
         await none.send([notice(str(number), summary="x" * 800)])
     assert sorted(one.name for one in tmp_path.iterdir()) == names
@@ -257,16 +258,16 @@ async def test_what_is_no_plain_file_is_not_written(tmp_path: Path, what: str, w
     else:
         path = tmp_path / "none" / "alerts"
     with pytest.raises(SinkError, match=words):
-        await sink(given.FileSinkConfig(path=str(path))).send([notice()])
+        await sink(FileSinkConfig(path=str(path))).send([notice()])
     assert not (tmp_path / "victim").exists()
 
 
 async def test_a_pipe_is_not_written_and_nobody_waits_for_its_reader(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "alerts")
     with pytest.raises(SinkError, match="EINVAL"):
-        await sink(given.FileSinkConfig(path=str(tmp_path / "alerts"))).send([notice()])
+        await sink(FileSinkConfig(path=str(tmp_path / "alerts"))).send([notice()])
 
 
 async def test_a_full_disk_is_told_and_the_next_line_is_whole() -> None:
     with pytest.raises(SinkError, match="EINVAL"):
-        await sink(given.FileSinkConfig(path="/dev/full")).send([notice()])
+        await sink(FileSinkConfig(path="/dev/full")).send([notice()])

@@ -11,9 +11,11 @@ from trio.testing import MockClock
 from cgroupfs.errors import InputError
 from reconciler.alerts.agent_alerts import STORE_IS_WELL, as_alert, component_alert
 from reconciler.alerts.alert import AlertKind, Severity
-from reconciler.alerts.config import AlertsConfig, FileSinkConfig, SinkConfig
+from reconciler.alerts.config import AlertsConfig
 from reconciler.alerts.service import AlertService
 from reconciler.alerts.sinks.base import SinkContext
+from reconciler.alerts.sinks.file import FileSinkConfig
+from reconciler.alerts.sinks.table import SinkSection
 from reconciler.alerts.source_health import SourceHealth
 from reconciler.clients.kube_config import ApiServer
 from reconciler.runtime.supervisor import ComponentHealth, ComponentStatus
@@ -43,7 +45,7 @@ def telling(tmp_path: Path, config: AlertsConfig, statuses: tuple[SourceStatus, 
 
 
 def to_file(name: str = "lines") -> AlertsConfig:
-    return AlertsConfig(sinks={name: SinkConfig(file=FileSinkConfig(path="/alerts"), batch_delay_s=0.0)})
+    return AlertsConfig(sinks={name: SinkSection(file=FileSinkConfig(path="/alerts"), batch_delay_s=0.0)})
 
 
 async def test_alerts_are_counted_with_and_without_sinks_and_early_ones_are_told_later(

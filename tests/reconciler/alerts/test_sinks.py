@@ -1,5 +1,6 @@
 """The sinks that speak HTTP, against servers that answer well, badly, late, or not at all."""
 
+import importlib.util
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,14 +8,16 @@ from typing import Any
 
 import pytest
 import trio
+from msgspec import Struct
+from msgspec.structs import replace
 
-from reconciler.alerts import config as given
 from reconciler.alerts.alert import AlertKind, Severity
-from reconciler.alerts.config import SINKS, EventApi
 from reconciler.alerts.incident import Incident, Incidents
-from reconciler.alerts.sinks import TABLE, build
-from reconciler.alerts.sinks.alertmanager import AlertmanagerSink
-from reconciler.alerts.sinks.base import AlertSink, SinkError, SinkSetup
+from reconciler.alerts.sinks.alertmanager import AlertmanagerSink, AlertmanagerSinkConfig
+from reconciler.alerts.sinks.base import AlertSink, SinkError, SinkSetup, check_kind
+from reconciler.alerts.sinks.kubernetes import EventApi, KubernetesSinkConfig
+from reconciler.alerts.sinks.table import SINKS, SinkSection, build
+from reconciler.alerts.sinks.webhook import WebhookSinkConfig
 from reconciler.clients.kube_config import ApiServer
 from tests.fakes.http_peer import HttpPeer, Reply
 from tests.reconciler.alerts.making import alert, notice, severity
@@ -24,7 +27,7 @@ POD = {"namespace": "shop", "pod": "web-0", "uid": "u-1"}
 
 def sink(how: str, section: Any, *, timeout_s: float = 2.0, **more: Any) -> AlertSink:
     sections: dict[str, Any] = {how: section}
-    config = given.SinkConfig(timeout_s=timeout_s, **sections)
+    config = SinkSection(timeout_s=timeout_s, **sections)
     return build(SinkSetup(name="s", config=config, node="n1", **more))
 
 
@@ -40,8 +43,31 @@ async def sent(made: AlertSink, *notices: Incident) -> SinkError | None:
 
 
 def test_every_section_of_the_configuration_has_a_sink_and_the_other_way_round() -> None:
-    assert list(TABLE) == list(SINKS)
-    assert set(SINKS) <= set(given.SinkConfig.__struct_fields__)
+    assert SinkSection.sink_kinds() == tuple(SINKS)
+    for name, kind in SINKS.items():
+        assert SinkSection.__struct_defaults__[SinkSection.__struct_fields__.index(name)] is None
+        assert kind.config_type.__module__ == SINKS.module(name)
+
+
+@pytest.mark.parametrize("name", SINKS)
+def test_the_modules_that_a_sink_imports_late_exist(name: str) -> None:
+    for module in SINKS[name].modules:
+        assert importlib.util.find_spec(module) is not None
+
+
+def test_a_kind_whose_section_has_no_docstring_or_accepts_anything_is_refused() -> None:
+    class Silent(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+        pass
+
+    class Loose(Struct, frozen=True, kw_only=True):
+        """Accepts anything."""
+
+    kind = SINKS["file"]
+    check_kind(kind)
+    with pytest.raises(ValueError, match="needs a docstring"):
+        check_kind(replace(kind, config_type=Silent))
+    with pytest.raises(ValueError, match="forbid unknown fields"):
+        check_kind(replace(kind, config_type=Loose))
 
 
 @pytest.mark.parametrize("how", ["webhook", "alertmanager"])
@@ -62,11 +88,7 @@ async def test_what_a_server_answers_is_one_clear_error_without_the_urls_secrets
 ) -> None:
     port = await nursery.start(HttpPeer([reply]).serve)
     url = f"http://me:pass-word@127.0.0.1:{port}/hook-key?token=query-key"
-    section = (
-        given.WebhookSinkConfig(url=url)
-        if how == "webhook"
-        else given.AlertmanagerSinkConfig(urls=(url.partition("?")[0],))
-    )
+    section = WebhookSinkConfig(url=url) if how == "webhook" else AlertmanagerSinkConfig(urls=(url.partition("?")[0],))
     error = await sent(sink(how, section, timeout_s=0.3 if reply.hang_s else 10.0), notice())
     assert error is not None
     assert words in str(error)
@@ -79,11 +101,11 @@ async def test_what_a_server_answers_is_one_clear_error_without_the_urls_secrets
 async def test_nobody_there_is_an_error_and_the_sink_works_when_there_is(nursery: trio.Nursery) -> None:
     server = HttpPeer([Reply()])
     port = await nursery.start(server.serve)
-    made = sink("webhook", given.WebhookSinkConfig(url="http://127.0.0.1:1/x"))
+    made = sink("webhook", WebhookSinkConfig(url="http://127.0.0.1:1/x"))
     error = await sent(made, notice())
     assert error is not None
     assert "refused" in str(error)
-    assert await sent(sink("webhook", given.WebhookSinkConfig(url=f"http://127.0.0.1:{port}/x")), notice()) is None
+    assert await sent(sink("webhook", WebhookSinkConfig(url=f"http://127.0.0.1:{port}/x")), notice()) is None
     nursery.cancel_scope.cancel()
 
 
@@ -94,7 +116,7 @@ async def test_a_webhook_gets_our_document_and_the_configured_method_headers_and
     port = await nursery.start(server.serve)
     (tmp_path / "key").write_text("from-file\n")
     (tmp_path / "url").write_text(f"http://me:pw@127.0.0.1:{port}/a/b?c=d\n")
-    section = given.WebhookSinkConfig(
+    section = WebhookSinkConfig(
         url_file=str(tmp_path / "url"),
         method="PUT",
         headers={"X-Team": "core"},
@@ -131,7 +153,7 @@ async def test_files_with_secrets_are_read_at_each_request_and_a_missing_one_is_
     server = HttpPeer([Reply()])
     port = await nursery.start(server.serve)
     url = tmp_path / "url"
-    made = sink("webhook", given.WebhookSinkConfig(url_file=str(url)))
+    made = sink("webhook", WebhookSinkConfig(url_file=str(url)))
     error = await sent(made, notice())
     assert str(error) == f"{url}: cannot be read: No such file or directory"
     url.write_text("ftp://secret-place")
@@ -150,7 +172,7 @@ async def test_a_template_of_one_alert_takes_one_at_a_time_and_escapes_whatever_
     server = HttpPeer([Reply()])
     port = await nursery.start(server.serve)
     text = '{"text": "$${x} ${summary} on ${node}: ${labels.pod}${labels.none}", "n": ${count}, "all": ${labels}}'
-    made = sink("webhook", given.WebhookSinkConfig(url=f"http://127.0.0.1:{port}/", template=text))
+    made = sink("webhook", WebhookSinkConfig(url=f"http://127.0.0.1:{port}/", template=text))
     assert made.most == 1
     hostile = 'a "quote", a \\ and a\nline'
     assert await sent(made, notice(summary=hostile, labels=POD)) is None
@@ -161,9 +183,7 @@ async def test_a_template_of_one_alert_takes_one_at_a_time_and_escapes_whatever_
 async def test_a_template_of_many_takes_them_together(nursery: trio.Nursery) -> None:
     server = HttpPeer([Reply()])
     port = await nursery.start(server.serve)
-    plain = given.WebhookSinkConfig(
-        url=f"http://127.0.0.1:{port}/", content_type="text/plain", template="${total}:\n${text}"
-    )
+    plain = WebhookSinkConfig(url=f"http://127.0.0.1:{port}/", content_type="text/plain", template="${total}:\n${text}")
     made = sink("webhook", plain)
     assert made.most is None
     assert await sent(made, notice("a"), notice("b", severity=Severity.CRITICAL, resolved=True)) is None
@@ -176,7 +196,7 @@ async def test_a_template_of_many_takes_them_together(nursery: trio.Nursery) -> 
 
 
 def manager(**more: Any) -> AlertmanagerSink:
-    config = given.SinkConfig(alertmanager=given.AlertmanagerSinkConfig(urls=("http://am:9093/base",), **more))
+    config = SinkSection(alertmanager=AlertmanagerSinkConfig(urls=("http://am:9093/base",), **more))
     return AlertmanagerSink(SinkSetup(name="s", config=config, node="n1"))
 
 
@@ -226,7 +246,7 @@ async def test_all_instances_are_told_and_one_that_takes_it_is_enough(
 ) -> None:
     good, bad = HttpPeer([Reply()]), HttpPeer([Reply(status="500 No")])
     ports = [await nursery.start(one.serve) for one in (good, bad)]
-    section = given.AlertmanagerSinkConfig(urls=tuple(f"http://127.0.0.1:{port}/am/" for port in ports))
+    section = AlertmanagerSinkConfig(urls=tuple(f"http://127.0.0.1:{port}/am/" for port in ports))
     made = sink("alertmanager", section)
     assert [await sent(made, notice()) for _ in range(2)] == [None, None]
     assert [one[""] for one in good.requests] == ["POST /am/api/v2/alerts HTTP/1.1"] * 2
@@ -250,7 +270,7 @@ async def events(
     port = await nursery.start(server.serve)
     address = ApiServer(server=f"http://127.0.0.1:{port}")
     timeout_s = 0.5 if replies[0].hang_s else 10.0
-    made = sink("kubernetes", given.KubernetesSinkConfig(api=api), apiserver=address, timeout_s=timeout_s)
+    made = sink("kubernetes", KubernetesSinkConfig(api=api), apiserver=address, timeout_s=timeout_s)
     error = await sent(made, *notices)
     words = [one[""].removesuffix(" HTTP/1.1") for one in server.requests]
     nursery.cancel_scope.cancel()

@@ -8,9 +8,11 @@ import pytest
 import trio
 
 from reconciler.alerts.alert import Alert, AlertKind
-from reconciler.alerts.config import AlertsConfig, CommandSinkConfig, SinkConfig
+from reconciler.alerts.config import AlertsConfig
 from reconciler.alerts.service import AlertService
 from reconciler.alerts.sinks.base import SinkContext
+from reconciler.alerts.sinks.command import CommandSinkConfig
+from reconciler.alerts.sinks.table import SinkSection
 from reconciler.cli.exits import Exit
 from reconciler.clients.kube_config import ApiServer
 from state.store import Store
@@ -117,7 +119,7 @@ def test_a_real_daemon_without_sinks_says_so(run: Run, daemon: FakeDaemon) -> No
 def test_with_the_daemon_down_the_store_tells_what_has_yet_to_be_told(run: Run, tmp_path: Path) -> None:
     path = str(tmp_path / "state.db")
     config = AlertsConfig(
-        sinks={"pager": SinkConfig(command=CommandSinkConfig(argv=("/bin/false",)))}, labels={"cluster": "east"}
+        sinks={"pager": SinkSection(command=CommandSinkConfig(argv=("/bin/false",)))}, labels={"cluster": "east"}
     )
 
     async def left() -> None:

@@ -312,7 +312,7 @@ def test_pressure_that_is_compiled_in_but_off_is_told_from_none(
     shutil.rmtree(f"{good.root}/proc/pressure")
     good.put("boot/config-6.1.0-28-amd64", built)
     good.put("proc/cmdline", f"{line}\n")
-    from reconciler.cli.doctor import examine  # noqa: PLC0415
+    from reconciler.cli.doctor import examine
 
     (one,) = [one for one in examine(view(good, "")) if one.name == "PSI"]
     assert (one.state, one.found) == (CheckState.WARN, found_)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from reconciler.alerts.config import WebhookSinkConfig
+from reconciler.alerts.sinks.webhook import WebhookSinkConfig
 from reconciler.clients.http import HttpEndpoint
 from reconciler.clients.http_config import TlsTrust, check_headers, read_line
 from reconciler.signals.probe_config import HttpProbe

@@ -1,9 +1,9 @@
 from typing import Any
 
 import pytest
-from msgspec import Struct, json, msgpack
+from msgspec import json, msgpack, structs
 
-from reconciler.detectors.base import registered
+from reconciler.detectors.base import check_detector
 from reconciler.detectors.table import DETECTORS, DetectorEntry
 from reconciler.settings.schema import section_of
 from state.evidence import NODE, Verdict
@@ -56,15 +56,10 @@ def test_every_config_is_a_documented_section(name: str) -> None:
     assert json.decode(b"{}", type=config) == config()
 
 
-def test_a_wrong_table_is_refused() -> None:
-    class One(Struct):
-        threshold: int | None = None
-
+def test_a_half_defined_detector_is_refused() -> None:
     threshold = DETECTORS["threshold"]
-    assert list(registered(One, (threshold,))) == ["threshold"]
-    with pytest.raises(ValueError, match="registered twice"):
-        registered(One, (threshold, threshold))
-    with pytest.raises(ValueError, match="has no field of this name"):
-        registered(One, (DETECTORS["pressure"],))
-    with pytest.raises(ValueError, match="fields without a detector: threshold"):
-        registered(One, ())
+    check_detector(threshold)
+    with pytest.raises(ValueError, match="needs a summary"):
+        check_detector(structs.replace(threshold, summary=""))
+    with pytest.raises(ValueError, match=r"no signal is named cpu\.nothing"):
+        check_detector(structs.replace(threshold, signals=lambda _: ("cpu.nothing",)))

@@ -19,8 +19,8 @@ from reconciler.interference.monitor import ROW, InterferenceMonitor
 from reconciler.responses.config import FreezeConfig, LadderConfig
 from reconciler.responses.eviction.config import EvictionConfig, LimitsConfig
 from reconciler.responses.eviction.exemptions import ExemptionsConfig
-from reconciler.signals.readers import SampleContext, SampleSheet
-from reconciler.signals.reading import MeteredReader, ReaderContext, SharedReaders
+from reconciler.signals.readers import ReaderContext, SampleContext, SampleSheet, SharedReaders
+from reconciler.signals.reading import MeteredReader
 from state.eviction import EvictionCase, EvictionOrder, EvictionStep
 from state.evidence import NODE, PodSnapshot, pod_subject
 from state.measures import Response, Restrictions

@@ -12,7 +12,7 @@ from cgroupfs.errors import InputError
 from reconciler.config import docs
 from reconciler.placement.allocate import allocate
 from reconciler.placement.chain import POINTS, PlacementContext, Plugin, PluginRequest, Scored, load
-from reconciler.placement.config import BUILT_IN, PlacementConfig
+from reconciler.placement.config import BUILT_IN, PlacementConfig, weights
 from reconciler.placement.demand import Allocation, CpuDemand
 from reconciler.settings.schema import section_of
 from state.topology import uniform
@@ -245,11 +245,11 @@ def test_what_cannot_be_loaded_is_one_clear_message(name: str, expected: str) ->
 def test_weights_of_the_config_are_laid_over_the_built_in_ones() -> None:
     chain = load(PlacementConfig(plugins={"l3": 0, "nodes": 1.5, f"{HERE}:OddFirst": 3}))
     assert {one.name: one.weight for one in chain.plugins} == {
-        **{name: weight for name, (_, weight) in BUILT_IN.items() if name != "l3"},
+        **{name: weight for name, weight in weights().items() if name != "l3"},
         "nodes": 1.5,
         f"{HERE}:OddFirst": 3,
     }
-    assert PlacementConfig().plugins == {name: weight for name, (_, weight) in BUILT_IN.items()}
+    assert PlacementConfig().plugins == weights()
 
 
 def test_a_rule_that_is_switched_off_is_not_even_loaded() -> None:
@@ -270,7 +270,7 @@ def test_the_example_of_the_documentation_works(tmp_path: Path, monkeypatch: pyt
 
 def test_the_documentation_names_every_built_in_rule_and_extension_point() -> None:
     text = (Path(__file__).parents[3] / "docs" / "cpu-plugins.md").read_text()
-    for name, (_, weight) in BUILT_IN.items():
+    for name, weight in weights().items():
         assert f"| `{name}` | {weight:g} |" in text
     for point in POINTS:
         assert f"`{point}`" in text

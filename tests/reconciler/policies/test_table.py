@@ -1,8 +1,12 @@
+import ast
+from pathlib import Path
+
 import msgspec
 import pytest
 from msgspec import Struct
 
-from reconciler.policies.base import AnyPolicy, Policy, PolicyConfig, registered
+from reconciler.policies import table
+from reconciler.policies.base import AnyPolicy, Policy, PolicyConfig, check_policy, check_precedence
 from reconciler.policies.table import POLICIES, PoliciesConfig
 from state.model import NodeView, Pools, Setting
 from state.plan import NodePlan
@@ -24,14 +28,6 @@ class Plain(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     size: int = 1
 
 
-class Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    one: OneConfig = OneConfig()
-
-
-class Sections(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    two: OneConfig = OneConfig()
-
-
 def carve(view: NodeView, pools: Pools, previous: Pools | None, config: OneConfig) -> Pools:
     return pools
 
@@ -45,8 +41,7 @@ def policy(name: str = "one", *, precedence: int = 1, summary: str = "one thing"
 
 
 def test_the_shipped_table_names_every_policy_in_the_order_of_taking() -> None:
-    names = [one.name for one in POLICIES]
-    assert names == [
+    shipped = [
         "dedicated",
         "reserve",
         "exclusive",
@@ -74,6 +69,24 @@ def test_the_shipped_table_names_every_policy_in_the_order_of_taking() -> None:
         "numa_memory",
         "watermarks",
     ]
+    assert [policy.name for policy in POLICIES if policy.name in shipped] == shipped
+    assert list(PoliciesConfig.__struct_fields__) == [policy.name for policy in POLICIES]
+
+
+def test_the_type_checker_is_given_the_sections_as_they_are() -> None:
+    """`PoliciesConfig` is made from the table; what the type checker reads in its place must agree."""
+    tree = ast.parse(Path(table.__file__).read_text())
+    block = next(node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == "PoliciesConfig")
+    listed = {
+        item.target.id: item.annotation.id
+        for item in block.body
+        if isinstance(item, ast.AnnAssign)
+        and isinstance(item.target, ast.Name)
+        and isinstance(item.annotation, ast.Name)
+    }
+    types = {policy.name: policy.config_type.__name__ for policy in POLICIES}
+    assert listed
+    assert listed.items() <= types.items()
 
 
 def test_every_field_of_every_config_is_described() -> None:
@@ -87,44 +100,35 @@ def test_every_field_of_every_config_is_described() -> None:
     assert silent == []
 
 
-def test_a_good_table_passes_unchanged() -> None:
-    assert registered(Section, (policy(),)) == (policy(),)
-
-
 @pytest.mark.parametrize(
-    ("table", "message"),
+    ("wrong", "message"),
     [
-        ((policy(), policy(precedence=2)), "policy one: registered twice"),
-        ((policy(), policy("two")), "policy two: has the precedence of one"),
-        ((policy("no name"),), "needs a name that is an identifier"),
-        ((policy(summary=""),), "and a summary"),
-        ((Policy(name="one", summary="x", config_type=OneConfig, precedence=1),), "policy one: decides nothing"),
+        (policy(summary=""), "needs a summary"),
+        (Policy(name="one", summary="x", config_type=OneConfig, precedence=1), "decides nothing"),
         (
-            (Policy(name="one", summary="x", config_type=Plain, precedence=1, parents=nothing),),
-            "policy one: its config must extend PolicyConfig",
+            Policy(name="one", summary="x", config_type=Plain, precedence=1, parents=nothing),
+            "its config must extend PolicyConfig",
         ),
         (
-            (Policy(name="one", summary="x", config_type=Loose, precedence=1, parents=nothing),),
+            Policy(name="one", summary="x", config_type=Loose, precedence=1, parents=nothing),
             "must be frozen and forbid",
         ),
         (
-            (Policy(name="one", summary="x", config_type=NoDefault, precedence=1, parents=nothing),),
+            Policy(name="one", summary="x", config_type=NoDefault, precedence=1, parents=nothing),
             "needs a default for each field",
         ),
-        ((policy("other"),), "policy other: Section has no field other of its config type"),
-        ((), "policy one: Section has the section, the table has no policy"),
     ],
 )
-def test_a_duplicate_or_half_defined_policy_fails_when_the_table_is_made(
-    table: tuple[AnyPolicy, ...], message: str
-) -> None:
+def test_a_half_defined_policy_is_refused(wrong: AnyPolicy, message: str) -> None:
+    check_policy(policy())
     with pytest.raises(ValueError, match=message):
-        registered(Section, table)
+        check_policy(wrong)
 
 
-def test_a_new_policy_is_one_policy_and_one_registration() -> None:
-    table = registered(Sections, (policy(), policy("two", precedence=2)))
-    assert [one.name for one in table] == ["one", "two"]
+def test_two_policies_of_one_precedence_are_refused() -> None:
+    assert [one.name for one in check_precedence((policy(), policy("two", precedence=2)))] == ["one", "two"]
+    with pytest.raises(ValueError, match="policy two: has the precedence of one"):
+        check_precedence((policy(), policy("two")))
 
 
 @pytest.mark.parametrize(

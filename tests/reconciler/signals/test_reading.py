@@ -7,38 +7,41 @@ import pytest
 import trio
 import trio.testing
 
-from reconciler.signals import reading
-from reconciler.signals.catalog import SIGNALS
-from reconciler.signals.readers import SampleContext, SampleSheet
-from reconciler.signals.reading import MeteredReader, ReaderContext, SharedReaders, build, costs
+from reconciler.signals import catalog
+from reconciler.signals.catalog import READERS, SIGNALS
+from reconciler.signals.readers import ReaderContext, SampleContext, SampleSheet, SharedReaders
+from reconciler.signals.reading import MeteredReader, build, costs
 from tests.reconciler.signals.podtree import Tree, scene
 
-MODULES = {
-    "cpu": "podcpu",
-    "runqueue": "runqueue",
-    "psi": "psi",
-    "memory": "podmemory",
-    "disk": "poddisk",
-    "net": "podnet",
-    "node": "nodeload",
-    "nodememory": "nodememory",
-    "filesystems": "filesystems",
-    "fsuse": "fsuse",
-    "pools": "pools",
-    "besteffort": "besteffort",
-}
+ROWS = {row.name: row for row in READERS}
 
 
 def _means(tmp_path: Path) -> ReaderContext:
     return ReaderContext(hierarchy=Tree(tmp_path).hierarchy, root=str(tmp_path), filesystems={"nodefs": "/proc"})
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", ROWS)
 def test_the_table_says_of_each_reader_what_its_module_says(name: str) -> None:
-    module = importlib.import_module(f"reconciler.signals.{MODULES[name]}")
+    module = importlib.import_module(ROWS[name].path.partition(":")[0])
     assert name == module.NAME
-    assert set(reading._TABLE[name].signals) == set(module.SIGNALS)
-    assert set(module.SIGNALS) <= SIGNALS.keys()
+    assert set(ROWS[name].signals) == set(module.SIGNALS)
+    assert len(set(ROWS[name].signals)) == len(ROWS[name].signals)
+
+
+def test_needed_readers_come_first() -> None:
+    names = list(ROWS)
+    assert all(names.index(need) < names.index(row.name) for row in READERS for need in row.needs)
+
+
+def test_a_signal_that_is_defined_twice_or_never_is_refused() -> None:
+    first = catalog._reader("first", "a:build", catalog._s("x.use", "count", ("node",), "x"))
+    again = catalog._reader("again", "b:build", catalog._s("x.use", "count", ("node",), "x"))
+    never = catalog._reader("never", "b:build", "x.use", "y.use")
+    assert catalog._signals((first,)).keys() == {"x.use"}
+    with pytest.raises(ValueError, match=r"reader again: signal x\.use is defined twice"):
+        catalog._signals((first, again))
+    with pytest.raises(ValueError, match=r"reader never: no signal is named y\.use"):
+        catalog._signals((first, never))
 
 
 def test_only_what_is_wanted_is_made_with_what_it_rests_on(tmp_path: Path) -> None:
@@ -48,7 +51,7 @@ def test_only_what_is_wanted_is_made_with_what_it_rests_on(tmp_path: Path) -> No
     assert [one.name for one in build(["cpu.delay"], means)] == ["cpu", "runqueue"]
     assert [one.name for one in build(["io.pressure"], means)] == ["cpu", "psi"]
     assert [one.name for one in build(["load.runnable"], means)] == ["cpu", "runqueue", "node", "pools"]
-    assert {one.name for one in build(tuple(SIGNALS), means)} >= MODULES.keys()
+    assert {one.name for one in build(tuple(SIGNALS), means)} == ROWS.keys()
 
 
 def test_whoever_is_still_wanted_keeps_its_past_unless_the_means_are_others(tmp_path: Path) -> None:

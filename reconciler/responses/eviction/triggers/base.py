@@ -1,15 +1,14 @@
 """What a trigger is: a pure function from the recent past to pressures, with what it chose to remember.
 
-A new trigger is one file that ends in ``TRIGGER = Trigger(...)``, its section in `TriggersConfig`, and its name in
+A new trigger is one file that ends in ``TRIGGER = Trigger(...)``, its section in `TriggersConfig`, and one row in
 `table.py`. It says what is lacking, where, and how much; who goes for it, and whether anybody may, is decided
 elsewhere. It does not look at who is leaving: what leaving pods hold is credited later, the same for all triggers.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final, Generic, TypeVar
 
 from msgspec import Struct
-from msgspec.structs import fields
 
 from reconciler.responses.eviction.config import TriggerConfig
 from reconciler.responses.eviction.resources import EvictedResource
@@ -98,30 +97,29 @@ def not_measurable(*lacking: str) -> TriggerResult:
     return TriggerResult(words=f"unknown: {', '.join(lacking)} not measured", known=False)
 
 
-def registered(section: type[Struct], triggers: Iterable[AnyTrigger], named: str) -> tuple[AnyTrigger, ...]:
-    """The table, checked when it is imported. ``named``: the section of what rules name, which has no trigger.
+def check_trigger(trigger: AnyTrigger, sections: Mapping[str, Any]) -> None:
+    """What a row of the table must have. ``sections``: the config types of `TriggersConfig` by name.
 
-    Errors: `ValueError` for a duplicate, a name that is no identifier, no summary, a signal that the catalog does not
-    have, a config without defaults, and a name without its field in ``section`` or the other way round.
+    Errors: `ValueError` for no summary, a config type that is not its section's or lacks a default, and a signal that
+    the catalog does not have.
     """
-    table = tuple(triggers)
-    sections = {field.name: field.type for field in fields(section)}
-    names = {named}
-    for trigger in table:
-        if not trigger.name.isidentifier() or not trigger.summary:
-            raise ValueError(f"trigger {trigger.name!r}: needs a name that is an identifier, and a summary")
-        if trigger.name in names:
-            raise ValueError(f"trigger {trigger.name}: registered twice")
-        names.add(trigger.name)
-        if sections.get(trigger.name) is not trigger.config_type:
-            raise ValueError(f"trigger {trigger.name}: {section.__name__} has no field of this name and config type")
-        try:
-            trigger.config_type()
-        except TypeError as exc:
-            raise ValueError(f"trigger {trigger.name}: its config needs a default for each field ({exc})") from exc
-        missing = [signal for signal in trigger.signals if signal not in SIGNALS]
-        if missing:
-            raise ValueError(f"trigger {trigger.name}: no signal is named {missing[0]}")
-    if lost := sections.keys() - names:
-        raise ValueError(f"{section.__name__} has fields without a trigger: {', '.join(sorted(lost))}")
-    return table
+    if not trigger.summary:
+        raise ValueError("needs a summary")
+    if sections.get(trigger.name) is not trigger.config_type:
+        raise ValueError("the configuration has no section of this name and config type")
+    try:
+        trigger.config_type()
+    except TypeError as exc:
+        raise ValueError(f"its config needs a default for each field ({exc})") from exc
+    missing = [signal for signal in trigger.signals if signal not in SIGNALS]
+    if missing:
+        raise ValueError(f"no signal is named {missing[0]}")
+
+
+def check_sections(names: Collection[str], sections: Collection[str], named: str) -> None:
+    """Errors: `ValueError` unless every trigger has a section, and every section but ``named`` a trigger.
+
+    ``named``: the section of what rules name, which has no trigger.
+    """
+    if different := {*names, named} ^ set(sections):
+        raise ValueError(f"triggers and sections differ: {', '.join(sorted(different))}")

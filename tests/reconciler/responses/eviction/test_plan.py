@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
+from msgspec.structs import fields, replace
 
 from reconciler.responses.eviction.config import (
     DiskTriggerConfig,
@@ -18,7 +18,7 @@ from reconciler.responses.eviction.config import (
 )
 from reconciler.responses.eviction.limits import load_history, saved_history
 from reconciler.responses.eviction.plan import decide, initial_state, signals_of
-from reconciler.responses.eviction.triggers.base import Trigger, registered
+from reconciler.responses.eviction.triggers.base import Trigger, check_sections, check_trigger
 from reconciler.responses.eviction.triggers.named import NAME, RequestedVictim
 from reconciler.responses.eviction.triggers.node_memory import TRIGGER as NODE_MEMORY
 from reconciler.responses.eviction.triggers.table import TRIGGERS
@@ -388,17 +388,21 @@ def test_who_has_changed_is_judged_by_what_is_so_now() -> None:
 
 
 def test_the_table_refuses_what_is_half_defined() -> None:
-    assert len(TRIGGERS) == 10
+    sections = {field.name: field.type for field in fields(TriggersConfig)}
+    assert len(TRIGGERS) >= 10
+    for trigger in TRIGGERS.values():
+        check_trigger(trigger, sections)
     for changes, message in (
-        ({"summary": ""}, "needs a name"),
-        ({"name": "node memory"}, "needs a name"),
-        ({"name": NAME}, "registered twice"),
-        ({"name": "other"}, "no field of this name"),
-        ({"config_type": NodeCpuConfig}, "no field of this name and config type"),
-        ({"signals": ("memory.nothing",)}, "no signal is named memory.nothing"),
+        ({"summary": ""}, "needs a summary"),
+        ({"name": "other"}, "no section of this name"),
+        ({"config_type": NodeCpuConfig}, "no section of this name and config type"),
+        ({"signals": ("memory.nothing",)}, r"no signal is named memory\.nothing"),
     ):
         broken: Trigger[Any, Any] = replace(NODE_MEMORY, **changes)
         with pytest.raises(ValueError, match=message):
-            registered(TriggersConfig, (broken,), NAME)
-    with pytest.raises(ValueError, match="fields without a trigger"):
-        registered(TriggersConfig, (NODE_MEMORY,), NAME)
+            check_trigger(broken, sections)
+    check_sections(TRIGGERS, sections, NAME)
+    with pytest.raises(ValueError, match="differ: node_cpu"):
+        check_sections([name for name in TRIGGERS if name != "node_cpu"], sections, NAME)
+    with pytest.raises(ValueError, match="differ: other"):
+        check_sections([*TRIGGERS, "other"], sections, NAME)

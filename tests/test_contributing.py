@@ -1,0 +1,235 @@
+"""docs/contributing.md works as printed: its files and lines are put into a copy of the project, its commands are run.
+
+The text is read by its own rules. ``New file `PATH`:``, ``In `PATH`, below `LINE`:`` and ``At the end of `PATH`:`` come
+before a block of code. A block of ``sh`` is a command, and a block of ``text`` is in the output of the command before.
+"""
+
+import json
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import pytest
+
+ROOT: Final = Path(__file__).parents[1]
+PAGE: Final = ROOT / "docs" / "contributing.md"
+PACKAGES: Final = ("cgroupfs", "resctrl", "state", "reconciler", "tests", "deploy", "docs")
+_BLOCK: Final = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_NEW: Final = re.compile(r"New file\s`([^`]+)`:\s*$")
+_BELOW: Final = re.compile(r"In\s`([^`]+)`,\sbelow\s`([^`]+)`:\s*$")
+_END: Final = re.compile(r"At the end of\s`([^`]+)`:\s*$")
+
+
+class Step(NamedTuple):
+    """A block: ``kind`` is new, below, end, sh or text; ``path`` and ``anchor`` where it goes."""
+
+    kind: str
+    text: str
+    path: str = ""
+    anchor: str = ""
+
+
+def steps_of(section: str) -> list[Step]:
+    """The blocks of a section in their order. A block of code without a place is an error of the page."""
+    steps = []
+    for block in _BLOCK.finditer(section):
+        language, text, before = block[1], block[2], section[: block.start()]
+        if language in {"sh", "text"}:
+            steps.append(Step(language, text))
+        elif new := _NEW.search(before):
+            steps.append(Step("new", text, new[1]))
+        elif below := _BELOW.search(before):
+            steps.append(Step("below", text, below[1], below[2]))
+        elif end := _END.search(before):
+            steps.append(Step("end", text, end[1]))
+        else:
+            raise AssertionError(f"no place is given for this block:\n{text}")
+    return steps
+
+
+SECTIONS: Final[Mapping[str, list[Step]]] = {
+    title: steps
+    for title, text in re.findall(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    if (steps := steps_of(text))
+}
+POLICY, FILE, DETECTOR, SINK = SECTIONS
+
+
+def added(title: str) -> tuple[list[str], list[tuple[str, int]]]:
+    """What a section adds to the packages, without tests: new files, and (file, lines) of changed ones."""
+    steps = [step for step in SECTIONS[title] if step.path.endswith(".py") and not step.path.startswith("tests/")]
+    new = [step.path for step in steps if step.kind == "new"]
+    return new, [(step.path, len(step.text.splitlines())) for step in steps if step.kind != "new"]
+
+
+class Copy:
+    """A copy of the project in which steps are carried out."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        for name in PACKAGES:
+            shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+        for name in ("pyproject.toml", "README.md"):
+            shutil.copy(ROOT / name, root / name)
+        self.output = ""
+
+    def apply(self, step: Step) -> None:
+        """Put a block where it belongs."""
+        path = self.root / step.path
+        if step.kind == "new":
+            assert not path.exists(), f"{step.path} is there already"
+            path.write_text(step.text)
+            return
+        old = path.read_text()
+        if step.kind == "end":
+            path.write_text(old + step.text)
+            return
+        assert f"{step.anchor}\n" in old, f"{step.path} has no line {step.anchor!r}"
+        before, _, after = old.partition(f"{step.anchor}\n")
+        path.write_text(f"{before}{step.anchor}\n{step.text}{after}")
+
+    def run(self, command: str) -> str:
+        """Run a command of the page; its output. Fails with the output when the command fails."""
+        words = [sys.executable if word == ".venv/bin/python" else word for word in shlex.split(command)]
+        if "pytest" in words:
+            words += ["-p", "no:cacheprovider", "-m", "not kernel and not containerd"]
+        done = subprocess.run(words, cwd=self.root, capture_output=True, text=True, timeout=100, check=False)
+        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+        return done.stdout + done.stderr
+
+    def follow(self, *titles: str, commands: bool = True) -> None:
+        """Do all that sections say, and compare what they show; without ``commands`` only the files are made."""
+        for step in (step for title in titles for step in SECTIONS[title]):
+            match step.kind:
+                case "sh" | "text" if not commands:
+                    pass
+                case "sh":
+                    self.output = self.run(step.text.strip())
+                case "text":
+                    have = [" ".join(line.split()) for line in self.output.splitlines()]
+                    assert [line for line in step.text.splitlines() if " ".join(line.split()) not in have] == []
+                case _:
+                    self.apply(step)
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Copy:
+    """A copy of the project."""
+    return Copy(tmp_path)
+
+
+def test_each_addition_is_as_small_as_its_title_promises() -> None:
+    new, changed = added(POLICY)
+    assert POLICY.endswith("one file, one line")
+    assert (len(new), changed) == (1, [("reconciler/policies/table.py", 1)])
+
+    new, changed = added(FILE)
+    assert FILE.endswith("one file, one codec, one line")
+    assert new == ["reconciler/policies/slow_clock.py"]
+    assert {path for path, _ in changed} == {"cgroupfs/codecs.py", "cgroupfs/knobs.py", "reconciler/policies/table.py"}
+    assert ("reconciler/policies/table.py", 1) in changed
+
+    new, changed = added(DETECTOR)
+    assert DETECTOR.endswith("two files, two lines")
+    assert len(new) == 2
+    assert changed == [("reconciler/signals/catalog.py", 1), ("reconciler/detectors/table.py", 1)]
+
+    new, changed = added(SINK)
+    assert SINK.endswith("one file, one line")
+    assert (len(new), changed) == (1, [("reconciler/alerts/sinks/table.py", 1)])
+
+
+@pytest.mark.slow
+def test_a_policy_on_a_known_file_is_planned(copy: Copy) -> None:
+    copy.follow(POLICY)
+    assert "default/web" not in "".join(line for line in copy.output.splitlines() if "pids.max" in line)
+
+
+@pytest.mark.slow
+def test_a_policy_on_a_new_file_is_planned(copy: Copy) -> None:
+    copy.follow(POLICY, commands=False)
+    copy.follow(FILE)
+
+
+@pytest.mark.slow
+def test_a_detector_judges_its_new_signal(copy: Copy) -> None:
+    copy.follow(DETECTOR)
+    code = (
+        "import trio; from reconciler.signals.catalog import READERS; from cgroupfs.hierarchy import Hierarchy;"
+        "from reconciler.signals.readers import ReaderContext, SampleContext, SampleSheet;"
+        "from reconciler.signals.reading import build;"
+        "from tests.reconciler.nodes import node;"
+        "from state.evidence import NODE;"
+        "means = ReaderContext(hierarchy=Hierarchy.detect('/'));"
+        "[reader] = build(['load.blocked'], means); sheet = SampleSheet();"
+        "view = SampleContext(view=node(), pools=None, wanted=('load.blocked',));"
+        "trio.run(reader.read, view, sheet, 0.0);"
+        "print(sheet.get(NODE, 'load.blocked') >= 0, reader.problems())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=copy.root, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout == "True {}\n", done.stderr
+
+
+@pytest.fixture
+def receiver() -> Iterator[tuple[int, list[bytes]]]:
+    """A TCP server on this machine that keeps what it gets; its port, and what it got by connection."""
+    received: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(60)
+
+        def serve() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.settimeout(60)
+                received.append(b"".join(iter(lambda: connection.recv(65536), b"")))
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield server.getsockname()[1], received
+        thread.join(10)
+
+
+@pytest.mark.slow
+def test_a_sink_delivers_an_alert(copy: Copy, receiver: tuple[int, list[bytes]]) -> None:
+    port, received = receiver
+    for step in SECTIONS[SINK]:
+        if step.path == "sink.yaml":
+            copy.apply(step._replace(text=step.text.replace("5170", str(port))))
+        elif step.kind == "sh":
+            copy.output = copy.run(
+                f"{step.text.strip()} --socket /nowhere" if "alert test" in step.text else step.text.strip()
+            )
+        else:
+            copy.apply(step)
+    document = json.loads(received[0])
+    assert (document["kind"], document["severity"]) == ("test", "info")
+
+
+@pytest.mark.slow
+def test_the_copy_is_clean_and_its_documentation_is_generated(copy: Copy) -> None:
+    """After all sections: the style checks pass, and the new settings and sections are in the generated documents."""
+    copy.follow(*SECTIONS, commands=False)
+    files = [step.path for steps in SECTIONS.values() for step in steps if step.path.endswith(".py")]
+    ruff = Path(sys.executable).with_name("ruff")
+    for arguments in (["check", "--no-cache"], ["format", "--check", "--no-cache"]):
+        done = subprocess.run([ruff, *arguments, *files], cwd=copy.root, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout
+    copy.run(".venv/bin/python -m reconciler.config.docs")
+    page = (copy.root / "docs" / "config.md").read_text()
+    for name in (
+        "policies.pids_limit",
+        "policies.slow_clock",
+        "interference.rules.NAME.when[][].blocked_tasks",
+        "alerts.sinks.NAME.tcp",
+    ):
+        assert f"## `{name}`" in page
+    assert "  pids_limit:" in (copy.root / "deploy" / "config.yaml").read_text()
