@@ -26,12 +26,12 @@ from typing import Any, Final
 from msgspec import Struct
 
 from tests.e2e.agent import eventually
-from tests.e2e.kubelet import write
 from tests.e2e.node import RunningPod
 from tests.e2e.pods import ContainerSpec, PodSpec, new_uid
+from tests.fakes.kubelet.cgroups import write
+from tests.fakes.kubelet.fake import playing_the_kubelet
 from tests.node.bypassd import BypassdProcess, configuration
 from tests.node.client import Sample, percentile, read_samples
-from tests.node.kubelet import playing_the_kubelet
 from tests.node.scripted import ScriptedNode
 
 MEGA: Final = 1 << 20
@@ -259,7 +259,7 @@ def theatre(scene: Scene, cgroup_root: str) -> Iterator[Theatre]:
         playing_the_kubelet(),
         ScriptedNode.start(cpu_policy="none", reserved=frozenset(), cgroup_root=cgroup_root) as node,
     ):
-        node.listen()
+        node.kubelet.listen()
         if scene.name == "memory":
             kubepods = node.cgroups.directory("memory", node.cgroups.group("kubepods"))
             write(kubepods, "memory.limit_in_bytes", PODS_BYTES)

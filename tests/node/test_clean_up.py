@@ -22,11 +22,11 @@ TOP = "/bypassd-test-node-kill"
 _NODE = f"""
 import time
 from tests.e2e.pods import best_effort, burstable
-from tests.node.kubelet import Version
+from tests.fakes.kubelet.fake import Version
 from tests.node.reaper import watched
 from tests.node.scripted import ScriptedNode
 with ScriptedNode.start(cgroup_root="{TOP}") as node, watched(node.directory):
-    node.begin(Version.STATIC_122)
+    node.kubelet.begin(Version.STATIC_122)
     node.run_pod(best_effort("crunch", run=("burn", "2")))
     node.run_pod(burstable("web", run=("serve", "1000")))
     print(node.directory, flush=True)

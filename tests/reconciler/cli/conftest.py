@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from reconciler.cli.main import main
+from tests.fakes.livenode import LiveNode
 from tests.reconciler.cli.fakedaemon import FakeDaemon, listening
-from tests.reconciler.cli.livenode import LiveNode
 
 
 class Ran(NamedTuple):

@@ -16,8 +16,8 @@ from reconciler.web.interface import HoldRequest, RestoreRequest
 from state.model import Hold
 from state.schema import HOLDS
 from state.store import Store, StoreBatch
+from tests.fakes.livenode import BATCH, LiveNode
 from tests.fakes.web import FakePulse
-from tests.reconciler.cli.livenode import BATCH, LiveNode
 
 
 class Rows:

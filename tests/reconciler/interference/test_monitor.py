@@ -26,7 +26,7 @@ from state.evidence import NODE, PodSnapshot, pod_subject
 from state.measures import Response, Restrictions
 from state.model import Hold
 from state.schema import META
-from tests.reconciler.cli.livenode import BATCH, PINNED, WEB, LiveNode, container_id, group
+from tests.fakes.livenode import BATCH, PINNED, WEB, LiveNode, container_id, group
 
 
 class Script:
