@@ -46,11 +46,6 @@ def daemon(document: dict[str, Any]) -> Iterator[FakeDaemon]:
 
 
 @pytest.fixture
-def live(tmp_path: Path) -> LiveNode:
-    return LiveNode(tmp_path)
-
-
-@pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Run:
     """Run ``bypassctl`` with these words."""
 

@@ -80,11 +80,6 @@ def world() -> World:
     return World()
 
 
-@pytest.fixture
-def live(tmp_path: Path) -> LiveNode:
-    return LiveNode(tmp_path)
-
-
 @pytest.mark.parametrize("jump", [-10 * 86400.0, -3600.0, 3600.0, 10 * 86400.0])
 @pytest.mark.parametrize("restart", [False, True])
 async def test_a_clock_that_is_set_neither_ends_a_hold_nor_prolongs_it(

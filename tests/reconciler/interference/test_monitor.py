@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -138,11 +137,6 @@ def stage(live: LiveNode, config: Config) -> Iterator[Stage]:
     with live.agent(config) as agent:
         agent.metadata.set_manifests({})
         yield Stage(agent, live)
-
-
-@pytest.fixture
-def live(tmp_path: Path) -> LiveNode:
-    return LiveNode(tmp_path)
 
 
 def still_told(scene: Stage) -> list[str]:
