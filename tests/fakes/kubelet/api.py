@@ -169,18 +169,21 @@ def pod_item(
     qos: str,
     containers: Sequence[ListedContainer],
     init: Sequence[ListedContainer] = (),
-    labels: Mapping[str, str] | None = None,
-    annotations: Mapping[str, str] | None = None,
+    labels: object = None,
+    annotations: object = None,
     priority_class: str = "",
     seen: datetime | None = None,
     status: Mapping[str, object] | None = None,
 ) -> dict[str, Any]:
-    """One entry of ``items``. ``seen``: when the kubelet admitted it; ``status``: more fields of that section."""
+    """One entry of ``items``. ``seen``: when the kubelet admitted it; ``status``: more fields of that section.
+
+    ``labels`` and ``annotations`` are mappings, or what a test puts there instead.
+    """
     times = {"creationTimestamp": stamp(seen)} if seen is not None else {}
-    notes = dict(annotations or {})
-    if seen is not None:
-        notes["kubernetes.io/config.seen"] = seen.strftime("%Y-%m-%dT%H:%M:%S.%f000Z")
-        notes["kubernetes.io/config.source"] = "api"
+    notes = {} if annotations is None else annotations
+    if seen is not None and isinstance(notes, dict):
+        admitted = seen.strftime("%Y-%m-%dT%H:%M:%S.%f000Z")
+        notes = {**notes, "kubernetes.io/config.seen": admitted, "kubernetes.io/config.source": "api"}
     running = [container for container in containers if container.id]
     return {
         "metadata": {
@@ -188,7 +191,7 @@ def pod_item(
             "namespace": namespace,
             "uid": uid,
             **times,
-            "labels": dict(labels or {}),
+            "labels": {} if labels is None else labels,
             "annotations": notes,
         },
         "spec": {
