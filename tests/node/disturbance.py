@@ -166,7 +166,9 @@ class Theatre:
                 if verdict_s is not None:
                     until = max(until, began + verdict_s + recover_s)
                     last = self._median(now - 1.0, now)
-                    if now - began > verdict_s + 1.0 and last is not None and last < self._good(calm):
+                    recovered = now - began > verdict_s + 1.0 and last is not None and last < self._good(calm)
+                    # Before the agent's first step it is the disturber or the machine that paused.
+                    if recovered and self._steps():
                         recovered_s = now - began
             steps = self._steps()
         finally:
