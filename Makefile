@@ -34,16 +34,20 @@ lint: setup
 types: setup
 	$(BIN)/mypy
 
-# What needs nothing but a processor runs in two parts side by side, and beside them what mostly waits: daemons on nodes
-# made of directories. What measures, and what asks containerd, has the machine to itself afterwards.
+# What needs nothing but a processor runs in two parts side by side, and beside them what mostly waits, in two parts too:
+# daemons on nodes made of directories. What measures, and what asks containerd, has the machine to itself afterwards.
 unit: setup
-	$(MAKE) --no-print-directory --jobs=3 --output-sync=target unit-reconciler unit-rest unit-daemon
+	$(MAKE) --no-print-directory --jobs=4 --output-sync=target unit-reconciler unit-rest unit-daemon unit-daemon-starts
 	$(BIN)/python -m pytest -q -m "kernel or containerd" $(DAEMON:%=--ignore=%)
 
-PURE = $(BIN)/python -m pytest -q -p no:cacheprovider -m "not kernel and not containerd"
+# The tests' directories are in memory where a GiB of it is free: hundreds of stores and node trees are written and synced.
+MEMORY = $(shell test "$$(df -k --output=avail /dev/shm 2>/dev/null | tail -1)" -gt 1048576 2>/dev/null && echo /dev/shm)
+PURE = PYTEST_DEBUG_TEMPROOT=$(MEMORY) $(BIN)/python -m pytest -q -p no:cacheprovider \
+	-o tmp_path_retention_policy=failed -m "not kernel and not containerd"
 ELSEWHERE = tests/reconciler/placement tests/reconciler/signals tests/reconciler/cli
 DAEMON = $(filter-out tests/daemon/test_network.py,$(wildcard tests/daemon/test_*.py))
-.PHONY: unit-reconciler unit-rest unit-daemon
+STARTS = $(filter tests/daemon/test_o% tests/daemon/test_r% tests/daemon/test_s% tests/daemon/test_t%,$(DAEMON))
+.PHONY: unit-reconciler unit-rest unit-daemon unit-daemon-starts
 unit-reconciler:
 	$(PURE) tests/reconciler $(ELSEWHERE:%=--ignore=%)
 
@@ -51,7 +55,10 @@ unit-rest:
 	$(PURE) $(filter-out tests/reconciler/,$(wildcard tests/*/)) $(wildcard tests/test_*.py) $(ELSEWHERE)
 
 unit-daemon:
-	$(BIN)/python -m pytest -q -p no:cacheprovider -m "kernel or containerd" $(DAEMON)
+	$(BIN)/python -m pytest -q -p no:cacheprovider -m "kernel or containerd" $(filter-out $(STARTS),$(DAEMON))
+
+unit-daemon-starts:
+	$(BIN)/python -m pytest -q -p no:cacheprovider -m "kernel or containerd" $(STARTS)
 
 search: setup ## the pure tests on examples that nobody has seen yet
 	BYPASSD_SEARCH=1 $(BIN)/python -m pytest -q -m "not kernel and not containerd"

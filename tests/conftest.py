@@ -2,6 +2,7 @@
 
 import logging
 import os
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -18,6 +19,10 @@ settings.register_profile(
     derandomize="BYPASSD_SEARCH" not in os.environ,
 )
 settings.load_profile("shared machine")
+
+# Child interpreters keep their byte code, as a node's do: without it each one compiles every module anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+os.environ.setdefault("PYTHONPYCACHEPREFIX", f"{sys.prefix}/bytecode")
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,6 @@ Figures, not tests: they are printed, with the machine's own noise in them.
 
 import argparse
 import contextlib
-import hashlib
 import json
 import os
 import statistics
@@ -25,20 +24,35 @@ import time
 from collections.abc import Iterator
 
 from tests.bench import hammer, judging, memory, movement, planning, signals
-from tests.bench.node import HTTP_PORT, KUBEPODS, MOUNT, BenchNode
 from tests.e2e.agent import Agent
 from tests.e2e.baseline.run import WatchWrite
+from tests.fakes.node import PAUSE, Box, DirectoryNode, NodePod, RealKernel
 
 _KINDS = ("idle", "starts", "http", "churn", "judge", "memory", "movement", "plan", "signals")
 _TURNS = 3
+MOUNT = "/sys/fs/cgroup"
+HTTP_PORT = 19470
 _CREATION_S = 0.02
 """From the container's mkdir to the runtime's signal: 14-30 ms were recorded."""
 
 
+def bench_pod(node: DirectoryNode, number: int, *, qos: str = "besteffort", containers: int = 1) -> NodePod:
+    """A running pod; ``containers`` beside the pause container."""
+    return node.add(
+        f"pod-{number}",
+        uid=f"{number:08x}-0000-4000-8000-000000000000",
+        namespace="bench",
+        qos=qos,
+        labels={"app": f"app-{number % 7}", "pod-template-hash": f"{number:010d}"},
+        annotations={"kubernetes.io/config.seen": "2026-01-01T00:00:00Z"},
+        containers=containers,
+    )
+
+
 @contextlib.contextmanager
-def running(node: BenchNode) -> Iterator[tuple[Agent, float]]:
+def running(node: DirectoryNode) -> Iterator[tuple[Agent, float]]:
     """The agent on this node, and how long it took from exec to ready (s)."""
-    agent = Agent(node.config(), f"{node.directory}/agent", http_socket=node.socket)
+    agent = Agent(node.daemon_config(http={"port": HTTP_PORT}), f"{node.root}/agent", http_socket=node.socket)
     began = time.monotonic()
     agent.start()
     try:
@@ -77,13 +91,13 @@ def cpu_and_rss(pid: int) -> tuple[float, float]:
     return ticks / os.sysconf("SC_CLK_TCK"), pages * os.sysconf("SC_PAGESIZE") / 2**20
 
 
-def idle(node: BenchNode, count: int, seconds: float) -> dict[str, object]:
+def idle(node: DirectoryNode, count: int, seconds: float) -> dict[str, object]:
     """Start to all right, then CPU and memory."""
     watched = []
     for number in range(count):
-        path, ids = node.pod(number, qos="besteffort" if number % 2 else "burstable")
-        watched += [f"{path}/{cid}" for cid in ids[1:]] if number % 2 else []
-    agent = Agent(node.config(), f"{node.directory}/agent", http_socket=node.socket)
+        pod = bench_pod(node, number, qos="besteffort" if number % 2 else "burstable")
+        watched += [pod.main.group] if number % 2 else []
+    agent = Agent(node.daemon_config(http={"port": HTTP_PORT}), f"{node.root}/agent", http_socket=node.socket)
     began = time.monotonic()
     agent.start()
     try:
@@ -108,10 +122,10 @@ def idle(node: BenchNode, count: int, seconds: float) -> dict[str, object]:
         agent.stop()
 
 
-def starts(node: BenchNode, count: int) -> dict[str, object]:
+def starts(node: DirectoryNode, count: int) -> dict[str, object]:
     """Signal to last write: the agent's own measure, beside a bare C loop on the same node, in turns."""
     for number in range(110):
-        node.pod(number)
+        bench_pod(node, number)
     alone: list[float] = []
     at_once: list[float] = []
     bare: list[float] = []
@@ -139,10 +153,10 @@ def starts(node: BenchNode, count: int) -> dict[str, object]:
     }
 
 
-def listener(node: BenchNode, count: int, what: tuple[str, ...]) -> dict[str, object]:
+def listener(node: DirectoryNode, count: int, what: tuple[str, ...]) -> dict[str, object]:
     """Signal to last write without and with clients of the listener, in turns within one run of the agent."""
     for number in range(110):
-        node.pod(number)
+        bench_pod(node, number)
     calm: list[float] = []
     loaded: list[float] = []
     with running(node) as (agent, _):
@@ -169,34 +183,30 @@ def _waited_s(pid: int) -> float:
     return int(_read(f"/proc/{pid}/schedstat").split()[1]) / 1e9
 
 
-def _start_one(node: BenchNode, number: int) -> None:
-    path, _, cid = _prepare(node, number)
-    node.start(path, cid)
+def _start_one(node: DirectoryNode, number: int) -> None:
+    pod, box = _prepare(node, number)
+    node.make_groups(pod, box)
     time.sleep(_CREATION_S)
-    node.settle(path, cid)
+    node.settle(box)
 
 
-def _start_many(node: BenchNode, numbers: range) -> None:
+def _start_many(node: DirectoryNode, numbers: range) -> None:
     made = [_prepare(node, number) for number in numbers]
-    for path, _, cid in made:
-        node.start(path, cid)
+    for pod, box in made:
+        node.make_groups(pod, box)
     time.sleep(0.03)
-    for path, _, cid in made:
-        node.settle(path, cid)
+    for _, box in made:
+        node.settle(box)
 
 
-def _prepare(node: BenchNode, number: int) -> tuple[str, str, str]:
-    path, _ = node.pod(number, containers=1)
-    uid = path.rpartition("/pod")[2]
-    cid = f"{number:064x}"
-    node.bundle(path, cid, uid, 1)
-    return path, uid, cid
+def _prepare(node: DirectoryNode, number: int) -> tuple[NodePod, Box]:
+    pod = bench_pod(node, number, containers=0)
+    return pod, node.prepare(pod, "main", PAUSE, container_id=f"{number:064x}")
 
 
-def _remove(node: BenchNode, numbers: range) -> None:
+def _remove(node: DirectoryNode, numbers: range) -> None:
     for number in numbers:
-        path = f"{KUBEPODS}/besteffort/pod{number:08x}-0000-4000-8000-000000000000"
-        node.remove(path, [f"{number:064x}", hashlib.sha256(f"{number}/0".encode()).hexdigest()])
+        node.remove(node.pods[f"{number:08x}-0000-4000-8000-000000000000"])
 
 
 def _hot(agent: Agent, numbers: range) -> list[float]:
@@ -217,10 +227,10 @@ def _hot(agent: Agent, numbers: range) -> list[float]:
     return times
 
 
-def _bare(node: BenchNode, numbers: range) -> list[float]:
+def _bare(node: DirectoryNode, numbers: range) -> list[float]:
     """The same from the C loop: one cpuset that changes (BE containers' shares are right as runc makes them)."""
     files = {f"{MOUNT}/cpuset%s/cpuset.cpus": "1"}
-    directory = f"{node.directory}/bare-{numbers[0]}"
+    directory = f"{node.root}/bare-{numbers[0]}"
     os.makedirs(directory)
     with WatchWrite(runc_root=node.runc_root, bundles=node.bundles, files=files, directory=directory) as bare:
         for number in numbers:
@@ -242,23 +252,23 @@ def _figures(times: list[float]) -> dict[str, float]:
     }
 
 
-def churn(node: BenchNode, count: int) -> dict[str, object]:
+def churn(node: DirectoryNode, count: int) -> dict[str, object]:
     """Pods made and removed as fast as the kernel allows."""
     with running(node) as (agent, _):
         _, rss_before = cpu_and_rss(agent.pid)
         began = time.monotonic()
-        alive: list[tuple[str, list[str]]] = []
+        alive: list[NodePod] = []
         for number in range(count):
-            alive.append(node.pod(number))
+            alive.append(bench_pod(node, number))
             if len(alive) > 50:
-                node.remove(*alive.pop(0))
+                node.remove(alive.pop(0))
         made_s = time.monotonic() - began
-        wanted = {path.rpartition("/pod")[2] for path, _ in alive}
+        wanted = {pod.uid for pod in alive}
         settled = _until(lambda: _uids(agent) == wanted)
-        paths = [f"{path}/{cid}" for path, ids in alive for cid in ids[1:]]
+        paths = [pod.main.group for pod in alive]
         missed = 0 if _until(lambda: right(paths)) is not None else 1
-        for path, ids in alive:
-            node.remove(path, ids)
+        for pod in alive:
+            node.remove(pod)
         emptied = _until(lambda: not _uids(agent))
         time.sleep(3)
         left = state(agent, "files")["files"]
@@ -330,7 +340,11 @@ def main() -> int:
     if given.what == "signals":
         print(json.dumps(signals.run(given.count or 110, int(given.seconds)), indent=2))
         return 0
-    with BenchNode(tempfile.mkdtemp(prefix="bypassd-bench-")) as node:
+    kernel = RealKernel()
+    with (
+        tempfile.TemporaryDirectory(prefix="bypassd-bench-") as directory,
+        DirectoryNode(directory, kernel, kernel.mounts, cgroup_root="/bypassd-bench") as node,
+    ):
         if given.what == "idle":
             found = idle(node, given.count, given.seconds)
         elif given.what == "starts":
@@ -339,7 +353,7 @@ def main() -> int:
             found = listener(node, given.count, tuple(given.load))
         else:
             found = churn(node, given.count)
-    print(json.dumps({"kubepods": KUBEPODS, **found}, indent=2))
+    print(json.dumps({"kubepods": node.kubepods, **found}, indent=2))
     return 0
 
 

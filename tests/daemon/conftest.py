@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon.node import HIERARCHIES, DirectoryNode
 from tests.daemon.process import Daemon
 from tests.e2e.mounts import hierarchies
+from tests.fakes.node import HIERARCHIES, DirectoryNode, RealKernel
 
 HERE = Path(__file__).parent
+# Two runs of the tests may be active at the same time.
+CGROUP_ROOT = f"/bypassd-test-daemon-{os.getpid()}"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -30,7 +32,8 @@ def node(tmp_path: Path) -> Iterator[DirectoryNode]:
         pytest.skip("REAL KERNEL TEST NOT RUN: needs root and writable cgroups")
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("REAL KERNEL TEST NOT RUN: one CPU leaves nothing to divide")
-    with DirectoryNode(str(tmp_path / "node")) as made:
+    kernel = RealKernel()
+    with DirectoryNode(str(tmp_path / "node"), kernel, kernel.mounts, cgroup_root=CGROUP_ROOT, runc="runc") as made:
         yield made
 
 

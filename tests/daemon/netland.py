@@ -17,8 +17,8 @@ from typing import Final, Self
 
 import pytest
 
-from tests.daemon.node import Box, DirectoryNode, NodePod
 from tests.daemon.process import ROOT, wait_for
+from tests.fakes.node import Box, DirectoryNode, NodePod
 
 MBIT: Final = 125_000
 SERVER: Final = "10.214.1.2"
@@ -139,7 +139,7 @@ class Netland:
 
     def net_cls(self) -> str:
         """Mount cgroup v1's net_cls where only what runs on the host sees it, with the node's own groups."""
-        mount = f"{self._node.directory}/net_cls"
+        mount = f"{self._node.root}/net_cls"
         os.mkdir(mount)
         self.run(self.host, "mount", "-t", "cgroup", "-o", "net_cls", "none", mount)
         root = self._node.cgroup_root

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 
 import yaml
 
-from tests.daemon.node import Box, DirectoryNode
+from tests.fakes.node import Box, DirectoryNode, merged
 
 ROOT: Final = Path(__file__).parents[2]
 COMMAND: Final = (sys.executable, "-m", "reconciler.daemon.main")
@@ -47,6 +47,23 @@ def bounded(node: DirectoryNode, box: Box) -> bool:
     return node.cpus(box) != "0-1" and node.shares(box) == "2"
 
 
+def configuration(node: DirectoryNode, **more: object) -> dict[str, object]:
+    """Quick to notice, and with a budget that the machine's noise does not move."""
+    base = node.daemon_config(
+        operator_file=f"{node.root}/classes.yaml",
+        kubelet={"period_s": 1, "timeout_s": 2.0},
+        runtime={"cri": "off"},
+        policies={
+            "idle_buffer": {"enabled": False},
+            # Always at its floor: half of the machine.
+            "reclaimed": {"budget": {"limit_percent": 1, "floor_percent": 50}},
+        },
+        http={"enabled": False},
+        log={"format": "json"},
+    )
+    return merged(base, more)
+
+
 class DaemonFailed(Exception):
     """The daemon ended, or is not ready in time; the text ends in its log."""
 
@@ -56,10 +73,10 @@ class Daemon:
 
     def __init__(self, node: DirectoryNode, **more: object) -> None:
         self.node = node
-        self.directory = f"{node.directory}/daemon"
+        self.directory = f"{node.root}/daemon"
         self.config_file = f"{self.directory}/config.yaml"
         self.log = f"{self.directory}/log"
-        self.socket = f"{node.directory}/bypassd.sock"
+        self.socket = node.socket
         self.within: tuple[str, ...] = ()
         """The command by which it is started: to be in other namespaces than the test is."""
         self._process: subprocess.Popen[bytes] | None = None
@@ -69,7 +86,7 @@ class Daemon:
     def configure(self, **more: object) -> None:
         """Write the configuration file; a running daemon reads it at SIGHUP."""
         with open(self.config_file, "w", encoding="utf-8") as file:
-            yaml.safe_dump(self.node.config(**more), file)
+            yaml.safe_dump(configuration(self.node, **more), file)
 
     @property
     def pid(self) -> int:

@@ -4,10 +4,10 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.daemon.node import DirectoryNode
 from tests.daemon.process import Daemon, bounded, wait_for
 from tests.daemon.test_foreign_writes import named
 from tests.daemon.writers import Scribe
+from tests.fakes.node import DirectoryNode
 
 Make = Callable[..., Daemon]
 

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.daemon.node import DirectoryNode, NodePod
 from tests.daemon.process import Daemon, bounded, wait_for
+from tests.fakes.node import DirectoryNode, NodePod
 
 Make = Callable[..., Daemon]
 QUOTA, BURST = "cpu.cfs_quota_us", "cpu.cfs_burst_us"
@@ -28,7 +28,7 @@ def test_a_pinned_containers_quota_is_lifted_again_after_each_update_and_comes_b
     node: DirectoryNode, daemon: Make
 ) -> None:
     pinned = limited(node, "pinned", "", 100_000, cpus="1")
-    node.cpu_manager("static", "0", {pinned.uid: {"main": "1"}})
+    node.kubelet.cpu_manager("static", "0", {pinned.uid: {"main": "1"}})
     one = daemon().up()
     wait_for(lambda: levels(node, pinned, QUOTA) == ("-1", "-1"), told=one.tail)
     # The kubelet of those days writes it again with each update of the container.

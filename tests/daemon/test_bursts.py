@@ -19,8 +19,9 @@ from reconciler.config.environment import find_place
 from reconciler.config.model import Config
 from reconciler.daemon.agent import Agent
 from reconciler.runtime.supervisor import Supervisor
-from tests.daemon.node import Box, DirectoryNode, NodePod
+from tests.daemon.process import configuration
 from tests.daemon.writers import Scribe
+from tests.fakes.node import Box, DirectoryNode, NodePod
 
 LIMIT = 10_000
 """A tenth of a CPU: a machine that others use has that much left, and they hardly feel it."""
@@ -83,7 +84,7 @@ def burning(node: DirectoryNode, box: Box) -> Iterator["subprocess.Popen[bytes]"
 
 def config_of(node: DirectoryNode, tmp_path: Path, **policies: object) -> Config:
     """The node's configuration, with these policies as well; read five times a second."""
-    base = node.config()
+    base = configuration(node)
     more = {"node": {**_section(base, "node"), "sample_s": 0.2}, "policies": _section(base, "policies") | policies}
     file = tmp_path / "config.yaml"
     file.write_text(yaml.safe_dump(base | more))

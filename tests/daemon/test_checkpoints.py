@@ -8,8 +8,8 @@ import pytest
 
 from state.allocated import ACTUATED_PODS, ALLOCATED_PODS
 from state.kubelet import CPU_STATE, DEVICES, MEMORY_STATE, POD_STATUS, render_cpu_manager_state
-from tests.daemon.node import DirectoryNode, NodePod
 from tests.daemon.process import Daemon, wait_for
+from tests.fakes.node import DirectoryNode, NodePod
 
 Make = Callable[..., Daemon]
 GOOD = render_cpu_manager_state("static", "0", {"11111111-1111-4111-8111-111111111111": {"main": "1"}})
@@ -18,7 +18,7 @@ GOOD = render_cpu_manager_state("static", "0", {"11111111-1111-4111-8111-1111111
 def exclusive(node: DirectoryNode, cpus: str = "1") -> NodePod:
     """A Guaranteed pod that the static CPU manager has given a CPU, as its container's spec has it too."""
     pod = node.add("pinned", qos="", cpus=cpus, shares=1024, quota_us=100_000)
-    node.cpu_manager("static", "0" if cpus == "1" else "1", {pod.uid: {"main": cpus}})
+    node.kubelet.cpu_manager("static", "0" if cpus == "1" else "1", {pod.uid: {"main": cpus}})
     return pod
 
 
@@ -32,7 +32,7 @@ def test_exclusive_cpus_are_adopted_and_be_work_keeps_off_them(node: DirectoryNo
     assert (node.cpus(pinned.main), node.shares(pinned.main)) == ("1", "1024")
     assert node.cpus(be.main) == "0"
     # The kubelet moves it (a new checkpoint, then its update through the runtime): we follow.
-    node.cpu_manager("static", "1", {pinned.uid: {"main": "0"}})
+    node.kubelet.cpu_manager("static", "1", {pinned.uid: {"main": "0"}})
     node.settle(pinned.main, {"cpu": {**pinned.main.resources["cpu"], "cpus": "0"}, "memory": {}})
     node.settle(be.main, {"cpu": {**be.main.resources["cpu"], "cpus": "1"}, "memory": {}})
     wait_for(lambda: one.state("pools")["pools"].get(f"dedicated/{pinned.uid}/main") == "0", told=one.tail)
@@ -60,9 +60,9 @@ def test_a_broken_checkpoint_is_one_message_and_changes_nothing(node: DirectoryN
     for fault, (text, word) in FAULTS.items():
         logged = len(one.said("cpu_manager_state"))
         if text is None:
-            node.delete_checkpoint()
+            node.kubelet.delete_checkpoint()
         else:
-            node.checkpoint(text)
+            node.kubelet.checkpoint(text)
         said = wait_for(lambda: [line for line in one.problems() if "cpu_manager_state" in line], told=one.tail)
         assert len(said) == 1, (fault, said)
         assert word in said[0], fault
@@ -71,7 +71,7 @@ def test_a_broken_checkpoint_is_one_message_and_changes_nothing(node: DirectoryN
         assert one.state("pools")["pools"][f"dedicated/{pinned.uid}/main"] == "1", fault
         assert one.pod(pinned.uid)["class"] == "dedicated", fault
         assert node.tree() == before, fault
-        node.cpu_manager("static", "0", {pinned.uid: {"main": "1"}})
+        node.kubelet.cpu_manager("static", "0", {pinned.uid: {"main": "1"}})
         wait_for(lambda: one.problems() == [], told=lambda: str(one.problems()))
 
 
@@ -90,7 +90,7 @@ def test_an_emptied_checkpoint_of_a_restarted_kubelet_does_not_free_cpus_of_runn
     pinned = exclusive(node)
     one = daemon().up()
     wait_for(lambda: node.cpus(be.main) == "0", told=one.tail)
-    node.cpu_manager("static", "0-1")
+    node.kubelet.cpu_manager("static", "0-1")
     said = wait_for(lambda: [line for line in one.problems() if "are held" in line], told=one.tail)
     assert len(said) == 1, said
     assert f"CPUs 1 of {pinned.uid}/main are held" in said[0]
@@ -101,7 +101,7 @@ def test_an_emptied_checkpoint_of_a_restarted_kubelet_does_not_free_cpus_of_runn
 def test_a_start_with_a_broken_checkpoint_keeps_what_the_cgroups_show(node: DirectoryNode, daemon: Make) -> None:
     be = node.add("be", cpus="0")
     pinned = exclusive(node)
-    node.checkpoint(GOOD[:20])
+    node.kubelet.checkpoint(GOOD[:20])
     one = daemon().up()
     wait_for(lambda: node.shares(be.main) == "2" and one.pod(pinned.uid), told=one.tail)
     assert one.state("pools")["pools"][f"dedicated/{pinned.uid}/main"] == "1"
@@ -148,11 +148,11 @@ def test_a_start_with_every_checkpoint_damaged_bounds_be_work_and_says_so(
     be = node.add("be", cpus="0")
     pinned = exclusive(node)
     os.makedirs(f"{node.kubelet_root}/{os.path.dirname(DEVICES)}", exist_ok=True)
-    node.delete_checkpoint()
+    node.kubelet.delete_checkpoint()
     for name in CHECKPOINTS:
         content = NEVER[fault]
         if content is not None:
-            node.checkpoint(content, name)
+            node.kubelet.checkpoint(content, name)
         elif fault == "a directory":
             os.mkdir(f"{node.kubelet_root}/{name}")
         else:
@@ -167,5 +167,5 @@ def test_a_start_with_every_checkpoint_damaged_bounds_be_work_and_says_so(
         assert one.said(name), f"{name} is said"
     # And it lives on: a good file counts again.
     if NEVER[fault] is not None:
-        node.cpu_manager("static", "0", {pinned.uid: {"main": "1"}})
+        node.kubelet.cpu_manager("static", "0", {pinned.uid: {"main": "1"}})
         wait_for(lambda: one.pod(pinned.uid).get("class_source") == "kubelet: exclusive CPUs", told=one.tail)

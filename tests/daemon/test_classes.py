@@ -5,8 +5,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from tests.daemon.node import DirectoryNode
 from tests.daemon.process import Daemon, bounded, wait_for
+from tests.fakes.node import DirectoryNode
 
 Make = Callable[..., Daemon]
 KATALYST = "katalyst.kubewharf.io/qos_level"
@@ -102,7 +102,7 @@ def test_batch_resources_become_weight_quota_and_memory_limit(node: DirectoryNod
 def test_the_operators_file_has_the_last_word_and_a_bad_entry_is_one_message(node: DirectoryNode, daemon: Make) -> None:
     report = node.add("report", namespace="batch")
     other = node.add("other", namespace="batch")
-    with open(f"{node.directory}/classes.yaml", "w") as file:
+    with open(f"{node.root}/classes.yaml", "w") as file:
         file.write(
             "overrides:\n"
             "- class: shared\n"
@@ -136,11 +136,13 @@ def test_static_manifests_tell_labels_where_no_api_answers(node: DirectoryNode, 
         "metadata": {"name": "web", "uid": pod.uid, "labels": {KOORDINATOR: "BE"}},
         "spec": {"containers": [{"name": "main", "image": "app:1"}]},
     }
-    with open(f"{node.manifests}/web.yaml", "w") as file:
+    manifests = f"{node.root}/manifests"
+    os.mkdir(manifests)
+    with open(f"{manifests}/web.yaml", "w") as file:
         json.dump(manifest, file)
-    with open(f"{node.manifests}/broken.yaml", "w") as file:
+    with open(f"{manifests}/broken.yaml", "w") as file:
         file.write("kind: Pod\nmetadata: [not a mapping]\n")
-    one = daemon(static_manifests=node.manifests, kubelet={"endpoint": "off"}).up()
+    one = daemon(static_manifests=manifests, kubelet={"endpoint": "off"}).up()
     wait_for(lambda: one.pod(pod.uid).get("class") == "reclaimed", told=one.tail)
     assert one.pod(pod.uid)["class_source"] == f"label {KOORDINATOR}=BE"
     assert "manifest" in one.pod(pod.uid)["meta_source"]

@@ -9,9 +9,9 @@ import pytest
 from cgroupfs.errors import SourceError
 from reconciler.sources.disks import find_disk
 from tests.cgroupfs.kernelgroup import remove_tree
-from tests.daemon.node import DirectoryNode, NodePod
 from tests.daemon.process import Daemon, wait_for
 from tests.e2e.mounts import hierarchies
+from tests.fakes.node import DirectoryNode, NodePod
 
 Make = Callable[..., Daemon]
 WRITES = "blkio.throttle.write_bps_device"
@@ -24,7 +24,7 @@ def device(node: DirectoryNode) -> Iterator[str]:
     if "blkio" not in hierarchies():
         pytest.skip("REAL KERNEL TEST NOT RUN: no cgroup v1 hierarchy of blkio is mounted")
     try:
-        disk = find_disk(node.directory)
+        disk = find_disk(node.root)
     except SourceError as exc:
         pytest.skip(f"REAL KERNEL TEST NOT RUN: {exc}")
     for path in (node.cgroup_root, node.kubepods, node.besteffort, f"{node.kubepods}/burstable"):
@@ -51,7 +51,7 @@ def test_limits_are_shared_out_kept_through_a_kill_and_given_back(
     node: DirectoryNode, daemon: Make, device: str
 ) -> None:
     first = added(node, "first")
-    rule = {"name": node.directory, "write_bps": 8 * MEGA}
+    rule = {"name": node.root, "write_bps": 8 * MEGA}
     policies = {"disk": {"enabled": True, "weight_be": None, "devices": [rule]}}
     one = daemon(policies=policies).up()
     wait_for(lambda: limit(node, first) == f"{device} {8 * MEGA}", told=one.tail)

@@ -5,8 +5,8 @@ import resource
 import time
 from collections.abc import Callable
 
-from tests.daemon.node import DirectoryNode
 from tests.daemon.process import Daemon, bounded, wait_for
+from tests.fakes.node import DirectoryNode
 
 Make = Callable[..., Daemon]
 

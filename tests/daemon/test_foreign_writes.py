@@ -6,9 +6,9 @@ from collections.abc import Callable
 import pytest
 
 from state.reader import read_dump
-from tests.daemon.node import DirectoryNode
 from tests.daemon.process import Daemon, bounded, wait_for
 from tests.daemon.writers import Scribe
+from tests.fakes.node import DirectoryNode
 
 Make = Callable[..., Daemon]
 

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.daemon.node import DirectoryNode
 from tests.daemon.process import Daemon, wait_for
+from tests.fakes.node import DirectoryNode
 
 Make = Callable[..., Daemon]
 

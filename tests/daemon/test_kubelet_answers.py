@@ -2,17 +2,17 @@
 
 from collections.abc import Callable
 
-from tests.daemon.kubelet import Mood
-from tests.daemon.node import DirectoryNode
 from tests.daemon.process import Daemon, bounded, wait_for
+from tests.fakes.kubelet.api import Behaviour
+from tests.fakes.node import DirectoryNode
 
 Make = Callable[..., Daemon]
 KOORDINATOR = "koordinator.sh/qosClass"
-WORDS: dict[Mood | None, str] = {
-    Mood.UNAUTHORIZED: "401",
-    Mood.BROKEN: "500",
-    Mood.HALF: "without sending complete message body",
-    Mood.HANGING: "no answer",
+WORDS: dict[Behaviour | None, str] = {
+    Behaviour.UNAUTHORIZED: "401",
+    Behaviour.BROKEN: "500",
+    Behaviour.HALF: "without sending complete message body",
+    Behaviour.HANGING: "no answer",
     None: "refused",
 }
 
@@ -31,10 +31,10 @@ def test_a_failing_kubelet_is_one_message_and_nothing_is_lost(node: DirectoryNod
         said = wait_for(lambda: kubelet_problems(one), told=one.tail)
         assert len(said) == 1, (mood, said)
         assert word in said[0], mood
-        asked = node.kubelet.requests
+        asked = node.kubelet.api.requests
         one.look_again(1)
         if mood is not None:
-            wait_for(lambda asked=asked: node.kubelet.requests > asked, told=one.tail)  # type: ignore[misc]
+            wait_for(lambda asked=asked: node.kubelet.api.requests > asked, told=one.tail)  # type: ignore[misc]
         assert len(one.said("kubelet", word)) == 1, f"{mood}: said once, not at every question"
         assert node.tree() == before, mood
         assert one.pod(marked.uid)["class"] == "reclaimed", mood
@@ -42,8 +42,8 @@ def test_a_failing_kubelet_is_one_message_and_nothing_is_lost(node: DirectoryNod
         late = node.add()
         wait_for(lambda late=late: bounded(node, late.main), told=one.tail)  # type: ignore[misc]
         if mood is None:
-            node.kubelet.back()
-        node.kubelet.mood = Mood.GOOD
+            node.kubelet.api.start()
+        node.kubelet.api.behaviour = Behaviour.GOOD
         wait_for(lambda: kubelet_problems(one) == [], told=one.tail)
         wait_for(
             lambda late=late: one.pod(late.uid).get("meta_source", "").startswith("kubelet"),  # type: ignore[misc]
@@ -51,11 +51,11 @@ def test_a_failing_kubelet_is_one_message_and_nothing_is_lost(node: DirectoryNod
         )
 
 
-def _fail(node: DirectoryNode, mood: Mood | None) -> None:
+def _fail(node: DirectoryNode, mood: Behaviour | None) -> None:
     if mood is None:
-        node.kubelet.gone()
+        node.kubelet.api.stop()
     else:
-        node.kubelet.mood = mood
+        node.kubelet.api.behaviour = mood
 
 
 def test_an_empty_list_forgets_no_pod_that_is_there(node: DirectoryNode, daemon: Make) -> None:
@@ -63,9 +63,9 @@ def test_an_empty_list_forgets_no_pod_that_is_there(node: DirectoryNode, daemon:
     one = daemon().up()
     wait_for(lambda: bounded(node, marked.main), told=one.tail)
     before = node.tree()
-    node.kubelet.mood = Mood.EMPTY
-    asked = node.kubelet.requests
-    wait_for(lambda: node.kubelet.requests >= asked + 2, told=one.tail)
+    node.kubelet.api.behaviour = Behaviour.EMPTY
+    asked = node.kubelet.api.requests
+    wait_for(lambda: node.kubelet.api.requests >= asked + 2, told=one.tail)
     details = {row["name"]: row["detail"] for row in one.state("sources")["sources"]}
     wait_for(
         lambda: "an empty list" in {row["name"]: row["detail"] for row in one.state("sources")["sources"]}["kubelet"],
@@ -77,7 +77,7 @@ def test_an_empty_list_forgets_no_pod_that_is_there(node: DirectoryNode, daemon:
 
 def test_a_start_without_a_kubelet_is_ready_all_the_same(node: DirectoryNode, daemon: Make) -> None:
     be = node.add("be")
-    node.kubelet.mood = Mood.HANGING
+    node.kubelet.api.behaviour = Behaviour.HANGING
     one = daemon().up()
     wait_for(lambda: bounded(node, be.main), told=one.tail)
     wait_for(lambda: kubelet_problems(one), told=one.tail)

@@ -3,8 +3,8 @@
 import signal
 from collections.abc import Callable
 
-from tests.daemon.node import DirectoryNode, NodePod
 from tests.daemon.process import Daemon, bounded, wait_for
+from tests.fakes.node import DirectoryNode, NodePod
 
 Make = Callable[..., Daemon]
 SOFT, LIMIT = "memory.soft_limit_in_bytes", "memory.limit_in_bytes"

@@ -12,8 +12,8 @@ import pytest
 
 from state.network import BE_CLASS
 from tests.daemon.netland import Netland
-from tests.daemon.node import DirectoryNode
 from tests.daemon.process import ROOT, Daemon, environment, wait_for
+from tests.fakes.node import DirectoryNode
 
 Make = Callable[..., Daemon]
 FULL = bool(os.environ.get("BYPASSD_FULL"))

@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.daemon.node import DirectoryNode
 from tests.daemon.process import Daemon, bounded, wait_for
 from tests.daemon.writers import Modifications
+from tests.fakes.node import DirectoryNode
 
 Make = Callable[..., Daemon]
 

@@ -13,9 +13,9 @@ import pytest
 
 from reconciler.cli.exits import Exit
 from state.reader import read_dump
-from tests.daemon.node import DirectoryNode, NodePod
 from tests.daemon.process import ROOT, Daemon, bounded, environment, wait_for
 from tests.daemon.test_store import own_filesystem
+from tests.fakes.node import DirectoryNode, NodePod
 
 Make = Callable[..., Daemon]
 MEGA = 1 << 20
@@ -85,14 +85,14 @@ def _update(node: DirectoryNode, model: dict[str, str], pod: NodePod, dice: rand
 
 
 def test_cpus_that_became_exclusive_after_the_kill_are_not_given_to_be(node: DirectoryNode, daemon: Make) -> None:
-    node.cpu_manager("static", "0-1")
+    node.kubelet.cpu_manager("static", "0-1")
     pod = node.add("be", cpus="0-1", shares=102)
     one = daemon().up()
     wait_for(lambda: bounded(node, pod.main), told=one.tail)
     one.kill()
     pinned = node.add("pinned", qos="", cpus="0", shares=1024)
     # The kubelet's word is out, its update of the BE container is not, and may never be.
-    node.cpu_manager("static", "1", {pinned.uid: {"main": "0"}})
+    node.kubelet.cpu_manager("static", "1", {pinned.uid: {"main": "0"}})
     ended = restore(one)
     assert (ended.code, ended.left) == (Exit.OK, []), ended
     assert (node.cpus(pod.main), node.shares(pod.main), node.cpus(pinned.main)) == ("1", "102", "0")

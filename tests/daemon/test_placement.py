@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.daemon.node import DirectoryNode, NodePod
 from tests.daemon.process import Daemon, wait_for
+from tests.fakes.node import DirectoryNode, NodePod
 
 Make = Callable[..., Daemon]
 DEDICATED = {"katalyst.kubewharf.io/qos_level": "dedicated_cores"}
@@ -92,7 +92,7 @@ def test_online_pods_in_pools_are_corrected_once_each_time_the_kubelet_writes(
     node: DirectoryNode, daemon: Make
 ) -> None:
     """A static kubelet from 1.22 on: it writes at its own reasons, never in a rhythm. Nobody fights."""
-    node.cpu_manager("static", "0-1")
+    node.kubelet.cpu_manager("static", "0-1")
     web, batch = online(node, "web"), online(node, "batch", POOL)
     one = daemon().up()
     wait_for(lambda: {node.cpus(web.main), node.cpus(batch.main)} == {"0", "1"}, told=one.tail)
@@ -113,10 +113,10 @@ def test_the_kubelets_policy_is_switched_on_and_off(node: DirectoryNode, daemon:
     one = daemon().up()
     wait_for(lambda: node.cpus(own.main) != "0-1", told=one.tail)
     # Drained of nothing, as a test may: the kubelet starts with the static policy and gives the pod CPU 1.
-    node.delete_checkpoint()
+    node.kubelet.delete_checkpoint()
     wait_for(lambda: any("cpu_manager_state" in line for line in one.problems()), told=one.tail)
     assert node.cpus(own.main) != "0-1", "what was given stays while nobody can tell"
-    node.cpu_manager("static", "0", {own.uid: {"main": "1"}})
+    node.kubelet.cpu_manager("static", "0", {own.uid: {"main": "1"}})
     spec = own.main.resources
     node.settle(own.main, {**spec, "cpu": {**spec["cpu"], "cpus": "1"}})
     node.settle(web.main, {**web.main.resources, "cpu": {**web.main.resources["cpu"], "cpus": "0"}})
@@ -125,7 +125,7 @@ def test_the_kubelets_policy_is_switched_on_and_off(node: DirectoryNode, daemon:
     wait_for(lambda: (node.cpus(own.main), node.cpus(web.main)) == ("1", "0"), told=one.tail)
     assert one.standing(own.main.group, "cpu.set") == {}
     # Back to none: what the kubelet gave is not handed out again before it is sure that nobody runs there.
-    node.cpu_manager("none", "")
+    node.kubelet.cpu_manager("none", "")
     wait_for(lambda: any("changed from static to none" in line for line in one.problems()), told=one.tail)
     assert one.state("pools")["pools"][key] == "1"
     assert (node.cpus(own.main), node.cpus(web.main)) == ("1", "0")

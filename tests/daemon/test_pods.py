@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from tests.daemon.node import Box, DirectoryNode
 from tests.daemon.process import Daemon, bounded, wait_for
+from tests.fakes.node import Box, DirectoryNode
 
 Make = Callable[..., Daemon]
 

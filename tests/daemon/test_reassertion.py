@@ -3,8 +3,8 @@
 import time
 from collections.abc import Callable
 
-from tests.daemon.node import DirectoryNode
 from tests.daemon.process import Daemon, wait_for
+from tests.fakes.node import DirectoryNode
 
 Make = Callable[..., Daemon]
 SPEC = {"cpu": {"shares": 2, "period": 100_000, "cpus": "0-1"}, "memory": {}}
@@ -12,7 +12,7 @@ SPEC = {"cpu": {"shares": 2, "period": 100_000, "cpus": "0-1"}, "memory": {}}
 
 def test_static_from_1_22_is_corrected_once_and_never_fought(node: DirectoryNode, daemon: Make) -> None:
     """A shared container is updated once in its first ten seconds, and when the default set changes."""
-    node.cpu_manager("static", "0-1")
+    node.kubelet.cpu_manager("static", "0-1")
     pod = node.add("be", cpus="0-1")
     one = daemon().up()
     wait_for(lambda: node.cpus(pod.main) != "0-1", told=one.tail)
@@ -21,7 +21,7 @@ def test_static_from_1_22_is_corrected_once_and_never_fought(node: DirectoryNode
     wait_for(lambda: node.cpus(pod.main) == ours, told=one.tail)
     # An exclusive container takes a CPU: the default set changes, and every shared container is told.
     pinned = node.add("pinned", qos="", cpus="0", shares=1024)
-    node.cpu_manager("static", "1", {pinned.uid: {"main": "0"}})
+    node.kubelet.cpu_manager("static", "1", {pinned.uid: {"main": "0"}})
     node.settle(pod.main, {"cpu": {**SPEC["cpu"], "cpus": "1"}, "memory": {}})
     wait_for(lambda: f"dedicated/{pinned.uid}/main" in one.state("pools")["pools"], told=one.tail)
     wait_for(lambda: node.cpus(pod.main) == "1", told=one.tail)
@@ -37,7 +37,7 @@ def test_static_from_1_22_is_corrected_once_and_never_fought(node: DirectoryNode
 
 def test_static_up_to_1_21_gets_its_cpu_sets_and_be_is_bounded_by_quota(node: DirectoryNode, daemon: Make) -> None:
     """Every container is rewritten in a fixed rhythm: the CPU set is given up, the directory's quota remains."""
-    node.cpu_manager("static", "0-1")
+    node.kubelet.cpu_manager("static", "0-1")
     pods = [node.add("be", cpus="0-1"), node.add("too", cpus="0-1")]
     one = daemon().up()
     wait_for(lambda: all(node.cpus(pod.main) != "0-1" for pod in pods), told=one.tail)

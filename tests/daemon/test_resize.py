@@ -5,8 +5,8 @@ from collections.abc import Callable
 from typing import Any
 
 from reconciler.pods.resources import EXTENDED_SPEC
-from tests.daemon.node import DirectoryNode, NodePod
 from tests.daemon.process import Daemon, bounded, wait_for
+from tests.fakes.node import DirectoryNode, NodePod
 
 Make = Callable[..., Daemon]
 KOORDINATOR = "koordinator.sh/qosClass"
@@ -33,7 +33,7 @@ def sized(node: DirectoryNode, milli: int, limit: int, **more: Any) -> NodePod:
         process=True,
         **more,
     )
-    node.granted(pod, cpu(milli), cpu(limit))
+    node.kubelet.allocated(pod.uid, pod.main.name, cpu(milli), cpu(limit))
     return pod
 
 
@@ -45,7 +45,7 @@ def test_a_resized_be_pod_has_the_new_size_and_stays_bounded(node: DirectoryNode
     pod = sized(node, 200, 400, labels={KOORDINATOR: "BE"})
     one = daemon(kubelet=RARELY).up()
     wait_for(lambda: bounded(node, pod.main), told=one.tail)
-    container, asked = pod.main.id, node.kubelet.requests
+    container, asked = pod.main.id, node.kubelet.api.requests
     # BE has the least weight, whatever it asks for; its limit is its own.
     assert in_force(node, pod) == ("2", "40000")
 
@@ -56,12 +56,12 @@ def test_a_resized_be_pod_has_the_new_size_and_stays_bounded(node: DirectoryNode
     node.settle(pod.main, {**oci(200, 400), "memory": {"limit": 256 << 20}})
     words = "deferred: requests.cpu 200m -> 400m, limits.cpu 400m -> 800m (node is full)"
     wait_for(lambda: one.pod(pod.uid)["resizes"] == {"main": words}, told=lambda: str(one.pod(pod.uid)))
-    assert node.kubelet.requests > asked, "the runtime's update made us ask, long before the period was over"
+    assert node.kubelet.api.requests > asked, "the runtime's update made us ask, long before the period was over"
     wait_for(lambda: bounded(node, pod.main) and in_force(node, pod) == ("2", "40000"), told=one.tail)
 
     # Now there is: it is admitted and actuated, and the container runs on.
     pod.meta["status"] = {}
-    node.granted(pod, cpu(400), cpu(800))
+    node.kubelet.allocated(pod.uid, pod.main.name, cpu(400), cpu(800))
     node.settle(pod.main, oci(400, 800))
     wait_for(lambda: one.pod(pod.uid)["resizes"] == {}, told=lambda: str(one.pod(pod.uid)))
     wait_for(lambda: bounded(node, pod.main) and in_force(node, pod) == ("2", "80000"), told=one.tail)
@@ -80,13 +80,13 @@ def test_a_resized_shared_pod_has_the_new_size_and_is_left_alone(node: Directory
     pod = sized(node, 500, 500)
     one = daemon(kubelet=RARELY).up()
     wait_for(lambda: one.pod(pod.uid).get("class") == "shared", told=one.tail)
-    container, asked = pod.main.id, node.kubelet.requests
+    container, asked = pod.main.id, node.kubelet.api.requests
 
     # The checkpoint comes first: the kubelet has admitted it, and the runtime is told some milliseconds later.
     pod.meta["resources"] = {"requests": cpu(1000), "limits": cpu(1500)}
-    node.granted(pod, cpu(1000), cpu(1500))
+    node.kubelet.allocated(pod.uid, pod.main.name, cpu(1000), cpu(1500))
     node.settle(pod.main, oci(1000, 1500))
-    wait_for(lambda: node.kubelet.requests > asked, told=one.tail)
+    wait_for(lambda: node.kubelet.api.requests > asked, told=one.tail)
     wait_for(lambda: one.pod(pod.uid)["resizes"] == {}, told=lambda: str(one.pod(pod.uid)))
     one.look_again(2)
     assert in_force(node, pod) == ("1024", "150000")
@@ -95,7 +95,7 @@ def test_a_resized_shared_pod_has_the_new_size_and_is_left_alone(node: Directory
     # Smaller again, and this time the kubelet never agrees.
     pod.meta["resources"] = {"requests": cpu(100), "limits": cpu(100)}
     pod.meta["status"] = {"conditions": [{"type": "PodResizePending", "status": "True", "reason": "Infeasible"}]}
-    node.granted(pod, {**cpu(1000), "memory": "1Mi"}, cpu(1500))
+    node.kubelet.allocated(pod.uid, pod.main.name, {**cpu(1000), "memory": "1Mi"}, cpu(1500))
     words = "infeasible: requests.cpu 1000m -> 100m, requests.memory 1048576 -> none, limits.cpu 1500m -> 100m"
     wait_for(lambda: one.pod(pod.uid)["resizes"] == {"main": words}, told=lambda: str(one.pod(pod.uid)))
     assert in_force(node, pod) == ("1024", "150000")

@@ -14,9 +14,9 @@ from reconciler.control.persistence import was_killed
 from state.ledger import Ledger
 from state.store import Store, boot_id
 from state.undo import RestoreResult
-from tests.daemon.node import DirectoryNode, NodePod
 from tests.daemon.process import Daemon, bounded, wait_for
 from tests.daemon.writers import Modifications
+from tests.fakes.node import DirectoryNode, NodePod
 
 Make = Callable[..., Daemon]
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.daemon.kubelet import Mood
-from tests.daemon.node import DirectoryNode
 from tests.daemon.process import Daemon, bounded, run_to_end, wait_for
+from tests.fakes.kubelet.api import Behaviour
+from tests.fakes.node import DirectoryNode
 
 Make = Callable[..., Daemon]
 STOP_S = 45
@@ -34,7 +34,7 @@ def test_a_stop_is_orderly_and_leaves_settings_in_force(
     wait_for(lambda: bounded(node, pod.main), told=one.tail)
     tree = node.tree()
     # Somebody who holds a connection, and a kubelet that hangs, do not delay it.
-    node.kubelet.mood = Mood.HANGING
+    node.kubelet.api.behaviour = Behaviour.HANGING
     with socket.socket(socket.AF_UNIX) as idle:
         idle.connect(one.socket)
         idle.sendall(b"GET /state HTTP/1.1\r\n")
@@ -49,7 +49,7 @@ def test_a_stop_is_orderly_and_leaves_settings_in_force(
 def test_a_stop_while_it_starts_is_heeded(node: DirectoryNode, daemon: Make) -> None:
     for _ in range(10):
         node.add()
-    node.kubelet.mood = Mood.HANGING
+    node.kubelet.api.behaviour = Behaviour.HANGING
     one = daemon()
     one.start()
     wait_for(lambda: one.lines("info"), told=lambda: "no line in the log")
@@ -101,7 +101,7 @@ def test_a_reload_takes_the_settings_that_it_can_and_names_the_others(node: Dire
     one = daemon().up()
     wait_for(lambda: bounded(node, pod.main), told=one.tail)
     one.configure(
-        store={"path": f"{node.directory}/elsewhere/state.db"},
+        store={"path": f"{node.root}/elsewhere/state.db"},
         policies={"reclaimed": {"budget": {"floor_percent": 25}}},
     )
     one.signal(signal.SIGHUP)
@@ -112,12 +112,12 @@ def test_a_reload_takes_the_settings_that_it_can_and_names_the_others(node: Dire
 def test_what_a_reload_says_is_in_force_is_in_force(node: DirectoryNode, daemon: Make) -> None:
     """Every setting either works after a reload or is named as one that needs a restart: none is ignored."""
     pod = node.add("be")
-    with open(f"{node.directory}/other.yaml", "w") as file:
+    with open(f"{node.root}/other.yaml", "w") as file:
         file.write(f"overrides:\n- class: shared\n  uid: {pod.uid}\n")
     one = daemon().up()
     wait_for(lambda: bounded(node, pod.main), told=one.tail)
     one.configure(
-        operator_file=f"{node.directory}/other.yaml",
+        operator_file=f"{node.root}/other.yaml",
         kubelet={"period_s": 7},
         writes={"foreign": {"rounds": 9}},
         runtime={"timeout_s": 1.5},

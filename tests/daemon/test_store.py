@@ -8,9 +8,9 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from tests.daemon.node import DirectoryNode
 from tests.daemon.process import Daemon, bounded, run_to_end, wait_for
 from tests.daemon.writers import Modifications, Scribe
+from tests.fakes.node import DirectoryNode
 
 Make = Callable[..., Daemon]
 
@@ -169,7 +169,7 @@ def test_a_start_without_any_store_to_be_had_serves_and_touches_nothing(
 ) -> None:
     os.makedirs(node.store if fault == "directory" else os.path.dirname(node.store))
     if fault == "unreadable":
-        os.symlink(f"{node.directory}/nowhere/state.db", node.store)
+        os.symlink(f"{node.root}/nowhere/state.db", node.store)
     pod = node.add("be", shares=102)
     before = node.tree()
     one = daemon()

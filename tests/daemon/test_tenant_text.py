@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.daemon.kubelet import Mood
-from tests.daemon.node import DirectoryNode
 from tests.daemon.process import Daemon, bounded, wait_for
+from tests.fakes.kubelet.api import Behaviour, Item
+from tests.fakes.node import DirectoryNode
 
 Make = Callable[..., Daemon]
 KOORDINATOR = "koordinator.sh/qosClass"
@@ -21,13 +21,13 @@ MIB = 1 << 20
 def listed(node: DirectoryNode, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """Further pods of the kubelet's list, or such as replace the node's own of their uid."""
     more: list[dict[str, Any]] = []
-    items = node.kubelet._items
+    items = node.kubelet.api.items
 
-    def both() -> list[dict[str, Any]]:
+    def both() -> list[Item]:
         uids = {one["metadata"]["uid"] for one in more}
         return [*(one for one in items() if one["metadata"]["uid"] not in uids), *more]
 
-    monkeypatch.setattr(node.kubelet, "_items", both)
+    monkeypatch.setattr(node.kubelet.api, "items", both)
     return more
 
 
@@ -48,7 +48,7 @@ def test_a_pod_keeps_its_class_when_its_labels_cannot_be_read_and_over_a_restart
     assert bounded(node, marked.main)
     listed.clear()
     wait_for(lambda: not one.pod(marked.uid)["problems"], told=one.tail)
-    node.kubelet.mood = Mood.BROKEN
+    node.kubelet.api.behaviour = Behaviour.BROKEN
     for end in (one.stop, one.kill):
         end()
         one.up()
@@ -57,7 +57,7 @@ def test_a_pod_keeps_its_class_when_its_labels_cannot_be_read_and_over_a_restart
         assert shown["class_source"].startswith(f"label {KOORDINATOR}=BE")
         assert len(shown["problems"]) == 1
         assert bounded(node, marked.main)
-    node.kubelet.mood = Mood.GOOD
+    node.kubelet.api.behaviour = Behaviour.GOOD
     wait_for(lambda: one.pod(marked.uid)["class_certain"], told=one.tail)
     assert one.pod(marked.uid)["problems"] == []
 
@@ -74,7 +74,7 @@ def test_texts_of_the_greatest_length_delay_no_new_pod_and_fill_no_memory(
     for number in range(200):
         metadata = {"uid": f"uid-{number}", "name": f"p{number}", "namespace": "n", "annotations": around}
         listed.append({"metadata": metadata, "spec": {"containers": [{"name": "main"}]}})
-    requests = node.kubelet.requests
+    requests = node.kubelet.api.requests
     marked = node.add("marked", qos="burstable", shares=512, labels={KOORDINATOR: "BE"})
     wait_for(lambda: bounded(node, marked.main), told=one.tail)
     for pod in hostile:
@@ -82,6 +82,6 @@ def test_texts_of_the_greatest_length_delay_no_new_pod_and_fill_no_memory(
         wait_for(lambda pod=pod: one.pod(pod.uid)["problems"], told=one.tail)  # type: ignore[misc]
         (problem,) = one.pod(pod.uid)["problems"]
         assert STATUS in problem
-    wait_for(lambda: node.kubelet.requests > requests + 2, told=one.tail)
+    wait_for(lambda: node.kubelet.api.requests > requests + 2, told=one.tail)
     assert peak_bytes(one) - before < 24 * MIB
     assert len(one.said(STATUS)) == 0, "shown, not logged at each look"

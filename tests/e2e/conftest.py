@@ -8,11 +8,10 @@ import pytest
 
 from tests.e2e.agent import Agent, config_for
 from tests.e2e.containerd import Containerd, Unavailable
-from tests.e2e.kubelet import CGROUPFS
 from tests.e2e.mounts import hierarchies
 from tests.e2e.node import Node, NodeBusy, RunningPod
 from tests.e2e.pods import PodSpec
-from tests.node.podserver import PodServer
+from tests.fakes.kubelet.cgroups import CGROUPFS
 
 HERE = Path(__file__).parent
 
@@ -85,17 +84,12 @@ def agent(tmp_path: Path) -> Iterator[StartAgent]:
 
 
 @pytest.fixture
-def listed() -> Iterator[PodServer]:
-    """A kubelet's read-only list of pods: who asks for how much memory, and which containers are init containers."""
-    server = PodServer()
-    server.start()
+def pod_list(containerd_node: Node) -> Iterator[dict[str, object]]:
+    """The kubelet's read-only list of pods (memory requests, init containers): the agent's sections that use it."""
+    api = containerd_node.kubelet.api
+    root = {"root_dir": containerd_node.kubelet_root, "config_file": f"{containerd_node.kubelet_root}/config.yaml"}
+    api.start()
     try:
-        yield server
+        yield {"kubelet": {**root, "endpoint": "http", "address": "127.0.0.1", "http_port": api.port}}
     finally:
-        server.stop()
-
-
-def with_list(node: Node, server: PodServer) -> dict[str, object]:
-    """The agent's kubelet section, with that list."""
-    root = {"root_dir": node.kubelet_root, "config_file": f"{node.kubelet_root}/config.yaml"}
-    return {"kubelet": {**root, "endpoint": "http", "address": "127.0.0.1", "http_port": server.port}}
+        api.stop()

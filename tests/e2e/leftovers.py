@@ -18,8 +18,8 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from tests.e2e.kubelet import KubeletCgroups
 from tests.e2e.mounts import directories, mounts, tree
+from tests.fakes.kubelet.cgroups import KubeletCgroups
 
 RUNS: Final = "/run/bypassd-e2e"
 

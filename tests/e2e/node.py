@@ -1,4 +1,9 @@
-"""A legacy node for tests: containerd and runc are real, and this module does what a kubelet would tell them.
+"""The tests' node with real processes: one of the two fake nodes (the other: tests/fakes/node.py).
+
+Imitates a whole legacy node on this machine's kernel, cgroup v1, hybrid or v2: the fake kubelet (tests/fakes/kubelet)
+makes groups and checkpoints, and a runtime starts processes in them. `Node` uses Debian's containerd 1.6 and runc 1.1;
+`tests.node.scripted.ScriptedNode` has own processes and an imitation of runc instead. Not imitated: the network of
+pods (they use the host's), image pulls, probes, and the API server.
 
     with Node.start() as node:
         pod = node.run_pod(best_effort("crunch", run=("burn", "2")))
@@ -23,12 +28,13 @@ from msgspec.structs import replace
 
 from tests.e2e import leftovers
 from tests.e2e.containerd import Containerd
-from tests.e2e.cpumanager import NONE, CpuManager
 from tests.e2e.cri import Cri, CriError
 from tests.e2e.criapi import runtime_pb2 as pb
 from tests.e2e.images import oci
-from tests.e2e.kubelet import CGROUPFS, SYSTEMD, KubeletCgroups, read
 from tests.e2e.pods import PERIOD_US, ContainerSpec, PodSpec, quota_of, shares_of
+from tests.fakes.kubelet.cgroups import CGROUPFS, SYSTEMD, KubeletCgroups, read
+from tests.fakes.kubelet.cpu_manager import NONE
+from tests.fakes.kubelet.fake import FakeKubelet, RuntimeFailed
 
 # Two test runs on one machine would make the same /kubepods: whoever uses it holds this lock.
 LOCK: Final = "/run/lock/bypassd-kubepods.lock"
@@ -134,7 +140,13 @@ def kubepods_lock(*, within_s: float = 240.0) -> Iterator[None]:
 
 
 class Node:
-    """Containerd, the kubepods tree, and the pods in them. Make it with `Node.start`."""
+    """A runtime, the kubelet, and the pods of both. Make it with `Node.start`.
+
+    ``whole_kubelet``: its kubelet has a pod list in config.yaml and reconciles; else a test calls for each act.
+    """
+
+    kind = "real containers (containerd and runc)"
+    whole_kubelet = False
 
     def __init__(self, record: leftovers.Record, *, cpu_policy: str, reserved: set[int], snapshotter: str) -> None:
         self.record = record
@@ -142,11 +154,20 @@ class Node:
         self.kubelet_root = f"{self.directory}/kubelet"
         os.makedirs(f"{self.kubelet_root}/pods")
         self.cgroups = KubeletCgroups(driver=record.driver, cgroup_root=record.cgroup_root)
-        self.cpus = CpuManager(self.kubelet_root, policy=cpu_policy, cpus=os.sched_getaffinity(0), reserved=reserved)
+        self.kubelet = FakeKubelet(
+            self.kubelet_root,
+            policy=cpu_policy,
+            cpus=os.sched_getaffinity(0),
+            reserved=reserved,
+            cgroups=self.cgroups,
+            reconciles=self.whole_kubelet,
+            update=self._update,
+        )
+        self.kubelet.write_config(port=self.whole_kubelet)
+        self.cpus = self.kubelet.cpus
         self.containerd = Containerd(self.directory, systemd_cgroup=record.driver == SYSTEMD, snapshotter=snapshotter)
         self.pods: dict[str, RunningPod] = {}
         self._cri: Cri | None = None
-        self._write_kubelet_config(cpu_policy, reserved)
 
     @classmethod
     @contextlib.contextmanager
@@ -196,8 +217,14 @@ class Node:
 
     def run_pod(self, pod: PodSpec) -> RunningPod:
         """Everything a kubelet does for a new pod, up to started containers."""
-        self.cpus.allocate(pod)
-        self.cgroups.make_pod(pod)
+        self.kubelet.admit(pod)
+        running = self._run_pod(pod)
+        for name, container in running.containers.items():
+            self.kubelet.started(pod, name, container.id)
+        return running
+
+    def _run_pod(self, pod: PodSpec) -> RunningPod:
+        """The runtime's part."""
         config = self._sandbox_config(pod)
         os.makedirs(config.log_directory, exist_ok=True)
         sandbox = self.cri.run_sandbox(config)
@@ -216,6 +243,7 @@ class Node:
         self.cri.stop_container(old.id, grace_s=0)
         again = self.run_container(pod, old.spec, attempt=attempt)
         self.cri.remove_container(old.id)
+        self.kubelet.started(pod.spec, name, again.id, attempt=attempt)
         running = RunningPod(spec=pod.spec, sandbox=pod.sandbox, containers={**pod.containers, name: again})
         self.pods[pod.spec.uid] = running
         return running
@@ -232,6 +260,7 @@ class Node:
         if not grows:
             self.cgroups.set_pod(spec)
         self.pods[spec.uid] = running
+        self.kubelet.resized(spec)
         return running
 
     def first_report(self, pod: PodSpec, container: str, *, within_s: float = 20.0) -> Report:
@@ -267,14 +296,19 @@ class Node:
 
     def remove_pod(self, pod: RunningPod, *, grace_s: int = 0) -> None:
         """Stop and remove a pod, then its directories, then its CPUs."""
+        self.kubelet.leaving(pod.spec)
+        self._remove_pod(pod, grace_s=grace_s)
+        self._after_exit(pod.spec)
+        self.kubelet.removed(pod.spec)
+        self.pods.pop(pod.spec.uid, None)
+
+    def _remove_pod(self, pod: RunningPod, *, grace_s: int) -> None:
+        """The runtime's part."""
         for running in pod.containers.values():
             self.cri.stop_container(running.id, grace_s=grace_s)
             self.cri.remove_container(running.id)
         self.cri.stop_sandbox(pod.sandbox)
         self.cri.remove_sandbox(pod.sandbox)
-        self._after_exit(pod.spec)
-        self.cpus.release(pod.spec)
-        self.pods.pop(pod.spec.uid, None)
 
     def remove_pods(self, pods: list[RunningPod]) -> None:
         """Many at once."""
@@ -298,7 +332,15 @@ class Node:
         self.cgroups.start()
         self._cri = self.containerd.start()
 
+    def _update(self, pod: PodSpec, spec: ContainerSpec, container: str) -> None:
+        """The kubelet's UpdateContainerResources. Errors: `RuntimeFailed`."""
+        try:
+            self.cri.update_container(container, self._resources(pod, spec))
+        except CriError as exc:
+            raise RuntimeFailed(str(exc)) from exc
+
     def _stop(self) -> None:
+        self.kubelet.stop()
         # What cannot be removed in order here is removed by force in `leftovers.wipe`, right after.
         try:
             for pod in list(self.pods.values()):
@@ -313,15 +355,6 @@ class Node:
         finally:
             self.cri.close()
             self.containerd.stop()
-
-    def _write_kubelet_config(self, cpu_policy: str, reserved: set[int]) -> None:
-        with open(f"{self.kubelet_root}/config.yaml", "w", encoding="utf-8") as file:
-            file.write(
-                "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
-                f"cgroupDriver: {self.record.driver}\ncpuManagerPolicy: {cpu_policy}\n"
-                f'cgroupRoot: "{self.record.cgroup_root}"\n'
-                + (f'reservedSystemCPUs: "{",".join(map(str, sorted(reserved)))}"\n' if cpu_policy != NONE else "")
-            )
 
     def _sandbox_config(self, pod: PodSpec) -> pb.PodSandboxConfig:
         namespaces = pb.NamespaceOption(network=pb.NODE, pid=pb.CONTAINER, ipc=pb.POD)

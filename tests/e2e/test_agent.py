@@ -10,11 +10,11 @@ import pytest
 
 from tests.e2e.agent import eventually
 from tests.e2e.conftest import DRIVER, PodFactory, StartAgent
-from tests.e2e.cpumanager import STATIC
-from tests.e2e.kubelet import read
 from tests.e2e.node import Node
 from tests.e2e.pods import ContainerSpec, PodSpec, best_effort, burstable, guaranteed, new_uid
 from tests.e2e.values import besteffort_quota, changes, cpus, snapshot, weight
+from tests.fakes.kubelet.cgroups import read
+from tests.fakes.kubelet.cpu_manager import STATIC
 
 pytestmark = [
     pytest.mark.containerd,

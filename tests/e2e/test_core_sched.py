@@ -15,10 +15,10 @@ import pytest
 from reconciler.actuators.core_sched.prctl import RealPrctl, unable
 from tests.e2e.agent import Agent, eventually
 from tests.e2e.conftest import PodFactory, StartAgent
-from tests.e2e.kubelet import read
 from tests.e2e.node import Node, Running
 from tests.e2e.pods import best_effort, burstable
 from tests.e2e.test_hotplug import MAY
+from tests.fakes.kubelet.cgroups import read
 
 # Emulated, on one core, with half of it idle now and then: slow.
 pytestmark = [pytest.mark.containerd, pytest.mark.core, pytest.mark.timeout(900)]

@@ -10,13 +10,12 @@ import pytest
 from msgspec.structs import replace
 
 from tests.e2e.agent import Agent, eventually
-from tests.e2e.conftest import PodFactory, StartAgent, with_list
+from tests.e2e.conftest import PodFactory, StartAgent
 from tests.e2e.node import Node, Report, RunningPod
 from tests.e2e.pods import ContainerSpec, PodSpec, best_effort, burstable, guaranteed, new_uid
 from tests.e2e.test_first_instruction import ALONE, FULL, IN_TIME_ALONE, Property, figures, took_us
 from tests.e2e.values import changes, cpus, pod_quota, quota, reported_quota, snapshot
-from tests.node.kubelet import playing_the_kubelet
-from tests.node.podserver import PodServer
+from tests.fakes.kubelet.fake import playing_the_kubelet
 
 pytestmark = [
     pytest.mark.containerd,
@@ -106,16 +105,15 @@ def test_a_dedicated_pod_has_its_cpu_from_its_first_instruction_and_keeps_it(
     eventually("the online pod has back what it had", lambda: cpus(web["main"]) == everywhere)
 
 
-@pytest.mark.parametrize("told", [True, False], ids=["the kubelet's list is read", "nobody tells init containers"])
+@pytest.mark.parametrize("reads_list", [True, False], ids=["the pod list is read", "no pod list"])
 def test_what_an_init_container_ran_on_is_what_its_pod_keeps(
-    containerd_node: Node, run_pod: PodFactory, agent: StartAgent, listed: PodServer, told: bool
+    containerd_node: Node, run_pod: PodFactory, agent: StartAgent, pod_list: dict[str, object], reads_list: bool
 ) -> None:
     web = run_pod(burstable("web"))
-    daemon = agent(containerd_node, **(with_list(containerd_node, listed) if told else {}))
+    daemon = agent(containerd_node, **(pod_list if reads_list else {}))
     spec = dedicated("pinned", annotations=KATALYST)
     first = replace(spec.containers[0], name="first", run=("exit", "0"))
     spec = replace(spec, init=(first, replace(first, name="second")))
-    listed.admit(spec)
     pinned = run_pod(spec)
     eventually("its quota is lifted", lambda: quota(pinned["main"]) is None)
     reports = [containerd_node.first_report(spec, name) for name in ("first", "second", "main")]

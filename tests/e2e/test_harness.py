@@ -9,12 +9,12 @@ import pytest
 
 from tests.e2e import leftovers
 from tests.e2e.conftest import DRIVER, PodFactory
-from tests.e2e.cpumanager import STATIC
-from tests.e2e.kubelet import SYSTEMD, read
 from tests.e2e.mounts import directories, mounts, pure_v2
 from tests.e2e.node import Node, Running
 from tests.e2e.pods import best_effort, burstable, guaranteed
 from tests.e2e.statewatch import StateWatch
+from tests.fakes.kubelet.cgroups import SYSTEMD, read
+from tests.fakes.kubelet.cpu_manager import STATIC
 
 pytestmark = pytest.mark.containerd
 

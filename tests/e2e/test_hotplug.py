@@ -7,10 +7,10 @@ import pytest
 
 from tests.e2e.agent import eventually
 from tests.e2e.conftest import PodFactory, StartAgent
-from tests.e2e.kubelet import read
 from tests.e2e.node import Node, Running
 from tests.e2e.pods import best_effort, burstable
 from tests.e2e.values import cpus
+from tests.fakes.kubelet.cgroups import read
 
 DEVICE = "/sys/devices/system/cpu"
 MAY = "BYPASSD_TEST_HOTPLUG"

@@ -14,13 +14,12 @@ from cgroupfs.codecs import PAGE
 from cgroupfs.errors import SourceError
 from reconciler.sources.disks import find_disk
 from tests.e2e.agent import eventually
-from tests.e2e.conftest import PodFactory, StartAgent, with_list
-from tests.e2e.kubelet import read
+from tests.e2e.conftest import PodFactory, StartAgent
 from tests.e2e.mounts import hierarchies, pure_v2
 from tests.e2e.node import Node, Running, RunningPod
 from tests.e2e.pods import ContainerSpec, PodSpec, new_uid
 from tests.e2e.values import snapshot
-from tests.node.podserver import PodServer
+from tests.fakes.kubelet.cgroups import read
 
 pytestmark = [pytest.mark.containerd, pytest.mark.core]
 
@@ -34,14 +33,6 @@ POLICIES: dict[str, object] = {
     "memory_qos": {"enabled": True, "reclaimed": {"throttling_percent": 80, "oom_group": True}},
 }
 V2 = pytest.mark.skipif(not pure_v2(), reason="REAL KERNEL TEST NOT RUN: no cgroup v2 with controllers")
-
-
-def run(listed: PodServer, run_pod: PodFactory, spec: PodSpec) -> RunningPod:
-    listed.admit(spec)
-    pod = run_pod(spec)
-    for name, one in pod.containers.items():
-        listed.started(spec, name, one.id)
-    return pod
 
 
 def web() -> PodSpec:
@@ -82,13 +73,13 @@ def alive(container: Running) -> bool:
 
 
 def test_limits_are_there_hold_who_eats_more_and_are_given_back(
-    containerd_node: Node, run_pod: PodFactory, agent: StartAgent, listed: PodServer
+    containerd_node: Node, run_pod: PodFactory, agent: StartAgent, pod_list: dict[str, object]
 ) -> None:
-    online, calm = run(listed, run_pod, web()), run(listed, run_pod, batch("calm"))
+    online, calm = run_pod(web()), run_pod(batch("calm"))
     before = snapshot(containerd_node)
     # Little room between being slowed down and the limit: who is slowed down takes minutes for each megabyte.
     policies = {**POLICIES, "memory_qos": {"enabled": True, "reclaimed": {"throttling_percent": 99, "oom_group": True}}}
-    daemon = agent(containerd_node, policies=policies, **with_list(containerd_node, listed))
+    daemon = agent(containerd_node, policies=policies, **pod_list)
     eventually("the BE pod has its batch limit", lambda: limit(calm["main"]) == str(BATCH), within_s=30)
     besteffort = containerd_node.cgroups.directory("memory", containerd_node.cgroups.group("kubepods", "besteffort"))
     bound = "memory.max" if pure_v2() else "memory.limit_in_bytes"
@@ -109,7 +100,7 @@ def test_limits_are_there_hold_who_eats_more_and_are_given_back(
         assert int(read(besteffort, "memory.high")) < int(read(besteffort, bound))
         assert memory(calm["main"], "memory.oom.group") == "1"
     # More than it may have: the OOM killer takes it within its own group, and nobody else.
-    greedy = run(listed, run_pod, batch("greedy", eats_mib=3 * BATCH // MEGA))
+    greedy = run_pod(batch("greedy", eats_mib=3 * BATCH // MEGA))
     eventually("the one that eats more than its limit is gone", lambda: not alive(greedy["main"]), within_s=60)
     assert alive(online["main"])
     assert alive(calm["main"])
@@ -121,10 +112,10 @@ def test_limits_are_there_hold_who_eats_more_and_are_given_back(
 
 @V2
 def test_who_cannot_be_reclaimed_is_slowed_down_at_memory_high_and_lives(
-    containerd_node: Node, run_pod: PodFactory, agent: StartAgent, listed: PodServer
+    containerd_node: Node, run_pod: PodFactory, agent: StartAgent, pod_list: dict[str, object]
 ) -> None:
-    agent(containerd_node, policies=POLICIES, **with_list(containerd_node, listed))
-    pod = run(listed, run_pod, batch("between", eats_mib=(HIGH + BATCH) // 2 // MEGA - 1))
+    agent(containerd_node, policies=POLICIES, **pod_list)
+    pod = run_pod(batch("between", eats_mib=(HIGH + BATCH) // 2 // MEGA - 1))
     eventually("its memory.high is there", lambda: memory(pod["main"], "memory.high") == str(HIGH), within_s=30)
 
     def hits() -> int:
@@ -139,11 +130,11 @@ def test_who_cannot_be_reclaimed_is_slowed_down_at_memory_high_and_lives(
 
 @V2
 def test_a_limit_below_what_is_in_use_is_not_written_and_nobody_dies(
-    containerd_node: Node, run_pod: PodFactory, agent: StartAgent, listed: PodServer
+    containerd_node: Node, run_pod: PodFactory, agent: StartAgent, pod_list: dict[str, object]
 ) -> None:
-    pod = run(listed, run_pod, batch("early", eats_mib=2 * BATCH // MEGA))
+    pod = run_pod(batch("early", eats_mib=2 * BATCH // MEGA))
     eventually("it has eaten", lambda: used(pod["main"]) > BATCH * 3 // 2, within_s=30)
-    daemon = agent(containerd_node, **with_list(containerd_node, listed))
+    daemon = agent(containerd_node, **pod_list)
 
     def standing() -> list[tuple[str, str]]:
         found = daemon.pod(pod.spec.uid) or {"containers": []}
@@ -162,9 +153,9 @@ def test_a_limit_below_what_is_in_use_is_not_written_and_nobody_dies(
 
 @V2
 def test_page_cache_that_nobody_misses_is_taken(
-    containerd_node: Node, run_pod: PodFactory, agent: StartAgent, listed: PodServer, tmp_path: Path
+    containerd_node: Node, run_pod: PodFactory, agent: StartAgent, pod_list: dict[str, object], tmp_path: Path
 ) -> None:
-    pod = run(listed, run_pod, batch("reader"))
+    pod = run_pod(batch("reader"))
     if not os.path.exists(f"{pod['main'].directory('memory')}/memory.pressure"):
         pytest.skip("REAL KERNEL TEST NOT RUN: this kernel was started without pressure information")
     file = tmp_path / "cache"
@@ -175,7 +166,7 @@ def test_page_cache_that_nobody_misses_is_taken(
     assert before > 40 * MEGA
     wanted = {"enabled": True, "interval_s": 1, "probe_percent": 10, "pressure_percent": 50, "leave_bytes": 0}
     policies = {"batch": {"memory": False}, "memory_reclaim": wanted}
-    daemon = agent(containerd_node, policies=policies, **with_list(containerd_node, listed))
+    daemon = agent(containerd_node, policies=policies, **pod_list)
     eventually("its cache shrinks", lambda: used(pod["main"]) < before * 8 // 10, within_s=60)
     counts = daemon.state("sides")["sides"]["memory_reclaim"]["counts"]
     assert counts["bytes"] > 0, counts
@@ -183,14 +174,14 @@ def test_page_cache_that_nobody_misses_is_taken(
 
 
 def test_be_work_has_its_disk_limits_through_a_kill_and_loses_them(
-    containerd_node: Node, run_pod: PodFactory, agent: StartAgent, listed: PodServer
+    containerd_node: Node, run_pod: PodFactory, agent: StartAgent, pod_list: dict[str, object]
 ) -> None:
     """On v2 on the besteffort directory, which binds all below it; on v1 shared out to the containers."""
     try:
         disk = find_disk(containerd_node.directory)
     except SourceError as exc:
         pytest.skip(f"REAL KERNEL TEST NOT RUN: {exc}")
-    first, online = run(listed, run_pod, batch("first")), run(listed, run_pod, web())
+    first, online = run_pod(batch("first")), run_pod(web())
     controller, file = ("io", "io.max") if pure_v2() else ("blkio", "blkio.throttle.write_bps_device")
     if not pure_v2() and controller not in hierarchies():
         pytest.skip("REAL KERNEL TEST NOT RUN: no blkio hierarchy")
@@ -207,9 +198,9 @@ def test_be_work_has_its_disk_limits_through_a_kill_and_loses_them(
     def shown(number: int) -> str:
         return f"{disk.device} rbps=max wbps={number} riops=max wiops=max" if pure_v2() else f"{disk.device} {number}"
 
-    daemon = agent(containerd_node, policies=policies, **with_list(containerd_node, listed))
+    daemon = agent(containerd_node, policies=policies, **pod_list)
     eventually("one BE pod has all of it", lambda: limits(first) == shown(8 * MEGA), within_s=30)
-    second = run(listed, run_pod, batch("second"))
+    second = run_pod(batch("second"))
     part = shown(8 * MEGA if pure_v2() else 4 * MEGA)
     eventually("two share it", lambda: limits(first) == limits(second) == part, within_s=30)
     assert online["main"].read(controller, file) == ""

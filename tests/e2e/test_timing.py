@@ -10,11 +10,11 @@ import pytest
 from tests.e2e import trace
 from tests.e2e.baseline.run import WatchWrite
 from tests.e2e.conftest import PodFactory
-from tests.e2e.kubelet import read
 from tests.e2e.mounts import hierarchies, pure_v2
 from tests.e2e.node import Node
 from tests.e2e.pods import best_effort, burstable
 from tests.e2e.statewatch import StateWatch
+from tests.fakes.kubelet.cgroups import read
 
 pytestmark = [
     pytest.mark.containerd,

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.cpumanager import NONE, STATIC, CpuManager, checksum, cpu_list
-from tests.e2e.kubelet import SYSTEMD, KubeletCgroups
 from tests.e2e.pods import PodSpec, best_effort, burstable, guaranteed, pod_values, shares_of
 from tests.e2e.traceparse import parse_bpftrace, parse_strace, parse_tracefs
+from tests.fakes.kubelet.cgroups import SYSTEMD, KubeletCgroups
+from tests.fakes.kubelet.cpu_manager import NONE, STATIC, CpuManager, checksum, cpu_list
 
 UID = "11111111-1111-4111-8111-111111111111"
 
@@ -41,6 +41,7 @@ def test_exclusive_cpus_leave_the_default_set_and_come_back(tmp_path: Path) -> N
     assert cpus.cpus_of(pod, "main") == "1-2"
     assert cpus.cpus_of(best_effort("other"), "main") == "0,3"
     cpus.release(pod)
+    cpus.tick()
     assert json.loads((tmp_path / "cpu_manager_state").read_text())["defaultCpuSet"] == "0-3"
     assert [path.name for path in tmp_path.iterdir()] == ["cpu_manager_state"]
 

@@ -3,9 +3,9 @@
 import os
 from typing import Final
 
-from tests.e2e.kubelet import read
 from tests.e2e.mounts import directories
 from tests.e2e.node import Node, Report, Running, RunningPod
+from tests.fakes.kubelet.cgroups import read
 
 FILES: Final = (
     *("cpuset.cpus", "cpuset.mems", "cpu.shares", "cpu.cfs_quota_us", "cpu.cfs_period_us", "cpu.cfs_burst_us"),

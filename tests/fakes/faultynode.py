@@ -12,7 +12,7 @@ from unittest import mock
 
 import trio
 import trio.testing
-from msgspec import Struct, field, json
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from cgroupfs.attribution import ObservedWrite
@@ -24,8 +24,9 @@ from reconciler.daemon.status import StatusReport
 from reconciler.runtime.supervisor import Supervisor
 from state.store import Store
 from tests.fakes.faults import Call, Fault, Faults
+from tests.fakes.livenode import BATCH, PINNED, QOS, WEB, LiveNode, container_id
+from tests.fakes.node import Box
 from tests.fakes.web import FakePulse
-from tests.reconciler.cli.livenode import BATCH, PINNED, QOS, WEB, LiveNode, container_id, group
 
 LATE: Final = "dddddddd-4444-4444-8444-444444444444"
 """A best-effort pod that comes while the agent runs."""
@@ -194,35 +195,15 @@ def _config(node: LiveNode) -> Config:
     )
 
 
-def _late(node: LiveNode) -> Callable[[], None]:
+def _late(node: LiveNode) -> Callable[[], object]:
     """The new pod's container up to its bundle and groups; what is returned is runc's last step."""
-    cid, path = container_id(LATE), f"{group(LATE)}/{container_id(LATE)}"
-    node.kernel.make_group(group(LATE))
-    notes = {
-        "io.kubernetes.cri.container-type": "container",
-        "io.kubernetes.cri.container-name": "main",
-        "io.kubernetes.cri.sandbox-id": "e" * 64,
-        "io.kubernetes.cri.sandbox-name": "late-1",
-        "io.kubernetes.cri.sandbox-namespace": "ci",
-    }
-    linux = {"cgroupsPath": path, "resources": {"cpu": {"shares": 2, "cpus": "0-6"}}}
-    bundle = json.encode({"ociVersion": "1.0.2", "annotations": notes, "linux": linux}).decode()
-    node.put(f"run/containerd/io.containerd.runtime.v2.task/k8s.io/{cid}/config.json", bundle)
-    runc = f"{node.root}/run/containerd/runc/k8s.io/{cid}"
-    os.makedirs(runc)
-    node.kernel.make_group(path)
-
-    def settle() -> None:
-        mounts = f"{node.root}/sys/fs/cgroup"
-        node.kernel.write(f"{mounts}/cpuset{path}", "cpuset.cpus", "0-6")
-        node.kernel.write(f"{mounts}/cpu{path}", "cpu.shares", "2")
-        cgroups = {"path": path, "cpu_shares": 2, "cpuset_cpus": "0-6"}
-        state = json.encode({"id": cid, "init_process_pid": 42, "config": {"cgroups": cgroups}})
-        with open(f"{runc}/.new", "wb") as file:
-            file.write(state)
-        os.rename(f"{runc}/.new", f"{runc}/state.json")
-
-    return settle
+    pod = node.admit(LATE, "ci", "late-1")
+    cid = container_id(LATE)
+    box = Box(id=cid, name="main", group=f"{pod.group}/{cid}", resources={"cpu": {"shares": 2, "cpus": "0-6"}})
+    node.write_bundle(pod, box, sandbox="e" * 64)
+    os.makedirs(f"{node.runc_root}/{cid}")
+    node.kernel.make_group(box.group)
+    return lambda: node.settle(box)
 
 
 def _innermost(exc: BaseException) -> BaseException:

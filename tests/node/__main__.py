@@ -24,21 +24,21 @@ from reconciler.runtime.logs import LogFormat, LogLevel
 from tests.e2e.agent import AgentFailed
 from tests.e2e.containerd import Unavailable
 from tests.e2e.cri import CriError
-from tests.e2e.node import LOCK, NodeBusy
+from tests.e2e.node import LOCK, Node, NodeBusy
 from tests.e2e.programs import ProgramError
+from tests.fakes.kubelet.fake import RuntimeFailed, Version, playing_the_kubelet
 from tests.node import report
 from tests.node.bypassd import BypassdProcess, fake_configuration
 from tests.node.containers import ContainerNode
 from tests.node.containers import missing as missing_for_containers
 from tests.node.demo import Demo, DemoFailed
-from tests.node.fakenode import CPUS, LABEL, FakeNode
 from tests.node.inprocess import InProcess
-from tests.node.kubelet import EmbeddedNode, RuntimeFailed, Version, playing_the_kubelet
 from tests.node.machine import Beside
 from tests.node.reaper import watched
 from tests.node.screen import Screen, screen_for
 from tests.node.scripted import ScriptedNode
 from tests.node.selection import Choice, Kind, choose
+from tests.node.simulated import CPUS, LABEL, SimulatedStage
 from tests.node.values import Values
 
 EXIT_FAILED: Final = 1
@@ -129,7 +129,7 @@ def _on_this_node(config: str | None, screen: Screen) -> int:
 
 
 def _on_embedded_node(options: argparse.Namespace, screen: Screen) -> int:
-    node_type: type[EmbeddedNode] = ScriptedNode
+    node_type: type[Node] = ScriptedNode
     if options.containers != "fake":
         reason = missing_for_containers()
         if reason is None:
@@ -151,7 +151,7 @@ def _on_embedded_node(options: argparse.Namespace, screen: Screen) -> int:
         node_type.start(cpu_policy=version.policy, reserved=reserved) as node,
         watched(node.directory),
     ):
-        node.begin(version)
+        node.kubelet.begin(version)
         facts = f"{node.kind}; kubelet {version}; {len(cpus)} CPUs"
         real = node_type is ContainerNode
 
@@ -196,7 +196,7 @@ def _held_by_another_run() -> bool:
 def _on_fake_kernel(options: argparse.Namespace, screen: Screen) -> int:
     screen.say(f"{LABEL}: the control files are simulated; latency and work are not measured, nothing real is bounded")
     version: Version = options.kubelet
-    with FakeNode.start(version) as node:
+    with SimulatedStage.start(version) as node:
         facts = f"{LABEL}: {node.kind}; kubelet {version}"
         file = f"{node.directory}/bypassd.yaml"
         with open(file, "w", encoding="utf-8") as out:

@@ -9,7 +9,7 @@ from msgspec import Struct
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.e2e.agent import Agent, AgentFailed, _UnixConnection
-from tests.node.kubelet import EmbeddedNode
+from tests.e2e.node import Node
 
 SECTIONS: Final = "agent,budget,pools,pods,settings,files,problems"
 
@@ -78,7 +78,7 @@ class Bypassd(Protocol):
     def stop(self) -> object: ...
 
 
-def configuration(node: EmbeddedNode, directory: str, *, cri_socket: str | None) -> dict[str, object]:
+def configuration(node: Node, directory: str, *, cri_socket: str | None) -> dict[str, object]:
     """A configuration that touches nothing but this node."""
     return {
         "mode": "enforce",
@@ -195,7 +195,7 @@ def undoing_of(document: Json) -> Undoing:
 class BypassdProcess(Agent):
     """The daemon as its own process, as on a node; spoken to over its unix socket."""
 
-    def __init__(self, node: EmbeddedNode, *, cri_socket: str | None) -> None:
+    def __init__(self, node: Node, *, cri_socket: str | None) -> None:
         directory = f"{node.directory}/bypassd"
         super().__init__(configuration(node, directory, cri_socket=cri_socket), directory)
 

@@ -1,4 +1,4 @@
-"""The embedded node with Debian's containerd and runc: its containers are real ones."""
+"""The demo's node with Debian's containerd and runc, and the whole kubelet: its containers are real ones."""
 
 import shutil
 
@@ -7,7 +7,6 @@ from tests.e2e.criapi import runtime_pb2 as pb
 from tests.e2e.node import Node
 from tests.e2e.pods import ContainerSpec, PodSpec
 from tests.e2e.programs import ProgramError, program
-from tests.node.kubelet import EmbeddedNode
 from tests.node.scripted import arguments
 
 _PROGRAM = "load"
@@ -26,13 +25,10 @@ def missing() -> str | None:
     return reason
 
 
-class ContainerNode(EmbeddedNode):
-    """See the module's text."""
+class ContainerNode(Node):
+    """A `Node` whose containers run the demo's program."""
 
-    kind = "real containers (containerd and runc)"
-
-    def _start(self) -> None:
-        Node._start(self)
+    whole_kubelet = True
 
     def _container_config(self, pod: PodSpec, spec: ContainerSpec, attempt: int, out: str) -> pb.ContainerConfig:
         """The demo's program instead of the image's: it lies in the directory that is mounted as /out."""

@@ -194,8 +194,8 @@ class Demo(Generic[P]):
             files=view.files,
             writes=view.writes,
             foreign=view.foreign,
-            updates=self._stage.updates,
-            refused=tuple(self._stage.refused),
+            updates=self._stage.kubelet.updates,
+            refused=tuple(self._stage.kubelet.refused),
             undoing=undoing,
             compared=compared,
             differences=tuple(differences),
@@ -239,8 +239,8 @@ class Demo(Generic[P]):
         """Read meters and the agent; what has broken ends the demo."""
         if self._churn.problem is not None:
             raise DemoFailed(f"the pods that come and go: {self._churn.problem}")
-        if self._stage.failures:
-            raise DemoFailed(self._stage.failures[0])
+        if self._stage.kubelet.failures:
+            raise DemoFailed(self._stage.kubelet.failures[0])
         if self._meter is not None:
             self._meter.update()
             if not self._meter.alive:
@@ -255,7 +255,7 @@ class Demo(Generic[P]):
         return list(self._stage.pods.values())
 
     def _groups(self) -> dict[str, str]:
-        names = self._stage.groups
+        names = self._stage.cgroups
         above = [names.group("kubepods"), *(names.group("kubepods", qos) for qos in ("burstable", "besteffort"))]
         return groups_of(self._pods(), above, names.pod_group)
 
@@ -273,7 +273,7 @@ class Demo(Generic[P]):
             row_of(pod, self._values, self._view, self._progress(pod), online=not workload.is_be(pod.spec))
             for pod in pods
         ]
-        besteffort = self._stage.groups.group("kubepods", "besteffort")
+        besteffort = self._stage.cgroups.group("kubepods", "besteffort")
         rows.append(directory_row(besteffort, "besteffort/", self._values, self._view, ""))
         seconds = [one.seconds for one in self._starts.values() if one.seconds is not None]
         new = {

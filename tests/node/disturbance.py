@@ -26,12 +26,12 @@ from typing import Any, Final
 from msgspec import Struct
 
 from tests.e2e.agent import eventually
-from tests.e2e.kubelet import write
 from tests.e2e.node import RunningPod
 from tests.e2e.pods import ContainerSpec, PodSpec, new_uid
+from tests.fakes.kubelet.cgroups import write
+from tests.fakes.kubelet.fake import playing_the_kubelet
 from tests.node.bypassd import BypassdProcess, configuration
 from tests.node.client import Sample, percentile, read_samples
-from tests.node.kubelet import playing_the_kubelet
 from tests.node.scripted import ScriptedNode
 
 MEGA: Final = 1 << 20
@@ -166,7 +166,9 @@ class Theatre:
                 if verdict_s is not None:
                     until = max(until, began + verdict_s + recover_s)
                     last = self._median(now - 1.0, now)
-                    if now - began > verdict_s + 1.0 and last is not None and last < self._good(calm):
+                    recovered = now - began > verdict_s + 1.0 and last is not None and last < self._good(calm)
+                    # Before the agent's first step it is the disturber or the machine that paused.
+                    if recovered and self._steps():
                         recovered_s = now - began
             steps = self._steps()
         finally:
@@ -259,7 +261,7 @@ def theatre(scene: Scene, cgroup_root: str) -> Iterator[Theatre]:
         playing_the_kubelet(),
         ScriptedNode.start(cpu_policy="none", reserved=frozenset(), cgroup_root=cgroup_root) as node,
     ):
-        node.listen()
+        node.kubelet.listen()
         if scene.name == "memory":
             kubepods = node.cgroups.directory("memory", node.cgroups.group("kubepods"))
             write(kubepods, "memory.limit_in_bytes", PODS_BYTES)

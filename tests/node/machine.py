@@ -3,7 +3,7 @@
 import os
 from typing import Final
 
-from tests.e2e.kubelet import KubeletCgroups, read
+from tests.fakes.kubelet.cgroups import KubeletCgroups, read
 
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 _IDLE: Final = frozenset({3, 4})

@@ -17,12 +17,12 @@ from typing import Any, Final, NamedTuple
 from msgspec import Struct
 
 from tests.e2e.agent import eventually
-from tests.e2e.kubelet import read, write
 from tests.e2e.node import RunningPod
 from tests.e2e.pods import ContainerSpec, PodSpec, new_uid
+from tests.fakes.kubelet.cgroups import read, write
+from tests.fakes.kubelet.fake import playing_the_kubelet
 from tests.node.bypassd import BypassdProcess, configuration
 from tests.node.client import read_samples
-from tests.node.kubelet import playing_the_kubelet
 from tests.node.scripted import ScriptedNode
 
 MEGA: Final = 1 << 20
@@ -205,7 +205,7 @@ def scene(cgroup_root: str, *, agent: bool = True) -> Iterator[Scene]:
         playing_the_kubelet(),
         ScriptedNode.start(cpu_policy="static", reserved=frozenset({0}), cgroup_root=cgroup_root) as node,
     ):
-        node.listen()
+        node.kubelet.listen()
         write(node.cgroups.directory("memory", node.cgroups.group("kubepods")), "memory.limit_in_bytes", PODS_BYTES)
         specs = (
             touching("online", exclusive=True),

@@ -1,4 +1,4 @@
-"""The embedded node without a container runtime: its containers are own processes, started by tests/node/runc.py."""
+"""The node without a container runtime: its containers are own processes, started by tests/node/runc.py."""
 
 import contextlib
 import json
@@ -14,15 +14,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
-from tests.e2e.node import Running, RunningPod
+from tests.e2e.node import Node, Running, RunningPod
 from tests.e2e.pods import PERIOD_US, ContainerSpec, PodSpec, quota_of, shares_of
 from tests.e2e.programs import program
-from tests.node.kubelet import EmbeddedNode, RuntimeFailed
+from tests.fakes.kubelet.fake import RuntimeFailed
+from tests.fakes.oci import bundle
 
 ROOT: Final = Path(__file__).parents[2]
 WORK: Final = str(Path(__file__).with_name("work.py"))
 PAUSE_SHARES: Final = 2
-_CRI: Final = "io.kubernetes.cri."
 _COMPILED: Final = {
     **dict.fromkeys(("touch", "grow"), "memory"),
     **dict.fromkeys(("think", "reread", "fetch", "spin", "hoard", "flood"), "disturb"),
@@ -49,31 +49,10 @@ def resources(spec: ContainerSpec, cpus: str) -> dict[str, Any]:
     return {"memory": {"limit": spec.memory_limit} if spec.memory_limit else {}, "cpu": cpu}
 
 
-def config(
-    pod: PodSpec, group: str, sandbox: str, spec: ContainerSpec | None, words: Sequence[str], asked: dict[str, Any]
-) -> dict[str, Any]:
-    """A bundle's config.json as containerd writes it, as far as anybody reads it. ``spec`` None: the sandbox."""
-    notes = {
-        f"{_CRI}container-type": "container" if spec is not None else "sandbox",
-        f"{_CRI}sandbox-id": sandbox,
-        f"{_CRI}sandbox-name": pod.name,
-        f"{_CRI}sandbox-namespace": pod.namespace,
-        f"{_CRI}sandbox-uid": pod.uid,
-    }
-    if spec is not None:
-        notes |= {f"{_CRI}container-name": spec.name, f"{_CRI}image-name": "app:1"}
-    return {
-        "ociVersion": "1.0.2-dev",
-        "process": {"args": list(words), "cwd": "/"},
-        "root": {"path": "rootfs"},
-        "annotations": dict(sorted(notes.items())),
-        "linux": {"resources": asked, "cgroupsPath": group},
-    }
-
-
-class ScriptedNode(EmbeddedNode):
+class ScriptedNode(Node):
     """See the module's text."""
 
+    whole_kubelet = True
     kind = "own processes, with runc's files, order and timing"
 
     def _start(self) -> None:
@@ -84,10 +63,7 @@ class ScriptedNode(EmbeddedNode):
         self.cgroups.start()
 
     def _stop(self) -> None:
-        self._stopping.set()
-        if self._ticker is not None:
-            self._ticker.join()
-        self.api.stop()
+        self.kubelet.stop()
         self.remove_pods(list(self.pods.values()))
 
     def remove_pods(self, pods: list[RunningPod]) -> None:
@@ -95,8 +71,6 @@ class ScriptedNode(EmbeddedNode):
             list(pool.map(self.remove_pod, pods))
 
     def _run_pod(self, pod: PodSpec) -> RunningPod:
-        self.cpus.allocate(pod)
-        self.cgroups.make_pod(pod)
         sandbox = secrets.token_hex(32)
         self._start_container(pod, sandbox, sandbox, None, ["sleep", "infinity"], {"cpu": {"shares": PAUSE_SHARES}})
         running = RunningPod(spec=pod, sandbox=sandbox, containers={})
@@ -126,19 +100,28 @@ class ScriptedNode(EmbeddedNode):
         words: list[str],
         asked: dict[str, Any],
     ) -> None:
-        bundle = f"{self.containerd.bundles}/{cid}"
-        os.mkdir(bundle)
-        found = config(pod, self.cgroups.container_group(pod, cid), sandbox, spec, words, asked)
-        with open(f"{bundle}/config.json", "w", encoding="utf-8") as file:
-            json.dump(found, file)
-        self._runc("run", bundle, cid)
+        directory = f"{self.containerd.bundles}/{cid}"
+        os.mkdir(directory)
+        config = bundle(
+            uid=pod.uid,
+            namespace=pod.namespace,
+            pod=pod.name,
+            group=self.cgroups.container_group(pod, cid),
+            resources=asked,
+            container=spec.name if spec is not None else "",
+            sandbox=sandbox,
+            args=words,
+        )
+        with open(f"{directory}/config.json", "w", encoding="utf-8") as file:
+            json.dump(config, file)
+        self._runc("run", directory, cid)
 
-    def _update(self, running: Running) -> None:
-        path = f"{self.directory}/update-{running.id}.json"
+    def _update(self, pod: PodSpec, spec: ContainerSpec, container: str) -> None:
+        path = f"{self.directory}/update-{container}.json"
         with open(path, "w", encoding="utf-8") as file:
-            json.dump(resources(running.spec, self.cpus.cpus_of(running.pod, running.spec.name)), file)
+            json.dump(resources(spec, self.cpus.cpus_of(pod, spec.name)), file)
         try:
-            self._runc("update", running.id, path)
+            self._runc("update", container, path)
         finally:
             os.unlink(path)
 
@@ -146,9 +129,6 @@ class ScriptedNode(EmbeddedNode):
         for cid in (*(one.id for one in pod.containers.values()), pod.sandbox):
             self._end(self.cgroups.container_group(pod.spec, cid))
             self._runc("delete", f"{self.containerd.bundles}/{cid}", cid)
-        self._after_exit(pod.spec)
-        self.cpus.release(pod.spec)
-        self.pods.pop(pod.spec.uid, None)
 
     def _end(self, group: str, *, within_s: float = 10.0) -> None:
         """Kill what runs in a group; a process that forks meanwhile is found in the next round."""

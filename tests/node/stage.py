@@ -1,9 +1,11 @@
-"""What the demo needs of a node: the embedded one with real groups, or the one on the fake kernel."""
+"""What the demo needs of a node: the one with real processes, or the one on the fake kernel."""
 
 from collections.abc import Mapping
 from typing import Protocol, TypeVar
 
 from tests.e2e.pods import ContainerSpec, PodSpec
+from tests.fakes.kubelet.cgroups import KubeletNames
+from tests.fakes.kubelet.fake import FakeKubelet
 
 
 class ContainerLike(Protocol):
@@ -29,14 +31,6 @@ class PodLike(Protocol):
     def containers(self) -> Mapping[str, ContainerLike]: ...
 
 
-class Groups(Protocol):
-    """The kubelet's names of groups."""
-
-    def group(self, *parts: str) -> str: ...
-
-    def pod_group(self, pod: PodSpec) -> str: ...
-
-
 P = TypeVar("P", bound=PodLike)
 
 
@@ -44,15 +38,12 @@ class Stage(Protocol[P]):
     """The node that the demo plays on."""
 
     directory: str
-    failures: list[str]
-    """What broke on the node itself: it ends the demo."""
-    refused: list[str]
-    """The kubelet's updates that the runtime refused."""
-    updates: int
+    kubelet: FakeKubelet
+    """Its ``failures`` end the demo."""
     pods: dict[str, P]
 
     @property
-    def groups(self) -> Groups: ...
+    def cgroups(self) -> KubeletNames: ...
 
     def run_pod(self, pod: PodSpec) -> P: ...
 

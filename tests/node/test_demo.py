@@ -12,10 +12,10 @@ from tests.node.__main__ import main
 from tests.node.bypassd import Undoing, View, Wanted, numbers_of, view_of
 from tests.node.client import SAMPLE, Sample, percentile, read_samples
 from tests.node.demo import Measured, Outcome, changes_between
-from tests.node.fakenode import LABEL
 from tests.node.frame import Cell, Frame, Row, pools_of, pools_text, wanted_text
 from tests.node.machine import busy_s
 from tests.node.screen import line
+from tests.node.simulated import LABEL
 from tests.node.values import Difference
 from tests.node.work import Counter, read_counter
 from tests.node.workload import Latency, latency_of

@@ -19,8 +19,8 @@ from tests.e2e.agent import eventually
 from tests.e2e.mounts import hierarchies
 from tests.e2e.node import RunningPod
 from tests.e2e.pods import ContainerSpec, PodSpec, best_effort, burstable, guaranteed, new_uid
+from tests.fakes.kubelet.fake import TICK_S, Version, playing_the_kubelet
 from tests.node.bypassd import BypassdProcess
-from tests.node.kubelet import TICK_S, Version, playing_the_kubelet
 from tests.node.scripted import ScriptedNode
 from tests.node.writes import WriteLog, Written, count
 
@@ -91,7 +91,7 @@ class Scene:
 def scene() -> Iterator[Scene]:
     """Everything is undone afterwards."""
     with playing_the_kubelet(), ScriptedNode.start(cpu_policy="static", reserved=frozenset(), cgroup_root=ROOT) as node:
-        node.listen()
+        node.kubelet.listen()
         try:
             log = WriteLog(ROOT)
         except SourceError as exc:
@@ -136,8 +136,8 @@ def _at_rest(found: Scene) -> Callable[[], bool]:
 def test_what_a_kubelet_up_to_1_21_writes_for_ever_nobody_else_does(tick_s: float, record_property: Property) -> None:
     with scene() as found:
         began = time.monotonic()
-        found.node.begin_ticks(Version.STATIC_121, tick_s=tick_s)
-        rounds = found.node.rounds
+        found.node.kubelet.begin_ticks(Version.STATIC_121, tick_s=tick_s)
+        rounds = found.node.kubelet.rounds
 
         def learnt() -> bool:
             return found.told()["kubelet_reasserts_s"] is not None
@@ -192,21 +192,21 @@ def test_each_write_of_a_kubelet_from_1_22_on_is_corrected_once(record_property:
     with scene() as found:
         began = time.monotonic()
         wanted = {name: found.cpus(name) for name in found.pods}
-        found.node.version = Version.STATIC_122
+        found.node.kubelet.version = Version.STATIC_122
         moved, executor = {"web", "batch", "executor", "crunch"}, found.group("executor")
         # The first tick after a container's start, and after a restart of the kubelet; nothing at the ticks between.
         for restart in (False, True, True):
             if restart:
-                found.node.restart_kubelet()
+                found.node.kubelet.restart()
             at = time.monotonic()
-            assert len(found.node.tick()) == len(moved)
+            assert len(found.node.kubelet.tick()) == len(moved)
             eventually("corrected", lambda: {name: found.cpus(name) for name in found.pods} == wanted)
             eventually("and at rest", _at_rest(found))
             expected = {*((found.group(name), "cpuset.cpus") for name in moved)} | {(executor, "cpu.shares")}
             assert found.corrections(at).keys() == expected, found.story(at)
             assert not needless(found.log.since(at), found.agent.pid), found.story(at)
             at = time.monotonic()
-            assert found.node.tick() == []
+            assert found.node.kubelet.tick() == []
             assert found.corrections(at) == {}, found.story(at)
         # A container takes a CPU for itself: everybody is told of the smaller default set, and there is one CPU left.
         at = time.monotonic()
@@ -217,7 +217,7 @@ def test_each_write_of_a_kubelet_from_1_22_on_is_corrected_once(record_property:
         eventually("all at rest", _at_rest(found))
         assert max(found.corrections(at).values()) == 1, found.story(at)
         ticked = time.monotonic()
-        assert sorted(found.node.tick()) == sorted(found.pods[name]["main"].id for name in moved)
+        assert sorted(found.node.kubelet.tick()) == sorted(found.pods[name]["main"].id for name in moved)
         eventually("and again", _at_rest(found))
         assert not needless(found.log.since(ticked), found.agent.pid), found.story(ticked)
         assert alone["main"].read("cpuset", "cpuset.cpus") == own

@@ -10,11 +10,12 @@ import pytest
 
 from reconciler.sources.bundles import parse_bundle, parse_state
 from state.model import ContainerKind, RuntimeSpec
-from tests.e2e.pods import ContainerSpec, PodSpec, best_effort, burstable
+from tests.e2e.pods import ContainerSpec, best_effort, burstable
 from tests.e2e.statewatch import StateWatch
+from tests.fakes.kubelet.fake import RuntimeFailed, Version
+from tests.fakes.oci import bundle
 from tests.node import runc
-from tests.node.kubelet import RuntimeFailed, Version
-from tests.node.scripted import ScriptedNode, config, resources
+from tests.node.scripted import ScriptedNode, resources
 
 RECORDED = json.loads((Path(__file__).parents[1] / "fixtures/node/runc-create.json").read_text())["containers"]
 TRACED = ("cpuset", "devices", "memory", "cpu", "pids", "unified")
@@ -92,9 +93,16 @@ def test_v2_values_are_written_in_their_own_files() -> None:
 
 
 def _config(spec: ContainerSpec | None) -> dict[str, Any]:
-    pod = PodSpec(name="web", namespace="shop", uid="33333333-3333-4333-8333-333333333333")
     asked = resources(spec, "0") if spec is not None else {"cpu": {"shares": 2}}
-    return config(pod, GROUP, "b" * 64, spec, ["app"], asked)
+    return bundle(
+        uid="33333333-3333-4333-8333-333333333333",
+        namespace="shop",
+        pod="web",
+        group=GROUP,
+        resources=asked,
+        container=spec.name if spec is not None else "",
+        sandbox="b" * 64,
+    )
 
 
 def test_the_agent_reads_the_same_from_bundle_and_state() -> None:
@@ -128,8 +136,8 @@ def test_a_started_container_has_its_values_signals_before_exec_and_again_with_a
             first = watch.wait(web.id)
             with open(f"{web.directory('cpu')}/cpu.shares", "w", encoding="utf-8") as file:
                 file.write("77")
-            node.version = Version.STATIC_121
-            assert node.tick() == [web.id]
+            node.kubelet.version = Version.STATIC_121
+            assert node.kubelet.tick() == [web.id]
             assert web.read("cpu", "cpu.shares") == "256"
             assert watch.wait(web.id, times=2) > first
         top = node.cgroups.directory("cpuset", "/bypassd-test-node-runc")

@@ -6,9 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakes.livenode import LiveNode
+
 
 @pytest.fixture
 def place() -> Iterator[Path]:
     """A directory whose path is short enough for a unix socket (107 bytes); pytest's own can be longer."""
     with tempfile.TemporaryDirectory(prefix="bypassd-") as path:
         yield Path(path)
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> LiveNode:
+    """A node in memory with three pods, and the agent that a test runs on it."""
+    return LiveNode(tmp_path)

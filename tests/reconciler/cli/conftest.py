@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from reconciler.cli.main import main
+from tests.fakes.livenode import LiveNode
 from tests.reconciler.cli.fakedaemon import FakeDaemon, listening
-from tests.reconciler.cli.livenode import LiveNode
 
 
 class Ran(NamedTuple):
@@ -43,11 +43,6 @@ def daemon(document: dict[str, Any]) -> Iterator[FakeDaemon]:
         fake.socket = f"{directory}/s"
         with listening(fake, fake.socket):
             yield fake
-
-
-@pytest.fixture
-def live(tmp_path: Path) -> LiveNode:
-    return LiveNode(tmp_path)
 
 
 @pytest.fixture

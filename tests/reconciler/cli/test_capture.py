@@ -18,8 +18,8 @@ from reconciler.cli.recorded import CriAnswers, read_recorded
 from state.model import PodMeta
 from state.topology_sysfs import read_topology
 from tests.fakes.kernel import Mode
+from tests.fakes.livenode import SECRET, USAGE, WEB, LiveNode, container_id, group
 from tests.reconciler.cli.conftest import Ran, Run
-from tests.reconciler.cli.livenode import SECRET, USAGE, WEB, LiveNode, container_id, group
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 

@@ -21,8 +21,8 @@ from reconciler.cli.options import parser
 from reconciler.policies.core_sched import CoreSchedConfig
 from reconciler.policies.table import PoliciesConfig
 from reconciler.sources.cri import RuntimeCondition, RuntimeVersion
+from tests.fakes.livenode import LiveNode
 from tests.reconciler.cli.conftest import Run
-from tests.reconciler.cli.livenode import LiveNode
 
 PSI = "some avg10=0.00 avg60=0.00 avg300=0.00 total=1\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=1\n"
 

@@ -15,7 +15,7 @@ from reconciler.policies.memory_reclaim import MemoryReclaimConfig
 from reconciler.policies.numa_memory import NumaMemoryPolicyConfig
 from reconciler.policies.table import PoliciesConfig
 from reconciler.policies.watermarks import WatermarksConfig
-from tests.reconciler.cli.livenode import LiveNode
+from tests.fakes.livenode import LiveNode
 
 PSI = "some avg10=0.00 avg60=0.00 avg300=0.00 total=1\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=1\n"
 MEMINFO = "MemTotal: 16777216 kB\nMemAvailable: 8388608 kB\nSwapTotal: {swap} kB\nSwapFree: 0 kB\n"

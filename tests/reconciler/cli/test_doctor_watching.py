@@ -19,8 +19,8 @@ from reconciler.cli.nodeview import InspectedNode, look
 from reconciler.cli.options import parser
 from reconciler.sources.cri import RuntimeVersion
 from tests.fakes.http_peer import HttpPeer, Reply
+from tests.fakes.livenode import LiveNode, container_id
 from tests.reconciler.cli.conftest import Run
-from tests.reconciler.cli.livenode import LiveNode, container_id
 from tests.reconciler.cli.test_doctor import good
 
 __all__ = ["good"]

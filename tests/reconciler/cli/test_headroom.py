@@ -6,9 +6,9 @@ from typing import Any
 import trio
 
 from reconciler.cli.exits import Exit
+from tests.fakes.livenode import LiveNode
 from tests.reconciler.cli.conftest import Run
 from tests.reconciler.cli.fakedaemon import FakeDaemon
-from tests.reconciler.cli.livenode import LiveNode
 
 PROMISED: dict[str, Any] = {
     "milli": 5600,

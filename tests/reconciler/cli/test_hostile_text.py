@@ -35,11 +35,11 @@ from reconciler.telemetry.prometheus import render
 from reconciler.web.answers import FORMATS, Answers
 from reconciler.web.limits import HttpCounts
 from state.printable import encodable
+from tests.fakes import livenode
+from tests.fakes.livenode import BATCH, USAGE, WEB, LiveNode
 from tests.fakes.web import FakePulse
-from tests.reconciler.cli import livenode
 from tests.reconciler.cli.conftest import Run
 from tests.reconciler.cli.fakedaemon import FakeDaemon
-from tests.reconciler.cli.livenode import BATCH, USAGE, WEB, LiveNode
 from tests.reconciler.cli.test_alerts import KNOWN, SINK
 from tests.reconciler.cli.test_evictions import document as evictions
 from tests.reconciler.cli.test_headroom import PROMISED

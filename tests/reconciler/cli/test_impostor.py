@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakes.livenode import LiveNode
 from tests.reconciler.cli.conftest import Run
-from tests.reconciler.cli.livenode import LiveNode
 
 NOBODY = 65534
 # Whoever runs it leaves a file behind: first its author, and then whoever can be brought to run it.

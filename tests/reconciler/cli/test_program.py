@@ -24,9 +24,9 @@ from reconciler.cli.options import COMMANDS, parser
 from reconciler.config import load
 from reconciler.config.model import Config
 from state.schema import DEFAULT_PATH
+from tests.fakes.livenode import LiveNode
 from tests.reconciler.cli.conftest import Run
 from tests.reconciler.cli.fakedaemon import FakeDaemon
-from tests.reconciler.cli.livenode import LiveNode
 
 PROJECT = Path(__file__).parents[3]
 HEAVY = {

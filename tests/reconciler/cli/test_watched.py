@@ -17,9 +17,9 @@ from reconciler.responses.ladder import EscalationMemory, EscalationState
 from reconciler.responses.steps import Dimension, ResponseStep
 from state.evidence import ContendedResource, RuleVerdict, Suspect, Verdict
 from state.measures import Response, Restrictions, SqueezeLimit
+from tests.fakes.livenode import BATCH, WEB, LiveNode
 from tests.reconciler.cli.conftest import Run
 from tests.reconciler.cli.fakedaemon import FakeDaemon
-from tests.reconciler.cli.livenode import BATCH, WEB, LiveNode
 
 BLAME = Suspect(uid=BATCH, title="ci/batch-7", score=0.94, reason="used 2410 milli-CPU")
 OTHER = Suspect(uid="dddd", title="ci/other", score=0.31, reason="used 200 milli-CPU")

@@ -15,8 +15,8 @@ from reconciler.cli.options import parser
 from reconciler.config.model import HttpSection
 from reconciler.daemon.status import StatusReport
 from reconciler.web.components import components
+from tests.fakes.livenode import BATCH, LiveNode
 from tests.fakes.web import FakePulse
-from tests.reconciler.cli.livenode import BATCH, LiveNode
 
 
 async def test_look_hold_release_restore_and_reload(live: LiveNode, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ from reconciler.sources.hotplug import CpuChange
 from state.model import Hold
 from state.topology_sysfs import read_topology
 from tests.fakes.kernel import Mode as KernelMode
-from tests.reconciler.cli.livenode import BATCH, PINNED, WEB, LiveNode, container_id, group
+from tests.fakes.livenode import BATCH, PINNED, WEB, LiveNode, container_id, group
 
 TOP = "/kubepods"
 BE = "/kubepods/besteffort"

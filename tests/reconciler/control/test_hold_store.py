@@ -16,8 +16,8 @@ from reconciler.web.interface import HoldRequest, RestoreRequest
 from state.model import Hold
 from state.schema import HOLDS
 from state.store import Store, StoreBatch
+from tests.fakes.livenode import BATCH, LiveNode
 from tests.fakes.web import FakePulse
-from tests.reconciler.cli.livenode import BATCH, LiveNode
 
 
 class Rows:
@@ -78,11 +78,6 @@ class World:
 @pytest.fixture
 def world() -> World:
     return World()
-
-
-@pytest.fixture
-def live(tmp_path: Path) -> LiveNode:
-    return LiveNode(tmp_path)
 
 
 @pytest.mark.parametrize("jump", [-10 * 86400.0, -3600.0, 3600.0, 10 * 86400.0])

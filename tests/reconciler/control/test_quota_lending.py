@@ -18,7 +18,7 @@ from reconciler.policies.quota_turbo import QuotaTurboConfig
 from reconciler.policies.table import PoliciesConfig
 from reconciler.runtime.workqueue import DirtyBatch
 from tests.fakes.kernel import Mode as KernelMode
-from tests.reconciler.cli.livenode import BATCH, WEB, LiveNode, container_id, group
+from tests.fakes.livenode import BATCH, WEB, LiveNode, container_id, group
 
 MAIN = f"{group(WEB)}/{container_id(WEB)}"
 OFF = PoliciesConfig()

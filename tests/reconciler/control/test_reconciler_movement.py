@@ -8,8 +8,8 @@ from reconciler.daemon.status import StatusReport
 from reconciler.runtime.counters import CounterValues
 from reconciler.runtime.workqueue import NODE, TICK, DirtyBatch
 from state.kubelet import render_cpu_manager_state
+from tests.fakes.livenode import PINNED, LiveNode
 from tests.fakes.web import FakePulse
-from tests.reconciler.cli.livenode import PINNED, LiveNode
 
 
 def test_cpus_that_change_pools_are_counted_by_event(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -26,7 +25,7 @@ from state.evidence import NODE, PodSnapshot, pod_subject
 from state.measures import Response, Restrictions
 from state.model import Hold
 from state.schema import META
-from tests.reconciler.cli.livenode import BATCH, PINNED, WEB, LiveNode, container_id, group
+from tests.fakes.livenode import BATCH, PINNED, WEB, LiveNode, container_id, group
 
 
 class Script:
@@ -138,11 +137,6 @@ def stage(live: LiveNode, config: Config) -> Iterator[Stage]:
     with live.agent(config) as agent:
         agent.metadata.set_manifests({})
         yield Stage(agent, live)
-
-
-@pytest.fixture
-def live(tmp_path: Path) -> LiveNode:
-    return LiveNode(tmp_path)
 
 
 def still_told(scene: Stage) -> list[str]:

@@ -18,7 +18,7 @@ from state.model import Hold
 from state.schema import EVICTIONS
 from state.store import Store, StoreBatch, boot_id
 from tests.fakes.kernel import Mode as KernelMode
-from tests.reconciler.cli.livenode import BATCH, LiveNode, container_id, group
+from tests.fakes.livenode import BATCH, LiveNode, container_id, group
 
 FROZEN = Restrictions(frozen={BATCH: "for shop/web-0, at most 30 s"})
 V1, V2 = "v1", "v2"
@@ -150,7 +150,7 @@ async def test_a_container_that_restarts_meanwhile_changes_nothing(live: LiveNod
         live.kernel.remove_group(f"{group(BATCH)}/{container_id(BATCH)}")
         await live.look(agent)
         assert frozen(live)
-        live.start(BATCH)
+        live.run(BATCH)
         agent.knowledge.measures = Restrictions()
         await live.look(agent)
         assert not frozen(live)

@@ -12,7 +12,7 @@ from reconciler.detectors.config import SHIPPED_RULES
 from reconciler.detectors.rule import SHIPPED
 from reconciler.settings.binder import ConfigError, Text, bind
 
-PROJECT = Path(__file__).parents[2]
+PROJECT = Path(__file__).parents[3]
 DAEMON = """
 import reconciler.daemon.main, reconciler.web.server, reconciler.web.app
 from reconciler.settings.binder import Text, bind

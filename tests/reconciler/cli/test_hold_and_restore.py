@@ -14,9 +14,9 @@ import pytest
 from reconciler.actuators.holds import LONGEST_S
 from reconciler.cli import ledger, options
 from reconciler.cli.exits import Exit
+from tests.fakes.livenode import BATCH, LiveNode, container_id, group
 from tests.reconciler.cli.conftest import Run
 from tests.reconciler.cli.fakedaemon import FakeDaemon
-from tests.reconciler.cli.livenode import BATCH, LiveNode, container_id, group
 
 UNDONE = {"path": "/kubepods/besteffort", "file": "cpu.cfs_quota_us", "undo": "restored", "text": "-1", "detail": ""}
 

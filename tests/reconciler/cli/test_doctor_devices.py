@@ -17,7 +17,7 @@ from reconciler.policies.disk import DiskPolicyConfig
 from reconciler.policies.diskrules import DiskRule
 from reconciler.policies.network import InterfaceRule, NetworkConfig
 from reconciler.policies.table import PoliciesConfig
-from tests.reconciler.cli.livenode import LiveNode
+from tests.fakes.livenode import LiveNode
 
 MEGA = 1 << 20
 

@@ -13,7 +13,7 @@ import subprocess
 from typing import Final
 
 from tests.e2e.mounts import KUBELET_ORDER, UNIFIED, directories, hierarchies, pure_v2, tree
-from tests.e2e.pods import BEST_EFFORT, BURSTABLE, GUARANTEED, MIN_SHARES, PERIOD_US, PodSpec, pod_values
+from tests.e2e.pods import BEST_EFFORT, BURSTABLE, GUARANTEED, MIN_SHARES, PERIOD_US, PodSpec, pod_values, shares_of
 
 CGROUPFS: Final = "cgroupfs"
 SYSTEMD: Final = "systemd"
@@ -40,15 +40,13 @@ def memory_total() -> int:
         return int(file.readline().split()[1]) * 1024
 
 
-class KubeletCgroups:
-    """Makes and removes the kubepods tree. ``cgroup_root`` is the kubelet's option of that name."""
+class KubeletNames:
+    """The group paths of the kubepods tree. ``cgroup_root`` is the kubelet's option of that name."""
 
     def __init__(self, *, driver: str = CGROUPFS, cgroup_root: str = "/") -> None:
         self.driver = driver
         self.cgroup_root = cgroup_root
-        self.v2 = pure_v2()
         self._root_parts = tuple(part for part in cgroup_root.split("/") if part)
-        self._mounts = hierarchies()
 
     def group(self, *parts: str) -> str:
         """The group path of a list of names below ``cgroup_root``, such as ``("kubepods", "burstable")``."""
@@ -65,7 +63,7 @@ class KubeletCgroups:
         return self.group("kubepods", *_QOS[pod.qos], f"pod{pod.uid}")
 
     def cri_parent(self, pod: PodSpec) -> str:
-        """What the runtime is told as ``cgroup_parent``."""
+        """The ``cgroup_parent`` of the CRI call."""
         group = self.pod_group(pod)
         return group if self.driver == CGROUPFS else os.path.basename(group)
 
@@ -73,6 +71,15 @@ class KubeletCgroups:
         """A container's group path as the runtime names it."""
         name = container_id if self.driver == CGROUPFS else f"cri-containerd-{container_id}.scope"
         return f"{self.pod_group(pod)}/{name}"
+
+
+class KubeletCgroups(KubeletNames):
+    """Makes and removes the kubepods tree of this machine's kernel."""
+
+    def __init__(self, *, driver: str = CGROUPFS, cgroup_root: str = "/") -> None:
+        super().__init__(driver=driver, cgroup_root=cgroup_root)
+        self.v2 = pure_v2()
+        self._mounts = hierarchies()
 
     def directory(self, controller: str, group: str) -> str:
         """The directory of a group in one controller's hierarchy (the one hierarchy on v2)."""
@@ -100,6 +107,11 @@ class KubeletCgroups:
         self._make(group)
         self.set_pod(pod)
         return group
+
+    def set_weights(self, burstable_milli: int) -> None:
+        """The QoS groups' weights, by the sum of the burstable pods' CPU requests (thousandths of a CPU)."""
+        self._set(self.group("kubepods", *_QOS[BURSTABLE]), {"shares": shares_of(burstable_milli)})
+        self._set(self.group("kubepods", *_QOS[BEST_EFFORT]), {"shares": MIN_SHARES})
 
     def set_pod(self, pod: PodSpec) -> None:
         """The values of a pod's directory, also again after an in-place resize."""

@@ -26,10 +26,10 @@ from state.kinds import SYSCTL
 from state.model import Hold
 from state.store import boot_id
 from tests.fakes.cores import FakeCores
+from tests.fakes.livenode import BATCH, WEB, LiveNode, container_id, group
 from tests.fakes.web import FakePulse
 from tests.reconciler.cli.conftest import Run
 from tests.reconciler.cli.fakedaemon import FakeDaemon, listening
-from tests.reconciler.cli.livenode import BATCH, WEB, LiveNode, container_id, group
 
 
 class Machine:

@@ -13,9 +13,9 @@ import yaml
 from reconciler.cli.exits import Exit
 from reconciler.cli.main import main
 from reconciler.config.model import AgentMode
+from tests.fakes.livenode import BATCH, PINNED, WEB, LiveNode
 from tests.reconciler.cli.conftest import Run
 from tests.reconciler.cli.fakedaemon import FakeDaemon
-from tests.reconciler.cli.livenode import BATCH, PINNED, WEB, LiveNode
 
 
 def test_status_is_one_screen_of_80_columns(run: Run, daemon: FakeDaemon) -> None:

@@ -13,8 +13,8 @@ from reconciler.telemetry.prometheus import OPENMETRICS, TEXT, SnapshotCollector
 from reconciler.web.answers import Answers
 from reconciler.web.limits import HttpCounts
 from state.dump import document
+from tests.fakes.livenode import LiveNode
 from tests.fakes.web import FakePulse
-from tests.reconciler.cli.livenode import LiveNode
 
 MOVING = {"at", "agent", "sources", "headroom"}
 """What is another one a moment later."""

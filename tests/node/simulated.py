@@ -1,4 +1,4 @@
-"""The embedded node on the strict fake kernel: for machines without root or writable cgroups. Nothing real is bounded.
+"""The demo's node on the strict fake kernel: for machines without root or writable cgroups. Nothing real is bounded.
 
 The control files behave as a kernel's do (every refusal, every normal form); the processes do not exist, and what they
 would use of the CPU is computed ten times a second from the quotas and weights in force. Latency and work are not
@@ -6,32 +6,30 @@ measured, because there is nothing to measure.
 """
 
 import contextlib
-import json
 import os
 import secrets
 import shutil
 import tempfile
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from msgspec import Struct
 
 from cgroupfs.files import REAL, Directory, FileOps
-from tests.e2e.pods import BEST_EFFORT, BURSTABLE, GUARANTEED, MIN_SHARES, PERIOD_US, PodSpec, pod_values, whole_cpus
+from tests.e2e.pods import BEST_EFFORT, MIN_SHARES, PERIOD_US, PodSpec, pod_values, whole_cpus
 from tests.fakes.kernel import FakeKernel
-from tests.node.kubelet import TickingCpuManager, Version
-from tests.node.podserver import PodServer
-from tests.node.runc import INIT_NAME, Runtime, rename_in, state
-from tests.node.scripted import PAUSE_SHARES, config, resources
+from tests.fakes.kubelet.cgroups import KubeletNames
+from tests.fakes.kubelet.fake import FakeKubelet, Version
+from tests.fakes.node import Box, DirectoryNode, NodePod, mounts_of
+from tests.node.runc import EXEC_MS, INIT_NAME, INIT_PID_MS, Runtime, rename_in
+from tests.node.scripted import PAUSE_SHARES, resources
 
 LABEL: Final = "FAKE KERNEL"
 CPUS: Final = 4
 _STEP_S: Final = 0.1
 _TICKS: Final = 100
 _NS: Final = 1_000_000_000
-_QOS: Final = {BEST_EFFORT: ("besteffort",), BURSTABLE: ("burstable",), GUARANTEED: ()}
 
 
 class FakeFiles:
@@ -69,17 +67,7 @@ class FakeFiles:
         return self._of(directory).files(directory)
 
 
-class FakeGroups:
-    """The kubelet's names, on the fake kernel."""
-
-    def group(self, *parts: str) -> str:
-        return "/" + "/".join(parts)
-
-    def pod_group(self, pod: PodSpec) -> str:
-        return self.group("kubepods", *_QOS[pod.qos], f"pod{pod.uid}")
-
-
-class FakeContainer(Struct, frozen=True, kw_only=True):
+class SimulatedContainer(Struct, frozen=True, kw_only=True):
     """As `tests.e2e.node.Running`, as far as the demo uses it."""
 
     id: str
@@ -88,16 +76,16 @@ class FakeContainer(Struct, frozen=True, kw_only=True):
     pid: int
 
 
-class FakePod(Struct, frozen=True, kw_only=True):
+class SimulatedPod(Struct, frozen=True, kw_only=True):
     """As `tests.e2e.node.RunningPod`."""
 
     spec: PodSpec
-    sandbox: FakeContainer
-    containers: Mapping[str, FakeContainer]
+    sandbox: SimulatedContainer
+    containers: Mapping[str, SimulatedContainer]
 
 
-class FakeNode:
-    """A node in one directory: a fake /sys/fs/cgroup, /proc, /run/containerd and /var/lib/kubelet."""
+class SimulatedStage:
+    """The demo's stage on a `DirectoryNode` of the fake kernel; the pods' CPU use is computed."""
 
     kind = "a simulated node on the strict fake kernel; nothing real is bounded"
 
@@ -106,108 +94,98 @@ class FakeNode:
         self.kernel = FakeKernel("hybrid", root=directory, cpus=CPUS, mirror=True)
         self.kernel.install()
         self.files = FakeFiles(self.kernel)
-        self.groups = FakeGroups()
-        self.pods: dict[str, FakePod] = {}
-        self.failures: list[str] = []
-        self.refused: list[str] = []
-        self.updates = 0
-        self.version = version
-        self.kubelet_root = f"{directory}/var/lib/kubelet"
-        self.runc_root = f"{directory}/run/containerd/runc/k8s.io"
-        self.bundles = f"{directory}/run/containerd/io.containerd.runtime.v2.task/k8s.io"
-        self.api = PodServer()
+        self.cgroups = KubeletNames()
+        self.pods: dict[str, SimulatedPod] = {}
+        self.kubelet = FakeKubelet(
+            f"{directory}/var/lib/kubelet", policy=version.policy, cpus=range(CPUS), reserved={0}
+        )
+        self._mounts = mounts_of(self.kernel)
+        self._node = DirectoryNode(directory, self.kernel, self._mounts, kubelet=self.kubelet)
         self._busy = [0.0] * CPUS
         self._now = 0.0
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="simulation", daemon=True)
-        self._mounts = {
-            tree.controllers[0].name if tree.controllers else "unified": tree.mount for tree in self.kernel.trees
-        }
         self._make_machine()
-        self.cpus = TickingCpuManager(self.kubelet_root, policy=version.policy, cpus=set(range(CPUS)), reserved={0})
 
     @classmethod
     @contextlib.contextmanager
-    def start(cls, version: Version) -> Iterator["FakeNode"]:
+    def start(cls, version: Version) -> Iterator["SimulatedStage"]:
         """The node while the block runs."""
         directory = tempfile.mkdtemp(prefix="bypassd-fake-")
         try:
             node = cls(directory, version)
-            node.api.start()
+            node.kubelet.api.start()
             node._thread.start()
             try:
                 yield node
             finally:
                 node._stopping.set()
                 node._thread.join()
-                node.api.stop()
+                node.kubelet.stop()
         finally:
             shutil.rmtree(directory, ignore_errors=True)
 
     def out_directory(self, pod: PodSpec, container: str) -> str:
         return f"{self.directory}/out/{pod.uid}/{container}"
 
-    def run_pod(self, pod: PodSpec) -> FakePod:
-        self.api.admit(pod)
-        self.cpus.allocate(pod)
-        group = self.groups.pod_group(pod)
+    def run_pod(self, pod: PodSpec) -> SimulatedPod:
+        self.kubelet.admit(pod)
+        group = self.cgroups.pod_group(pod)
         # A kubelet sets a pod's values within a millisecond of its directories; the mirrored files here take twenty.
-        # Nobody sees the fake kernel in between.
+        # Nothing reads the fake kernel in between.
         with self.kernel._lock:
             self.kernel.make_group(group)
             self._set(group, pod_values(pod))
-        sandbox = self._start(pod, None, secrets.token_hex(32), "")
-        found = FakePod(spec=pod, sandbox=sandbox, containers={})
-        self.pods[pod.uid] = found
-        started = {one.name: self._start(pod, one, secrets.token_hex(32), sandbox.id) for one in pod.containers}
+        listed = NodePod(
+            uid=pod.uid, name=pod.name, namespace=pod.namespace, qos=pod.qos, group=group, meta={}, boxes=[]
+        )
+        sandbox = self._start(listed, pod, None, "")
+        running = SimulatedPod(spec=pod, sandbox=sandbox, containers={})
+        self.pods[pod.uid] = running
+        started = {spec.name: self._start(listed, pod, spec, sandbox.id) for spec in pod.containers}
         for name, container in started.items():
-            self.api.started(pod, name, container.id)
-        found = FakePod(spec=pod, sandbox=sandbox, containers=started)
-        self.pods[pod.uid] = found
-        return found
+            self.kubelet.started(pod, name, container.id)
+        running = SimulatedPod(spec=pod, sandbox=sandbox, containers=started)
+        self.pods[pod.uid] = running
+        return running
 
-    def remove_pod(self, pod: FakePod) -> None:
-        for one in (*pod.containers.values(), pod.sandbox):
-            self.kernel.kill(one.pid)
+    def remove_pod(self, pod: SimulatedPod) -> None:
+        for container in (*pod.containers.values(), pod.sandbox):
+            self.kernel.kill(container.pid)
             for tree in self.kernel.trees:
                 with contextlib.suppress(FileNotFoundError):
-                    self.kernel.rmdir(tree.mount + one.group)
-            for directory in (f"{self.runc_root}/{one.id}", f"{self.bundles}/{one.id}"):
+                    self.kernel.rmdir(tree.mount + container.group)
+            for directory in (f"{self._node.runc_root}/{container.id}", f"{self._node.bundles}/{container.id}"):
                 shutil.rmtree(directory)
-            shutil.rmtree(f"{self.directory}/proc/{one.pid}")
-        self.kernel.remove_group(self.groups.pod_group(pod.spec))
-        self.cpus.release(pod.spec)
-        self.cpus.settle()
-        self.api.removed(pod.spec)
+            shutil.rmtree(f"{self.directory}/proc/{container.pid}")
+        self.kernel.remove_group(self.cgroups.pod_group(pod.spec))
+        self.kubelet.removed(pod.spec)
         self.pods.pop(pod.spec.uid, None)
 
-    def _start(self, pod: PodSpec, spec: Any, cid: str, sandbox: str) -> FakeContainer:
-        group = f"{self.groups.pod_group(pod)}/{cid}"
-        cpus = self.cpus.cpus_of(pod, spec.name) if spec is not None else ""
-        asked = resources(spec, cpus) if spec is not None else {"cpu": {"shares": PAUSE_SHARES}}
-        words = list(spec.run) if spec is not None else ["pause"]
-        bundle = f"{self.bundles}/{cid}"
-        os.makedirs(bundle)
-        found = config(pod, group, sandbox or cid, spec, words, asked)
-        with open(f"{bundle}/config.json", "w", encoding="utf-8") as file:
-            json.dump(found, file)
+    def _start(self, listed: NodePod, pod: PodSpec, spec: Any, sandbox: str) -> SimulatedContainer:
+        cpus = self.kubelet.cpus.cpus_of(pod, spec.name) if spec is not None else ""
+        box = Box(
+            id=(cid := secrets.token_hex(32)),
+            name=spec.name if spec is not None else "",
+            group=f"{listed.group}/{cid}",
+            resources=resources(spec, cpus) if spec is not None else {"cpu": {"shares": PAUSE_SHARES}},
+        )
+        self._node.write_bundle(
+            listed, box, sandbox=sandbox or cid, args=list(spec.run) if spec is not None else ["pause"]
+        )
         pid = self.kernel.spawn()
-        os.makedirs(f"{self.directory}/proc/{pid}")
         self._name(pid, INIT_NAME)
-        # One trace of runc, on the fake kernel's hands: the same steps with the same waits as elsewhere.
-        runtime = Runtime(self.kernel.as_process(pid), self._mounts)
-        pace = runtime.create(group, asked, pid)
-        os.makedirs(f"{self.runc_root}/{cid}")
-        rename_in(f"{self.runc_root}/{cid}/state.json", json.dumps(state(cid, pid, found, self._mounts, bundle)))
-        pace.until(26.7)
-        rename_in(f"{bundle}/init.pid", str(pid))
-        pace.until(34.6)
+        # One trace of runc on the fake kernel: the same steps with the same waits as elsewhere.
+        pace = Runtime(self.kernel.as_process(pid), self._mounts).create(box.group, box.resources, pid)
+        self._node.write_state(box, pid=pid)
+        pace.until(INIT_PID_MS)
+        rename_in(f"{self._node.bundles}/{cid}/init.pid", str(pid))
+        pace.until(EXEC_MS)
         self._name(pid, "app")
-        return FakeContainer(id=cid, group=group, spec=spec, pid=pid)
+        return SimulatedContainer(id=cid, group=box.group, spec=spec, pid=pid)
 
     def _name(self, pid: int, name: str) -> None:
-        with open(f"{self.directory}/proc/{pid}/comm", "w", encoding="utf-8") as file:
-            file.write(f"{name}\n")
+        self._node.put(f"proc/{pid}/comm", f"{name}\n")
 
     def _set(self, group: str, values: dict[str, int]) -> None:
         cpu, memory = self._mounts["cpu"] + group, self._mounts["memory"] + group
@@ -219,17 +197,9 @@ class FakeNode:
             self.kernel.write(cpu, "cpu.cfs_quota_us", str(values["quota"]))
 
     def _make_machine(self) -> None:
-        root = self.directory
-        for path in (self.runc_root, self.bundles, f"{self.kubelet_root}/pods", f"{root}/sys/devices/system/cpu"):
-            os.makedirs(path)
-        with open(f"{root}/sys/devices/system/cpu/online", "w", encoding="ascii") as file:
-            file.write(f"0-{CPUS - 1}\n")
-        with open(f"{self.kubelet_root}/config.yaml", "w", encoding="utf-8") as file:
-            file.write(
-                "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\ncgroupDriver: cgroupfs\n"
-                f'cpuManagerPolicy: {self.version.policy}\nreservedSystemCPUs: "0"\n'
-                f"address: 127.0.0.1\nreadOnlyPort: {self.api.port}\n"
-            )
+        os.makedirs(f"{self._node.kubelet_root}/pods")
+        self._node.put("sys/devices/system/cpu/online", f"0-{CPUS - 1}\n")
+        self.kubelet.write_config(port=True)
         self._write_stat()
         for group in ("/kubepods", "/kubepods/burstable", "/kubepods/besteffort"):
             self.kernel.make_group(group)
@@ -238,35 +208,31 @@ class FakeNode:
     # What the processes would use
 
     def _run(self) -> None:
-        tick_at = time.monotonic() + 10.0
         while not self._stopping.wait(_STEP_S):
             try:
                 self._use()
-                if time.monotonic() >= tick_at:
-                    self.cpus.settle()
-                    tick_at = time.monotonic() + 10.0
             except OSError as exc:
                 # A pod that went while its use was computed is no failure.
                 if not isinstance(exc, FileNotFoundError):
-                    self.failures.append(f"simulation: {exc}")
+                    self.kubelet.failures.append(f"simulation: {exc}")
 
     def _use(self) -> None:
         """One step: what each pod uses, online first; BE gets what is left, within the quotas in force."""
         left = CPUS - 0.1
         used = {}
-        for pod in sorted(self.pods.values(), key=lambda one: one.spec.namespace == "batch"):
+        for pod in sorted(self.pods.values(), key=lambda pod: pod.spec.namespace == "batch"):
             online = pod.spec.namespace != "batch"
-            own = any(whole_cpus(pod.spec, one) for one in pod.spec.containers)
+            own = any(whole_cpus(pod.spec, spec) for spec in pod.spec.containers)
             want = (0.2 if own else 0.3) if online else left / 2
-            for one in pod.containers.values():
+            for container in pod.containers.values():
                 amount = min(
                     want,
                     left,
-                    self._quota(one.group),
-                    self._quota(self.groups.group("kubepods", "besteffort")) if pod.spec.qos == BEST_EFFORT else left,
+                    self._quota(container.group),
+                    self._quota(self.cgroups.group("kubepods", "besteffort")) if pod.spec.qos == BEST_EFFORT else left,
                 )
                 left -= amount
-                used[one.group] = amount
+                used[container.group] = amount
         for group, amount in used.items():
             with contextlib.suppress(FileNotFoundError):
                 self.kernel.charge(self._mounts["cpuacct"] + group, cpu_ns=int(amount * _STEP_S * _NS))

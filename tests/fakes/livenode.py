@@ -1,6 +1,8 @@
-"""A node on the strict fake kernel with the real agent on it: for real documents, real stores, and trees to capture."""
+"""The unit tests' node: a `DirectoryNode` of three pods on the strict fake kernel, with the real agent on it.
 
-import json
+For real documents, real stores, and trees to capture. Containers have the groups' defaults: no runtime has set a value.
+"""
+
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -30,10 +32,12 @@ from reconciler.runtime.supervisor import ComponentHealth, ComponentStatus
 from reconciler.runtime.workqueue import DirtyBatch
 from reconciler.signals.cpu import CpuReading, CpuSampler, parse_stat
 from reconciler.sources.runtime_signal import RuntimeEvent
-from state.kubelet import render_cpu_manager_state
-from state.model import CpuPolicy, PodClass
+from state.model import PodClass
 from tests.fakes.kernel import FakeKernel
 from tests.fakes.kernel import Mode as KernelMode
+from tests.fakes.kubelet.cpu_manager import STATIC
+from tests.fakes.kubelet.fake import FakeKubelet
+from tests.fakes.node import Box, DirectoryNode, NodePod, mounts_of
 from tests.fakes.web import FakePulse
 
 WEB = "aaaaaaaa-1111-4111-8111-111111111111"
@@ -67,69 +71,55 @@ def group(uid: str) -> str:
     return f"/kubepods{QOS[uid]}/pod{uid}"
 
 
-class LiveNode:
+class LiveNode(DirectoryNode):
     """Eight CPUs, one online pod, one best-effort pod, one pod with CPU 7 of its own."""
 
     def __init__(self, path: Path, mode: KernelMode = "v1") -> None:
-        self.root = str(path / "node")
-        os.makedirs(self.root)
-        self.kernel = FakeKernel(mode, root=self.root, cpus=8, mirror=True)
+        root = str(path / "node")
+        os.makedirs(root)
+        self.kernel = FakeKernel(mode, root=root, cpus=8, mirror=True)
         self.kernel.install()
+        kubelet = FakeKubelet(f"{root}/var/lib/kubelet", policy=STATIC, cpus=range(7), reserved={0})
+        super().__init__(root, self.kernel, mounts_of(self.kernel), kubelet=kubelet)
         self.config = Config(
             mode=AgentMode.ENFORCE,
             operator_file=None,
-            node=NodeSection(root=self.root),
+            node=NodeSection(root=root),
             kubelet=KubeletSection(endpoint=EndpointSection.OFF),
             runtime=RuntimeSection(cri=FeatureSwitch.OFF),
-            store=StoreConfig(path=f"{self.root}/var/lib/bypassd/state.db"),
+            store=StoreConfig(path=self.store),
         )
-        os.makedirs(f"{self.root}/var/lib/bypassd")
+        os.makedirs(os.path.dirname(self.store))
         self.put("proc/stat", "cpu  0 0 0 0\n" + "".join(f"cpu{cpu} 100 0 50 900 0 0 0 0 0 0\n" for cpu in range(8)))
         self.put("proc/sys/kernel/random/boot_id", "boot-1\n")
         self.put("sys/devices/system/cpu/online", "0-7\n")
         self.put("sys/devices/system/cpu/present", "0-7\n")
         for cpu in range(8):
             self.put(f"sys/devices/system/cpu/cpu{cpu}/topology/core_cpus_list", f"{cpu}\n")
-        self.put(
-            "var/lib/kubelet/config.yaml",
-            "kind: KubeletConfiguration\ncgroupDriver: cgroupfs\ncpuManagerPolicy: static\nreservedSystemCPUs: '0'\n"
-            f"staticPodURLHeader:\n  Authorization:\n  - Bearer {SECRET}\n",
-        )
-        state = render_cpu_manager_state(CpuPolicy.STATIC.value, "0-6", {PINNED: {"main": "7"}})
-        self.put("var/lib/kubelet/cpu_manager_state", state)
+        kubelet.write_config(more=f"staticPodURLHeader:\n  Authorization:\n  - Bearer {SECRET}\n")
+        kubelet.cpu_manager(STATIC, "0-6", {PINNED: {"main": "7"}})
         for qos in ("/kubepods/burstable", "/kubepods/besteffort"):
             self.kernel.make_group(qos)
-        for uid in (WEB, BATCH, PINNED):
-            self.kernel.make_group(group(uid))
-            self.start(uid)
+        for uid, (namespace, name) in NAMES.items():
+            self.admit(uid, namespace, name)
+            self.run(uid)
 
-    def put(self, path: str, text: str) -> None:
-        full = f"{self.root}/{path}"
-        os.makedirs(os.path.dirname(full), exist_ok=True)
-        Path(full).write_text(text)
+    def admit(self, uid: str, namespace: str, name: str) -> NodePod:
+        """A pod's group; `run` starts its container."""
+        self.kernel.make_group(group(uid))
+        qos = QOS[uid].strip("/")
+        pod = NodePod(uid=uid, name=name, namespace=namespace, qos=qos, group=group(uid), meta={}, boxes=[])
+        self.pods[uid] = pod
+        return pod
 
-    def start(self, uid: str) -> None:
+    def run(self, uid: str) -> None:
         """The container as runc makes it: groups, bundle, state."""
-        cid, (namespace, name) = container_id(uid), NAMES[uid]
-        self.kernel.make_group(f"{group(uid)}/{cid}")
-        annotations = {
-            "io.kubernetes.cri.container-type": "container",
-            "io.kubernetes.cri.container-name": "main",
-            "io.kubernetes.cri.sandbox-id": "f" * 64,
-            "io.kubernetes.cri.sandbox-name": name,
-            "io.kubernetes.cri.sandbox-namespace": namespace,
-        }
-        cpu = {"shares": 2, "cpus": "7" if uid == PINNED else "0-6"}
-        bundle = {
-            "ociVersion": "1.0.2",
-            "process": {"args": ["/bin/app", f"--password={SECRET}"], "env": [f"TOKEN={SECRET}"]},
-            "annotations": annotations,
-            "linux": {"cgroupsPath": f"{group(uid)}/{cid}", "resources": {"cpu": cpu}},
-        }
-        self.put(f"run/containerd/io.containerd.runtime.v2.task/k8s.io/{cid}/config.json", json.dumps(bundle))
-        cgroups = {"path": f"{group(uid)}/{cid}", "cpu_shares": 2, "cpuset_cpus": cpu["cpus"]}
-        state = {"id": cid, "init_process_pid": 42, "config": {"cgroups": cgroups, "labels": [f"token={SECRET}"]}}
-        self.put(f"run/containerd/runc/k8s.io/{cid}/state.json", json.dumps(state))
+        cid, cpus = container_id(uid), "7" if uid == PINNED else "0-6"
+        box = Box(id=cid, name="main", group=f"{group(uid)}/{cid}", resources={"cpu": {"shares": 2, "cpus": cpus}})
+        self.kernel.make_group(box.group)
+        secrets = {"args": ["/bin/app", f"--password={SECRET}"], "env": [f"TOKEN={SECRET}"]}
+        self.write_bundle(self.pods[uid], box, sandbox="f" * 64, **secrets)
+        self.write_state(box, pid=42, annotations={"token": SECRET})
 
     def place(self) -> NodeEnvironment:
         found = find_place(self.config)

@@ -16,7 +16,7 @@ from reconciler.control.planner import plan_pod
 from state.model import Pod
 from tests.fakes.faults import Call, Fault
 from tests.fakes.faultynode import LATE, Run, differences, owner, play, quiet_place
-from tests.reconciler.cli.livenode import BATCH, PINNED, WEB, container_id
+from tests.fakes.livenode import BATCH, PINNED, WEB, container_id
 
 FULL: Final = bool(os.environ.get("BYPASSD_FULL"))
 ERRNOS: Final = (
