@@ -48,7 +48,7 @@ class MemoryHeadroom:
         knowledge: MemoryHeadroomReading,
         pools: Callable[[], Pools | None],
         *,
-        changed: Callable[[], None] = lambda: None,
+        changed: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``changed`` is called when the promise is another one."""

@@ -86,7 +86,7 @@ class ResctrlActuator:
         cgroups: FileOps = REAL,
         capability: Callable[[], Capability] | None = None,
         mounter: Mounter | None = None,
-        misses: Callable[[], Mapping[str, Sample]] = dict,
+        misses: Callable[[], Mapping[str, Sample]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``misses``: the newest cache misses of pods by uid, per 1000 instructions, their age as of the call."""

@@ -88,7 +88,7 @@ class Machine:
                 return found
 
         self.side = ResctrlActuator(
-            hierarchy, self.store, Ledger(self.store), trio.CapacityLimiter(1), capability=offered
+            hierarchy, self.store, Ledger(self.store), trio.CapacityLimiter(1), capability=offered, misses=dict
         )
 
     def pod(self) -> Pod:
