@@ -304,6 +304,7 @@ class Agent:
             lambda: [rule.name for rule in self.config.policies.disk.devices], self.dirty, root=place.root
         )
         self.knowledge.disks = lambda: self.disks.found
+        self.knowledge.indicators = self.watching.indicators
         self.hotplug = HotplugSource(place.topology, self.replug.changed, root=place.root)
         self.ticker = Sampler(
             self.reconciler,

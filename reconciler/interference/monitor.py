@@ -341,7 +341,9 @@ class InterferenceMonitor:
                 await reader.aclose()
 
     def _wanted(self, config: Config) -> frozenset[str]:
-        return self.engine.wanted() | signals_of(config.eviction) | cache_signals(config.policies.cache)
+        policies = config.policies
+        by_policies = cache_signals(policies.cache) | policies.shared.signals
+        return self.engine.wanted() | signals_of(config.eviction) | by_policies
 
     async def _frame(self, config: Config) -> SampleFrame:
         now = self._clock()

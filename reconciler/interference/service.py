@@ -1,6 +1,7 @@
 """The observer's place in the agent: nothing is loaded while nobody asks for interference or eviction to be watched.
 
-A share of the cache that moves asks for it, too: by cache misses, which only the observer's readers count.
+A share of the cache that moves asks for it, too: by cache misses, which only the observer's readers count. So do sizes
+of pools that follow their pods' waiting or cycles per instruction.
 
 Switched on by a reload it begins, switched off it ends and takes back what it asked for.
 """
@@ -17,7 +18,9 @@ from reconciler.actuators.holds import pod_hold
 from reconciler.alerts.service import AlertService
 from reconciler.config.environment import cri_client
 from reconciler.config.model import Config
+from reconciler.placement.provision import pod_indicators
 from reconciler.policies.cache import signals_of
+from state.cpu import PodIndicators
 from state.eviction import EvictionOrder
 from state.evidence import PodSnapshot, Sample
 from state.model import SourceStatus
@@ -36,7 +39,8 @@ _LOOK_S: Final = 5.0
 def watched(config: Config) -> bool:
     """Whether anything is to be watched."""
     judged = config.interference.enabled or config.eviction.enabled
-    return judged or config.interference.record.directory is not None or bool(signals_of(config.policies.cache))
+    followed = signals_of(config.policies.cache) | config.policies.shared.signals
+    return judged or config.interference.record.directory is not None or bool(followed)
 
 
 class InterferenceCounters(Struct, frozen=True, kw_only=True):
@@ -187,6 +191,12 @@ class InterferenceService:
         from reconciler.signals.resctrl_reader import misses_of  # noqa: PLC0415
 
         return misses_of(self.observer.frame, time.monotonic())
+
+    def indicators(self) -> Mapping[str, PodIndicators]:
+        """What the sizes of pools follow beside CPU use, by pod uid; empty where they follow nothing else."""
+        if self.observer is None or self.observer.frame is None or not self._node.config.policies.shared.signals:
+            return {}
+        return pod_indicators(self.observer.frame, time.monotonic())
 
     def numbers(self) -> InterferenceCounters | None:
         """The metrics' part; None while nothing is watched."""

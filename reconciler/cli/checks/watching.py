@@ -46,6 +46,7 @@ def watching(node: InspectedNode, asked: QueryResults) -> Iterator[CheckResult]:
         yield from _run_queue(node, asked)
     yield from _recording(node, asked)
     yield from _moving(node, asked)
+    yield from _pool_sizes(node, asked)
     if config.eviction.enabled:
         yield _eviction(node, asked)
         yield from _notice(node, asked)
@@ -218,6 +219,16 @@ def _moving(node: InspectedNode, asked: QueryResults) -> Iterator[CheckResult]:
         found = f"BE's share goes by {there[0]} alone" if there else "BE's share stays at the level low"
         fix = "; ".join(dict.fromkeys(missing.values()))
         yield CheckResult("cache share", CheckState.WARN, f"{found}: no {' and no '.join(missing)} counted", fix)
+
+
+def _pool_sizes(node: InspectedNode, asked: QueryResults) -> Iterator[CheckResult]:
+    """The indicators that the sizes of online pools follow; one that is unknown keeps a pool from shrinking."""
+    lacking = _lacking(node, asked)
+    if missing := sorted(node.config.policies.shared.signals & lacking.keys()):
+        fixes = "; ".join(dict.fromkeys(lacking[signal] for signal in missing))
+        fix = f"{fixes}; or no target for it in policies.shared.provision.pid"
+        found = f"{', '.join(missing)} cannot be measured: online pools do not shrink"
+        yield CheckResult("pool sizes", CheckState.WARN, found, fix)
 
 
 # Eviction

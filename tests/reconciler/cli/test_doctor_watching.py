@@ -119,6 +119,17 @@ def test_every_lacking_signal_has_its_remedy(good: LiveNode, when: str, signal: 
     assert remedy in own.fix
 
 
+def test_an_indicator_of_pool_sizes_that_cannot_be_measured_is_a_warning(good: LiveNode) -> None:
+    pid = "policies: {shared: {sizing: measured, provision: {policy: pid, pid: {cpi: {target: 2}}}}}\n"
+    assert found(good, pid) == {}
+    shutil.rmtree(f"{good.root}/sys/bus")
+    own = found(good, pid)["pool sizes"]
+    assert own.state is CheckState.WARN
+    assert own.found.startswith("cpi ")
+    assert own.fix.startswith("see PMU above")
+    assert found(good, pid.replace("policy: pid", "policy: canonical")) == {}
+
+
 def test_what_a_share_of_the_cache_moves_by_is_told_where_something_is_missing(
     good: LiveNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:

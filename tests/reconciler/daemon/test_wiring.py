@@ -17,8 +17,10 @@ from reconciler.config.model import Config
 from reconciler.daemon import side_actuators
 from reconciler.daemon.agent import Agent
 from reconciler.daemon.status import StatusReport
+from reconciler.placement.provision import CpiGains, PidConfig, ProvisionConfig, ProvisionPolicy, WaitGains
 from reconciler.policies.cache import CachePolicyConfig
 from reconciler.policies.exclusive import ExclusiveConfig
+from reconciler.policies.shared import PoolSizing, SharedConfig, SharedPoolMode
 from reconciler.runtime.supervisor import Component
 from reconciler.signals.readers import SampleContext, SampleSheet
 from reconciler.telemetry.prometheus import render
@@ -26,7 +28,7 @@ from state.cache import CacheMode
 from state.evidence import pod_subject
 from tests.fakes.web import FakePulse
 from tests.reconciler.actuators.resctrl_world import World
-from tests.reconciler.cli.livenode import WEB, LiveNode
+from tests.reconciler.cli.livenode import WEB, LiveNode, group
 
 PROJECT = Path(__file__).parents[3]
 MEMINFO = "MemTotal: 16777216 kB\nMemFree: 8388608 kB\nMemAvailable: 8388608 kB\n"
@@ -41,7 +43,7 @@ def live(tmp_path: Path) -> LiveNode:
 
 
 class WithProc:
-    """The fake kernel's control files, and the files of the node's own /proc."""
+    """The fake kernel's control files, and the files of the node's own /proc. The online pod uses one CPU."""
 
     def __init__(self, live: LiveNode) -> None:
         self._kernel, self._proc = live.kernel, f"{live.root}/proc"
@@ -49,6 +51,8 @@ class WithProc:
     def read(self, directory: Any, file: str) -> str:
         if str(directory).startswith(self._proc):
             return Path(directory, file).read_text()
+        if file == "cpuacct.usage" and str(directory).endswith(group(WEB)):
+            return f"{time.monotonic_ns()}\n"
         return self._kernel.read(directory, file)
 
     def __getattr__(self, name: str) -> Any:  # the rest of `FileOps`, as the fake kernel has it
@@ -82,7 +86,7 @@ async def running(agent: Agent, *names: str) -> AsyncIterator[None]:
 
 
 async def until(met: Callable[[], bool]) -> None:
-    with trio.fail_after(30):
+    with trio.fail_after(10):
         while not met():  # noqa: ASYNC110  # no event tells
             await trio.sleep(0.01)
 
@@ -203,3 +207,53 @@ async def test_cache_misses_reach_the_cache_share_that_moves(
             await cache.sweep()
             level: Any = cache.status()["level"]
     assert "misses the cache 30.0 times in 1000 instructions" in level["reason"]
+
+
+class Waiting:
+    """`Reader` in the place of the one of the run queue: the online pods wait as long as they run."""
+
+    name = "runqueue"
+    signals: Collection[str] = ("cpu.wait", "cpu.wait_milli", "cpu.wait_own", "cpu.delay")
+
+    async def read(self, scene: SampleContext, sheet: SampleSheet, now: float) -> None:
+        del now
+        for uid, pod in scene.view.pods.items():
+            if pod.pod_class.online:
+                sheet.put(pod_subject(uid), "cpu.wait_milli", 4000.0)
+
+    def problems(self) -> Mapping[str, str]:
+        return {}
+
+    async def aclose(self) -> None:
+        """Nothing is held."""
+
+
+@pytest.mark.parametrize(
+    ("pid", "expected"),
+    [
+        (PidConfig(cpu_sched_wait=WaitGains(target_percent=10.0)), "pid: cpu_sched_wait is above its target"),
+        (PidConfig(cpi=CpiGains(target=1.0)), "pid: cpi is above its target"),
+    ],
+)
+async def test_what_online_pods_wait_and_their_cpi_move_the_size_of_their_pool(
+    live: LiveNode, monkeypatch: pytest.MonkeyPatch, pid: PidConfig, expected: str
+) -> None:
+    """From the readers to the reason of the pool's size, with nothing else that asks for the signals."""
+    monkeypatch.setattr("reconciler.signals.perf.PerfReader", lambda *_: Counted())
+    monkeypatch.setattr("reconciler.signals.runqueue.RunQueue", lambda *_, **__: Waiting())
+    provision = ProvisionConfig(policy=ProvisionPolicy.PID, pid=replace(pid, settle_s=0.0))
+    shared = SharedConfig(mode=SharedPoolMode.SEPARATE, sizing=PoolSizing.MEASURED, provision=provision)
+    config = replace(live.config, policies=replace(live.config.policies, shared=shared))
+    with agent_on(live, config) as agent:
+
+        async def planned() -> str:
+            await agent.reconciler.reconcile(agent.dirty.take_nowait())
+            pools = agent.reconciler.pools
+            assert pools is not None
+            return pools.sizes["shared"].reason
+
+        await live.look(agent)
+        async with running(agent, "interference", "ticker"):
+            with trio.fail_after(10):
+                while expected not in await planned():  # noqa: ASYNC110  # no event tells
+                    await trio.sleep(0.1)
