@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from reconciler.interference.monitor import InterferenceMonitor, MonitoredNode
     from reconciler.responses.eviction.executor import Evictor
     from reconciler.signals.reading import ReaderContext
+    from reconciler.sources.pressure_events import PressureEvents
 
 NAME: Final = "interference"
 _LOOK_S: Final = 5.0
@@ -71,6 +72,7 @@ class InterferenceService:
         self._left = bool(node.store.rows(EVICTIONS))
         self.observer: InterferenceMonitor | None = None
         self.evictor: Evictor | None = None
+        self._pressure: PressureEvents | None = None
 
     def reconfigure(self) -> None:
         """The configuration is another one now."""
@@ -85,7 +87,8 @@ class InterferenceService:
 
     def statuses(self) -> list[SourceStatus]:
         """Of what can be out of order."""
-        return [] if self.evictor is None else [self.evictor.status()]
+        parts = (self.evictor, self._pressure)
+        return [part.status() for part in parts if part is not None]
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Watch while the configuration asks for it."""
@@ -99,6 +102,7 @@ class InterferenceService:
 
     async def _watch(self) -> None:
         from reconciler.interference.monitor import InterferenceMonitor  # noqa: PLC0415  # detectors, readers, the ladder: not on every node
+        from reconciler.sources.pressure_events import PressureEvents  # noqa: PLC0415
 
         try:
             async with trio.open_nursery() as nursery:
@@ -109,13 +113,15 @@ class InterferenceService:
                     self._node, self._means, tell=self._telling.send, evictor=self.evictor
                 )
                 nursery.start_soon(self.observer.run)
+                self._pressure = PressureEvents(self.observer.wake, root=self._node.place.root)
+                nursery.start_soon(self._pressure.run)
                 while not self._over():
                     with trio.move_on_after(_LOOK_S):
                         await self._changed.wait()
                     self._changed = trio.Event()
                 nursery.cancel_scope.cancel(reason="something else is to be watched now")
         finally:
-            self.observer = self.evictor = None
+            self.observer = self.evictor = self._pressure = None
 
     def _over(self) -> bool:
         """Whether this is to end: nothing is asked for any more, or an evictor is missing."""

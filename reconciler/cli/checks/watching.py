@@ -31,6 +31,7 @@ _CACHE: Final = frozenset({"llc.occupancy", "memory.bandwidth"})
 _LATENCY: Final = "service.latency"
 _KILL: Final = 5
 _NET_ADMIN: Final = 12
+_SYS_RESOURCE: Final = 24
 _SETUID: Final = (6, 7)
 
 
@@ -44,6 +45,7 @@ def watching(node: InspectedNode, asked: QueryResults) -> Iterator[CheckResult]:
         yield from _probes(node, asked)
     if config.interference.enabled or config.eviction.enabled:
         yield from _run_queue(node, asked)
+        yield from _pressure_events(node, asked)
     yield from _recording(node, asked)
     yield from _moving(node, asked)
     yield from _pool_sizes(node, asked)
@@ -158,6 +160,18 @@ def _run_queue(node: InspectedNode, asked: QueryResults) -> Iterator[CheckResult
     if read_text(node.root, "proc/self/schedstat") is None:
         found, fix = f"{problem}; no schedstat either: not known how long pods wait", f"{fix} or CONFIG_SCHED_INFO"
     yield CheckResult("run queue", CheckState.WARN, found, fix)
+
+
+def _pressure_events(node: InspectedNode, asked: QueryResults) -> Iterator[CheckResult]:
+    """Whether the kernel reports when memory and CPU pressure begin; elsewhere they are polled."""
+    if asked.pressure_window_s is not None:
+        found = f"memory and CPU pressure, within {asked.pressure_window_s:g} s"
+        if asked.daemon_pid is not None and not _holds(asked, _SYS_RESOURCE):
+            found += "; the daemon lacks CAP_SYS_RESOURCE: within 2 s, or refused by kernels before 6.5"
+        yield CheckResult("pressure events", CheckState.OK, found)
+    elif asked.pressure_problem:
+        found = f"none: {asked.pressure_problem}; polled each {node.config.interference.sample_s:g} s"
+        yield CheckResult("pressure events", CheckState.WARN, found, "psi=1 and CAP_SYS_RESOURCE; polling works too")
 
 
 def _private(node: InspectedNode, asked: QueryResults) -> Iterator[CheckResult]:

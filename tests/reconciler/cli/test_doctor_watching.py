@@ -119,6 +119,22 @@ def test_every_lacking_signal_has_its_remedy(good: LiveNode, when: str, signal: 
     assert remedy in own.fix
 
 
+def test_whether_pressure_is_reported_or_polled(good: LiveNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = with_rights(monkeypatch, EVERYTHING)
+    asked.pressure_window_s, asked.pressure_problem = 1.0, ""
+    assert found(good, EVICT, asked)["pressure events"][1:3] == (
+        CheckState.OK,
+        "memory and CPU pressure, within 1 s",
+    )
+    asked = with_rights(monkeypatch, EVERYTHING & ~(1 << 24))
+    asked.pressure_window_s, asked.pressure_problem = 1.0, ""
+    assert "lacks CAP_SYS_RESOURCE" in found(good, EVICT, asked)["pressure events"].found
+    asked.pressure_window_s, asked.pressure_problem = None, "psi: not supported here"
+    refused = found(good, EVICT, asked)["pressure events"]
+    assert (refused.state, refused.found) == (CheckState.WARN, "none: psi: not supported here; polled each 1 s")
+    assert "pressure events" not in found(good, EVICT), "a copied node"
+
+
 def test_an_indicator_of_pool_sizes_that_cannot_be_measured_is_a_warning(good: LiveNode) -> None:
     pid = "policies: {shared: {sizing: measured, provision: {policy: pid, pid: {cpi: {target: 2}}}}}\n"
     assert found(good, pid) == {}

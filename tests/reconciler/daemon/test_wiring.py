@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import trio
@@ -17,12 +17,14 @@ from reconciler.config.model import Config
 from reconciler.daemon import side_actuators
 from reconciler.daemon.agent import Agent
 from reconciler.daemon.status import StatusReport
+from reconciler.detectors.config import InterferenceConfig
 from reconciler.placement.provision import CpiGains, PidConfig, ProvisionConfig, ProvisionPolicy, WaitGains
 from reconciler.policies.cache import CachePolicyConfig
 from reconciler.policies.exclusive import ExclusiveConfig
 from reconciler.policies.shared import PoolSizing, SharedConfig, SharedPoolMode
 from reconciler.runtime.supervisor import Component
 from reconciler.signals.readers import SampleContext, SampleSheet
+from reconciler.sources import pressure_events
 from reconciler.telemetry.prometheus import render
 from state.cache import CacheMode
 from state.evidence import pod_subject
@@ -257,3 +259,43 @@ async def test_what_online_pods_wait_and_their_cpi_move_the_size_of_their_pool(
             with trio.fail_after(10):
                 while expected not in await planned():  # noqa: ASYNC110  # no event tells
                     await trio.sleep(0.1)
+
+
+class Fires:
+    """`PressureTrigger` that fires when it is set."""
+
+    def __init__(self) -> None:
+        self.spec = pressure_events.SPEC
+        self.now = trio.Event()
+
+    async def wait(self) -> None:
+        await self.now.wait()
+        self.now = trio.Event()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await trio.lowlevel.checkpoint()
+
+
+async def test_pressure_that_begins_is_judged_at_once(live: LiveNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With an interval of a minute between two passes: from the trigger's file to the monitor's next pass."""
+    triggers: dict[str, Fires] = {}
+    monkeypatch.setattr(pressure_events, "open_trigger", lambda path, _spec: triggers.setdefault(path, Fires()))
+    interference = InterferenceConfig(enabled=True, sample_s=60.0)
+    with agent_on(live, replace(live.config, interference=interference)) as agent:
+        await live.look(agent)
+        async with running(agent, "interference"):
+            await until(lambda: agent.watching.observer is not None and agent.watching.observer.passes == 1)
+            observer = agent.watching.observer
+            assert observer is not None
+            await until(lambda: len(triggers) == 2)
+            triggers[f"{live.root}/proc/pressure/memory"].now.set()
+            began = trio.current_time()
+            await until(lambda: observer.passes == 2)
+            assert trio.current_time() - began < 5
+            status: Any = agent.watching.status()
+            assert status["woken"] == {"memory": 1}
+            (events,) = (source for source in agent.statuses() if source.name == pressure_events.NAME)
+            assert events.detail == "memory within 1 s; cpu within 1 s"
