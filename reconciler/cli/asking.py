@@ -13,7 +13,7 @@ from cgroupfs.attribution import FanotifyWatch
 from cgroupfs.errors import AgentError, SourceError
 from cgroupfs.pressure import PressureResource, node_pressure_file, try_trigger
 from reconciler.cli.client import Denied, Unreachable, exchange
-from reconciler.cli.nodeview import InspectedNode, read_number, read_text
+from reconciler.cli.nodeview import InspectedNode, read_number
 from reconciler.clients.command import Command
 from reconciler.clients.http import HttpEndpoint, HttpResponse, HttpSession
 from reconciler.clients.kube import KubeApi, status_of
@@ -25,6 +25,7 @@ from reconciler.signals.taskstats import Taskstats
 from reconciler.sources.cri import CriClient, RuntimeCondition, RuntimeVersion
 from reconciler.sources.kubelet_api import decode_pods
 from reconciler.sources.pressure_events import SPEC
+from reconciler.sources.process_facts import process_facts
 from state.eviction import EvictionMethodName
 from state.model import PodMeta
 
@@ -161,7 +162,7 @@ def _ask_daemon(node: InspectedNode, asked: QueryResults) -> None:
 def _daemon_pid(node: InspectedNode) -> int | None:
     """The daemon that answers, by its lock; None where its number is of a PID namespace of its own."""
     pid = read_number("/", os.path.join(os.path.dirname(node.store), "lock"))
-    if pid is None or "bypassd" not in (read_text("/", f"proc/{pid}/cmdline") or ""):
+    if pid is None or not any("bypassd" in facts.command for facts in process_facts([pid])):
         return None
     return pid
 

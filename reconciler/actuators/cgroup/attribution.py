@@ -5,6 +5,7 @@ file of ours are watched and the writer stays unknown.
 """
 
 import logging
+import time
 from collections.abc import Callable, Iterable
 from typing import Final, final
 
@@ -14,10 +15,12 @@ from cgroupfs.attribution import ObservedWrite, WriteWatch, watch_writes
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.knobs import CATALOG
 from reconciler.runtime.workqueue import NODE, DirtyKeys, pod_key
+from reconciler.sources.process_facts import process_facts
 from state.model import SourceStatus
 
 _LOG: Final = logging.getLogger(__name__)
 _KEPT: Final = 10_000
+_DESCRIBE_S: Final = 1.0
 
 
 @final
@@ -46,6 +49,7 @@ class WriteAttribution:
         self._followed: set[str] = set()
         self.writes = 0
         self.lost = 0
+        self._described = 0, float("-inf")
 
     def last_writer(self, directory: str, file: str) -> tuple[str, str] | None:
         """(kind, process) of the last foreign write of one file; None when none was seen.
@@ -105,9 +109,25 @@ class WriteAttribution:
                 if len(self._seen) > _KEPT:
                     self._seen.clear()
                 directory = write.directory + write.group
+                if write.writer.person:
+                    self._describe(write)
                 self._seen[directory, write.file] = (write.writer.kind.value, str(write.writer))
                 uid = self._owner(write.group)
                 self._dirty.mark(NODE if uid is None else pod_key(uid))
+
+    def _describe(self, write: ObservedWrite) -> None:
+        """Log who a person's process is, once for each process and at most once a second: it may end at any moment."""
+        now = time.monotonic()
+        if write.writer.pid == self._described[0] or now - self._described[1] < _DESCRIBE_S:
+            return
+        self._described = write.writer.pid, now
+        for facts in process_facts([write.writer.pid]):
+            fields = {"pid": facts.pid, "name": facts.name, "command": facts.command, "uid": facts.uid}
+            _LOG.info(
+                "%s/%s: written by a person",
+                *(write.group, write.file),
+                extra={"fields": {**fields, "age_s": round(facts.age_s or 0.0, 1)}},
+            )
 
     def _each(self, path: str, call: Callable[[str, str], None]) -> None:
         for mount in self._hierarchy.mounts():

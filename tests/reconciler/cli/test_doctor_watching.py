@@ -18,6 +18,7 @@ from reconciler.cli.checks.kubelet import kubelet
 from reconciler.cli.nodeview import InspectedNode, look
 from reconciler.cli.options import parser
 from reconciler.sources.cri import RuntimeVersion
+from reconciler.sources.process_facts import ProcessFacts
 from tests.fakes.http_peer import HttpPeer, Reply
 from tests.reconciler.cli.conftest import Run
 from tests.reconciler.cli.livenode import LiveNode, container_id
@@ -350,7 +351,8 @@ def test_the_daemon_is_the_holder_of_the_lock_if_that_is_one_here(
     good: LiveNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node, lock = view(good, ""), "var/lib/bypassd/lock"
-    monkeypatch.setattr(asking, "read_text", lambda _root, path: {"proc/7/cmdline": "/opt/bypassd\0run"}.get(path))
+    daemon = ProcessFacts(pid=7, name="python3", command="/opt/bypassd run")
+    monkeypatch.setattr(asking, "process_facts", lambda pids: [daemon] if pids == [7] else [])
     good.put(lock, "7\n")
     assert asking._daemon_pid(node) == 7
     # A number of another PID namespace: here it is nobody's, or somebody else's.
