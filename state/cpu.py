@@ -117,6 +117,24 @@ class GroupUse(Struct, frozen=True, kw_only=True):
     known_s: float | None = None
 
 
+class Measured(Struct, frozen=True, kw_only=True):
+    """One measured number, and how old it is (s)."""
+
+    value: float
+    age_s: float = 0.0
+
+
+class PodIndicators(Struct, frozen=True, kw_only=True):
+    """What the size of a pool may follow of one pod beside its CPU use. None: not measured, or not certain.
+
+    ``wait_milli``: tasks that waited in the run queue, on average, in thousandths, without those that the pod's own
+    quotas stopped. ``cpi``: cycles per instruction.
+    """
+
+    wait_milli: Measured | None = None
+    cpi: Measured | None = None
+
+
 class PoolSize(Struct, frozen=True, kw_only=True):
     """How many CPUs an online pool is to have and why; what the step limits need to know of the last time.
 

@@ -13,7 +13,7 @@ from msgspec import Struct
 from cgroupfs.codecs import Value
 from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.naming import QosClass
-from state.cpu import CpuPreferences, GroupUse, PoolSize
+from state.cpu import CpuPreferences, GroupUse, PodIndicators, PoolSize
 from state.disk import Disk
 from state.measures import Restrictions
 from state.memory import MemoryPreferences, NodeMemoryReading
@@ -421,7 +421,8 @@ class NodeView(Struct, frozen=True, kw_only=True):
     limit that a burst law lends for now, by group path (µs of the group's period). ``knobs``: names of the knobs that
     this kernel offers; empty: not looked yet. ``numa_memory``: of machines with more than one NUMA node. ``irq_cpus``:
     CPUs that serve the interrupts of the interfaces that the config names. ``disks``: those that the config names, by
-    that name. ``measures``: what responses to interference ask for now.
+    that name. ``measures``: what responses to interference ask for now. ``indicators``: by pod uid, for sizes of pools;
+    empty while no pool's size follows them.
     """
 
     topology: Topology
@@ -445,3 +446,4 @@ class NodeView(Struct, frozen=True, kw_only=True):
     irq_cpus: CpuSet = EMPTY
     disks: Mapping[str, Disk] = {}
     measures: Restrictions = Restrictions()
+    indicators: Mapping[str, PodIndicators] = {}

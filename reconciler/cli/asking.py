@@ -10,9 +10,10 @@ import trio
 from msgspec import Struct
 
 from cgroupfs.attribution import FanotifyWatch
-from cgroupfs.errors import SourceError
+from cgroupfs.errors import AgentError, SourceError
+from cgroupfs.pressure import PressureResource, node_pressure_file, try_trigger
 from reconciler.cli.client import Denied, Unreachable, exchange
-from reconciler.cli.nodeview import InspectedNode, read_number, read_text
+from reconciler.cli.nodeview import InspectedNode, read_number
 from reconciler.clients.command import Command
 from reconciler.clients.http import HttpEndpoint, HttpResponse, HttpSession
 from reconciler.clients.kube import KubeApi, status_of
@@ -23,6 +24,8 @@ from reconciler.signals.perf_window import probe
 from reconciler.signals.taskstats import Taskstats
 from reconciler.sources.cri import CriClient, RuntimeCondition, RuntimeVersion
 from reconciler.sources.kubelet_api import decode_pods
+from reconciler.sources.pressure_events import SPEC
+from reconciler.sources.process_facts import process_facts
 from state.eviction import EvictionMethodName
 from state.model import PodMeta
 
@@ -55,6 +58,10 @@ class QueryResults(Struct, kw_only=True):
     """Why evictions cannot go through the API server; empty: they can; None: not asked."""
     taskstats_problem: str | None = None
     perf_problem: str | None = None
+    pressure_window_s: float | None = None
+    """The window of a trigger on the node's memory pressure; None: not asked, or refused."""
+    pressure_problem: str | None = None
+    """Why the kernel refuses a trigger; None: not asked."""
 
 
 def query_node(node: InspectedNode) -> QueryResults:
@@ -65,6 +72,7 @@ def query_node(node: InspectedNode) -> QueryResults:
     _ask_kernel(node, asked)
     if node.config.interference.enabled or node.config.eviction.enabled:
         asked.taskstats_problem, asked.perf_problem = _taskstats_problem(), _perf_problem()
+        asked.pressure_window_s, asked.pressure_problem = _pressure_trigger(node)
     _ask_daemon(node, asked)
     peer = kubelet_peer(node.config.kubelet, node.kubelet)
     asked.cri_socket = cri_socket(node.config.runtime, node.kubelet, node.root)
@@ -154,7 +162,7 @@ def _ask_daemon(node: InspectedNode, asked: QueryResults) -> None:
 def _daemon_pid(node: InspectedNode) -> int | None:
     """The daemon that answers, by its lock; None where its number is of a PID namespace of its own."""
     pid = read_number("/", os.path.join(os.path.dirname(node.store), "lock"))
-    if pid is None or "bypassd" not in (read_text("/", f"proc/{pid}/cmdline") or ""):
+    if pid is None or not any("bypassd" in facts.command for facts in process_facts([pid])):
         return None
     return pid
 
@@ -217,6 +225,15 @@ def _perf_problem() -> str:
     cpu = min(os.sched_getaffinity(0))
     missing = probe(RealPerf(), (CYCLES, INSTRUCTIONS), (CACHE_MISSES,), cpu).missing
     return next(iter(missing.values()), "")
+
+
+def _pressure_trigger(node: InspectedNode) -> tuple[float | None, str]:
+    """Arm the daemon's trigger for memory pressure, and disarm it."""
+    try:
+        spec = try_trigger(node_pressure_file(PressureResource.MEMORY, node.root), SPEC)
+    except AgentError as exc:
+        return None, str(exc)
+    return spec.window_us / 1e6, ""
 
 
 def release(version: str | None) -> tuple[int, int] | None:

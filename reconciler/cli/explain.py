@@ -1,16 +1,25 @@
 """``bypassctl explain POD``: from the signal to the outcome, for every setting of one pod."""
 
+import pwd
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from msgspec import to_builtins
+
+from cgroupfs.bounded import digits
+from cgroupfs.errors import AgentError
+from cgroupfs.files import read_text
+from cgroupfs.hierarchy import Hierarchy
 from reconciler.cli import words
 from reconciler.cli.blocks import Block, Cell, StyledText, Table
 from reconciler.cli.document import FetchedDocument, Row, fetch, find_pod
 from reconciler.cli.exits import Exit
+from reconciler.cli.masks import mask_text
 from reconciler.cli.output import emit
 from reconciler.cli.screen import blank, field, head, line, show
 from reconciler.cli.watched import of_pod, pod_blocks
+from reconciler.sources.process_facts import process_facts
 from state.printable import printable
 from state.setting_state import SettingState
 
@@ -18,6 +27,8 @@ BESIDE: Final = frozenset({"core.cookie", "resctrl.group"})
 """What is set beside control files: there is no file to tell of."""
 _LONGEST_MARK: Final = 200
 """Characters of one label or annotation."""
+_MOST_PROCESSES: Final = 10
+_LONGEST_COMMAND: Final = 60
 _STAGES: Final = (
     ("seen", "seen_at"),
     ("prepared", "prepared_at"),
@@ -31,6 +42,7 @@ def run(options: Namespace) -> int:
     """Show one pod. Errors: `CliError` when there is no such pod."""
     found = fetch(options)
     facts = collect(found, find_pod(found.body, options.pod), options.history)
+    facts["processes"] = _processes(facts["groups"]) if found.live else []
     if options.output == "table":
         show(_blocks(found, facts))
     else:
@@ -57,6 +69,22 @@ def collect(found: FetchedDocument, pod: Row, lines: int) -> Row:
         "holds": holds,
         "history": history[:lines],
     }
+
+
+def _processes(groups: Sequence[Row]) -> list[Row]:
+    """The processes of the pod's groups now, the largest in memory first; empty where this process cannot see them."""
+    try:
+        hierarchy = Hierarchy.detect("/")
+    except AgentError:
+        return []
+    pids: set[int] = set()
+    for group in groups:
+        try:
+            text = read_text(f"{hierarchy.trigger_directory(group['path'])}/cgroup.procs")
+        except (AgentError, OSError):
+            continue
+        pids |= {pid for word in text.split() if (pid := digits(word)) is not None}
+    return [to_builtins(each) | {"command": mask_text(each.command)} for each in process_facts(pids)]
 
 
 def _groups(found: FetchedDocument, pod: Row, files: Sequence[Row]) -> list[Row]:
@@ -166,6 +194,11 @@ def _blocks(found: FetchedDocument, facts: Row) -> Iterator[Block]:
         yield blank()
         until = f"until {words.clock(hold['until'])}" if hold["until"] else "until released"
         yield line(StyledText("held ", "warn"), f"{hold['target']} {until}: {hold['reason']} (by {hold['by']})")
+    if facts["processes"]:
+        yield blank()
+        yield head(f"processes, {len(facts['processes'])}, the largest first")
+        shown = facts["processes"][:_MOST_PROCESSES]
+        yield Table(("PID", "USER", "AGE", "MEMORY", "COMMAND"), [_process(each) for each in shown])
     if facts["history"]:
         yield blank()
         yield head("history, newest first")
@@ -291,6 +324,21 @@ def _written(file: Row) -> str:
     if file["baseline"] is not None and file["baseline"] != file["original"]:
         text += f"; the runtime wants {file['baseline']} now, which restore gives"
     return text
+
+
+def _user(uid: int | None) -> str:
+    """The name on this node; a user of a container's own has none."""
+    if uid is None:
+        return "-"
+    try:
+        return printable(pwd.getpwuid(uid).pw_name)
+    except KeyError:
+        return str(uid)
+
+
+def _process(one: Row) -> tuple[Cell, ...]:
+    command = printable(one["command"] or f"[{one['name']}]", _LONGEST_COMMAND)
+    return str(one["pid"]), _user(one["uid"]), words.span(one["age_s"]), words.size(one["rss_bytes"]), command
 
 
 def _event(one: Row) -> tuple[Cell, ...]:

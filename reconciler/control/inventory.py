@@ -21,7 +21,7 @@ from reconciler.runtime.workqueue import container_key
 from reconciler.sources.bundles import read_bundle, read_state
 from reconciler.sources.runtime_roots import RuntimeDirs
 from reconciler.sources.tree import PodDirs
-from state.cpu import GroupUse
+from state.cpu import GroupUse, PodIndicators
 from state.disk import Disk
 from state.measures import Restrictions
 from state.memory import NodeMemoryReading
@@ -76,6 +76,7 @@ class Inventory:
         self.reclaimed_memory_bytes: int | None = None
         self.knobs: frozenset[str] = frozenset()
         self.disks: Callable[[], Mapping[str, Disk]] = dict
+        self.indicators: Callable[[], Mapping[str, PodIndicators]] = dict
         self.uses: Mapping[str, GroupUse] = {}
         self.lent_us: Mapping[str, int] = {}
         self.numa_memory: NumaMemory | None = None
@@ -177,6 +178,7 @@ class Inventory:
             numa_memory=self.numa_memory,
             irq_cpus=self.irq_cpus,
             measures=self.measures,
+            indicators=self.indicators(),
         )
 
     def _assemble(self, dirs: PodDirs) -> Pod:

@@ -53,14 +53,14 @@ class Sampler:
         root: str = "/",
         sample_s: float = 1.0,
         files: FileOps = REAL,
-        lagged: Callable[[float], None] = lambda _seconds: None,
-        read: Callable[[NodeCpu | None, float], None] = lambda _cpu, _now: None,
-        sampled: Callable[[], None] = lambda: None,
+        lagged: Callable[[float], None],
+        read: Callable[[NodeCpu | None, float], None],
+        sampled: Callable[[], None],
     ) -> None:
-        """``lagged`` is told how late each tick came (s): what else the loop was busy with.
+        """``lagged`` gets the delay of each tick behind its due time (s): what the loop's other work costs.
 
-        ``read`` is told of each CPU reading, and of the newest one again when there is no new one. ``sampled`` is
-        called once per sample, for whoever has to look at something as often.
+        ``read`` gets each CPU reading, and the newest one again when there is no new one. ``sampled`` is called once
+        per sample.
         """
         self._sampled = sampled
         self._lagged = lagged

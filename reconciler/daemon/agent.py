@@ -306,6 +306,7 @@ class Agent:
             lambda: [rule.name for rule in self.config.policies.disk.devices], self.dirty, root=place.root
         )
         self.knowledge.disks = lambda: self.disks.found
+        self.knowledge.indicators = self.watching.indicators
         self.hotplug = HotplugSource(place.topology, self.replug.changed, root=place.root)
         self.ticker = Sampler(
             self.reconciler,
@@ -313,6 +314,7 @@ class Agent:
             root=place.root,
             sample_s=config.node.sample_s,
             files=files,
+            lagged=self.counters.lagged,
             sampled=self.hotplug.check,
             read=self._read,
         )

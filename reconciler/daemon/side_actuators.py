@@ -64,7 +64,7 @@ class ActuatorContext(Struct, frozen=True, kw_only=True):
     store_lane: trio.CapacityLimiter
     writes: Counter[tuple[str, str]]
     files: FileOps = REAL
-    misses: Callable[[], Mapping[str, Sample]] = dict
+    misses: Callable[[], Mapping[str, Sample]]
 
 
 def build(config: Config, place: NodeEnvironment, means: ActuatorContext) -> tuple[AuxiliaryActuator, ...]:

@@ -1,7 +1,8 @@
 """Watches online pods while it runs: reads the signals, judges them, asks the plan for relief, orders evictions, tells.
 
-One pass each ``interference.sample_s``: readers fill a sheet, the sheet and the pods' facts are a `SampleFrame`, the
-brain judges it. What it asks for reaches the groups through the plan like any other wish. What it learned (workloads'
+One pass each ``interference.sample_s``, and one at once when memory or CPU pressure of the node begins
+(`reconciler.sources.pressure_events`): readers fill a sheet, the sheet and the pods' facts are a `SampleFrame`, the
+engine judges it. What it asks for reaches the groups through the plan like any other wish. What it learned (workloads'
 usual CPI, what has not helped) is kept in the store now and then; everything else starts anew with each run.
 
 One pod as verdicts and evictions see it: the `PodSnapshot` of a frame, from the pod of the view. Pure.
@@ -147,6 +148,8 @@ ROW: Final = "interference"
 _KEEP_S: Final = 60.0
 _DISKS_S: Final = 60.0
 _STOP_S: Final = 5.0
+_SOONEST_S: Final = 0.1
+"""At least between two passes, however many events come: rates over less time are noise."""
 _ENDING: Final = frozenset(
     {EvictionStep.WAIT, EvictionStep.STOP, EvictionStep.TERMINATE, EvictionStep.KILL, EvictionStep.VERIFY}
 )
@@ -244,6 +247,9 @@ class InterferenceMonitor:
         self.pass_s = 0.0
         """CPU seconds of the last pass: reading and judging."""
         self.recorder = Recorder()
+        self._woken = trio.Event()
+        self.wakes: Counter[str] = Counter()
+        """Passes that an event asked for, by its cause."""
         self._tasks: ReaderTasks | None = None
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -259,7 +265,7 @@ class InterferenceMonitor:
                             await self.evaluate()
                     # A pass that took too long is not made up for.
                     next_at = max(next_at + self._node.config.interference.sample_s, trio.current_time())
-                    await trio.sleep_until(next_at)
+                    next_at = await self._wait_until(next_at)
         finally:
             self._tasks = None
             self._publish(Restrictions())
@@ -270,6 +276,20 @@ class InterferenceMonitor:
                     await reader.aclose()
                 self._readers = ()
                 await self.recorder.aclose()
+
+    def wake(self, cause: str) -> None:
+        """Ask for a pass at once, before the next one is due; the interval counts anew from it."""
+        self.wakes[cause] += 1
+        self._woken.set()
+
+    async def _wait_until(self, due: float) -> float:
+        """Wait for the next pass; when it begins."""
+        soonest = trio.current_time() + _SOONEST_S
+        with trio.move_on_at(due):
+            await self._woken.wait()
+            await trio.sleep_until(soonest)
+        self._woken = trio.Event()
+        return min(due, trio.current_time())
 
     async def suspend(self) -> None:
         """Ask for nothing and hold nothing until the configuration is read again: everything is being restored."""
@@ -343,7 +363,9 @@ class InterferenceMonitor:
                 await reader.aclose()
 
     def _wanted(self, config: Config) -> frozenset[str]:
-        return self.engine.wanted() | signals_of(config.eviction) | cache_signals(config.policies.cache)
+        policies = config.policies
+        by_policies = cache_signals(policies.cache) | policies.shared.signals
+        return self.engine.wanted() | signals_of(config.eviction) | by_policies
 
     async def _frame(self, config: Config) -> SampleFrame:
         now = self._clock()

@@ -1,6 +1,7 @@
 """The observer's place in the agent: nothing is loaded while nobody asks for interference or eviction to be watched.
 
-A share of the cache that moves asks for it, too: by cache misses, which only the observer's readers count.
+A share of the cache that moves asks for it, too: by cache misses, which only the observer's readers count. So do sizes
+of pools that follow their pods' waiting or cycles per instruction.
 
 Switched on by a reload it begins, switched off it ends and takes back what it asked for.
 """
@@ -17,7 +18,9 @@ from reconciler.actuators.holds import pod_hold
 from reconciler.alerts.service import AlertService
 from reconciler.config.environment import cri_client
 from reconciler.config.model import Config
+from reconciler.placement.provision import pod_indicators
 from reconciler.policies.cache import signals_of
+from state.cpu import PodIndicators
 from state.eviction import EvictionOrder
 from state.evidence import PodSnapshot, Sample
 from state.model import SourceStatus
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from reconciler.interference.monitor import InterferenceMonitor, MonitoredNode
     from reconciler.responses.eviction.executor import Evictor
     from reconciler.signals.readers import ReaderContext
+    from reconciler.sources.pressure_events import PressureEvents
 
 NAME: Final = "interference"
 _LOOK_S: Final = 5.0
@@ -36,7 +40,8 @@ _LOOK_S: Final = 5.0
 def watched(config: Config) -> bool:
     """Whether anything is to be watched."""
     judged = config.interference.enabled or config.eviction.enabled
-    return judged or config.interference.record.directory is not None or bool(signals_of(config.policies.cache))
+    followed = signals_of(config.policies.cache) | config.policies.shared.signals
+    return judged or config.interference.record.directory is not None or bool(followed)
 
 
 class InterferenceCounters(Struct, frozen=True, kw_only=True):
@@ -67,6 +72,7 @@ class InterferenceService:
         self._left = bool(node.store.rows(EVICTIONS))
         self.observer: InterferenceMonitor | None = None
         self.evictor: Evictor | None = None
+        self._pressure: PressureEvents | None = None
 
     def reconfigure(self) -> None:
         """The configuration is another one now."""
@@ -81,7 +87,8 @@ class InterferenceService:
 
     def statuses(self) -> list[SourceStatus]:
         """Of what can be out of order."""
-        return [] if self.evictor is None else [self.evictor.status()]
+        parts = (self.evictor, self._pressure)
+        return [part.status() for part in parts if part is not None]
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Watch while the configuration asks for it."""
@@ -94,8 +101,8 @@ class InterferenceService:
                 await self._changed.wait()
 
     async def _watch(self) -> None:
-        # Detectors, readers, the ladder: not on every node.
         from reconciler.interference.monitor import InterferenceMonitor
+        from reconciler.sources.pressure_events import PressureEvents
 
         try:
             async with trio.open_nursery() as nursery:
@@ -106,13 +113,15 @@ class InterferenceService:
                     self._node, self._means, tell=self._telling.send, evictor=self.evictor
                 )
                 nursery.start_soon(self.observer.run)
+                self._pressure = PressureEvents(self.observer.wake, root=self._node.place.root)
+                nursery.start_soon(self._pressure.run)
                 while not self._over():
                     with trio.move_on_after(_LOOK_S):
                         await self._changed.wait()
                     self._changed = trio.Event()
                 nursery.cancel_scope.cancel(reason="something else is to be watched now")
         finally:
-            self.observer = self.evictor = None
+            self.observer = self.evictor = self._pressure = None
 
     def _over(self) -> bool:
         """Whether this is to end: nothing is asked for any more, or an evictor is missing."""
@@ -188,6 +197,12 @@ class InterferenceService:
         from reconciler.signals.resctrl_reader import misses_of
 
         return misses_of(self.observer.frame, time.monotonic())
+
+    def indicators(self) -> Mapping[str, PodIndicators]:
+        """What the sizes of pools follow beside CPU use, by pod uid; empty where they follow nothing else."""
+        if self.observer is None or self.observer.frame is None or not self._node.config.policies.shared.signals:
+            return {}
+        return pod_indicators(self.observer.frame, time.monotonic())
 
     def numbers(self) -> InterferenceCounters | None:
         """The metrics' part; None while nothing is watched."""

@@ -32,6 +32,7 @@ def status_document(observer: InterferenceMonitor) -> Mapping[str, object]:
         "measures": to_builtins(judgement.measures) if judgement.measures != Restrictions() else {},
         "signals": {"problems": observer.problems(), "cpu_s": observer.costs()},
         "passes": observer.passes,
+        "woken": dict(sorted(observer.wakes.items())),
         "last_pass_s": observer.pass_s,
         "recording": {
             "bytes": observer.recorder.written,

@@ -13,6 +13,10 @@ Where we differ, and why:
   reading from before the last change is not used again, and a size that others cut short does not wind up.
 - An indicator that is unknown or old means no change and, as the largest adjustment wins, keeps the others from
   shrinking the pool. With none at all the estimate decides, and only upwards.
+- The indicators are what this agent measures: the pool's CPU use, its pods' waiting in the run queue without what their
+  own quotas cause (`cpu.wait_milli`), and their cycles per instruction (`cpi`). Katalyst's latencies of memory reads,
+  memory writes and L3 misses come from a collector of its own, in counters of single processor models: no signal here.
+- An indicator has no target by default. Then it is neither measured nor used.
 - pid never goes below what the pods use, nor below what new ones ask for: a pod that just came shows in no indicator.
 - Katalyst's dynamic-quota is a quota for BE work, reclaimed CPUs x (target - current) + BE use. As current x CPUs is
   the use of all, that is CPUs x target less what others use: the budget law (`reconciler.policies.budget`), which
@@ -28,11 +32,17 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from reconciler.placement.estimate import EstimateConfig, estimate, used_now
-from state.cpu import PoolSize, Uses
+from state.cpu import GroupUse, Measured, PodIndicators, PoolSize, Uses
+from state.evidence import PodSnapshot, SampleFrame
 from state.model import Pod
 
 USAGE: Final = "cpu_usage_ratio"
-"""The indicator that is made here where nobody else tells it: what the pool's pods use, of its CPUs."""
+"""The indicator that is always there: what the pool's pods use, of its CPUs."""
+_WAIT: Final = "cpu.wait_milli"
+_CPI: Final = "cpi"
+_CERTAIN: Final = 0.5
+_QUIET_MILLI: Final = 20
+"""Below this a pod's cycles per instruction say nothing of its pool."""
 _CPU: Final = 1000
 
 
@@ -66,8 +76,15 @@ class PidGains(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 # A section's defaults are those of its type: each row of the table that differs is a type of its own.
 class WaitGains(PidGains, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a waiting time or latency moves the size of a pool."""
+    """How waiting in the run queue moves the size of a pool."""
 
+    target_percent: Annotated[
+        Annotated[float, Meta(gt=0, le=100)] | None,
+        Meta(
+            description="of the time in which tasks of the pool's pods run or wait for a CPU, the waiting; throttling "
+            "by their own quotas is not counted; null: not measured and not used",
+        ),
+    ] = None
     up: _Up = 0.5
     down: _Down = 0.09
     above: _Above = 0.05
@@ -77,6 +94,17 @@ class WaitGains(PidGains, frozen=True, kw_only=True, forbid_unknown_fields=True)
 class CpiGains(PidGains, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How cycles per instruction move the size of a pool."""
 
+    target: Annotated[
+        Annotated[float, Meta(gt=0, le=100)] | None,
+        Meta(
+            description="cycles per instruction of the pool's pods together; needs a PMU; null: not measured and not "
+            "used",
+        ),
+    ] = None
+    stale_after_s: Annotated[
+        float,
+        Meta(gt=0, le=3600, description="seconds after which it is too old; each pod is counted once in perf.period_s"),
+    ] = 130.0
     above: _Above = 0.0
     below: _Below = 0.02
 
@@ -86,9 +114,6 @@ class PidConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     cpu_usage_ratio: PidGains = PidGains()
     cpu_sched_wait: WaitGains = WaitGains()
-    mem_read_latency: WaitGains = WaitGains()
-    mem_write_latency: WaitGains = WaitGains()
-    l3_miss_latency: WaitGains = WaitGains()
     cpi: CpiGains = CpiGains()
     up_milli: Annotated[
         int, Meta(ge=0, le=1_024_000, description="the most that is added at once, in thousandths of a CPU")
@@ -100,7 +125,7 @@ class PidConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         float, Meta(ge=0, le=3600, description="seconds after a change of size before an indicator is believed again")
     ] = 5.0
     stale_after_s: Annotated[
-        float, Meta(gt=0, le=3600, description="seconds after which an indicator is too old to be believed")
+        float, Meta(gt=0, le=3600, description="seconds after which an indicator, but cpi, is too old to be believed")
     ] = 15.0
 
 
@@ -133,11 +158,85 @@ class PidIndicator(NamedTuple):
     age_s: float | None = 0.0
 
 
+def signals_of(config: ProvisionConfig) -> frozenset[str]:
+    """The signals of pods that the interference monitor must measure for the pid policy."""
+    if ProvisionPolicy.PID not in {config.policy, *config.pools.values()}:
+        return frozenset()
+    targets = {_WAIT: config.pid.cpu_sched_wait.target_percent, _CPI: config.pid.cpi.target}
+    return frozenset(signal for signal, target in targets.items() if target is not None)
+
+
+def pod_indicators(frame: SampleFrame, now: float) -> dict[str, PodIndicators]:
+    """What a frame has of the online pods by uid, ages as of ``now`` (s, the frame's clock).
+
+    A sample that is less than half certain is left out.
+    """
+    late_s = max(0.0, now - frame.at_s)
+
+    def measured(pod: PodSnapshot, signal: str) -> Measured | None:
+        sample = frame.samples.get(pod.subject, {}).get(signal)
+        if sample is None or sample.confidence < _CERTAIN:
+            return None
+        return Measured(value=sample.value, age_s=sample.age_s + late_s)
+
+    return {
+        uid: PodIndicators(wait_milli=measured(pod, _WAIT), cpi=measured(pod, _CPI))
+        for uid, pod in frame.pods.items()
+        if pod.pod_class.online
+    }
+
+
+def pool_indicators(
+    pods: Sequence[Pod], uses: Uses, measured: Mapping[str, PodIndicators], config: PidConfig
+) -> dict[str, PidIndicator]:
+    """The indicators of a pool that have a target, from those of its pods. ``measured``: by pod uid.
+
+    ``cpu_sched_wait``: percent, waiting of all pods by their waiting and running. ``cpi``: cycles of all pods by their
+    instructions; pods that hardly run do not count. Unknown as soon as one pod that counts is unknown.
+    """
+    indicators: dict[str, PidIndicator] = {}
+    if (target := config.cpu_sched_wait.target_percent) is not None:
+        waits = [(use, measured[pod.uid].wait_milli if pod.uid in measured else None) for pod, use in _used(pods, uses)]
+        indicators["cpu_sched_wait"] = _wait_indicator(waits, target)
+    if (target := config.cpi.target) is not None:
+        cpis = [
+            (use, measured[pod.uid].cpi if pod.uid in measured else None)
+            for pod, use in _used(pods, uses)
+            if use is None or use.cpu_milli >= _QUIET_MILLI
+        ]
+        if cpis:
+            indicators["cpi"] = _cpi_indicator(cpis, target)
+    return indicators
+
+
+def _used(pods: Sequence[Pod], uses: Uses) -> list[tuple[Pod, GroupUse | None]]:
+    return [(pod, uses.get(pod.group.path)) for pod in pods]
+
+
+def _wait_indicator(waits: Sequence[tuple[GroupUse | None, Measured | None]], target: float) -> PidIndicator:
+    known = [(use, wait) for use, wait in waits if use is not None and wait is not None]
+    if len(known) < len(waits):
+        return PidIndicator(None, target, None)
+    run_milli, wait_milli = sum(use.cpu_milli for use, _ in known), sum(wait.value for _, wait in known)
+    age_s = max((max(use.age_s, wait.age_s) for use, wait in known), default=0.0)
+    total = run_milli + wait_milli
+    return PidIndicator(100.0 * wait_milli / total if total > 0 else 0.0, target, age_s)
+
+
+def _cpi_indicator(cpis: Sequence[tuple[GroupUse | None, Measured | None]], target: float) -> PidIndicator:
+    known = [(use, cpi) for use, cpi in cpis if use is not None and cpi is not None and cpi.value > 0]
+    if len(known) < len(cpis):
+        return PidIndicator(None, target, None)
+    cycles = sum(use.cpu_milli for use, _ in known)
+    instructions = sum(use.cpu_milli / cpi.value for use, cpi in known)
+    return PidIndicator(cycles / instructions, target, max(cpi.age_s for _, cpi in known))
+
+
 def demand(
     pool: str,
     pods: Sequence[Pod],
     uses: Uses,
-    indicators: Mapping[str, PidIndicator],
+    measured: Mapping[str, PodIndicators],
     previous: PoolSize | None,
     *,
     now: float,
@@ -146,6 +245,7 @@ def demand(
 ) -> tuple[int, str]:
     """What the pool's pods need (before headroom and step limits), and why, without numbers that follow each sample.
 
+    ``measured``: indicators of pods by uid, for the pid policy.
     ``starting``: the agent has no two readings yet; then a pool of an earlier run keeps its demand, so that a restart
     moves nothing. Not later: a sampler that stays silent must not starve new pods for ever.
     """
@@ -160,7 +260,7 @@ def demand(
         return previous.wanted_milli, "nothing is measured yet: as before the start"
     match policy:
         case ProvisionPolicy.PID if previous is not None:
-            return _pid(pods, uses, indicators, previous, now=now, config=config)
+            return _pid(pods, uses, measured, previous, now=now, config=config)
         case ProvisionPolicy.DYNAMIC_QUOTA:
             margin = round(100 * 100 / config.target_percent) - 100
             filled = estimate(pods, uses, replace(config.estimate, margin_percent=margin))
@@ -172,16 +272,16 @@ def demand(
 def _pid(
     pods: Sequence[Pod],
     uses: Uses,
-    indicators: Mapping[str, PidIndicator],
+    measured: Mapping[str, PodIndicators],
     previous: PoolSize,
     *,
     now: float,
     config: ProvisionConfig,
 ) -> tuple[int, str]:
-    told = dict(indicators)
-    if USAGE not in told and (own := usage_ratio(pods, uses, previous.cpus, config)) is not None:
-        told[USAGE] = own
-    wanted, why = pid_step(told, previous, now, config.pid)
+    indicators = pool_indicators(pods, uses, measured, config.pid)
+    if (usage := usage_ratio(pods, uses, previous.cpus, config)) is not None:
+        indicators[USAGE] = usage
+    wanted, why = pid_step(indicators, previous, now, config.pid)
     if why is None:
         need = estimate(pods, uses, config.estimate)
         return max(need.milli, previous.wanted_milli), f"pid: no indicator can be told: {need.describe}, and not down"
@@ -218,7 +318,8 @@ def pid_step(
         if not isinstance(gains, PidGains):
             continue
         one = indicators[name]
-        known = one.current is not None and one.age_s is not None and one.age_s <= config.stale_after_s
+        stale_after_s = gains.stale_after_s if isinstance(gains, CpiGains) else config.stale_after_s
+        known = one.current is not None and one.age_s is not None and one.age_s <= stale_after_s
         if one.current is None or not known or one.target <= 0:
             steps.append((0.0, f"{name} is unknown: no change"))
         elif not settled or now - (one.age_s or 0.0) < previous.changed_at <= now:

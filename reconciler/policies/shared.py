@@ -23,6 +23,7 @@ from msgspec.structs import replace
 from cgroupfs.cpuset import EMPTY, CpuSet
 from reconciler.placement.pool_members import DEFAULT, PoolMembers, members, request_milli
 from reconciler.placement.provision import ProvisionConfig, demand
+from reconciler.placement.provision import signals_of as provision_signals
 from reconciler.placement.sizes import SizeConfig, fit, granted, regulate
 from reconciler.policies.base import Policy, PolicyConfig, owns_cpus, setting_of
 from state.cpu import PoolSize
@@ -96,6 +97,11 @@ class SharedConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_field
     def measured(self) -> bool:
         """Whether the CPU use of online pods is needed."""
         return self.sizing is PoolSizing.MEASURED
+
+    @property
+    def signals(self) -> frozenset[str]:
+        """The signals of online pods that the sizes of pools follow; the interference monitor measures them."""
+        return provision_signals(self.provision) if self.enabled and self.measured else frozenset()
 
 
 def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: SharedConfig) -> Pools:
@@ -248,7 +254,7 @@ def _asked(found: PoolMembers, view: NodeView, previous: Pools | None, config: S
         elif config.measured:
             starting = view.cpu is None
             milli, why = demand(
-                key, pods, view.uses, {}, before, now=view.now, config=config.provision, starting=starting
+                key, pods, view.uses, view.indicators, before, now=view.now, config=config.provision, starting=starting
             )
             size = regulate(before, milli, view.now, config.size, threads=threads)
             if size is not before:

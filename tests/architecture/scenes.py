@@ -23,14 +23,16 @@ from reconciler.responses.eviction.exemptions import ExemptionsConfig
 from state.evidence import ContendedResource
 from state.measures import Response
 from tests.architecture.entered import EnteredFiles
-from tests.daemon.node import DirectoryNode
+from tests.daemon.process import configuration
 from tests.daemon.writers import Scribe
+from tests.fakes.livenode import BATCH, WEB, LiveNode, container_id, group
+from tests.fakes.node import DirectoryNode, RealKernel
 from tests.node.inprocess import InProcess
-from tests.reconciler.cli.livenode import BATCH, WEB, LiveNode, container_id, group
 
 FOREIGN_CPUSET_FILES: Final = 40
 EVICTION_FILES: Final = 90
 """Bounds: more files than that are too many for one way."""
+CGROUP_ROOT: Final = f"/bypassd-test-architecture-{os.getpid()}"
 _WITHIN_S: Final = 30.0
 _SETTLE_S: Final = 2.5
 _GI: Final = 1 << 30
@@ -46,9 +48,9 @@ SwapFree: 0 kB
 
 @contextlib.contextmanager
 def _agent(made: DirectoryNode, entered: EnteredFiles, **more: object) -> Iterator[InProcess]:
-    file = f"{made.directory}/config.yaml"
+    file = f"{made.root}/config.yaml"
     with open(file, "w", encoding="utf-8") as opened:
-        json.dump(made.config(**more), opened)
+        json.dump(configuration(made, **more), opened)
     with entered.installed():
         agent = InProcess(file, REAL)
         agent.start()
@@ -62,7 +64,11 @@ def foreign_cpuset(directory: str) -> dict[str, list[str]]:
     """A program writes another CPU set into a BE container: the files from the kernel's event to our write."""
     entered = EnteredFiles()
     os.makedirs(directory, exist_ok=True)
-    with DirectoryNode(directory) as node, Scribe("tuned") as program:
+    kernel = RealKernel()
+    with (
+        DirectoryNode(directory, kernel, kernel.mounts, cgroup_root=CGROUP_ROOT, runc="runc") as node,
+        Scribe("tuned") as program,
+    ):
         pod = node.add("be")
         before = node.cpus(pod.main)
         with _agent(node, entered, node={"sample_s": 60}, kubelet={"period_s": 3600}):

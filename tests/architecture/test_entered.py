@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.architecture.scenes import EVICTION_FILES, FOREIGN_CPUSET_FILES, eviction, foreign_cpuset
-from tests.daemon.node import HIERARCHIES
 from tests.e2e.mounts import hierarchies
+from tests.fakes.node import HIERARCHIES
 
 
 @pytest.mark.kernel

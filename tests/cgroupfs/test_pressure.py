@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from trio.testing import MockClock
 
 from cgroupfs import pressure
-from cgroupfs.errors import CgroupGoneError, CgroupRefusedError, InputError, SourceError
+from cgroupfs.errors import CgroupError, CgroupGoneError, CgroupRefusedError, InputError, SourceError
 from cgroupfs.hierarchy import Hierarchy, HierarchyMode, Mount
 from cgroupfs.pressure import (
     Pressure,
@@ -28,6 +28,7 @@ from cgroupfs.pressure import (
     open_trigger,
     parse_pressure,
     read_pressure,
+    try_trigger,
 )
 from tests.cgroupfs.kernelgroup import kernel_groups
 
@@ -203,6 +204,31 @@ def test_each_refusal_of_a_trigger_is_told_apart(
     monkeypatch.setattr(pressure, "_arm", Kernel(*answers).arm)
     with pytest.raises(error, match=message):
         open_trigger(str(tmp_path / "cpu.pressure"), SPEC)
+
+
+def test_a_trigger_that_is_tried_is_closed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copy = tmp_path / "cpu.pressure"
+    copy.write_text("")
+    opened: list[int] = []
+
+    def arm(path: str, spec: TriggerSpec) -> int:
+        del spec
+        opened.append(os.open(path, os.O_RDONLY))
+        return opened[-1]
+
+    monkeypatch.setattr(pressure, "_arm", arm)
+    monkeypatch.setattr(pressure, "_privileged", lambda: False)
+    assert try_trigger(str(copy), SPEC) == SPEC.fitted(privileged=False)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(opened[0])
+
+
+def test_nothing_is_written_to_a_copy_of_a_pressure_file(tmp_path: Path) -> None:
+    copy = tmp_path / "memory"
+    copy.write_text("some avg10=0.00")
+    with pytest.raises(CgroupError, match="EPERM"):
+        open_trigger(str(copy), SPEC)
+    assert copy.read_text() == "some avg10=0.00"
 
 
 @contextmanager

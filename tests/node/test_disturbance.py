@@ -18,7 +18,7 @@ pytestmark = [
 RUNS = 20
 RIGHT = 19
 QUIET_MS = 10.0
-"""Three milliseconds of work take longer than this where other programs keep the machine busy: no latency to measure."""
+"""Three milliseconds of work take longer than this where other programs keep the machine busy."""
 
 
 def played(scene: Scene, runs: int, within_s: float = 40.0) -> list[Outcome]:

@@ -34,6 +34,7 @@ from reconciler.actuators.cgroup.compare import FileWrite
 from reconciler.actuators.cgroup.status import Alert, StatusTable
 from reconciler.actuators.holds import file_target
 from reconciler.runtime.workqueue import NODE, DirtyKeys, files_key
+from reconciler.sources.process_facts import process_facts
 from state.entry import US, LedgerEntry
 from state.ledger import Ledger
 from state.model import Hold, SourceStatus
@@ -50,6 +51,7 @@ _UPDATERS: Final = frozenset({_RUNTIME, _UNKNOWN})
 _UPDATE_S: Final = 0.25
 """Longest recorded ``runc update``: 11 ms; on a busy machine many times that."""
 _KEPT_WRITERS: Final = 10_000
+_DESCRIBE_S: Final = 1.0
 _FILES: Final = frozenset(form.file for knob in CATALOG.values() for form in knob.forms.values())
 """The files whose writers are remembered: those of the catalog's knobs."""
 
@@ -338,6 +340,7 @@ class WriteAttribution:
         self._followed: set[str] = set()
         self.writes = 0
         self.lost = 0
+        self._described = 0, float("-inf")
 
     def last_writer(self, directory: str, file: str) -> tuple[str, str] | None:
         """(kind, process) of the last foreign write of one file; None when none was seen.
@@ -397,9 +400,25 @@ class WriteAttribution:
                 if len(self._seen) > _KEPT_WRITERS:
                     self._seen.clear()
                 directory = write.directory + write.group
+                if write.writer.person:
+                    self._describe(write)
                 self._seen[directory, write.file] = (write.writer.kind.value, str(write.writer))
                 uid = self._owner(write.group)
                 self._dirty.mark(NODE if uid is None else files_key(uid))
+
+    def _describe(self, write: ObservedWrite) -> None:
+        """Log which process of a person wrote, once for each process and at most once a second: it may end soon."""
+        now = time.monotonic()
+        if write.writer.pid == self._described[0] or now - self._described[1] < _DESCRIBE_S:
+            return
+        self._described = write.writer.pid, now
+        for facts in process_facts([write.writer.pid]):
+            fields = {"pid": facts.pid, "name": facts.name, "command": facts.command, "uid": facts.uid}
+            _LOG.info(
+                "%s/%s: written by a person",
+                *(write.group, write.file),
+                extra={"fields": {**fields, "age_s": round(facts.age_s or 0.0, 1)}},
+            )
 
     def _each(self, path: str, call: Callable[[str, str], None]) -> None:
         for mount in self._hierarchy.mounts():

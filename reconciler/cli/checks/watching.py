@@ -31,6 +31,7 @@ _CACHE: Final = frozenset({"llc.occupancy", "memory.bandwidth"})
 _LATENCY: Final = "service.latency"
 _KILL: Final = 5
 _NET_ADMIN: Final = 12
+_SYS_RESOURCE: Final = 24
 _SETUID: Final = (6, 7)
 
 
@@ -44,8 +45,10 @@ def watching(node: InspectedNode, asked: QueryResults) -> Iterator[CheckResult]:
         yield from _probes(node, asked)
     if config.interference.enabled or config.eviction.enabled:
         yield from _run_queue(node, asked)
+        yield from _pressure_events(node, asked)
     yield from _recording(node, asked)
     yield from _moving(node, asked)
+    yield from _pool_sizes(node, asked)
     if config.eviction.enabled:
         yield _eviction(node, asked)
         yield from _notice(node, asked)
@@ -159,6 +162,18 @@ def _run_queue(node: InspectedNode, asked: QueryResults) -> Iterator[CheckResult
     yield CheckResult("run queue", CheckState.WARN, found, fix)
 
 
+def _pressure_events(node: InspectedNode, asked: QueryResults) -> Iterator[CheckResult]:
+    """Whether the kernel reports when memory and CPU pressure begin; elsewhere they are polled."""
+    if asked.pressure_window_s is not None:
+        found = f"memory and CPU pressure, within {asked.pressure_window_s:g} s"
+        if asked.daemon_pid is not None and not _holds(asked, _SYS_RESOURCE):
+            found += "; the daemon lacks CAP_SYS_RESOURCE: within 2 s, or refused by kernels before 6.5"
+        yield CheckResult("pressure events", CheckState.OK, found)
+    elif asked.pressure_problem:
+        found = f"none: {asked.pressure_problem}; polled each {node.config.interference.sample_s:g} s"
+        yield CheckResult("pressure events", CheckState.WARN, found, "psi=1 and CAP_SYS_RESOURCE; polling works too")
+
+
 def _private(node: InspectedNode, asked: QueryResults) -> Iterator[CheckResult]:
     """Whether the daemon could mount the groups that pressure of pods is counted in."""
     if not node.config.interference.private_cgroup2 or node.hierarchy is None or node.copied:
@@ -218,6 +233,16 @@ def _moving(node: InspectedNode, asked: QueryResults) -> Iterator[CheckResult]:
         found = f"BE's share goes by {there[0]} alone" if there else "BE's share stays at the level low"
         fix = "; ".join(dict.fromkeys(missing.values()))
         yield CheckResult("cache share", CheckState.WARN, f"{found}: no {' and no '.join(missing)} counted", fix)
+
+
+def _pool_sizes(node: InspectedNode, asked: QueryResults) -> Iterator[CheckResult]:
+    """The indicators that the sizes of online pools follow; one that is unknown keeps a pool from shrinking."""
+    lacking = _lacking(node, asked)
+    if missing := sorted(node.config.policies.shared.signals & lacking.keys()):
+        fixes = "; ".join(dict.fromkeys(lacking[signal] for signal in missing))
+        fix = f"{fixes}; or no target for it in policies.shared.provision.pid"
+        found = f"{', '.join(missing)} cannot be measured: online pools do not shrink"
+        yield CheckResult("pool sizes", CheckState.WARN, found, fix)
 
 
 # Eviction

@@ -18,6 +18,7 @@ from reconciler.cli.checks.kubelet import kubelet
 from reconciler.cli.nodeview import InspectedNode, look
 from reconciler.cli.options import parser
 from reconciler.sources.cri import RuntimeVersion
+from reconciler.sources.process_facts import ProcessFacts
 from tests.fakes.http_peer import HttpPeer, Reply
 from tests.fakes.livenode import LiveNode, container_id
 from tests.reconciler.cli.conftest import Run
@@ -117,6 +118,33 @@ def test_every_lacking_signal_has_its_remedy(good: LiveNode, when: str, signal: 
     own = found(good, f"{WATCH}  rules:\n    mine: {{when: [[{{{when}}}]]}}\n")["interference"]
     assert f"mine (no {signal})" in own.found
     assert remedy in own.fix
+
+
+def test_whether_pressure_is_reported_or_polled(good: LiveNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = with_rights(monkeypatch, EVERYTHING)
+    asked.pressure_window_s, asked.pressure_problem = 1.0, ""
+    assert found(good, EVICT, asked)["pressure events"][1:3] == (
+        CheckState.OK,
+        "memory and CPU pressure, within 1 s",
+    )
+    asked = with_rights(monkeypatch, EVERYTHING & ~(1 << 24))
+    asked.pressure_window_s, asked.pressure_problem = 1.0, ""
+    assert "lacks CAP_SYS_RESOURCE" in found(good, EVICT, asked)["pressure events"].found
+    asked.pressure_window_s, asked.pressure_problem = None, "psi: not supported here"
+    refused = found(good, EVICT, asked)["pressure events"]
+    assert (refused.state, refused.found) == (CheckState.WARN, "none: psi: not supported here; polled each 1 s")
+    assert "pressure events" not in found(good, EVICT), "a copied node"
+
+
+def test_an_indicator_of_pool_sizes_that_cannot_be_measured_is_a_warning(good: LiveNode) -> None:
+    pid = "policies: {shared: {sizing: measured, provision: {policy: pid, pid: {cpi: {target: 2}}}}}\n"
+    assert found(good, pid) == {}
+    shutil.rmtree(f"{good.root}/sys/bus")
+    own = found(good, pid)["pool sizes"]
+    assert own.state is CheckState.WARN
+    assert own.found.startswith("cpi ")
+    assert own.fix.startswith("see PMU above")
+    assert found(good, pid.replace("policy: pid", "policy: canonical")) == {}
 
 
 def test_what_a_share_of_the_cache_moves_by_is_told_where_something_is_missing(
@@ -323,7 +351,8 @@ def test_the_daemon_is_the_holder_of_the_lock_if_that_is_one_here(
     good: LiveNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node, lock = view(good, ""), "var/lib/bypassd/lock"
-    monkeypatch.setattr(asking, "read_text", lambda _root, path: {"proc/7/cmdline": "/opt/bypassd\0run"}.get(path))
+    daemon = ProcessFacts(pid=7, name="python3", command="/opt/bypassd run")
+    monkeypatch.setattr(asking, "process_facts", lambda pids: [daemon] if pids == [7] else [])
     good.put(lock, "7\n")
     assert asking._daemon_pid(node) == 7
     # A number of another PID namespace: here it is nobody's, or somebody else's.

@@ -3,6 +3,8 @@
 import json
 import os
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,8 @@ import msgpack
 import pytest
 import yaml
 
+from cgroupfs.hierarchy import Hierarchy
+from reconciler.cli import explain
 from reconciler.cli.exits import Exit
 from reconciler.cli.main import main
 from reconciler.config.model import AgentMode
@@ -137,6 +141,37 @@ def test_a_pod_with_nothing_wanted_says_so(run: Run, daemon: FakeDaemon) -> None
     assert "nothing is wanted of this pod's groups" in out
     assert "pool     shared: CPUs 1-6" in out
     assert "pool     dedicated: CPUs 7" in run("explain", PINNED, "--socket", daemon.socket).out
+
+
+def test_explain_lists_the_pods_processes_sanitized(
+    run: Run, daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A real process in what is taken for its container's directory; its arguments are its own choice."""
+    sleeps = "import sys; print('up', flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", sleeps, "\x1b[2Jgone", "--password=hunter2"]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    assert child.stdout.readline() == "up\n"
+    (tmp_path / "cgroup.procs").write_text(f"{child.pid}\n")
+
+    class Tree:
+        def trigger_directory(self, path: str) -> str:
+            return str(tmp_path) if path.endswith("b" * 64) else "/nonexistent"
+
+    monkeypatch.setattr(Hierarchy, "detect", lambda _root: Tree())
+    monkeypatch.setattr(explain, "_LONGEST_COMMAND", 300)
+    try:
+        text = run("explain", BATCH, "--socket", daemon.socket).out
+        (process,) = json.loads(run("explain", BATCH, "-o", "json", "--socket", daemon.socket).out)["processes"]
+    finally:
+        child.communicate()
+    assert "processes, 1, the largest first" in text
+    (row,) = [line for line in text.splitlines() if line.split()[:1] == [str(child.pid)]]
+    assert "\\x1b[2Jgone" in row
+    assert "\x1b[2J" not in text
+    assert "hunter2" not in text
+    assert "hunter2" not in process["command"]
+    assert process["rss_bytes"] > 1 << 20
 
 
 def test_explain_as_json_joins_settings_with_their_files(run: Run, daemon: FakeDaemon) -> None:

@@ -72,6 +72,7 @@ def watched(*findings: RuleVerdict, steps: tuple[ResponseStep, ...] = (), shadow
         problems=dict,
         costs=dict,
         passes=7,
+        wakes={},
         pass_s=0.01,
         recorder=Recorder(),
     )

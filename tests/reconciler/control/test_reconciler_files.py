@@ -11,7 +11,7 @@ from reconciler.control import reconciler as module
 from reconciler.control.planner import plan_pools
 from reconciler.daemon.agent import Agent
 from reconciler.runtime.workqueue import container_key, files_key, pod_key
-from tests.reconciler.cli.livenode import BATCH, LiveNode, container_id, group
+from tests.fakes.livenode import BATCH, LiveNode, container_id, group
 
 OTHER = "dddddddd-4444-4444-8444-444444444444"
 

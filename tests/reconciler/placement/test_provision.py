@@ -16,14 +16,19 @@ from reconciler.placement.provision import (
     PidIndicator,
     ProvisionConfig,
     ProvisionPolicy,
+    WaitGains,
     demand,
     pid_step,
+    pod_indicators,
+    pool_indicators,
+    signals_of,
     usage_ratio,
 )
 from reconciler.placement.sizes import SizeConfig, regulate
 from reconciler.policies.budget import BudgetConfig, budget_control
-from state.cpu import GroupUse, PoolSize, Uses
-from state.model import NodeCpu, Pod, Resources
+from state.cpu import GroupUse, Measured, PodIndicators, PoolSize, Uses
+from state.evidence import PodSnapshot, Sample, SampleFrame
+from state.model import NodeCpu, Pod, PodClass, Resources
 from tests.reconciler.nodes import container, online
 
 PID = PidConfig()
@@ -47,11 +52,10 @@ def ask(
     pods: list[Pod],
     uses: Uses,
     previous: PoolSize | None = None,
-    indicators: Mapping[str, PidIndicator] | None = None,
     **more: Any,
 ) -> int:
     config = ProvisionConfig(policy=policy)
-    return demand("shared", pods, uses, indicators or {}, previous, now=NOW, config=config, **more)[0]
+    return demand("shared", pods, uses, {}, previous, now=NOW, config=config, **more)[0]
 
 
 @pytest.mark.parametrize(
@@ -190,6 +194,83 @@ def test_the_usage_ratio_is_of_the_pools_own_pods() -> None:
     assert usage_ratio(pods, using([(pods[0], 2000)]), 4, config) == (None, 0.6, 0.0)
     assert usage_ratio(pods, {}, 4, config) is None
     assert usage_ratio(pods, using([(pods[0], 1)]), 0, config) is None
+
+
+WAIT_AND_CPI = replace(PID, cpu_sched_wait=WaitGains(target_percent=10.0), cpi=CpiGains(target=2.0))
+
+
+def seen(wait_milli: float | None = None, cpi: float | None = None, age_s: float = 0.0) -> PodIndicators:
+    def number(value: float | None) -> Measured | None:
+        return None if value is None else Measured(value=value, age_s=age_s)
+
+    return PodIndicators(wait_milli=number(wait_milli), cpi=number(cpi))
+
+
+@pytest.mark.parametrize(
+    ("measured", "wait", "cpi"),
+    [
+        pytest.param({"a": seen(250, 1.0), "b": seen(0, 4.0)}, (20.0, 10.0, 0.0), (1.6, 2.0, 0.0), id="all known"),
+        pytest.param({"a": seen(250, 1.0, 7.0), "b": seen(0, 4.0, 3.0)}, (20.0, 10.0, 7.0), (1.6, 2.0, 7.0), id="old"),
+        pytest.param({"a": seen(250, 1.0)}, (None, 10.0, None), (None, 2.0, None), id="one pod unknown"),
+        pytest.param({"a": seen(0, 1.0), "b": seen(0)}, (0.0, 10.0, 0.0), (None, 2.0, None), id="one CPI unknown"),
+        pytest.param({}, (None, 10.0, None), (None, 2.0, None), id="nothing measured"),
+    ],
+)
+def test_the_indicators_of_a_pool_are_those_of_its_pods_together(
+    measured: dict[str, PodIndicators], wait: object, cpi: object
+) -> None:
+    """Waiting of 250 beside running of 1000; cycles of 800 and 200 by their instructions of 800 and 50: 1000/850."""
+    pods = [web("a"), web("b")]
+    uses = using([(pods[0], 500), (pods[1], 500)])
+    told = pool_indicators(pods, uses, measured, WAIT_AND_CPI)
+    assert (told["cpu_sched_wait"], told["cpi"]) == (wait, cpi)
+
+
+def test_pods_that_hardly_run_have_no_say_in_the_cpi() -> None:
+    pods = [web("a"), web("b")]
+    uses = using([(pods[0], 500), (pods[1], 19)])
+    told = pool_indicators(pods, uses, {"a": seen(0, 3.0), "b": seen(0)}, WAIT_AND_CPI)
+    assert told == {"cpu_sched_wait": (0.0, 10.0, 0.0), "cpi": (3.0, 2.0, 0.0)}
+    assert "cpi" not in pool_indicators(pods[1:], uses, {}, WAIT_AND_CPI)
+
+
+def test_without_a_target_an_indicator_is_neither_measured_nor_used() -> None:
+    pods = [web("a")]
+    assert pool_indicators(pods, using([(pods[0], 500)]), {"a": seen(250, 9.0)}, PID) == {}
+    pid = ProvisionConfig(policy=ProvisionPolicy.PID)
+    assert signals_of(pid) == frozenset()
+    assert signals_of(replace(pid, pid=WAIT_AND_CPI)) == {"cpu.wait_milli", "cpi"}
+    assert signals_of(ProvisionConfig(pid=WAIT_AND_CPI)) == frozenset()
+    one_pool = ProvisionConfig(pools={"shared/a": ProvisionPolicy.PID}, pid=WAIT_AND_CPI)
+    assert signals_of(one_pool) == {"cpu.wait_milli", "cpi"}
+
+
+def test_a_frame_gives_online_pods_indicators_as_old_as_they_are_now() -> None:
+    def snapshot(uid: str, cls: PodClass) -> PodSnapshot:
+        return PodSnapshot(uid=uid, title=uid, pod_class=cls, group=f"/{uid}", qos="burstable")
+
+    pods = {"a": snapshot("a", PodClass.SHARED), "be": snapshot("be", PodClass.RECLAIMED)}
+    samples = {
+        "pod:a": {"cpu.wait_milli": Sample(300.0, 1.0), "cpi": Sample(2.0, 0.0, 0.4)},
+        "pod:be": {"cpu.wait_milli": Sample(9.0)},
+    }
+    frame = SampleFrame(at_s=100.0, wall_s=0.0, pods=pods, samples=samples)
+    assert pod_indicators(frame, 103.0) == {"a": seen(300.0, age_s=4.0)}
+
+
+def test_waiting_enlarges_a_pool_that_its_use_alone_would_not() -> None:
+    pod = web()
+    config = ProvisionConfig(policy=ProvisionPolicy.PID, pid=WAIT_AND_CPI)
+    uses, measured = using([(pod, 2400)]), {"web": seen(2400, 2.0)}
+    wanted, why = demand("shared", [pod], uses, measured, size(4), now=NOW, config=config)
+    assert (wanted, why) == (4000 + 3219, "pid: cpu_sched_wait is above its target")
+    without = ProvisionConfig(policy=ProvisionPolicy.PID)
+    assert demand("shared", [pod], uses, measured, size(4), now=NOW, config=without)[0] == 4000
+
+
+@pytest.mark.parametrize(("age", "wanted"), [(60.0, 20_000), (131.0, 10_000)])
+def test_cycles_per_instruction_stay_good_for_longer_than_what_is_read_each_second(age: float, wanted: int) -> None:
+    assert pid_step({"cpi": PidIndicator(100.0, 1.0, age)}, size(10), NOW, PID)[0] == wanted
 
 
 @pytest.mark.parametrize("cpus", [1, 2, 4, 16, 64, 120])

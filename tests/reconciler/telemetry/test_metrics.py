@@ -38,6 +38,7 @@ def full() -> MetricsSnapshot:
     counters.started(None, before_exec=None)
     counters.looked(0.002)
     counters.lagged(-0.001)
+    counters.lagged(0.5)
     pod = PodMetrics(
         uid="u1",
         namespace="prod",
@@ -126,7 +127,9 @@ def test_a_scrape_shows_the_snapshot() -> None:
         ("bypassd_signal_to_write_seconds_count", ()): 1,
         ("bypassd_signal_to_write_seconds_sum", ()): 0.0004,
         ("bypassd_look_seconds_count", ()): 1,
-        ("bypassd_loop_lag_seconds_sum", ()): 0,
+        ("bypassd_loop_lag_seconds_sum", ()): 0.5,
+        ("bypassd_loop_lag_seconds_bucket", (("le", "0.25"),)): 1,
+        ("bypassd_loop_lag_seconds_bucket", (("le", "1"),)): 2,
         ("bypassd_source_up", (("source", "cri"),)): 1,
         ("bypassd_source_up", (("source", "kubelet"),)): 0,
         ("bypassd_source_age_seconds", (("source", "cri"),)): 1.5,

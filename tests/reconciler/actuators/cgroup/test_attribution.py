@@ -1,6 +1,10 @@
+import logging
+import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import pytest
 import trio
 
 from cgroupfs.attribution import ObservedWrite
@@ -47,4 +51,34 @@ async def test_a_writer_is_known_as_soon_as_the_kernel_has_told_it(tmp_path: Pat
     assert witness.last_writer(directory, "cpu.shares") == ("runtime", str(runc))
     assert (witness.writes, set(dirty.take_nowait().keys)) == (1, {files_key(UID)})
     assert witness.last_writer(directory, "cpu.shares") == ("runtime", str(runc))
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_person_who_wrote_is_described_in_the_log_once(
+    tmp_path: Path, nursery: trio.Nursery, caplog: pytest.LogCaptureFixture
+) -> None:
+    """From the kernel's event to the log: name, command, user and age, which are gone when the process ends."""
+    caplog.set_level(logging.INFO)
+    _, hierarchy = make_node(tmp_path)
+    watch = Told()
+    witness = WriteAttribution(
+        hierarchy,
+        DirtyKeys(),
+        kubepods="/kubepods",
+        owner=lambda _: UID,
+        ours=lambda _: True,
+        watch=lambda *_, **__: watch,
+    )
+    directory = hierarchy.directory("cpu", GROUP)
+    await nursery.start(witness.run)
+    for kind in (WriterKind.RUNTIME, WriterKind.PERSON, WriterKind.PERSON):
+        writer = WriterProcess(kind=kind, pid=os.getpid(), name="vim")
+        watch.told.append(ObservedWrite(directory.removesuffix(GROUP), GROUP, "cpu.shares", writer))
+    assert witness.last_writer(directory, "cpu.shares") == ("person", str(writer))
+    (record,) = caplog.records
+    fields: Any = vars(record)["fields"]
+    assert record.getMessage() == f"{GROUP}/cpu.shares: written by a person"
+    assert (fields["pid"], fields["uid"]) == (os.getpid(), os.getuid())
+    assert fields["command"]
+    assert fields["age_s"] > 0
     nursery.cancel_scope.cancel()

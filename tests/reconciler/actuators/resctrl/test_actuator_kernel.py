@@ -91,7 +91,7 @@ class Machine:
                 return found
 
         make = partial(ResctrlActuator, hierarchy, Ledger(self.store), trio.CapacityLimiter(1), capability=offered)
-        self.side = CacheLoop(make)
+        self.side = CacheLoop(make, misses=dict)
 
     def pod(self) -> Pod:
         one = pod("bomb")

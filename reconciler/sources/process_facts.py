@@ -1,0 +1,65 @@
+"""Facts of processes for a person: name, command line, user id, age and memory, through psutil.
+
+For reports and log lines only. psutil costs some memory once and 0.2 ms for each process, has one `/proc` for the whole
+program and proves nothing of a process. So the following read `/proc` by themselves: the fast path and the attribution
+of each write (`cgroupfs.identity`), readings of each second (`reconciler.signals`), what a signal or a write to a
+process depends on (start time and pidfd: `reconciler.responses.means.processes`,
+`reconciler.actuators.files.oom_score`), the search for the kubelet (`reconciler.sources.host_processes`), and
+everything below another root (`--root`, captures).
+
+Every field is chosen by the process itself: cut here, sanitized where it is printed. Arguments may hold credentials.
+"""
+
+import time
+from collections.abc import Iterable
+from typing import Final
+
+from msgspec import Struct
+
+_MOST: Final = 200
+"""Processes that are looked up in one call."""
+_NAME: Final = 64
+_COMMAND: Final = 200
+
+
+class ProcessFacts(Struct, frozen=True, kw_only=True):
+    """One process. None and the empty text: not visible to us. ``command``: the arguments, joined by spaces.
+
+    ``uid``: a number, as looking up its name may ask a server.
+    """
+
+    pid: int
+    name: str
+    command: str = ""
+    uid: int | None = None
+    age_s: float | None = None
+    rss_bytes: int | None = None
+
+
+def process_facts(pids: Iterable[int], *, now: float | None = None) -> list[ProcessFacts]:
+    """The facts of those that still run, at most `_MOST`, the largest in memory first. ``now``: wall clock (s).
+
+    Errors: none; a process that has ended is not in the list.
+    """
+    import psutil
+
+    at_s = time.time() if now is None else now
+    facts: list[ProcessFacts] = []
+    for pid in sorted({pid for pid in pids if pid > 0})[:_MOST]:
+        try:
+            process = psutil.Process(pid)
+            with process.oneshot():
+                facts.append(
+                    ProcessFacts(
+                        pid=pid,
+                        name=process.name()[:_NAME],
+                        command=" ".join(process.cmdline())[:_COMMAND],
+                        uid=process.uids().real,
+                        age_s=max(0.0, at_s - process.create_time()),
+                        rss_bytes=process.memory_info().rss,
+                    )
+                )
+        except (psutil.Error, OSError):
+            # It has ended, or is hidden (hidepid).
+            continue
+    return sorted(facts, key=lambda each: (-(each.rss_bytes or 0), each.pid))
