@@ -39,9 +39,9 @@ class LedgerEntry(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
     is written; empty for control files, whose values are noted in `state.intents`.
 
     ``inode`` is of the group's directory in the trigger hierarchy (as in `state.model.GroupRef`), or the index of a
-    network device, 0 if unknown: it tells the object from a later one of the same name. ``baseline`` is what the kubelet
-    and the runtime want there now (runc's state.json). ``order`` counts first touches. ``writer`` is `US` or the kind of
-    the foreign writer, with its ``process`` name. Units: all times are wall-clock seconds, 0.0 for never;
+    network device, 0 if unknown: it tells the object from a later one of the same name. ``baseline`` is what the
+    kubelet and the runtime want there now (runc's state.json). ``order`` counts first touches. ``writer`` is `US` or
+    the kind of the foreign writer, with its ``process`` name. Units: all times are wall-clock seconds, 0.0 for never;
     ``failed_errno`` 0 for none.
     """
 
