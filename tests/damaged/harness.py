@@ -181,8 +181,18 @@ def feed_kinds(text: str) -> object:
         assert codec is not None
         fields = {"oom_score_adj", f"oom_score_adj of {text}", "core cookie", "schemata", "mount", "root qdisc", text}
         rows = [
-            LedgerEntry(kind=codec.kind, controller="", knob="", original=text, wanted=text, ours=(text,), **place)
-            for place in ({"path": path, "file": file} for path in ("/", text) for file in (*fields, "ingress filter"))
+            LedgerEntry(
+                kind=codec.kind,
+                controller="",
+                path=path,
+                file=field,
+                knob="",
+                original=text,
+                wanted=text,
+                ours=(text,),
+            )
+            for path in ("/", text)
+            for field in sorted({*fields, "ingress filter"})
         ]
         states.append(codec.load(rows))
         assert codec.load(codec.dump(states[-1])) == states[-1]
