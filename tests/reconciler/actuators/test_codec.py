@@ -299,6 +299,23 @@ def test_without_an_original_nothing_is_written() -> None:
     assert (undo_value(row, access).undo, access.actual) == (RestoreOutcome.UNKNOWN, "7")
 
 
+async def test_a_kind_that_cannot_be_recorded_keeps_no_other_from_being_undone(ledger: Ledger) -> None:
+    undone: list[str] = []
+
+    async def full() -> list[RestoreResult]:
+        await trio.lowlevel.checkpoint()
+        raise StoreError("no space left")
+
+    async def other() -> list[RestoreResult]:
+        await trio.lowlevel.checkpoint()
+        undone.append("other")
+        return []
+
+    with pytest.raises(StoreError, match="no space left"):
+        await restore_ledger(ledger, {"cgroup": full, SYSCTL: other}, side_actuators.codec_of)
+    assert undone == ["other"]
+
+
 async def test_one_walk_reports_what_no_table_can_undo(ledger: Ledger) -> None:
     write_rows(ledger, watermarks.CODEC, values(a=1))
     (row,) = ledger.of_kind(SYSCTL)
