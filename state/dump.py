@@ -10,7 +10,7 @@ Shape (``schema`` 1; keys are added, never renamed or removed within one schema 
 ``kind``        ``bypassd-state``
 ``source``      ``daemon`` or ``store`` (daemon down: the values are as old as its last flush)
 ``at``          when the document was made
-``agent``       ``version``, ``node``, ``boot_id``, ``opened_at``
+``agent``       ``version``, ``node``, ``boot_id``, ``opened_at``, ``ledger`` (kind of object -> number of its rows)
 ``pools``       pool name -> CPU list; a pod's own CPUs are ``dedicated/<uid>/<container>``
 ``headroom``    what BE may be promised (from the store: as it was when the row was written; null: nothing yet)
 ``pods``        the daemon's pods (from the store: names and class only)
@@ -29,6 +29,7 @@ Units: times are wall-clock seconds since the epoch, 0.0 for never.
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
@@ -134,6 +135,7 @@ def document(
     problems: Iterable[str] = (),
 ) -> dict[str, object]:
     """The whole document from plain values. ``meta``: the store's, with ``agent_version``, ``node``, ``boot_id``."""
+    ledger = sorted((_whole(FILE_DEFAULTS, row) for row in files), key=_by_order)
     return {
         "schema": SCHEMA,
         "kind": "bypassd-state",
@@ -144,13 +146,14 @@ def document(
             "node": meta.get("node", ""),
             "boot_id": meta.get("boot_id", ""),
             "opened_at": meta.get("opened_at", 0.0),
+            "ledger": dict(sorted(Counter(str(row["kind"]) for row in ledger).items())),
         },
         "pools": dict(sorted((pools or {}).items())),
         "headroom": headroom,
         "sides": dict(sides or {}),
         "pods": [dict(pod) for pod in pods],
         "settings": sorted((_whole(SETTING_DEFAULTS, row) for row in settings), key=_by_path),
-        "files": sorted((_whole(FILE_DEFAULTS, row) for row in files), key=_by_order),
+        "files": ledger,
         "holds": sorted((_whole(HOLD_DEFAULTS, row) for row in holds), key=lambda row: str(row["target"])),
         "history": [_whole(EVENT_DEFAULTS, row) for row in history],
         "sources": [dict(row) for row in sources],

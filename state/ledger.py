@@ -118,6 +118,12 @@ class Ledger:
         """The rows of one kind other than control files, in the order of first touch."""
         return sorted(self._kinds.get(kind, {}).values(), key=lambda row: row.order)
 
+    def counts(self) -> dict[str, int]:
+        """The number of rows by kind; kinds without any are left out."""
+        counts = {CGROUP: sum(map(len, list(self._groups.values())))}
+        counts |= {kind: len(rows) for kind, rows in list(self._kinds.items())}
+        return {kind: count for kind, count in sorted(counts.items()) if count}
+
     def kinds(self) -> list[str]:
         """The kinds other than control files that have rows."""
         return [kind for kind, rows in list(self._kinds.items()) if rows]

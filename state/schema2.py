@@ -17,6 +17,7 @@ from state.kinds import COOKIE, NETWORK, PROCESS, RESCTRL, SYSCTL
 from state.schema import FILES, META
 
 _DEEPEST: Final = 8
+_LAST: Final = 1 << 60
 _DEVICE: Final = "bypassd-be"
 Row = dict[str, Any]  # a field's value is a text, a number or a list of texts
 
@@ -58,24 +59,31 @@ def _unpack(body: bytes) -> Row:
     return kept
 
 
+def _number(value: object) -> int:
+    """Errors: `TypeError`."""
+    if type(value) is not int:
+        raise TypeError
+    return value
+
+
 def _order(body: bytes) -> int:
     try:
         order = decoded(msgpack.unpackb, body, deepest=_DEEPEST).get("order", 0)
     except (ValueError, AttributeError):
         return 0
-    return order if isinstance(order, int) else 0
+    return order if isinstance(order, int) and 0 <= order <= _LAST else 0
 
 
 def _sysctls(kept: Row) -> Iterator[Row]:
     for name, value in kept["values"].items():
-        ours = [str(int(number)) for number in value["ours"]]
+        ours = [str(_number(number)) for number in value["ours"]]
         yield {
             "kind": SYSCTL,
             "path": "/",
             "file": str(name),
             "knob": str(name),
             "policy": "watermarks",
-            "original": str(int(value["original"])),
+            "original": str(_number(value["original"])),
             "ours": ours,
             "wanted": ours[-1] if ours else None,
         }
@@ -83,7 +91,7 @@ def _sysctls(kept: Row) -> Iterator[Row]:
 
 def _scores(kept: Row) -> Iterator[Row]:
     for path, box in kept["containers"].items():
-        ours = [str(int(number)) for number in box["ours"]]
+        ours = [str(_number(number)) for number in box["ours"]]
         originals = {"oom_score_adj": box["original"]}
         originals |= {f"oom_score_adj of {process}": had for process, had in box.get("odd", {}).items()}
         for field, original in originals.items():
@@ -93,8 +101,8 @@ def _scores(kept: Row) -> Iterator[Row]:
                 "file": field,
                 "knob": "oom.score",
                 "policy": "oom_score",
-                "inode": int(box["inode"]),
-                "original": str(int(original)),
+                "inode": _number(box["inode"]),
+                "original": str(_number(original)),
                 "ours": ours,
                 "wanted": ours[-1] if ours else None,
                 "pod_uid": str(box["pod_uid"]) or None,
@@ -103,7 +111,7 @@ def _scores(kept: Row) -> Iterator[Row]:
 
 def _cookies(kept: Row) -> Iterator[Row]:
     for cookie, group in kept["ours"].items():
-        name = f"{int(cookie):#x}"
+        name = f"{_number(cookie):#x}"
         yield {
             "kind": COOKIE,
             "path": name,
@@ -144,7 +152,7 @@ def _schemata(values: Row) -> str:
     lines = []
     for name, domains in sorted(values.items()):
         form = "x" if name.startswith("L") and name[1:2].isdigit() else "d"
-        parts = ";".join(f"{int(domain)}={int(value):{form}}" for domain, value in sorted(domains.items()))
+        parts = ";".join(f"{_number(domain)}={_number(value):{form}}" for domain, value in sorted(domains.items()))
         lines += [f"{name}:{parts}"] if parts else []
     return "\n".join(lines)
 
@@ -157,8 +165,8 @@ def _network(kept: Row) -> Iterator[Row]:
         yield _device(_DEVICE, "device", _DEVICE, {"original": "none"})
     for name, led in kept.get("cables", {}).items():
         original = {"original": "none" if led["made"] else "ingress"}
-        more = {"inode": int(led["index"]), "pod_uid": str(led["pod_uid"]) or None}
-        yield _device(str(name), "ingress filter", f"slot {int(led.get('slot', 0))}", original | more)
+        more = {"inode": _number(led["index"]), "pod_uid": str(led["pod_uid"]) or None}
+        yield _device(str(name), "ingress filter", f"slot {_number(led.get('slot', 0))}", original | more)
 
 
 def _device(name: str, field: str, ours: str, more: Row) -> Row:

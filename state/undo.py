@@ -1,4 +1,4 @@
-"""What became of one file of the ledger that was restored."""
+"""What became of one value of the ledger that was restored, of whatever kind."""
 
 from enum import StrEnum
 
@@ -6,7 +6,7 @@ from msgspec import Struct
 
 
 class RestoreOutcome(StrEnum):
-    """What became of one file."""
+    """What became of one value."""
 
     RESTORED = "restored"
     ALREADY = "already as before"
@@ -17,7 +17,7 @@ class RestoreOutcome(StrEnum):
 
 
 class RestoreResult(Struct, frozen=True, kw_only=True):
-    """One file of the ledger and how undoing it ended. ``ok``: it is as if we had never touched it."""
+    """One value of the ledger and how undoing it ended. ``ok``: it is as if we had never changed it."""
 
     path: str
     file: str

@@ -9,11 +9,9 @@ A side actuator that is loaded when the first plan wants it: most nodes want non
 
 One that an earlier run has left something of is loaded at once, so that what is no longer wanted is taken back.
 
-What a side actuator remembers of this boot: one row of the store, durable before anything of it is done.
-
-Threads' ids, cookies, mounts and values in /proc mean something on one boot only, so a row of another boot tells of
-nothing. A row is there exactly while there is something to take back: by it alone the daemon knows, at its next start,
-which side actuators it has to load (`reconciler.daemon.side_actuators`).
+What it changes has rows of its kind in the ledger (`reconciler.actuators.codec`), durable before anything is done. They
+are there exactly while there is something to take back: by them alone the daemon knows, at its next start, which side
+actuators it has to load (`reconciler.daemon.side_actuators`).
 
 When a side actuator acts: after each look that concerns it, and every so often; and how it does slow work.
 
@@ -22,84 +20,20 @@ once, `restore` among them. After a restore nothing is done before the next look
 holds is older. All that blocks runs in one thread of its own, never in the loop.
 """
 
-import logging
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Final, Generic, Protocol, TypeVar, final, runtime_checkable
+from typing import Protocol, TypeVar, final, runtime_checkable
 
-import msgspec
 import trio
 from msgspec import Struct
 
-from cgroupfs.bounded import decoded
 from reconciler.actuators.cgroup.status import SettingStatus
 from state.cache import CacheUsage
 from state.model import Hold, NodeView
 from state.plan import NodePlan
-from state.schema import META
-from state.store import Store, StoreBatch
 from state.undo import RestoreResult
-
-_LOG: Final = logging.getLogger(__name__)
-K = TypeVar("K", bound="BootState")
-
-
-class BootState(msgspec.Struct, frozen=True, kw_only=True):
-    """The base of what a row holds. With ``boot`` alone, everything else as by default, there is nothing to keep."""
-
-    boot: str
-
-
-@final
-class StateRow(Generic[K]):
-    """One row. ``kind`` must have a default for all that it adds to `BootState`; ``what``: its words for the log."""
-
-    def __init__(self, key: str, kind: type[K], what: str) -> None:
-        self.key = key
-        self._what = what
-        self._decode: Callable[[bytes], K] = msgspec.msgpack.Decoder(kind).decode
-        self._empty: Callable[[str], K] = lambda boot: kind(boot=boot)
-
-    def read(self, store: Store) -> K:
-        """What the store tells of this boot; with nothing in it where it tells nothing, or what nobody can read."""
-        row = dict(store.rows(META)).get(self.key)
-        try:
-            kept = decoded(self._decode, row) if row is not None else None
-        except ValueError as exc:
-            _LOG.warning("what is remembered of %s cannot be read: %s", self._what, exc)
-            kept = None
-        return kept if kept is not None and kept.boot == store.boot else self._empty(store.boot)
-
-    def write(self, store: Store, kept: K) -> None:
-        """Make it durable, or forget the row when there is nothing in it (the store's lane). Errors: `StoreError`."""
-        batch = StoreBatch()
-        if kept == self._empty(kept.boot):
-            batch.delete(META, self.key)
-        else:
-            batch.put(META, self.key, msgspec.msgpack.encode(kept))
-        store.apply(batch)
-
-
-@final
-class PersistedValue(Generic[K]):
-    """A row in use."""
-
-    def __init__(self, row: StateRow[K], store: Store, lane: trio.CapacityLimiter) -> None:
-        """``lane``: the store's limiter."""
-        self.now = row.read(store)
-        """What the store has."""
-        self._row = row
-        self._store = store
-        self._lane = lane
-
-    async def save(self, kept: K) -> None:
-        """Remember this instead; when it returns it is durable. Errors: `StoreError`: then the old one counts."""
-        if kept == self.now:
-            return
-        await trio.to_thread.run_sync(self._row.write, self._store, kept, limiter=self._lane)
-        self.now = kept
 
 
 class PlanSnapshot(Struct, frozen=True, kw_only=True):

@@ -8,6 +8,7 @@ does not have, or that its codec cannot understand, stays in the ledger and is r
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
+from cgroupfs.errors import StoreError
 from reconciler.actuators.codec import RowCodec, not_understood
 from state.ledger import Ledger
 from state.undo import RestoreOutcome, RestoreResult
@@ -25,10 +26,17 @@ async def restore_ledger(
     """Undo every kind in the order of the table; what became of each value.
 
     ``only``: the table undoes what was done for one pod uid; only rows of that pod are reported as not understood.
+    Errors: `StoreError` when something could not be recorded; every kind is undone all the same.
     """
     done: list[RestoreResult] = []
+    unrecorded: StoreError | None = None
     for undo in table.values():
-        done += await undo()
+        try:
+            done += await undo()
+        except StoreError as exc:
+            unrecorded = unrecorded or exc
+    if unrecorded is not None:
+        raise unrecorded
     for kind in ledger.kinds():
         codec = codec_of(kind) if kind in table else None
         rows = not_understood(ledger, codec) if codec is not None else ledger.of_kind(kind)

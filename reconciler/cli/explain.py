@@ -20,10 +20,11 @@ from reconciler.cli.output import emit
 from reconciler.cli.screen import blank, field, head, line, show
 from reconciler.cli.watched import of_pod, pod_blocks
 from reconciler.sources.process_facts import process_facts
+from state.kinds import CGROUP
 from state.printable import printable
 from state.setting_state import SettingState
 
-BESIDE: Final = frozenset({"core.cookie", "resctrl.group"})
+BESIDE: Final = frozenset({"core.cookie", "resctrl.group", "oom.score", "net.share"})
 """What is set beside control files: there is no file to tell of."""
 _LONGEST_MARK: Final = 200
 """Characters of one label or annotation."""
@@ -53,7 +54,8 @@ def run(options: Namespace) -> int:
 def collect(found: FetchedDocument, pod: Row, lines: int) -> Row:
     """All that the document has of one pod, joined: groups with their settings, and each setting with its file."""
     body, uid = found.body, pod["uid"]
-    files = [one for one in body["files"] if one["pod_uid"] == uid]
+    rows = [row for row in body["files"] if row["pod_uid"] == uid]
+    files = [row for row in rows if row.get("kind", CGROUP) == CGROUP]
     holds = [hold for hold in body["holds"] if _concerns(hold["target"], uid, files)]
     history = [one for one in body["history"] if one["pod_uid"] == uid]
     return {
@@ -64,6 +66,7 @@ def collect(found: FetchedDocument, pod: Row, lines: int) -> Row:
         "budget": body.get("budget", {}),
         "pools": {name: cpus for name, cpus in body["pools"].items() if _is_its_pool(name, pod)},
         "groups": _groups(found, pod, files),
+        "elsewhere": [row for row in rows if row.get("kind", CGROUP) != CGROUP],
         "refusals": pod.get("refusals", []),
         "interference": of_pod(body, pod),
         "holds": holds,
@@ -182,6 +185,7 @@ def _blocks(found: FetchedDocument, facts: Row) -> Iterator[Block]:
             yield line(*_timeline(group["times"]), indent=2)
         for one in group["settings"]:
             yield from _setting(one)
+    yield from _elsewhere(facts["elsewhere"])
     if not any(group["settings"] for group in facts["groups"]):
         yield blank()
         yield line("nothing is wanted of this pod's groups: they are as the kubelet and the runtime made them")
@@ -208,6 +212,21 @@ def _blocks(found: FetchedDocument, facts: Row) -> Iterator[Block]:
         yield line(
             StyledText("The daemon is down: values are as it last saw them; `bypassctl diff` reads the kernel.", "dim")
         )
+
+
+def _elsewhere(rows: Sequence[Row]) -> Iterator[Block]:
+    """The ledger's rows of values that are in no cgroup file."""
+    if not rows:
+        return
+    yield blank()
+    yield head("changed outside of cgroup files")
+    yield Table(
+        ("KIND", "OBJECT", "FIELD", "ORIGINAL", "OURS"),
+        [
+            (row["kind"], words.short(row["path"]), row["file"], words.text(row["original"]), words.text(row["wanted"]))
+            for row in rows
+        ],
+    )
 
 
 def _title(pod: Row) -> Iterator[Block]:

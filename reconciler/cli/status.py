@@ -56,6 +56,7 @@ def summary(found: FetchedDocument) -> Row:
         "ready": bool(agent.get("ready", False)),
         "pods": dict(Counter(pod["class"] for pod in body["pods"])),
         "settings": dict(states),
+        "ledger": agent.get("ledger", {}),
         "refused": sum(len(pod.get("refusals", ())) for pod in body["pods"]),
         "pools": body["pools"],
         "budget": body.get("budget", {}),
@@ -84,6 +85,8 @@ def _blocks(found: FetchedDocument, facts: Row) -> Iterator[Block]:
     yield field("pods", *_counts({name: facts["pods"].get(name, 0) for name in CLASSES}))
     if found.live:
         yield field("settings", *_settings(facts))
+    if facts["ledger"]:
+        yield field("ledger", *_counts(facts["ledger"]))
     if facts["movement"]:
         yield field("moved", *_movement(facts["movement"]))
     if facts["interference"]:

@@ -1,6 +1,7 @@
 """The registration of the side actuators: which there are, when they are loaded, how all are undone without a daemon.
 
-A new one is a file in `actuators` that implements `actuators.side.SideActuator`, and one entry in each function here.
+A new one is a file in `actuators` that implements `AuxiliaryActuator`, with a codec where it changes values that must
+be restored, and one entry in each table and function here.
 Their modules are imported where they are made: a node that uses none of them pays for none.
 """
 

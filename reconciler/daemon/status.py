@@ -381,6 +381,7 @@ class StatusReport:
             "cpus": str(agent.knowledge.topology.online),
             "kubelet_policy": agent.knowledge.kubelet.policy.value,
             "kubelet_reasserts_s": agent.knowledge.kubelet.reasserts_s,
+            "ledger": agent.ledger.counts(),
             "looks": agent.reconciler.looks,
             "last_look_s": agent.reconciler.look_s,
             "movement": self._movement(),

@@ -176,7 +176,7 @@ def _writes(now: MetricsSnapshot) -> Iterator[Metric]:
     counters = now.counters
     yield _gauges("settings", "Settings by knob and state.", ("knob", "state"), sorted(now.settings.items()))
     yield _gauges("settings_refused", "Settings the planner refuses.", ("rule",), _single(now.refused))
-    yield _gauge("ledger_files", "Files whose original value is kept.", now.ledger_files)
+    yield _gauge("ledger_files", "Values, of every kind, whose original is recorded.", now.ledger_files)
     yield _gauge("holds", "Operators' holds in force.", now.holds)
     yield _gauge("files_yielded", "Files left to others now.", now.yielded)
     yield _counter("yields", "Times that a file was left to others.", counters.yields)

@@ -22,6 +22,7 @@ from reconciler.actuators.network import netlink
 from reconciler.alerts import queue
 from reconciler.cli import plan, recorded
 from reconciler.clients import http, kube
+from reconciler.daemon.side_actuators import KINDS, codec_of
 from reconciler.interference import recording
 from reconciler.pods import annotations, cpu_annotations
 from reconciler.responses.eviction import exemptions
@@ -33,6 +34,7 @@ from state.evidence import PodSnapshot
 from state.ledger import Ledger
 from state.model import PodClass
 from state.schema import ASSIGNMENTS, FILES, HOLDS, META, seal
+from state.schema2 import PRIVATE, convert
 from state.store import Store, StoreBatch
 
 FIXTURES: Final = Path(__file__).parents[1] / "fixtures"
@@ -170,6 +172,38 @@ class _Rows:
 
 def feed_row(key: str, call: Callable[[Store], object]) -> Callable[[bytes, Path], object]:
     return lambda data, _: call(_Rows(key, data))  # type: ignore[arg-type]
+
+
+def feed_kinds(text: str) -> object:
+    """Rows of every kind whose texts are all this one."""
+    states = []
+    for codec in map(codec_of, KINDS.values()):
+        assert codec is not None
+        fields = {"oom_score_adj", f"oom_score_adj of {text}", "core cookie", "schemata", "mount", "root qdisc", text}
+        rows = [
+            LedgerEntry(
+                kind=codec.kind,
+                controller="",
+                path=path,
+                file=field,
+                knob="",
+                original=text,
+                wanted=text,
+                ours=(text,),
+            )
+            for path in ("/", text)
+            for field in sorted({*fields, "ingress filter"})
+        ]
+        states.append(codec.load(rows))
+        assert codec.load(codec.dump(states[-1])) == states[-1]
+    return states
+
+
+def feed_private(data: bytes) -> object:
+    """Private rows of schema 2; what is made of them is rows of the ledger."""
+    decode = msgspec.msgpack.Decoder(LedgerEntry).decode
+    converted = convert({META: dict.fromkeys(PRIVATE, data), FILES: {"a": data}}, "b")
+    return [decode(row) for row in converted.files.values()]
 
 
 def feed_queue(store: Store) -> object:

@@ -18,7 +18,6 @@ from cgroupfs.files import read_text
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.knobs import CATALOG
 from cgroupfs.pressure import has_sys_resource, parse_pressure, read_pressure
-from reconciler.actuators.base import BootState, StateRow
 from reconciler.actuators.network import netlink
 from reconciler.cli import masks, recorded
 from reconciler.cli.client import Unreachable, _parsed
@@ -84,9 +83,11 @@ from tests.damaged.harness import (
     feed_decode,
     feed_dumped,
     feed_frame,
+    feed_kinds,
     feed_kubelet,
     feed_ledger,
     feed_link,
+    feed_private,
     feed_queue,
     feed_recording,
     feed_rotten_key,
@@ -473,11 +474,20 @@ PARSERS: Final[tuple[Parser, ...]] = (
     ),
     Parser("reconciler.interference.monitor:read_kept", feed_row("interference", read_kept), (), ROWS, BYTES),
     Parser("reconciler.headroom.report:read_kept", feed_row("headroom", read_headroom), (), ROWS, BYTES),
+    Parser("reconciler.actuators.codec:read_rows", feed_text(feed_kinds), (), (b"7", b"L3:0=fff", b"slot 3", b"0x1f")),
     Parser(
-        "reconciler.actuators.base:StateRow.read",
-        feed_row("s", StateRow("s", BootState, "s").read),
+        "state.schema2:convert",
+        feed_data(feed_private),
         (),
-        (msgpack.packb({"boot": "b"}),),
+        (
+            msgpack.packb({"boot": "b", "values": {"vm.x": {"original": 1, "ours": [2]}}}),
+            msgpack.packb({"boot": "b", "ours": {7: "online"}}),
+            msgpack.packb({"boot": "b", "groups": True, "place": "/", "original": {"L3": {0: 1}}, "written": []}),
+            msgpack.packb(
+                {"boot": "b", "roots": {"e": ""}, "cables": {"v": {"index": 1, "pod_uid": "", "made": True}}}
+            ),
+            msgpack.packb({"boot": "b", "containers": {"/a": {"pod_uid": "", "inode": 1, "ours": [1], "original": 0}}}),
+        ),
         BYTES,
     ),
     Parser(

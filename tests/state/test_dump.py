@@ -93,7 +93,13 @@ def test_the_store_alone_gives_the_whole_document(tmp_path: Path) -> None:
         *("history", "sources", "alerts", "interference", "eviction", "problems"),
     ]
     assert (found["schema"], found["kind"], found["source"], found["at"]) == (1, "bypassd-state", "store", 123.0)
-    assert found["agent"] == {"version": "0.1.0", "node": "node1", "boot_id": "boot-1", "opened_at": 50.0}
+    assert found["agent"] == {
+        "version": "0.1.0",
+        "node": "node1",
+        "boot_id": "boot-1",
+        "opened_at": 50.0,
+        "ledger": {"cgroup": 2},
+    }
     assert found["pools"] == {"reclaimed": "3", "reserved": "0", "shared": "1-2"}
     files = found["files"]
     assert isinstance(files, list)

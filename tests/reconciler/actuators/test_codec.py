@@ -1,0 +1,345 @@
+"""Rows of the ledger for values in no control file: what an actuator records comes back, also after a crash."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import trio
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from cgroupfs.errors import StoreError
+from reconciler.actuators.codec import (
+    LedgerState,
+    RowCodec,
+    not_understood,
+    read_rows,
+    undo_rows,
+    undo_value,
+    undo_values,
+    write_rows,
+)
+from reconciler.actuators.core_sched import tasks
+from reconciler.actuators.core_sched.tasks import CookieState
+from reconciler.actuators.files import oom_score, watermarks
+from reconciler.actuators.files.oom_score import OomScoreRows, OomScoreState
+from reconciler.actuators.files.watermarks import SysctlRows, SysctlState
+from reconciler.actuators.network import undo as network
+from reconciler.actuators.network.undo import NetworkState, Redirect
+from reconciler.actuators.resctrl import undo as resctrl
+from reconciler.actuators.resctrl.undo import ResctrlState
+from reconciler.actuators.restore import UndoKind, restore_ledger
+from reconciler.daemon import side_actuators
+from state.entry import LedgerEntry
+from state.kinds import SYSCTL
+from state.ledger import Ledger
+from state.store import Store
+from state.undo import RestoreOutcome, RestoreResult
+from tests.state.ledgers import entry
+
+NUMBERS = st.integers(-(2**31), 2**63 - 1)
+NAMES = st.text(st.characters(codec="ascii", exclude_characters="/\0\n"), min_size=1, max_size=15)
+PATHS = st.text(min_size=1, max_size=30).map(lambda text: f"/{text}")
+UIDS = st.text(max_size=20)
+SCHEMATA = st.dictionaries(
+    st.sampled_from(["L2", "L3", "L3CODE", "MB", "SMBA"]),
+    st.dictionaries(st.integers(0, 300), st.integers(0, 2**32), min_size=1, max_size=3),
+    max_size=3,
+)
+PROCESSES = st.tuples(st.integers(1, 2**22), st.integers(0, 2**40)).map(lambda pair: f"{pair[0]}:{pair[1]}")
+STATES: list[tuple[RowCodec[Any], st.SearchStrategy[msgspec.Struct]]] = [
+    (
+        watermarks.CODEC,
+        st.builds(
+            SysctlRows,
+            values=st.dictionaries(
+                NAMES,
+                st.builds(SysctlState, original=NUMBERS, ours=st.lists(NUMBERS, max_size=3).map(tuple)),
+                max_size=3,
+            ),
+        ),
+    ),
+    (
+        oom_score.CODEC,
+        st.builds(
+            OomScoreRows,
+            containers=st.dictionaries(
+                PATHS,
+                st.builds(
+                    OomScoreState,
+                    pod_uid=UIDS,
+                    inode=st.integers(0, 2**63),
+                    ours=st.lists(NUMBERS, max_size=3),
+                    original=NUMBERS,
+                    odd=st.dictionaries(PROCESSES, NUMBERS, max_size=3),
+                ),
+                max_size=3,
+            ),
+        ),
+    ),
+    (
+        tasks.CODEC,
+        st.builds(CookieState, ours=st.dictionaries(st.integers(1, 2**64 - 1), st.text(max_size=20), max_size=4)),
+    ),
+    (
+        resctrl.CODEC,
+        st.one_of(
+            st.builds(ResctrlState, groups=st.booleans(), place=st.none() | PATHS),
+            st.builds(
+                ResctrlState,
+                groups=st.booleans(),
+                place=st.none() | PATHS,
+                original=SCHEMATA,
+                written=st.lists(SCHEMATA, max_size=2).map(tuple),
+            ),
+        ),
+    ),
+    (
+        network.CODEC,
+        st.builds(
+            NetworkState,
+            roots=st.dictionaries(NAMES, st.sampled_from(["", "mq", "noqueue", "fq_codel"]), max_size=3),
+            gather=st.booleans(),
+            cables=st.dictionaries(
+                NAMES,
+                st.builds(
+                    Redirect, index=st.integers(0, 2**31), pod_uid=UIDS, made=st.booleans(), slot=st.integers(0, 5000)
+                ),
+                max_size=3,
+            ),
+        ),
+    ),
+]
+CODECS = pytest.mark.parametrize(("codec", "states"), STATES, ids=[codec.kind for codec, _ in STATES])
+
+
+def test_every_kind_of_the_table_is_tried_here() -> None:
+    assert {codec.kind for codec, _ in STATES} == set(side_actuators.KINDS.values())
+
+
+@CODECS
+@given(data=st.data())
+def test_a_state_comes_back_from_its_rows_as_the_store_has_them(
+    codec: RowCodec[Any], states: st.SearchStrategy[Any], data: st.DataObject
+) -> None:
+    state = data.draw(states)
+    rows = list(codec.dump(state))
+    assert {row.kind for row in rows} <= {codec.kind}
+    assert len({row.key for row in rows}) == len(rows)
+    stored = [msgspec.msgpack.decode(msgspec.msgpack.encode(row), type=LedgerEntry) for row in rows]
+    assert codec.load(reversed(stored)) == state
+
+
+@CODECS
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_whatever_was_saved_last_is_known_after_a_crash(
+    codec: RowCodec[Any], states: st.SearchStrategy[Any], data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = str(tmp_path_factory.mktemp("s") / "state.db")
+    store = Store(path, boot="b")
+    ledger = Ledger(store)
+    ledger.first_touches([entry()])
+    first: dict[Any, tuple[int, int]] = {}
+    try:
+        for state in data.draw(st.lists(states, min_size=1, max_size=4)):
+            write_rows(ledger, codec, state)
+            store.close()
+            store = Store(path, boot="b")
+            ledger = Ledger(store)
+            assert read_rows(ledger, codec) == state
+            assert len(list(ledger.control_files())) == 1
+            now = {row.key: (row.inode, row.order) for row in ledger.of_kind(codec.kind)}
+            for key, (inode, order) in now.items():
+                if key in first and first[key][0] == inode:
+                    assert first[key][1] == order, "a first touch is the first"
+            first = now
+        undone = undo_rows(ledger, codec, lambda _: ([], codec.load(())))
+        assert (undone, ledger.of_kind(codec.kind)) == ([], [])
+    finally:
+        store.close()
+
+
+# Saving
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return Ledger(Store(str(tmp_path / "state.db"), boot="b"))
+
+
+def values(**originals: int) -> SysctlRows:
+    return SysctlRows(values={name: SysctlState(original=value, ours=(7,)) for name, value in originals.items()})
+
+
+async def test_what_cannot_be_made_durable_does_not_count(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = LedgerState(watermarks.CODEC, ledger, trio.CapacityLimiter(1))
+    first, second = values(a=1), values(a=1, b=2)
+    await state.save(first)
+
+    def full(*_: object) -> None:
+        raise StoreError("the disk is full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Store, "apply", full)
+        await state.save(first)
+        with pytest.raises(StoreError):
+            await state.save(second)
+        with pytest.raises(StoreError):
+            await state.save(SysctlRows())
+    assert (state.now, read_rows(ledger, watermarks.CODEC)) == (first, first)
+    await state.save(second)
+    assert (state.now, read_rows(ledger, watermarks.CODEC)) == (second, second)
+
+
+async def test_a_lost_store_gets_the_rows_again(ledger: Ledger, tmp_path: Path) -> None:
+    ledger.first_touches([entry()])
+    write_rows(ledger, watermarks.CODEC, values(a=1))
+    for part in tmp_path.iterdir():
+        part.unlink()
+    write_rows(ledger, watermarks.CODEC, values(a=1, b=2))
+    again = Ledger(Store(str(tmp_path / "state.db"), boot="b"))
+    assert read_rows(again, watermarks.CODEC) == values(a=1, b=2)
+    assert len(list(again.control_files())) == 1
+
+
+def test_the_history_has_the_first_touch_and_the_end(ledger: Ledger) -> None:
+    write_rows(ledger, watermarks.CODEC, values(a=1))
+    write_rows(ledger, watermarks.CODEC, SysctlRows(values={"a": SysctlState(original=1, ours=(7, 8))}))
+    write_rows(ledger, watermarks.CODEC, SysctlRows(), dropped="restored")
+    events = [msgspec.msgpack.decode(body) for _, body in reversed(ledger._store.history())]
+    assert [(event["kind"], event["file"], event["before"], event.get("after")) for event in events] == [
+        ("touch", "a", "1", None),
+        ("restored", "a", "8", "1"),
+    ]
+
+
+def test_a_row_that_nobody_understands_stays_and_control_files_are_not_touched(ledger: Ledger) -> None:
+    ledger.first_touches([entry()])
+    write_rows(ledger, watermarks.CODEC, values(a=1))
+    (row,) = ledger.of_kind(SYSCTL)
+    strange = replace(row, file="b", original="a number")
+    ledger.record([strange])
+    write_rows(ledger, watermarks.CODEC, SysctlRows())
+    assert [left.file for left in not_understood(ledger, watermarks.CODEC)] == ["b"]
+    assert [left.file for left in ledger.of_kind(SYSCTL)] == ["b"]
+    assert [kept.key for kept in ledger.control_files()] == [entry().key]
+    assert [dropped.key for dropped in ledger.prune(lambda _: None)] == [entry().key]
+    assert [left.file for left in ledger] == ["b"]
+
+
+# Restoring
+
+
+class Values:
+    """`ValueAccess` to a dictionary. ``refuses``: what a write answers; ``keeps``: the object takes no value."""
+
+    def __init__(self, actual: str = "7") -> None:
+        self.actual = actual
+        self.same = True
+        self.refuses: Exception | None = None
+        self.keeps = False
+
+    def is_same(self, row: LedgerEntry) -> bool:
+        return self.same
+
+    def read(self, row: LedgerEntry) -> str:
+        return self.actual
+
+    def write(self, row: LedgerEntry, text: str) -> None:
+        if self.refuses is not None:
+            raise self.refuses
+        if not self.keeps:
+            self.actual = text
+
+
+def gone(access: Values) -> None:
+    access.same = False
+
+
+def refused(access: Values) -> None:
+    access.refuses = PermissionError(13, "no")
+
+
+def ignored(access: Values) -> None:
+    access.keeps = True
+
+
+@pytest.mark.parametrize(
+    ("actual", "how", "outcome", "after", "stays"),
+    [
+        ("7", None, RestoreOutcome.RESTORED, "1", False),
+        ("6", None, RestoreOutcome.RESTORED, "1", False),
+        ("1", None, RestoreOutcome.ALREADY, "1", False),
+        ("5", None, RestoreOutcome.FOREIGN, "5", False),
+        ("7", gone, RestoreOutcome.GONE, "7", False),
+        ("7", refused, RestoreOutcome.REFUSED, "7", True),
+        ("7", ignored, RestoreOutcome.REFUSED, "7", True),
+    ],
+)
+def test_an_original_is_put_back_only_over_a_value_of_ours(
+    actual: str, how: Callable[[Values], None] | None, outcome: RestoreOutcome, after: str, stays: bool
+) -> None:
+    access = Values(actual)
+    if how is not None:
+        how(access)
+    row = LedgerEntry(
+        kind="new", controller="", path="/x", file="value", knob="", original="1", ours=("6", "7"), wanted="7"
+    )
+    done, left = undo_values([row], access)
+    assert ([result.undo for result in done], access.actual, left) == ([outcome], after, [row] if stays else [])
+
+
+def test_without_an_original_nothing_is_written() -> None:
+    access = Values()
+    row = LedgerEntry(kind="new", controller="", path="/x", file="value", knob="", ours=("7",))
+    assert (undo_value(row, access).undo, access.actual) == (RestoreOutcome.UNKNOWN, "7")
+
+
+async def test_a_kind_that_cannot_be_recorded_keeps_no_other_from_being_undone(ledger: Ledger) -> None:
+    undone: list[str] = []
+
+    async def full() -> list[RestoreResult]:
+        await trio.lowlevel.checkpoint()
+        raise StoreError("no space left")
+
+    async def other() -> list[RestoreResult]:
+        await trio.lowlevel.checkpoint()
+        undone.append("other")
+        return []
+
+    with pytest.raises(StoreError, match="no space left"):
+        await restore_ledger(ledger, {"cgroup": full, SYSCTL: other}, side_actuators.codec_of)
+    assert undone == ["other"]
+
+
+async def test_one_walk_reports_what_no_table_can_undo(ledger: Ledger) -> None:
+    write_rows(ledger, watermarks.CODEC, values(a=1))
+    (row,) = ledger.of_kind(SYSCTL)
+    ledger.record(
+        [
+            replace(row, file="b", original="a number"),
+            replace(row, kind="of a later version", path="/y", file="c", pod_uid="u"),
+        ]
+    )
+    order: list[str] = []
+
+    def undo(name: str) -> UndoKind:
+        async def undo_now() -> list[RestoreResult]:
+            await trio.lowlevel.checkpoint()
+            order.append(name)
+            return [RestoreResult(path=name, file="x", undo=RestoreOutcome.RESTORED)]
+
+        return undo_now
+
+    table = {"cgroup": undo("cgroup"), SYSCTL: undo(SYSCTL)}
+    done = await restore_ledger(ledger, table, side_actuators.codec_of)
+    assert order == ["cgroup", SYSCTL]
+    unknown = RestoreOutcome.UNKNOWN
+    assert [(result.file, result.undo) for result in done[2:]] == [("b", unknown), ("c", unknown)]
+    done = await restore_ledger(ledger, table, side_actuators.codec_of, "u")
+    assert [(result.file, result.undo) for result in done[2:]] == [("c", unknown)]
+    assert len(ledger.of_kind(SYSCTL)) == 2

@@ -1,0 +1,236 @@
+"""A store of schema 2 becomes one of this version: nothing that it knows is lost, however often it is interrupted."""
+
+import shutil
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import msgspec
+import pytest
+
+from reconciler.actuators.codec import RowCodec, read_rows
+from reconciler.actuators.core_sched import tasks
+from reconciler.actuators.core_sched.tasks import CookieState
+from reconciler.actuators.files import oom_score, watermarks
+from reconciler.actuators.files.oom_score import OomScoreRows, OomScoreState
+from reconciler.actuators.files.watermarks import SysctlRows, SysctlState
+from reconciler.actuators.network import undo as network
+from reconciler.actuators.network.undo import NetworkState, Redirect
+from reconciler.actuators.resctrl import undo as resctrl
+from reconciler.actuators.resctrl.undo import ResctrlState
+from state.dump import from_store
+from state.entry import LedgerEntry, row_key
+from state.kinds import CGROUP
+from state.ledger import Ledger
+from state.reader import read_dump, read_tables
+from state.schema import FILES, HOLDS, META, RUNNING, VERSION, seal, unseal
+from state.schema2 import PRIVATE
+from state.store import Store, StoreBatch
+
+FIXTURE = Path(__file__).parents[1] / "fixtures/store/schema-2"
+BOOT = "4a9f2c1e-0000-4000-8000-0123456789ab"
+POD = "/kubepods/besteffort/pod11111111-1111-4111-8111-111111111111"
+BOX = f"{POD}/0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
+UID = "11111111-1111-4111-8111-111111111111"
+
+KNOWN: dict[RowCodec[Any], msgspec.Struct] = {
+    oom_score.CODEC: OomScoreRows(
+        containers={
+            BOX: OomScoreState(
+                pod_uid=UID, inode=41, ours=[900, 1000], original=100, odd={"812:55123": -999, "813:55124": 0}
+            ),
+            f"{POD}/second": OomScoreState(pod_uid=UID, inode=42, ours=[1000], original=0),
+        }
+    ),
+    watermarks.CODEC: SysctlRows(
+        values={
+            "vm.min_free_kbytes": SysctlState(original=67584, ours=(200000, 250000)),
+            "vm.watermark_scale_factor": SysctlState(original=10, ours=(150,)),
+        }
+    ),
+    tasks.CODEC: CookieState(ours={0x9BFF8A4412C0: "online", 0x9BFF8A4413C0: "reclaimed", 2**63 + 5: "reclaimed"}),
+    resctrl.CODEC: ResctrlState(
+        groups=True,
+        place="/sys/fs/resctrl",
+        original={"L3": {0: 0xFFFFF, 1: 0xFFFFF}, "MB": {0: 100, 1: 100}},
+        written=({"L3": {0: 0xFFF00, 1: 0xFFF00}}, {"L3": {0: 0xFF000, 1: 0xFF000}, "MB": {0: 90, 1: 90}}),
+    ),
+    network.CODEC: NetworkState(
+        roots={"eth0": "mq", "eth1": ""},
+        gather=True,
+        cables={
+            "veth0a1b2c3d": Redirect(index=17, pod_uid=UID, made=True, slot=1),
+            "veth4e5f6a7b": Redirect(index=19, pod_uid="22222222-2222-4222-8222-222222222222", made=False, slot=2),
+        },
+    ),
+}
+"""What the fixture's private rows hold, as its README has it."""
+
+
+class Crash(BaseException):
+    """The process ends here, as by SIGKILL."""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    shutil.copytree(FIXTURE, tmp_path / "bypassd")
+    return str(tmp_path / "bypassd/state.db")
+
+
+def raw(path: str, table: str) -> dict[str, bytes]:
+    """The rows of a file, without any of the program's own reading of tables."""
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
+        rows = connection.execute(f"SELECT key, row FROM {table} ORDER BY rowid")
+        return {key: unseal(key, row) for key, row in rows}
+
+
+def assert_whole(ledger: Ledger, before: dict[str, bytes]) -> None:
+    """Every private row is in the ledger, and every control file is as it was."""
+    assert ledger.problems == ()
+    for codec, state in KNOWN.items():
+        assert read_rows(ledger, codec) == state, codec.kind
+    assert len(list(ledger.control_files())) == len(before) == 4
+    for key, body in before.items():
+        (entry,) = [entry for entry in ledger.control_files() if row_key(entry.key) == key]
+        assert entry == msgspec.msgpack.decode(body, type=LedgerEntry)
+    assert "4-7" in ledger.ours(ledger.backwards()[-1]), "what was about to be written"
+
+
+def test_everything_that_it_knows_is_in_the_ledger_and_nothing_else_is_changed(path: str) -> None:
+    before, meta, holds = raw(path, FILES), raw(path, META), raw(path, HOLDS)
+    assert meta.keys() >= PRIVATE
+    for _ in range(2):
+        with closing(Store(path, boot=BOOT, version="0.1.0", node="node1", clock=lambda: 1_700_000_000.0)) as store:
+            assert_whole(Ledger(store), before)
+            assert (store.lost, store.damage, store.quarantined, store.rebooted) == (False, None, None, False)
+            kinds = [msgpack.unpackb(body)["kind"] for _, body in store.history()]
+    after = raw(path, META)
+    assert not PRIVATE & after.keys()
+    changing = {"serial", "opened_at"}
+    assert {k: v for k, v in meta.items() if k not in PRIVATE | changing} == {
+        k: v for k, v in after.items() if k not in changing
+    }
+    assert raw(path, HOLDS) == holds
+    assert sorted(kinds) == ["failed", "foreign", *["touch"] * 4, "write", "write", "write", "yield"]
+    assert {key: body for key, body in raw(path, FILES).items() if key in before} == before
+
+
+def test_the_file_is_of_a_schema_that_an_older_program_refuses(path: str) -> None:
+    Store(path, boot=BOOT).close()
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA user_version").fetchone() == (VERSION,)
+    assert VERSION > 2
+
+
+def test_the_orders_of_first_touch_are_unique_and_those_of_control_files_stay(path: str) -> None:
+    with closing(Store(path, boot=BOOT)) as store:
+        ledger = Ledger(store)
+        orders = [entry.order for entry in ledger]
+        assert len(set(orders)) == len(orders) > 4 + 12
+        assert max(entry.order for entry in ledger.control_files()) == 4
+
+
+def test_reading_alone_shows_the_same_and_changes_nothing(path: str) -> None:
+    before = Path(path).read_bytes()
+    tables = read_tables(path)
+    assert (tables.lost, tables.problems) == (False, ())
+    assert not PRIVATE & tables.rows[META].keys()
+    assert tables.rows[META].keys() >= {RUNNING}
+    document = from_store(read_dump(path), at=1.0)
+    files: Any = document["files"]
+    originals = {(row["kind"], row["path"], row["file"]): row["original"] for row in files if row["kind"] != CGROUP}
+    assert originals["sysctl", "/", "vm.min_free_kbytes"] == "67584"
+    assert originals["process", BOX, "oom_score_adj of 812:55123"] == "-999"
+    assert originals["resctrl", "/", "schemata"] == "L3:0=fffff;1=fffff\nMB:0=100;1=100"
+    assert originals["network", "eth0", "root qdisc"] == "mq"
+    assert originals["network", "eth1", "root qdisc"] is None
+    assert originals["core_sched", "0x9bff8a4412c0", "core cookie"] == "none"
+    assert len(originals) == 4 + 2 + 3 + 3 + 5
+    assert Path(path).read_bytes() == before
+
+
+def test_a_store_that_cannot_be_written_is_read_as_it_will_be(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = raw(path, FILES)
+
+    def unwritable(*_: object) -> None:
+        raise sqlite3.OperationalError("attempt to write a readonly database")
+
+    monkeypatch.setattr("state.store.migrate", unwritable)
+    with closing(Store(path, boot=BOOT, must_record=False)) as store:
+        assert not store.writable
+        assert_whole(Ledger(store), before)
+    assert raw(path, META).keys() >= PRIVATE
+
+
+@pytest.mark.parametrize("step", ["migrate", "_transact", "_copy_all"])
+def test_a_crash_at_any_step_of_the_opening_loses_nothing(
+    path: str, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = raw(path, FILES)
+    target: Any = "state.store.migrate" if step == "migrate" else f"state.store.Store.{step}"
+
+    def crash(*_: object) -> None:
+        raise Crash
+
+    with monkeypatch.context() as patched:
+        patched.setattr(target, crash)
+        with pytest.raises(Crash):
+            Store(path, boot=BOOT)
+    with closing(Store(path, boot=BOOT)) as store:
+        assert_whole(Ledger(store), before)
+        assert not store.lost
+
+
+def junk(path: str) -> None:
+    Path(path).write_bytes(b"no database" * 1000)
+
+
+def deleted(path: str) -> None:
+    Path(path).unlink()
+
+
+@pytest.mark.parametrize("damage", [junk, deleted])
+def test_a_damaged_store_is_made_again_from_its_copy_of_schema_2(path: str, damage: Callable[[str], None]) -> None:
+    before = raw(path, FILES)
+    damage(path)
+    with closing(Store(path, boot=BOOT)) as store:
+        assert_whole(Ledger(store), before)
+        assert not store.lost
+    with closing(Store(path, boot=BOOT)) as store:
+        assert_whole(Ledger(store), before)
+
+
+def test_after_a_reboot_none_of_it_counts(path: str) -> None:
+    with closing(Store(path, boot="another")) as store:
+        assert len(Ledger(store)) == 0
+        assert not PRIVATE & dict(store.rows(META)).keys()
+
+
+def test_a_private_row_of_an_earlier_boot_is_dropped(path: str) -> None:
+    key = "watermarks"
+    with closing(sqlite3.connect(path)) as connection:
+        body = msgpack.packb({"boot": "earlier", "values": {"vm.min_free_kbytes": {"original": 1, "ours": [2]}}})
+        connection.execute("UPDATE meta SET row = ? WHERE key = ?", (seal(key, body), key))
+        connection.commit()
+    with closing(Store(path, boot=BOOT)) as store:
+        assert read_rows(Ledger(store), watermarks.CODEC) == SysctlRows()
+        assert key not in dict(store.rows(META))
+
+
+@pytest.mark.parametrize("key", sorted(PRIVATE))
+def test_a_private_row_that_cannot_be_understood_stays_and_harms_no_other(path: str, key: str) -> None:
+    Store(path, boot=BOOT).close()
+    with closing(Store(path, boot=BOOT)) as store:
+        batch = StoreBatch()
+        batch.put(META, key, b"\xc1")
+        store.apply(batch)
+    for _ in range(2):
+        with closing(Store(path, boot=BOOT)) as store:
+            ledger = Ledger(store)
+            assert {codec.kind: read_rows(ledger, codec) for codec in KNOWN} == {
+                codec.kind: state for codec, state in KNOWN.items()
+            }
+            assert dict(store.rows(META))[key] == b"\xc1"
