@@ -57,9 +57,11 @@ def build(
     rows = {key for key, _ in store.rows(META)}
 
     def reclaim() -> AuxiliaryActuator:
-        from reconciler.actuators.memory_reclaim.actuator import Reclaimer  # noqa: PLC0415
+        from reconciler.actuators.memory_reclaim.actuator import ReclaimActuator  # noqa: PLC0415
+        from reconciler.control.reclaim_loop import MemoryReclaimLoop  # noqa: PLC0415
 
-        return Reclaimer(place.hierarchy, root=place.root, files=means.files)
+        actuator = ReclaimActuator(place.hierarchy, files=means.files)
+        return MemoryReclaimLoop(actuator, root=place.root, files=means.files)
 
     def oom_scores() -> AuxiliaryActuator:
         from reconciler.actuators.files.oom_score import OomScores  # noqa: PLC0415
