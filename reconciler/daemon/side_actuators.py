@@ -104,13 +104,13 @@ def build(
         return CacheLoop(make, misses=means.misses)
 
     def network() -> AuxiliaryActuator:
-        from reconciler.actuators.network.actuator import NetworkActuator  # noqa: PLC0415
         from reconciler.actuators.network.namespaces import RealNetworkNamespaces  # noqa: PLC0415
         from reconciler.actuators.network.tc import RealTc  # noqa: PLC0415
         from reconciler.actuators.network.tc_pods import RealPodTc  # noqa: PLC0415
+        from reconciler.control.network_loop import NetworkLoop  # noqa: PLC0415
 
         spaces = partial(RealNetworkNamespaces, place.hierarchy, files=means.files)
-        return NetworkActuator(RealTc(), RealPodTc(), spaces, store, means.store_lane)
+        return NetworkLoop(RealTc(), RealPodTc(), spaces, store, means.store_lane)
 
     def lazily(
         name: str, make: Callable[[], AuxiliaryActuator], wanted: Callable[[PlanSnapshot], bool], row: str = ""

@@ -128,6 +128,7 @@ def test_the_daemon_imports_nothing_that_only_some_nodes_use(module: str) -> Non
         ),
         *(
             "reconciler.actuators.network.actuator",
+            "reconciler.control.network_loop",
             "reconciler.actuators.network.tc_pods",
             "reconciler.actuators.network.netlink",
         ),

@@ -16,9 +16,9 @@ from cgroupfs.errors import SourceError
 from cgroupfs.files import REAL
 from cgroupfs.knobs import CATALOG
 from reconciler.actuators.base import PlanSnapshot
-from reconciler.actuators.network.actuator import NetworkActuator
 from reconciler.actuators.network.tc import ClassRates, RealTc, load_classifier
 from reconciler.actuators.network.undo import ROW, restore_network
+from reconciler.control.network_loop import NetworkLoop
 from state.network import BE_CLASS, HANDLE, InterfaceRequest, NetworkRequest
 from state.store import Store
 from state.undo import RestoreOutcome
@@ -78,7 +78,7 @@ class Cable:
         self.tc = RealTc(partial(library, left))
         self.store = Store(str(path / "state.db"))
         self.pod_tc = pod_tc(left)
-        self.network = NetworkActuator(
+        self.network = NetworkLoop(
             self.tc,
             self.pod_tc,
             lambda: FakeSpaces({}),

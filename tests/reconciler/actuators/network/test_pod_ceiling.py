@@ -9,9 +9,9 @@ import trio
 from msgspec.structs import replace
 
 from cgroupfs.errors import SourceError
-from reconciler.actuators.network.actuator import NetworkActuator
 from reconciler.actuators.network.netlink import Link
 from reconciler.actuators.network.undo import ROW, restore_network
+from reconciler.control.network_loop import NetworkLoop
 from state.model import Hold, Pod
 from state.network import GATHER, SHARE, InterfaceRequest, NetworkRequest
 from state.store import Store
@@ -54,7 +54,7 @@ class World:
 
     def life(self) -> None:
         self.store = Store(str(self.path / "state.db"))
-        self.network = NetworkActuator(
+        self.network = NetworkLoop(
             self.tc,
             self.pods,
             lambda: self.spaces,
