@@ -1,9 +1,8 @@
 """Leads what BE pods with a network of their own send through one device, where they share BE's part of an interface.
 
-A look finds each BE pod's cables and what stands there; what is to be done follows (`actuators.network.pod_compare`), and is in
-the store before it is done. A look is made when pods come and go, and only now and then at all that stands already;
-nothing is asked between them.
-A pod that goes takes its cable with it, and all that was on it.
+A look finds each BE pod's cables and what stands there. What is to be done follows (`actuators.network.pod_compare`),
+and is in the store before it is done. A look is made when pods come and go, and only now and then at all that stands
+already; nothing is asked between them. A pod that goes takes its cable with it, and all that was on it.
 """
 
 import logging
