@@ -85,6 +85,8 @@ def plan_node(node: Node, told: RecordedNode, *, files: FileOps = REAL) -> PlanR
         raise SourceError("cgroups", "no kubepods directory, and no kubelet configuration that tells where it would be")
     problems = [*node.kubelet.problems, *map(str, node.runtime.problems), *told.problems]
     manifests: dict[str, PodMeta] = {}
+    disks = DiskSource(lambda: [rule.name for rule in node.config.policies.disk.devices], NO_MARKS, root=node.root)
+    problems += disks.problems
     knowledge = Inventory(
         topology=read_topology(node.root),
         versions=node.hierarchy.versions(),
@@ -93,24 +95,23 @@ def plan_node(node: Node, told: RecordedNode, *, files: FileOps = REAL) -> PlanR
         rules=_rules(node, problems),
         metas=lambda uid: [*told.metas(uid), *([manifests[uid]] if uid in manifests else [])],
         signalled=lambda _: False,
+        disks=lambda: disks.found,
     )
-    knowledge.knobs = offered(node.hierarchy, node.layout.kubepods, files)
-    disks = DiskSource(lambda: [rule.name for rule in node.config.policies.disk.devices], NO_MARKS, root=node.root)
-    problems += disks.problems
-    knowledge.disks = lambda: disks.found
+    knowledge.take(knobs=offered(node.hierarchy, node.layout.kubepods, files))
     for uid, dirs in node.pods.items():
         knowledge.sample(uid, dirs)
     manifests |= _manifests(node, knowledge, problems)
     if node.config.kubelet.enabled:
         checkpoints = CheckpointSource(NO_MARKS, root=node.root, kubelet_root=node.kubelet.root_dir)
         reserved, strict = node.kubelet.reserved_cpus, node.kubelet.strict_reserved
-        knowledge.kubelet = checkpoints.view(knowledge.pods, reserved=reserved, strict_reserved=strict)
-        if knowledge.kubelet.problem:
-            problems.append(knowledge.kubelet.problem)
+        kubelet = checkpoints.view(knowledge.pods, reserved=reserved, strict_reserved=strict)
+        knowledge.take(kubelet=kubelet)
+        if kubelet.problem:
+            problems.append(kubelet.problem)
     for uid in node.pods:
         knowledge.reassemble(uid)
     usage = _measure(told, knowledge, problems)
-    knowledge.node_memory = _memory(node, problems)
+    knowledge.take(node_memory=_memory(node, problems))
     actual = dict(_values(node.hierarchy, knowledge, files))
     previous, holds = _remembered(node, told, problems)
     view = knowledge.view(time.monotonic(), actual)
@@ -185,7 +186,7 @@ def _measure(told: RecordedNode, knowledge: Inventory, problems: list[str]) -> s
         for one in told.usage:
             # On this process's clock, and ending now: an old capture's reading is of the moment that it shows.
             reading = CpuReading(at_s=now - (last - one.at), cpus=parse_stat(one.stat), pods=one.pods)
-            knowledge.cpu = sampler.sample(reading, classes)
+            knowledge.take(cpu=sampler.sample(reading, classes))
     except ValueError as exc:
         problems.append(f"recorded CPU use: {exc}")
         return "not usable"
