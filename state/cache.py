@@ -10,6 +10,8 @@ from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
+from state.evidence import Sample
+
 _Percent = Annotated[int, Meta(ge=1, le=100)]
 
 CACHE: Final = "cache"
@@ -197,6 +199,23 @@ class CachePlan(Struct, frozen=True, kw_only=True):
     level: ShareLevel | None = None
     level_reason: str = ""
     problems: tuple[str, ...] = ()
+
+
+class Contention(Struct, frozen=True, kw_only=True):
+    """How online pods fare. Units: percents, but for the misses: per 1000 instructions.
+
+    ``misses``: by online pod, where something counts them. ``bandwidth``: in use by domain, of what its memory can do;
+    None: not measured. ``blind``: of some domain it is not known. ``reclaimed``: BE's part of what is in use, by
+    domain. ``online``: how many online pods there are: where there are none, nobody can suffer. ``age_s``: of the
+    bandwidth.
+    """
+
+    misses: Mapping[str, Sample] = {}
+    bandwidth: Mapping[int, float] | None = None
+    blind: bool = False
+    reclaimed: Mapping[int, float] = {}
+    online: int = 1
+    age_s: float = 0.0
 
 
 class CacheConsumption(Struct, frozen=True, kw_only=True):

@@ -4,7 +4,8 @@ Values only; `reconciler.signals.memory` reads the kernel, `reconciler.pods.cpu_
 policies decide. Units: bytes, percent.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
 from typing import Final
 
 from msgspec import Struct
@@ -50,6 +51,34 @@ class NodeMemoryReading(Struct, frozen=True, kw_only=True):
         return available if self.pods_available_bytes is None else min(available, self.pods_available_bytes)
 
 
+class Shortage(StrEnum):
+    """How short of memory a NUMA node is."""
+
+    NONE = "none"
+    SOFT = "soft"
+    """Free memory is near the mark below which the kernel starts to reclaim."""
+    HARD = "hard"
+    """It is at that mark or below."""
+
+
+class ZoneNode(Struct, frozen=True, kw_only=True):
+    """One NUMA node: sums over its zones.
+
+    Tasks reclaim for themselves below ``min_bytes``, kswapd wakes below ``low_bytes`` and sleeps above ``high_bytes``.
+    """
+
+    managed_bytes: int
+    free_bytes: int
+    low_bytes: int
+    high_bytes: int
+    min_bytes: int = 0
+
+    @property
+    def rest_bytes(self) -> int:
+        """Free memory from which on a node is at rest: what relief aims at, and where a shortage ends."""
+        return self.high_bytes + max(self.high_bytes - self.low_bytes, self.managed_bytes // 200)
+
+
 class MemoryPreferences(Struct, frozen=True, kw_only=True):
     """What a pod's annotations ask of its memory. None: they do not say.
 
@@ -80,6 +109,43 @@ class ReclaimRequest(Struct, frozen=True, kw_only=True):
     most_bytes: int = 256 << 20
     least_bytes: int = 64 << 20
     leave_bytes: int = 100 << 20
+
+
+class GroupMemory(Struct, frozen=True, kw_only=True):
+    """One look at a container. ``droppable_bytes``: page cache that no process has mapped.
+
+    ``droppable_on``: the same by NUMA node; None: not known, then all of it may lie anywhere. ``stalled_us``: time in
+    which some task waited for memory, growing; None: not known. ``asked_bytes``: its request.
+    """
+
+    path: str
+    pod_uid: str
+    at_s: float
+    used_bytes: int
+    droppable_bytes: int
+    droppable_on: Mapping[int, int] | None = None
+    stalled_us: int | None = None
+    asked_bytes: int = 0
+
+    def cache_on(self, nodes: Iterable[int]) -> int:
+        """What of its page cache could be dropped on these NUMA nodes."""
+        if self.droppable_on is None:
+            return self.droppable_bytes
+        return min(self.droppable_bytes, sum(self.droppable_on.get(node, 0) for node in nodes))
+
+
+class ReclaimAction(Struct, frozen=True, kw_only=True):
+    """Memory to be taken from one group. ``want_bytes`` 0: all that can be dropped (v1).
+
+    ``cache_only``: none of it is to go to swap.
+    """
+
+    path: str
+    pod_uid: str
+    kind: str
+    want_bytes: int
+    why: str
+    cache_only: bool = True
 
 
 class MemoryProtection(Struct, frozen=True, kw_only=True):

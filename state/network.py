@@ -39,3 +39,32 @@ class NetworkRequest(Struct, frozen=True, kw_only=True):
     dry_run: bool = False
     classes: bool = True
     pods_by: str = ""
+
+
+class LinkLimits(Struct, frozen=True, kw_only=True):
+    """One link's bounds in bytes a second."""
+
+    link: int
+    floor: int
+    ceiling: int
+    waterline: int
+
+
+class ByteCounters(Struct, frozen=True, kw_only=True):
+    """An interface's byte counters at one moment (monotonic seconds).
+
+    ``online``: all without a class, in which are the packets that it forwards for BE ``pods``; ``be``: of BE's class.
+    """
+
+    at: float
+    online: int
+    be: int
+    pods: int = 0
+
+
+class Throughput(Struct, frozen=True, kw_only=True):
+    """Bytes a second of online work, of BE's class, and of BE pods with a network of their own."""
+
+    online: int
+    be: int
+    pods: int

@@ -1,5 +1,9 @@
 """What is known and planned, as plain values for people: one wording for the document, the plan and the store. Pure."""
 
+from msgspec import to_builtins
+
+from resctrl.schemata import format_schemata
+from state.cache import CachePlan
 from state.model import NodeCpu, Pod, Pools
 from state.plan import NodePlan
 
@@ -48,4 +52,54 @@ def budget_facts(plan: NodePlan, cpu: NodeCpu | None) -> dict[str, object]:
         "quota_milli": dict(pools.quota_milli or {}),
         "reasons": {**pools.reasons, **plan.reasons},
         "used": used,
+    }
+
+
+def resource_facts(plan: NodePlan, cache: CachePlan | None) -> dict[str, object]:
+    """Everything that is planned for the node beside its CPUs; None: not managed.
+
+    ``cache``: the groups that follow from the shares and from what resctrl offers; None: that is not known.
+    """
+    cookies, scores, sysctls = plan.cookies, plan.oom_scores, plan.sysctls
+    return {
+        "memory": to_builtins(plan.memory),
+        "disk": to_builtins(plan.disk),
+        "network": to_builtins(plan.network),
+        "cache": None if plan.cache is None else {**to_builtins(plan.cache), **_group_facts(cache)},
+        "cookies": None
+        if cookies is None
+        else {
+            "dry_run": cookies.dry_run,
+            "groups": {path: member.group for path, member in sorted(cookies.members.items())},
+        },
+        "oom_scores": None
+        if scores is None
+        else {
+            "dry_run": scores.dry_run,
+            "scores": {path: setting.value for path, setting in sorted(scores.settings.items())},
+        },
+        "sysctls": None
+        if sysctls is None
+        else {
+            "dry_run": sysctls.dry_run,
+            "values": {
+                name: None if target.setting is None else target.setting.value
+                for name, target in sysctls.targets.items()
+            },
+            "most_rise": {name: target.most_rise for name, target in sysctls.targets.items()},
+        },
+        "reasons": dict(plan.reasons),
+    }
+
+
+def _group_facts(cache: CachePlan | None) -> dict[str, object]:
+    if cache is None:
+        return {"groups": None, "members": {}, "problems": []}
+    return {
+        "groups": {
+            group.name: {"schemata": format_schemata(group.schemata).splitlines(), "reason": group.reason}
+            for group in cache.groups
+        },
+        "members": {uid: group for uid, group in sorted(cache.members.items()) if group},
+        "problems": list(cache.problems),
     }

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import UNSET
 
 from cgroupfs.codecs import Value
-from cgroupfs.errors import SourceError, StoreError
+from cgroupfs.errors import AgentError, SourceError, StoreError
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.knobs import CATALOG
@@ -20,7 +20,7 @@ from cgroupfs.plan import KnobChange, WritePlan, order_changes
 from cgroupfs.probe import offered
 from reconciler.actuators.holds import active, holding
 from reconciler.cli.kernel import read_value, wanted_text
-from reconciler.cli.nodeview import NO_MARKS
+from reconciler.cli.nodeview import NO_MARKS, read_text
 from reconciler.cli.nodeview import InspectedNode as Node
 from reconciler.cli.recorded import RecordedNode
 from reconciler.config.model import Lower
@@ -29,12 +29,20 @@ from reconciler.control.persistence import POOLS, convert_plan
 from reconciler.control.planner import plan
 from reconciler.pods.classify import merge_rules
 from reconciler.pods.selectors import ClassRules
+from reconciler.policies.cachelevel import begin
+from reconciler.policies.cacheplan import plan_cache
 from reconciler.runtime.safe_files import FileRule
 from reconciler.signals.cpu import CpuReading, CpuSampler, parse_stat
+from reconciler.signals.memory import parse_meminfo
 from reconciler.sources.checkpoints import CheckpointSource
 from reconciler.sources.disks import DiskSource
 from reconciler.sources.manifests import ManifestDirectory, resolve
 from reconciler.sources.operator_file import OperatorFile
+from resctrl.capability import read_capability
+from resctrl.files import REAL as REAL_GROUPS
+from resctrl.groups import ControlGroups
+from state.cache import CachePlan, CacheRequest
+from state.memory import NodeMemoryReading
 from state.model import Hold, NodeView, PodMeta, Setting
 from state.plan import Desired, NodePlan
 from state.reader import read_dump
@@ -65,6 +73,8 @@ class PlanResult(NamedTuple):
     writes: WritePlan
     sources: Mapping[str, str]
     problems: tuple[str, ...]
+    cache: CachePlan | None = None
+    """The groups for cache and memory bandwidth; None: nothing is wanted, or the machine is only described."""
 
 
 def plan_node(node: Node, told: RecordedNode, *, files: FileOps = REAL) -> PlanResult:
@@ -75,6 +85,8 @@ def plan_node(node: Node, told: RecordedNode, *, files: FileOps = REAL) -> PlanR
         raise SourceError("cgroups", "no kubepods directory, and no kubelet configuration that tells where it would be")
     problems = [*node.kubelet.problems, *map(str, node.runtime.problems), *told.problems]
     manifests: dict[str, PodMeta] = {}
+    disks = DiskSource(lambda: [rule.name for rule in node.config.policies.disk.devices], NO_MARKS, root=node.root)
+    problems += disks.problems
     knowledge = Inventory(
         topology=read_topology(node.root),
         versions=node.hierarchy.versions(),
@@ -83,23 +95,23 @@ def plan_node(node: Node, told: RecordedNode, *, files: FileOps = REAL) -> PlanR
         rules=_rules(node, problems),
         metas=lambda uid: [*told.metas(uid), *([manifests[uid]] if uid in manifests else [])],
         signalled=lambda _: False,
+        disks=lambda: disks.found,
     )
-    knowledge.knobs = offered(node.hierarchy, node.layout.kubepods, files)
-    disks = DiskSource(lambda: [rule.name for rule in node.config.policies.disk.devices], NO_MARKS, root=node.root)
-    problems += disks.problems
-    knowledge.disks = lambda: disks.found
+    knowledge.take(knobs=offered(node.hierarchy, node.layout.kubepods, files))
     for uid, dirs in node.pods.items():
         knowledge.sample(uid, dirs)
     manifests |= _manifests(node, knowledge, problems)
     if node.config.kubelet.enabled:
         checkpoints = CheckpointSource(NO_MARKS, root=node.root, kubelet_root=node.kubelet.root_dir)
         reserved, strict = node.kubelet.reserved_cpus, node.kubelet.strict_reserved
-        knowledge.kubelet = checkpoints.view(knowledge.pods, reserved=reserved, strict_reserved=strict)
-        if knowledge.kubelet.problem:
-            problems.append(knowledge.kubelet.problem)
+        kubelet = checkpoints.view(knowledge.pods, reserved=reserved, strict_reserved=strict)
+        knowledge.take(kubelet=kubelet)
+        if kubelet.problem:
+            problems.append(kubelet.problem)
     for uid in node.pods:
         knowledge.reassemble(uid)
     usage = _measure(told, knowledge, problems)
+    knowledge.take(node_memory=_memory(node, problems))
     actual = dict(_values(node.hierarchy, knowledge, files))
     previous, holds = _remembered(node, told, problems)
     view = knowledge.view(time.monotonic(), actual)
@@ -115,7 +127,23 @@ def plan_node(node: Node, told: RecordedNode, *, files: FileOps = REAL) -> PlanR
     problems += [
         f"{pod.title}: {problem}" for pod in knowledge.pods.values() for problem in pod.classification.problems
     ]
-    return PlanResult(view, desired, standings, writes, sources, tuple(dict.fromkeys(problems)))
+    cache = _cache(desired.plan.cache, view, node.root)
+    return PlanResult(view, desired, standings, writes, sources, tuple(dict.fromkeys(problems)), cache)
+
+
+def _cache(request: CacheRequest | None, view: NodeView, root: str) -> CachePlan | None:
+    """The groups as a daemon would make them at its start: BE's share, where it moves, begins low."""
+    if request is None:
+        return None
+    try:
+        capability = read_capability(root)
+        groups = ControlGroups(capability.root, REAL_GROUPS) if capability.root is not None else None
+        foreign, ours = (groups.foreign(), groups.ours()) if groups is not None else ((), ())
+    except AgentError as exc:
+        return CachePlan(problems=(str(exc),))
+    level = begin(request.levels).level
+    pods = view.pods.values()
+    return plan_cache(request, pods, capability, level=level, foreign=len(foreign), having=frozenset(ours))
 
 
 def _count(pods: tuple[PodMeta, ...] | None) -> str:
@@ -158,11 +186,21 @@ def _measure(told: RecordedNode, knowledge: Inventory, problems: list[str]) -> s
         for one in told.usage:
             # On this process's clock, and ending now: an old capture's reading is of the moment that it shows.
             reading = CpuReading(at_s=now - (last - one.at), cpus=parse_stat(one.stat), pods=one.pods)
-            knowledge.cpu = sampler.sample(reading, classes)
+            knowledge.take(cpu=sampler.sample(reading, classes))
     except ValueError as exc:
         problems.append(f"recorded CPU use: {exc}")
         return "not usable"
     return f"measured over {last - told.usage[0].at:.1f} s"
+
+
+def _memory(node: Node, problems: list[str]) -> NodeMemoryReading | None:
+    """What /proc/meminfo of the node says, taken as of now; None where it cannot be read."""
+    text = read_text(node.root, "proc/meminfo")
+    try:
+        return msgspec.structs.replace(parse_meminfo(text), age_s=0.0) if text is not None else None
+    except ValueError as exc:
+        problems.append(f"/proc/meminfo: {exc}")
+        return None
 
 
 def _values(hierarchy: Hierarchy, knowledge: Inventory, files: FileOps) -> Iterator[tuple[tuple[str, str], Value]]:

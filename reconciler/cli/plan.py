@@ -36,7 +36,7 @@ from reconciler.config import load
 from reconciler.settings.binder import ConfigError
 from state.machine import describe as machine_text
 from state.machine import parse
-from state.summary import budget_facts, pod_facts, pool_lists
+from state.summary import budget_facts, pod_facts, pool_lists, resource_facts
 
 SCHEMA: Final = 1
 _INTERVAL_S: Final = 1.0
@@ -144,6 +144,7 @@ def describe(about: PlanSubject, found: PlanResult) -> dict[str, Any]:
         "pools": lists,
         "placement": placement(view.topology, as_sets(lists)),
         "budget": budget_facts(found.desired.plan, view.cpu),
+        "resources": resource_facts(found.desired.plan, found.cache),
         "pods": [pod_facts(pod, pools) for _, pod in sorted(view.pods.items())],
         "settings": [_setting(one) for one in found.standings],
         "refusals": [

@@ -10,6 +10,9 @@ from reconciler.cli.blocks import Block, Cell, StyledText, Table
 from reconciler.cli.drawing import draw, marks
 from reconciler.cli.screen import blank, field, head, line
 from reconciler.cli.status import CLASSES
+from state.cache import RESCTRL_GROUP
+from state.cpu import CORE_COOKIE
+from state.memory import OOM_SCORE
 
 
 def blocks(found: dict[str, Any]) -> Iterator[Block]:
@@ -52,6 +55,7 @@ def blocks(found: dict[str, Any]) -> Iterator[Block]:
             for one in found["settings"]
         ]
         yield Table(("KNOB", "WANTED", "ACTUAL", "STATE", "WHERE"), rows)
+    yield from resources(found["resources"], titles, names)
     for one in found["refusals"]:
         yield blank()
         yield line(
@@ -72,6 +76,39 @@ def blocks(found: dict[str, Any]) -> Iterator[Block]:
         yield line(StyledText("nothing to write", "ok"))
     for problem in found["problems"]:
         yield line(StyledText("! ", "bad"), problem)
+
+
+def resources(found: dict[str, Any], titles: dict[str, str], names: dict[str, str]) -> Iterator[Block]:
+    """What is planned beside the CPUs and the control files. ``titles``: pods' by group path; ``names``: by uid."""
+    active = [(policy, reason) for policy, reason in found["reasons"].items() if reason != "off"]
+    if active:
+        yield blank()
+        yield head("memory, disk, network, cache, threads")
+        yield Table(("POLICY", "PLAN"), active)
+    rows = [*_targets(found, titles, names)]
+    if rows:
+        yield blank()
+        yield head("wanted beside the control files")
+        yield Table(("KNOB", "WANTED", "WHERE"), rows)
+    cache = found["cache"] or {}
+    if cache.get("groups"):
+        yield blank()
+        yield head("resctrl groups")
+        groups = [(name, "; ".join(one["schemata"]), one["reason"]) for name, one in cache["groups"].items()]
+        yield Table(("GROUP", "SCHEMATA", "FOR"), groups)
+    for problem in cache.get("problems", ()):
+        yield line(StyledText("! ", "bad"), f"cache: {problem}")
+
+
+def _targets(found: dict[str, Any], titles: dict[str, str], names: dict[str, str]) -> Iterator[tuple[Cell, ...]]:
+    for path, score in (found["oom_scores"] or {}).get("scores", {}).items():
+        yield OOM_SCORE, str(score), words.place(path, titles)
+    for path, group in (found["cookies"] or {}).get("groups", {}).items():
+        yield CORE_COOKIE, group, words.place(path, titles)
+    for uid, group in (found["cache"] or {}).get("members", {}).items():
+        yield RESCTRL_GROUP, group, names.get(uid, uid)
+    for name, value in (found["sysctls"] or {}).get("values", {}).items():
+        yield name, "-" if value is None else str(value), "the machine"
 
 
 def _pool(name: str, titles: dict[str, str]) -> str:

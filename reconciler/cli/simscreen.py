@@ -10,6 +10,13 @@ from reconciler.cli.screen import blank, head, line
 
 _MOST: Final = 40
 """Rows of a table; ``-o json`` has all."""
+_ITEMS: Final = {
+    "core_sched": ("cookies", "groups"),
+    "oom_score": ("oom_scores", "scores"),
+    "watermarks": ("sysctls", "values"),
+    "network": ("network", "interfaces"),
+}
+"""Where the plan of a policy names its items."""
 
 
 def blocks(document: dict[str, Any]) -> Iterator[Block]:
@@ -26,6 +33,7 @@ def blocks(document: dict[str, Any]) -> Iterator[Block]:
     yield from _incidents(document["incidents"])
     yield from _responses(document["responses"])
     yield from _evictions(document["evictions"])
+    yield from _resources(document)
 
 
 def _summary(document: dict[str, Any]) -> Iterator[Block]:
@@ -90,6 +98,35 @@ def _evictions(evictions: list[dict[str, Any]]) -> Iterator[Block]:
         for text in one["ranking"]:
             yield line(StyledText(text, "dim"), indent=10)
     yield from _more(len(evictions))
+
+
+def _resources(document: dict[str, Any]) -> Iterator[Block]:
+    """What each configuration plans beside the CPUs, for the pods of the last frame."""
+    plans = [one["resources"] for one in (document, document.get("against")) if one is not None]
+    plans = [plan for plan in plans if plan is not None]
+    policies = [
+        policy
+        for policy in dict.fromkeys(policy for plan in plans for policy in plan["reasons"])
+        if any(plan["reasons"].get(policy, "off") != "off" for plan in plans)
+    ]
+    if not policies:
+        return
+    yield blank()
+    yield head("Planned at the end: memory, disk, network, cache, threads")
+    rows: list[tuple[Cell, ...]] = []
+    for policy in policies:
+        reasons = [str(plan["reasons"].get(policy, "off")) for plan in plans]
+        rows.append((policy, *reasons, *(_count(plan, policy) for plan in plans)))
+    against = len(plans) > 1
+    columns = ("POLICY", "PLAN", "AGAINST", "ITEMS", "AGAINST") if against else ("POLICY", "PLAN", "ITEMS")
+    yield Table(columns, rows)
+
+
+def _count(plan: dict[str, Any], policy: str) -> str:
+    """How many containers, interfaces or values a plan names, where it names any."""
+    field, items = _ITEMS.get(policy, ("", ""))
+    part = plan.get(field)
+    return str(len(part[items])) if part else "-"
 
 
 def _more(count: int) -> Iterator[Block]:

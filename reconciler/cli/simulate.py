@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from reconciler.cli import places
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.output import emit
+from reconciler.cli.replayed import plan_frame
 from reconciler.cli.screen import show
 from reconciler.cli.simscreen import blocks
 from reconciler.config import load
@@ -25,6 +26,7 @@ from reconciler.interference.recording import LearnedState, read
 from reconciler.responses.eviction.plan import EvictionDecision, EvictionPlanState, decide
 from reconciler.settings.binder import ConfigError
 from state.evidence import SampleFrame, Verdict
+from state.summary import resource_facts
 
 SCHEMA: Final = 1
 _GAP_S: Final = 60.0
@@ -32,12 +34,16 @@ _GAP_S: Final = 60.0
 
 
 class SimulationReport(Struct, kw_only=True):
-    """What one configuration made of the recording. Plain values; times are seconds since the epoch."""
+    """What one configuration made of the recording. Plain values; times are seconds since the epoch.
+
+    ``resources``: what is planned beside the CPUs for the pods of the last frame (`state.summary.resource_facts`).
+    """
 
     incidents: list[dict[str, Any]]
     responses: list[dict[str, Any]]
     evictions: list[dict[str, Any]]
     unknown: dict[str, int]
+    resources: dict[str, Any] | None = None
     frames: int = 0
     begin_s: float = 0.0
     end_s: float = 0.0
@@ -78,6 +84,8 @@ def replay(
             break
         run.take(frame, told=begin is None or frame.wall_s >= begin)
     run.finish()
+    if run.last is not None:
+        report.resources = resource_facts(plan_frame(config, run.last), None)
     report.took_s = time.process_time() - began
     return report
 
@@ -90,21 +98,21 @@ class _Run:
         self.learned: LearnedState | None = None
         """What the daemon had learned before the next frame; None: that is not written there."""
         self._evictions: EvictionPlanState | None = None
-        self._last: SampleFrame | None = None
+        self.last: SampleFrame | None = None
         self._open: dict[tuple[str, str], dict[str, Any]] = {}
         self._would: dict[str, dict[str, Any]] = {}
         self._unknown: Counter[str] = Counter()
 
     def take(self, frame: SampleFrame, *, told: bool) -> None:
         known, self.learned = self.learned, None
-        gap = self._last is not None and not 0 < frame.at_s - self._last.at_s <= _GAP_S
+        gap = self.last is not None and not 0 < frame.at_s - self.last.at_s <= _GAP_S
         if gap:
             self._report.gaps += 1
             self.finish()
-        if gap or self._last is None:
+        if gap or self.last is None:
             learned = self._brain.remember().learned if known is None else known.learned
             self._brain, self._evictions = InterferenceEngine(self._interference, EngineState(learned=learned)), None
-        self._last = frame
+        self.last = frame
         shadow = replace(frame, enforce=False)
         judgement = self._brain.evaluate_now(shadow)
         decision, self._evictions = decide(
@@ -120,9 +128,9 @@ class _Run:
 
     def finish(self) -> None:
         """What is still open ends with the recording."""
-        if self._last is not None:
+        if self.last is not None:
             for incident in self._open.values():
-                incident["for_s"] = round(self._last.wall_s - incident["at"], 1)
+                incident["for_s"] = round(self.last.wall_s - incident["at"], 1)
                 incident["over"] = False
         self._open.clear()
         self._would.clear()

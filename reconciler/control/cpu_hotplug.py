@@ -67,7 +67,7 @@ class CpusetRepair:
         self._tell = tell
         self._lacking: dict[str, CpuSet] = {}
         """CPUs that a directory lacked before they went: somebody keeps its pods off them."""
-        online = reconciler.knowledge.topology.online
+        online = reconciler.knowledge.readings.topology.online
         for path in self._above():
             if have := self._read(path):
                 self._lacking[path] = online - have
@@ -78,7 +78,7 @@ class CpusetRepair:
         given: list[RestoredCpus] = []
         emptied: list[str] = []
         async with self._reconciler.paused():
-            knowledge.topology = change.after
+            knowledge.take(topology=change.after)
             if judge.hierarchy.version("cpuset") == 1:
                 directories = self._directories()
                 self._took(change.taken, directories)

@@ -1,16 +1,17 @@
-"""All that is known of the node's pods, kept per pod and looked up again when somebody says that one may have changed.
+"""All that is known of the node: its pods, kept per pod and read again when one may have changed, and its readings.
 
-The runtime's own files are read here; the other sources hand in what they have. `view` makes the immutable `NodeView`
-of the moment. Nothing in here waits or writes.
+The runtime's own files are read here; the other sources hand their readings to `Inventory.take`, which alone changes
+what is known. `view` makes the immutable `NodeView` of the moment. Nothing in here waits or writes.
 """
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, final
+from typing import NamedTuple, TypedDict, Unpack, final
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from cgroupfs.codecs import Value
-from cgroupfs.cpuset import EMPTY
+from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.errors import AgentError
 from cgroupfs.naming import Layout, QosClass
 from reconciler.pods.assemble import ContainerInput, PodInput, assemble
@@ -43,6 +44,40 @@ class PodChange(NamedTuple):
         return self.pod != self.before
 
 
+class NodeReadings(Struct, frozen=True, kw_only=True):
+    """What the sources have handed in, the newest of each; the fields are those of `NodeView`."""
+
+    topology: Topology
+    kubelet: KubeletView = KubeletView()
+    cpu: NodeCpu | None = None
+    reclaimed_ceiling_milli: int | None = None
+    node_memory: NodeMemoryReading | None = None
+    reclaimed_memory_bytes: int | None = None
+    uses: Mapping[str, GroupUse] = {}
+    lent_us: Mapping[str, int] = {}
+    knobs: frozenset[str] = frozenset()
+    numa_memory: NumaMemory | None = None
+    irq_cpus: CpuSet = EMPTY
+    measures: Restrictions = Restrictions()
+
+
+class NewReadings(TypedDict, total=False):
+    """Some of the fields of `NodeReadings`."""
+
+    topology: Topology
+    kubelet: KubeletView
+    cpu: NodeCpu | None
+    reclaimed_ceiling_milli: int | None
+    node_memory: NodeMemoryReading | None
+    reclaimed_memory_bytes: int | None
+    uses: Mapping[str, GroupUse]
+    lent_us: Mapping[str, int]
+    knobs: frozenset[str]
+    numa_memory: NumaMemory | None
+    irq_cpus: CpuSet
+    measures: Restrictions
+
+
 @final
 class Inventory:
     """See the module's text."""
@@ -57,32 +92,24 @@ class Inventory:
         rules: ClassRules,
         metas: Callable[[str], list[PodMeta]],
         signalled: Callable[[str], bool],
+        disks: Callable[[], Mapping[str, Disk]] = dict,
+        indicators: Callable[[], Mapping[str, PodIndicators]] = dict,
         marks: MarkReader | None = None,
         classes: Mapping[str, LastClass] | None = None,
         errors: ObjectErrors | None = None,
     ) -> None:
         """``metas``: what the pod lists tell of a uid. ``signalled``: does the runtime's signal cover a container.
 
-        ``marks`` takes what is kept of labels and annotations. ``classes``: by uid, those of an earlier run.
-        A container whose files cannot be read is as it was known before, and among ``errors`` until they can be.
+        ``disks``: those that the configuration names, by that name. ``indicators``: by uid of the pod. ``marks`` takes
+        what is kept of labels and annotations. ``classes``: by uid, those of an earlier run. A container whose files cannot be read is as it was
+        known before, and among ``errors`` until they can be.
         """
-        self.topology = topology
-        self.rules = rules
         self.layout = layout
-        self.kubelet = KubeletView()
-        self.cpu: NodeCpu | None = None
-        self.ceiling_milli: int | None = None
-        self.node_memory: NodeMemoryReading | None = None
-        self.reclaimed_memory_bytes: int | None = None
-        self.knobs: frozenset[str] = frozenset()
-        self.disks: Callable[[], Mapping[str, Disk]] = dict
-        self.indicators: Callable[[], Mapping[str, PodIndicators]] = dict
-        self.uses: Mapping[str, GroupUse] = {}
-        self.lent_us: Mapping[str, int] = {}
-        self.numa_memory: NumaMemory | None = None
-        self.irq_cpus = EMPTY
-        self.measures = Restrictions()
         self.pods: dict[str, Pod] = {}
+        self._readings = NodeReadings(topology=topology)
+        self._rules = rules
+        self._disks = disks
+        self._indicators = indicators
         self._versions = dict(versions)
         self._runtime = dirs
         self._metas = metas
@@ -95,6 +122,30 @@ class Inventory:
         self._marks = marks or MarkReader()
         self._last = dict(classes or {})
         self._assembled: dict[str, tuple[PodInput, ClassRules, Pod]] = {}
+
+    @property
+    def readings(self) -> NodeReadings:
+        """The newest of each source."""
+        return self._readings
+
+    @property
+    def node_memory(self) -> NodeMemoryReading | None:
+        """The node's memory, as read last."""
+        return self._readings.node_memory
+
+    @property
+    def rules(self) -> ClassRules:
+        """The class rules in force."""
+        return self._rules
+
+    def take(self, **news: Unpack[NewReadings]) -> NodeReadings:
+        """What a source has read: it counts from now on, and everything else stays. The only way in for readings."""
+        self._readings = replace(self._readings, **news)
+        return self._readings
+
+    def use_rules(self, rules: ClassRules) -> None:
+        """Class pods by these from their next look on."""
+        self._rules = rules
 
     @property
     def besteffort(self) -> str:
@@ -157,28 +208,29 @@ class Inventory:
 
     def view(self, now: float, actual: Mapping[tuple[str, str], Value]) -> NodeView:
         """The node as it is known now."""
+        readings = self._readings
         return NodeView(
-            topology=self.topology,
+            topology=readings.topology,
             versions=self._versions,
             kubepods=self.layout.kubepods,
             besteffort=self.besteffort,
             burstable=self.layout.qos(QosClass.BURSTABLE),
             pods=dict(self.pods),
-            kubelet=self.kubelet,
-            cpu=self.cpu,
+            kubelet=readings.kubelet,
+            cpu=readings.cpu,
             actual=dict(actual),
             now=now,
-            reclaimed_ceiling_milli=self.ceiling_milli,
-            node_memory=self.node_memory,
-            reclaimed_memory_bytes=self.reclaimed_memory_bytes,
-            uses=self.uses,
-            knobs=self.knobs,
-            disks=self.disks(),
-            lent_us=self.lent_us,
-            numa_memory=self.numa_memory,
-            irq_cpus=self.irq_cpus,
-            measures=self.measures,
-            indicators=self.indicators(),
+            reclaimed_ceiling_milli=readings.reclaimed_ceiling_milli,
+            node_memory=readings.node_memory,
+            reclaimed_memory_bytes=readings.reclaimed_memory_bytes,
+            uses=readings.uses,
+            knobs=readings.knobs,
+            disks=self._disks(),
+            lent_us=readings.lent_us,
+            numa_memory=readings.numa_memory,
+            irq_cpus=readings.irq_cpus,
+            measures=readings.measures,
+            indicators=self._indicators(),
         )
 
     def _assemble(self, dirs: PodDirs) -> Pod:
@@ -191,18 +243,18 @@ class Inventory:
             containers=dirs.containers,
             metas=metas,
             facts={cid: self._facts[cid] for cid in dirs.containers if cid in self._facts},
-            granted=self.kubelet.granted.get(dirs.uid, {}),
-            exclusive=bool(self.kubelet.exclusive.get(dirs.uid)),
+            granted=self._readings.kubelet.granted.get(dirs.uid, {}),
+            exclusive=bool(self._readings.kubelet.exclusive.get(dirs.uid)),
             last=self._last.get(dirs.uid),
         )
         before = self._assembled.get(dirs.uid)
-        if before is not None and before[1] is self.rules and before[0] == known:
+        if before is not None and before[1] is self._rules and before[0] == known:
             # Nothing is new: what the pod's texts say is not read again.
             return before[2]
-        pod = assemble(known, self.rules)
+        pod = assemble(known, self._rules)
         if pod.classification.last is not None:
             self._last[dirs.uid] = pod.classification.last
-        self._assembled[dirs.uid] = known, self.rules, pod
+        self._assembled[dirs.uid] = known, self._rules, pod
         return pod
 
     def _read(self, cid: str) -> None:

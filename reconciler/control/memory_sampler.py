@@ -15,8 +15,8 @@ from cgroupfs.files import REAL, FileOps
 from cgroupfs.usage import MemoryUsage
 from reconciler.policies import be_memory
 from reconciler.policies.be_memory import BeMemoryConfig, MemorySample, MemoryState
-from reconciler.signals.memory import Shortage, ZoneNode, parse_meminfo, parse_zoneinfo, shortages
-from state.memory import NodeMemoryReading
+from reconciler.signals.memory import parse_meminfo, parse_zoneinfo, shortages
+from state.memory import NodeMemoryReading, Shortage, ZoneNode
 
 _LOG: Final = logging.getLogger(__name__)
 _ZONES_S: Final = 5.0

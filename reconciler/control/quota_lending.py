@@ -58,12 +58,12 @@ class QuotaLender:
                 self._publish({}, [])
             return
         knowledge = self._reconciler.knowledge
-        self._guard = quota_burst.guard(self._guard, knowledge.cpu, pools, now, config.threshold_percent)
+        self._guard = quota_burst.guard(self._guard, knowledge.readings.cpu, pools, now, config.threshold_percent)
         customers = quota_burst.customers(knowledge.pods.values(), pools, config)
-        cpus = len(knowledge.topology.online)
+        cpus = len(knowledge.readings.topology.online)
         samples: dict[str, BurstSample] = {}
         for pod, one in customers:
-            use = knowledge.uses.get(one.path)
+            use = knowledge.readings.uses.get(one.path)
             # One reading is one step: what was read a second ago has had its answer.
             known = use if use is not None and use.age_s < use.interval_s / 2 else None
             samples[one.path] = BurstSample(
@@ -98,7 +98,7 @@ class QuotaLender:
             self._load.forget()
         else:
             load, swing = self._load.add(reading, config.swing_window_s)
-        cpus = len(self._reconciler.knowledge.topology.online)
+        cpus = len(self._reconciler.knowledge.readings.topology.online)
         samples = {one.path: self._turbo_sample(one, now, config.interval_s) for _, one in customers}
         node = TurboNode(cpus=cpus, load_percent=load, swing=swing)
         self.turbo = quota_turbo.step(self.turbo, samples, node, config)
@@ -141,10 +141,11 @@ class QuotaLender:
             if isinstance(own, int):
                 period_us = period if isinstance(period, int) and period > 0 else PERIOD_US
                 lent[path] = lending.pod_quota_us(own, period_us, made)
-        before, then = self._reconciler.knowledge.lent_us, self._owners
+        before, then = self._reconciler.knowledge.readings.lent_us, self._owners
         if lent == before:
             return
-        self._reconciler.knowledge.lent_us, self._owners = lent, owners
+        self._reconciler.knowledge.take(lent_us=lent)
+        self._owners = owners
         changed = {path for path in lent.keys() | before.keys() if lent.get(path) != before.get(path)}
         for uid in sorted({uid for path in changed for uid in (owners.get(path), then.get(path)) if uid is not None}):
             self._reconciler.dirty.mark(loan_key(uid))

@@ -344,8 +344,8 @@ class Reconciler:
 
     def _take_kubelet(self) -> set[str]:
         """What the kubelet allocated, for the pods that exist now; the pods whose CPUs or resources changed by it."""
-        before = self.knowledge.kubelet
-        after = self.knowledge.kubelet = self._kubelet(self.knowledge.pods)
+        before = self.knowledge.readings.kubelet
+        after = self.knowledge.take(kubelet=self._kubelet(self.knowledge.pods)).kubelet
         touched = _differing(before.exclusive, after.exclusive)
         if resized := _differing(before.granted, after.granted) & self.knowledge.pods.keys():
             self._metadata.refresh()
@@ -385,9 +385,9 @@ class Reconciler:
 
     def _plan_node(self) -> tuple[NodeView, NodePlan, bool]:
         """The plan of this moment, and whether it asks for anything else than the last one did."""
-        if not self.knowledge.knobs:
+        if not self.knowledge.readings.knobs:
             # There may be no kubepods directory to look at yet.
-            self.knowledge.knobs = self.actuator.judge.control_files.offered(self.knowledge.layout.kubepods)
+            self.knowledge.take(knobs=self.actuator.judge.control_files.offered(self.knowledge.layout.kubepods))
         view = self.knowledge.view(time.monotonic(), self.actuator.judge.control_files.actual)
         before, plan = self.plan, plan_node(view, self.plan, self.policies)
         moved = self._moved or before is None or _substance(plan) != _substance(before)

@@ -116,9 +116,8 @@ class Sampler:
             if self.problem is None:
                 _LOG.warning("cannot read %s/stat: %s", self._proc, exc)
             self.problem = str(exc)
-            self._reconciler.knowledge.cpu = self._sampler.current(now)
-            self._read(self._reconciler.knowledge.cpu, now)
-            self._reconciler.knowledge.uses = self._uses(now)
+            known = self._reconciler.knowledge.take(cpu=self._sampler.current(now), uses=self._uses(now))
+            self._read(known.cpu, now)
             self.bursts.on_second(now)
             self.bursts.evaluate(None, now)
             return
@@ -127,7 +126,7 @@ class Sampler:
             self._step(reading, now)
         else:
             self._idle = self._before = None
-            self._reconciler.knowledge.ceiling_milli = None
+            self._reconciler.knowledge.take(reclaimed_ceiling_milli=None)
         self.bursts.evaluate(reading, now)
         if now - self._sampled_at >= self._sample_s * 0.9:
             self._sampled_at = now
@@ -148,22 +147,25 @@ class Sampler:
         online, reclaimed = self._sums.add(used, paths[0], paths[1], odd)
         classes = {ONLINE: PodClass.SHARED, RECLAIMED: PodClass.RECLAIMED}
         sides = replace(reading, pods={ONLINE: online, RECLAIMED: reclaimed})
-        knowledge.cpu = self._sampler.sample(sides, classes)
+        cpu = self._sampler.sample(sides, classes)
         self._groups.sample(sampled(knowledge.pods.values(), self._reconciler.policies, self._reconciler.pools))
-        knowledge.uses = self._uses(now)
-        knowledge.numa_memory = self._numa.sample(knowledge.topology.nodes(), now)
-        knowledge.irq_cpus = self._irqs.sample(self._reconciler.policies.exclusive.avoid_irqs, now)
+        knowledge.take(
+            cpu=cpu,
+            uses=self._uses(now),
+            numa_memory=self._numa.sample(knowledge.readings.topology.nodes(), now),
+            irq_cpus=self._irqs.sample(self._reconciler.policies.exclusive.avoid_irqs, now),
+        )
         self.bursts.on_second(now)
-        self._read(knowledge.cpu, now)
+        self._read(cpu, now)
         self._reconciler.dirty.mark(TICK)
 
     def _remember_memory(self, now: float) -> None:
         """The node's memory, and what BE work may use of it by the law: the look after this sample plans by both."""
         reconciler, knowledge = self._reconciler, self._reconciler.knowledge
         self.memory.on_second(now)
-        knowledge.node_memory = self.memory.node
         before = reconciler.plan.memory.reclaimed_high_bytes if reconciler.plan is not None else None
-        knowledge.reclaimed_memory_bytes = self.memory.bound(reconciler.policies.be_memory, before, now)
+        bound = self.memory.bound(reconciler.policies.be_memory, before, now)
+        knowledge.take(node_memory=self.memory.node, reclaimed_memory_bytes=bound)
 
     def _uses(self, now: float) -> Uses:
         half_life_s = self._reconciler.policies.shared.provision.estimate.half_life_s
@@ -187,13 +189,13 @@ class Sampler:
         sample = idle_sample(before[0], reading, watched, reclaimed_ns=(before[1], used))
         config = self._reconciler.policies.idle_buffer
         self._idle = idle_buffer.step(self._idle, sample, now, config)
-        if self._idle.ceiling_milli != self._reconciler.knowledge.ceiling_milli:
-            self._reconciler.knowledge.ceiling_milli = self._idle.ceiling_milli
+        if self._idle.ceiling_milli != self._reconciler.knowledge.readings.reclaimed_ceiling_milli:
+            self._reconciler.knowledge.take(reclaimed_ceiling_milli=self._idle.ceiling_milli)
             self._reconciler.dirty.mark(TICK)
 
     def _reclaimed_works(self) -> bool:
         """Whether BE work uses the CPU at all: where it does not, nothing can be taken from it (and nobody woken)."""
-        cpu = self._reconciler.knowledge.cpu
+        cpu = self._reconciler.knowledge.readings.cpu
         if cpu is not None and cpu.reclaimed_milli <= _ASLEEP_MILLI:
             return False
         return any(pod.pod_class is PodClass.RECLAIMED for pod in self._reconciler.knowledge.pods.values())

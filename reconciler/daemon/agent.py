@@ -206,6 +206,9 @@ class Agent:
         self.tree = TreeSource(place.hierarchy, place.layout, self.dirty, resync_s=config.node.resync_s)
         self.signal = RuntimeEvents(place.runtime, self, root=place.root, resync_s=config.node.resync_s)
         self.errors = ObjectErrors()
+        self.disks = DiskSource(
+            lambda: [rule.name for rule in self.config.policies.disk.devices], self.dirty, root=place.root
+        )
         self.knowledge = Inventory(
             topology=place.topology,
             versions=place.hierarchy.versions(),
@@ -214,6 +217,8 @@ class Agent:
             rules=self.by_hand.rules(config.classes),
             metas=self.metadata.get,
             signalled=self.signal.covers,
+            disks=lambda: self.disks.found,
+            indicators=lambda: self.watching.indicators(),  # noqa: PLW0108  # made later
             marks=self.marks,
             classes=read_classes(self.store),
             errors=self.errors,
@@ -302,11 +307,6 @@ class Agent:
             files=files,
             tell=lambda words: self.alert("hotplug", words, None),
         )
-        self.disks = DiskSource(
-            lambda: [rule.name for rule in self.config.policies.disk.devices], self.dirty, root=place.root
-        )
-        self.knowledge.disks = lambda: self.disks.found
-        self.knowledge.indicators = self.watching.indicators
         self.hotplug = HotplugSource(place.topology, self.replug.changed, root=place.root)
         self.ticker = Sampler(
             self.reconciler,
@@ -403,7 +403,7 @@ class Agent:
             side.planned(situation)
 
     def _read(self, cpu: NodeCpu | None, now: float) -> None:
-        self.headroom.update(self.reconciler.pools, self.knowledge.topology, cpu, now)
+        self.headroom.update(self.reconciler.pools, self.knowledge.readings.topology, cpu, now)
 
     def scene(self) -> tuple[NodeView, NodePlan | None]:
         """The node as it is known now, and the plan of the last look."""
@@ -496,7 +496,7 @@ class Agent:
         if self.marks.use(read_keys(self.config, rules)):
             self.metadata.relist()
         if rules != self.knowledge.rules:
-            self.knowledge.rules = rules
+            self.knowledge.use_rules(rules)
             self.dirty.mark_all("rules")
         if self.by_hand.read_manifests(self.metadata, self.knowledge.pods):
             self.dirty.mark_all("manifests")

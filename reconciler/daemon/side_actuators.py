@@ -73,9 +73,11 @@ def build(config: Config, place: NodeEnvironment, means: ActuatorContext) -> tup
     kinds = means.ledger.kinds()
 
     def reclaim() -> AuxiliaryActuator:
-        from reconciler.actuators.memory_reclaim.actuator import Reclaimer
+        from reconciler.actuators.memory_reclaim.actuator import ReclaimActuator
+        from reconciler.control.reclaim_loop import MemoryReclaimLoop
 
-        return Reclaimer(place.hierarchy, root=place.root, files=means.files)
+        actuator = ReclaimActuator(place.hierarchy, files=means.files)
+        return MemoryReclaimLoop(actuator, root=place.root, files=means.files)
 
     def oom_scores() -> AuxiliaryActuator:
         from reconciler.actuators.files.oom_score import OomScores
@@ -116,13 +118,13 @@ def build(config: Config, place: NodeEnvironment, means: ActuatorContext) -> tup
         return CacheLoop(make, misses=means.misses)
 
     def network() -> AuxiliaryActuator:
-        from reconciler.actuators.network.actuator import NetworkActuator
         from reconciler.actuators.network.namespaces import RealNetworkNamespaces
         from reconciler.actuators.network.tc import RealTc
         from reconciler.actuators.network.tc_pods import RealPodTc
+        from reconciler.control.network_loop import NetworkLoop
 
         spaces = partial(RealNetworkNamespaces, place.hierarchy, files=means.files)
-        return NetworkActuator(RealTc(), RealPodTc(), spaces, means.ledger, means.store_lane)
+        return NetworkLoop(RealTc(), RealPodTc(), spaces, means.ledger, means.store_lane)
 
     def lazily(
         name: str, make: Callable[[], AuxiliaryActuator], wanted: Callable[[PlanSnapshot], bool]

@@ -105,7 +105,7 @@ def snapshot(agent: Agent, *, ready: bool, components: Sequence[ComponentStatus]
         for pod in pods_in_order(agent):
             pods.append(_pod_metrics(agent, pod, cache))
             yield
-    pools, cpu = agent.reconciler.pools, agent.knowledge.cpu
+    pools, cpu = agent.reconciler.pools, agent.knowledge.readings.cpu
     refused = Counter(one.rule for refusals in agent.reconciler.refusals.values() for one in refusals)
     used = {}
     if cpu is not None:
@@ -378,9 +378,9 @@ class StatusReport:
             "cgroups": agent.place.hierarchy.mode.value,
             "driver": agent.place.layout.driver.value,
             "kubepods": agent.place.layout.kubepods,
-            "cpus": str(agent.knowledge.topology.online),
-            "kubelet_policy": agent.knowledge.kubelet.policy.value,
-            "kubelet_reasserts_s": agent.knowledge.kubelet.reasserts_s,
+            "cpus": str(agent.knowledge.readings.topology.online),
+            "kubelet_policy": agent.knowledge.readings.kubelet.policy.value,
+            "kubelet_reasserts_s": agent.knowledge.readings.kubelet.reasserts_s,
             "ledger": agent.ledger.counts(),
             "looks": agent.reconciler.looks,
             "last_look_s": agent.reconciler.look_s,
@@ -400,10 +400,10 @@ class StatusReport:
         }
 
     def _budget(self) -> dict[str, object]:
-        plan, cpu = self._agent.reconciler.plan, self._agent.knowledge.cpu
+        plan, cpu = self._agent.reconciler.plan, self._agent.knowledge.readings.cpu
         if plan is None:
             return {}
-        return {**budget_facts(plan, cpu), "ceiling_milli": self._agent.knowledge.ceiling_milli}
+        return {**budget_facts(plan, cpu), "ceiling_milli": self._agent.knowledge.readings.reclaimed_ceiling_milli}
 
     def _pod(self, pod: Pod) -> dict[str, object]:
         agent = self._agent
@@ -463,7 +463,7 @@ class StatusReport:
         agent = self._agent
         found = [_named(status.name, status.detail) for status in agent.statuses() if not status.ok]
         found += [agent.keeper.problem] if agent.keeper.problem else []
-        held = agent.knowledge.kubelet.problem
+        held = agent.knowledge.readings.kubelet.problem
         found += held.split("; ") if held else ()
         found += agent.kubelet_pods.problems if agent.kubelet_pods is not None else ()
         found += agent.ledger.problems

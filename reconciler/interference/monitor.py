@@ -434,10 +434,10 @@ class InterferenceMonitor:
 
     def _publish(self, measures: Restrictions) -> None:
         knowledge, dirty = self._node.knowledge, self._node.dirty
-        before = knowledge.measures
+        before = knowledge.readings.measures
         if measures == before:
             return
-        knowledge.measures = measures
+        knowledge.take(measures=measures)
         dirty.mark(TICK)
         if (before.cache_percent, before.cache_reason) != (measures.cache_percent, measures.cache_reason):
             dirty.mark(NODE)

@@ -2,7 +2,7 @@
 
 Nothing is written into control files that would stay: the actuator of this name
 (`reconciler.actuators.memory_reclaim.actuator`) asks the kernel to reclaim, a bounded amount at a time, by the laws in
-`reconciler.actuators.memory_reclaim.control`. Off by default: the pages that come back are read again, and on cgroup v1
+`reconciler.policies.memory_reclaim_control`. Off by default: the pages that come back are read again, and on cgroup v1
 all page cache of a container goes at once.
 """
 

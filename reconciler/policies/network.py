@@ -1,7 +1,7 @@
 """network: BE pods share a bounded part of the interfaces that the configuration names; online work has the rest.
 
 BE has a floor that it always gets and a ceiling that follows what online work uses
-(`reconciler.actuators.network.control`). Opt-in; only what leaves the node is bounded. Where BE's packets are held
+(`reconciler.policies.network_control`). Opt-in; only what leaves the node is bounded. Where BE's packets are held
 depends on where they can still be told from others:
 
 - Of BE pods in the host's network by the class id of their sockets (``net_cls.classid``, cgroup v1), at the named
@@ -15,7 +15,7 @@ depends on where they can still be told from others:
   inside a namespace in which others may undo it. Koordinator goes by addresses (ipset) at the interface, which source
   NAT and overlays hide again.
 
-`reconciler.actuators.network.actuator` does it; restore takes all of it away, and the kernel puts its default back.
+`reconciler.control.network_loop` has it done; restore takes all of it away, and the kernel puts its default back.
 """
 
 from typing import Annotated, Final

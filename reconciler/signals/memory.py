@@ -5,41 +5,15 @@ Source: proc(5); kernel documentation admin-guide/sysctl/vm (watermark_scale_fac
 
 import re
 from collections.abc import Mapping
-from enum import StrEnum
 from typing import Final
-
-from msgspec import Struct
 
 from cgroupfs.bounded import digits
 from cgroupfs.codecs import PAGE
-from state.memory import NodeMemoryReading
+from state.memory import NodeMemoryReading, Shortage, ZoneNode
 
 _NODE: Final = re.compile(r"Node (\d{1,4}), zone +(\w+)")
 _FIELD: Final = re.compile(r" +(?:pages )?(free|min|low|high|managed) +(\d{1,20})")
 _KILO: Final = 1024
-
-
-class Shortage(StrEnum):
-    """How short of memory a NUMA node is."""
-
-    NONE = "none"
-    SOFT = "soft"
-    """Free memory is near the mark below which the kernel starts to reclaim."""
-    HARD = "hard"
-    """It is at that mark or below."""
-
-
-class ZoneNode(Struct, frozen=True, kw_only=True):
-    """One NUMA node: sums over its zones.
-
-    Tasks reclaim for themselves below ``min_bytes``, kswapd wakes below ``low_bytes`` and sleeps above ``high_bytes``.
-    """
-
-    managed_bytes: int
-    free_bytes: int
-    low_bytes: int
-    high_bytes: int
-    min_bytes: int = 0
 
 
 def meminfo_bytes(text: str) -> dict[str, int]:
@@ -107,11 +81,6 @@ def parse_zoneinfo(text: str) -> dict[int, ZoneNode]:
     }
 
 
-def rest_bytes(node: ZoneNode) -> int:
-    """Free memory from which on a node is at rest: what relief aims at, and where a shortage ends."""
-    return node.high_bytes + max(node.high_bytes - node.low_bytes, node.managed_bytes // 200)
-
-
 def shortage(node: ZoneNode) -> Shortage:
     """Hard at the mark where the kernel starts to reclaim, soft up to as far above its resting mark as that one lies.
 
@@ -120,7 +89,7 @@ def shortage(node: ZoneNode) -> Shortage:
     """
     if node.free_bytes <= node.low_bytes:
         return Shortage.HARD
-    return Shortage.SOFT if node.free_bytes < rest_bytes(node) else Shortage.NONE
+    return Shortage.SOFT if node.free_bytes < node.rest_bytes else Shortage.NONE
 
 
 def shortages(nodes: Mapping[int, ZoneNode], before: Mapping[int, Shortage]) -> dict[int, Shortage]:

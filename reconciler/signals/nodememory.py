@@ -14,10 +14,11 @@ from typing import Final, final
 from cgroupfs.files import REAL, FileOps
 from reconciler.signals import vmstat
 from reconciler.signals.growth import CounterDelta
-from reconciler.signals.memory import ZoneNode, meminfo_bytes, parse_zoneinfo
+from reconciler.signals.memory import meminfo_bytes, parse_zoneinfo
 from reconciler.signals.readers import Reader, SampleContext, SampleSheet, SharedReaders
 from reconciler.signals.vmstat import VmStat
 from state.evidence import NODE
+from state.memory import ZoneNode
 
 NAME: Final = "nodememory"
 _RATES: Final = ("memory.kswapd", "memory.direct", "memory.scanned", "memory.refaults")

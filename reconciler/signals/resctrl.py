@@ -12,8 +12,8 @@ from typing import Final, final
 from msgspec import Struct
 
 from cgroupfs.errors import CgroupError
-from reconciler.policies.cachelevel import Contention
 from resctrl.monitor import BandwidthRate, MonitorGroups, MonitorReading, rates, without
+from state.cache import Contention
 from state.evidence import Sample
 
 FRESH_S: Final = 5.0

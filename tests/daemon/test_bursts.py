@@ -184,7 +184,7 @@ async def test_a_loan_ends_with_its_policy(node: DirectoryNode, tmp_path: Path) 
             agent.reconfigure(config_of(node, tmp_path))
             await until(quotas.untouched, quotas)
             await until(lambda: forgotten(agent, pod), lambda: list(agent.ledger))
-            await until(lambda: agent.knowledge.lent_us == {}, lambda: agent.knowledge.lent_us)
+            await until(lambda: agent.knowledge.readings.lent_us == {}, lambda: agent.knowledge.readings.lent_us)
 
 
 async def test_a_loan_ends_with_a_restore_and_with_the_next_start(node: DirectoryNode, tmp_path: Path) -> None:

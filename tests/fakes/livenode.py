@@ -140,7 +140,7 @@ class LiveNode(DirectoryNode):
         sampler, now = CpuSampler(), time.monotonic()
         for one in USAGE:
             reading = CpuReading(at_s=now - 1 + one.at, cpus=parse_stat(one.stat), pods=one.pods)
-            agent.knowledge.cpu = sampler.sample(reading, CLASSES)
+            agent.knowledge.take(cpu=sampler.sample(reading, CLASSES))
         await agent.reconciler.reconcile(DirtyBatch(frozenset(), ("test",)))
         agent.reconciler.ready.set()
 

@@ -1,9 +1,9 @@
-"""Reclaims memory from BE containers as `reconciler.actuators.memory_reclaim.control` decides, in a thread of its own.
+"""Reads what BE containers have of memory, and takes from them what it is told to, one bounded action at a time.
 
-One look each interval, in the loop (a few small reads a container), then one action after the other in one thread: so
-never two at once, for one container or for two. An action on cgroup v2 is cut into chunks, and ends between two of them
-when it is no longer wanted; ``force_empty`` on v1 is one call, 0.1 s for a full cache, which only a signal would end.
-Reclaiming leaves nothing to undo; what was taken is counted and told.
+Reading is a few small files a container, in the loop. Actions run in one thread: so never two at once, for one
+container or for two. An action on cgroup v2 is cut into chunks, and ends between two of them when it is no longer
+wanted; ``force_empty`` on v1 is one call, 0.1 s for a full cache, which only a signal would end. Reclaiming leaves
+nothing to undo; what was taken is counted. `reconciler.control.reclaim_loop` says what is to be taken.
 
 Source: kernel documentation admin-guide/cgroup-v2 (memory.reclaim, 5.19: EAGAIN is "less than asked"; from 6.9 on with
 ``swappiness=0``, which leaves all but page cache alone) and cgroup-v1/memory (force_empty).
@@ -11,14 +11,12 @@ Source: kernel documentation admin-guide/cgroup-v2 (memory.reclaim, 5.19: EAGAIN
 
 import errno
 import logging
-import os
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple, final
 
 import trio
-from msgspec.structs import replace
 
 from cgroupfs.codecs import PAGE
 from cgroupfs.errors import errno_name
@@ -27,19 +25,9 @@ from cgroupfs.hierarchy import UNIFIED, Hierarchy
 from cgroupfs.pressure import parse_pressure
 from reconciler.actuators.base import PlanSnapshot
 from reconciler.actuators.holds import holding
-from reconciler.actuators.memory_reclaim.control import (
-    GroupMemory,
-    ReclaimAction,
-    ReclaimHistory,
-    missing_bytes,
-    probe,
-    relieve,
-)
-from reconciler.signals.memory import Shortage, parse_meminfo, parse_zoneinfo, shortages
 from reconciler.signals.podnuma import parse_numa_cache
-from state.memory import ReclaimRequest
+from state.memory import GroupMemory, ReclaimAction, ReclaimRequest
 from state.model import Container, ContainerKind, Phase, Pod, PodClass
-from state.undo import RestoreResult
 
 _LOG: Final = logging.getLogger(__name__)
 _KNOB: Final = "memory.reclaim"
@@ -61,127 +49,27 @@ class ReclaimResult(NamedTuple):
 
 
 @final
-class Reclaimer:
+class ReclaimActuator:
     """See the module's text."""
 
-    name = "memory_reclaim"
-
     def __init__(
-        self,
-        hierarchy: Hierarchy,
-        *,
-        root: str = "/",
-        files: FileOps = REAL,
-        clock: Callable[[], float] = time.monotonic,
+        self, hierarchy: Hierarchy, *, files: FileOps = REAL, clock: Callable[[], float] = time.monotonic
     ) -> None:
+        self.version = hierarchy.version("memory") or 0
+        """Of the memory controller."""
         self.counts: Counter[str] = Counter()
         """Actions by kind and outcome, and ``bytes``."""
         self.done: deque[ReclaimResult] = deque(maxlen=_KEPT)
+        self.problems: dict[str, str] = {}
+        """What cannot be read or done on this node, by subject."""
         self._hierarchy = hierarchy
-        self._version = hierarchy.version("memory") or 0
-        self._proc = os.path.join(root, "proc")
         self._files = files
         self._clock = clock
-        self._situation: PlanSnapshot | None = None
-        self._news = trio.Event()
         self._lane = trio.CapacityLimiter(1)
-        self._tried: dict[str, ReclaimHistory] = {}
-        self._short: dict[int, Shortage] = {}
-        self._problems: dict[str, str] = {}
-        self._running: trio.CancelScope | None = None
         self._knows_swappiness = True
         """Until the kernel has refused it once. Used in the lane's thread only."""
 
-    # SideActuator
-
-    def planned(self, situation: PlanSnapshot) -> None:
-        """Keep it. What is no longer wanted at all ends now."""
-        self._situation = situation
-        if self._wish(situation) is None and self._running is not None:
-            self._running.cancel()
-        self._news.set()
-
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Look each interval, for ever, while it is wanted."""
-        task_status.started()
-        while True:
-            wish = self._wish(self._situation)
-            if wish is None:
-                self._tried.clear()
-                self._news = trio.Event()
-                await self._news.wait()
-                continue
-            with trio.CancelScope() as self._running:
-                await self.reclaim(wish)
-            self._running = None
-            await trio.sleep(wish.interval_s)
-
-    async def restore(self, only: str | None = None) -> Sequence[RestoreResult]:
-        """End what is going on; there is nothing to put back."""
-        if only is None:
-            self._situation = None
-        if self._running is not None:
-            self._running.cancel()
-        await trio.lowlevel.checkpoint()
-        return ()
-
-    def status(self) -> Mapping[str, object]:
-        """Counts, the newest actions, and which NUMA nodes are short."""
-        return {
-            "wanted": self._wish(self._situation) is not None,
-            "counts": dict(sorted(self.counts.items())),
-            "short_nodes": {str(node): short.value for node, short in self._short.items()},
-            "newest": [
-                {
-                    "at": one.at,
-                    "path": one.action.path,
-                    "pod_uid": one.action.pod_uid,
-                    "kind": one.action.kind,
-                    "asked_bytes": one.action.want_bytes or None,
-                    "got_bytes": one.got,
-                    "took_s": one.took_s,
-                    "outcome": one.outcome,
-                    "why": one.action.why,
-                }
-                for one in reversed(self.done)
-            ],
-        }
-
-    def problems(self) -> Sequence[str]:
-        """What cannot be read or done here."""
-        return [] if self._wish(self._situation) is None else list(self._problems.values())
-
-    # One look
-
-    async def reclaim(self, wish: ReclaimRequest) -> None:
-        """Read, decide, act."""
-        situation = self._situation
-        if situation is None:
-            return
-        try:
-            node = parse_meminfo(self._files.read(self._proc, "meminfo"))
-            zones = parse_zoneinfo(self._files.read(self._proc, "zoneinfo"))
-        except (OSError, ValueError) as exc:
-            # Unknown is no shortage, and no room either.
-            self._problems["node"] = f"the node's memory cannot be read: {exc}"
-            return
-        self._problems.pop("node", None)
-        self._short = shortages(zones, self._short)
-        missing = missing_bytes(zones, self._short) if wish.relieve else {}
-        groups = await self._read(situation, wish, by_node=bool(missing) and len(zones) > 1)
-        relief = relieve(groups, self._tried, missing, wish, version=self._version)
-        # A node that is short is helped first; what it takes is enough for one look.
-        actions = [relief] if relief is not None else []
-        tried: dict[str, ReclaimHistory] = {}
-        for group in groups:
-            action, tried[group.path] = probe(self._tried.get(group.path), group, node, wish)
-            if action is not None and wish.probe and relief is None:
-                actions.append(action)
-        self._tried = tried
-        for action in actions:
-            await self._act(action, wish, enforce=situation.enforce)
-
-    async def _read(self, situation: PlanSnapshot, wish: ReclaimRequest, *, by_node: bool) -> list[GroupMemory]:
+    async def read(self, situation: PlanSnapshot, wish: ReclaimRequest, *, by_node: bool) -> list[GroupMemory]:
         """What each BE container has; ``by_node``: also where its page cache lies."""
         found: list[GroupMemory] = []
         since = self._clock()
@@ -206,8 +94,8 @@ class Reclaimer:
         """What a container has; None when it is gone or cannot be read."""
         path = container.group.path
         directory = self._hierarchy.directory("memory", path)
-        prefix, used = ("total_", "memory.usage_in_bytes") if self._version == 1 else ("", "memory.current")
-        mapped_name = "total_mapped_file" if self._version == 1 else "file_mapped"
+        prefix, used = ("total_", "memory.usage_in_bytes") if self.version == 1 else ("", "memory.current")
+        mapped_name = "total_mapped_file" if self.version == 1 else "file_mapped"
         try:
             if container.group.inode and self._files.inode(self._hierarchy.trigger_directory(path)) != (
                 container.group.inode
@@ -236,7 +124,7 @@ class Reclaimer:
     def _cache_on(self, directory: str) -> Mapping[int, int] | None:
         """A group's page cache by NUMA node; None where the kernel does not tell that."""
         try:
-            return parse_numa_cache(self._files.read(directory, "memory.numa_stat"), self._version, PAGE)
+            return parse_numa_cache(self._files.read(directory, "memory.numa_stat"), self.version, PAGE)
         except (OSError, ValueError):
             return None
 
@@ -245,15 +133,16 @@ class Reclaimer:
             directory = self._hierarchy.directory(UNIFIED, path)
             some = parse_pressure(self._files.read(directory, "memory.pressure")).some
         except (OSError, ValueError) as exc:
-            self._problems["pressure"] = f"no memory pressure of containers here, so none is probed: {exc}"
+            self.problems["pressure"] = f"no memory pressure of containers here, so none is probed: {exc}"
             return None
-        self._problems.pop("pressure", None)
+        self.problems.pop("pressure", None)
         return some.total_us if some is not None else None
 
     # One action
 
-    async def _act(self, action: ReclaimAction, wish: ReclaimRequest, *, enforce: bool) -> None:
-        if not enforce or wish.dry_run:
+    async def take(self, action: ReclaimAction, *, dry_run: bool) -> None:
+        """Do it; with ``dry_run`` only note it. Cancelled, it ends at its next chunk."""
+        if dry_run:
             self._note(ReclaimResult(action, time.time(), 0.0, None, "would reclaim"))
             return
         given_up: list[bool] = []
@@ -269,14 +158,11 @@ class Reclaimer:
         finally:
             given_up.append(True)
         self._note(ReclaimResult(action, time.time(), self._clock() - started, got, outcome))
-        last = self._tried.get(action.path)
-        if action.kind == "relief" and last is not None:
-            self._tried[action.path] = replace(last, relieved_until=started + wish.rest_s)
 
     def _take(self, action: ReclaimAction, given_up: Sequence[bool]) -> tuple[int | None, str]:
         """In the lane's thread: ask the kernel, chunk by chunk."""
         directory = self._hierarchy.directory("memory", action.path)
-        used = "memory.usage_in_bytes" if self._version == 1 else "memory.current"
+        used = "memory.usage_in_bytes" if self.version == 1 else "memory.current"
         try:
             before = int(self._files.read(directory, used))
             outcome = self._ask(directory, action, given_up)
@@ -293,11 +179,11 @@ class Reclaimer:
             names = self._files.files(directory)
         except OSError:
             return False
-        return bool(names) and self._version == 2 and _KNOB not in names
+        return bool(names) and self.version == 2 and _KNOB not in names
 
     def _ask(self, directory: str, action: ReclaimAction, given_up: Sequence[bool]) -> str:
         """Errors: `OSError` as the kernel answers, less than asked (EAGAIN) excepted."""
-        if self._version == 1:
+        if self.version == 1:
             self._files.write(directory, "memory.force_empty", "1")
             return "reclaimed"
         left = action.want_bytes
@@ -332,13 +218,8 @@ class Reclaimer:
         self.counts[f"{done.action.kind} {done.outcome}"] += 1
         self.counts["bytes"] += done.got or 0
         if done.outcome == _LACKING:
-            self._problems["kernel"] = _LACKING
+            self.problems["kernel"] = _LACKING
         asked = f"{done.action.want_bytes >> 20} MiB" if done.action.want_bytes else "all page cache"
         # A relief is news; probes happen all the time, and are counted.
         level = logging.INFO if done.action.kind == "relief" and done.got is not None else logging.DEBUG
         _LOG.log(level, "%s of %s: %s: %s", asked, done.action.path, done.outcome, done.action.why)
-
-    @staticmethod
-    def _wish(situation: PlanSnapshot | None) -> ReclaimRequest | None:
-        wish = situation.plan.memory.reclaim if situation is not None else None
-        return wish if wish is not None and (wish.probe or wish.relieve) else None

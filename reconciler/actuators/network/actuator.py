@@ -1,278 +1,115 @@
-"""Keeps BE's part of each named interface: a tree on it, BE pods led through a device, and the law. A side actuator.
+"""Puts BE's trees on the named interfaces, sets their rates, reads what went through them, and takes them away.
 
 What an interface had at its root is in the store before our tree replaces it; only a root that the kernel put there by
 itself is replaced, because that one comes back by itself. Our tree is told by its handle (``4250:``), so it is found
-and removed also when the store is lost. `actuators.podshare` does the same for pods with a network of their own.
-
-Where both hold BE pods of one interface, the law's ceiling is given out to them by what each uses.
-
-Nothing is held by an interface that is not there or whose speed nobody knows: a part of it could only be guessed, and
-no law would ever correct the guess. A link that is down tells no speed; until it is up again its last one counts.
+and removed also when the store is lost. `actuators.network.pod_ceiling` does the same for pods with a network of their
+own. The rates come from `reconciler.control.network_loop`.
 """
 
-import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Final, final
+from typing import final
 
-import trio
 from msgspec import Struct
 from msgspec.structs import replace
 
-from cgroupfs.errors import SourceError, StoreError
-from reconciler.actuators.base import PeriodicWorker, PlanSnapshot
-from reconciler.actuators.cgroup.status import SettingStatus
+from reconciler.actuators.base import PeriodicWorker
 from reconciler.actuators.codec import LedgerState
-from reconciler.actuators.network.control import ByteCounters, LinkLimits, Throughput, lane, split, step, use
-from reconciler.actuators.network.namespaces import NetworkNamespaces
 from reconciler.actuators.network.netlink import Link, link_mbit
-from reconciler.actuators.network.pod_ceiling import PodEgressCeiling
-from reconciler.actuators.network.pod_plan import pods_of
-from reconciler.actuators.network.tc import NAME, ClassRates, Tc
+from reconciler.actuators.network.tc import ClassRates, Tc
 from reconciler.actuators.network.tc_pods import PodTc
-from reconciler.actuators.network.undo import CODEC, remove_trees, undo
-from state.ledger import Ledger
-from state.network import InterfaceRequest, NetworkRequest
+from reconciler.actuators.network.undo import NetworkState, remove_trees, undo
 from state.undo import RestoreResult
 
-_LOG: Final = logging.getLogger(__name__)
-_LEFT_S: Final = 10.0
-"""How often taking away is tried again that was refused."""
-_EARLY: Final = 0.9
-"""Of the interval: a look that comes sooner is no reason for the law's next step."""
 
+class TreeReading(Struct, frozen=True, kw_only=True):
+    """One interface's tree. ``problem``: why there is none; ``would``: what there would be, if it might be written.
 
-class LinkState(Struct, frozen=True, kw_only=True):
-    """How one interface stands. Rates in bytes a second; ``problem`` empty: as wanted.
-
-    ``ceiling``: the law's, of all BE; ``be_ceiling`` and ``pods_ceiling``: what of it the class and the pods have.
+    ``sent``: bytes of online work and of BE's class since the tree was made; None without one.
     """
 
-    link: int = 0
-    floor: int = 0
-    ceiling: int = 0
-    be_ceiling: int = 0
-    pods_ceiling: int = 0
-    used: Throughput | None = None
-    counted: ByteCounters | None = None
     problem: str = ""
     would: str = ""
+    sent: tuple[int, int] | None = None
 
 
 @final
 class NetworkActuator:
-    """See the module's text."""
-
-    name = NAME
+    """See the module's text. One call at a time."""
 
     def __init__(
         self,
         tc: Tc,
         pods: PodTc,
-        spaces: Callable[[], NetworkNamespaces],
-        ledger: Ledger,
-        lane: trio.CapacityLimiter,
+        kept: LedgerState[NetworkState],
+        turns: PeriodicWorker,
         *,
         speed: Callable[[str], int | None] = link_mbit,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``lane``: the store's limiter."""
-        self.lines: dict[str, LinkState] = {}
-        """By interface."""
+        """``turns``: does what blocks, in its thread."""
         self._tc = tc
         self._pod_tc = pods
         self._speed = speed
-        self._clock = clock
-        self._kept = LedgerState(CODEC, ledger, lane)
-        self._turns = PeriodicWorker(self._round, self._period_s)
-        self._pods = PodEgressCeiling(pods, spaces, self._kept, self._turns, clock)
-        self._last: tuple[object, float] = None, 0.0
-        self._told: dict[str, tuple[int, int]] = {}
-        """By interface: its index, and the speed that its driver told last."""
-
-    # The seam
+        self._kept = kept
+        self._turns = turns
 
     @property
-    def standings(self) -> Mapping[str, Mapping[str, SettingStatus]]:
-        """How BE pods with a network of their own stand."""
-        return self._pods.standings
+    def roots(self) -> Mapping[str, str]:
+        """By interface with a tree of ours: the kind of what stood there before."""
+        return self._kept.now.roots
 
-    def planned(self, situation: PlanSnapshot) -> None:
-        """See `SideActuator`. Wakes the task when something else is wanted than before, or pods have come or gone."""
-        before = self._turns.situation
-        self._turns.planned(situation, wake=before is None or _wanted(before) != _wanted(situation))
-
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """See `SideActuator`."""
-        await self._turns.run(task_status=task_status)
-
-    async def sweep(self) -> None:
-        """Bring everything to the newest situation, once."""
-        await self._turns.sweep()
-
-    async def restore(self, only: str | None = None) -> Sequence[RestoreResult]:
-        """See `SideActuator`. A tree is nobody's in particular: of a single pod only its own cables are undone."""
-        async with self._turns.restoring():
-            kept = self._kept.now
-            if only is not None and all(led.pod_uid != only for led in kept.cables.values()):
-                return ()
-            if not (kept.roots or kept.gather or kept.cables):
-                return ()
-            done, left = await self._turns.work(partial(undo, self._tc, self._pod_tc, kept, only))
-            self._pods.forget_rates()
-            if only is None:
-                self.lines.clear()
-            await self._kept.save(left, dropped="restored")
-            return done
-
-    def status(self) -> Mapping[str, object]:
-        """See `SideActuator`. Rates in bytes a second."""
-        interfaces = {
-            name: {
-                "instead_of": self._kept.now.roots.get(name),
-                "link": line.link,
-                "be_floor": line.floor,
-                "be_ceiling": line.ceiling,
-                "online": line.used.online if line.used is not None else None,
-                "be": line.used.be if line.used is not None else None,
-                "pods": line.used.pods if line.used is not None else None,
-                "state": line.problem or line.would or "in place",
-            }
-            for name, line in sorted(self.lines.items())
-        }
-        cables = {name: led.pod_uid for name, led in sorted(self._pods.cables.items())}
-        return {"interfaces": interfaces, "pods_devices": cables, "pods_in_host_network": self._pods.in_host}
-
-    def problems(self) -> Sequence[str]:
-        """See `SideActuator`."""
-        found = [f"{name}: {line.problem}" for name, line in sorted(self.lines.items()) if line.problem]
-        return [*found, *([self._pods.problem] if self._pods.problem else [])]
-
-    # One round
-
-    def _period_s(self, situation: PlanSnapshot) -> float | None:
-        if situation.plan.network is not None:
-            return situation.plan.network.interval_s
+    @property
+    def leftover(self) -> bool:
+        """Whether there is anything of ours."""
         kept = self._kept.now
-        return _LEFT_S if kept.roots or kept.gather or kept.cables else None
+        return bool(kept.roots or kept.gather or kept.cables)
 
-    async def _round(self, situation: PlanSnapshot) -> None:
-        wish = situation.plan.network or NetworkRequest()
-        enforce = situation.enforce and not wish.dry_run and "node" not in situation.holds
-        wanted = {one.name: one for one in wish.interfaces}
-        try:
-            if enforce:
-                trees = set(wanted) if wish.classes else set()
-                await self._drop(set(self._kept.now.roots) - trees)
-            if not wish.pods_by and enforce:
-                await self._pods.end()
-            elif wish.pods_by:
-                by = wish.pods_by
-                _, bounds, unknown = await self._known(wanted[by])
-                # Our device starts with what BE always gets: an unknown takes no risk.
-                rate = self.lines.get(by, LinkState()).pods_ceiling or (bounds.floor if bounds is not None else 0)
-                await self._pods.bring(
-                    situation, rate=rate, classes=wish.classes, enforce=enforce, by=by, unknown=unknown
-                )
-        except (SourceError, StoreError) as exc:
-            _LOG.warning("%s", exc)
-        now, (last, at) = self._clock(), self._last
-        if last == (wish, enforce) and now - at < wish.interval_s * _EARLY:
-            return
-        self._last = (wish, enforce), now
-        self.lines = {name: line for name, line in self.lines.items() if name in wanted}
-        for name in sorted(wanted):
-            before = self.lines.get(name, LinkState())
-            try:
-                self.lines[name] = await self._line(wanted[name], before, wish, enforce=enforce)
-            except (SourceError, StoreError) as exc:
-                self.lines[name] = LinkState(problem=str(exc))
-            if (words := self.lines[name].problem) and words != before.problem:
-                _LOG.warning("%s: %s", name, words)
+    async def undo(self, only: str | None = None) -> Sequence[RestoreResult] | None:
+        """Take everything away, of a single pod (uid) its own cables; None: nothing is there. Errors: `StoreError`."""
+        kept = self._kept.now
+        if not self.leftover or (only is not None and all(led.pod_uid != only for led in kept.cables.values())):
+            return None
+        done, left = await self._turns.work(partial(undo, self._tc, self._pod_tc, kept, only))
+        await self._kept.save(left, dropped="restored")
+        return done
 
-    async def _known(self, wish: InterfaceRequest) -> tuple[Link | None, LinkLimits | None, str]:
-        """An interface and its bounds; else the words say what of it nobody knows. Errors: `SourceError`."""
-        device, told = await self._turns.work(partial(self._asked, wish))
-        if device is None:
-            return None, None, "there is no such interface"
-        if told is not None:
-            self._told[wish.name] = device.index, told
-        index, last = self._told.get(wish.name, (0, 0))
-        speed = wish.link_mbit or (last if index == device.index else None)
-        if speed is None:
-            return device, None, "its driver tells no speed; expected link_mbit in the configuration"
-        return device, lane(speed, wish.floor_percent, wish.ceiling_percent, wish.waterline_percent), ""
+    async def link(self, name: str, *, ask_speed: bool) -> tuple[Link | None, int | None]:
+        """An interface and, with ``ask_speed``, its speed (Mbit/s) as its driver reports it.
 
-    def _asked(self, wish: InterfaceRequest) -> tuple[Link | None, int | None]:
-        """In the thread. An interface, and the speed that its driver tells where it has to."""
-        device = self._pod_tc.device(wish.name)
-        return device, self._speed(wish.name) if device is not None and wish.link_mbit is None else None
+        None: there is none, or it reports none. Errors: `SourceError`.
+        """
+        return await self._turns.work(partial(self._asked, name, ask_speed=ask_speed))
 
-    async def _line(
-        self, wish: InterfaceRequest, line: LinkState, all_of_it: NetworkRequest, *, enforce: bool
-    ) -> LinkState:
-        """Bring one interface to what is wanted now. Errors: `SourceError`, `StoreError`."""
-        device, bounds, unknown = await self._known(wish)
-        if device is None or bounds is None:
-            if device is not None and enforce:
-                await self._drop({wish.name} & self._kept.now.roots.keys())
-            return LinkState(problem=unknown)
-        pods_here = all_of_it.pods_by == wish.name
-        ceiling = min(max(line.ceiling, bounds.floor), bounds.ceiling)
-        fresh = LinkState(link=bounds.link, floor=bounds.floor, ceiling=ceiling)
-        sent: tuple[int, int] | None = None
-        if all_of_it.classes:
-            try:
-                fresh, sent = await self._tree(device.index, wish.name, line, fresh, enforce=enforce)
-            except SourceError as exc:
-                # The pods' device needs no tree: its part follows the law all the same.
-                fresh = replace(fresh, problem=str(exc))
-        elif not pods_here:
-            return LinkState(problem="nothing tells BE's packets here: no net_cls, and pods leave by another interface")
-        if sent is None and not pods_here:
-            return fresh
-        through = await self._pods.through() if pods_here else None
-        online, be = sent if sent is not None else (device.sent, 0)
-        counted = ByteCounters(at=self._clock(), online=online, be=be, pods=through or 0)
-        used = use(line.counted, counted)
-        after = step(ceiling, used.online if used is not None else None, bounds) if enforce else ceiling
-        mine, theirs = after, after
-        if sent is not None and pods_here and self._pods.statuses and self._pods.in_host:
-            mine, theirs = split(after, used.be if used is not None else 0, used.pods if used is not None else 0)
-        same = (line.link, line.floor, line.be_ceiling) == (bounds.link, bounds.floor, mine)
-        if enforce and sent is not None and not same:
-            rates = ClassRates(link=bounds.link, floor=bounds.floor, ceiling=mine)
-            await self._turns.work(partial(self._tc.change, device.index, rates))
-        if enforce and pods_here:
-            await self._pods.limit(theirs)
-        mine = mine if sent is not None else 0
-        return replace(fresh, ceiling=after, be_ceiling=mine, pods_ceiling=theirs, used=used, counted=counted)
+    def _asked(self, name: str, *, ask_speed: bool) -> tuple[Link | None, int | None]:
+        device = self._pod_tc.device(name)
+        return device, self._speed(name) if device is not None and ask_speed else None
 
-    async def _tree(
-        self, index: int, name: str, line: LinkState, fresh: LinkState, *, enforce: bool
-    ) -> tuple[LinkState, tuple[int, int] | None]:
-        """See to the interface's tree; what is to be said of it, and the bytes of online and BE where it stands."""
+    async def tree(self, index: int, name: str, rates: ClassRates, *, enforce: bool) -> TreeReading:
+        """Have a tree at the interface, which begins with ``rates``, and read its counters.
+
+        Without ``enforce`` only say what would be done. Errors: `SourceError`, `StoreError`.
+        """
         root = await self._turns.work(partial(self._tc.root, name))
         if root is None:
-            return replace(fresh, problem="there is no such interface"), None
+            return TreeReading(problem="there is no such interface")
         if not (root.ours or root.default):
-            return replace(fresh, problem=f"its root is {root.kind}, which somebody has set: left alone"), None
+            return TreeReading(problem=f"its root is {root.kind}, which somebody has set: left alone")
         kept = self._kept.now
         if not root.complete and not enforce:
-            return replace(fresh, would=f"would stand in place of {root.kind}"), None
+            return TreeReading(would=f"would stand in place of {root.kind}")
         if enforce and name not in kept.roots:
             # Durable before anything is done; a tree that a lost store knew of is entered again.
             kind = "" if root.ours else root.kind
             await self._kept.save(replace(kept, roots={**kept.roots, name: kind}))
         if not root.complete:
-            # The class begins with what it had; BE pods elsewhere may have the rest of the ceiling.
-            ceiling = min(line.be_ceiling or fresh.floor, fresh.ceiling)
-            rates = ClassRates(link=fresh.link, floor=fresh.floor, ceiling=ceiling)
             await self._turns.work(partial(self._tc.install, index, rates))
-        return fresh, await self._turns.work(partial(self._tc.counted, index))
+        return TreeReading(sent=await self._turns.work(partial(self._tc.counted, index)))
 
-    async def _drop(self, names: set[str]) -> None:
+    async def change(self, index: int, rates: ClassRates) -> None:
+        """Set the rates of an interface's tree. Errors: `SourceError`."""
+        await self._turns.work(partial(self._tc.change, index, rates))
+
+    async def drop(self, names: set[str]) -> None:
         """Interfaces at which nothing is wanted any more, or can be, get their default back."""
         kept = self._kept.now
         roots = {name: kept.roots[name] for name in names}
@@ -282,9 +119,3 @@ class NetworkActuator:
         left = {one.path for one in done if not one.ok}
         roots = {name: kind for name, kind in kept.roots.items() if name not in names or name in left}
         await self._kept.save(replace(kept, roots=roots), dropped="restored")
-
-
-def _wanted(situation: PlanSnapshot) -> tuple[object, ...]:
-    wish = situation.plan.network
-    pods = pods_of(situation) if wish is not None and wish.pods_by else None
-    return wish, situation.enforce, "node" in situation.holds, pods

@@ -1,9 +1,8 @@
 """Leads what BE pods with a network of their own send through one device, where they share BE's part of an interface.
 
-A look finds each BE pod's cables and what stands there; what is to be done follows (`actuators.podplaces`), and is in
-the store before it is done. A look is made when pods come and go, and only now and then at all that stands already;
-nothing is asked between them.
-A pod that goes takes its cable with it, and all that was on it.
+A look finds each BE pod's cables and what stands there. What is to be done follows (`actuators.network.pod_compare`),
+and is in the store before it is done. A look is made when pods come and go, and only now and then at all that stands
+already; nothing is asked between them. A pod that goes takes its cable with it, and all that was on it.
 """
 
 import logging
@@ -19,7 +18,7 @@ from reconciler.actuators.base import PeriodicWorker, PlanSnapshot
 from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.actuators.codec import LedgerState
 from reconciler.actuators.network.namespaces import NetworkNamespaces
-from reconciler.actuators.network.pod_plan import TO_DO, EgressSteps, ObservedLinks, PodEgress, decide, pods_of
+from reconciler.actuators.network.pod_compare import TO_DO, EgressSteps, ObservedLinks, PodEgress, decide, pods_of
 from reconciler.actuators.network.tc_pods import SLOTS, IfbState, IngressState, PodTc
 from reconciler.actuators.network.undo import NetworkState, Redirect, release, undo_pods
 from state.model import Pod, PodClass, Setting

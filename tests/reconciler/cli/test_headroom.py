@@ -64,9 +64,9 @@ def test_without_a_daemon_the_store_tells_and_without_a_promise_nobody_does(run:
     async def measured(*, seconds: int) -> None:
         with live.agent() as agent:
             await live.look(agent)
-            use = agent.knowledge.cpu
+            use = agent.knowledge.readings.cpu
             for second in range(seconds):
-                agent.headroom.update(agent.reconciler.pools, agent.knowledge.topology, use, 1.0 + second)
+                agent.headroom.update(agent.reconciler.pools, agent.knowledge.readings.topology, use, 1.0 + second)
             await agent.keeper.flush()
 
     trio.run(lambda: measured(seconds=0))

@@ -7,7 +7,7 @@ import pytest
 from cgroupfs.usage import MemoryUsage
 from reconciler.control.memory_sampler import MemorySampler
 from reconciler.policies.be_memory import BeMemoryConfig
-from reconciler.signals.memory import Shortage
+from state.memory import Shortage
 
 GIGA = 1 << 30
 CONFIG = BeMemoryConfig(enabled=True, grow_after_s=0.0)

@@ -25,8 +25,6 @@ NEEDED = {
     "actuators": {
         "base",
         "cgroup",
-        "core_sched",
-        "core_sched.compare",
         "holds",
         *(f"cgroup.{name}" for name in ("apply", "attribution", "conflict", "decide", "fastpath", "readings")),
         *(f"cgroup.{name}" for name in ("records", "restore", "spec", "status", "unfreeze", "values", "work")),
@@ -48,7 +46,10 @@ NEVER = {
     *(
         "reconciler.clients.kube",
         "reconciler.clients.kubeconfig",
-        "reconciler.actuators.network.control",
+        "reconciler.policies.network_control",
+        "reconciler.control.cache_loop",
+        "reconciler.control.network_loop",
+        "reconciler.control.reclaim_loop",
         "reconciler.cli",
         "reconciler.config.docs",
     ),

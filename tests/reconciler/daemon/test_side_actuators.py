@@ -12,8 +12,8 @@ from reconciler.actuators.base import AuxiliaryActuator, GroupOutcomes, LazyActu
 from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.actuators.core_sched.actuator import CoreSched
 from reconciler.actuators.files import oom_score, watermarks
-from reconciler.actuators.network.actuator import NetworkActuator
 from reconciler.control.cache_loop import CacheLoop
+from reconciler.control.network_loop import NetworkLoop
 from reconciler.control.planner import plan_node
 from reconciler.daemon import side_actuators
 from reconciler.policies.table import PoliciesConfig
@@ -106,7 +106,7 @@ def test_the_kinds_by_which_leftovers_are_known_are_those_that_the_modules_write
     names = {
         CoreSched.name: COOKIE,
         oom_score.OomScores.name: PROCESS,
-        NetworkActuator.name: NETWORK,
+        NetworkLoop.name: NETWORK,
         CacheLoop.name: RESCTRL,
         watermarks.Watermarks.name: SYSCTL,
     }
@@ -135,6 +135,7 @@ def test_the_daemon_imports_nothing_that_only_some_nodes_use(module: str) -> Non
         ),
         *(
             "reconciler.actuators.network.actuator",
+            "reconciler.control.network_loop",
             "reconciler.actuators.network.tc_pods",
             "reconciler.actuators.network.netlink",
         ),

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconciler.policies.cachelevel import Contention, LevelState, begin, step
-from state.cache import LevelControl, ShareLevel, ShareLevels
+from reconciler.policies.cachelevel import LevelState, begin, step
+from state.cache import Contention, LevelControl, ShareLevel, ShareLevels
 from state.evidence import Sample
 
 LAW, LEVELS = LevelControl(), ShareLevels()

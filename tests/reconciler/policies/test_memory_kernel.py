@@ -17,8 +17,9 @@ from cgroupfs.plan import KnobChange, order_changes
 from cgroupfs.probe import offered
 from cgroupfs.writer import KernelWriter, StepOutcome
 from reconciler.actuators.base import PlanSnapshot
-from reconciler.actuators.memory_reclaim.actuator import Reclaimer
+from reconciler.actuators.memory_reclaim.actuator import ReclaimActuator
 from reconciler.control.planner import plan, plan_node
+from reconciler.control.reclaim_loop import MemoryReclaimLoop
 from reconciler.policies.be_memory import BeMemoryConfig
 from reconciler.policies.memory_qos import MemoryQosConfig
 from reconciler.policies.memory_reclaim import MemoryReclaimConfig
@@ -192,15 +193,16 @@ async def test_a_short_node_empties_the_page_cache_of_a_be_container_that_is_ove
     held = tree.start(tree.main, CACHE.format(path=str(tmp_path / "cached"), size=100 * MEGA))
     assert int(tree.read(tree.main, "memory.usage_in_bytes")) > 100 * MEGA
     view = tree.view()
-    reclaimer = Reclaimer(tree.hierarchy, files=Short())
+    actuator = ReclaimActuator(tree.hierarchy, files=Short())
+    reclaimer = MemoryReclaimLoop(actuator, files=Short())
     for config in (MemoryReclaimConfig(enabled=True), MemoryReclaimConfig(enabled=True, leave_bytes=0)):
         # Without its page cache it would have less than what each may keep: first it is left alone.
-        assert not reclaimer.counts
+        assert not actuator.counts
         plan = plan_node(view, None, PoliciesConfig(memory_reclaim=config))
         reclaimer.planned(PlanSnapshot(view=view, plan=plan, enforce=True))
         assert plan.memory.reclaim is not None
         await reclaimer.reclaim(plan.memory.reclaim)
-    assert reclaimer.counts["relief reclaimed"] == 1
-    assert reclaimer.counts["bytes"] > 80 * MEGA
+    assert actuator.counts["relief reclaimed"] == 1
+    assert actuator.counts["bytes"] > 80 * MEGA
     assert int(tree.read(tree.main, "memory.usage_in_bytes")) < 40 * MEGA
     assert held.poll() is None

@@ -7,16 +7,13 @@ from msgspec.structs import replace
 
 from cgroupfs.codecs import PAGE
 from reconciler.signals.memory import (
-    Shortage,
-    ZoneNode,
     meminfo_bytes,
     parse_meminfo,
     parse_zoneinfo,
-    rest_bytes,
     shortage,
     shortages,
 )
-from state.memory import NodeMemoryReading
+from state.memory import NodeMemoryReading, Shortage, ZoneNode
 
 MEMINFO = (
     "MemTotal: 1000 kB\nMemFree: 10 kB\nMemAvailable: 400 kB\nSwapTotal: 50 kB\nSwapFree: 20 kB\nHugePages_Total: 0\n"
@@ -143,7 +140,7 @@ def test_a_hard_shortage_ends_when_it_is_not_even_soft(free: int, before: Shorta
 @pytest.mark.parametrize(("managed", "rest"), [(100_000, 3_000), (1_000_000, 7_000)])
 def test_a_shortage_ends_at_the_mark_of_rest(managed: int, rest: int) -> None:
     node = ZoneNode(managed_bytes=managed, free_bytes=rest - 1, low_bytes=1_000, high_bytes=2_000)
-    assert rest_bytes(node) == rest
+    assert node.rest_bytes == rest
     assert shortage(node) is Shortage.SOFT
     assert shortage(replace(node, free_bytes=rest)) is Shortage.NONE
 

@@ -11,8 +11,9 @@ from msgspec.structs import replace
 from cgroupfs.files import Directory
 from cgroupfs.hierarchy import Hierarchy
 from reconciler.actuators.base import PlanSnapshot
-from reconciler.actuators.memory_reclaim.actuator import Reclaimer
+from reconciler.actuators.memory_reclaim.actuator import ReclaimActuator
 from reconciler.control.planner import plan_node
+from reconciler.control.reclaim_loop import MemoryReclaimLoop
 from reconciler.policies.memory_reclaim import MemoryReclaimConfig
 from reconciler.policies.table import PoliciesConfig
 from state.model import Container, GroupRef, Hold, NodeView, PodClass, Resources
@@ -46,7 +47,8 @@ class Machine:
         self.open_dir, self.close_dir = self.kernel.open_dir, self.kernel.close_dir
         self.inode, self.groups, self.files = self.kernel.inode, self.kernel.groups, self.kernel.files
         self.write_now = self.kernel.write_now
-        self.reclaimer = Reclaimer(self.hierarchy, root=self.root, files=self, clock=lambda: self.now)
+        self.actuator = ReclaimActuator(self.hierarchy, files=self, clock=lambda: self.now)
+        self.reclaimer = MemoryReclaimLoop(self.actuator, root=self.root, files=self, clock=lambda: self.now)
 
     def read(self, directory: Directory, file: str) -> str:
         if directory == f"{self.root}/proc":
@@ -137,8 +139,8 @@ async def test_each_gives_one_percent_while_nobody_waits_one_after_the_other(tmp
     machine.stalled_us["id-a"] = 60_000
     await machine.look()
     assert machine.used("a") == 3960
-    assert machine.reclaimer.counts["probe reclaimed"] == 3
-    assert (machine.reclaimer.counts["bytes"] // MEGA, machine.used("b")) == (119, 3920), (
+    assert machine.actuator.counts["probe reclaimed"] == 3
+    assert (machine.actuator.counts["bytes"] // MEGA, machine.used("b")) == (119, 3920), (
         "then a waits, and b gives 39.6"
     )
 
@@ -157,7 +159,7 @@ async def test_a_short_node_is_relieved_by_the_largest_cache(
     assert not asked or machine.asked() == asked
     await machine.look()
     assert machine.used("a") < 400, "the next one, for the first has just given"
-    assert machine.reclaimer.counts["relief reclaimed"] == 2
+    assert machine.actuator.counts["relief reclaimed"] == 2
     facts = machine.reclaimer.status()
     assert facts["short_nodes"] == {"0": "hard"}
 
@@ -206,7 +208,7 @@ async def test_a_kernel_that_does_not_know_swappiness_is_asked_with_it_once(tmp_
     first, again, later = (text for _, text, _ in machine.said())
     assert (first, again) == (f"{16 * MEGA} swappiness=0", f"{16 * MEGA}")
     assert later.isdecimal()
-    assert machine.reclaimer.counts["probe reclaimed"] == 2
+    assert machine.actuator.counts["probe reclaimed"] == 2
 
 
 async def test_on_v1_only_who_uses_more_than_asked_is_emptied_and_nobody_is_probed(tmp_path: Path) -> None:
@@ -235,7 +237,7 @@ async def test_nothing_is_taken(tmp_path: Path, plan: dict[str, object]) -> None
     await machine.look()
     await machine.look()
     assert (machine.asked(), machine.used("a")) == ([], 4000)
-    assert machine.reclaimer.counts["bytes"] == 0
+    assert machine.actuator.counts["bytes"] == 0
 
 
 async def test_without_pressure_files_nobody_is_probed_and_that_is_said(tmp_path: Path) -> None:
@@ -266,7 +268,7 @@ async def test_less_than_asked_is_partly(tmp_path: Path) -> None:
     machine.plan("a")
     await machine.look()
     await machine.look()
-    assert machine.reclaimer.counts == {"probe partly reclaimed": 1, "bytes": 30 * MEGA}
+    assert machine.actuator.counts == {"probe partly reclaimed": 1, "bytes": 30 * MEGA}
 
 
 async def test_a_group_with_another_inode_is_left_alone(tmp_path: Path) -> None:
@@ -294,7 +296,7 @@ async def test_an_action_that_is_no_longer_wanted_ends_at_its_next_chunk(tmp_pat
                 await trio.sleep(0.01)
         machine.plan("a", config=MemoryReclaimConfig())
         with trio.fail_after(10):
-            while not machine.reclaimer.counts["relief cancelled"]:  # noqa: ASYNC110
+            while not machine.actuator.counts["relief cancelled"]:  # noqa: ASYNC110
                 await trio.sleep(0.01)
         machine.block.set()
         with trio.fail_after(10):

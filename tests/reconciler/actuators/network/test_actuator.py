@@ -11,10 +11,10 @@ from cgroupfs.cpuset import EMPTY
 from cgroupfs.errors import SourceError
 from reconciler.actuators.base import PlanSnapshot
 from reconciler.actuators.codec import read_rows
-from reconciler.actuators.network.actuator import NetworkActuator
 from reconciler.actuators.network.netlink import Link, link_mbit
 from reconciler.actuators.network.tc import ClassRates, RootQdisc
 from reconciler.actuators.network.undo import CODEC, restore_network
+from reconciler.control.network_loop import NetworkLoop
 from state.ledger import Ledger
 from state.model import Hold, Pools
 from state.network import HANDLE, InterfaceRequest, NetworkRequest
@@ -118,7 +118,7 @@ class Running:
         self.pods = FakePodTc()
         for number, name in enumerate(tc.roots, 2):
             self.pods.links[name] = Link(index=number, name=name)
-        self.network = NetworkActuator(
+        self.network = NetworkLoop(
             tc,
             self.pods,
             lambda: FakeSpaces({}),

@@ -17,9 +17,9 @@ from cgroupfs.files import REAL
 from cgroupfs.knobs import CATALOG
 from reconciler.actuators.base import PlanSnapshot
 from reconciler.actuators.codec import read_rows
-from reconciler.actuators.network.actuator import NetworkActuator
 from reconciler.actuators.network.tc import ClassRates, RealTc, load_classifier
 from reconciler.actuators.network.undo import CODEC, restore_network
+from reconciler.control.network_loop import NetworkLoop
 from state.ledger import Ledger
 from state.network import BE_CLASS, HANDLE, InterfaceRequest, NetworkRequest
 from state.store import Store
@@ -80,7 +80,7 @@ class Cable:
         self.tc = RealTc(partial(library, left))
         self.store = Store(str(path / "state.db"))
         self.pod_tc = pod_tc(left)
-        self.network = NetworkActuator(
+        self.network = NetworkLoop(
             self.tc,
             self.pod_tc,
             lambda: FakeSpaces({}),

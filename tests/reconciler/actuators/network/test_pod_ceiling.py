@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 from cgroupfs.errors import SourceError
 from reconciler.actuators.codec import read_rows
-from reconciler.actuators.network.actuator import NetworkActuator
 from reconciler.actuators.network.netlink import Link
 from reconciler.actuators.network.undo import CODEC, NetworkState, restore_network
+from reconciler.control.network_loop import NetworkLoop
 from state.ledger import Ledger
 from state.model import Hold, Pod
 from state.network import GATHER, SHARE, InterfaceRequest, NetworkRequest
@@ -56,7 +56,7 @@ class World:
 
     def life(self) -> None:
         self.store = Store(str(self.path / "state.db"))
-        self.network = NetworkActuator(
+        self.network = NetworkLoop(
             self.tc,
             self.pods,
             lambda: self.spaces,

@@ -18,11 +18,11 @@ from cgroupfs.errors import SourceError
 from cgroupfs.hierarchy import Hierarchy
 from reconciler.actuators.base import PlanSnapshot
 from reconciler.actuators.codec import read_rows
-from reconciler.actuators.network.actuator import NetworkActuator
 from reconciler.actuators.network.namespaces import RealNetworkNamespaces
 from reconciler.actuators.network.netlink import Links
 from reconciler.actuators.network.tc_pods import IfbState, IngressState, RealPodTc
 from reconciler.actuators.network.undo import CODEC, NetworkState, restore_network
+from reconciler.control.network_loop import NetworkLoop
 from state.ledger import Ledger
 from state.model import Container, ContainerKind, GroupRef, Phase
 from state.network import GATHER, SHARE, InterfaceRequest, NetworkRequest
@@ -60,11 +60,11 @@ class World:
         self.end()
         self.store = Store(str(self.path / "state.db"))
 
-    def network(self, pods: RealPodTc | None = None) -> NetworkActuator:
+    def network(self, pods: RealPodTc | None = None) -> NetworkLoop:
         # Its namespace's file is all that the kernel is asked with; the fake takes one number for both.
         spaces = FakeSpaces({"be": self.file})
         roots = FakeTc(eth0="noqueue")
-        return NetworkActuator(roots, pods or self.tc, lambda: spaces, Ledger(self.store), trio.CapacityLimiter(1))
+        return NetworkLoop(roots, pods or self.tc, lambda: spaces, Ledger(self.store), trio.CapacityLimiter(1))
 
     def counting(self, left: list[int]) -> "Counting":
         return Counting(library(self.host), left)

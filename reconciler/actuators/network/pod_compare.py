@@ -1,4 +1,4 @@
-"""What is to be done for BE pods with a network of their own, from one look at where their packets come out. Pure.
+"""What BE pods with a network of their own have and are to have, compared from one look at their links. Pure.
 
 A pod is held only where nobody else is concerned: not in a namespace that an online pod has, too; not where somebody
 else's filter stands; not when an operator holds it. What is not known yet is left as it is.

@@ -22,34 +22,10 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from reconciler.signals.memory import Shortage, ZoneNode, rest_bytes
-from state.memory import NodeMemoryReading, ReclaimRequest
+from state.memory import GroupMemory, NodeMemoryReading, ReclaimAction, ReclaimRequest, Shortage, ZoneNode
 
 _LEAST: Final = 1 << 20
 """Less than this is not worth an action."""
-
-
-class GroupMemory(Struct, frozen=True, kw_only=True):
-    """One look at a container. ``droppable_bytes``: page cache that no process has mapped.
-
-    ``droppable_on``: the same by NUMA node; None: not known, then all of it may lie anywhere. ``stalled_us``: time in
-    which some task waited for memory, growing; None: not known. ``asked_bytes``: its request.
-    """
-
-    path: str
-    pod_uid: str
-    at_s: float
-    used_bytes: int
-    droppable_bytes: int
-    droppable_on: Mapping[int, int] | None = None
-    stalled_us: int | None = None
-    asked_bytes: int = 0
-
-    def cache_on(self, nodes: Iterable[int]) -> int:
-        """What of its page cache could be dropped on these NUMA nodes."""
-        if self.droppable_on is None:
-            return self.droppable_bytes
-        return min(self.droppable_bytes, sum(self.droppable_on.get(node, 0) for node in nodes))
 
 
 class ReclaimHistory(Struct, frozen=True, kw_only=True):
@@ -62,20 +38,6 @@ class ReclaimHistory(Struct, frozen=True, kw_only=True):
     stalled_us: int | None = None
     rest_until: float = 0.0
     relieved_until: float = 0.0
-
-
-class ReclaimAction(Struct, frozen=True, kw_only=True):
-    """Memory to be taken from one group. ``want_bytes`` 0: all that can be dropped (v1).
-
-    ``cache_only``: none of it is to go to swap.
-    """
-
-    path: str
-    pod_uid: str
-    kind: str
-    want_bytes: int
-    why: str
-    cache_only: bool = True
 
 
 def pressure_percent(before: ReclaimHistory | None, now: GroupMemory) -> float | None:
@@ -125,7 +87,7 @@ def missing_bytes(nodes: Mapping[int, ZoneNode], short: Mapping[int, Shortage]) 
     for number in sorted(nodes):
         if short.get(number) is Shortage.HARD:
             one = nodes[number]
-            found[number] = max(_LEAST, rest_bytes(one) - one.free_bytes)
+            found[number] = max(_LEAST, one.rest_bytes - one.free_bytes)
     return found
 
 

@@ -11,7 +11,7 @@ rates at each crossing, and the link never fills up above the waterline while BE
 
 from typing import Final
 
-from msgspec import Struct
+from state.network import ByteCounters, LinkLimits, Throughput
 
 _STEPS: Final = 10
 _PARTS: Final = 20
@@ -20,36 +20,7 @@ _DEAD: Final = 0.01
 """Of the link: a smaller change is not worth a call of the kernel."""
 
 
-class LinkLimits(Struct, frozen=True, kw_only=True):
-    """One link's bounds in bytes a second."""
-
-    link: int
-    floor: int
-    ceiling: int
-    waterline: int
-
-
-class ByteCounters(Struct, frozen=True, kw_only=True):
-    """An interface's byte counters at one moment (monotonic seconds).
-
-    ``online``: all without a class, in which are the packets that it forwards for BE ``pods``; ``be``: of BE's class.
-    """
-
-    at: float
-    online: int
-    be: int
-    pods: int = 0
-
-
-class Throughput(Struct, frozen=True, kw_only=True):
-    """Bytes a second of online work, of BE's class, and of BE pods with a network of their own."""
-
-    online: int
-    be: int
-    pods: int
-
-
-def lane(link_mbit: int, floor_percent: float, ceiling_percent: float, waterline_percent: float) -> LinkLimits:
+def limits_of(link_mbit: int, floor_percent: float, ceiling_percent: float, waterline_percent: float) -> LinkLimits:
     """The bounds of a link of so many megabits; never below 1 kB/s, which HTB needs to be anything at all."""
     link = link_mbit * 125_000
     floor = max(1_000, int(link * floor_percent / 100))

@@ -3,8 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from reconciler.actuators.memory_reclaim.control import (
-    GroupMemory,
+from reconciler.policies.memory_reclaim_control import (
     ReclaimHistory,
     has_swap,
     missing_bytes,
@@ -12,8 +11,8 @@ from reconciler.actuators.memory_reclaim.control import (
     probe,
     relieve,
 )
-from reconciler.signals.memory import Shortage, ZoneNode, rest_bytes, shortages
-from state.memory import NodeMemoryReading, ReclaimRequest
+from reconciler.signals.memory import shortages
+from state.memory import GroupMemory, NodeMemoryReading, ReclaimRequest, Shortage, ZoneNode
 
 MEGA = 1 << 20
 GIGA = 1 << 30
@@ -129,7 +128,7 @@ ZONES = {
 
 
 def test_a_short_node_lacks_what_brings_it_to_rest() -> None:
-    assert missing_bytes(ZONES, {0: Shortage.NONE, 1: Shortage.HARD}) == {1: rest_bytes(ZONES[1]) - 50 * MEGA}
+    assert missing_bytes(ZONES, {0: Shortage.NONE, 1: Shortage.HARD}) == {1: ZONES[1].rest_bytes - 50 * MEGA}
     assert missing_bytes(ZONES, {0: Shortage.SOFT, 1: Shortage.SOFT}) == missing_bytes(ZONES, {}) == {}
 
 

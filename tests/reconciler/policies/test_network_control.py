@@ -4,16 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconciler.actuators.network.control import ByteCounters, LinkLimits, Throughput, lane, split, step, use
+from reconciler.policies.network_control import limits_of, split, step, use
+from state.network import ByteCounters, LinkLimits, Throughput
 
-LINK = lane(1_000, 10, 40, 80)
+LINK = limits_of(1_000, 10, 40, 80)
 MBIT = 125_000
 
 
 def test_percents_of_a_link_are_bytes_a_second() -> None:
     assert LinkLimits(link=1_000 * MBIT, floor=100 * MBIT, ceiling=400 * MBIT, waterline=800 * MBIT) == LINK
-    assert lane(1, 1, 1, 50).floor == 1_250
-    assert lane(1, 0.5, 0.5, 50) == LinkLimits(link=125_000, floor=1_000, ceiling=1_000, waterline=62_500)
+    assert limits_of(1, 1, 1, 50).floor == 1_250
+    assert limits_of(1, 0.5, 0.5, 50) == LinkLimits(link=125_000, floor=1_000, ceiling=1_000, waterline=62_500)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,246 @@
+"""The loop that keeps BE's part of each named interface: read the counters, let the law decide, set the rates.
+
+A side actuator. The law is `reconciler.policies.network_control`; trees, rates and counters are
+`reconciler.actuators.network.actuator`'s, and BE pods with a network of their own `actuators.network.pod_ceiling`'s.
+Where both hold BE pods of one interface, the law's ceiling is given out to them by what each uses.
+
+Nothing is held by an interface that is not there or whose speed nobody knows: a part of it could only be guessed, and
+no law would ever correct the guess. A link that is down tells no speed; until it is up again its last one counts.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, final
+
+import trio
+from msgspec import Struct
+from msgspec.structs import replace
+
+from cgroupfs.errors import SourceError, StoreError
+from reconciler.actuators.base import PeriodicWorker, PlanSnapshot
+from reconciler.actuators.cgroup.status import SettingStatus
+from reconciler.actuators.codec import LedgerState
+from reconciler.actuators.network.actuator import NetworkActuator
+from reconciler.actuators.network.namespaces import NetworkNamespaces
+from reconciler.actuators.network.netlink import Link, link_mbit
+from reconciler.actuators.network.pod_ceiling import PodEgressCeiling
+from reconciler.actuators.network.pod_compare import pods_of
+from reconciler.actuators.network.tc import NAME, ClassRates, Tc
+from reconciler.actuators.network.tc_pods import PodTc
+from reconciler.actuators.network.undo import CODEC
+from reconciler.policies.network_control import limits_of, split, step, use
+from state.ledger import Ledger
+from state.network import ByteCounters, InterfaceRequest, LinkLimits, NetworkRequest, Throughput
+from state.undo import RestoreResult
+
+_LOG: Final = logging.getLogger(__name__)
+_LEFT_S: Final = 10.0
+"""How often taking away is tried again that was refused."""
+_EARLY: Final = 0.9
+"""Of the interval: a look that comes sooner is no reason for the law's next step."""
+
+
+class LinkState(Struct, frozen=True, kw_only=True):
+    """How one interface stands. Rates in bytes a second; ``problem`` empty: as wanted.
+
+    ``ceiling``: the law's, of all BE; ``be_ceiling`` and ``pods_ceiling``: what of it the class and the pods have.
+    """
+
+    link: int = 0
+    floor: int = 0
+    ceiling: int = 0
+    be_ceiling: int = 0
+    pods_ceiling: int = 0
+    used: Throughput | None = None
+    counted: ByteCounters | None = None
+    problem: str = ""
+    would: str = ""
+
+
+@final
+class NetworkLoop:
+    """See the module's text."""
+
+    name = NAME
+
+    def __init__(
+        self,
+        tc: Tc,
+        pods: PodTc,
+        spaces: Callable[[], NetworkNamespaces],
+        ledger: Ledger,
+        lane: trio.CapacityLimiter,
+        *,
+        speed: Callable[[str], int | None] = link_mbit,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``lane``: the store's limiter."""
+        self.lines: dict[str, LinkState] = {}
+        """By interface."""
+        self._clock = clock
+        self._kept = LedgerState(CODEC, ledger, lane)
+        self._turns = PeriodicWorker(self._round, self._period_s)
+        self._trees = NetworkActuator(tc, pods, self._kept, self._turns, speed=speed)
+        self._pods = PodEgressCeiling(pods, spaces, self._kept, self._turns, clock)
+        self._last: tuple[object, float] = None, 0.0
+        self._told: dict[str, tuple[int, int]] = {}
+        """By interface: its index, and the speed that its driver told last."""
+
+    # The seam
+
+    @property
+    def standings(self) -> Mapping[str, Mapping[str, SettingStatus]]:
+        """How BE pods with a network of their own stand."""
+        return self._pods.standings
+
+    def planned(self, situation: PlanSnapshot) -> None:
+        """See `SideActuator`. Wakes the task when something else is wanted than before, or pods have come or gone."""
+        before = self._turns.situation
+        self._turns.planned(situation, wake=before is None or _wanted(before) != _wanted(situation))
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """See `SideActuator`."""
+        await self._turns.run(task_status=task_status)
+
+    async def sweep(self) -> None:
+        """Bring everything to the newest situation, once."""
+        await self._turns.sweep()
+
+    async def restore(self, only: str | None = None) -> Sequence[RestoreResult]:
+        """See `SideActuator`. A tree is nobody's in particular: of a single pod only its own cables are undone."""
+        async with self._turns.restoring():
+            done = await self._trees.undo(only)
+            if done is None:
+                return ()
+            self._pods.forget_rates()
+            if only is None:
+                self.lines.clear()
+            return done
+
+    def status(self) -> Mapping[str, object]:
+        """See `SideActuator`. Rates in bytes a second."""
+        interfaces = {
+            name: {
+                "instead_of": self._trees.roots.get(name),
+                "link": line.link,
+                "be_floor": line.floor,
+                "be_ceiling": line.ceiling,
+                "online": line.used.online if line.used is not None else None,
+                "be": line.used.be if line.used is not None else None,
+                "pods": line.used.pods if line.used is not None else None,
+                "state": line.problem or line.would or "in place",
+            }
+            for name, line in sorted(self.lines.items())
+        }
+        cables = {name: led.pod_uid for name, led in sorted(self._pods.cables.items())}
+        return {"interfaces": interfaces, "pods_devices": cables, "pods_in_host_network": self._pods.in_host}
+
+    def problems(self) -> Sequence[str]:
+        """See `SideActuator`."""
+        found = [f"{name}: {line.problem}" for name, line in sorted(self.lines.items()) if line.problem]
+        return [*found, *([self._pods.problem] if self._pods.problem else [])]
+
+    # One round
+
+    def _period_s(self, situation: PlanSnapshot) -> float | None:
+        if situation.plan.network is not None:
+            return situation.plan.network.interval_s
+        return _LEFT_S if self._trees.leftover else None
+
+    async def _round(self, situation: PlanSnapshot) -> None:
+        wish = situation.plan.network or NetworkRequest()
+        enforce = situation.enforce and not wish.dry_run and "node" not in situation.holds
+        wanted = {one.name: one for one in wish.interfaces}
+        try:
+            if enforce:
+                trees = set(wanted) if wish.classes else set()
+                await self._trees.drop(set(self._trees.roots) - trees)
+            if not wish.pods_by and enforce:
+                await self._pods.end()
+            elif wish.pods_by:
+                by = wish.pods_by
+                _, bounds, unknown = await self._known(wanted[by])
+                # Our device starts with what BE always gets: an unknown takes no risk.
+                rate = self.lines.get(by, LinkState()).pods_ceiling or (bounds.floor if bounds is not None else 0)
+                await self._pods.bring(
+                    situation, rate=rate, classes=wish.classes, enforce=enforce, by=by, unknown=unknown
+                )
+        except (SourceError, StoreError) as exc:
+            _LOG.warning("%s", exc)
+        now, (last, at) = self._clock(), self._last
+        if last == (wish, enforce) and now - at < wish.interval_s * _EARLY:
+            return
+        self._last = (wish, enforce), now
+        self.lines = {name: line for name, line in self.lines.items() if name in wanted}
+        for name in sorted(wanted):
+            before = self.lines.get(name, LinkState())
+            try:
+                self.lines[name] = await self._line(wanted[name], before, wish, enforce=enforce)
+            except (SourceError, StoreError) as exc:
+                self.lines[name] = LinkState(problem=str(exc))
+            if (words := self.lines[name].problem) and words != before.problem:
+                _LOG.warning("%s: %s", name, words)
+
+    async def _known(self, wish: InterfaceRequest) -> tuple[Link | None, LinkLimits | None, str]:
+        """An interface and its bounds; else the words say what of it nobody knows. Errors: `SourceError`."""
+        device, told = await self._trees.link(wish.name, ask_speed=wish.link_mbit is None)
+        if device is None:
+            return None, None, "there is no such interface"
+        if told is not None:
+            self._told[wish.name] = device.index, told
+        index, last = self._told.get(wish.name, (0, 0))
+        speed = wish.link_mbit or (last if index == device.index else None)
+        if speed is None:
+            return device, None, "its driver tells no speed; expected link_mbit in the configuration"
+        return device, limits_of(speed, wish.floor_percent, wish.ceiling_percent, wish.waterline_percent), ""
+
+    async def _line(
+        self, wish: InterfaceRequest, line: LinkState, all_of_it: NetworkRequest, *, enforce: bool
+    ) -> LinkState:
+        """Bring one interface to what is wanted now. Errors: `SourceError`, `StoreError`."""
+        device, bounds, unknown = await self._known(wish)
+        if device is None or bounds is None:
+            if device is not None and enforce:
+                await self._trees.drop({wish.name} & self._trees.roots.keys())
+            return LinkState(problem=unknown)
+        pods_here = all_of_it.pods_by == wish.name
+        ceiling = min(max(line.ceiling, bounds.floor), bounds.ceiling)
+        fresh = LinkState(link=bounds.link, floor=bounds.floor, ceiling=ceiling)
+        sent: tuple[int, int] | None = None
+        if all_of_it.classes:
+            try:
+                # The class begins with what it had; BE pods elsewhere may have the rest of the ceiling.
+                most = min(line.be_ceiling or bounds.floor, ceiling)
+                rates = ClassRates(link=bounds.link, floor=bounds.floor, ceiling=most)
+                tree = await self._trees.tree(device.index, wish.name, rates, enforce=enforce)
+                fresh, sent = replace(fresh, problem=tree.problem, would=tree.would), tree.sent
+            except SourceError as exc:
+                # The pods' device needs no tree: its part follows the law all the same.
+                fresh = replace(fresh, problem=str(exc))
+        elif not pods_here:
+            return LinkState(problem="nothing tells BE's packets here: no net_cls, and pods leave by another interface")
+        if sent is None and not pods_here:
+            return fresh
+        through = await self._pods.through() if pods_here else None
+        online, be = sent if sent is not None else (device.sent, 0)
+        counted = ByteCounters(at=self._clock(), online=online, be=be, pods=through or 0)
+        used = use(line.counted, counted)
+        after = step(ceiling, used.online if used is not None else None, bounds) if enforce else ceiling
+        mine, theirs = after, after
+        if sent is not None and pods_here and self._pods.statuses and self._pods.in_host:
+            mine, theirs = split(after, used.be if used is not None else 0, used.pods if used is not None else 0)
+        same = (line.link, line.floor, line.be_ceiling) == (bounds.link, bounds.floor, mine)
+        if enforce and sent is not None and not same:
+            rates = ClassRates(link=bounds.link, floor=bounds.floor, ceiling=mine)
+            await self._trees.change(device.index, rates)
+        if enforce and pods_here:
+            await self._pods.limit(theirs)
+        mine = mine if sent is not None else 0
+        return replace(fresh, ceiling=after, be_ceiling=mine, pods_ceiling=theirs, used=used, counted=counted)
+
+
+def _wanted(situation: PlanSnapshot) -> tuple[object, ...]:
+    wish = situation.plan.network
+    pods = pods_of(situation) if wish is not None and wish.pods_by else None
+    return wish, situation.enforce, "node" in situation.holds, pods

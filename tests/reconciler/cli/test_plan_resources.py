@@ -1,0 +1,146 @@
+"""plan and simulate show everything that the planner returns: memory, disk, network, cache, cookies, scores, marks."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from reconciler.cli.offline import _cache
+from reconciler.cli.planscreen import blocks
+from reconciler.cli.screen import plain
+from reconciler.control.planner import plan_node
+from reconciler.policies.cache import CachePolicyConfig
+from reconciler.policies.table import PoliciesConfig
+from state.cache import CacheRequest
+from state.evidence import ContainerSnapshot, Sample
+from state.plan import NodePlan
+from state.summary import resource_facts
+from tests.fakes.livenode import LiveNode
+from tests.fakes.resctrl_model import ResctrlModel
+from tests.fakes.resctrl_shapes import INTEL
+from tests.reconciler.cli.conftest import Run
+from tests.reconciler.cli.test_simulate import record
+from tests.reconciler.interference.test_engine import PODS, frame
+from tests.reconciler.nodes import node, online, pod
+
+ALL = """\
+mode: enforce
+policies:
+  cache: {enabled: true}
+  core_sched: {enabled: true}
+  disk: {enabled: true}
+  memory_reclaim: {enabled: true}
+  network: {enabled: true, interfaces: [{name: eth0, link_mbit: 1000}]}
+  oom_score: {enabled: true, lowest: 950}
+  watermarks: {enabled: true, min_free_factor: 100}
+"""
+PODS_FILE = """\
+- {name: web, requests: {cpu: 500m}}
+- {name: crunch, labels: {koordinator.sh/qosClass: BE}}
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> str:
+    path = tmp_path / "all.yaml"
+    path.write_text(ALL)
+    return str(path)
+
+
+def test_a_described_machines_plan_has_every_resource(run: Run, tmp_path: Path, config: str) -> None:
+    pods = tmp_path / "pods.yaml"
+    pods.write_text(PODS_FILE)
+    words = ("plan", "--machine", "4 cores x 2 threads", "--pods", str(pods), "--config", config)
+    ran = run(*words, "-o", "json")
+    assert ran.code == 0, ran.err
+    document = json.loads(ran.out)
+    found = document["resources"]
+    uids = {one["title"]: one for one in document["pods"]}
+    be = uids["default/crunch"]["group"]
+    ((path, score),) = found["oom_scores"]["scores"].items()
+    assert (path.startswith(f"{be}/"), score) == (True, 1000)
+    assert found["cookies"]["groups"] == {path: "reclaimed"}
+    assert [one["name"] for one in found["network"]["interfaces"]] == ["eth0"]
+    assert found["memory"]["reclaim"]["interval_s"] == 6.0
+    assert found["disk"]["takers"] == 1
+    assert (found["cache"]["reclaimed"]["cat_range_end_percent"], found["cache"]["groups"]) == (30, None)
+    assert found["sysctls"]["values"] == {"vm.min_free_kbytes": None, "vm.watermark_scale_factor": None}
+    assert {"cache", "core_sched", "disk", "memory_reclaim", "network", "oom_score", "watermarks"} <= {
+        policy for policy, reason in found["reasons"].items() if reason != "off"
+    }
+    rows = {tuple(line.split()[:2]) for line in run(*words).out.splitlines()}
+    assert {("oom.score", "1000"), ("core.cookie", "reclaimed")} <= rows
+
+
+def test_without_any_of_it_the_plan_says_so_and_the_screen_is_as_short_as_before(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "none.yaml"
+    path.write_text("mode: enforce\n")
+    words = ("plan", "--machine", "4 cores", "--config", str(path))
+    document = json.loads(run(*words, "-o", "json").out)
+    found = document["resources"]
+    assert [found[name] for name in ("network", "cache", "cookies", "oom_scores", "sysctls")] == [None] * 5
+    assert set(found["reasons"].values()) == {"off"}
+    assert "POLICY" not in plain(blocks(document))
+
+
+def test_the_marks_of_a_copied_node_follow_its_memory(run: Run, tmp_path: Path, config: str) -> None:
+    live = LiveNode(tmp_path / "node", "v2")
+    proc = Path(live.root, "proc")
+    (proc / "meminfo").write_text("MemTotal: 104857600 kB\nMemAvailable: 52428800 kB\n")
+    ran = run("plan", "--root", live.root, "--config", config, "-o", "json")
+    assert ran.code == 0, ran.err
+    values = json.loads(ran.out)["resources"]["sysctls"]["values"]
+    assert values == {"vm.min_free_kbytes": 1 << 20, "vm.watermark_scale_factor": 50}
+
+
+def test_the_groups_of_a_machine_with_resctrl_are_in_the_plan(tmp_path: Path) -> None:
+    ResctrlModel(INTEL).install(str(tmp_path))
+    view = node(pod("be"), online("web"))
+    plan = plan_node(view, None, PoliciesConfig(cache=CachePolicyConfig(enabled=True)))
+    cache = _cache(plan.cache, view, str(tmp_path))
+    assert cache is not None
+    facts: Any = resource_facts(plan, cache)["cache"]
+    assert facts["members"] == {"be": "bypassd-be"}
+    assert list(facts["groups"]) == ["bypassd-be"]
+    assert facts["problems"] == []
+
+
+def test_a_machine_without_resctrl_is_a_problem_and_no_wish_is_none(tmp_path: Path) -> None:
+    view = node(pod("be"))
+    assert _cache(None, view, str(tmp_path)) is None
+    cache = _cache(CacheRequest(), view, str(tmp_path))
+    assert cache is not None
+    assert (len(cache.problems), cache.groups) == (1, ())
+
+
+def test_a_simulation_ends_with_what_each_configuration_plans(run: Run, tmp_path: Path, config: str) -> None:
+    last = frame(1, hog_milli=100.0, wait=0.5)
+    memory = {"memory.total": Sample(float(100 << 30)), "memory.available": Sample(float(50 << 30))}
+    samples = {**last.samples, "node": {**last.samples["node"], **memory}}
+    hog = replace(
+        PODS["hog"],
+        containers=(
+            ContainerSnapshot(id="main", path="/kubepods/podhog/main", name="main"),
+            ContainerSnapshot(id="pause", path="/kubepods/podhog/pause", sandbox=True),
+        ),
+    )
+    path = record(tmp_path / "a.rec", [replace(last, samples=samples, pods={**PODS, "hog": hog})])
+    other = tmp_path / "other.yaml"
+    other.write_text("mode: enforce\n")
+    words = ("simulate", "--record", path, "--config", config, "--against", str(other))
+    document = json.loads(run(*words, "-o", "json").out)
+    found, against = document["resources"], document["against"]["resources"]
+    assert found["oom_scores"]["scores"] == {"/kubepods/podhog/main": 1000}
+    assert found["cookies"]["groups"] == {"/kubepods/podhog/main": "reclaimed"}
+    assert found["sysctls"]["values"]["vm.min_free_kbytes"] == 1 << 20
+    assert found["disk"]["takers"] == 1
+    assert against["oom_scores"] is None
+    assert set(against["reasons"].values()) == {"off"}
+    assert "oom_score" in run(*words).out
+
+
+def test_every_field_of_the_plan_is_shown() -> None:
+    shown = resource_facts(NodePlan(pools=plan_node(node(), None, PoliciesConfig()).pools), None)
+    assert shown.keys() | {"pools"} == set(NodePlan.__struct_fields__)

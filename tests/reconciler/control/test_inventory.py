@@ -1,0 +1,83 @@
+"""The inventory has one way in for readings, and the view of the moment has all of them."""
+
+import ast
+from pathlib import Path
+from typing import get_type_hints
+
+import pytest
+from msgspec.structs import fields
+
+from cgroupfs.naming import Driver, Layout
+from reconciler.control.inventory import Inventory, NewReadings, NodeReadings
+from reconciler.pods.selectors import ClassRules
+from reconciler.sources.runtime_roots import RuntimeDirs
+from state.cpu import GroupUse
+from state.measures import Restrictions
+from state.memory import NodeMemoryReading
+from state.model import CpuPolicy, KubeletView, NodeCpu, NodeView, NumaMemory
+from state.topology import uniform
+from tests.reconciler.nodes import cpus
+
+PRODUCT = Path(__file__).parents[3] / "reconciler"
+NEWS: NewReadings = {
+    "topology": uniform(cores=4, threads=1),
+    "kubelet": KubeletView(policy=CpuPolicy.STATIC),
+    "cpu": NodeCpu(busy_milli=3, online_milli=2, reclaimed_milli=1),
+    "reclaimed_ceiling_milli": 700,
+    "node_memory": NodeMemoryReading(total_bytes=10, available_bytes=5),
+    "reclaimed_memory_bytes": 4,
+    "uses": {"/kubepods/poda": GroupUse(cpu_milli=5)},
+    "lent_us": {"/kubepods/poda": 250_000},
+    "knobs": frozenset({"cpu.set"}),
+    "numa_memory": NumaMemory(free={0: 1}),
+    "irq_cpus": cpus("3"),
+    "measures": Restrictions(budget_milli=100),
+}
+
+
+@pytest.fixture
+def inventory() -> Inventory:
+    return Inventory(
+        topology=uniform(cores=2, threads=1),
+        versions={"cpu": 2},
+        layout=Layout(Driver.CGROUPFS),
+        dirs=RuntimeDirs(states=(), bundles=()),
+        rules=ClassRules(),
+        metas=lambda _: [],
+        signalled=lambda _: False,
+    )
+
+
+def test_what_can_be_handed_in_is_what_the_view_has() -> None:
+    names = {field.name for field in fields(NodeReadings)}
+    assert names == get_type_hints(NewReadings).keys() == NEWS.keys()
+    assert names <= {field.name for field in fields(NodeView)}
+
+
+@pytest.mark.parametrize("name", sorted(NEWS))
+def test_a_reading_counts_from_then_on_and_changes_nothing_else(inventory: Inventory, name: str) -> None:
+    before = inventory.view(1.0, {})
+    inventory.take(**{name: NEWS[name]})  # type: ignore[literal-required]  # each name in turn
+    after = inventory.view(1.0, {})
+    changed = {field.name for field in fields(NodeView) if getattr(before, field.name) != getattr(after, field.name)}
+    assert changed == {name}
+    assert getattr(after, name) == NEWS[name]  # type: ignore[literal-required]
+
+
+def test_the_answer_is_the_next_state_and_the_one_before_stays_as_it_was(inventory: Inventory) -> None:
+    first = inventory.readings
+    second = inventory.take(**NEWS)
+    assert second is inventory.readings
+    assert (first.cpu, second.cpu) == (None, NEWS["cpu"])
+
+
+def test_no_other_module_assigns_an_attribute_of_the_inventory() -> None:
+    found = [
+        f"{path.relative_to(PRODUCT)}:{target.lineno}"
+        for path in PRODUCT.rglob("*.py")
+        for statement in ast.walk(ast.parse(path.read_text()))
+        if isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign)
+        for target in (statement.targets if isinstance(statement, ast.Assign) else [statement.target])
+        if isinstance(target, ast.Attribute) and ast.unparse(target.value).split(".")[-1] in {"knowledge", "inventory"}
+    ]
+    assert found == []
