@@ -1,7 +1,9 @@
 """The sinks, each a file; the registration is here. A module is loaded when a sink of its kind is made.
 
-A new one is a file with a class that implements `base.Sink`, a section in `reconciler.alerts.config.SinkConfig`, and a
-line.
+Belongs here: one file with a class that implements `base.Sink`, a section in `reconciler.alerts.config.SinkConfig`, and
+a line in the table below.
+
+Does not belong here: what is sent and when (`alerts`), and connections (`clients`).
 """
 
 from collections.abc import Mapping
