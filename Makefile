@@ -92,8 +92,9 @@ protos: setup ## generate the CRI messages anew
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. reconciler/sources/criapi/cri.proto
 	$(BIN)/python -m tests.e2e.criapi
 
-docs: setup ## write the generated files: example configuration, its documentation, completion
+docs: setup ## write the generated files: example configuration, its documentation, completion, the drawing of the rooms
 	$(BIN)/python -m reconciler.config.docs
+	$(BIN)/python -m tests.architecture draw
 
 lock: ## pin every package with its hashes (needs uv)
 	uv pip compile -q --generate-hashes --no-emit-index-url --python-version 3.11 requirements/runtime.in -o requirements/runtime.txt

@@ -1,4 +1,7 @@
-"""How the agent talks to others: HTTP, HTTP/2, gRPC, the Kubernetes API, kubeconfig, child processes.
+"""How the agent speaks to other programs: HTTP, HTTP/2, gRPC, the Kubernetes API, kubeconfig, child processes.
 
-What is asked, and what an answer means, belongs to `sources`, `alerts` and `responses`.
+Belongs here: connections, limits, timeouts, credentials, and the forms of requests and responses.
+
+Does not belong here: what is requested, and what a response means (`sources`, `alerts`, `responses`); nothing in here
+knows pods.
 """

@@ -1,1 +1,6 @@
-"""The configuration's model, loading and documentation, and the environment that the agent runs in."""
+"""The configuration's model, loading and documentation, and the environment in which the agent runs.
+
+Belongs here: the one model of all sections, the checks across sections, generated documents, and where the node is.
+
+Does not belong here: a section's own fields, which are beside what they configure, and the YAML language (`settings`).
+"""

@@ -101,8 +101,8 @@ class Inventory:
         """``metas``: what the pod lists tell of a uid. ``signalled``: does the runtime's signal cover a container.
 
         ``disks``: those that the configuration names, by that name. ``indicators``: by uid of the pod. ``marks`` takes
-        what is kept of labels and annotations. ``classes``: by uid, those of an earlier run. A container whose files cannot be read is as it was
-        known before, and among ``errors`` until they can be.
+        what is kept of labels and annotations. ``classes``: by uid, those of an earlier run. A container whose files
+        cannot be read is as it was known before, and among ``errors`` until they can be.
         """
         self.layout = layout
         self.pods: dict[str, Pod] = {}

@@ -1,4 +1,7 @@
 """What BE work may be promised: CPU and memory, smoothed over time.
 
-Pure, but for the sampler and the report's file. Who runs where belongs to `placement`.
+Belongs here: the amounts, their smoothing, and the report that other components read; pure, but for the
+sampler and the report's file.
+
+Does not belong here: who runs on which CPU (`placement`), and what BE pods get now (`policies`).
 """

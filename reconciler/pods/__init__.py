@@ -1,4 +1,6 @@
 """What a pod is, says and asks for: class, selectors, annotations, resources, resize, metadata.
 
-Pure functions over `state.model`, but for the metadata cache. No file is read in here.
+Belongs here: pure functions over `state`, and the metadata cache.
+
+Does not belong here: reading files or asking programs for it (`sources`), and what the pod gets (`policies`).
 """

@@ -1,4 +1,6 @@
 """What any daemon needs: supervisor, systemd notifications, instance lock, logs, time slices, work queue, counters.
 
-Nothing in here knows pods, cgroups or policies.
+Belongs here: parts of a long-running trio program that would be the same in another one.
+
+Does not belong here: anything that knows pods, cgroups or policies; connections to other programs are `clients`.
 """

@@ -1,6 +1,7 @@
 """Health, metrics, state and the controls over HTTP.
 
-`interface` says what is shown and commanded, `answers` builds state and metrics, `app` answers requests, `server` owns
-the sockets, `connection` one connection each, within the `limits`. The daemon imports `components`, which brings in app
-and server (and with them starlette and h11) when the web part starts.
+Belongs here: ``interface`` with what is shown and commanded, ``answers``, ``app``, ``server``, ``connection`` and its
+``limits``; the daemon imports ``components``, which loads the rest when the web part starts.
+
+Does not belong here: what the documents hold (`daemon`, `telemetry`), and requests to other programs (`clients`).
 """

@@ -7,6 +7,7 @@ import argparse
 import os
 import tempfile
 
+from tests.architecture import drawing
 from tests.architecture.entered import report
 from tests.architecture.scenes import EVICTION_FILES, FOREIGN_CPUSET_FILES, eviction, foreign_cpuset
 
@@ -20,11 +21,15 @@ def _ways() -> None:
         print(report("an eviction, from the signal's reading to the order", files, EVICTION_FILES))
 
 
+def _draw() -> None:
+    drawing.SVG.write_text(drawing.draw(), encoding="utf-8")
+
+
 def main() -> None:
     """Run one of the commands."""
     parser = argparse.ArgumentParser(prog="python -m tests.architecture")
-    parser.add_argument("command", choices=("ways",))
-    {"ways": _ways}[parser.parse_args().command]()
+    parser.add_argument("command", choices=("ways", "draw"))
+    {"ways": _ways, "draw": _draw}[parser.parse_args().command]()
 
 
 main()

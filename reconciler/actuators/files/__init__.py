@@ -1,1 +1,6 @@
-"""Single files of the kernel that are no control files: `oom_score_adj`, `/proc/sys`."""
+"""Single files of the kernel that are no control files: ``oom_score_adj``, ``/proc/sys``.
+
+Belongs here: reading them, writing them, and undoing that.
+
+Does not belong here: which value they should have (`policies`), and control files (`actuators/cgroup`).
+"""

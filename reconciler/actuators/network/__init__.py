@@ -1,1 +1,6 @@
-"""Traffic classes of network devices, in the host's and in pods' network namespaces."""
+"""Traffic classes of network devices, in the host's and in pods' network namespaces.
+
+Belongs here: qdiscs, classes and filters, their netlink messages, and their undoing.
+
+Does not belong here: how much bandwidth a pod should have (`policies`).
+"""

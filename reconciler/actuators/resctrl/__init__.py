@@ -1,1 +1,6 @@
-"""resctrl groups, their schemata and threads."""
+"""resctrl groups, their schemata and threads.
+
+Belongs here: the mount, one group for each class, moving threads, and undoing all of it.
+
+Does not belong here: which shares are wanted (`policies`), and the format of the files (`resctrl`).
+"""

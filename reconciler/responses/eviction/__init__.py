@@ -1,1 +1,6 @@
-"""Eviction: when it is time, who goes, how many at most. Everything here is pure; carrying it out is not done here."""
+"""Eviction: when it is time, which pod, how many at most, and carrying it out.
+
+Belongs here: triggers, ranking, limits and exemptions, which are pure, and the executor with its journal and cases.
+
+Does not belong here: the single ways to end a pod (`responses/means`), and the signals of the triggers (`signals`).
+"""
