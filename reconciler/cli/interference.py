@@ -51,7 +51,7 @@ _NUMBERS: Final = frozenset({2, 3, 4, 5})
 def _rules(seen: Row) -> Iterator[tuple[Cell, ...]]:
     for name, rule in seen["rules"].items():
         counts = seen["verdicts"].get(name, {})
-        mode: Cell = StyledText(rule["mode"], "ok" if rule["mode"] == "enforce" else "dim")
+        mode: Cell = StyledText("dry run", "dim") if rule["dry_run"] else StyledText("enforced", "ok")
         cells = [_count(counts, verdict) for verdict in ("ok", "suspect", "interfered", "unknown")]
         yield (name, mode, *cells, ", ".join(rule["responses"]) or "nothing but tell")
 
@@ -83,7 +83,7 @@ def _steps(climb: Row) -> Iterator[tuple[Cell, ...]]:
 
 
 def _state(step: Row) -> str:
-    if step["shadow"]:
+    if step["dry_run"]:
         return "would"
     if step["response"] == "evict":
         return "is ending" if step["ending"] else "asked for"

@@ -17,6 +17,7 @@ import yaml
 from cgroupfs.bounded import decoded
 from reconciler.cli.keptfields import BUNDLE, CONTAINERD, POD, POD_LIST
 from reconciler.pods.marks import ANNOTATIONS
+from reconciler.settings.yaml import events
 from state import checksum
 
 MASK: Final = "MASKED"
@@ -141,14 +142,12 @@ def _loaded(text: str) -> Json:
 def _check_yaml(text: str) -> None:
     """The library builds its nodes recursively in C, where deep ones end the process. Errors: `ValueError`."""
     text.encode()
-    depth = aliases = 0
-    for event in yaml.parse(text, Loader=yaml.CSafeLoader):
-        depth += isinstance(event, yaml.CollectionStartEvent)
-        depth -= isinstance(event, yaml.CollectionEndEvent)
+    aliases = 0
+    for event in events(text, depth=_DEEPEST):
         aliases += isinstance(event, yaml.AliasEvent)
         # Each may double what is walked.
-        if depth > _DEEPEST or aliases > _MOST_ALIASES:
-            raise ValueError("nested too deeply, or with too many aliases")
+        if aliases > _MOST_ALIASES:
+            raise ValueError("too many aliases")
 
 
 def mask_pods_text(text: str) -> str:

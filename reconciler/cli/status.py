@@ -53,6 +53,7 @@ def summary(found: FetchedDocument) -> Row:
         "at": body["at"],
         "mode": agent.get("mode"),
         "configured_mode": agent.get("configured_mode"),
+        "dry_run": agent.get("dry_run", []),
         "ready": bool(agent.get("ready", False)),
         "pods": dict(Counter(pod["class"] for pod in body["pods"])),
         "settings": dict(states),
@@ -123,6 +124,8 @@ def _title(found: FetchedDocument, facts: Row) -> Iterator[Cell]:
         yield " (after a restore; reload to enforce again)"
     elif observing:
         yield " (nothing is written)"
+    elif facts["dry_run"]:
+        yield StyledText(f" (dry run: {', '.join(facts['dry_run'])})", "warn")
     yield ", "
     yield StyledText("ready", "ok") if facts["ready"] else StyledText("not ready", "bad")
 

@@ -55,7 +55,7 @@ def _renamed(suspects: list[Row]) -> Iterator[Row]:
 
 
 def _step(climb: Row, step: Row) -> Row:
-    return {"rule": climb["rule"], "title": climb["title"], "shadow": climb["shadow"], **step}
+    return {"rule": climb["rule"], "title": climb["title"], "dry_run": climb["dry_run"], **step}
 
 
 def _measure(measures: Row, uid: str) -> Row:
@@ -111,7 +111,7 @@ def _pod_lines(told: Row) -> Iterator[Block]:
 
 
 def _step_cells(whose: str, step: Row) -> Iterator[Cell]:
-    if step["shadow"]:
+    if step["dry_run"]:
         yield StyledText("would be", "dim")
     else:
         asked = step["response"] == "evict"
@@ -163,7 +163,7 @@ def of_node(body: Row) -> Row:
             {one["victim"] for one in seen["findings"] if one["verdict"] == verdict}
             for verdict in ("interfered", "suspect")
         )
-        steps = [step["shadow"] for climb in seen["ladder"] for step in climb["steps"]]
+        steps = [step["dry_run"] for climb in seen["ladder"] for step in climb["steps"]]
         told |= {
             "rules": len(seen["rules"]),
             "interfered": len(interfered),
@@ -189,7 +189,7 @@ def node_cells(told: Row) -> Iterator[Cell]:
         yield StyledText(str(told["steps"]), "warn" if told["steps"] else "dim")
         yield f" {'step' if told['steps'] == 1 else 'steps'} in force"
         if told["steps_would"]:
-            yield f", {told['steps_would']} in shadow"
+            yield f", {told['steps_would']} in dry run"
     evictions = told.get("evictions")
     if evictions is None:
         return

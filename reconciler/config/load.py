@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from cgroupfs.bounded import read_file
 from cgroupfs.errors import errno_name
-from reconciler.config.model import Config
+from reconciler.config.model import RENAMED, Config
 from reconciler.settings import binder
 from reconciler.settings.binder import BoundConfig, ConfigError, Text
 from reconciler.settings.schema import Schema, section_of, settings
@@ -38,7 +38,7 @@ def load(path: str = DEFAULT_PATH, *, required: bool = False) -> Loaded:
     problems: list[ConfigProblem] = []
     texts = list(_texts(path, required=required, problems=problems))
     try:
-        bound = binder.bind(Config, texts)
+        bound = binder.bind(Config, texts, renamed=RENAMED)
     except ConfigError as exc:
         raise ConfigError((*problems, *exc.problems)) from exc
     if problems:

@@ -24,6 +24,7 @@ from reconciler import __version__
 from reconciler.actuators.base import GroupOutcomes
 from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.actuators.holds import check_reason, check_seconds, check_target, pod_hold
+from reconciler.config.dry_run import dry_run_parts
 from reconciler.config.model import AgentMode
 from reconciler.daemon.agent import Agent
 from reconciler.daemon.side_actuators import cache_use
@@ -374,6 +375,7 @@ class StatusReport:
         return {
             "mode": AgentMode.ENFORCE.value if agent.judge.enforce else AgentMode.OBSERVE.value,
             "configured_mode": agent.config.mode.value,
+            "dry_run": list(dry_run_parts(agent.config)),
             "ready": not self.not_ready(),
             "cgroups": agent.place.hierarchy.mode.value,
             "driver": agent.place.layout.driver.value,

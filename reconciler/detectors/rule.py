@@ -5,7 +5,6 @@ cannot answer (a signal is missing) takes no part while another one can.
 """
 
 from collections.abc import Mapping
-from enum import StrEnum
 from fnmatch import fnmatchcase
 from typing import Annotated, Final
 
@@ -21,14 +20,6 @@ from reconciler.pods.selectors import LabelSelector
 from state.evidence import ContendedResource, PodSnapshot
 from state.measures import Response
 from state.model import PodClass
-
-
-class RuleMode(StrEnum):
-    """How far a rule goes."""
-
-    OFF = "off"
-    SHADOW = "shadow"
-    ENFORCE = "enforce"
 
 
 class VictimSelector(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -53,9 +44,8 @@ class VictimSelector(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class RuleConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One rule. Without ``when`` it is the shipped rule of its name, with what else is written here."""
 
-    mode: Annotated[
-        RuleMode, Meta(description="off; shadow: find, and show what would be done; enforce: do it as well")
-    ] = RuleMode.SHADOW
+    enabled: Annotated[bool, Meta(description="evaluate the rule")] = True
+    dry_run: Annotated[bool, Meta(description="report what it finds and what it would do, but do none of it")] = True
     when: Annotated[
         tuple[tuple[DetectorEntry, ...], ...],
         Meta(description="groups of detectors: all of a group, any of the groups"),
@@ -113,7 +103,7 @@ SHIPPED: Final[Mapping[str, RuleConfig]] = {
         resource=ContendedResource.IO,
     ),
 }
-"""The rules that a node has without writing any. All of them only watch (shadow) until somebody says otherwise.
+"""The rules that a node has without writing any. All are a dry run until configured otherwise.
 
 They set nothing but ``when``, ``resource`` and ``responses``, where nothing written differs from all that can be.
 """
@@ -133,4 +123,4 @@ def effective(rules: Mapping[str, RuleConfig]) -> Mapping[str, RuleConfig]:
             resource=shipped.resource if rule.resource is None else rule.resource,
             responses=shipped.responses if rule.responses is None else rule.responses,
         )
-    return {name: rule for name, rule in found.items() if rule.mode is not RuleMode.OFF}
+    return {name: rule for name, rule in found.items() if rule.enabled}

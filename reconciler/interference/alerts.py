@@ -88,7 +88,7 @@ def _done(change: EscalationChange, frame: SampleFrame, in_force: Collection[str
         summary=f"for {change.title} ({change.rule}), {would}{verb}: {change.words}",
         severity=Severity.WARNING if change.turn is Transition.EXHAUSTED and not change.shadow else Severity.INFO,
         at_s=frame.wall_s,
-        labels={**_labels(change.rule, change.victim, frame), "mode": "shadow" if change.shadow else "enforce"},
+        labels={**_labels(change.rule, change.victim, frame), "mode": "dry_run" if change.shadow else "enforce"},
         details={} if step is None or step.suspect is None else {"suspect": step.title},
     )
 

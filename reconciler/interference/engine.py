@@ -15,7 +15,7 @@ from cgroupfs.bounded import decoded
 from reconciler.detectors.base import VictimView
 from reconciler.detectors.config import InterferenceConfig
 from reconciler.detectors.evaluate import RuleState, evaluate, ready
-from reconciler.detectors.rule import RuleConfig, RuleMode, VictimSelector, effective
+from reconciler.detectors.rule import RuleConfig, VictimSelector, effective
 from reconciler.detectors.suspects import SIGNALS as SUSPECT_SIGNALS
 from reconciler.detectors.suspects import rank
 from reconciler.detectors.table import DETECTORS
@@ -142,7 +142,7 @@ class InterferenceEngine:
                     finding = yield from self._blamed(asked.rule, sight, finding, lately)
                 findings.append(finding)
             # Steps that nobody writes cannot help: they are not to be judged by that.
-            shadow = rule.mode is not RuleMode.ENFORCE or not frame.enforce
+            shadow = rule.dry_run or not frame.enforce
             ascents.append(RuleFindings(rule=name, shadow=shadow, responses=rule.allowed, findings=tuple(findings)))
         self._watches = watches
         changes: tuple[EscalationChange, ...] = ()

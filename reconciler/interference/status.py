@@ -22,7 +22,7 @@ def status_document(observer: InterferenceMonitor) -> Mapping[str, object]:
     judgement = observer.judgement or Evaluation(at_s=0.0)
     return {
         "rules": {
-            name: {"mode": rule.mode.value, "responses": [one.value for one in rule.allowed]}
+            name: {"dry_run": rule.dry_run, "responses": [one.value for one in rule.allowed]}
             for name, rule in observer.engine.rules.items()
         },
         "verdicts": _counts(judgement),
@@ -95,7 +95,7 @@ def _climb(climb: EscalationState, now: float) -> dict[str, object]:
         "rule": climb.rule,
         "victim": climb.victim,
         "title": climb.title,
-        "shadow": climb.shadow,
+        "dry_run": climb.shadow,
         "relapses": climb.relapses,
         "exhausted": climb.exhausted,
         "steps": [
@@ -105,7 +105,7 @@ def _climb(climb: EscalationState, now: float) -> dict[str, object]:
                 "suspect": step.suspect,
                 "for_s": round(now - step.at_s, 1),
                 "judged": step.judged,
-                "shadow": climb.shadow or step.dry,
+                "dry_run": climb.shadow or step.dry,
                 "ending": step.ending_s is not None,
             }
             for step in climb.steps

@@ -8,6 +8,7 @@ section is converted, the innermost first, which also runs the structs' own chec
 
 import re
 from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
 from typing import Annotated, Final, Generic, NamedTuple, TypeVar, final
 
 import msgspec
@@ -72,13 +73,14 @@ class _Checked(NamedTuple):
     at: SourceLocation
 
 
-def bind(model: type[T], texts: Iterable[Text]) -> BoundConfig[T]:
+def bind(model: type[T], texts: Iterable[Text], *, renamed: Mapping[str, str] = {}) -> BoundConfig[T]:
     """Read all ``texts`` into one ``model``.
 
+    ``renamed``: keys of older versions (dotted, ``*`` for a name) -> what to write instead, for the message.
     Errors: `ConfigError` with every problem of every text.
     """
     section = section_of(model)
-    binder = _Binder()
+    binder = _Binder(renamed)
     merged = _Checked({}, SourceLocation("", 1, 1))
     order: dict[str, int] = {}
     for text in texts:
@@ -157,7 +159,8 @@ def _origins(checked: _Checked, path: str = "") -> dict[str, SourceLocation]:
 class _Binder:
     """Collects problems while nodes become values."""
 
-    def __init__(self) -> None:
+    def __init__(self, renamed: Mapping[str, str] = {}) -> None:
+        self._renamed = renamed
         self.problems: list[ConfigProblem] = []
         # Settings without a usable value. An unknown key is a problem, but takes nothing from its section.
         self._lost: list[str] = []
@@ -199,7 +202,9 @@ class _Binder:
             shown_key = _redacted_key(key, secret)
             name = f"{path}.{shown_key}" if path else shown_key
             if field is None:
-                self.problems.append(ConfigProblem(node.places[key], name, _unknown(shown_key, fields)))
+                instead = next((text for old, text in self._renamed.items() if fnmatchcase(name, old)), None)
+                message = _unknown(shown_key, fields) if instead is None else f"renamed; write {instead}"
+                self.problems.append(ConfigProblem(node.places[key], name, message))
                 continue
             if isinstance(child, Scalar) and child.null and not child.text and field.schema.many:
                 continue  # "overrides:" with all its entries commented out, as a section of which nothing is written

@@ -56,6 +56,7 @@ def test_one_policy_can_be_practised_while_the_others_write(node: DirectoryNode,
     standing = one.standing(pod.main.group, "cpu.set")
     assert (standing["state"], standing["policy"]) == ("would write", "reclaimed")
     assert (node.cpus(pod.main), node.quota(node.besteffort)) == ("0-1", "-1")
+    assert one.state("agent")["agent"]["dry_run"] == ["policies.reclaimed"]
 
 
 def _settings(one: Daemon, group: str) -> list[dict[str, str]]:

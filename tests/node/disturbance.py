@@ -244,12 +244,12 @@ class Theatre:
 
 def interference(scene: Scene) -> dict[str, Any]:
     """The agent's section: every rule acts, and what is done is judged and taken back fast."""
-    rules = {name: {"mode": "enforce", "responses": list(scene.responses)} for name in ("cpu", "memory", "io")}
+    rules = {name: {"dry_run": False, "responses": list(scene.responses)} for name in ("cpu", "memory", "io")}
     return {
         "enabled": True,
         "settle_s": 2,
         "private_cgroup2": True,
-        "rules": {**rules, "cache": {"mode": "off"}},
+        "rules": {**rules, "cache": {"enabled": False}},
         "responses": {"effect_s": 3, "recover_s": 2, "recover_percent": 100, "remember_s": 0, "evict_effect_s": 10},
     }
 

@@ -16,7 +16,7 @@ from reconciler.cli.checks.finding import CheckResult, CheckState
 from reconciler.cli.checks.machine import hardware_counters
 from reconciler.cli.nodeview import InspectedNode, read_text
 from reconciler.config.model import AgentMode, EndpointSection
-from reconciler.detectors.rule import RuleConfig, RuleMode, effective
+from reconciler.detectors.rule import RuleConfig, effective
 from reconciler.detectors.table import DETECTORS, DetectorEntry
 from reconciler.policies.cache import signals_of as cache_signals
 from reconciler.responses.eviction.config import TriggersConfig
@@ -65,7 +65,7 @@ def _rules(node: InspectedNode, asked: QueryResults, rules: Mapping[str, RuleCon
         groups = [[one for entry in group for one in _lacks(entry, lacking)] for group in rule.when]
         if groups and all(groups):
             blind[name] = min(groups, key=len)[0]
-    enforced = sum(rule.mode is RuleMode.ENFORCE for rule in rules.values())
+    enforced = sum(not rule.dry_run for rule in rules.values())
     found = f"{words.plural(len(rules), 'rule')}, {enforced} enforced"
     if enforced and node.config.mode is not AgentMode.ENFORCE:
         found += f" (mode is {node.config.mode.value}: nothing is done)"
@@ -81,7 +81,7 @@ def _rules(node: InspectedNode, asked: QueryResults, rules: Mapping[str, RuleCon
         "interference",
         CheckState.WARN,
         f"{found}; unknown here: {told}",
-        f"{'; '.join(fixes)}; or mode: off for those rules",
+        f"{'; '.join(fixes)}; or enabled: false for those rules",
     )
 
 

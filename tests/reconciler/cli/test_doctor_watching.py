@@ -66,7 +66,7 @@ def test_nothing_is_said_of_what_is_off(good: LiveNode) -> None:
 
 
 def test_a_node_that_can_do_it_all_takes_a_line_for_each_and_stays_on_its_screen(run: Run, good: LiveNode) -> None:
-    there = found(good, f"mode: enforce\n{WATCH}  rules:\n    cpu: {{mode: enforce}}\n{EVICT}")
+    there = found(good, f"mode: enforce\n{WATCH}  rules:\n    cpu: {{dry_run: false}}\n{EVICT}")
     assert there == {
         "interference": CheckResult(
             "interference", CheckState.OK, "4 rules, 1 enforced; this node has the signals for all"
@@ -86,8 +86,8 @@ def test_a_rule_that_cannot_be_judged_here_is_named_with_the_remedy(good: LiveNo
     state, told, fix = found(good, strict)["interference"][1:]
     assert state is CheckState.WARN
     assert told == "4 rules, 0 enforced; unknown here: cache (no cpi)"
-    assert fix == "see PMU above; or mode: off for those rules"
-    assert found(good, f"{WATCH}  rules:\n    cache: {{mode: 'off'}}\n")["interference"].state is CheckState.OK
+    assert fix == "see PMU above; or enabled: false for those rules"
+    assert found(good, f"{WATCH}  rules:\n    cache: {{enabled: false}}\n")["interference"].state is CheckState.OK
     # As shipped, the rule makes do with how long the pod waits for a CPU.
     assert found(good, WATCH)["interference"].state is CheckState.OK
 
@@ -179,7 +179,7 @@ def test_counters_that_are_there_but_not_for_us_say_why(good: LiveNode, monkeypa
 
 
 def test_a_mode_that_writes_nothing_is_told_where_a_rule_is_enforced(good: LiveNode) -> None:
-    told = found(good, f"mode: observe\n{WATCH}  rules:\n    cpu: {{mode: enforce}}\n")["interference"].found
+    told = found(good, f"mode: observe\n{WATCH}  rules:\n    cpu: {{dry_run: false}}\n")["interference"].found
     assert told.startswith("4 rules, 1 enforced (mode is observe: nothing is done)")
 
 
@@ -193,8 +193,8 @@ def test_without_taskstats_waiting_is_read_by_thread(good: LiveNode, monkeypatch
     asked.taskstats_problem = "taskstats: not compiled in"
     assert found(good, WATCH, asked)["run queue"].found.startswith("taskstats: not compiled in; schedstat")
     # Nobody asks for the run queue: nothing is missing.
-    off = f"{WATCH}  rules:\n    cpu: {{mode: 'off'}}\n    cache: {{mode: 'off'}}\n"
-    nobody = found(good, f"{off}    io: {{mode: 'off'}}\n    memory: {{mode: 'off'}}\n", asked)
+    off = f"{WATCH}  rules:\n    cpu: {{enabled: false}}\n    cache: {{enabled: false}}\n"
+    nobody = found(good, f"{off}    io: {{enabled: false}}\n    memory: {{enabled: false}}\n", asked)
     assert "run queue" not in nobody
 
 

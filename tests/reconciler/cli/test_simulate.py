@@ -17,10 +17,10 @@ CONFIG = """\
 interference:
   settle_s: 10s
   rules:
-    cpu: {mode: enforce, responses: [hold, squeeze, evict]}
-    memory: {mode: off}
-    io: {mode: off}
-    cache: {mode: off}
+    cpu: {dry_run: false, responses: [hold, squeeze, evict]}
+    memory: {enabled: false}
+    io: {enabled: false}
+    cache: {enabled: false}
 """
 
 
@@ -74,7 +74,7 @@ def test_as_json_every_incident_has_its_evidence_and_suspects(run: Run, recordin
 
 def test_two_configurations_side_by_side(run: Run, recording: str, config: str, tmp_path: Path) -> None:
     other = tmp_path / "other.yaml"
-    other.write_text(CONFIG.replace("{mode: enforce, responses: [hold, squeeze, evict]}", "{mode: off}"))
+    other.write_text(CONFIG.replace("{dry_run: false, responses: [hold, squeeze, evict]}", "{enabled: false}"))
     ran = run("simulate", "--record", recording, "--config", config, "--against", str(other))
     line = next(line for line in ran.out.splitlines() if line.startswith("found by rule cpu"))
     assert line.split()[-3:] == ["1", "0", "+1"]
@@ -117,7 +117,8 @@ def test_what_the_daemon_had_learned_of_workloads_is_known_to_the_replay(run: Ru
     (tmp_path / "later.rec").write_bytes(head + packer.block())
     config = tmp_path / "cache.yaml"
     config.write_text(
-        "interference: {rules: {cpu: {mode: off}, memory: {mode: off}, io: {mode: off}, cache: *}}\n".replace("*", CPI)
+        "interference:\n  rules:\n    cpu: {enabled: false}\n    memory: {enabled: false}\n    io: {enabled: false}\n"
+        f"    cache: {CPI}\n"
     )
     ran = run("simulate", "--record", str(tmp_path / "later.rec"), "--config", str(config), "-o", "json")
     assert json.loads(ran.out)["unknown"] == ({} if known else {"cache": 60})
@@ -144,11 +145,11 @@ def test_what_cannot_be_read_is_said_with_its_name(run: Run, config: str, tmp_pa
     other.write_bytes(b"\x7fELF")
     assert "x.rec" in run("simulate", "--record", str(other), "--config", config).err
     bad = tmp_path / "bad.yaml"
-    bad.write_text("interference: {rules: {cpu: {mode: enforced}}}\n")
+    bad.write_text("interference: {rules: {cpu: {dryrun: false}}}\n")
     ran = run("simulate", "--record", str(other), "--config", str(bad))
     assert ran.code == Exit.USAGE
     assert "bad.yaml:1:" in ran.err
-    assert "did you mean 'enforce'?" in ran.err
+    assert "did you mean 'dry_run'?" in ran.err
 
 
 def test_nothing_found_is_said(run: Run, config: str, tmp_path: Path) -> None:

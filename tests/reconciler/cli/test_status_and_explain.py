@@ -63,6 +63,12 @@ def test_status_tells_observing_from_a_restore(run: Run, daemon: FakeDaemon) -> 
     assert "observe (nothing is written)" in run("status", "--socket", daemon.socket).out
 
 
+def test_the_parts_that_are_a_dry_run_are_in_the_first_line(run: Run, daemon: FakeDaemon) -> None:
+    daemon.document["agent"]["dry_run"] = ["policies.cache", "eviction"]
+    first = run("status", "--socket", daemon.socket).out.splitlines()[0]
+    assert first.endswith("enforce (dry run: policies.cache, eviction), ready")
+
+
 def test_status_names_a_component_that_keeps_failing(run: Run, daemon: FakeDaemon) -> None:
     failing = {"name": "web", "health": "waiting", "failures": 3, "error": "port in use"}
     daemon.document["agent"]["components"] = [failing]

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from reconciler.cli.exits import Exit
-from reconciler.detectors.rule import SHIPPED, RuleMode
+from reconciler.detectors.rule import SHIPPED
 from reconciler.interference.engine import Evaluation
 from reconciler.interference.monitor import InterferenceMonitor
 from reconciler.interference.recorder import Recorder
@@ -66,7 +66,7 @@ def watched(*findings: RuleVerdict, steps: tuple[ResponseStep, ...] = (), shadow
     observer = SimpleNamespace(
         judgement=Evaluation(at_s=100.0, findings=findings, measures=measures),
         engine=SimpleNamespace(
-            rules={name: replace(rule, mode=RuleMode.ENFORCE) for name, rule in SHIPPED.items()},
+            rules={name: replace(rule, dry_run=False) for name, rule in SHIPPED.items()},
             ladder=EscalationMemory(climbs={"one": climb} if steps else {}),
         ),
         problems=dict,
@@ -123,7 +123,7 @@ def test_what_a_rule_in_shadow_would_do_is_told_as_such(run: Run, watching: Fake
     watching.document["interference"] = watched(SUFFERS, steps=(SQUEEZED,), shadow=True)
     lines = section_of(run("explain", BATCH, "--socket", watching.socket).out)
     assert lines[1:] == [f"  would be for shop/web-0 (cpu): {SQUEEZED.describe}  12 s"]
-    assert "0 steps in force, 1 in shadow" in run("status", "--socket", watching.socket).out
+    assert "0 steps in force, 1 in dry run" in run("status", "--socket", watching.socket).out
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_what_a_rule_in_shadow_would_do_is_told_as_such(run: Run, watching: Fake
     [
         (EVICTED, "asked for", "asked for", "1 step in force"),
         (replace(EVICTED, ending_s=95.0), "asked for", "is ending", "1 step in force"),
-        (replace(EVICTED, dry=True, judged=True), "would be for", "would", "0 steps in force, 1 in shadow"),
+        (replace(EVICTED, dry=True, judged=True), "would be for", "would", "0 steps in force, 1 in dry run"),
     ],
 )
 def test_an_eviction_is_shown_as_asked_for_and_a_dry_run_as_what_it_would_do(

@@ -89,16 +89,16 @@ def test_who_reads_a_configuration_with_sinks_and_probes_loads_nothing_that_asks
 
 
 def test_detectors_are_loaded_with_the_first_rule_that_is_written() -> None:
-    rule = 'bind(Config, [Text("f", "interference: {rules: {cpu: {mode: enforce}}}")])'
+    rule = 'bind(Config, [Text("f", "interference: {rules: {cpu: {dry_run: false}}}")])'
     assert "reconciler.detectors.run_queue" in loaded(f"{DAEMON}\n{rule}")
 
 
 def test_a_mistake_in_what_is_loaded_late_is_told_with_its_place() -> None:
-    text = "interference:\n  rules:\n    cpu: {mode: never}\n  probes:\n    p: {pods: [a], http: {}}\n"
+    text = "interference:\n  rules:\n    cpu: {dry_run: never}\n  probes:\n    p: {pods: [a], http: {}}\n"
     with pytest.raises(ConfigError) as caught:
         bind(Config, [Text("f", text)])
     first, second = map(str, caught.value.problems)
-    assert first == "f:3:17: interference.rules.cpu.mode: expected one of off, shadow, enforce; got 'never'"
+    assert first == "f:3:20: interference.rules.cpu.dry_run: expected true or false; got 'never'"
     assert second.startswith("f:5:26: interference.probes.p.http: missing key 'url'")
 
 

@@ -4,7 +4,7 @@ from msgspec.structs import replace
 
 from reconciler.alerts.alert import Alert, AlertKind
 from reconciler.alerts.incident import Incident, Incidents
-from reconciler.detectors.rule import RuleConfig, RuleMode
+from reconciler.detectors.rule import RuleConfig
 from reconciler.interference.alerts import alerts_of, resolutions
 from reconciler.interference.engine import Evaluation, InterferenceEngine
 from reconciler.responses.config import LadderConfig
@@ -100,7 +100,7 @@ def test_whom_a_dry_run_would_evict_is_told_as_such_and_ends() -> None:
     changes = world.go(BAD, 4.0)
     alert = next(alerts_of(Evaluation(at_s=0.0, changes=changes), world.frame(), world.memory.climbs.values()))
     assert alert.summary == "for ns/web (cpu), would do: evict ns/hog"
-    assert alert.labels["mode"] == "shadow"
+    assert alert.labels["mode"] == "dry_run"
     told.hear(world, changes)
     assert told.open() == {"cpu pod:web evict running hog shadow"}
     told.hear(world, world.go(WELL))
@@ -148,7 +148,7 @@ def test_a_pod_that_was_frozen_and_whose_squeeze_stays_is_still_squeezed() -> No
 
 
 def test_nobody_watching_any_more_ends_all_that_lasts() -> None:
-    brain, told = InterferenceEngine(config(cpu=RuleConfig(mode=RuleMode.ENFORCE))), Told()
+    brain, told = InterferenceEngine(config(cpu=RuleConfig(dry_run=False))), Told()
     for one in trouble():
         for alert in alerts_of(brain.evaluate_now(one), one, brain.ladder.climbs.values()):
             told.take(alert)

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from reconciler.config.model import Config
 from reconciler.detectors.config import InterferenceConfig
-from reconciler.detectors.rule import SHIPPED, RuleConfig, RuleMode, VictimSelector, effective
+from reconciler.detectors.rule import SHIPPED, RuleConfig, VictimSelector, effective
 from reconciler.detectors.run_queue import RunQueueConfig
 from reconciler.detectors.table import DetectorEntry
 from reconciler.detectors.threshold import ThresholdConfig
@@ -21,7 +21,7 @@ from state.evidence import NODE, ContendedResource, PodSnapshot, Sample, SampleF
 from state.measures import Response, Restrictions
 from state.model import PodClass
 
-ENFORCED = RuleConfig(mode=RuleMode.ENFORCE)
+ENFORCED = RuleConfig(dry_run=False)
 
 
 def facts(uid: str, cls: PodClass) -> PodSnapshot:
@@ -176,7 +176,7 @@ def test_whom_no_pod_can_have_disturbed_is_no_victim_of_one() -> None:
     (last,) = [finding for finding in judgements[-1].findings if finding.rule == "cpu"]
     assert last.verdict is Verdict.SUSPECT
     assert last.evidence[-1] == "no pod is likely to be the cause"
-    told = RuleConfig(mode=RuleMode.ENFORCE, needs_suspect=False)
+    told = RuleConfig(dry_run=False, needs_suspect=False)
     alone = (
         replace(one, pods={"web": PODS["web"]}, samples={key: one.samples[key] for key in (NODE, "pod:web")})
         for one in trouble()
@@ -246,7 +246,7 @@ def test_nothing_is_done_before_there_is_a_past() -> None:
 
 
 def test_off_and_disabled_watch_nothing() -> None:
-    off = InterferenceEngine(config(**{name: RuleConfig(mode=RuleMode.OFF) for name in SHIPPED}))
+    off = InterferenceEngine(config(**{name: RuleConfig(enabled=False) for name in SHIPPED}))
     assert off.wanted() == frozenset()
     disabled = InterferenceEngine(InterferenceConfig(rules={"cpu": ENFORCED}))
     assert disabled.wanted() == frozenset()
@@ -254,13 +254,13 @@ def test_off_and_disabled_watch_nothing() -> None:
 
 
 def test_only_the_signals_that_somebody_goes_by_are_asked_for() -> None:
-    brain = InterferenceEngine(config(**{name: RuleConfig(mode=RuleMode.OFF) for name in SHIPPED if name != "cpu"}))
+    brain = InterferenceEngine(config(**{name: RuleConfig(enabled=False) for name in SHIPPED if name != "cpu"}))
     assert {"cpu.wait", "cpu.delay", "cpu.use", "be.budget"} <= brain.wanted()
     assert "memory.pressure" not in brain.wanted()
 
 
 def test_a_rule_of_a_shipped_name_changes_only_what_it_says() -> None:
-    rules = effective({"cpu": RuleConfig(mode=RuleMode.ENFORCE, responses=(Response.FREEZE,))})
+    rules = effective({"cpu": RuleConfig(dry_run=False, responses=(Response.FREEZE,))})
     assert rules["cpu"].when == SHIPPED["cpu"].when
     assert rules["cpu"].responses == (Response.FREEZE,)
     assert rules["memory"] == SHIPPED["memory"]
@@ -271,14 +271,14 @@ def test_what_is_written_counts_whether_or_not_it_is_what_another_rule_has_by_de
     responses: tuple[Response, ...],
 ) -> None:
     listed = ", ".join(responses)
-    text = f"interference: {{rules: {{cache: {{mode: enforce, responses: [{listed}], clear_s: 5s}}}}}}"
+    text = f"interference: {{rules: {{cache: {{dry_run: false, responses: [{listed}], clear_s: 5s}}}}}}"
     rules = effective(bind(Config, [Text("a.yaml", text)]).value.interference.rules)
     assert rules["cache"].allowed == responses
     assert rules["cache"].when == SHIPPED["cache"].when
 
 
 def test_what_a_shipped_rule_says_stays_where_nothing_is_written() -> None:
-    text = "interference: {rules: {cache: {mode: enforce}, io: {clear_s: 9s, responses: [squeeze]}}}"
+    text = "interference: {rules: {cache: {dry_run: false}, io: {clear_s: 9s, responses: [squeeze]}}}"
     rules = effective(bind(Config, [Text("a.yaml", text)]).value.interference.rules)
     assert rules["cache"].allowed == (Response.HOLD, Response.PARTITION, Response.SQUEEZE)
     assert (rules["io"].clear_s, rules["io"].allowed, rules["io"].resource) == (
@@ -303,21 +303,21 @@ def test_a_rule_without_detectors_and_without_a_shipped_name_is_refused() -> Non
 
 
 def both(entry: DetectorEntry) -> RuleConfig:
-    return RuleConfig(mode=RuleMode.ENFORCE, when=((DetectorEntry(run_queue=RunQueueConfig()), entry),))
+    return RuleConfig(dry_run=False, when=((DetectorEntry(run_queue=RunQueueConfig()), entry),))
 
 
 def test_in_a_group_all_must_agree() -> None:
     busy = DetectorEntry(threshold=ThresholdConfig(signal="cpu.use", above=10_000.0))
-    brain = InterferenceEngine(config(mine=both(busy), cpu=RuleConfig(mode=RuleMode.OFF)))
+    brain = InterferenceEngine(config(mine=both(busy), cpu=RuleConfig(enabled=False)))
     assert not [one for one in judged(brain, trouble()) if one.begun]
 
 
 def test_between_groups_one_is_enough_and_one_that_cannot_answer_takes_no_part() -> None:
     missing = DetectorEntry(threshold=ThresholdConfig(signal="service.latency", above=10.0))
-    rule = RuleConfig(mode=RuleMode.ENFORCE, when=((missing,), (DetectorEntry(run_queue=RunQueueConfig()),)))
-    judgements = judged(InterferenceEngine(config(mine=rule, cpu=RuleConfig(mode=RuleMode.OFF))), trouble())
+    rule = RuleConfig(dry_run=False, when=((missing,), (DetectorEntry(run_queue=RunQueueConfig()),)))
+    judgements = judged(InterferenceEngine(config(mine=rule, cpu=RuleConfig(enabled=False))), trouble())
     assert [finding.rule for one in judgements for finding in one.begun] == ["mine"]
-    alone = InterferenceEngine(config(mine=RuleConfig(when=((missing,),)), cpu=RuleConfig(mode=RuleMode.OFF)))
+    alone = InterferenceEngine(config(mine=RuleConfig(when=((missing,),)), cpu=RuleConfig(enabled=False)))
     verdicts = {finding.verdict for finding in judged(alone, trouble())[-1].findings if finding.rule == "mine"}
     assert verdicts == {Verdict.UNKNOWN}
 
@@ -330,8 +330,8 @@ def slow(second: int, latency: float | None, wait: float) -> SampleFrame:
 
 def test_what_one_group_found_is_not_over_because_another_is_well_while_the_first_is_blind() -> None:
     late = DetectorEntry(threshold=ThresholdConfig(signal="service.latency", above=100.0, for_s=5, clear_s=5))
-    rule = RuleConfig(mode=RuleMode.ENFORCE, when=((late,), (DetectorEntry(run_queue=RunQueueConfig()),)))
-    brain = InterferenceEngine(config(mine=rule, **{name: RuleConfig(mode=RuleMode.OFF) for name in SHIPPED}))
+    rule = RuleConfig(dry_run=False, when=((late,), (DetectorEntry(run_queue=RunQueueConfig()),)))
+    brain = InterferenceEngine(config(mine=rule, **{name: RuleConfig(enabled=False) for name in SHIPPED}))
     found = judged(brain, (slow(second, 400.0, 0.5) for second in range(60)))
     assert found[-1].findings[0].verdict is Verdict.INTERFERED
     blind = judged(brain, (slow(60 + second, None, 0.5) for second in range(300)))
@@ -345,8 +345,8 @@ def test_what_one_group_found_is_not_over_because_another_is_well_while_the_firs
 
 def test_a_group_that_never_found_anything_may_be_blind() -> None:
     late = DetectorEntry(threshold=ThresholdConfig(signal="service.latency", above=100.0))
-    rule = RuleConfig(mode=RuleMode.ENFORCE, when=((late,), (DetectorEntry(run_queue=RunQueueConfig()),)))
-    brain = InterferenceEngine(config(mine=rule, **{name: RuleConfig(mode=RuleMode.OFF) for name in SHIPPED}))
+    rule = RuleConfig(dry_run=False, when=((late,), (DetectorEntry(run_queue=RunQueueConfig()),)))
+    brain = InterferenceEngine(config(mine=rule, **{name: RuleConfig(enabled=False) for name in SHIPPED}))
     found = judged(brain, trouble())
     assert [one for one in found if one.begun]
     assert [one for one in judged(brain, (slow(90 + second, None, 0.5) for second in range(60))) if one.over]
@@ -364,7 +364,7 @@ def test_who_is_watched_can_be_chosen() -> None:
 def test_a_reload_ends_what_was_in_force_by_a_rule_that_is_gone() -> None:
     brain = InterferenceEngine(config(cpu=ENFORCED))
     judged(brain, trouble())
-    brain.configure(config(cpu=RuleConfig(mode=RuleMode.OFF)))
+    brain.configure(config(cpu=RuleConfig(enabled=False)))
     after = brain.evaluate_now(frame(91, hog_milli=2500.0, wait=40.0))
     assert after.measures == Restrictions()
     assert after.changes
@@ -399,7 +399,7 @@ def lasting(seconds: int, begin: int = 0) -> Iterator[SampleFrame]:
 
 
 def learning(**rules: RuleConfig) -> InterferenceConfig:
-    others = {name: RuleConfig(mode=RuleMode.OFF) for name in SHIPPED if name != "cache"}
+    others = {name: RuleConfig(enabled=False) for name in SHIPPED if name != "cache"}
     return config(**{**others, **rules})
 
 
@@ -407,7 +407,7 @@ def learned_of(brain: InterferenceEngine) -> set[str]:
     return {key for memories in brain.remember().learned.values() for key in memories}
 
 
-@pytest.mark.parametrize("off", [InterferenceConfig(enabled=False), learning(cache=RuleConfig(mode=RuleMode.OFF))])
+@pytest.mark.parametrize("off", [InterferenceConfig(enabled=False), learning(cache=RuleConfig(enabled=False))])
 def test_what_was_learned_is_kept_while_its_rule_is_off_and_forgotten_when_that_lasts(off: InterferenceConfig) -> None:
     brain = InterferenceEngine(learning())
     judged(brain, lasting(400))
@@ -428,7 +428,7 @@ def test_what_was_learned_is_kept_while_its_rule_is_off_and_forgotten_when_that_
 
 def test_whom_a_shadow_wants_gone_is_told_apart_from_who_is_to_go() -> None:
     responses = (Response.EVICT,)
-    rules = {"cpu": RuleConfig(mode=RuleMode.ENFORCE, responses=responses)}
+    rules = {"cpu": RuleConfig(dry_run=False, responses=responses)}
     wanted = [
         [
             (len(one.named), len(one.would))

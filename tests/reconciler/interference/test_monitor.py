@@ -13,7 +13,7 @@ from reconciler.alerts.alert import Alert, AlertKind
 from reconciler.config.model import AgentMode, Config
 from reconciler.daemon.agent import Agent
 from reconciler.detectors.config import InterferenceConfig
-from reconciler.detectors.rule import SHIPPED, RuleConfig, RuleMode
+from reconciler.detectors.rule import SHIPPED, RuleConfig
 from reconciler.interference.monitor import ROW, InterferenceMonitor
 from reconciler.responses.config import FreezeConfig, LadderConfig
 from reconciler.responses.eviction.config import EvictionConfig, LimitsConfig
@@ -113,8 +113,8 @@ class Stage:
 
 
 def configured(live: LiveNode, *responses: Response, eviction: bool = False) -> Config:
-    off = {name: RuleConfig(mode=RuleMode.OFF) for name in SHIPPED if name != "cpu"}
-    rule = RuleConfig(mode=RuleMode.ENFORCE, responses=responses or (Response.SQUEEZE,))
+    off = {name: RuleConfig(enabled=False) for name in SHIPPED if name != "cpu"}
+    rule = RuleConfig(dry_run=False, responses=responses or (Response.SQUEEZE,))
     return replace(
         live.config,
         interference=InterferenceConfig(

@@ -1,0 +1,34 @@
+"""Which parts of the agent do not act: one answer for ``status``, ``dump`` and the web interface.
+
+``mode: observe`` is the agent as a whole; ``dry_run`` is a part of it: a policy, all evictions, one trigger of them, a
+rule. What is switched off is not listed: it plans nothing.
+"""
+
+from collections.abc import Iterator
+
+from reconciler.config.model import Config
+
+
+def dry_run_parts(config: Config) -> tuple[str, ...]:
+    """The dotted names of the enabled parts that are configured as a dry run, whatever ``mode`` is."""
+    return tuple(_parts(config))
+
+
+def _parts(config: Config) -> Iterator[str]:
+    for name in config.policies.__struct_fields__:
+        policy = getattr(config.policies, name)
+        if policy.enabled and policy.dry_run:
+            yield f"policies.{name}"
+    if config.interference.enabled:
+        from reconciler.detectors.rule import effective  # noqa: PLC0415  (loaded where something is watched)
+
+        for name, rule in effective(config.interference.rules).items():
+            if rule.dry_run:
+                yield f"interference.rules.{name}"
+    if config.eviction.enabled:
+        if config.eviction.dry_run:
+            yield "eviction"
+        for name in config.eviction.triggers.__struct_fields__:
+            trigger = getattr(config.eviction.triggers, name)
+            if trigger.enabled and trigger.dry_run:
+                yield f"eviction.triggers.{name}"
