@@ -22,6 +22,7 @@ from cgroupfs.errors import StoreError
 from reconciler.alerts.agent_alerts import STORE_IS_WELL
 from reconciler.control.reconciler import Reconciler
 from reconciler.headroom.report import HEADROOM, HeadroomState
+from reconciler.runtime.wakeup import WakeUp
 from state.ledger import Ledger
 from state.model import Hold, LastClass, Pod, PodClass, Pools, Setting
 from state.schema import ASSIGNMENTS, HOLDS, META, RUNNING, SETTINGS
@@ -166,7 +167,7 @@ class StateWriter:
         self._fresh = True
         self._seen_changes = -1
         self._holds: dict[str, Hold | None] = {}
-        self._soon = trio.Event()
+        self._soon = WakeUp()
         self.problem: str | None = None
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -176,9 +177,7 @@ class StateWriter:
         checked = trio.current_time()
         try:
             while True:
-                with trio.move_on_after(self._flush_s):
-                    await self._soon.wait()
-                self._soon = trio.Event()
+                await self._soon.wait(self._flush_s)
                 if trio.current_time() - checked >= self._check_s:
                     checked = trio.current_time()
                     await self.check()

@@ -21,6 +21,7 @@ from cgroupfs.errors import errno_name
 from reconciler.headroom.cpu import HeadroomConfig, HeadroomSample, update
 from reconciler.headroom.memory_sampler import MemoryHeadroom
 from reconciler.headroom.smoothing import SmoothedAmount, restored, step
+from reconciler.runtime.wakeup import WakeUp
 from state.model import NodeCpu, Pools, SourceStatus
 from state.schema import ASSIGNMENTS
 from state.store import Store
@@ -80,7 +81,7 @@ class HeadroomReport:
         self._root = root
         self._clock = clock
         self._wall = wall
-        self._changed = trio.Event()
+        self._changed = WakeUp()
         self._sample: HeadroomSample | None = None
         self._kept = kept
         self.state = SmoothedAmount()
@@ -186,9 +187,7 @@ class HeadroomReport:
         """Replace the file when the promise changes, and often enough for its time never to run out."""
         task_status.started()
         while True:
-            with trio.move_on_after(min(self.config.report_s, max(1.0, self.config.unknown_hold_s / 3))):
-                await self._changed.wait()
-            self._changed = trio.Event()
+            await self._changed.wait(min(self.config.report_s, max(1.0, self.config.unknown_hold_s / 3)))
             await self.write()
 
     async def write(self) -> None:

@@ -15,6 +15,7 @@ from typing import Final, Protocol, final
 import trio
 
 from cgroupfs.errors import SourceError
+from reconciler.runtime.wakeup import WakeUp
 from reconciler.runtime.workqueue import DirtyKeys, pod_key
 from state.model import PodMeta, SourceStatus
 
@@ -78,7 +79,7 @@ class Metadata:
         self._unread: tuple[str, ...] = ()
         self._relist = False
         self._again: dict[str, tuple[int, float]] = {}
-        self._wake = trio.Event()
+        self._wake = WakeUp()
         self.manifests: dict[str, PodMeta] = {}
         self.set_manifests(manifests)
 
@@ -181,12 +182,9 @@ class Metadata:
         task_status.started()
         await self._with_cri(self._warm_up)
         while True:
-            self._wake = trio.Event()
             due = -math.inf if self._relist else min((at for _, at in self._again.values()), default=math.inf)
-            with trio.move_on_at(due):
-                await self._wake.wait()
-                continue
-            await self._ask_again()
+            if not await self._wake.wait_until(due):
+                await self._ask_again()
 
     async def _warm_up(self) -> tuple[PodMeta, ...]:
         if self._cri is not None:

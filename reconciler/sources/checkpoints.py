@@ -7,6 +7,7 @@ The files are read in the loop (a few hundred bytes, rarely); what they are wort
 """
 
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +21,7 @@ from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.watch import APPEARED, CHILDREN, VANISHED, DirEvent, DirWatcher
 from reconciler.placement.devices import affinity_of, read_pci_nodes, unplaced_addresses
 from reconciler.pods.resize import Granted, granted
+from reconciler.runtime.wakeup import WakeUp
 from reconciler.runtime.workqueue import NODE
 from reconciler.sources.allocations import Allocations
 from reconciler.sources.reassertion import Reassertion
@@ -101,7 +103,7 @@ class CheckpointSource:
         self._resync_s = resync_s
         self._read_at: float | None = None
         self._socket: tuple[int, float] | None = self._find_socket()
-        self._wake = trio.Event()
+        self._wake = WakeUp()
         self.read_all()
 
     def read_all(self) -> None:
@@ -201,13 +203,8 @@ class CheckpointSource:
     async def _mark_when_due(self) -> None:
         """Mark the node when a waiting time of the allocations is over: nobody else would."""
         while True:
-            self._wake = trio.Event()
             due = self.allocations.recheck_at
-            if due is None:
-                await self._wake.wait()
-                continue
-            with trio.move_on_after(max(0.01, due - self._clock())):
-                await self._wake.wait()
+            if await self._wake.wait(math.inf if due is None else max(0.01, due - self._clock())):
                 continue
             self._marks.mark(NODE)
             # The next view sets another time; without one there is nothing to wait for.

@@ -22,6 +22,7 @@ import trio
 
 from cgroupfs.cpuset import EMPTY, MAX_CPUS, CpuSet
 from cgroupfs.errors import SourceError
+from reconciler.runtime.wakeup import WakeUp
 from state.model import SourceStatus
 from state.topology import Topology
 from state.topology_sysfs import read_online, read_topology
@@ -86,7 +87,7 @@ class HotplugSource:
         self._read = read
         self._no_events = "not running"
         self._taken = EMPTY
-        self._hint = trio.Event()
+        self._hint = WakeUp()
         self._online = str(topology.online)
 
     def status(self) -> SourceStatus:
@@ -114,9 +115,7 @@ class HotplugSource:
             # What changed between the first reading of the topology and now.
             self.check()
             while True:
-                await self._hint.wait()
-                await trio.sleep(_SETTLE_S)
-                self._hint = trio.Event()
+                await self._hint.wait(settle_s=_SETTLE_S)
                 await self._look()
 
     async def _listen(self, listener: socket.socket) -> None:

@@ -20,6 +20,7 @@ from cgroupfs.errors import SourceError
 from reconciler.clients.http import HttpEndpoint, HttpSession
 from reconciler.pods.marks import MarkReader
 from reconciler.runtime.cooperative import TimeSlice
+from reconciler.runtime.wakeup import WakeUp
 from reconciler.sources.kubelet_config import KubeletConfig
 from reconciler.sources.pod_list import ListedPod, PodListReader, chunks
 from state.model import PodMeta, SourceStatus
@@ -128,7 +129,7 @@ class KubeletPods:
         self._ok = False
         self._problems: tuple[str, ...] = ()
         self._next = _Round()
-        self._wake = trio.Event()
+        self._wake = WakeUp()
         self._cost_s = 0.0
 
     @property
@@ -173,15 +174,15 @@ class KubeletPods:
         async with HttpSession(self._peer) as session:
             try:
                 while True:
-                    asked, self._next, self._wake = self._next, _Round(), trio.Event()
+                    asked, self._next = self._next, _Round()
+                    self._wake.clear()
                     asked.error = await self._once(session)
                     asked.finished.set()
                     if not started:
                         task_status.started()
                         started = True
                     begun = trio.current_time()
-                    with trio.move_on_after(self._period_s):
-                        await self._wake.wait()
+                    await self._wake.wait(self._period_s)
                     await trio.sleep_until(begun + max(self._gap_s, _REST * self._cost_s))
             finally:
                 for left in (asked, self._next):

@@ -35,6 +35,7 @@ from reconciler.actuators.memory_reclaim.control import (
     probe,
     relieve,
 )
+from reconciler.runtime.wakeup import WakeUp
 from reconciler.signals.memory import Shortage, parse_meminfo, parse_zoneinfo, shortages
 from reconciler.signals.podnuma import parse_numa_cache
 from state.memory import ReclaimRequest
@@ -83,7 +84,7 @@ class Reclaimer:
         self._files = files
         self._clock = clock
         self._situation: PlanSnapshot | None = None
-        self._news = trio.Event()
+        self._news = WakeUp()
         self._lane = trio.CapacityLimiter(1)
         self._tried: dict[str, ReclaimHistory] = {}
         self._short: dict[int, Shortage] = {}
@@ -108,7 +109,6 @@ class Reclaimer:
             wish = self._wish(self._situation)
             if wish is None:
                 self._tried.clear()
-                self._news = trio.Event()
                 await self._news.wait()
                 continue
             with trio.CancelScope() as self._running:

@@ -22,6 +22,7 @@ from reconciler.responses.means.config import NOTICE_ANNOTATION, EvictionMeans
 from reconciler.responses.means.notice import NoticeSender
 from reconciler.responses.means.processes import PodTermination
 from reconciler.responses.means.table import build
+from reconciler.runtime.wakeup import WakeUp
 from reconciler.sources.cri import CriClient
 from state.eviction import EvictionCase, EvictionOrder, EvictionStep, EvictionTarget
 from state.evidence import PodSnapshot
@@ -84,7 +85,7 @@ class Evictor:
         self._withdrawn: dict[str, str] = {}
         self._waiting: dict[str, trio.CancelScope] = {}
         """For its turn, by order."""
-        self._wake = trio.Event()
+        self._wake = WakeUp()
         self._loaded = False
         self.reconfigure(config)
 
@@ -169,13 +170,11 @@ class Evictor:
                         nursery.start_soon(self._carry_out, case, True, name=f"evict {case.order.title}")
                 task_status.started()
                 while True:
-                    self._wake = trio.Event()
                     for case in [case for key, case in self._new.items() if key not in self._cases]:
                         self._cases[case.order.id] = case
                         nursery.start_soon(self._carry_out, case, False, name=f"evict {case.order.title}")
                     self._new.clear()
-                    with trio.move_on_after(_FORGET_S):
-                        await self._wake.wait()
+                    await self._wake.wait(_FORGET_S)
                     await self._forget()
         finally:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + _CLOSE_S):
