@@ -21,7 +21,6 @@ once, `restore` among them. After a restore nothing is done before the next look
 holds is older. All that blocks runs in one thread of its own, never in the loop.
 """
 
-import logging
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -33,6 +32,7 @@ import trio
 from msgspec import Struct
 
 from cgroupfs.bounded import decoded
+from cgroupfs.log import get_log
 from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.runtime.wakeup import WakeUp
 from state.cache import CacheUsage
@@ -41,7 +41,7 @@ from state.schema import META
 from state.store import Store, StoreBatch
 from state.undo import RestoreResult
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = get_log("base")
 K = TypeVar("K", bound="BootState")
 
 
@@ -67,7 +67,7 @@ class StateRow(Generic[K]):
         try:
             kept = decoded(self._decode, row) if row is not None else None
         except ValueError as exc:
-            _LOG.warning("what is remembered of %s cannot be read: %s", self._what, exc)
+            _LOG.warning("what is remembered cannot be read", of=self._what, error=str(exc))
             kept = None
         return kept if kept is not None and kept.boot == store.boot else self._empty(store.boot)
 

@@ -13,6 +13,7 @@ import trio
 from msgspec.structs import replace
 
 from cgroupfs.errors import StoreError
+from cgroupfs.log import get_log
 from reconciler.alerts.alert import Alert, AlertKind, Severity
 from reconciler.alerts.config import AlertsConfig, SinkConfig
 from reconciler.alerts.document import entry
@@ -23,7 +24,6 @@ from reconciler.alerts.sample_alert import test_notice, try_sinks
 from reconciler.alerts.sink_worker import SinkWorker, rules_of
 from reconciler.alerts.sinks.base import AlertSink, SinkSetup
 from reconciler.alerts.sinks.table import build as build_sink
-from reconciler.runtime import logs
 from reconciler.runtime.wakeup import WakeUp
 from state.schema import META
 from state.store import Store, StoreBatch
@@ -64,7 +64,7 @@ class AlertDispatcher:
         self._nursery: trio.Nursery | None = None
         self._recent: dict[str, Incident] = {}
         self._loaded = False
-        self._log = logs.get("alerts")
+        self._log = get_log("alerts")
         for name, one in config.sinks.items():
             self._couriers[name] = self._courier(name, one)
 

@@ -6,12 +6,12 @@ from typing import Final, final
 
 import trio
 
+from cgroupfs.log import get_log
 from reconciler.alerts.config import SinkConfig
 from reconciler.alerts.incident import Incident
 from reconciler.alerts.outbox import Outbox, SinkRules
 from reconciler.alerts.sinks.base import AlertSink, SinkError, SinkSetup
 from reconciler.alerts.sinks.table import prepare
-from reconciler.runtime import logs
 from reconciler.runtime.wakeup import WakeUp
 
 FIRST_WAIT_S: Final = 1.0
@@ -54,7 +54,7 @@ class SinkWorker:
         self._tries: dict[str, int] = {}
         self._fails = 0
         self._one_by_one = 0
-        self._log = logs.get("alerts", sink=setup.name)
+        self._log = get_log("alerts", sink=setup.name)
 
     def wake(self) -> None:
         """Something has been put into the outbox."""

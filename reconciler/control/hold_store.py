@@ -14,9 +14,9 @@ import trio
 from msgspec.structs import replace
 
 from cgroupfs.errors import InputError
+from cgroupfs.log import get_log
 from reconciler.actuators.holds import LONGEST_S, MOST, active, check_target, tidied
 from reconciler.control.persistence import StateWriter
-from reconciler.runtime import logs
 from reconciler.runtime.wakeup import WakeUp
 from state.model import Hold
 
@@ -53,7 +53,7 @@ class HoldManager:
         self._wall, self._boot, self._boot_id = wall, boot, boot_id
         self._in_force = in_force
         self._changed = WakeUp()
-        self._log = logs.get("agent")
+        self._log = get_log("agent")
         self.all: dict[str, Hold] = {}
         """By target; those whose time is over until `run` has seen it."""
         self._unsaved: dict[str, Hold] = {}

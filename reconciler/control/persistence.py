@@ -5,7 +5,6 @@ found again by looking, except holds, which are written before they are acknowle
 """
 
 import contextlib
-import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, final
@@ -19,6 +18,7 @@ from cgroupfs.bounded import decoded
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.devices import DeviceLimits
 from cgroupfs.errors import StoreError
+from cgroupfs.log import get_log
 from reconciler.alerts.agent_alerts import STORE_IS_WELL
 from reconciler.control.reconciler import Reconciler
 from reconciler.headroom.report import HEADROOM, HeadroomState
@@ -29,7 +29,7 @@ from state.schema import ASSIGNMENTS, HOLDS, META, RUNNING, SETTINGS
 from state.store import Store, StoreBatch
 from state.summary import pod_facts, pool_lists
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = get_log("persistence")
 _CHECK_S: Final = 10.0
 _CHECK_ALL_S: Final = 3600.0
 """Damage that leaves no trace in the file's times: the medium's own."""
@@ -68,7 +68,7 @@ def read_pools(store: Store) -> Pools | None:
     try:
         return decode_pools(rows[POOLS])
     except ValueError as exc:
-        _LOG.warning("the pools of the last run cannot be read: %s", exc)
+        _LOG.warning("the pools of the last run cannot be read", error=str(exc))
         return None
 
 
@@ -119,11 +119,11 @@ def read_holds(store: Store) -> dict[str, Hold]:
         try:
             hold = decoded(msgspec.msgpack.Decoder(Hold).decode, row)
             if hold.target != key:
-                _LOG.warning("hold %s cannot be read: it is one on %s", key, hold.target)
+                _LOG.warning("a stored hold has another target than its key", key=key, target=hold.target)
                 continue
             holds[key] = hold
         except ValueError as exc:
-            _LOG.warning("hold %s cannot be read: %s", key, exc)
+            _LOG.warning("a stored hold cannot be read", key=key, error=str(exc))
     return holds
 
 

@@ -5,7 +5,6 @@ the node (what a device plug-in or a node agent turns into an extended resource)
 whole, with the time until which it may be believed, so that a dead agent promises nothing for long.
 """
 
-import logging
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -18,6 +17,7 @@ from msgspec import Struct
 
 from cgroupfs.bounded import decoded
 from cgroupfs.errors import errno_name
+from cgroupfs.log import get_log
 from reconciler.headroom.cpu import HeadroomConfig, HeadroomSample, update
 from reconciler.headroom.memory_sampler import MemoryHeadroom
 from reconciler.headroom.smoothing import SmoothedAmount, restored, step
@@ -27,7 +27,7 @@ from state.schema import ASSIGNMENTS
 from state.store import Store
 from state.topology import Topology
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = get_log("report")
 HEADROOM: Final = "headroom"
 """Row of the ASSIGNMENTS table."""
 SCHEMA: Final = 1
@@ -54,7 +54,7 @@ def read_kept(store: Store) -> HeadroomState | None:
     try:
         return decoded(msgspec.msgpack.Decoder(HeadroomState).decode, row)
     except ValueError as exc:
-        _LOG.warning("the headroom of the last run cannot be read: %s", exc)
+        _LOG.warning("the headroom of the last run cannot be read", error=str(exc))
         return None
 
 
@@ -202,7 +202,7 @@ class HeadroomReport:
         except OSError as exc:
             problem = f"{path}: {errno_name(exc.errno) if exc.errno else exc}"
             if self.problem != problem:
-                _LOG.warning("the headroom cannot be written to %s", problem)
+                _LOG.warning("the headroom cannot be written", error=problem)
             self.problem = problem
         else:
             self.problem = None

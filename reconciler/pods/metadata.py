@@ -7,7 +7,6 @@ that is there.
 """
 
 import contextlib
-import logging
 import math
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from typing import Final, Protocol, final
@@ -15,11 +14,12 @@ from typing import Final, Protocol, final
 import trio
 
 from cgroupfs.errors import SourceError
+from cgroupfs.log import get_log
 from reconciler.runtime.wakeup import WakeUp
 from reconciler.runtime.workqueue import DirtyKeys, pod_key
 from state.model import PodMeta, SourceStatus
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = get_log("metadata")
 _FEW: Final = 8
 _RETRY_S: Final = (0.003, 0.01, 0.05, 0.2, 1.0, 5.0)
 """A runtime lists a new pod's sandbox some milliseconds after its first directory."""
@@ -226,14 +226,14 @@ class Metadata:
             metas = await question()
         except SourceError as exc:
             if self._problem != str(exc):
-                _LOG.warning("%s", exc)
+                _LOG.warning(str(exc))
             self._problem = str(exc)
             return
         self._problem = None
         if self._cri is not None:
             self._answered_at = trio.current_time()
             for problem in set(self._cri.problems).difference(self._unread):
-                _LOG.warning("cri: %s", problem)
+                _LOG.warning("the runtime named something that cannot be used", error=problem)
             self._unread = self._cri.problems
         for meta in metas:
             before = self._told.get(meta.uid)

@@ -6,7 +6,6 @@ in the directory is ignored. A new ``device-plugins/kubelet.sock`` means that a 
 The files are read in the loop (a few hundred bytes, rarely); what they are worth is decided in `allocations`.
 """
 
-import logging
 import math
 import os
 import time
@@ -18,6 +17,7 @@ from msgspec.structs import replace
 
 from cgroupfs.chain import AncestorWatch
 from cgroupfs.cpuset import EMPTY, CpuSet
+from cgroupfs.log import get_log
 from cgroupfs.watch import APPEARED, CHILDREN, VANISHED, DirEvent, DirWatcher
 from reconciler.placement.devices import affinity_of, read_pci_nodes, unplaced_addresses
 from reconciler.pods.resize import Granted, granted
@@ -45,7 +45,7 @@ from state.kubelet import (
 from state.model import KubeletView, Pod, SourceStatus
 
 _NAME: Final = "kubelet checkpoints"
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = get_log("checkpoints")
 _PLUGINS: Final = os.path.dirname(DEVICES)
 _SOCKET: Final = "kubelet.sock"
 _RESIZE_FILES: Final = (ALLOCATED_PODS, ACTUATED_PODS, POD_STATUS)
@@ -247,7 +247,7 @@ class CheckpointSource:
         fault = str(found) if isinstance(found, CheckpointError) and found.fault is not CheckpointFault.MISSING else ""
         news, self._faults[name] = fault != self._faults.get(name, ""), fault
         if fault and news:
-            _LOG.warning("%s: %s", _NAME, found)
+            _LOG.warning("a checkpoint cannot be used", error=str(found))
         return news
 
     def _grant(self) -> Granted:
@@ -268,9 +268,9 @@ class CheckpointSource:
         found = _outcome(path, parse_cpu_manager_state)
         news = _differ(found, self.cpus)
         if news and isinstance(found, CheckpointError):
-            _LOG.warning("%s: %s", _NAME, found)
+            _LOG.warning("a checkpoint cannot be used", error=str(found))
         elif isinstance(self.cpus, CheckpointError) and not isinstance(found, CheckpointError):
-            _LOG.info("%s: %s is good again", _NAME, path)
+            _LOG.info("a checkpoint is good again", path=path)
         self.cpus, self._read_at = found, now
         self.allocations.read(found, now)
         return news

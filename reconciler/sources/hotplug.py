@@ -11,7 +11,6 @@ Source: kernel documentation, ABI/stable/sysfs-devices-system-cpu; lib/kobject_u
 
 import contextlib
 import ctypes
-import logging
 import re
 import socket
 import struct
@@ -22,12 +21,13 @@ import trio
 
 from cgroupfs.cpuset import EMPTY, MAX_CPUS, CpuSet
 from cgroupfs.errors import SourceError
+from cgroupfs.log import get_log
 from reconciler.runtime.wakeup import WakeUp
 from state.model import SourceStatus
 from state.topology import Topology
 from state.topology_sysfs import read_online, read_topology
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = get_log("hotplug")
 NAME: Final = "CPU hot-plug"
 _NETLINK_KOBJECT_UEVENT: Final = 15
 _KERNEL: Final = 1
@@ -143,7 +143,7 @@ class HotplugSource:
             # What is known stays; the ticker asks again.
             self._taken |= taken
             if self.problem is None:
-                _LOG.warning("%s", exc)
+                _LOG.warning(str(exc))
             self.problem = str(exc)
             return
         self.problem = None

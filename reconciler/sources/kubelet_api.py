@@ -6,7 +6,6 @@ rest. A pod leaves when its directory is gone (`KubeletPods.keep_only`), not whe
 Source: the kubelet's HTTP API; recorded answers (``items`` is null when there are no pods).
 """
 
-import logging
 import socket
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -17,6 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from cgroupfs.errors import SourceError
+from cgroupfs.log import get_log
 from reconciler.clients.http import HttpEndpoint, HttpSession
 from reconciler.pods.marks import MarkReader
 from reconciler.runtime.cooperative import TimeSlice
@@ -31,7 +31,7 @@ _STEP: Final = 4 * 1024
 """Bytes of the list between two looks at the clock."""
 _REST: Final = 10
 """After a list as many times the CPU time that it cost pass before the next is asked for."""
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = get_log("kubelet_api")
 
 
 class KubeletAccess(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -218,7 +218,7 @@ class KubeletPods:
 
     def _failed(self, error: SourceError) -> SourceError:
         if self._ok or self._detail != str(error):
-            _LOG.warning("%s", error)
+            _LOG.warning(str(error))
         self._ok, self._detail = False, str(error)
         return error
 
@@ -249,9 +249,9 @@ class KubeletPods:
     def _taken(self, told: Mapping[str, PodMeta], reader: PodListReader) -> None:
         problems = tuple(reader.problems)
         if not self._ok and self._answered_at is not None:
-            _LOG.info("%s: answers again", NAME)
+            _LOG.info("the kubelet answers again", source=NAME)
         for problem in set(problems).difference(self._problems):
-            _LOG.warning("%s", problem)
+            _LOG.warning(problem)
         self._answered_at, self._ok, self._problems = trio.current_time(), True, problems
         self._detail = f"{len(told)} pods from {self._peer.shown}"
         unusable = len(problems) + sum(not one.whole for one in reader.pods)

@@ -10,7 +10,6 @@ same listing repairs everything.
 """
 
 import errno
-import logging
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,6 +20,7 @@ from msgspec import Struct
 
 from cgroupfs.chain import AncestorWatch
 from cgroupfs.errors import SourceError, errno_name
+from cgroupfs.log import get_log
 from cgroupfs.naming import GroupKind, GroupName, Layout, QosClass
 from cgroupfs.watch import CHILDREN, VANISHED, DirEvent, DirWatcher, WatchStats
 from reconciler.runtime.cooperative import TimeSlice
@@ -28,7 +28,7 @@ from reconciler.runtime.wakeup import WakeUp
 from reconciler.runtime.workqueue import container_key, pod_key
 from state.model import GroupRef, SourceStatus
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = get_log("tree")
 _NAME: Final = "cgroup tree"
 _ABOVE: Final = ""
 """Token of the watches between the hierarchy's root and kubepods; a group's own token is its path."""
@@ -294,7 +294,7 @@ class TreeSource:
 
     def _unreadable(self, path: str, exc: SourceError) -> None:
         if path not in self._unread:
-            _LOG.warning("%s", exc)
+            _LOG.warning(str(exc))
         self._unread[path] = str(exc)
         self._failed.set()
 

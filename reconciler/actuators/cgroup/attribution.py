@@ -4,7 +4,6 @@ With fanotify every write on the node's hierarchies is seen with its process; wi
 file of ours are watched and the writer stays unknown.
 """
 
-import logging
 from collections.abc import Callable, Iterable
 from typing import Final, final
 
@@ -13,10 +12,11 @@ import trio
 from cgroupfs.attribution import ObservedWrite, WriteWatch, watch_writes
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.knobs import CATALOG
+from cgroupfs.log import get_log
 from reconciler.runtime.workqueue import NODE, DirtyKeys, pod_key
 from state.model import SourceStatus
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = get_log("attribution")
 _KEPT: Final = 10_000
 
 

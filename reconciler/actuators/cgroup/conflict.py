@@ -16,7 +16,6 @@ it is corrected without delay, and counted, so that the unconditional ten-second
 a yield instead of a tug-of-war.
 """
 
-import logging
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from typing import Annotated, Final, NamedTuple, Protocol, final
 
 from msgspec import Meta, Struct
 
+from cgroupfs.log import get_log
 from reconciler.actuators.cgroup.status import Alert, StatusTable
 from reconciler.actuators.cgroup.work import FileWrite
 from reconciler.actuators.holds import file_target
@@ -153,7 +153,7 @@ class ForeignWrites:
         return min(times, default=None)
 
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = get_log("conflict")
 _PERSON: Final = "person"
 _RUNTIME: Final = "runtime"
 _KUBELET: Final = "kubelet"
@@ -216,12 +216,7 @@ class ForeignWriteHandler:
             fresh=fresh,
         )
         if fresh:
-            _LOG.info(
-                "%s %s: %s",
-                *(work.key[1], work.knob.name, verdict.words),
-                # Below one key: a record has a "process" of its own, and refuses to have it overwritten.
-                extra={"fields": {"writer": kind, "process": process}},
-            )
+            _LOG.info(verdict.words, path=work.key[1], knob=work.knob.name, writer=kind, process=process)
         if verdict.answer is ConflictAction.REASSERT:
             return True
         if verdict.answer is ConflictAction.HOLD:

@@ -8,16 +8,16 @@ Evictions stop a pod for half a second to kill who forks too fast. That is in th
 daemon thaws such a pod when it takes the eviction up, `thaw_killed` is for where no daemon follows.
 """
 
-import logging
 from typing import Final
 
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.knobs import CATALOG
+from cgroupfs.log import get_log
 from state.entry import same_group
 from state.ledger import Ledger
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = get_log("unfreeze")
 FREEZE: Final = "freeze"
 ALWAYS_RESTORED: Final = frozenset({FREEZE})
 """Knobs whose values are given back even where a hold says that the file is to be left alone."""
@@ -48,5 +48,5 @@ def unfreeze(hierarchy: Hierarchy, ledger: Ledger, *, files: FileOps = REAL) -> 
             continue
         except (OSError, ValueError) as exc:
             failed.append(f"{entry.path}: still frozen: {exc}")
-            _LOG.error("%s: still frozen: %s", entry.path, exc)
+            _LOG.error("a group is still frozen", path=entry.path, error=str(exc))
     return done, failed

@@ -10,7 +10,6 @@ Source: kernel documentation admin-guide/cgroup-v2 (memory.reclaim, 5.19: EAGAIN
 """
 
 import errno
-import logging
 import os
 import time
 from collections import Counter, deque
@@ -24,6 +23,7 @@ from cgroupfs.codecs import PAGE
 from cgroupfs.errors import errno_name
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import UNIFIED, Hierarchy
+from cgroupfs.log import get_log
 from cgroupfs.pressure import parse_pressure
 from reconciler.actuators.base import PlanSnapshot
 from reconciler.actuators.holds import holding
@@ -42,7 +42,7 @@ from state.memory import ReclaimRequest
 from state.model import Container, ContainerKind, Phase, Pod, PodClass
 from state.undo import RestoreResult
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = get_log("memory_reclaim")
 _KNOB: Final = "memory.reclaim"
 _CACHE_ONLY: Final = " swappiness=0"
 _CHUNK: Final = 16 << 20
@@ -335,8 +335,8 @@ class Reclaimer:
             self._problems["kernel"] = _LACKING
         asked = f"{done.action.want_bytes >> 20} MiB" if done.action.want_bytes else "all page cache"
         # A relief is news; probes happen all the time, and are counted.
-        level = logging.INFO if done.action.kind == "relief" and done.got is not None else logging.DEBUG
-        _LOG.log(level, "%s of %s: %s: %s", asked, done.action.path, done.outcome, done.action.why)
+        write = _LOG.info if done.action.kind == "relief" and done.got is not None else _LOG.debug
+        write(f"{asked}: {done.outcome}", path=done.action.path, reason=done.action.why)
 
     @staticmethod
     def _wish(situation: PlanSnapshot | None) -> ReclaimRequest | None:

@@ -10,7 +10,6 @@ Nothing is held by an interface that is not there or whose speed nobody knows: a
 no law would ever correct the guess. A link that is down tells no speed; until it is up again its last one counts.
 """
 
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -21,6 +20,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from cgroupfs.errors import SourceError, StoreError
+from cgroupfs.log import get_log
 from reconciler.actuators.base import PeriodicWorker, PersistedValue, PlanSnapshot
 from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.actuators.network.control import ByteCounters, LinkLimits, Throughput, lane, split, step, use
@@ -35,7 +35,7 @@ from state.network import InterfaceRequest, NetworkRequest
 from state.store import Store
 from state.undo import RestoreResult
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = get_log("network")
 _LEFT_S: Final = 10.0
 """How often taking away is tried again that was refused."""
 _EARLY: Final = 0.9
@@ -175,7 +175,7 @@ class NetworkActuator:
                     situation, rate=rate, classes=wish.classes, enforce=enforce, by=by, unknown=unknown
                 )
         except (SourceError, StoreError) as exc:
-            _LOG.warning("%s", exc)
+            _LOG.warning(str(exc))
         now, (last, at) = self._clock(), self._last
         if last == (wish, enforce) and now - at < wish.interval_s * _EARLY:
             return
@@ -188,7 +188,7 @@ class NetworkActuator:
             except (SourceError, StoreError) as exc:
                 self.lines[name] = LinkState(problem=str(exc))
             if (words := self.lines[name].problem) and words != before.problem:
-                _LOG.warning("%s: %s", name, words)
+                _LOG.warning(words, interface=name)
 
     async def _known(self, wish: InterfaceRequest) -> tuple[Link | None, LinkLimits | None, str]:
         """An interface and its bounds; else the words say what of it nobody knows. Errors: `SourceError`."""

@@ -6,7 +6,6 @@ nothing is asked between them.
 A pod that goes takes its cable with it, and all that was on it.
 """
 
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -15,6 +14,7 @@ from typing import Final, final
 from msgspec.structs import replace
 
 from cgroupfs.errors import SourceError, StoreError
+from cgroupfs.log import get_log
 from reconciler.actuators.base import PeriodicWorker, PersistedValue, PlanSnapshot
 from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.actuators.network.namespaces import NetworkNamespaces
@@ -24,7 +24,7 @@ from reconciler.actuators.network.undo import NetworkState, Redirect, release, u
 from state.model import Pod, PodClass, Setting
 from state.network import SHARE
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = get_log("pod_ceiling")
 NAME: Final = "network"
 LOOK_S: Final = 30.0
 _SOON_S: Final = 2.0
@@ -257,7 +257,7 @@ class PodEgressCeiling:
 
     def _say(self, words: str) -> None:
         if words and words != self.problem:
-            _LOG.warning("BE pods' own networks: %s", words)
+            _LOG.warning("BE pods' own networks: a problem", reason=words)
         self.problem = words
 
 

@@ -8,7 +8,6 @@ What cannot be found again by the groups' prefix is in the store before the firs
 policy is switched off everything is undone, as with any other policy.
 """
 
-import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ from msgspec.structs import replace
 from cgroupfs.errors import AgentError
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
+from cgroupfs.log import get_log
 from reconciler.actuators.base import PeriodicWorker, PlanSnapshot
 from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.actuators.holds import holding
@@ -47,7 +47,7 @@ from state.model import Pod, PodClass
 from state.store import Store
 from state.undo import RestoreResult
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = get_log("resctrl")
 _SLICE_S: Final = 0.02
 _GAP_S: Final = 0.2
 _PATIENCE: Final = 5
@@ -193,7 +193,7 @@ class ResctrlActuator:
             await self._sweep(situation)
         except AgentError as exc:
             if str(exc) != self._problem:
-                _LOG.warning("resctrl: %s", exc)
+                _LOG.warning("resctrl failed", error=str(exc))
             self._problem = str(exc)
 
     async def _sweep(self, situation: PlanSnapshot) -> None:
@@ -252,7 +252,7 @@ class ResctrlActuator:
         )
         self._level = step(state, feeling, now, wish.law, wish.levels)
         if self._level.level != state.level:
-            _LOG.info("BE's share of cache and memory bandwidth: %s", self._level)
+            _LOG.info("the BE share of cache and memory bandwidth changed", level=self._level)
 
     async def _bring(
         self, wish: CacheRequest, capability: Capability, situation: PlanSnapshot, look: _ResctrlPass
