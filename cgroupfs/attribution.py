@@ -9,7 +9,6 @@ Source: fanotify(7), fanotify_init(2), fanotify_mark(2); measured on 5.10 to 6.1
 
 import ctypes
 import errno
-import logging
 import os
 from collections.abc import Collection, Iterable, Sequence
 from struct import Struct as Layout
@@ -19,9 +18,10 @@ import trio
 
 from cgroupfs.errors import SourceError, errno_name
 from cgroupfs.identity import UNKNOWN_WRITER, WriterProcess, identify
+from cgroupfs.log import get_log
 from cgroupfs.watch import DirWatcher, Mask
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = get_log("attribution")
 _NAME: Final = "write attribution"
 _FAN_CLASS_NOTIF_CLOEXEC_NONBLOCK: Final = 0x0 | 0x1 | 0x2
 _FAN_MARK_ADD: Final = 0x1
@@ -91,7 +91,7 @@ def watch_writes(directories: Iterable[str], *, files: Collection[str] | None = 
     except SourceError as exc:
         watch = InotifyWrites(files, str(exc))
     if watch.problem:
-        _LOG.warning("%s", watch.problem)
+        _LOG.warning(watch.problem)
     return watch
 
 
@@ -201,11 +201,11 @@ class FanotifyWatch:
             # EMFILE, ENFILE: the kernel has dropped the event whose file it could not open. Each write on the node is
             # one such event: what is logged is that it began, and that it is over.
             if exc.errno != self._losing:
-                _LOG.warning("%s: events are lost: %s", _NAME, errno_name(exc.errno))
+                _LOG.warning("events are lost", watch=_NAME, errno=errno_name(exc.errno))
             self._losing = exc.errno or 0
             return [ObservedWrite("", "", "", UNKNOWN_WRITER, lost=True)]
         if self._losing:
-            _LOG.info("%s: events are read again", _NAME)
+            _LOG.info("events are read again", watch=_NAME)
         self._losing = 0
         batch: list[ObservedWrite] = []
         writers: dict[int, WriterProcess] = {}

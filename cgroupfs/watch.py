@@ -11,7 +11,6 @@ What is special about cgroup directories, and why this is not a plain wrapper:
 """
 
 import errno
-import logging
 import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,8 +24,9 @@ from inotify_simple import INotify
 from msgspec import Struct
 
 from cgroupfs.errors import errno_name
+from cgroupfs.log import get_log
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = get_log("watch")
 _READ_BYTES: Final = 32_768
 _HEADER: Final = Layout("iIII")
 _POLL_S: Final = 1.0
@@ -299,7 +299,7 @@ class DirWatcher(Generic[T]):
             # EINVAL: the kernel dropped it already (an ordinary directory that went away). After any other error the
             # watch may stay, and its events are of no watch that is known here.
             if exc.errno != errno.EINVAL:
-                _LOG.warning("%s: a watch could not be removed: %s", self._name, errno_name(exc.errno))
+                _LOG.warning("a watch could not be removed", watch=self._name, errno=errno_name(exc.errno))
 
     def _read(self) -> list[DirEvent[T]]:
         assert self._inotify is not None
@@ -335,13 +335,15 @@ class DirWatcher(Generic[T]):
     def _unreadable(self, exc: OSError) -> None:
         self._overflows += 1
         self._held_until = trio.current_time() + self._poll_s
-        _LOG.warning("%s: events lost: %s", self._name, errno_name(exc.errno))
+        _LOG.warning("events are lost", watch=self._name, errno=errno_name(exc.errno))
 
     def _start_polling(self, watch: _Watch[T], code: int) -> None:
         if self._problem is None:
             self._problem = f"{errno_name(code)}: {_ADVICE.get(code, 'the kernel refuses a watch')}"
             self._next_poll = self._next_retry = 0.0
-            _LOG.warning("%s: %s is polled every %g s: %s", self._name, watch.path, self._poll_s, self._problem)
+            _LOG.warning(
+                "a directory is polled", watch=self._name, path=watch.path, every_s=self._poll_s, reason=self._problem
+            )
         self._polled[watch.path] = watch
         self._wake()
 
@@ -373,5 +375,5 @@ class DirWatcher(Generic[T]):
             elif code in _LIMITS:
                 return
         if not self._polled:
-            _LOG.info("%s: all directories are watched again", self._name)
+            _LOG.info("all directories are watched again", watch=self._name)
             self._problem = None

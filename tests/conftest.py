@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-from reconciler.runtime import logs
-
 # How fast examples are made says something about the machine, which others share, and nothing about the code.
 # The same examples each time: whoever changes nothing breaks nothing. `make search` looks for new ones.
+from cgroupfs.log import ROOT
+
 settings.register_profile(
     "shared machine",
     deadline=None,
@@ -29,7 +29,7 @@ os.environ.setdefault("PYTHONPYCACHEPREFIX", f"{sys.prefix}/bytecode")
 def _logging_as_before() -> Iterator[None]:
     """Tests run in any order: one that runs a whole program must not leave its log levels to the next."""
     base = logging.getLogger()
-    handlers, levels = base.handlers[:], {name: logging.getLogger(name).level for name in ("", *logs.OURS)}
+    handlers, levels = base.handlers[:], {name: logging.getLogger(name).level for name in ("", ROOT)}
     yield
     base.handlers[:] = handlers
     for name, level in levels.items():

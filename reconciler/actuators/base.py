@@ -30,6 +30,7 @@ import trio
 from msgspec import Struct
 
 from reconciler.actuators.cgroup.status import SettingStatus
+from reconciler.runtime.wakeup import WakeUp
 from state.cache import CacheUsage
 from state.model import Hold, NodeView
 from state.plan import NodePlan
@@ -176,7 +177,7 @@ class PeriodicWorker:
         self._period_s = period_s
         self._gap_s = gap_s
         self._clock = clock
-        self._woken = trio.Event()
+        self._woken = WakeUp()
         self._alone = trio.Lock()
         self._lane = trio.CapacityLimiter(1)
 
@@ -191,9 +192,7 @@ class PeriodicWorker:
         task_status.started()
         while True:
             period_s = self._period_s(self.situation) if self.situation is not None else None
-            with trio.move_on_after(math.inf if period_s is None else period_s):
-                await self._woken.wait()
-            self._woken = trio.Event()
+            await self._woken.wait(math.inf if period_s is None else period_s)
             await self.sweep()
             await trio.sleep(self._gap_s)
 

@@ -13,6 +13,7 @@ import trio
 from msgspec.structs import replace
 
 from cgroupfs.errors import StoreError
+from cgroupfs.log import get_log
 from reconciler.alerts.alert import Alert, AlertKind, Severity
 from reconciler.alerts.config import AlertsConfig, SinkConfig
 from reconciler.alerts.document import entry
@@ -23,7 +24,7 @@ from reconciler.alerts.sample_alert import test_notice, try_sinks
 from reconciler.alerts.sink_worker import SinkWorker, rules_of
 from reconciler.alerts.sinks.base import AlertSink, SinkSetup
 from reconciler.alerts.sinks.table import build as build_sink
-from reconciler.runtime import logs
+from reconciler.runtime.wakeup import WakeUp
 from state.schema import META
 from state.store import Store, StoreBatch
 
@@ -59,11 +60,11 @@ class AlertDispatcher:
         self._incidents = Incidents(self._forget_s(config))
         self._couriers: dict[str, SinkWorker] = {}
         self._staged: deque[Incident] = deque()
-        self._soon = trio.Event()
+        self._soon = WakeUp()
         self._nursery: trio.Nursery | None = None
         self._recent: dict[str, Incident] = {}
         self._loaded = False
-        self._log = logs.get("alerts")
+        self._log = get_log("alerts")
         for name, one in config.sinks.items():
             self._couriers[name] = self._courier(name, one)
 
@@ -262,14 +263,12 @@ class AlertDispatcher:
         """Keep the store up to date, and offer what has been stored."""
         while True:
             await self._soon.wait()
-            self._soon = trio.Event()
             count = len(self._staged)
             good = await self._queue.flush()
             for _ in range(count):
                 self._offer(self._staged.popleft())
             if not good:
-                with trio.move_on_after(_RETRY_S):
-                    await self._soon.wait()
+                await self._soon.wait(_RETRY_S)
                 self._soon.set()
 
     def _courier(self, name: str, config: SinkConfig, outbox: Outbox | None = None) -> SinkWorker:

@@ -13,9 +13,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from cgroupfs.errors import StoreError
+from cgroupfs.log import get_log
 from reconciler.alerts.alert import Severity
 from reconciler.alerts.incident import Incident
-from reconciler.runtime import logs
 from state.rows import MirroredRows, RowForm
 from state.schema import META
 from state.store import Store, StoreBatch
@@ -54,7 +54,7 @@ class DurableQueue:
         self._dirty: set[str] = set()
         self._held = MirroredRows(store, META, _FORM, PREFIX)
         self._turn = trio.Lock()
-        self._log = logs.get("alerts")
+        self._log = get_log("alerts")
 
     @property
     def rows(self) -> Mapping[str, QueueRow]:

@@ -18,6 +18,7 @@ from reconciler.alerts.config import AlertsConfig, SinkConfig, check_sink
 from reconciler.alerts.sinks.base import SinkContext, SinkSetup, setup_of
 from reconciler.clients.kube_config import ApiServer
 from reconciler.runtime.lazy import import_in_thread
+from reconciler.runtime.wakeup import WakeUp
 from state.model import SourceStatus
 from state.schema import META
 from state.store import Store, StoreBatch
@@ -69,7 +70,7 @@ class AlertService:
         self._statuses = statuses
         self._teller: AlertDispatcher | None = None
         self._early: deque[Alert] = deque(maxlen=_EARLY)
-        self._changed = trio.Event()
+        self._changed = WakeUp()
         self.counts: Counter[tuple[str, str]] = Counter()
 
     def send(self, alert: Alert) -> None:
@@ -100,7 +101,6 @@ class AlertService:
             task_status.started()
             task_status = trio.TASK_STATUS_IGNORED
             while not self._config.sinks:
-                self._changed = trio.Event()
                 await self._changed.wait()
         teller = await self._load()
         async with trio.open_nursery() as nursery:

@@ -6,12 +6,13 @@ from typing import Final, final
 
 import trio
 
+from cgroupfs.log import get_log
 from reconciler.alerts.config import SinkConfig
 from reconciler.alerts.incident import Incident
 from reconciler.alerts.outbox import Outbox, SinkRules
 from reconciler.alerts.sinks.base import AlertSink, SinkError, SinkSetup
 from reconciler.alerts.sinks.table import prepare
-from reconciler.runtime import logs
+from reconciler.runtime.wakeup import WakeUp
 
 FIRST_WAIT_S: Final = 1.0
 LONGEST_WAIT_S: Final = 300.0
@@ -49,11 +50,11 @@ class SinkWorker:
         self._sink: AlertSink | None = None
         self._turn = trio.Lock()
         self._scope = trio.CancelScope()
-        self._wake = trio.Event()
+        self._wake = WakeUp()
         self._tries: dict[str, int] = {}
         self._fails = 0
         self._one_by_one = 0
-        self._log = logs.get("alerts", sink=setup.name)
+        self._log = get_log("alerts", sink=setup.name)
 
     def wake(self) -> None:
         """Something has been put into the outbox."""
@@ -76,9 +77,7 @@ class SinkWorker:
                     if at <= now:
                         await self._tell(sink, self.outbox.take(now, 1 if self._one_by_one else sink.most))
                         continue
-                    self._wake = trio.Event()
-                    with trio.move_on_at(at):
-                        await self._wake.wait()
+                    await self._wake.wait_until(at)
             finally:
                 with trio.CancelScope(shield=True, deadline=trio.current_time() + _CLOSE_S):
                     await sink.aclose()

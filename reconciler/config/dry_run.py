@@ -20,7 +20,7 @@ def _parts(config: Config) -> Iterator[str]:
         if policy.enabled and policy.dry_run:
             yield f"policies.{name}"
     if config.interference.enabled:
-        from reconciler.detectors.rule import effective  # noqa: PLC0415  (loaded where something is watched)
+        from reconciler.detectors.rule import effective
 
         for name, rule in effective(config.interference.rules).items():
             if rule.dry_run:

@@ -15,11 +15,11 @@ from msgspec.structs import replace
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.errors import SourceError
 from cgroupfs.hierarchy import Hierarchy
+from cgroupfs.log import get_log
 from cgroupfs.naming import Driver, Layout, detect_layout
 from reconciler.clients.http import HttpEndpoint
 from reconciler.config.model import Config, EndpointSection, FeatureSwitch, KubeletSection, RuntimeSection
 from reconciler.pods.marks import MarkReader
-from reconciler.runtime import logs
 from reconciler.sources.cri import CriClient, find_socket
 from reconciler.sources.kubelet_api import KubeletAccess, choose_peer
 from reconciler.sources.kubelet_config import KubeletConfig, read_kubelet_config
@@ -79,7 +79,7 @@ def cri_client(
     return CriClient(socket, root=root, timeout_s=config.timeout_s, root_only=root_only, marks=marks)
 
 
-_LOG: Final = logs.get("node")
+_LOG: Final = get_log("node")
 _AGAIN_S: Final = 1.0
 
 

@@ -6,7 +6,6 @@ the actuator has read (`reconciler.actuators.resctrl.actuator`) is the input of 
 compares.
 """
 
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -16,6 +15,7 @@ import trio
 from msgspec.structs import replace
 
 from cgroupfs.errors import AgentError
+from cgroupfs.log import get_log
 from reconciler.actuators.base import PeriodicWorker, PlanSnapshot
 from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.actuators.resctrl.actuator import ResctrlActuator, ResctrlReading
@@ -29,7 +29,7 @@ from state.evidence import Sample
 from state.model import PodClass
 from state.undo import RestoreResult
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = get_log("cache")
 _GAP_S: Final = 0.2
 _ONLINE: Final = frozenset({PodClass.SHARED, PodClass.DEDICATED})
 
@@ -157,7 +157,7 @@ class CacheLoop:
         )
         self._level = step(state, contention, now, wish.law, wish.levels)
         if self._level.level != state.level:
-            _LOG.info("BE's share of cache and memory bandwidth: %s", self._level)
+            _LOG.info("BE's share of cache and memory bandwidth changed", level=str(self._level))
 
 
 def _period_s(situation: PlanSnapshot) -> float | None:

@@ -14,13 +14,13 @@ on its pod's CPUs until it is started anew. The line for people names the groups
 Source: kernel/cgroup/cpuset.c (cpuset_hotplug_workfn, remove_tasks_in_empty_cpuset).
 """
 
-import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, NamedTuple, final
 
 from cgroupfs.cpuset import EMPTY, MAX_CPUS, CpuSet
 from cgroupfs.files import REAL, FileOps
+from cgroupfs.log import get_log
 from cgroupfs.naming import GroupKind, Layout, QosClass
 from reconciler.actuators.cgroup.decide import ChangeDetector
 from reconciler.actuators.holds import holding
@@ -30,7 +30,7 @@ from reconciler.sources.hotplug import CpuChange
 from state.ledger import Ledger
 from state.model import Pod
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = get_log("cpu_hotplug")
 _KNOB: Final = "cpu.set"
 _FILE: Final = "cpuset.cpus"
 _EVERY: Final = CpuSet.span(MAX_CPUS)
@@ -176,7 +176,7 @@ class CpusetRepair:
         try:
             self._files.write(self._judge.hierarchy.directory("cpuset", path), _FILE, str(cpus))
         except OSError as exc:
-            _LOG.warning("%s: a CPU that came back cannot be given to it: %s", path, exc.strerror)
+            _LOG.warning("a CPU that came back cannot be added to a group", path=path, error=exc.strerror)
             return exc.strerror or str(exc)
         return ""
 

@@ -14,9 +14,10 @@ import trio
 from msgspec.structs import replace
 
 from cgroupfs.errors import InputError
+from cgroupfs.log import get_log
 from reconciler.actuators.holds import LONGEST_S, MOST, active, check_target, tidied
 from reconciler.control.persistence import StateWriter
-from reconciler.runtime import logs
+from reconciler.runtime.wakeup import WakeUp
 from state.model import Hold
 
 _LOOK_S: Final = 30.0
@@ -51,8 +52,8 @@ class HoldManager:
         """
         self._wall, self._boot, self._boot_id = wall, boot, boot_id
         self._in_force = in_force
-        self._changed = trio.Event()
-        self._log = logs.get("agent")
+        self._changed = WakeUp()
+        self._log = get_log("agent")
         self.all: dict[str, Hold] = {}
         """By target; those whose time is over until `run` has seen it."""
         self._unsaved: dict[str, Hold] = {}
@@ -126,10 +127,9 @@ class HoldManager:
         task_status.started()
         while True:
             self.look()
-            self._changed = trio.Event()
+            self._changed.clear()
             left = [one.until - self._wall() for one in self.all.values() if one.until is not None]
-            with trio.move_on_after(max(0.0, min([*left, _LOOK_S]))):
-                await self._changed.wait()
+            await self._changed.wait(max(0.0, min([*left, _LOOK_S])))
 
     def look(self) -> None:
         """Take away those whose time has come, and tell what is in force."""

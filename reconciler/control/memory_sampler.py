@@ -4,7 +4,6 @@ The law is pure and in `policies.be_memory`. Called by the ticker, on the loop's
 it finds goes into the knowledge; when the law allows something else than before, the node is marked.
 """
 
-import logging
 import os
 from collections.abc import Callable
 from typing import Final, final
@@ -12,13 +11,14 @@ from typing import Final, final
 from msgspec.structs import replace
 
 from cgroupfs.files import REAL, FileOps
+from cgroupfs.log import get_log
 from cgroupfs.usage import MemoryUsage
 from reconciler.policies import be_memory
 from reconciler.policies.be_memory import BeMemoryConfig, MemorySample, MemoryState
 from reconciler.signals.memory import parse_meminfo, parse_zoneinfo, shortages
 from state.memory import NodeMemoryReading, Shortage, ZoneNode
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = get_log("memory_sampler")
 _ZONES_S: Final = 5.0
 _OLD_S: Final = 10.0
 
@@ -58,7 +58,7 @@ class MemorySampler:
         except (OSError, ValueError) as exc:
             # Unknown: what is known grows older, and nobody gets more on it.
             if self.problem is None:
-                _LOG.warning("the node's memory cannot be read: %s", exc)
+                _LOG.warning("the node's memory cannot be read", error=str(exc))
             self.problem = f"the node's memory cannot be read: {exc}"
             if self.node is not None:
                 self.node = replace(self.node, age_s=now - self._read_at)

@@ -8,7 +8,6 @@ Nothing is held by an interface that is not there or whose speed nobody knows: a
 no law would ever correct the guess. A link that is down tells no speed; until it is up again its last one counts.
 """
 
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, final
@@ -18,6 +17,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from cgroupfs.errors import SourceError, StoreError
+from cgroupfs.log import get_log
 from reconciler.actuators.base import PeriodicWorker, PlanSnapshot
 from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.actuators.codec import LedgerState
@@ -34,7 +34,7 @@ from state.ledger import Ledger
 from state.network import ByteCounters, InterfaceRequest, LinkLimits, NetworkRequest, Throughput
 from state.undo import RestoreResult
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = get_log("network")
 _LEFT_S: Final = 10.0
 """How often taking away is tried again that was refused."""
 _EARLY: Final = 0.9
@@ -167,7 +167,7 @@ class NetworkLoop:
                     situation, rate=rate, classes=wish.classes, enforce=enforce, by=by, unknown=unknown
                 )
         except (SourceError, StoreError) as exc:
-            _LOG.warning("%s", exc)
+            _LOG.warning(str(exc))
         now, (last, at) = self._clock(), self._last
         if last == (wish, enforce) and now - at < wish.interval_s * _EARLY:
             return
@@ -180,7 +180,7 @@ class NetworkLoop:
             except (SourceError, StoreError) as exc:
                 self.lines[name] = LinkState(problem=str(exc))
             if (words := self.lines[name].problem) and words != before.problem:
-                _LOG.warning("%s: %s", name, words)
+                _LOG.warning(words, interface=name)
 
     async def _known(self, wish: InterfaceRequest) -> tuple[Link | None, LinkLimits | None, str]:
         """An interface and its bounds; else the words say what of it nobody knows. Errors: `SourceError`."""

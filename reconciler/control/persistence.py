@@ -5,7 +5,6 @@ found again by looking, except holds, which are written before they are acknowle
 """
 
 import contextlib
-import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, final
@@ -19,9 +18,11 @@ from cgroupfs.bounded import decoded
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.devices import DeviceLimits
 from cgroupfs.errors import StoreError
+from cgroupfs.log import get_log
 from reconciler.alerts.agent_alerts import STORE_IS_WELL
 from reconciler.control.reconciler import Reconciler
 from reconciler.headroom.report import HEADROOM, HeadroomState
+from reconciler.runtime.wakeup import WakeUp
 from state.cache import CacheRequest
 from state.disk import DiskPlan
 from state.ledger import Ledger
@@ -33,7 +34,7 @@ from state.schema import ASSIGNMENTS, HOLDS, META, RUNNING, SETTINGS
 from state.store import Store, StoreBatch
 from state.summary import pod_facts, pool_lists
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = get_log("persistence")
 _CHECK_S: Final = 10.0
 _CHECK_ALL_S: Final = 3600.0
 """Damage that leaves no trace in the file's times: the medium's own."""
@@ -83,7 +84,7 @@ def read_plan(store: Store) -> NodePlan | None:
     try:
         return decode_plan(rows[POOLS])
     except ValueError as exc:
-        _LOG.warning("the pools of the last run cannot be read: %s", exc)
+        _LOG.warning("the pools of the last run cannot be read", error=str(exc))
         return None
 
 
@@ -145,11 +146,11 @@ def read_holds(store: Store) -> dict[str, Hold]:
         try:
             hold = decoded(msgspec.msgpack.Decoder(Hold).decode, row)
             if hold.target != key:
-                _LOG.warning("hold %s cannot be read: it is one on %s", key, hold.target)
+                _LOG.warning("a stored hold has another target than its key", key=key, target=hold.target)
                 continue
             holds[key] = hold
         except ValueError as exc:
-            _LOG.warning("hold %s cannot be read: %s", key, exc)
+            _LOG.warning("a stored hold cannot be read", key=key, error=str(exc))
     return holds
 
 
@@ -193,7 +194,7 @@ class StateWriter:
         self._fresh = True
         self._seen_changes = -1
         self._holds: dict[str, Hold | None] = {}
-        self._soon = trio.Event()
+        self._soon = WakeUp()
         self.problem: str | None = None
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -203,9 +204,7 @@ class StateWriter:
         checked = trio.current_time()
         try:
             while True:
-                with trio.move_on_after(self._flush_s):
-                    await self._soon.wait()
-                self._soon = trio.Event()
+                await self._soon.wait(self._flush_s)
                 if trio.current_time() - checked >= self._check_s:
                     checked = trio.current_time()
                     await self.check()

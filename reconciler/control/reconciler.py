@@ -5,7 +5,6 @@ wanted or in a noted reason why it is not, with a time to look again.
 """
 
 import heapq
-import logging
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Container, Iterable, Mapping
@@ -16,6 +15,7 @@ import trio
 from msgspec.structs import replace
 
 from cgroupfs.errors import AgentError
+from cgroupfs.log import get_log
 from reconciler.actuators.cgroup.apply import CgroupActuator
 from reconciler.actuators.cgroup.compare import GroupTarget
 from reconciler.actuators.cgroup.fastpath import FastPath, FastResult
@@ -35,7 +35,7 @@ from state.ledger import Ledger
 from state.model import GroupRef, KubeletView, NodeView, Pod, PodClass, Pools, Refusal, Setting
 from state.plan import NodePlan
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = get_log("reconciler")
 _FIRST_LABELS_S: Final = 1.0
 """How long the first look after a start waits for labels: no pod is bounded by QoS that a label would have spared."""
 _VERIFY_S: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 2.0, 5.0, 10.0)
@@ -162,7 +162,7 @@ class Reconciler:
                 # Unknown is not empty: what is applied stays, and we look again.
                 self.errors.counted(NODE, exc)
                 if self.problem != str(exc):
-                    _LOG.warning("%s", exc)
+                    _LOG.warning(str(exc))
                 self.problem = str(exc)
                 heapq.heappush(self._later, (trio.current_time() + _ERROR_S, ""))
             self.busy_since = None

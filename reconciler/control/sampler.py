@@ -4,7 +4,6 @@ One task instead of many sleeping ones. It reads counters, lets the pure laws de
 their answer has changed; the worker does the rest.
 """
 
-import logging
 import time
 from collections.abc import Callable
 from typing import Final, final
@@ -13,6 +12,7 @@ import trio
 from msgspec.structs import replace
 
 from cgroupfs.files import REAL, FileOps
+from cgroupfs.log import get_log
 from cgroupfs.naming import QosClass
 from cgroupfs.usage import UsageReader
 from reconciler.control.memory_sampler import MemorySampler
@@ -37,7 +37,7 @@ from reconciler.signals.uses import UsageHistory
 from state.cpu import Uses
 from state.model import NodeCpu, PodClass, SourceStatus
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = get_log("sampler")
 _ASLEEP_MILLI: Final = 20
 
 
@@ -114,7 +114,7 @@ class Sampler:
         except (OSError, ValueError) as exc:
             # Unknown: what is known grows older, and the laws do not raise anything on it.
             if self.problem is None:
-                _LOG.warning("cannot read %s/stat: %s", self._proc, exc)
+                _LOG.warning("the CPU counters cannot be read", path=f"{self._proc}/stat", error=str(exc))
             self.problem = str(exc)
             known = self._reconciler.knowledge.take(cpu=self._sampler.current(now), uses=self._uses(now))
             self._read(known.cpu, now)

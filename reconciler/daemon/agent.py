@@ -24,6 +24,7 @@ import trio
 
 from cgroupfs.errors import SourceError, StoreError
 from cgroupfs.files import REAL, FileOps
+from cgroupfs.log import get_log
 from cgroupfs.usage import UsageReader
 from cgroupfs.writer import KernelWriter
 from reconciler import __version__
@@ -56,7 +57,6 @@ from reconciler.pods.classify import merge_rules
 from reconciler.pods.marks import MarkReader
 from reconciler.pods.metadata import Metadata
 from reconciler.pods.selectors import ClassRules
-from reconciler.runtime import logs
 from reconciler.runtime.counters import AgentCounters
 from reconciler.runtime.object_errors import ObjectErrors
 from reconciler.runtime.safe_files import FileRule
@@ -90,7 +90,7 @@ class OperatorFiles:
         """Reads nothing yet. Which files there are is the configuration's, else the kubelet's."""
         self._place = place
         self._marks = marks
-        self._log = logs.get("agent")
+        self._log = get_log("agent")
         self._operator: OperatorFile | None = None
         self._manifests: ManifestDirectory | None = None
         self._problems: dict[str, str] = {}
@@ -165,7 +165,7 @@ class Agent:
         self.config = config
         self.place = place
         self.files = files
-        self.log = logs.get("agent")
+        self.log = get_log("agent")
         self.started_at = time.time()
         self.alerts: Counter[str] = Counter()
         self.counters = AgentCounters()

@@ -15,6 +15,7 @@ import trio
 from msgspec.structs import replace
 
 from cgroupfs.errors import AgentError, errno_name
+from cgroupfs.log import BoundLog, get_log
 from reconciler import __version__
 from reconciler.alerts.agent_alerts import component_alert
 from reconciler.config import load
@@ -56,7 +57,7 @@ class Daemon:
         self.supervisor: Supervisor | None = None
         self.heartbeat = Heartbeat(_STUCK_S)
         self._dry_run = dry_run
-        self._log = logs.get("daemon")
+        self._log = get_log("daemon")
         self._notifier = Notifier()
 
     @property
@@ -236,7 +237,7 @@ def _main(arguments: Sequence[str] | None) -> int:
 
 
 def _run(daemon: Daemon) -> int:
-    log = logs.get("daemon")
+    log = get_log("daemon")
     malloc.limit_arenas()
     share_interpreter()
     try:
@@ -254,7 +255,7 @@ def _run(daemon: Daemon) -> int:
     return 0
 
 
-def _be_nice(nice: int, log: logs.BoundLog) -> None:
+def _be_nice(nice: int, log: BoundLog) -> None:
     """Take the configured priority, for the loop's thread alone. Refused (no CAP_SYS_NICE): said, and go on.
 
     A thread, like a process, begins with its maker's priority, unless the maker says not to: workers that hash and
@@ -275,7 +276,7 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]
             yield one
 
 
-def _problem_text(log: logs.BoundLog, errors: Sequence[BaseException]) -> int:
+def _problem_text(log: BoundLog, errors: Sequence[BaseException]) -> int:
     """Say each error once, and what the process ends with."""
     for error in errors:
         log.error(str(error))

@@ -5,7 +5,6 @@ the node (what a device plug-in or a node agent turns into an extended resource)
 whole, with the time until which it may be believed, so that a dead agent promises nothing for long.
 """
 
-import logging
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -18,15 +17,17 @@ from msgspec import Struct
 
 from cgroupfs.bounded import decoded
 from cgroupfs.errors import errno_name
+from cgroupfs.log import get_log
 from reconciler.headroom.cpu import HeadroomConfig, HeadroomSample, update
 from reconciler.headroom.memory_sampler import MemoryHeadroom
 from reconciler.headroom.smoothing import SmoothedAmount, restored, step
+from reconciler.runtime.wakeup import WakeUp
 from state.model import NodeCpu, Pools, SourceStatus
 from state.schema import ASSIGNMENTS
 from state.store import Store
 from state.topology import Topology
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = get_log("report")
 HEADROOM: Final = "headroom"
 """Row of the ASSIGNMENTS table."""
 SCHEMA: Final = 1
@@ -53,7 +54,7 @@ def read_kept(store: Store) -> HeadroomState | None:
     try:
         return decoded(msgspec.msgpack.Decoder(HeadroomState).decode, row)
     except ValueError as exc:
-        _LOG.warning("the headroom of the last run cannot be read: %s", exc)
+        _LOG.warning("the headroom of the last run cannot be read", error=str(exc))
         return None
 
 
@@ -80,7 +81,7 @@ class HeadroomReport:
         self._root = root
         self._clock = clock
         self._wall = wall
-        self._changed = trio.Event()
+        self._changed = WakeUp()
         self._sample: HeadroomSample | None = None
         self._kept = kept
         self.state = SmoothedAmount()
@@ -186,9 +187,7 @@ class HeadroomReport:
         """Replace the file when the promise changes, and often enough for its time never to run out."""
         task_status.started()
         while True:
-            with trio.move_on_after(min(self.config.report_s, max(1.0, self.config.unknown_hold_s / 3))):
-                await self._changed.wait()
-            self._changed = trio.Event()
+            await self._changed.wait(min(self.config.report_s, max(1.0, self.config.unknown_hold_s / 3)))
             await self.write()
 
     async def write(self) -> None:
@@ -203,7 +202,7 @@ class HeadroomReport:
         except OSError as exc:
             problem = f"{path}: {errno_name(exc.errno) if exc.errno else exc}"
             if self.problem != problem:
-                _LOG.warning("the headroom cannot be written to %s", problem)
+                _LOG.warning("the headroom cannot be written", error=problem)
             self.problem = problem
         else:
             self.problem = None

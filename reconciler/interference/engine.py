@@ -3,7 +3,6 @@
 It reads no clock and no file, so that a recording gives the same judgements as the node did (`bypassctl simulate`).
 """
 
-import logging
 from collections.abc import Generator, Hashable, Iterable, Mapping, Sequence
 from typing import Final, final
 
@@ -12,6 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from cgroupfs.bounded import decoded
+from cgroupfs.log import get_log
 from reconciler.detectors.base import VictimView
 from reconciler.detectors.config import InterferenceConfig
 from reconciler.detectors.evaluate import RuleState, evaluate, ready
@@ -28,7 +28,7 @@ from reconciler.signals.history import STALE_S, History
 from state.evidence import NODE, ContendedResource, PodSnapshot, RuleVerdict, SampleFrame, Suspect, Verdict, pod_subject
 from state.measures import Restrictions
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = get_log("engine")
 # Members of an enum are slow to look up, and each is needed hundreds of times a second.
 _UNKNOWN: Final = Verdict.UNKNOWN
 _OK: Final = Verdict.OK
@@ -330,5 +330,5 @@ def _learned(remembered: EngineState) -> dict[str, Struct]:
             try:
                 found[key] = decoded(msgspec.msgpack.Decoder(detector.memory_type).decode, raw)
             except ValueError as exc:
-                _LOG.warning("what detector %s learned of %s cannot be read: %s", name, key, exc)
+                _LOG.warning("what a detector learned cannot be read", detector=name, workload=key, error=str(exc))
     return found

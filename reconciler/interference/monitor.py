@@ -8,7 +8,6 @@ usual CPI, what has not helped) is kept in the store now and then; everything el
 One pod as verdicts and evictions see it: the `PodSnapshot` of a frame, from the pod of the view. Pure.
 """
 
-import logging
 import os
 import time
 from collections import Counter
@@ -23,6 +22,7 @@ from cgroupfs.bounded import decoded
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.errors import StoreError
 from cgroupfs.files import FileOps
+from cgroupfs.log import get_log
 from reconciler.actuators.holds import pod_hold
 from reconciler.config.environment import NodeEnvironment
 from reconciler.config.model import Config
@@ -142,7 +142,7 @@ def _total(parts: Iterable[int | None]) -> int | None:
     return sum(told) if told else None
 
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = get_log("monitor")
 ROW: Final = "interference"
 """Row of the store's META table: what outlives the daemon."""
 _KEEP_S: Final = 60.0
@@ -460,7 +460,7 @@ class InterferenceMonitor:
             judgement.findings,
         )
         for line in self.decision.news:
-            _LOG.info("%s", line)
+            _LOG.info(line)
         if self._evictor is not None:
             for order in self.decision.orders:
                 self._evictor.submit(order)
@@ -510,7 +510,7 @@ def read_kept(store: Store) -> MonitorState:
     try:
         return decoded(msgspec.msgpack.Decoder(MonitorState).decode, row)
     except ValueError as exc:
-        _LOG.warning("what the last run has learned cannot be read, and is learned anew: %s", exc)
+        _LOG.warning("what the last run has learned cannot be read, and is learned anew", error=str(exc))
         return MonitorState()
 
 

@@ -4,19 +4,19 @@ A recording is a help and no duty: what a full disk or a missing directory does 
 said once, and once more when it works again; nothing ever waits for it.
 """
 
-import logging
 import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, NamedTuple, final
 
+from cgroupfs.log import get_log
 from reconciler.detectors.config import RecordConfig
 from reconciler.interference.recording import LearnedState, RecordingWriter, begin
 from reconciler.signals.lane import BackgroundJob
 from state.evidence import SampleFrame
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = get_log("recorder")
 SUFFIX: Final = ".rec"
 _BLOCK_S: Final = 30.0
 _END_S: Final = 2.0
@@ -101,11 +101,11 @@ class Recorder:
         except OSError as exc:
             self.lost += 1
             if self.problem is None:
-                _LOG.warning("the recording cannot be written: %s", exc)
+                _LOG.warning("the recording cannot be written", error=str(exc))
             self.problem = str(exc)
         else:
             if written and self.problem is not None:
-                _LOG.info("the recording is written again; blocks lost since the start: %d", self.lost)
+                _LOG.info("the recording is written again", lost_blocks=self.lost)
                 self.problem = None
             self.written += written or 0
         if self._waiting and self._lane.free:

@@ -20,6 +20,7 @@ from reconciler.config.environment import cri_client
 from reconciler.config.model import Config
 from reconciler.placement.provision import pod_indicators
 from reconciler.policies.cache import signals_of
+from reconciler.runtime.wakeup import WakeUp
 from state.cpu import PodIndicators
 from state.eviction import EvictionOrder
 from state.evidence import PodSnapshot, Sample
@@ -67,7 +68,7 @@ class InterferenceService:
 
     def __init__(self, node: "MonitoredNode", telling: AlertService) -> None:
         self._node, self._telling = node, telling
-        self._changed = trio.Event()
+        self._changed = WakeUp()
         # Evictions that an earlier run began are ended or given up, whatever the configuration says now.
         self._left = bool(node.store.rows(EVICTIONS))
         self.observer: InterferenceMonitor | None = None
@@ -94,7 +95,6 @@ class InterferenceService:
         """Watch while the configuration asks for it."""
         task_status.started()
         while True:
-            self._changed = trio.Event()
             if self._left or watched(self._node.config):
                 await self._watch()
             else:
@@ -116,9 +116,7 @@ class InterferenceService:
                 self._pressure = PressureEvents(self.observer.wake, root=self._node.place.root)
                 nursery.start_soon(self._pressure.run)
                 while not self._over():
-                    with trio.move_on_after(_LOOK_S):
-                        await self._changed.wait()
-                    self._changed = trio.Event()
+                    await self._changed.wait(_LOOK_S)
                 nursery.cancel_scope.cancel(reason="something else is to be watched now")
         finally:
             self.observer = self.evictor = self._pressure = None

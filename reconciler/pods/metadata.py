@@ -7,7 +7,6 @@ that is there.
 """
 
 import contextlib
-import logging
 import math
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from typing import Final, Protocol, final
@@ -15,10 +14,12 @@ from typing import Final, Protocol, final
 import trio
 
 from cgroupfs.errors import SourceError
+from cgroupfs.log import get_log
+from reconciler.runtime.wakeup import WakeUp
 from reconciler.runtime.workqueue import DirtyKeys, pod_key
 from state.model import PodMeta, SourceStatus
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = get_log("metadata")
 _FEW: Final = 8
 _RETRY_S: Final = (0.003, 0.01, 0.05, 0.2, 1.0, 5.0)
 """A runtime lists a new pod's sandbox some milliseconds after its first directory."""
@@ -78,7 +79,7 @@ class Metadata:
         self._unread: tuple[str, ...] = ()
         self._relist = False
         self._again: dict[str, tuple[int, float]] = {}
-        self._wake = trio.Event()
+        self._wake = WakeUp()
         self.manifests: dict[str, PodMeta] = {}
         self.set_manifests(manifests)
 
@@ -181,12 +182,9 @@ class Metadata:
         task_status.started()
         await self._with_cri(self._warm_up)
         while True:
-            self._wake = trio.Event()
             due = -math.inf if self._relist else min((at for _, at in self._again.values()), default=math.inf)
-            with trio.move_on_at(due):
-                await self._wake.wait()
-                continue
-            await self._ask_again()
+            if not await self._wake.wait_until(due):
+                await self._ask_again()
 
     async def _warm_up(self) -> tuple[PodMeta, ...]:
         if self._cri is not None:
@@ -228,14 +226,14 @@ class Metadata:
             metas = await question()
         except SourceError as exc:
             if self._problem != str(exc):
-                _LOG.warning("%s", exc)
+                _LOG.warning(str(exc))
             self._problem = str(exc)
             return
         self._problem = None
         if self._cri is not None:
             self._answered_at = trio.current_time()
             for problem in set(self._cri.problems).difference(self._unread):
-                _LOG.warning("cri: %s", problem)
+                _LOG.warning("the runtime named something that cannot be used", error=problem)
             self._unread = self._cri.problems
         for meta in metas:
             before = self._told.get(meta.uid)

@@ -1,7 +1,6 @@
-"""Logging on the standard library: bound fields, JSON or console lines, and the journal's priorities without a client.
+"""Where log lines go and how they look: JSON or console lines, and the journal's priorities without a client.
 
-    log = logs.get("loop", node="n1")
-    log.warning("write refused", path=path, errno="EINVAL")
+`cgroupfs.log` has what writes them.
 
 Under systemd each line starts with ``<priority>``, which journald takes off; whether standard error *is* the journal is
 told by JOURNAL_STREAM, as a unit may send it elsewhere. Values are quoted and of bounded length, so that a pod's name
@@ -20,12 +19,9 @@ from enum import StrEnum
 from types import TracebackType
 from typing import Final, TextIO, final
 
+from cgroupfs.log import ROOT
 from reconciler.runtime.log_folding import FoldingHandler
 from state.printable import encodable, printable
-
-ROOT: Final = "bypassd"
-OURS: Final = (ROOT, "reconciler", "state", "resctrl", "cgroupfs")
-"""Loggers whose level is the configured one; `get` makes them below the first, ``getLogger(__name__)`` the others."""
 
 
 class LogLevel(StrEnum):
@@ -62,54 +58,6 @@ _LONGEST_LINE: Final = 32 * 1024
 _PLAIN: Final = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_./:,@+%*")
 
 
-@final
-class BoundLog:
-    """A logger with fields that go into every line. Immutable; `bind` gives one with more."""
-
-    __slots__ = ("_fields", "_logger")
-
-    def __init__(self, logger: logging.Logger, fields: Mapping[str, object]) -> None:
-        self._logger = logger
-        self._fields = fields
-
-    def bind(self, **fields: object) -> "BoundLog":
-        """A log whose lines carry these fields too."""
-        return BoundLog(self._logger, {**self._fields, **fields})
-
-    def debug(self, message: str, **fields: object) -> None:
-        """Of use to a developer only."""
-        self._log(logging.DEBUG, message, fields)
-
-    def info(self, message: str, **fields: object) -> None:
-        """Something happened that an operator may look for later."""
-        self._log(logging.INFO, message, fields)
-
-    def warning(self, message: str, **fields: object) -> None:
-        """Something is not as it should be; the agent copes."""
-        self._log(logging.WARNING, message, fields)
-
-    def error(self, message: str, **fields: object) -> None:
-        """Something is wrong that needs a person."""
-        self._log(logging.ERROR, message, fields)
-
-    def exception(self, message: str, **fields: object) -> None:
-        """The same inside ``except``, with the traceback below the line."""
-        self._log(logging.ERROR, message, fields, sys.exception())
-
-    def failure(self, message: str, exc: BaseException, **fields: object) -> None:
-        """The same for an exception that is held."""
-        self._log(logging.ERROR, message, fields, exc)
-
-    def _log(self, level: int, message: str, fields: Mapping[str, object], exc: BaseException | None = None) -> None:
-        if self._logger.isEnabledFor(level):
-            self._logger.log(level, "%s", message, exc_info=exc, extra={"fields": {**self._fields, **fields}})
-
-
-def get(name: str, **fields: object) -> BoundLog:
-    """The log of one part of the agent; ``name`` is its room, such as ``loop``."""
-    return BoundLog(logging.getLogger(f"{ROOT}.{name}"), fields)
-
-
 def setup(
     level: LogLevel = LogLevel.INFO,
     form: LogFormat = LogFormat.AUTO,
@@ -135,8 +83,7 @@ def setup(
             base.removeHandler(old)
     base.addHandler(handler)
     base.setLevel(logging.WARNING)
-    for name in OURS:
-        logging.getLogger(name).setLevel(_LEVELS[level])
+    logging.getLogger(ROOT).setLevel(_LEVELS[level])
 
 
 def write_due(*, all_of_them: bool = False) -> None:
@@ -197,7 +144,7 @@ class _Formatter(logging.Formatter, ABC):
         return [printable(line, _LONGEST) for line in lines]
 
     def name(self, record: logging.LogRecord) -> str:
-        return record.name.removeprefix(f"{ROOT}.").removeprefix("reconciler.")
+        return record.name.removeprefix(f"{ROOT}.")
 
 
 @final

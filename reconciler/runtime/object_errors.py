@@ -17,7 +17,7 @@ from typing import Final, final
 from msgspec import Struct
 
 from cgroupfs.errors import AgentError, CgroupError, errno_name
-from reconciler.runtime import logs
+from cgroupfs.log import get_log
 
 FIRST_WAIT_S: Final = 1.0
 LONGEST_WAIT_S: Final = 60.0
@@ -43,7 +43,7 @@ class ObjectErrors:
         self.counts: Counter[tuple[str, str]] = Counter()
         """Since the start, by (kind of object, errno's or exception's name)."""
         self._now: dict[str, ObjectError] = {}
-        self._log = logs.get("object")
+        self._log = get_log("object")
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._now)

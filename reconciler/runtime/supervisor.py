@@ -17,7 +17,7 @@ import trio
 from msgspec import Struct
 
 from cgroupfs.errors import AgentError
-from reconciler.runtime import logs
+from cgroupfs.log import get_log
 
 START_DEADLINE_S: Final = 10.0
 FIRST_WAIT_S: Final = 0.5
@@ -84,7 +84,7 @@ class Supervisor:
     ) -> None:
         self._layers = [[_Kept(component) for component in layer] for layer in layers]
         self._report = report
-        self._log = logs.get("supervisor")
+        self._log = get_log("supervisor")
         self._stop = trio.Event()
         self._reason = ""
         self._fatal: BaseException | None = None

@@ -11,7 +11,7 @@ from typing import Final, Protocol, final
 
 import trio
 
-from reconciler.runtime import logs
+from cgroupfs.log import get_log
 from state.printable import printable
 
 _SHORTEST_S: Final = 0.05
@@ -31,7 +31,7 @@ class Notifier:
     """
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
-        self._log = logs.get("notify")
+        self._log = get_log("notify")
         self._failed = False
         self._socket: socket.socket | None = None
         address = environ.get("NOTIFY_SOCKET", "")
@@ -154,7 +154,7 @@ class Watchdog:
         self._notifier = notifier
         self._heartbeat = heartbeat
         self._interval_s = interval_s
-        self._log = logs.get("watchdog")
+        self._log = get_log("watchdog")
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Ping for ever; without an interval only the stalls are logged."""

@@ -7,7 +7,7 @@ the answer to every loss: look at everything.
 
 from typing import NamedTuple, final
 
-import trio
+from reconciler.runtime.wakeup import WakeUp
 
 NODE = "node"
 TICK = "tick"
@@ -51,7 +51,7 @@ class DirtyKeys:
     def __init__(self) -> None:
         self._keys: set[str] = set()
         self._everything: dict[str, None] = {}
-        self._wake = trio.Event()
+        self._wake = WakeUp()
         self.marks = 0
         self.resyncs: dict[str, int] = {}
 
@@ -73,7 +73,6 @@ class DirtyKeys:
     async def take_ready(self) -> None:
         """Wait until something is marked, and take nothing."""
         while not self:
-            self._wake = trio.Event()
             await self._wake.wait()
 
     async def take(self) -> DirtyBatch:

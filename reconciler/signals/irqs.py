@@ -10,15 +10,15 @@ again for them.
 Source: kernel documentation, ABI/testing/sysfs-bus-pci (``msi_irqs``) and core-api/irq/irq-affinity.
 """
 
-import logging
 import os
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import Final, final
 
 from cgroupfs.cpuset import EMPTY, CpuSet
+from cgroupfs.log import get_log
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = get_log("irqs")
 EVERY_S: Final = 60.0
 _CARRIERS: Final = 2
 """Where its interrupts may be: at the device itself or at the bus device that carries it; above that are bridges."""
@@ -44,7 +44,7 @@ class IrqSampler:
         if asked != self._asked or self._at is None or not 0.0 <= now - self._at < EVERY_S:
             cpus = irq_cpus(asked, self._root) if asked else EMPTY
             if asked and not cpus and (asked != self._asked or self._cpus):
-                _LOG.warning("no interrupts of the network interfaces %s found", ", ".join(asked))
+                _LOG.warning("no interrupts of the network interfaces found", interfaces=", ".join(asked))
             self._cpus, self._asked, self._at = cpus, asked, now
         return self._cpus
 

@@ -13,6 +13,7 @@ from zlib import crc32
 import trio
 
 from cgroupfs.errors import SourceError
+from reconciler.runtime.wakeup import WakeUp
 from reconciler.signals.probe_config import Probe
 from reconciler.signals.probe_source import ProbeResult, ProbeSource
 from reconciler.signals.probe_targets import ProbeTarget, ProbeTargetKey, ProbeTargets, targets_of
@@ -82,7 +83,7 @@ class LatencyReader:
         self._clock = clock
         self._slots = trio.CapacityLimiter(commands)
         self._targets = ProbeTargets()
-        self._changed = trio.Event()
+        self._changed = WakeUp()
         self._running: dict[ProbeTargetKey, _Running] = {}
         self._told: dict[ProbeTargetKey, _LatencyState] = {}
         self._failures: dict[ProbeTargetKey, str] = {}
@@ -117,7 +118,6 @@ class LatencyReader:
             async with trio.open_nursery() as nursery:
                 task_status.started()
                 while True:
-                    self._changed = trio.Event()
                     self._arrange(nursery)
                     await self._changed.wait()
         finally:

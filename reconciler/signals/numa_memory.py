@@ -9,15 +9,15 @@ not on these lists, so it does not count.
 Source: kernel, si_mem_available (mm/show_mem.c) and drivers/base/node.c; filesystems/proc.rst (MemAvailable).
 """
 
-import logging
 import re
 from collections.abc import Mapping, Sequence
 from typing import Final, final
 
 from cgroupfs.files import REAL, FileOps
+from cgroupfs.log import get_log
 from state.model import NumaMemory
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = get_log("numa_memory")
 EVERY_S: Final = 10.0
 _LINE: Final = re.compile(
     r"^Node \d+ (MemFree|Active\(file\)|Inactive\(file\)|SReclaimable):\s*(\d{1,20}) kB$", re.MULTILINE | re.ASCII
@@ -68,7 +68,7 @@ class NumaMemorySampler:
             free = {node: parse_node_meminfo(self._files.read(f"{self._base}/node{node}", "meminfo")) for node in nodes}
         except (OSError, ValueError) as exc:
             if not self._failed:
-                _LOG.warning("cannot read the NUMA nodes' memory below %s: %s", self._base, exc)
+                _LOG.warning("the memory of the NUMA nodes cannot be read", path=self._base, error=str(exc))
             self._failed = True
             return
         self._failed = False

@@ -6,7 +6,7 @@ in the directory is ignored. A new ``device-plugins/kubelet.sock`` means that a 
 The files are read in the loop (a few hundred bytes, rarely); what they are worth is decided in `allocations`.
 """
 
-import logging
+import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,9 +17,11 @@ from msgspec.structs import replace
 
 from cgroupfs.chain import AncestorWatch
 from cgroupfs.cpuset import EMPTY, CpuSet
+from cgroupfs.log import get_log
 from cgroupfs.watch import APPEARED, CHILDREN, VANISHED, DirEvent, DirWatcher
 from reconciler.placement.devices import affinity_of, read_pci_nodes, unplaced_addresses
 from reconciler.pods.resize import Granted, granted
+from reconciler.runtime.wakeup import WakeUp
 from reconciler.runtime.workqueue import NODE
 from reconciler.sources.allocations import Allocations
 from reconciler.sources.reassertion import Reassertion
@@ -43,7 +45,7 @@ from state.kubelet import (
 from state.model import KubeletView, Pod, SourceStatus
 
 _NAME: Final = "kubelet checkpoints"
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = get_log("checkpoints")
 _PLUGINS: Final = os.path.dirname(DEVICES)
 _SOCKET: Final = "kubelet.sock"
 _RESIZE_FILES: Final = (ALLOCATED_PODS, ACTUATED_PODS, POD_STATUS)
@@ -101,7 +103,7 @@ class CheckpointSource:
         self._resync_s = resync_s
         self._read_at: float | None = None
         self._socket: tuple[int, float] | None = self._find_socket()
-        self._wake = trio.Event()
+        self._wake = WakeUp()
         self.read_all()
 
     def read_all(self) -> None:
@@ -201,13 +203,8 @@ class CheckpointSource:
     async def _mark_when_due(self) -> None:
         """Mark the node when a waiting time of the allocations is over: nobody else would."""
         while True:
-            self._wake = trio.Event()
             due = self.allocations.recheck_at
-            if due is None:
-                await self._wake.wait()
-                continue
-            with trio.move_on_after(max(0.01, due - self._clock())):
-                await self._wake.wait()
+            if await self._wake.wait(math.inf if due is None else max(0.01, due - self._clock())):
                 continue
             self._marks.mark(NODE)
             # The next view sets another time; without one there is nothing to wait for.
@@ -250,7 +247,7 @@ class CheckpointSource:
         fault = str(found) if isinstance(found, CheckpointError) and found.fault is not CheckpointFault.MISSING else ""
         news, self._faults[name] = fault != self._faults.get(name, ""), fault
         if fault and news:
-            _LOG.warning("%s: %s", _NAME, found)
+            _LOG.warning("a checkpoint cannot be used", error=str(found))
         return news
 
     def _grant(self) -> Granted:
@@ -271,9 +268,9 @@ class CheckpointSource:
         found = _outcome(path, parse_cpu_manager_state)
         news = _differ(found, self.cpus)
         if news and isinstance(found, CheckpointError):
-            _LOG.warning("%s: %s", _NAME, found)
+            _LOG.warning("a checkpoint cannot be used", error=str(found))
         elif isinstance(self.cpus, CheckpointError) and not isinstance(found, CheckpointError):
-            _LOG.info("%s: %s is good again", _NAME, path)
+            _LOG.info("a checkpoint is good again", path=path)
         self.cpus, self._read_at = found, now
         self.allocations.read(found, now)
         return news

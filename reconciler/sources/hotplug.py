@@ -11,7 +11,6 @@ Source: kernel documentation, ABI/stable/sysfs-devices-system-cpu; lib/kobject_u
 
 import contextlib
 import ctypes
-import logging
 import re
 import socket
 import struct
@@ -22,11 +21,13 @@ import trio
 
 from cgroupfs.cpuset import EMPTY, MAX_CPUS, CpuSet
 from cgroupfs.errors import SourceError
+from cgroupfs.log import get_log
+from reconciler.runtime.wakeup import WakeUp
 from state.model import SourceStatus
 from state.topology import Topology
 from state.topology_sysfs import read_online, read_topology
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = get_log("hotplug")
 NAME: Final = "CPU hot-plug"
 _NETLINK_KOBJECT_UEVENT: Final = 15
 _KERNEL: Final = 1
@@ -86,7 +87,7 @@ class HotplugSource:
         self._read = read
         self._no_events = "not running"
         self._taken = EMPTY
-        self._hint = trio.Event()
+        self._hint = WakeUp()
         self._online = str(topology.online)
 
     def status(self) -> SourceStatus:
@@ -114,9 +115,7 @@ class HotplugSource:
             # What changed between the first reading of the topology and now.
             self.check()
             while True:
-                await self._hint.wait()
-                await trio.sleep(_SETTLE_S)
-                self._hint = trio.Event()
+                await self._hint.wait(settle_s=_SETTLE_S)
                 await self._look()
 
     async def _listen(self, listener: socket.socket) -> None:
@@ -144,7 +143,7 @@ class HotplugSource:
             # What is known stays; the ticker asks again.
             self._taken |= taken
             if self.problem is None:
-                _LOG.warning("%s", exc)
+                _LOG.warning(str(exc))
             self.problem = str(exc)
             return
         self.problem = None

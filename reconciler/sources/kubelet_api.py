@@ -6,7 +6,6 @@ rest. A pod leaves when its directory is gone (`KubeletPods.keep_only`), not whe
 Source: the kubelet's HTTP API; recorded answers (``items`` is null when there are no pods).
 """
 
-import logging
 import socket
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -17,9 +16,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from cgroupfs.errors import SourceError
+from cgroupfs.log import get_log
 from reconciler.clients.http import HttpEndpoint, HttpSession
 from reconciler.pods.marks import MarkReader
 from reconciler.runtime.cooperative import TimeSlice
+from reconciler.runtime.wakeup import WakeUp
 from reconciler.sources.kubelet_config import KubeletConfig
 from reconciler.sources.pod_list import ListedPod, PodListReader, chunks
 from state.model import PodMeta, SourceStatus
@@ -30,7 +31,7 @@ _STEP: Final = 4 * 1024
 """Bytes of the list between two looks at the clock."""
 _REST: Final = 10
 """After a list as many times the CPU time that it cost pass before the next is asked for."""
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = get_log("kubelet_api")
 
 
 class KubeletAccess(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -128,7 +129,7 @@ class KubeletPods:
         self._ok = False
         self._problems: tuple[str, ...] = ()
         self._next = _Round()
-        self._wake = trio.Event()
+        self._wake = WakeUp()
         self._cost_s = 0.0
 
     @property
@@ -173,15 +174,15 @@ class KubeletPods:
         async with HttpSession(self._peer) as session:
             try:
                 while True:
-                    asked, self._next, self._wake = self._next, _Round(), trio.Event()
+                    asked, self._next = self._next, _Round()
+                    self._wake.clear()
                     asked.error = await self._once(session)
                     asked.finished.set()
                     if not started:
                         task_status.started()
                         started = True
                     begun = trio.current_time()
-                    with trio.move_on_after(self._period_s):
-                        await self._wake.wait()
+                    await self._wake.wait(self._period_s)
                     await trio.sleep_until(begun + max(self._gap_s, _REST * self._cost_s))
             finally:
                 for left in (asked, self._next):
@@ -217,7 +218,7 @@ class KubeletPods:
 
     def _failed(self, error: SourceError) -> SourceError:
         if self._ok or self._detail != str(error):
-            _LOG.warning("%s", error)
+            _LOG.warning(str(error))
         self._ok, self._detail = False, str(error)
         return error
 
@@ -248,9 +249,9 @@ class KubeletPods:
     def _taken(self, told: Mapping[str, PodMeta], reader: PodListReader) -> None:
         problems = tuple(reader.problems)
         if not self._ok and self._answered_at is not None:
-            _LOG.info("%s: answers again", NAME)
+            _LOG.info("the kubelet answers again", source=NAME)
         for problem in set(problems).difference(self._problems):
-            _LOG.warning("%s", problem)
+            _LOG.warning(problem)
         self._answered_at, self._ok, self._problems = trio.current_time(), True, problems
         self._detail = f"{len(told)} pods from {self._peer.shown}"
         unusable = len(problems) + sum(not one.whole for one in reader.pods)

@@ -11,17 +11,17 @@ the window is 2 s (Linux 6.5 and later) or the trigger is refused.
 Source: kernel documentation, accounting/psi, "Monitoring for pressure thresholds".
 """
 
-import logging
 from collections.abc import Callable
 from typing import Final, final
 
 import trio
 
 from cgroupfs.errors import AgentError
+from cgroupfs.log import get_log
 from cgroupfs.pressure import PressureResource, PressureTrigger, TriggerSpec, node_pressure_file, open_trigger
 from state.model import SourceStatus
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = get_log("pressure")
 NAME: Final = "pressure events"
 RESOURCES: Final = (PressureResource.MEMORY, PressureResource.CPU)
 SPEC: Final = TriggerSpec(stall_us=150_000, window_us=1_000_000)
@@ -68,7 +68,7 @@ class PressureEvents:
             except AgentError as exc:
                 self._windows_us.pop(resource, None)
                 if self._problems.get(resource) != str(exc):
-                    _LOG.info("no event tells of %s pressure, which is polled: %s", resource, exc)
+                    _LOG.info("pressure is polled: the kernel has no event for it", resource=resource, error=str(exc))
                 self._problems[resource] = str(exc)
             await trio.sleep(_RETRY_S)
 

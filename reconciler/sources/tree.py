@@ -10,7 +10,6 @@ same listing repairs everything.
 """
 
 import errno
-import logging
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,13 +20,15 @@ from msgspec import Struct
 
 from cgroupfs.chain import AncestorWatch
 from cgroupfs.errors import SourceError, errno_name
+from cgroupfs.log import get_log
 from cgroupfs.naming import GroupKind, GroupName, Layout, QosClass
 from cgroupfs.watch import CHILDREN, VANISHED, DirEvent, DirWatcher, WatchStats
 from reconciler.runtime.cooperative import TimeSlice
+from reconciler.runtime.wakeup import WakeUp
 from reconciler.runtime.workqueue import container_key, pod_key
 from state.model import GroupRef, SourceStatus
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = get_log("tree")
 _NAME: Final = "cgroup tree"
 _ABOVE: Final = ""
 """Token of the watches between the hierarchy's root and kubepods; a group's own token is its path."""
@@ -136,7 +137,7 @@ class TreeSource:
         self._seen_at: float | None = None
         self._unread: dict[str, str] = {}
         """Directories of the model (by group path) that could not be read, and why."""
-        self._failed = trio.Event()
+        self._failed = WakeUp()
         self.repaired = 0
         """Differences that only a periodic listing found. Anything but 0 is an event that the kernel did not send."""
 
@@ -268,17 +269,17 @@ class TreeSource:
         resync_at = trio.current_time() + self._resync_s
         wait_s = _RETRY_S
         while True:
-            with trio.move_on_at(resync_at):
-                await self._failed.wait()
-                await trio.sleep(wait_s)
+            await self._failed.wait_until(resync_at, settle_s=wait_s)
             if trio.current_time() >= resync_at:
                 resync_at = trio.current_time() + self._resync_s
                 self.repaired += await self._resync(watcher, way)
             else:
                 self._read_again(watcher, way)
             wait_s = min(2 * wait_s, self._resync_s) if self._unread else _RETRY_S
-            if not self._unread:
-                self._failed = trio.Event()
+            if self._unread:
+                self._failed.set()
+            else:
+                self._failed.clear()
 
     def _read_again(self, watcher: DirWatcher[str], way: AncestorWatch[str]) -> None:
         """What could not be read, once more."""
@@ -293,7 +294,7 @@ class TreeSource:
 
     def _unreadable(self, path: str, exc: SourceError) -> None:
         if path not in self._unread:
-            _LOG.warning("%s", exc)
+            _LOG.warning(str(exc))
         self._unread[path] = str(exc)
         self._failed.set()
 

@@ -20,7 +20,7 @@ from starlette.routing import Route
 
 from cgroupfs.bounded import decoded
 from cgroupfs.errors import AgentError, InputError
-from reconciler.runtime import logs
+from cgroupfs.log import get_log
 from reconciler.settings.binder import ConfigError
 from reconciler.web.answers import FORMATS, Answers, to_json
 from reconciler.web.hosts import Hosts
@@ -58,7 +58,7 @@ def control_app(shown: StatusProvider, answers: Answers, control: ControlHandler
 
 
 def _app(routes: list[Route], hosts: Hosts | None = None) -> Starlette:
-    window = LogWindow(logs.get("web"))
+    window = LogWindow(get_log("web"))
     app = Starlette(routes=routes, exception_handlers={**_HANDLERS, Exception: _broken(window)})
     # A redirect has the client's own Host in its Location.
     app.router.redirect_slashes = False

@@ -16,7 +16,7 @@ import trio
 from msgspec import Struct
 
 from cgroupfs.errors import AgentError
-from reconciler.runtime import logs
+from cgroupfs.log import BoundLog
 
 MAX_CLIENTS: Final = 256
 """Clients with a bucket of their own; beyond it the one that has been quiet for longest loses its bucket."""
@@ -183,7 +183,7 @@ class HttpCounts:
 class LogWindow:
     """One kind of trouble is logged at most once per window, with how often it came since."""
 
-    def __init__(self, log: logs.BoundLog) -> None:
+    def __init__(self, log: BoundLog) -> None:
         self._log = log
         self._next: dict[str, float] = {}
         self._since: Counter[str] = Counter()

@@ -15,7 +15,7 @@ from typing import Final, final
 import trio
 
 from cgroupfs.errors import AgentError, errno_name
-from reconciler.runtime import logs
+from cgroupfs.log import get_log
 from reconciler.web.connection import Aborted, App, Client, Connection
 from reconciler.web.limits import ClientLimits, HttpCounts, LogWindow, client_of
 
@@ -49,7 +49,7 @@ class WebServer:
         self._limits = limits
         self._name = name
         self._counts = counts
-        self._log = logs.get("web", listener=name)
+        self._log = get_log("web", listener=name)
         self._window = LogWindow(self._log)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:

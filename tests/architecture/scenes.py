@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from cgroupfs.files import REAL, Directory
 from reconciler.detectors.config import InterferenceConfig
-from reconciler.detectors.rule import RuleConfig, RuleMode
+from reconciler.detectors.rule import RuleConfig
 from reconciler.detectors.table import DetectorEntry
 from reconciler.detectors.threshold import ThresholdConfig
 from reconciler.responses.eviction.config import EvictionConfig, LimitsConfig, NodeMemoryConfig, TriggersConfig
@@ -96,7 +96,7 @@ def eviction(directory: str) -> dict[str, list[str]]:
 async def _eviction(directory: Path) -> dict[str, list[str]]:
     live, entered = LiveNode(directory), EnteredFiles()
     rule = RuleConfig(
-        mode=RuleMode.ENFORCE,
+        dry_run=False,
         when=((DetectorEntry(threshold=ThresholdConfig(signal="memory.use", of="victim", above=2.0 * _GI, for_s=0)),),),
         resource=ContendedResource.MEMORY,
         responses=(Response.EVICT,),

@@ -12,9 +12,9 @@ from tests.daemon.process import ROOT
 NICE = -10
 SCRIPT = f"""
 import json, os, subprocess, sys, threading
-from reconciler.runtime import logs
+from cgroupfs.log import get_log
 from reconciler.daemon.main import _be_nice
-_be_nice({NICE}, logs.get("daemon"))
+_be_nice({NICE}, get_log("daemon"))
 found = {{"loop": os.getpriority(os.PRIO_PROCESS, 0)}}
 def look():
     found["thread"] = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())

@@ -8,7 +8,6 @@ One caller at a time (the worker). It waits in two places only: the store's lane
 writer's slow lane. What the kernel is still at then stands as under way, and is entered when a later look finds it.
 """
 
-import logging
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,6 +19,7 @@ from msgspec.structs import replace
 from cgroupfs.codecs import Value
 from cgroupfs.errors import CgroupChangedError, CgroupGoneError, CgroupUnderWayError, StoreError
 from cgroupfs.knobs import CATALOG
+from cgroupfs.log import get_log
 from cgroupfs.plan import KnobChange, order_changes
 from cgroupfs.steps import WriteStep
 from cgroupfs.writer import StepOutcome, StepWriter
@@ -33,7 +33,7 @@ from state.entry import US, FileKey, LedgerEntry, OriginalSource
 from state.ledger import Ledger
 from state.setting_state import SettingState
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = get_log("apply")
 _BOUNDING: Final = (*BOUNDS, "cpu.mems", "cpu.mems_migrate", "cpu.burst", "cpu.idle")
 _MOVES_PAGES: Final = "cpu.mems"
 """Takes as long as it takes in a running container: never in the loop."""
@@ -155,7 +155,7 @@ class CgroupActuator:
         try:
             await trio.to_thread.run_sync(self._ledger.adopt, entries, limiter=self._store_lane)
         except StoreError as exc:
-            _LOG.warning("what was in force before the store was lost cannot be recorded: %s", exc)
+            _LOG.warning("what was in force before the store was lost cannot be recorded", error=str(exc))
             return
         for path in {one.key[1] for one in found}:
             self._watched.follow(path)

@@ -17,7 +17,6 @@ it is corrected without delay, and counted, so that the unconditional ten-second
 a yield instead of a tug-of-war.
 """
 
-import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -30,6 +29,7 @@ from msgspec import Meta, Struct
 from cgroupfs.attribution import ObservedWrite, WriteWatch, watch_writes
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.knobs import CATALOG
+from cgroupfs.log import get_log
 from reconciler.actuators.cgroup.compare import FileWrite
 from reconciler.actuators.cgroup.status import Alert, StatusTable
 from reconciler.actuators.holds import file_target
@@ -40,7 +40,7 @@ from state.ledger import Ledger
 from state.model import Hold, SourceStatus
 from state.setting_state import SettingState
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = get_log("conflict")
 _PERSON: Final = "person"
 _RUNTIME: Final = "runtime"
 _KUBELET: Final = "kubelet"
@@ -233,12 +233,7 @@ class ForeignWriteHandler:
             fresh=fresh,
         )
         if fresh:
-            _LOG.info(
-                "%s %s: %s",
-                *(work.key[1], work.knob.name, verdict.words),
-                # Below one key: a record has a "process" of its own, and refuses to have it overwritten.
-                extra={"fields": {"writer": kind, "process": process}},
-            )
+            _LOG.info(verdict.words, path=work.key[1], knob=work.knob.name, writer=kind, process=process)
         if verdict.answer is ConflictAction.REASSERT:
             return True
         if verdict.answer is ConflictAction.HOLD:
@@ -414,11 +409,8 @@ class WriteAttribution:
         self._described = write.writer.pid, now
         for facts in process_facts([write.writer.pid]):
             fields = {"pid": facts.pid, "name": facts.name, "command": facts.command, "uid": facts.uid}
-            _LOG.info(
-                "%s/%s: written by a person",
-                *(write.group, write.file),
-                extra={"fields": {**fields, "age_s": round(facts.age_s or 0.0, 1)}},
-            )
+            age_s = round(facts.age_s or 0.0, 1)
+            _LOG.info("written by a person", path=write.group, file=write.file, age_s=age_s, **fields)
 
     def _each(self, path: str, call: Callable[[str, str], None]) -> None:
         for mount in self._hierarchy.mounts():

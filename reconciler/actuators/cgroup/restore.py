@@ -21,7 +21,6 @@ own journal, not in the ledger: the daemon thaws such a pod when it takes the ev
 `reconciler.responses.eviction.journal.thaw_killed` is for where no daemon follows.
 """
 
-import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -33,6 +32,7 @@ from cgroupfs.errors import AgentError, CgroupChangedError, CgroupGoneError, cgr
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.knobs import CATALOG
+from cgroupfs.log import get_log
 from cgroupfs.plan import KnobChange, Known, order_changes
 from cgroupfs.steps import WriteStep
 from cgroupfs.writer import StepWriter
@@ -43,7 +43,7 @@ from state.entry import US, FileKey, LedgerEntry, same_group
 from state.ledger import Ledger
 from state.undo import RestoreOutcome, RestoreResult
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = get_log("restore")
 _ROUNDS: Final = 3
 _UPDATE_S: Final = 0.1
 """From the runtime's write to the rename of its record 11 ms were recorded at the most."""
@@ -302,5 +302,5 @@ def unfreeze(hierarchy: Hierarchy, ledger: Ledger, *, files: FileOps = REAL) -> 
             continue
         except (OSError, ValueError) as exc:
             failed.append(f"{entry.path}: still frozen: {exc}")
-            _LOG.error("%s: still frozen: %s", entry.path, exc)
+            _LOG.error("still frozen", path=entry.path, error=str(exc))
     return done, failed

@@ -9,7 +9,6 @@ Source: kernel documentation, admin-guide/hw-vuln/core-scheduling. Where we diff
 helper process for each cookie and forgets them all with its cache: here the threads themselves keep a cookie alive.
 """
 
-import logging
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -22,6 +21,7 @@ import trio
 from cgroupfs.errors import StoreError
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
+from cgroupfs.log import get_log
 from reconciler.actuators.base import PeriodicWorker, PlanSnapshot
 from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.actuators.codec import LedgerState
@@ -37,7 +37,7 @@ from state.model import Setting
 from state.plan import CookieMember, CookiePlan
 from state.undo import RestoreResult
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = get_log("core_sched")
 _ROUNDS: Final = 8
 _AT_ONCE: Final = 16
 """New cookies that are made together: each is a thread of ours until it is in the store and handed out."""
@@ -156,7 +156,7 @@ class CoreSched:
         why = unable(self._prctl)
         if why:
             if wish is not None and why != self._unable:
-                _LOG.warning("core scheduling is wanted, but %s", why)
+                _LOG.warning("core scheduling is wanted, but cannot be used", reason=why)
             self.standings, self._unable = {}, why if wish is not None else ""
             return
         self._unable = ""
@@ -166,7 +166,7 @@ class CoreSched:
                 await self._prune()
         except OSError as exc:
             # The last core lost its second thread amid it: the next sweep says so.
-            _LOG.warning("core scheduling: %s", exc)
+            _LOG.warning("core scheduling failed", error=str(exc))
 
     def _places(self, situation: PlanSnapshot) -> list[_CookieTarget]:
         cookies = situation.plan.cookies or CookiePlan()

@@ -10,7 +10,6 @@ Source: kernel documentation admin-guide/cgroup-v2 (memory.reclaim, 5.19: EAGAIN
 """
 
 import errno
-import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +21,7 @@ from cgroupfs.codecs import PAGE
 from cgroupfs.errors import errno_name
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import UNIFIED, Hierarchy
+from cgroupfs.log import get_log
 from cgroupfs.pressure import parse_pressure
 from reconciler.actuators.base import PlanSnapshot
 from reconciler.actuators.holds import holding
@@ -29,7 +29,7 @@ from reconciler.signals.podnuma import parse_numa_cache
 from state.memory import GroupMemory, ReclaimAction, ReclaimRequest
 from state.model import Container, ContainerKind, Phase, Pod, PodClass
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = get_log("memory_reclaim")
 _KNOB: Final = "memory.reclaim"
 _CACHE_ONLY: Final = " swappiness=0"
 _CHUNK: Final = 16 << 20
@@ -221,5 +221,5 @@ class ReclaimActuator:
             self.problems["kernel"] = _LACKING
         asked = f"{done.action.want_bytes >> 20} MiB" if done.action.want_bytes else "all page cache"
         # A relief is news; probes happen all the time, and are counted.
-        level = logging.INFO if done.action.kind == "relief" and done.got is not None else logging.DEBUG
-        _LOG.log(level, "%s of %s: %s: %s", asked, done.action.path, done.outcome, done.action.why)
+        write = _LOG.info if done.action.kind == "relief" and done.got is not None else _LOG.debug
+        write(f"{asked}: {done.outcome}", path=done.action.path, reason=done.action.why)

@@ -5,7 +5,6 @@ and is in the store before it is done. A look is made when pods come and go, and
 already; nothing is asked between them. A pod that goes takes its cable with it, and all that was on it.
 """
 
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -14,6 +13,7 @@ from typing import Final, final
 from msgspec.structs import replace
 
 from cgroupfs.errors import SourceError, StoreError
+from cgroupfs.log import get_log
 from reconciler.actuators.base import PeriodicWorker, PlanSnapshot
 from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.actuators.codec import LedgerState
@@ -24,7 +24,7 @@ from reconciler.actuators.network.undo import NetworkState, Redirect, release, u
 from state.model import Pod, PodClass, Setting
 from state.network import SHARE
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = get_log("pod_ceiling")
 NAME: Final = "network"
 LOOK_S: Final = 30.0
 _SOON_S: Final = 2.0
@@ -257,7 +257,7 @@ class PodEgressCeiling:
 
     def _say(self, words: str) -> None:
         if words and words != self.problem:
-            _LOG.warning("BE pods' own networks: %s", words)
+            _LOG.warning("BE pods' own networks: a problem", reason=words)
         self.problem = words
 
 

@@ -8,7 +8,6 @@ What cannot be found again by the groups' prefix is in the store before the firs
 policy is switched off everything is undone, as with any other policy.
 """
 
-import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ from msgspec.structs import replace
 from cgroupfs.errors import AgentError
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
+from cgroupfs.log import get_log
 from reconciler.actuators.base import PlanSnapshot
 from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.actuators.holds import holding
@@ -41,7 +41,7 @@ from state.ledger import Ledger
 from state.model import NodeView, Pod, PodClass
 from state.undo import RestoreResult
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = get_log("resctrl")
 _SLICE_S: Final = 0.02
 _PATIENCE: Final = 5
 """So often a group's values are put back after somebody changed them; then they are left until the wish changes."""
@@ -145,7 +145,7 @@ class ResctrlActuator:
     def failed(self, error: AgentError) -> None:
         """A sweep ended early: why is among the problems until the next one."""
         if str(error) != self._problem:
-            _LOG.warning("resctrl: %s", error)
+            _LOG.warning("resctrl sweep failed", error=str(error))
         self._problem = str(error)
 
     def _status(self) -> show.ResctrlActuatorStatus:

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Final, final
 import msgspec
 from msgspec import Meta
 
+from cgroupfs.log import get_log
 from reconciler.alerts.incident import Incident, stamp
 from reconciler.alerts.sinks.base import BaseSink, SinkError, SinkKind, SinkSetup
 from reconciler.clients.http_config import TlsTrust
 from reconciler.clients.urls import check_url, masked_url
-from reconciler.runtime import logs
 
 if TYPE_CHECKING:
     from reconciler.alerts.sinks.http import HttpSink
@@ -67,7 +67,7 @@ class AlertmanagerSink(BaseSink):
         config = setup.config.section(AlertmanagerSinkConfig)
         self._config = config
         self._node = setup.node
-        self._log = logs.get("alerts", sink=setup.name)
+        self._log = get_log("alerts", sink=setup.name)
         # What is told again is the same alert there, never a second one: nothing need be held back.
         self.resend_s: float | None = config.resend_s
         self.repeat_s: float | None = config.resend_s

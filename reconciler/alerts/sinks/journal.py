@@ -15,11 +15,11 @@ from typing import Annotated, Final, final
 from msgspec import Meta, Struct
 
 from cgroupfs.errors import errno_name
+from cgroupfs.log import get_log
 from reconciler.alerts.alert import AlertKind, Severity
 from reconciler.alerts.document import line
 from reconciler.alerts.incident import Incident
 from reconciler.alerts.sinks.base import BaseSink, SinkError, SinkKind, SinkSetup
-from reconciler.runtime import logs
 
 MESSAGE_IDS: Final[Mapping[AlertKind, str]] = {
     AlertKind.INTERFERENCE: "40f9f98977de42b1a411b4e9d35fd801",
@@ -65,7 +65,7 @@ class JournalSink(BaseSink):
         config = setup.config.section(JournalSinkConfig)
         self._path = setup.path(config.socket)
         self._node = setup.node
-        self._log = logs.get("alerts", sink=setup.name)
+        self._log = get_log("alerts", sink=setup.name)
         self._there = True
 
     async def send(self, notices: Sequence[Incident]) -> None:

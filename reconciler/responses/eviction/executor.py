@@ -4,7 +4,6 @@ A component. What an earlier run has left open is taken up first. It decides not
 by whoever submits orders; `cases` tells him what is under way and how the last ones ended.
 """
 
-import logging
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -14,6 +13,7 @@ import trio
 
 from cgroupfs.errors import StoreError
 from cgroupfs.hierarchy import Hierarchy
+from cgroupfs.log import get_log
 from reconciler.clients.kube import KubeApi
 from reconciler.responses.eviction.case import CaseRunner, CaseTools
 from reconciler.responses.eviction.journal import AlertStage, EvictionJournal
@@ -22,13 +22,14 @@ from reconciler.responses.means.config import NOTICE_ANNOTATION, EvictionMeans
 from reconciler.responses.means.notice import NoticeSender
 from reconciler.responses.means.processes import PodTermination
 from reconciler.responses.means.table import build
+from reconciler.runtime.wakeup import WakeUp
 from reconciler.sources.cri import CriClient
 from state.eviction import EvictionCase, EvictionOrder, EvictionStep, EvictionTarget
 from state.evidence import PodSnapshot
 from state.model import SourceStatus
 from state.store import Store
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = get_log("executor")
 NAME: Final = "evictor"
 KEEP_S: Final = 7200.0
 """An ended case is remembered this long: limits reach back an hour."""
@@ -84,7 +85,7 @@ class Evictor:
         self._withdrawn: dict[str, str] = {}
         self._waiting: dict[str, trio.CancelScope] = {}
         """For its turn, by order."""
-        self._wake = trio.Event()
+        self._wake = WakeUp()
         self._loaded = False
         self.reconfigure(config)
 
@@ -94,10 +95,10 @@ class Evictor:
         """Have it carried out. An order for a pod that is being evicted already, or that nobody knows, is dropped."""
         pod = self._pods(order.uid)
         if pod is None:
-            _LOG.warning("%s is not evicted: there is no such pod any more", order.title)
+            _LOG.warning("a pod is not evicted: it is gone", pod=order.title)
             return
         if order.id in self._cases or any(case.open and case.order.uid == order.uid for case in self.cases()):
-            _LOG.warning("%s is being evicted already", order.title)
+            _LOG.warning("a pod is being evicted already", pod=order.title)
             return
         target = EvictionTarget(
             group=pod.group,
@@ -169,13 +170,11 @@ class Evictor:
                         nursery.start_soon(self._carry_out, case, True, name=f"evict {case.order.title}")
                 task_status.started()
                 while True:
-                    self._wake = trio.Event()
                     for case in [case for key, case in self._new.items() if key not in self._cases]:
                         self._cases[case.order.id] = case
                         nursery.start_soon(self._carry_out, case, False, name=f"evict {case.order.title}")
                     self._new.clear()
-                    with trio.move_on_after(_FORGET_S):
-                        await self._wake.wait()
+                    await self._wake.wait(_FORGET_S)
                     await self._forget()
         finally:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + _CLOSE_S):
@@ -189,7 +188,7 @@ class Evictor:
             try:
                 self._cases = {case.order.id: case for case in await self._journal.load()}
             except StoreError as exc:
-                _LOG.warning("evictions of the last run cannot be read: %s", exc)
+                _LOG.warning("evictions of the last run cannot be read", error=str(exc))
                 await trio.sleep(_LOAD_AGAIN_S)
             else:
                 return
@@ -212,7 +211,7 @@ class Evictor:
             if not waiting.cancelled_caught:
                 turns.release()
         self._withdrawn.pop(ended.order.id, None)
-        _LOG.info("eviction of %s: %s: %s", ended.order.title, ended.outcome, ended.detail)
+        _LOG.info("an eviction has ended", pod=ended.order.title, outcome=ended.outcome, detail=ended.detail)
 
     def _changed(self, case: EvictionCase) -> None:
         self._cases[case.order.id] = case

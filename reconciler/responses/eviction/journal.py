@@ -4,7 +4,6 @@ A row says all there is to know, so that after a crash at any moment the next ru
 eviction's end says to people goes into the store together with that end: one outcome, one alert, whatever happens.
 """
 
-import logging
 from collections.abc import Callable, Iterable
 from typing import Final, Protocol, final
 
@@ -13,13 +12,14 @@ from msgspec import Struct
 
 from cgroupfs.errors import CgroupError, StoreError
 from cgroupfs.hierarchy import Hierarchy
+from cgroupfs.log import get_log
 from reconciler.alerts.alert import Alert
 from state.eviction import EvictionCase, EvictionStep
 from state.rows import MirroredRows, RowForm
 from state.schema import EVICTIONS
 from state.store import Store, StoreBatch
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = get_log("journal")
 VERSION: Final = 1
 _RETRY_S: Final = 1.0
 _LONGEST_RETRY_S: Final = 30.0
@@ -52,11 +52,11 @@ def cases_of(rows: Iterable[tuple[str, bytes]]) -> list[EvictionCase]:
         try:
             row = _FORM.decode(body)
             if row is None:
-                _LOG.warning("eviction %s is of a newer version and left as it is", key)
+                _LOG.warning("a stored eviction is of a newer version and left as it is", key=key)
                 continue
             found.append(row.case)
         except ValueError as exc:
-            _LOG.warning("eviction %s cannot be read: %s", key, exc)
+            _LOG.warning("a stored eviction cannot be read", key=key, error=str(exc))
     return found
 
 
@@ -110,7 +110,7 @@ class EvictionJournal:
             await trio.to_thread.run_sync(self._held.write, batch, lambda: dict(self._written), limiter=self._lane)
         except StoreError as exc:
             if self.problem is None:
-                _LOG.warning("evictions wait for the store: %s", exc)
+                _LOG.warning("evictions wait for the store", error=str(exc))
             self.problem = f"evictions wait for the store: {exc}"
             return False
         if self.problem is not None:

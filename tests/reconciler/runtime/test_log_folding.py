@@ -7,6 +7,7 @@ import tracemalloc
 
 import pytest
 
+from cgroupfs.log import get_log
 from reconciler.runtime import logs
 from reconciler.runtime.log_folding import FIRST_S, LONGEST_S, MOST, FoldingHandler, Repeats
 from reconciler.runtime.logs import LogFormat, LogLevel
@@ -29,7 +30,7 @@ class Written:
         self.clock = Clock()
         self.stream = io.StringIO()
         logs.setup(level, LogFormat.JSON, stream=self.stream, environ={}, clock=self.clock)
-        self.log = logs.get("loop")
+        self.log = get_log("loop")
 
     def lines(self) -> list[dict[str, object]]:
         return [json.loads(line) for line in self.stream.getvalue().splitlines()]
@@ -72,7 +73,7 @@ def test_another_subject_level_or_message_is_another_line(written: Written) -> N
         written.log.warning("refused", pod=pod)
     written.log.error("refused", pod="a")
     written.log.warning("busy", pod="a")
-    logs.get("other").warning("refused", pod="a")
+    get_log("other").warning("refused", pod="a")
     logging.getLogger("reconciler.x").warning("%s: refused", "a")
     logging.getLogger("reconciler.x").warning("%s: refused", "b")
     assert len(written.lines()) == 7

@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from cgroupfs.log import BoundLog, get_log
 from reconciler.runtime import logs
 from reconciler.runtime.logs import LogFormat, LogLevel
 
 
-def written(form: LogFormat, level: LogLevel = LogLevel.INFO) -> tuple[io.StringIO, logs.BoundLog]:
+def written(form: LogFormat, level: LogLevel = LogLevel.INFO) -> tuple[io.StringIO, BoundLog]:
     stream = io.StringIO()
     logs.setup(level, form, stream=stream, environ={})
-    return stream, logs.get("loop", node="n1")
+    return stream, get_log("loop", node="n1")
 
 
 def test_a_console_line_has_time_level_part_message_and_fields() -> None:
@@ -58,7 +59,7 @@ def test_what_is_written_is_printable_and_each_line_is_ours(form: LogFormat, jou
         stat = os.fstat(stream.fileno())
         environ = {"JOURNAL_STREAM": f"{stat.st_dev}:{stat.st_ino}"} if journal else {}
         logs.setup(LogLevel.INFO, form, stream=stream, environ=environ)
-        log = logs.get("loop")
+        log = get_log("loop")
         log.warning(HOSTILE, value=HOSTILE, path=Path("/x\x1b"), nan=float("nan"))
         logging.getLogger("some.library").warning("%s", HOSTILE)
         log.failure("failed", ValueError(HOSTILE))
@@ -106,11 +107,10 @@ def test_libraries_are_heard_from_warning_on() -> None:
     assert "some.library: trouble" in stream.getvalue()
 
 
-@pytest.mark.parametrize(("name", "part"), [("reconciler.loop", "loop"), ("state.store", "state.store")])
-def test_loggers_of_our_modules_have_our_level(name: str, part: str) -> None:
+def test_every_part_of_ours_has_our_level() -> None:
     stream, _ = written(LogFormat.CONSOLE)
-    logging.getLogger(name).info("%s looked", 3)
-    assert stream.getvalue().endswith(f" info    {part}: 3 looked\n")
+    get_log("store").info("written", count=3)
+    assert stream.getvalue().endswith(" info    store: written count=3\n")
 
 
 def journal(path: Path, form: LogFormat = LogFormat.AUTO) -> list[str]:
@@ -118,7 +118,7 @@ def journal(path: Path, form: LogFormat = LogFormat.AUTO) -> list[str]:
     with open(path, "w+", encoding="utf-8") as stream:
         stat = os.fstat(stream.fileno())
         logs.setup(LogLevel.DEBUG, form, stream=stream, environ={"JOURNAL_STREAM": f"{stat.st_dev}:{stat.st_ino}"})
-        log = logs.get("loop")
+        log = get_log("loop")
         log.debug("d")
         log.info("i", key="v")
         log.warning("w")
@@ -158,3 +158,15 @@ def test_a_journal_elsewhere_is_no_journal(tmp_path: Path, text: str) -> None:
 
 def test_a_stream_without_a_file_is_no_journal() -> None:
     assert not logs.is_journal(io.StringIO(), {"JOURNAL_STREAM": "1:1"})
+
+
+def test_every_module_logs_in_the_same_way() -> None:
+    """`get_log` with fields; the standard library's loggers are for what prepares the output, and for libraries."""
+    root = Path(__file__).parents[3]
+    users = {
+        str(path.relative_to(root))
+        for package in ("cgroupfs", "resctrl", "state", "reconciler")
+        for path in (root / package).rglob("*.py")
+        if "getLogger(" in path.read_text()
+    }
+    assert users == {"cgroupfs/log.py", "reconciler/runtime/logs.py", "reconciler/clients/http.py"}

@@ -268,7 +268,16 @@ async def test_a_new_allocation_marks_the_node_and_a_bad_file_keeps_the_last_one
     assert not source.status().ok
     assert "allocated_pods_state" in source.status().detail
     source.read_all()
-    assert len([record for record in caplog.records if "allocated_pods_state" in record.getMessage()]) == 1
+    assert (
+        len(
+            [
+                record
+                for record in caplog.records
+                if "allocated_pods_state" in getattr(record, "fields", {}).get("error", "")
+            ]
+        )
+        == 1
+    )
     os.unlink(tmp_path / KUBELET / "allocated_pods_state")
     await until(lambda: len(marks.log) == 3)
     assert (granted_cpu(source), source.status().ok) == (None, True)

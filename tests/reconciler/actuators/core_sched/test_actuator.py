@@ -440,7 +440,7 @@ async def test_a_machine_that_cannot_says_so_once(
         await world.look(BATCH, CRUNCH)
     assert world.side.standings == {}
     assert [words in problem for problem in world.side.problems()] == [True]
-    assert sum(words in record.getMessage() for record in caplog.records) == 1
+    assert sum(words in getattr(record, "fields", {}).get("reason", "") for record in caplog.records) == 1
     world.cores.built = world.cores.smt = True
     await world.look(BATCH, CRUNCH)
     assert world.one(BATCH, CRUNCH)

@@ -1,0 +1,67 @@
+"""The wait of every loop that works when something has happened, or when it is time.
+
+    while True:
+        await self._wake.wait(period_s)
+        await self.work()
+
+Any number of wake-ups before a wait returns are one. A wake-up during the work is kept for the next wait, so what it
+announces is never lost. A wake-up carries no data: the work reads the state as it is then.
+"""
+
+import math
+from typing import final
+
+import trio
+
+
+@final
+class WakeUp:
+    """Wake-ups for one waiting task. `set` may be called at any time on the loop's thread, outside a run too."""
+
+    def __init__(self) -> None:
+        self._event = trio.Event()
+        self._waiting = False
+
+    def set(self) -> None:
+        """Wake the task: now, or at its next wait."""
+        self._event.set()
+
+    def is_set(self) -> bool:
+        """Whether the next wait returns at once."""
+        return self._event.is_set()
+
+    def clear(self) -> None:
+        """Take back what has been set so far: the work that follows, or that has just been done, covers it."""
+        if self._event.is_set():
+            self._event = trio.Event()
+
+    async def wait(self, timeout_s: float = math.inf, *, settle_s: float = 0.0) -> bool:
+        """Wait for a wake-up, at most ``timeout_s``; as `wait_until`."""
+        return await self.wait_until(trio.current_time() + timeout_s, settle_s=settle_s)
+
+    async def wait_until(self, deadline: float, *, settle_s: float = 0.0) -> bool:
+        """Wait for a wake-up, at most until ``deadline`` (trio's clock): True when there was one.
+
+        ``settle_s``: after the first wake-up this much longer, within the deadline; those that follow in this time are
+        the same one. Cancelled: no wake-up is lost. Always a checkpoint, also where the deadline has passed.
+
+        Errors: `RuntimeError` when another task waits: which of the two is to work would be chance.
+        """
+        if self._waiting:
+            raise RuntimeError("two tasks wait for the same wake-up")
+        self._waiting = True
+        try:
+            with trio.move_on_at(deadline):
+                # Again where the wake-up was taken back before this task ran.
+                while True:
+                    await self._event.wait()
+                    if settle_s > 0:
+                        await trio.sleep(settle_s)
+                    if self._event.is_set():
+                        break
+        finally:
+            self._waiting = False
+        if not self._event.is_set():
+            return False
+        self._event = trio.Event()
+        return True

@@ -1,0 +1,139 @@
+"""The waiting primitive on trio's mock clock: times, coalescing, and nothing lost by cancelling."""
+
+import math
+
+import pytest
+import trio
+import trio.testing
+
+from reconciler.runtime.wakeup import WakeUp
+
+
+class Worker:
+    """A loop that works for ``work_s`` each time; ``log`` has when it began and whether it was woken."""
+
+    def __init__(self, wake: WakeUp, period_s: float = math.inf, *, work_s: float = 0.0, settle_s: float = 0.0) -> None:
+        self.wake = wake
+        self.period_s = period_s
+        self.work_s = work_s
+        self.settle_s = settle_s
+        self.log: list[tuple[float, bool]] = []
+
+    async def run(self) -> None:
+        began = trio.current_time()
+        while True:
+            woken = await self.wake.wait(self.period_s, settle_s=self.settle_s)
+            self.log.append((trio.current_time() - began, woken))
+            await trio.sleep(self.work_s)
+
+
+async def test_it_works_when_woken_and_when_it_is_time(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    worker = Worker(WakeUp(), 10.0)
+    nursery.start_soon(worker.run)
+    await trio.sleep(3)
+    worker.wake.set()
+    await trio.sleep(18)
+    assert worker.log == [(3, True), (13, False)]
+    nursery.cancel_scope.cancel()
+
+
+async def test_many_wake_ups_before_a_wait_are_one(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    worker = Worker(WakeUp())
+    for _ in range(100):
+        worker.wake.set()
+    nursery.start_soon(worker.run)
+    await trio.sleep(60)
+    assert worker.log == [(0, True)]
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_wake_up_during_the_work_is_kept(nursery: trio.Nursery, autojump_clock: trio.testing.MockClock) -> None:
+    worker = Worker(WakeUp(), 100.0, work_s=5.0)
+    nursery.start_soon(worker.run)
+    for _ in range(3):
+        await trio.sleep(1)
+        worker.wake.set()
+    await trio.sleep(20)
+    assert worker.log == [(1, True), (6, True)]
+    nursery.cancel_scope.cancel()
+
+
+async def test_what_follows_within_the_settling_time_is_the_same_wake_up(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    worker = Worker(WakeUp(), settle_s=2.0)
+    nursery.start_soon(worker.run)
+    for delay_s in (1, 1, 0.5, 1.5):
+        await trio.sleep(delay_s)
+        worker.wake.set()
+    await trio.sleep(20)
+    assert worker.log == [(3, True), (6, True)]
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_deadline_within_the_settling_time_ends_it(autojump_clock: trio.testing.MockClock) -> None:
+    wake = WakeUp()
+    wake.set()
+    began = trio.current_time()
+    assert await wake.wait(1.0, settle_s=5.0)
+    assert trio.current_time() - began == 1.0
+    assert not wake.is_set()
+
+
+@pytest.mark.parametrize("settle_s", [0.0, 5.0])
+async def test_a_cancelled_wait_loses_nothing(settle_s: float, autojump_clock: trio.testing.MockClock) -> None:
+    wake = WakeUp()
+    with trio.move_on_after(1.0) as scope:
+        wake.set()
+        scope.cancel()
+        await wake.wait(settle_s=settle_s)
+    assert scope.cancelled_caught
+    assert wake.is_set()
+    assert await wake.wait(0.0)
+
+
+async def test_a_deadline_that_has_passed_still_sees_the_wake_up_and_lets_others_run(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    wake = WakeUp()
+    with trio.testing.assert_checkpoints():
+        assert not await wake.wait_until(-math.inf)
+    wake.set()
+    with trio.testing.assert_checkpoints():
+        assert await wake.wait_until(-math.inf)
+
+
+async def test_what_is_taken_back_wakes_nobody(autojump_clock: trio.testing.MockClock) -> None:
+    wake = WakeUp()
+    wake.set()
+    wake.clear()
+    assert not await wake.wait(1.0)
+
+
+async def test_a_wake_up_that_is_taken_back_before_the_task_runs_does_not_end_its_wait(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    worker = Worker(WakeUp(), 10.0)
+    nursery.start_soon(worker.run)
+    await trio.sleep(1)
+    worker.wake.set()
+    worker.wake.clear()
+    await trio.sleep(1)
+    assert worker.log == []
+    worker.wake.set()
+    await trio.sleep(1)
+    assert worker.log == [(2, True)]
+    nursery.cancel_scope.cancel()
+
+
+async def test_two_waiting_tasks_are_a_mistake(nursery: trio.Nursery, autojump_clock: trio.testing.MockClock) -> None:
+    wake = WakeUp()
+    nursery.start_soon(wake.wait)
+    await trio.sleep(1)
+    with pytest.raises(RuntimeError, match="two tasks wait"):
+        await wake.wait()
+    nursery.cancel_scope.cancel()
