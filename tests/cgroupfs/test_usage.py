@@ -13,17 +13,10 @@ from cgroupfs.files import inode_of
 from cgroupfs.hierarchy import Hierarchy, HierarchyMode, Mount
 from cgroupfs.usage import MemoryUsage, UsageCounters, UsageMeter, UsageRates, UsageReader, rates_between
 from tests.cgroupfs.kernelgroup import kernel_groups
+from tests.fakes.clock import Clock
 
 POD = "/kubepods/pod1"
 V1 = ("cpuset", "cpu", "cpuacct", "memory")
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def hierarchy_v1(tmp_path: Path, *controllers: str, unified: bool = False) -> Hierarchy:

@@ -12,7 +12,8 @@ import pytest
 
 from state.network import BE_CLASS
 from tests.daemon.netland import Netland
-from tests.daemon.process import ROOT, Daemon, environment, wait_for
+from tests.daemon.process import Daemon, wait_for
+from tests.fakes.daemonprocess import ROOT, environment
 from tests.fakes.node import DirectoryNode
 
 Make = Callable[..., Daemon]

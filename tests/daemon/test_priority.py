@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.daemon.process import ROOT
+from tests.fakes.daemonprocess import ROOT
 
 NICE = -10
 SCRIPT = f"""

@@ -13,6 +13,7 @@ from reconciler.headroom.memory_sampler import MemoryHeadroom
 from reconciler.headroom.report import HeadroomReport
 from state.memory import NodeMemoryReading
 from state.model import Pod, PodClass, Pools
+from tests.fakes.clock import Clock
 from tests.fakes.kernel import FakeKernel
 from tests.reconciler.nodes import pod
 
@@ -29,17 +30,6 @@ class Known(Struct):
     )
     besteffort: str = BESTEFFORT
     pods: dict[str, Pod] = {}
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def wall(self) -> float:
-        return 1_700_000_000.0 + self.now
 
 
 class Machine:

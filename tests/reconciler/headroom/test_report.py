@@ -21,21 +21,11 @@ from state.model import Pools
 from state.schema import ASSIGNMENTS
 from state.store import Store, StoreBatch
 from state.topology import uniform
+from tests.fakes.clock import Clock
 from tests.reconciler.nodes import cpu, cpus
 
 TOPOLOGY = uniform(nodes=2, cores=8, threads=1)
 IDLE = dict.fromkeys(range(8), 1.0)
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def wall(self) -> float:
-        return 1_700_000_000.0 + self.now
 
 
 def pools(reclaimed: str = "2-5") -> Pools:

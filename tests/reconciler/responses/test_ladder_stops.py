@@ -5,7 +5,6 @@ from msgspec.structs import replace
 
 from reconciler.responses.config import FreezeConfig, LadderConfig
 from reconciler.responses.ladder import RuleFindings, Transition, advance, in_force
-from state.evidence import RuleVerdict, Suspect
 from state.measures import Response, Restrictions
 from state.model import PodClass
 from tests.reconciler.responses.scenes import (
@@ -16,6 +15,7 @@ from tests.reconciler.responses.scenes import (
     SQUEEZE,
     WELL,
     World,
+    blamed,
     facts,
 )
 
@@ -74,19 +74,7 @@ def test_a_pod_is_frozen_for_one_victim_at_a_time_so_that_its_bound_holds_for_al
         frame = world.frame()
         world.history.add(frame)
         # Each is helped, so that its step is kept, and the next one's turn comes.
-        findings = tuple(
-            RuleVerdict(
-                rule="cpu",
-                victim=f"pod:{uid}",
-                title=f"ns/{uid}",
-                verdict=BAD,
-                since_s=0,
-                severity=4.0 * 0.9**second,
-                gap=600.0,
-                suspects=(Suspect(uid="hog", title="ns/hog", score=0.9, reason=""),),
-            )
-            for uid in names
-        )
+        findings = blamed(names, 4.0 * 0.9**second)
         ascent = RuleFindings(rule="cpu", shadow=False, responses=(FREEZE,), findings=findings)
         world.memory, _ = advance(world.memory, [ascent], (frame, world.history), config, fresh_s=3.0)
         frozen.append("hog" in world.measures.frozen)

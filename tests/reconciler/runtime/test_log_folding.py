@@ -10,23 +10,14 @@ import pytest
 from reconciler.runtime import logs
 from reconciler.runtime.log_folding import FIRST_S, LONGEST_S, MOST, FoldingHandler, Repeats
 from reconciler.runtime.logs import LogFormat, LogLevel
-
-
-class Clock:
-    """Seconds, set by hand."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.fakes.clock import Clock
 
 
 class Written:
     """A log as JSON, and its lines."""
 
     def __init__(self, level: LogLevel = LogLevel.INFO) -> None:
-        self.clock = Clock()
+        self.clock = Clock(1000.0)
         self.stream = io.StringIO()
         logs.setup(level, LogFormat.JSON, stream=self.stream, environ={}, clock=self.clock)
         self.log = logs.get("loop")
@@ -102,7 +93,7 @@ def test_a_line_that_comes_again_after_a_pause_is_a_first_one(written: Written) 
 
 
 def test_different_lines_without_end_take_bounded_memory() -> None:
-    repeats = Repeats(Clock())
+    repeats = Repeats(Clock(1000.0))
 
     def record(number: int) -> logging.LogRecord:
         made = logging.LogRecord("x", logging.WARNING, "", 0, "%s", (f"{number} {'x' * 100_000}",), None)

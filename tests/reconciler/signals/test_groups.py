@@ -15,7 +15,8 @@ from reconciler.policies.table import PoliciesConfig
 from reconciler.signals.groups import GroupSampler, sampled
 from state.cpu import GroupUse
 from state.model import PodClass, Pools, RuntimeSpec
-from tests.cgroupfs.test_usage import POD, Clock, hierarchy_v1, hierarchy_v2, put, v1_files
+from tests.cgroupfs.test_usage import POD, hierarchy_v1, hierarchy_v2, put, v1_files
+from tests.fakes.clock import Clock
 from tests.reconciler.nodes import container, node, online, pod
 
 
