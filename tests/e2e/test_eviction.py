@@ -242,7 +242,7 @@ async def test_by_the_runtime_where_the_api_server_hangs(
     nursery.cancel_scope.cancel()
 
 
-async def test_by_nobody_where_the_api_server_has_no_such_pod_and_the_kubelet_ends_it(
+async def test_no_method_ends_a_pod_that_the_api_server_does_not_have_and_the_kubelet_ends(
     containerd_node: Node, run_pod: PodFactory, tmp_path: Path, nursery: trio.Nursery
 ) -> None:
     pod, other = run_pod(crunching()), run_pod(best_effort("other"))

@@ -73,7 +73,7 @@ def test_pod_directories_have_the_kubelets_values(containerd_node: Node, run_pod
 
 
 @pytest.mark.core
-def test_the_runtimes_rename_comes_before_the_program_and_again_with_every_update(
+def test_the_runtime_renames_state_before_the_program_runs_and_at_every_update(
     containerd_node: Node, run_pod: PodFactory
 ) -> None:
     with StateWatch(containerd_node.containerd.runc_root) as watch:

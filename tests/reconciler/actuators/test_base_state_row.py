@@ -37,9 +37,7 @@ def test_a_row_is_there_while_there_is_something_in_it(tmp_path: Path) -> None:
     again.close()
 
 
-def test_a_row_of_another_boot_or_of_something_else_tells_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_row_of_another_boot_or_kind_is_ignored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     kept = store(tmp_path)
     ROW.write(kept, Kept(boot="boot-0", names=("a",)))
     assert ROW.read(kept) == Kept(boot="boot-1")

@@ -21,7 +21,7 @@ from tests.fakes.http2_peer import OK, Peer, framed
 from tests.reconciler.clients.grpcpair import Pair, echo_once, serve
 
 
-async def test_a_question_goes_out_as_grpc_wants_it(pair: Pair) -> None:
+async def test_a_call_is_sent_as_grpc_requires(pair: Pair) -> None:
     peers = await pair.meet(serve)
     assert await pair.ask(timeout_s=2) == b"question"
     ((headers, body),) = peers.met[0].requests.values()

@@ -47,7 +47,7 @@ FATAL = [
 ]
 
 
-async def test_a_peer_that_speaks_something_else_is_told_by_its_first_words(pair: Pair) -> None:
+async def test_a_peer_of_another_protocol_is_reported_with_its_first_bytes(pair: Pair) -> None:
     async def older(peer: Peer) -> None:
         await peer.stream.send_all(b"HTTP/1.1 400 Bad Request\r\n\r\n")
         await trio.sleep_forever()
@@ -183,7 +183,7 @@ async def test_a_full_queue_of_connections_is_waited_out(place: Path) -> None:
         other.close()
 
 
-async def test_no_socket_nobody_listening_and_too_long_a_path_are_each_one_clear_error(place: Path) -> None:
+async def test_no_socket_no_listener_and_a_too_long_path_are_each_one_clear_error(place: Path) -> None:
     with socket.socket(socket.AF_UNIX) as deaf:
         deaf.bind(str(place / "deaf"))
         for name, message in (
@@ -218,7 +218,7 @@ async def answer_once(peer: Peer) -> None:
     await echo_once(peer)
 
 
-async def test_a_socket_that_nobody_configured_is_root_s_and_root_listens_on_it(nursery: trio.Nursery) -> None:
+async def test_a_socket_that_was_not_configured_must_be_roots(nursery: trio.Nursery) -> None:
     if os.geteuid() != 0:
         pytest.skip("NOT RUN: only root can make files that root alone can change")
     with tempfile.TemporaryDirectory(prefix="bypassd-test-", dir="/run") as directory:

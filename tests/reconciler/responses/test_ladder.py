@@ -27,7 +27,7 @@ from tests.reconciler.responses.scenes import (
 )
 
 
-def test_a_victim_that_is_well_costs_nobody_anything() -> None:
+def test_a_healthy_victim_restricts_no_pod() -> None:
     world = World(HOLD, SQUEEZE)
     for verdict in (WELL, UNSURE, LOST):
         assert world.go(verdict) == ()
@@ -282,7 +282,7 @@ def test_each_relapse_makes_the_way_back_slower() -> None:
 
 
 @pytest.mark.parametrize("verdict", [LOST, UNSURE])
-def test_unknown_is_not_well_nothing_is_given_back_and_nothing_is_taken(verdict: Verdict) -> None:
+def test_an_unknown_verdict_neither_escalates_nor_releases(verdict: Verdict) -> None:
     world = World(SQUEEZE, config=LadderConfig(recover_s=5, effect_s=5))
     world.go(BAD, 4.0)
     before = world.measures

@@ -77,7 +77,7 @@ def test_a_lasting_flood_gets_rarer_up_to_a_bound(written: Written) -> None:
     assert len(written.lines()) <= hours * 3600 / LONGEST_S + 12
 
 
-def test_what_was_counted_is_written_when_no_equal_line_comes_any_more(written: Written) -> None:
+def test_the_count_is_written_when_no_equal_line_follows(written: Written) -> None:
     for _ in range(3):
         written.log.warning("the same")
     written.clock.now += FIRST_S
@@ -85,7 +85,7 @@ def test_what_was_counted_is_written_when_no_equal_line_comes_any_more(written: 
     assert [line.get("repeated") for line in written.lines()] == [None, 2]
 
 
-def test_a_line_that_comes_again_after_a_pause_is_a_first_one(written: Written) -> None:
+def test_a_line_after_a_pause_is_a_first_one(written: Written) -> None:
     for _ in range(4):
         written.log.warning("the same")
         written.clock.now += FIRST_S + 1
@@ -128,7 +128,7 @@ def test_a_new_configuration_forgets_no_count(written: Written) -> None:
     assert [line.get("repeated") for line in written.lines()] == [None, 2]
 
 
-def test_a_message_that_does_not_fit_its_arguments_harms_nobody(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_message_that_does_not_fit_its_arguments_raises_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     handler = FoldingHandler(io.StringIO())
     handler.handle(logging.LogRecord("some.library", logging.WARNING, "", 0, "%s %s", ("\x1b[2J",), None))
     handler.handle(logging.LogRecord("some.library", logging.WARNING, "", 0, "next", None, None))

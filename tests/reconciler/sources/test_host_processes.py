@@ -128,7 +128,7 @@ def test_the_name_must_be_that_of_the_program_too(tree: Tree) -> None:
     assert (tree.search().process, [one.pid for one in tree.search().rejected]) == (None, [40, 42])
 
 
-def test_a_program_that_somebody_else_can_change_is_not_believed(tree: Tree) -> None:
+def test_a_program_that_another_user_can_change_is_not_trusted(tree: Tree) -> None:
     program = tree.program()
     tree.add(40, program)
     for path, mode in ((program, 0o777), (program, 0o775), (program.parent, 0o777), (program.parent, 0o1777)):
