@@ -20,9 +20,11 @@ settings.register_profile(
 )
 settings.load_profile("shared machine")
 
-# Child interpreters keep their byte code, as a node's do: without it each one compiles every module anew.
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-os.environ.setdefault("PYTHONPYCACHEPREFIX", f"{sys.prefix}/bytecode")
+# Child interpreters keep their byte code, as a node's do: without it each one compiles every module anew. A read-only
+# tree (the virtual machine's) was compiled before it was packed.
+if os.access(__file__, os.W_OK):
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    os.environ.setdefault("PYTHONPYCACHEPREFIX", f"{sys.prefix}/bytecode")
 
 
 @pytest.fixture(autouse=True)

@@ -13,17 +13,10 @@ from cgroupfs.files import inode_of
 from cgroupfs.hierarchy import Hierarchy, HierarchyMode, Mount
 from cgroupfs.usage import MemoryUsage, UsageCounters, UsageMeter, UsageRates, UsageReader, rates_between
 from tests.cgroupfs.kernelgroup import kernel_groups
+from tests.fakes.clock import Clock
 
 POD = "/kubepods/pod1"
 V1 = ("cpuset", "cpu", "cpuacct", "memory")
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def hierarchy_v1(tmp_path: Path, *controllers: str, unified: bool = False) -> Hierarchy:
@@ -90,7 +83,7 @@ def test_what_is_not_there_yet_is_unknown_and_not_zero(tmp_path: Path) -> None:
     assert counters == UsageCounters(at_s=100.0, memory_bytes=5)
 
 
-def test_cpu_time_alone_is_asked_of_either_version_and_unknown_when_gone(tmp_path: Path) -> None:
+def test_cpu_time_is_read_on_either_version_and_unknown_when_the_group_is_gone(tmp_path: Path) -> None:
     put(tmp_path, v1_files(11, 0, 0, 0, 1) | {"all/cpu.stat": "usage_usec 12\n"})
     assert UsageReader(hierarchy_v1(tmp_path)).cpu_ns(POD) == 11
     assert UsageReader(hierarchy_v2(tmp_path, "cpu")).cpu_ns(POD) == 12_000
@@ -98,7 +91,7 @@ def test_cpu_time_alone_is_asked_of_either_version_and_unknown_when_gone(tmp_pat
     assert UsageReader(hierarchy_v2(tmp_path, "cpu")).cpu_ns("/kubepods/gone") is None
 
 
-def test_memory_in_use_comes_with_what_of_it_could_be_dropped(tmp_path: Path) -> None:
+def test_memory_in_use_is_read_with_its_droppable_part(tmp_path: Path) -> None:
     v1 = "inactive_file 9\ntotal_inactive_file 300\ntotal_active_file 200\ntotal_dirty 40\ntotal_writeback 10\n"
     v2 = "inactive_file 300\nactive_file 200\nfile_dirty 40\nfile_writeback 10\nshmem 99\n"
     put(tmp_path, {"memory/memory.usage_in_bytes": "1000\n", "memory/memory.limit_in_bytes": "4096\n"})
@@ -114,7 +107,7 @@ def test_memory_in_use_comes_with_what_of_it_could_be_dropped(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("enough", "droppable"), [(3000, 0), (4000, 450)])
-def test_who_has_enough_left_is_not_asked_for_its_page_cache(tmp_path: Path, enough: int, droppable: int) -> None:
+def test_page_cache_is_not_read_where_enough_memory_is_left(tmp_path: Path, enough: int, droppable: int) -> None:
     put(tmp_path, {"memory/memory.usage_in_bytes": "1000\n", "memory/memory.limit_in_bytes": "4096\n"})
     put(tmp_path, {"memory/memory.stat": "total_inactive_file 450\n"})
     found = UsageReader(hierarchy_v1(tmp_path)).memory_use(POD, enough_bytes=enough)

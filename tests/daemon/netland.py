@@ -17,7 +17,8 @@ from typing import Final, Self
 
 import pytest
 
-from tests.daemon.process import ROOT, wait_for
+from tests.daemon.process import wait_for
+from tests.fakes.daemonprocess import ROOT
 from tests.fakes.node import Box, DirectoryNode, NodePod
 
 MBIT: Final = 125_000

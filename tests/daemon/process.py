@@ -2,33 +2,16 @@
 
 import http.client
 import json
-import os
 import re
-import signal
-import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
-import yaml
-
+from tests.fakes.daemonprocess import COMMAND, ROOT, WITHIN_S, DaemonProcess, environment
 from tests.fakes.node import Box, DirectoryNode, merged
 
-ROOT: Final = Path(__file__).parents[2]
-COMMAND: Final = (sys.executable, "-m", "reconciler.daemon.main")
-
-WITHIN_S: Final = 15.0
-"""Generous: the machine may be busy with everybody else's work."""
 T = TypeVar("T")
-
-
-def environment() -> dict[str, str]:
-    """As the unit file has it: optimised, and with byte code kept, or each start compiles every module anew."""
-    found = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
-    return {**found, "PYTHONPYCACHEPREFIX": f"{sys.prefix}/bytecode", "PYTHONOPTIMIZE": "2"}
 
 
 def wait_for(question: Callable[[], T], *, within_s: float = WITHIN_S, told: Callable[[], str] = str) -> T:
@@ -64,115 +47,27 @@ def configuration(node: DirectoryNode, **more: object) -> dict[str, object]:
     return merged(base, more)
 
 
-class DaemonFailed(Exception):
-    """The daemon ended, or is not ready in time; the text ends in its log."""
-
-
-class Daemon:
+class Daemon(DaemonProcess):
     """One daemon on one node; its configuration is the node's, with ``more`` above it."""
 
     def __init__(self, node: DirectoryNode, **more: object) -> None:
         self.node = node
-        self.directory = f"{node.root}/daemon"
-        self.config_file = f"{self.directory}/config.yaml"
-        self.log = f"{self.directory}/log"
-        self.socket = node.socket
-        self.within: tuple[str, ...] = ()
-        """The command by which it is started: to be in other namespaces than the test is."""
-        self._process: subprocess.Popen[bytes] | None = None
-        os.makedirs(self.directory, exist_ok=True)
-        self.configure(**more)
+        super().__init__(configuration(node, **more), f"{node.root}/daemon", http_socket=node.socket)
 
     def configure(self, **more: object) -> None:
-        """Write the configuration file; a running daemon reads it at SIGHUP."""
-        with open(self.config_file, "w", encoding="utf-8") as file:
-            yaml.safe_dump(configuration(self.node, **more), file)
+        """Write the node's configuration with ``more`` above it; a running daemon reads it at SIGHUP."""
+        self.write_config(configuration(self.node, **more))
 
-    @property
-    def pid(self) -> int:
-        """The daemon's process id."""
-        assert self._process is not None
-        return self._process.pid
-
-    @property
-    def running(self) -> bool:
-        """True until somebody has seen its end."""
-        return self._process is not None
-
-    def start(self, *words: str) -> None:
-        """Start ``run``; further words are its options."""
-        with open(self.log, "ab") as log:
-            self._process = subprocess.Popen(
-                [*self.within, *COMMAND, "run", "--config", self.config_file, *words],
-                cwd=ROOT,
-                stdout=log,
-                stderr=log,
-                stdin=subprocess.DEVNULL,
-                env=environment(),
-            )
-
-    def up(self, *words: str) -> "Daemon":
+    def up(self, *options: str) -> "Daemon":
         """Start it and wait until it is ready."""
-        self.start(*words)
-        deadline = time.monotonic() + 2 * WITHIN_S
-        answer = "no socket"
-        while time.monotonic() < deadline:
-            if self._process is None or self._process.poll() is not None:
-                raise DaemonFailed(f"the daemon ended:\n{self.tail()}")
-            try:
-                status, body = self.call("GET", "/readyz")
-            except (OSError, http.client.HTTPException) as exc:
-                answer = str(exc)
-            else:
-                if status == 200:
-                    return self
-                answer = f"{status} {body}"
-            time.sleep(0.02)
-        raise DaemonFailed(f"not ready ({answer}):\n{self.tail()}")
-
-    def signal(self, number: signal.Signals) -> None:
-        """Send it a signal."""
-        os.kill(self.pid, number)
-
-    def kill(self) -> None:
-        """SIGKILL: the crash."""
-        self.signal(signal.SIGKILL)
-        self.end_code()
-
-    def stop(self, *, within_s: float = 2 * WITHIN_S) -> int | None:
-        """SIGTERM and wait; SIGKILL if it does not end. Its exit code, None if it was not running."""
-        process, self._process = self._process, None
-        if process is None:
-            return None
-        process.send_signal(signal.SIGTERM)
-        try:
-            return process.wait(within_s)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            return process.wait()
-
-    def end_code(self, *, within_s: float = WITHIN_S) -> int:
-        """Wait for the end; the exit code."""
-        assert self._process is not None
-        code = self._process.wait(within_s)
-        self._process = None
-        return code
-
-    def tail(self, lines: int = 40) -> str:
-        """The end of its log."""
-        with open(self.log, encoding="utf-8", errors="replace") as file:
-            return "".join(file.readlines()[-lines:])
+        self.start(*options)
+        self.wait_ready()
+        return self
 
     def call(self, method: str, path: str, body: object = None) -> tuple[int, Any]:
         """One request over the unix socket: status and decoded answer."""
-        connection = _UnixConnection(self.socket)
-        try:
-            content = None if body is None else json.dumps(body)
-            connection.request(method, path, content, {"Content-Type": "application/json"})
-            answer = connection.getresponse()
-            return answer.status, json.loads(answer.read())
-        finally:
-            connection.close()
+        status, answer = self.request(method, path, body)
+        return status, json.loads(answer)
 
     def answers(self, path: str) -> int:
         """The status of a GET; 0 while nobody listens."""
@@ -180,13 +75,6 @@ class Daemon:
             return self.call("GET", path)[0]
         except (OSError, http.client.HTTPException):
             return 0
-
-    def state(self, *sections: str) -> dict[str, Any]:
-        """The document, or some of its parts."""
-        status, body = self.call("GET", "/state?" + "&".join(f"section={name}" for name in sections))
-        assert status == 200, body
-        found: dict[str, Any] = body
-        return found
 
     def pod(self, uid: str) -> dict[str, Any]:
         """One pod of the document; empty while it is not known."""
@@ -214,12 +102,7 @@ class Daemon:
         return sum(map(float, re.findall(rf"^{name}(?:{{.*}})? (\S+)$", self._metrics(), re.MULTILINE)))
 
     def _metrics(self) -> str:
-        connection = _UnixConnection(self.socket)
-        try:
-            connection.request("GET", "/metrics")
-            return connection.getresponse().read().decode()
-        finally:
-            connection.close()
+        return self.get("/metrics")[1].decode()
 
     def alerts(self, kind: str) -> int:
         count: int = self.state("agent")["agent"]["alerts"].get(kind, 0)
@@ -256,14 +139,3 @@ def run_to_end(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*COMMAND, *words], capture_output=True, text=True, cwd=ROOT, env=environment(), timeout=30, check=False
     )
-
-
-class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: str) -> None:
-        super().__init__("localhost", timeout=WITHIN_S)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)

@@ -51,7 +51,7 @@ def _whole(path: Path) -> bool:
     return path.exists() and path.read_text().endswith("\n")
 
 
-def test_a_sink_comes_and_goes_by_reload_and_a_bad_one_is_a_problem(
+def test_a_reload_adds_and_removes_a_sink_and_reports_a_bad_one(
     node: DirectoryNode, daemon: Make, tmp_path: Path
 ) -> None:
     one = daemon().up()

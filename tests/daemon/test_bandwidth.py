@@ -24,7 +24,7 @@ def levels(node: DirectoryNode, pod: NodePod, file: str) -> tuple[str, str]:
     return node.read(pod.group, "cpu", file), node.read(pod.main.group, "cpu", file)
 
 
-def test_a_pinned_containers_quota_is_lifted_again_after_each_update_and_comes_back(
+def test_a_pinned_containers_quota_is_lifted_again_after_each_update_and_restored(
     node: DirectoryNode, daemon: Make
 ) -> None:
     pinned = limited(node, "pinned", "", 100_000, cpus="1")
@@ -61,7 +61,7 @@ def test_bursts_come_with_the_configuration_and_go_with_it(node: DirectoryNode, 
     assert one.lines("warning", "error") == []
 
 
-def test_the_idle_class_comes_and_goes_and_leaves_the_weight_as_it_was(node: DirectoryNode, daemon: Make) -> None:
+def test_the_idle_class_is_set_and_removed_and_the_weight_is_unchanged(node: DirectoryNode, daemon: Make) -> None:
     be = node.add("be", shares=102)
     try:
         node.read(be.group, "cpu", "cpu.idle")

@@ -203,7 +203,9 @@ async def test_a_loan_ends_with_a_restore_and_with_the_next_start(node: Director
             await until(quotas.untouched, quotas)
 
 
-async def test_a_resize_amid_a_loan_is_what_is_lent_on_and_given_back(node: DirectoryNode, tmp_path: Path) -> None:
+async def test_a_resize_during_a_loan_is_the_base_of_the_loan_and_of_its_return(
+    node: DirectoryNode, tmp_path: Path
+) -> None:
     """The kubelet raises the pod's directory, then has the runtime raise the container."""
     pod, machine = web(node), Machine()
     quotas = Quotas(node, pod)

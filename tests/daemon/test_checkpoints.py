@@ -75,7 +75,7 @@ def test_a_broken_checkpoint_is_one_message_and_changes_nothing(node: DirectoryN
         wait_for(lambda: one.problems() == [], told=lambda: str(one.problems()))
 
 
-def test_a_pod_that_goes_gives_its_cpu_back_though_the_entry_lingers(node: DirectoryNode, daemon: Make) -> None:
+def test_a_removed_pod_returns_its_cpu_while_its_checkpoint_entry_remains(node: DirectoryNode, daemon: Make) -> None:
     pinned = exclusive(node)
     one = daemon().up()
     wait_for(lambda: f"dedicated/{pinned.uid}/main" in one.state("pools")["pools"], told=one.tail)

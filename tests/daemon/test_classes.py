@@ -120,7 +120,7 @@ def test_the_operators_file_has_the_last_word_and_a_bad_entry_is_one_message(nod
     assert len([line for line in one.problems() if "classes.yaml:5:" in line]) == 1
 
 
-def test_an_override_in_the_configuration_stands_above_every_mark(node: DirectoryNode, daemon: Make) -> None:
+def test_an_override_in_the_configuration_outranks_every_mark(node: DirectoryNode, daemon: Make) -> None:
     pod = node.add("vip", annotations={KATALYST: "reclaimed_cores"})
     one = daemon(classes={"overrides": [{"class": "shared", "uid": pod.uid}]}).up()
     wait_for(lambda: one.pod(pod.uid).get("class") == "shared", told=one.tail)

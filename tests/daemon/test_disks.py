@@ -47,9 +47,7 @@ def limit(node: DirectoryNode, pod: NodePod) -> str:
     return node.read(pod.main.group, "blkio", WRITES)
 
 
-def test_limits_are_shared_out_kept_through_a_kill_and_given_back(
-    node: DirectoryNode, daemon: Make, device: str
-) -> None:
+def test_limits_are_divided_kept_through_a_kill_and_removed(node: DirectoryNode, daemon: Make, device: str) -> None:
     first = added(node, "first")
     rule = {"name": node.root, "write_bps": 8 * MEGA}
     policies = {"disk": {"enabled": True, "weight_be": None, "devices": [rule]}}

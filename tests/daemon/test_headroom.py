@@ -11,7 +11,7 @@ from tests.fakes.node import DirectoryNode
 Make = Callable[..., Daemon]
 
 
-def test_a_promise_is_told_everywhere_and_outlives_the_daemon(
+def test_headroom_is_reported_everywhere_and_outlives_the_daemon(
     node: DirectoryNode, daemon: Make, tmp_path: Path
 ) -> None:
     file = tmp_path / "headroom.json"

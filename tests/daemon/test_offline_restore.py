@@ -13,8 +13,9 @@ import pytest
 
 from reconciler.cli.exits import Exit
 from state.reader import read_dump
-from tests.daemon.process import ROOT, Daemon, bounded, environment, wait_for
+from tests.daemon.process import Daemon, bounded, wait_for
 from tests.daemon.test_store import own_filesystem
+from tests.fakes.daemonprocess import ROOT, environment
 from tests.fakes.node import DirectoryNode, NodePod
 
 Make = Callable[..., Daemon]

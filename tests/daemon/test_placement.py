@@ -77,7 +77,7 @@ def test_restore_puts_back_what_placement_moved(node: DirectoryNode, daemon: Mak
     assert node.tree() == before
 
 
-def test_a_named_pool_has_its_own_cpus_and_its_pods_are_told_from_the_others(node: DirectoryNode, daemon: Make) -> None:
+def test_a_named_pool_has_its_own_cpus_and_pods(node: DirectoryNode, daemon: Make) -> None:
     web, batch = online(node, "web"), online(node, "batch", POOL)
     one = daemon().up()
     wait_for(lambda: {node.cpus(web.main), node.cpus(batch.main)} == {"0", "1"}, told=one.tail)

@@ -36,7 +36,7 @@ def test_a_stop_is_orderly_and_leaves_settings_in_force(
     # Somebody who holds a connection, and a kubelet that hangs, do not delay it.
     node.kubelet.api.behaviour = Behaviour.HANGING
     with socket.socket(socket.AF_UNIX) as idle:
-        idle.connect(one.socket)
+        idle.connect(one.http_socket)
         idle.sendall(b"GET /state HTTP/1.1\r\n")
         began = time.monotonic()
         one.signal(number)

@@ -122,7 +122,7 @@ def test_a_reload_takes_the_cookies_back(
 def _reconfigure(daemon: Agent, node: Node, section: dict[str, object]) -> None:
     from tests.e2e.agent import config_for
 
-    daemon.configure(config_for(node, daemon.directory, policies=section))
+    daemon.write_config(config_for(node, daemon.directory, policies=section))
     assert daemon.control("reload").returncode == 0
 
 

@@ -166,6 +166,13 @@ def end(node: Node, pod: RunningPod) -> None:
     node.cri.stop_sandbox(pod.sandbox)
 
 
+async def end_after(requests: int, server: HttpPeer, node: Node, pod: RunningPod) -> None:
+    """The kubelet's part, once the API server was asked so many times."""
+    while len(server.requests) < requests:  # noqa: ASYNC110
+        await trio.sleep(0.05)
+    await trio.to_thread.run_sync(end, node, pod)
+
+
 async def test_through_cri_with_the_grace_and_again_when_the_kubelet_starts_it_again(
     containerd_node: Node, run_pod: PodFactory, tmp_path: Path
 ) -> None:
@@ -204,13 +211,7 @@ async def test_by_an_api_server_that_refuses_fails_and_accepts(
     failed = Reply(b"{}", status="500 Internal Server Error")
     server = HttpPeer([listed, refused, failed, Reply(b"{}", status="201 Created")])
     port = await nursery.start(server.serve)
-
-    async def kubelet() -> None:
-        while len(server.requests) < 4:  # noqa: ASYNC110
-            await trio.sleep(0.05)
-        await trio.to_thread.run_sync(end, containerd_node, pod)
-
-    nursery.start_soon(kubelet)
+    nursery.start_soon(end_after, 4, server, containerd_node, pod)
     case, told = await evicted(
         containerd_node, pod, tmp_path, EvictionMethodName.API, server=f"http://127.0.0.1:{port}"
     )
@@ -241,7 +242,7 @@ async def test_by_the_runtime_where_the_api_server_hangs(
     nursery.cancel_scope.cancel()
 
 
-async def test_by_nobody_where_the_api_server_has_no_such_pod_and_the_kubelet_ends_it(
+async def test_no_method_ends_a_pod_that_the_api_server_does_not_have_and_the_kubelet_ends(
     containerd_node: Node, run_pod: PodFactory, tmp_path: Path, nursery: trio.Nursery
 ) -> None:
     pod, other = run_pod(crunching()), run_pod(best_effort("other"))
@@ -249,13 +250,7 @@ async def test_by_nobody_where_the_api_server_has_no_such_pod_and_the_kubelet_en
     listed = Reply(json.dumps(LISTED).encode())
     server = HttpPeer([listed, Reply(GONE, status="404 Not Found")])
     port = await nursery.start(server.serve)
-
-    async def kubelet() -> None:
-        while len(server.requests) < 2:  # noqa: ASYNC110
-            await trio.sleep(0.05)
-        await trio.to_thread.run_sync(end, containerd_node, pod)
-
-    nursery.start_soon(kubelet)
+    nursery.start_soon(end_after, 2, server, containerd_node, pod)
     case, told = await evicted(
         containerd_node,
         pod,

@@ -4,10 +4,12 @@ import glob
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 
 from tests.e2e import leftovers
+from tests.e2e.agent import eventually
 from tests.e2e.conftest import DRIVER, PodFactory
 from tests.e2e.mounts import directories, mounts, pure_v2
 from tests.e2e.node import Node, Running
@@ -71,13 +73,16 @@ def test_pod_directories_have_the_kubelets_values(containerd_node: Node, run_pod
 
 
 @pytest.mark.core
-def test_the_runtimes_rename_comes_before_the_program_and_again_with_every_update(
+def test_the_runtime_renames_state_before_the_program_runs_and_at_every_update(
     containerd_node: Node, run_pod: PodFactory
 ) -> None:
     with StateWatch(containerd_node.containerd.runc_root) as watch:
         pod = run_pod(burstable("web"))
         signal_ns = watch.wait(pod["main"].id)
-        assert signal_ns < pod["main"].report().first_ns
+        # On a busy machine the watcher may run long after the rename; the file's change time is that of the rename.
+        changed = os.stat(f"{containerd_node.containerd.runc_root}/{pod['main'].id}/state.json").st_ctime_ns
+        renamed_ns = changed - (time.time_ns() - time.monotonic_ns())
+        assert min(signal_ns, renamed_ns) < pod["main"].report().first_ns
         before = len(watch.renames[pod["main"].id])
         containerd_node.reassert(pod)
         assert watch.wait(pod["main"].id, times=before + 1) > signal_ns
@@ -135,8 +140,13 @@ def test_a_static_kubelet_gives_cpus_and_nothing_is_left_after_the_node() -> Non
         sockets = set(glob.glob(f"{leftovers.SHIM_SOCKETS}/*"))
     assert _traces(root) == []
     assert not os.path.exists(directory)
-    assert list(leftovers.processes_of(directory)) == []
-    assert len(sockets - set(glob.glob(f"{leftovers.SHIM_SOCKETS}/*"))) == 2
+    # A killed process is in the process table, and a shim's socket there, until each has been scheduled once more.
+    eventually("no process is left", lambda: not list(leftovers.processes_of(directory)), within_s=60)
+    eventually(
+        "both shims' sockets are removed",
+        lambda: len(sockets - set(glob.glob(f"{leftovers.SHIM_SOCKETS}/*"))) == 2,
+        within_s=60,
+    )
 
 
 _CRASH = """
@@ -159,6 +169,6 @@ def test_what_a_crashed_run_left_is_removed_by_the_next() -> None:
     wiped = leftovers.clean_up_crashed_runs()
     assert any(what.startswith("processes") for what in wiped[directory])
     assert _traces("/bypassd-test-crash") == []
-    assert list(leftovers.processes_of(directory)) == []
+    eventually("no process is left", lambda: not list(leftovers.processes_of(directory)), within_s=60)
     assert not os.path.exists(directory)
     assert leftovers.clean_up_crashed_runs() == {}

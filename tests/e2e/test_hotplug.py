@@ -47,7 +47,7 @@ def usable(container: Running) -> str:
     return container.read("cpuset", "cpuset.cpus.effective" if v2 else "cpuset.effective_cpus")
 
 
-def test_a_cpu_that_goes_and_comes_back_is_followed_and_given_back(
+def test_a_cpu_that_is_unplugged_and_plugged_is_followed_and_restored(
     containerd_node: Node, run_pod: PodFactory, agent: StartAgent, switch: Switch
 ) -> None:
     everywhere = read(DEVICE, "online")

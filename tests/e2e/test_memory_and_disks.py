@@ -72,7 +72,7 @@ def alive(container: Running) -> bool:
     return os.path.exists(f"/proc/{container.init_pid()}")
 
 
-def test_limits_are_there_hold_who_eats_more_and_are_given_back(
+def test_limits_are_set_hold_a_growing_pod_and_are_removed(
     containerd_node: Node, run_pod: PodFactory, agent: StartAgent, pod_list: dict[str, object]
 ) -> None:
     online, calm = run_pod(web()), run_pod(batch("calm"))
@@ -129,7 +129,7 @@ def test_who_cannot_be_reclaimed_is_slowed_down_at_memory_high_and_lives(
 
 
 @V2
-def test_a_limit_below_what_is_in_use_is_not_written_and_nobody_dies(
+def test_a_limit_below_use_is_not_written_and_no_process_is_killed(
     containerd_node: Node, run_pod: PodFactory, agent: StartAgent, pod_list: dict[str, object]
 ) -> None:
     pod = run_pod(batch("early", eats_mib=2 * BATCH // MEGA))
@@ -152,7 +152,7 @@ def test_a_limit_below_what_is_in_use_is_not_written_and_nobody_dies(
 
 
 @V2
-def test_page_cache_that_nobody_misses_is_taken(
+def test_unused_page_cache_is_reclaimed(
     containerd_node: Node, run_pod: PodFactory, agent: StartAgent, pod_list: dict[str, object], tmp_path: Path
 ) -> None:
     pod = run_pod(batch("reader"))

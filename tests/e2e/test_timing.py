@@ -99,7 +99,7 @@ def test_the_kernel_sees_mkdir_then_rename_then_exec(
 
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
-def test_strace_tells_the_writes_of_one_process_where_bpftrace_is_missing(
+def test_strace_shows_the_writes_of_one_process_where_bpftrace_is_missing(
     containerd_node: Node, run_pod: PodFactory, tmp_path: Path
 ) -> None:
     with _loop(containerd_node, tmp_path) as loop, trace.StraceWrites(loop.pid, str(tmp_path)) as recording:

@@ -77,7 +77,7 @@ def test_slices_are_named_by_their_whole_path() -> None:
     assert slices.container_group(pod, "abc").endswith(".slice/cri-containerd-abc.scope")
 
 
-def test_bpftrace_writes_are_told_with_the_file_of_their_descriptor() -> None:
+def test_bpftrace_writes_have_the_file_of_their_descriptor() -> None:
     seen = parse_bpftrace(
         "Attaching 14 probes...\nREADY\n"
         "M\t10\t7\t/kubepods/besteffort/podx/c\n"

@@ -6,7 +6,7 @@ import re
 from tests.fakes.kernel_files import (
     Files,
     Group,
-    Machine,
+    PlainController,
     Reader,
     Writer,
     fail,
@@ -20,12 +20,8 @@ MAX_BANDWIDTH_US = (1 << 44) - 1
 MAX_NODES = 1024
 
 
-class Cpuset:
+class Cpuset(PlainController):
     name = "cpuset"
-
-    def __init__(self, machine: Machine, version: int) -> None:
-        self._machine = machine
-        self._version = version
 
     def born(self, group: Group) -> None:
         if group.parent is None:
@@ -122,20 +118,13 @@ def _mask(group: Group, kind: str) -> int:
     return group.cpus if kind == "cpus" else group.mems
 
 
-class Cpu:
+class Cpu(PlainController):
     name = "cpu"
-
-    def __init__(self, machine: Machine, version: int) -> None:
-        self._machine = machine
-        self._version = version
 
     def born(self, group: Group) -> None:
         """A fresh group has the defaults of `Group`, but for what distributions' kernels hand down."""
         if group.parent is not None:
             group.identity, group.qos_level = group.parent.identity, group.parent.qos_level
-
-    def may_attach(self, group: Group) -> None:
-        """Everything may (real-time classes aside)."""
 
     def files(self, group: Group) -> Files:
         release = self._machine.release
@@ -254,17 +243,8 @@ def _shown_max(group: Group) -> str:
     return f"{'max' if group.quota < 0 else group.quota} {group.period}\n"
 
 
-class Cpuacct:
+class Cpuacct(PlainController):
     name = "cpuacct"
-
-    def __init__(self, machine: Machine, version: int) -> None:
-        del machine, version
-
-    def born(self, group: Group) -> None:
-        """Counters start at zero."""
-
-    def may_attach(self, group: Group) -> None:
-        """Everything may."""
 
     def files(self, group: Group) -> Files:
         return {"cpuacct.usage": (lambda group: f"{group.cpu_ns}\n", None)}

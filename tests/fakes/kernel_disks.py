@@ -7,6 +7,7 @@ from tests.fakes.kernel_files import (
     Files,
     Group,
     Machine,
+    PlainController,
     Reader,
     Writer,
     fail,
@@ -14,20 +15,10 @@ from tests.fakes.kernel_files import (
 )
 
 
-class Blkio:
+class Blkio(PlainController):
     """v1 limits per disk. Weights are BFQ's; nothing is enforced."""
 
     name = "blkio"
-
-    def __init__(self, machine: Machine, version: int) -> None:
-        del version
-        self._machine = machine
-
-    def born(self, group: Group) -> None:
-        """A fresh group has no limits."""
-
-    def may_attach(self, group: Group) -> None:
-        """Everything may."""
 
     def files(self, group: Group) -> Files:
         table: dict[str, tuple[Reader, Writer | None]] = {
@@ -77,20 +68,10 @@ def _bfq_weight(group: Group, text: str) -> None:
     group.bfq_weight = number
 
 
-class Io:
+class Io(PlainController):
     """v2 limits per disk, of a kernel with throttling, BFQ and iocost (6.1, 6.12); io.latency by its documentation."""
 
     name = "io"
-
-    def __init__(self, machine: Machine, version: int) -> None:
-        del version
-        self._machine = machine
-
-    def born(self, group: Group) -> None:
-        """A fresh group has no limits."""
-
-    def may_attach(self, group: Group) -> None:
-        """Everything may."""
 
     def files(self, group: Group) -> Files:
         if group.is_root:

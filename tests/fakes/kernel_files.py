@@ -96,6 +96,20 @@ class Machine(Protocol):
     def kill(self, pid: int) -> None: ...
 
 
+class PlainController:
+    """A controller whose groups start empty and accept every process."""
+
+    def __init__(self, machine: Machine, version: int) -> None:
+        self._machine = machine
+        self._version = version
+
+    def born(self, group: Group) -> None:
+        """A fresh group has no limit and no count."""
+
+    def may_attach(self, group: Group) -> None:
+        """Every process may be attached; a limit is enforced later, if at all."""
+
+
 Reader = Callable[[Group], str]
 Writer = Callable[[Group, str], None]
 Files = Mapping[str, tuple[Reader, Writer | None]]

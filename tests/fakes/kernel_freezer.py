@@ -2,20 +2,11 @@
 
 import errno
 
-from tests.fakes.kernel_files import Files, Group, Machine, fail
+from tests.fakes.kernel_files import Files, Group, PlainController, fail
 
 
-class Freezer:
+class Freezer(PlainController):
     name = "freezer"
-
-    def __init__(self, machine: Machine, version: int) -> None:
-        del machine, version
-
-    def born(self, group: Group) -> None:
-        """A fresh group runs, unless one above it is frozen."""
-
-    def may_attach(self, group: Group) -> None:
-        """Whoever comes into a frozen group freezes there."""
 
     def files(self, group: Group) -> Files:
         if group.is_root:

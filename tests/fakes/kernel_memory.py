@@ -7,7 +7,7 @@ from tests.fakes.kernel_files import (
     PAGE_COUNTER_MAX,
     Files,
     Group,
-    Machine,
+    PlainController,
     Reader,
     Writer,
     fail,
@@ -19,18 +19,11 @@ from tests.fakes.kernel_files import (
 PIDS_LIMIT = 4_194_304
 
 
-class Memory:
+class Memory(PlainController):
     name = "memory"
-
-    def __init__(self, machine: Machine, version: int) -> None:
-        self._machine = machine
-        self._version = version
 
     def born(self, group: Group) -> None:
         group.limits = dict.fromkeys(("max", "memsw", "soft", "high", "swap"), PAGE_COUNTER_MAX) | {"low": 0, "min": 0}
-
-    def may_attach(self, group: Group) -> None:
-        """Charges stay where they were made."""
 
     def files(self, group: Group) -> Files:
         if self._version == 1:
@@ -191,17 +184,8 @@ def _set_v2(name: str) -> Writer:
     return write
 
 
-class Pids:
+class Pids(PlainController):
     name = "pids"
-
-    def __init__(self, machine: Machine, version: int) -> None:
-        del machine, version
-
-    def born(self, group: Group) -> None:
-        """A fresh group has no limit."""
-
-    def may_attach(self, group: Group) -> None:
-        """Attaching over the limit is accepted; only fork is refused."""
 
     def files(self, group: Group) -> Files:
         if group.is_root:

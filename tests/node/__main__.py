@@ -21,11 +21,11 @@ from cgroupfs.errors import AgentError
 from cgroupfs.hierarchy import Hierarchy
 from reconciler.runtime import logs
 from reconciler.runtime.logs import LogFormat, LogLevel
-from tests.e2e.agent import AgentFailed
 from tests.e2e.containerd import Unavailable
 from tests.e2e.cri import CriError
 from tests.e2e.node import LOCK, Node, NodeBusy
 from tests.e2e.programs import ProgramError
+from tests.fakes.daemonprocess import DaemonFailed
 from tests.fakes.kubelet.fake import RuntimeFailed, Version, playing_the_kubelet
 from tests.node import report
 from tests.node.bypassd import BypassdProcess, fake_configuration
@@ -45,7 +45,7 @@ EXIT_FAILED: Final = 1
 EXIT_INTERRUPTED: Final = 130
 _FAILURES: Final = (
     AgentError,
-    AgentFailed,
+    DaemonFailed,
     CriError,
     DemoFailed,
     NodeBusy,

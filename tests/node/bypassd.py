@@ -8,8 +8,9 @@ from typing import Any, Final, Protocol
 from msgspec import Struct
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.e2e.agent import Agent, AgentFailed, _UnixConnection
+from tests.e2e.agent import Agent
 from tests.e2e.node import Node
+from tests.fakes.daemonprocess import DaemonFailed
 
 SECTIONS: Final = "agent,budget,pools,pods,settings,files,problems"
 
@@ -200,25 +201,19 @@ class BypassdProcess(Agent):
         super().__init__(configuration(node, directory, cri_socket=cri_socket), directory)
 
     def view(self) -> View:
-        """Errors: `AgentFailed` when it does not answer."""
+        """Errors: `DaemonFailed` when it does not answer."""
         document = json.loads(self.ask("GET", f"/state?section={SECTIONS}"))
         return view_of(document, numbers_of(self.ask("GET", "/metrics").decode()))
 
     def restore(self) -> Undoing:
-        """Put every file back. Errors: `AgentFailed`."""
+        """Put every file back. Errors: `DaemonFailed`."""
         return undoing_of(json.loads(self.ask("POST", "/restore", {"by": "the end of the demo"})))
 
     def ask(self, method: str, path: str, body: object = None) -> bytes:
-        connection = _UnixConnection(self.http_socket)
         try:
-            text = json.dumps(body).encode() if body is not None else None
-            connection.request(method, path, text, {"Content-Type": "application/json"} if text else {})
-            answer = connection.getresponse()
-            data = answer.read()
+            status, data = self.request(method, path, body)
         except (OSError, http.client.HTTPException) as exc:
-            raise AgentFailed(f"the agent does not answer {method} {path}: {exc}\n{self.tail()}") from exc
-        finally:
-            connection.close()
-        if answer.status != 200:
-            raise AgentFailed(f"the agent answers {method} {path} with {answer.status}: {data[:500]!r}\n{self.tail()}")
+            raise DaemonFailed(f"the agent does not answer {method} {path}: {exc}\n{self.tail()}") from exc
+        if status != 200:
+            raise DaemonFailed(f"the agent answers {method} {path} with {status}: {data[:500]!r}\n{self.tail()}")
         return data

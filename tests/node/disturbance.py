@@ -266,7 +266,7 @@ def theatre(scene: Scene, cgroup_root: str) -> Iterator[Theatre]:
             kubepods = node.cgroups.directory("memory", node.cgroups.group("kubepods"))
             write(kubepods, "memory.limit_in_bytes", PODS_BYTES)
         agent = BypassdProcess(node, cri_socket=None)
-        agent.configure(
+        agent.write_config(
             {
                 **configuration(node, agent.directory, cri_socket=None),
                 # Nobody holds BE work down beforehand: what is looked at is what happens then.

@@ -19,7 +19,7 @@ from reconciler.runtime.systemd import Heartbeat
 from reconciler.telemetry.prometheus import render
 from reconciler.web.answers import to_json
 from reconciler.web.interface import RestoreRequest
-from tests.e2e.agent import AgentFailed
+from tests.fakes.daemonprocess import DaemonFailed
 from tests.node.bypassd import SECTIONS, Undoing, View, numbers_of, undoing_of, view_of
 
 _STUCK_S: Final = 60.0
@@ -39,13 +39,13 @@ class InProcess:
         self._thread = threading.Thread(target=self._run, name="bypassd", daemon=True)
 
     def start(self, *, within_s: float = 30.0) -> None:
-        """Errors: `AgentFailed` when it is not ready in time."""
+        """Errors: `DaemonFailed` when it is not ready in time."""
         self._thread.start()
         deadline = time.monotonic() + within_s
         while not self._ready.wait(0.05):
             self._check()
             if time.monotonic() > deadline:
-                raise AgentFailed("the agent is not ready in time")
+                raise DaemonFailed("the agent is not ready in time")
 
     def view(self) -> View:
         document, metrics = self._ask(self._look)
@@ -61,7 +61,7 @@ class InProcess:
 
     def _check(self) -> None:
         if self._problem is not None:
-            raise AgentFailed(f"the agent has ended: {self._problem!r}") from self._problem
+            raise DaemonFailed(f"the agent has ended: {self._problem!r}") from self._problem
 
     def _ask(self, what: Any) -> Any:  # what it returns is up to the question
         self._check()
@@ -70,7 +70,7 @@ class InProcess:
             return trio.from_thread.run(what, trio_token=self._token)
         except trio.RunFinishedError as exc:
             self._check()
-            raise AgentFailed("the agent has ended") from exc
+            raise DaemonFailed("the agent has ended") from exc
 
     async def _look(self) -> tuple[bytes, str]:
         assert self._show is not None
@@ -90,7 +90,7 @@ class InProcess:
         self._token = trio.lowlevel.current_trio_token()
         place = find_place(self._config)
         if place is None:
-            raise AgentFailed("the agent finds no node in the directory of the fake kernel")
+            raise DaemonFailed("the agent finds no node in the directory of the fake kernel")
         agent = Agent(self._config, place, files=self._files)
         try:
             self._supervisor = Supervisor(agent.components())

@@ -215,7 +215,7 @@ def scene(cgroup_root: str, *, agent: bool = True) -> Iterator[Scene]:
         )
         pods = {spec.name: node.run_pod(spec) for spec in specs}
         process = BypassdProcess(node, cri_socket=None)
-        process.configure({**configuration(node, process.directory, cri_socket=None), "policies": POLICIES})
+        process.write_config({**configuration(node, process.directory, cri_socket=None), "policies": POLICIES})
         found = Scene(node, process if agent else None, pods)
         if not agent:
             yield found

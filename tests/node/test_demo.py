@@ -104,7 +104,7 @@ def test_cpu_use_beside_the_pods_is_what_was_not_idle() -> None:
     assert busy_s("cpu  100 10 50 9999 777 5 15 20 60 3\ncpu0 1 1\n") * os.sysconf("SC_CLK_TCK") == pytest.approx(200)
 
 
-def test_a_machine_that_is_busy_beside_the_pods_is_told() -> None:
+def test_a_machine_that_is_busy_beside_the_pods_is_reported() -> None:
     latency = Latency(requests=1, p50=1.0, p99=1.0)
     phases = tuple(
         Measured(name="a", seconds=1.0, latency=latency, be_rate=None, beside=beside) for beside in (0.1, 0.7)
@@ -114,7 +114,7 @@ def test_a_machine_that_is_busy_beside_the_pods_is_told() -> None:
     assert "DISTURBED" not in "\n".join(report.lines(_outcome(phases=phases[:1])))
 
 
-def test_changes_are_told_in_words() -> None:
+def test_changes_are_reported_as_text() -> None:
     before = _row(Cell(actual="none"), Cell(actual="512"))
     after = _row(Cell(actual="10%", wanted="10%"), Cell(actual="2", wanted="2"))
     assert list(changes_between([before], [after])) == ["batch/executor: quota none → 10%, weight 512 → 2"]

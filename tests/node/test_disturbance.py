@@ -18,7 +18,7 @@ pytestmark = [
 RUNS = 20
 RIGHT = 19
 QUIET_MS = 10.0
-"""Three milliseconds of work take longer than this where other programs keep the machine busy."""
+"""3 ms of work take longer where other programs keep the machine busy: there is no latency to measure then."""
 
 
 def played(scene: Scene, runs: int, within_s: float = 40.0) -> list[Outcome]:

@@ -133,7 +133,9 @@ def _at_rest(found: Scene) -> Callable[[], bool]:
         ),
     ],
 )
-def test_what_a_kubelet_up_to_1_21_writes_for_ever_nobody_else_does(tick_s: float, record_property: Property) -> None:
+def test_writes_that_a_kubelet_up_to_1_21_repeats_are_not_answered_for_ever(
+    tick_s: float, record_property: Property
+) -> None:
     with scene() as found:
         began = time.monotonic()
         found.node.kubelet.begin_ticks(Version.STATIC_121, tick_s=tick_s)

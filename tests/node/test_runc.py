@@ -78,7 +78,7 @@ def test_directories_go_in_one_round_and_each_once() -> None:
     assert sorted(step[1] for step in hands.steps) == sorted(TRACED)
 
 
-def test_a_weight_that_somebody_changed_in_between_fails_as_in_runc() -> None:
+def test_a_weight_changed_in_between_fails_as_in_runc() -> None:
     class Disturbed(Noting):
         def read(self, directory: str, file: str) -> str:
             return "2\n" if file == "cpu.shares" else super().read(directory, file)

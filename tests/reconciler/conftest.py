@@ -1,5 +1,7 @@
 """What tests of several packages need."""
 
+import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,3 +22,13 @@ def place() -> Iterator[Path]:
 def live(tmp_path: Path) -> LiveNode:
     """A node in memory with three pods, and the agent that a test runs on it."""
     return LiveNode(tmp_path)
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """A directory that root alone can change, up to the top."""
+    if os.geteuid() != 0:
+        pytest.skip("NOT RUN: only root can make files that root alone can change")
+    path = tempfile.mkdtemp(prefix="bypassd-test-", dir="/run")
+    yield Path(path)
+    shutil.rmtree(path)

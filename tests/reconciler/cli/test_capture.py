@@ -120,7 +120,7 @@ def test_a_directory_with_something_in_it_is_not_used(run: Run, live: LiveNode, 
     assert run("capture", "/proc/nonsense/x.tar.gz", "--root", live.root).code == Exit.USAGE
 
 
-def test_what_cannot_be_had_is_told_and_does_not_stop_the_rest(run: Run, live: LiveNode, tmp_path: Path) -> None:
+def test_a_missing_part_is_reported_and_does_not_stop_the_capture(run: Run, live: LiveNode, tmp_path: Path) -> None:
     live.put("etc/kubernetes/manifests/broken.yaml", "kind: [")
     with open(f"{live.root}/var/lib/kubelet/config.yaml", "a") as file:
         file.write("staticPodPath: /etc/kubernetes/manifests\n")

@@ -74,7 +74,7 @@ def test_a_node_that_has_it_all_is_all_ok_on_one_screen(run: Run, good: LiveNode
     assert found["store"][1].endswith("state.db: 4 files")
 
 
-def test_every_lack_comes_with_a_fix(good: LiveNode) -> None:
+def test_every_lack_has_a_fix(good: LiveNode) -> None:
     root = good.root
     good.put("proc/sys/kernel/osrelease", "4.19.0\n")
     shutil.rmtree(f"{root}/proc/pressure")
@@ -92,14 +92,14 @@ def test_every_lack_comes_with_a_fix(good: LiveNode) -> None:
     assert "max_user_watches=8192" in found["inotify"][2]
 
 
-def test_a_right_that_the_unit_gives_and_root_has_not_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_capability_that_root_lacks_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(checks, "has_capability", lambda _root, bit: bit != 1)
     (one,) = [one for one in checks.agent(view("/"), QueryResults()) if one.name == "rights"]
     assert (one.state, one.found) == (CheckState.WARN, "root without DAC_OVERRIDE")
 
 
-def test_what_the_scheduler_offers_is_told_from_the_files_of_kubepods(good: LiveNode) -> None:
+def test_scheduler_features_are_read_from_the_files_of_kubepods(good: LiveNode) -> None:
     kubepods = "sys/fs/cgroup/cpu/kubepods"
     good.put(f"{kubepods}/cpu.bvt_warp_ns", "0\n")
     assert states(good.root)["scheduler"] == (CheckState.OK, "CFS burst, idle class, group identity", "")
@@ -123,7 +123,7 @@ def test_what_the_scheduler_offers_is_told_from_the_files_of_kubepods(good: Live
     )
 
 
-def test_what_stands_in_the_way_is_bad_and_exit_code_1(run: Run, good: LiveNode) -> None:
+def test_an_obstacle_is_bad_with_exit_code_1(run: Run, good: LiveNode) -> None:
     good.put("etc/bypassd/config.yaml", "mode: fast\nnod: 1\n")
     with open(f"{good.root}/var/lib/bypassd/state.db", "wb") as file:
         file.write(b"not a database, not at all" * 100)
@@ -154,7 +154,7 @@ def test_a_narrowed_besteffort_directory_conflicts_with_the_static_cpu_manager(g
     assert "besteffort_cpuset: false" in fix
 
 
-def test_answers_and_refusals_of_kubelet_and_runtime_are_told(good: LiveNode) -> None:
+def test_answers_and_refusals_of_kubelet_and_runtime_are_reported(good: LiveNode) -> None:
     node = view(good.root)
     asked = QueryResults(
         kubelet_version="v1.21.4",
@@ -179,7 +179,7 @@ def test_the_version_of_a_program_is_two_numbers() -> None:
 
 
 @pytest.mark.kernel
-def test_on_this_machine_everything_is_asked_and_nothing_is_changed(run: Run) -> None:
+def test_on_this_machine_doctor_reads_everything_and_changes_nothing(run: Run) -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root: fanotify marks and the capabilities of the daemon")
     ran = run("doctor", "-o", "json")
@@ -205,7 +205,7 @@ def test_on_this_machine_everything_is_asked_and_nothing_is_changed(run: Run) ->
     ],
     ids=["there and off", "there and on", "not there and off", "not there and on"],
 )
-def test_core_scheduling_is_asked_of_the_running_kernel(
+def test_core_scheduling_is_probed_on_the_running_kernel(
     good: LiveNode, monkeypatch: pytest.MonkeyPatch, why: str, wanted: bool, expected: tuple[CheckState, str, str]
 ) -> None:
     monkeypatch.setattr(machine, "unable", lambda _prctl: why)
@@ -217,7 +217,7 @@ def test_core_scheduling_is_asked_of_the_running_kernel(
     assert (found.state, found.found, found.fix) == expected
 
 
-def test_groups_in_resctrl_are_counted_and_others_that_hold_all_are_told(good: LiveNode) -> None:
+def test_resctrl_groups_are_counted_and_foreign_ones_that_use_all_are_reported(good: LiveNode) -> None:
     good.put("sys/fs/resctrl/info/L3/num_closids", "3\n")
     good.put("sys/fs/resctrl/info/L3_MON/mon_features", "llc_occupancy\n")
     good.put("sys/fs/resctrl/info/L3_MON/num_rmids", "32\n")

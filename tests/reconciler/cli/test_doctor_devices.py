@@ -52,7 +52,7 @@ def test_what_is_off_is_not_spoken_of(live: LiveNode) -> None:
     [("none [bfq]", 10, CheckState.OK), ("[none] bfq", 10, CheckState.WARN), ("[none] bfq", None, CheckState.OK)],
     ids=["bfq", "no weights there", "no weights wanted"],
 )
-def test_a_disk_is_told_with_its_scheduler(
+def test_a_disk_is_reported_with_its_scheduler(
     live: LiveNode, scheduler: str, weight: int | None, state: CheckState
 ) -> None:
     with_disk(live, scheduler)
@@ -60,7 +60,7 @@ def test_a_disk_is_told_with_its_scheduler(
     assert found(live, disk("8:1", weight=weight)) == [("disk", state, f"8:1 is sda 8:0, scheduler {name}")]
 
 
-def test_two_names_of_one_disk_that_say_different_things_are_told(live: LiveNode) -> None:
+def test_two_names_of_one_disk_with_different_settings_are_reported(live: LiveNode) -> None:
     with_disk(live)
     rules = (DiskRule(name="8:1", write_bps=MEGA), DiskRule(name="8:0", write_bps=2 * MEGA))
     told = found(live, PoliciesConfig(disk=DiskPolicyConfig(enabled=True, devices=rules)))
@@ -68,7 +68,7 @@ def test_two_names_of_one_disk_that_say_different_things_are_told(live: LiveNode
     assert told[2:] == [("disk", CheckState.WARN, words)]
 
 
-def test_a_disk_that_is_not_there_is_told(live: LiveNode) -> None:
+def test_a_missing_disk_is_reported(live: LiveNode) -> None:
     assert found(live, disk("9:9")) == [("disk", CheckState.WARN, "disks: 9:9: there is no block device 9:9")]
 
 
@@ -101,7 +101,7 @@ def test_the_network_needs_net_cls_and_its_interfaces(live: LiveNode, pods: bool
     ],
     ids=["built in", "modules", "no ifb", "nothing"],
 )
-def test_a_kernel_without_the_modules_that_lead_packets_is_told(
+def test_a_kernel_without_the_modules_that_redirect_packets_is_reported(
     live: LiveNode, builtin: str, modules: str, absent: str
 ) -> None:
     live.put("sys/class/net/eth0/speed", "1000\n")

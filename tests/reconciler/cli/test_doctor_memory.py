@@ -43,13 +43,13 @@ def test_one_line_when_something_is_on_and_none_else(live: LiveNode) -> None:
     assert found(live, on, swap=1 << 20)["memory"][1] == "16 GiB, 1 GiB of swap; pods may use 12 GiB"
 
 
-def test_a_node_that_tells_nothing_is_not_known(live: LiveNode) -> None:
+def test_a_node_without_memory_figures_is_unknown(live: LiveNode) -> None:
     live.put("proc/meminfo", "MemTotal: 5 kB\n")
     node = look(parser().parse_args(["doctor", "--root", live.root]))
     assert [(one.state, one.found) for one in memory(node)] == [(CheckState.WARN, "not known")]
 
 
-def test_directories_that_do_not_count_what_is_below_them_are_told(live: LiveNode) -> None:
+def test_directories_without_hierarchical_accounting_are_reported(live: LiveNode) -> None:
     live.put(f"{V1}/memory.use_hierarchy", "0\n")
     state, words, fix = found(live)["memory"]
     assert (state, words) == (CheckState.WARN, "16 GiB, no swap; kubepods does not count its pods")
@@ -73,7 +73,7 @@ def test_v1_has_no_protections(live: LiveNode, v2: LiveNode) -> None:
     ],
     ids=["nothing ends it", "swap", "a limit"],
 )
-def test_a_bound_that_ends_nothing_is_told(
+def test_a_bound_without_effect_is_reported(
     live: LiveNode, v2: LiveNode, hard: int, swap: int, on_v1: CheckState, on_v2: CheckState
 ) -> None:
     on = PoliciesConfig(be_memory=BeMemoryConfig(enabled=True, hard_percent=hard))
@@ -81,7 +81,7 @@ def test_a_bound_that_ends_nothing_is_told(
     assert found(v2, on, swap)["memory bound"][0] is on_v2
 
 
-def test_what_reclaim_needs_is_told(live: LiveNode, v2: LiveNode) -> None:
+def test_the_needs_of_reclaim_are_reported(live: LiveNode, v2: LiveNode) -> None:
     on = PoliciesConfig(memory_reclaim=MemoryReclaimConfig(enabled=True))
     assert "all of a container's at once" in found(live, on)["memory reclaim"][1]
     assert found(v2, on)["memory reclaim"] == (
@@ -95,7 +95,7 @@ def test_what_reclaim_needs_is_told(live: LiveNode, v2: LiveNode) -> None:
     assert found(v2, on)["memory reclaim"][2] == "Linux 5.19 or later"
 
 
-def test_page_migration_that_this_kernel_lacks_is_told(live: LiveNode) -> None:
+def test_missing_page_migration_is_reported(live: LiveNode) -> None:
     on = PoliciesConfig(numa_memory=NumaMemoryPolicyConfig(enabled=True, migrate=True))
     assert "page migration" not in found(live, on)
     (Path(live.root) / "sys/fs/cgroup/cpuset/kubepods/cpuset.memory_migrate").unlink()

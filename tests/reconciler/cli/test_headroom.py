@@ -60,7 +60,7 @@ def test_the_daemons_own_document_has_it(run: Run, daemon: FakeDaemon) -> None:
     }
 
 
-def test_without_a_daemon_the_store_tells_and_without_a_promise_nobody_does(run: Run, live: LiveNode) -> None:
+def test_without_a_daemon_headroom_is_read_from_the_store_if_there_is_any(run: Run, live: LiveNode) -> None:
     async def measured(*, seconds: int) -> None:
         with live.agent() as agent:
             await live.look(agent)

@@ -35,7 +35,7 @@ def offline(live: LiveNode, monkeypatch: pytest.MonkeyPatch) -> LiveNode:
     return live
 
 
-def test_a_hold_names_the_pod_by_its_uid_and_who_asked(run: Run, daemon: FakeDaemon) -> None:
+def test_a_hold_has_the_pods_uid_and_its_requester(run: Run, daemon: FakeDaemon) -> None:
     daemon.answers["POST /holds"] = (201, {"target": f"pod:{BATCH}", "reason": "debug", "by": "ana", "until": None})
     ran = run("hold", "pod:ci/batch-7", "--for", "90m", "--reason", "debug", "--socket", daemon.socket)
     assert (ran.code, ran.out) == (Exit.OK, f"pod:{BATCH} is left alone until: bypassctl release pod:{BATCH}\n")
@@ -140,7 +140,7 @@ def test_restore_through_the_daemon_shows_every_file(run: Run, daemon: FakeDaemo
     ]
 
 
-def test_a_file_that_is_left_is_a_failure_and_stands_first(run: Run, daemon: FakeDaemon) -> None:
+def test_a_file_that_is_left_is_a_failure_and_listed_first(run: Run, daemon: FakeDaemon) -> None:
     left = {**UNDONE, "undo": "changed by somebody else since; left", "text": "5", "detail": "by systemd"}
     daemon.answers["POST /restore"] = (200, {"files": [UNDONE, left], "restored": 1, "left": 1, "mode": "observe"})
     ran = run("restore", "--pod", "batch-7", "--socket", daemon.socket)
@@ -170,7 +170,7 @@ def test_restoring_one_pod_leaves_the_others_files_in_the_ledger(run: Run, offli
     assert [one["file"] for one in answer["files"]] == ["cpu.cfs_quota_us"]
 
 
-def test_after_the_first_restore_a_changed_value_is_somebody_elses(run: Run, offline: LiveNode) -> None:
+def test_after_the_first_restore_a_changed_value_is_foreign(run: Run, offline: LiveNode) -> None:
     run("restore", "--pod", "batch-7", "--root", offline.root)
     quota = f"{offline.root}/sys/fs/cgroup/cpu/kubepods/besteffort"
     offline.kernel.write(quota, "cpu.cfs_quota_us", "70000")
@@ -222,7 +222,7 @@ def nobody(tmp_path: Path) -> Iterator[Callable[[], AbstractContextManager[None]
 
 
 @pytest.mark.parametrize("words", [("restore",), ("status",), ("dump",), ("diff",), ("explain", "batch-7")], ids=str)
-def test_without_the_right_to_look_nothing_is_said_to_be_nothing(
+def test_without_permission_to_read_no_command_reports_an_empty_store(
     run: Run, offline: LiveNode, words: tuple[str, ...], nobody: Callable[[], AbstractContextManager[None]]
 ) -> None:
     store = f"{offline.root}/var/lib/bypassd/state.db"
@@ -265,9 +265,7 @@ def test_a_store_that_cannot_be_trusted_is_never_nothing(
     assert ran.out == ""
 
 
-def test_a_store_of_which_a_part_is_lost_is_restored_as_far_as_it_goes_and_is_no_success(
-    run: Run, offline: LiveNode
-) -> None:
+def test_a_partly_lost_store_is_restored_as_far_as_known_and_is_no_success(run: Run, offline: LiveNode) -> None:
     path = f"{offline.root}/var/lib/bypassd/state.db"
     os.unlink(f"{path}.copy")
     connection = sqlite3.connect(path)

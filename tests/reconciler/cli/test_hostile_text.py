@@ -298,7 +298,7 @@ def test_a_configurations_problems_are_lines_of_their_own(run: Run, tmp_path: Pa
     assert all(line.startswith(str(path)) for line in ran.err.splitlines())
 
 
-def test_msgpack_goes_to_no_terminal(
+def test_msgpack_is_never_written_to_a_terminal(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with terminal(monkeypatch) as got:

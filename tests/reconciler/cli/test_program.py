@@ -187,7 +187,7 @@ def test_a_daemon_that_is_silent_is_given_up(tmp_path: Path) -> None:
             os.unlink(path)
 
 
-def test_every_error_is_told_with_its_code() -> None:
+def test_every_error_has_its_exit_code() -> None:
     assert CliError("x", Exit.NOT_FOUND).code == 5
     assert [int(code) for code in Exit] == [0, 1, 2, 3, 4, 5, 6]
 

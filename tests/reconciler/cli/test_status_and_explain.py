@@ -56,7 +56,7 @@ def test_a_daemon_that_is_not_ready_is_not_ok(run: Run, daemon: FakeDaemon) -> N
     assert ran.out.splitlines()[0].endswith("enforce, not ready")
 
 
-def test_status_tells_observing_from_a_restore(run: Run, daemon: FakeDaemon) -> None:
+def test_status_distinguishes_observing_from_a_restore(run: Run, daemon: FakeDaemon) -> None:
     daemon.document["agent"]["mode"] = "observe"
     assert "(after a restore; reload to enforce again)" in run("status", "--socket", daemon.socket).out
     daemon.document["agent"]["configured_mode"] = "observe"
@@ -82,7 +82,7 @@ def test_explain_finds_a_pod_by_uid_its_start_and_both_names(run: Run, daemon: F
     assert ran.out.startswith("ci/batch-7: class reclaimed, from kubernetes QoS: BestEffort\n")
 
 
-def test_explain_goes_from_the_signal_to_the_outcome(run: Run, daemon: FakeDaemon) -> None:
+def test_explain_shows_signal_decision_and_outcome(run: Run, daemon: FakeDaemon) -> None:
     out = run("explain", "batch-7", "--socket", daemon.socket).out
     assert "signal   online 2.00, BE 0.70, system 0.30 CPUs in use" in out
     assert "budget   1.60 CPUs for BE: 65 % of CPU 1-6" in out
@@ -111,7 +111,7 @@ def test_explain_shows_times_in_their_order_and_whether_they_came_before_exec(ru
     assert out.count("; before the program's exec") == 1
 
 
-def test_explain_tells_of_others_refusals_holds_and_failures(run: Run, daemon: FakeDaemon) -> None:
+def test_explain_shows_foreign_writes_refusals_holds_and_failures(run: Run, daemon: FakeDaemon) -> None:
     (pod,) = [pod for pod in daemon.document["pods"] if pod["uid"] == BATCH]
     pod["refusals"] = [
         {"path": pod["group"], "knob": "cpu.quota", "value": 100, "rule": "pod quota", "reason": "starts would fail"}
@@ -135,7 +135,7 @@ def test_explain_tells_of_others_refusals_holds_and_failures(run: Run, daemon: F
     assert "not this one" not in out
 
 
-def test_explain_tells_of_a_resize_that_waits(run: Run, daemon: FakeDaemon) -> None:
+def test_explain_shows_a_pending_resize(run: Run, daemon: FakeDaemon) -> None:
     (pod,) = [pod for pod in daemon.document["pods"] if pod["uid"] == BATCH]
     pod["resizes"] = {"main": "deferred: limits.cpu 400m -> 800m (node is full)"}
     out = run("explain", BATCH, "--socket", daemon.socket).out

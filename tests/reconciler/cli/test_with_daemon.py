@@ -55,7 +55,7 @@ async def test_look_hold_release_restore_and_reload(live: LiveNode, capsys: pyte
             nursery.cancel_scope.cancel()
 
 
-async def test_every_section_that_is_asked_for_exists(live: LiveNode) -> None:
+async def test_every_requested_section_exists(live: LiveNode) -> None:
     with tempfile.TemporaryDirectory() as directory, live.agent() as agent:
         socket = f"{directory}/s"
         show = StatusReport(agent, FakePulse(), statuses=list, reload=tuple)

@@ -1,15 +1,7 @@
-"""One connection to a gRPC peer: what is asked, and every way in which the peer or the line may fail.
+"""One connection to a gRPC peer: what a call sends, and every way in which its answer may fail or wait."""
 
-Longer than other modules because all of it needs the same peer, scripted frame by frame, and the same pair of ends.
-"""
-
-import os
 import shutil
-import socket
-import subprocess
-import sys
 import tempfile
-from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,49 +16,12 @@ from hypothesis import strategies as st
 
 from cgroupfs.errors import SourceError
 from reconciler.clients import grpc
-from reconciler.clients.grpc import Code, GrpcStatusError, UnaryCall, UnaryChannel
-from tests.fakes.http2_peer import OK, Behaviour, Peer, Peers, framed
-
-ASK = UnaryCall("/some.Service/Ask", b"question")
-
-
-class Pair:
-    """A channel and the peers that it meets."""
-
-    def __init__(self, nursery: trio.Nursery, place: Path) -> None:
-        self._nursery = nursery
-        self._path = place / "s"
-        self.channel = UnaryChannel(str(self._path), source="t", shown="s")
-
-    async def meet(self, *behaviours: Behaviour, **given_settings: int) -> Peers:
-        codes: dict[SettingCodes, int] = {SettingCodes[name]: value for name, value in given_settings.items()}
-        peers = Peers(self._path, *behaviours, settings=codes)
-        await self._nursery.start(peers.run)
-        return peers
-
-    async def ask(self, question: UnaryCall = ASK, timeout_s: float = 5.0) -> bytes:
-        (answer,) = await self.channel.call(question, timeout_s=timeout_s)
-        return answer
+from reconciler.clients.grpc import Code, GrpcStatusError, UnaryCall
+from tests.fakes.http2_peer import OK, Peer, framed
+from tests.reconciler.clients.grpcpair import Pair, echo_once, serve
 
 
-@pytest.fixture
-async def pair(nursery: trio.Nursery, place: Path) -> AsyncIterator[Pair]:
-    pair = Pair(nursery, place)
-    yield pair
-    pair.channel.close()
-
-
-async def serve(peer: Peer) -> None:
-    await peer.serve()
-
-
-async def echo_once(peer: Peer) -> int:
-    stream = await peer.asked_for()
-    await peer.answer(stream, peer.requests[stream][1])
-    return stream
-
-
-async def test_a_question_goes_out_as_grpc_wants_it(pair: Pair) -> None:
+async def test_a_call_is_sent_as_grpc_requires(pair: Pair) -> None:
     peers = await pair.meet(serve)
     assert await pair.ask(timeout_s=2) == b"question"
     ((headers, body),) = peers.met[0].requests.values()
@@ -209,98 +164,6 @@ async def test_a_reset_stream_ends_one_question_and_not_the_connection(pair: Pai
         await pair.ask()
     assert await pair.ask() == b"question"
     assert len(peers.met) == 1
-
-
-async def goaway(peer: Peer) -> None:
-    await peer.asked_for()
-    peer.http2.close_connection(ErrorCodes.ENHANCE_YOUR_CALM)
-    await peer.flush()
-    await peer.stream.receive_some()
-
-
-async def hang_up(peer: Peer) -> None:
-    await peer.asked_for()
-
-
-async def half_an_answer(peer: Peer) -> None:
-    peer.http2.send_headers(await peer.asked_for(), [(":status", "200"), ("content-type", "application/grpc")])
-    await peer.flush()
-
-
-async def wrong_frame(peer: Peer) -> None:
-    await peer.asked_for()
-    await peer.stream.send_all(bytes(9))  # data on stream 0
-    await trio.sleep_forever()
-
-
-FATAL = [
-    (wrong_frame, "what it sends is not HTTP/2: "),
-    (goaway, r"it ended the connection \(ENHANCE_YOUR_CALM\)"),
-    (hang_up, r"it closed the connection|the connection broke: Connection reset by peer"),
-    (half_an_answer, r"it closed the connection|the connection broke: Connection reset by peer"),
-]
-
-
-async def test_a_peer_that_speaks_something_else_is_told_by_its_first_words(pair: Pair) -> None:
-    async def older(peer: Peer) -> None:
-        await peer.stream.send_all(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-        await trio.sleep_forever()
-
-    await pair.meet(older)
-    with pytest.raises(SourceError, match=r"Ask: what it sends is not HTTP/2: it begins with b'HTTP/1\.1 400 Bad R"):
-        await pair.ask()
-    assert not pair.channel.connected
-
-
-@pytest.mark.parametrize(("behaviour", "message"), FATAL)
-async def test_a_first_connection_that_fails_is_one_clear_error_and_the_next_question_makes_another(
-    pair: Pair, behaviour: Behaviour, message: str
-) -> None:
-    peers = await pair.meet(behaviour, serve)
-    with pytest.raises(SourceError, match=f"^t: s: Ask: ({message})"):
-        await pair.ask()
-    assert not pair.channel.connected
-    assert await pair.ask() == b"question"
-    assert len(peers.met) == 2
-
-
-@pytest.mark.parametrize("behaviour", [behaviour for behaviour, _ in FATAL])
-async def test_a_kept_connection_that_fails_is_replaced_without_an_error(pair: Pair, behaviour: Behaviour) -> None:
-    async def once_good(peer: Peer) -> None:
-        await echo_once(peer)
-        await behaviour(peer)
-
-    peers = await pair.meet(once_good, serve)
-    assert [await pair.ask(), await pair.ask()] == [b"question"] * 2
-    assert len(peers.met) == 2
-
-
-async def test_a_second_loss_is_an_error_and_not_a_circle(pair: Pair) -> None:
-    async def once_good(peer: Peer) -> None:
-        await echo_once(peer)
-        await peer.asked_for()
-
-    peers = await pair.meet(once_good, hang_up)
-    await pair.ask()
-    with pytest.raises(SourceError, match=r"closed the connection|Connection reset"):
-        await pair.ask()
-    assert len(peers.met) == 2
-
-
-@pytest.mark.parametrize("way", ["goaway", "eof"])
-async def test_an_end_between_questions_is_seen_before_the_next(pair: Pair, way: str) -> None:
-    async def leave(peer: Peer) -> None:
-        await echo_once(peer)
-        if way == "goaway":
-            peer.http2.close_connection()
-            await peer.flush()
-            await peer.stream.receive_some()
-
-    peers = await pair.meet(leave, serve)
-    await pair.ask()
-    await trio.testing.wait_all_tasks_blocked(0.05)
-    assert await pair.ask() == b"question"
-    assert [len(peer.requests) for peer in peers.met] == [1, 1]
 
 
 async def test_a_peer_that_never_answers_costs_the_time_allowed_and_its_connection(pair: Pair) -> None:
@@ -536,141 +399,3 @@ async def test_many_questions_leave_nothing_behind_on_the_connection(pair: Pair)
     assert not connection._exchanges
     assert len(connection._protocol.streams) < 3
     assert len(connection._protocol._closed_streams) <= 256
-
-
-async def test_a_connection_lost_between_two_questions_that_travel_together_is_replaced(pair: Pair) -> None:
-    async def one_of_two(peer: Peer) -> None:
-        await echo_once(peer)
-        stream = await peer.asked_for()
-        peer.http2.send_headers(
-            stream, [(":status", "200"), ("content-type", "application/grpc"), *OK], end_stream=True
-        )
-        peer.http2.close_connection()
-        await peer.flush()
-        await peer.stream.receive_some()
-
-    peers = await pair.meet(one_of_two, serve, MAX_CONCURRENT_STREAMS=1)
-    await pair.ask()
-    questions = [UnaryCall("/s/M", b"one"), UnaryCall("/s/M", b"two")]
-    assert await pair.channel.call(*questions, timeout_s=5) == [b"one", b"two"]
-    assert [len(peer.requests) for peer in peers.met] == [2, 2]
-
-
-async def test_a_connection_that_has_no_streams_left_is_replaced(pair: Pair) -> None:
-    peers = await pair.meet(serve)
-    await pair.ask()
-    connection = pair.channel._connection
-    assert connection is not None
-    connection._protocol.highest_outbound_stream_id = 2**31 - 1
-    assert await pair.ask() == b"question"
-    assert len(peers.met) == 2
-
-
-async def test_a_full_queue_of_connections_is_waited_out(place: Path) -> None:
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(str(place / "s"))
-    listener.listen(0)
-    others = []
-    with listener:
-        while True:
-            other = socket.socket(socket.AF_UNIX)
-            other.setblocking(False)
-            others.append(other)
-            try:
-                other.connect(str(place / "s"))
-            except BlockingIOError:
-                break
-        channel = UnaryChannel(str(place / "s"), source="t", shown="s")
-        with pytest.raises(SourceError, match="no answer within"):
-            await channel.call(ASK, timeout_s=0.1)
-        listener.setblocking(False)
-
-        async def accept() -> None:
-            await trio.sleep(0.1)
-            for _ in range(len(others) - 1):
-                listener.accept()[0].close()
-            await trio.lowlevel.wait_readable(listener)
-            accepted = trio.socket.from_stdlib_socket(listener.accept()[0])
-            async with trio.SocketStream(accepted) as stream:
-                peer = Peer(stream, {})
-                await echo_once(peer)
-                await echo_once(peer)
-                await trio.sleep(0.05)
-
-        answers = []
-
-        async def ask() -> None:
-            answers.extend(await channel.call(ASK, timeout_s=5))
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(accept)
-            nursery.start_soon(ask)
-            nursery.start_soon(ask)
-        assert answers == [b"question"] * 2
-        channel.close()
-    for other in others:
-        other.close()
-
-
-async def test_no_socket_nobody_listening_and_too_long_a_path_are_each_one_clear_error(place: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as deaf:
-        deaf.bind(str(place / "deaf"))
-        for name, message in (
-            ("none", "^t: s: there is no such socket$"),
-            ("deaf", "^t: s: Ask: cannot connect: Connection refused$"),
-            ("x" * 200, "^t: s: Ask: cannot connect: AF_UNIX path too long$"),
-        ):
-            channel = UnaryChannel(str(place / name), source="t", shown="s")
-            with pytest.raises(SourceError, match=message):
-                await channel.call(ASK, timeout_s=1)
-
-
-LISTEN = """
-import os, socket, sys
-made = socket.socket(fileno=int(sys.argv[1]))
-os.setresuid(65534, 65534, 65534)
-made.listen()
-print(flush=True)
-made.accept()[0].recv(1)
-"""
-
-
-def started(command: list[str], descriptor: int) -> "subprocess.Popen[bytes]":
-    """The process, when it has said that it listens."""
-    process = subprocess.Popen(command, pass_fds=[descriptor], stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    process.stdout.readline()
-    return process
-
-
-async def answer_once(peer: Peer) -> None:
-    await echo_once(peer)
-
-
-async def test_a_socket_that_nobody_configured_is_root_s_and_root_listens_on_it(nursery: trio.Nursery) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("NOT RUN: only root can make files that root alone can change")
-    with tempfile.TemporaryDirectory(prefix="bypassd-test-", dir="/run") as directory:
-        place = Path(directory)
-        channel = UnaryChannel(str(place / "s"), source="t", shown="s", root_only=True)
-        with socket.socket(socket.AF_UNIX) as bound:
-            bound.bind(str(place / "s"))
-            command = [sys.executable, "-c", LISTEN, str(bound.fileno())]
-            with started(command, bound.fileno()) as process:
-                try:
-                    with pytest.raises(SourceError, match="a process of uid 65534 listens on it"):
-                        await channel.call(ASK, timeout_s=5)
-                finally:
-                    process.kill()
-            os.chown(place / "s", 65534, 0)
-            with pytest.raises(SourceError, match="belongs to uid 65534"):
-                await channel.call(ASK, timeout_s=5)
-        (place / "s").unlink()
-        peers = Peers(place / "s", answer_once, settings={})
-        await nursery.start(peers.run)
-        assert len(await channel.call(ASK, timeout_s=5)) == 1
-        place.chmod(0o777)
-        channel.close()
-        with pytest.raises(SourceError, match="can be written by everybody"):
-            await channel.call(ASK, timeout_s=5)
-        nursery.cancel_scope.cancel()

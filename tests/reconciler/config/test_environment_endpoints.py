@@ -30,7 +30,7 @@ def test_the_operators_ports_and_address_stand_above_the_kubelets(config: Kubele
     assert peer.token_file == (config.token_file if url.startswith("https:") else None)
 
 
-def test_nobody_is_asked_where_there_is_no_kubelet_or_it_is_switched_off() -> None:
+def test_no_client_is_made_without_a_kubelet_or_where_it_is_off() -> None:
     assert kubelet_peer(KubeletSection(), KubeletConfig()) is None
     assert kubelet_peer(KubeletSection(enabled=False), TOLD) is None
     assert kubelet_peer(KubeletSection(endpoint=EndpointSection.OFF), TOLD) is None

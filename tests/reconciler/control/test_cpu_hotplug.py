@@ -78,7 +78,7 @@ async def test_every_cpuset_gets_a_returned_cpu_back_on_v1(node: Node) -> None:
         assert agent.dirty.resyncs["hotplug"] == 2
 
 
-async def test_what_is_wanted_of_a_container_is_written_again_and_nobody_is_blamed(node: Node) -> None:
+async def test_a_containers_settings_are_written_again_without_a_foreign_writer(node: Node) -> None:
     with node.agent() as agent:
         await node.live.look(agent)
         wanted = node.cpus(node.main(BATCH))
@@ -97,7 +97,7 @@ async def test_what_is_wanted_of_a_container_is_written_again_and_nobody_is_blam
         assert agent.judge.statuses.get((node.main(BATCH), "cpu.set")).state in {"in place", "written"}  # type: ignore[union-attr]
 
 
-async def test_a_cpu_that_was_gone_for_a_moment_is_given_back_too(node: Node) -> None:
+async def test_a_cpu_unplugged_for_a_moment_is_restored_too(node: Node) -> None:
     with node.agent() as agent:
         await node.live.look(agent)
         await node.switch(agent, off="2", on="2")
@@ -117,7 +117,7 @@ async def test_whoever_was_kept_off_a_cpu_before_stays_off_it(node: Node) -> Non
         assert node.cpus(group(WEB)) == "0-2"
 
 
-async def test_kubepods_itself_stays_off_what_somebody_keeps_it_off(node: Node) -> None:
+async def test_kubepods_itself_keeps_a_foreign_restriction(node: Node) -> None:
     for path in (*(node.main(uid) for uid in (WEB, BATCH)), group(WEB), group(BATCH), BE, "/kubepods/burstable"):
         node.put(path, "1-7")
     for path in (node.main(PINNED), group(PINNED), TOP):
@@ -163,7 +163,7 @@ async def test_a_new_cpu_is_handed_down_as_well(tmp_path: Path) -> None:
         assert node.cpus(TOP) == node.cpus(group(WEB)) == "0-7"
 
 
-async def test_on_v2_the_kernel_keeps_the_sets_and_nothing_is_given_back(tmp_path: Path) -> None:
+async def test_on_v2_the_kernel_keeps_the_sets_and_nothing_is_restored(tmp_path: Path) -> None:
     node = Node(tmp_path, "v2")
     with node.agent() as agent:
         await node.live.look(agent)
@@ -175,7 +175,7 @@ async def test_on_v2_the_kernel_keeps_the_sets_and_nothing_is_given_back(tmp_pat
 
 
 @pytest.mark.parametrize("mode", [AgentMode.OBSERVE, AgentMode.ENFORCE], ids=["observe", "hold on the node"])
-async def test_where_nothing_may_be_written_nothing_is_given_back(node: Node, mode: AgentMode) -> None:
+async def test_where_nothing_may_be_written_nothing_is_restored(node: Node, mode: AgentMode) -> None:
     with node.agent(mode) as agent:
         if mode is AgentMode.ENFORCE:
             agent.holds.all["node"] = Hold(target="node", reason="kernel upgrade", by="ana")

@@ -167,7 +167,7 @@ def test_without_inotify_everything_is_polled(whole: Run, ground: Path, kind: st
     assert not differences(run.restored, whole.restored)
 
 
-def test_an_inotify_queue_that_cannot_be_read_is_looked_around(whole: Run, ground: Path) -> None:
+def test_an_unreadable_inotify_queue_ends_in_a_full_listing(whole: Run, ground: Path) -> None:
     run = play(
         ground / "queue",
         lambda call: errno.ENOMEM if call.kind == "read" and call.path.endswith("/inotify") else 0,
@@ -178,7 +178,7 @@ def test_an_inotify_queue_that_cannot_be_read_is_looked_around(whole: Run, groun
     assert not differences(run.early, whole.early)
 
 
-def test_what_cannot_be_looked_at_keeps_its_original(whole: Run, ground: Path) -> None:
+def test_an_unreadable_file_keeps_its_original(whole: Run, ground: Path) -> None:
     """A directory that the kernel does not show for a while is not one that is gone, with its row of the ledger."""
     wanted = f"/sys/fs/cgroup/cpuset/kubepods/besteffort/pod{BATCH}/{container_id(BATCH)}"
     seen: list[Call] = []
@@ -198,7 +198,7 @@ def test_the_pods_of_other_classes_are_as_they_were(whole: Run) -> None:
 
 
 @pytest.mark.parametrize("error", [KeyError("x"), RecursionError(), ValueError("4300 digits")])
-def test_a_pod_with_which_a_programming_error_comes_is_alone_with_it(
+def test_a_programming_error_with_one_pod_affects_that_pod_alone(
     whole: Run, ground: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     def plan(pod: Pod, *arguments: Any) -> Any:

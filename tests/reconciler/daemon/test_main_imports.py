@@ -93,7 +93,7 @@ def test_detectors_are_loaded_with_the_first_rule_that_is_written() -> None:
     assert "reconciler.detectors.run_queue" in loaded(f"{DAEMON}\n{rule}")
 
 
-def test_a_mistake_in_what_is_loaded_late_is_told_with_its_place() -> None:
+def test_a_mistake_in_a_late_loaded_section_has_its_location() -> None:
     text = "interference:\n  rules:\n    cpu: {dry_run: never}\n  probes:\n    p: {pods: [a], http: {}}\n"
     with pytest.raises(ConfigError) as caught:
         bind(Config, [Text("f", text)])

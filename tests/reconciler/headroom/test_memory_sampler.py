@@ -14,6 +14,7 @@ from reconciler.headroom.report import HeadroomReport
 from state.memory import NodeMemoryReading
 from state.model import Pod, PodClass, Pools
 from state.plan import NodePlan
+from tests.fakes.clock import Clock
 from tests.fakes.kernel import FakeKernel
 from tests.reconciler.nodes import pod
 
@@ -32,17 +33,6 @@ class Known(Struct):
     )
     besteffort: str = BESTEFFORT
     pods: dict[str, Pod] = {}
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def wall(self) -> float:
-        return 1_700_000_000.0 + self.now
 
 
 class Machine:

@@ -21,21 +21,11 @@ from state.model import Pools
 from state.schema import ASSIGNMENTS
 from state.store import Store, StoreBatch
 from state.topology import uniform
+from tests.fakes.clock import Clock
 from tests.reconciler.nodes import cpu, cpus
 
 TOPOLOGY = uniform(nodes=2, cores=8, threads=1)
 IDLE = dict.fromkeys(range(8), 1.0)
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def wall(self) -> float:
-        return 1_700_000_000.0 + self.now
 
 
 def pools(reclaimed: str = "2-5") -> Pools:
@@ -73,7 +63,7 @@ def test_before_the_first_plan_nothing_is_said() -> None:
     assert told.persisted() is None
 
 
-def test_the_document_tells_of_each_node() -> None:
+def test_the_document_has_each_memory_node() -> None:
     clock = Clock()
     told = report(clock)
     look(told, clock)
@@ -148,7 +138,7 @@ async def test_the_file_is_whole_and_says_until_when_it_holds(tmp_path: Path) ->
     assert path.stat().st_mode & 0o777 == 0o644
 
 
-async def test_no_file_is_written_unless_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_file_is_written_unless_configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     clock = Clock()
     told = report(clock)

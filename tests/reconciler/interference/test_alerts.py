@@ -84,7 +84,7 @@ def test_what_a_shadow_would_have_done_ends_apart_from_what_is_done() -> None:
     assert told.open() == in_force(world) == {"cpu pod:web squeeze CPU hog"}
 
 
-def test_an_eviction_is_asked_for_and_its_end_is_told_whether_anybody_carried_it_out_or_not() -> None:
+def test_an_eviction_request_and_its_end_are_reported_carried_out_or_not() -> None:
     world, told = World(EVICT), Told()
     (asked,) = alerts_of(Evaluation(at_s=0.0, changes=world.go(BAD, 4.0)), world.frame(), world.memory.climbs.values())
     assert asked.summary == "for ns/web (cpu), asked: evict ns/hog"
@@ -94,7 +94,7 @@ def test_an_eviction_is_asked_for_and_its_end_is_told_whether_anybody_carried_it
     assert told.open() == in_force(world) == set()
 
 
-def test_whom_a_dry_run_would_evict_is_told_as_such_and_ends() -> None:
+def test_the_pod_of_a_dry_run_is_reported_as_such_and_resolved() -> None:
     world, told = World(EVICT), Told()
     world.evicts = False
     changes = world.go(BAD, 4.0)
@@ -147,7 +147,7 @@ def test_a_pod_that_was_frozen_and_whose_squeeze_stays_is_still_squeezed() -> No
         assert told.open() == in_force(world)
 
 
-def test_nobody_watching_any_more_ends_all_that_lasts() -> None:
+def test_the_end_of_monitoring_resolves_every_incident() -> None:
     brain, told = InterferenceEngine(config(cpu=RuleConfig(dry_run=False))), Told()
     for one in trouble():
         for alert in alerts_of(brain.evaluate_now(one), one, brain.ladder.climbs.values()):

@@ -24,7 +24,7 @@ def pools(**changes: object) -> Pools:
     return replace(base, **changes)
 
 
-def test_requests_are_the_sum_of_app_containers_and_what_some_lack_is_told() -> None:
+def test_requests_are_the_sum_of_app_containers_and_missing_ones_are_marked() -> None:
     one = pod(
         "be",
         container("main", requests=Resources(batch_cpu_milli=2000, batch_memory_bytes=1 << 30)),
@@ -45,7 +45,7 @@ def test_requests_are_the_sum_of_app_containers_and_what_some_lack_is_told() -> 
     assert (facts.pool, facts.cpus, facts.created_s, facts.subject) == (None, "", 0.0, "pod:be")
 
 
-def test_what_a_pod_has_asked_for_as_be_work_is_told_container_by_container_by_one_rule() -> None:
+def test_a_pods_batch_requests_follow_one_rule_for_each_container() -> None:
     one = pod(
         "be",
         container("main", requests=Resources(batch_cpu_milli=2000, memory_bytes=3 << 30)),
@@ -74,7 +74,7 @@ def test_the_cpus_are_those_of_its_pool() -> None:
     assert (system.pool, system.cpus) == (None, "")
 
 
-def test_the_strongest_source_tells_the_grace_and_any_source_that_it_ends() -> None:
+def test_the_strongest_source_has_the_grace_and_any_source_the_termination() -> None:
     known = PodInput(
         uid="a",
         qos=QosClass.BURSTABLE,

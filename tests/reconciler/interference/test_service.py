@@ -58,7 +58,7 @@ def with_cache(config: Config, cache: CachePolicyConfig) -> Config:
         (with_cache(Config(), replace(MOVING, mode=CacheMode.STATIC)), False),
     ],
 )
-def test_somebody_watches_while_anything_goes_by_it(config: Config, expected: bool) -> None:
+def test_the_monitor_runs_while_any_part_uses_it(config: Config, expected: bool) -> None:
     assert watched(config) is expected
 
 

@@ -43,7 +43,7 @@ def test_a_node_that_was_given_in_vain_is_replaced_by_one_with_room() -> None:
     assert got.reasons["b/c"].endswith("; chosen"), "what was said when it was chosen"
 
 
-def test_what_cannot_be_had_is_told_once() -> None:
+def test_an_impossible_request_is_reported_once() -> None:
     got = chosen(TWO, [demand("a", 16), demand("b", 1)], TWO.online, {})
     assert got.allocation.refused == {"b/c": "asks for 1 CPUs; 0 are free"}
     assert set(got.reasons) == {"a/c"}
@@ -93,7 +93,7 @@ def would_fit(one: CpuDemand, free: CpuSet, topology: Topology, got: NodeBinding
 
 
 @given(newcomers(), st.sampled_from([TWO, FOUR]), st.data())
-def test_nobody_is_refused_what_is_left(
+def test_no_request_is_refused_while_enough_is_left(
     drawn: tuple[list[CpuDemand], Mapping[str, CpuPreferences]], topology: Topology, data: st.DataObject
 ) -> None:
     demands, asked = drawn

@@ -78,7 +78,7 @@ def test_what_a_filter_keeps_out_is_no_capacity() -> None:
     assert pools.reasons["reclaimed"].endswith(f"; CPU 3 kept out by {HERE}:NotThree")
 
 
-def test_a_held_cpu_that_is_kept_out_is_given_back() -> None:
+def test_a_held_cpu_that_is_excluded_is_returned() -> None:
     view = node(pod("be"), cpu=cpu(), topology=4)
     before = plan_pools(view, None, PoliciesConfig())
     assert 3 in before.reclaimed
@@ -92,7 +92,7 @@ def test_rules_that_leave_nothing_are_not_followed() -> None:
     assert pools.reasons["reclaimed"].endswith("leave BE work no CPU: they are not followed")
 
 
-def test_a_rule_that_fails_is_passed_over_and_told() -> None:
+def test_a_failing_rule_is_skipped_and_reported() -> None:
     view = node(pod("be"), cpu=cpu())
     pools = plan_pools(view, None, rules("Broken"))
     assert pools.reclaimed == plan_pools(view, None, PoliciesConfig()).reclaimed
@@ -121,7 +121,7 @@ def test_a_rule_that_cannot_be_had_is_one_message() -> None:
         ReclaimedConfig(placement=PlacementConfig(plugins={"no_such:Rule": 1}))
 
 
-def test_rules_are_asked_once_for_the_same_candidates() -> None:
+def test_rules_are_called_once_for_the_same_candidates() -> None:
     view = node(pod("be"), cpu=cpu(online=1000), topology=uniform(cores=12, threads=1))
     config = rules("LowFirst")
     ASKED.clear()

@@ -108,7 +108,7 @@ def test_reading_off_the_containers_can_be_switched_off() -> None:
     assert pools(guaranteed("a", "2-3", 2048), config=config).dedicated == {}
 
 
-def test_a_set_that_two_containers_share_is_nobodys_own() -> None:
+def test_a_set_that_two_containers_share_is_exclusive_to_neither() -> None:
     view = guaranteed("a", "2-3", 2048)
     other = online("b", container("main", spec=RuntimeSpec(cpus="3-5", shares=100)))
     assert pools(replace(view, pods={**view.pods, "b": other})).dedicated == {}
@@ -149,7 +149,7 @@ def test_a_number_of_reserved_cpus_is_whole_cores_spread_over_nodes(
     assert not made.reserved & made.shared
 
 
-def test_a_list_stands_above_a_number() -> None:
+def test_a_list_outranks_a_number() -> None:
     config = PoliciesConfig(reserve=ReserveConfig(count=4))
     assert pools(node(kubelet=kubelet(default="0-7", reserved="3")), config=config).reserved == cpus("3")
 
@@ -171,7 +171,7 @@ def test_online_pods_may_use_reserved_cpus_unless_the_reservation_is_strict(
     assert pools(view, config=config).lenient == cpus(lenient)
 
 
-def test_interrupt_cpus_are_nobodys() -> None:
+def test_interrupt_cpus_belong_to_no_pool() -> None:
     made = pools(node(), config=PoliciesConfig(reserve=ReserveConfig(interrupt_cpus="6-7")))
     assert made.interrupt == cpus("6-7")
     assert made.shared == cpus("0-5")

@@ -114,13 +114,13 @@ def test_be_pods_and_their_containers_go_offline_and_no_directory_above() -> Non
     assert desired.refusals == ()
 
 
-def test_a_class_that_is_only_a_guess_makes_nobody_offline_for_good() -> None:
+def test_an_uncertain_class_sets_no_permanent_level() -> None:
     one = pod("be")
     unsure = replace(one, classification=replace(one.classification, certain=False))
     assert of(offline(unsure), "cpu.qos") == {}
 
 
-def test_a_pod_that_has_turned_online_is_told_that_the_kernel_never_takes_it_back() -> None:
+def test_a_pod_that_became_online_has_the_reason_that_the_kernel_keeps_its_level() -> None:
     one = online("be", qos=QosClass.BESTEFFORT)
     desired = offline(one, seen={(BE, "cpu.qos"): -1, (f"{BE}/id-main", "cpu.qos"): 0})
     assert of(desired, "cpu.qos") == {}

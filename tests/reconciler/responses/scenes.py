@@ -1,6 +1,6 @@
 """A small world for the ladder: pods with numbers, a victim that suffers as told, and the measures in force."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from reconciler.responses.config import LadderConfig
 from reconciler.responses.ladder import EscalationChange, EscalationMemory, RuleFindings, advance
@@ -28,6 +28,23 @@ def facts(
         owner=uid.partition("-")[0],
         certain=certain,
         terminating=terminating,
+    )
+
+
+def blamed(uids: Iterable[str], severity: float) -> tuple[RuleVerdict, ...]:
+    """Findings of one moment: each of these pods suffers from ``hog``."""
+    return tuple(
+        RuleVerdict(
+            rule="cpu",
+            victim=f"pod:{uid}",
+            title=f"ns/{uid}",
+            verdict=Verdict.INTERFERED,
+            since_s=0,
+            severity=severity,
+            gap=600.0,
+            suspects=(Suspect(uid="hog", title="ns/hog", score=0.9, reason=""),),
+        )
+        for uid in uids
     )
 
 

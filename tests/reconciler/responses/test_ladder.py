@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from reconciler.responses.config import FreezeConfig, LadderConfig, SqueezeConfig
 from reconciler.responses.ladder import RuleFindings, Transition, advance, in_force
 from reconciler.responses.steps import Dimension
-from state.evidence import NODE, ContendedResource, RuleVerdict, Suspect, Verdict
+from state.evidence import NODE, ContendedResource, Verdict
 from state.measures import Restrictions, SqueezeLimit
 from state.model import PodClass
 from tests.reconciler.responses.scenes import (
@@ -22,11 +22,12 @@ from tests.reconciler.responses.scenes import (
     UNSURE,
     WELL,
     World,
+    blamed,
     facts,
 )
 
 
-def test_a_victim_that_is_well_costs_nobody_anything() -> None:
+def test_a_healthy_victim_restricts_no_pod() -> None:
     world = World(HOLD, SQUEEZE)
     for verdict in (WELL, UNSURE, LOST):
         assert world.go(verdict) == ()
@@ -281,7 +282,7 @@ def test_each_relapse_makes_the_way_back_slower() -> None:
 
 
 @pytest.mark.parametrize("verdict", [LOST, UNSURE])
-def test_unknown_is_not_well_nothing_is_given_back_and_nothing_is_taken(verdict: Verdict) -> None:
+def test_an_unknown_verdict_neither_escalates_nor_releases(verdict: Verdict) -> None:
     world = World(SQUEEZE, config=LadderConfig(recover_s=5, effect_s=5))
     world.go(BAD, 4.0)
     before = world.measures
@@ -355,19 +356,7 @@ def test_a_suspect_that_one_victim_waits_for_is_not_squeezed_for_another() -> No
     world.go(BAD, 4.0)
     # Both findings in one moment: the second victim's turn comes while the first waits.
     frame = world.frame()
-    findings = tuple(
-        RuleVerdict(
-            rule="cpu",
-            victim=f"pod:{uid}",
-            title=f"ns/{uid}",
-            verdict=BAD,
-            since_s=0,
-            severity=4.0,
-            gap=600.0,
-            suspects=(Suspect(uid="hog", title="ns/hog", score=0.9, reason=""),),
-        )
-        for uid in ("web", "api")
-    )
+    findings = blamed(("web", "api"), 4.0)
     ascent = RuleFindings(rule="cpu", shadow=False, responses=(SQUEEZE,), findings=findings)
     memory, _ = advance(world.memory, [ascent], (frame, world.history), world.config, fresh_s=3.0)
     assert len([step for _, step in in_force(memory)]) == 1

@@ -5,7 +5,6 @@ from msgspec.structs import replace
 
 from reconciler.responses.config import FreezeConfig, LadderConfig
 from reconciler.responses.ladder import RuleFindings, Transition, advance, in_force
-from state.evidence import RuleVerdict, Suspect
 from state.measures import Response, Restrictions
 from state.model import PodClass
 from tests.reconciler.responses.scenes import (
@@ -16,6 +15,7 @@ from tests.reconciler.responses.scenes import (
     SQUEEZE,
     WELL,
     World,
+    blamed,
     facts,
 )
 
@@ -53,7 +53,7 @@ def test_a_freeze_that_ends_early_is_followed_by_a_rest_as_well() -> None:
         assert world.measures.frozen, "rested"
 
 
-def test_a_victim_that_goes_leaves_the_pod_that_was_frozen_for_it_a_rest() -> None:
+def test_a_removed_victim_leaves_its_suspect_a_cooldown_after_the_freeze() -> None:
     world = World(FREEZE)
     world.pods["api"] = facts("api", PodClass.SHARED)
     world.go(BAD, 4.0)
@@ -74,19 +74,7 @@ def test_a_pod_is_frozen_for_one_victim_at_a_time_so_that_its_bound_holds_for_al
         frame = world.frame()
         world.history.add(frame)
         # Each is helped, so that its step is kept, and the next one's turn comes.
-        findings = tuple(
-            RuleVerdict(
-                rule="cpu",
-                victim=f"pod:{uid}",
-                title=f"ns/{uid}",
-                verdict=BAD,
-                since_s=0,
-                severity=4.0 * 0.9**second,
-                gap=600.0,
-                suspects=(Suspect(uid="hog", title="ns/hog", score=0.9, reason=""),),
-            )
-            for uid in names
-        )
+        findings = blamed(names, 4.0 * 0.9**second)
         ascent = RuleFindings(rule="cpu", shadow=False, responses=(FREEZE,), findings=findings)
         world.memory, _ = advance(world.memory, [ascent], (frame, world.history), config, fresh_s=3.0)
         frozen.append("hog" in world.measures.frozen)
@@ -104,7 +92,7 @@ def test_what_a_shadow_would_freeze_leaves_the_real_one_alone() -> None:
 
 
 @pytest.mark.parametrize("response", [FREEZE, EVICT])
-def test_nobody_is_stopped_who_could_not_give_most_of_what_is_lacking(response: Response) -> None:
+def test_no_pod_is_stopped_that_could_not_free_most_of_the_shortage(response: Response) -> None:
     world = World(response)
     world.suspects = (("calm", 0.9),)
     world.go(BAD, 4.0, gap=600.0)
@@ -114,7 +102,7 @@ def test_nobody_is_stopped_who_could_not_give_most_of_what_is_lacking(response: 
     assert len(world.log) == 2
 
 
-def test_an_eviction_is_asked_for_once_and_waited_for_longer() -> None:
+def test_an_eviction_is_requested_once_with_a_longer_wait() -> None:
     world = World(EVICT, config=LadderConfig(effect_s=5, evict_effect_s=60))
     changes = world.go(BAD, 4.0)
     assert [(change.turn, change.words) for change in changes] == [(Transition.ASKED, "evict ns/hog")]
@@ -123,7 +111,7 @@ def test_an_eviction_is_asked_for_once_and_waited_for_longer() -> None:
     assert world.measures == Restrictions(), "the plan has no part in it"
 
 
-def test_an_eviction_that_nobody_carries_out_says_nothing_of_the_suspect_and_the_next_is_asked_for() -> None:
+def test_an_eviction_that_was_not_carried_out_leads_to_the_next_request() -> None:
     world = World(EVICT, config=LadderConfig(evict_effect_s=60))
     world.uses["pod:calm"]["cpu.use"] = 400.0
     world.go(BAD, 4.0)
@@ -180,7 +168,7 @@ def test_an_eviction_that_helped_ends_with_its_pod() -> None:
     assert world.memory.useless == {}
 
 
-def test_where_evictions_are_a_dry_run_it_is_told_whom_it_would_evict_and_nothing_waits_for_that() -> None:
+def test_a_dry_run_reports_its_pod_and_waits_for_nothing() -> None:
     world = World(EVICT, SQUEEZE)
     world.evicts = False
     changes = world.go(BAD, 4.0)
@@ -196,7 +184,7 @@ def test_where_evictions_are_a_dry_run_it_is_told_whom_it_would_evict_and_nothin
     assert "ended: evict ns/hog: ns/web is well" in world.log
 
 
-def test_whom_a_dry_run_would_evict_may_still_be_frozen() -> None:
+def test_the_pod_of_a_dry_run_may_still_be_frozen() -> None:
     world = World(FREEZE, EVICT, config=LadderConfig(freeze=FreezeConfig(max_s=10, rest_s=60)))
     world.suspects, world.evicts = (("hog", 0.9),), False
     world.go(BAD, 4.0)
@@ -207,7 +195,7 @@ def test_whom_a_dry_run_would_evict_may_still_be_frozen() -> None:
     assert world.measures.frozen
 
 
-def test_switched_on_the_eviction_that_was_only_told_is_asked_for() -> None:
+def test_the_reported_eviction_is_requested_once_dry_run_is_off() -> None:
     world = World(EVICT)
     world.evicts = False
     assert [change.shadow for change in world.go(BAD, 4.0) if change.turn is Transition.ASKED] == [True]

@@ -11,23 +11,14 @@ from cgroupfs.log import get_log
 from reconciler.runtime import logs
 from reconciler.runtime.log_folding import FIRST_S, LONGEST_S, MOST, FoldingHandler, Repeats
 from reconciler.runtime.logs import LogFormat, LogLevel
-
-
-class Clock:
-    """Seconds, set by hand."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.fakes.clock import Clock
 
 
 class Written:
     """A log as JSON, and its lines."""
 
     def __init__(self, level: LogLevel = LogLevel.INFO) -> None:
-        self.clock = Clock()
+        self.clock = Clock(1000.0)
         self.stream = io.StringIO()
         logs.setup(level, LogFormat.JSON, stream=self.stream, environ={}, clock=self.clock)
         self.log = get_log("loop")
@@ -87,7 +78,7 @@ def test_a_lasting_flood_gets_rarer_up_to_a_bound(written: Written) -> None:
     assert len(written.lines()) <= hours * 3600 / LONGEST_S + 12
 
 
-def test_what_was_counted_is_written_when_no_equal_line_comes_any_more(written: Written) -> None:
+def test_the_count_is_written_when_no_equal_line_follows(written: Written) -> None:
     for _ in range(3):
         written.log.warning("the same")
     written.clock.now += FIRST_S
@@ -95,7 +86,7 @@ def test_what_was_counted_is_written_when_no_equal_line_comes_any_more(written: 
     assert [line.get("repeated") for line in written.lines()] == [None, 2]
 
 
-def test_a_line_that_comes_again_after_a_pause_is_a_first_one(written: Written) -> None:
+def test_a_line_after_a_pause_is_a_first_one(written: Written) -> None:
     for _ in range(4):
         written.log.warning("the same")
         written.clock.now += FIRST_S + 1
@@ -103,7 +94,7 @@ def test_a_line_that_comes_again_after_a_pause_is_a_first_one(written: Written) 
 
 
 def test_different_lines_without_end_take_bounded_memory() -> None:
-    repeats = Repeats(Clock())
+    repeats = Repeats(Clock(1000.0))
 
     def record(number: int) -> logging.LogRecord:
         made = logging.LogRecord("x", logging.WARNING, "", 0, "%s", (f"{number} {'x' * 100_000}",), None)
@@ -138,7 +129,7 @@ def test_a_new_configuration_forgets_no_count(written: Written) -> None:
     assert [line.get("repeated") for line in written.lines()] == [None, 2]
 
 
-def test_a_message_that_does_not_fit_its_arguments_harms_nobody(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_message_that_does_not_fit_its_arguments_raises_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     handler = FoldingHandler(io.StringIO())
     handler.handle(logging.LogRecord("some.library", logging.WARNING, "", 0, "%s %s", ("\x1b[2J",), None))
     handler.handle(logging.LogRecord("some.library", logging.WARNING, "", 0, "next", None, None))

@@ -15,7 +15,8 @@ from reconciler.policies.table import PoliciesConfig
 from reconciler.signals.groups import GroupSampler, sampled
 from state.cpu import GroupUse
 from state.model import PodClass, Pools, RuntimeSpec
-from tests.cgroupfs.test_usage import POD, Clock, hierarchy_v1, hierarchy_v2, put, v1_files
+from tests.cgroupfs.test_usage import POD, hierarchy_v1, hierarchy_v2, put, v1_files
+from tests.fakes.clock import Clock
 from tests.reconciler.nodes import container, node, online, pod
 
 
@@ -50,7 +51,7 @@ def test_two_readings_make_the_use_of_the_time_between(group: Node) -> None:
     assert group.look(after_s=2.0) == GroupUse(cpu_milli=500, throttled=0.5, throttled_milli=50, interval_s=2.0)
 
 
-def test_a_group_that_never_had_a_quota_is_not_told_to_be_unthrottled(group: Node) -> None:
+def test_a_group_that_never_had_a_quota_has_no_throttling_figure(group: Node) -> None:
     group.counts(0)
     group.look()
     group.counts(10**9)
@@ -98,7 +99,7 @@ def test_what_cannot_be_read_grows_old_and_is_not_zero(group: Node) -> None:
     assert (use.cpu_milli, use.age_s) == (1000, 3.0)
 
 
-def test_what_is_no_longer_asked_for_is_forgotten(group: Node) -> None:
+def test_a_group_that_is_no_longer_sampled_is_forgotten(group: Node) -> None:
     group.look()
     group.sampler.sample({})
     assert len(group.sampler) == 0

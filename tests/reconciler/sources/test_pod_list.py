@@ -88,7 +88,7 @@ def test_a_pod_that_is_being_deleted_and_its_grace(
         ({}, None),
     ],
 )
-def test_a_pods_address_is_told_once_it_has_one(status: object, ip: str | None) -> None:
+def test_a_pods_address_is_read_once_it_has_one(status: object, ip: str | None) -> None:
     pods, problems = decode_pods(pod_list({**pod_json("a"), "status": status}))
     assert ([pod.ip for pod in pods], problems) == ([ip], ())
 
@@ -148,7 +148,7 @@ def test_long_and_unused_annotations_are_not_kept() -> None:
 
 
 @pytest.mark.parametrize("key", sorted(ANNOTATIONS))
-def test_of_a_large_map_what_is_read_is_kept_whatever_stands_around_it(key: str) -> None:
+def test_the_read_keys_of_a_large_map_are_kept_whatever_surrounds_them(key: str) -> None:
     around = {f"x{number}": "y" * 20 for number in range(3000)}
     pod = pod_json("1", annotations={**around, key: "1"}, labels={**around, "koordinator.sh/qosClass": "BE"})
     (meta,), problems = decode_pods(pod_list(pod))
@@ -256,7 +256,7 @@ def test_a_pod_of_nothing_but_structure_costs_little_and_the_pods_around_it_are_
 
 
 @given(st.integers(0, 2**32), st.sampled_from((1, 7, 255, 256, 257, 4095, 4096, 4097, 1 << 14)))
-def test_items_that_are_longer_than_the_parts_looked_at_are_cut_where_they_end(seed: int, size: int) -> None:
+def test_items_longer_than_the_chunks_are_cut_at_their_end(seed: int, size: int) -> None:
     picked = random.Random(seed)
 
     def value(depth: int) -> object:

@@ -58,7 +58,7 @@ async def test_metrics_are_prometheus_text(tmp_path: Path) -> None:
         assert "server" not in answer.headers
 
 
-async def test_state_comes_in_three_formats_with_the_same_content(tmp_path: Path) -> None:
+async def test_state_has_three_formats_with_the_same_content(tmp_path: Path) -> None:
     whole = {"pods": {"u1": {"class": "reclaimed", "cpus": "0-3"}}, "pools": {"a 1": [2]}}
     async with serving(tmp_path) as site:
         assert (await site.unix.get("/state")).json() == whole
@@ -69,7 +69,7 @@ async def test_state_comes_in_three_formats_with_the_same_content(tmp_path: Path
         assert yaml.load(written.text, Loader=yaml.CSafeLoader) == whole
 
 
-async def test_only_the_sections_asked_for_are_built(tmp_path: Path) -> None:
+async def test_only_the_requested_sections_are_built(tmp_path: Path) -> None:
     async with serving(tmp_path) as site:
         assert list((await site.unix.get("/state?section=pools")).json()) == ["pools"]
         assert list((await site.unix.get("/state?section=pools,pods")).json()) == ["pods", "pools"]
@@ -156,7 +156,7 @@ async def test_a_bad_body_is_refused(tmp_path: Path, body: bytes, status: int, e
         assert site.control.told == []
 
 
-async def test_a_body_that_never_comes_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_missing_body_ends_in_a_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("reconciler.web.app.BODY_DEADLINE_S", 0.3)
     async with serving(tmp_path) as site:
         stream = await trio.open_unix_socket(site.path)
@@ -167,7 +167,7 @@ async def test_a_body_that_never_comes_is_not_waited_for(tmp_path: Path, monkeyp
         assert site.control.told == []
 
 
-async def test_a_mistake_of_ours_is_logged_and_told_without_its_details(
+async def test_an_internal_error_is_logged_and_answered_without_details(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with serving(tmp_path) as site:
@@ -275,7 +275,7 @@ async def test_a_peer_that_does_not_read_cannot_keep_the_daemon_from_ending(
     await stream.aclose()
 
 
-async def test_the_unix_socket_is_for_its_owner_only_and_goes_with_the_server(tmp_path: Path) -> None:
+async def test_the_unix_socket_is_for_its_owner_only_and_removed_with_the_server(tmp_path: Path) -> None:
     async with serving(tmp_path) as site:
         assert stat.S_IMODE(os.lstat(site.path).st_mode) == 0o600
         assert os.listdir(tmp_path) == ["s"]
@@ -342,7 +342,7 @@ async def test_a_port_in_use_is_taken_when_it_gets_free_and_the_controls_never_s
         nursery.cancel_scope.cancel()
 
 
-def test_what_is_not_asked_for_is_not_served() -> None:
+def test_a_disabled_listener_is_not_served() -> None:
     shown, control = FakeShown(), FakeControl()
     assert components(HttpSection(enabled=False, socket=None), shown, control) == []
     assert [one.name for one in components(HttpSection(enabled=False), shown, control)] == ["web socket"]

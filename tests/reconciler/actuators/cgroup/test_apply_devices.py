@@ -96,7 +96,7 @@ async def test_the_hot_lane_writes_every_device_before_the_program_runs(tmp_path
     acting.close()
 
 
-async def test_the_cost_model_of_the_machine_comes_and_goes(tmp_path: Path) -> None:
+async def test_the_cost_model_of_the_machine_is_set_and_removed(tmp_path: Path) -> None:
     kernel, hierarchy = make_node(tmp_path, mode="v2")
     acting = Acting(kernel, hierarchy, tmp_path)
     root = hierarchy.directory("io", "/")
@@ -114,7 +114,7 @@ async def test_the_cost_model_of_the_machine_comes_and_goes(tmp_path: Path) -> N
     acting.close()
 
 
-async def test_a_disk_that_is_gone_is_told_and_the_others_stay(tmp_path: Path) -> None:
+async def test_a_removed_disk_is_reported_and_the_others_stay(tmp_path: Path) -> None:
     kernel, hierarchy = make_node(tmp_path, mode="v2")
     acting = Acting(kernel, hierarchy, tmp_path)
     wanted = {"io.max": DeviceLimits({"8:0": {"rbps": 5}, "9:9": {"rbps": 5}})}

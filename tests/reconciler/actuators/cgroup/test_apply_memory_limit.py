@@ -64,7 +64,7 @@ class Held(StoppingFiles):
         super().write(directory, file, text)
 
 
-async def test_what_was_told_as_stuck_is_ours_all_the_same_once_it_is_done(tmp_path: Path) -> None:
+async def test_a_value_reported_as_stuck_is_recorded_once_it_is_written(tmp_path: Path) -> None:
     kernel, hierarchy = make_node(tmp_path)
     act = Acting(kernel, hierarchy, tmp_path)
     act.actuator.reclaim = True

@@ -55,7 +55,7 @@ async def test_leaving_the_idle_class_gives_back_the_weight_that_is_wanted_or_wa
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_a_weight_that_comes_to_be_wanted_meanwhile_waits(tmp_path: Path, mode: Mode) -> None:
+async def test_a_weight_wanted_meanwhile_waits(tmp_path: Path, mode: Mode) -> None:
     kernel, hierarchy = node(tmp_path, mode)
     acting = Acting(kernel, hierarchy, tmp_path)
     await acting.actuator.apply([acting.target(POD, {"cpu.idle": 1})])
@@ -110,7 +110,7 @@ async def test_a_crash_while_leaving_is_made_good_by_the_next_life(tmp_path: Pat
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_a_level_that_the_kernel_never_takes_back_stays_and_is_told(tmp_path: Path, mode: Mode) -> None:
+async def test_a_level_that_the_kernel_keeps_for_ever_stays_and_is_reported(tmp_path: Path, mode: Mode) -> None:
     kernel = FakeKernel(mode, root=str(tmp_path), distribution="openeuler")
     kernel.install()
     hierarchy = Hierarchy.detect(str(tmp_path))
@@ -131,7 +131,7 @@ async def test_a_level_that_the_kernel_never_takes_back_stays_and_is_told(tmp_pa
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("text", ["", "\0", "max max max", "9" * 4300, "0-3", "٣", "1_0"])
-async def test_a_weight_that_cannot_be_read_ends_nothing_and_is_nobodys_original(
+async def test_an_unreadable_weight_ends_nothing_and_is_no_original(
     tmp_path: Path, mode: Mode, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernel, hierarchy = node(tmp_path, mode)
