@@ -44,7 +44,7 @@ class CacheLoop:
         self,
         make: Callable[[ResctrlWorker], ResctrlActuator],
         *,
-        misses: Callable[[], Mapping[str, Sample]] = dict,
+        misses: Callable[[], Mapping[str, Sample]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``make``: the actuator, given what does its blocking work.

@@ -92,7 +92,7 @@ class Inventory:
         rules: ClassRules,
         metas: Callable[[str], list[PodMeta]],
         signalled: Callable[[str], bool],
-        disks: Callable[[], Mapping[str, Disk]] = dict,
+        disks: Callable[[], Mapping[str, Disk]],
         marks: MarkReader | None = None,
         classes: Mapping[str, LastClass] | None = None,
         errors: ObjectErrors | None = None,

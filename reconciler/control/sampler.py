@@ -50,12 +50,12 @@ class Sampler:
         reconciler: Reconciler,
         usage: UsageReader,
         *,
+        lagged: Callable[[float], None],
+        read: Callable[[NodeCpu | None, float], None],
+        sampled: Callable[[], None],
         root: str = "/",
         sample_s: float = 1.0,
         files: FileOps = REAL,
-        lagged: Callable[[float], None] = lambda _seconds: None,
-        read: Callable[[NodeCpu | None, float], None] = lambda _cpu, _now: None,
-        sampled: Callable[[], None] = lambda: None,
     ) -> None:
         """``lagged`` is told how late each tick came (s): what else the loop was busy with.
 

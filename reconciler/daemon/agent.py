@@ -312,6 +312,7 @@ class Agent:
             root=place.root,
             sample_s=config.node.sample_s,
             files=files,
+            lagged=self.counters.lagged,
             sampled=self.hotplug.check,
             read=self._read,
         )

@@ -46,8 +46,8 @@ class ActuatorContext(Struct, frozen=True, kw_only=True):
     ledger: Ledger
     store_lane: trio.CapacityLimiter
     writes: Counter[tuple[str, str]]
+    misses: Callable[[], Mapping[str, Sample]]
     files: FileOps = REAL
-    misses: Callable[[], Mapping[str, Sample]] = dict
 
 
 def build(

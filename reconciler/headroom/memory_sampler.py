@@ -49,7 +49,7 @@ class MemoryHeadroom:
         knowledge: MemoryHeadroomReading,
         plan: Callable[[], NodePlan | None],
         *,
-        changed: Callable[[], None] = lambda: None,
+        changed: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``changed`` is called when the promise is another one."""

@@ -68,7 +68,15 @@ class Seconds:
         self._node = node
         self.now = 1000.0
         usage = UsageReader(agent.place.hierarchy, ops=files, clock=lambda: self.now)
-        self.ticker = Sampler(agent.reconciler, usage, root=node.root, files=files)
+        self.ticker = Sampler(
+            agent.reconciler,
+            usage,
+            root=node.root,
+            files=files,
+            lagged=agent.counters.lagged,
+            read=lambda _cpu, _now: None,
+            sampled=lambda: None,
+        )
 
     async def look(self) -> None:
         await self.agent.reconciler.reconcile(self.agent.dirty.take_nowait())

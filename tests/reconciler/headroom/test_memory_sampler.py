@@ -56,7 +56,9 @@ class Machine:
         self.kernel.make_group(BESTEFFORT)
         usage = UsageReader(Hierarchy.detect(root), ops=self.kernel)
         config = HeadroomConfig(report_s=10)
-        self.memory = MemoryHeadroom(config, usage, self.known, lambda: self.plan, clock=self.clock)
+        self.memory = MemoryHeadroom(
+            config, usage, self.known, lambda: self.plan, changed=lambda: None, clock=self.clock
+        )
         self.report = HeadroomReport(config, memory=self.memory, clock=self.clock, wall=self.clock.wall)
 
     def add(self, uid: str, cls: PodClass, qos: QosClass, gigas: int) -> None:
@@ -123,13 +125,23 @@ async def test_it_is_told_beside_the_cpus_kept_and_gone_on_with(machine: Machine
     assert (kept.memory_bytes, kept.memory_at) == (5 * GIGA, machine.clock.wall())
     machine.clock.now += 60
     fresh = MemoryHeadroom(
-        machine.memory.config, machine.memory._usage, machine.known, lambda: PLAN, clock=machine.clock
+        machine.memory.config,
+        machine.memory._usage,
+        machine.known,
+        lambda: PLAN,
+        changed=lambda: None,
+        clock=machine.clock,
     )
     HeadroomReport(machine.memory.config, kept, memory=fresh, clock=machine.clock, wall=machine.clock.wall)
     assert fresh.state.total == 5 * GIGA
     machine.clock.now += 600
     late = MemoryHeadroom(
-        machine.memory.config, machine.memory._usage, machine.known, lambda: PLAN, clock=machine.clock
+        machine.memory.config,
+        machine.memory._usage,
+        machine.known,
+        lambda: PLAN,
+        changed=lambda: None,
+        clock=machine.clock,
     )
     HeadroomReport(machine.memory.config, kept, memory=late, clock=machine.clock, wall=machine.clock.wall)
     assert late.state.total == 0

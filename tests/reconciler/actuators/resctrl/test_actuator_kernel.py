@@ -92,7 +92,7 @@ class Machine:
         make = partial(
             ResctrlActuator, hierarchy, self.store, Ledger(self.store), trio.CapacityLimiter(1), capability=offered
         )
-        self.side = CacheLoop(make)
+        self.side = CacheLoop(make, misses=dict)
 
     def pod(self) -> Pod:
         one = pod("bomb")
