@@ -96,6 +96,7 @@ def plan_node(node: Node, told: RecordedNode, *, files: FileOps = REAL) -> PlanR
         metas=lambda uid: [*told.metas(uid), *([manifests[uid]] if uid in manifests else [])],
         signalled=lambda _: False,
         disks=lambda: disks.found,
+        indicators=dict,
     )
     knowledge.take(knobs=offered(node.hierarchy, node.layout.kubepods, files))
     for uid, dirs in node.pods.items():

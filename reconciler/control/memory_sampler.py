@@ -31,7 +31,7 @@ class MemorySampler:
         self,
         *,
         used: Callable[[], int | None],
-        pods: Callable[[int], MemoryUsage | None] = lambda _enough: None,
+        pods: Callable[[int], MemoryUsage | None],
         root: str = "/",
         files: FileOps = REAL,
     ) -> None:

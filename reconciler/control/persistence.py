@@ -165,10 +165,10 @@ class StateWriter:
         reconciler: Reconciler,
         lane: trio.CapacityLimiter,
         *,
+        alert: Callable[[str, str, Setting | None], None],
+        headroom: Callable[[], HeadroomState | None],
+        held: Callable[[], Iterable[Hold]],
         flush_s: float = 2.0,
-        alert: Callable[[str, str, Setting | None], None] = lambda _kind, _words, _setting: None,
-        headroom: Callable[[], HeadroomState | None] = lambda: None,
-        held: Callable[[], Iterable[Hold]] = tuple,
         check_s: float = _CHECK_S,
         check_all_s: float = _CHECK_ALL_S,
     ) -> None:

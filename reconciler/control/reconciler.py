@@ -62,12 +62,12 @@ class Reconciler:
         ledger: Ledger,
         policies: PoliciesConfig,
         kubelet: Callable[[Mapping[str, Pod]], KubeletView],
-        updated: Callable[[str, float, bool], None] = lambda _cid, _at, _changed: None,
+        updated: Callable[[str, float, bool], None],
+        planned: Callable[[NodeView, NodePlan], None],
         resync_s: float = 60.0,
         verify_s: float = 2.0,
         plan: NodePlan | None = None,
         counters: AgentCounters | None = None,
-        planned: Callable[[NodeView, NodePlan], None] = lambda _view, _plan: None,
     ) -> None:
         """``plan``: the last plan of an earlier run, so that a restart moves nothing.
 

@@ -50,12 +50,12 @@ class Sampler:
         reconciler: Reconciler,
         usage: UsageReader,
         *,
-        root: str = "/",
-        sample_s: float = 1.0,
-        files: FileOps = REAL,
         lagged: Callable[[float], None],
         read: Callable[[NodeCpu | None, float], None],
         sampled: Callable[[], None],
+        root: str = "/",
+        sample_s: float = 1.0,
+        files: FileOps = REAL,
     ) -> None:
         """``lagged`` gets the delay of each tick behind its due time (s): what the loop's other work costs.
 

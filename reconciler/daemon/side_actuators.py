@@ -64,8 +64,8 @@ class ActuatorContext(Struct, frozen=True, kw_only=True):
     ledger: Ledger
     store_lane: trio.CapacityLimiter
     writes: Counter[tuple[str, str]]
-    files: FileOps = REAL
     misses: Callable[[], Mapping[str, Sample]]
+    files: FileOps = REAL
 
 
 def build(config: Config, place: NodeEnvironment, means: ActuatorContext) -> tuple[AuxiliaryActuator, ...]:

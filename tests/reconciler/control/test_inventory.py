@@ -45,6 +45,8 @@ def inventory() -> Inventory:
         rules=ClassRules(),
         metas=lambda _: [],
         signalled=lambda _: False,
+        disks=dict,
+        indicators=dict,
     )
 
 

@@ -18,7 +18,7 @@ class Machine:
         self.root = root
         self.used: int | None = 60 * GIGA
         (root / "proc").mkdir()
-        self.watch = MemorySampler(used=lambda: self.used, root=str(root))
+        self.watch = MemorySampler(used=lambda: self.used, pods=lambda _enough: None, root=str(root))
 
     def available(self, gigas: int) -> None:
         text = f"MemTotal: {100 << 20} kB\nMemAvailable: {gigas << 20} kB\n"
@@ -68,7 +68,7 @@ def test_an_unreadable_machine_is_told_once_grows_older_and_raises_nothing(machi
 def test_off_or_blind_it_does_not_speak(machine: Machine) -> None:
     assert machine.look(100.0, config=BeMemoryConfig()) is None
     (machine.root / "proc/meminfo").unlink()
-    blind = MemorySampler(used=lambda: None, root=str(machine.root))
+    blind = MemorySampler(used=lambda: None, pods=lambda _enough: None, root=str(machine.root))
     blind.on_second(1.0)
     assert (blind.node, blind.bound(CONFIG, None, 1.0)) == (None, None)
 

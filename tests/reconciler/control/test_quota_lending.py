@@ -73,7 +73,7 @@ class Seconds:
             usage,
             root=node.root,
             files=files,
-            lagged=lambda _seconds: None,
+            lagged=agent.counters.lagged,
             read=lambda _cpu, _now: None,
             sampled=lambda: None,
         )
