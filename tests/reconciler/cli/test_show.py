@@ -12,6 +12,7 @@ import msgpack
 import pytest
 import yaml
 
+from cgroupfs.hierarchy import Hierarchy
 from reconciler.cli import explain
 from reconciler.cli.exits import Exit
 from reconciler.cli.main import main
@@ -157,7 +158,7 @@ def test_explain_lists_the_pods_processes_sanitized(
         def trigger_directory(self, path: str) -> str:
             return str(tmp_path) if path.endswith("b" * 64) else "/nonexistent"
 
-    monkeypatch.setattr(explain.Hierarchy, "detect", lambda _root: Tree())
+    monkeypatch.setattr(Hierarchy, "detect", lambda _root: Tree())
     monkeypatch.setattr(explain, "_LONGEST_COMMAND", 300)
     try:
         text = run("explain", BATCH, "--socket", daemon.socket).out
