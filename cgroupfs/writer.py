@@ -1,8 +1,7 @@
 """Performing steps: one write each, read back in the kernel's normal form, and an outcome for every one of them.
 
-`KernelWriter` writes, `DryRunWriter` only tells what it would have written; both have the same interface
-(`StepWriter`). Control files are written inline, because a write costs 2-40 µs and a thread 150; only steps that may
-make the kernel reclaim memory or move pages go to a thread of their own, `cgroupfs.slowlane`.
+Control files are written inline, because a write costs 2-40 µs and a thread 150; only steps that may make the kernel
+reclaim memory or move pages go to a thread of their own, `cgroupfs.slowlane`. `StepWriter` is what callers need of it.
 """
 
 import errno
@@ -64,7 +63,7 @@ class StepOutcome(Struct, frozen=True, kw_only=True):
 
 
 class StepWriter(Protocol):
-    """What performs steps, or pretends to."""
+    """What performs steps."""
 
     def write(self, step: WriteStep, inode: int = 0) -> StepOutcome:
         """Perform one step now, in the calling task."""

@@ -56,7 +56,7 @@ class CpusetRepair:
         layout: Layout,
         *,
         files: FileOps = REAL,
-        tell: Callable[[str], None] = lambda _words: None,
+        tell: Callable[[str], None],
     ) -> None:
         """``tell`` gets one line for a person per change."""
         self._reconciler = reconciler
