@@ -6,10 +6,9 @@
 
 import errno
 import os
-from types import TracebackType
-from typing import Final, Protocol, Self, TypeAlias, final
+from typing import Final, Protocol, TypeAlias, final
 
-from cgroupfs.errors import CgroupError, CgroupGoneError, translated
+from cgroupfs.errors import translated
 
 Directory: TypeAlias = int | str
 """An open directory's number (survives renames, never follows a recycled path) or an absolute path."""
@@ -142,69 +141,3 @@ def read_text(path: str) -> str:
             return _read_all(number)
         finally:
             os.close(number)
-
-
-def write_text(path: str, text: str) -> None:
-    """One write of a whole value. Errors: `CgroupError`."""
-    directory, _, file = path.rpartition("/")
-    with translated(path, f"write {text!r}"):
-        REAL.write(directory or "/", file, text)
-
-
-def inode_of(directory: str) -> int:
-    """Inode number of a group's directory. Errors: `CgroupGoneError` when there is none."""
-    with translated(directory, "look at"):
-        return REAL.inode(directory)
-
-
-@final
-class GroupDir:
-    """One group, held by its open directory: reads and writes never reach a later group of the same path.
-
-    Errors: `CgroupGoneError` when the group is gone or when ``inode`` (not 0) is another one's; `CgroupError` else.
-    """
-
-    __slots__ = ("_number", "_ops", "inode", "path")
-
-    def __init__(self, path: str, inode: int = 0, ops: FileOps = REAL) -> None:
-        self.path = path
-        self._ops = ops
-        with translated(path, "open"):
-            self._number = ops.open_dir(path)
-        try:
-            with translated(path, "look at"):
-                self.inode = ops.inode(self._number)
-        except CgroupError:
-            self.close()
-            raise
-        if inode not in {0, self.inode}:
-            self.close()
-            raise CgroupGoneError(path, f"inode {inode} is gone, {self.inode} has its name")
-
-    def fileno(self) -> int:
-        """The directory's number, for `write_now`."""
-        return self._number
-
-    def read(self, file: str) -> str:
-        """The whole file."""
-        with translated(f"{self.path}/{file}", "read"):
-            return self._ops.read(self._number, file)
-
-    def write(self, file: str, text: str) -> None:
-        """One write of the whole value."""
-        with translated(f"{self.path}/{file}", f"write {text!r}"):
-            self._ops.write(self._number, file, text)
-
-    def close(self) -> None:
-        """Give the directory back; reading and writing fail from here on."""
-        number, self._number = self._number, -1
-        if number >= 0:
-            self._ops.close_dir(number)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

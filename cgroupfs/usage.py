@@ -8,7 +8,7 @@ Source: kernel documentation, admin-guide/cgroup-v1/cpuacct, admin-guide/cgroup-
 """
 
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from typing import Final, final
 
 from msgspec import Struct
@@ -238,36 +238,3 @@ class UsageReader:
 
 def _thousandfold(value: int | None) -> int | None:
     return None if value is None else value * 1000
-
-
-@final
-class UsageMeter:
-    """Remembers the last reading of every group, by inode, and answers with rates."""
-
-    def __init__(self, reader: UsageReader) -> None:
-        self._reader = reader
-        self._last: dict[int, UsageCounters] = {}
-
-    def sample(self, path: str, inode: int) -> UsageRates | None:
-        """Read a group now; its rates since the last sample, None the first time and right after a sample.
-
-        Errors: as `UsageReader.read`; a group that is gone is forgotten.
-        """
-        try:
-            now = self._reader.read(path, inode)
-        except CgroupGoneError:
-            self._last.pop(inode, None)
-            raise
-        before = self._last.get(inode)
-        rates = None if before is None else rates_between(before, now)
-        # Too soon after the last reading: that one stays, so that many quick samples still add up to a rate.
-        if before is None or rates is not None:
-            self._last[inode] = now
-        return rates
-
-    def keep_only(self, inodes: Container[int]) -> None:
-        """Forget every group that is not among these."""
-        self._last = {inode: last for inode, last in self._last.items() if inode in inodes}
-
-    def __len__(self) -> int:
-        return len(self._last)

@@ -1,8 +1,7 @@
 """Performing steps: one write each, read back in the kernel's normal form, and an outcome for every one of them.
 
-`KernelWriter` writes, `DryRunWriter` only tells what it would have written; both have the same interface
-(`StepWriter`). Control files are written inline, because a write costs 2-40 µs and a thread 150; only steps that may
-make the kernel reclaim memory or move pages go to a thread of their own, `cgroupfs.slowlane`.
+Control files are written inline, because a write costs 2-40 µs and a thread 150; only steps that may make the kernel
+reclaim memory or move pages go to a thread of their own, `cgroupfs.slowlane`. `StepWriter` is what callers need of it.
 """
 
 import errno
@@ -64,7 +63,7 @@ class StepOutcome(Struct, frozen=True, kw_only=True):
 
 
 class StepWriter(Protocol):
-    """What performs steps, or pretends to."""
+    """What performs steps."""
 
     def write(self, step: WriteStep, inode: int = 0) -> StepOutcome:
         """Perform one step now, in the calling task."""
@@ -217,52 +216,6 @@ class KernelWriter:
         else:
             error = CgroupUnderWayError(step.path, f"{step.file}: the kernel is at {left.at.file} of {left.at.path}")
         return StepOutcome(step=step, ok=False, at=self._clock(), error=error)
-
-
-@final
-class DryRunWriter:
-    """The dry run: looks at everything the writer looks at, writes nothing, and says what it would have written.
-
-    An outcome's ``after`` is the normal form that the file would show; ``wrote`` is always False.
-    """
-
-    def __init__(
-        self, places: GroupLookup, *, files: FileOps = REAL, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._places = places
-        self._files = files
-        self._clock = clock
-
-    def write(self, step: WriteStep, inode: int = 0) -> StepOutcome:
-        """Say what one step would do, as far as that can be told without asking the kernel."""
-        directory, seen, failed = _look(self._files, self._places, step, inode)
-        before = None if seen is None else seen.rstrip("\n")
-        failed = failed or _guarded(self._files, directory, step)
-        if failed is not None:
-            return StepOutcome(step=step, ok=False, at=self._clock(), before=before, after=before, error=failed)
-        after = CATALOG[step.knob].normal(step.text, step.version)
-        return StepOutcome(step=step, ok=True, at=self._clock(), before=before, after=after)
-
-    async def perform(self, steps: Sequence[WriteStep], inodes: Mapping[str, int] | None = None) -> list[StepOutcome]:
-        """Say what the steps would do."""
-        inodes = inodes or {}
-        outcomes: list[StepOutcome] = []
-        since = time.perf_counter()
-        for step in steps:
-            outcomes.append(self.write(step, inodes.get(step.path, 0)))
-            if time.perf_counter() - since > YIELD_S:
-                await trio.lowlevel.checkpoint()
-                since = time.perf_counter()
-        await trio.lowlevel.checkpoint()
-        return outcomes
-
-    def finished(self) -> list[StepOutcome]:
-        """Nothing: nothing is ever under way."""
-        return []
-
-    async def quiet(self) -> None:
-        """It is quiet."""
-        await trio.lowlevel.checkpoint()
 
 
 def _is(step: WriteStep, shown: str) -> bool:

@@ -101,9 +101,8 @@ class GroupUse(Struct, frozen=True, kw_only=True):
 
     ``throttled``: the share of its CFS periods in which it was throttled, 0.0-1.0; ``throttled_milli``: the CPU time it
     was kept from using by that, as a rate; None where the group has no quota or the kernel does not tell. ``age_s`` is
-    of the newest reading, and an old one is unknown, never fine. ``load_milli``: threads that run or wait for a CPU,
-    on average, in thousandths; None where no signal tells. ``peak_milli``: the fading peak of its use, and ``known_s``:
-    for how long its use has been known (None: since before the agent started, or not kept), both by
+    of the newest reading, and an old one is unknown, never fine. ``peak_milli``: the fading peak of its use, and
+    ``known_s``: for how long its use has been known (None: since before the agent started, or not kept), both by
     `reconciler.placement.estimate`.
     """
 
@@ -112,7 +111,6 @@ class GroupUse(Struct, frozen=True, kw_only=True):
     throttled_milli: int | None = None
     interval_s: float = 1.0
     age_s: float = 0.0
-    load_milli: int | None = None
     peak_milli: float | None = None
     known_s: float | None = None
 

@@ -92,18 +92,6 @@ class Topology(Struct, frozen=True, kw_only=True, dict=True):
         """The NUMA node of a CPU. Errors: `KeyError` when it is not online."""
         return self._by_id[cpu].node
 
-    def socket_of(self, cpu: int) -> int:
-        """The socket of a CPU. Errors: `KeyError` when it is not online."""
-        return self._by_id[cpu].socket
-
-    def core_of(self, cpu: int) -> int:
-        """The number of a CPU's core. Errors: `KeyError` when it is not online."""
-        return self._by_id[cpu].core
-
-    def l3_of(self, cpu: int) -> int:
-        """The L3 domain of a CPU. Errors: `KeyError` when it is not online."""
-        return self._by_id[cpu].l3
-
     def siblings(self, cpu: int) -> CpuSet:
         """The threads of the CPU's core, itself included. Errors: `KeyError` when it is not online."""
         return self._cores[self._by_id[cpu].core]
@@ -159,10 +147,6 @@ class Topology(Struct, frozen=True, kw_only=True, dict=True):
         A node of memory only has none.
         """
         return self._node_sockets.get(node, ())
-
-    def socket_nodes(self, socket: int) -> tuple[int, ...]:
-        """The NUMA nodes of a socket's CPUs, ascending; none for a socket that there is not."""
-        return self._socket_nodes.get(socket, ())
 
     def l3_domains(self) -> Mapping[int, CpuSet]:
         """CPUs by the L3 cache they share; without L3 by socket and node."""
@@ -238,10 +222,6 @@ class Topology(Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def _node_sockets(self) -> dict[int, tuple[int, ...]]:
         return _pairs((cpu.node, cpu.socket) for cpu in self.cpus)
-
-    @cached_property
-    def _socket_nodes(self) -> dict[int, tuple[int, ...]]:
-        return _pairs((cpu.socket, cpu.node) for cpu in self.cpus)
 
 
 def _assumed(node: int, ids: list[int]) -> tuple[int, ...]:

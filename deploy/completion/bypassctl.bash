@@ -8,7 +8,7 @@
 _shtab_bypassctl_subparsers=(status explain diff dump restore thaw hold release holds headroom evictions alerts alert interference simulate reload doctor capture plan config)
 
 _shtab_bypassctl_status_option_strings=(-h --help --output -o --config --socket --store --root)
-_shtab_bypassctl_explain_option_strings=(-h --help --history --output -o --config --socket --store --root)
+_shtab_bypassctl_explain_option_strings=(-h --help --history --processes --output -o --config --socket --store --root)
 _shtab_bypassctl_diff_option_strings=(-h --help --all --output -o --config --socket --store --root)
 _shtab_bypassctl_dump_option_strings=(-h --help --section --output -o --config --socket --store --root)
 _shtab_bypassctl_restore_option_strings=(-h --help --pod --output -o --config --socket --store --root)
@@ -157,6 +157,7 @@ _shtab_bypassctl_status__h_nargs=0
 _shtab_bypassctl_status___help_nargs=0
 _shtab_bypassctl_explain__h_nargs=0
 _shtab_bypassctl_explain___help_nargs=0
+_shtab_bypassctl_explain___processes_nargs=0
 _shtab_bypassctl_diff__h_nargs=0
 _shtab_bypassctl_diff___help_nargs=0
 _shtab_bypassctl_diff___all_nargs=0

@@ -5,21 +5,13 @@ from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from msgspec import to_builtins
-
-from cgroupfs.bounded import digits
-from cgroupfs.errors import AgentError
-from cgroupfs.files import read_text
-from cgroupfs.hierarchy import Hierarchy
 from reconciler.cli import words
 from reconciler.cli.blocks import Block, Cell, StyledText, Table
 from reconciler.cli.document import FetchedDocument, Row, fetch, find_pod
 from reconciler.cli.exits import Exit
-from reconciler.cli.masks import mask_text
 from reconciler.cli.output import emit
 from reconciler.cli.screen import blank, field, head, line, show
 from reconciler.cli.watched import of_pod, pod_blocks
-from reconciler.sources.process_facts import process_facts
 from state.kinds import CGROUP
 from state.printable import printable
 from state.setting_state import SettingState
@@ -43,7 +35,7 @@ def run(options: Namespace) -> int:
     """Show one pod. Errors: `CliError` when there is no such pod."""
     found = fetch(options)
     facts = collect(found, find_pod(found.body, options.pod), options.history)
-    facts["processes"] = _processes(facts["groups"]) if found.live else []
+    facts["processes"] = _processes(facts["groups"]) if options.processes and found.live else []
     if options.output == "table":
         show(_blocks(found, facts))
     else:
@@ -76,6 +68,16 @@ def collect(found: FetchedDocument, pod: Row, lines: int) -> Row:
 
 def _processes(groups: Sequence[Row]) -> list[Row]:
     """The processes of the pod's groups now, the largest in memory first; empty where this process cannot see them."""
+    # Only with --processes: the others start without these.
+    from msgspec import to_builtins
+
+    from cgroupfs.bounded import digits
+    from cgroupfs.errors import AgentError
+    from cgroupfs.files import read_text
+    from cgroupfs.hierarchy import Hierarchy
+    from reconciler.cli.masks import mask_text
+    from reconciler.sources.process_facts import process_facts
+
     try:
         hierarchy = Hierarchy.detect("/")
     except AgentError:

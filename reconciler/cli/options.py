@@ -45,6 +45,7 @@ def seconds(text: str) -> float:
 def _pod(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("pod", metavar="POD", help="uid, start of a uid, name or namespace/name")
     parser.add_argument("--history", type=int, default=20, metavar="N", help="lines of history (default: 20)")
+    parser.add_argument("--processes", action="store_true", help="list the pod's processes with age and memory")
 
 
 def _sections(parser: argparse.ArgumentParser) -> None:

@@ -15,11 +15,10 @@ from cgroupfs.log import get_log
 from cgroupfs.usage import MemoryUsage
 from reconciler.policies import be_memory
 from reconciler.policies.be_memory import BeMemoryConfig, MemorySample, MemoryState
-from reconciler.signals.memory import parse_meminfo, parse_zoneinfo, shortages
-from state.memory import NodeMemoryReading, Shortage, ZoneNode
+from reconciler.signals.memory import parse_meminfo
+from state.memory import NodeMemoryReading
 
 _LOG: Final = get_log("memory_sampler")
-_ZONES_S: Final = 5.0
 _OLD_S: Final = 10.0
 
 
@@ -40,14 +39,12 @@ class MemorySampler:
         ``pods``: kubepods' memory; its page cache matters only where less than these bytes are left below its limit.
         """
         self.node: NodeMemoryReading | None = None
-        self.zones: dict[int, ZoneNode] = {}
-        self.shortages: dict[int, Shortage] = {}
         self.problem: str | None = None
         self._used = used
         self._pods = pods
         self._proc = os.path.join(root, "proc")
         self._files = files
-        self._read_at = self._zones_at = self._stepped_at = 0.0
+        self._read_at = self._stepped_at = 0.0
         self._state: MemoryState | None = None
 
     def on_second(self, now: float) -> None:
@@ -66,9 +63,6 @@ class MemorySampler:
         self.problem = None
         self._read_at = now
         self.node = _with_pods(replace(read, reclaimed_bytes=used, age_s=0.0), self._pods(read.available_bytes))
-        if now - self._zones_at >= _ZONES_S:
-            self._zones_at = now
-            self._read_zones()
 
     def bound(self, config: BeMemoryConfig, previous: int | None, now: float) -> int | None:
         """What BE work may use now by the law; None while it is off or nothing is known of the node.
@@ -92,14 +86,6 @@ class MemorySampler:
         )
         self._state = be_memory.step(self._state, sample, now, config)
         return self._state.high_bytes
-
-    def _read_zones(self) -> None:
-        """Which NUMA nodes are short; machines whose kernel does not tell have none that is."""
-        try:
-            self.zones = parse_zoneinfo(self._files.read(self._proc, "zoneinfo"))
-        except (OSError, ValueError):
-            self.zones = {}
-        self.shortages = shortages(self.zones, self.shortages)
 
 
 def _with_pods(node: NodeMemoryReading, pods: MemoryUsage | None) -> NodeMemoryReading:

@@ -140,7 +140,7 @@ def of_group(use: GroupUse | None, request: int | None, limit: int | None, confi
             return DemandEstimate(_least(request, limit), asked=1)
         return DemandEstimate(_least(config.fallback_milli, limit), guessed=1)
     peak = use.cpu_milli if use.peak_milli is None else max(use.peak_milli, use.cpu_milli)
-    wants = max(_with_margin(peak, config.margin_percent), use.load_milli or 0)
+    wants = _with_margin(peak, config.margin_percent)
     # Never below what it uses: a burst above the limit is lent by somebody who meant it.
     wants = max(_least(wants, limit), use.cpu_milli)
     asked = request if request is not None else 0

@@ -20,8 +20,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from cgroupfs.cpuset import EMPTY, CpuSet
-from reconciler.placement.hints import CPU, EXACT, ResourceHints, TopologyHint
-from state.kubelet import MemoryManagerState
+from reconciler.placement.hints import EXACT, ResourceHints, TopologyHint
 from state.topology import Topology
 
 
@@ -87,42 +86,11 @@ class ResourceCapacity(Struct, frozen=True, kw_only=True):
         return not nodes & self.alone and all(self.groups.get(node, nodes) == nodes for node in nodes)
 
 
-def cpus(
-    topology: Topology, free: CpuSet, request: int, *, align_socket: bool = False, lean: int = 0
-) -> ResourceCapacity:
-    """Whole CPUs; ``free`` are those that the container may have (its own included)."""
-    return ResourceCapacity(
-        name=CPU,
-        request=request,
-        total={node: len(topology.node_cpus(node)) for node in topology.nodes()},
-        free={node: len(topology.node_cpus(node) & free) for node in topology.nodes()},
-        align_socket=align_socket,
-        lean=lean,
-    )
-
-
 def fixed(name: str, nodes: CpuSet, every: Iterable[int]) -> ResourceCapacity:
     """A resource that is where it is (a device in use, memory already promised): these nodes and no fewer."""
     there = dict.fromkeys(nodes, 1)
     return ResourceCapacity(
         name=name, request=len(nodes), total={node: there.get(node, 0) for node in every}, free=there
-    )
-
-
-def memory(
-    name: str, request_bytes: int, state: MemoryManagerState, *, kind: str = "memory", lean: int = 0
-) -> ResourceCapacity:
-    """Memory (or huge pages, by ``kind``) as the kubelet's memory manager accounts for it."""
-    tables = {node: found.tables[kind] for node, found in sorted(state.nodes.items()) if kind in found.tables}
-    used = {node: found for node, found in state.nodes.items() if found.assignments > 0}
-    return ResourceCapacity(
-        name=name,
-        request=request_bytes,
-        total={node: table.allocatable for node, table in tables.items()},
-        free={node: table.free for node, table in tables.items()},
-        alone=CpuSet(node for node, found in used.items() if len(found.cells) <= 1),
-        groups={node: CpuSet(found.cells) for node, found in sorted(state.nodes.items()) if len(found.cells) > 1},
-        lean=lean,
     )
 
 

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 import trio
 
 from cgroupfs.cpuset import CpuSet
-from cgroupfs.files import inode_of
 from cgroupfs.hierarchy import UNIFIED, Hierarchy
 from cgroupfs.naming import QosClass
 from reconciler.detectors.config import InterferenceConfig
@@ -83,7 +82,7 @@ class Pods:
         )
 
     def _ref(self, path: str) -> GroupRef:
-        return GroupRef(path=path, inode=inode_of(self.hierarchy.trigger_directory(path)))
+        return GroupRef(path=path, inode=os.stat(self.hierarchy.trigger_directory(path)).st_ino)
 
     def _make(self, path: str) -> None:
         for directory in self._directories:

@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 import time
@@ -9,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cgroupfs.errors import CgroupGoneError, InputError
-from cgroupfs.files import inode_of
 from cgroupfs.hierarchy import Hierarchy, HierarchyMode, Mount
-from cgroupfs.usage import MemoryUsage, UsageCounters, UsageMeter, UsageRates, UsageReader, rates_between
+from cgroupfs.usage import MemoryUsage, UsageCounters, UsageRates, UsageReader, rates_between
 from tests.cgroupfs.kernelgroup import kernel_groups
 from tests.fakes.clock import Clock
 
@@ -121,7 +121,7 @@ def test_a_group_without_any_counter_is_gone(tmp_path: Path) -> None:
 
 def test_another_groups_inode_under_the_same_path_is_gone(tmp_path: Path) -> None:
     put(tmp_path, v1_files(1, 1, 1, 1, 1))
-    inode = inode_of(str(tmp_path / "cpuset" / POD.strip("/")))
+    inode = (tmp_path / "cpuset" / POD.strip("/")).stat().st_ino
     reader = UsageReader(hierarchy_v1(tmp_path))
     assert reader.read(POD, inode).cpu_ns == 1
     with pytest.raises(CgroupGoneError, match=f"inode {inode + 1} is gone, {inode} has its name"):
@@ -181,97 +181,22 @@ def test_no_pair_of_readings_gives_a_negative_rate(before: UsageCounters, after:
     assert (rates.cpu_milli is not None) == known
 
 
-def metered(tmp_path: Path) -> tuple[UsageMeter, Clock]:
-    clock = Clock()
-    return UsageMeter(UsageReader(hierarchy_v1(tmp_path), clock=clock)), clock
-
-
-def test_the_first_sample_of_a_group_has_no_rate_and_the_second_has(tmp_path: Path) -> None:
-    meter, clock = metered(tmp_path)
-    put(tmp_path, v1_files(0, 0, 0, 0, 1))
-    inode = inode_of(str(tmp_path / "cpuset" / POD.strip("/")))
-    assert meter.sample(POD, inode) is None
-    clock.now += 0.5
-    put(tmp_path, v1_files(250_000_000, 0, 0, 0, 2))
-    rates = meter.sample(POD, inode)
-    assert rates == UsageRates(interval_s=0.5, cpu_milli=500, throttled_share=0.0, throttled_milli=0, memory_bytes=2)
-
-
-def test_samples_in_quick_succession_add_up(tmp_path: Path) -> None:
-    meter, clock = metered(tmp_path)
-    put(tmp_path, v1_files(0, 0, 0, 0, 1))
-    inode = inode_of(str(tmp_path / "cpuset" / POD.strip("/")))
-    seen = []
-    for step in range(1, 9):
-        seen.append(meter.sample(POD, inode))
-        clock.now += 0.002
-        put(tmp_path, v1_files(step * 2_000_000, 0, 0, 0, 1))
-    assert [rates and rates.cpu_milli for rates in seen] == [None, None, None, 1000, None, None, 1000, None]
-
-
-def test_a_restarted_counter_is_left_out_once_and_counted_from_there(tmp_path: Path) -> None:
-    meter, clock = metered(tmp_path)
-    inode = 0
-    answers = []
-    for cpu_ns in (10**9, 100, 100 + 10**9):
-        put(tmp_path, v1_files(cpu_ns, 0, 0, 0, 1))
-        answers.append(meter.sample(POD, inode))
-        clock.now += 1
-    assert answers[0] is None
-    assert answers[1] is not None
-    assert answers[1].cpu_milli is None
-    assert answers[1].memory_bytes == 1
-    assert answers[2] is not None
-    assert answers[2].cpu_milli == 1000
-
-
-def test_a_namesake_does_not_inherit_the_last_reading(tmp_path: Path) -> None:
-    meter, clock = metered(tmp_path)
-    put(tmp_path, v1_files(5, 0, 0, 0, 1))
-    group = tmp_path / "cpuset" / POD.strip("/")
-    old = inode_of(str(group))
-    meter.sample(POD, old)
-    clock.now += 1
-    group.rename(tmp_path / "old")
-    put(tmp_path, v1_files(10**12, 0, 0, 0, 1))
-    with pytest.raises(CgroupGoneError):
-        meter.sample(POD, old)
-    assert len(meter) == 0
-    assert meter.sample(POD, inode_of(str(group))) is None
-
-
-def test_groups_that_are_not_kept_are_forgotten(tmp_path: Path) -> None:
-    meter, clock = metered(tmp_path)
-    inodes = []
-    for number in range(3):
-        group = f"/kubepods/pod{number}"
-        put(tmp_path, v1_files(1, 0, 0, 0, 1), group)
-        inodes.append(inode_of(str(tmp_path / "cpuset" / group.strip("/"))))
-        meter.sample(group, inodes[-1])
-    meter.keep_only(set(inodes[1:]))
-    clock.now += 1
-    assert len(meter) == 2
-    assert meter.sample("/kubepods/pod0", inodes[0]) is None
-    assert meter.sample("/kubepods/pod1", inodes[1]) is not None
-
-
 @pytest.mark.kernel
 def test_a_real_spinner_under_a_real_quota_is_measured_and_seen_throttled() -> None:
     with kernel_groups("usage", "cpu", "cpuacct", "memory", "cpuset") as (hierarchy, group):
         if hierarchy.version("cpu") != 1:
             pytest.skip("needs the v1 cpu controller on this machine")
-        meter = UsageMeter(UsageReader(hierarchy))
-        inode = inode_of(hierarchy.trigger_directory(group))
+        reader = UsageReader(hierarchy)
+        inode = os.stat(hierarchy.trigger_directory(group)).st_ino
         Path(hierarchy.directory("cpu", group), "cpu.cfs_quota_us").write_text("20000")
-        assert meter.sample(group, inode) is None
         with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as spinner:
             try:
                 for controller in ("cpu", "cpuacct", "memory"):
                     Path(hierarchy.directory(controller, group), "cgroup.procs").write_text(str(spinner.pid))
                 time.sleep(0.3)
-                meter.sample(group, inode)
+                before = reader.read(group, inode)
                 time.sleep(1.5)
-                rates = meter.sample(group, inode)
+                rates = rates_between(before, reader.read(group, inode))
             finally:
                 spinner.kill()
     assert rates is not None

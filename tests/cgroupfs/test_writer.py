@@ -13,7 +13,7 @@ from cgroupfs.files import REAL, Directory, FileOps
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.knobs import CATALOG
 from cgroupfs.plan import KnobChange, WriteStep, order_changes
-from cgroupfs.writer import DryRunWriter, KernelWriter, StepWriter
+from cgroupfs.writer import KernelWriter
 from tests.fakes.kernel import FakeKernel, Mode
 from tests.real_cgroups import make_root, remove_tree
 
@@ -135,7 +135,6 @@ def test_a_group_with_another_inode_in_the_watched_hierarchy_is_gone_and_left_al
     outcome = writer.write(step("cpu.weight", "2"), inode)
     assert isinstance(outcome.error, CgroupGoneError)
     assert kernel.read(places.directory("cpu", GROUP), "cpu.shares") == "1024\n"
-    assert isinstance(DryRunWriter(places, files=kernel).write(step("cpu.weight", "2"), inode).error, CgroupGoneError)
 
 
 def test_a_value_that_the_kernel_changes_on_the_way_in_is_not_ok() -> None:
@@ -157,10 +156,9 @@ def test_a_v2_limit_below_the_memory_in_use_is_not_written_even_if_the_plan_says
     kernel.write(directory, "cgroup.procs", str(pid))
     kernel.charge(directory, anon=8 * MEGA)
     guarded = step("memory.max", str(4 * MEGA), version=2, guard="memory.current")
-    for performer in (KernelWriter(places, files=kernel), DryRunWriter(places, files=kernel)):
-        outcome = performer.write(guarded)
-        assert isinstance(outcome.error, CgroupBusyError)
-        assert "the OOM killer would run" in str(outcome.error)
+    outcome = KernelWriter(places, files=kernel).write(guarded)
+    assert isinstance(outcome.error, CgroupBusyError)
+    assert "the OOM killer would run" in str(outcome.error)
     assert kernel.killed == []
     assert kernel.read(directory, "memory.max") == "max\n"
     fits = step("memory.max", str(9 * MEGA), version=2, guard="memory.current")
@@ -185,7 +183,6 @@ def test_a_v2_limit_that_may_reclaim_takes_memory_first_in_chunks_and_never_kill
     kernel.charge(directory, anon=anon * MEGA, cache=cache * MEGA)
     kernel.writes.clear()
     lower = step("memory.max", str(limit * MEGA), version=2, guard="memory.current", reclaim=True)
-    assert DryRunWriter(places, files=kernel).write(lower).ok
     outcome = KernelWriter(places, files=kernel).write(lower)
     assert outcome.ok is ok
     assert [int(text) // MEGA for path, text, _ in kernel.writes if path.endswith("memory.reclaim")] == asked
@@ -213,7 +210,6 @@ def test_a_v2_bound_that_kills_nobody_takes_memory_in_chunks_first_and_is_writte
     kernel.charge(directory, anon=anon * MEGA, cache=cache * MEGA)
     kernel.writes.clear()
     high = step("memory.high", str(10 * MEGA), version=2, guard="memory.current", reclaim=True, anyway=True)
-    assert DryRunWriter(places, files=kernel).write(high).ok
     assert KernelWriter(places, files=kernel).write(high).ok
     accepted = [int(text) // MEGA for path, text, _ in kernel.writes if path.endswith("memory.reclaim")]
     assert (accepted if release >= (5, 19) else []) == asked
@@ -380,28 +376,6 @@ async def test_what_is_under_way_for_too_long_is_stuck() -> None:
     files.go_on.set()
     with trio.fail_after(10):
         await writer.quiet()
-
-
-@pytest.mark.parametrize("mode", ["v1", "v2"])
-async def test_the_recorder_writes_nothing_and_says_what_it_would_have_written(mode: Mode) -> None:
-    kernel, places = machine(mode)
-    version = 2 if mode == "v2" else 1
-    recorder: StepWriter = DryRunWriter(places, files=kernel, clock=lambda: 3.0)
-    kernel.writes.clear()
-    steps = [
-        step("cpu.set", "0,1", version=version),
-        step("memory.max", str(MEGA + 1), version=version, slow=True),
-        step("cpu.quota", "5000", version=version),
-    ]
-    outcomes = await recorder.perform(steps)
-    assert kernel.writes == []
-    assert [(outcome.ok, outcome.wrote, outcome.after) for outcome in outcomes] == [
-        (True, False, "0-1"),
-        (True, False, str(MEGA)),
-        (True, False, "5000"),
-    ]
-    assert outcomes[0].before == ("0-3" if version == 1 else "")
-    assert outcomes[0].at == 3.0
 
 
 def test_a_period_and_its_quota_in_one_v2_line_are_read_back_together() -> None:

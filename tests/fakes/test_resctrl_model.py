@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cgroupfs.files import FileOps, GroupDir
+from cgroupfs.files import FileOps
 from resctrl.capability import BandwidthUnit, ResctrlStatus, read_capability
 from resctrl.files import GroupFiles
 from resctrl.schemata import parse_schemata
@@ -71,15 +71,15 @@ def test_it_is_what_the_agent_reads_and_writes_through() -> None:
     model = made(INTEL, (6, 12), "g")
     files: FileOps = model
     groups: GroupFiles = model
-    group = GroupDir(f"{ROOT}/g", ops=files)
-    group.write("schemata", "L3:1=f\n")
-    assert group.read("schemata") == "    MB:0=100;1=100\n    L3:0=fff;1=00f\n"
+    number = files.open_dir(f"{ROOT}/g")
+    files.write(number, "schemata", "L3:1=f\n")
+    assert files.read(number, "schemata") == "    MB:0=100;1=100\n    L3:0=fff;1=00f\n"
     assert sorted(groups.groups(ROOT)) == ["g", "info", "mon_data", "mon_groups"]
     inode = groups.inode(f"{ROOT}/g")
     groups.rmdir(f"{ROOT}/g")
     groups.mkdir(f"{ROOT}/g")
-    assert groups.inode(f"{ROOT}/g") != inode == group.inode
-    assert refusal(lambda: model.read(group.fileno(), "tasks")) == "ENOENT"
+    assert groups.inode(f"{ROOT}/g") != inode == files.inode(number)
+    assert refusal(lambda: model.read(number, "tasks")) == "ENOENT"
 
 
 @on_every_kernel

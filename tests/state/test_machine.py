@@ -23,7 +23,7 @@ def test_a_machine_is_numbered_as_firmware_does_it() -> None:
     machine = parse("2 sockets x 2 nodes x 2 cores x 2 threads")
     assert machine == uniform(sockets=2, nodes=4, cores=8, threads=2)
     assert machine.siblings(3) == cpus("3,11")
-    assert machine.socket_nodes(1) == (2, 3)
+    assert [machine.node_sockets(node) for node in range(4)] == [(0,), (0,), (1,), (1,)]
 
 
 @pytest.mark.parametrize(

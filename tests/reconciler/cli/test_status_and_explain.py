@@ -167,8 +167,10 @@ def test_explain_lists_the_pods_processes_sanitized(
     monkeypatch.setattr(Hierarchy, "detect", lambda _root: Tree())
     monkeypatch.setattr(explain, "_LONGEST_COMMAND", 300)
     try:
-        text = run("explain", BATCH, "--socket", daemon.socket).out
-        (process,) = json.loads(run("explain", BATCH, "-o", "json", "--socket", daemon.socket).out)["processes"]
+        text = run("explain", BATCH, "--processes", "--socket", daemon.socket).out
+        (process,) = json.loads(run("explain", BATCH, "--processes", "-o", "json", "--socket", daemon.socket).out)[
+            "processes"
+        ]
     finally:
         child.communicate()
     assert "processes, 1, the largest first" in text

@@ -7,7 +7,6 @@ import pytest
 from cgroupfs.usage import MemoryUsage
 from reconciler.control.memory_sampler import MemorySampler
 from reconciler.policies.be_memory import BeMemoryConfig
-from state.memory import Shortage
 
 GIGA = 1 << 30
 CONFIG = BeMemoryConfig(enabled=True, grow_after_s=0.0)
@@ -71,14 +70,6 @@ def test_off_or_blind_it_does_not_speak(machine: Machine) -> None:
     blind = MemorySampler(used=lambda: None, pods=lambda _enough: None, root=str(machine.root))
     blind.on_second(1.0)
     assert (blind.node, blind.bound(CONFIG, None, 1.0)) == (None, None)
-
-
-def test_short_numa_nodes_are_told(machine: Machine) -> None:
-    lines = "Node {}, zone Normal\n  pages free {}\n min 1\n low 100\n high 200\n managed 100000\n"
-    (machine.root / "proc/zoneinfo").write_text(lines.format(0, 90000) + lines.format(1, 50))
-    machine.watch.on_second(100.0)
-    assert machine.watch.shortages == {0: Shortage.NONE, 1: Shortage.HARD}
-    assert machine.watch.zones.keys() == {0, 1}
 
 
 def test_a_limit_of_all_pods_ends_before_the_machines_memory_does(machine: Machine) -> None:

@@ -7,6 +7,8 @@ from msgspec.structs import replace
 
 from cgroupfs.cpuset import CpuSet
 from reconciler.placement.demand import CpuDemand
+from reconciler.placement.hints import CPU
+from reconciler.placement.resource_hints import ResourceCapacity
 from state.topology import Cpu, CpuKind, Topology, uniform
 
 
@@ -16,6 +18,17 @@ def shape(*, sockets: int = 1, nodes: int = 1, l3: int | None = None, cores: int
     if l3 is None:
         return made
     return replace(made, cpus=tuple(replace(cpu, l3=cpu.core * l3 // cores) for cpu in made.cpus))
+
+
+def cpu_capacity(topology: Topology, free: CpuSet, request: int, *, align_socket: bool = False) -> ResourceCapacity:
+    """Whole CPUs by NUMA node; ``free`` are those that the container may have (its own included)."""
+    return ResourceCapacity(
+        name=CPU,
+        request=request,
+        total={node: len(topology.node_cpus(node)) for node in topology.nodes()},
+        free={node: len(topology.node_cpus(node) & free) for node in topology.nodes()},
+        align_socket=align_socket,
+    )
 
 
 def without(topology: Topology, offline: Collection[int]) -> Topology:

@@ -27,10 +27,6 @@ def web(request: int | None = None, limit: int | None = None) -> Pod:
     ("of", "request_milli", "limit", "wanted"),
     [
         pytest.param(use(1000), 4000, None, DemandEstimate(1250, used=1), id="use with a quarter on top"),
-        pytest.param(
-            use(1000, load_milli=3000), None, None, DemandEstimate(3000, used=1), id="more threads wait than ran"
-        ),
-        pytest.param(use(1000, load_milli=500), None, None, DemandEstimate(1250, used=1), id="less load than use"),
         pytest.param(use(1000, peak_milli=2000.0), None, None, DemandEstimate(2500, used=1), id="its peak of late"),
         pytest.param(use(1900), None, 2000, DemandEstimate(2000, used=1), id="no margin beyond a limit"),
         pytest.param(use(2600), None, 2000, DemandEstimate(2600, used=1), id="a lent burst counts as used"),
@@ -141,7 +137,6 @@ _USE = st.builds(
     GroupUse,
     cpu_milli=st.integers(0, 10**6),
     age_s=st.sampled_from([0.0, 1.0, 15.0, 15.1, 1e9]),
-    load_milli=st.none() | st.integers(0, 10**6),
     peak_milli=st.none() | st.floats(0, 1e6),
     known_s=st.none() | st.floats(0, 1e4),
 )
@@ -150,10 +145,7 @@ _AMOUNT = st.none() | st.integers(0, 10**6)
 
 @given(_USE, _AMOUNT, _AMOUNT)
 def test_a_reading_that_grows_old_never_lowers_the_need(of: GroupUse, asked: int | None, limit: int | None) -> None:
-    fresh, old = (
-        GroupUse(cpu_milli=of.cpu_milli, load_milli=of.load_milli, peak_milli=of.peak_milli, age_s=age)
-        for age in (0.0, 3600.0)
-    )
+    fresh, old = (GroupUse(cpu_milli=of.cpu_milli, peak_milli=of.peak_milli, age_s=age) for age in (0.0, 3600.0))
     assert of_group(old, asked, limit, CONFIG).milli >= of_group(fresh, asked, limit, CONFIG).milli
 
 

@@ -4,9 +4,10 @@ from hypothesis import strategies as st
 
 from cgroupfs.cpuset import CpuSet
 from reconciler.placement.nodes import NodeChoice, choose_nodes
-from reconciler.placement.resource_hints import ResourceCapacity, cpus, fixed
+from reconciler.placement.resource_hints import ResourceCapacity, fixed
 from state.cpu import CpuPreferences, TopologyPolicy
 from state.topology import Cpu, NumaNode, Topology, uniform
+from tests.reconciler.placement.shapes import cpu_capacity
 
 NONE, BEST, RESTRICTED, SINGLE, NUMERIC = TopologyPolicy
 MACHINE = uniform(sockets=2, nodes=4, cores=16, threads=2)
@@ -30,7 +31,7 @@ def mem(request: int, *amounts: int) -> ResourceCapacity:
 def choose(
     count: int, counts: tuple[int, ...], *others: ResourceCapacity, policy: TopologyPolicy = BEST, **more: object
 ) -> NodeChoice:
-    return choose_nodes(cpus(MACHINE, free(*counts), count), others, MACHINE, policy=policy, **more)  # type: ignore[arg-type]
+    return choose_nodes(cpu_capacity(MACHINE, free(*counts), count), others, MACHINE, policy=policy, **more)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -111,7 +112,7 @@ def test_resources_without_a_common_node_leave_the_cpus_their_own_best() -> None
     near = tuple(NumaNode(id=node, distances=(20, 20, 20, 20, 20)) for node in range(4))
     machine = Topology(online=MACHINE.online, cpus=MACHINE.cpus, numa=(*near, far))
     only_far = ResourceCapacity(name="memory", request=1, free={4: 64}, total={4: 64})
-    choice = choose_nodes(cpus(machine, free(2, 8, 8, 8), 4), [only_far], machine, policy=BEST)
+    choice = choose_nodes(cpu_capacity(machine, free(2, 8, 8, 8), 4), [only_far], machine, policy=BEST)
     assert (choice.nodes, choice.mems) == ((1,), ())
     assert choice.reason.endswith("nothing in common: the CPUs' own best is 1")
 
@@ -123,7 +124,7 @@ def test_missing_cpus_come_from_the_nearest_node() -> None:
         cpus=MACHINE.cpus,
         numa=tuple(NumaNode(id=node, distances=tuple(row)) for node, row in enumerate(table)),
     )
-    choice = choose_nodes(cpus(machine, free(6, 8, 6, 8), 8), [gpu("0")], machine, policy=BEST)
+    choice = choose_nodes(cpu_capacity(machine, free(6, 8, 6, 8), 8), [gpu("0")], machine, policy=BEST)
     assert choice.nodes == (0, 2)
 
 
@@ -157,6 +158,6 @@ def test_the_steps_of_a_whole_choice_grow_with_the_square_of_the_nodes(count: in
     memory = ResourceCapacity(name="memory", request=12, free=there, total=dict.fromkeys(there, 7))
     free_now = CpuSet(cpu for cpu in machine.online if (cpu * 3) % 5)
     for policy in (BEST, RESTRICTED, SINGLE, NUMERIC):
-        choice = choose_nodes(cpus(machine, free_now, 10), [memory], machine, policy=policy)
+        choice = choose_nodes(cpu_capacity(machine, free_now, 10), [memory], machine, policy=policy)
         assert len(choice.nodes) in (3, 4)
         assert choice.steps <= 12 * count**2 + 80 * count + 5 * 64**2

@@ -1,4 +1,4 @@
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 
 from cgroupfs.cpuset import CpuSet
 from reconciler.placement.hints import CPU, EXACT, ResourceHints, merge
-from reconciler.placement.resource_hints import ResourceCapacity, cpus, fewest, fixed, hints_of, memory
+from reconciler.placement.resource_hints import ResourceCapacity, fewest, fixed, hints_of
 from state.cpu import TopologyPolicy
-from state.kubelet import MemoryManagerState, MemoryNode, MemoryTable
 from state.topology import uniform
+from tests.reconciler.placement.shapes import cpu_capacity
 
 GIB = 2**30
 
@@ -45,7 +45,7 @@ def test_hints_are_the_sets_with_enough_and_preferred_those_as_small_as_on_an_em
 
 def test_cpus_are_counted_by_node() -> None:
     machine = uniform(sockets=2, nodes=4, cores=8, threads=2)
-    found = cpus(machine, CpuSet.parse("0-1,8,2"), 2)
+    found = cpu_capacity(machine, CpuSet.parse("0-1,8,2"), 2)
     assert found.total == {0: 4, 1: 4, 2: 4, 3: 4}
     assert found.free == {0: 3, 1: 1, 2: 0, 3: 0}
     assert shown(hints_of([found], machine).hints[0]) == "0* 0-1 0,2 0,3 0-2 0-1,3 0,2-3 0-3"
@@ -53,7 +53,7 @@ def test_cpus_are_counted_by_node() -> None:
 
 def test_aligned_by_socket_all_sets_within_as_few_sockets_are_preferred() -> None:
     machine = uniform(sockets=2, nodes=4, cores=8, threads=2)
-    found = cpus(machine, CpuSet.span(16) - machine.node_cpus(0), 4, align_socket=True)
+    found = cpu_capacity(machine, CpuSet.span(16) - machine.node_cpus(0), 4, align_socket=True)
     assert shown(hints_of([found], machine).hints[0]) == "1* 2* 3* 0-1* 0,2 1-2 0,3 1,3 2-3* 0-2 0-1,3 0,2-3 1-3 0-3"
 
 
@@ -69,47 +69,6 @@ def test_what_is_in_use_is_wanted_where_it_is() -> None:
     machine = uniform(nodes=4, cores=4)
     (hints,), _ = hints_of([fixed("vendor/gpu", CpuSet((1, 3)), range(4))], machine)
     assert shown(hints) == "1,3* 0-1,3 1-3 0-3"
-
-
-def memory_state(nodes: Mapping[int, tuple[int, int, tuple[int, ...]]]) -> MemoryManagerState:
-    """Node -> (free GiB of 8, assignments, cells)."""
-    return MemoryManagerState(
-        policy="Static",
-        nodes={
-            node: MemoryNode(
-                assignments=used,
-                cells=cells,
-                tables={
-                    "memory": MemoryTable(
-                        total=9 * GIB,
-                        system_reserved=GIB,
-                        allocatable=8 * GIB,
-                        reserved=(8 - free) * GIB,
-                        free=free * GIB,
-                    )
-                },
-            )
-            for node, (free, used, cells) in nodes.items()
-        },
-    )
-
-
-@pytest.mark.parametrize(
-    ("request_gib", "nodes", "expected"),
-    [
-        (4, {0: (8, 0, (0,)), 1: (2, 1, (1,))}, "0*"),
-        # Nodes that share an allocation are had together or not at all.
-        (4, {0: (6, 1, (0, 1)), 1: (6, 1, (0, 1)), 2: (8, 0, (2,))}, "2* 0-1"),
-        (10, {0: (8, 0, (0,)), 1: (8, 0, (1,))}, "0-1*"),
-        # A node with an allocation of its own is never part of several.
-        (10, {0: (8, 0, (0,)), 1: (6, 1, (1,)), 2: (8, 0, (2,))}, "0,2*"),
-    ],
-)
-def test_memory_follows_the_memory_managers_groups(
-    request_gib: int, nodes: dict[int, tuple[int, int, tuple[int, ...]]], expected: str
-) -> None:
-    found = memory("memory", request_gib * GIB, memory_state(nodes))
-    assert shown(hints_of([found], uniform(nodes=len(nodes), cores=len(nodes) * 2)).hints[0]) == expected
 
 
 def amounts(count: int, low: int = 0) -> st.SearchStrategy[list[int]]:
@@ -173,7 +132,7 @@ def test_the_sets_and_the_steps_on_large_machines_are_bounded(count: int, resour
 
 def test_a_resource_that_is_short_everywhere_says_so_on_a_large_machine() -> None:
     machine = uniform(nodes=16, cores=32)
-    (hints,), _ = hints_of([cpus(machine, CpuSet(), 1)], machine)
+    (hints,), _ = hints_of([cpu_capacity(machine, CpuSet(), 1)], machine)
     assert hints == ResourceHints(name=CPU, hints=())
 
 

@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cgroupfs.files import inode_of
 from cgroupfs.naming import QosClass
 from cgroupfs.usage import UsageReader
 from reconciler.control.planner import plan_pools
@@ -33,7 +32,7 @@ class Node:
 
     def look(self, inode: int | None = None, *, after_s: float = 0.0) -> GroupUse | None:
         self.clock.now += after_s
-        own = inode_of(str(self.root / "cpuset" / POD.strip("/"))) if inode is None else inode
+        own = (self.root / "cpuset" / POD.strip("/")).stat().st_ino if inode is None else inode
         self.sampler.sample({POD: own})
         return self.sampler.current(self.clock.now).get(POD)
 

@@ -14,7 +14,6 @@ import trio
 
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.errors import SourceError
-from cgroupfs.files import inode_of
 from cgroupfs.hierarchy import UNIFIED, Hierarchy
 from cgroupfs.naming import QosClass
 from cgroupfs.private import PrivateTree, private_tree
@@ -73,7 +72,7 @@ class Machine:
         return pod
 
     def _ref(self, path: str) -> GroupRef:
-        return GroupRef(path=path, inode=inode_of(self.hierarchy.trigger_directory(path)))
+        return GroupRef(path=path, inode=os.stat(self.hierarchy.trigger_directory(path)).st_ino)
 
     def start(self, pod: Pod, code: str = SPIN, *, unified: bool = True) -> int:
         """A process that begins its work when it is in all of the pod's groups."""
