@@ -299,7 +299,7 @@ class DirWatcher(Generic[T]):
             # EINVAL: the kernel dropped it already (an ordinary directory that went away). After any other error the
             # watch may stay, and its events are of no watch that is known here.
             if exc.errno != errno.EINVAL:
-                _LOG.warning("%s: a watch could not be removed: %s", self._name, errno_name(exc.errno))
+                _LOG.warning("%s: cannot remove a watch: %s", self._name, errno_name(exc.errno))
 
     def _read(self) -> list[DirEvent[T]]:
         assert self._inotify is not None
@@ -339,7 +339,7 @@ class DirWatcher(Generic[T]):
 
     def _start_polling(self, watch: _Watch[T], code: int) -> None:
         if self._problem is None:
-            self._problem = f"{errno_name(code)}: {_ADVICE.get(code, 'the kernel refuses a watch')}"
+            self._problem = f"{errno_name(code)}: {_ADVICE.get(code, 'the kernel refused a watch')}"
             self._next_poll = self._next_retry = 0.0
             _LOG.warning("%s: %s is polled every %g s: %s", self._name, watch.path, self._poll_s, self._problem)
         self._polled[watch.path] = watch

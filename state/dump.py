@@ -239,7 +239,7 @@ def _headroom(row: Row, at: float) -> Row | None:
         return None
     return {
         "milli": sum(nodes.values()),
-        "reason": "as the store has it",
+        "reason": "from the last saved state",
         "known_s": max(0.0, at - kept_at),
         "nodes": [
             {"numa_node": node, "milli": milli, "supply_milli": None, "cpus": None}
@@ -256,7 +256,7 @@ def _memory(row: Row, at: float) -> Row | None:
     return {
         "bytes": promised,
         "supply_bytes": None,
-        "reason": "as the store has it",
+        "reason": "from the last saved state",
         "known_s": max(0.0, at - kept_at),
     }
 

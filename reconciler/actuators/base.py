@@ -66,7 +66,7 @@ class StateRow(Generic[K]):
         try:
             kept = decoded(self._decode, row) if row is not None else None
         except ValueError as exc:
-            _LOG.warning("what is remembered of %s cannot be read: %s", self._what, exc)
+            _LOG.warning("cannot read the stored state of %s: %s", self._what, exc)
             kept = None
         return kept if kept is not None and kept.boot == store.boot else self._empty(store.boot)
 

@@ -21,7 +21,7 @@ SINKS: Final = ("journal", "alertmanager", "webhook", "kubernetes", "command", "
 class JournalSinkConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The systemd journal, one structured entry for each alert; the daemon's own log where no journal listens."""
 
-    socket: Annotated[str, Meta(description="where journald listens", extra=_PATH)] = "/run/systemd/journal/socket"
+    socket: Annotated[str, Meta(description="socket of journald", extra=_PATH)] = "/run/systemd/journal/socket"
 
 
 class AlertmanagerSinkConfig(TlsTrust, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -35,19 +35,22 @@ class AlertmanagerSinkConfig(TlsTrust, frozen=True, kw_only=True, forbid_unknown
         ),
     ]
     resend_s: Annotated[
-        float, Meta(ge=1, le=3600, description="a state that lasts is sent again this often; it ends 4 times later")
+        float,
+        Meta(
+            ge=1, le=3600, description="interval at which an active alert is sent again; it expires after 4 times this"
+        ),
     ] = 60.0
     event_s: Annotated[
-        float, Meta(ge=1, le=86400, description="an event, which has no end of its own, is active this long")
+        float, Meta(ge=1, le=86400, description="time for which an event without an end stays active")
     ] = 900.0
     generator_url: Annotated[
-        str, Meta(description="link that Alertmanager shows as the source; empty: none", extra=_SECRET)
+        str, Meta(description="link shown by Alertmanager as the source; empty: none", extra=_SECRET)
     ] = ""
 
     def __post_init__(self) -> None:
         self.check()
         if not self.urls:
-            raise ValueError("urls: expected one URL at least")
+            raise ValueError("urls: expected at least one URL")
         for url in self.urls:
             check_url("urls", url)
 
@@ -58,10 +61,10 @@ class AlertmanagerSinkConfig(TlsTrust, frozen=True, kw_only=True, forbid_unknown
 class WebhookSinkConfig(TlsTrust, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Any HTTP server: our own JSON document, or a body of your own."""
 
-    url: Annotated[str | None, Meta(description="where to send; never shown beyond its host", extra=_SECRET)] = None
+    url: Annotated[str | None, Meta(description="target URL; only its host is ever shown", extra=_SECRET)] = None
     url_file: Annotated[
         str | None,
-        Meta(description="file with the URL, where that is a secret; read at each request", extra=_SECRET_PATH),
+        Meta(description="file with the URL, if it is a secret; read at each request", extra=_SECRET_PATH),
     ] = None
     method: Annotated[Literal["POST", "PUT", "PATCH"], Meta(description="the request's method")] = "POST"
     headers: Annotated[Mapping[str, str], Meta(description="headers; values are never shown", extra=_SECRET)] = {}
@@ -70,11 +73,15 @@ class WebhookSinkConfig(TlsTrust, frozen=True, kw_only=True, forbid_unknown_fiel
         Meta(description="headers whose values are in these files, read at each request", extra=_SECRET),
     ] = {}
     content_type: Annotated[
-        str, Meta(description="of the body; with json in it, placeholders are escaped as in a JSON text")
+        str,
+        Meta(description="content type of the body; if it contains json, placeholders are escaped for JSON strings"),
     ] = "application/json"
     template: Annotated[
         str | None,
-        Meta(description="the body, with placeholders such as ${summary}; null: our own document (docs/alerts.md)"),
+        Meta(
+            description="the body, with placeholders such as ${summary}; null: the JSON document of bypassd "
+            "(docs/alerts.md)"
+        ),
     ] = None
 
     def __post_init__(self) -> None:
@@ -109,7 +116,7 @@ class KubernetesSinkConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class CommandSinkConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A program of yours that gets our JSON document on its standard input; 0 means that it took it."""
+    """A program that reads the JSON document of bypassd from its standard input; exit code 0 confirms it."""
 
     argv: Annotated[
         tuple[str, ...],
@@ -128,32 +135,32 @@ class FileSinkConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """A file of JSON lines, mode 0600, with the older ones beside it as PATH.1 and so on."""
 
     path: Annotated[str, Meta(description="the file; its directory must exist", extra=_PATH)]
-    rotate_bytes: Annotated[int, Meta(ge=4096, le=1 << 34, description="a new file is begun at this size")] = 16 << 20
-    keep: Annotated[int, Meta(ge=0, le=100, description="older files kept")] = 4
-    fsync: Annotated[bool, Meta(description="an alert counts as told when it is on the disk")] = False
+    rotate_bytes: Annotated[int, Meta(ge=4096, le=1 << 34, description="size at which a new file starts")] = 16 << 20
+    keep: Annotated[int, Meta(ge=0, le=100, description="number of old files kept")] = 4
+    fsync: Annotated[bool, Meta(description="an alert counts as delivered only when it is on the disk")] = False
 
 
 class SinkConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Somebody to tell: exactly one of the sections below says how, the settings say of what."""
+    """One receiver of alerts: exactly one of the sections below sets the kind, the settings filter the alerts."""
 
-    minimum: Annotated[Severity, Meta(description="the least severity that is told")] = Severity.INFO
-    kinds: Annotated[tuple[AlertKind, ...], Meta(description="only these kinds, with their ends; empty: all")] = ()
-    resolved: Annotated[bool, Meta(description="tell of ends, too")] = True
-    batch_size: Annotated[int, Meta(ge=1, le=1000, description="told together at most")] = 10
+    minimum: Annotated[Severity, Meta(description="minimum severity")] = Severity.INFO
+    kinds: Annotated[tuple[AlertKind, ...], Meta(description="only these kinds, including their ends; empty: all")] = ()
+    resolved: Annotated[bool, Meta(description="also send the end of alerts")] = True
+    batch_size: Annotated[int, Meta(ge=1, le=1000, description="most alerts in one delivery")] = 10
     batch_delay_s: Annotated[
-        float, Meta(ge=0, le=3600, description="an alert waits this long for company; a critical one does not wait")
+        float, Meta(ge=0, le=3600, description="time an alert waits for others; a critical alert is sent at once")
     ] = 5.0
     repeat_s: Annotated[
-        float, Meta(ge=1, le=604800, description="more of the same is told after this, once, with the count")
+        float, Meta(ge=1, le=604800, description="interval at which a repeated alert is sent, once, with its count")
     ] = 3600.0
     per_minute: Annotated[
-        int, Meta(ge=1, le=10000, description="new alerts told in a minute; the others are counted and told once")
+        int, Meta(ge=1, le=10000, description="new alerts per minute; further ones are counted and sent as one summary")
     ] = 30
-    timeout_s: Annotated[float, Meta(ge=0.1, le=600, description="one try")] = 10.0
+    timeout_s: Annotated[float, Meta(ge=0.1, le=600, description="timeout of one delivery")] = 10.0
     attempts: Annotated[
-        int, Meta(ge=0, le=100000, description="tries before an alert is given up; 0: as long as give_up_s")
+        int, Meta(ge=0, le=100000, description="deliveries tried before an alert is dropped; 0: until give_up_s")
     ] = 0
-    give_up_s: Annotated[float, Meta(ge=10, le=2592000, description="age at which an alert is given up")] = 86400.0
+    give_up_s: Annotated[float, Meta(ge=10, le=2592000, description="age at which an alert is dropped")] = 86400.0
     journal: JournalSinkConfig | None = None
     alertmanager: Annotated[AlertmanagerSinkConfig | None, Meta(extra=_SECRET)] = None
     webhook: Annotated[WebhookSinkConfig | None, Meta(extra=_SECRET)] = None
@@ -173,18 +180,18 @@ class SinkConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class AlertsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who is told what happens on this node. Without a sink, the daemon's log alone."""
+    """The receivers of alerts. Without a sink, alerts appear in the daemon's log only."""
 
     sinks: Annotated[
         Mapping[str, SinkConfig],
-        Meta(description="sinks by a name of your choice, which metrics and messages use", extra=_SECRET),
+        Meta(description="sinks by name; the name appears in metrics and messages", extra=_SECRET),
     ] = {}
-    labels: Annotated[Mapping[str, str], Meta(description="labels put on every alert, such as the cluster's name")] = {}
-    queue: Annotated[
-        int, Meta(ge=10, le=100000, description="alerts that wait at most, for each sink and in the store")
-    ] = 1000
+    labels: Annotated[
+        Mapping[str, str], Meta(description="labels added to every alert, such as the cluster's name")
+    ] = {}
+    queue: Annotated[int, Meta(ge=10, le=100000, description="most pending alerts, per sink and in the store")] = 1000
     source_down_s: Annotated[
-        float, Meta(ge=1, le=86400, description="a source of knowledge is told to be down after this")
+        float, Meta(ge=1, le=86400, description="a source is reported as failed after this time")
     ] = 60.0
 
     def __post_init__(self) -> None:
@@ -199,6 +206,6 @@ class AlertsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 def check_sink(config: AlertsConfig, only: str | None) -> None:
     """Errors: `InputError` when there is no sink, or none of this name."""
     if not config.sinks:
-        raise InputError("alerts.sinks", "", "a sink in the configuration; there is none")
+        raise InputError("alerts.sinks", "", "at least one configured sink; there is none")
     if only is not None and only not in config.sinks:
         raise InputError("sink", only, f"one of {', '.join(config.sinks)}")

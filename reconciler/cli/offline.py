@@ -72,7 +72,7 @@ def plan_node(node: Node, told: RecordedNode, *, files: FileOps = REAL) -> PlanR
     if node.hierarchy is None:
         raise SourceError("cgroups", node.problems.get("cgroups", "no hierarchy"))
     if node.layout is None:
-        raise SourceError("cgroups", "no kubepods directory, and no kubelet configuration that tells where it would be")
+        raise SourceError("cgroups", "no kubepods directory and no kubelet configuration with its location")
     problems = [*node.kubelet.problems, *map(str, node.runtime.problems), *told.problems]
     manifests: dict[str, PodMeta] = {}
     knowledge = Inventory(
@@ -110,7 +110,7 @@ def plan_node(node: Node, told: RecordedNode, *, files: FileOps = REAL) -> PlanR
         "kubelet": _count(told.kubelet),
         "cri": _count(told.cri.pods if told.cri is not None else None),
         "cpu": usage,
-        "store": node.store if previous is not None else "no pools remembered",
+        "store": node.store if previous is not None else "no stored pools",
     }
     problems += [
         f"{pod.title}: {problem}" for pod in knowledge.pods.values() for problem in pod.classification.problems
@@ -149,7 +149,7 @@ def _manifests(node: Node, knowledge: Inventory, problems: list[str]) -> dict[st
 def _measure(told: RecordedNode, knowledge: Inventory, problems: list[str]) -> str:
     """CPU use between the two recorded readings, as the agent would have sampled it."""
     if len(told.usage) < 2:
-        return "not known"
+        return "unknown"
     sampler = CpuSampler()
     classes = {uid: pod.pod_class for uid, pod in knowledge.pods.items()}
     last = told.usage[-1].at
@@ -197,7 +197,7 @@ def _remembered(node: Node, told: RecordedNode, problems: list[str]) -> tuple[Po
     try:
         pools = msgspec.convert({key: row[key] for key in row if key != "lists"}, Pools, dec_hook=_cpus)
     except (msgspec.MsgspecError, ValueError) as exc:
-        problems.append(f"the pools in {node.store} cannot be read: {exc}")
+        problems.append(f"cannot read the pools in {node.store}: {exc}")
         return None, holds
     return msgspec.structs.replace(pools, budget_at=0.0, unknown_since=None), holds
 
@@ -205,7 +205,7 @@ def _remembered(node: Node, told: RecordedNode, problems: list[str]) -> tuple[Po
 def _cpus(kind: type, value: Any) -> object:  # msgspec hands over what it decoded
     if kind is CpuSet and isinstance(value, str):
         return CpuSet.parse(value)
-    raise TypeError(f"{kind.__name__} cannot be read")
+    raise TypeError(f"cannot read {kind.__name__}")
 
 
 def _against(
@@ -236,11 +236,11 @@ def _stand(setting: Setting, holds: Mapping[str, Hold], hierarchy: Hierarchy, fi
     version = hierarchy.version(knob.controller)
     actual = read_value(hierarchy, setting.path, knob, files)
     if version is None or actual is None:
-        return OfflineSetting(setting, "missing", "", None, f"{knob.name} is not to be had there")
+        return OfflineSetting(setting, "missing", "", None, f"{knob.name} is not available there")
     try:
         wanted = wanted_text(knob, setting.value, version)
     except ValueError as exc:
-        return OfflineSetting(setting, "missing", "", actual, f"{setting.value!r} cannot be written: {exc}")
+        return OfflineSetting(setting, "missing", "", actual, f"{setting.value!r} is not writable: {exc}")
     if wanted == actual:
         return OfflineSetting(setting, "in place", wanted, actual, "")
     hold = holding(holds, path=setting.path, knob=setting.knob, pod_uid=setting.pod_uid)

@@ -41,13 +41,13 @@ POD: Final = "pod:"
 def _plain(value: object) -> object:
     if isinstance(value, CpuSet | DeviceLimits):
         return str(value)
-    raise TypeError(f"{type(value).__name__} is not kept")
+    raise TypeError(f"{type(value).__name__} is not stored")
 
 
 def _unplain(kind: type, value: Any) -> object:  # msgspec hands over what it decoded
     if kind is CpuSet and isinstance(value, str):
         return CpuSet.parse(value)
-    raise TypeError(f"{kind.__name__} cannot be read")
+    raise TypeError(f"cannot read {kind.__name__}")
 
 
 encoded: Final = msgspec.msgpack.Encoder(enc_hook=_plain).encode
@@ -67,7 +67,7 @@ def read_pools(store: Store) -> Pools | None:
     try:
         return decode_pools(rows[POOLS])
     except ValueError as exc:
-        _LOG.warning("the pools of the last run cannot be read: %s", exc)
+        _LOG.warning("cannot read the pools of the last run: %s", exc)
         return None
 
 
@@ -118,11 +118,11 @@ def read_holds(store: Store) -> dict[str, Hold]:
         try:
             hold = decoded(msgspec.msgpack.Decoder(Hold).decode, row)
             if hold.target != key:
-                _LOG.warning("hold %s cannot be read: it is one on %s", key, hold.target)
+                _LOG.warning("cannot read hold %s: its target is %s", key, hold.target)
                 continue
             holds[key] = hold
         except ValueError as exc:
-            _LOG.warning("hold %s cannot be read: %s", key, exc)
+            _LOG.warning("cannot read hold %s: %s", key, exc)
     return holds
 
 

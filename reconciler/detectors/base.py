@@ -107,7 +107,7 @@ def registered(section: type[Struct], table: tuple[AnyDetector, ...]) -> Mapping
             raise ValueError(f"detector {detector.name}: {section.__name__} has no field of this name")
         missing = [name for name in detector.signals(detector.config_type()) if name not in SIGNALS]
         if missing:
-            raise ValueError(f"detector {detector.name}: no signal is named {missing[0]}")
+            raise ValueError(f"detector {detector.name}: unknown signal {missing[0]}")
         found[detector.name] = detector
     if lost := fields - found.keys():
         raise ValueError(f"{section.__name__} has fields without a detector: {', '.join(sorted(lost))}")

@@ -35,31 +35,27 @@ class DetectorEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         PressureDetectorConfig | None,
         Meta(description="waiting for CPU, memory or disk above a limit, or rising beyond it"),
     ] = None
-    run_queue: Annotated[
-        RunQueueConfig | None, Meta(description="tasks wait for a CPU although the own quota lets them run")
-    ] = None
-    cpi: Annotated[
-        CpiConfig | None, Meta(description="instructions take more cycles than this workload's usually do")
-    ] = None
+    run_queue: Annotated[RunQueueConfig | None, Meta(description="tasks wait for a CPU without being throttled")] = None
+    cpi: Annotated[CpiConfig | None, Meta(description="more cycles per instruction than usual for this workload")] = (
+        None
+    )
     idle_cores: Annotated[
         IdleCoresConfig | None,
-        Meta(description="too little CPU time is idle in the victim's pool, and BE work uses some of it"),
+        Meta(description="too little idle CPU in the victim's pool while BE work uses it"),
     ] = None
     memory_events: Annotated[
         MemoryEventsConfig | None,
-        Meta(description="killed for lack of memory, or reading back what reclaim took while the node is short"),
+        Meta(description="OOM kills, or refaults while the node is short of memory"),
     ] = None
     cache: Annotated[
         CacheDetectorConfig | None,
-        Meta(description="more cache misses than usual, and a part of the cache lost to others"),
+        Meta(description="more cache misses than usual, and cache space lost to others"),
     ] = None
     bandwidth: Annotated[
         BandwidthDetectorConfig | None,
-        Meta(description="memory bandwidth is near its peak, or the victim's share of it has collapsed"),
+        Meta(description="memory bandwidth near its peak, or the victim's bandwidth collapsed"),
     ] = None
-    ewma: Annotated[
-        EwmaConfig | None, Meta(description="a signal is far from where its recent past says it should be")
-    ] = None
+    ewma: Annotated[EwmaConfig | None, Meta(description="a signal deviates from its recent values")] = None
     expression: Annotated[
         ExpressionConfig | None, Meta(description="an expression over signals is true for a while")
     ] = None

@@ -53,7 +53,7 @@ def read_kept(store: Store) -> HeadroomState | None:
     try:
         return decoded(msgspec.msgpack.Decoder(HeadroomState).decode, row)
     except ValueError as exc:
-        _LOG.warning("the headroom of the last run cannot be read: %s", exc)
+        _LOG.warning("cannot read the headroom of the last run: %s", exc)
         return None
 
 
@@ -203,7 +203,7 @@ class HeadroomReport:
         except OSError as exc:
             problem = f"{path}: {errno_name(exc.errno) if exc.errno else exc}"
             if self.problem != problem:
-                _LOG.warning("the headroom cannot be written to %s", problem)
+                _LOG.warning("cannot write the headroom to %s", problem)
             self.problem = problem
         else:
             self.problem = None

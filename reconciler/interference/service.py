@@ -109,7 +109,7 @@ class InterferenceService:
                     with trio.move_on_after(_LOOK_S):
                         await self._changed.wait()
                     self._changed = trio.Event()
-                nursery.cancel_scope.cancel(reason="something else is to be watched now")
+                nursery.cancel_scope.cancel(reason="the configuration changed")
         finally:
             self.observer = self.evictor = None
 
@@ -156,12 +156,12 @@ class InterferenceService:
         """Why an eviction must not go on: what a person has said since it was ordered."""
         config = self._node.config.eviction
         if not config.enabled:
-            return "evictions are switched off"
+            return "eviction is disabled"
         if config.dry_run or not self._node.enforces():
-            return "evictions are a dry run now"
+            return "eviction is now a dry run"
         pod = self._node.knowledge.pods.get(order.uid)
         hold = pod_hold(self._node.holds_now(), order.uid, () if pod is None else pod.paths)
-        return None if hold is None else f"held by {hold.by}: {hold.reason}"
+        return None if hold is None else f"on hold by {hold.by}: {hold.reason}"
 
     def _means(self, config: Config) -> "ReaderContext":
         from reconciler.signals.reading import ReaderContext  # noqa: PLC0415

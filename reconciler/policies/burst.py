@@ -35,15 +35,15 @@ class BurstConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields
     """Whose bursts, and how large."""
 
     enabled: Annotated[
-        bool, Meta(description="let online containers with a quota spend in one moment what they saved before")
+        bool, Meta(description="let online containers with a CPU quota save unused quota for bursts")
     ] = False
     percent: Annotated[
         int,
         Meta(
             ge=0,
             le=_FULL,
-            description="burst of an online container in percent of its quota, where its pod's annotations do not "
-            "tell; 0: only pods that ask for one",
+            description="burst of an online container in percent of its quota, unless its pod has an annotation; "
+            "0: only pods with an annotation",
         ),
     ] = 100
 
@@ -63,7 +63,8 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Bu
     """Say why there are none, or how large they are."""
     del previous
     reason = (
-        unsupported_reason(view, KNOB) or f"{config.percent} % of the quota of online containers, unless their pod asks"
+        unsupported_reason(view, KNOB)
+        or f"{config.percent} % of the quota of online containers, unless the pod's annotation differs"
     )
     return replace(pools, reasons={**pools.reasons, NAME: reason})
 
@@ -80,7 +81,7 @@ def for_pod(pod: Pod, view: NodeView, pools: Pools, config: BurstConfig) -> list
             continue
         quota = quota_of(pod, container, pools)
         if not pod.pod_class.online:
-            settings.append(setting_of(pod, container, KNOB, 0, policy=NAME, reason="BE work has no bursts"))
+            settings.append(setting_of(pod, container, KNOB, 0, policy=NAME, reason="no bursts for BE work"))
         elif quota is not None:
             value = quota * percent // _FULL
             total += value
@@ -88,14 +89,14 @@ def for_pod(pod: Pod, view: NodeView, pools: Pools, config: BurstConfig) -> list
             settings.append(setting_of(pod, container, KNOB, value, policy=NAME, reason=reason))
     own = view.actual.get((pod.group.path, "cpu.quota"))
     if settings and isinstance(own, int) and not lifts_pod(pod, pools):
-        reason = "the sum of its containers' bursts"
+        reason = "sum of its containers' bursts"
         settings.append(setting_of(pod, None, KNOB, min(total, own), policy=NAME, reason=reason))
     return settings
 
 
 POLICY = Policy(
     name=NAME,
-    summary="online containers may save up unused quota",
+    summary="online containers save unused quota for bursts",
     config_type=BurstConfig,
     precedence=26,
     decide_node=decide_node,

@@ -27,25 +27,22 @@ from cgroupfs.codecs import PAGE
 from cgroupfs.naming import QosClass
 from reconciler.policies.base import Policy, PolicyConfig, setting_of
 from reconciler.policies.offers import unsupported_reason
+from reconciler.runtime.format import size
 from state.memory import MemoryProtection
 from state.model import Container, ContainerKind, NodeView, Pod, PodClass, Pools, Setting
 
 NAME: Final = "memory_qos"
 
 
-_Min = Annotated[
-    int, Meta(ge=0, le=100, description="of the request: never reclaimed, whatever happens to the rest of the node")
-]
-_Low = Annotated[
-    int, Meta(ge=0, le=100, description="of the request: reclaimed only where nobody else has anything left")
-]
+_Min = Annotated[int, Meta(ge=0, le=100, description="share of the memory request that is never reclaimed")]
+_Low = Annotated[int, Meta(ge=0, le=100, description="share of the memory request that is reclaimed last")]
 _Throttling = Annotated[
     int,
     Meta(
         ge=0,
         le=100,
-        description="of the way from request to limit: above it the group is slowed down and reclaimed (v2), or "
-        "reclaimed first when the node is short (v1)",
+        description="throttling point between request and limit: above it the group is throttled and reclaimed "
+        "(v2), or reclaimed first when memory is short (v1)",
     ),
 ]
 
@@ -56,9 +53,9 @@ class ClassMemory(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     min_percent: _Min = 0
     low_percent: _Low = 0
     throttling_percent: _Throttling = 0
-    oom_group: Annotated[bool, Meta(description="the OOM killer takes a container whole or not at all (v2 only)")] = (
-        False
-    )
+    oom_group: Annotated[
+        bool, Meta(description="the OOM killer kills all processes of a container together (v2 only)")
+    ] = False
 
 
 class OnlineMemory(ClassMemory, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -76,12 +73,15 @@ class ReclaimedMemory(ClassMemory, frozen=True, kw_only=True, forbid_unknown_fie
 class MemoryQosConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The percentages by class."""
 
-    enabled: Annotated[bool, Meta(description="protect requests from reclaim, throttle before limits")] = False
+    enabled: Annotated[bool, Meta(description="protect memory requests from reclaim; throttle before the limit")] = (
+        False
+    )
     directories: Annotated[
         bool,
         Meta(
-            description="give the QoS directories and kubepods the sums of what is protected below them; without, "
-            "nothing below counts. Off where the kubelet's MemoryQoS feature writes them"
+            description="write the sums of the protections to kubepods and the QoS directories, without which "
+            "the protections below have no effect. Disable it if the kubelet's MemoryQoS feature "
+            "writes them"
         ),
     ] = True
     dedicated: OnlineMemory = OnlineMemory()
@@ -147,7 +147,7 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Me
     del previous
     missing = unsupported_reason(view, "memory.low")
     if missing is not None or not config.directories:
-        said = f"soft limits only: {missing}" if missing is not None else "no sums in the QoS directories"
+        said = f"soft limits only: {missing}" if missing is not None else "no protection on the QoS directories"
         return replace(pools, reasons={**pools.reasons, NAME: said})
     sums: dict[str, MemoryProtection] = {}
     for pod in view.pods.values():
@@ -158,7 +158,7 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Me
         for path in (view.kubepods, level) if level is not None else (view.kubepods,):
             sums[path] = _plus(sums.get(path, MemoryProtection()), found)
     whole = sums.get(view.kubepods, MemoryProtection())
-    said = f"{whole.min_bytes >> 20} MiB kept and {whole.low_bytes >> 20} MiB protected for pods"
+    said = f"pod memory never reclaimed: {size(whole.min_bytes)}, reclaimed last: {size(whole.low_bytes)}"
     plan = replace(pools.memory, protected=dict(sorted(sums.items())))
     return replace(pools, memory=plan, reasons={**pools.reasons, NAME: said})
 
@@ -166,7 +166,7 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Me
 def parents(view: NodeView, pools: Pools, config: MemoryQosConfig) -> list[Setting]:
     """The sums, on the directories of the QoS levels."""
     del config
-    reason = "the sum of what is protected below it"
+    reason = "sum of the protections below"
     return [
         Setting(path=path, knob=knob, value=value, policy=NAME, reason=reason)
         for path, found in sorted(pools.memory.protected.items())
@@ -181,23 +181,23 @@ def for_pod(pod: Pod, view: NodeView, pools: Pools, config: MemoryQosConfig) -> 
     found = of_pod(pod, view, config)
     settings = [one for container, amount in found for one in _of(pod, container, amount, view)]
     if percents(pod, config).oom_group and unsupported_reason(view, "memory.oom_group") is None:
-        reason = "one of it killed is all of it"
+        reason = "all processes are killed together"
         settings += [
             setting_of(pod, container, "memory.oom_group", 1, policy=NAME, reason=reason) for container, _ in found
         ]
     sums = _sum(amount for _, amount in found)
     for knob, value in (("memory.min", sums.min_bytes), ("memory.low", sums.low_bytes)):
         if value and unsupported_reason(view, knob) is None:
-            settings.append(setting_of(pod, None, knob, value, policy=NAME, reason="the sum of its containers'"))
+            settings.append(setting_of(pod, None, knob, value, policy=NAME, reason="sum of its containers"))
     return settings
 
 
 def _of(pod: Pod, container: Container, amount: MemoryAmounts, view: NodeView) -> Iterator[Setting]:
     v2 = view.versions.get("memory") == 2
     wanted = (
-        ("memory.min", amount.min_bytes or None, "its part of the request is never reclaimed"),
-        ("memory.low", amount.low_bytes or None, "its part of the request is reclaimed last"),
-        ("memory.high" if v2 else "memory.soft", amount.high_bytes, "between its request and its limit"),
+        ("memory.min", amount.min_bytes or None, "share of the request that is never reclaimed"),
+        ("memory.low", amount.low_bytes or None, "share of the request that is reclaimed last"),
+        ("memory.high" if v2 else "memory.soft", amount.high_bytes, "throttling point between request and limit"),
     )
     for knob, value, reason in wanted:
         if value is not None and unsupported_reason(view, knob) is None:
@@ -221,7 +221,7 @@ def _pages(number: int) -> int:
 
 POLICY = Policy(
     name=NAME,
-    summary="requests protected from reclaim, use beyond them throttled before the limit",
+    summary="memory requests protected from reclaim, use above them throttled before the limit",
     config_type=MemoryQosConfig,
     precedence=54,
     decide_node=decide_node,

@@ -33,8 +33,8 @@ class NormaliseConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
         Meta(
             ge=1.0,
             le=10.0,
-            description="this node's CPU speed over that of the CPUs that limits were made for, in hundredths "
-            "(Koordinator's cpu-normalization-ratio); quotas are divided by it; 1.0: off",
+            description="CPU speed of this node relative to the reference CPU (Koordinator's "
+            "cpu-normalization-ratio); quotas are divided by it; 1.0: off",
         ),
     ] = 1.0
 
@@ -64,9 +64,7 @@ def quota_of(pod: Pod, container: Container, pools: Pools) -> int | None:
 def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: NormaliseConfig) -> Pools:
     """Tell the other policies the ratio."""
     del view, previous
-    reason = (
-        "off: a CPU here is worth what limits say" if config.ratio <= 1 else f"quotas are divided by {config.ratio:g}"
-    )
+    reason = "off: quotas are unchanged" if config.ratio <= 1 else f"quotas are divided by {config.ratio:g}"
     return replace(pools, quota_ratio=config.ratio, reasons={**pools.reasons, NAME: reason})
 
 
@@ -81,7 +79,7 @@ def for_pod(pod: Pod, view: NodeView, pools: Pools, config: NormaliseConfig) -> 
         value, given = quota_of(pod, container, pools), spec.quota_us
         if value is None or value == given or view.lent_us.get(container.group.path, 0) > value:
             continue
-        reason = f"its limit of {given} µs at this node's ratio of {pools.quota_ratio:g}"
+        reason = f"limit of {given} µs divided by this node's ratio {pools.quota_ratio:g}"
         settings.append(setting_of(pod, container, "cpu.quota", value, policy=NAME, reason=reason))
     return settings
 

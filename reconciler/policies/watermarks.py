@@ -29,8 +29,8 @@ MIN_FREE: Final = "vm.min_free_kbytes"
 KNOBS: Final = (MIN_FREE, SCALE)
 """Their names in holds, and the kernel's; no control file's."""
 REASONS: Final[Mapping[str, str]] = {
-    MIN_FREE: "so much stays free for allocations that cannot wait",
-    SCALE: "the kernel begins to reclaim early, beside the work",
+    MIN_FREE: "free memory kept for allocations that cannot wait",
+    SCALE: "the kernel starts background reclaim earlier",
 }
 _WHOLE: Final = 10_000
 _KIB: Final = 1024
@@ -41,20 +41,18 @@ _MARKS_ABOVE_MIN: Final = 2
 class WatermarksConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the kernel keeps free."""
 
-    enabled: Annotated[
-        bool, Meta(description="set the marks below which the kernel reclaims, for the machine as a whole")
-    ] = False
+    enabled: Annotated[bool, Meta(description="set the memory watermarks of the machine")] = False
     scale_factor: Annotated[
         Annotated[int, Meta(ge=10, le=200)] | None,
         Meta(
-            description="vm.watermark_scale_factor: the distance between two marks in ten-thousandths of the memory "
-            "(the kernel's own: 10; 200 is 2 %); null: left alone",
+            description="vm.watermark_scale_factor: distance between two watermarks in ten-thousandths of the memory "
+            "(kernel default 10; 200 is 2 %); null: unmanaged",
         ),
     ] = 50
     min_free_factor: Annotated[
         Annotated[int, Meta(ge=1, le=300)] | None,
         Meta(
-            description="vm.min_free_kbytes in ten-thousandths of the memory (300 is 3 %); null: left alone",
+            description="vm.min_free_kbytes in ten-thousandths of the memory (300 is 3 %); null: unmanaged",
         ),
     ] = None
 
@@ -90,14 +88,14 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Wa
         dry_run=config.dry_run, scale_factor=config.scale_factor, min_free_factor=config.min_free_factor
     )
     names = [name for name, factor in ((MIN_FREE, wish.min_free_factor), (SCALE, wish.scale_factor)) if factor]
-    reason = f"{' and '.join(names)} for the machine" if names else "both are left alone"
+    reason = f"{' and '.join(names)} for the machine" if names else "both unmanaged"
     memory = replace(pools.memory, watermarks=wish)
     return replace(pools, memory=memory, reasons={**pools.reasons, NAME: reason})
 
 
 POLICY = Policy(
     name=NAME,
-    summary="how much memory the kernel keeps free",
+    summary="memory watermarks of the kernel",
     config_type=WatermarksConfig,
     precedence=78,
     decide_node=decide_node,

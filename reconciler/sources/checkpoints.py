@@ -273,7 +273,7 @@ class CheckpointSource:
         if news and isinstance(found, CheckpointError):
             _LOG.warning("%s: %s", _NAME, found)
         elif isinstance(self.cpus, CheckpointError) and not isinstance(found, CheckpointError):
-            _LOG.info("%s: %s is good again", _NAME, path)
+            _LOG.info("%s: %s is readable again", _NAME, path)
         self.cpus, self._read_at = found, now
         self.allocations.read(found, now)
         return news

@@ -158,7 +158,7 @@ class Daemon:
             connection.close()
 
     def answers(self, path: str) -> int:
-        """The status of a GET; 0 while nobody listens."""
+        """The status of a GET; 0 while stale socket."""
         try:
             return self.call("GET", path)[0]
         except (OSError, http.client.HTTPException):

@@ -155,7 +155,7 @@ def test_a_limit_below_what_is_in_use_is_not_written_and_nobody_dies(
         ]
 
     eventually("the agent says why not", lambda: any(state == "refused" for state, _ in standing()), within_s=60)
-    assert "no more can be reclaimed" in standing()[0][1]
+    assert "no more memory can be reclaimed" in standing()[0][1]
     assert limit(pod["main"]) == "max"
     assert alive(pod["main"])
 

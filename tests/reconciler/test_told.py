@@ -87,7 +87,7 @@ def test_what_a_shadow_would_have_done_ends_apart_from_what_is_done() -> None:
 def test_an_eviction_is_asked_for_and_its_end_is_told_whether_anybody_carried_it_out_or_not() -> None:
     world, told = World(EVICT), Told()
     (asked,) = alerts_of(Evaluation(at_s=0.0, changes=world.go(BAD, 4.0)), world.frame(), world.memory.climbs.values())
-    assert asked.summary == "for ns/web (cpu), asked: evict ns/hog"
+    assert asked.summary == "victim ns/web (cpu), asked: evict ns/hog"
     told.take(asked)
     assert told.open() == in_force(world) == {"cpu pod:web evict running hog"}
     told.hear(world, world.go(BAD, 4.0, seconds=world.config.evict_effect_s))
@@ -99,7 +99,7 @@ def test_whom_a_dry_run_would_evict_is_told_as_such_and_ends() -> None:
     world.evicts = False
     changes = world.go(BAD, 4.0)
     alert = next(alerts_of(Evaluation(at_s=0.0, changes=changes), world.frame(), world.memory.climbs.values()))
-    assert alert.summary == "for ns/web (cpu), would do: evict ns/hog"
+    assert alert.summary == "victim ns/web (cpu), would do: evict ns/hog"
     assert alert.labels["mode"] == "shadow"
     told.hear(world, changes)
     assert told.open() == {"cpu pod:web evict running hog shadow"}
@@ -154,9 +154,9 @@ def test_nobody_watching_any_more_ends_all_that_lasts() -> None:
             told.take(alert)
     assert told.open() == {"cpu pod:web", "cpu pod:web hold budget all"}
     last = frame(90, hog_milli=2500.0, wait=40.0)
-    for alert in resolutions(brain.active, brain.ladder.climbs.values(), last, "nobody watches any more"):
+    for alert in resolutions(brain.active, brain.ladder.climbs.values(), last, "interference detection stopped"):
         told.take(alert)
-        assert "nobody watches any more" in alert.summary
+        assert "interference detection stopped" in alert.summary
     assert told.open() == set()
 
 

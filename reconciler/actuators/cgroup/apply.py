@@ -156,7 +156,7 @@ class CgroupActuator:
         try:
             await trio.to_thread.run_sync(self._ledger.adopt, entries, limiter=self._store_lane)
         except StoreError as exc:
-            _LOG.warning("what was in force before the store was lost cannot be recorded: %s", exc)
+            _LOG.warning("cannot record the values in force before the store was lost: %s", exc)
             return
         for path in {one.key[1] for one in found}:
             self._watched.follow(path)
@@ -292,7 +292,7 @@ class CgroupActuator:
             self.writes[work.knob.name, "refused"] += 1
             if error is not None:
                 self.judge.errors.counted("file", error)
-            reason = str(error) if error is not None else "it could not be read back"
+            reason = str(error) if error is not None else "reading it back failed"
             self._ledger.failed(work.key, errno=error.errno if error is not None else 0, error=reason)
             self.judge.statuses.refused(work, reason)
             return

@@ -64,7 +64,7 @@ def adopt_unjournaled_writes(hierarchy: Hierarchy, ledger: Ledger, *, files: Fil
 _ROUNDS: Final = 3
 _UPDATE_S: Final = 0.1
 """From the runtime's write to the rename of its record 11 ms were recorded at the most."""
-_AS_ABOVE: Final = "was empty, which a group with processes cannot be again: now all that the group above has"
+_AS_ABOVE: Final = "was empty, which is impossible for a group with processes: now equal to its parent"
 
 
 class _PendingRestore(NamedTuple):
@@ -195,7 +195,7 @@ def _look(scene: _Scene, entry: LedgerEntry) -> RestoreResult | _PendingRestore:
     knob = CATALOG.get(entry.knob)
     version = hierarchy.version(entry.controller)
     if knob is None or version is None:
-        return _undone(entry, RestoreOutcome.GONE, "", f"no {entry.controller} controller here")
+        return _undone(entry, RestoreOutcome.GONE, "", f"no {entry.controller} controller on this node")
     try:
         inode = files.inode(hierarchy.trigger_directory(entry.path))
         if not same_group(entry.inode, inode):

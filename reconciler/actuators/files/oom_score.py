@@ -230,7 +230,7 @@ class OomScores:
                         knob=KNOB,
                         value=number,
                         policy=NAME,
-                        reason="BE processes are the OOM killer's first choice",
+                        reason="BE processes are killed first when memory runs out",
                         pod_uid=uid,
                         container_id=one.id,
                     )
@@ -323,7 +323,7 @@ def _standing(setting: Setting, outcome: Counter[str] | None, *, recorded: bool)
     refused = ", ".join(f"{count} processes: {code}" for code, count in sorted((outcome or {}).items()) if code)
     if not recorded:
         return SettingStatus(
-            setting, "not recorded", wanted, None, "its processes' numbers cannot be remembered", time.time()
+            setting, "not recorded", wanted, None, "the oom_score_adj of its processes cannot be recorded", time.time()
         )
     if refused:
         return SettingStatus(setting, "refused", wanted, None, refused, time.time())

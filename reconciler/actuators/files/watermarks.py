@@ -48,7 +48,7 @@ class SysctlRows(BootState, frozen=True, kw_only=True):
     values: Mapping[str, SysctlState] = {}
 
 
-ROW: Final = StateRow("watermarks", SysctlRows, "the kernel's memory marks")
+ROW: Final = StateRow("watermarks", SysctlRows, "memory watermarks")
 
 
 class Sysctls:
@@ -66,9 +66,9 @@ class Sysctls:
         except FileNotFoundError:
             return f"this kernel has no {name}"
         except OSError as exc:
-            return f"cannot be read: {errno_name(exc.errno)}"
+            return f"cannot read: {errno_name(exc.errno)}"
         except ValueError:
-            return "holds no number"
+            return "not a number"
 
     def write(self, name: str, value: int) -> str:
         """Set it and read it back. Empty when it is there, else why not."""
@@ -212,17 +212,17 @@ class Watermarks:
         original = there if kept is None else kept.original
         target = max(value, original)
         if kept is not None and self._is_foreign(name, there, kept):
-            return "yielded", f"somebody else has set it to {there}, which is left"
+            return "yielded", f"set to {there} by another program; unchanged"
         if there == target:
             if kept is not None:
                 self._sure.add(name)
-            return "in place", "" if target == value else f"it was {original} before, and is never lowered below that"
+            return "in place", "" if target == value else f"never set below its original value {original}"
         if held:
-            return "held", "an operator's hold"
+            return "held", "on hold by an operator"
         if dry:
             return "would write", ""
         if node is None or not has_room(name, there, target, node):
-            return "waiting", "the memory that it takes is not available twice over"
+            return "waiting", "not enough available memory for it"
         fresh = SysctlState(original=original, ours=(*(() if kept is None else kept.ours[-1:]), target))
         try:
             await self._rows.save(msgspec.structs.replace(self._rows.now, values={**self._kept, name: fresh}))

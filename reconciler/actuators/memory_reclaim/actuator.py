@@ -35,6 +35,7 @@ from reconciler.actuators.memory_reclaim.control import (
     probe,
     relieve,
 )
+from reconciler.runtime.format import size
 from reconciler.signals.memory import Shortage, parse_meminfo, parse_zoneinfo, shortages
 from reconciler.signals.podnuma import parse_numa_cache
 from state.memory import ReclaimRequest
@@ -163,7 +164,7 @@ class Reclaimer:
             zones = parse_zoneinfo(self._files.read(self._proc, "zoneinfo"))
         except (OSError, ValueError) as exc:
             # Unknown is no shortage, and no room either.
-            self._problems["node"] = f"the node's memory cannot be read: {exc}"
+            self._problems["node"] = f"cannot read the node's memory: {exc}"
             return
         self._problems.pop("node", None)
         self._short = shortages(zones, self._short)
@@ -245,7 +246,7 @@ class Reclaimer:
             directory = self._hierarchy.directory(UNIFIED, path)
             some = parse_pressure(self._files.read(directory, "memory.pressure")).some
         except (OSError, ValueError) as exc:
-            self._problems["pressure"] = f"no memory pressure of containers here, so none is probed: {exc}"
+            self._problems["pressure"] = f"no memory pressure per container, proactive reclaim is off: {exc}"
             return None
         self._problems.pop("pressure", None)
         return some.total_us if some is not None else None
@@ -333,7 +334,7 @@ class Reclaimer:
         self.counts["bytes"] += done.got or 0
         if done.outcome == _LACKING:
             self._problems["kernel"] = _LACKING
-        asked = f"{done.action.want_bytes >> 20} MiB" if done.action.want_bytes else "all page cache"
+        asked = size(done.action.want_bytes) if done.action.want_bytes else "all page cache"
         # A relief is news; probes happen all the time, and are counted.
         level = logging.INFO if done.action.kind == "relief" and done.got is not None else logging.DEBUG
         _LOG.log(level, "%s of %s: %s: %s", asked, done.action.path, done.outcome, done.action.why)

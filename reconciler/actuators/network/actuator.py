@@ -194,13 +194,13 @@ class NetworkActuator:
         """An interface and its bounds; else the words say what of it nobody knows. Errors: `SourceError`."""
         device, told = await self._turns.work(partial(self._asked, wish))
         if device is None:
-            return None, None, "there is no such interface"
+            return None, None, "no such interface"
         if told is not None:
             self._told[wish.name] = device.index, told
         index, last = self._told.get(wish.name, (0, 0))
         speed = wish.link_mbit or (last if index == device.index else None)
         if speed is None:
-            return device, None, "its driver tells no speed; expected link_mbit in the configuration"
+            return device, None, "its driver reports no speed; set link_mbit in the configuration"
         return device, lane(speed, wish.floor_percent, wish.ceiling_percent, wish.waterline_percent), ""
 
     def _asked(self, wish: InterfaceRequest) -> tuple[Link | None, int | None]:
@@ -228,7 +228,7 @@ class NetworkActuator:
                 # The pods' device needs no tree: its part follows the law all the same.
                 fresh = replace(fresh, problem=str(exc))
         elif not pods_here:
-            return LinkState(problem="nothing tells BE's packets here: no net_cls, and pods leave by another interface")
+            return LinkState(problem="BE packets cannot be identified: no net_cls, and pods leave by another interface")
         if sent is None and not pods_here:
             return fresh
         through = await self._pods.through() if pods_here else None
@@ -254,12 +254,12 @@ class NetworkActuator:
         """See to the interface's tree; what is to be said of it, and the bytes of online and BE where it stands."""
         root = await self._turns.work(partial(self._tc.root, name))
         if root is None:
-            return replace(fresh, problem="there is no such interface"), None
+            return replace(fresh, problem="no such interface"), None
         if not (root.ours or root.default):
-            return replace(fresh, problem=f"its root is {root.kind}, which somebody has set: left alone"), None
+            return replace(fresh, problem=f"its root qdisc {root.kind} belongs to another program: unchanged"), None
         kept = self._kept.now
         if not root.complete and not enforce:
-            return replace(fresh, would=f"would stand in place of {root.kind}"), None
+            return replace(fresh, would=f"would replace {root.kind}"), None
         if enforce and name not in kept.roots:
             # Durable before anything is done; a tree that a lost store knew of is entered again.
             kind = "" if root.ours else root.kind

@@ -23,7 +23,7 @@ from resctrl.tasks import MoveResult, expel, gather
 from state.model import PodClass
 
 _BE: Final = CLASS_GROUPS[PodClass.RECLAIMED]
-_LOW_ON_RMIDS: Final = "no monitoring id is free yet"
+_LOW_ON_RMIDS: Final = "no free monitoring id yet"
 
 
 class GroupMember(NamedTuple):
@@ -187,7 +187,7 @@ class ResctrlSweep:
             if member.held or member.home not in self._usable:
                 self._stay.append(member)
                 if not member.held:
-                    words = f"{member.home}: {self.outcome.refused.get(member.home, 'is not there')}"
+                    words = f"{member.home}: {self.outcome.refused.get(member.home, 'does not exist')}"
                     self.outcome.unsettled[member.uid] = words
             else:
                 self._place(member)
@@ -209,7 +209,7 @@ class ResctrlSweep:
             return
         self._count(done)
         if not done.on_settled:
-            words = "its threads come faster than they are moved"
+            words = "new threads appear faster than they are moved"
             self.outcome.unsettled[member.uid] = f"refused: {dict(done.refused)}" if done.refused else words
 
     def _strangers(self) -> Iterator[None]:

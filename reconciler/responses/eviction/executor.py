@@ -94,10 +94,10 @@ class Evictor:
         """Have it carried out. An order for a pod that is being evicted already, or that nobody knows, is dropped."""
         pod = self._pods(order.uid)
         if pod is None:
-            _LOG.warning("%s is not evicted: there is no such pod any more", order.title)
+            _LOG.warning("%s is not evicted: the pod is gone", order.title)
             return
         if order.id in self._cases or any(case.open and case.order.uid == order.uid for case in self.cases()):
-            _LOG.warning("%s is being evicted already", order.title)
+            _LOG.warning("%s is already being evicted", order.title)
             return
         target = EvictionTarget(
             group=pod.group,
@@ -189,7 +189,7 @@ class Evictor:
             try:
                 self._cases = {case.order.id: case for case in await self._journal.load()}
             except StoreError as exc:
-                _LOG.warning("evictions of the last run cannot be read: %s", exc)
+                _LOG.warning("cannot read the evictions of the last run: %s", exc)
                 await trio.sleep(_LOAD_AGAIN_S)
             else:
                 return

@@ -52,11 +52,11 @@ def cases_of(rows: Iterable[tuple[str, bytes]]) -> list[EvictionCase]:
         try:
             row = _FORM.decode(body)
             if row is None:
-                _LOG.warning("eviction %s is of a newer version and left as it is", key)
+                _LOG.warning("eviction %s was stored by a newer version; not used", key)
                 continue
             found.append(row.case)
         except ValueError as exc:
-            _LOG.warning("eviction %s cannot be read: %s", key, exc)
+            _LOG.warning("cannot read eviction %s: %s", key, exc)
     return found
 
 
@@ -110,11 +110,11 @@ class EvictionJournal:
             await trio.to_thread.run_sync(self._held.write, batch, lambda: dict(self._written), limiter=self._lane)
         except StoreError as exc:
             if self.problem is None:
-                _LOG.warning("evictions wait for the store: %s", exc)
-            self.problem = f"evictions wait for the store: {exc}"
+                _LOG.warning("evictions paused, the store is not writable: %s", exc)
+            self.problem = f"evictions paused, the store is not writable: {exc}"
             return False
         if self.problem is not None:
-            _LOG.info("evictions go on: the store takes writes again")
+            _LOG.info("evictions resumed: the store is writable again")
         self.problem = None
         return True
 
@@ -131,7 +131,7 @@ def thaw_killed(hierarchy: Hierarchy, store: Store) -> tuple[list[str], list[str
     try:
         cases = cases_of(store.rows(EVICTIONS))
     except StoreError as exc:
-        return done, [f"evictions cannot be read: {exc}"]
+        return done, [f"cannot read the stored evictions: {exc}"]
     for case in cases:
         if not case.open or case.step is not EvictionStep.KILL or case.boot != store.boot:
             continue

@@ -16,6 +16,7 @@ from cgroupfs.errors import CgroupError
 from reconciler.responses.means.base import EvictionResult, EvictionWork, grace_left
 from reconciler.responses.means.config import EvictionMeans
 from reconciler.responses.means.processes import OwnPodError, has_processes
+from reconciler.runtime.format import duration
 from state.eviction import EvictionCase, EvictionMethodName, EvictionOutcome, EvictionStep
 
 _LOOPS: Final = 3
@@ -43,14 +44,14 @@ class SignalEviction:
         """See the module's text."""
         try:
             if work.resumed is not EvictionStep.KILL and await self._terminate(work):
-                return EvictionResult(outcome=EvictionOutcome.DONE, detail="it ended by SIGTERM")
+                return EvictionResult(outcome=EvictionOutcome.DONE, detail="ended on SIGTERM")
             await work.step(EvictionStep.KILL)
             left = await self._kill(work)
         except (CgroupError, OwnPodError) as exc:
             return EvictionResult(outcome=None, detail=str(exc))
         if left:
             return EvictionResult(outcome=None, detail=left)
-        return EvictionResult(outcome=EvictionOutcome.DONE, detail="it was killed by SIGKILL")
+        return EvictionResult(outcome=EvictionOutcome.DONE, detail="killed with SIGKILL")
 
     async def _terminate(self, work: EvictionWork) -> bool:
         """SIGTERM, once to each process that was there at first: helpers that they start to end well are spared.
@@ -105,6 +106,6 @@ class SignalEviction:
                 await work.thaw()
 
     def _who_is_left(self, work: EvictionWork, members: set[int]) -> str:
-        held = "a group above it is stopped, which keeps SIGKILL from working; " if work.tree.held_above() else ""
-        who = work.processes.describe(members) or "processes that this daemon cannot see"
-        return f"{held}these live {self._config.kill_s:g} s after SIGKILL: {who}"
+        held = "a parent group is frozen, which blocks SIGKILL; " if work.tree.held_above() else ""
+        who = work.processes.describe(members) or "processes outside this PID namespace"
+        return f"{held}still running {duration(self._config.kill_s)} after SIGKILL: {who}"

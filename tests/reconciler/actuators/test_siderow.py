@@ -48,7 +48,7 @@ def test_a_row_of_another_boot_or_of_something_else_tells_nothing(
     batch.put(META, ROW.key, b"\xc1")
     kept.apply(batch)
     assert ROW.read(kept) == Kept(boot="boot-1")
-    assert "names cannot be read" in caplog.text
+    assert "cannot read the stored state of names" in caplog.text
     kept.close()
 
 

@@ -58,10 +58,10 @@ def test_it_is_wanted_where_cores_have_two_threads_and_somebody_asks() -> None:
     smt, single = node(topology=uniform(cores=2, threads=2)), node(topology=2)
     pools = plan_pools(smt, None, on)
     assert pools.cores == CoreSchedRequest(groups=CookieGroups.POD, sweep_s=9, dry_run=True)
-    assert pools.reasons[NAME] == "BE pods share cores with each other only, online pods with nobody"
+    assert pools.reasons[NAME] == "BE pods share cores only with BE pods, online pods with no other pod"
     pools = plan_pools(single, None, on)
     assert pools.cores is None
-    assert "nothing to keep apart" in pools.reasons[NAME]
+    assert "core scheduling has no effect" in pools.reasons[NAME]
     pools = plan_pools(smt, None, PoliciesConfig())
     assert pools.cores is None
     assert pools.reasons[NAME] == "off"

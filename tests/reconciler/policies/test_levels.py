@@ -47,7 +47,7 @@ def test_what_a_kernel_lacks_is_said_once_for_the_node() -> None:
     )
     assert reasons["qos_level"] == "this kernel has no cpu.qos (cpu.qos_level, from Linux 4.19 of openEuler on)"
     unseen = plan(node(knobs=frozenset()), None, ON).pools.reasons["idle_class"]
-    assert unseen.startswith("not known yet")
+    assert unseen.startswith("unknown")
     assert plan(node(versions={}), None, ON).pools.reasons["qos_level"] == "no cpu controller is mounted on this node"
 
 
@@ -123,4 +123,4 @@ def test_a_pod_that_has_turned_online_is_told_that_the_kernel_never_takes_it_bac
     assert of(desired, "cpu.qos") == {}
     (refusal,) = desired.refusals
     assert (refusal.setting.path, refusal.rule) == (BE, "one-way")
-    assert refusal.reason == "this kernel never takes an offline group back online: only a new pod helps"
+    assert refusal.reason == "this kernel cannot put an offline group back online; recreate the pod"

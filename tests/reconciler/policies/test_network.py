@@ -36,7 +36,7 @@ def test_pods_with_a_network_of_their_own_need_no_class_ids(versions: dict[str, 
     assert wish is not None
     assert (wish.classes, wish.pods_by) == (versions is CLASSES, "eth0")
     assert bool([one for one in desired.settings.values() if one.policy == "network"]) is wish.classes
-    told = "but not of pods in the host's network: no net_cls controller is mounted" in desired.pools.reasons["network"]
+    told = "except for pods in the host network: no net_cls controller is mounted" in desired.pools.reasons["network"]
     assert told is not wish.classes
 
 
@@ -56,7 +56,7 @@ def test_pods_leave_by_the_interface_that_is_said_or_else_the_first() -> None:
     ("view", "config", "words"),
     [
         (VIEW, PoliciesConfig(), "off"),
-        (VIEW, PoliciesConfig(network=NetworkConfig(enabled=True)), "no interface is named"),
+        (VIEW, PoliciesConfig(network=NetworkConfig(enabled=True)), "no interface configured"),
         (node(pod("a")), NO_PODS, "no net_cls controller is mounted on this node"),
         (node(pod("a"), versions=CLASSES, knobs=MAINLINE - {"net.classid"}), NO_PODS, "this kernel has no net.classid"),
     ],

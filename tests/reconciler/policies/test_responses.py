@@ -38,7 +38,7 @@ def test_a_held_budget_is_a_ceiling_and_says_why() -> None:
     free = planned(view, Restrictions()).pools.budget_milli
     held = planned(view, Restrictions(budget_milli=700, budget_reason="ns/web suffers")).pools
     assert held.budget_milli <= 700 < free
-    assert held.reasons["responses"] == "BE has at most 700 milli-CPU: ns/web suffers"
+    assert held.reasons["responses"] == "BE budget limited to 0.70 CPU: ns/web suffers"
     assert planned(view, Restrictions(budget_milli=10**6)).pools.budget_milli == free, "it never raises anything"
 
 
@@ -131,12 +131,12 @@ def test_switched_off_responses_reach_nobody() -> None:
 
 def test_partitioning_leaves_be_a_part_of_its_share_of_the_caches_in_every_mode() -> None:
     on = PoliciesConfig(cache=CachePolicyConfig(enabled=True))
-    view = replace(node(pod("be")), measures=Restrictions(cache_percent=50, cache_reason="ns/web suffers (cache)"))
+    view = replace(node(pod("be")), measures=Restrictions(cache_percent=50, cache_reason="for victim ns/web (cache)"))
     pools = plan(view, None, on).pools
     assert pools.cache is not None
     assert (pools.cache.reclaimed.cat_range_end_percent, pools.cache.reclaimed.mba_percent) == (15, 50)
     assert (pools.cache.levels.low_cache_percent, pools.cache.levels.high_mba_percent) == (10, 25)
-    assert pools.reasons["cache"].endswith("50 % of its share: ns/web suffers (cache)")
+    assert pools.reasons["cache"].endswith("reduced to 50 % of it: for victim ns/web (cache)")
     whole = plan(node(pod("be")), None, on).pools.cache
     assert whole is not None
     assert whole.reclaimed.cat_range_end_percent == 30

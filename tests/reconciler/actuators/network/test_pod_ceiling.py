@@ -171,7 +171,7 @@ async def test_a_new_pod_is_led_at_the_look_that_shows_it_and_one_without_a_proc
     await world.round(BE, MINE)
     world.spaces.inodes.pop("second")
     await world.round(BE, SECOND, MINE, seconds=0.05)
-    assert world.state("second") == ("waiting", "it has no process yet")
+    assert world.state("second") == ("waiting", "no process yet")
     world.spaces.inodes["second"] = 101
     await world.round(BE, SECOND, MINE, seconds=1)
     assert "veth-second" not in world.pods.filters
@@ -230,12 +230,12 @@ async def test_what_is_not_to_be_done_is_shown(
 async def test_a_namespace_that_an_online_pod_has_too_is_left_alone(world: World) -> None:
     world.spaces.inodes["mine"] = 100
     await world.round()
-    assert world.state("be") == ("blocked", "its network namespace is that of ns/mine, too")
+    assert world.state("be") == ("blocked", "shares its network namespace with ns/mine")
     assert set(world.pods.filters) == {"veth-second"}
 
 
 UNTOLD = replace(WISH, interfaces=(InterfaceRequest(name="eth0"),))
-NO_SPEED = "eth0: its driver tells no speed; expected link_mbit in the configuration"
+NO_SPEED = "eth0: its driver reports no speed; set link_mbit in the configuration"
 
 
 async def test_nobody_is_led_where_the_links_speed_is_not_known(world: World) -> None:
@@ -263,7 +263,7 @@ async def test_all_are_let_go_while_the_interface_is_not_there_or_its_speed_is_t
         assert world.pods.filters == {}
         assert world.pods.disciplines == {"veth-be": "clsact"}, "what was there before stays"
         assert ROW.read(world.store).cables == {}
-        words = "eth0: there is no such interface" if lost is WISH else NO_SPEED
+        words = "eth0: no such interface" if lost is WISH else NO_SPEED
         assert (world.state("be"), world.network.problems()) == (("blocked", words), [words])
         world.pods.links["eth0"] = eth0
     for _ in range(13):
