@@ -119,7 +119,7 @@ def _user(name: str | None) -> _User | None:
             return _User(int(name), int(name))
         if name == "nobody":  # images without a user table
             return _User(_NOBODY, _NOBODY)
-        raise ValueError(f"there is no user {name!r} on this machine") from None
+        raise ValueError(f"no user {name!r} on this machine") from None
     return None if found.pw_uid == os.geteuid() else _User(found.pw_uid, found.pw_gid)
 
 

@@ -59,7 +59,7 @@ class CpiConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     stale_s: Annotated[
         float, Meta(ge=1, le=3600, description="age limit of a sample; counters are sampled once a minute")
     ] = 130.0
-    proxies: Annotated[bool, Meta(description="use another signal if there is no PMU")] = True
+    proxies: Annotated[bool, Meta(description="use another signal on machines without a PMU")] = True
 
     def __post_init__(self) -> None:
         if self.outliers * self.every_s > self.within_s:

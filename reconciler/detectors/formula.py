@@ -301,7 +301,7 @@ def _number(token: _Token) -> float:
         time = _TIME.fullmatch(token.text)
         known = "known: %, k, Ki, M, Mi, G, Gi, T, Ti"
         why = "a time is allowed only after a signal, as in avg(cpu.use, 30s)" if time else known
-        raise FormulaError(token.column, f"{token.text!r} is no number here; {why}")
+        raise FormulaError(token.column, f"{token.text!r} is not a number; {why}")
     factor = units.BYTES.factors.get(match[2] or "", Decimal(1))
     return float(Decimal(match[1]) * factor)
 

@@ -98,7 +98,7 @@ def for_parents(view: NodeView, pools: Pools, config: DiskPolicyConfig) -> list[
             _setting(view.besteffort, "io.max", limits, f"limits of {plan.in_directory} of {plan.takers} BE pods")
         )
     if plan.weighed and config.weight_be is not None:
-        settings += _weights(view, view.besteffort, config.weight_be, "minimum I/O weight: online I/O goes first")
+        settings += _weights(view, view.besteffort, config.weight_be, "minimum I/O weight: online pods go first")
     if config.weight_online is not None:
         settings += _weights(view, view.burstable, config.weight_online, "higher I/O weight for online pods")
     settings += _protected(view, view.burstable, config)
@@ -120,7 +120,7 @@ def for_pod(pod: Pod, view: NodeView, pools: Pools, config: DiskPolicyConfig) ->
         settings += _limits(pod, view, pools.disk, config)
         under = pools.disk.weighed and pod.qos is QosClass.BESTEFFORT
         if config.weight_be is not None and not under:
-            settings += _weights(view, path, config.weight_be, "minimum I/O weight: online I/O goes first")
+            settings += _weights(view, path, config.weight_be, "minimum I/O weight: online pods go first")
     else:
         if config.weight_online is not None:
             settings += _weights(view, path, config.weight_online, "higher I/O weight for online pods")

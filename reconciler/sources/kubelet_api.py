@@ -124,7 +124,7 @@ class KubeletPods:
         self._known: dict[str, PodMeta] = {}
         self._listed: frozenset[str] = frozenset()
         self._answered_at: float | None = None
-        self._detail = "not asked yet"
+        self._detail = "not read yet"
         self._ok = False
         self._problems: tuple[str, ...] = ()
         self._next = _Round()
@@ -186,7 +186,7 @@ class KubeletPods:
             finally:
                 for left in (asked, self._next):
                     if not left.finished.is_set():
-                        left.error = SourceError(NAME, "is no longer asked")
+                        left.error = SourceError(NAME, "is no longer used")
                         left.finished.set()
 
     async def _once(self, session: HttpSession) -> SourceError | None:
@@ -248,7 +248,7 @@ class KubeletPods:
     def _taken(self, told: Mapping[str, PodMeta], reader: PodListReader) -> None:
         problems = tuple(reader.problems)
         if not self._ok and self._answered_at is not None:
-            _LOG.info("%s: answers again", NAME)
+            _LOG.info("%s: works again", NAME)
         for problem in set(problems).difference(self._problems):
             _LOG.warning("%s", problem)
         self._answered_at, self._ok, self._problems = trio.current_time(), True, problems
@@ -259,4 +259,4 @@ class KubeletPods:
         if told:
             self._listed = frozenset(told)
         elif self._known:
-            self._detail = f"an empty list from {self._peer.shown}; the {len(self._known)} pods known before are kept"
+            self._detail = f"an empty list from {self._peer.shown}; keeping the {len(self._known)} pods known before"

@@ -51,7 +51,7 @@ def read_overrides(text: str, where: str) -> Overrides:
         raise document.refusal((), f"a mapping with the key {_KEY}")
     problems = [str(document.refusal((key,), f"no such key here, only {_KEY}")) for key in document.data if key != _KEY]
     if document.more:
-        problems.append(f"{where}: only the first of several documents is read")
+        problems.append(f"{where}: only the first document is read")
     entries = document.data.get(_KEY)
     if entries is not None and not isinstance(entries, list):
         raise document.refusal((_KEY,), "a list of overrides")
@@ -117,6 +117,6 @@ class OperatorFile:
 
     def _keep(self, problem: str) -> Overrides:
         kept = len(self._held.overrides)
-        note = f"; the {kept} overrides read before still hold" if kept else ""
+        note = f"; the {kept} overrides read before still apply" if kept else ""
         self._held = Overrides(overrides=self._held.overrides, problems=(problem + note,))
         return self._held

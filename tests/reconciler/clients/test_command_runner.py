@@ -303,7 +303,7 @@ async def test_it_runs_as_we_are_as_a_user_or_as_a_number(monkeypatch: pytest.Mo
     assert await output_of("/usr/bin/id", "-u", user="nobody") == "65534\n"
     assert await output_of("/usr/bin/id", "-u", user="daemon") == "1\n"
     assert await output_of("/usr/bin/id", "-G", user="4711") == "4711\n"
-    with pytest.raises(OSError, match="there is no user 'no-such-user' on this machine"):
+    with pytest.raises(OSError, match="no user 'no-such-user' on this machine"):
         await Command(["/usr/bin/id"], user="no-such-user").run(5)
 
     def nobody_at_all(name: str) -> None:

@@ -145,7 +145,7 @@ async def test_it_runs_as_nobody_as_a_user_or_as_a_number() -> None:
     assert await source(who, user="root").measure() == ProbeResult(0.0)
     groups = ["/bin/sh", "-c", "id -G | wc -w"]
     assert await source(groups, user="4711").measure() == ProbeResult(1.0)
-    assert "there is no user 'no-such-user' on this machine" in await words_of(source(who, user="no-such-user"))
+    assert "no user 'no-such-user' on this machine" in await words_of(source(who, user="no-such-user"))
 
 
 async def test_without_the_right_to_become_somebody_else_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -284,7 +284,7 @@ async def test_who_waits_when_it_stops_is_told(nursery: trio.Nursery) -> None:
         await trio.sleep(0.05)
         runner.cancel_scope.cancel()
     await trio.sleep(0.05)
-    assert told == ["kubelet: is no longer asked", "kubelet: is no longer asked"]
+    assert told == ["kubelet: is no longer used", "kubelet: is no longer used"]
     nursery.cancel_scope.cancel()
 
 

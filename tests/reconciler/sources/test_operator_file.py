@@ -119,7 +119,7 @@ def test_a_file_that_cannot_be_used_at_all_is_one_message(text: str, message: st
 
 def test_a_second_document_is_noticed() -> None:
     read = read_overrides("overrides: []\n---\noverrides: []\n", "f")
-    assert read.problems == ("f: only the first of several documents is read",)
+    assert read.problems == ("f: only the first document is read",)
 
 
 def write(path: Path, text: str | bytes) -> None:
@@ -148,7 +148,7 @@ def test_the_file_is_followed_and_a_broken_one_leaves_the_last_good_entries(tmp_
             assert len(read.overrides) == 3
             (problem,) = read.problems
             assert message in problem
-            assert problem.endswith("; the 3 overrides read before still hold")
+            assert problem.endswith("; the 3 overrides read before still apply")
     write(path, "overrides: []")
     assert (file.read().overrides, file.read().problems) == ((), ())
     path.unlink()
