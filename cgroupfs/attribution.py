@@ -121,7 +121,7 @@ class FanotifyWatch:
                 failed.append(f"{directory} ({errno_name(code)})")
             else:
                 self._bases[device] = directory
-        self._problem = f"{_NAME}: no writer is known in {', '.join(failed)}" if failed else None
+        self._problem = f"{_NAME}: writers unknown in {', '.join(failed)}" if failed else None
         if not self._bases:
             self.close()
             raise SourceError(_NAME, f"fanotify cannot mark {', '.join(failed) or 'anything'}")
@@ -170,7 +170,7 @@ class FanotifyWatch:
         flags = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_LARGEFILE", 0)
         fd: int = self._libc.fanotify_init(_FAN_CLASS_NOTIF_CLOEXEC_NONBLOCK, flags)
         if fd < 0:
-            raise SourceError(_NAME, f"fanotify cannot be had: {errno_name(ctypes.get_errno())}")
+            raise SourceError(_NAME, f"fanotify is not available: {errno_name(ctypes.get_errno())}")
         return fd
 
     def _mark(self, directory: str) -> int:
@@ -275,7 +275,7 @@ class InotifyWrites:
     def problem(self) -> str | None:
         """Why this is not fanotify, and what else is wrong."""
         limit = self._watcher.stats.problem
-        return f"{self._why}: writers are not known" + (f"; {limit}" if limit else "")
+        return f"{self._why}: writers unknown" + (f"; {limit}" if limit else "")
 
     def follow(self, directory: str, group: str) -> None:
         """Watch one group in one hierarchy."""

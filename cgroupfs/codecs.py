@@ -96,7 +96,7 @@ def _level(value: Value, low: int, high: int, what: str) -> str:
 def _encode_set(value: Value) -> str:
     if isinstance(value, CpuSet) and value:
         return str(value)
-    raise ValueError(f"{value!r} is not a set of at least one: a group with processes answers ENOSPC to an empty one")
+    raise ValueError(f"{value!r} is an empty set: a group with processes refuses it (ENOSPC)")
 
 
 def _encode_quota_v1(value: Value) -> str:
@@ -147,7 +147,7 @@ def _decode_frozen_v1(text: str) -> Value:
     # FREEZING: it was asked for, and some task sleeps where it cannot be stopped yet.
     word = words_of(text)[0]
     if word not in {"FROZEN", "FREEZING", "THAWED"}:
-        raise ValueError(f"{shown(word)} is no state of a freezer")
+        raise ValueError(f"{shown(word)} is not a freezer state")
     return int(word != "THAWED")
 
 

@@ -29,7 +29,7 @@ class DeviceLimits:
     def __init__(self, rows: Mapping[str, Row]) -> None:
         made = {device: dict(rows[device]) for device in sorted(rows, key=device_numbers) if rows[device]}
         if not made:
-            raise ValueError("no device has a limit: that is None")
+            raise ValueError("no device has a limit: use None")
         object.__setattr__(self, "_rows", made)
 
     def __setattr__(self, name: str, value: object) -> None:

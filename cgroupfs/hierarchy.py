@@ -257,7 +257,7 @@ def _nothing_usable(table: str, chosen: Mapping[str, Mount]) -> str:
     wanted = ", ".join(_NEEDED)
     looked = f"{table} shows neither a cgroup mount with one of {wanted} nor a cgroup2 mount that offers one"
     if not chosen:
-        return f"{looked}; there is no cgroup mount at all"
+        return f"{looked}; no cgroup mount exists"
     seen = "; ".join(
         f"{mount.directory} offers {', '.join(sorted(set(mount.controllers) - {UNIFIED})) or 'nothing'}"
         for mount in {mount.directory: mount for mount in chosen.values()}.values()

@@ -69,9 +69,9 @@ class WriterProcess(Struct, frozen=True, kw_only=True):
         if not self.pid:
             return "an unknown process"
         if not self.name:
-            return f"a process that has ended (pid {self.pid})"
+            return f"pid {self.pid} (exited)"
         if self.kind is WriterKind.PERSON:
-            return f"a person with {self.name} (pid {self.pid})"
+            return f"a person using {self.name} (pid {self.pid})"
         return f"{self.name} (pid {self.pid})"
 
 

@@ -196,14 +196,14 @@ def _over_parent(final: Mapping[str, Band], have: Mapping[str, Band], goal: Mapp
             continue
         above, limit = inherited
         if path in goal and goal[path].ratio != have[path].ratio:
-            children[path] = f"{_cpus(ratio)} CPUs are more than the {_cpus(limit)} of {above}"
+            children[path] = f"{_cpus(ratio)} CPU exceed the {_cpus(limit)} of {above}"
         elif above in goal and goal[above].ratio != have[above].ratio:
-            parents[above] = f"{path} below it has {_cpus(ratio)} CPUs, more than {_cpus(limit)}"
+            parents[above] = f"its child {path} has {_cpus(ratio)} CPU, more than {_cpus(limit)}"
         else:
             # Neither has a new ratio, but what stood between them may have been lifted: that change is the culprit.
             lifted = _lifted_between(path, above, have, goal)
             if lifted is not None:
-                parents[lifted] = f"{path} below it has {_cpus(ratio)} CPUs, more than the {_cpus(limit)} of {above}"
+                parents[lifted] = f"its child {path} has {_cpus(ratio)} CPU, more than the {_cpus(limit)} of {above}"
     return parents or children
 
 

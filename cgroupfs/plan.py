@@ -86,7 +86,7 @@ class _Planner:
             for change in self._left[name].values():
                 if CATALOG[name].one_way and self._goes_back(change):
                     self._block(
-                        change, "one way", f"the kernel takes no higher {name} again: the group must be made anew"
+                        change, "one way", f"the kernel does not allow increasing {name} again: recreate the group"
                     )
                 else:
                     self._step(change)
@@ -105,7 +105,7 @@ class _Planner:
             return
         knob, version = usable
         if (path == "/") is not knob.root_only:
-            where = "only the root group has it" if knob.root_only else "the root group is not ours to limit"
+            where = "only the root group has it" if knob.root_only else "the root group must not be limited"
             self._block(change, "root", where)
             return
         try:
@@ -123,7 +123,7 @@ class _Planner:
                 self._there[key] = change
                 return
         elif name in _ORDERED:
-            self._block(change, "unknown", f"the {name} there now is not known: read it first")
+            self._block(change, "unknown", f"the current {name} is unknown: read it first")
             return
         self._there.pop(key, None)
         self._left[name][path] = change
@@ -134,7 +134,7 @@ class _Planner:
         version = self._versions.get(knob.controller) if knob else None
         usable: tuple[Knob, Version] | BlockedChange
         if knob is None:
-            usable = _no(name, "knob", f"there is no knob {name}")
+            usable = _no(name, "knob", f"unknown knob {name}")
         elif version is None:
             usable = _no(name, "controller", f"the controller {knob.controller} is not mounted")
         elif knob.file(version) is None:
@@ -220,7 +220,7 @@ class _Planner:
             if mask not in texts:
                 texts[mask] = str(CpuSet.from_mask(mask))
             change = changes[path]
-            why = f"{change.why} (first both, old and new: groups below still need the old)" if interim else None
+            why = f"{change.why} (first the union of old and new: child groups still need the old)" if interim else None
             # What comes after a slow step in a tree of sets has to wait for it.
             moving |= name == "cpu.mems" and self._moves_pages(change, version)
             self._step(change, texts[mask], why, moving=moving)
@@ -231,7 +231,7 @@ class _Planner:
                 room = CpuSet.from_mask(want.get(other, have[other]) if other not in against else have[other])
                 reason = f"{wanted} is not inside the {str(room) or 'empty set'} of {other}"
             else:
-                reason = f"{other} below it has CPUs or nodes outside {wanted}"
+                reason = f"its child {other} has CPUs or nodes outside {wanted}"
             self._block(change, f"{name}: child inside parent", reason)
 
     def _moves_pages(self, change: KnobChange, version: Version) -> bool:
@@ -248,7 +248,7 @@ class _Planner:
                 if idles[path].want == 1:
                     self._step(change)
             elif self._value(path, "cpu.idle") == 1:
-                self._block(change, "cpu.idle blocks cpu.weight", "an idle group's weight cannot be written")
+                self._block(change, "cpu.idle blocks cpu.weight", "the weight of an idle group cannot be written")
             else:
                 self._step(change)
         for path, change in idles.items():
@@ -271,7 +271,7 @@ class _Planner:
         for (path, name), change in list(changes.items()):
             if path not in have:
                 if name == "cpu.period" and version == 2:
-                    self._block(change, "unknown", "cpu.max holds the quota too, and the quota there now is not known")
+                    self._block(change, "unknown", "cpu.max also contains the quota, and the current quota is unknown")
                     del changes[path, name]
                     continue
                 have[path] = self._band(path, None)
@@ -361,7 +361,7 @@ class _Planner:
         used = change.usage_bytes
         if change.reclaim or (used is not None and isinstance(change.want, int) and change.want >= used):
             return True
-        reason = "the memory in use is not known" if used is None else f"{used} bytes are in use, {change.want} wanted"
+        reason = "the memory usage is unknown" if used is None else f"{used} bytes in use, {change.want} wanted"
         self._block(change, "memory.max below usage kills", f"{reason}, and the OOM killer runs at once below it")
         return False
 
@@ -372,7 +372,7 @@ def _check_value(knob: Knob, want: Value, version: Version) -> None:
     elif knob.name not in _SETS:
         knob.encode(want, version)
     elif not isinstance(want, CpuSet) or want == EMPTY:
-        raise ValueError("a group with processes never takes an empty set: name the CPUs or nodes")
+        raise ValueError("a group with processes cannot have an empty set: specify CPUs or nodes")
 
 
 def _contains(one: Value, other: Value | UnsetType) -> bool:

@@ -111,7 +111,9 @@ def read_pressure(path: str) -> Pressure:
 
 
 def _off(path: str) -> SourceError:
-    return SourceError("psi", f"{path}: not supported here; the kernel needs psi=1, the group cgroup.pressure=1")
+    return SourceError(
+        "psi", f"{path}: not supported; needs psi=1 on the kernel command line and cgroup.pressure=1 in the group"
+    )
 
 
 class TriggerSpec(Struct, frozen=True, kw_only=True):

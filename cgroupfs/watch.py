@@ -339,7 +339,7 @@ class DirWatcher(Generic[T]):
 
     def _start_polling(self, watch: _Watch[T], code: int) -> None:
         if self._problem is None:
-            self._problem = f"{errno_name(code)}: {_ADVICE.get(code, 'the kernel refuses a watch')}"
+            self._problem = f"{errno_name(code)}: {_ADVICE.get(code, 'the kernel refused a watch')}"
             self._next_poll = self._next_retry = 0.0
             _LOG.warning(
                 "a directory is polled", watch=self._name, path=watch.path, every_s=self._poll_s, reason=self._problem

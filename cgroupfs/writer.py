@@ -133,7 +133,7 @@ class KernelWriter:
             return StepOutcome(step=step, ok=False, at=self._clock(), before=before, wrote=True, error=failed)
         ok = _is(step, after)
         shown = after.rstrip("\n")
-        error = None if ok else CgroupRefusedError(path, f"write {step.text!r}: accepted, but it reads {shown!r}")
+        error = None if ok else CgroupRefusedError(path, f"write {step.text!r}: accepted, but the value is {shown!r}")
         return StepOutcome(step=step, ok=ok, at=self._clock(), before=before, after=shown, wrote=True, error=error)
 
     def _unwritten(self, step: WriteStep, directory: str, text: str, exc: OSError) -> CgroupError:
@@ -212,9 +212,9 @@ class KernelWriter:
         if stuck or self._patience_s >= self._deadline_s:
             error = CgroupBusyError(step.path, f"{step.file}: not done within {self._deadline_s:g} s")
         elif left is None or left.at is None or left.holds(step):
-            error = CgroupUnderWayError(step.path, f"{step.file}: the kernel is still at it")
+            error = CgroupUnderWayError(step.path, f"{step.file}: still in progress in the kernel")
         else:
-            error = CgroupUnderWayError(step.path, f"{step.file}: the kernel is at {left.at.file} of {left.at.path}")
+            error = CgroupUnderWayError(step.path, f"{step.file}: waiting for {left.at.file} of {left.at.path}")
         return StepOutcome(step=step, ok=False, at=self._clock(), error=error)
 
 
@@ -261,7 +261,7 @@ def _changed(step: WriteStep, directory: str, seen: str | None) -> CgroupError |
     if step.expects is None or seen is None or CATALOG[step.knob].normal(seen, step.version) == step.expects:
         return None
     now = seen.rstrip("\n")
-    return CgroupChangedError(f"{directory}/{step.file}", f"write {step.text!r}: it reads {now!r} by now")
+    return CgroupChangedError(f"{directory}/{step.file}", f"write {step.text!r}: the value is {now!r} by now")
 
 
 def _guarded(
@@ -291,9 +291,9 @@ def _guarded(
         return CgroupBusyError(path, f"{step.guard} is not a number: not written")
     if used <= limit or step.anyway:
         return None
-    kept = "no more can be reclaimed" if step.reclaim else "nothing may be reclaimed for it"
+    kept = "no more memory can be reclaimed" if step.reclaim else "reclaim is not allowed"
     danger = ", and the OOM killer would run at once" if step.version == 2 else ""
-    return CgroupBusyError(path, f"{limit} is below the {used} of {step.guard}: {kept}{danger}")
+    return CgroupBusyError(path, f"{limit} is below the usage {used} ({step.guard}): {kept}{danger}")
 
 
 def _reclaim(files: FileOps, directory: str, guard: str, limit: int, clock: Callable[[], float]) -> int:

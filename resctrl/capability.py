@@ -190,12 +190,12 @@ def _missing(known: bool, flagged: bool, place: str) -> tuple[ResctrlStatus, str
     if not known and not flagged:
         return (
             ResctrlStatus.NO_CPU,
-            "the CPU reports no resource control (no rdt_a, cat_l3, mba or cqm among its flags)",
+            "the CPU has no resource control (no rdt_a, cat_l3, mba or cqm among its flags)",
         )
     if not known:
         return (
             ResctrlStatus.NO_KERNEL,
-            "the CPU could, but the kernel has no resctrl file system (CONFIG_X86_CPU_RESCTRL)",
+            "the CPU supports it, but the kernel has no resctrl file system (CONFIG_X86_CPU_RESCTRL)",
         )
     return (
         ResctrlStatus.NOT_MOUNTED,

@@ -143,7 +143,7 @@ class ControlGroups:
 
     def _own(self, name: str) -> str:
         if not name.startswith(self.prefix) or "/" in name or "\n" in name or len(name) > _LONGEST:
-            raise ValueError(f"{name!r} is no name of a group of ours")
+            raise ValueError(f"{name!r} is not a group name of bypassd")
         return name
 
     def _error(self, path: str, exc: OSError, doing: str) -> CgroupError:

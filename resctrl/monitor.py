@@ -264,7 +264,7 @@ class MonitorGroups:
 
     def _own(self, control: str, name: str) -> str:
         if not name.startswith(self.prefix) or "/" in name or "\n" in name:
-            raise ValueError(f"{name!r} is no name of a group of ours")
+            raise ValueError(f"{name!r} is not a group name of bypassd")
         return self.path(control, name)
 
 

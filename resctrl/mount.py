@@ -42,7 +42,7 @@ def unseen(place: str, options: Sequence[str]) -> CgroupDeniedError:
     """Why a process with mounts of its own does not mount it, and who has to."""
     return CgroupDeniedError(
         place,
-        "mount: this process has mounts of its own, which the host does not see; mount it there instead, as in "
+        "mount: this process has a private mount namespace; mount resctrl on the host instead, in "
         f"/etc/fstab: resctrl {place} resctrl {','.join(options) or 'defaults'} 0 0",
     )
 

@@ -83,7 +83,7 @@ def check_schemata(schemata: Schemata, capability: Capability) -> None:
     for name, domains in sorted(schemata.items()):
         part = parts.get(name)
         if part is None:
-            raise InputError("schemata", name, f"one of {', '.join(sorted(parts)) or 'nothing: no resource here'}")
+            raise InputError("schemata", name, f"one of {', '.join(sorted(parts)) or 'none: no resource available'}")
         for domain, value in sorted(domains.items()):
             where = f"schemata: {name}:{domain}"
             if domain not in part.domains:
@@ -101,7 +101,7 @@ def _mask_rule(cache: CacheCapability, mask: int) -> str | None:
     if mask.bit_count() < least:
         return f"at least {least} ways"
     if not cache.sparse and not contiguous(mask):
-        return "ways that lie side by side"
+        return "contiguous ways"
     return None
 
 

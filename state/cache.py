@@ -46,13 +46,14 @@ class ClassShare(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One class' share. Koordinator's resctrl-qos by its own names."""
 
     cat_range_start_percent: Annotated[
-        int, Meta(ge=0, le=99, description="the class' ways begin at this percent of the cache")
+        int, Meta(ge=0, le=99, description="start of the class's ways in percent of the cache")
     ] = 0
     cat_range_end_percent: Annotated[
-        int, Meta(ge=1, le=100, description="and end at this one; above the start, rounded up to whole ways")
+        int, Meta(ge=1, le=100, description="end of the class's ways in percent of the cache, rounded up to whole ways")
     ] = 100
     mba_percent: Annotated[
-        int, Meta(ge=1, le=100, description="memory bandwidth; rounded up to the hardware's step, 100: no limit")
+        int,
+        Meta(ge=1, le=100, description="memory bandwidth in percent, rounded up to the hardware's step; 100: no limit"),
     ] = 100
 
     def __post_init__(self) -> None:
@@ -67,7 +68,7 @@ class ReclaimedShare(ClassShare, frozen=True, kw_only=True, forbid_unknown_field
     """BE's share: the same, with Koordinator's default of three tenths."""
 
     cat_range_end_percent: Annotated[
-        int, Meta(ge=1, le=100, description="and end at this one; above the start, rounded up to whole ways")
+        int, Meta(ge=1, le=100, description="end of the class's ways in percent of the cache, rounded up to whole ways")
     ] = 30
 
 
@@ -115,30 +116,36 @@ class LevelControl(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     miss_high_per_1000: Annotated[
         float,
-        Meta(ge=0, le=1000, description="cache misses of an online pod per 1000 instructions: above, BE shrinks"),
+        Meta(
+            ge=0,
+            le=1000,
+            description="cache misses of an online pod per 1000 instructions above which the BE share decreases",
+        ),
     ] = 10.0
     miss_low_per_1000: Annotated[
-        float, Meta(ge=0, le=1000, description="and below (all online pods that are counted), BE may grow")
+        float,
+        Meta(
+            ge=0, le=1000, description="cache misses of all counted online pods below which the BE share may increase"
+        ),
     ] = 5.0
     bandwidth_high_percent: Annotated[
-        float, Meta(ge=1, le=100, description="memory bandwidth in use in one domain: above, BE gets less of it")
+        float, Meta(ge=1, le=100, description="memory bandwidth use of a domain above which the BE share decreases")
     ] = 80.0
     bandwidth_low_percent: Annotated[
-        float, Meta(ge=0, le=100, description="and below (all domains), BE may have more")
+        float,
+        Meta(ge=0, le=100, description="memory bandwidth use of all domains below which the BE share may increase"),
     ] = 60.0
     suspect_percent: Annotated[
-        float, Meta(ge=0, le=100, description="bandwidth: only while BE's part of what is in use is at least this")
+        float, Meta(ge=0, le=100, description="by bandwidth only while BE uses at least this share of it")
     ] = 5.0
-    step_down_percent: Annotated[int, Meta(ge=1, le=100, description="points that BE gives up at once")] = 50
-    step_up_percent: Annotated[int, Meta(ge=1, le=100, description="points that BE gets back at a time")] = 5
-    calm_s: Annotated[
-        float, Meta(ge=0, le=3600, description="everything must be calm this long before each step up")
-    ] = 5.0
+    step_down_percent: Annotated[int, Meta(ge=1, le=100, description="size of a step down in percentage points")] = 50
+    step_up_percent: Annotated[int, Meta(ge=1, le=100, description="size of a step up in percentage points")] = 5
+    calm_s: Annotated[float, Meta(ge=0, le=3600, description="time below the thresholds before each step up")] = 5.0
     stale_s: Annotated[
-        float, Meta(ge=1, le=600, description="older readings of bandwidth are not known, and nothing grows on them")
+        float, Meta(ge=1, le=600, description="age limit of bandwidth readings; without newer ones no step up")
     ] = 10.0
     miss_stale_s: Annotated[
-        float, Meta(ge=1, le=3600, description="the same of misses, which are counted for a part of each minute")
+        float, Meta(ge=1, le=3600, description="age limit of cache miss counts, which cover a part of each minute")
     ] = 180.0
 
     def __post_init__(self) -> None:

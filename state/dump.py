@@ -244,7 +244,7 @@ def _headroom(row: Row, at: float) -> Row | None:
         return None
     return {
         "milli": sum(nodes.values()),
-        "reason": "as the store has it",
+        "reason": "from the last saved state",
         "known_s": max(0.0, at - kept_at),
         "nodes": [
             {"numa_node": node, "milli": milli, "supply_milli": None, "cpus": None}
@@ -261,7 +261,7 @@ def _memory(row: Row, at: float) -> Row | None:
     return {
         "bytes": promised,
         "supply_bytes": None,
-        "reason": "as the store has it",
+        "reason": "from the last saved state",
         "known_s": max(0.0, at - kept_at),
     }
 

@@ -94,4 +94,4 @@ def _check(number: int, path: str) -> None:
     """Nobody else may say what was ours. Errors: OSError."""
     found = os.fstat(number)
     if not stat.S_ISREG(found.st_mode) or found.st_uid not in {0, os.geteuid()}:
-        raise OSError(errno.EPERM, "not a regular file of ours", path)
+        raise OSError(errno.EPERM, "not a regular file owned by this user", path)

@@ -82,4 +82,4 @@ class Intents:
 
     def _failed(self, exc: OSError) -> None:
         self.close()
-        self.problem = f"{self.path}: values about to be written cannot be noted: {errno_name(exc.errno)}"
+        self.problem = f"{self.path}: cannot record values before they are written: {errno_name(exc.errno)}"

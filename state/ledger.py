@@ -183,7 +183,7 @@ class Ledger:
         for entry in new:
             replaced = self.get(entry.key)
             if replaced is not None:
-                self.note(replace(_event(replaced, "gone", now), reason="the group was made anew"))
+                self.note(replace(_event(replaced, "gone", now), reason="the group was recreated"))
             self._insert(entry)
             self._first.add(entry.key)
         return len(new)
@@ -255,7 +255,7 @@ class Ledger:
             lost, self._lost_events = self._lost_events, 0
             noted, self._noted = self._noted, {}
         if lost:
-            events.append(LedgerEvent(at=self._clock(), kind="lost", reason=f"{lost} events were too many to keep"))
+            events.append(LedgerEvent(at=self._clock(), kind="lost", reason=f"{lost} events were dropped"))
         batch = StoreBatch()
         for key in dirty:
             entry = self.get(key)

@@ -171,7 +171,7 @@ class CopyFile:
 
     def _failed(self, exc: OSError) -> None:
         self.close()
-        self.problem = f"{self.path}: the second copy of the originals cannot be written: {errno_name(exc.errno)}"
+        self.problem = f"{self.path}: cannot write the second copy of the original values: {errno_name(exc.errno)}"
 
 
 def _apply(rows: Rows, cleared: Iterable[str], changed: Mapping[str, Mapping[str, bytes | None]]) -> None:

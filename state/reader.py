@@ -91,7 +91,7 @@ def open_readonly(path: str) -> sqlite3.Connection:
         raise
     if version == 0:
         connection.close()
-        raise StoreError(f"{path}: the store is empty: its first opening did not finish")
+        raise StoreError(f"{path}: the store is empty: it was never initialized completely")
     connection.text_factory = text_of
     return connection
 
@@ -124,7 +124,9 @@ def read_tables(path: str) -> Tables:
         return Tables(rows, lost=True, problems=(f"{path}: {NO_COPY}", *unread))
     behind = copied is not None and copied.serial > serial_of(rows[META]) and not is_stale(copied, rows[META])
     if behind and not problems:
-        problems.append(f"{path}: it lacks the last changes, which its copy has: damaged, or set back")
+        problems.append(
+            f"{path}: the last changes are missing but present in its copy: damaged, or replaced by an older file"
+        )
     if not problems:
         return Tables(_converted(rows), lost=False, problems=())
     if copied is None and not any(rows.values()):
@@ -178,8 +180,8 @@ def _look(path: str) -> None:
     except OSError as exc:
         raise StoreError(f"{path}: cannot be read: {errno_name(exc.errno)}") from exc
     if traces:
-        raise LostStoreError(f"{path}: the store is missing, though bypassd has run here")
-    raise NoStoreError(f"{path}: there is no store here (bypassd never ran on this node, or keeps it elsewhere)")
+        raise LostStoreError(f"{path}: state file missing although bypassd ran here")
+    raise NoStoreError(f"{path}: no state file: bypassd never ran here")
 
 
 def _rows(

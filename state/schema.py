@@ -90,7 +90,7 @@ def schema_version(connection: sqlite3.Connection, path: str) -> int:
     if version > VERSION:
         raise NewerSchemaError(
             f"{path}: schema version {version} is of a newer bypassd; this one knows versions up to {VERSION}. "
-            "Install the newer version again, or move the file away to start afresh"
+            "Install the newer version again, or move the file away to start with an empty store"
         )
     check_objects(connection, path)
     return version
@@ -126,11 +126,11 @@ def check_objects(connection: sqlite3.Connection, path: str) -> None:
         if number >= _MOST_OBJECTS:
             raise ValueError(f"{path}: more than {_MOST_OBJECTS} objects in the schema")
         if kind not in {"table", "index"} or not page:
-            raise ValueError(f"{path}: the schema has a {kind!s:.20} {name!r:.60}, which is not ours")
+            raise ValueError(f"{path}: the schema has a {kind!s:.20} {name!r:.60}, which was not created by bypassd")
         if name in _OWN and (kind != "table" or text != _OWN[name]):
-            raise ValueError(f"{path}: the table {name} is not ours")
+            raise ValueError(f"{path}: the table {name} was not created by bypassd")
         if kind == "index" and text is not None:
-            raise ValueError(f"{path}: the schema has an index {name!r:.60}, which is not ours")
+            raise ValueError(f"{path}: the schema has an index {name!r:.60}, which was not created by bypassd")
 
 
 def migrate(connection: sqlite3.Connection, version: int, migrations: Sequence[Sequence[str]] = MIGRATIONS) -> None:

@@ -235,7 +235,7 @@ class Store:
                 self._reopened = reopened
                 return None
             if reopened is not None:
-                return f"{self.path}: {reopened}; it was made again"
+                return f"{self.path}: {reopened}; recreated"
             foreign = self._written_by_others() and self._held_by_name()
             if not (full or self._written_by_others() or self._copy.due):
                 return None
@@ -248,7 +248,7 @@ class Store:
                 if self._copy.due or full:
                     self._copy_all(self._connection)
                 self._marks, self._foreign = self._look(), False
-                return f"{self.path}: another program has written it; what it holds is whole" if foreign else None
+                return f"{self.path}: written by another program; its content is intact" if foreign else None
             before = self.quarantined
             self._retry_at = 0.0
             if self._held_by_name():
@@ -262,7 +262,7 @@ class Store:
                 self._drop(checkpoint=True)
             self._open()
             aside = f"; moved to {self.quarantined}" if self.quarantined not in {None, before} else ""
-            return f"{self.path}: {wrong}{aside}; it was made again"
+            return f"{self.path}: {wrong}{aside}; recreated"
 
     @property
     def copy_problem(self) -> str | None:
@@ -281,7 +281,7 @@ class Store:
     @contextmanager
     def _alone(self) -> Iterator[None]:
         if not self._lane.acquire(blocking=False):
-            raise RuntimeError("two threads in the store at once: it belongs to one lane")
+            raise RuntimeError("two threads use the store at once: it belongs to one lane")
         try:
             yield
         finally:
@@ -301,7 +301,7 @@ class Store:
             # Deleted or replaced under us: SQLite would go on writing to a file that nobody can find again.
             self._drop(checkpoint=False)
             self._retry_at = 0.0
-            self._reopened = "it was deleted or replaced by another program"
+            self._reopened = "deleted or replaced by another program"
         elif self._connection is not None and not self._held_by_name():
             # What only the deleted WAL has is folded into the file, where the next opening finds it.
             self._drop(checkpoint=True)
@@ -365,7 +365,7 @@ class Store:
         if copied is None and SERIAL in meta and RUNNING in meta:
             self.lost, self.damage = True, NO_COPY
         elif copied is not None and copied.serial > self._serial and not is_stale(copied, meta):
-            raise ValueError(f"it lacks {copied.serial - self._serial} transactions that its copy has")
+            raise ValueError(f"{copied.serial - self._serial} transactions are missing that its copy has")
         batch = StoreBatch()
         if self._is_other_boot(meta.get("boot_id")):
             self.rebooted = True
@@ -427,7 +427,7 @@ class Store:
     def _examine(self) -> str | None:
         """What is wrong with the file as another process would read it; None: nothing."""
         if not self._held_by_name():
-            return "it, or its WAL, was deleted or replaced by another program"
+            return "the store or its WAL was deleted or replaced by another program"
         try:
             with closing(open_readonly(self.path)) as fresh:
                 check = fresh.execute("PRAGMA quick_check(1)").fetchone()[0]
@@ -438,8 +438,8 @@ class Store:
                         pass
                 serial = serial_of(dict(_each(fresh, META)))
         except (StoreError, sqlite3.Error, ValueError) as exc:
-            return f"it was damaged while in use ({exc})"
-        return None if serial == self._serial else "it was set back by another program"
+            return f"damaged while in use ({exc})"
+        return None if serial == self._serial else "replaced by an older file by another program"
 
     def _written_by_others(self) -> bool:
         return self._foreign or self._marks != self._look()
@@ -495,7 +495,7 @@ class Store:
         """What a failed transaction, or a broken seal, means for the store from now on."""
         code = _code(exc) if isinstance(exc, sqlite3.Error) else sqlite3.SQLITE_CORRUPT
         if code == sqlite3.SQLITE_BUSY:
-            return StoreError(f"{self.path}: another process holds the store: {exc}")
+            return StoreError(f"{self.path}: the store is in use by another process: {exc}")
         short = getattr(exc, "sqlite_errorcode", None) == sqlite3.SQLITE_IOERR_SHORT_READ  # cut off under us
         if code in _DAMAGED or short:
             try:
@@ -505,7 +505,7 @@ class Store:
                 self._drop(checkpoint=False)
                 return self._unwritable(again)
             self.generation += 1
-            return StoreError(f"{self.path}: was damaged ({exc}), moved to {self.quarantined}; a fresh one is in place")
+            return StoreError(f"{self.path}: was damaged ({exc}), moved to {self.quarantined}; a new store was created")
         self._drop(checkpoint=False)
         return self._unwritable(exc)
 
@@ -513,7 +513,7 @@ class Store:
         self.writable = False
         self._retry_at = self._monotonic() + self._retry_s
         why = errno_name(exc.errno) if isinstance(exc, OSError) else str(exc)
-        self.problem = f"{self.path}: cannot be written: {why}"
+        self.problem = f"{self.path}: cannot write: {why}"
         return StoreError(self.problem)
 
     def _quarantine(self, why: str) -> None:

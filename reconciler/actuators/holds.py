@@ -35,7 +35,7 @@ def check_target(target: str) -> str:
     if kind == "knob":
         if rest in _KNOBS:
             return target
-        raise InputError("hold target", target, f"knob: and one of {', '.join(sorted(_KNOBS))}")
+        raise InputError("hold target", target, f"knob: followed by one of {', '.join(sorted(_KNOBS))}")
     raise InputError("hold target", target, _EXPECTED)
 
 

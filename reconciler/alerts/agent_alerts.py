@@ -8,7 +8,7 @@ from reconciler.alerts.alert import Alert, AlertKind, Severity
 from reconciler.runtime.supervisor import ComponentHealth, ComponentStatus
 from state.model import Pod, Setting
 
-STORE_IS_WELL: Final = "the store takes writes again"
+STORE_IS_WELL: Final = "the store is writable again"
 """What ends an alert about the store."""
 
 _KINDS: Final[Mapping[str, tuple[AlertKind, Severity]]] = {
@@ -51,11 +51,15 @@ def as_alert(kind: str, words: str, setting: Setting | None, pods: Mapping[str, 
 def component_alert(status: ComponentStatus) -> Alert:
     """A part of the daemon that failed and is started again; or runs again."""
     well = status.health is ComponentHealth.RUNNING
-    words = f"{status.name} runs again" if well else f"{status.name} failed and is started again: {status.error}"
+    words = (
+        f"component {status.name} is running again"
+        if well
+        else f"component {status.name} failed, restarting: {status.error}"
+    )
     return Alert(
         kind=AlertKind.SOURCE,
         key=f"component:{status.name}",
-        summary=words,
+        summary=f"component {status.name} {words}",
         severity=Severity.INFO if well else Severity.WARNING,
         at_s=time.time(),
         labels={"component": status.name},

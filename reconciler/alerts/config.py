@@ -20,22 +20,22 @@ C = TypeVar("C", bound=Struct)
 class SinkConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What every sink has; `reconciler.alerts.sinks.table.SinkSection` adds a section for each kind of sink."""
 
-    minimum: Annotated[Severity, Meta(description="the least severity that is told")] = Severity.INFO
-    kinds: Annotated[tuple[AlertKind, ...], Meta(description="only these kinds, with their ends; empty: all")] = ()
-    resolved: Annotated[bool, Meta(description="tell of ends, too")] = True
-    batch_size: Annotated[int, Meta(ge=1, le=1000, description="told together at most")] = 10
+    minimum: Annotated[Severity, Meta(description="minimum severity")] = Severity.INFO
+    kinds: Annotated[tuple[AlertKind, ...], Meta(description="only these kinds, including their ends; empty: all")] = ()
+    resolved: Annotated[bool, Meta(description="also send the end of alerts")] = True
+    batch_size: Annotated[int, Meta(ge=1, le=1000, description="most alerts in one delivery")] = 10
     batch_delay_s: Annotated[
-        float, Meta(ge=0, le=3600, description="an alert waits this long for company; a critical one does not wait")
+        float, Meta(ge=0, le=3600, description="time an alert waits for others; a critical alert is sent at once")
     ] = 5.0
     repeat_s: Annotated[
-        float, Meta(ge=1, le=604800, description="more of the same is told after this, once, with the count")
+        float, Meta(ge=1, le=604800, description="interval at which a repeated alert is sent, once, with its count")
     ] = 3600.0
     per_minute: Annotated[
-        int, Meta(ge=1, le=10000, description="new alerts told in a minute; the others are counted and told once")
+        int, Meta(ge=1, le=10000, description="new alerts per minute; further ones are counted and sent as one summary")
     ] = 30
-    timeout_s: Annotated[float, Meta(ge=0.1, le=600, description="one try")] = 10.0
+    timeout_s: Annotated[float, Meta(ge=0.1, le=600, description="timeout of one delivery")] = 10.0
     attempts: Annotated[
-        int, Meta(ge=0, le=100000, description="tries before an alert is given up; 0: as long as give_up_s")
+        int, Meta(ge=0, le=100000, description="deliveries tried before an alert is dropped; 0: until give_up_s")
     ] = 0
     give_up_s: Annotated[float, Meta(ge=10, le=2592000, description="age at which an alert is given up")] = 86400.0
 
@@ -70,18 +70,18 @@ else:
 
 
 class AlertsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who is told what happens on this node. Without a sink, the daemon's log alone."""
+    """The receivers of alerts. Without a sink, alerts appear in the daemon's log only."""
 
     sinks: Annotated[
         Mapping[str, SinkSection],
         Meta(description="sinks by a name of your choice, which metrics and messages use", extra=_SECRET),
     ] = {}
-    labels: Annotated[Mapping[str, str], Meta(description="labels put on every alert, such as the cluster's name")] = {}
-    queue: Annotated[
-        int, Meta(ge=10, le=100000, description="alerts that wait at most, for each sink and in the store")
-    ] = 1000
+    labels: Annotated[
+        Mapping[str, str], Meta(description="labels added to every alert, such as the cluster's name")
+    ] = {}
+    queue: Annotated[int, Meta(ge=10, le=100000, description="most pending alerts, per sink and in the store")] = 1000
     source_down_s: Annotated[
-        float, Meta(ge=1, le=86400, description="a source of knowledge is told to be down after this")
+        float, Meta(ge=1, le=86400, description="a source is reported as failed after this time")
     ] = 60.0
 
     def __post_init__(self) -> None:
@@ -96,6 +96,6 @@ class AlertsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 def check_sink(config: AlertsConfig, only: str | None) -> None:
     """Errors: `InputError` when there is no sink, or none of this name."""
     if not config.sinks:
-        raise InputError("alerts.sinks", "", "a sink in the configuration; there is none")
+        raise InputError("alerts.sinks", "", "at least one configured sink; there is none")
     if only is not None and only not in config.sinks:
         raise InputError("sink", only, f"one of {', '.join(config.sinks)}")

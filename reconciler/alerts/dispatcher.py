@@ -240,7 +240,7 @@ class AlertDispatcher:
             rows = await trio.to_thread.run_sync(self._store.rows, META, limiter=self._lane)
         except StoreError as exc:
             # A damaged file has been replaced by now, with every row in it that was whole.
-            self._log.warning("stored alerts are read again", error=str(exc))
+            self._log.warning("stored alerts loaded", error=str(exc))
             rows = await trio.to_thread.run_sync(self._store.rows, META, limiter=self._lane)
         self._loaded = True
         self._queue.load(rows)
@@ -251,7 +251,7 @@ class AlertDispatcher:
             for name in row.to:
                 courier = self._couriers.get(name)
                 if courier is None:
-                    self._log.info("a stored alert is let go: its sink is gone", id=key, sink=name)
+                    self._log.info("stored alert dropped: its sink was removed", id=key, sink=name)
                     self._queue.acknowledge([key], name)
                 elif not courier.outbox.pending(key):
                     courier.outbox.offer(row.notice, now, age_s=max(0.0, wall - row.stored_s))
@@ -292,7 +292,11 @@ class AlertDispatcher:
 
     def _sink_failing(self, name: str, error: str | None) -> None:
         """Tell the others."""
-        words = f"alerts to {name} are taken again" if error is None else f"alerts to {name} are not taken: {error}"
+        words = (
+            f"alerts to {name} are delivered again"
+            if error is None
+            else f"alerts to {name} cannot be delivered: {error}"
+        )
         alert = Alert(
             kind=AlertKind.SOURCE,
             key=f"sink:{name}",

@@ -292,7 +292,7 @@ class Outbox:
         alert = Alert(
             kind=AlertKind.OTHER,
             key="storm",
-            summary=f"{total} more alerts came within a minute and are not told one by one: {words}",
+            summary=f"{total} more alerts within a minute, sent as one summary: {words}",
             at_s=at_s,
             details={kind: str(count) for kind, count in sorted(self._storm.items())},
         )

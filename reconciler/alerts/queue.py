@@ -75,12 +75,12 @@ class DurableQueue:
             try:
                 row = _FORM.decode(body)
                 if row is None:
-                    self._log.warning("an alert of a newer version is left in the store", id=name)
+                    self._log.warning("alert of a newer version left in the store", id=name)
                     continue
                 # What has been put meanwhile is newer.
                 self._rows.setdefault(name, row)
             except ValueError as exc:
-                self._log.warning("an alert in the store cannot be read and is removed", id=name, error=str(exc))
+                self._log.warning("unreadable alert removed from the store", id=name, error=str(exc))
                 self._dirty.add(name)
 
     def put(self, notice: Incident, to: Collection[str]) -> None:
@@ -123,14 +123,14 @@ class DurableQueue:
                 stored = True
             except StoreError as exc:
                 if self.problem is None:
-                    self._log.warning("alerts are in memory only", error=str(exc))
-                self.problem = f"alerts are in memory only: {exc}"
+                    self._log.warning("alerts are kept in memory only", error=str(exc))
+                self.problem = f"alerts are kept in memory only: {exc}"
                 return False
             finally:
                 if not stored:
                     self._dirty |= taken
             if self.problem is not None:
-                self._log.info("alerts are in the store again", count=len(self._rows))
+                self._log.info("alerts are stored again", count=len(self._rows))
             self.problem = None
             return True
 
@@ -148,4 +148,4 @@ class DurableQueue:
         self._dirty.add(victim)
         self.dropped += 1
         if self.dropped == 1:
-            self._log.warning("too many alerts wait in the store; the oldest are removed", most=self.most)
+            self._log.warning("too many pending alerts in the store; the oldest are removed", most=self.most)

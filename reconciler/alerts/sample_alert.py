@@ -1,5 +1,6 @@
 """Trying sinks: through their couriers in the daemon, or built here from the configuration when none runs."""
 
+import os
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
@@ -16,11 +17,11 @@ from reconciler.clients.kube_config import ApiServer
 
 
 def test_notice(config: AlertsConfig, by: str, at_s: float) -> Incident:
-    """What a test tells: with the configured labels, so that it takes the way of every other alert."""
+    """The test alert. It has the configured labels and takes the same path as every other alert."""
     alert = Alert(
         kind=AlertKind.TEST,
         key=f"test:{at_s:.3f}",
-        summary=f"this is a test by {by}; nothing has happened" if by else "this is a test; nothing has happened",
+        summary=f"TEST alert from bypassd ({by + '@' if by else ''}{os.uname().nodename})",
         severity=Severity.INFO,
         at_s=at_s,
         labels=config.labels,
@@ -42,7 +43,7 @@ async def try_sinks(tries: Sequence[tuple[SinkSetup, Callable[[], Awaitable[None
         except SinkError as exc:
             ok, detail = False, str(exc)
         except trio.TooSlowError:
-            ok, detail = False, "no end within the deadline"
+            ok, detail = False, "no success before the deadline"
         seconds = round(trio.current_time() - began, 3)
         found = {"sink": setup.name, "kind": setup.config.how, "ok": ok, "detail": detail, "seconds": seconds}
         results[setup.name] = found

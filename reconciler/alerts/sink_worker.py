@@ -12,6 +12,7 @@ from reconciler.alerts.incident import Incident
 from reconciler.alerts.outbox import Outbox, SinkRules
 from reconciler.alerts.sinks.base import AlertSink, SinkError, SinkSetup
 from reconciler.alerts.sinks.table import prepare
+from reconciler.runtime.format import duration
 from reconciler.runtime.wakeup import WakeUp
 
 FIRST_WAIT_S: Final = 1.0
@@ -62,7 +63,7 @@ class SinkWorker:
 
     def stop(self) -> None:
         """End the task; what waits stays in the outbox."""
-        self._scope.cancel(reason="the sink was taken out, or set anew")
+        self._scope.cancel(reason="the sink was removed or changed")
 
     async def run(self) -> None:
         """Tell for ever."""
@@ -102,7 +103,7 @@ class SinkWorker:
                 with trio.fail_after(limit_s):
                     await sink.send(notices)
         except trio.TooSlowError as exc:
-            raise SinkError(f"took longer than {limit_s:g} s") from exc
+            raise SinkError(f"no success within {duration(limit_s)}") from exc
 
     async def _tell(self, sink: AlertSink, batch: Sequence[Incident]) -> None:
         try:
@@ -113,7 +114,7 @@ class SinkWorker:
         self._one_by_one = max(0, self._one_by_one - len(batch))
         self._done(batch, self.outbox.delivered(trio.current_time()))
         if self.problem is not None:
-            self._log.info("takes alerts again")
+            self._log.info("delivery works again")
             if self._fails >= TELL_AFTER:
                 self._failing(self.name, None)
         self.problem, self._fails = None, 0
@@ -134,7 +135,7 @@ class SinkWorker:
             del self._tries[next(iter(self._tries))]
         if given_up:
             self.given_up += len(given_up)
-            self._log.warning("alerts are given up", count=len(given_up), error=str(exc))
+            self._log.warning("alerts dropped", count=len(given_up), error=str(exc))
             self._one_by_one = max(0, self._one_by_one - len(given_up))
             self._done([notice for notice in batch if notice.id in given_up], self.outbox.dropped(given_up, now))
         else:
@@ -143,7 +144,7 @@ class SinkWorker:
             # It answers: the next one may do well.
             return 0.0
         if self.problem is None:
-            self._log.warning("does not take alerts; tried again", error=str(exc))
+            self._log.warning("delivery failed, retrying", error=str(exc))
         self.problem = str(exc)
         self._fails += 1
         if self._fails == TELL_AFTER:

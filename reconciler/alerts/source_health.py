@@ -30,7 +30,7 @@ class SourceHealth:
                 self._since.pop(status.name, None)
                 if status.name in self._told:
                     self._told.discard(status.name)
-                    alerts.append(_alert(status.name, f"{status.name} answers again", wall_s, resolved=True))
+                    alerts.append(_alert(status.name, f"{status.name} works again", wall_s, resolved=True))
                 continue
             since = self._since.setdefault(status.name, now)
             if now - since >= self.down_s and status.name not in self._told:

@@ -1,7 +1,7 @@
 """A webhook's body with placeholders, checked when the configuration is read.
 
 ``${summary}`` and the like are of one alert: there is a request for each. ``${text}``, ``${alerts}`` and ``${total}``
-are of all that are told together: one request. A template uses one sort or the other; ``${node}`` goes with both.
+are to a whole batch: one request. A template uses one sort or the other; ``${node}`` goes with both.
 Source: string.Template for the form of a placeholder; ``$$`` is a dollar.
 """
 
@@ -50,17 +50,17 @@ class Template:
         self._text = _Placeholders(text)
         self._json = json
         if not self._text.is_valid():
-            raise ValueError("template: a $ that begins no placeholder; write $$ for a dollar")
+            raise ValueError("template: a $ without a placeholder; write $$ for a dollar sign")
         used = {name.partition(".")[0] for name in self._text.get_identifiers()}
         if unknown := sorted(used - {*ONE, *MANY, *EITHER}):
             known = ", ".join((*ONE, *MANY, *EITHER, "labels.NAME", "details.NAME"))
             raise ValueError(f"template: unknown placeholder {unknown[0]!r}; known are {known}")
         if dotted := [name for name in self._text.get_identifiers() if "." in name and name[:7] not in _DOTTED]:
-            raise ValueError(f"template: {dotted[0]!r}: only labels and details have parts")
+            raise ValueError(f"template: {dotted[0]!r}: only labels and details have fields")
         if used & {*ONE} and used & {*MANY}:
             raise ValueError(
-                f"template: {', '.join(sorted(used & {*ONE}))} is of one alert, "
-                f"{', '.join(sorted(used & {*MANY}))} of all that are told together"
+                f"template: {', '.join(sorted(used & {*ONE}))} applies to one alert, "
+                f"{', '.join(sorted(used & {*MANY}))} to a whole batch"
             )
         self.each = not used & {*MANY}
         """A request for each alert."""
@@ -96,8 +96,8 @@ class Template:
             encoder.loads(text)
         except ValueError as exc:
             raise ValueError(
-                f"template: with an example alert it is no JSON: {exc}; "
-                f"{', '.join(sorted(_RAW))} are JSON values and stand without quotes"
+                f"template: invalid JSON with an example alert: {exc}; "
+                f"{', '.join(sorted(_RAW))} are JSON values and need no quotes"
             ) from exc
 
 

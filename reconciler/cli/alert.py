@@ -4,13 +4,14 @@ from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from reconciler.cli import places, words
+from reconciler.cli import places
 from reconciler.cli.blocks import StyledText, Table
 from reconciler.cli.client import Unreachable, ask
 from reconciler.cli.control import who
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.output import emit
 from reconciler.cli.screen import show
+from reconciler.runtime import format as fmt
 from reconciler.runtime.streams import complain
 
 _PATIENCE_S = 620.0
@@ -28,7 +29,7 @@ def run(options: Namespace) -> int:
                 one["sink"],
                 one["kind"],
                 StyledText("ok", "ok") if one["ok"] else StyledText("bad", "bad"),
-                words.span(one["seconds"]),
+                fmt.duration(one["seconds"]),
                 one["detail"],
             )
             for one in results
@@ -39,7 +40,7 @@ def run(options: Namespace) -> int:
 
 def _through(options: Namespace) -> list[dict[str, Any]]:  # the shape of a JSON answer
     socket = places.find(options).socket
-    why = "the configuration has no socket"
+    why = "no socket configured"
     if socket is not None:
         try:
             body = {"sink": options.sink, "by": who()}
@@ -47,7 +48,7 @@ def _through(options: Namespace) -> list[dict[str, Any]]:  # the shape of a JSON
             return list(answer["sinks"])
         except Unreachable as exc:
             why = str(exc)
-    complain(f"{why}; the sinks are tried from here, as configured")
+    complain(f"{why}; testing the configured sinks without the daemon")
     return [dict(one) for one in _directly(options)]
 
 

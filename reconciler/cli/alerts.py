@@ -4,12 +4,12 @@ from argparse import Namespace
 from collections.abc import Iterator
 from typing import Final
 
-from reconciler.cli import words
 from reconciler.cli.blocks import Block, Cell, StyledText, Table
 from reconciler.cli.document import Row, fetch
 from reconciler.cli.exits import Exit
 from reconciler.cli.output import emit
 from reconciler.cli.screen import blank, line, show
+from reconciler.runtime import format as fmt
 
 _STYLES: Final = {"critical": "bad", "warning": "warn", "info": "dim"}
 
@@ -27,10 +27,10 @@ def run(options: Namespace) -> int:
 
 def _blocks(alerts: Row, *, live: bool) -> Iterator[Block]:
     if live and not alerts["sinks"]:
-        yield line("no sinks are configured (alerts.sinks); alerts are in the daemon's log")
+        yield line("no sinks configured (alerts.sinks); alerts are written to the daemon's log only")
     if alerts["sinks"]:
         yield Table(
-            ("SINK", "KIND", "", "TOLD", "WAIT", "LOST", "PROBLEM"),
+            ("SINK", "KIND", "", "SENT", "PENDING", "LOST", "PROBLEM"),
             [_sink(one) for one in alerts["sinks"]],
             right=frozenset({3, 4, 5}),
         )
@@ -40,9 +40,9 @@ def _blocks(alerts: Row, *, live: bool) -> Iterator[Block]:
     if rows:
         if alerts["sinks"]:
             yield blank()
-        yield Table(("LAST", "SEVERITY", "KIND", "TIMES", "WAITS FOR", "WHAT"), [_row(one) for one in rows])
+        yield Table(("LAST", "SEVERITY", "KIND", "COUNT", "PENDING FOR", "SUMMARY"), [_row(one) for one in rows])
     elif not live:
-        yield line("no alert in the store has yet to be told")
+        yield line("no pending alerts")
 
 
 def _sink(one: Row) -> tuple[Cell, ...]:
@@ -59,9 +59,9 @@ def _sink(one: Row) -> tuple[Cell, ...]:
 
 
 def _row(one: Row) -> tuple[Cell, ...]:
-    over = "over: " if one["status"] == "resolved" else ""
+    over = "ended: " if one["status"] == "resolved" else ""
     return (
-        words.clock(one["last_s"]),
+        fmt.clock(one["last_s"]),
         StyledText(one["severity"], _STYLES.get(one["severity"], "")),
         one["kind"],
         str(one["count"]),

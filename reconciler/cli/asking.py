@@ -156,7 +156,7 @@ def _ask_daemon(node: InspectedNode, asked: QueryResults) -> None:
     except Denied as exc:
         asked.daemon_reasons = (str(exc),)
     except (ValueError, KeyError, TypeError):
-        asked.daemon_reasons = (f"what answers on {node.socket} is no bypassd",)
+        asked.daemon_reasons = (f"the answer on {node.socket} is not from bypassd",)
 
 
 def _daemon_pid(node: InspectedNode) -> int | None:
@@ -203,13 +203,13 @@ def _may_not(answer: HttpResponse) -> str:
     """Why we may not evict; empty: we may."""
     if answer.status not in {200, 201}:
         told = status_of(answer)
-        return f"API server: it answers {answer.status}{f': {told.message}' if told.message else ''}"
+        return f"API server: HTTP {answer.status}{f': {told.message}' if told.message else ''}"
     try:
         status = json.loads(answer.body)["status"]
         allowed, reason = bool(status["allowed"]), str(status.get("reason") or "")
     except (ValueError, KeyError, TypeError):
-        return "API server: what answers is none"
-    return "" if allowed else f"API server: it does not let us create pods/eviction{f' ({reason})' if reason else ''}"
+        return "API server: not a Kubernetes API server"
+    return "" if allowed else f"API server: not allowed to create pods/eviction{f' ({reason})' if reason else ''}"
 
 
 def _taskstats_problem() -> str:

@@ -14,7 +14,7 @@ import msgspec
 from cgroupfs.errors import AgentError
 from cgroupfs.usage import UsageReader
 from reconciler import __version__
-from reconciler.cli import masks, recorded, words
+from reconciler.cli import masks, recorded
 from reconciler.cli.asking import QueryResults, query_node
 from reconciler.cli.blocks import StyledText
 from reconciler.cli.document import fetch
@@ -25,6 +25,7 @@ from reconciler.cli.output import emit
 from reconciler.cli.recorded import CaptureInfo, CriAnswers, UsageReading
 from reconciler.cli.screen import line, show
 from reconciler.cli.sink import ArchiveWriter, open_sink
+from reconciler.runtime import format as fmt
 from state.reader import NoStoreError, open_readonly
 
 _LONGEST_S: Final = 60.0
@@ -42,8 +43,8 @@ def run(options: Namespace) -> int:
     if options.output != "table":
         emit({"target": target, **msgspec.to_builtins(about)}, options.output)
         return Exit.OK
-    size = f", {words.size(os.path.getsize(target))}" if os.path.isfile(target) else ""
-    lines = [line(f"{target}: {words.plural(about.files, 'file')}{size}; ", StyledText("secrets are masked", "ok"))]
+    size = f", {fmt.size(os.path.getsize(target))}" if os.path.isfile(target) else ""
+    lines = [line(f"{target}: {fmt.plural(about.files, 'file')}{size}; ", StyledText("secrets are masked", "ok"))]
     lines += [line(f"kubelet: {about.kubelet}"), line(f"runtime: {about.cri}")]
     lines += [line(StyledText("! ", "warn"), problem) for problem in about.problems]
     where = target if os.path.isfile(target) else f"{target.rstrip('/')}/"
@@ -73,8 +74,10 @@ def take(node: InspectedNode, sink: ArchiveWriter, options: Namespace, name: str
         at=time.time(),
         files=sink.files + 1,
         kubelet_version=asked.kubelet_version,
-        kubelet=_summary(asked.kubelet_body is not None, len(asked.kubelet_pods), asked.kubelet_problem, node),
-        cri=_summary(asked.cri_version is not None, len(asked.cri_pods), asked.cri_problem, node),
+        kubelet=_summary(
+            "kubelet", asked.kubelet_body is not None, len(asked.kubelet_pods), asked.kubelet_problem, node
+        ),
+        cri=_summary("CRI", asked.cri_version is not None, len(asked.cri_pods), asked.cri_problem, node),
         problems=(*problems, *gatherer.problems),
     )
     sink.put(recorded.ABOUT, msgspec.json.encode(about))
@@ -136,7 +139,7 @@ def _store_copy(path: str) -> bytes:
             return file.read()
 
 
-def _summary(answered: bool, pods: int, problem: str, node: InspectedNode) -> str:
+def _summary(name: str, answered: bool, pods: int, problem: str, node: InspectedNode) -> str:
     if answered:
-        return f"{words.plural(pods, 'pod')} told" + (f"; {problem}" if problem else "")
-    return problem or ("a copied node: not asked" if node.copied else "nobody to ask")
+        return fmt.plural(pods, "pod") + (f"; {problem}" if problem else "")
+    return problem or ("not read: copied node" if node.copied else f"{name} not reachable")

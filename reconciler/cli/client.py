@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from cgroupfs.bounded import digits
 from reconciler.cli.exits import CliError, Exit
+from reconciler.runtime.format import duration
 
 _CONNECT_S: Final = 2.0
 _ANSWER_S: Final = 10.0
@@ -22,7 +23,7 @@ class Unreachable(CliError):
     """No daemon answers on the socket; the text is a clause such as "no such socket"."""
 
     def __init__(self, path: str, why: str) -> None:
-        super().__init__(f"no daemon answers on {path}: {why}", Exit.UNREACHABLE)
+        super().__init__(f"no answer on {path}: {why}", Exit.UNREACHABLE)
         self.why = why
 
 
@@ -31,7 +32,7 @@ class Denied(CliError):
 
     def __init__(self, path: str, group: str | None = None) -> None:
         """``group``: whose members may do what was asked for, beside root."""
-        way = f"run as root or join group {group}" if group else "run as root"
+        way = f"use sudo or join group {group}" if group else "use sudo"
         super().__init__(f"{path}: permission denied; {way}", Exit.UNREACHABLE)
 
 
@@ -55,12 +56,12 @@ def ask(
     try:
         found = json.loads(answer)
     except ValueError as exc:
-        raise Unreachable(path, f"what answers there is no bypassd ({exc})") from exc
+        raise Unreachable(path, f"the answer is not from bypassd ({exc})") from exc
     if status // 100 != 2:
         words = found.get("error") if isinstance(found, dict) else None
-        raise DaemonRefused(status, str(words or f"it answered {status}"))
+        raise DaemonRefused(status, str(words or f"HTTP {status}"))
     if not isinstance(found, dict):
-        raise Unreachable(path, f"what answers there is no bypassd ({type(found).__name__})")
+        raise Unreachable(path, f"the answer is not from bypassd ({type(found).__name__})")
     return found
 
 
@@ -81,13 +82,13 @@ def exchange(
             connection.sendall(head.encode() + content)
             received = _all(connection)
     except FileNotFoundError as exc:
-        raise Unreachable(path, "there is no such socket") from exc
+        raise Unreachable(path, "daemon not running (no such socket)") from exc
     except ConnectionRefusedError as exc:
-        raise Unreachable(path, "nobody listens there (it was killed?)") from exc
+        raise Unreachable(path, "daemon not running (stale socket)") from exc
     except PermissionError as exc:
         raise Denied(path) from exc
     except TimeoutError as exc:
-        raise Unreachable(path, f"no answer within {timeout_s:g} s") from exc
+        raise Unreachable(path, f"no answer within {duration(timeout_s)}") from exc
     except OSError as exc:
         raise Unreachable(path, exc.strerror or str(exc)) from exc
     return _parsed(path, received)
@@ -113,11 +114,11 @@ def _parsed(path: str, received: bytes) -> tuple[int, bytes]:
         or len(words[1]) != 3
         or digits(words[1]) is None
     ):
-        raise Unreachable(path, "what answers there does not speak HTTP" if received else "it hung up")
+        raise Unreachable(path, "the answer is not HTTP" if received else "connection closed")
     headers = {name.strip().lower(): text.strip() for name, _, text in (line.partition(":") for line in lines)}
     length = headers.get("content-length")
     if length is not None and len(body) < (digits(length) or 0):
-        raise Unreachable(path, "the answer was cut off")
+        raise Unreachable(path, "the answer is incomplete")
     return int(words[1]), body
 
 

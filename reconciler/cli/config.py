@@ -24,7 +24,7 @@ def run(options: Namespace) -> int:
     try:
         text = explain(loaded, options.key)
     except KeyError as exc:
-        raise CliError(f"{options.key}: there is no such setting", Exit.NOT_FOUND) from exc
+        raise CliError(f"{options.key}: no such setting", Exit.NOT_FOUND) from exc
     if options.action == "show":
         text = "".join(f"{one}\n" for one in text.splitlines() if not one.startswith("  "))
     write(text)

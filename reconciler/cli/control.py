@@ -20,7 +20,7 @@ def order(
     """Tell the daemon; its answer. Errors: `CliError` when it is down, or says no."""
     socket = places.find(options).socket
     if socket is None:
-        raise CliError("there is no daemon to tell: no socket is configured", Exit.UNREACHABLE)
+        raise CliError("no socket configured", Exit.UNREACHABLE)
     try:
         return ask(socket, method, target, body, timeout_s=timeout_s)
     except Unreachable as exc:

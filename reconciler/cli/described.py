@@ -18,6 +18,7 @@ from reconciler.control.planner import plan
 from reconciler.pods.assemble import ContainerInput, PodInput, assemble
 from reconciler.pods.selectors import ClassOverride, ClassRules
 from reconciler.policies.base import PERIOD_US, QUOTA_MIN_US, SHARES_MIN
+from reconciler.runtime.format import cpu
 from state.cpu import GroupUse
 from state.model import (
     ContainerMeta,
@@ -56,7 +57,7 @@ def plan_machine(topology: Topology, described: list[DescribedPod], config: Conf
     desired = plan(view, None, config.policies)
     standings = tuple(OfflineSetting(one, "wanted", _text(one.value), None, "") for one in desired.settings.values())
     told = [f"{pod.title}: {problem}" for pod in pods.values() for problem in pod.classification.problems]
-    sources = {"pods": f"{len(pods)} described", "cpu": f"{sum(use.values())} thousandths in use, as described"}
+    sources = {"pods": f"{len(pods)} described", "cpu": f"{cpu(sum(use.values()))} in use, as described"}
     return PlanResult(view, desired, standings, WritePlan(steps=()), sources, tuple(dict.fromkeys([*problems, *told])))
 
 

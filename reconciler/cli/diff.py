@@ -3,12 +3,14 @@
 from argparse import Namespace
 from collections.abc import Iterator
 
-from reconciler.cli import places, words
+from reconciler.cli import places
 from reconciler.cli.blocks import Block, Cell, StyledText, Table
 from reconciler.cli.document import FetchedDocument, Row, fetch, standings
 from reconciler.cli.exits import Exit
+from reconciler.cli.format import value_text
 from reconciler.cli.output import emit
 from reconciler.cli.screen import line, show
+from reconciler.runtime import format as fmt
 from state.setting_state import SettingState
 
 
@@ -49,8 +51,8 @@ def _blocks(rows: list[Row], differing: list[Row], *, every: bool) -> Iterator[B
     cells: list[tuple[Cell, ...]] = [
         (
             row["knob"],
-            words.text(row["wanted"]),
-            words.text(row["actual"]),
+            value_text(row["wanted"]),
+            value_text(row["actual"]),
             StyledText(
                 row["state"], "ok" if _state(row).is_in_force() else "dim" if _state(row).is_absent() else "warn"
             ),
@@ -58,13 +60,13 @@ def _blocks(rows: list[Row], differing: list[Row], *, every: bool) -> Iterator[B
         )
         for row in shown
     ]
-    yield Table(("KNOB", "WANTED", "ACTUAL", "STATE", "WHERE"), cells)
+    yield Table(("KNOB", "WANTED", "ACTUAL", "STATE", "GROUP"), cells)
     if differing:
-        yield line(f"{words.plural(len(differing), 'setting')} of {len(rows)} not in force")
+        yield line(f"{fmt.plural(len(differing), 'setting')} of {len(rows)} not in force")
     elif rows:
-        yield line(f"{words.plural(len(rows), 'setting')} in force, nothing differs")
+        yield line(f"{fmt.plural(len(rows), 'setting')} in force, no differences")
     else:
-        yield line("no setting is wanted")
+        yield line("no settings")
 
 
 def _where(row: Row) -> str:

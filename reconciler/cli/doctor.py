@@ -4,7 +4,6 @@ from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from reconciler.cli import words
 from reconciler.cli.asking import query_node
 from reconciler.cli.blocks import Block, Cell, StyledText, Table
 from reconciler.cli.checks import agent, kubelet, machine, watching
@@ -13,6 +12,7 @@ from reconciler.cli.exits import Exit
 from reconciler.cli.nodeview import InspectedNode, look
 from reconciler.cli.output import emit
 from reconciler.cli.screen import blank, line, show
+from reconciler.runtime import format as fmt
 
 
 def run(options: Namespace) -> int:
@@ -53,8 +53,8 @@ def _blocks(findings: list[CheckResult]) -> Iterator[Block]:
     yield blank()
     bad, warned = _count(findings, CheckState.BAD), _count(findings, CheckState.WARN)
     if not bad and not warned:
-        yield line(StyledText("everything that bypassd can use is here", "ok"))
+        yield line(StyledText("OK: 0 errors, 0 warnings", "ok"))
     elif not bad:
-        yield line(f"{words.plural(warned, 'thing')} could be better; bypassd works without")
+        yield line(f"{fmt.plural(warned, 'warning')} (optional features unavailable), 0 errors")
     else:
-        yield line(StyledText(f"{words.plural(bad, 'thing')} in the way", "bad"), f", {warned} could be better")
+        yield line(StyledText(fmt.plural(bad, "error"), "bad"), f", {fmt.plural(warned, 'warning')}")

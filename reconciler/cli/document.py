@@ -34,7 +34,7 @@ def fetch(options: Namespace, sections: Sequence[str] = (), *, say: bool = True)
     """
     where = places.find(options)
     if where.socket is None:
-        down = "it is a copied node" if options.root != "/" else "the configuration has no socket"
+        down = "copied node" if options.root != "/" else "no socket configured"
     else:
         try:
             return FetchedDocument(_ask(where.socket, where.reader, sections), None)
@@ -42,7 +42,7 @@ def fetch(options: Namespace, sections: Sequence[str] = (), *, say: bool = True)
             down = str(exc)
     body = _stored(where.store, down)
     if say:
-        complain(f"{down}; this is what the store holds: {where.store}")
+        complain(f"{down}; showing the state file {where.store}")
     return FetchedDocument(body, down)
 
 
@@ -111,7 +111,7 @@ def find_pod(body: Row, wanted: str) -> Row:
         raise CliError(f"no pod {wanted!r} on this node (uid, start of a uid, name or namespace/name)", Exit.NOT_FOUND)
     if len(found) > 1:
         names = ", ".join(f"{pod['title']} ({pod['uid']})" for pod in found)
-        raise CliError(f"{wanted!r} is more than one pod: {names}", Exit.USAGE)
+        raise CliError(f"{wanted!r} matches several pods: {names}", Exit.USAGE)
     return found[0]
 
 

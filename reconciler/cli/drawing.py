@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from cgroupfs.cpuset import EMPTY, CpuSet
-from reconciler.cli import words
 from reconciler.cli.blocks import Block, StyledText
 from reconciler.cli.screen import blank, line
+from reconciler.runtime import format as fmt
 from state.topology import CpuKind, Topology
 
 RECLAIMED: Final = "reclaimed"
@@ -102,7 +102,7 @@ def draw(placed: Mapping[str, Any], pools: Mapping[str, str], width: int) -> Ite
     digits = len(str(max(cpu["id"] for _, node in nodes for core in node["cores"] for cpu in core["cpus"])))
     for socket, node in nodes:
         cpus = CpuSet(cpu["id"] for core in node["cores"] for cpu in core["cpus"])
-        memory = f"  {words.size(node['memory_bytes'])}" if node["memory_bytes"] is not None else ""
+        memory = f"  {fmt.size(node['memory_bytes'])}" if node["memory_bytes"] is not None else ""
         yield line(
             StyledText(f"socket {socket['id']}  node {node['id']}", "head"),
             StyledText(f"  CPU {_short(cpus)}{memory}", "dim"),
@@ -118,7 +118,7 @@ def draw(placed: Mapping[str, Any], pools: Mapping[str, str], width: int) -> Ite
                 yield line(StyledText("efficiency cores", "dim"), indent=2)
             yield from _rows(list(domains.values()), digits, width)
     for node in placed["memory_nodes"]:
-        memory = f"  {words.size(node['memory_bytes'])}" if node["memory_bytes"] is not None else ""
+        memory = f"  {fmt.size(node['memory_bytes'])}" if node["memory_bytes"] is not None else ""
         yield line(StyledText(f"node {node['id']}", "head"), StyledText(f"  memory only{memory}", "dim"))
     yield from _notes(placed, seen)
 
@@ -174,7 +174,7 @@ def _threads(row: Sequence[_Core | str], digits: int) -> Iterator[Block]:
 def _notes(placed: Mapping[str, Any], seen: set[str]) -> Iterator[Block]:
     notes = []
     if any(sign.islower() for sign in seen):
-        notes.append("small letters: BE work runs there too")
+        notes.append("lower case: BE work runs there too")
     if _SEVERAL in seen:
         notes.append(f"{_SEVERAL} in several pools")
     if _NOBODY in seen:
@@ -188,7 +188,7 @@ def _notes(placed: Mapping[str, Any], seen: set[str]) -> Iterator[Block]:
 def _short(cpus: CpuSet) -> str:
     """The list, or where it would be long, its ends and how many there are."""
     text = str(cpus)
-    return text if len(text) <= 40 else f"{min(cpus)}-{max(cpus)}, {len(cpus)} of them"
+    return text if len(text) <= 40 else f"{min(cpus)}-{max(cpus)}, {len(cpus)} CPUs"
 
 
 def as_sets(pools: Mapping[str, str]) -> dict[str, CpuSet]:

@@ -3,12 +3,13 @@
 from argparse import Namespace
 from collections.abc import Iterator
 
-from reconciler.cli import words
 from reconciler.cli.blocks import Block, Table
 from reconciler.cli.document import Row, fetch
 from reconciler.cli.exits import CliError, Exit
+from reconciler.cli.format import group_title, value_text
 from reconciler.cli.output import emit
 from reconciler.cli.screen import blank, head, line, show
+from reconciler.runtime import format as fmt
 
 _KEYS = ("schema", "kind", "source", "at")
 
@@ -21,7 +22,7 @@ def run(options: Namespace) -> int:
     if not found.live:
         for name in sections:
             if name not in body:
-                raise CliError(f"--section {name}: not in the store; only a running daemon has it", Exit.USAGE)
+                raise CliError(f"--section {name}: only available from a running daemon", Exit.USAGE)
         body = {key: value for key, value in body.items() if not sections or key in {*_KEYS, *sections}}
     if options.output == "table":
         show(_blocks(body))
@@ -31,7 +32,7 @@ def run(options: Namespace) -> int:
 
 
 def _blocks(body: Row) -> Iterator[Block]:
-    yield line(f"{body['kind']} schema {body['schema']} from the {body['source']}, {words.clock(body['at'])}")
+    yield line(f"{body['kind']} schema {body['schema']} from the {body['source']}, {fmt.clock(body['at'])}")
     for name, table in (
         ("pools", _pools),
         ("pods", _pods),
@@ -52,7 +53,7 @@ def _blocks(body: Row) -> Iterator[Block]:
 
 
 def _pools(body: Row) -> Table:
-    return Table(("POOL", "CPUS"), [(name, words.text(cpus)) for name, cpus in body["pools"].items()])
+    return Table(("POOL", "CPUS"), [(name, value_text(cpus)) for name, cpus in body["pools"].items()])
 
 
 def _pods(body: Row) -> Table:
@@ -61,7 +62,7 @@ def _pods(body: Row) -> Table:
 
 
 def _settings(body: Row) -> Table:
-    rows = [(one["knob"], words.text(one["value"]), one["policy"], _place(body, one)) for one in body["settings"]]
+    rows = [(one["knob"], value_text(one["value"]), one["policy"], _place(body, one)) for one in body["settings"]]
     return Table(("KNOB", "WANTED", "POLICY", "WHERE"), rows)
 
 
@@ -69,10 +70,10 @@ def _files(body: Row) -> Table:
     rows = [
         (
             one["file"],
-            words.text(one["seen"]),
-            words.text(one["wanted"]),
-            words.text(one["original"] if one["baseline"] is None else one["baseline"]),
-            one["process"] or words.text(one["writer"]),
+            value_text(one["seen"]),
+            value_text(one["wanted"]),
+            value_text(one["original"] if one["baseline"] is None else one["baseline"]),
+            one["process"] or value_text(one["writer"]),
             _place(body, one),
         )
         for one in body["files"]
@@ -81,13 +82,14 @@ def _files(body: Row) -> Table:
 
 
 def _holds(body: Row) -> Table:
-    rows = [(one["target"], words.until(one["until"]), one["by"], one["reason"]) for one in body["holds"]]
+    rows = [(one["target"], fmt.until(one["until"]), one["by"], one["reason"]) for one in body["holds"]]
     return Table(("TARGET", "UNTIL", "BY", "REASON"), rows)
 
 
 def _sources(body: Row) -> Table:
     rows = [
-        (one["name"], "ok" if one["ok"] else "bad", words.span(one["age_s"]), one["detail"]) for one in body["sources"]
+        (one["name"], "ok" if one["ok"] else "bad", fmt.duration(one["age_s"]), one["detail"])
+        for one in body["sources"]
     ]
     return Table(("SOURCE", "STATE", "AGE", "DETAIL"), rows)
 
@@ -95,10 +97,10 @@ def _sources(body: Row) -> Table:
 def _history(body: Row) -> Table:
     rows = [
         (
-            words.clock(one["at"]),
+            fmt.clock(one["at"]),
             one["kind"],
             one["file"],
-            f"{words.text(one['before'])} > {words.text(one['after'])}",
+            f"{value_text(one['before'])} > {value_text(one['after'])}",
             _place(body, one) if one["path"] else one["reason"],
         )
         for one in body["history"]
@@ -107,4 +109,4 @@ def _history(body: Row) -> Table:
 
 
 def _place(body: Row, one: Row) -> str:
-    return words.place(one["path"], {pod["group"]: pod["title"] for pod in body.get("pods", ())})
+    return group_title(one["path"], {pod["group"]: pod["title"] for pod in body.get("pods", ())})

@@ -4,13 +4,13 @@ from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from reconciler.cli import words
 from reconciler.cli.blocks import Block, StyledText, Table
 from reconciler.cli.document import Row, fetch
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.output import emit
 from reconciler.cli.screen import blank, head, line, show
 from reconciler.cli.watched import OUTCOMES
+from reconciler.runtime import format as fmt
 
 _FEW: Final = 5
 """Lines of a ranking without ``--all``, beside those who go."""
@@ -21,7 +21,9 @@ def run(options: Namespace) -> int:
     found = fetch(options, ("eviction",))
     eviction: Row | None = found.body.get("eviction")
     if eviction is None:
-        raise CliError("only a running daemon that watches for interference tells of evictions", Exit.NOT_FOUND)
+        if not found.live:
+            raise CliError(f"{found.down}; evictions are known to a running daemon only", Exit.UNREACHABLE)
+        raise CliError("eviction is disabled (eviction.enabled: false)", Exit.NOT_FOUND)
     if options.output == "table":
         show(_blocks(eviction, every=options.all))
     else:
@@ -31,12 +33,12 @@ def run(options: Namespace) -> int:
 
 def _blocks(eviction: Row, *, every: bool) -> Iterator[Block]:
     if not eviction["enabled"]:
-        yield line("eviction is ", StyledText("off", "head"), ": eviction.enabled is false")
+        yield line("eviction is ", StyledText("disabled", "head"), " (eviction.enabled: false)")
     else:
-        mode = "a dry run: nobody is evicted" if eviction["dry_run"] else "enforced"
+        mode = "a dry run: no pod is evicted" if eviction["dry_run"] else "enforced"
         yield line("eviction is ", StyledText(mode, "head"), StyledText(_room(eviction["room"]), "dim"))
         yield Table(
-            ("TRIGGER", "MODE", "HOW IT STANDS"),
+            ("TRIGGER", "MODE", "STATE"),
             [_trigger(one) for one in eviction["triggers"] if every or one["mode"] != "off"],
         )
     for title, rows in (("being evicted", eviction["open"]), ("would be evicted", eviction["would"])):
@@ -46,7 +48,7 @@ def _blocks(eviction: Row, *, every: bool) -> Iterator[Block]:
             yield from _order(one, every=every)
     for one in eviction["refusals"]:
         yield blank()
-        yield head(f"{one['trigger']}, {one['subject']}: nobody is evicted: {one['reason']}")
+        yield head(f"{one['trigger']}, {one['subject']}: no pod evicted: {one['reason']}")
         yield line(StyledText(one["evidence"], "dim"), indent=2)
         yield from _ranking(one["ranking"], every=every)
     if eviction["ended"]:
@@ -57,28 +59,28 @@ def _blocks(eviction: Row, *, every: bool) -> Iterator[Block]:
 def _room(room: Row | None) -> str:
     if room is None:
         return ""
-    return f"; {words.plural(room['count'], 'more pod')} may go now ({room['reason']})"
+    return f"; eviction budget left: {room['count']} ({room['reason']})"
 
 
 def _trigger(one: Row) -> tuple[str | StyledText, ...]:
     text = one["words"] or "-"
     if one["cools_s"]:
-        text += f"; waits {words.span(one['cools_s'])} for the effect of the last one"
+        text += f"; cooldown {fmt.duration(one['cools_s'])} left"
     return one["name"], one["mode"], StyledText(text, "warn") if one["known"] is False else text
 
 
 def _order(one: Row, *, every: bool) -> Iterator[Block]:
-    grace = "its own grace" if one["grace_s"] is None else f"{words.span(one['grace_s'])} of grace"
-    yield line(f"{one['cause']}: {one['evidence']}; {grace}; decided {words.clock(one['decided_at'])}", indent=2)
+    grace = "the pod's own grace period" if one["grace_s"] is None else f"grace period {fmt.duration(one['grace_s'])}"
+    yield line(f"{one['cause']}: {one['evidence']}; {grace}; decided {fmt.clock(one['decided_at'])}", indent=2)
     if "step" in one:
         means = f" by {one['means']}" if one["means"] else ""
         tried = f"; before: {', '.join(one['tried'])}" if one["tried"] else ""
-        yield line(f"{one['step']}{means} since {words.clock(one['step_at'])}{tried}", indent=2)
+        yield line(f"{one['step']}{means} since {fmt.clock(one['step_at'])}{tried}", indent=2)
     yield from _ranking(one["ranking"], every=every)
 
 
 def _ranking(ranking: Sequence[str], *, every: bool) -> Iterator[Block]:
-    shown = [text for place, text in enumerate(ranking) if every or place < _FEW or ". goes: " in text]
+    shown = [text for place, text in enumerate(ranking) if every or place < _FEW or ". evict: " in text]
     for text in shown:
         yield line(text, indent=4)
     if len(shown) < len(ranking):
@@ -89,7 +91,7 @@ def _ended(one: Row) -> tuple[str | StyledText, ...]:
     tried = "; ".join([*one["tried"], *([one["detail"]] if one["detail"] else [])])
     outcome = str(one["outcome"])
     return (
-        words.clock(one["ended_at"]),
+        fmt.clock(one["ended_at"]),
         one["title"],
         one["cause"],
         StyledText(outcome, OUTCOMES.get(outcome, "")),

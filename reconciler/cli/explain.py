@@ -5,13 +5,14 @@ from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from reconciler.cli import words
 from reconciler.cli.blocks import Block, Cell, StyledText, Table
 from reconciler.cli.document import FetchedDocument, Row, fetch, find_pod
 from reconciler.cli.exits import Exit
+from reconciler.cli.format import short_path, value_text
 from reconciler.cli.output import emit
 from reconciler.cli.screen import blank, field, head, line, show
 from reconciler.cli.watched import of_pod, pod_blocks
+from reconciler.runtime import format as fmt
 from state.kinds import CGROUP
 from state.printable import printable
 from state.setting_state import SettingState
@@ -131,9 +132,9 @@ def _from_store(body: Row, pod: Row, files: Sequence[Row]) -> list[Row]:
             paths.setdefault(one["path"], []).append(
                 {
                     "knob": one["knob"],
-                    "wanted": file.get("wanted") or words.text(one["value"]),
+                    "wanted": file.get("wanted") or value_text(one["value"]),
                     "actual": file.get("seen"),
-                    "state": "as last seen",
+                    "state": "last known",
                     "detail": "",
                     "at": file.get("written_at", 0.0),
                     "policy": one["policy"],
@@ -152,7 +153,7 @@ def _unwanted(file: Row) -> Row:
         "knob": file["knob"],
         "wanted": None,
         "actual": file["seen"],
-        "state": "not wanted any more",
+        "state": "no longer managed",
         "detail": "",
         "at": file["written_at"],
         "policy": file["policy"],
@@ -182,7 +183,7 @@ def _blocks(found: FetchedDocument, facts: Row) -> Iterator[Block]:
     yield from _signal(facts)
     for group in facts["groups"]:
         yield blank()
-        yield line(StyledText(group["name"], "head"), StyledText(f"  {words.short(group['path'])}", "dim"))
+        yield line(StyledText(group["name"], "head"), StyledText(f"  {short_path(group['path'])}", "dim"))
         if group.get("times"):
             yield line(*_timeline(group["times"]), indent=2)
         for one in group["settings"]:
@@ -190,15 +191,15 @@ def _blocks(found: FetchedDocument, facts: Row) -> Iterator[Block]:
     yield from _elsewhere(facts["elsewhere"])
     if not any(group["settings"] for group in facts["groups"]):
         yield blank()
-        yield line("nothing is wanted of this pod's groups: they are as the kubelet and the runtime made them")
+        yield line("not managed: bypassd changes nothing here")
     for one in facts["refusals"]:
         yield blank()
-        yield line(StyledText("refused ", "warn"), f"{one['knob']} = {words.text(one['value'])} ({one['rule']})")
+        yield line(StyledText("refused ", "warn"), f"{one['knob']} = {value_text(one['value'])} ({one['rule']})")
         yield line(one["reason"], indent=4)
     yield from pod_blocks(facts["interference"])
     for hold in facts["holds"]:
         yield blank()
-        until = f"until {words.clock(hold['until'])}" if hold["until"] else "until released"
+        until = f"until {fmt.clock(hold['until'])}" if hold["until"] else "until released"
         yield line(StyledText("held ", "warn"), f"{hold['target']} {until}: {hold['reason']} (by {hold['by']})")
     if facts["processes"]:
         yield blank()
@@ -212,7 +213,9 @@ def _blocks(found: FetchedDocument, facts: Row) -> Iterator[Block]:
     if not found.live:
         yield blank()
         yield line(
-            StyledText("The daemon is down: values are as it last saw them; `bypassctl diff` reads the kernel.", "dim")
+            StyledText(
+                "The daemon is not running: values are the last known ones; `bypassctl diff` reads the kernel.", "dim"
+            )
         )
 
 
@@ -225,7 +228,7 @@ def _elsewhere(rows: Sequence[Row]) -> Iterator[Block]:
     yield Table(
         ("KIND", "OBJECT", "FIELD", "ORIGINAL", "OURS"),
         [
-            (row["kind"], words.short(row["path"]), row["file"], words.text(row["original"]), words.text(row["wanted"]))
+            (row["kind"], short_path(row["path"]), row["file"], value_text(row["original"]), value_text(row["wanted"]))
             for row in rows
         ],
     )
@@ -233,12 +236,12 @@ def _elsewhere(rows: Sequence[Row]) -> Iterator[Block]:
 
 def _title(pod: Row) -> Iterator[Block]:
     if pod.get("gone"):
-        yield line(StyledText(pod["uid"], "head"), ": this pod is gone; what follows is what was written for it")
+        yield line(StyledText(pod["uid"], "head"), ": this pod no longer exists; below is what was written for it")
         return
     yield line(
         StyledText(pod["title"], "head"), ": class ", StyledText(pod["class"], "head"), f", from {pod['class_source']}"
     )
-    yield line(StyledText(f"uid {pod['uid']}, QoS {pod['qos']}, told by {pod['meta_source']}", "dim"))
+    yield line(StyledText(f"uid {pod['uid']}, QoS {pod['qos']}, sources: {_sources(pod['meta_source'])}", "dim"))
     marks = {**pod.get("labels", {}), **pod.get("annotations", {})}
     if marks:
         # Each cut for itself: a long one would cut off all that come after it.
@@ -248,14 +251,22 @@ def _title(pod: Row) -> Iterator[Block]:
         yield line(StyledText("! ", "bad"), problem)
 
 
+def _sources(text: str) -> str:
+    """``kubelet+bundle+bundle`` as ``kubelet, runtime bundle``."""
+    return ", ".join(dict.fromkeys(_SOURCES.get(name, name) for name in text.split("+")))
+
+
+_SOURCES: Final = {"bundle": "runtime bundle", "cri": "CRI"}
+
+
 def _metadata(pod: Row, sources: Sequence[Row]) -> Iterator[Block]:
     """Where labels and annotations could not be read: that this is so, and how old each source's last answer is."""
     if pod.get("gone") or pod.get("class_certain", True):
         return
-    known = "as when they were last read" if pod.get("last_class") else "by what else is known"
-    yield line(StyledText("! ", "bad"), f"labels and annotations are not known now; the class is {known}")
+    known = "the last known one" if pod.get("last_class") else "derived from other facts"
+    yield line(StyledText("! ", "bad"), f"labels and annotations are not available; the class is {known}")
     for one in sources:
-        age = f"last answer {words.span(one['age_s'])} ago" if one["age_s"] is not None else "no answer yet"
+        age = f"last answer {fmt.duration(one['age_s'])} ago" if one["age_s"] is not None else "no answer yet"
         yield line(StyledText(f"{one['name']}: {age}; {one['detail']}", "dim"), indent=2)
 
 
@@ -264,16 +275,16 @@ def _signal(facts: Row) -> Iterator[Block]:
         yield field("resize", f"{name}: {waits}")
     for name, cpus in facts["pools"].items():
         shown = name.partition("/")[0] if name.startswith("dedicated/") else name
-        yield field("pool", f"{shown}: CPUs {words.text(cpus)}")
+        yield field("pool", f"{shown}: CPUs {value_text(cpus)}")
     budget = facts["budget"]
     if not budget or facts["pod"].get("class") != "reclaimed":
         return
     used = budget["used"]
-    known = "use is not known" if used is None else f"online {words.cpus(used['online_milli'])}, BE "
+    known = "CPU use: measuring…" if used is None else f"online {fmt.cpus(used['online_milli'])}, BE "
     if used is not None:
-        known += f"{words.cpus(used['reclaimed_milli'])}, system {words.cpus(used['system_milli'])} CPUs in use"
+        known += f"{fmt.cpus(used['reclaimed_milli'])}, system {fmt.cpus(used['system_milli'])} CPU in use"
     yield field("signal", known)
-    yield field("budget", f"{words.cpus(budget['budget_milli'])} CPUs for BE: {budget['reasons'].get('budget', '')}")
+    yield field("budget", f"BE {fmt.cpu(budget['budget_milli'])}: {budget['reasons'].get('budget', '')}")
     for name in ("idle_buffer", "reclaimed", "cpuset", "quota"):
         if name in budget["reasons"]:
             yield field("", StyledText(budget["reasons"][name], "dim"))
@@ -284,10 +295,10 @@ def _timeline(times: Row) -> Iterator[Cell]:
     stages = sorted((times[key], order, name) for order, (name, key) in enumerate(_STAGES) if times[key])
     before = 0.0
     for at, _, name in stages:
-        yield f"{name} {words.clock(at, exact=True)}" if not before else f" > {name} +{words.span(at - before)}"
+        yield f"{name} {fmt.clock(at, exact=True)}" if not before else f" > {name} +{fmt.duration(at - before)}"
         before = at
     if times["signal_to_last_write_s"] is not None:
-        yield f"; signal to last write {words.span(times['signal_to_last_write_s'])}"
+        yield f"; signal to last write {fmt.duration(times['signal_to_last_write_s'])}"
     if times["before_exec"] is not None:
         yield "; "
         yield (
@@ -301,11 +312,11 @@ def _setting(one: Row) -> Iterator[Block]:
     settled = SettingState(one["state"]).is_settled()
     style = "ok" if settled else "dim" if one["wanted"] is None or one["state"] == "as last seen" else "warn"
     cells: list[Cell] = [StyledText(f"{one['knob']:<11}", "head")]
-    cells.append(f" {words.text(one['wanted'])}  ")
+    cells.append(f" {value_text(one['wanted'])}  ")
     cells.append(StyledText(one["state"], style))
     if not settled and one["actual"] != one["wanted"]:
-        cells.append(f", there is {words.text(one['actual'])}")
-    cells.append(StyledText(f"  {words.clock(one['at'])}", "dim"))
+        cells.append(f", there is {value_text(one['actual'])}")
+    cells.append(StyledText(f"  {fmt.clock(one['at'])}", "dim"))
     yield line(*cells, indent=2)
     yield line(f"{one['policy']}: {one['reason']}", indent=4)
     if one["detail"] and one["detail"] != one["reason"]:
@@ -319,9 +330,9 @@ def _setting(one: Row) -> Iterator[Block]:
     if file["foreign_count"]:
         who = file["process"] if file["writer"] != "us" else ""
         yield line(
-            StyledText(f"changed by others {words.plural(file['foreign_count'], 'time')}", "warn"),
-            f", last at {words.clock(file['foreign_at'])}{' by ' + who if who else ''}"
-            + ("; left to them" if file["yielded"] else ""),
+            StyledText(f"changed by others {fmt.plural(file['foreign_count'], 'time')}", "warn"),
+            f", last at {fmt.clock(file['foreign_at'])}{' by ' + who if who else ''}"
+            + ("; given up" if file["yielded"] else ""),
             indent=4,
         )
     if file["failures"]:
@@ -329,8 +340,8 @@ def _setting(one: Row) -> Iterator[Block]:
 
         name = errno.errorcode.get(file["failed_errno"], "")
         yield line(
-            StyledText(f"refused by the kernel {words.plural(file['failures'], 'time')} {name}", "bad"),
-            f" since {words.clock(file['failed_since'])}",
+            StyledText(f"refused by the kernel {fmt.plural(file['failures'], 'time')} {name}", "bad"),
+            f" since {fmt.clock(file['failed_since'])}",
             indent=4,
         )
 
@@ -339,11 +350,11 @@ def _written(file: Row) -> str:
     if not file["written_at"]:
         text = f"{file['file']}: not written yet"
     else:
-        text = f"{file['file']}: written {words.clock(file['written_at'], exact=True)}"
-    origin = {"spec": ", as the runtime was told to write it", "unknown": ""}.get(file["origin"], "")
-    text += f"; before {words.text(file['original'])}{origin}" if file["original"] is not None else "; before unknown"
+        text = f"{file['file']}: written {fmt.clock(file['written_at'], exact=True)}"
+    origin = {"spec": ", from the container's spec", "unknown": ""}.get(file["origin"], "")
+    text += f"; before {value_text(file['original'])}{origin}" if file["original"] is not None else "; before unknown"
     if file["baseline"] is not None and file["baseline"] != file["original"]:
-        text += f"; the runtime wants {file['baseline']} now, which restore gives"
+        text += f"; restore writes {file['baseline']}, the runtime's current value"
     return text
 
 
@@ -359,18 +370,18 @@ def _user(uid: int | None) -> str:
 
 def _process(one: Row) -> tuple[Cell, ...]:
     command = printable(one["command"] or f"[{one['name']}]", _LONGEST_COMMAND)
-    return str(one["pid"]), _user(one["uid"]), words.span(one["age_s"]), words.size(one["rss_bytes"]), command
+    return str(one["pid"]), _user(one["uid"]), fmt.duration(one["age_s"]), fmt.size(one["rss_bytes"]), command
 
 
 def _event(one: Row) -> tuple[Cell, ...]:
     change = ""
     if one["kind"] == "touch":
-        change = f"was {words.text(one['before'])}"
+        change = f"was {value_text(one['before'])}"
     elif one["after"] is not None or one["before"] is not None:
-        change = f"{words.text(one['before'])} > {words.text(one['after'])}"
+        change = f"{value_text(one['before'])} > {value_text(one['after'])}"
     who = one["process"] or one["writer"]
     return (
-        words.clock(one["at"], exact=True),
+        fmt.clock(one["at"], exact=True),
         one["kind"],
         one["file"],
         change,

@@ -160,7 +160,7 @@ class CaptureCollector:
         try:
             self.put(path, masked(text) if masked is not None else text)
         except ValueError as exc:
-            self.problems.append(f"/{path}: left out, as it cannot be masked: {exc}")
+            self.problems.append(f"/{path}: not captured, cannot be masked: {exc}")
 
     def _named(self, directory: str, pattern: str, rule: FileRule, masked: Masked) -> None:
         """The files of a directory that the operator or the kubelet named."""

@@ -3,12 +3,13 @@
 from argparse import Namespace
 from collections.abc import Iterator
 
-from reconciler.cli import words
 from reconciler.cli.blocks import Block, StyledText, Table
 from reconciler.cli.document import Row, fetch
 from reconciler.cli.exits import CliError, Exit
+from reconciler.cli.format import value_text
 from reconciler.cli.output import emit
 from reconciler.cli.screen import line, show
+from reconciler.runtime import format as fmt
 
 
 def run(options: Namespace) -> int:
@@ -16,7 +17,7 @@ def run(options: Namespace) -> int:
     found = fetch(options, ("headroom",))
     headroom: Row | None = found.body.get("headroom")
     if headroom is None:
-        raise CliError("no headroom has been promised yet", Exit.NOT_FOUND)
+        raise CliError("no headroom published yet", Exit.NOT_FOUND)
     if options.output == "table":
         show(_blocks(headroom))
     else:
@@ -26,22 +27,20 @@ def run(options: Namespace) -> int:
 
 def _blocks(headroom: Row) -> list[Block]:
     known_s = headroom["known_s"]
-    age = "" if known_s is None else f" (CPU use read {words.span(known_s)} ago)"
+    age = "" if known_s is None else f" (CPU use measured {fmt.duration(known_s)} ago)"
     rows = [
         (
             str(one["numa_node"]),
-            words.cpus(one["milli"]),
-            words.cpus(one["supply_milli"]),
-            words.text(one["cpus"]),
+            fmt.cpus(one["milli"]),
+            fmt.cpus(one["supply_milli"]),
+            value_text(one["cpus"]),
         )
         for one in headroom["nodes"]
     ]
     return [
-        line(
-            "BE may be promised ", StyledText(f"{words.cpus(headroom['milli'])} CPUs", "head"), StyledText(age, "dim")
-        ),
-        line(StyledText(f"because {headroom['reason']}", "dim")),
-        Table(("NUMA NODE", "PROMISED", "NOW", "CPUS"), rows, right=frozenset({0, 1, 2})),
+        line("allocatable to BE: ", StyledText(fmt.cpu(headroom["milli"]), "head"), StyledText(age, "dim")),
+        line(StyledText(f"reason: {headroom['reason']}", "dim")),
+        Table(("NUMA NODE", "ALLOCATABLE", "AVAILABLE", "CPUS"), rows, right=frozenset({0, 1, 2})),
         *_memory(headroom.get("memory")),
     ]
 
@@ -49,12 +48,12 @@ def _blocks(headroom: Row) -> list[Block]:
 def _memory(memory: Row | None) -> Iterator[Block]:
     if memory is None:
         return
-    told = [] if memory["supply_bytes"] is None else [f"{words.size(memory['supply_bytes'])} now"]
-    told += [] if memory["known_s"] is None else [f"memory use read {words.span(memory['known_s'])} ago"]
+    told = [] if memory["supply_bytes"] is None else [f"{fmt.size(memory['supply_bytes'])} available"]
+    told += [] if memory["known_s"] is None else [f"memory use measured {fmt.duration(memory['known_s'])} ago"]
     yield line(
-        "BE may be promised ",
-        StyledText(words.size(memory["bytes"]), "head"),
-        " of memory",
+        "allocatable to BE: ",
+        StyledText(fmt.size(memory["bytes"]), "head"),
+        " memory",
         StyledText(f" ({', '.join(told)})" if told else "", "dim"),
     )
-    yield line(StyledText(f"because {memory['reason']}", "dim"))
+    yield line(StyledText(f"reason: {memory['reason']}", "dim"))

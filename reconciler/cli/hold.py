@@ -1,12 +1,12 @@
-"""``bypassctl hold``: leave a pod, a knob, a group or the node alone."""
+"""``bypassctl hold``: suspend management of a pod, a knob, a group or the node."""
 
 from argparse import Namespace
 
-from reconciler.cli import words
 from reconciler.cli.control import order, pod_target, who
 from reconciler.cli.exits import Exit
 from reconciler.cli.output import emit
 from reconciler.cli.screen import line, show
+from reconciler.runtime import format as fmt
 
 
 def run(options: Namespace) -> int:
@@ -21,6 +21,19 @@ def run(options: Namespace) -> int:
     if options.output != "table":
         emit(hold, options.output)
         return Exit.OK
-    until = f"until {words.clock(hold['until'])}" if hold["until"] else f"until: bypassctl release {hold['target']}"
-    show([line(f"{hold['target']} is left alone {until}")])
+    target = hold["target"]
+    show(
+        [
+            line(f"{target} is on hold until {fmt.until(hold['until'])} (current values stay{_undo(target)})"),
+            line(f"end the hold: bypassctl release {target}"),
+        ]
+    )
     return Exit.OK
+
+
+def _undo(target: str) -> str:
+    """How to undo the values on hold; empty for a knob or a file, of which no single restore exists."""
+    kind, _, name = target.partition(":")
+    if kind == "pod":
+        return f"; undo them: bypassctl restore --pod {name}"
+    return "; undo them: bypassctl restore" if kind == "node" else ""

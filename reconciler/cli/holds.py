@@ -3,12 +3,12 @@
 import time
 from argparse import Namespace
 
-from reconciler.cli import words
 from reconciler.cli.blocks import StyledText, Table
 from reconciler.cli.document import fetch
 from reconciler.cli.exits import Exit
 from reconciler.cli.output import emit
 from reconciler.cli.screen import line, show
+from reconciler.runtime import format as fmt
 
 
 def run(options: Namespace) -> int:
@@ -22,15 +22,15 @@ def run(options: Namespace) -> int:
     rows = [
         (
             one["target"],
-            "until released"
+            "until release"
             if one["until"] is None
-            else StyledText("over", "dim")
+            else StyledText("expired", "dim")
             if one["until"] <= now
-            else f"{words.span(one['until'] - now)} more",
+            else f"{fmt.duration(one['until'] - now)} left",
             one["by"],
             one["reason"],
         )
         for one in holds
     ]
-    show([Table(("TARGET", "LASTS", "BY", "REASON"), rows)] if rows else [line("nothing is held")])
+    show([Table(("TARGET", "LASTS", "BY", "REASON"), rows)] if rows else [line("no holds")])
     return Exit.OK

@@ -4,13 +4,13 @@ from argparse import Namespace
 from collections.abc import Iterator
 from typing import Final
 
-from reconciler.cli import words
 from reconciler.cli.blocks import Block, Cell, StyledText, Table
 from reconciler.cli.document import Row, fetch
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.output import emit
 from reconciler.cli.screen import blank, head, line, show
 from reconciler.cli.watched import STYLES
+from reconciler.runtime import format as fmt
 
 _MOST_UNKNOWN: Final = 5
 
@@ -19,10 +19,10 @@ def run(options: Namespace) -> int:
     """Show it. `Exit.NOT_OK` while somebody suffers. Errors: `CliError` when nothing is watched, or no daemon runs."""
     found = fetch(options, ("interference",), say=False)
     if not found.live:
-        raise CliError(f"{found.down}; what it sees is known to a running daemon only", Exit.UNREACHABLE)
+        raise CliError(f"{found.down}; interference is known to a running daemon only", Exit.UNREACHABLE)
     seen: Row = found.body.get("interference") or {}
     if not seen:
-        raise CliError("nothing is watched: interference.enabled is false", Exit.NOT_FOUND)
+        raise CliError("interference detection is disabled; enable: interference.enabled: true", Exit.NOT_FOUND)
     if options.output == "table":
         show(_blocks(seen))
     else:
@@ -31,7 +31,7 @@ def run(options: Namespace) -> int:
 
 
 def _blocks(seen: Row) -> Iterator[Block]:
-    yield Table(("RULE", "MODE", "OK", "SUSPECT", "INTERFERED", "UNKNOWN", "MAY"), list(_rules(seen)), _NUMBERS)
+    yield Table(("RULE", "MODE", "OK", "SUSPECT", "INTERFERED", "UNKNOWN", "RESPONSES"), list(_rules(seen)), _NUMBERS)
     suffering = [one for one in seen["findings"] if one["verdict"] in {"interfered", "suspect"}]
     for one in sorted(suffering, key=lambda one: (one["verdict"] != "interfered", -one["severity"], one["title"])):
         yield blank()
@@ -39,7 +39,7 @@ def _blocks(seen: Row) -> Iterator[Block]:
     climbs = [one for one in seen["ladder"] if one["steps"]]
     if climbs:
         yield blank()
-        yield head("What is being done")
+        yield head("Actions")
         yield Table(("FOR", "RULE", "SINCE", "", "STEP"), [row for climb in climbs for row in _steps(climb)])
     yield from _unknown(seen)
     yield from _signals(seen)
@@ -53,7 +53,7 @@ def _rules(seen: Row) -> Iterator[tuple[Cell, ...]]:
         counts = seen["verdicts"].get(name, {})
         mode: Cell = StyledText("dry run", "dim") if rule["dry_run"] else StyledText("enforced", "ok")
         cells = [_count(counts, verdict) for verdict in ("ok", "suspect", "interfered", "unknown")]
-        yield (name, mode, *cells, ", ".join(rule["responses"]) or "nothing but tell")
+        yield (name, mode, *cells, ", ".join(rule["responses"]) or "report only")
 
 
 def _count(counts: Row, verdict: str) -> Cell:
@@ -62,7 +62,7 @@ def _count(counts: Row, verdict: str) -> Cell:
 
 
 def _finding(one: Row) -> Iterator[Block]:
-    since = words.span(one["for_s"])
+    since = fmt.duration(one["for_s"])
     yield line(
         StyledText(one["verdict"], STYLES[one["verdict"]]),
         f" {one['title']}",
@@ -74,20 +74,20 @@ def _finding(one: Row) -> Iterator[Block]:
     if rows:
         yield Table(("  SCORE", "SUSPECT", "WHY"), rows, frozenset({0}))
     else:
-        yield line(StyledText("no suspect: nobody else used it", "dim"), indent=2)
+        yield line(StyledText("no suspect found", "dim"), indent=2)
 
 
 def _steps(climb: Row) -> Iterator[tuple[Cell, ...]]:
     for step in climb["steps"]:
-        yield climb["title"], climb["rule"], words.span(step["for_s"]), StyledText(_state(step), "dim"), step["words"]
+        yield climb["title"], climb["rule"], fmt.duration(step["for_s"]), StyledText(_state(step), "dim"), step["words"]
 
 
 def _state(step: Row) -> str:
     if step["dry_run"]:
         return "would"
     if step["response"] == "evict":
-        return "is ending" if step["ending"] else "asked for"
-    return "in force" if step["judged"] else "is judged soon"
+        return "terminating" if step["ending"] else "requested"
+    return "in force" if step["judged"] else "evaluating"
 
 
 def _unknown(seen: Row) -> Iterator[Block]:
@@ -97,19 +97,19 @@ def _unknown(seen: Row) -> Iterator[Block]:
         reasons.setdefault((one["rule"], "; ".join(one["evidence"])), []).append(one["title"])
     if reasons:
         yield blank()
-        yield head("Unknown, so neither well nor interfered")
+        yield head("Cannot judge")
         rows = []
         for (rule, why), titles in sorted(reasons.items(), key=lambda item: -len(item[1]))[:_MOST_UNKNOWN]:
             whose = titles[0] if len(titles) == 1 else f"{titles[0]} and {len(titles) - 1} more"
             rows.append((rule, whose, why))
         yield Table(("RULE", "PODS", "WHY"), rows)
         if len(reasons) > _MOST_UNKNOWN:
-            yield line(StyledText(f"and {len(reasons) - _MOST_UNKNOWN} more reasons: -o json has all", "dim"))
+            yield line(StyledText(f"and {len(reasons) - _MOST_UNKNOWN} more reasons: see -o json", "dim"))
 
 
 def _signals(seen: Row) -> Iterator[Block]:
     problems = seen["signals"]["problems"]
     if problems:
         yield blank()
-        yield head("Signals that cannot be had here")
+        yield head("Signals missing on this node")
         yield Table(("SIGNAL", "WHY"), sorted(problems.items()))

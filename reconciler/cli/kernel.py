@@ -50,7 +50,7 @@ def _row(one: Row, titles: Mapping[str, str], hierarchy: Hierarchy, files: FileO
     version = hierarchy.version(knob.controller)
     actual = read_value(hierarchy, path, knob, files)
     text = str(one["value"])
-    state, detail = "missing", f"no {knob.controller} controller here that has {knob.name}"
+    state, detail = "missing", f"no {knob.controller} controller with {knob.name} on this node"
     if version is not None and knob.file(version) is not None:
         value = CpuSet.parse(one["value"]) if isinstance(one["value"], str) else one["value"]
         text = wanted_text(knob, value, version)

@@ -43,9 +43,9 @@ def restore_without_daemon(
     except NewerSchemaError:
         raise
     except NoStoreError as exc:
-        raise CliError(f"{exc}: nothing was ever written", Exit.UNREACHABLE) from exc
+        raise CliError(str(exc), Exit.UNREACHABLE) from exc
     except LostStoreError as exc:
-        raise CliError(f"{exc}: what bypassd has left in files is not known", Exit.UNREACHABLE) from exc
+        raise CliError(f"{exc}: the values that bypassd wrote are unknown", Exit.UNREACHABLE) from exc
     except StoreError as exc:
         raise CliError(str(exc), Exit.UNREACHABLE) from exc
     try:
@@ -79,7 +79,7 @@ def thaw_without_daemon(store_path: str, root: str, *, files: FileOps = REAL) ->
     except NoStoreError:
         return [], []
     except StoreError as exc:
-        return [], [f"what is frozen is not known: {exc}"]
+        return [], [f"cannot determine which pods are frozen: {exc}"]
     try:
         with InstanceLock(os.path.dirname(store_path)):
             hierarchy = Hierarchy.detect(root)

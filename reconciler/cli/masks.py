@@ -202,7 +202,7 @@ def mask_yaml_text(text: str) -> str:
         _check_yaml(text)
         documents = list(yaml.load_all(text, Loader=yaml.CSafeLoader))
     except (yaml.YAMLError, RecursionError) as exc:
-        raise ValueError("no YAML") from exc
+        raise ValueError("not YAML") from exc
     made: str = yaml.dump_all([kept_pods(one) for one in documents], Dumper=yaml.CSafeDumper, sort_keys=False)
     return made
 
@@ -276,7 +276,7 @@ def _masked_yaml(text: str, left_out: tuple[str, ...]) -> str:
             _mask_node(document, "", False, set())
         made: str = yaml.serialize_all(documents, Dumper=yaml.CSafeDumper, allow_unicode=True, width=1 << 20)
     except (yaml.YAMLError, RecursionError) as exc:
-        raise ValueError("no YAML") from exc
+        raise ValueError("not YAML") from exc
     return made
 
 

@@ -82,7 +82,7 @@ def plan_node(node: Node, told: RecordedNode, *, files: FileOps = REAL) -> PlanR
     if node.hierarchy is None:
         raise SourceError("cgroups", node.problems.get("cgroups", "no hierarchy"))
     if node.layout is None:
-        raise SourceError("cgroups", "no kubepods directory, and no kubelet configuration that tells where it would be")
+        raise SourceError("cgroups", "no kubepods directory and no kubelet configuration with its location")
     problems = [*node.kubelet.problems, *map(str, node.runtime.problems), *told.problems]
     manifests: dict[str, PodMeta] = {}
     disks = DiskSource(lambda: [rule.name for rule in node.config.policies.disk.devices], NO_MARKS, root=node.root)
@@ -123,7 +123,7 @@ def plan_node(node: Node, told: RecordedNode, *, files: FileOps = REAL) -> PlanR
         "kubelet": _count(told.kubelet),
         "cri": _count(told.cri.pods if told.cri is not None else None),
         "cpu": usage,
-        "store": node.store if previous is not None else "no pools remembered",
+        "store": node.store if previous is not None else "no stored pools",
     }
     problems += [
         f"{pod.title}: {problem}" for pod in knowledge.pods.values() for problem in pod.classification.problems
@@ -178,7 +178,7 @@ def _manifests(node: Node, knowledge: Inventory, problems: list[str]) -> dict[st
 def _measure(told: RecordedNode, knowledge: Inventory, problems: list[str]) -> str:
     """CPU use between the two recorded readings, as the agent would have sampled it."""
     if len(told.usage) < 2:
-        return "not known"
+        return "unknown"
     sampler = CpuSampler()
     classes = {uid: pod.pod_class for uid, pod in knowledge.pods.items()}
     last = told.usage[-1].at
@@ -236,7 +236,7 @@ def _remembered(node: Node, told: RecordedNode, problems: list[str]) -> tuple[No
     try:
         return convert_plan(row), holds
     except (msgspec.MsgspecError, ValueError) as exc:
-        problems.append(f"the pools in {node.store} cannot be read: {exc}")
+        problems.append(f"cannot read the pools in {node.store}: {exc}")
         return None, holds
 
 
@@ -268,11 +268,11 @@ def _stand(setting: Setting, holds: Mapping[str, Hold], hierarchy: Hierarchy, fi
     version = hierarchy.version(knob.controller)
     actual = read_value(hierarchy, setting.path, knob, files)
     if version is None or actual is None:
-        return OfflineSetting(setting, "missing", "", None, f"{knob.name} is not to be had there")
+        return OfflineSetting(setting, "missing", "", None, f"{knob.name} is not available there")
     try:
         wanted = wanted_text(knob, setting.value, version)
     except ValueError as exc:
-        return OfflineSetting(setting, "missing", "", actual, f"{setting.value!r} cannot be written: {exc}")
+        return OfflineSetting(setting, "missing", "", actual, f"{setting.value!r} is not writable: {exc}")
     if wanted == actual:
         return OfflineSetting(setting, "in place", wanted, actual, "")
     hold = holding(holds, path=setting.path, knob=setting.knob, pod_uid=setting.pod_uid)

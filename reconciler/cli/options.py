@@ -50,12 +50,12 @@ def _pod(parser: argparse.ArgumentParser) -> None:
 
 def _sections(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--section", action="append", default=[], metavar="NAME", help="only this part; may be repeated"
+        "--section", action="append", default=[], metavar="NAME", help="only this section; may be repeated"
     )
 
 
 def _diff(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--all", action="store_true", help="also what is in place")
+    parser.add_argument("--all", action="store_true", help="also show settings that match")
 
 
 def _restore(parser: argparse.ArgumentParser) -> None:
@@ -67,48 +67,50 @@ def _hold(parser: argparse.ArgumentParser) -> None:
     # So that -5m is a wrong TIME and no option: its message says what a TIME is.
     parser._negative_number_matcher = _NEGATIVE  # noqa: SLF001
     lasts = parser.add_mutually_exclusive_group(required=True)
-    lasts.add_argument("--for", dest="seconds", type=seconds, metavar="TIME", help="such as 1h; at most 30d")
-    lasts.add_argument("--until-released", action="store_true", help="without an end, until bypassctl release")
-    parser.add_argument("--reason", required=True, help="why; everybody gets to see it")
-    parser.add_argument("--by", help="who asks (default: the user behind sudo, else the one logged in)")
+    lasts.add_argument("--for", dest="seconds", type=seconds, metavar="TIME", help="duration such as 1h; at most 30d")
+    lasts.add_argument("--until-released", action="store_true", help="no end time; ends with bypassctl release")
+    parser.add_argument("--reason", required=True, help="reason, shown in status and logs")
+    parser.add_argument("--by", help="user name (default: the user behind sudo, else the login user)")
 
 
 def _release(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("target", metavar="TARGET", help="as it was held")
+    parser.add_argument("target", metavar="TARGET", help="target of the hold, as `holds` prints it")
 
 
 def _capture(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "target", nargs="?", metavar="DIR|FILE.tar.gz", help="default: bypassd-capture-NODE-TIME.tar.gz here"
     )
-    parser.add_argument("--interval", type=float, default=1.0, metavar="S", help="between the two readings of CPU use")
+    parser.add_argument(
+        "--interval", type=float, default=1.0, metavar="S", help="seconds between the two CPU use readings"
+    )
 
 
 def _evictions(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--all", action="store_true", help="whole rankings, and the triggers that are off")
+    parser.add_argument("--all", action="store_true", help="complete rankings, and disabled triggers")
 
 
 def _simulate(parser: argparse.ArgumentParser) -> None:
     records = parser.add_argument(
-        "--record", metavar="FILE", action="append", required=True, help="a recording; may be repeated"
+        "--record", metavar="FILE", action="append", required=True, help="recording; may be repeated"
     )
-    against = parser.add_argument("--against", metavar="FILE", help="another configuration to compare --config with")
+    against = parser.add_argument("--against", metavar="FILE", help="configuration to compare --config with")
     for action in (records, against):
         vars(action)["complete"] = _FILES
-    parser.add_argument("--from", dest="begin", metavar="TIME", help="report from here: 2026-11-21T03:00")
-    parser.add_argument("--to", dest="end", metavar="TIME", help="up to here")
+    parser.add_argument("--from", dest="begin", metavar="TIME", help="start of the report: 2026-11-21T03:00")
+    parser.add_argument("--to", dest="end", metavar="TIME", help="end of the report")
 
 
 def _plan(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--machine", metavar="TEXT", help="a machine in words, see below; instead of --root")
-    pods = parser.add_argument("--pods", metavar="FILE", help="the pods on it: a YAML list, or kubectl's JSON")
+    parser.add_argument("--machine", metavar="TEXT", help="machine description, see below; instead of --root")
+    pods = parser.add_argument("--pods", metavar="FILE", help="pods on the machine: a YAML list, or kubectl's JSON")
     vars(pods)["complete"] = _FILES
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = SYNTAX
 
 
 def _alert(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", choices=("test",), help="test: send an alert that says that it is a test")
+    parser.add_argument("action", choices=("test",), help="test: send a test alert")
     parser.add_argument("--sink", metavar="NAME", help="only this sink (default: all)")
 
 
@@ -124,37 +126,37 @@ def _config(parser: argparse.ArgumentParser) -> None:
 
 
 COMMANDS: Final = (
-    CliCommand("status", "the node on one screen", "status"),
-    CliCommand("explain", "one pod: its class, each setting, why, what was written and when", "explain", add=_pod),
-    CliCommand("diff", "what is wanted against what is there; exit code 1 when they differ", "diff", add=_diff),
-    CliCommand("dump", "everything that is known, wanted and was written", "dump", FORMATS, _sections),
-    CliCommand("restore", "put back what stood in every file before", "restore", add=_restore),
-    CliCommand("thaw", "let run again what a killed daemon has left frozen", "thaw", ("table",)),
-    CliCommand("hold", "leave a pod, a knob, a group or the node alone", "hold", add=_hold),
+    CliCommand("status", "summary of the node", "status"),
+    CliCommand("explain", "one pod: its class, and each setting with its reason and history", "explain", add=_pod),
+    CliCommand("diff", "wanted against actual values; exit code 1 if they differ", "diff", add=_diff),
+    CliCommand("dump", "the complete state document", "dump", FORMATS, _sections),
+    CliCommand("restore", "restore the original values of all files", "restore", add=_restore),
+    CliCommand("thaw", "unfreeze pods that a killed daemon left frozen", "thaw", ("table",)),
+    CliCommand("hold", "suspend management of a pod, a knob, a group or the node", "hold", add=_hold),
     CliCommand("release", "end a hold", "release", add=_release),
-    CliCommand("holds", "the holds in force", "holds"),
-    CliCommand("headroom", "how much CPU and memory BE pods may be promised", "headroom"),
+    CliCommand("holds", "list active holds", "holds"),
+    CliCommand("headroom", "CPU and memory allocatable to BE pods", "headroom"),
     CliCommand(
         "evictions",
-        "who is being evicted, who was, who would be and why, and why nobody is",
+        "current, past and dry-run evictions, with rankings and reasons",
         "evictions",
         add=_evictions,
     ),
-    CliCommand("alerts", "sinks of alerts, what has yet to be told, and what was told lately", "alerts"),
-    CliCommand("alert", "try the sinks of alerts, through the daemon or without one", "alert", add=_alert),
-    CliCommand("interference", "who suffers from whom, and what is done about it", "interference"),
-    CliCommand("simulate", "what a configuration would have done with a recording", "simulate", add=_simulate),
-    CliCommand("reload", "have the daemon read its configuration again", "reload"),
-    CliCommand("doctor", "what this node offers and lacks, with the fix for each lack", "doctor"),
-    CliCommand("capture", "all that the agent reads on this node, secrets masked", "capture", add=_capture),
-    CliCommand("plan", "what the agent would want and write; --root CAPTURE: on a captured node", "plan", add=_plan),
-    CliCommand("config", "the configuration in force and where each value comes from", "config", ("table",), _config),
+    CliCommand("alerts", "alert sinks, pending alerts and recent alerts", "alerts"),
+    CliCommand("alert", "test alert sinks, with or without the daemon", "alert", add=_alert),
+    CliCommand("interference", "victims of interference, suspects and responses", "interference"),
+    CliCommand("simulate", "replay a recording with a configuration", "simulate", add=_simulate),
+    CliCommand("reload", "reload the daemon's configuration", "reload"),
+    CliCommand("doctor", "check this node: available features, problems and fixes", "doctor"),
+    CliCommand("capture", "capture everything bypassd reads on this node, secrets masked", "capture", add=_capture),
+    CliCommand("plan", "plan and writes without the daemon; --root CAPTURE: for a captured node", "plan", add=_plan),
+    CliCommand("config", "configuration in force and the origin of each value", "config", ("table",), _config),
 )
 
 
 def parser(only: str | None = None) -> argparse.ArgumentParser:
     """The whole command line; with ``only``, just that command: the others' options cost 10 ms to declare."""
-    top = Parser(prog="bypassctl", description="Shows what bypassd knows, wants and did on this node, and undoes it.")
+    top = Parser(prog="bypassctl", description="Show and control what bypassd does on this node.")
     top.add_argument("--version", action="version", version=f"bypassctl {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in COMMANDS:
@@ -171,7 +173,9 @@ def parser(only: str | None = None) -> argparse.ArgumentParser:
             places.add_argument("--config", metavar="FILE", help="configuration (default: /etc/bypassd/config.yaml)"),
             places.add_argument("--socket", metavar="FILE", help="the daemon's socket (default: as configured)"),
             places.add_argument("--store", metavar="FILE", help="the state file (default: as configured)"),
-            places.add_argument("--root", default="/", metavar="DIR", help="a copied node to look at, not this one"),
+            places.add_argument(
+                "--root", default="/", metavar="DIR", help="root of a copied node, instead of this node"
+            ),
         ):
             # What the generator of the completion files looks for; it is no part of argparse.
             vars(action)["complete"] = _FILES

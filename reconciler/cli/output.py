@@ -15,6 +15,6 @@ def emit(found: Mapping[str, object], form: str) -> None:
 
     with guarded() as out:
         if form == "msgpack" and out.isatty():
-            raise CliError("-o msgpack is binary; send it to a file or a pipe", Exit.USAGE)
+            raise CliError("-o msgpack is binary; redirect it to a file or a pipe", Exit.USAGE)
         out.buffer.write(render(found, form))
         out.buffer.flush()

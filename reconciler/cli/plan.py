@@ -56,7 +56,7 @@ class PlanSubject(Struct, frozen=True, kw_only=True):
 def run(options: Namespace) -> int:
     """Plan and show. Errors: `CliError` when there is nothing to plan for."""
     if options.pods is not None and options.machine is None:
-        raise CliError("--pods: expected a --machine to put them on", Exit.USAGE)
+        raise CliError("--pods requires --machine", Exit.USAGE)
     try:
         document = _node(options) if options.machine is None else _machine(options)
     except ConfigError as exc:
@@ -91,7 +91,7 @@ def _node(options: Namespace) -> dict[str, Any]:
 
 def _machine(options: Namespace) -> dict[str, Any]:
     if options.root != "/":
-        raise CliError("--machine: expected no --root beside it", Exit.USAGE)
+        raise CliError("--machine and --root exclude each other", Exit.USAGE)
     config = load.load(places.config_path(options), required=options.config is not None).config
     topology = parse(options.machine)
     pods, problems = read_pods_file(options.pods) if options.pods is not None else ([], [])

@@ -5,11 +5,12 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from reconciler.cli import words
 from reconciler.cli.blocks import Block, Cell, StyledText, Table
 from reconciler.cli.drawing import draw, marks
+from reconciler.cli.format import group_title, value_text
 from reconciler.cli.screen import blank, field, head, line
 from reconciler.cli.status import CLASSES
+from reconciler.runtime import format as fmt
 from state.cache import RESCTRL_GROUP
 from state.cpu import CORE_COOKIE
 from state.memory import OOM_SCORE
@@ -18,7 +19,7 @@ from state.memory import OOM_SCORE
 def blocks(found: dict[str, Any]) -> Iterator[Block]:
     """The document, for people."""
     node = found["node"]
-    when = f", captured {words.clock(found['captured_at'])}" if found["captured_at"] else ""
+    when = f", captured {fmt.clock(found['captured_at'])}" if found["captured_at"] else ""
     yield line(StyledText(f"plan for {node['name']}", "head"), f"{when}; configured mode {node['mode']}")
     yield line(
         StyledText(
@@ -35,20 +36,20 @@ def blocks(found: dict[str, Any]) -> Iterator[Block]:
     letters, names = marks(found["pools"]), {pod["uid"]: pod["title"] for pod in found["pods"]}
     yield Table(
         ("", "POOL", "CPUS"),
-        [(letters[name], _pool(name, names), words.text(found["pools"][name])) for name in letters],
+        [(letters[name], _pool(name, names), value_text(found["pools"][name])) for name in letters],
     )
     budget = found["budget"]
     yield blank()
-    yield field("CPU", f"BE may use {words.cpus(budget['budget_milli'])} CPUs: {budget['reasons'].get('budget', '')}")
+    yield field("CPU", f"BE budget {fmt.cpu(budget['budget_milli'])}: {budget['reasons'].get('budget', '')}")
     titles = {pod["group"]: pod["title"] for pod in found["pods"]}
     if found["settings"]:
         yield blank()
-        yield head("wanted")
+        yield head("settings")
         rows: list[tuple[Cell, ...]] = [
             (
                 one["knob"],
-                words.text(one["wanted"]),
-                words.text(one["actual"]),
+                value_text(one["wanted"]),
+                value_text(one["actual"]),
                 StyledText(one["state"], "ok" if one["state"] == "in place" else "warn"),
                 _where(one, titles),
             )
@@ -60,18 +61,18 @@ def blocks(found: dict[str, Any]) -> Iterator[Block]:
         yield blank()
         yield line(
             StyledText("refused ", "warn"),
-            f"{one['knob']} = {words.text(one['value'])} ({one['rule']}): {one['reason']}",
+            f"{one['knob']} = {value_text(one['value'])} ({one['rule']}): {one['reason']}",
         )
     yield blank()
     if node["described"]:
-        yield line(StyledText("a described machine: nothing is there to be compared or written", "dim"))
+        yield line(StyledText("described machine: there are no files to compare or write", "dim"))
     elif found["writes"]:
-        yield head(f"writes, in this order ({len(found['writes'])})")
+        yield head(f"writes in this order ({len(found['writes'])})")
         steps = [
-            (one["file"], one["text"], f"{words.place(one['path'], titles)}{' (slow)' if one['slow'] else ''}")
+            (one["file"], one["text"], f"{group_title(one['path'], titles)}{' (slow)' if one['slow'] else ''}")
             for one in found["writes"]
         ]
-        yield Table(("FILE", "TEXT", "WHERE"), steps)
+        yield Table(("FILE", "VALUE", "GROUP"), steps)
     else:
         yield line(StyledText("nothing to write", "ok"))
     for problem in found["problems"]:
@@ -102,9 +103,9 @@ def resources(found: dict[str, Any], titles: dict[str, str], names: dict[str, st
 
 def _targets(found: dict[str, Any], titles: dict[str, str], names: dict[str, str]) -> Iterator[tuple[Cell, ...]]:
     for path, score in (found["oom_scores"] or {}).get("scores", {}).items():
-        yield OOM_SCORE, str(score), words.place(path, titles)
+        yield OOM_SCORE, str(score), group_title(path, titles)
     for path, group in (found["cookies"] or {}).get("groups", {}).items():
-        yield CORE_COOKIE, group, words.place(path, titles)
+        yield CORE_COOKIE, group, group_title(path, titles)
     for uid, group in (found["cache"] or {}).get("members", {}).items():
         yield RESCTRL_GROUP, group, names.get(uid, uid)
     for name, value in (found["sysctls"] or {}).get("values", {}).items():
@@ -119,5 +120,5 @@ def _pool(name: str, titles: dict[str, str]) -> str:
 
 
 def _where(one: dict[str, Any], titles: dict[str, str]) -> str:
-    place = words.place(one["path"], titles)
+    place = group_title(one["path"], titles)
     return f"{place}: {one['detail']}" if one["detail"] else place

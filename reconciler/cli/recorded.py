@@ -100,7 +100,7 @@ def _decoded(root: str, path: str, kind: type[T]) -> T | None:
     try:
         return decoded(msgspec.json.Decoder(kind).decode, text)
     except ValueError as exc:
-        raise InputError(os.path.join(root, path), str(exc), "what bypassctl capture writes") from exc
+        raise InputError(os.path.join(root, path), str(exc), "a file of bypassctl capture") from exc
 
 
 def _bytes(root: str, path: str) -> bytes | None:
@@ -108,5 +108,5 @@ def _bytes(root: str, path: str) -> bytes | None:
         return read_file(os.path.join(root, path), _LARGEST)
     except OSError as exc:
         if exc.errno == errno.EFBIG:
-            raise InputError(os.path.join(root, path), exc.strerror, "what bypassctl capture writes") from exc
+            raise InputError(os.path.join(root, path), exc.strerror, "a file of bypassctl capture") from exc
         return None

@@ -15,5 +15,5 @@ def run(options: Namespace) -> int:
     if options.output != "table":
         emit(answer, options.output)
     else:
-        show([line(f"{answer['released']} is looked after again")])
+        show([line(f"hold on {answer['released']} released; managed again")])
     return Exit.OK

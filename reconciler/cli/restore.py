@@ -4,16 +4,18 @@ import sys
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
-from reconciler.cli import places, words
+from reconciler.cli import places
 from reconciler.cli.blocks import Block, Cell, StyledText, Table
 from reconciler.cli.client import Unreachable, ask
 from reconciler.cli.control import RESTORE_S, who
 from reconciler.cli.document import fetch, find_pod
 from reconciler.cli.exits import Exit
+from reconciler.cli.format import short_path, value_text
 from reconciler.cli.output import emit
 from reconciler.cli.screen import blank, line, show
+from reconciler.runtime import format as fmt
 
 _FINE = ("restored", "already as before", "its group is gone")
 
@@ -30,7 +32,7 @@ def run(options: Namespace) -> int:
     else:
         emit(answer, options.output)
     if problem := answer.get("problem"):
-        more = "; the files were restored all the same" if answer["recorded"] is False else ""
+        more = "; the files were restored anyway" if answer["recorded"] is False else ""
         print(f"bypassctl: {problem}{more}", file=sys.stderr)
     return Exit.NOT_OK if answer["left"] or answer.get("lost") else Exit.OK
 
@@ -52,8 +54,16 @@ def _restore(options: Namespace, uid: str | None) -> dict[str, Any]:  # the daem
     return {"through": "ledger", **restore_without_daemon(where.store, options.root, uid)}
 
 
+_REASONS: Final = {
+    "changed by somebody else since; left": "changed by someone else",
+    "its original is not known; left": "original value unknown",
+    "the kernel refused": "refused by the kernel",
+}
+"""Texts for `state.undo.RestoreOutcome`."""
+
+
 def _nothing(answer: dict[str, Any]) -> str:
-    return "no file is known to be ours" if answer.get("lost") else "nothing of ours is in any file"
+    return "no file known to be written by bypassd" if answer.get("lost") else "nothing to restore"
 
 
 def _blocks(answer: dict[str, Any], *, only: str | None) -> Iterator[Block]:
@@ -65,29 +75,36 @@ def _blocks(answer: dict[str, Any], *, only: str | None) -> Iterator[Block]:
         rows.append(
             (
                 one["file"],
-                words.text(one["text"]),
+                value_text(one["text"]),
                 StyledText(one["undo"], style),
-                f"{words.short(one['path'])}{detail}",
+                f"{short_path(one['path'])}{detail}",
             )
         )
-    yield Table(("FILE", "HOLDS", "OUTCOME", "GROUP"), rows)
+    yield Table(("FILE", "VALUE", "OUTCOME", "GROUP"), rows)
     if rows:
         yield blank()
     counts = Counter(one["undo"] for one in files)
     told = ", ".join(f"{count} {undo}" for undo, count in counts.items()) or _nothing(answer)
-    yield line(f"{words.plural(len(files), 'file')}: {told}" if files else told)
+    yield line(f"{fmt.plural(len(files), 'file')}: {told}" if files else told)
     if answer["left"]:
-        yield line(StyledText(f"{words.plural(answer['left'], 'file')} left: look at them by hand", "bad"))
+        yield line(
+            StyledText(f"{fmt.plural(answer['left'], 'file')} not restored ({_why_left(files)}); see above", "bad")
+        )
     if answer["through"] == "daemon" and only is None:
-        yield line(f"The daemon goes on in mode {answer['mode']}; `bypassctl reload` lets it enforce again.")
+        yield line(f"The daemon is now in mode {answer['mode']}; resume: bypassctl reload")
     elif answer["through"] == "daemon":
         yield line(*_held(answer.get("hold")))
 
 
+def _why_left(files: list[dict[str, Any]]) -> str:
+    """The distinct reasons of all files that were not restored."""
+    return ", ".join(dict.fromkeys(_REASONS.get(one["undo"], one["undo"]) for one in files if one["undo"] not in _FINE))
+
+
 def _held(hold: dict[str, Any] | None) -> Iterator[Cell]:
     if hold is None:
-        yield "The daemon sets them again: the pod is not held."
+        yield "The pod is not on hold: the daemon writes these settings again."
         return
-    until = "until it is released" if hold["until"] is None else f"until {words.clock(hold['until'])}"
-    yield f"Held {until}: {hold['target']}: {hold['reason']} (by {hold['by']}). "
-    yield f"Then the daemon sets them again; sooner with: bypassctl release {hold['target']}"
+    until = fmt.until(hold["until"])
+    yield f"{hold['target']} is now on hold until {until} ({hold['reason']}, by {hold['by']}); "
+    yield f"manage it again: bypassctl release {hold['target']}"

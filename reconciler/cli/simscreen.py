@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Final
 
-from reconciler.cli import words
 from reconciler.cli.blocks import Block, Cell, StyledText, Table
 from reconciler.cli.screen import blank, head, line
+from reconciler.runtime import format as fmt
 
 _MOST: Final = 40
 """Rows of a table; ``-o json`` has all."""
@@ -23,11 +23,11 @@ def blocks(document: dict[str, Any]) -> Iterator[Block]:
     """The report."""
     span = document["end_s"] - document["begin_s"]
     yield line(
-        StyledText(f"{words.clock(document['begin_s'])} to {words.clock(document['end_s'])}", "head"),
-        f"  {words.span(span)} in {document['frames']} frames, judged in {words.span(document['took_s'])}",
+        StyledText(f"{fmt.clock(document['begin_s'])} to {fmt.clock(document['end_s'])}", "head"),
+        f"  {fmt.duration(span)} in {document['frames']} frames, evaluated in {fmt.duration(document['took_s'])}",
     )
     if document["gaps"]:
-        yield line(StyledText(f"{words.plural(document['gaps'], 'gap')}: the past was begun anew after each", "dim"))
+        yield line(StyledText(f"{fmt.plural(document['gaps'], 'gap')}: history starts again after each", "dim"))
     yield blank()
     yield from _summary(document)
     yield from _incidents(document["incidents"])
@@ -46,7 +46,7 @@ def _summary(document: dict[str, Any]) -> Iterator[Block]:
         row: tuple[Cell, ...] = (what, str(mine))
         rows.append(row if against is None else (*row, str(theirs), f"{mine - theirs:+d}" if mine != theirs else ""))
     if not rows:
-        yield line("Nothing would have been found, and nothing done.")
+        yield line("No findings and no actions.")
     columns = ("WHAT", "TIMES") if against is None else ("WHAT", "TIMES", "AGAINST", "")
     yield Table(columns, rows, frozenset({1, 2}))
 
@@ -54,7 +54,7 @@ def _summary(document: dict[str, Any]) -> Iterator[Block]:
 def _counts(document: dict[str, Any]) -> dict[str, int]:
     counts: Counter[str] = Counter()
     for incident in document["incidents"]:
-        counts[f"found by rule {incident['rule']}"] += 1
+        counts[f"interference ({incident['rule']})"] += 1
     for response in document["responses"]:
         if response["turn"] in {"applied", "asked"}:
             counts[f"would {response['words'].split(' ')[0].rstrip(':')} ({response['rule']})"] += 1
@@ -67,13 +67,13 @@ def _incidents(incidents: list[dict[str, Any]]) -> Iterator[Block]:
     if not incidents:
         return
     yield blank()
-    yield head("Who suffered")
+    yield head("Victims")
     rows: list[tuple[Cell, ...]] = []
     for one in incidents[:_MOST]:
         first = one["suspects"][0] if one["suspects"] else None
         suspect = "-" if first is None else f"{first['title']} ({first['score']:.2f})"
-        lasted = words.span(one["for_s"]) if one["over"] else f"{words.span(one['for_s'])} and on"
-        rows.append((words.clock(one["at"]), one["rule"], one["victim"], lasted, suspect, "; ".join(one["evidence"])))
+        lasted = fmt.duration(one["for_s"]) if one["over"] else f"{fmt.duration(one['for_s'])}, continuing"
+        rows.append((fmt.clock(one["at"]), one["rule"], one["victim"], lasted, suspect, "; ".join(one["evidence"])))
     yield Table(("AT", "RULE", "VICTIM", "FOR", "SUSPECT", "EVIDENCE"), rows)
     yield from _more(len(incidents))
 
@@ -82,8 +82,8 @@ def _responses(responses: list[dict[str, Any]]) -> Iterator[Block]:
     if not responses:
         return
     yield blank()
-    yield head("What would have been done")
-    rows = [(words.clock(one["at"]), one["victim"], one["turn"], one["words"]) for one in responses[:_MOST]]
+    yield head("Actions that would follow")
+    rows = [(fmt.clock(one["at"]), one["victim"], one["turn"], one["words"]) for one in responses[:_MOST]]
     yield Table(("AT", "FOR", "", "STEP"), rows)
     yield from _more(len(responses))
 
@@ -92,9 +92,9 @@ def _evictions(evictions: list[dict[str, Any]]) -> Iterator[Block]:
     if not evictions:
         return
     yield blank()
-    yield head("Who would have been evicted")
+    yield head("Pods that would be evicted")
     for one in evictions[:_MOST]:
-        yield line(f"{words.clock(one['at'])}  {one['pod']}", StyledText(f"  {one['cause']}: {one['evidence']}", "dim"))
+        yield line(f"{fmt.clock(one['at'])}  {one['pod']}", StyledText(f"  {one['cause']}: {one['evidence']}", "dim"))
         for text in one["ranking"]:
             yield line(StyledText(text, "dim"), indent=10)
     yield from _more(len(evictions))
@@ -131,4 +131,4 @@ def _count(plan: dict[str, Any], policy: str) -> str:
 
 def _more(count: int) -> Iterator[Block]:
     if count > _MOST:
-        yield line(StyledText(f"and {count - _MOST} more: -o json has all", "dim"))
+        yield line(StyledText(f"and {count - _MOST} more: see -o json", "dim"))

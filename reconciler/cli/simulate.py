@@ -58,7 +58,7 @@ def run(options: Namespace) -> int:
     begin, end = _time(options.begin), _time(options.end)
     report = replay(tried, _frames(options.record), begin, end)
     if not report.frames:
-        raise CliError("no frame of the recordings lies in that time", Exit.NOT_FOUND)
+        raise CliError("no recorded frame in this time range", Exit.NOT_FOUND)
     document: dict[str, Any] = {"schema": SCHEMA, "kind": "bypassd-simulation", **_plain(report)}
     if against is not None:
         document["against"] = _plain(replay(against, _frames(options.record), begin, end))

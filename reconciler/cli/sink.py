@@ -48,7 +48,7 @@ class DirectorySink:
             raise CliError(f"{path}: {_why(exc)}", Exit.USAGE) from exc
         if full or unsafe:
             os.close(self._directory)
-            why = "is not empty" if full else f"{unsafe}; name a directory that is not there yet"
+            why = "is not empty" if full else f"{unsafe}; name a directory that does not exist yet"
             raise CliError(f"{path}: {why}", Exit.USAGE)
 
     def put(self, path: str, data: bytes) -> None:
@@ -139,7 +139,7 @@ def open_sink(target: str) -> DirectorySink | TarSink:
     """An archive for a name that ends in .tar.gz or .tgz, else a directory. Errors: `CliError`."""
     if target.endswith((".tar.gz", ".tgz")):
         if os.path.lexists(target):
-            raise CliError(f"{target}: is there already", Exit.USAGE)
+            raise CliError(f"{target}: already exists", Exit.USAGE)
         return TarSink(target)
     return DirectorySink(target)
 
@@ -174,7 +174,7 @@ def _directory(path: str) -> tuple[int, str]:
                 if stat.S_ISLNK(found.st_mode):
                     links -= 1
                     if links < 0 or found.st_uid not in {0, os.geteuid()}:
-                        raise PermissionError(errno.EPERM, f"{part} is a link of uid {found.st_uid}")
+                        raise PermissionError(errno.EPERM, f"{part} is a symbolic link of uid {found.st_uid}")
                     target = os.readlink(part, dir_fd=number)
                     parts.extendleft(reversed([one for one in target.split("/") if one not in {"", "."}]))
                     if target.startswith("/"):
@@ -196,9 +196,9 @@ def _directory(path: str) -> tuple[int, str]:
 def _unsafe(found: os.stat_result, name: str, *, last: bool) -> str:
     """Why others can change it. In a sticky directory they can replace nothing of ours, but add to it."""
     if found.st_uid not in {0, os.geteuid()}:
-        return f"{name} belongs to uid {found.st_uid}"
+        return f"{name} is owned by uid {found.st_uid}"
     if found.st_mode & _WRITABLE and (last or not found.st_mode & stat.S_ISVTX):
-        return f"{name} can be written by others"
+        return f"{name} is writable by others"
     return ""
 
 

@@ -5,13 +5,14 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
-from reconciler.cli import words
 from reconciler.cli.blocks import Block, Cell, StyledText, Table
 from reconciler.cli.document import FetchedDocument, Row, fetch, standings
 from reconciler.cli.exits import Exit
+from reconciler.cli.format import value_text
 from reconciler.cli.output import emit
 from reconciler.cli.screen import blank, field, line, show
 from reconciler.cli.watched import node_cells, of_node
+from reconciler.runtime import format as fmt
 from state.setting_state import SettingState
 
 _SECTIONS: Final = (
@@ -78,7 +79,8 @@ def _blocks(found: FetchedDocument, facts: Row) -> Iterator[Block]:
         yield line(
             StyledText(
                 f"kubelet {agent['kubelet_policy']}, cgroups {agent['cgroups']}/{agent['driver']}, "
-                f"CPUs {agent['cpus']}, {words.size(agent['rss_bytes'])}, last look {words.span(agent['last_look_s'])}",
+                f"CPUs {agent['cpus']}, {fmt.size(agent['rss_bytes'])}, "
+                f"reconciled in {fmt.duration(agent['last_look_s'])}",
                 "dim",
             )
         )
@@ -89,7 +91,7 @@ def _blocks(found: FetchedDocument, facts: Row) -> Iterator[Block]:
     if facts["ledger"]:
         yield field("ledger", *_counts(facts["ledger"]))
     if facts["movement"]:
-        yield field("moved", *_movement(facts["movement"]))
+        yield field("churn", *_movement(facts["movement"]))
     if facts["interference"]:
         yield field("watched", *node_cells(facts["interference"]))
     yield from _pools(facts)
@@ -97,13 +99,13 @@ def _blocks(found: FetchedDocument, facts: Row) -> Iterator[Block]:
     yield from _sources(facts)
     if facts["holds"]:
         yield blank()
-        rows = [(one["target"], words.until(one["until"]), f"{one['reason']} ({one['by']})") for one in facts["holds"]]
+        rows = [(one["target"], fmt.until(one["until"]), f"{one['reason']} ({one['by']})") for one in facts["holds"]]
         yield Table(("HOLD", "UNTIL", "REASON"), rows)
     if facts["alerts"]:
         yield blank()
         yield field("alerts", *_counts(facts["alerts"], style="warn"))
     waiting = [one for one in facts["components"] if one["health"] == "waiting"]
-    problems = [*facts["problems"], *(f"{one['name']} failed and is tried again: {one['error']}" for one in waiting)]
+    problems = [*facts["problems"], *(f"component {one['name']} failed, retrying: {one['error']}" for one in waiting)]
     if problems:
         yield blank()
         for problem in problems[:_MOST]:
@@ -115,19 +117,26 @@ def _blocks(found: FetchedDocument, facts: Row) -> Iterator[Block]:
 def _title(found: FetchedDocument, facts: Row) -> Iterator[Cell]:
     yield StyledText(f"bypassd {facts['version']} on {facts['node']}: ", "head")
     if not found.live:
-        yield StyledText("no daemon runs", "bad")
-        yield f"; settings stay as they were left (store of {words.clock(found.body['agent']['opened_at'])})"
+        yield StyledText("daemon stopped", "bad")
+        yield f"; {_in_force(found.body)} (state file of {fmt.clock(found.body['agent']['opened_at'])})"
         return
     observing = facts["mode"] != "enforce"
     yield StyledText(str(facts["mode"]), "warn" if observing else "ok")
     if observing and facts["configured_mode"] == "enforce":
-        yield " (after a restore; reload to enforce again)"
+        yield ", paused by `restore`; resume: bypassctl reload"
     elif observing:
         yield " (nothing is written)"
     elif facts["dry_run"]:
         yield StyledText(f" (dry run: {', '.join(facts['dry_run'])})", "warn")
     yield ", "
     yield StyledText("ready", "ok") if facts["ready"] else StyledText("not ready", "bad")
+
+
+def _in_force(body: Row) -> str:
+    files = len(body.get("files", ()))
+    if not files:
+        return "no settings in force"
+    return f"{fmt.plural(files, 'setting')} still in force (`bypassctl restore` undoes them)"
 
 
 def _counts(counts: Row, style: str = "") -> Iterator[Cell]:
@@ -141,7 +150,7 @@ def _settings(facts: Row) -> Iterator[Cell]:
     if facts["refused"]:
         states["refused by the planner"] = facts["refused"]
     if not states:
-        yield "none wanted"
+        yield "none"
     for index, (state, count) in enumerate(sorted(states.items(), key=lambda item: -item[1])):
         yield f"{'  ' if index else ''}{state} "
         yield StyledText(str(count), "ok" if SettingState(state).is_settled() else "warn")
@@ -149,8 +158,8 @@ def _settings(facts: Row) -> Iterator[Cell]:
 
 def _movement(counted: Row) -> Iterator[Cell]:
     """Since the daemon started."""
-    yield StyledText(str(counted["cpus_moved"]), "head")
-    yield f" CPUs to other pools, {counted['cpuset_writes']} cpuset writes, in {counted['events']} events"
+    yield f"since start: {fmt.plural(counted['cpus_moved'], 'CPU')} moved, "
+    yield f"{fmt.plural(counted['cpuset_writes'], 'cpuset write')}, {fmt.plural(counted['events'], 'replan')}"
 
 
 def _pools(facts: Row) -> Iterator[Block]:
@@ -158,7 +167,7 @@ def _pools(facts: Row) -> Iterator[Block]:
         return
     own = [name for name in facts["pools"] if name.startswith("dedicated/")]
     rows: list[tuple[Cell, ...]] = [
-        (name, words.text(cpus)) for name, cpus in facts["pools"].items() if not name.startswith("dedicated/")
+        (name, value_text(cpus)) for name, cpus in facts["pools"].items() if not name.startswith("dedicated/")
     ]
     rows += [(f"dedicated {name.removeprefix('dedicated/')[:8]}", facts["pools"][name]) for name in own[:_MOST]]
     if len(own) > _MOST:
@@ -172,16 +181,16 @@ def _budget(budget: Row) -> Iterator[Block]:
         return
     used = budget["used"]
     yield blank()
-    known = "use not known (yet)"
+    known = "CPU use: measuring…"
     if used is not None:
-        known = ", ".join(
-            f"{name} {words.cpus(used[f'{key}_milli'])}"
+        known = "in use: " + ", ".join(
+            f"{name} {fmt.cpus(used[f'{key}_milli'])}"
             for name, key in (("online", "online"), ("reclaimed", "reclaimed"), ("system", "system"))
         )
-    yield field("CPU", "BE may use ", StyledText(words.cpus(budget["budget_milli"]), "head"), f"; used now: {known}")
+    yield field("CPU", "BE budget ", StyledText(fmt.cpu(budget["budget_milli"]), "head"), f"; {known}")
     reason = budget["reasons"].get("reclaimed")
     if reason:
-        yield field("", StyledText(f"because {reason}", "dim"))
+        yield field("", StyledText(reason, "dim"))
 
 
 def _sources(facts: Row) -> Iterator[Block]:
@@ -191,7 +200,7 @@ def _sources(facts: Row) -> Iterator[Block]:
         (
             one["name"],
             StyledText("ok", "ok") if one["ok"] else StyledText("bad", "bad"),
-            words.span(one["age_s"]),
+            fmt.duration(one["age_s"]),
             one["detail"],
         )
         for one in facts["sources"]

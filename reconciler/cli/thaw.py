@@ -12,5 +12,5 @@ def run(options: Namespace) -> int:
     from reconciler.cli.ledger import thaw_without_daemon  # the loop and the models
 
     done, failed = thaw_without_daemon(places.find(options).store, options.root)
-    show([line(text) for text in (*(f"{path}: runs again" for path in done), *failed)])
+    show([line(text) for text in (*(f"{path}: unfrozen" for path in done), *failed)])
     return Exit.NOT_OK if failed else Exit.OK

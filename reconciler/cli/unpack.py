@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from typing import IO, Final, final
 
 from cgroupfs.errors import InputError, errno_name
+from reconciler.runtime import format as fmt
 
 MOST_BYTES: Final = 512 << 20
 """Of all files with their headers, unpacked. A node of 110 pods has some 12 MB."""
@@ -106,16 +107,16 @@ def _pax(data: bytes, path: str) -> dict[str, str]:
     while at < len(data) and data[at]:
         digits, space, _ = data[at : at + 8].partition(b" ")
         if not (space and digits.isdigit()) or int(digits) < len(digits) + 3 or at + int(digits) > len(data):
-            raise InputError(path, "a pax header that cannot be read", "what `capture` or tar writes")
+            raise InputError(path, "an unreadable pax header", "an archive of `capture` or tar")
         record = data[at + len(digits) + 1 : at + int(digits)]
         at += int(digits)
         key, equals, value = record.partition(b"=")
         if not equals or not value.endswith(b"\n"):
-            raise InputError(path, "a pax header that cannot be read", "what `capture` or tar writes")
+            raise InputError(path, "an unreadable pax header", "an archive of `capture` or tar")
         if key in {b"path", b"size"}:
             found[key.decode()] = value[:-1].decode("utf-8", "surrogateescape")
         elif key.startswith(b"GNU.sparse"):
-            raise InputError(path, "a file with holes", "regular files and directories only, as `capture` writes them")
+            raise InputError(path, "a sparse file", "regular files and directories only, as `capture` writes them")
     return found
 
 
@@ -165,7 +166,7 @@ class _Bounded:
             parts += part
             self._left -= len(part)
             if self._left < 0:
-                raise InputError(self._path, f"more than {self._most >> 20} MiB unpacked", "the capture of one node")
+                raise InputError(self._path, f"more than {fmt.size(self._most)} unpacked", "the capture of one node")
         return bytes(parts)
 
     def some(self, size: int) -> bytes:

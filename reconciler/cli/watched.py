@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from typing import Final
 
-from reconciler.cli import words
 from reconciler.cli.blocks import Block, Cell, StyledText
 from reconciler.cli.document import Row
 from reconciler.cli.screen import blank, head, line
+from reconciler.runtime import format as fmt
 
 STYLES: Final = {"interfered": "bad", "suspect": "warn", "unknown": "dim", "ok": "ok"}
 OUTCOMES: Final = {"done": "ok", "gone": "ok", "refused": "warn", "abandoned": "dim", "failed": "bad"}
@@ -78,9 +78,9 @@ def pod_blocks(told: Row) -> Iterator[Block]:
 
 def _pod_lines(told: Row) -> Iterator[Block]:
     if told["watched"] and not told["findings"]:
-        yield line("no rule finds that it suffers", indent=2)
+        yield line("no interference found", indent=2)
     for one in told["findings"]:
-        since = f"  for {words.span(one['for_s'])}, severity {one['severity']:.2f}"
+        since = f"  for {fmt.duration(one['for_s'])}, severity {one['severity']:.2f}"
         yield line(
             StyledText(one["verdict"], STYLES[one["verdict"]]),
             f" by rule {one['rule']}",
@@ -92,13 +92,13 @@ def _pod_lines(told: Row) -> Iterator[Block]:
         if one["suspects"]:
             first, more = one["suspects"][0], len(one["suspects"]) - 1
             also = f" (and {more} more: bypassctl interference)" if more else ""
-            yield line(f"likeliest: {first['title']}, {first['score']:.2f}: {first['reason']}{also}", indent=4)
+            yield line(f"top suspect: {first['title']}, {first['score']:.2f}: {first['reason']}{also}", indent=4)
     for step in told["steps"]:
-        yield line(*_step_cells("for it", step), indent=2)
+        yield line(*_step_cells("for this pod", step), indent=2)
     for one in told["blamed"]:
         cells = (
             StyledText("suspected", "warn"),
-            f" number {one['place']} of {one['title']} ({one['verdict']}, {one['rule']})",
+            f" number {one['place']} for victim {one['title']} ({one['verdict']}, {one['rule']})",
         )
         yield line(*cells, f": {one['score']:.2f}: {one['reason']}", indent=2)
     for step in told["in_force"]:
@@ -115,9 +115,9 @@ def _step_cells(whose: str, step: Row) -> Iterator[Cell]:
         yield StyledText("would be", "dim")
     else:
         asked = step["response"] == "evict"
-        yield StyledText("asked" if asked else "in force" if step["judged"] else "tried", "warn")
+        yield StyledText("requested" if asked else "in force" if step["judged"] else "evaluating", "warn")
     yield f" {whose} ({step['rule']}): {step['words']}"
-    yield StyledText(f"  {words.span(step['for_s'])}", "dim")
+    yield StyledText(f"  {fmt.duration(step['for_s'])}", "dim")
 
 
 def _measured(measure: Row) -> Iterator[str]:
@@ -127,27 +127,27 @@ def _measured(measure: Row) -> Iterator[str]:
     if squeezed:
         bounds = []
         if squeezed["cpu_milli"] is not None:
-            bounds.append(f"{words.cpus(squeezed['cpu_milli'])} CPUs")
+            bounds.append(fmt.cpu(squeezed["cpu_milli"]))
         if squeezed["memory_high_bytes"] is not None:
-            bounds.append(f"{words.size(squeezed['memory_high_bytes'])} of memory")
+            bounds.append(f"{fmt.size(squeezed['memory_high_bytes'])} memory")
         if squeezed["disk_bps"] is not None:
-            bounds.append(f"{words.size(squeezed['disk_bps'])}/s of {', '.join(squeezed['disks']) or 'disk'}")
-        yield f"may have {', '.join(bounds) or 'all'}: {squeezed['reason']}"
+            bounds.append(f"{fmt.rate(squeezed['disk_bps'])} on {', '.join(squeezed['disks']) or 'disk'}")
+        yield f"limited to {', '.join(bounds)}: {squeezed['reason']}"
 
 
 def _eviction(one: Row) -> Iterator[Cell]:
     if one["state"] == "would":
         yield StyledText("would be evicted", "warn")
-        yield f" (a dry run), decided {words.clock(one['decided_at'])}"
+        yield f" (dry run), decided {fmt.clock(one['decided_at'])}"
         return
     means = f" by {one['means']}" if one["means"] else ""
     if one["state"] == "open":
         yield StyledText("being evicted", "bad")
-        yield f": {one['step']}{means} since {words.clock(one['step_at'])}"
+        yield f": {one['step']}{means} since {fmt.clock(one['step_at'])}"
     else:
         yield "eviction: "
         yield StyledText(one["outcome"], OUTCOMES.get(one["outcome"], ""))
-        yield f"{means} at {words.clock(one['ended_at'])}"
+        yield f"{means} at {fmt.clock(one['ended_at'])}"
         yield f": {one['detail']}" if one["detail"] else ""
     if one["tried"]:
         yield StyledText(f"; before: {'; '.join(one['tried'])}", "dim")
@@ -185,9 +185,9 @@ def node_cells(told: Row) -> Iterator[Cell]:
     """The line itself; nothing while nothing is watched."""
     if "rules" in told:
         yield StyledText(str(told["interfered"]), "bad" if told["interfered"] else "dim")
-        yield f" suffering, {told['suspect']} perhaps; "
+        yield f" {'victim' if told['interfered'] == 1 else 'victims'} confirmed, {told['suspect']} suspected; "
         yield StyledText(str(told["steps"]), "warn" if told["steps"] else "dim")
-        yield f" {'step' if told['steps'] == 1 else 'steps'} in force"
+        yield f" {'action' if told['steps'] == 1 else 'actions'}"
         if told["steps_would"]:
             yield f", {told['steps_would']} in dry run"
     evictions = told.get("evictions")

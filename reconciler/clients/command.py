@@ -23,6 +23,8 @@ from typing import IO, Final, NamedTuple, final
 import trio
 from msgspec import Struct
 
+from reconciler.runtime.format import duration, size
+
 _NOBODY: Final = 65534
 # A process may only give up such protection itself, and what is started here cannot do it before it is another's.
 _SHELL: Final = "/bin/sh"
@@ -67,7 +69,7 @@ class ProcessSpawn:
         kill(process, signal.SIGKILL)
         close_pipes(process)
         process.wait()
-        raise OSError(errno.ETIMEDOUT, "it was started too late")
+        raise OSError(errno.ETIMEDOUT, "it started too late")
 
     def give_up(self) -> "subprocess.Popen[bytes] | None":
         """Nobody waits for it any more: what has been started by now is the caller's to end."""
@@ -117,7 +119,7 @@ def _user(name: str | None) -> _User | None:
             return _User(int(name), int(name))
         if name == "nobody":  # images without a user table
             return _User(_NOBODY, _NOBODY)
-        raise ValueError(f"there is no user {name!r} on this machine") from None
+        raise ValueError(f"no user {name!r} on this machine") from None
     return None if found.pw_uid == os.geteuid() else _User(found.pw_uid, found.pw_gid)
 
 
@@ -228,7 +230,7 @@ class Command:
             one.wait()
             self._stuck.remove(one)
         if self._stuck:
-            raise OSError(errno.EBUSY, f"the last one (pid {self._stuck[0].pid}) cannot even be killed")
+            raise OSError(errno.EBUSY, f"the previous process (pid {self._stuck[0].pid}) cannot be killed")
 
     async def _start(self, deadline: float, *, stdin: bool) -> "subprocess.Popen[bytes]":
         launch = ProcessSpawn(self._argv, self._user, self._environment, stdin=stdin, stdout=self._most_output > 0)
@@ -239,7 +241,7 @@ class Command:
                 process = await trio.to_thread.run_sync(launch.run, abandon_on_cancel=True, limiter=self._lane)
                 return process
         except trio.TooSlowError:
-            raise OSError(errno.ETIMEDOUT, "it could not be started in time") from None
+            raise OSError(errno.ETIMEDOUT, "not started in time") from None
         finally:
             if process is None and (late := launch.give_up()) is not None:
                 await self._end(late)
@@ -341,9 +343,9 @@ def _result(status: int | None, said: _Captured, late_s: float | None) -> Comman
     fate = "could not be killed" if status is None else "was killed"
     problem = ""
     if truncated:
-        problem = f"it printed more than {said.most >> 10} KiB and {fate}"
+        problem = f"it printed more than {size(said.most)} and {fate}"
     elif late_s is not None:
-        problem = f"it did not end within {late_s:g} s and {fate}"
+        problem = f"it did not end within {duration(late_s)} and {fate}"
     elif status:
         problem = f"ended with {_code(status)}{f': {words}' if words else ''}"
     return CommandResult(

@@ -22,6 +22,7 @@ import trio
 from cgroupfs.errors import SourceError
 from reconciler.clients.http2 import FULL_S, ConnectionLostError, Http2Connection, Http2Stream
 from reconciler.clients.proto_items import PREFIX
+from reconciler.runtime.format import duration
 from reconciler.runtime.safe_files import FileRule, UntrustedFileError, check_socket
 
 Code = IntEnum(
@@ -135,11 +136,11 @@ class UnaryChannel:
                 sock.setblocking(False)
                 sock.connect(self._path)
                 if self._root_only and (uid := _listener(sock)) != 0:
-                    raise UntrustedFileError(self._path, f"a process of uid {uid} listens on it, not root")
+                    raise UntrustedFileError(self._path, f"a process of uid {uid} listens on it, expected root")
             except OSError as exc:
                 sock.close()
                 if isinstance(exc, FileNotFoundError):
-                    raise SourceError(self._source, f"{self._shown}: there is no such socket") from exc
+                    raise SourceError(self._source, f"{self._shown}: no such socket") from exc
                 if isinstance(exc, UntrustedFileError):
                     raise SourceError(self._source, f"{self._shown}: not used: {exc.strerror}") from exc
                 if not isinstance(exc, BlockingIOError):
@@ -196,17 +197,17 @@ def parse_status(exchange: Http2Stream) -> tuple[int, str]:
     if status is None:
         http, kind = exchange.headers.get(":status"), exchange.headers.get("content-type", "no content type")
         if http == "404":
-            return Code.UNIMPLEMENTED, "it answered HTTP 404"
+            return Code.UNIMPLEMENTED, "HTTP 404"
         if http != "200" or not kind.startswith("application/grpc"):
-            return 0, f"it answered HTTP {http} with {kind}, which is not gRPC"
-        return 0, "its answer ended without a status"
+            return 0, f"HTTP {http} with {kind}, not gRPC"
+        return 0, "the answer has no status"
     if not (status.isascii() and status.isdigit() and len(status) < 10):
-        return 0, f"its answer ended with the status {status[:20]!r}, expected a number"
+        return 0, f"the answer has the status {status[:20]!r}, expected a number"
     if int(status):
         return int(status), unquote(exchange.headers.get("grpc-message", ""), errors="replace")
     head = bytes(exchange.body[:PREFIX])
     if len(head) < PREFIX or head[0] or exchange.length != PREFIX + int.from_bytes(head[1:], "big"):
-        return 0, f"its answer is not one plain message: {exchange.length} bytes that begin with {head.hex()!r}"
+        return 0, f"the answer is not a single message: {exchange.length} bytes that begin with {head.hex()!r}"
     return 0, ""
 
 
@@ -217,4 +218,4 @@ def _listener(sock: socket.socket) -> int:
 
 
 def _late(timeout_s: float) -> str:
-    return f"no answer within {timeout_s:g} s"
+    return f"no answer within {duration(timeout_s)}"

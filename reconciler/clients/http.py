@@ -24,6 +24,7 @@ from cgroupfs.errors import SourceError
 from reconciler import __version__
 from reconciler.clients.http_config import checked_token
 from reconciler.clients.urls import MASK, shown_url, split_url
+from reconciler.runtime.format import duration, size
 from reconciler.runtime.lazy import import_in_thread
 from reconciler.runtime.safe_files import LARGEST, FileRule, read_file
 
@@ -44,7 +45,7 @@ _MOST_WAITS: Final = 10
 # Of an answer that is read for what it says and not for its data.
 _MOST_KEPT: Final = 8 * 1024
 _LONGEST_TOKEN: Final = 64 * 1024
-_NO_HEADER: Final = "a header of the request has what no header can hold"
+_NO_HEADER: Final = "invalid character in a request header"
 _KEEPALIVE_S: Final = 120.0
 _CLOSE_S: Final = 1.0
 # With the system's certificates one is 0.8 MiB and takes 60 ms: sessions that trust the same share it while one lives.
@@ -92,9 +93,9 @@ class HttpEndpoint(Struct, frozen=True, kw_only=True):
         if not (self.token_file or self.cert_file or self.inline.token or self.inline.cert):
             return ""
         if not self.secure:
-            return f"{self.credentials} is not sent without TLS: give an https address"
+            return f"{self.credentials} is not sent without TLS: use an https address"
         if self.insecure:
-            return f"{self.credentials} is not sent, as the server's certificate is not verified: give its CA"
+            return f"{self.credentials} is not sent: the server's certificate is not verified; configure its CA"
         return ""
 
     def __repr__(self) -> str:
@@ -203,7 +204,7 @@ class HttpSession:
         async def take(chunk: bytes) -> None:
             body.extend(chunk)
             if len(body) > _LARGEST:
-                raise self._error(f"{path}: the answer is longer than {_LARGEST >> 20} MiB")
+                raise self._error(f"{path}: the answer is larger than {size(_LARGEST)}")
 
         self._check(path, await self.stream("GET", path, take))
         return bytes(body)
@@ -274,10 +275,10 @@ class HttpSession:
                 return await self._ask(request, what, keep, take)
         except trio.TooSlowError as exc:
             await self.aclose()
-            late = "no answer" if waits is None or not waits.parts else "no more of the answer"
+            late = "no answer" if waits is None or not waits.parts else "incomplete answer"
             if waits is not None and waits.used_up:
-                late, patience_s = "not all of the answer", patience_s * _MOST_WAITS
-            raise self._error(f"{what}{late} within {patience_s:g} s") from exc
+                late, patience_s = "incomplete answer", patience_s * _MOST_WAITS
+            raise self._error(f"{what}{late} within {duration(patience_s)}") from exc
 
     async def _ask(self, request: _Request, what: str, keep: int, take: Take | None) -> HttpResponse:
         # Lazy: see the module's docstring. In a thread: the loop has better to do for a tenth of a second.
@@ -317,7 +318,7 @@ class HttpSession:
                 if take is not None and good:
                     body = b""
                     if not await _pass_on(answer.aiter_stream(), take):
-                        raise self._error(f"{what}the answer is longer than {_LONGEST_READ >> 20} MiB")
+                        raise self._error(f"{what}the answer is larger than {size(_LONGEST_READ)}")
                 else:
                     body = await _body(answer.aiter_stream(), keep)
                 if not good and token:
@@ -348,10 +349,10 @@ class HttpSession:
 
     def _refused(self, answer: HttpResponse) -> str:
         if answer.status == 401:
-            return f"401: it does not accept {self._peer.credentials}"
+            return f"401: unauthorized with {self._peer.credentials}"
         if answer.status == 403:
-            return f"403: it knows {self._peer.credentials} but does not let it read this"
-        return f"it answered {answer.status} {answer.excerpt}".rstrip()
+            return f"403: forbidden with {self._peer.credentials}"
+        return f"HTTP {answer.status} {answer.excerpt}".rstrip()
 
     async def _open(self) -> "httpcore2.AsyncConnectionPool":
         trusted = tuple(_version(path) for path in (self._peer.ca_file, self._peer.cert_file, self._peer.key_file))
@@ -417,7 +418,7 @@ class HttpSession:
             except OSError as exc:
                 raise self._error(f"cannot read the token of {path}: {exc.strerror or exc}") from exc
             except UnicodeDecodeError:
-                raise self._error(f"cannot use the token of {path}: it is no ASCII text") from None
+                raise self._error(f"cannot use the token of {path}: not ASCII text") from None
             except ValueError as exc:
                 raise self._error(f"cannot use the token of {path}: {exc}") from exc
         return self._token[1]

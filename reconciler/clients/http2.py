@@ -183,7 +183,7 @@ class Http2Connection:
             stream = self._protocol.get_next_available_stream_id()
             self._protocol.send_headers(stream, exchange.asked)
         except H2Error as exc:
-            reason = f"cannot ask over this connection: {exc}"
+            reason = f"cannot send over this connection: {exc}"
             self._lose(reason)
             raise ConnectionLostError(reason) from exc
         self._exchanges[stream] = exchange
@@ -211,11 +211,11 @@ class Http2Connection:
             self._lose(f"the connection broke: {exc.strerror}")
             return
         if not data:
-            self._lose("it closed the connection")
+            self._lose("connection closed by the server")
             return
         if self.heard_at == -math.inf and data[3:4] not in {b"", _SETTINGS_FRAME}:
             # Looked at here, because the library would take the text of an HTTP/1 server for a frame of 4 MiB.
-            self._lose(f"what it sends is not HTTP/2: it begins with {data[:20]!r}")
+            self._lose(f"the answer is not HTTP/2: it begins with {data[:20]!r}")
             return
         self.heard_at = trio.current_time()
         try:
@@ -225,12 +225,12 @@ class Http2Connection:
                 self._feed()
         except H2Error as exc:
             self._flush()
-            self._lose(f"what it sends is not HTTP/2: {exc}")
+            self._lose(f"the answer is not HTTP/2: {exc}")
         self._flush()
 
     def _take(self, event: Event) -> None:
         if isinstance(event, ConnectionTerminated):
-            self._lose(f"it ended the connection ({_name(event.error_code)})")
+            self._lose(f"connection ended by the server ({_name(event.error_code)})")
             return
         if isinstance(event, DataReceived) and self.lost is None:
             self._protocol.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
@@ -243,13 +243,13 @@ class Http2Connection:
             if exchange.length + len(event.data) <= exchange.limit:
                 exchange.take(event.data)
             else:
-                exchange.fail(f"its answer is longer than {exchange.limit} bytes")
+                exchange.fail(f"the answer is larger than {exchange.limit} bytes")
                 exchange.body.clear()
                 self._reset(event.stream_id)
         elif isinstance(event, StreamEnded):
             exchange.ended = True
         elif isinstance(event, StreamReset):
-            exchange.fail(f"it gave up the question ({_name(event.error_code)})")
+            exchange.fail(f"request cancelled by the server ({_name(event.error_code)})")
 
     def _reset(self, stream: int) -> None:
         """Tell the peer that nobody wants this answer any more."""

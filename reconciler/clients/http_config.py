@@ -28,7 +28,7 @@ class TlsTrust(Struct, frozen=True, kw_only=True):
     cert_file: Annotated[str | None, Meta(description="client certificate, PEM", extra=_PATH)] = None
     key_file: Annotated[str | None, Meta(description="key of the client certificate, PEM", extra=_SECRET_PATH)] = None
     server_name: Annotated[
-        str | None, Meta(description="the name in the server's certificate, where it is not in the URL")
+        str | None, Meta(description="the name in the server's certificate, if it is not the one in the URL")
     ] = None
     insecure_skip_verify: Annotated[
         bool, Meta(description="accept any certificate; no token or client certificate is sent")
@@ -37,7 +37,7 @@ class TlsTrust(Struct, frozen=True, kw_only=True):
     def check(self) -> None:
         """Errors: `ValueError`."""
         if (self.cert_file is None) != (self.key_file is None):
-            raise ValueError("cert_file and key_file go together; one is missing")
+            raise ValueError("cert_file and key_file must both be set; one is missing")
 
     def peer(self, name: str, url: str, timeout_s: float) -> "HttpEndpoint":
         """Whom to ask: the server at ``url``, which has neither path nor credentials."""
@@ -62,7 +62,7 @@ def check_headers(headers: Mapping[str, str], header_files: Mapping[str, str]) -
         for name in given:
             if not _NAME.fullmatch(name):
                 # It is not shown: "Authorization: KEY" in quotes is a name with everything in it.
-                raise ValueError(f"{setting}: a key of {len(name)} characters is no header's name")
+                raise ValueError(f"{setting}: a key of {len(name)} characters is not a header name")
     for name, text in headers.items():
         if not _is_line(text):
             raise ValueError(f"headers: {name}: a value is one line of plain ASCII text")
@@ -81,7 +81,7 @@ def read_line(path: str, root: str = "/") -> str:
     try:
         text = read_file(os.path.join(root, path.lstrip("/")), _LONGEST).decode().strip()
     except (OSError, UnicodeDecodeError) as exc:
-        why = exc.strerror if isinstance(exc, OSError) else "it is no text"
+        why = exc.strerror if isinstance(exc, OSError) else "not text"
         raise ValueError(f"{path}: cannot be read: {why}") from exc
     if not text or not _is_line(text):
         raise ValueError(f"{path}: expected one line of plain ASCII text")

@@ -104,7 +104,7 @@ def find_peer(
     if path is None:
         host, port = environ.get("KUBERNETES_SERVICE_HOST", ""), environ.get("KUBERNETES_SERVICE_PORT", "443")
         if not host:
-            raise SourceError(NAME, "there is neither a kubeconfig nor a service account; set apiserver.kubeconfig")
+            raise SourceError(NAME, "neither a kubeconfig nor a service account found; set apiserver.kubeconfig")
         return HttpEndpoint(
             name=NAME,
             url=f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}",

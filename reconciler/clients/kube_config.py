@@ -13,12 +13,12 @@ _SECRET_PATH_RESTART: Final = {"path": True, "restart": True, "secret": True}
 class ApiServer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The API server, for evictions and Events; without a word here as a pod's service account or the kubelet does."""
 
-    enabled: Annotated[bool, Meta(description="false: never asked, whatever else is configured", extra=_RESTART)] = True
+    enabled: Annotated[bool, Meta(description="use the API server", extra=_RESTART)] = True
     kubeconfig: Annotated[
         str | None,
         Meta(
             description="kubeconfig file; null: the service account inside a pod, else the kubelet's kubeconfig. "
-            "Programs that it names for credentials (exec) are not run",
+            "Credential programs in it (exec) are not run",
             extra=_PATH_RESTART,
         ),
     ] = None
@@ -43,15 +43,15 @@ class ApiServer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             extra=_RESTART,
         ),
     ] = False
-    timeout_s: Annotated[float, Meta(ge=0.05, le=60, description="one whole request", extra=_RESTART)] = 10.0
+    timeout_s: Annotated[float, Meta(ge=0.05, le=60, description="timeout of a request", extra=_RESTART)] = 10.0
 
     def __post_init__(self) -> None:
         if (self.client_cert_file is None) != (self.client_key_file is None):
-            raise ValueError("client_cert_file and client_key_file go together; one is missing")
+            raise ValueError("client_cert_file and client_key_file must both be set; one is missing")
         if self.server is not None and not self.server.startswith(("https://", "http://")):
             raise ValueError(f"server: expected a URL such as https://10.0.0.1:6443; got {len(self.server)} characters")
         alone = self.token_file or self.client_cert_file or self.ca_file or self.insecure_skip_verify
         if alone and self.server is None:
-            raise ValueError("token_file, client_cert_file, ca_file and insecure_skip_verify belong to server")
+            raise ValueError("token_file, client_cert_file, ca_file and insecure_skip_verify require server")
         if self.server is not None and self.kubeconfig is not None:
             raise ValueError("server and kubeconfig: only one of them")

@@ -22,7 +22,7 @@ from reconciler.runtime.safe_files import FileRule, read_file
 from reconciler.settings.yaml import Path, YamlDocument, read_yaml
 
 _T = TypeVar("_T")
-_INSTEAD: Final = "a client certificate, token or tokenFile: this agent runs no programs for credentials"
+_INSTEAD: Final = "a client certificate, token or tokenFile: bypassd runs no credential programs"
 
 
 class _Cluster(Struct, rename="kebab"):
@@ -107,7 +107,7 @@ def read_kubeconfig(
     user = _typed(document, user_at, _User) if document.value(user_at) is not None else _User()
     _refuse_unusable(document, user_at, user)
     if cluster.proxy_url:
-        raise document.refusal((*cluster_at, "proxy-url"), "no proxy: the API server is asked directly")
+        raise document.refusal((*cluster_at, "proxy-url"), "no proxy: bypassd connects to the API server directly")
     if not cluster.server.startswith(("https://", "http://")):
         refusal = document.refusal((*cluster_at, "server"), "a URL such as https://10.0.0.1:6443")
         # Before an @ stands a password.
@@ -172,7 +172,7 @@ def _refuse_unusable(document: YamlDocument, at: Path, user: _User) -> None:
         bool(user.client_key or user.client_key_data),
     )
     if has_cert != has_key:
-        raise InputError(document.place(at), "a certificate without its key, or the other way round", "both")
+        raise InputError(document.place(at), "a certificate without its key, or a key without its certificate", "both")
 
 
 class _Files(Struct, frozen=True):

@@ -133,13 +133,13 @@ async def wait_for_place(config: Config) -> NodeEnvironment:
         try:
             if (place := find_place(config)) is not None:
                 return place
-            missing = "waiting for a kubelet: no kubepods directory and no kubelet configuration is here yet"
+            missing = "waiting for the kubelet: neither kubepods directory nor kubelet configuration exists yet"
         except SourceError as exc:
             if not isinstance(exc.__cause__, OSError):
                 raise
             missing = str(exc)
         except OSError as exc:
-            missing = f"the node cannot be read: {exc}"
+            missing = f"cannot read the node: {exc}"
         if missing != said:
             _LOG.warning(missing)
             said = missing

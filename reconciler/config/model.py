@@ -76,17 +76,17 @@ class NodeSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """The node itself, and how often it is looked at as a whole."""
 
     root: Annotated[
-        str, Meta(description="prefix of every path that is read or written; for a copied node", extra=_PATH_RESTART)
+        str, Meta(description="prefix of every path read or written; for a copied node", extra=_PATH_RESTART)
     ] = "/"
     cgroup_root: Annotated[
         str | None,
         Meta(
-            description="the kubelet's --cgroup-root; null: found from its settings and the tree", extra=_PATH_RESTART
+            description="the kubelet's --cgroup-root; null: from its settings and the cgroup tree", extra=_PATH_RESTART
         ),
     ] = None
     resync_s: Annotated[
         float,
-        Meta(ge=1, le=3600, description="everything is looked at again this often, events or not", extra=_RESTART),
+        Meta(ge=1, le=3600, description="interval of the full reconciliation, with or without events", extra=_RESTART),
     ] = 30.0
     sample_s: Annotated[
         float, Meta(ge=0.1, le=60, description="interval of the CPU usage readings", extra=_RESTART)
@@ -96,8 +96,8 @@ class NodeSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         Meta(
             ge=-20,
             le=19,
-            description="the daemon's own priority: when many containers start at once it has some milliseconds before "
-            "their programs run, and must get a CPU in them",
+            description="scheduling priority of the daemon: when many containers start at once it has a few "
+            "milliseconds before their programs run",
             extra=_RESTART,
         ),
     ] = -10
@@ -110,27 +110,28 @@ class KubeletSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     executable: Annotated[
         str | None,
         Meta(
-            description="path of the kubelet's program, where it is not found by itself (a kubelet in a container, or "
-            "several); null: the one process named kubelet that runs as root outside every pod (docs/security.md)",
+            description="path of the kubelet's executable, if it is not found automatically (a kubelet in a "
+            "container, or several); null: the only process named kubelet that runs as root outside "
+            "all pods (docs/security.md)",
             extra=_PATH_RESTART,
         ),
     ] = None
     root_dir: Annotated[
         str | None,
-        Meta(description="where its checkpoints are; null: its --root-dir, else /var/lib/kubelet", extra=_PATH_RESTART),
+        Meta(description="checkpoint directory; null: its --root-dir, else /var/lib/kubelet", extra=_PATH_RESTART),
     ] = None
     config_file: Annotated[
-        str | None, Meta(description="the kubelet's --config; null: found from its command line", extra=_PATH_RESTART)
+        str | None, Meta(description="the kubelet's --config; null: from its command line", extra=_PATH_RESTART)
     ] = None
     endpoint: Annotated[
         EndpointSection,
         Meta(
-            description="pod list over https, read-only http, whichever answers (auto), or not at all (off)",
+            description="access to the pod list: https, read-only http, the first that answers (auto), or none (off)",
             extra=_RESTART,
         ),
     ] = EndpointSection.AUTO
     address: Annotated[
-        str | None, Meta(description="IP address of the kubelet; null: where it says it listens", extra=_RESTART)
+        str | None, Meta(description="IP address of the kubelet; null: the address it listens on", extra=_RESTART)
     ] = None
     https_port: Annotated[_Port | None, Meta(description="null: from the kubelet, else 10250", extra=_RESTART)] = None
     http_port: Annotated[_Port | None, Meta(description="null: from the kubelet, else 10255", extra=_RESTART)] = None
@@ -146,15 +147,15 @@ class KubeletSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         str | None,
         Meta(
             description="CA of the kubelet's certificate, PEM; null: the kubelet's own certificate file "
-            "(kubelet.crt or its tlsCertFile), where one that signs itself keeps its CA",
+            "(kubelet.crt or its tlsCertFile), which contains the CA of a self-signed certificate",
             extra=_PATH_RESTART,
         ),
     ] = None
     insecure_skip_verify: Annotated[
         bool,
         Meta(
-            description="accept any kubelet certificate; no token or client certificate is sent then, and one that "
-            "signs itself does not need this",
+            description="accept any kubelet certificate; no token or client certificate is sent then; not needed "
+            "for a self-signed certificate",
             extra=_RESTART,
         ),
     ] = False
@@ -163,7 +164,7 @@ class KubeletSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Meta(
             ge=0.05,
             le=60,
-            description="the longest wait for the kubelet's answer or its next part; 10 times that in all",
+            description="timeout for the kubelet's answer or its next part; 10 times that for the whole answer",
             extra=_RESTART,
         ),
     ] = 3.0
@@ -172,14 +173,14 @@ class KubeletSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Meta(
             ge=1,
             le=3600,
-            description="the pod list is read this often, and when an unknown pod appears",
+            description="interval of reading the pod list; it is also read when an unknown pod appears",
             extra=_RESTART,
         ),
     ] = 10.0
 
     def __post_init__(self) -> None:
         if (self.client_cert_file is None) != (self.client_key_file is None):
-            raise ValueError("client_cert_file and client_key_file go together; one is missing")
+            raise ValueError("client_cert_file and client_key_file must both be set; one is missing")
         if self.address is not None:
             _address(self.address)
 
@@ -189,19 +190,19 @@ class RuntimeSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     sockets: Annotated[
         tuple[str, ...],
-        Meta(description="CRI sockets, the first that exists is used; empty: the usual places", extra=_RESTART),
+        Meta(description="CRI sockets, the first existing one is used; empty: the default paths", extra=_RESTART),
     ] = ()
     state_dir: Annotated[
-        str, Meta(description="containerd's state directory, with the bundles", extra=_PATH_RESTART)
+        str, Meta(description="containerd's state directory, which contains the bundles", extra=_PATH_RESTART)
     ] = "/run/containerd"
     runc_roots: Annotated[
         tuple[str, ...],
         Meta(description="runc's --root directories; empty: found below the state directory", extra=_RESTART),
     ] = ()
-    cri: Annotated[
-        FeatureSwitch, Meta(description="ask over the CRI socket; auto: where one answers", extra=_RESTART)
-    ] = FeatureSwitch.AUTO
-    timeout_s: Annotated[float, Meta(ge=0.05, le=60, description="one whole CRI request", extra=_RESTART)] = 2.0
+    cri: Annotated[FeatureSwitch, Meta(description="use the CRI socket; auto: if one answers", extra=_RESTART)] = (
+        FeatureSwitch.AUTO
+    )
+    timeout_s: Annotated[float, Meta(ge=0.05, le=60, description="timeout of a CRI request", extra=_RESTART)] = 2.0
 
     def __post_init__(self) -> None:
         for path in (*self.sockets, *self.runc_roots):
@@ -218,7 +219,7 @@ class WritesSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Meta(
             ge=0.01,
             le=60,
-            description="without a runtime signal: a new container's values are checked this long",
+            description="without a runtime event: time for which a new container's values are verified",
             extra=_RESTART,
         ),
     ] = 2.0
@@ -227,7 +228,7 @@ class WritesSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Meta(
             ge=1,
             le=600,
-            description="after this a slow write (a lowered memory limit) is reported as stuck",
+            description="a slow write (a lowered memory limit) is reported as stuck after this",
             extra=_RESTART,
         ),
     ] = 30.0
@@ -246,8 +247,9 @@ class MemorySection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     lower: Annotated[
         Lower,
         Meta(
-            description="a memory limit below what its group uses: reclaim takes memory from the group first, bounded "
-            "in time, and writes it once it fits; refuse leaves it unwritten until the group uses less. Neither kills"
+            description="a memory limit below the group's usage: reclaim first reclaims memory of the group, for "
+            "a limited time, and writes the limit once it fits; refuse leaves it unwritten until the "
+            "usage is lower. Neither kills"
         ),
     ] = Lower.RECLAIM
 
@@ -259,7 +261,8 @@ class StoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         "/var/lib/bypassd/state.db"
     )
     history: Annotated[
-        int, Meta(ge=100, le=1_000_000, description="writes and foreign changes kept for explain", extra=_RESTART)
+        int,
+        Meta(ge=100, le=1_000_000, description="writes and foreign changes stored for explain", extra=_RESTART),
     ] = 10_000
 
 
@@ -274,34 +277,40 @@ class HttpSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     address: Annotated[str, Meta(description="IP address to listen on", extra=_RESTART)] = "127.0.0.1"
     port: Annotated[int, Meta(ge=1, le=65535, description="TCP port to listen on", extra=_RESTART)] = 9470
     allow_remote: Annotated[
-        bool, Meta(description="allow an address that other machines can reach: /metrics names pods", extra=_RESTART)
+        bool,
+        Meta(description="allow addresses reachable from other machines: /metrics has pod names", extra=_RESTART),
     ] = False
     allowed_hosts: Annotated[
         tuple[HostName, ...],
         Meta(
             max_length=64,
-            description="names in URLs of TCP clients, beside localhost, the address and the node's name",
+            description="allowed host names in URLs of TCP clients, in addition to localhost, the address and "
+            "the node's name",
             extra=_RESTART,
         ),
     ] = ()
     state_over_tcp: Annotated[
         bool,
-        Meta(description="/state over TCP, too: every local user reads all pods' labels, annotations", extra=_RESTART),
+        Meta(
+            description="serve /state over TCP too: every local user can read labels and annotations",
+            extra=_RESTART,
+        ),
     ] = False
     socket: Annotated[str | None, Meta(description="unix socket for bypassctl; null: none", extra=_PATH_RESTART)] = (
         "/run/bypassd/bypassd.sock"
     )
     reader_group: Annotated[
         GroupName | None,
-        Meta(description="a group whose members may read everything; null: root only", extra=_RESTART),
+        Meta(description="group whose members may read everything; null: root only", extra=_RESTART),
     ] = None
     reader_socket: Annotated[
-        str, Meta(description="the readers' unix socket, which has no controls", extra=_PATH_RESTART)
+        str, Meta(description="unix socket for readers, without control commands", extra=_PATH_RESTART)
     ] = "/run/bypassd/reader.sock"
     max_connections: Annotated[
-        int, Meta(ge=1, le=1024, description="open at once on each socket; more are closed", extra=_RESTART)
+        int,
+        Meta(ge=1, le=1024, description="most connections per socket; further ones are closed", extra=_RESTART),
     ] = 32
-    pod_metrics: Annotated[bool, Meta(description="series for every pod; off: only sums by class")] = True
+    pod_metrics: Annotated[bool, Meta(description="metrics per pod; off: only sums per class")] = True
 
     def __post_init__(self) -> None:
         if not _address(self.address).is_loopback and not self.allow_remote:
@@ -313,9 +322,9 @@ class HttpSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 class LogSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The log on standard error."""
 
-    level: Annotated[LogLevel, Meta(description="the least that is logged")] = LogLevel.INFO
+    level: Annotated[LogLevel, Meta(description="minimum log level")] = LogLevel.INFO
     format: Annotated[
-        LogFormat, Meta(description="json, console, or auto: console with the journal's priorities under systemd")
+        LogFormat, Meta(description="json, console, or auto (console with the journal's priorities under systemd)")
     ] = LogFormat.AUTO
 
 
@@ -324,16 +333,16 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     mode: Annotated[
         AgentMode,
-        Meta(description="observe plans and shows every write but makes none; enforce makes them"),
+        Meta(description="observe: plan and report every write without making it; enforce: make the writes"),
     ] = AgentMode.OBSERVE
     on_stop: Annotated[
-        OnStop, Meta(description="keep settings when the daemon stops, or restore the original values")
+        OnStop, Meta(description="keep the settings when the daemon stops, or restore the original values")
     ] = OnStop.KEEP
     operator_file: Annotated[
-        str | None, Meta(description="a file of the operator's own that names classes of pods", extra=_PATH)
+        str | None, Meta(description="a file of the operator that assigns pod classes", extra=_PATH)
     ] = "/etc/bypassd/classes.yaml"
     static_manifests: Annotated[
-        str | None, Meta(description="directory of static pod manifests; null: where the kubelet looks", extra=_PATH)
+        str | None, Meta(description="directory of static pod manifests; null: the kubelet's", extra=_PATH)
     ] = None
     node: NodeSection = NodeSection()
     kubelet: KubeletSection = KubeletSection()

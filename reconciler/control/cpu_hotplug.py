@@ -26,6 +26,7 @@ from reconciler.actuators.cgroup.decide import ChangeDetector
 from reconciler.actuators.holds import holding
 from reconciler.control.reconciler import Reconciler
 from reconciler.runtime.cooperative import TimeSlice
+from reconciler.runtime.format import plural
 from reconciler.sources.hotplug import CpuChange
 from state.ledger import Ledger
 from state.model import Pod
@@ -91,13 +92,11 @@ class CpusetRepair:
         words = change.describe
         if emptied:
             more = f" and {len(emptied) - 1} more" if len(emptied) > 1 else ""
-            words += (
-                f"; no CPU was left to {emptied[0]}{more}: its processes are in the group above until it starts anew"
-            )
+            words += f"; no CPU left for {emptied[0]}{more}: its processes run in the parent group until it restarts"
         if failed := [one for one in given if one.error]:
-            words += f"; cannot be given back to {failed[0].path}: {failed[0].error}"
+            words += f"; cannot restore the CPUs of {failed[0].path}: {failed[0].error}"
         if done := len(given) - len(failed):
-            words += f"; given back to {done} cpuset{'s' if done > 1 else ''} that the kernel took it from"
+            words += f"; restored in {plural(done, 'cpuset')} from which the kernel had removed it"
         self._tell(words)
         self._reconciler.dirty.mark_all("hotplug")
 

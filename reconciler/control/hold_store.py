@@ -17,6 +17,7 @@ from cgroupfs.errors import InputError
 from cgroupfs.log import get_log
 from reconciler.actuators.holds import LONGEST_S, MOST, active, check_target, tidied
 from reconciler.control.persistence import StateWriter
+from reconciler.runtime.format import duration
 from reconciler.runtime.wakeup import WakeUp
 from state.model import Hold
 
@@ -59,7 +60,7 @@ class HoldManager:
         self._unsaved: dict[str, Hold] = {}
         for target, hold in holds.items():
             if len(self.all) >= MOST:
-                self._log.warning("too many holds in the store; the others are not in force", most=MOST)
+                self._log.warning("too many holds in the store; the others are ignored", most=MOST)
                 break
             self._resume(target, hold)
 
@@ -74,11 +75,11 @@ class HoldManager:
         if hold.target not in self.all and len(self.all) >= MOST:
             ends = {one.until: one.target for one in self.all.values() if one.until is not None}
             if not ends:
-                self._log.warning("too many holds; this one is not remembered", target=hold.target, most=MOST)
+                self._log.warning("too many holds; this one is not stored", target=hold.target, most=MOST)
                 return
             # The one that would end first: what was put for good by name stays.
             first = ends[min(ends)]
-            self._log.warning("too many holds; one has ended early", target=first, most=MOST)
+            self._log.warning("too many holds; one ended early", target=first, most=MOST)
             del self.all[first]
             self.keeper.hold_soon(first, None)
         self.all[hold.target] = held = self._dated(tidied(hold))
@@ -93,7 +94,7 @@ class HoldManager:
         target = check_target(f"pod:{uid}")
         known = active(self.all.values(), self._wall()).get(target)
         if known is None and seconds > 0:
-            reason = "restored by hand"
+            reason = "restored manually"
             self.add_manual(Hold(target=target, reason=reason, by=by or "restore", until=self._wall() + seconds))
         self.refresh()
 
@@ -105,9 +106,9 @@ class HoldManager:
         """
         check_target(hold.target)
         if hold.until is not None and not 0 < hold.until - self._wall() <= LONGEST_S + _DRIFT_S:
-            raise InputError("hold until", hold.until, f"a time within {LONGEST_S:.0f} seconds from now")
+            raise InputError("hold until", hold.until, f"a time within {duration(LONGEST_S)} from now")
         if hold.target not in self.all and len(self.all) >= MOST:
-            raise InputError("holds", len(self.all), f"fewer than {MOST} before one more; release some")
+            raise InputError("holds", len(self.all), f"fewer than {MOST} holds; release some")
         held = self._dated(tidied(hold))
         await self.keeper.hold(held)
         self.all[hold.target] = held
@@ -141,7 +142,7 @@ class HoldManager:
             del self.all[target]
             self._unsaved.pop(target, None)
             self.keeper.hold_soon(target, None)
-            self._log.info("a hold has ended", target=target)
+            self._log.info("hold ended", target=target)
         for target, hold in self._unsaved.items():
             self.keeper.hold_soon(target, hold)
         self._unsaved.clear()
@@ -159,7 +160,7 @@ class HoldManager:
         try:
             check_target(target)
         except InputError as exc:
-            self._log.warning("a hold in the store is of no use here", error=str(exc))
+            self._log.warning("ignoring an invalid hold in the store", error=str(exc))
             return
         if hold.until is not None:
             longest = min(hold.seconds if hold.seconds is not None and hold.seconds > 0 else LONGEST_S, LONGEST_S)

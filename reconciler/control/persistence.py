@@ -47,13 +47,13 @@ POD: Final = "pod:"
 def _plain(value: object) -> object:
     if isinstance(value, CpuSet | DeviceLimits):
         return str(value)
-    raise TypeError(f"{type(value).__name__} is not kept")
+    raise TypeError(f"{type(value).__name__} is not stored")
 
 
 def _unplain(kind: type, value: Any) -> object:  # msgspec hands over what it decoded
     if kind is CpuSet and isinstance(value, str):
         return CpuSet.parse(value)
-    raise TypeError(f"{kind.__name__} cannot be read")
+    raise TypeError(f"cannot read {kind.__name__}")
 
 
 encoded: Final = msgspec.msgpack.Encoder(enc_hook=_plain).encode

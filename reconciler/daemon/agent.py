@@ -147,7 +147,7 @@ class OperatorFiles:
 
     def _note(self, name: str, problem: str) -> None:
         if problem and self._problems.get(name) != problem:
-            self._log.warning("a file of the operator's cannot be used in full", file=name, problem=problem)
+            self._log.warning("an operator's file cannot be used completely", file=name, problem=problem)
         self._problems[name] = problem
 
 
@@ -182,7 +182,9 @@ class Agent:
         self.ledger = Ledger(self.store, intents=intents)
         if was_killed(self.store):
             adopted = adopt_unjournaled_writes(place.hierarchy, self.ledger, files=files)
-            self.log.info("the last run was killed; its values stay", files=len(self.ledger), not_noted=adopted)
+            self.log.info(
+                "the last run was killed; its values stay in force", files=len(self.ledger), not_noted=adopted
+            )
         self.thaw()
         self.store_lane = trio.CapacityLimiter(1)
         self.telling = AlertService(
@@ -246,8 +248,8 @@ class Agent:
         if self.store.damage is not None:
             # What stands in the files now may be ours: it must not be recorded as anybody's original.
             self.judge.lost = self.store.lost
-            aside = f" and has been moved aside to {self.store.quarantined}" if self.store.quarantined else ""
-            saved = f"{len(self.ledger)} files of it could be saved" if self.store.lost else "nothing of it is lost"
+            aside = f" and was moved to {self.store.quarantined}" if self.store.quarantined else ""
+            saved = f"{len(self.ledger)} file records were recovered" if self.store.lost else "no data was lost"
             self.alert("store", f"the store was damaged ({self.store.damage}){aside}; {saved}", None)
         self.actuator = CgroupActuator(
             judge=self.judge,
@@ -449,7 +451,7 @@ class Agent:
         kubelet = self.place.kubelet
         detail = "; ".join(kubelet.problems)
         if not detail:
-            detail = "none runs" if kubelet.pid is None else f"process {kubelet.pid}"
+            detail = "not running" if kubelet.pid is None else f"process {kubelet.pid}"
         return SourceStatus(name="kubelet process", ok=not kubelet.problems, age_s=0.0, detail=detail)
 
     def _kubelet_view(self, pods: Mapping[str, Pod]) -> KubeletView:

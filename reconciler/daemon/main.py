@@ -39,6 +39,7 @@ EXIT_USAGE: Final = 2
 EXIT_RUNNING: Final = 3
 EXIT_NEWER: Final = 4
 EXIT_OUTPUT: Final = 6
+_DESCRIPTION: Final = "Keeps latency-critical pods fast on Kubernetes nodes without NRI."
 _STUCK_S: Final = 20.0
 """A look that takes longer than this means that the loop is no longer alive."""
 _BEAT_S: Final = 1.0
@@ -76,7 +77,7 @@ class Daemon:
             try:
                 await self._serve(place)
             finally:
-                nursery.cancel_scope.cancel(reason="the daemon has ended")
+                nursery.cancel_scope.cancel(reason="the daemon has stopped")
 
     async def _serve(self, place: NodeEnvironment) -> None:
         agent = self.agent = Agent(self.config, place)
@@ -95,7 +96,7 @@ class Daemon:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._tell_ready, agent)
                 await self.supervisor.run()
-                nursery.cancel_scope.cancel(reason="the supervisor has ended")
+                nursery.cancel_scope.cancel(reason="the supervisor has stopped")
         finally:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + 15):
                 await self._end(agent)
@@ -125,7 +126,7 @@ class Daemon:
             await agent.reconciler.ready.wait()
         if waiting.cancelled_caught:
             # The unit has no start timeout: whoever installs or upgrades must not hang on what /readyz tells.
-            problem = agent.reconciler.problem or "the first look at the node is not done"
+            problem = agent.reconciler.problem or "the first reconciliation is not finished"
             self._notifier.ready(f"{self.config.mode.value}: not ready: {problem}")
             self._log.warning("not ready yet", problem=problem)
             await agent.reconciler.ready.wait()
@@ -177,8 +178,8 @@ class Daemon:
         try:
             loaded, kept = load.reload(self.loaded)
         except ConfigError as exc:
-            self._log.error("the new configuration is bad; the old one stays", problems=str(exc))
-            self._notifier.ready("bad configuration; the old one is in use")
+            self._log.error("new configuration invalid; keeping the old one", problems=str(exc))
+            self._notifier.ready("invalid configuration; keeping the old one")
             return tuple(str(exc).splitlines())
         self.loaded = loaded
         config = self.config
@@ -194,14 +195,16 @@ class Daemon:
 
 def parser() -> Parser:
     """The program's options."""
-    top = Parser(prog="bypassd", description=(__doc__ or "").partition("\n")[0])
+    top = Parser(prog="bypassd", description=_DESCRIPTION)
     top.add_argument("--version", action="version", version=f"bypassd {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     run = commands.add_parser("run", help="run the agent in the foreground")
-    check = commands.add_parser("check-config", help="read the configuration and say everything that is wrong with it")
+    check = commands.add_parser("check-config", help="validate the configuration and report all errors")
     for command in (run, check):
         command.add_argument("--config", default=None, metavar="FILE", help=f"default: {DEFAULT_PATH}")
-    run.add_argument("--dry-run", action="store_true", help="everything but the writes, whatever the file's mode says")
+    run.add_argument(
+        "--dry-run", action="store_true", help="plan and report without writing, whatever mode the file sets"
+    )
     return top
 
 
@@ -228,12 +231,18 @@ def _main(arguments: Sequence[str] | None) -> int:
         complain_lines(exc.problems)
         return EXIT_USAGE
     if options.command == "check-config":
-        write(f"{', '.join(loaded.files) or 'no file: the defaults hold'}: good\n")
+        write(f"{', '.join(loaded.files) or 'no file, defaults apply'}: OK ({_counts(loaded)})\n")
         finish()
         return 0
     logs.setup(loaded.config.log.level, loaded.config.log.format)
     sys.excepthook = logs.uncaught
     return _run(Daemon(loaded, dry_run=options.dry_run))
+
+
+def _counts(loaded: Loaded) -> str:
+    """``489 settings, 1 changed``: all settings, and those whose value differs from the default."""
+    changed = len(load.changed(Config(), loaded.config))
+    return f"{load.setting_count()} settings, {changed} changed"
 
 
 def _run(daemon: Daemon) -> int:
@@ -265,7 +274,7 @@ def _be_nice(nice: int, log: BoundLog) -> None:
         os.sched_setscheduler(0, os.SCHED_OTHER | os.SCHED_RESET_ON_FORK, os.sched_param(0))
         os.setpriority(os.PRIO_PROCESS, 0, nice)
     except OSError as exc:
-        log.warning("the priority stays as it is", wanted=nice, error=errno_name(exc.errno))
+        log.warning("cannot set the scheduling priority", wanted=nice, error=errno_name(exc.errno))
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:

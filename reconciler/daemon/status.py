@@ -76,7 +76,7 @@ def nothing_in_force(agent: Agent) -> str | None:
     if not pods:
         return None
     reason, _ = failing.most_common(1)[0]
-    return f"not one of {pods} BE pods is as wanted: {failing.total()} settings fail: {reason}"
+    return f"no setting in force on any of {pods} BE pods: {failing.total()} settings fail: {reason}"
 
 
 def counters(agent: Agent) -> CounterValues:
@@ -247,7 +247,7 @@ class StatusReport:
         agent = self._agent
         reasons = []
         if not agent.reconciler.ready.is_set():
-            reasons.append("the first look at the node is not done")
+            reasons.append("the first reconciliation is not finished")
         if agent.reconciler.problem is not None:
             reasons.append(agent.reconciler.problem)
         reasons += [
@@ -331,7 +331,7 @@ class StatusReport:
 
     async def restore(self, request: RestoreRequest) -> Mapping[str, object]:
         """Put the original values back; a whole restore also ends enforcing until the next reload or start."""
-        self._agent.log.warning("restore asked for", by=request.by or "unknown", pod=request.pod_uid or "all")
+        self._agent.log.warning("restore requested", by=request.by or "unknown", pod=request.pod_uid or "all")
         done = await self._agent.restore(request.pod_uid, by=request.by)
         held = None if request.pod_uid is None else pod_hold(self._agent.judge.holds, request.pod_uid)
         return {
@@ -344,7 +344,7 @@ class StatusReport:
 
     async def test_alerts(self, request: AlertTest) -> Mapping[str, object]:
         """Tell the sinks of a test."""
-        self._agent.log.info("an alert is tested", by=request.by or "unknown", sink=request.sink or "all")
+        self._agent.log.info("testing alerts", by=request.by or "unknown", sink=request.sink or "all")
         return {"sinks": list(await self._agent.telling.test(request.sink, request.by))}
 
     async def reload(self) -> Mapping[str, object]:
@@ -481,7 +481,7 @@ class StatusReport:
         found += [_named(side.name, problem) for side in agent.sides for problem in side.problems()]
         found += [f"{pod.title}: {problem}" for pod in pods_in_order(agent) for problem in pod.classification.problems]
         if agent.store.quarantined:
-            found.append(f"the store was damaged and has been moved aside to {agent.store.quarantined}")
+            found.append(f"the store was damaged and was moved to {agent.store.quarantined}")
         found += [one for one in (agent.keeper.damage, agent.store.copy_problem, agent.ledger.intents_problem) if one]
         return distinct(found)
 

@@ -16,7 +16,7 @@ from reconciler.detectors.base import Detector, VictimView, unknown
 from reconciler.detectors.neighbours import be_use, collapsed
 from reconciler.detectors.timer import DebounceState, DebounceTiming, paused, step
 from reconciler.detectors.windows import measured_s
-from reconciler.detectors.words import amount, number
+from reconciler.runtime.format import percent, rate
 from state.evidence import NODE, ContendedResource, DetectorVerdict
 
 _SIGNAL: Final = "memory.bandwidth"
@@ -26,15 +26,19 @@ class BandwidthDetectorConfig(DebounceTiming, frozen=True, kw_only=True, forbid_
     """What is near the peak, and what a collapse."""
 
     peak_bps: Annotated[
-        int, Meta(ge=0, description="what the node's memory can move in a second; 0: not known, only a collapse counts")
+        int,
+        Meta(
+            ge=0,
+            description="peak memory bandwidth of the node; 0: unknown, only a drop of the victim's bandwidth counts",
+        ),
     ] = 0
-    limit_percent: Annotated[int, Meta(ge=10, le=100, description="traffic above this share of the peak is near")] = 90
+    limit_percent: Annotated[
+        int, Meta(ge=10, le=100, description="node bandwidth above this share of the peak is near saturation")
+    ] = 90
     left_percent: Annotated[
-        int, Meta(ge=5, le=95, description="the victim's traffic below this share of its usual one is a collapse")
+        int, Meta(ge=5, le=95, description="victim bandwidth below this share of its usual value is a collapse")
     ] = 50
-    be_percent: Annotated[int, Meta(ge=0, le=100, description="BE work must move at least this share of the bytes")] = (
-        20
-    )
+    be_percent: Annotated[int, Meta(ge=0, le=100, description="minimum share of BE work in the bandwidth")] = 20
 
 
 def evaluate(
@@ -47,22 +51,22 @@ def evaluate(
     fallen = collapsed(sight, _SIGNAL, config.left_percent / 100) if sight.pod is not None else None
     near = total / (config.peak_bps * config.limit_percent / 100) if total is not None and config.peak_bps else None
     if near is None and fallen is None:
-        what = "its own share" if not config.peak_bps else "the node's or its own share"
-        return unknown(f"not enough of {_SIGNAL} to judge {what}"), paused(memory, sight.now)
+        what = "the victim" if not config.peak_bps else "the node or the victim"
+        return unknown(f"too few samples of {_SIGNAL} for {what}"), paused(memory, sight.now)
     if be is None:
-        return unknown(f"no fresh {_SIGNAL} of BE pods"), paused(memory, sight.now)
+        return unknown(f"{_SIGNAL} of BE pods not available"), paused(memory, sight.now)
     told: list[str] = []
     degree = near or 0.0
     if near is not None and total is not None:
-        told.append(f"the node moves {amount(total, 'bytes/s')} of {amount(config.peak_bps, 'bytes/s')}")
+        told.append(f"node {rate(total)} of {rate(config.peak_bps)}")
     if fallen is not None:
         change, down = fallen
-        told.append(f"the victim {amount(change.now, 'bytes/s')}, usually {amount(change.usual, 'bytes/s')}")
+        told.append(f"victim {rate(change.now)}, usually {rate(change.usual)}")
         if down or near is None:
             degree = max(degree, min(1000.0, config.left_percent / 100 / max(change.ratio, 1e-3)))
     whole = total if total is not None else be + (own or 0.0)
     share = 100 * be / whole if whole > 0 else 0.0
-    told.append(f"BE work {number(share)} % of all")
+    told.append(f"BE share {percent(share)}")
     bad = (near is not None and near > 1) or (fallen is not None and fallen[1])
     blamed = share >= config.be_percent
     at = max(

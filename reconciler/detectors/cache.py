@@ -16,7 +16,7 @@ from reconciler.detectors.base import Detector, VictimView, unknown
 from reconciler.detectors.neighbours import be_use, change, collapsed
 from reconciler.detectors.timer import DebounceState, DebounceTiming, paused, step
 from reconciler.detectors.windows import measured_s
-from reconciler.detectors.words import amount, number
+from reconciler.runtime.format import number, quantity
 from state.evidence import ContendedResource, DetectorVerdict, Verdict
 
 _MISSES: Final = "llc.misses"
@@ -27,16 +27,14 @@ class CacheDetectorConfig(DebounceTiming, frozen=True, kw_only=True, forbid_unkn
     """How many more misses, how much less of the cache."""
 
     rise_percent: Annotated[
-        int, Meta(ge=105, le=10_000, description="misses above this share of the usual ones are too many")
+        int, Meta(ge=105, le=10_000, description="cache misses above this percentage of the usual value are bad")
     ] = 150
-    misses: Annotated[
-        float, Meta(ge=0, le=1000, description="fewer misses for 1000 instructions than this hurt nobody")
-    ] = 2.0
+    misses: Annotated[float, Meta(ge=0, le=1000, description="fewer misses per 1000 instructions are never bad")] = 2.0
     left_percent: Annotated[
-        int, Meta(ge=5, le=95, description="less of the cache than this share of the usual one is a collapse")
+        int, Meta(ge=5, le=95, description="cache occupancy below this percentage of the usual value is a collapse")
     ] = 50
     be_percent: Annotated[
-        int, Meta(ge=0, le=100, description="BE work must hold at least this share of what it and the victim hold")
+        int, Meta(ge=0, le=100, description="minimum share of BE work in the cache used by it and the victim")
     ] = 30
 
 
@@ -50,7 +48,7 @@ def evaluate(
     missed = change(sight, _MISSES)
     if missed is not None:
         limit = max(config.misses, missed.usual * config.rise_percent / 100)
-        told.append(f"misses {number(missed.now)} of 1000, usually {number(missed.usual)}")
+        told.append(f"{number(missed.now)} misses per 1000 instructions, usually {number(missed.usual)}")
         signs.append(missed.now > limit)
         degrees.append(min(1000.0, missed.now / limit) if limit > 0 else float(missed.now > 0))
     held_by_be = be_use(sight, _OCCUPANCY)
@@ -60,13 +58,13 @@ def evaluate(
         both = held_by_be + part.now
         share = 100 * held_by_be / both if both > 0 else 0.0
         told.append(
-            f"holds {amount(part.now, 'bytes')} of the cache, usually {amount(part.usual, 'bytes')}; "
-            f"BE work {amount(held_by_be, 'bytes')}"
+            f"holds {quantity(part.now, 'bytes')} of the cache, usually {quantity(part.usual, 'bytes')}; "
+            f"BE work {quantity(held_by_be, 'bytes')}"
         )
         signs.append(down and share >= config.be_percent)
         degrees.append(min(1000.0, config.left_percent / 100 / max(part.ratio, 1e-3)))
     if not signs:
-        return unknown(f"too little of {_MISSES} and {_OCCUPANCY}"), paused(memory, sight.now)
+        return unknown(f"too few samples of {_MISSES} and {_OCCUPANCY}"), paused(memory, sight.now)
     at = max(measured_s(sight, sight.subject, one) for one in (_MISSES, _OCCUPANCY) if sight.value(one) is not None)
     held = step(memory, at, config, breached=all(signs), cleared=not any(signs), look_s=sight.patience_s(_MISSES))
     verdict = held.verdict
@@ -79,7 +77,7 @@ def evaluate(
 
 DETECTOR = Detector(
     name="cache",
-    summary="more cache misses than usual, and a part of the cache lost to others",
+    summary="more cache misses than usual, and cache space lost to others",
     config_type=CacheDetectorConfig,
     memory_type=DebounceState,
     signals=lambda _: (_MISSES, _OCCUPANCY, "cpu.use"),

@@ -29,36 +29,34 @@ class RecordConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Keeping what the detectors saw, for ``bypassctl simulate``."""
 
     directory: Annotated[
-        str | None, Meta(description="where recordings are written; null: none", extra={"path": True})
+        str | None, Meta(description="directory of the recordings; null: none", extra={"path": True})
     ] = None
-    max_bytes: Annotated[int, Meta(ge=1 << 20, description="of all recordings; the oldest are removed")] = 256 << 20
-    file_s: Annotated[float, Meta(ge=60, le=86_400, description="a new file is begun this often")] = 3600.0
+    max_bytes: Annotated[int, Meta(ge=1 << 20, description="total size limit; the oldest are deleted")] = 256 << 20
+    file_s: Annotated[float, Meta(ge=60, le=86_400, description="interval at which a new file starts")] = 3600.0
 
 
 class InterferenceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Finding out that an online pod suffers from a neighbour, easing it, and telling."""
 
-    enabled: Annotated[bool, Meta(description="watch online pods; what is done about findings is each rule's mode")] = (
-        False
-    )
-    sample_s: Annotated[float, Meta(ge=0.2, le=60, description="how often signals are read and judged")] = 1.0
+    enabled: Annotated[bool, Meta(description="monitor online pods; each rule's mode decides about responses")] = False
+    sample_s: Annotated[float, Meta(ge=0.2, le=60, description="interval of sampling and evaluation")] = 1.0
     settle_s: Annotated[
-        float, Meta(ge=0, le=3600, description="after a start nothing is done for this long: there is no past yet")
+        float, Meta(ge=0, le=3600, description="no response for this long after the start: history is missing")
     ] = 30.0
     private_cgroup2: Annotated[
         bool,
         Meta(
-            description="where pods have no pressure files (cgroup v1 alone): mount cgroup2 in a private place and "
-            "attach the pods' processes there, for pressure only"
+            description="if pods have no pressure files (cgroup v1 only): mount cgroup2 privately and attach the "
+            "pods' processes there, for pressure only"
         ),
     ] = False
     rules: Annotated[
         Mapping[str, RuleConfig],
-        Meta(description=f"rules by name; those of the names {', '.join(SHIPPED_RULES)} change the shipped ones"),
+        Meta(description=f"rules by name; the names {', '.join(SHIPPED_RULES)} override the shipped rules"),
     ] = {}
     probes: Annotated[
         Mapping[str, Probe],
-        Meta(description="probes of services' latency by name, for the signal service.latency", extra={"secret": True}),
+        Meta(description="latency probes by name, for the signal service.latency", extra={"secret": True}),
     ] = {}
     perf: PerfConfig = PerfConfig()
     responses: LadderConfig = LadderConfig()
@@ -71,9 +69,8 @@ class InterferenceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_field
             check_names(self.probes)
         for name, rule in self.rules.items():
             if not _NAME.fullmatch(name):
-                raise ValueError(f"rules: {name!r} is no name of a rule; expected letters, digits, dots, _ and -")
+                raise ValueError(f"rules: {name!r} is not a rule name; expected letters, digits, dots, _ and -")
             if not rule.when and name not in SHIPPED_RULES:
                 raise ValueError(
-                    f"rules.{name}: it has no detectors (when), and no rule of this name is shipped "
-                    f"({', '.join(SHIPPED_RULES)} are)"
+                    f"rules.{name}: no detectors (when), and no shipped rule has this name ({', '.join(SHIPPED_RULES)})"
                 )

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from reconciler.detectors.base import Detector, VictimView, unknown
 from reconciler.detectors.moments import Moments, moments_of
 from reconciler.detectors.threshold import severity
-from reconciler.detectors.words import number
+from reconciler.runtime.format import cpu, duration, number
 from state.evidence import ContendedResource, DetectorVerdict, Verdict
 
 _BANDWIDTH_FLOOR: Final = 1e6
@@ -37,27 +37,29 @@ _SLEW_S: Final = 1.0
 class CpiConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """When a value is an outlier, and how many make interference."""
 
-    sigmas: Annotated[float, Meta(ge=1, le=10, description="deviations above the workload's mean that are bad")] = 2.0
-    outliers: Annotated[int, Meta(ge=1, le=20, description="this many bad values are interference")] = 3
-    within_s: Annotated[float, Meta(ge=10, le=3600, description="if they fall into this long")] = 300.0
-    every_s: Annotated[float, Meta(ge=1, le=120, description="one value for each of these")] = 60.0
+    sigmas: Annotated[
+        float, Meta(ge=1, le=10, description="standard deviations above the workload's mean that are an outlier")
+    ] = 2.0
+    outliers: Annotated[int, Meta(ge=1, le=20, description="outliers that make an interference")] = 3
+    within_s: Annotated[float, Meta(ge=10, le=3600, description="time window of the outliers")] = 300.0
+    every_s: Annotated[float, Meta(ge=1, le=120, description="one value per interval")] = 60.0
     gate_milli: Annotated[
-        int, Meta(ge=0, le=64_000, description="what is measured while the pod uses less CPU says nothing")
+        int, Meta(ge=0, le=64_000, description="values are ignored while the pod uses less CPU than this")
     ] = 250
     samples: Annotated[
         int,
-        Meta(ge=10, le=100_000, description="values that must have been seen of a workload before it is judged"),
+        Meta(ge=10, le=100_000, description="values of a workload needed before it is evaluated"),
     ] = 60
-    half_life_s: Annotated[
-        float, Meta(ge=3600, le=31_536_000, description="what was learned has half the weight after this long")
-    ] = 86400.0
+    half_life_s: Annotated[float, Meta(ge=3600, le=31_536_000, description="half-life of the learned baseline")] = (
+        86400.0
+    )
     relearn_s: Annotated[
-        float, Meta(ge=300, le=604_800, description="interference that lasts this long is learned as normal")
+        float, Meta(ge=300, le=604_800, description="interference of this duration is learned as normal")
     ] = 21600.0
     stale_s: Annotated[
-        float, Meta(ge=1, le=3600, description="an older sample is not now; samples of counters come once a minute")
+        float, Meta(ge=1, le=3600, description="age limit of a sample; counters are sampled once a minute")
     ] = 130.0
-    proxies: Annotated[bool, Meta(description="judge by something else where there is no PMU")] = True
+    proxies: Annotated[bool, Meta(description="use another signal on machines without a PMU")] = True
 
     def __post_init__(self) -> None:
         if self.outliers * self.every_s > self.within_s:
@@ -121,7 +123,7 @@ def evaluate(config: CpiConfig, sight: VictimView, memory: CpiMemory | None) -> 
     pods = memory.pods
     measure = _measure(config, sight)
     if sight.pod is None or measure is None:
-        text = "a workload is a pod's" if sight.pod is None else f"no fresh {_wanted(config)}"
+        text = "CPI is measured for pods only" if sight.pod is None else f"{_wanted(config)} not available"
         return unknown(text), memory
     uid = sight.pod.uid
     past = pods.get(uid)
@@ -140,7 +142,7 @@ def evaluate(config: CpiConfig, sight: VictimView, memory: CpiMemory | None) -> 
         kept = replace(memory, learned={**memory.learned, measure.name: learned}, pods={**pods, uid: past})
     if not judged:
         count = int(learned.moments.count)
-        return unknown(f"{_title(measure)}: {count} of {config.samples} values learned of this workload"), kept
+        return unknown(f"{_title(measure)}: learning baseline, {count} of {config.samples} samples"), kept
     return _opinion(config, sight, measure, past, limit), kept
 
 
@@ -286,8 +288,8 @@ def _opinion(config: CpiConfig, sight: VictimView, measure: _Measure, past: PodP
     name = _title(measure)
     if past.last is None or sight.now - past.last[0] > config.within_s:
         use = sight.value("cpu.use")
-        used = "unknown CPU use" if use is None else f"{number(use)} milli-CPU"
-        return unknown(f"{name}: nothing that counts in {number(config.within_s)} s (now {used})")
+        used = "unknown" if use is None else cpu(use)
+        return unknown(f"{name}: no usable value in {duration(config.within_s)} (CPU use {used})")
     verdict = Verdict.INTERFERED if past.since_s is not None else Verdict.SUSPECT if past.bad else Verdict.OK
     return DetectorVerdict(
         verdict=verdict,
@@ -300,9 +302,9 @@ def _opinion(config: CpiConfig, sight: VictimView, measure: _Measure, past: PodP
 
 
 def _words(config: CpiConfig, measure: _Measure, past: PodPast, value: float, limit: float) -> str:
-    text = f"{_title(measure)} {number(value)}{measure.unit}, bad above {number(limit)}{measure.unit}"
+    text = f"{_title(measure)} {number(value)}{measure.unit}, limit {number(limit)}{measure.unit}"
     if past.bad:
-        text += f"; {len(past.bad)} outliers in {number(config.within_s)} s"
+        text += f"; {len(past.bad)} outliers in {duration(config.within_s)}"
     return text
 
 
@@ -313,7 +315,7 @@ def _signals(config: CpiConfig) -> tuple[str, ...]:
 
 DETECTOR = Detector(
     name="cpi",
-    summary="instructions take more cycles than this workload's usually do (CPI²)",
+    summary="more cycles per instruction than usual for this workload (CPI²)",
     config_type=CpiConfig,
     memory_type=CpiMemory,
     signals=_signals,

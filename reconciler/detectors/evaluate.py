@@ -157,4 +157,4 @@ def _lacking(opinions: Sequence[DetectorVerdict]) -> ContendedResource:
 def _words(opinion: DetectorVerdict) -> tuple[str, ...]:
     if opinion.proxy is None:
         return (opinion.evidence,)
-    return opinion.evidence, f"judged by {opinion.proxy}"
+    return opinion.evidence, f"based on {opinion.proxy}"

@@ -17,11 +17,12 @@ from typing import Annotated, Final, Literal, NamedTuple
 from msgspec import Meta, Struct
 
 from reconciler.detectors.base import Detector, VictimView, unknown
+from reconciler.detectors.format import gap_of, resource_of, shown
 from reconciler.detectors.moments import moments_of
 from reconciler.detectors.subjects import subject_of, whose
 from reconciler.detectors.threshold import severity
 from reconciler.detectors.windows import measured_s
-from reconciler.detectors.words import amount, gap_of, number, resource_of, shown
+from reconciler.runtime.format import duration, quantity
 from reconciler.signals.catalog import SIGNALS
 from state.evidence import ContendedResource, DetectorVerdict, Verdict
 
@@ -35,28 +36,32 @@ class EwmaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     signal: Annotated[str, Meta(description="a signal of the catalog (docs/detectors.md)")] = "cpu.wait"
     of: Annotated[
         str | None,
-        Meta(description="whose: victim, node, pool (the victim's), numa:N, fs:NAME; left out: whoever has it"),
+        Meta(
+            description="subject: victim, node, pool (the victim's), numa:N, fs:NAME; omitted: the subject that "
+            "has the signal"
+        ),
     ] = None
-    samples: Annotated[int, Meta(ge=_LEAST, le=110, description="samples that make the past (N)")] = 30
-    sigmas: Annotated[float, Meta(ge=1, le=20, description="deviations from the mean that are out")] = 3.0
-    direction: Annotated[Literal["up", "down", "both"], Meta(description="on which side is out")] = "up"
-    floor_fraction: Annotated[
-        float, Meta(ge=0.001, le=10, description="the deviation counts as at least this share of the mean")
-    ] = 0.1
+    samples: Annotated[int, Meta(ge=_LEAST, le=110, description="number of past samples (N)")] = 30
+    sigmas: Annotated[float, Meta(ge=1, le=20, description="standard deviations that make an outlier")] = 3.0
+    direction: Annotated[Literal["up", "down", "both"], Meta(description="direction of an outlier")] = "up"
+    floor_fraction: Annotated[float, Meta(ge=0.001, le=10, description="minimum deviation as a share of the mean")] = (
+        0.1
+    )
     floor: Annotated[
-        float, Meta(ge=0, description="and as at least this, in the signal's unit; for signals around zero")
+        float, Meta(ge=0, description="minimum deviation in the signal's unit; for signals around zero")
     ] = 0.0
-    times: Annotated[int, Meta(ge=1, le=60, description="outliers in a row that are interference")] = 3
+    times: Annotated[int, Meta(ge=1, le=60, description="consecutive outliers that make an interference")] = 3
     relearn_s: Annotated[
         float,
         Meta(
             ge=1,
             le=3600,
-            description="outliers in a row for this long are the new normal; 120 samples are kept, so sooner at times",
+            description="consecutive outliers for this long become the new normal; with 120 stored samples it "
+            "can be earlier",
         ),
     ] = 60.0
     resource: Annotated[
-        ContendedResource | None, Meta(description="what the victim lacks then; left out: told by the signal's name")
+        ContendedResource | None, Meta(description="the contended resource; omitted: derived from the signal's name")
     ] = None
 
     def __post_init__(self) -> None:
@@ -103,12 +108,12 @@ def evaluate(config: EwmaConfig, sight: VictimView, memory: EwmaMemory | None) -
         memory = EwmaMemory(at_s=float("-inf"), from_s=memory.from_s if memory is not None else 0.0)
     value = sight.value(config.signal, subject) if subject is not None else None
     if value is None:
-        text = "the victim is in no pool" if subject is None else f"no fresh {config.signal} of {subject}"
+        text = "the victim has no pool" if subject is None else f"{config.signal} not available"
         return unknown(text), memory
     start = memory.since_s if memory.run else at
     past = _past(config, sight, subject, memory.from_s, start)
     if len(past) < _LEAST:
-        text = f"{config.signal}: {len(past)} of {_LEAST} samples of the past"
+        text = f"{config.signal}: {len(past)} of {_LEAST} past samples"
         return unknown(text), EwmaMemory(at_s=at, from_s=memory.from_s)
     usual = expected(past)
     sigma = max(usual.sigma, config.floor_fraction * abs(usual.mean), config.floor)
@@ -118,10 +123,10 @@ def evaluate(config: EwmaConfig, sight: VictimView, memory: EwmaMemory | None) -
     # A sample seen twice is one outlier.
     run = memory.run + (at != memory.at_s) if distance > bound else 0
     unit = SIGNALS[config.signal].unit
-    text = f"{shown(config.signal, value)}, usually {amount(usual.mean, unit)} ± {amount(sigma, unit)}"
+    text = f"{shown(config.signal, value)}, usually {quantity(usual.mean, unit)} ± {quantity(sigma, unit)}"
     resource = config.resource or resource_of(config.signal)
     if run and at - start >= config.relearn_s:
-        text += f"; for {number(at - start)} s, so it is the new normal"
+        text += f"; for {duration(at - start)}: accepted as the new normal"
         after = EwmaMemory(at_s=at, from_s=start)
         return DetectorVerdict(verdict=Verdict.OK, told=text, resource=resource), after
     if run > 1:
@@ -145,7 +150,7 @@ def _past(config: EwmaConfig, sight: VictimView, subject: str | None, from_s: fl
 
 DETECTOR = Detector(
     name="ewma",
-    summary="a signal is far from where its recent past says it should be",
+    summary="a signal deviates from its recent values",
     config_type=EwmaConfig,
     memory_type=EwmaMemory,
     signals=lambda config: (config.signal,),

@@ -19,6 +19,7 @@ from typing import Annotated, Final
 from msgspec import Meta
 
 from reconciler.detectors.base import Detector, VictimView, unknown
+from reconciler.detectors.format import resource_of, shown
 from reconciler.detectors.formula import (
     MAX_TEXT,
     Binary,
@@ -36,7 +37,7 @@ from reconciler.detectors.subjects import VICTIM, subject_of
 from reconciler.detectors.threshold import severity
 from reconciler.detectors.timer import DebounceState, DebounceTiming, paused, step
 from reconciler.detectors.windows import measured, measured_s, spacing_s
-from reconciler.detectors.words import number, resource_of, shown
+from reconciler.runtime.format import duration
 from state.evidence import ContendedResource, DetectorVerdict, Verdict
 
 _COMPARE: Final[dict[str, Callable[[float, float], bool]]] = {
@@ -151,13 +152,11 @@ _TOLD: Final = 6
 class ExpressionConfig(DebounceTiming, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An expression over signals, and how long it must be true."""
 
-    when: Annotated[str, Meta(description=f"what is bad, at most {MAX_TEXT} characters; docs/detectors.md")] = WHEN
-    clear: Annotated[
-        str, Meta(description="what must be true before all is well again; empty: that ``when`` is false")
-    ] = ""
+    when: Annotated[str, Meta(description=f"bad condition, at most {MAX_TEXT} characters; docs/detectors.md")] = WHEN
+    clear: Annotated[str, Meta(description="condition that clears it; empty: ``when`` is false")] = ""
     resource: Annotated[
         ContendedResource | None,
-        Meta(description="what the victim lacks then; left out: told by the first signal's name"),
+        Meta(description="the contended resource; omitted: derived from the first signal's name"),
     ] = None
 
     def __post_init__(self) -> None:
@@ -168,7 +167,7 @@ class ExpressionConfig(DebounceTiming, frozen=True, kw_only=True, forbid_unknown
                 except FormulaError as exc:
                     raise ValueError(f"{name}: {exc}") from exc
                 if not any(True for _ in refs(found)):
-                    raise ValueError(f"{name}: {text!r} names no signal: it is always the same")
+                    raise ValueError(f"{name}: {text!r} contains no signal")
 
 
 def evaluate(
@@ -181,16 +180,16 @@ def evaluate(
     told = ", ".join(_evidence(ref, sight) for ref in named[:_TOLD])
     if bad is None:
         lacking = [ref for ref in named if newest(ref, sight) is None]
-        what = f"no fresh {_name(lacking[0])}" if lacking else f"it has no value yet: {config.when}"
+        what = f"{_name(lacking[0])} not available" if lacking else f"no value yet: {config.when}"
         return unknown(f"{what} ({told})"), paused(memory, sight.now)
     cleared = not bad if not config.clear else bool(truth(parse(config.clear), sight))
     look_s = max(sight.patience_s(ref.signal) for ref in named)
     held = step(memory, _measured(named, sight), config, breached=bad, cleared=cleared, look_s=look_s)
     text = f"{told}; bad when {config.when}"
     if held.verdict is Verdict.SUSPECT and held.since_s is not None:
-        text += f" ({number(held.at_s - held.since_s)} of {number(config.for_s)} s)"
+        text += f" ({duration(held.at_s - held.since_s)} of {duration(config.for_s)})"
     elif held.active and not bad:
-        text += ", not clear yet"
+        text += ", not cleared yet"
     resource = config.resource or resource_of(named[0].signal)
     return DetectorVerdict(
         verdict=held.verdict,

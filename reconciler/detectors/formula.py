@@ -283,7 +283,7 @@ def _tokens(text: str) -> Iterator[_Token]:
     while at < len(text):
         match = _TOKENS.match(text, at)
         if match is None:
-            raise FormulaError(at + 1, f"{text[at]!r} means nothing here")
+            raise FormulaError(at + 1, f"unexpected {text[at]!r}")
         if match.lastgroup != "blank":
             yield _Token(match.lastgroup or "", match[0], at + 1)
         at = match.end()
@@ -300,8 +300,8 @@ def _number(token: _Token) -> float:
     if match is None:
         time = _TIME.fullmatch(token.text)
         known = "known: %, k, Ki, M, Mi, G, Gi, T, Ti"
-        why = "a time stands only after a signal, as in avg(cpu.use, 30s)" if time else known
-        raise FormulaError(token.column, f"{token.text!r} is no number here; {why}")
+        why = "a time is allowed only after a signal, as in avg(cpu.use, 30s)" if time else known
+        raise FormulaError(token.column, f"{token.text!r} is not a number; {why}")
     factor = units.BYTES.factors.get(match[2] or "", Decimal(1))
     return float(Decimal(match[1]) * factor)
 
@@ -312,7 +312,7 @@ def _seconds(token: _Token) -> float | None:
         return None
     seconds = float(Decimal(match[1]) * units.SECONDS.factors[match[2]])
     if not 0 < seconds <= _MAX_SECONDS:
-        raise FormulaError(token.column, f"a time is above 0, up to 10m; got {token.text!r}")
+        raise FormulaError(token.column, f"expected a time above 0, up to 10m; got {token.text!r}")
     return seconds
 
 

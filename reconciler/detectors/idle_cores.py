@@ -15,7 +15,7 @@ from reconciler.detectors.subjects import POOL, subject_of
 from reconciler.detectors.threshold import severity
 from reconciler.detectors.timer import DebounceState, DebounceTiming, paused, step
 from reconciler.detectors.windows import measured_s
-from reconciler.detectors.words import number
+from reconciler.runtime.format import cpu, cpus
 from state.evidence import NODE, DetectorVerdict
 
 _IDLE: Final = "cpu.idle"
@@ -24,19 +24,18 @@ _IDLE: Final = "cpu.idle"
 class IdleCoresConfig(DebounceTiming, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How much is to be idle, and how much of the rest must be BE work."""
 
-    for_s: Annotated[float, Meta(ge=0, le=86400, description="the shortage must have lasted for this long")] = 3.0
-    clear_s: Annotated[
-        float, Meta(ge=0, le=86400, description="and must have been over for this long before all is well again")
-    ] = 10.0
+    for_s: Annotated[float, Meta(ge=0, le=86400, description="duration of the shortage before it counts")] = 3.0
+    clear_s: Annotated[float, Meta(ge=0, le=86400, description="duration without shortage before it clears")] = 10.0
     buffer_milli: Annotated[
-        int, Meta(ge=0, le=8_192_000, description="thousandths of a CPU that are to be idle; the larger of both holds")
+        int,
+        Meta(
+            ge=0, le=8_192_000, description="required idle CPU in thousandths of a CPU; the larger of the two applies"
+        ),
     ] = 250
     buffer_percent: Annotated[
-        int, Meta(ge=0, le=90, description="share of the pool's CPUs that is to be idle; the larger of both holds")
+        int, Meta(ge=0, le=90, description="required idle share of the pool's CPUs; the larger of the two applies")
     ] = 10
-    be_percent: Annotated[
-        int, Meta(ge=0, le=100, description="BE work must use at least this share of the victim's CPUs")
-    ] = 5
+    be_percent: Annotated[int, Meta(ge=0, le=100, description="minimum share of the victim's CPUs used by BE work")] = 5
 
 
 def evaluate(
@@ -47,20 +46,20 @@ def evaluate(
     idle = sight.value(_IDLE, subject) if subject is not None else None
     use = sight.value("cpu.use", subject) if subject is not None else None
     if subject is None or idle is None or use is None:
-        what = "the victim is in no pool" if subject is None else f"no fresh {_IDLE} of {subject}"
+        what = "the victim has no pool" if subject is None else f"{_IDLE} not available"
         return unknown(what), paused(memory, sight.now)
     top = idle + use
     buffer = max(float(config.buffer_milli), top * config.buffer_percent / 100)
     short = buffer - idle
     be = be_use(sight, "cpu.use", near=True)
     where = "the node" if subject == NODE else subject
-    text = f"{number(idle)} milli-CPU idle of {number(top)} in {where}, {number(buffer)} are to be"
+    text = f"idle in {where}: {cpus(idle)} of {cpu(top)}, required {cpus(buffer)}"
     if short > 0 and be is None:
-        return unknown(f"{text}; no fresh cpu.use of BE pods"), paused(memory, sight.now)
+        return unknown(f"{text}; cpu.use of BE pods not available"), paused(memory, sight.now)
     least = top * config.be_percent / 100
     blamed = be is not None and be >= least
     if be is not None:
-        text += f"; BE work uses {number(be)} milli-CPU there"
+        text += f"; BE work uses {cpu(be)} there"
     held = step(
         memory,
         measured_s(sight, subject, _IDLE),
@@ -71,7 +70,7 @@ def evaluate(
         look_s=sight.fresh_s,
     )
     if short > 0 and not blamed:
-        text += ": online work fills it"
+        text += ": used by online work"
     gap = min(short, be or 0.0) if short > 0 and blamed else None
     return DetectorVerdict(
         verdict=held.verdict, told=text, severity=severity(idle, buffer, -1) if blamed else 0.0, gap=gap
@@ -80,7 +79,7 @@ def evaluate(
 
 DETECTOR = Detector(
     name="idle_cores",
-    summary="too little CPU time is idle in the victim's pool, and BE work uses some of it",
+    summary="too little idle CPU in the victim's pool while BE work uses it",
     config_type=IdleCoresConfig,
     memory_type=DebounceState,
     signals=lambda _: (_IDLE, "cpu.use"),

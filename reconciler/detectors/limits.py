@@ -3,7 +3,7 @@
 from typing import Final
 
 from reconciler.detectors.base import VictimView
-from reconciler.detectors.words import amount
+from reconciler.runtime.format import quantity
 
 AT_LIMIT: Final = 0.95
 """From this share of it on a limit counts as reached: a group is reclaimed and throttled before it is full."""
@@ -26,4 +26,4 @@ def memory_at_limit(sight: VictimView, killed_at: float | None = None) -> str:
         use = max((value for at, value in points if at <= killed_at), default=use)
     if not limit or use is None or use < AT_LIMIT * limit:
         return ""
-    return f"{amount(use, 'bytes')} of {amount(limit, 'bytes')}"
+    return f"{quantity(use, 'bytes')} of {quantity(limit, 'bytes')}"

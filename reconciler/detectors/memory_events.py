@@ -16,7 +16,7 @@ from reconciler.detectors.base import Detector, VictimView, unknown
 from reconciler.detectors.limits import memory_at_limit
 from reconciler.detectors.threshold import severity
 from reconciler.detectors.timer import DebounceState, DebounceTiming, paused, step
-from reconciler.detectors.words import number
+from reconciler.runtime.format import duration, number
 from state.evidence import NODE, ContendedResource, DetectorVerdict, Verdict
 
 _MEMORY: Final = ContendedResource.MEMORY
@@ -25,23 +25,22 @@ _MEMORY: Final = ContendedResource.MEMORY
 class MemoryEventsConfig(DebounceTiming, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How many pages are many."""
 
-    for_s: Annotated[float, Meta(ge=0, le=86400, description="reading back must have lasted for this long")] = 5.0
+    for_s: Annotated[float, Meta(ge=0, le=86400, description="duration of the refaults before they count")] = 5.0
     refaults: Annotated[
-        float, Meta(gt=0, le=10_000_000, description="pages read back each second that are too many for the victim")
+        float, Meta(gt=0, le=10_000_000, description="refaulted pages per second of the victim that are bad")
     ] = 200.0
     kswapd: Annotated[
         float,
-        Meta(gt=0, le=10_000_000, description="pages each second from which on kswapd means shortage of the node"),
+        Meta(gt=0, le=10_000_000, description="pages per second reclaimed by kswapd that mean a shortage of the node"),
     ] = 1000.0
-    direct: Annotated[
-        float, Meta(gt=0, le=10_000_000, description="the same of tasks that take back for themselves")
-    ] = 100.0
+    direct: Annotated[float, Meta(gt=0, le=10_000_000, description="the same for direct reclaim by tasks")] = 100.0
     pods_hits: Annotated[
         float,
-        Meta(gt=0, le=10_000_000, description="times a second that all pods together meet the limit of kubepods"),
+        Meta(gt=0, le=10_000_000, description="limit hits of kubepods per second that mean a shortage of the node"),
     ] = 20.0
     kill_s: Annotated[
-        float, Meta(ge=1, le=3600, description="a kill counts for this long; at most as long as samples are kept")
+        float,
+        Meta(ge=1, le=3600, description="time for which an OOM kill counts; at most as long as samples are stored"),
     ] = 60.0
 
 
@@ -61,13 +60,13 @@ class _Node(NamedTuple):
     def describe(self) -> str:
         taken = [
             f"{name} {number(value)}"
-            for value, name in ((self.kswapd, "kswapd"), (self.direct, "tasks themselves"))
+            for value, name in ((self.kswapd, "kswapd"), (self.direct, "direct reclaim"))
             if value is not None
         ]
-        told = f"the node takes back by {' and by '.join(taken)} pages/s" if taken else ""
+        told = f"node reclaim: {' and '.join(taken)} pages/s" if taken else ""
         if self.hits:
-            told += f"{', ' if told else ''}kubepods meets its limit {number(self.hits)} times/s"
-        return told or ("the node is not short" if self.known else "whether the node is short: unknown")
+            told += f"{', ' if told else ''}kubepods hits its limit {number(self.hits)} times/s"
+        return told or ("no shortage on the node" if self.known else "shortage on the node unknown")
 
 
 def evaluate(
@@ -79,13 +78,15 @@ def evaluate(
     refaults = None if series is None else series.fresh(sight.now, sight.fresh_s)
     kills, killed_at = _kills(config, sight)
     if refaults is None and kills is None and not (sight.pod is None and node.known):
-        return unknown("no fresh memory.refaults and oom.kills"), paused(memory, sight.now)
+        return unknown("memory.refaults and oom.kills not available"), paused(memory, sight.now)
     own = _own(sight, None)
     own_kill = own if killed_at is None else _own(sight, killed_at)
     # The node has no limit of its own, and what it reads back alone is no harm to anyone.
     many = node.degree > 1 if sight.pod is None else refaults is not None and refaults > config.refaults
     if many and not own and not node.known:
-        return unknown(f"{_words(config, kills, refaults, node)}: it may be its own work"), paused(memory, sight.now)
+        return unknown(f"{_words(config, kills, refaults, node)}: may be caused by the victim itself"), paused(
+            memory, sight.now
+        )
     held = step(
         memory,
         sight.now if series is None else series.times[-1],
@@ -119,9 +120,9 @@ def _words(
 ) -> str:
     told = [first] if first else []
     if kills:
-        told.append(f"{number(kills)} killed for lack of memory in the last {number(config.kill_s)} s")
+        told.append(f"{number(kills)} OOM kills in the last {duration(config.kill_s)}")
     if refaults is not None:
-        told.append(f"reads back {number(refaults)} pages/s, bad above {number(config.refaults)}")
+        told.append(f"{number(refaults)} refaulted pages/s, limit {number(config.refaults)}")
     return ", ".join([*told, node.describe()])
 
 
@@ -165,7 +166,7 @@ def _gap(sight: VictimView) -> float | None:
 
 DETECTOR = Detector(
     name="memory_events",
-    summary="killed for lack of memory, or reading back what reclaim took while the node is short",
+    summary="OOM kills, or refaults while the node is short of memory",
     config_type=MemoryEventsConfig,
     memory_type=DebounceState,
     signals=lambda _: (

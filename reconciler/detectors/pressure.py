@@ -19,7 +19,7 @@ from reconciler.detectors.subjects import subject_of
 from reconciler.detectors.threshold import severity
 from reconciler.detectors.timer import DebounceState, DebounceTiming, paused, step
 from reconciler.detectors.windows import mean
-from reconciler.detectors.words import number
+from reconciler.runtime.format import duration, number
 from state.evidence import ContendedResource, DetectorVerdict, Verdict
 
 SHORT_S: Final = 10.0
@@ -33,24 +33,25 @@ _RESOURCES: Final = {"cpu": ContendedResource.CPU, "memory": ContendedResource.M
 class PressureDetectorConfig(DebounceTiming, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Of what, how much, for how long."""
 
-    resource: Annotated[Literal["cpu", "memory", "io"], Meta(description="what is waited for")] = "cpu"
-    of: Annotated[Literal["victim", "node"], Meta(description="whose pressure")] = "victim"
-    full: Annotated[bool, Meta(description="time in which all tasks waited, not some; the node has none for cpu")] = (
-        False
-    )
+    resource: Annotated[Literal["cpu", "memory", "io"], Meta(description="the resource")] = "cpu"
+    of: Annotated[Literal["victim", "node"], Meta(description="the subject")] = "victim"
+    full: Annotated[
+        bool, Meta(description="full pressure (all tasks waited) instead of some; not available for cpu on the node")
+    ] = False
     form: Annotated[
-        Literal["above", "rising"], Meta(description="avg10 above the limit, or avg60 and avg10 and not falling fast")
+        Literal["above", "rising"],
+        Meta(description="above: avg10 above the limit; rising: avg60 and avg10 above it and not falling fast"),
     ] = "above"
-    above_percent: Annotated[float, Meta(gt=0, le=100, description="the limit, in percent of time")] = 10.0
+    above_percent: Annotated[float, Meta(gt=0, le=100, description="limit in percent of time")] = 10.0
     clear_percent: (
         Annotated[
             float,
-            Meta(ge=0, le=100, description="well again only when avg10 is at most this; left out: half of the limit"),
+            Meta(ge=0, le=100, description="cleared when avg10 is at most this; omitted: half of the limit"),
         ]
         | None
     ) = None
     falling_fraction: Annotated[
-        float, Meta(ge=0, le=1, description="rising: avg10 below this share of the one 5 s before falls fast")
+        float, Meta(ge=0, le=1, description="rising: avg10 below this share of avg10 5 s ago is falling fast")
     ] = 0.85
 
     def __post_init__(self) -> None:
@@ -59,7 +60,7 @@ class PressureDetectorConfig(DebounceTiming, frozen=True, kw_only=True, forbid_u
                 f"clear_percent {number(self.clear_percent)} is above above_percent {number(self.above_percent)}"
             )
         if self.full and self.of == "node" and self.resource == "cpu":
-            raise ValueError("full with of: node and resource: cpu; the kernel tells no such time")
+            raise ValueError("full with of: node and resource: cpu; the kernel does not provide it")
 
     @property
     def signal(self) -> str:
@@ -76,10 +77,10 @@ def evaluate(
     now, patience = sight.now, sight.patience_s(signal)
     series = sight.series(signal, subject)
     if series is None or series.fresh(now, patience) is None:
-        return unknown(f"no fresh {signal} of {subject}"), paused(memory, now)
+        return unknown(f"{signal} not available"), paused(memory, now)
     short = mean(series, now, SHORT_S, patience)
     if short is None:
-        return unknown(f"too little of 10 s of {signal} of {subject}"), paused(memory, now)
+        return unknown(f"{signal}: less than 10 s of samples"), paused(memory, now)
     limit = config.above_percent
     breached = high = short > limit
     ready, falling = True, False
@@ -87,7 +88,7 @@ def evaluate(
     if config.form == "rising":
         long, before = mean(series, now, LONG_S, patience), mean(series, now, SHORT_S, patience, _BEFORE_S)
         if long is None or before is None:
-            return unknown(f"too little of 60 s of {signal} of {subject}"), paused(memory, now)
+            return unknown(f"{signal}: less than 60 s of samples"), paused(memory, now)
         falling = short < config.falling_fraction * before
         # oomd times the long average alone; the other two conditions must hold at the end of that time.
         breached, ready = long > limit, high and not falling
@@ -123,11 +124,11 @@ def _words(  # noqa: PLR0917  # what a `partial` holds
         text += f", {number(long)} % over 60 s"
     if before is not None and short > limit:
         text += f", falling from {number(before)} %"
-    text += f", bad above {number(limit)} %"
+    text += f", limit {number(limit)} %"
     if held.active and short <= limit:
-        return f"{text}, not clear yet"
+        return f"{text}, not cleared yet"
     if verdict is Verdict.SUSPECT and held.since_s is not None:
-        text += f" ({number(min(config.for_s, held.at_s - held.since_s))} of {number(config.for_s)} s)"
+        text += f" ({duration(min(config.for_s, held.at_s - held.since_s))} of {duration(config.for_s)})"
     return text
 
 

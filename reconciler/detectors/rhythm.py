@@ -16,7 +16,7 @@ from reconciler.detectors.base import VictimView
 from reconciler.detectors.moments import Moments, moments_of
 from reconciler.detectors.uses import nearest
 from reconciler.detectors.windows import spacing_s
-from reconciler.detectors.words import number
+from reconciler.runtime.format import number
 from reconciler.signals.history import SampleSeries
 from state.evidence import NODE, ContendedResource
 

@@ -30,7 +30,7 @@ class VictimSelector(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     )
     namespaces: Annotated[tuple[str, ...], Meta(description="namespaces, or patterns of them; empty: all")] = ()
     labels: LabelSelector = LabelSelector()
-    node: Annotated[bool, Meta(description="the node as a whole is a victim, too")] = False
+    node: Annotated[bool, Meta(description="evaluate the node as a whole, too")] = False
 
     def match(self, pod: PodSnapshot) -> bool:
         """Whether this pod is watched."""
@@ -48,33 +48,33 @@ class RuleConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     dry_run: Annotated[bool, Meta(description="report what it finds and what it would do, but do none of it")] = True
     when: Annotated[
         tuple[tuple[DetectorEntry, ...], ...],
-        Meta(description="groups of detectors: all of a group, any of the groups"),
+        Meta(description="detector groups: all detectors of a group, any of the groups"),
     ] = ()
     victims: VictimSelector = VictimSelector()
     resource: Annotated[
         ContendedResource | None,
-        Meta(description="what is lacking; null: as the shipped rule has it, or as the detector that found it says"),
+        Meta(description="the contended resource; null: from the shipped rule, or from the detector"),
     ] = None
     responses: Annotated[
         tuple[Response, ...] | None,
-        Meta(description="what may be done, the mildest first; null: hold and squeeze, or as the shipped rule has it"),
+        Meta(description="allowed responses, mildest first; null: from the shipped rule, or hold and squeeze"),
     ] = None
     needs_suspect: Annotated[
         bool,
-        Meta(
-            description="without a pod that used what is lacking, the victim is suspect at most: nobody to blame but it"
-        ),
+        Meta(description="without a pod that used the contended resource the verdict is at most suspect"),
     ] = True
-    clear_s: Annotated[float, Meta(ge=0, le=3600, description="nothing is found for this long before it is over")] = 5.0
+    clear_s: Annotated[
+        float, Meta(ge=0, le=3600, description="the rule must be clear for this long before the interference ends")
+    ] = 5.0
     window_s: Annotated[
-        float, Meta(ge=2, le=120, description="how far back suspects are looked at, from the newest sample")
+        float, Meta(ge=2, le=120, description="time window for the ranking of suspects, up to the newest sample")
     ] = 30.0
 
     def __post_init__(self) -> None:
         if len(set(self.allowed)) != len(self.allowed):
             raise ValueError(f"responses: expected each once; got {', '.join(self.allowed)}")
         if any(not group for group in self.when):
-            raise ValueError("when: a group without detectors would always hold; expected at least one in each")
+            raise ValueError("when: an empty group would always be true; expected at least one detector in each")
 
     @property
     def allowed(self) -> tuple[Response, ...]:

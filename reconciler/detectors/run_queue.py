@@ -21,7 +21,7 @@ from reconciler.detectors.base import Detector, VictimView, unknown
 from reconciler.detectors.moments import Moments
 from reconciler.detectors.threshold import severity
 from reconciler.detectors.windows import interval_s, span, weighed
-from reconciler.detectors.words import number
+from reconciler.runtime.format import number, percent
 from reconciler.signals.history import SampleSeries
 from state.evidence import DetectorVerdict, Verdict
 
@@ -41,28 +41,30 @@ class RunQueueConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """What is a bad window, and how many make interference."""
 
     limit_percent: Annotated[
-        float, Meta(gt=0, le=100, description="waiting's share of waiting and running that is bad for anyone")
+        float, Meta(gt=0, le=100, description="wait / (wait + run) that is bad for every workload")
     ] = 5.0
-    floor_percent: Annotated[
-        float, Meta(ge=0, le=100, description="below this share no window is bad, whatever the past was")
-    ] = 1.0
-    sigmas: Annotated[float, Meta(ge=1, le=20, description="deviations above the own past that are bad")] = 3.0
+    floor_percent: Annotated[float, Meta(ge=0, le=100, description="a window below this share is never bad")] = 1.0
+    sigmas: Annotated[
+        float, Meta(ge=1, le=20, description="standard deviations above the workload's own past that are bad")
+    ] = 3.0
     delay_us: Annotated[
         float,
-        Meta(ge=0, le=10_000_000, description="a window is bad only if a task waited longer than this on average"),
+        Meta(ge=0, le=10_000_000, description="a window is bad only if the mean wait is longer than this"),
     ] = 1000.0
     severe_percent: Annotated[
-        float, Meta(ge=0, le=100, description="above this share of waiting a fifth of delay_us is long enough")
+        float, Meta(ge=0, le=100, description="above this wait share a fifth of delay_us is sufficient")
     ] = 20.0
     window_s: Annotated[float, Meta(ge=0.1, le=60, description="length of a window")] = 2.0
-    windows: Annotated[int, Meta(ge=1, le=20, description="this many of the last windows are looked at")] = 5
-    bad: Annotated[int, Meta(ge=1, le=20, description="this many bad ones of them are interference")] = 3
+    windows: Annotated[int, Meta(ge=1, le=20, description="number of last windows evaluated")] = 5
+    bad: Annotated[int, Meta(ge=1, le=20, description="bad windows that make an interference")] = 3
     throttled_percent: Annotated[
         float,
-        Meta(ge=0, le=100, description="a window in which the own quota cut more of the periods short does not count"),
+        Meta(
+            ge=0, le=100, description="a window is ignored if the pod's own quota throttled it in more of its periods"
+        ),
     ] = 0.0
     relearn_s: Annotated[
-        float, Meta(ge=60, le=86400, description="after this long what was interference is learned as normal")
+        float, Meta(ge=60, le=86400, description="after this time interference is learned as normal")
     ] = 1800.0
 
     def __post_init__(self) -> None:
@@ -168,11 +170,11 @@ def evaluate(
     series = sight.series("cpu.wait")
     if series is None or series.fresh(sight.now, sight.fresh_s) is None or sight.value("cpu.delay") is None:
         lost = "cpu.wait" if sight.value("cpu.wait") is None else "cpu.delay"
-        return unknown(f"no fresh {lost}"), replace(memory, learned_s=sight.now, since_s=None)
+        return unknown(f"{lost} not available"), replace(memory, learned_s=sight.now, since_s=None)
     windows = _seen(config, sight, series)
     seen = [wait for wait in windows if wait is not None]
     if not seen:
-        return unknown("not yet one window of cpu.wait"), memory
+        return unknown("less than one window of cpu.wait"), memory
     limit = _limit(config, memory.healthy)
     high = [(index, wait) for index, wait in enumerate(windows) if wait is not None and wait > limit]
     opinion = _opinion(config, sight, seen, high, limit)
@@ -207,7 +209,7 @@ def _opinion(
         verdict = Verdict.OK
         words = partial(_own_words, wait, max(one.throttled or 0.0 for one in own))
     elif len(bad) + len(untold) >= config.bad:
-        return unknown(f"{words()}; cpu.throttled or cpu.delay is not measured: it may be its own quota")
+        return unknown(f"{words()}; cpu.throttled or cpu.delay is not measured: may be caused by its own quota")
     elif missing and len(bad) + len(untold) + missing >= config.bad:
         # What was not measured could make it interference.
         return unknown(f"{words()}; only {len(seen)} of {config.windows} windows were measured")
@@ -215,14 +217,14 @@ def _opinion(
 
 
 def _words(wait: float, worst: _Bad | None, limit: float, count: str) -> str:
-    text = f"waits for a CPU {number(wait)} % of its time"
+    text = f"waits for a CPU {percent(wait)} of the time"
     if worst is not None and worst.delay is not None:
         text += f", {number(worst.delay / 1000)} ms each"
-    return f"{text}, bad above {number(limit)} %{count}"
+    return f"{text}, limit {percent(limit)}{count}"
 
 
 def _own_words(wait: float, cut: float) -> str:
-    return f"own quota: waits {number(wait)} % of its time while its quota cuts {number(cut)} % of its periods short"
+    return f"own quota: waits {percent(wait)} of the time, throttled in {percent(cut)} of its periods"
 
 
 def _hurts(config: RunQueueConfig, one: _Bad) -> bool:
@@ -270,7 +272,7 @@ def _learn(
 
 DETECTOR = Detector(
     name="run_queue",
-    summary="tasks wait for a CPU although the victim's own quota lets them run",
+    summary="tasks wait for a CPU without being throttled",
     config_type=RunQueueConfig,
     memory_type=RunQueueMemory,
     signals=lambda _: ("cpu.wait", "cpu.delay", "cpu.wait_milli", "cpu.throttled"),

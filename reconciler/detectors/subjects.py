@@ -25,7 +25,7 @@ def known_signal(name: str) -> str:
 
     close = get_close_matches(name, SIGNALS, n=1)
     hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(SIGNALS)}"
-    raise ValueError(f"no signal is named {name!r}; {hint}")
+    raise ValueError(f"unknown signal {name!r}; {hint}")
 
 
 def whose(signal: str, where: str | None) -> str:
@@ -39,7 +39,7 @@ def whose(signal: str, where: str | None) -> str:
             return VICTIM
         if len(of) == 1 and of[0] in {NODE, POOL}:
             return of[0]
-        raise ValueError(f"{signal} is not measured of pods; say of what: {' or '.join(_spelled(of))}")
+        raise ValueError(f"{signal} is not measured for pods; expected of: {' or '.join(_spelled(of))}")
     kind = where.partition(":")[0]
     if where not in {VICTIM, NODE, POOL} and not _PLACE.fullmatch(where):
         raise ValueError(f"expected victim, node, pool, numa:N or fs:NAME; got {where!r}")

@@ -26,7 +26,7 @@ from reconciler.detectors.limits import AT_LIMIT, memory_at_limit
 from reconciler.detectors.neighbours import overlap
 from reconciler.detectors.rhythm import SymptomSeries, rhythm, symptom_of
 from reconciler.detectors.uses import ResourceUse, ResourceUses, UsesInWindow
-from reconciler.detectors.words import amount, number
+from reconciler.runtime.format import cpu, cpus, percent, quantity
 from state.evidence import ContendedResource, PodSnapshot, Suspect
 
 SIGNALS: Final = (
@@ -57,17 +57,17 @@ _PARTS: Final[Mapping[ContendedResource, tuple[_SuspectScore, ...]]] = {
     ContendedResource.MEMORY: (
         _SuspectScore(("memory.use",), 0.5, 16.0 * (1 << 20), "bytes", "grew by", growth=True),
         _SuspectScore(("memory.use",), 0.35, 16.0 * (1 << 20), "bytes", "held"),
-        _SuspectScore(("memory.refaults",), 0.15, 10.0, "pages/s", "read back"),
+        _SuspectScore(("memory.refaults",), 0.15, 10.0, "pages/s", "refaulted"),
     ),
     ContendedResource.IO: (
-        _SuspectScore(("disk.read", "disk.write"), 0.5, 64.0 * 1024, "bytes/s", "moved"),
-        _SuspectScore(("disk.ops",), 0.5, 5.0, "per s", "made requests:"),
+        _SuspectScore(("disk.read", "disk.write"), 0.5, 64.0 * 1024, "bytes/s", "transferred"),
+        _SuspectScore(("disk.ops",), 0.5, 5.0, "per s", "disk requests:"),
     ),
     ContendedResource.CACHE: (
-        _SuspectScore(("llc.occupancy",), 0.5, 256.0 * 1024, "bytes", "held in the cache"),
-        _SuspectScore(("memory.bandwidth",), 0.5, 10e6, "bytes/s", "moved"),
+        _SuspectScore(("llc.occupancy",), 0.5, 256.0 * 1024, "bytes", "cache occupancy"),
+        _SuspectScore(("memory.bandwidth",), 0.5, 10e6, "bytes/s", "transferred"),
     ),
-    ContendedResource.NETWORK: (_SuspectScore(("net.receive", "net.transmit"), 1.0, 100e3, "bytes/s", "moved"),),
+    ContendedResource.NETWORK: (_SuspectScore(("net.receive", "net.transmit"), 1.0, 100e3, "bytes/s", "transferred"),),
 }
 
 
@@ -104,14 +104,14 @@ def rank(
         time, words = _time(sight, pod, parts, symptom)
         score = min(1.0, max(0.0, shares[uid] * time * own))
         told = [
-            f"{part.words} {amount(used[uid], part.unit)} ({number(100 * used[uid] / total)} % of what others did)"
+            f"{part.words} {quantity(used[uid], part.unit)} ({percent(100 * used[uid] / total)} of all other pods)"
             for part, used, total in zip(parts, uses, totals, strict=True)
             if used.get(uid, 0.0) >= part.least
         ]
         where = _where(sight, resource, overlaps[uid])
         reason = ", ".join(told) + where + words + excuse
         if pod.pod_class.online:
-            reason += "; online: told only"
+            reason += "; online pod: reported, never limited"
         suspects.append(Suspect(uid=uid, title=pod.title, score=round(score, 3), reason=reason))
         yield
     return tuple(sorted(suspects, key=lambda one: (-one.score, one.title)))
@@ -177,10 +177,10 @@ def _own(sight: VictimView, resource: ContendedResource, window_s: float) -> tup
         values = series.after(sight.now - window_s)[1] if series is not None else []
         cut = sum(values) / len(values) if values else 0.0
         if cut > _CUT:
-            return 0.25, f"; but the victim's own quota cuts {number(cut)} % of its periods short"
+            return 0.25, f"; but the victim is throttled by its own limit ({percent(cut)} of periods)"
         use, most = sight.value("cpu.use"), sight.pod.limits.cpu_milli
         if use is not None and most and use >= AT_LIMIT * most:
-            return 0.5, f"; but the victim is at its own limit ({number(use)} of {most} milli-CPU)"
+            return 0.5, f"; but the victim is at its own limit ({cpus(use)} of {cpu(most)})"
     if resource is ContendedResource.MEMORY and (at := memory_at_limit(sight)):
         return 0.25, f"; but the victim is at its own limit ({at})"
     return 1.0, ""
@@ -192,8 +192,4 @@ _CUT: Final = 1.0
 def _where(sight: VictimView, resource: ContendedResource, overlap: float) -> str:
     if resource is not ContendedResource.CPU or sight.pod is None:
         return ""
-    return (
-        " on the victim's CPUs"
-        if overlap >= 1
-        else f" on the {number(100 * overlap)} % of its CPUs that are the victim's"
-    )
+    return " on the victim's CPUs" if overlap >= 1 else f" on the victim's CPUs ({percent(100 * overlap)} of its CPUs)"

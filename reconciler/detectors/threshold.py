@@ -10,10 +10,11 @@ from typing import Annotated, Final
 from msgspec import Meta
 
 from reconciler.detectors.base import Detector, VictimView, unknown
+from reconciler.detectors.format import gap_of, resource_of, shown
 from reconciler.detectors.subjects import subject_of, whose
 from reconciler.detectors.timer import DebounceState, DebounceTiming, paused, step
 from reconciler.detectors.windows import measured_s
-from reconciler.detectors.words import amount, gap_of, number, resource_of, shown
+from reconciler.runtime.format import duration, number, percent, quantity
 from reconciler.signals.catalog import SIGNALS
 from state.evidence import ContendedResource, DetectorVerdict, Verdict
 
@@ -28,18 +29,19 @@ class ThresholdConfig(DebounceTiming, frozen=True, kw_only=True, forbid_unknown_
     signal: Annotated[str, Meta(description="a signal of the catalog (docs/detectors.md)")] = SIGNAL
     of: Annotated[
         str | None,
-        Meta(description="whose: victim, node, pool (the victim's), numa:N, fs:NAME; left out: whoever has it"),
+        Meta(
+            description="subject: victim, node, pool (the victim's), numa:N, fs:NAME; omitted: the subject that "
+            "has the signal"
+        ),
     ] = None
-    above: Annotated[float | None, Meta(description="bad above this, in the signal's unit")] = None
-    below: Annotated[float | None, Meta(description="bad below this")] = None
-    clear: Annotated[
-        float | None, Meta(description="well again only at this value or better; left out: the limit itself")
-    ] = None
-    min_confidence: Annotated[
-        float, Meta(ge=0, le=1, description="samples that are less sure than this count as missing")
-    ] = 0.5
+    above: Annotated[float | None, Meta(description="bad above this value, in the signal's unit")] = None
+    below: Annotated[float | None, Meta(description="bad below this value")] = None
+    clear: Annotated[float | None, Meta(description="cleared at this value or better; omitted: the limit")] = None
+    min_confidence: Annotated[float, Meta(ge=0, le=1, description="samples with less confidence count as missing")] = (
+        0.5
+    )
     resource: Annotated[
-        ContendedResource | None, Meta(description="what the victim lacks then; left out: told by the signal's name")
+        ContendedResource | None, Meta(description="the contended resource; omitted: derived from the signal's name")
     ] = None
 
     def __post_init__(self) -> None:
@@ -73,11 +75,11 @@ def evaluate(
     subject = subject_of(sight, where)
     value = sight.value(config.signal, subject) if subject is not None else None
     if value is None or subject is None:
-        what = "the victim is in no pool" if subject is None else f"no fresh {config.signal} of {subject}"
+        what = "the victim has no pool" if subject is None else f"{config.signal} not available"
         return unknown(what), paused(memory, sight.now)
     series = sight.history.series(subject, config.signal)
     if series is not None and series.confidence < config.min_confidence:
-        text = f"{config.signal} of {subject} is only an estimate ({number(series.confidence * 100)} % sure)"
+        text = f"{config.signal} is an estimate (confidence {percent(series.confidence * 100)})"
         return unknown(text), paused(memory, sight.now)
     limit = config.limit
     assert limit is not None
@@ -87,14 +89,14 @@ def evaluate(
     at = measured_s(sight, subject, config.signal)
     held = step(memory, at, config, breached=beyond > 0, cleared=cleared, look_s=sight.patience_s(config.signal))
     resource = config.resource or resource_of(config.signal)
-    side = "above" if config.sign > 0 else "below"
-    text = f"{shown(config.signal, value)}, bad {side} {amount(limit, SIGNALS[config.signal].unit)}"
+    bound = "limit" if config.sign > 0 else "minimum"
+    text = f"{shown(config.signal, value)}, {bound} {quantity(limit, SIGNALS[config.signal].unit)}"
     if where != "victim":
         text = f"{subject}: {text}"
     if held.verdict is Verdict.SUSPECT and held.since_s is not None:
-        text += f" ({number(at - held.since_s)} of {number(config.for_s)} s)"
+        text += f" ({duration(at - held.since_s)} of {duration(config.for_s)})"
     elif held.active and beyond <= 0:
-        text += ", not clear yet"
+        text += ", not cleared yet"
     gap = gap_of(resource, config.signal, beyond) if beyond > 0 else None
     return DetectorVerdict(
         verdict=held.verdict, told=text, resource=resource, severity=severity(value, limit, config.sign), gap=gap

@@ -14,10 +14,10 @@ from state.evidence import Verdict
 class DebounceTiming(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How long it takes until a condition counts, and until it no longer does."""
 
-    for_s: Annotated[float, Meta(ge=0, le=86400, description="the condition must have held for this long")] = 10.0
-    clear_s: Annotated[
-        float, Meta(ge=0, le=86400, description="and must have been over for this long before all is well again")
-    ] = 30.0
+    for_s: Annotated[float, Meta(ge=0, le=86400, description="duration of the condition before it counts")] = 10.0
+    clear_s: Annotated[float, Meta(ge=0, le=86400, description="duration without the condition before it clears")] = (
+        30.0
+    )
 
 
 class DebounceState(Struct, frozen=True, kw_only=True, gc=False):

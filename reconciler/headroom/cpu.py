@@ -23,6 +23,7 @@ from msgspec import Meta, Struct
 
 from cgroupfs.cpuset import CpuSet
 from reconciler.headroom.smoothing import SmoothingConfig
+from reconciler.runtime.format import cpu
 from state.model import NodeCpu, Pools
 from state.topology import Topology
 
@@ -30,52 +31,50 @@ _CPU: Final = 1000
 
 
 class MemoryHeadroomConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How much memory BE pods may be promised."""
+    """Memory headroom: the memory that the scheduler may allocate to BE pods."""
 
     reserve_percent: Annotated[
         int,
-        Meta(ge=0, le=90, description="share of the memory for pods that is never promised; the larger of the two"),
+        Meta(
+            ge=0,
+            le=90,
+            description="share of the pods' memory that is never offered to BE; the larger of the two applies",
+        ),
     ] = 10
     reserve_bytes: Annotated[
-        int, Meta(ge=0, le=1 << 50, description="bytes that are never promised; the larger of the two")
+        int, Meta(ge=0, le=1 << 50, description="bytes that are never offered to BE; the larger of the two applies")
     ] = 0
     growth_percent: Annotated[
-        int, Meta(ge=0, le=200, description="of what everybody else uses: not promised either, they may want it soon")
+        int, Meta(ge=0, le=200, description="also kept free, in percent of the use of all other work, for its growth")
     ] = 10
-    min_step_bytes: Annotated[
-        int, Meta(ge=0, le=1 << 40, description="the promise does not grow by less than this")
-    ] = 300 << 20
+    min_step_bytes: Annotated[int, Meta(ge=0, le=1 << 40, description="smallest increase")] = 300 << 20
     max_step_bytes: Annotated[
         int,
-        Meta(ge=1 << 20, le=1 << 50, description="nor by more than this at once; it falls as far as it must"),
+        Meta(ge=1 << 20, le=1 << 50, description="largest increase per step; decreases are not limited"),
     ] = 5 << 30
 
 
 class HeadroomConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What BE pods may be promised: its window, its steps, and where it is reported."""
+    """Headroom: the CPU and memory that the scheduler may allocate to BE pods."""
 
-    report_s: Annotated[float, Meta(ge=1, le=3600, description="seconds between two changes of what is promised")] = (
-        30.0
-    )
-    window_s: Annotated[
-        float, Meta(ge=1, le=86400, description="the promise is the mean of this long; at least one report_s counts")
-    ] = 120.0
+    report_s: Annotated[float, Meta(ge=1, le=3600, description="seconds between two changes of the headroom")] = 30.0
+    window_s: Annotated[float, Meta(ge=1, le=86400, description="window of the mean; at least one report_s")] = 120.0
     min_step_milli: Annotated[
-        int, Meta(ge=0, le=1_000_000, description="a NUMA node's promise does not grow by less than this")
+        int, Meta(ge=0, le=1_000_000, description="smallest increase of a NUMA node's headroom")
     ] = 300
     max_step_milli: Annotated[
-        int, Meta(ge=1, le=8_192_000, description="nor by more than this at once; it falls as far as it must")
+        int, Meta(ge=1, le=8_192_000, description="largest increase per step; decreases are not limited")
     ] = 4000
     stale_after_s: Annotated[
         float, Meta(gt=0, le=3600, description="seconds after which a CPU reading is too old to count")
     ] = 3.0
     unknown_hold_s: Annotated[
-        float, Meta(ge=0, le=86400, description="seconds without a good reading before nothing is promised any more")
+        float, Meta(ge=0, le=86400, description="seconds without a valid reading before the headroom drops to 0")
     ] = 240.0
     file: Annotated[
         str | None,
         Meta(
-            description="JSON file that an overcommit reporter reads, replaced at each change; null: none",
+            description="JSON file for an overcommit reporter, replaced at each change; null: none",
             extra={"path": True},
         ),
     ] = None
@@ -91,7 +90,7 @@ class HeadroomConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             most=self.max_step_milli,
             hold_s=self.unknown_hold_s,
             what="CPU use",
-            most_words=str(self.max_step_milli),
+            most_words=cpu(self.max_step_milli),
         )
 
 

@@ -24,6 +24,7 @@ from msgspec import Struct
 
 from reconciler.headroom.cpu import HeadroomConfig
 from reconciler.headroom.smoothing import SmoothingConfig
+from reconciler.runtime.format import size
 from state.memory import NodeMemoryReading
 
 WHOLE: Final = 0
@@ -49,7 +50,7 @@ def smoothing_of(config: HeadroomConfig) -> SmoothingConfig:
         most=config.memory.max_step_bytes,
         hold_s=config.unknown_hold_s,
         what="memory use",
-        most_words=f"{config.memory.max_step_bytes // _MIB} MiB",
+        most_words=size(config.memory.max_step_bytes),
     )
 
 

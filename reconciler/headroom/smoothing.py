@@ -18,6 +18,8 @@ from typing import Protocol
 from msgspec import Struct
 from msgspec.structs import replace
 
+from reconciler.runtime.format import duration
+
 
 class SmoothingConfig(Struct, frozen=True, kw_only=True):
     """How a promise follows its readings; each field is explained in `reconciler.headroom.cpu.HeadroomConfig`.
@@ -69,7 +71,7 @@ class SmoothedAmount(Struct, frozen=True, kw_only=True):
     sums: Mapping[int, int] = {}
     known_at: float | None = None
     changed_at: float | None = None
-    reason: str = "nothing is measured yet"
+    reason: str = "not measured yet"
 
     @property
     def total(self) -> int:
@@ -91,7 +93,7 @@ def step(state: SmoothedAmount, sample: SmoothedReading, now: float, law: Smooth
     sums = {part: state.sums.get(part, 0) + reading.get(part, 0) for part in held}
     since, reason = state.since, state.reason
     if since is None:
-        since, reason = now, f"measured for less than {law.report_s:g} s so far"
+        since, reason = now, f"measured for less than {duration(law.report_s)}"
     state = _promising(replace(state, since=since, count=count, sums=sums, known_at=now), held, now, reason)
     if now - since < law.report_s:
         return state
@@ -107,7 +109,7 @@ def restored(amounts: Mapping[int, int], age_s: float, now: float, law: Smoothin
     if not 0.0 <= age_s <= law.hold_s:
         return SmoothedAmount()
     return SmoothedAmount(
-        amounts=dict(amounts), known_at=now - age_s, reason="as before the restart, until it is measured"
+        amounts=dict(amounts), known_at=now - age_s, reason="value from before the restart, not measured again yet"
     )
 
 
@@ -115,11 +117,11 @@ def _unknown(state: SmoothedAmount, held: Mapping[int, int], now: float, law: Sm
     # Readings on both sides of a gap are no mean of the time between.
     state = replace(state, count=0, sums={}, since=None)
     if state.known_at is None:
-        return _promising(state, dict.fromkeys(held, 0), now, "nothing is measured yet")
+        return _promising(state, dict.fromkeys(held, 0), now, "not measured yet")
     if now - state.known_at > law.hold_s:
-        words = f"{law.what} has not been known for {law.hold_s:g} s: nothing is promised"
+        words = f"{law.what} unknown for {duration(law.hold_s)}: headroom 0"
         return _promising(replace(state, window=()), dict.fromkeys(held, 0), now, words)
-    return _promising(state, held, now, f"{law.what} is not known: nothing grows")
+    return _promising(state, held, now, f"{law.what} unknown: no increase")
 
 
 def _followed(
@@ -136,9 +138,9 @@ def _followed(
         else:
             amounts[part] = min(mean, before + law.most)
             rising += amounts[part] < mean
-    words = f"the mean of {len(window)} times {law.report_s:g} s"
+    words = f"mean of {duration(len(window) * law.report_s)}"
     if rising:
-        words += f"; grows by {law.most_words} at a time"
+        words += f"; at most {law.most_words} more per step"
     return amounts, words
 
 

@@ -40,7 +40,7 @@ def resolutions(
 ) -> Iterator[Alert]:
     """The ends of all that lasts, because nobody watches any more. ``frame``: the newest, at the time of the end."""
     for finding in findings:
-        summary = f"{finding.title}: whether it still suffers ({finding.rule}) is not known: {why}"
+        summary = f"{finding.title}: interference by {finding.rule} can no longer be evaluated: {why}"
         yield replace(_found(finding, frame, over=True), summary=summary)
     for climb in climbs:
         for step in reversed(climb.steps):
@@ -59,9 +59,9 @@ def resolutions(
 def _found(finding: RuleVerdict, frame: SampleFrame, *, over: bool) -> Alert:
     first = finding.suspects[0] if finding.suspects else None
     whom = f"; suspect {first.title} ({first.reason})" if first is not None else ""
-    words = f"{finding.title} suffers ({finding.rule}): {'; '.join(finding.evidence)}{whom}"
+    words = f"{finding.title}: interference ({finding.rule}): {'; '.join(finding.evidence)}{whom}"
     if over:
-        words = f"{finding.title} no longer suffers ({finding.rule}): {'; '.join(finding.evidence)}"
+        words = f"{finding.title}: interference ended ({finding.rule}): {'; '.join(finding.evidence)}"
     return Alert(
         kind=AlertKind.CLEARED if over else AlertKind.INTERFERENCE,
         key=f"{finding.rule} {finding.victim}",
@@ -81,11 +81,11 @@ def _done(change: EscalationChange, frame: SampleFrame, in_force: Collection[str
     if change.turn is Transition.EXHAUSTED:
         kind = AlertKind.EXHAUSTED
     would = "would " if change.shadow else ""
-    verb = _WOULD.get(change.turn, "take back") if change.shadow else change.turn
+    verb = _WOULD.get(change.turn, "undo") if change.shadow else change.turn
     return Alert(
         kind=kind,
         key=key,
-        summary=f"for {change.title} ({change.rule}), {would}{verb}: {change.words}",
+        summary=f"victim {change.title} ({change.rule}), {would}{verb}: {change.words}",
         severity=Severity.WARNING if change.turn is Transition.EXHAUSTED and not change.shadow else Severity.INFO,
         at_s=frame.wall_s,
         labels={**_labels(change.rule, change.victim, frame), "mode": "dry_run" if change.shadow else "enforce"},

@@ -33,7 +33,7 @@ _LOG: Final = get_log("engine")
 _UNKNOWN: Final = Verdict.UNKNOWN
 _OK: Final = Verdict.OK
 _INTERFERED: Final = Verdict.INTERFERED
-_NOBODY: Final = "no pod is likely to be the cause"
+_NOBODY: Final = "no suspect found"
 _MOVED: Final = ("disk.read", "disk.write")
 _LEARNED_MOST: Final = 2000
 """Workloads' memories kept at most; those not seen for longest go first."""
@@ -261,7 +261,9 @@ class InterferenceEngine:
                     over.append(finding)
                 else:
                     active[key] = before  # not over before it is well
-        over += [replace(gone, verdict=Verdict.UNKNOWN, evidence=("it is gone",)) for gone in self._active.values()]
+        over += [
+            replace(gone, verdict=Verdict.UNKNOWN, evidence=("the pod is gone",)) for gone in self._active.values()
+        ]
         self._active = active
         return tuple(begun), tuple(over)
 

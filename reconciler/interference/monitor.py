@@ -269,7 +269,7 @@ class InterferenceMonitor:
         finally:
             self._tasks = None
             self._publish(Restrictions())
-            self._forget("nobody watches any more")
+            self._forget("interference detection stopped")
             with trio.CancelScope(shield=True, deadline=trio.current_time() + _STOP_S):
                 await self._keep(self._clock())
                 for reader in self._readers:
@@ -299,7 +299,7 @@ class InterferenceMonitor:
             for reader in self._readers:
                 await reader.aclose()
             self._readers, self._config = (), None
-            self._forget("everything is being restored")
+            self._forget("a restore is running")
 
     def _forget(self, why: str) -> None:
         """Let go of what lasts, and tell that it has ended: nobody would ever."""

@@ -164,12 +164,12 @@ class InterferenceService:
         """Why an eviction must not go on: what a person has said since it was ordered."""
         config = self._node.config.eviction
         if not config.enabled:
-            return "evictions are switched off"
+            return "eviction is disabled"
         if config.dry_run or not self._node.enforces():
-            return "evictions are a dry run now"
+            return "eviction is now a dry run"
         pod = self._node.knowledge.pods.get(order.uid)
         hold = pod_hold(self._node.holds_now(), order.uid, () if pod is None else pod.paths)
-        return None if hold is None else f"held by {hold.by}: {hold.reason}"
+        return None if hold is None else f"on hold by {hold.by}: {hold.reason}"
 
     def _means(self, config: Config) -> "ReaderContext":
         from reconciler.signals.readers import ReaderContext

@@ -155,7 +155,7 @@ class _Allocator:
             self._steps += 1
             held = demand.held.mask
             if held and not held & ~self._avail and self._right(demand, held):
-                self._settle(demand, held, "stays where it is")
+                self._settle(demand, held, "unchanged")
 
     def _right(self, demand: CpuDemand, cpus: int) -> bool:
         surplus = cpus.bit_count() - demand.count
@@ -189,7 +189,7 @@ class _Allocator:
             return ""
         mask = self._owned[demand.key]
         shared = [node for node in self._fitter.nodes_of(mask) if self._fitter.nodes[node] & self._taken & ~mask]
-        return f"; others were on node {', '.join(map(str, shared))} before" if shared else ""
+        return f"; node {', '.join(map(str, shared))} already used by other pods" if shared else ""
 
     def _cut(self, demand: CpuDemand) -> None:
         """Shrink one that holds enough, in whole cores where it wants them."""
@@ -224,7 +224,7 @@ class _Allocator:
 
     def _follow_scheduler(self, demand: CpuDemand) -> None:
         if demand.explicit and self._may_follow(demand):
-            self._settle(demand, demand.explicit.mask, "the scheduler's choice")
+            self._settle(demand, demand.explicit.mask, "chosen by the scheduler")
 
     def _barred(self, demand: CpuDemand, own: int) -> int:
         """Nodes that others have exclusively; for one that wants its nodes so, nodes where others own CPUs."""
@@ -255,7 +255,7 @@ class _Allocator:
         short = self._short(demand, missing, candidates, usable, filters)
         scattered = (self._avail & ~base & ~self._barred(demand, own)).bit_count()
         if scattered >= missing and not filters:
-            short += f"; fragmented: {scattered} are free on the whole machine"
+            short += f"; fragmented: {scattered} free on the whole machine"
         self._refused[demand.key] = short
         rest = usable or allowed.mask
         self._settle(demand, own or (self._fitter.anywhere(demand.count, rest) if demand.held else 0), short)
@@ -272,12 +272,12 @@ class _Allocator:
 
     def _short(self, demand: CpuDemand, missing: int, candidates: int, usable: int, filters: tuple[str, ...]) -> str:
         where = f" on node {','.join(map(str, demand.nodes))}" if demand.nodes else ""
-        alone = " beside nobody else" if demand.numa_exclusive else ""
+        alone = " without other pods" if demand.numa_exclusive else ""
         kind = " in whole cores" if demand.full_cores else ""
         if demand.spread_cores and demand.strict_cores:
-            kind = " on a core of its own each"
+            kind = " one per core"
         more = " more" if missing < demand.count else ""
-        text = f"asks for {missing}{more} CPUs{where}{alone}; {usable.bit_count()} are free{kind}"
+        text = f"requests {missing}{more} CPUs{where}{alone}; {usable.bit_count()} free{kind}"
         if filters and candidates.bit_count() >= missing:
-            text += f" (kept out by {', '.join(filters)}: {(candidates & ~usable).bit_count()})"
+            text += f" (excluded by {', '.join(filters)}: {(candidates & ~usable).bit_count()})"
         return text

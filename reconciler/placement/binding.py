@@ -128,9 +128,9 @@ def _in_company(
     if unshared := company.unshareable_nodes(demand.uid) - closed:
         if room.cpus(demand, closed | unshared).enough:
             barred |= unshared
-            note = f"; off node {unshared}, which is shared with no other bound pod"
+            note = f"; not on node {unshared}, used exclusively by a bound pod"
         else:
-            note = f"; the others have too few CPUs: not off node {unshared}, which was to be shared with nobody"
+            note = f"; other nodes have too few CPUs: also on node {unshared}, meant for exclusive use"
     apart = company.anti_affinity_nodes(demand.uid) - barred
     if not apart:
         return choice(room.cpus(demand, barred)), note
@@ -138,8 +138,8 @@ def _in_company(
     if not first.preferred:
         second = choice(room.cpus(demand, barred))
         if second.preferred or not first.nodes:
-            return second, f"{note}; not apart from the pods on node {apart}: that would cost more nodes"
-    return first, f"{note}; apart from the pods on node {apart}"
+            return second, f"{note}; shares node {apart} with pods to avoid: otherwise more nodes would be needed"
+    return first, f"{note}; avoids the pods on node {apart}"
 
 
 ROUNDS: Final = 8

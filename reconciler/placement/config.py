@@ -43,10 +43,10 @@ class PlacementConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     plugins: Annotated[
         Mapping[str, Weight],
         Meta(
-            description="weights of the rules by name, laid over the built-in ones; 0 switches a rule off; a rule of "
-            "your own is named package.module:Class"
+            description="weights of the rules by name, merged with the built-in ones; 0 disables a rule; a "
+            "custom rule is named package.module:Class"
         ),
     ] = field(default_factory=weights)
     combinations: Annotated[
-        int, Meta(ge=1, le=64, description="combinations of CPUs that are compared for one container, at most")
+        int, Meta(ge=1, le=64, description="most combinations of CPUs compared for one container")
     ] = 16

@@ -28,22 +28,22 @@ _FADED: Final = 0.5
 class EstimateConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the need of a pool's pods is estimated."""
 
-    margin_percent: Annotated[int, Meta(ge=0, le=400, description="added to the CPU that online pods use")] = 25
+    margin_percent: Annotated[int, Meta(ge=0, le=400, description="margin added to the CPU use of online pods")] = 25
     half_life_s: Annotated[
-        float, Meta(ge=1, le=86400, description="seconds in which the memory of a pod's peak use fades to half")
+        float, Meta(ge=1, le=86400, description="half-life in seconds of a pod's remembered peak use")
     ] = 300.0
     ramp_up_s: Annotated[
         float, Meta(ge=0, le=3600, description="seconds for which a new pod counts with at least its request")
     ] = 30.0
     stale_after_s: Annotated[
-        float, Meta(gt=0, le=3600, description="seconds after which a pod's CPU reading is too old to be believed")
+        float, Meta(gt=0, le=3600, description="seconds after which a pod's CPU reading is ignored")
     ] = 15.0
     fallback_milli: Annotated[
         int,
         Meta(
             ge=0,
             le=64_000,
-            description="thousandths of a CPU for a container of which neither use nor request is known",
+            description="CPU of a container (thousandths of a CPU) if neither use nor request is known",
         ),
     ] = 1000
 
@@ -73,7 +73,7 @@ class DemandEstimate(NamedTuple):
             (self.used, "by use"),
             (self.young, "ramping up"),
             (self.asked, "by request, use unknown"),
-            (self.guessed, "by the fallback, nothing known"),
+            (self.guessed, "by the default, nothing known"),
         )
         return ", ".join(f"{count} {how}" for count, how in parts if count) or "no container"
 

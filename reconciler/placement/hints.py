@@ -190,20 +190,20 @@ def merge(
                 nodes=nodes if chain.mask is None else CpuSet.from_mask(chain.mask),
                 preferred=True,
                 admitted=True,
-                reason=f"{_named(aligned, options)} on {_nodes(chain.mask or nodes.mask)}, the others around them",
+                reason=f"{_named(aligned, options)} on {_nodes(chain.mask or nodes.mask)}, the others next to them",
                 by_resource=kept,
                 steps=rank.steps,
             )
     found = _aligned(options, nodes, rank)
     keeps = policy is not TopologyPolicy.SINGLE_NUMA_NODE or not options or (found or 0).bit_count() == 1
     if found is not None and keeps and policy is not TopologyPolicy.NUMERIC:
-        reason = f"{_named(options, options)} on {_nodes(found)}" if options else "no resource cares about NUMA nodes"
+        reason = f"{_named(options, options)} on {_nodes(found)}" if options else "no resource has NUMA hints"
         return _merged(found, rank, preferred=True, admitted=True, reason=reason)
     mask = _not_aligned(options, nodes, rank, limit) if found is None else found
     reason = _why(options, policy)
     if prefer_cpu and CPU in options and (chosen := _cpu_node(options, mask, rank)) is not None:
         mask = chosen
-        reason += f"; the CPUs' preference for {_nodes(mask)} wins"
+        reason += f"; the CPUs' preference for {_nodes(mask)} applies"
     else:
         reason += f"; nearest to it: {_nodes(mask)}"
     return _merged(mask, rank, preferred=False, admitted=policy is TopologyPolicy.BEST_EFFORT, reason=reason)
@@ -245,12 +245,12 @@ def _why(options: dict[str, NodeMaskOptions], policy: TopologyPolicy) -> str:
     parts = []
     for name, one in options.items():
         if not one.scores:
-            parts.append(f"{name} has no room anywhere")
+            parts.append(f"{name} does not fit on any node")
             continue
         shown = sorted(one.preferred, key=lambda mask: (mask.bit_count(), mask))
         more = " ..." if len(shown) > _SHOWN else ""
         where = " or ".join(str(CpuSet.from_mask(mask)) for mask in shown[:_SHOWN])
-        parts.append(f"{name} prefers {where}{more}" if shown else f"{name} fits only across more nodes than it should")
+        parts.append(f"{name} prefers {where}{more}" if shown else f"{name} needs more nodes than preferred")
     single = "a single node" if policy is TopologyPolicy.SINGLE_NUMA_NODE else "the same nodes"
     return f"not all on {single}: {', '.join(parts)}"
 

@@ -71,7 +71,7 @@ def choose_nodes(
         found = hints_of(supplies, topology)
     hints = found.hints
     if not hints[0].hints:
-        reason = f"{before}{sum(cpu.free.values())} CPUs are free, {cpu.request} are asked for"
+        reason = f"{before}{sum(cpu.free.values())} CPUs are free, {cpu.request} are requested"
         return NodeChoice(admitted=cpu.request <= 0, reason=reason, steps=found.steps)
     if wish.node_count is not None:
         hints, note = _of_size(hints, wish.node_count)
@@ -103,7 +103,7 @@ def _named(cpu: ResourceCapacity, others: Sequence[ResourceCapacity], wish: CpuP
         return None
     wanted = CpuSet(wish.nodes)
     if not wanted <= cpu.nodes:
-        reason = f"the pod's annotations name NUMA nodes {wanted}, which are not all there"
+        reason = f"the pod's annotations name NUMA nodes {wanted}, some of which do not exist"
         return NodeChoice(admitted=False, reason=reason)
     if cpu.has(wanted.mask) < cpu.request:
         reason = f"NUMA nodes {wanted} of the pod's annotations have {cpu.has(wanted.mask)} of {cpu.request} CPUs"
@@ -121,7 +121,7 @@ def _of_size(hints: tuple[ResourceHints, ...], count: int) -> tuple[tuple[Resour
         if len(hint.nodes) == count
     )
     if not fitting:
-        return hints, f"no {count} NUMA nodes have the CPUs together; "
+        return hints, f"no {count} NUMA nodes have enough CPUs together; "
     return (ResourceHints(name=cpu.name, hints=fitting), *others), ""
 
 
@@ -130,7 +130,7 @@ def _own_best(cpu: ResourceHints, merged: MergedHint, rank: NodeMaskRanker) -> M
     hints = sorted(cpu.hints or (), key=lambda hint: (not hint.preferred, rank.key(hint.nodes.mask, hint.score)))
     if not hints or hints[0].nodes == merged.nodes:
         return merged
-    reason = f"{merged.reason}; nothing in common: the CPUs' own best is {hints[0].nodes}"
+    reason = f"{merged.reason}; no common node: the best for the CPUs is {hints[0].nodes}"
     return replace(merged, nodes=hints[0].nodes, by_resource={}, reason=reason, steps=merged.steps + rank.steps)
 
 
@@ -142,7 +142,7 @@ def _for_cpus(cpu: ResourceCapacity, merged: MergedHint, topology: Topology) -> 
         if cpu.has(wider.mask) >= cpu.request:
             break
         wider |= CpuSet((node,))
-    return wider, f"; too few CPUs there: with node {wider - nodes}" if wider != nodes else ""
+    return wider, f"; too few CPUs there: extended by node {wider - nodes}" if wider != nodes else ""
 
 
 def _distance(topology: Topology, nodes: CpuSet, other: int) -> int:

@@ -214,8 +214,8 @@ def _combinations(values: Iterable[CpuSet], question: PluginRequest, limit: int)
     found: list[int] = []
     for cpus in islice(values, limit):
         if not _cpus(cpus) <= question.candidates:
-            raise ValueError(f"selected {cpus - question.candidates}, which may not be used")
+            raise ValueError(f"selected {cpus - question.candidates}, which is not allowed")
         if len(cpus) != question.count:
-            raise ValueError(f"selected {len(cpus)} CPUs, asked for {question.count}")
+            raise ValueError(f"selected {len(cpus)} CPUs, expected {question.count}")
         found.append(cpus.mask)
     return found

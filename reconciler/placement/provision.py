@@ -56,13 +56,11 @@ class ProvisionPolicy(StrEnum):
 
 
 _Up = Annotated[
-    float, Meta(ge=0, le=2, description="above the target: the pool's size times this, per factor e of excess")
+    float, Meta(ge=0, le=2, description="gain above the target: pool size times this, per factor e of excess")
 ]
-_Down = Annotated[float, Meta(ge=0, le=2, description="below the target: the same")]
+_Down = Annotated[float, Meta(ge=0, le=2, description="gain below the target")]
 _Above = Annotated[float, Meta(ge=0, le=10, description="no change while it exceeds the target by at most this share")]
-_Below = Annotated[
-    float, Meta(ge=0, le=1, description="no change while it falls short of the target by at most this share")
-]
+_Below = Annotated[float, Meta(ge=0, le=1, description="no change while it is below the target by at most this share")]
 
 
 class PidGains(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -116,13 +114,13 @@ class PidConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     cpu_sched_wait: WaitGains = WaitGains()
     cpi: CpiGains = CpiGains()
     up_milli: Annotated[
-        int, Meta(ge=0, le=1_024_000, description="the most that is added at once, in thousandths of a CPU")
+        int, Meta(ge=0, le=1_024_000, description="largest increase per step, in thousandths of a CPU")
     ] = 10_000
     down_milli: Annotated[
-        int, Meta(ge=0, le=1_024_000, description="the most that is taken at once, in thousandths of a CPU")
+        int, Meta(ge=0, le=1_024_000, description="largest decrease per step, in thousandths of a CPU")
     ] = 2000
     settle_s: Annotated[
-        float, Meta(ge=0, le=3600, description="seconds after a change of size before an indicator is believed again")
+        float, Meta(ge=0, le=3600, description="seconds after a change of size before an indicator counts again")
     ] = 5.0
     stale_after_s: Annotated[
         float, Meta(gt=0, le=3600, description="seconds after which an indicator, but cpi, is too old to be believed")
@@ -135,16 +133,16 @@ class ProvisionConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     policy: Annotated[
         ProvisionPolicy,
         Meta(
-            description="none: what pods request; canonical: what they use, with a margin; pid: towards the targets of "
-            "the indicators; dynamic_quota: so that they fill the pool to the target"
+            description="none: by requests; canonical: by use plus a margin; pid: towards the targets of the "
+            "indicators; dynamic_quota: by the pool's target use"
         ),
     ] = ProvisionPolicy.CANONICAL
     pools: Annotated[
         Mapping[str, ProvisionPolicy],
-        Meta(description="policy by pool, such as shared/NAME, where it is to be another"),
+        Meta(description="policy per pool, such as shared/NAME, if different"),
     ] = {}
     target_percent: Annotated[
-        int, Meta(ge=5, le=100, description="how full a pool's CPUs are to be, for pid and dynamic_quota")
+        int, Meta(ge=5, le=100, description="target use of a pool's CPUs, for pid and dynamic_quota")
     ] = 60
     estimate: EstimateConfig = EstimateConfig()
     pid: PidConfig = PidConfig()
@@ -254,17 +252,17 @@ def demand(
         return 0, "no pod"
     if policy is ProvisionPolicy.NONE:
         asked = estimate(pods, {}, config.estimate)
-        return asked.milli, "not measured: what the pods ask for"
+        return asked.milli, "not measured: by requests"
     need = estimate(pods, uses, config.estimate)
     if starting and not need.known and previous is not None:
-        return previous.wanted_milli, "nothing is measured yet: as before the start"
+        return previous.wanted_milli, "not measured yet: as before the start"
     match policy:
         case ProvisionPolicy.PID if previous is not None:
             return _pid(pods, uses, measured, previous, now=now, config=config)
         case ProvisionPolicy.DYNAMIC_QUOTA:
             margin = round(100 * 100 / config.target_percent) - 100
             filled = estimate(pods, uses, replace(config.estimate, margin_percent=margin))
-            return filled.milli, f"dynamic_quota: filled to {config.target_percent} %: {filled.describe}"
+            return filled.milli, f"dynamic_quota: target use {config.target_percent} %: {filled.describe}"
         case _:
             return need.milli, f"{policy}: {need.describe}"
 
@@ -284,7 +282,7 @@ def _pid(
     wanted, why = pid_step(indicators, previous, now, config.pid)
     if why is None:
         need = estimate(pods, uses, config.estimate)
-        return max(need.milli, previous.wanted_milli), f"pid: no indicator can be told: {need.describe}, and not down"
+        return max(need.milli, previous.wanted_milli), f"pid: no indicator available: {need.describe}, no decrease"
     least = estimate(pods, uses, replace(config.estimate, margin_percent=0))
     if least.milli > wanted:
         return least.milli, f"pid: {why}; but at least {least.describe}"
@@ -323,7 +321,7 @@ def pid_step(
         if one.current is None or not known or one.target <= 0:
             steps.append((0.0, f"{name} is unknown: no change"))
         elif not settled or now - (one.age_s or 0.0) < previous.changed_at <= now:
-            steps.append((0.0, "the last change has not shown yet"))
+            steps.append((0.0, "waiting for the effect of the last change"))
         else:
             steps.append(_step(name, one.current, one.target, gains))
     if not steps:

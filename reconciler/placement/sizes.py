@@ -20,6 +20,7 @@ from typing import Annotated, Final
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
+from reconciler.runtime import format as fmt
 from state.cpu import PoolSize
 
 _CPU: Final = 1000
@@ -32,26 +33,26 @@ _Seconds = Annotated[float, Meta(ge=0, le=86400)]
 class SizeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the size of an online pool follows its demand."""
 
-    headroom_percent: Annotated[_Percent, Meta(description="added to a pool's demand, in percent of it")] = 10
+    headroom_percent: Annotated[_Percent, Meta(description="margin added to a pool's demand, in percent")] = 10
     headroom_milli: Annotated[
         int,
-        Meta(ge=0, le=1_000_000, description="the least that is added to a pool's demand, in thousandths of a CPU"),
+        Meta(ge=0, le=1_000_000, description="smallest margin added to a pool's demand, in thousandths of a CPU"),
     ] = 1000
-    minimum_cpus: Annotated[int, Meta(ge=1, le=1024, description="no pool is sized below this")] = 2
-    grow_step_cpus: Annotated[_Step, Meta(description="the most CPUs that a pool grows by in one step")] = 10
+    minimum_cpus: Annotated[int, Meta(ge=1, le=1024, description="smallest pool size in CPUs")] = 2
+    grow_step_cpus: Annotated[_Step, Meta(description="largest increase per step, in CPUs")] = 10
     grow_step_percent: Annotated[
-        _Percent, Meta(description="the same, in percent of its size; the larger of the two holds")
+        _Percent, Meta(description="the same in percent of the pool size; the larger of the two applies")
     ] = 50
-    grow_interval_s: Annotated[_Seconds, Meta(description="seconds that a changed size stays before it may grow")] = 1.0
-    shrink_step_cpus: Annotated[_Step, Meta(description="the most CPUs that a pool shrinks by in one step")] = 2
+    grow_interval_s: Annotated[_Seconds, Meta(description="seconds between a change and the next increase")] = 1.0
+    shrink_step_cpus: Annotated[_Step, Meta(description="largest decrease per step, in CPUs")] = 2
     shrink_step_percent: Annotated[
         Annotated[int, Meta(ge=0, le=100)],
-        Meta(description="the same, in percent of its size; the larger of the two holds"),
+        Meta(description="the same in percent of the pool size; the larger of the two applies"),
     ] = 10
-    shrink_interval_s: Annotated[
-        _Seconds, Meta(description="seconds that a changed size stays before it may shrink")
-    ] = 30.0
-    whole_cores: Annotated[bool, Meta(description="sizes are whole cores where cores have more than one thread")] = True
+    shrink_interval_s: Annotated[_Seconds, Meta(description="seconds between a change and the next decrease")] = 30.0
+    whole_cores: Annotated[
+        bool, Meta(description="round sizes to whole cores on CPUs with several threads per core")
+    ] = True
 
 
 class FittedSizes(Struct, frozen=True, kw_only=True):
@@ -78,7 +79,7 @@ def regulate(
     """
     unit = max(1, threads) if config.whole_cores else 1
     target = _target(wanted_milli, unit, config)
-    told = f"demand of {wanted_milli} with headroom is {target} CPUs"
+    told = f"demand with margin {fmt.cpu(wanted_milli)}: {fmt.plural(target, 'CPU')}"
     if previous is None:
         return PoolSize(wanted_milli=wanted_milli, cpus=target, changed_at=now, reason=told)
     elapsed = now - previous.changed_at
@@ -87,7 +88,7 @@ def regulate(
     if target > old and (rebooted or elapsed >= config.grow_interval_s):
         step = max(config.grow_step_cpus, old * config.grow_step_percent // 100)
         size = min(target, _round_up(old + step, unit))
-        note = told if size == target else f"{told}; grows by {size - old} at a time"
+        note = told if size == target else f"{told}; grows by {size - old} per step"
         return PoolSize(
             wanted_milli=wanted_milli, cpus=size, changed_at=now, shrunk_at=min(previous.shrunk_at, now), reason=note
         )
@@ -99,7 +100,7 @@ def regulate(
             # The limit is less than a core: then a core it is.
             size = _round_up(old, unit) - unit
         size = max(lower, size)
-        note = told if size == lower else f"{told}; shrinks by {old - size} at a time"
+        note = told if size == lower else f"{told}; shrinks by {old - size} per step"
         return PoolSize(wanted_milli=wanted_milli, cpus=size, changed_at=now, shrunk_at=now, reason=note)
     if rebooted:
         return replace(previous, changed_at=now, shrunk_at=min(previous.shrunk_at, now))
@@ -112,7 +113,7 @@ def granted(size: PoolSize, cpus: int, previous: PoolSize | None) -> PoolSize:
         return size
     if previous is not None and cpus == previous.cpus and previous.changed_at <= size.changed_at:
         return previous
-    return replace(size, cpus=cpus, reason=f"{size.reason}; {cpus} after the cut, as the pools do not all fit")
+    return replace(size, cpus=cpus, reason=f"{size.reason}; reduced to {cpus}: the pools do not all fit")
 
 
 def fit(sizes: Mapping[str, int], available: int, minimums: Mapping[str, int]) -> FittedSizes:

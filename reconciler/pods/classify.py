@@ -140,10 +140,10 @@ def classify(facts: ClassificationInput, rules: ClassRules) -> Classification:
         )
     if not certain and facts.last is not None:
         # What is unknown now was known: a pod does not become online by a list that fails or leaves it out.
-        note(problems, f"labels and annotations cannot be read now: class {facts.last.pod_class} is of the last time")
+        note(problems, f"labels and annotations unavailable: keeping class {facts.last.pod_class}")
         return Classification(
             pod_class=facts.last.pod_class,
-            source=f"{facts.last.source}, as last read",
+            source=f"{facts.last.source}, last known",
             problems=tuple(problems),
             certain=False,
             last=facts.last,
@@ -266,7 +266,7 @@ def _disagreements(claims: list[_Claim]) -> list[str]:
     """One message per weaker claim that says another class than the first."""
     first = claims[0]
     return [
-        f"{first.source} says {first.pod_class}, {claim.source} says {claim.pod_class}: the first is stronger"
+        f"{first.source} gives {first.pod_class}, {claim.source} gives {claim.pod_class}: the first applies"
         for claim in claims[1:]
         if claim.pod_class is not first.pod_class and not _compatible(first, claim)
     ]

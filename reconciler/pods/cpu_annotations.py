@@ -119,8 +119,8 @@ def parse(labels: Mapping[str, str], annotations: Mapping[str, str]) -> tuple[Cp
     fields = {name: value for name, value in _katalyst(annotations, problems).items() if value is not None}
     for name, value in _koordinator(labels, annotations, problems).items():
         if value is not None and fields.setdefault(name, value) != value:
-            said = f"Katalyst's annotations say {name} {_shown(fields[name])}, Koordinator's say {_shown(value)}"
-            problems.append(f"{said}: the first is stronger")
+            said = f"Katalyst's annotations give {name} {_shown(fields[name])}, Koordinator's give {_shown(value)}"
+            problems.append(f"{said}: the first applies")
     return replace(CpuPreferences(), **fields), tuple(problems)
 
 
@@ -182,7 +182,9 @@ def _pool(value: object) -> str:
     if name in _OWN_POOLS:
         raise UnusableError(f"a pool for pods (none of {', '.join(sorted(_OWN_POOLS))})")
     if _POOL_OF_NODE.fullmatch(name):
-        raise UnusableError("a name without -NUMA and a number at its end: so a pool's part on one node is called")
+        raise UnusableError(
+            "a name that does not end in -NUMA and a number: that suffix names a pool's part on one node"
+        )
     return name
 
 

@@ -208,7 +208,7 @@ class _Table:
         try:
             taken = self._decoded(found, problems) if isinstance(found, Raw) else self._picked(found)
         except (msgspec.MsgspecError, RecursionError, UnicodeError) as exc:
-            note(problems, f"{self._kind}s cannot be read: {str(exc)[:200]}")
+            note(problems, f"{self._kind}s unreadable: {str(exc)[:200]}")
             return None
         kept: dict[str, str] = {}
         for key, text in taken.items():
@@ -236,7 +236,7 @@ class _Table:
             names = ", ".join(key[:_NAMED] for key in out[:_FEW_NAMED])
             names += f" and {len(out) - _FEW_NAMED} more" if len(out) > _FEW_NAMED else ""
             size = _memory(found)
-            note(problems, f"{self._kind}s: {size} bytes of memory: expected at most {most}; left out: {names}")
+            note(problems, f"{self._kind}s: {size} bytes of memory: expected at most {most}; ignored: {names}")
         return kept
 
     def _decoded(self, found: Raw, problems: list[str]) -> Mapping[str, str]:

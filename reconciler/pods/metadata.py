@@ -171,7 +171,7 @@ class Metadata:
         found = [] if self._kubelet is None else [self._kubelet.status(now)]
         if self._cri is not None:
             age = None if self._answered_at is None else now - self._answered_at
-            detail = self._problem or ("connected" if self._cri.connected else "asked on demand")
+            detail = self._problem or ("connected" if self._cri.connected else "used on demand")
             if self._unread:
                 detail += f"; {'; '.join(self._unread)}"
             found.append(SourceStatus(name="cri", ok=self._problem is None, age_s=age, detail=detail))

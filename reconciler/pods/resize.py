@@ -124,7 +124,7 @@ def effective(
         if running:
             return EffectiveResources(now, limit, _words(IN_PROGRESS, running, status.message))
     if state in _PENDING and admitted is None and had_requests is None:
-        return EffectiveResources(now, limit, _words(state, ["what is admitted is not told"], status.message))
+        return EffectiveResources(now, limit, _words(state, ["the admitted resources are unknown"], status.message))
     return EffectiveResources(now, limit, None)
 
 

@@ -67,7 +67,7 @@ def read_resources(where: str, quantities: Quantities | None) -> tuple[Resources
             values[field] = min(found.values())
         if len(set(found.values())) > 1:
             told = " and ".join(f"{name}={value}" for name, value in found.items())
-            problems.append(f"{where}: {told} disagree: the smaller is used")
+            problems.append(f"{where}: {told} differ: the smaller applies")
     return Resources(**values), tuple(problems)
 
 

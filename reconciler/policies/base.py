@@ -32,8 +32,8 @@ MILLI_MIN: Final = 10
 class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What every policy's section has; each policy's own config extends it."""
 
-    enabled: Annotated[bool, Meta(description="apply this policy; off: it has no say at all")] = True
-    dry_run: Annotated[bool, Meta(description="plan and show what it wants, but write none of it")] = False
+    enabled: Annotated[bool, Meta(description="apply this policy")] = True
+    dry_run: Annotated[bool, Meta(description="plan and show this policy's settings without writing them")] = False
 
 
 class PoolAllocator(Protocol[C_contra]):

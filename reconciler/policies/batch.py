@@ -28,6 +28,7 @@ from reconciler.policies.base import (
     setting_of,
 )
 from reconciler.policies.normalise import normalised
+from reconciler.runtime.format import cpu, size
 from state.model import Container, ContainerKind, NodeView, Pod, PodClass, Pools, Setting
 from state.plan import NodePlan
 
@@ -38,12 +39,12 @@ _SHARES_PER_CPU: Final = 1024
 class BatchConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which of a BE pod's extended resources are enforced."""
 
-    weight: Annotated[bool, Meta(description="cpu shares from the batch CPU request, pod and container")] = True
-    quota: Annotated[bool, Meta(description="CPU quota from the batch CPU limit, container")] = True
+    weight: Annotated[bool, Meta(description="CPU shares from the batch CPU request, of pod and container")] = True
+    quota: Annotated[bool, Meta(description="CPU quota from the batch CPU limit, of the container")] = True
     pod_quota: Annotated[
-        bool, Meta(description="CPU quota of the pod's own directory too, where each of its containers has a limit")
+        bool, Meta(description="CPU quota of the pod directory too, if all its containers have a limit")
     ] = True
-    memory: Annotated[bool, Meta(description="memory limit from the batch memory limit, container")] = True
+    memory: Annotated[bool, Meta(description="memory limit from the batch memory limit, of the container")] = True
 
 
 def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: BatchConfig) -> list[Setting]:
@@ -59,17 +60,17 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: BatchConfig) -> li
         if requests.batch_cpu_milli is not None:
             requested += requests.batch_cpu_milli
             if config.weight and view.kubelet.reasserts_s is None:
-                reason = f"batch CPU request of {requests.batch_cpu_milli}"
+                reason = f"batch CPU request of {cpu(requests.batch_cpu_milli)}"
                 shares = _shares(requests.batch_cpu_milli)
                 settings.append(setting_of(pod, container, "cpu.weight", shares, policy=NAME, reason=reason))
         if config.quota and limits.batch_cpu_milli is not None:
             settings.append(_quota(pod, container, limits.batch_cpu_milli, view, plan.pools))
         if config.memory and limits.batch_memory_bytes is not None:
             value = limits.batch_memory_bytes
-            reason = f"batch memory limit of {value} bytes"
+            reason = f"batch memory limit of {size(value)}"
             settings.append(setting_of(pod, container, "memory.max", value, policy=NAME, reason=reason))
     if config.weight and requested:
-        reason = f"batch CPU requests of {requested} in all"
+        reason = f"sum of batch CPU requests: {cpu(requested)}"
         settings.append(setting_of(pod, None, "cpu.weight", _shares(requested), policy=NAME, reason=reason))
     if config.quota and config.pod_quota:
         settings += _pod_quota(pod, view, plan.pools)
@@ -95,7 +96,7 @@ def _pod_quota(pod: Pod, view: NodeView, pools: Pools) -> list[Setting]:
         total += limit
     if not value or (view.versions.get("cpu") == 1 and _above_directory(total, view, pools)):
         return []
-    reason = f"batch CPU limits of {total} in all"
+    reason = f"sum of batch CPU limits: {cpu(total)}"
     return [setting_of(pod, None, "cpu.quota", value, policy=NAME, reason=reason)]
 
 
@@ -116,10 +117,10 @@ def _quota(pod: Pod, container: Container, limit: int, view: NodeView, pools: Po
     none of its own: the directory bounds it, and a clamped quota would have to follow the budget at each step.
     """
     if view.versions.get("cpu") == 1 and pod.qos is QosClass.BESTEFFORT and _above_directory(limit, view, pools):
-        reason = f"batch CPU limit of {limit}, but the besteffort directory's quota is tighter"
+        reason = f"batch CPU limit of {cpu(limit)} not written: the quota of the besteffort directory is smaller"
         return setting_of(pod, container, "cpu.quota", None, policy=NAME, reason=reason)
     value = _quota_us(limit, period_us(view, container.group.path, container), pools)
-    reason = f"batch CPU limit of {limit}"
+    reason = f"batch CPU limit of {cpu(limit)}"
     return setting_of(pod, container, "cpu.quota", value, policy=NAME, reason=reason)
 
 
@@ -130,7 +131,7 @@ def _shares(milli: int) -> int:
 
 POLICY = Policy(
     name=NAME,
-    summary="extended resources of BE pods become weight, quota and memory limit",
+    summary="weight, quota and memory limit of BE pods from their extended resources",
     config_type=BatchConfig,
     precedence=30,
     pod=for_pod,

@@ -26,6 +26,7 @@ from msgspec.structs import replace
 from cgroupfs.naming import QosClass
 from reconciler.policies.base import Policy, PolicyConfig
 from reconciler.policies.offers import unsupported_reason
+from reconciler.runtime.format import size
 from state.memory import MemoryPlan
 from state.model import NodeView, PodClass, Setting
 from state.plan import NodePlan
@@ -40,35 +41,40 @@ class BeMemoryConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fie
     """How much memory is kept from BE work, how fast it gives way and comes back."""
 
     enabled: Annotated[
-        bool, Meta(description="bound what BE work in the besteffort directory uses by what the node has available")
+        bool, Meta(description="limit the memory of the besteffort directory by the memory available on the node")
     ] = False
     reserve_percent: Annotated[
-        int, Meta(ge=1, le=90, description="share of the node's memory that stays available; the larger of the two")
+        int,
+        Meta(ge=1, le=90, description="memory reserve as a share of the node's memory; the larger of the two applies"),
     ] = 10
     reserve_bytes: Annotated[
-        int, Meta(ge=0, le=1 << 50, description="bytes that stay available; the larger of the two")
+        int, Meta(ge=0, le=1 << 50, description="memory reserve in bytes; the larger of the two applies")
     ] = 0
     clear_percent: Annotated[
         int,
-        Meta(ge=100, le=1000, description="in percent of the reserve: BE work gets more while so much is available"),
+        Meta(
+            ge=100,
+            le=1000,
+            description="BE work gets more memory while at least this percentage of the reserve is available",
+        ),
     ] = 200
-    interval_s: Annotated[float, Meta(ge=1, le=600, description="seconds between two looks")] = 5.0
+    interval_s: Annotated[float, Meta(ge=1, le=600, description="seconds between two measurements")] = 5.0
     shrink_percent: Annotated[
-        int, Meta(ge=1, le=100, description="one step down: at least this share of the node's memory")
+        int, Meta(ge=1, le=100, description="smallest step down, as a share of the node's memory")
     ] = 10
-    grow_percent: Annotated[int, Meta(ge=1, le=100, description="one step up, share of the node's memory")] = 1
-    grow_after_s: Annotated[
-        float, Meta(ge=0, le=86400, description="seconds of calm before BE work gets one step more")
-    ] = 60.0
+    grow_percent: Annotated[int, Meta(ge=1, le=100, description="step up, as a share of the node's memory")] = 1
+    grow_after_s: Annotated[float, Meta(ge=0, le=86400, description="seconds without pressure before each step up")] = (
+        60.0
+    )
     floor_percent: Annotated[
-        int, Meta(ge=0, le=90, description="BE work keeps this share of the node's memory, pressure or not")
+        int, Meta(ge=0, le=90, description="minimum for BE work as a share of the node's memory, even under pressure")
     ] = 10
     hard_percent: Annotated[
         int,
         Meta(
             ge=0,
             le=200,
-            description="a limit so far above the bound (percent of it), at which BE processes are killed; 0: none",
+            description="hard limit this percentage above the soft bound; BE processes are killed at it; 0: none",
         ),
     ] = 0
 
@@ -135,7 +141,7 @@ def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, 
         for pod in view.pods.values()
         if pod.pod_class is PodClass.RECLAIMED and pod.qos is not QosClass.BESTEFFORT
     ]
-    reason = f"BE work may use {high >> 20} MiB together"
+    reason = f"BE memory limit {size(high)}"
     if outside:
         reason += f"; {len(outside)} BE pods outside besteffort are not bounded by it, {min(outside)} among them"
     return replace(plan, memory=memory, reasons={**plan.reasons, NAME: reason})
@@ -147,7 +153,7 @@ def parents(view: NodeView, plan: NodePlan, config: BeMemoryConfig) -> list[Sett
     bounds = plan.memory
     if bounds.reclaimed_high_bytes is None:
         return []
-    reason = "what the node's memory leaves for BE work"
+    reason = "BE memory limit from the memory available on the node"
     knob = "memory.high" if view.versions.get("memory") == 2 else "memory.soft"
     wanted = [(knob, bounds.reclaimed_high_bytes)]
     if bounds.reclaimed_max_bytes is not None:
@@ -161,7 +167,7 @@ def parents(view: NodeView, plan: NodePlan, config: BeMemoryConfig) -> list[Sett
 
 POLICY = Policy(
     name=NAME,
-    summary="BE work's memory together follows what the node has left",
+    summary="BE memory limited by the memory available on the node",
     config_type=BeMemoryConfig,
     precedence=52,
     decide_resources=decide_resources,

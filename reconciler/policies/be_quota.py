@@ -27,14 +27,14 @@ def split(budget: int, view: NodeView) -> tuple[dict[str, int], str]:
         elif one.qos is QosClass.BESTEFFORT:
             online.append(one.title)
     weights = {one.uid: _asked(one) for one in outside}
-    reason = "the besteffort directory holds the whole budget"
+    reason = "enforced as CPU quota on kubepods/besteffort"
     if online:
         weights |= {one.uid: _asked(one) for one in inside}
-        reason = f"per container: {min(online)} is online and lives in besteffort, so the directory has no quota"
+        reason = f"enforced as CPU quota per container: online pod {min(online)} is inside kubepods/besteffort"
     else:
         weights[view.besteffort] = sum(_asked(one) for one in inside)
         if outside:
-            reason = f"the besteffort directory and {len(outside)} BE pods outside it share the budget"
+            reason = f"enforced as CPU quota on kubepods/besteffort and on {len(outside)} BE pods outside it"
     total = sum(weights.values())
     if not total:
         return ({} if online else {view.besteffort: budget}), reason

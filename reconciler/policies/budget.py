@@ -17,6 +17,7 @@ from msgspec import Meta, Struct
 
 from cgroupfs.cpuset import CpuSet
 from reconciler.policies.base import MILLI_MIN
+from reconciler.runtime import format as fmt
 from state.model import NodeCpu, NodeView, Pools
 
 Percent = Annotated[int, Meta(ge=0, le=100)]
@@ -27,28 +28,29 @@ class BudgetConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """The numbers of the law."""
 
     limit_percent: Annotated[
-        int, Meta(ge=1, le=100, description="how full the CPUs that BE work may use are to get, all work together")
+        int, Meta(ge=1, le=100, description="target use of the CPUs that BE work may use, online and BE work together")
     ] = 65
     floor_milli: Annotated[
-        int, Meta(ge=MILLI_MIN, le=1_000_000, description="what BE work always keeps, in thousandths of a CPU")
+        int, Meta(ge=MILLI_MIN, le=1_000_000, description="minimum BE budget in thousandths of a CPU")
     ] = 100
     floor_percent: Annotated[
-        Percent, Meta(description="what BE work always keeps, of all online CPUs; the larger of the two floors holds")
+        Percent, Meta(description="minimum BE budget as a share of all online CPUs; the larger of the two applies")
     ] = 2
     grain_percent: Annotated[
-        int, Meta(ge=0, le=25, description="budgets are whole multiples of this share of all online CPUs")
+        int, Meta(ge=0, le=25, description="budgets are multiples of this share of all online CPUs")
     ] = 2
     grow_percent: Annotated[
-        int, Meta(ge=1, le=100, description="the most that the budget grows in one step, of all online CPUs")
+        int, Meta(ge=1, le=100, description="largest increase per step, as a share of all online CPUs")
     ] = 10
     grow_interval_s: Annotated[
-        float, Meta(ge=0, le=3600, description="seconds that a changed budget stays before it may grow")
+        float, Meta(ge=0, le=3600, description="seconds between a change and the next increase")
     ] = 2.0
     stale_after_s: Annotated[
-        float, Meta(gt=0, le=3600, description="seconds after which a CPU reading is too old to raise the budget")
+        float, Meta(gt=0, le=3600, description="seconds after which a CPU reading is too old to increase the budget")
     ] = 3.0
     unknown_hold_s: Annotated[
-        float, Meta(ge=0, le=86400, description="seconds without a good reading before the budget falls to its floor")
+        float,
+        Meta(ge=0, le=86400, description="seconds without a valid reading before the budget drops to the minimum"),
     ] = 30.0
 
 
@@ -97,22 +99,22 @@ def next_budget(
     if cpu is not None and age is not None:
         room, told = budget_control(counted, cpu, outside, config), _reason(counted, cpu, config)
     else:
-        room, told = top, "CPU use is not known"
+        room, told = top, "CPU use unknown"
     if room > ceiling:
-        room, told = ceiling, f"the idle buffer allows {max(0, ceiling)}"
+        room, told = ceiling, f"limited by the idle buffer to {fmt.cpu(max(0, ceiling))}"
     target = min(max(room, low), top)
     target = max(low, target - target % _grain(online, config))
 
     if since is not None:
         lost = before is None or view.now - since > config.unknown_hold_s
         milli = low if lost or before is None else min(before, target)
-        told = "CPU use is not known" + ("" if lost else ": it does not grow")
+        told = "CPU use unknown" + ("" if lost else ": no increase")
     elif previous is None or before is None or target < before:
         milli = target
     else:
         milli = _grown(before, target, view.now - previous.budget_at, online, config)
     if milli == low:
-        told += f"; at the floor of {low}"
+        told += f"; limited to the minimum, {fmt.cpu(low)}"
     if previous is not None and milli == previous.budget_milli and since == previous.unknown_since:
         # The same text too: a reason that follows each sample would make every plan differ from the one before.
         return Budget(
@@ -161,6 +163,6 @@ def _unknown_since(now: float, age: float | None, previous: Pools | None) -> flo
 
 def _reason(counted: CpuSet, cpu: NodeCpu, config: BudgetConfig) -> str:
     return (
-        f"{config.limit_percent} % of CPU {counted} less what others use there "
-        f"(node: online {cpu.online_milli}, system {cpu.system_milli})"
+        f"target {fmt.percent(config.limit_percent)} of {fmt.plural(len(counted), 'CPU')} - "
+        f"{fmt.cpus(cpu.system_milli)} used by system - {fmt.cpus(cpu.online_milli)} online"
     )

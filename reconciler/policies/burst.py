@@ -36,15 +36,15 @@ class BurstConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields
     """Whose bursts, and how large."""
 
     enabled: Annotated[
-        bool, Meta(description="let online containers with a quota spend in one moment what they saved before")
+        bool, Meta(description="let online containers with a CPU quota save unused quota for bursts")
     ] = False
     percent: Annotated[
         int,
         Meta(
             ge=0,
             le=_FULL,
-            description="burst of an online container in percent of its quota, where its pod's annotations do not "
-            "tell; 0: only pods that ask for one",
+            description="burst of an online container in percent of its quota, unless its pod has an annotation; "
+            "0: only pods with an annotation",
         ),
     ] = 100
 
@@ -64,7 +64,8 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Bu
     """Say why there are none, or how large they are."""
     del previous
     reason = (
-        unsupported_reason(view, KNOB) or f"{config.percent} % of the quota of online containers, unless their pod asks"
+        unsupported_reason(view, KNOB)
+        or f"{config.percent} % of the quota of online containers, unless the pod's annotation differs"
     )
     return replace(pools, reasons={**pools.reasons, NAME: reason})
 
@@ -81,7 +82,7 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: BurstConfig) -> li
             continue
         quota = quota_of(pod, container, plan.pools)
         if not pod.pod_class.online:
-            settings.append(setting_of(pod, container, KNOB, 0, policy=NAME, reason="BE work has no bursts"))
+            settings.append(setting_of(pod, container, KNOB, 0, policy=NAME, reason="no bursts for BE work"))
         elif quota is not None:
             value = quota * percent // _FULL
             total += value
@@ -96,7 +97,7 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: BurstConfig) -> li
 
 POLICY = Policy(
     name=NAME,
-    summary="online containers may save up unused quota",
+    summary="online containers save unused quota for bursts",
     config_type=BurstConfig,
     precedence=26,
     decide_node=decide_node,

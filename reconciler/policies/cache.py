@@ -41,15 +41,15 @@ class CachePolicyConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_
     it stands at first, that group is left as it is.
     """
 
-    enabled: Annotated[bool, Meta(description="divide the last-level cache and memory bandwidth; needs resctrl")] = (
+    enabled: Annotated[bool, Meta(description="partition the last-level cache and memory bandwidth; needs resctrl")] = (
         False
     )
     mount: Annotated[
-        bool, Meta(description="mount resctrl where nobody has; only that mount of ours is ever taken away again")
+        bool, Meta(description="mount resctrl if it is not mounted; only our own mount is ever unmounted")
     ] = False
     mount_options: Annotated[
         tuple[MountOption, ...],
-        Meta(description="for that mount: cdp and cdpl2 halve the number of groups; mba_MBps counts in MB/s"),
+        Meta(description="mount options: cdp and cdpl2 halve the number of groups; mba_MBps uses MB/s"),
     ] = ()
     dedicated: ClassShare = ClassShare()
     shared: ClassShare = ClassShare()
@@ -58,47 +58,51 @@ class CachePolicyConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_
     layout: Annotated[
         CacheLayout,
         Meta(
-            description="overlapping: ranges as they are given; exclusive: classes share no way, the ranges' widths "
-            "are their sizes, laid out as reclaimed, shared, dedicated from the first way"
+            description="overlapping: ranges as configured; exclusive: classes share no way; the width of each "
+            "range is its size, laid out as reclaimed, shared, dedicated from the first way"
         ),
     ] = CacheLayout.OVERLAPPING
     mode: Annotated[
         CacheMode,
         Meta(
-            description="static: BE has its class' share; dynamic: between the levels low and high, as online pods fare"
+            description="static: fixed BE share; dynamic: between the levels low and high, by the cache misses "
+            "of online pods"
         ),
     ] = CacheMode.STATIC
     levels: ShareLevels = ShareLevels()
     law: LevelControl = LevelControl()
-    l2: Annotated[bool, Meta(description="the ranges hold for L2 caches as well, where these can be divided")] = False
+    l2: Annotated[bool, Meta(description="apply the ranges to L2 caches too, if the hardware can partition them")] = (
+        False
+    )
     avoid_shared: Annotated[
-        bool, Meta(description="online classes leave the ways that devices write into too (shareable_bits)")
+        bool, Meta(description="exclude the ways that devices write to (shareable_bits) from online classes")
     ] = False
     pods: Annotated[
         bool,
-        Meta(description="pods may ask for shares by annotation (node.koordinator.sh/resctrl, volcano.sh/cache-limit)"),
+        Meta(description="pods may request shares by annotation (node.koordinator.sh/resctrl, volcano.sh/cache-limit)"),
     ] = True
     bandwidth_mbps: Annotated[
         int,
         Meta(
             ge=100,
             le=10_000_000,
-            description="what one domain's memory can do (MB/s): 100 percent where the hardware takes absolute numbers "
-            "(AMD, mba_MBps), and for the law",
+            description="memory bandwidth of one domain (MB/s): 100 percent on hardware with absolute values "
+            "(AMD, mba_MBps), and for the dynamic mode",
         ),
     ] = 20_000
     slow_bandwidth_mbps: Annotated[
-        int, Meta(ge=0, le=10_000_000, description="the same for slow (CXL) memory (MB/s); 0: it is not limited")
+        int, Meta(ge=0, le=10_000_000, description="the same for slow (CXL) memory (MB/s); 0: no limit")
     ] = 0
     monitor: Annotated[
         bool,
-        Meta(description="a monitoring group for each pod, in turns where there are too few: occupancy, bandwidth"),
+        Meta(
+            description="a monitoring group per pod for occupancy and bandwidth; pods take turns if there are "
+            "too few groups"
+        ),
     ] = True
-    dwell_s: Annotated[float, Meta(ge=2, le=3600, description="where pods are watched in turns: how long each (s)")] = (
-        30.0
-    )
+    dwell_s: Annotated[float, Meta(ge=2, le=3600, description="time per turn if pods take turns (s)")] = 30.0
     sweep_s: Annotated[
-        float, Meta(ge=0.5, le=300, description="how often threads are looked for that exec put into a container (s)")
+        float, Meta(ge=0.5, le=300, description="interval of the search for threads that exec added to a container (s)")
     ] = 2.0
 
 
@@ -165,7 +169,9 @@ def _reason(wish: CacheRequest) -> str:
     if wish.mode is CacheMode.DYNAMIC:
         low, high = wish.levels.low, wish.levels.high
         cache, memory = f"{low.cache_percent}-{high.cache_percent}", f"{low.mba_percent}-{high.mba_percent}"
-        return f"BE has {cache} % of the cache and {memory} % of the memory bandwidth, as online pods fare"
+        return (
+            f"BE has {cache} % of the cache and {memory} % of the memory bandwidth, by the cache misses of online pods"
+        )
     share = wish.reclaimed
     cache = f"{share.cat_range_start_percent}-{share.cat_range_end_percent}"
     return f"BE has {cache} % of the cache and {share.mba_percent} % of the memory bandwidth"

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
+from reconciler.runtime.format import number, percent
 from state.cache import Contention, LevelControl, ShareLevel, ShareLevels
 from state.evidence import Sample
 
@@ -36,7 +37,7 @@ class LevelState(Struct, frozen=True, kw_only=True):
 
 def begin(levels: ShareLevels) -> LevelState:
     """BE starts low: it has shown nothing yet."""
-    return LevelState(level=levels.low, reason="starts low")
+    return LevelState(level=levels.low, reason="start at level low")
 
 
 def step(state: LevelState, strain: Contention, now: float, law: LevelControl, levels: ShareLevels) -> LevelState:
@@ -56,10 +57,10 @@ def step(state: LevelState, strain: Contention, now: float, law: LevelControl, l
         if missing:
             cache -= law.step_down_percent
             worst = max(sorted(missing), key=lambda uid: missing[uid])
-            reason = f"{worst} misses the cache {missing[worst]:.1f} times in 1000 instructions"
+            reason = f"{worst}: {number(missing[worst])} cache misses per 1000 instructions"
         else:
             domain = max(sorted(full), key=lambda one: full[one])
-            reason = f"the memory bandwidth of domain {domain} is {full[domain]:.0f} % used"
+            reason = f"memory bandwidth of domain {domain}: {percent(round(full[domain]))} in use"
         return LevelState(
             level=_within(cache, memory, levels), moved_at=now if missing else state.moved_at, reason=reason
         )
@@ -68,7 +69,7 @@ def step(state: LevelState, strain: Contention, now: float, law: LevelControl, l
     if worry:
         return LevelState(level=here, moved_at=state.moved_at, reason=worry)
     since = now if state.calm_since is None else state.calm_since
-    waiting = LevelState(level=here, calm_since=since, moved_at=state.moved_at, reason="calm, waiting")
+    waiting = LevelState(level=here, calm_since=since, moved_at=state.moved_at, reason="below the thresholds, waiting")
     if now - since < law.calm_s:
         return waiting
     up = law.step_up_percent
@@ -77,7 +78,10 @@ def step(state: LevelState, strain: Contention, now: float, law: LevelControl, l
         return waiting
     if strain.online and len(fresh) < len(misses):
         return LevelState(
-            level=here, calm_since=since, moved_at=state.moved_at, reason="calm, waiting for newer counts of misses"
+            level=here,
+            calm_since=since,
+            moved_at=state.moved_at,
+            reason="below the thresholds, waiting for newer cache miss counts",
         )
     return LevelState(level=grown, calm_since=now, moved_at=now, reason="calm")
 
@@ -90,11 +94,11 @@ def _worry(
         return ""
     every_domain = bool(bandwidth) and not strain.blind
     if not every_domain and len(misses) < strain.online:
-        return "neither all bandwidths nor all misses are known now: nothing grows"
+        return "bandwidth or cache misses not fully known: no increase"
     calm = all(one.value < law.miss_low_per_1000 for one in misses.values()) and all(
         used < law.bandwidth_low_percent for used in (bandwidth or {}).values()
     )
-    return "" if calm else "above the lower marks"
+    return "" if calm else "above the lower thresholds"
 
 
 def _within(cache: int, memory: int, levels: ShareLevels) -> ShareLevel:

@@ -52,7 +52,9 @@ def plan_cache(
     ``foreign``: control groups of others. ``having``: our groups that exist: who has one keeps it.
     """
     if capability.status is not ResctrlStatus.READY or not capability.divisible:
-        words = capability.reason if capability.status is not ResctrlStatus.READY else "nothing can be divided here"
+        words = (
+            capability.reason if capability.status is not ResctrlStatus.READY else "no resource can be partitioned here"
+        )
         return CachePlan(problems=(words,))
     plan = _CachePlanner(wish, capability, level)
     ordered = sorted(pods, key=lambda pod: (_RANK.get(pod.pod_class, 3), pod.uid))
@@ -71,7 +73,7 @@ def plan_cache(
             spare += [_of_class(name, values, pod_class)] if name in having else []
             continue
         if len(groups) >= budget:
-            plan.problems.append(f"no control group is left for class {pod_class}: its pods stay in the default group")
+            plan.problems.append(f"no free control group for class {pod_class}: its pods stay in the default group")
             continue
         groups[name] = _of_class(name, values, pod_class)
         homes[pod_class] = name
@@ -93,9 +95,7 @@ def plan_cache(
             members |= {pod.uid: name for pod in askers}
             continue
         for pod in askers:
-            words = (
-                f"no control group is left ({budget} to give out): it shares {members[pod.uid] or 'the default group'}"
-            )
+            words = f"no free control group ({budget} available): uses {members[pod.uid] or 'the default group'}"
             crowded[pod.uid] = words
             plan.problems.append(f"{pod.title}: {words}")
     # A class whose last pod has gone keeps its group while nobody else needs the place: its next pod finds it.
@@ -183,11 +183,11 @@ class _CachePlanner:
         domains = [cache.domains for cache in self._caches] + [part.domains for part in self._bandwidths]
         known = {domain for some in domains for domain in some}
         for domain in sorted({*share.ranges, *share.percents} - known):
-            self.problems.append(f"{pod.title}: cache {domain} of its annotation is not on this machine")
+            self.problems.append(f"{pod.title}: cache {domain} of its annotation does not exist on this machine")
         asking = (pod.pod_class.value, share.range, sorted(share.ranges.items()))
         text = f"{asking} {share.percent} {sorted(share.percents.items())}"
         name = f"{_OWN}{hashlib.sha256(text.encode()).hexdigest()[:12]}"
-        return CacheGroup(name=name, schemata=values, reason=f"asked for by annotation, class {pod.pod_class}")
+        return CacheGroup(name=name, schemata=values, reason=f"requested by annotation, class {pod.pod_class}")
 
     def _of_level(self, level: CacheLevelName, pod_class: PodClass) -> CacheGroup:
         """A level's own group, cut to what the class has: that may be less than the level, and moves with the law."""
@@ -246,7 +246,7 @@ class _CachePlanner:
         try:
             masks = partitions(cache, {pod_class.value: width for pod_class, width in widths.items()})
         except InputError as exc:
-            self.problems.append(f"{cache.name} is not divided exclusively: {exc}")
+            self.problems.append(f"{cache.name} is not partitioned exclusively: {exc}")
             return None
         return {pod_class: masks[pod_class.value] for pod_class in widths}
 

@@ -33,9 +33,9 @@ RECLAIMED: Final = "reclaimed"
 ONLINE: Final = "online"
 _ASKS: Final = ("", "none", "exclusive")
 _WORDS: Final[Mapping[CookieGroups, str]] = {
-    CookieGroups.RECLAIMED: "BE pods share cores with each other only",
-    CookieGroups.CLASS: "BE pods share cores with each other only, and so do online pods",
-    CookieGroups.POD: "BE pods share cores with each other only, online pods with nobody",
+    CookieGroups.RECLAIMED: "BE pods share cores only with BE pods",
+    CookieGroups.CLASS: "BE pods share cores only with BE pods, online pods only with online pods",
+    CookieGroups.POD: "BE pods share cores only with BE pods, online pods with no other pod",
 }
 
 
@@ -45,19 +45,18 @@ class CoreSchedConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
     enabled: Annotated[
         bool,
         Meta(
-            description="BE work never runs on the other thread of a core that online work is on; needs hyper-threads "
-            "and a kernel with core scheduling"
+            description="BE work never runs on the sibling thread of a core that runs online work; needs SMT and "
+            "a kernel with core scheduling"
         ),
     ] = False
     groups: Annotated[
         CookieGroups,
         Meta(
-            description="who is a group by itself: BE pods (reclaimed), online pods as well (class), or each online "
-            "pod (pod)"
+            description="pods that form a group: BE pods (reclaimed), also online pods (class), each online pod (pod)"
         ),
     ] = CookieGroups.RECLAIMED
     sweep_s: Annotated[
-        float, Meta(ge=0.5, le=300, description="how often processes are looked for that exec put into a container")
+        float, Meta(ge=0.5, le=300, description="interval of the search for processes that exec added to a container")
     ] = 5.0
 
 
@@ -107,13 +106,13 @@ def core_group(pod: Pod, groups: CookieGroups) -> CoreGroup | None:
     if groups is CookieGroups.CLASS:
         return CoreGroup(ONLINE, f"the pod is {pod.pod_class}{odd}")
     if groups is CookieGroups.POD:
-        return CoreGroup(f"pod/{pod.uid}", f"each online pod by itself{odd}")
+        return CoreGroup(f"pod/{pod.uid}", f"one group per online pod{odd}")
     return None
 
 
 POLICY = Policy(
     name=NAME,
-    summary="BE work never on the other thread of a core that online work is on",
+    summary="BE work never on the sibling thread of online work",
     config_type=CoreSchedConfig,
     precedence=48,
     decide_resources=decide_resources,

@@ -25,8 +25,8 @@ class DedicatedConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
     infer: Annotated[
         bool,
         Meta(
-            description="without a usable checkpoint, read exclusive CPUs off the containers: a Guaranteed pod's "
-            "CPU set that no other container shares"
+            description="without a usable checkpoint, infer exclusive CPUs from the containers: a Guaranteed "
+            "pod's CPU set that no other container shares"
         ),
     ] = True
 
@@ -44,18 +44,18 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: De
         for key, cpus in (previous.dedicated if previous is not None else {}).items():
             if previous is not None and key not in previous.placed:
                 owned[key] = owned.get(key, EMPTY) | cpus
-        reason = f"kept from the last good reading: {kubelet.problem or 'the checkpoint cannot be read'}"
+        reason = f"kept from the last valid checkpoint: {kubelet.problem or 'checkpoint unreadable'}"
         if kubelet.policy is CpuPolicy.UNKNOWN and config.infer:
             for key, cpus in _inferred(view, pools.online_cpus).items():
                 if key not in owned:
                     owned[key] = cpus
-                    reason += f"; {key} owns {cpus} by its cgroup alone"
+                    reason += f"; {key} owns {cpus} by its cgroup"
     dedicated = {key: owned[key] & pools.online_cpus for key in sorted(owned) if owned[key] & pools.online_cpus}
     return replace(
         pools,
         dedicated=dedicated,
         shared=pools.shared - CpuSet.union(dedicated.values()),
-        reasons={**pools.reasons, "dedicated": reason if dedicated else "no container has CPUs of its own"},
+        reasons={**pools.reasons, "dedicated": reason if dedicated else "no container has exclusive CPUs"},
     )
 
 
@@ -85,7 +85,7 @@ def _inferred(view: NodeView, online: CpuSet) -> dict[str, CpuSet]:
 
 POLICY = Policy(
     name="dedicated",
-    summary="the kubelet's exclusive CPUs are adopted, never fought",
+    summary="the kubelet's exclusive CPUs are never used by other pools",
     config_type=DedicatedConfig,
     precedence=10,
     decide_node=decide_node,

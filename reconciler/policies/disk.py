@@ -54,20 +54,20 @@ class DiskShare(StrEnum):
 class DiskPolicyConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which disks, and how much of each."""
 
-    enabled: Annotated[bool, Meta(description="limit and weigh disk I/O of BE pods")] = False
+    enabled: Annotated[bool, Meta(description="limits and weights for the disk I/O of BE pods")] = False
     share: Annotated[
         DiskShare,
-        Meta(description="the limits are of all BE pods together and shared out equally (node), or of each pod (pod)"),
+        Meta(description="limits apply to all BE pods together, shared equally (node), or to each pod (pod)"),
     ] = DiskShare.NODE
     weight_online: Annotated[
         Annotated[int, Meta(ge=MIN_CFQ_WEIGHT, le=MAX_BFQ_WEIGHT)] | None,
-        Meta(description="weight of online pods' I/O, 100 is the kernel's own; null: left as it is"),
+        Meta(description="I/O weight of online pods, kernel default 100; null: unmanaged"),
     ] = None
     weight_be: Annotated[
         Annotated[int, Meta(ge=MIN_CFQ_WEIGHT, le=MAX_BFQ_WEIGHT)] | None,
-        Meta(description="weight of BE pods' I/O, 100 is the kernel's own; null: left as it is"),
+        Meta(description="I/O weight of BE pods, kernel default 100; null: unmanaged"),
     ] = 10
-    devices: Annotated[tuple[DiskRule, ...], Meta(description="the disks that have limits")] = ()
+    devices: Annotated[tuple[DiskRule, ...], Meta(description="the disks with limits")] = ()
 
     def __post_init__(self) -> None:
         names = [rule.name for rule in self.devices]
@@ -101,7 +101,7 @@ def for_parents(view: NodeView, plan: NodePlan, config: DiskPolicyConfig) -> lis
     if disk.weighed and config.weight_be is not None:
         settings += _weights(view, view.besteffort, config.weight_be, "BE yields the disk")
     if config.weight_online is not None:
-        settings += _weights(view, view.burstable, config.weight_online, "online I/O goes first")
+        settings += _weights(view, view.burstable, config.weight_online, "higher I/O weight for online pods")
     settings += _protected(view, view.burstable, config)
     for knob, model in (("io.cost_qos", False), ("io.cost_model", True)):
         rows = {
@@ -110,7 +110,7 @@ def for_parents(view: NodeView, plan: NodePlan, config: DiskPolicyConfig) -> lis
             if (line := rule.cost_model if model else rule.cost_qos) is not None
         }
         if rows:
-            settings.append(_setting("/", knob, DeviceLimits(rows), "as configured for these disks"))
+            settings.append(_setting("/", knob, DeviceLimits(rows), "from policies.disk.devices"))
     return _possible(settings, view)
 
 
@@ -121,10 +121,10 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: DiskPolicyConfig) 
         settings += _limits(pod, view, plan.disk, config)
         under = plan.disk.weighed and pod.qos is QosClass.BESTEFFORT
         if config.weight_be is not None and not under:
-            settings += _weights(view, path, config.weight_be, "BE yields the disk")
+            settings += _weights(view, path, config.weight_be, "minimum I/O weight: online pods go first")
     else:
         if config.weight_online is not None:
-            settings += _weights(view, path, config.weight_online, "online I/O goes first")
+            settings += _weights(view, path, config.weight_online, "higher I/O weight for online pods")
         if pod.qos is QosClass.GUARANTEED:
             settings += _protected(view, path, config)
     return [replace(one, pod_uid=pod.uid) for one in _possible(settings, view)]
@@ -136,14 +136,14 @@ def _limits(pod: Pod, view: NodeView, plan: DiskPlan, config: DiskPolicyConfig) 
         if plan.in_directory and pod.qos is QosClass.BESTEFFORT:
             return []
         limits = _part(view, config, 1, 1 if alone else plan.takers)
-        words = "this pod's limits" if alone else f"one of {plan.takers} equal parts of BE's limits"
+        words = "limits of this pod" if alone else f"1/{plan.takers} of the BE limits"
         return [] if limits is None else [_setting(pod.group.path, "io.max", limits, words)]
     containers = containers_of(pod)
     parts = len(containers) if alone else plan.takers
     limits = _part(view, config, 1, parts)
     if limits is None:
         return []
-    words = f"one of {parts} equal parts of {'this pod' if alone else 'BE'}'s limits"
+    words = f"1/{parts} of the {'pod' if alone else 'BE'} limits"
     return [
         replace(_setting(one.group.path, f"blkio.{name}", _only(limits, key), words), container_id=one.id)
         for one in containers
@@ -221,9 +221,9 @@ def _reason(view: NodeView, config: DiskPolicyConfig, plan: DiskPlan) -> str:
         parts.append(missing)
     lost = sorted(rule.name for rule in config.devices if rule.name not in view.disks)
     if lost:
-        parts.append(f"no disk found behind {', '.join(lost)}")
+        parts.append(f"no disk found for {', '.join(lost)}")
     parts += by_device(config.devices, view.disks)[1]
-    return "; ".join(parts) or "nothing is asked for"
+    return "; ".join(parts) or "no limit configured"
 
 
 def _weights_work(view: NodeView, version: int) -> str:
@@ -232,15 +232,15 @@ def _weights_work(view: NodeView, version: int) -> str:
         return f"no weights: {unsupported_reason(view, _WEIGHTS[version][1])}"
     idle = sorted(disk.kernel for disk in view.disks.values() if disk.scheduler not in {"", "bfq", "cfq"})
     if idle and version == 1:
-        return f"the weights do nothing on {', '.join(idle)}, whose scheduler knows none"
+        return f"weights have no effect on {', '.join(idle)}: the scheduler does not support them"
     if idle:
-        return f"the weights need iocost on {', '.join(idle)}, whose scheduler knows none"
-    return "BE's I/O yields by weight"
+        return f"weights need iocost on {', '.join(idle)}: the scheduler does not support them"
+    return "lower I/O weight for BE pods"
 
 
 POLICY = Policy(
     name=NAME,
-    summary="BE pods' disk bandwidth, operations and weight; latency targets and iocost for online pods",
+    summary="disk bandwidth, operations and weight of BE pods; latency targets and iocost for online pods",
     config_type=DiskPolicyConfig,
     precedence=56,
     decide_resources=decide_resources,

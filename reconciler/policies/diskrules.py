@@ -24,38 +24,40 @@ class DiskRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One disk and its limits; what is not given is not limited."""
 
     name: Annotated[
-        str, Meta(min_length=1, description="a directory on it, a path below /dev, its name, or its major:minor")
+        str, Meta(min_length=1, description="a directory on the disk, a path below /dev, its name, or its major:minor")
     ]
     read_bps: Annotated[
         Annotated[int, Meta(ge=LEAST_BPS, le=_MOST_BPS)] | None,
-        Meta(description="bytes that BE may read in a second; null: any"),
+        Meta(description="BE read limit in bytes per second; null: none"),
     ] = None
     write_bps: Annotated[
         Annotated[int, Meta(ge=LEAST_BPS, le=_MOST_BPS)] | None,
-        Meta(description="bytes that BE may write in a second; null: any"),
+        Meta(description="BE write limit in bytes per second; null: none"),
     ] = None
     read_iops: Annotated[
-        Annotated[int, Meta(ge=LEAST_IOPS, le=MAX_IOPS)] | None, Meta(description="reads of BE in a second; null: any")
+        Annotated[int, Meta(ge=LEAST_IOPS, le=MAX_IOPS)] | None,
+        Meta(description="BE read limit in operations per second; null: none"),
     ] = None
     write_iops: Annotated[
-        Annotated[int, Meta(ge=LEAST_IOPS, le=MAX_IOPS)] | None, Meta(description="writes of BE in a second; null: any")
+        Annotated[int, Meta(ge=LEAST_IOPS, le=MAX_IOPS)] | None,
+        Meta(description="BE write limit in operations per second; null: none"),
     ] = None
     latency_us: Annotated[
         Annotated[int, Meta(ge=1, le=MAX_LATENCY_US)] | None,
-        Meta(description="cgroup v2: above this latency of online pods' I/O others are slowed down; null: off"),
+        Meta(description="cgroup v2: latency target of online I/O; other groups are throttled above it; null: off"),
     ] = None
     cost_qos: Annotated[
         str | None,
         Meta(
             description="cgroup v2: the disk's io.cost.qos, such as rpct=95 rlat=5000 wpct=95 wlat=5000 min=50 "
-            "max=150; empty: the kernel chooses; null: iocost is left as it is"
+            "max=150; empty: chosen by the kernel; null: iocost is unmanaged"
         ),
     ] = None
     cost_model: Annotated[
         str | None,
         Meta(
             description="cgroup v2: the disk's io.cost.model, all of rbps, rseqiops, rrandiops, wbps, wseqiops, "
-            "wrandiops; null: the kernel guesses"
+            "wrandiops; null: estimated by the kernel"
         ),
     ] = None
 
@@ -96,5 +98,5 @@ def _both(first: DiskRule, second: DiskRule, disk: Disk, told: list[str]) -> Dis
         news[name] = other if one is None else min(one, other) if name in _NUMBERS else one
         if one is not None:
             which = "the smaller" if name in _NUMBERS else "the first"
-            told.append(f"{first.name} and {second.name} are both {disk.title}: of two {name} {which} counts")
+            told.append(f"{first.name} and {second.name} are both {disk.title}: {which} {name} applies")
     return replace(first, **news)

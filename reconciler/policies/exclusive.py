@@ -52,38 +52,40 @@ class ExclusiveConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
     """CPUs of their own for dedicated pods. Options as the kubelet's static policy has them; a pod may ask for more."""
 
     keep_cpus: Annotated[
-        int, Meta(ge=1, le=8192, description="CPUs that are never given to one container alone, beside the reserved")
+        int,
+        Meta(ge=1, le=8192, description="CPUs that are never allocated exclusively, in addition to the reserved ones"),
     ] = 1
     full_cores: Annotated[bool, Meta(description="whole physical cores only (full-pcpus-only)")] = False
     distribute: Annotated[
-        bool, Meta(description="who needs more than one NUMA node is spread evenly (distribute-cpus-across-numa)")
+        bool, Meta(description="spread a container that needs several NUMA nodes evenly (distribute-cpus-across-numa)")
     ] = False
     align_socket: Annotated[bool, Meta(description="prefer one socket over one NUMA node (align-by-socket)")] = False
     prefer_l3: Annotated[
         bool, Meta(description="prefer CPUs under one L3 cache (prefer-align-cpus-by-uncorecache)")
     ] = True
     remember: Annotated[
-        int, Meta(ge=0, le=4096, description="how many containers that are gone may find their old CPUs again")
+        int, Meta(ge=0, le=4096, description="number of ended containers whose CPUs are remembered for a restart")
     ] = 256
     topology_policy: Annotated[
         TopologyPolicy,
         Meta(
-            description="how NUMA nodes are chosen for a newcomer, out of the hints of its CPUs, memory and devices: "
-            "as the kubelet's topology manager; nobody is turned away, what the policy would refuse is told"
+            description="policy for the NUMA nodes of a new container, from the hints of its CPUs, memory and "
+            "devices, as in the kubelet's topology manager; no pod is rejected: what the policy "
+            "would reject is reported"
         ),
     ] = TopologyPolicy.BEST_EFFORT
     prefer_cpu: Annotated[
         bool,
         Meta(
-            description="a preferred hint of the CPUs on one node wins over a merge that nobody prefers "
+            description="prefer a preferred single-node CPU hint over a merged hint that no resource prefers "
             "(kubernetes 106270)"
         ),
     ] = True
     avoid_irqs: Annotated[
         tuple[Interface, ...],
         Meta(
-            description="network interfaces, by name or pattern such as ens*: the CPUs that serve their interrupts are "
-            "given last, to containers that own CPUs and to BE work; looked up once a minute"
+            description="network interfaces (names or patterns such as ens*) whose interrupt CPUs are allocated "
+            "last, to exclusive containers and to BE work; refreshed once a minute"
         ),
     ] = ()
     placement: PlacementConfig = PlacementConfig()
@@ -97,7 +99,7 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Ex
     """Choose CPUs for the containers that are to own some; out of what is shared until now."""
     held = _held(previous)
     if not _ours_to_give(view, previous):
-        why = f"the kubelet's CPU manager policy is {view.kubelet.policy}: exclusive CPUs are its to give"
+        why = f"the kubelet's CPU manager policy is {view.kubelet.policy}: it allocates exclusive CPUs itself"
         return _without(pools, _remembered(held, {}, config), why)
     placed = previous.placed_by_pod if previous is not None else {}
     demands = [
@@ -107,7 +109,7 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Ex
         # For the first such pod, while it has only its pause container; see `placement.config`.
         from reconciler.placement.binding import choose
     if not demands:
-        return _without(pools, _remembered(held, {}, config), "no pod asks for CPUs of its own")
+        return _without(pools, _remembered(held, {}, config), "no pod requests exclusive CPUs")
     free = _without_kept(pools.shared, demands, config.keep_cpus)
     gone = CpuSet.union(cpus for key, cpus in held.items() if key not in {demand.key for demand in demands})
     choice = choose(
@@ -127,12 +129,12 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Ex
     found = choice.allocation
     reasons = {**pools.reasons, NAME: _reason(found.refused, found.errors)}
     if view.irq_cpus:
-        reasons[NAME] += f"; CPU {view.irq_cpus} of network interrupts is given last"
+        reasons[NAME] += f"; CPU {view.irq_cpus} (network interrupts) is allocated last"
     for key, cpus in found.cpus.items():
         # What was said when it was chosen: later it is simply held.
         kept = previous is not None and previous.dedicated.get(key) == cpus
         why = (previous.reasons.get(f"{_WHY}{key}") if kept and previous is not None else None) or choice.reasons[key]
-        reasons[f"{_WHY}{key}"] = why or "CPUs of its own"
+        reasons[f"{_WHY}{key}"] = why or "exclusive CPUs"
     return replace(
         pools,
         dedicated=dict(sorted({**pools.dedicated, **found.cpus}.items())),
@@ -279,9 +281,9 @@ def _demand(pod: Pod, key: str, count: int, held: CpuSet, config: ExclusiveConfi
 
 def _reason(refused: Mapping[str, str], errors: Mapping[str, str]) -> str:
     """What a person should know, worst first."""
-    lines = [f"plug-in {name} failed and was passed over: {error}" for name, error in errors.items()]
-    lines += [f"{key} did not get what it asks for: {why}" for key, why in refused.items()]
-    return "; ".join(lines) or "every container has what it asks for"
+    lines = [f"plug-in {name} failed and was skipped: {error}" for name, error in errors.items()]
+    lines += [f"{key} did not get the CPUs it requests: {why}" for key, why in refused.items()]
+    return "; ".join(lines) or "all CPU requests fulfilled"
 
 
 def _without_kept(shared: CpuSet, demands: list[CpuDemand], keep: int) -> CpuSet:
@@ -307,7 +309,7 @@ def _without(pools: Pools, remembered: Mapping[str, CpuSet], reason: str) -> Poo
 
 POLICY = Policy(
     name=NAME,
-    summary="under the kubelet's policy none, dedicated pods get CPUs of their own",
+    summary="exclusive CPUs for dedicated pods under the kubelet's policy none",
     config_type=ExclusiveConfig,
     precedence=8,
     decide_node=decide_node,

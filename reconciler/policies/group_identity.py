@@ -30,10 +30,12 @@ class GroupIdentityConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknow
     """Which identity each side has."""
 
     enabled: Annotated[
-        bool, Meta(description="tell online from BE groups in the scheduler; Anolis and Alibaba Cloud kernels only")
+        bool, Meta(description="mark online and BE groups for the scheduler; Anolis and Alibaba Cloud kernels only")
     ] = False
-    online: Annotated[Identity, Meta(description="of online pods, 2 highest; system pods stay as they are")] = 2
-    reclaimed: Annotated[Identity, Meta(description="of BE pods, -1 lowest")] = -1
+    online: Annotated[
+        Identity, Meta(description="identity of online pods, 2 is the highest; system pods are unchanged")
+    ] = 2
+    reclaimed: Annotated[Identity, Meta(description="identity of BE pods, -1 is the lowest")] = -1
 
     def __post_init__(self) -> None:
         if self.reclaimed > self.online:
@@ -52,10 +54,10 @@ def parents(view: NodeView, plan: NodePlan, config: GroupIdentityConfig) -> list
     del plan
     if unsupported_reason(view, KNOB) is not None:
         return []
-    wanted = [_setting(view.burstable, config.online, "online pods live in it")]
+    wanted = [_setting(view.burstable, config.online, "it contains online pods")]
     inside = [pod for pod in view.pods.values() if pod.qos is QosClass.BESTEFFORT]
     if all(pod.pod_class is PodClass.RECLAIMED for pod in inside):
-        wanted.append(_setting(view.besteffort, config.reclaimed, "all pods in it are BE"))
+        wanted.append(_setting(view.besteffort, config.reclaimed, "it contains only BE pods"))
     return wanted
 
 
@@ -81,7 +83,7 @@ def _setting(path: str, value: int, reason: str, uid: str | None = None, cid: st
 
 POLICY = Policy(
     name=NAME,
-    summary="online and BE groups told apart in Anolis kernels' scheduler",
+    summary="online and BE groups marked for the scheduler of Anolis kernels",
     config_type=GroupIdentityConfig,
     precedence=44,
     decide_node=decide_node,

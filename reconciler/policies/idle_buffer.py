@@ -16,25 +16,33 @@ from msgspec.structs import replace
 
 from cgroupfs.cpuset import CpuSet
 from reconciler.policies.base import MILLI_MIN, Policy, PolicyConfig
-from state.model import NodeView, Pools
+from reconciler.runtime.format import cpu
+from state.model import NodeView, PodClass, Pools
 
 
 class IdleBufferConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How much stays idle, how fast BE work gives way and comes back."""
 
     buffer_milli: Annotated[
-        int, Meta(ge=0, le=8_192_000, description="thousandths of a CPU that stay idle; the larger of the two holds")
+        int,
+        Meta(
+            ge=0, le=8_192_000, description="idle CPU to keep, in thousandths of a CPU; the larger of the two applies"
+        ),
     ] = 250
     buffer_percent: Annotated[
         int,
-        Meta(ge=0, le=50, description="share of the online set's CPUs that stays idle; the larger of the two holds"),
+        Meta(
+            ge=0,
+            le=50,
+            description="idle CPU to keep, as a share of the online pods' CPUs; the larger of the two applies",
+        ),
     ] = 10
-    interval_s: Annotated[float, Meta(ge=0.02, le=1, description="seconds between two looks")] = 0.1
+    interval_s: Annotated[float, Meta(ge=0.02, le=1, description="seconds between two measurements")] = 0.1
     grow_after_s: Annotated[
-        float, Meta(ge=0, le=3600, description="seconds of calm before BE work gets one step more")
+        float, Meta(ge=0, le=3600, description="seconds with enough idle CPU before each step up")
     ] = 1.0
     grow_milli: Annotated[
-        int, Meta(ge=MILLI_MIN, le=64_000, description="one step up: at most this, and at most a tenth of the set")
+        int, Meta(ge=MILLI_MIN, le=64_000, description="largest step up, and at most a tenth of the set")
     ] = 1000
 
 
@@ -97,19 +105,25 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Id
     del previous
     ceiling = view.reclaimed_ceiling_milli
     if not config.enabled or ceiling is None:
-        reason = "off" if not config.enabled else "no look at the CPUs yet: the budget law alone decides"
+        reason = "off" if not config.enabled else _inactive(view)
         return replace(pools, reasons={**pools.reasons, "idle_buffer": reason})
     kept = buffer_milli(len(watched(pools)) * 1000, config)
     return replace(
         pools,
         budget_milli=min(pools.budget_milli, max(0, ceiling)),
-        reasons={**pools.reasons, "idle_buffer": f"keeps {kept} thousandths of a CPU idle where online pods run"},
+        reasons={**pools.reasons, "idle_buffer": f"keeps {cpu(kept)} idle for online pods"},
     )
+
+
+def _inactive(view: NodeView) -> str:
+    if any(pod.pod_class is PodClass.RECLAIMED for pod in view.pods.values()):
+        return "CPU use not measured yet: limited by the BE budget only"
+    return "idle buffer inactive (no BE work running)"
 
 
 POLICY = Policy(
     name="idle_buffer",
-    summary="some CPU time of the online set is always idle",
+    summary="keeps some CPU time of online pods' CPUs idle",
     config_type=IdleBufferConfig,
     precedence=20,
     decide_node=decide_node,

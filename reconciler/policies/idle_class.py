@@ -28,15 +28,13 @@ KNOB: Final = "cpu.idle"
 class IdleClassConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Nothing to set but whether."""
 
-    enabled: Annotated[
-        bool, Meta(description="BE pods run only when nobody else wants the CPU; they may starve for long")
-    ] = False
+    enabled: Annotated[bool, Meta(description="BE pods run only on otherwise idle CPU time; they may starve")] = False
 
 
 def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: IdleClassConfig) -> Pools:
     """Say whether this kernel can."""
     del previous, config
-    reason = unsupported_reason(view, KNOB) or "BE pods run when nobody else wants the CPU"
+    reason = unsupported_reason(view, KNOB) or "BE pods run only on idle CPU time"
     return replace(pools, reasons={**pools.reasons, NAME: reason})
 
 
@@ -47,7 +45,7 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: IdleClassConfig) -
         return []
     if any(one.kind is not ContainerKind.SANDBOX and owns_cpus(pod, one, plan.pools) for one in pod.containers):
         return []
-    reason = "BE runs when nobody else wants the CPU"
+    reason = "BE runs only on idle CPU time"
     return [setting_of(pod, None, KNOB, 1, policy=NAME, reason=reason)]
 
 

@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from reconciler.policies.base import PERIOD_US, owns_cpus
 from reconciler.policies.normalise import quota_of
+from reconciler.runtime.format import cpu
 from state.model import ContainerKind, NodeView, Phase, Pod, PodClass, Pools, Setting
 
 CPU_MILLI: Final = 1000
@@ -108,17 +109,17 @@ def wanted(pod: Pod, view: NodeView, pools: Pools, *, policy: str, percent: int)
             continue
         value = min(lent, ceiling_us(one.limit_us, one.period_us, percent, len(view.topology.online)))
         if value > one.limit_us:
-            reason = f"lent {_share(value - one.limit_us, one.period_us)} above its limit of {one.limit_us} µs"
+            reason = f"borrows {_share(value - one.limit_us, one.period_us)} above its limit of {one.limit_us} µs"
             settings.append(_setting(pod, one.path, value, policy=policy, reason=reason, container_id=one.container_id))
     own = view.lent_us.get(pod.group.path)
     if settings and own is not None:
-        reason = f"room for what is lent to {len(settings)} of its containers"
+        reason = f"includes quota lent to {len(settings)} of its containers"
         settings.append(_setting(pod, pod.group.path, own, policy=policy, reason=reason))
     return settings
 
 
 def _share(us: int, period: int) -> str:
-    return f"{us * CPU_MILLI // period}m of CPU"
+    return cpu(us * CPU_MILLI // period)
 
 
 def _setting(pod: Pod, path: str, value: int, *, policy: str, reason: str, container_id: str | None = None) -> Setting:

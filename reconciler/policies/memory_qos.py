@@ -34,19 +34,15 @@ from state.plan import NodePlan
 NAME: Final = "memory_qos"
 
 
-_Min = Annotated[
-    int, Meta(ge=0, le=100, description="of the request: never reclaimed, whatever happens to the rest of the node")
-]
-_Low = Annotated[
-    int, Meta(ge=0, le=100, description="of the request: reclaimed only where nobody else has anything left")
-]
+_Min = Annotated[int, Meta(ge=0, le=100, description="share of the memory request that is never reclaimed")]
+_Low = Annotated[int, Meta(ge=0, le=100, description="share of the memory request that is reclaimed last")]
 _Throttling = Annotated[
     int,
     Meta(
         ge=0,
         le=100,
-        description="of the way from request to limit: above it the group is slowed down and reclaimed (v2), or "
-        "reclaimed first when the node is short (v1)",
+        description="throttling point between request and limit: above it the group is throttled and reclaimed "
+        "(v2), or reclaimed first when memory is short (v1)",
     ),
 ]
 
@@ -57,9 +53,9 @@ class ClassMemory(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     min_percent: _Min = 0
     low_percent: _Low = 0
     throttling_percent: _Throttling = 0
-    oom_group: Annotated[bool, Meta(description="the OOM killer takes a container whole or not at all (v2 only)")] = (
-        False
-    )
+    oom_group: Annotated[
+        bool, Meta(description="the OOM killer kills all processes of a container together (v2 only)")
+    ] = False
 
 
 class OnlineMemory(ClassMemory, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -77,12 +73,15 @@ class ReclaimedMemory(ClassMemory, frozen=True, kw_only=True, forbid_unknown_fie
 class MemoryQosConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The percentages by class."""
 
-    enabled: Annotated[bool, Meta(description="protect requests from reclaim, throttle before limits")] = False
+    enabled: Annotated[bool, Meta(description="protect memory requests from reclaim; throttle before the limit")] = (
+        False
+    )
     directories: Annotated[
         bool,
         Meta(
-            description="give the QoS directories and kubepods the sums of what is protected below them; without, "
-            "nothing below counts. Off where the kubelet's MemoryQoS feature writes them"
+            description="write the sums of the protections to kubepods and the QoS directories, without which "
+            "the protections below have no effect. Disable it if the kubelet's MemoryQoS feature "
+            "writes them"
         ),
     ] = True
     dedicated: OnlineMemory = OnlineMemory()
@@ -167,7 +166,7 @@ def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, 
 def parents(view: NodeView, plan: NodePlan, config: MemoryQosConfig) -> list[Setting]:
     """The sums, on the directories of the QoS levels."""
     del config
-    reason = "the sum of what is protected below it"
+    reason = "sum of the protections below"
     return [
         Setting(path=path, knob=knob, value=value, policy=NAME, reason=reason)
         for path, found in sorted(plan.memory.protected.items())
@@ -182,23 +181,23 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: MemoryQosConfig) -
     found = of_pod(pod, view, config)
     settings = [one for container, amount in found for one in _of(pod, container, amount, view)]
     if percents(pod, config).oom_group and unsupported_reason(view, "memory.oom_group") is None:
-        reason = "one of it killed is all of it"
+        reason = "all processes are killed together"
         settings += [
             setting_of(pod, container, "memory.oom_group", 1, policy=NAME, reason=reason) for container, _ in found
         ]
     sums = _sum(amount for _, amount in found)
     for knob, value in (("memory.min", sums.min_bytes), ("memory.low", sums.low_bytes)):
         if value and unsupported_reason(view, knob) is None:
-            settings.append(setting_of(pod, None, knob, value, policy=NAME, reason="the sum of its containers'"))
+            settings.append(setting_of(pod, None, knob, value, policy=NAME, reason="sum of its containers"))
     return settings
 
 
 def _of(pod: Pod, container: Container, amount: MemoryAmounts, view: NodeView) -> Iterator[Setting]:
     v2 = view.versions.get("memory") == 2
     wanted = (
-        ("memory.min", amount.min_bytes or None, "its part of the request is never reclaimed"),
-        ("memory.low", amount.low_bytes or None, "its part of the request is reclaimed last"),
-        ("memory.high" if v2 else "memory.soft", amount.high_bytes, "between its request and its limit"),
+        ("memory.min", amount.min_bytes or None, "share of the request that is never reclaimed"),
+        ("memory.low", amount.low_bytes or None, "share of the request that is reclaimed last"),
+        ("memory.high" if v2 else "memory.soft", amount.high_bytes, "throttling point between request and limit"),
     )
     for knob, value, reason in wanted:
         if value is not None and unsupported_reason(view, knob) is None:
@@ -222,7 +221,7 @@ def _pages(number: int) -> int:
 
 POLICY = Policy(
     name=NAME,
-    summary="requests protected from reclaim, use beyond them throttled before the limit",
+    summary="memory requests protected from reclaim, use above them throttled before the limit",
     config_type=MemoryQosConfig,
     precedence=54,
     decide_resources=decide_resources,

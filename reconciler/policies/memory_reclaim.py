@@ -23,46 +23,44 @@ _BYTES: Final = 1 << 40
 class MemoryReclaimConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How much is taken, how often, and when it stops."""
 
-    enabled: Annotated[bool, Meta(description="take memory from BE containers")] = False
+    enabled: Annotated[bool, Meta(description="reclaim memory of BE containers")] = False
     probe: Annotated[
         bool,
-        Meta(description="take a little from each while none of its tasks waits for it (cgroup v2 only)"),
+        Meta(description="reclaim a little from each container while no task waits for memory (cgroup v2 only)"),
     ] = True
     relieve: Annotated[
         bool,
-        Meta(description="drop page cache when a NUMA node is nearly out of free memory, the largest on it first"),
+        Meta(description="drop page cache when a NUMA node is nearly out of free memory, largest cache first"),
     ] = True
-    interval_s: Annotated[float, Meta(ge=1, le=3600, description="seconds between two looks")] = 6.0
+    interval_s: Annotated[float, Meta(ge=1, le=3600, description="seconds between two measurements")] = 6.0
     pressure_percent: Annotated[
         float,
-        Meta(
-            ge=0.01, le=50, description="share of the time in which some task may wait for memory; then none is taken"
-        ),
+        Meta(ge=0.01, le=50, description="memory pressure (share of time) above which nothing is reclaimed"),
     ] = 0.1
     probe_percent: Annotated[
-        float, Meta(ge=0.01, le=10, description="at most this share of what a container uses, at one look")
+        float, Meta(ge=0.01, le=10, description="largest share of a container's memory reclaimed per step")
     ] = 1.0
     rest_s: Annotated[
-        float, Meta(ge=0, le=86400, description="seconds in which nothing is taken from a container that waited")
+        float, Meta(ge=0, le=86400, description="seconds without reclaim after a container waited for memory")
     ] = 60.0
     swap_percent: Annotated[
         int,
         Meta(
             ge=0,
             le=100,
-            description="while less of the swap is in use, pages go there; else no more is asked for than page cache, "
-            "and from Linux 6.9 on nothing else is taken",
+            description="below this swap usage anonymous pages are swapped; above it only page cache is "
+            "reclaimed (enforced from Linux 6.9)",
         ),
     ] = 80
     most_bytes: Annotated[
-        int, Meta(ge=1 << 20, le=_BYTES, description="one action takes at most this (cgroup v2 only)")
+        int, Meta(ge=1 << 20, le=_BYTES, description="largest amount reclaimed by one action (cgroup v2 only)")
     ] = 256 << 20
     least_bytes: Annotated[
-        int, Meta(ge=1 << 20, le=_BYTES, description="a container with less page cache is not worth relief")
+        int, Meta(ge=1 << 20, le=_BYTES, description="minimum page cache of a container worth dropping")
     ] = 64 << 20
-    leave_bytes: Annotated[
-        int, Meta(ge=0, le=_BYTES, description="nothing is taken from a container that would use less afterwards")
-    ] = 100 << 20
+    leave_bytes: Annotated[int, Meta(ge=0, le=_BYTES, description="a container is not reclaimed below this")] = (
+        100 << 20
+    )
 
 
 def decide_resources(
@@ -97,7 +95,7 @@ def decide_resources(
 
 POLICY = Policy(
     name=NAME,
-    summary="memory that BE containers do not miss, and their page cache when the node is short",
+    summary="reclaims unused memory of BE containers, and their page cache on shortage",
     config_type=MemoryReclaimConfig,
     precedence=72,
     decide_resources=decide_resources,

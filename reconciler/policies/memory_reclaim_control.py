@@ -22,6 +22,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from reconciler.runtime.format import percent, size
 from state.memory import GroupMemory, NodeMemoryReading, ReclaimAction, ReclaimRequest, Shortage, ZoneNode
 
 _LEAST: Final = 1 << 20
@@ -74,7 +75,7 @@ def probe(
         want = min(want, now.droppable_bytes)
     if want < _LEAST or now.used_bytes - want < wish.leave_bytes:
         return None, kept
-    why = f"it waits for memory {pressure:.2f} % of the time, {wish.pressure_percent:g} % is the bound"
+    why = f"memory pressure {percent(pressure)}, limit {percent(wish.pressure_percent)}"
     action = ReclaimAction(
         path=now.path, pod_uid=now.pod_uid, kind="probe", want_bytes=want, why=why, cache_only=not swaps
     )
@@ -127,6 +128,6 @@ def relieve(
     want = min(need, spare(chosen), wish.most_bytes) if version == 2 else 0
     where = ", ".join(map(str, missing))
     cache = chosen.cache_on(missing)
-    why = f"NUMA node {where} is {need >> 20} MiB short of free memory; {cache >> 20} MiB is its cache"
+    why = f"NUMA node {where} lacks {size(need)} of free memory; page cache of this container: {size(cache)}"
     why += "" if chosen.droppable_on is None else " there"
     return ReclaimAction(path=chosen.path, pod_uid=chosen.pod_uid, kind="relief", want_bytes=want, why=why)

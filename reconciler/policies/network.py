@@ -42,16 +42,21 @@ class InterfaceRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     link_mbit: Annotated[
         Annotated[int, Meta(ge=1, le=1_000_000)] | None,
         Meta(
-            description="speed of the link in megabits a second; null: what the driver tells, without which nobody is "
-            "held by it"
+            description="link speed in megabits per second; null: the driver's reported speed; if it reports "
+            "none, no limit applies"
         ),
     ] = None
     floor_percent: Annotated[
-        float, Meta(ge=1, le=90, description="BE always gets this much, online work is guaranteed the rest")
+        float, Meta(ge=1, le=90, description="minimum share of BE; the rest is guaranteed to online work")
     ] = 10.0
-    ceiling_percent: Annotated[float, Meta(ge=1, le=100, description="BE never gets more than this")] = 40.0
+    ceiling_percent: Annotated[float, Meta(ge=1, le=100, description="maximum share of BE")] = 40.0
     waterline_percent: Annotated[
-        float, Meta(ge=1, le=100, description="BE's ceiling falls as online work and BE together come near this")
+        float,
+        Meta(
+            ge=1,
+            le=100,
+            description="target use of the link; the BE limit decreases as online and BE traffic approach it",
+        ),
     ] = 80.0
 
     def __post_init__(self) -> None:
@@ -64,20 +69,20 @@ class InterfaceRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class NetworkConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which interfaces, and how often the ceiling follows."""
 
-    enabled: Annotated[bool, Meta(description="bound what BE pods send")] = False
+    enabled: Annotated[bool, Meta(description="limit the traffic that BE pods send")] = False
     interval_s: Annotated[
-        float, Meta(ge=0.1, le=60, description="how often BE's ceiling follows what online work uses")
+        float, Meta(ge=0.1, le=60, description="interval of the adjustment of the BE limit to online traffic")
     ] = 1.0
     interfaces: Annotated[
         tuple[InterfaceRule, ...],
-        Meta(description="the interfaces that are ours to manage; beside them only BE pods' own devices are touched"),
+        Meta(description="the managed interfaces; of other devices only those of BE pods are changed"),
     ] = ()
     pods: Annotated[
-        bool, Meta(description="hold BE pods that have a network namespace of their own, at the host's end of it")
+        bool, Meta(description="also limit BE pods with their own network namespace, at the host end of the veth pair")
     ] = True
     pods_by: Annotated[
         str | None,
-        Meta(description="the named interface by which those pods leave the node; null: the first of the list"),
+        Meta(description="the interface through which those pods leave the node; null: the first of the list"),
     ] = None
 
     def __post_init__(self) -> None:
@@ -115,7 +120,7 @@ def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, 
         pods_by=(config.pods_by or config.interfaces[0].name) if config.pods else "",
     )
     names = ", ".join(rule.name for rule in config.interfaces)
-    reason = f"BE's share of {names} is bounded"
+    reason = f"BE traffic limited on {names}"
     if missing is not None:
         reason = f"BE's share of {wish.pods_by} is bounded, but not of pods in the host's network: {missing}"
     return replace(plan, network=wish, reasons={**plan.reasons, NAME: reason})
@@ -134,7 +139,7 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: NetworkConfig) -> 
             knob=KNOB,
             value=BE_CLASS,
             policy=NAME,
-            reason="BE's class on the named interfaces",
+            reason="BE traffic class on the managed interfaces",
             pod_uid=pod.uid,
             container_id=container,
         )
@@ -144,7 +149,7 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: NetworkConfig) -> 
 
 POLICY = Policy(
     name=NAME,
-    summary="a bounded share of the named interfaces for BE pods, following what online work uses",
+    summary="a limited share of the managed interfaces for BE pods, adjusted to online traffic",
     config_type=NetworkConfig,
     precedence=62,
     decide_resources=decide_resources,

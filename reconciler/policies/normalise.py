@@ -34,8 +34,8 @@ class NormaliseConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
         Meta(
             ge=1.0,
             le=10.0,
-            description="this node's CPU speed over that of the CPUs that limits were made for, in hundredths "
-            "(Koordinator's cpu-normalization-ratio); quotas are divided by it; 1.0: off",
+            description="CPU speed of this node relative to the reference CPU (Koordinator's "
+            "cpu-normalization-ratio); quotas are divided by it; 1.0: off",
         ),
     ] = 1.0
 
@@ -65,9 +65,7 @@ def quota_of(pod: Pod, container: Container, pools: Pools) -> int | None:
 def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: NormaliseConfig) -> Pools:
     """Tell the other policies the ratio."""
     del view, previous
-    reason = (
-        "off: a CPU here is worth what limits say" if config.ratio <= 1 else f"quotas are divided by {config.ratio:g}"
-    )
+    reason = "off: quotas are unchanged" if config.ratio <= 1 else f"quotas are divided by {config.ratio:g}"
     return replace(pools, quota_ratio=config.ratio, reasons={**pools.reasons, NAME: reason})
 
 

@@ -29,14 +29,12 @@ _PART: Final = "-NUMA"
 class NumaMemoryPolicyConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Whether memory follows."""
 
-    enabled: Annotated[bool, Meta(description="memory of containers bound to NUMA nodes comes from those nodes")] = (
-        False
-    )
+    enabled: Annotated[bool, Meta(description="allocate the memory of NUMA-bound containers from their nodes")] = False
     migrate: Annotated[
         bool,
         Meta(
-            description="on cgroup v1, too, move what a running container has elsewhere when its nodes change "
-            "(cpuset.memory_migrate); each page is copied, which the container notices"
+            description="on cgroup v1 also migrate existing pages when a container's nodes change "
+            "(cpuset.memory_migrate); the copying slows the container down"
         ),
     ] = False
 
@@ -80,7 +78,7 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: NumaMemoryPolicyCo
         reason = f"its CPUs are bound to NUMA node {nodes}"
         settings.append(setting_of(pod, container, "cpu.mems", mems, policy=NAME, reason=reason))
         if migrate and container.phase is Phase.SETTLED:
-            reason = "its memory follows when its nodes change"
+            reason = "its pages are migrated when its nodes change"
             settings.append(setting_of(pod, container, "cpu.mems_migrate", 1, policy=NAME, reason=reason))
     return settings
 
@@ -100,7 +98,7 @@ def _is_the_kubelets(pod: Pod, container: Container, view: NodeView, every: CpuS
 
 POLICY = Policy(
     name=NAME,
-    summary="memory of containers bound to NUMA nodes comes from there",
+    summary="memory of NUMA-bound containers from their nodes",
     config_type=NumaMemoryPolicyConfig,
     precedence=76,
     pod=for_pod,

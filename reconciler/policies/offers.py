@@ -16,5 +16,5 @@ def unsupported_reason(view: NodeView, name: str) -> str | None:
     if form is None:
         return f"cgroup v{version} has no {name}"
     if not view.knobs:
-        return "not known yet: there is no kubepods directory to tell what this kernel offers"
+        return "unknown: no kubepods directory to probe this kernel with"
     return f"this kernel has no {name} ({form.file}, from Linux {form.since} on)"

@@ -32,13 +32,13 @@ class OomScoreConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fie
     """The band, and how often new processes are looked for."""
 
     enabled: Annotated[bool, Meta(description="set oom_score_adj of BE pods' processes")] = False
-    lowest: Annotated[int, Meta(ge=0, le=HIGHEST, description="no BE process has less, whatever its pod asks for")] = (
-        HIGHEST - _BAND + 1
-    )
+    lowest: Annotated[
+        int, Meta(ge=0, le=HIGHEST, description="minimum oom_score_adj of BE processes, whatever the pod sets")
+    ] = HIGHEST - _BAND + 1
     sweep_s: Annotated[
         float,
         Meta(
-            ge=1, le=3600, description="seconds between two looks for processes that have come by other ways than fork"
+            ge=1, le=3600, description="seconds between two searches for processes that were not forked by known ones"
         ),
     ] = 10.0
 

@@ -68,13 +68,13 @@ def by_rules(candidates: CpuSet, topology: Topology, config: PlacementConfig, *,
     """
     plugins = tuple(config.plugins.items())
     found = _preference(_SameShape(topology), candidates, (plugins, config.combinations), interrupts)
-    told = "".join(f"; plug-in {name} failed and was passed over: {error}" for name, error in found.errors.items())
+    told = "".join(f"; plug-in {name} failed and was skipped: {error}" for name, error in found.errors.items())
     allowed = CpuSet.union(found.tiers)
     if not allowed:
         names = ", ".join(found.filters)
-        return BeCpuRules(candidates, None, f"{told}; the rules {names} leave BE work no CPU: they are not followed")
+        return BeCpuRules(candidates, None, f"{told}; rules {names} exclude every CPU and are ignored")
     if allowed != candidates:
-        told += f"; CPU {candidates - allowed} kept out by {', '.join(found.filters)}"
+        told += f"; CPU {candidates - allowed} excluded by {', '.join(found.filters)}"
     return BeCpuRules(allowed, found.tiers, told)
 
 

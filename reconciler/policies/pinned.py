@@ -89,7 +89,7 @@ def _wider(container: Container, owned: CpuSet) -> bool:
 
 POLICY = Policy(
     name=NAME,
-    summary="no quota on containers that own their CPUs",
+    summary="no quota on containers with exclusive CPUs",
     config_type=PinnedConfig,
     precedence=12,
     pod=for_pod,

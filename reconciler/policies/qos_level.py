@@ -30,8 +30,7 @@ class QosLevelConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fie
     enabled: Annotated[
         bool,
         Meta(
-            description="BE pods are offline work to the scheduler; openEuler kernels only, and never to be undone for "
-            "a pod once it is written"
+            description="mark BE pods as offline for the scheduler; openEuler kernels only; cannot be undone for a pod"
         ),
     ] = False
 
@@ -39,7 +38,7 @@ class QosLevelConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fie
 def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: QosLevelConfig) -> Pools:
     """Say whether this kernel can."""
     del previous, config
-    reason = unsupported_reason(view, KNOB) or "BE pods are offline; the kernel never takes that back"
+    reason = unsupported_reason(view, KNOB) or "BE pods are marked offline; the kernel cannot undo it"
     return replace(pools, reasons={**pools.reasons, NAME: reason})
 
 
@@ -63,7 +62,7 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: QosLevelConfig) ->
 
 POLICY = Policy(
     name=NAME,
-    summary="BE pods are offline work to openEuler's scheduler",
+    summary="BE pods are marked offline for openEuler's scheduler",
     config_type=QosLevelConfig,
     precedence=46,
     decide_node=decide_node,

@@ -53,36 +53,41 @@ class QuotaBurstConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_f
     enabled: Annotated[
         bool,
         Meta(
-            description="lend throttled online containers quota above their limit; not together with quota_turbo: "
-            "both would move the same quotas"
+            description="lend quota above the limit to throttled online containers; excludes quota_turbo: both "
+            "change the same quotas"
         ),
     ] = False
     only_asked: Annotated[
         bool,
         Meta(
-            description="only pods whose annotation asks for it (koordinator.sh/cpuBurst auto or cfsQuotaBurstOnly, "
-            "katalyst cpu_burst_policy dynamic); off: all online pods whose annotation does not refuse"
+            description="only pods with an annotation (koordinator.sh/cpuBurst auto or cfsQuotaBurstOnly, "
+            "katalyst cpu_burst_policy dynamic); off: all online pods whose annotation does not "
+            "forbid it"
         ),
     ] = False
     percent: Annotated[
-        int, Meta(ge=100, le=1000, description="the most that a container may hold, in percent of its limit")
+        int, Meta(ge=100, le=1000, description="largest quota of a container, in percent of its limit")
     ] = 300
     budget_s: Annotated[
         int,
         Meta(
             ge=-1,
             le=86_400,
-            description="how many seconds a container may use all that it may be lent, saved up while it uses less "
-            "than 60 percent of its limit; -1: for ever, 0: never",
+            description="seconds for which a container may use its full loan, saved while it uses less than 60 "
+            "percent of its limit; -1: unlimited, 0: never",
         ),
     ] = -1
     threshold_percent: Annotated[
         int,
-        Meta(ge=1, le=100, description="use of the CPUs that online pods share, from which on every loan goes back"),
+        Meta(ge=1, le=100, description="use of the online pods' CPUs above which all loans are returned"),
     ] = 50
     unused_s: Annotated[
         float,
-        Meta(ge=1, le=86_400, description="a container that neither is throttled nor needs its loan gives it back"),
+        Meta(
+            ge=1,
+            le=86_400,
+            description="a container that is not throttled and does not use its loan for this long returns it",
+        ),
     ] = 60.0
 
 
@@ -292,7 +297,7 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: QuotaBurstConfig) 
 
 POLICY = Policy(
     name=NAME,
-    summary="throttled online containers are lent quota above their limit while the node has room",
+    summary="lends quota above the limit to throttled online containers while the node has free CPU",
     config_type=QuotaBurstConfig,
     precedence=34,
     pod=for_pod,

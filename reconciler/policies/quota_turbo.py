@@ -42,41 +42,39 @@ class QuotaTurboConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_f
     enabled: Annotated[
         bool,
         Meta(
-            description='move quotas of the pods with volcano.sh/quota-turbo: "true"; not together with quota_burst: '
-            "both would move the same quotas"
+            description='adjust quotas of pods with volcano.sh/quota-turbo: "true"; excludes quota_burst: both '
+            "change the same quotas"
         ),
     ] = False
     every_online_pod: Annotated[
-        bool, Meta(description='all online pods with a quota take part; the annotation "false" still excepts one')
+        bool, Meta(description='all online pods with a quota take part; the annotation "false" excludes a pod')
     ] = False
-    interval_s: Annotated[float, Meta(ge=0.1, le=10, description="seconds between two looks")] = 0.1
+    interval_s: Annotated[float, Meta(ge=0.1, le=10, description="seconds between two measurements")] = 0.1
     high_percent: Annotated[
-        int, Meta(ge=1, le=99, description="use of the node's CPUs from which on unneeded loans go back slowly")
+        int, Meta(ge=1, le=99, description="CPU use of the node above which unused loans are returned slowly")
     ] = 60
     alarm_percent: Annotated[
-        int, Meta(ge=2, le=100, description="use of the node's CPUs from which on loans are taken back at once")
+        int, Meta(ge=2, le=100, description="CPU use of the node above which loans are revoked at once")
     ] = 80
-    grow_percent: Annotated[
-        float, Meta(gt=0, le=10, description="of the node's CPUs: the most that one look may lend in all")
-    ] = 1.0
+    grow_percent: Annotated[float, Meta(gt=0, le=10, description="largest share of the node's CPUs lent per step")] = (
+        1.0
+    )
     swing_percent: Annotated[
-        float, Meta(gt=0, le=100, description="nothing is lent while the use of the node has varied by more than this")
+        float, Meta(gt=0, le=100, description="no lending while the CPU use of the node varied by more than this")
     ] = 10.0
-    swing_window_s: Annotated[
-        float, Meta(ge=1, le=600, description="the time over which it must have been that steady")
-    ] = 60.0
+    swing_window_s: Annotated[float, Meta(ge=1, le=600, description="time over which the variation is measured")] = 60.0
     ceiling_percent: Annotated[
-        int, Meta(ge=100, le=1000, description="the most that a container may hold, in percent of its limit")
+        int, Meta(ge=100, le=1000, description="largest quota of a container, in percent of its limit")
     ] = 200
     window_looks: Annotated[
-        int, Meta(ge=2, le=600, description="looks over which a container uses no more than its limit on average")
+        int, Meta(ge=2, le=600, description="measurements over which a container's mean use stays within its limit")
     ] = 60
 
     def __post_init__(self) -> None:
         if self.high_percent >= self.alarm_percent:
             raise ValueError(
-                f"high_percent {self.high_percent} must be below alarm_percent {self.alarm_percent}: loans go back "
-                "slowly from the one on and at once from the other"
+                f"high_percent {self.high_percent} must be below alarm_percent {self.alarm_percent}: loans are "
+                "returned slowly above the first and revoked above the second"
             )
 
 
@@ -214,7 +212,7 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: QuotaTurboConfig) 
 
 POLICY = Policy(
     name=NAME,
-    summary="quotas of marked online pods follow their bursts, out of what the node leaves idle",
+    summary="adjusts quotas of marked online pods to their bursts, from the node's idle CPU",
     config_type=QuotaTurboConfig,
     precedence=36,
     pod=for_pod,

@@ -21,6 +21,7 @@ from reconciler.policies.base import SHARES_MIN, Policy, PolicyConfig, owns_cpus
 from reconciler.policies.be_quota import own_quota, parts_of, split
 from reconciler.policies.budget import BudgetConfig, cpu_count, next_budget
 from reconciler.policies.pick import by_rules, choose_cpus, neighbours
+from reconciler.runtime.format import cpu
 from state.model import ContainerKind, CpuPolicy, NodeView, Pod, PodClass, Pools, Setting
 from state.plan import NodePlan
 
@@ -44,37 +45,38 @@ class ReclaimedConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
     form: Annotated[
         ReclaimedForm,
         Meta(
-            description="cpuset keeps BE work off the other CPUs, quota bounds its sum, both do both. The CPU set is "
-            "left out where the kubelet rewrites every container (static CPU manager up to 1.21)"
+            description="cpuset: BE work runs only on its CPUs; quota: its total CPU time is limited; both: "
+            "both. The CPU set is skipped if the kubelet rewrites every container (static CPU "
+            "manager up to 1.21)"
         ),
     ] = ReclaimedForm.BOTH
-    minimum_cpus: Annotated[
-        int, Meta(ge=1, le=8192, description="CPUs that BE work always keeps in its set, where that many may be had")
-    ] = 1
+    minimum_cpus: Annotated[int, Meta(ge=1, le=8192, description="minimum CPUs in the BE CPU set, if available")] = 1
     minimum_per_node: Annotated[
-        int, Meta(ge=0, le=1024, description="the same on each NUMA node, for BE work that is bound to one")
+        int, Meta(ge=0, le=1024, description="minimum CPUs per NUMA node, for BE work bound to a node")
     ] = 0
-    share_reserved: Annotated[bool, Meta(description="reserved CPUs count as capacity, and BE work may run there")] = (
+    share_reserved: Annotated[bool, Meta(description="count reserved CPUs as capacity and let BE work run there")] = (
         False
     )
     share_exclusive: Annotated[
         bool,
         Meta(
-            description="dedicated CPUs count as capacity, and BE work may run there: pinned pods lose latency. Never "
-            "on those of pods that refuse it (koordinator.sh/qosClass LSE) or of which nobody has told the labels yet"
+            description="count dedicated CPUs as capacity and let BE work run there; this costs pinned pods "
+            "latency. Never the CPUs of pods that forbid it (koordinator.sh/qosClass LSE) or whose "
+            "labels are unknown"
         ),
     ] = False
     besteffort_cpuset: Annotated[
         bool,
         Meta(
-            description="narrow the besteffort directory and all below it too; only under the kubelet's policy none, "
-            "as under static it would make container starts fail"
+            description="also narrow the CPU set of the besteffort directory and everything below; only under "
+            "the kubelet's policy none: under static, container starts would fail"
         ),
     ] = False
     pod_weight: Annotated[
         bool,
         Meta(
-            description="write the weight of a BE pod's own directory: it decides between pods, a container's does not"
+            description="write the CPU weight of a BE pod's directory, which decides between pods; a container's "
+            "weight does not"
         ),
     ] = True
     placement: PlacementConfig = PlacementConfig()
@@ -116,9 +118,9 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Re
     if bounded:
         quota, reasons["quota"] = split(budget.milli, view)
         if config.form is ReclaimedForm.CPUSET:
-            reasons["quota"] += "; not configured, but the CPU set cannot be the bound here"
+            reasons["quota"] += "; not configured, but required: the CPU set cannot limit BE work here"
     else:
-        reasons["quota"] = "not wanted: the CPU set is the bound (form: cpuset)"
+        reasons["quota"] = "not used: the CPU set limits BE work (form: cpuset)"
     return replace(
         pools,
         reclaimed=reclaimed,
@@ -138,11 +140,9 @@ def parents(view: NodeView, plan: NodePlan, config: ReclaimedConfig) -> list[Set
     share = (pools.quota_milli or {}).get(view.besteffort)
     if share is not None:
         value = quota_us(share, period_us(view, view.besteffort))
-        settings.append(_setting(view.besteffort, "cpu.quota", value, f"{share} thousandths of a CPU for all BE pods"))
+        settings.append(_setting(view.besteffort, "cpu.quota", value, f"BE quota {cpu(share)}"))
     if config.besteffort_cpuset and pools.confined:
-        settings.append(
-            _setting(view.besteffort, "cpu.set", pools.reclaimed, "the directory follows the reclaimed pool")
-        )
+        settings.append(_setting(view.besteffort, "cpu.set", pools.reclaimed, "equal to the BE pool"))
     return settings
 
 
@@ -158,9 +158,9 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: ReclaimedConfig) -
 
     narrowed = narrows_besteffort(view, pools, config) and pod.qos is QosClass.BESTEFFORT
     if narrowed:
-        want(pod.group.path, "cpu.set", pools.reclaimed, "inside the narrowed besteffort")
+        want(pod.group.path, "cpu.set", pools.reclaimed, "required by the narrowed besteffort directory")
     if config.pod_weight:
-        want(pod.group.path, "cpu.weight", SHARES_MIN, "BE yields to every online pod")
+        want(pod.group.path, "cpu.weight", SHARES_MIN, "minimum CPU weight: online pods go first")
     parts = parts_of(pod, view, pools)
     pool, whose = _pool_on_node(pod, view, pools)
     for container in pod.containers:
@@ -169,15 +169,15 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: ReclaimedConfig) -
             continue  # the kubelet's exclusive CPUs are adopted, whatever the label says
         if container.kind is ContainerKind.SANDBOX:
             if narrowed:
-                want(path, "cpu.set", pools.reclaimed, "must lie inside the narrowed besteffort", cid)
+                want(path, "cpu.set", pools.reclaimed, "required by the narrowed besteffort directory", cid)
             continue
         if pools.confined:
             want(path, "cpu.set", pool, whose, cid)
         if view.kubelet.reasserts_s is None:
-            want(path, "cpu.weight", SHARES_MIN, "BE yields to every online pod", cid)
+            want(path, "cpu.weight", SHARES_MIN, "minimum CPU weight: online pods go first", cid)
         if cid in parts:
             value = own_quota(parts[cid], container, view)
-            want(path, "cpu.quota", value, f"its part of the BE budget: {parts[cid]} thousandths of a CPU", cid)
+            want(path, "cpu.quota", value, f"share of the BE budget: {cpu(parts[cid])}", cid)
     return settings
 
 
@@ -211,9 +211,9 @@ def _candidates(view: NodeView, pools: Pools, config: ReclaimedConfig) -> tuple[
     if counted:
         return counted, None
     if usable:
-        return usable, f"no CPU is left but reserved ones: BE shares CPU {usable} with the system, bounded by its quota"
+        return usable, f"only reserved CPUs left: BE shares CPU {usable} with the system, limited by quota"
     everything = (online - pools.dedicated_cpus) or (kubelet.default_cpus & online) or (online - refused) or online
-    return everything, f"every CPU is dedicated: BE shares CPU {everything}, bounded by its quota"
+    return everything, f"all CPUs are dedicated: BE shares CPU {everything}, limited by quota"
 
 
 def _refused(view: NodeView, pools: Pools) -> CpuSet:
@@ -236,28 +236,28 @@ def _pool_on_node(pod: Pod, view: NodeView, pools: Pools) -> tuple[CpuSet, str]:
         for node in pod.wish.nodes:
             here = pools.reclaimed & view.topology.node_cpus(node)
             if here:
-                return here, f"the reclaimed pool on NUMA node {node}"
-    return pools.reclaimed, "the reclaimed pool"
+                return here, f"BE pool on NUMA node {node}"
+    return pools.reclaimed, "BE pool"
 
 
 def _reason(reclaimed: CpuSet, counted: CpuSet, taken: CpuSet, squeezed: str | None, view: NodeView) -> str:
     if squeezed is not None:
         return squeezed
-    reason = f"{len(reclaimed)} of the {len(counted)} CPUs that BE work may use"
+    reason = f"BE runs on CPU {reclaimed} ({len(reclaimed)} of {len(counted)} eligible)"
     beside = neighbours(reclaimed, taken, view.topology)
     if beside:
-        reason += f"; CPU {beside} has a dedicated or reserved sibling, for want of another"
+        reason += f"; CPU {beside} has a dedicated or reserved sibling: no other was free"
     return reason
 
 
 def _why_cpuset(confined: bool, config: ReclaimedConfig, view: NodeView) -> str:
     if confined:
-        return "BE containers are confined to the reclaimed pool"
+        return "BE containers are limited to the BE pool"
     if config.form is ReclaimedForm.QUOTA:
-        return "not wanted: the quota is the bound (form: quota)"
+        return "not used: quota limits BE work (form: quota)"
     return (
-        f"not wanted: this kubelet rewrites every container's CPU set each {view.kubelet.reasserts_s:g} s "
-        "(static CPU manager up to 1.21), so BE is bounded by quota alone"
+        f"not used: this kubelet rewrites every container's CPU set every {view.kubelet.reasserts_s:g} s "
+        "(static CPU manager up to 1.21); BE is limited by quota only"
     )
 
 
@@ -269,7 +269,7 @@ def _setting(
 
 POLICY = Policy(
     name=NAME,
-    summary="BE pods get the CPU that online work leaves",
+    summary="BE pods get the CPU that online pods do not use",
     config_type=ReclaimedConfig,
     precedence=40,
     decide_node=decide_node,

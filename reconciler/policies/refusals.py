@@ -48,7 +48,7 @@ def outside_kubepods(setting: Setting, scene: RefusalContext) -> str | None:
     root = scene.view.kubepods
     if setting.path == root or setting.path.startswith(f"{root}/") or _of_machine(setting):
         return None
-    return f"{setting.path} is outside {root}: not the kubelet's, so not ours"
+    return f"{setting.path} is outside {root}: not managed by the kubelet"
 
 
 def unknown_group(setting: Setting, scene: RefusalContext) -> str | None:
@@ -56,10 +56,10 @@ def unknown_group(setting: Setting, scene: RefusalContext) -> str | None:
     if scene.pod is None:
         if setting.path in _levels(scene.view) or _of_machine(setting):
             return None
-        return "not the directory of a QoS level"
+        return "not a QoS directory"
     if setting.path == scene.pod.group.path or setting.path in scene.containers:
         return None
-    return f"not a directory of pod {scene.pod.title} that exists now"
+    return f"no existing directory of pod {scene.pod.title}"
 
 
 def sandbox(setting: Setting, scene: RefusalContext) -> str | None:
@@ -72,7 +72,7 @@ def sandbox(setting: Setting, scene: RefusalContext) -> str | None:
         return None
     if setting.knob == "cpu.set" and scene.pod is not None and (scene.pod.group.path, "cpu.set") in scene.wanted:
         return None
-    return "the pause container is left alone"
+    return "pause containers are not managed"
 
 
 def controller_missing(setting: Setting, scene: RefusalContext) -> str | None:
@@ -89,8 +89,12 @@ def exclusive_container(setting: Setting, scene: RefusalContext) -> str | None:
     if container is None or scene.pod is None:
         return None
     if placed_cpus(scene.pod, container, scene.pools) is not None:
-        return None if setting.policy == OWN_CPUS else "it has CPUs of its own, or its pod's"
-    return "the kubelet gave this container CPUs of its own" if owns_cpus(scene.pod, container, scene.pools) else None
+        return None if setting.policy == OWN_CPUS else "it or its pod has exclusive CPUs"
+    return (
+        "the kubelet allocated exclusive CPUs to this container"
+        if owns_cpus(scene.pod, container, scene.pools)
+        else None
+    )
 
 
 def kubelets_memory(setting: Setting, scene: RefusalContext) -> str | None:
@@ -98,7 +102,11 @@ def kubelets_memory(setting: Setting, scene: RefusalContext) -> str | None:
     container = scene.containers.get(setting.path)
     if container is None or scene.pod is None or placed_cpus(scene.pod, container, scene.pools) is not None:
         return None
-    return "the kubelet gave this container CPUs of its own" if owns_cpus(scene.pod, container, scene.pools) else None
+    return (
+        "the kubelet allocated exclusive CPUs to this container"
+        if owns_cpus(scene.pod, container, scene.pools)
+        else None
+    )
 
 
 def mems_without_memory(setting: Setting, scene: RefusalContext) -> str | None:
@@ -136,7 +144,7 @@ def empty_cpuset(setting: Setting, scene: RefusalContext) -> str | None:
     del scene
     if isinstance(setting.value, CpuSet) and setting.value:
         return None
-    return "a CPU set must name at least one CPU"
+    return "a CPU set needs at least one CPU"
 
 
 def cpuset_not_online(setting: Setting, scene: RefusalContext) -> str | None:
@@ -159,7 +167,7 @@ def cpuset_outside_parent(setting: Setting, scene: RefusalContext) -> str | None
         return None
     if parent == level and have <= scene.pools.reclaimed:
         return None  # besteffort as we narrowed it: it is loosened in the same plan, before this
-    return f"{parent} holds CPU {have} only"
+    return f"its parent {parent} has only CPU {have}"
 
 
 def besteffort_cpuset(setting: Setting, scene: RefusalContext) -> str | None:
@@ -181,7 +189,7 @@ def besteffort_cpuset(setting: Setting, scene: RefusalContext) -> str | None:
         for pod in view.pods.values()
         if pod.qos is QosClass.BESTEFFORT and pod.pod_class is not PodClass.RECLAIMED
     ]
-    return f"{min(inside)} is online and lives in besteffort" if inside else None
+    return f"{min(inside)} is an online pod inside besteffort" if inside else None
 
 
 def quota_minimum(setting: Setting, scene: RefusalContext) -> str | None:
@@ -198,9 +206,7 @@ def quota_below_child(setting: Setting, scene: RefusalContext) -> str | None:
     if not isinstance(setting.value, int) or isinstance(setting.value, bool):
         return None
     if setting.path in (view.kubepods, view.burstable):
-        return (
-            "pods that start later bring quotas of their own, and one above this would keep its container from starting"
-        )
+        return "pods that start later set their own quotas; a larger one would fail the container start"
     if pod is None or setting.path != pod.group.path:
         return None
     own = period_us(view, setting.path)
@@ -209,10 +215,10 @@ def quota_below_child(setting: Setting, scene: RefusalContext) -> str | None:
             continue
         spec = container.spec
         if spec is None:
-            return f"the quota of container {container.name or container.id[:12]} is not known, and may be larger"
+            return f"the quota of container {container.name or container.id[:12]} is unknown and may be larger"
         if spec.quota_us is not None and spec.quota_us * own > setting.value * (spec.period_us or PERIOD_US):
             return (
-                f"container {container.name or container.id[:12]} has a quota of {spec.quota_us} µs of its own: "
+                f"container {container.name or container.id[:12]} has its own quota of {spec.quota_us} µs: "
                 "its next start would fail"
             )
     return None
@@ -226,7 +232,7 @@ def online_under_quota(setting: Setting, scene: RefusalContext) -> str | None:
     for uid in sorted(view.pods):
         pod = view.pods[uid]
         if pod.qos is QosClass.BESTEFFORT and pod.pod_class is not PodClass.RECLAIMED:
-            return f"{pod.title} is online and lives in besteffort"
+            return f"{pod.title} is an online pod inside besteffort"
     return None
 
 
@@ -246,7 +252,7 @@ def v1_quota_above_parent(setting: Setting, scene: RefusalContext) -> str | None
     for parent in above:
         limit = _quota_of(parent, scene)
         if limit is not None and value * limit[1] > limit[0] * own:
-            return f"{parent} is bounded to {limit[0]} µs each {limit[1]}, and v1 takes no child above its parent"
+            return f"{parent} is limited to {limit[0]} of {limit[1]} µs, and v1 refuses a child above its parent"
     return None
 
 
@@ -265,20 +271,20 @@ def burst_above_quota(setting: Setting, scene: RefusalContext) -> str | None:
         quota = container.spec.quota_us
     if isinstance(quota, int) and quota > 0 and setting.value <= quota:
         return None
-    return f"a burst of {setting.value} µs needs a quota of at least as much; it is {quota or 'not set or not known'}"
+    return f"a burst of {setting.value} µs needs a quota of at least as much; it is {quota or 'unset or unknown'}"
 
 
 def idle_not_pod(setting: Setting, scene: RefusalContext) -> str | None:
     """While cpu.idle is 1 a write of shares fails: the kubelet's on a QoS directory, the runtime's on a container."""
     if setting.value in (0, None) or (scene.pod is not None and setting.path == scene.pod.group.path):
         return None
-    return "cpu.idle makes writes of cpu shares fail, and the kubelet or the runtime writes them here"
+    return "with cpu.idle set, writes of cpu.shares fail, and the kubelet or the runtime writes them here"
 
 
 def one_way(setting: Setting, scene: RefusalContext) -> str | None:
     """EINVAL for ever on openEuler's kernels: offline work never becomes online again."""
     if setting.value == 0 and scene.view.actual.get((setting.path, setting.knob)) == -1:
-        return "this kernel never takes an offline group back online: only a new pod helps"
+        return "this kernel cannot put an offline group back online; recreate the pod"
     return None
 
 
@@ -286,14 +292,14 @@ def shared_level(setting: Setting, scene: RefusalContext) -> str | None:
     """Whatever is made below an offline directory is offline for good, online pods that come later too."""
     if setting.value in (0, None) or scene.pod is not None:
         return None
-    return "pods that start later below it would be offline for good"
+    return "pods started later below it would be offline permanently"
 
 
 def qos_weight(setting: Setting, scene: RefusalContext) -> str | None:
     """The kubelet sets the shares of the QoS levels from the pods below them, every minute."""
     if setting.path not in _levels(scene.view):
         return None
-    return "the kubelet rewrites the weight of QoS directories every 60 s and at each pod"
+    return "the kubelet rewrites the weight of QoS directories every 60 s and on each pod change"
 
 
 _EVERY: Final[tuple[Rule, ...]] = (

@@ -33,7 +33,7 @@ class ReserveConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fiel
     cpus: Annotated[
         str,
         Meta(
-            description="CPU list such as 0-1,16 that is reserved beside the kubelet's; empty: none of our own",
+            description="CPU list such as 0-1,16, reserved in addition to the kubelet's; empty: none",
             pattern=_LIST,
         ),
     ] = ""
@@ -42,21 +42,21 @@ class ReserveConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fiel
         Meta(
             ge=0,
             le=MAX_CPUS,
-            description="where no list is given here and the kubelet has none: reserve this many, whole cores with the "
-            "lowest numbers, spread over the NUMA nodes",
+            description="number of CPUs to reserve if neither this list nor the kubelet's is set: whole cores "
+            "with the lowest numbers, spread over the NUMA nodes",
         ),
     ] = 0
-    from_kubelet: Annotated[bool, Meta(description="take over the kubelet's reservedSystemCPUs")] = True
+    from_kubelet: Annotated[bool, Meta(description="use the kubelet's reservedSystemCPUs")] = True
     strict: Annotated[
         StrictReserve,
         Meta(
-            description="whether online pods that we place stay off reserved CPUs: as the kubelet's "
-            "strict-cpu-reservation says, always, or never"
+            description="whether online pods placed by bypassd avoid reserved CPUs: like the kubelet's "
+            "strict-cpu-reservation, always, or never"
         ),
     ] = StrictReserve.KUBELET
     interrupt_cpus: Annotated[
         str,
-        Meta(description="CPU list that serves interrupts: no pod that we place gets one of them", pattern=_LIST),
+        Meta(description="CPU list for interrupts: no pod placed by bypassd gets them", pattern=_LIST),
     ] = ""
 
     def __post_init__(self) -> None:
@@ -76,10 +76,10 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Re
     parts = [f"{name} {cpus}" for name, cpus in (("the kubelet's", kubelets), ("configured", ours)) if cpus]
     if config.count and not parts:
         ours = spread(config.count, view.topology)
-        parts = [f"{len(ours)} by number: {ours}"]
+        parts = [f"{len(ours)} chosen by bypassd: {ours}"]
     wanted = ours | kubelets
     reserved = wanted & pools.online_cpus
-    reason = " and ".join(parts) if parts else "nothing is reserved"
+    reason = " and ".join(parts) if parts else "no reserved CPUs"
     if wanted != reserved:
         reason += f"; CPU {wanted - reserved} is not online"
     strict = config.strict is StrictReserve.ALWAYS or (
@@ -88,11 +88,11 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Re
     interrupt = CpuSet.parse(config.interrupt_cpus) & (pools.online_cpus - reserved)
     reasons = {**pools.reasons, "reserved": reason}
     if interrupt:
-        reasons["interrupt"] = "configured: they serve interrupts"
+        reasons["interrupt"] = "configured for interrupts"
     if interrupt and pools.shared <= reserved | interrupt:
         # A node has to run its pods somewhere: of the two, interrupts are the smaller evil for them.
         interrupt = EMPTY
-        reasons["interrupt"] = "not kept free: no other CPU would be left for pods"
+        reasons["interrupt"] = "not kept free: no other CPU would remain for pods"
     return replace(
         pools,
         reserved=reserved,
@@ -127,7 +127,7 @@ def spread(count: int, topology: Topology) -> CpuSet:
 
 POLICY = Policy(
     name="reserve",
-    summary="CPUs of the system, the kubelet and the interrupts stay out of every other pool",
+    summary="keeps CPUs of the system, the kubelet and interrupts out of all other pools",
     config_type=ReserveConfig,
     precedence=60,
     decide_node=decide_node,

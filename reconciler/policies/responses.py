@@ -31,6 +31,7 @@ from reconciler.policies.base import (
 )
 from reconciler.policies.be_quota import container_asks, own_quota
 from reconciler.policies.offers import unsupported_reason
+from reconciler.runtime.format import cpu
 from state.measures import SqueezeLimit
 from state.model import NodeView, Pod, PodClass, Pools, Setting
 from state.plan import NodePlan
@@ -49,7 +50,7 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Re
     measures = view.measures
     if measures.budget_milli is None or measures.budget_milli >= pools.budget_milli:
         return pools
-    reasons = {**pools.reasons, NAME: f"BE has at most {measures.budget_milli} milli-CPU: {measures.budget_reason}"}
+    reasons = {**pools.reasons, NAME: f"BE budget limited to {cpu(measures.budget_milli)}: {measures.budget_reason}"}
     return replace(pools, budget_milli=measures.budget_milli, reasons=reasons)
 
 
@@ -124,7 +125,7 @@ def _disk(pod: Pod, view: NodeView, squeeze: SqueezeLimit) -> list[Setting]:
 
 POLICY = Policy(
     name=NAME,
-    summary="what responses to interference ask for: a held budget, a squeezed or frozen BE pod",
+    summary="responses to interference: limited BE budget, squeezed or frozen BE pods",
     config_type=ResponsesConfig,
     precedence=6,
     decide_node=decide_node,

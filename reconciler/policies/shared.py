@@ -26,6 +26,7 @@ from reconciler.placement.provision import ProvisionConfig, demand
 from reconciler.placement.provision import signals_of as provision_signals
 from reconciler.placement.sizes import SizeConfig, fit, granted, regulate
 from reconciler.policies.base import Policy, PolicyConfig, owns_cpus, setting_of
+from reconciler.runtime.format import cpu
 from state.cpu import PoolSize
 from state.model import ContainerKind, NodeView, Pod, PodClass, Pools, Setting
 from state.plan import NodePlan
@@ -63,26 +64,26 @@ class SharedConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_field
     mode: Annotated[
         SharedPoolMode,
         Meta(
-            description="overlap: BE work runs on CPUs of online pools, within its budget; separate: online pools are "
-            "sized, and BE work has the CPUs that are left"
+            description="overlap: BE work runs on the CPUs of online pools, within its budget; separate: online "
+            "pools are sized, and BE work gets the remaining CPUs"
         ),
     ] = SharedPoolMode.OVERLAP
     confine: Annotated[
         ConfineMode,
         Meta(
-            description="give online pods a CPU set: auto, where others would suffer otherwise; always; or never, and "
-            "then there are no named pools either"
+            description="write a CPU set for online pods: auto (only if other pods would suffer otherwise), "
+            "always, or never (disables named pools)"
         ),
     ] = ConfineMode.AUTO
     sizing: Annotated[
-        PoolSizing, Meta(description="pools are as large as their pods' requests, or as their measured demand")
+        PoolSizing, Meta(description="size pools by their pods' requests, or by their measured demand")
     ] = PoolSizing.REQUEST
     fixed: Annotated[
         Mapping[str, int],
-        Meta(description="CPUs of a pool by its name, such as shared/batch or shared, whatever its pods ask for"),
+        Meta(description="fixed size of a pool by its name, such as shared/batch or shared, whatever its pods request"),
     ] = {}
     leave_cpus: Annotated[
-        int, Meta(ge=1, le=8192, description="mode separate: CPUs that are left to BE work, whatever online pods ask")
+        int, Meta(ge=1, le=8192, description="mode separate: CPUs kept for BE work, whatever online pods request")
     ] = 1
     size: SizeConfig = SizeConfig()
     provision: ProvisionConfig = ProvisionConfig()
@@ -109,7 +110,7 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Sh
     if not pools.shared:
         everything = pools.online_cpus
         shared = (view.kubelet.default_cpus & everything) or (everything - pools.dedicated_cpus) or everything
-        reason = f"every CPU is reserved or dedicated; online pods run on CPU {shared} with the system"
+        reason = f"all CPUs are reserved or dedicated; online pods run on CPU {shared} with the system"
         return replace(pools, shared=shared, reasons={**pools.reasons, NAME: reason})
     # The scheduler does not balance over isolated CPUs: a pool of many would pile up on one of them.
     pools = replace(pools, shared=(pools.shared - view.topology.isolated) or pools.shared)
@@ -133,7 +134,7 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Sh
         config.confine is ConfineMode.ALWAYS or bool(named or separate or pools.placed or pools.interrupt)
     )
     reasons.setdefault(NAME, "neither reserved nor dedicated")
-    reasons[NAME] += "; online pods are confined to it" if confined else f"; online pods keep {barred or _KEPT}"
+    reasons[NAME] += "; online pods are limited to it" if confined else f"; online pods keep {barred or _KEPT}"
     return replace(
         pools,
         shared=shared,
@@ -146,7 +147,7 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Sh
     )
 
 
-_KEPT: Final = "the CPU set the kubelet gave them"
+_KEPT: Final = "the CPU set from the kubelet"
 
 
 def _owners(pools: Pools, view: NodeView) -> dict[str, CpuSet]:
@@ -166,9 +167,9 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: SharedConfig) -> l
     pools = plan.pools
     key = pools.bound.get(pod.uid)
     if key is not None and key in pools.named:
-        cpus, reason = pools.named[key], f"the pool {key}"
+        cpus, reason = pools.named[key], f"pool {key}"
     elif pod.pod_class in (PodClass.SHARED, PodClass.DEDICATED) and pools.confine_shared:
-        cpus, reason = pools.shared | pools.lenient, "the shared pool"
+        cpus, reason = pools.shared | pools.lenient, "shared pool"
     else:
         return []
     return [
@@ -183,7 +184,7 @@ def _why_not(view: NodeView, config: SharedConfig) -> str | None:
     if config.confine is ConfineMode.NEVER:
         return f"{_KEPT} (confine: never)"
     if view.kubelet.reasserts_s is not None:
-        return f"{_KEPT}: it writes it again each {view.kubelet.reasserts_s:g} s"
+        return f"{_KEPT}, rewritten every {view.kubelet.reasserts_s:g} s"
     return None
 
 
@@ -230,10 +231,10 @@ def _divide(
     result.setdefault(DEFAULT, free)
     told = {key: f"{asked.sizes[key].reason}; has {len(cpus)}" for key, cpus in result.items() if key in asked.sizes}
     if squeezed:
-        told[DEFAULT] = "fewer CPUs than pools: it has none of its own, and shares all of theirs"
+        told[DEFAULT] = "fewer CPUs than pools: uses the CPUs of the other pools"
     for key in together:
         result[key] = result[DEFAULT]
-        told[key] = "no CPU is left for a pool of its own: it runs in the shared pool"
+        told[key] = "no CPU left for a separate pool: runs in the shared pool"
     final = {
         key: granted(size, sizes[key], previous.sizes.get(key) if previous is not None else None)
         for key, size in asked.sizes.items()
@@ -264,7 +265,7 @@ def _asked(found: PoolMembers, view: NodeView, previous: Pools | None, config: S
             size = PoolSize(
                 wanted_milli=milli,
                 cpus=max(1, -(-milli // _CPU)),
-                reason=f"requests of {len(pods)} pods: {milli} thousandths of a CPU",
+                reason=f"requests of {len(pods)} pods: {cpu(milli)}",
             )
         sizes[key] = size
     return _PoolRequest(sizes, {key: size.cpus for key, size in sizes.items()})
@@ -279,7 +280,7 @@ def _held(previous: Pools | None, keys: Iterable[str]) -> dict[str, CpuSet]:
 
 POLICY = Policy(
     name=NAME,
-    summary="online pods share what is neither reserved nor dedicated, in one pool or in those they name",
+    summary="online pods share the CPUs that are neither reserved nor dedicated, in one pool or in named pools",
     config_type=SharedConfig,
     precedence=50,
     decide_node=decide_node,

@@ -38,20 +38,18 @@ _MARKS_ABOVE_MIN: Final = 2
 class WatermarksConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the kernel keeps free."""
 
-    enabled: Annotated[
-        bool, Meta(description="set the marks below which the kernel reclaims, for the machine as a whole")
-    ] = False
+    enabled: Annotated[bool, Meta(description="set the memory watermarks of the machine")] = False
     scale_factor: Annotated[
         Annotated[int, Meta(ge=10, le=200)] | None,
         Meta(
-            description="vm.watermark_scale_factor: the distance between two marks in ten-thousandths of the memory "
-            "(the kernel's own: 10; 200 is 2 %); null: left alone",
+            description="vm.watermark_scale_factor: distance between two watermarks in ten-thousandths of the memory "
+            "(kernel default 10; 200 is 2 %); null: unmanaged",
         ),
     ] = 50
     min_free_factor: Annotated[
         Annotated[int, Meta(ge=1, le=300)] | None,
         Meta(
-            description="vm.min_free_kbytes in ten-thousandths of the memory (300 is 3 %); null: left alone",
+            description="vm.min_free_kbytes in ten-thousandths of the memory (300 is 3 %); null: unmanaged",
         ),
     ] = None
 
@@ -101,7 +99,7 @@ def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, 
 
 POLICY = Policy(
     name=NAME,
-    summary="how much memory the kernel keeps free",
+    summary="memory watermarks of the kernel",
     config_type=WatermarksConfig,
     precedence=78,
     decide_resources=decide_resources,

@@ -8,19 +8,25 @@ from msgspec import Meta, Struct
 class SqueezeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Taking from one suspect what the victim lacks, as a quota, memory.high or disk bandwidth."""
 
-    min_cpu_milli: Annotated[int, Meta(ge=10, le=1_000_000, description="a suspect keeps at least this")] = 50
-    min_memory_bytes: Annotated[
-        int, Meta(ge=1 << 20, description="a suspect's memory.high is never lower than this")
-    ] = 64 << 20
+    min_cpu_milli: Annotated[int, Meta(ge=10, le=1_000_000, description="minimum CPU left to a suspect")] = 50
+    min_memory_bytes: Annotated[int, Meta(ge=1 << 20, description="lower bound for a suspect's memory.high")] = 64 << 20
     min_disk_bps: Annotated[
-        int, Meta(ge=4096, description="a suspect may always read and write this much (bytes/s, each disk)")
+        int,
+        Meta(
+            ge=4096,
+            description="minimum disk bandwidth left to a suspect, per disk, for reads and for writes (bytes/s)",
+        ),
     ] = 1 << 20
     least_percent: Annotated[
-        int, Meta(ge=1, le=90, description="a step takes at least this part of what the suspect uses")
+        int, Meta(ge=1, le=90, description="one squeeze step takes at least this share of the suspect's usage")
     ] = 10
     unknown_percent: Annotated[
         int,
-        Meta(ge=1, le=90, description="what a step takes where what the victim lacks is not known, or had no effect"),
+        Meta(
+            ge=1,
+            le=90,
+            description="share taken by a step if the shortage has no known size, or a smaller step had no effect",
+        ),
     ] = 50
 
 
@@ -29,7 +35,7 @@ class PartitionConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     percents: Annotated[
         tuple[Annotated[int, Meta(ge=1, le=100)], ...],
-        Meta(description="what BE keeps of its share (percent), step by step"),
+        Meta(description="share that BE keeps (percent), one value per step"),
     ] = (50, 25, 10)
 
     def __post_init__(self) -> None:
@@ -40,39 +46,49 @@ class PartitionConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class FreezeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Stopping a suspect for a while; it keeps its memory, and its probes fail meanwhile."""
 
-    max_s: Annotated[float, Meta(ge=1, le=600, description="never longer than this")] = 30.0
-    rest_s: Annotated[float, Meta(ge=0, le=86_400, description="afterwards the pod is left running this long")] = 300.0
+    max_s: Annotated[float, Meta(ge=1, le=600, description="longest freeze of a pod")] = 30.0
+    rest_s: Annotated[float, Meta(ge=0, le=86_400, description="minimum time between two freezes of the same pod")] = (
+        300.0
+    )
 
 
 class LadderConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One change at a time for each victim; its effect is waited for; what does not help is undone and remembered."""
 
     effect_s: Annotated[
-        float, Meta(ge=1, le=600, description="a change is judged after this; no other is made meanwhile")
+        float, Meta(ge=1, le=600, description="a step is evaluated after this time; no other step is taken before")
     ] = 10.0
     better_percent: Annotated[
-        int, Meta(ge=0, le=90, description="it helped when the victim suffers this much less, or no longer")
+        int,
+        Meta(
+            ge=0, le=90, description="a step was effective if the severity fell by this share, or the victim recovered"
+        ),
     ] = 10
     remember_s: Annotated[
-        float, Meta(ge=0, le=604_800, description="what did not help is not tried again for this victim so long")
+        float, Meta(ge=0, le=604_800, description="an ineffective step is not repeated for this victim for this time")
     ] = 3600.0
     min_score: Annotated[
-        float, Meta(ge=0, le=1, description="suspects with a lower score are reported and left alone")
+        float, Meta(ge=0, le=1, description="suspects with a lower score are reported but not limited")
     ] = 0.2
     recover_s: Annotated[
         float,
-        Meta(ge=1, le=3600, description="the victim is well for this long before each step back; doubled at relapses"),
+        Meta(
+            ge=1,
+            le=3600,
+            description="the victim must be healthy for this long before each step is undone; "
+            "doubled after each relapse",
+        ),
     ] = 30.0
     recover_percent: Annotated[
-        int, Meta(ge=1, le=100, description="each step back gives this part of what was taken")
+        int, Meta(ge=1, le=100, description="share of the taken amount that each recovery step returns")
     ] = 25
     evict_effect_s: Annotated[
         float,
         Meta(
             ge=1,
             le=3600,
-            description="an eviction is judged so long after its pod has begun to end, and dropped after this if "
-            "nobody has begun to carry it out",
+            description="an eviction is evaluated this long after its pod started to terminate; it is dropped if "
+            "it was not started within this time",
         ),
     ] = 90.0
     squeeze: SqueezeConfig = SqueezeConfig()

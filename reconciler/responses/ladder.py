@@ -138,7 +138,7 @@ class _Escalation:
         # Whatever is left belongs to a victim that is gone or a rule that is no more.
         for climb in self._before.values():
             for step in reversed(climb.steps):
-                self._end(climb, step, f"{climb.title} is gone, or its rule")
+                self._end(climb, step, f"{climb.title} or its rule no longer exists")
         memory = EscalationMemory(climbs=self._after, useless=self._useless, rest=self._rest, kept=self._kept)
         return memory, tuple(self._changes)
 
@@ -189,7 +189,7 @@ class _Escalation:
             step = next_step(self._chance(climb, ascent, finding))
         if step is None:
             if not climb.exhausted:
-                self._tell(Transition.EXHAUSTED, climb, "nothing is left to try", None)
+                self._tell(Transition.EXHAUSTED, climb, "no further step available", None)
             return replace(climb, exhausted=True)
         return self._take(climb, step)
 
@@ -213,7 +213,7 @@ class _Escalation:
             self._useless[step.key] = self._frame.wall_s + self._config.remember_s
         # Who was evicted does not come back.
         turn = Transition.ENDED if step.response is Response.EVICT else Transition.UNDONE
-        return self._end(climb, step, f"it did not help ({_by(step, finding)})", turn)
+        return self._end(climb, step, f"no effect ({_by(step, finding)})", turn)
 
     def _better(self, step: ResponseStep, finding: RuleVerdict) -> bool:
         return finding.severity <= step.severity * (1 - self._config.better_percent / 100)
@@ -222,7 +222,7 @@ class _Escalation:
         """The victim is well: whatever was waited for has helped, but for what was only asked for."""
         for step in climb.steps:
             if step.dry or (_wish(climb, step) and step.ending_s is None):
-                climb = self._end(climb, step, f"{climb.title} is well")
+                climb = self._end(climb, step, f"{climb.title} has recovered")
         waiting = pending(climb.steps)
         if waiting is None:
             return climb
@@ -270,7 +270,7 @@ class _Escalation:
         eased = self._eased(climb, step)
         calmed = replace(climb, calm_s=self._frame.at_s)
         if eased is None:
-            return self._end(calmed, step, f"{climb.title} is well")
+            return self._end(calmed, step, f"{climb.title} has recovered")
         self._tell(Transition.EASED, climb, eased.describe, eased)
         return _with(calmed, step, eased)
 
@@ -298,7 +298,7 @@ class _Escalation:
                 climb = _with(climb, step, replace(step, ending_s=self._frame.at_s))
             elif self._frame.at_s - step.at_s >= self._config.evict_effect_s:
                 self._kept[step.suspect] = self._frame.at_s + _ASK_AGAIN_S
-                climb = self._end(climb, step, "it was not carried out")
+                climb = self._end(climb, step, "not carried out")
         return climb
 
     def _without_the_gone(self, climb: EscalationState) -> EscalationState:
@@ -307,13 +307,13 @@ class _Escalation:
             if step.suspect is None or (pod is None and _wish(climb, step)):
                 continue  # that it has gone was the wish: its effect is still to come
             if pod is None or pod.held:
-                climb = self._end(climb, step, "it is gone" if pod is None else "somebody wants it left alone")
+                climb = self._end(climb, step, "the pod is gone" if pod is None else "the pod is on hold")
         return climb
 
     def _end_freeze(self, climb: EscalationState) -> EscalationState:
         for step in climb.steps:
             if step.response is Response.FREEZE and self._frame.at_s - step.at_s >= step.amount:
-                climb = self._end(climb, step, "its time is over")
+                climb = self._end(climb, step, "time limit reached")
         return climb
 
     def _end(

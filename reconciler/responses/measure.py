@@ -4,12 +4,13 @@ from msgspec.structs import replace
 
 from reconciler.responses.ladder import EscalationMemory, EscalationState, in_force
 from reconciler.responses.steps import Dimension, ResponseStep
+from reconciler.runtime.format import duration
 from state.evidence import SampleFrame
 from state.measures import Response, Restrictions, SqueezeLimit
 
 
 def demands_of(memory: EscalationMemory, frame: SampleFrame) -> Restrictions:
-    """What the plan is asked for now."""
+    """The restrictions that the responses in force require."""
     budget: tuple[int, str] | None = None
     cache: tuple[int, str] | None = None
     squeezed: dict[str, SqueezeLimit] = {}
@@ -20,7 +21,7 @@ def demands_of(memory: EscalationMemory, frame: SampleFrame) -> Restrictions:
         elif step.what is Dimension.CACHE:
             cache = _tighter(cache, step, climb)
         elif step.response is Response.FREEZE and step.suspect is not None:
-            frozen[step.suspect] = f"{_for(climb)}, at most {step.amount:g} s"
+            frozen[step.suspect] = f"{_for(climb)}, at most {duration(step.amount)}"
         elif step.response is Response.SQUEEZE and step.suspect is not None:
             squeezed[step.suspect] = _squeezed(squeezed.get(step.suspect, SqueezeLimit()), step, climb, frame)
     return Restrictions(
@@ -55,4 +56,4 @@ def _least(known: int | None, mine: int) -> int:
 
 
 def _for(climb: EscalationState) -> str:
-    return f"{climb.title} suffers ({climb.rule})"
+    return f"for victim {climb.title} ({climb.rule})"

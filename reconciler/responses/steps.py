@@ -14,6 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from reconciler.responses.config import LadderConfig, SqueezeConfig
+from reconciler.runtime import format as fmt
 from reconciler.signals.history import History
 from state.evidence import NODE, ContendedResource, PodSnapshot, RuleVerdict, SampleFrame, Suspect, signature
 from state.measures import Response
@@ -66,22 +67,22 @@ class ResponseStep(Struct, frozen=True, kw_only=True):
 
     @property
     def describe(self) -> str:
-        """For a person: ``squeeze ns/job: CPU 1800 -> 900 milli-CPU``."""
+        """The step as text: ``squeeze ns/job: 1.80 -> 0.90 CPU``."""
         match self.what:
             case Dimension.BUDGET:
-                return f"hold: BE stays at {self.amount:.0f} milli-CPU"
+                return f"hold: BE budget at most {fmt.cpu(self.amount)}"
             case Dimension.CACHE:
-                return f"partition: BE keeps {self.amount:.0f} % of its share of the caches"
+                return f"partition: BE keeps {fmt.percent(self.amount)} of its cache share"
             case Dimension.RUN if self.response is Response.FREEZE:
-                return f"freeze {self.title} for at most {self.amount:g} s"
+                return f"freeze {self.title} for at most {fmt.duration(self.amount)}"
             case Dimension.RUN:
                 return f"evict {self.title}"
             case Dimension.CPU:
-                return f"squeeze {self.title}: CPU {self.before:.0f} -> {self.amount:.0f} milli-CPU"
+                return f"squeeze {self.title}: {fmt.cpus(self.before)} -> {fmt.cpu(self.amount)}"
             case Dimension.MEMORY:
-                return f"squeeze {self.title}: memory {_mib(self.before)} -> {_mib(self.amount)}"
+                return f"squeeze {self.title}: memory {fmt.size(self.before)} -> {fmt.size(self.amount)}"
             case Dimension.DISK:
-                return f"squeeze {self.title}: disk {_mib(self.before)}/s -> {_mib(self.amount)}/s"
+                return f"squeeze {self.title}: disk {fmt.rate(self.before)} -> {fmt.rate(self.amount)}"
 
 
 class ActionContext(Struct, frozen=True, kw_only=True):
@@ -295,9 +296,5 @@ def _step(
 
 
 def pending(steps: Iterable[ResponseStep]) -> ResponseStep | None:
-    """The change whose effect is being waited for."""
+    """The step whose effect is not evaluated yet."""
     return next((step for step in steps if not step.judged), None)
-
-
-def _mib(amount: float) -> str:
-    return f"{amount / (1 << 20):.1f} MiB"

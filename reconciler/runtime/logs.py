@@ -95,7 +95,7 @@ def write_due(*, all_of_them: bool = False) -> None:
 
 def uncaught(kind: type[BaseException], exc: BaseException, trace: TracebackType | None) -> None:
     """For `sys.excepthook`: what ends the daemon is a log line like any other, safe to print."""
-    logging.getLogger(ROOT).critical("ended by a mistake of its own", exc_info=(kind, exc, trace))
+    logging.getLogger(ROOT).critical("stopped by an internal error", exc_info=(kind, exc, trace))
 
 
 def is_journal(stream: TextIO, environ: Mapping[str, str]) -> bool:

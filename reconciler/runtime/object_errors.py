@@ -80,9 +80,9 @@ class ObjectErrors:
         if before is not None and before.text == text:
             return
         if expected:
-            self._log.warning("failed; tried again", object=key, error=text)
+            self._log.warning("failed, retrying", object=key, error=text)
         else:
-            self._log.failure("failed; tried again", exc, object=key)
+            self._log.failure("failed, retrying", exc, object=key)
 
     def counted(self, kind: str, exc: Exception) -> None:
         """Count an error that is shown and tried again elsewhere."""

@@ -57,7 +57,7 @@ def read_file(path: str, rule: FileRule, *, root: str = "/", largest: int = LARG
         if stat.S_ISDIR(found.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         if not stat.S_ISREG(found.st_mode):
-            raise UntrustedFileError(path, f"is {_kind(found.st_mode)}, no regular file")
+            raise UntrustedFileError(path, f"is {_kind(found.st_mode)}, not a regular file")
         reading = os.open(f"/proc/self/fd/{number}", _READ)
         try:
             parts = bytearray()
@@ -92,7 +92,7 @@ def check_socket(path: str, rule: FileRule, *, root: str = "/") -> None:
     """
     with _opened(path, rule, root, socket=True) as number:
         if not stat.S_ISSOCK(os.fstat(number).st_mode):
-            raise UntrustedFileError(path, "is no socket")
+            raise UntrustedFileError(path, "is not a socket")
 
 
 def check_program(path: str) -> os.stat_result:
@@ -100,17 +100,17 @@ def check_program(path: str) -> os.stat_result:
     with _opened(path, FileRule.ROOT, "/") as number:
         found = os.fstat(number)
         if not stat.S_ISREG(found.st_mode):
-            raise UntrustedFileError(path, f"is {_kind(found.st_mode)}, no regular file")
+            raise UntrustedFileError(path, f"is {_kind(found.st_mode)}, not a regular file")
         return found
 
 
 def root_only(found: os.stat_result) -> str:
     """Why somebody other than root can change this file or directory; empty: nobody can."""
     if found.st_uid != 0:
-        return f"belongs to uid {found.st_uid}, not to root"
+        return f"is owned by uid {found.st_uid}, expected root"
     if found.st_mode & _WRITABLE:
         who = "everybody" if found.st_mode & stat.S_IWOTH else f"group {found.st_gid}"
-        return f"can be written by {who}"
+        return f"is writable by {who}"
     return ""
 
 
@@ -118,7 +118,7 @@ def root_only(found: os.stat_result) -> str:
 def _opened(path: str, rule: FileRule, root: str, *, socket: bool = False) -> Iterator[int]:
     """An O_PATH descriptor: it tells what the file is, without any effect on it."""
     if not path.startswith("/") or "\0" in path:
-        raise OSError(errno.EINVAL, "is no absolute path", path)
+        raise OSError(errno.EINVAL, "is not an absolute path", path)
     if root != "/":
         number = os.open(_inside(path, root), _PATH)
     elif rule is FileRule.ROOT:
@@ -136,7 +136,7 @@ def _inside(path: str, root: str) -> str:
     base = os.path.realpath(root)
     real = os.path.realpath(os.path.join(base, path.lstrip("/")))
     if real != base and not real.startswith(f"{base.rstrip('/')}/"):
-        raise UntrustedFileError(path, "leads out of the copied node")
+        raise UntrustedFileError(path, "points outside the copied node")
     return real
 
 
@@ -165,7 +165,7 @@ def walk(path: str, base: str, *, links: int = _LINKS, socket: bool = False) -> 
             if stat.S_ISLNK(found.st_mode):
                 links -= 1
                 if links < 0:
-                    raise UntrustedFileError(path, f"has a symbolic link, {part}, on its way")
+                    raise UntrustedFileError(path, f"contains a symbolic link, {part}")
                 if found.st_uid != 0:
                     raise UntrustedFileError(path, f"{part} is a symbolic link of uid {found.st_uid}")
                 target = os.readlink("", dir_fd=number)

@@ -28,7 +28,7 @@ class OutputError(AgentError):
     """
 
     def __init__(self, why: str, *, seen_enough: bool = False) -> None:
-        super().__init__(f"standard output cannot be written: {why}")
+        super().__init__(f"cannot write standard output: {why}")
         self.seen_enough = seen_enough
 
 
@@ -86,7 +86,7 @@ def guarded() -> Iterator[TextIO]:
     try:
         yield sys.stdout
     except BrokenPipeError as exc:
-        raise OutputError("its reader has gone", seen_enough=True) from exc
+        raise OutputError("its reader has exited", seen_enough=True) from exc
     except OSError as exc:
         raise OutputError(errno_name(exc.errno)) from exc
 

@@ -155,7 +155,7 @@ class Supervisor:
                     await kept.settled.wait()
             if scope.cancelled_caught:
                 late = [kept.component.name for kept in layer if not kept.settled.is_set()]
-                self._log.warning("slow to start; going on without", components=",".join(late))
+                self._log.warning("slow to start; continuing without it", components=",".join(late))
             nursery.cancel_scope.cancel(reason="the layer has started")
 
     async def _keep(self, kept: _Kept) -> None:
@@ -168,11 +168,11 @@ class Supervisor:
                     return
                 if kept.component.essential and not (kept.ran and isinstance(failure, AgentError | OSError)):
                     self._fatal = failure
-                    self.stop(f"{kept.component.name} has ended: {_words(failure)}")
+                    self.stop(f"{kept.component.name} ended: {_words(failure)}")
                     return
                 if trio.current_time() - began >= CALM_S:
                     wait_s = FIRST_WAIT_S
-                self._log.warning("starts again", component=kept.component.name, wait_s=wait_s)
+                self._log.warning("restarting", component=kept.component.name, wait_s=wait_s)
                 self._set(kept, ComponentHealth.WAITING)
                 kept.settled.set()
                 await trio.sleep(wait_s)

@@ -56,7 +56,7 @@ class Notifier:
             self._socket.sendto(text.encode(), self._address)
         except OSError as exc:
             if not self._failed:
-                self._log.warning("systemd cannot be notified", error=str(exc))
+                self._log.warning("cannot notify systemd", error=str(exc))
             self._failed = True
             return False
         self._failed = False
@@ -164,11 +164,11 @@ class Watchdog:
         while True:
             if self._heartbeat.alive:
                 if stalled:
-                    self._log.warning("the main loop moves again")
+                    self._log.warning("the main loop makes progress again")
                 stalled = False
                 if self._interval_s is not None:
                     self._notifier.ping()
             elif not stalled:
                 stalled = True
-                self._log.error("the main loop reports no progress", silent_s=round(self._heartbeat.age_s, 3))
+                self._log.error("the main loop makes no progress", silent_s=round(self._heartbeat.age_s, 3))
             await trio.sleep(period)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Final, NamedTuple, final
 
+from reconciler.runtime.format import duration
 from reconciler.signals.lane import BackgroundJob
 from reconciler.signals.readers import Reader, SampleContext, SampleSheet, SharedReaders
 
@@ -101,7 +102,7 @@ class FileSystems:
             self._rooms[name] = room
             self._failed.pop(name, None)
         elif lane.busy_s() > _HANGS_S:
-            self._failed[name] = f"{name} ({path}) has not answered for {lane.busy_s():.0f} s"
+            self._failed[name] = f"{name} ({path}) no answer for {duration(lane.busy_s())}"
 
 
 def _enter(sheet: SampleSheet, subject: str, room: FreeSpace, age_s: float) -> None:

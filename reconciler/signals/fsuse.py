@@ -19,6 +19,7 @@ from functools import partial
 from typing import Final, NamedTuple, final
 
 from cgroupfs.bounded import digits
+from reconciler.runtime.format import duration
 from reconciler.signals.lane import BackgroundJob
 from reconciler.signals.processes import PodProcesses
 from reconciler.signals.readers import Reader, SampleContext, SampleSheet, SharedReaders
@@ -62,9 +63,9 @@ def run_du(options: Sequence[str], paths: Sequence[str]) -> str:
             check=False,
         )
     except subprocess.TimeoutExpired as exc:
-        raise TimeoutError(None, f"du was not done after {_LONGEST_S:.0f} s") from exc
+        raise TimeoutError(None, f"du did not finish within {duration(_LONGEST_S)}") from exc
     if done.returncode in {126, 127}:
-        raise FileNotFoundError(None, "there is no du program")
+        raise FileNotFoundError(None, "no du program found")
     return os.fsdecode(done.stdout)
 
 
@@ -124,7 +125,7 @@ class DirectoryUsageReader:
         try:
             found = self._lane.take()
         except OSError as exc:
-            self._problem = f"the pods' files cannot be counted: {exc.strerror}"
+            self._problem = f"cannot count the pods' files: {exc.strerror}"
         else:
             if found is not None:
                 self._uses, self._problem = found, None

@@ -133,7 +133,7 @@ class LatencyReader:
         for key, running in list(self._running.items()):
             target = targets.get(key)
             if target is None or _asked(target) != _asked(running.target):
-                running.scope.cancel(reason="it is asked no more, or differently")
+                running.scope.cancel(reason="the probe was removed or changed")
                 del self._running[key]
                 self._told.pop(key, None)
                 self._failures.pop(key, None)

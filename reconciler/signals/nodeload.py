@@ -78,7 +78,7 @@ class NodeLoad:
         self._devices.refresh(now)
         disks = {device: times for device, times in found.values() if self._devices.counts(device)}
         if not disks:
-            self._problems |= dict.fromkeys(_DISKS, "no disk has ever been used")
+            self._problems |= dict.fromkeys(_DISKS, "no disk activity since boot")
         self._grew.rotate()
         total = IoCounters()
         busiest: _CpuBusy | None = None

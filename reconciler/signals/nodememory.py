@@ -110,7 +110,7 @@ class NodeMemoryReader:
         grew = self._grew.grown(NODE, self._clock(), counts)
         for index, signal in enumerate(_RATES):
             if counts[index] is None:
-                self._problems[signal] = "this kernel's /proc/vmstat does not tell it"
+                self._problems[signal] = "not in this kernel's /proc/vmstat"
             elif grew is not None and (rate := grew.rate(index)) is not None:
                 sheet.put(NODE, signal, rate)
 

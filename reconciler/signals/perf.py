@@ -25,6 +25,7 @@ import trio
 
 from cgroupfs.errors import SourceError
 from cgroupfs.hierarchy import UNIFIED, Hierarchy
+from reconciler.runtime.format import duration
 from reconciler.signals.extent import pod_cpus
 from reconciler.signals.perf_abi import CACHE_MISSES, CYCLES, HARDWARE, INSTRUCTIONS, PerfCalls, PerfEvent, RealPerf
 from reconciler.signals.perf_config import PerfConfig
@@ -128,7 +129,7 @@ class PerfReader:
         if self._misses.name in missing:
             found["llc.misses"] = missing[self._misses.name]
         elif self._exact < 1 and self._offer.events:
-            found["llc.misses"] = "this processor counts misses of its second-level cache under this name, not the last"
+            found["llc.misses"] = "this processor counts second-level cache misses under this name, not last-level ones"
         return found
 
     async def read(self, scene: SampleContext, sheet: SampleSheet, now: float) -> None:
@@ -251,19 +252,17 @@ class PerfReader:
             if exc.errno in {errno.EMFILE, errno.ENFILE}:
                 self._scarce = self.descriptors, now
             gone = exc.errno in {errno.ENOENT, errno.ENODEV}
-            self._refused[key.uid] = (
-                "it has no group where processor events are counted" if gone else why(exc, self._hierarchy.root)
-            )
+            self._refused[key.uid] = "no group for hardware counters" if gone else why(exc, self._hierarchy.root)
 
 
 def _short(needs: Mapping[str, int], budget: int, law: PerfConfig) -> str:
     """What the bound on descriptors costs; empty: nothing."""
     large = [need for need in needs.values() if need > budget]
     if large:
-        return f"{len(large)} pods need up to {max(large)} file descriptors each, and {budget} may be used: raise them"
+        return f"{len(large)} pods need up to {max(large)} file descriptors each, {budget} are allowed: raise the limit"
     every_s = stretched_s(needs.values(), budget, law)
     if every_s > law.period_s:
-        return f"{budget} file descriptors let each pod be counted every {every_s:.0f} s only"
+        return f"{budget} file descriptors allow one measurement per pod every {duration(every_s)}"
     return ""
 
 

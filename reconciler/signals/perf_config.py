@@ -8,14 +8,14 @@ from msgspec import Meta, Struct
 class PerfConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Cycles, instructions and cache misses of online pods, for a while at a time; only where a rule asks for them."""
 
-    window_s: Annotated[float, Meta(ge=0.5, le=60, description="each pod is counted for this long")] = 10.0
-    period_s: Annotated[float, Meta(ge=1, le=120, description="and this often, a few pods at a time")] = 60.0
+    window_s: Annotated[float, Meta(ge=0.5, le=60, description="measurement time per pod")] = 10.0
+    period_s: Annotated[float, Meta(ge=1, le=120, description="interval between two measurements of a pod")] = 60.0
     descriptors: Annotated[
         int,
         Meta(
             ge=8,
             le=65536,
-            description="open at once at most; a pod needs three for each CPU that it may run on",
+            description="most open counters; a pod needs three per CPU that it may run on",
         ),
     ] = 2048
 

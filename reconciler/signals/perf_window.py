@@ -27,12 +27,12 @@ _PARANOID: Final = "proc/sys/kernel/perf_event_paranoid"
 
 # What the kernel means is not what the errno is called.
 _WHY: Final[Mapping[int, str]] = {
-    errno.ENOENT: "this machine offers no hardware counter for it: in a virtual machine the host must pass its PMU "
-    "through (for QEMU: -cpu host,pmu=on); without one, rules on the wait in the run queue tell most of it",
+    errno.ENOENT: "no hardware counter for it on this machine; in a virtual machine the host must pass its PMU "
+    "through (QEMU: -cpu host,pmu=on); without it use rules on run queue wait",
     errno.EOPNOTSUPP: "the processor or the hypervisor does not support this event",
-    errno.ENOSYS: "this kernel has no perf_event_open (CONFIG_PERF_EVENTS, or an architecture that is not known here)",
-    errno.EINVAL: "the kernel does not take it: too few counters for the events together, or no CONFIG_CGROUP_PERF",
-    errno.EBUSY: "somebody else holds the counters for himself alone",
+    errno.ENOSYS: "this kernel has no perf_event_open (CONFIG_PERF_EVENTS, or an unknown architecture)",
+    errno.EINVAL: "refused by the kernel: too few counters for these events, or no CONFIG_CGROUP_PERF",
+    errno.EBUSY: "the counters are in exclusive use by another program",
 }
 
 
@@ -220,15 +220,15 @@ def why(exc: OSError, root: str = "/") -> str:
     if code in {errno.EACCES, errno.EPERM}:
         level = _paranoid(root)
         if code == errno.EPERM and level is not None and level <= 0:
-            return "not permitted (EPERM): a seccomp filter holds back perf_event_open; allow it for bypassd"
+            return "not permitted (EPERM): a seccomp filter blocks perf_event_open; allow it for bypassd"
         shown = "" if level is None else f" is {level}: it"
         return (
             f"not permitted ({errno_name(code)}): kernel.perf_event_paranoid{shown} must be 0 or less, or bypassd "
             "needs CAP_PERFMON (CAP_SYS_ADMIN before Linux 5.8) and a seccomp filter that allows perf_event_open"
         )
     if code in {errno.EMFILE, errno.ENFILE}:
-        return f"no file descriptor is left ({errno_name(code)}): raise LimitNOFILE, or lower the number to be used"
-    return f"{_WHY.get(code, 'the kernel refuses it')} ({errno_name(code)})"
+        return f"no file descriptor is left ({errno_name(code)}): raise LimitNOFILE, or lower the configured number"
+    return f"{_WHY.get(code, 'refused by the kernel')} ({errno_name(code)})"
 
 
 def _paranoid(root: str) -> int | None:

@@ -30,8 +30,8 @@ SIGNALS: Final = ("memory.use", *_FROM_STAT, "memory.high_events", _PODS_HITS, "
 _LIMITS: Final = prefixes("high", "max")
 _KILLS: Final = prefixes("oom_kill")
 _UNTOLD: Final = {
-    "memory.refaults": "this kernel does not count refaults by group",
-    "memory.scanned": "cgroup v1 does not count by group what reclaim looks at",
+    "memory.refaults": "no refault counter per group in this kernel",
+    "memory.scanned": "no reclaim scan counter per group on cgroup v1",
 }
 
 
@@ -204,7 +204,7 @@ class PodMemory:
             except OSError:
                 continue
             if count is None:
-                self._problems["oom.kills"] = "this kernel does not count kills by group (4.13 does)"
+                self._problems["oom.kills"] = "no OOM kill counter per group in this kernel (added in 4.13)"
                 continue
             first = not self._kills.knew(key)
             grew = self._kills.grown(key, self._clock(), (count,))

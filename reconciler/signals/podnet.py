@@ -86,7 +86,7 @@ class PodNet:
             self._host = os.stat(f"{host}/ns/net").st_ino
             self._read_node(sheet, host)
         except OSError as exc:
-            self._problems = dict.fromkeys(SIGNALS, f"cannot look at the host's network: {exc.strerror}")
+            self._problems = dict.fromkeys(SIGNALS, f"cannot read the host's network: {exc.strerror}")
             return
         slices = TimeSlice()
         before, self._namespaces = self._namespaces, {}

@@ -124,7 +124,7 @@ class PodNuma:
             # The pod is gone, or the kernel was built without NUMA: then there is one node.
             return None
         except ValueError:
-            self._problem = f"this kernel does not tell a group's memory by NUMA node in {_FILE}"
+            self._problem = f"no memory per NUMA node in {_FILE} on this kernel"
             return None
 
 

@@ -128,8 +128,8 @@ class PoolReader:
             # The kernel has no such file where it was built without it, as some clouds' are.
             self._problems = dict.fromkeys(
                 sorted(_WAITING),
-                f"/proc/schedstat: {exc.strerror if isinstance(exc, OSError) else exc}; the pools' waiting is the sum "
-                "over their pods",
+                f"/proc/schedstat: {exc.strerror if isinstance(exc, OSError) else exc}; the wait of a pool is "
+                "the sum over its pods",
             )
             self._cpus = {}
             return

@@ -18,6 +18,7 @@ import trio
 from cgroupfs.errors import CgroupError
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.private import PrivateTree, private_tree
+from reconciler.runtime.format import duration
 from reconciler.signals.lane import BackgroundJob
 from reconciler.signals.processes import PodProcesses
 from reconciler.signals.psi import SIGNALS
@@ -63,7 +64,7 @@ class PrivateGroups:
     def problems(self) -> Mapping[str, str]:
         problem = self._problem
         if self._lane.busy_s() > _HANGS_S:
-            problem = f"a private cgroup2 group has not been filled for {self._lane.busy_s():.0f} s"
+            problem = f"moving processes into a private cgroup2 group takes {duration(self._lane.busy_s())} so far"
         return dict.fromkeys(SIGNALS, problem) if problem else {}
 
     def update(self, pods: Mapping[str, Pod], now: float) -> None:
@@ -108,7 +109,7 @@ class PrivateGroups:
                 foreign = self._fill(uid, path)
                 if foreign:
                     problem = (
-                        f"processes of pods are in {foreign} of the cgroup2 hierarchy, which is not ours to change"
+                        f"processes of pods are in {foreign} of the cgroup2 hierarchy, which another program manages"
                     )
                 elif foreign is None:
                     directories[uid] = self._tree.directory(uid)

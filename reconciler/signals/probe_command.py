@@ -39,7 +39,7 @@ class CommandSource:
             async with self._slots:
                 done = await self._program.run(self._target.probe.timeout_s)
         except OSError as exc:
-            raise failed(title, f"{name}: cannot be run: {self._why(exc)}") from exc
+            raise failed(title, f"{name}: cannot run: {self._why(exc)}") from exc
         if done.problem:
             raise failed(title, f"{name}: {done.problem}")
         try:
@@ -53,5 +53,5 @@ class CommandSource:
     def _why(self, exc: OSError) -> str:
         if exc.errno == errno.EPERM:
             who = self._config.user or "nobody"
-            return f"bypassd may not become {who}: give it CAP_SETUID and CAP_SETGID (docs/probes.md)"
+            return f"bypassd cannot run it as {who}: needs CAP_SETUID and CAP_SETGID (docs/probes.md)"
         return exc.strerror or str(exc)

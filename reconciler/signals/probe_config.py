@@ -46,22 +46,23 @@ class CommandProbe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     argv: Annotated[
         tuple[str, ...],
         Meta(
-            description="program (absolute path) and arguments, which may have placeholders such as {ip}",
+            description="program (absolute path) and arguments, with placeholders such as {ip}",
             extra=_SECRET,
         ),
     ]
-    user: Annotated[
-        str | None, Meta(description="user name or number that it runs as; null: nobody, where bypassd is root")
-    ] = None
+    user: Annotated[str | None, Meta(description="user name or number to run as; null: nobody if bypassd is root")] = (
+        None
+    )
     field: Annotated[
-        str | None, Meta(description="where in the JSON the number is, such as latency.p99; null: the output is one")
+        str | None,
+        Meta(description="path of the number in the JSON output, such as latency.p99; null: the output is the number"),
     ] = None
 
     def __post_init__(self) -> None:
         if not self.argv or not self.argv[0].startswith("/") or PLACEHOLDER.search(self.argv[0]):
             raise ValueError("argv: expected a program's absolute path, then its arguments")
         if any("\0" in word for word in self.argv):
-            raise ValueError("argv: a word cannot hold a NUL character")
+            raise ValueError("argv: NUL characters are not allowed")
         for word in self.argv:
             _check_placeholders("argv", word)
 
@@ -75,7 +76,8 @@ class _HttpQuery(TlsTrust, frozen=True, kw_only=True):
     url: Annotated[
         str,
         Meta(
-            description="such as http://{ip}:8080/ping; {ip}, {name}, {label:KEY}, {annotation:KEY} are the pod's",
+            description="URL such as http://{ip}:8080/ping; {ip}, {name}, {label:KEY}, {annotation:KEY} are "
+            "replaced by the pod's",
             extra=_SECRET,
         ),
     ]
@@ -93,13 +95,15 @@ class _HttpQuery(TlsTrust, frozen=True, kw_only=True):
         check_url("url", PLACEHOLDER.sub("1", self.url))
         _, host, _ = url_parts(self.url)
         if "@" in host:
-            raise ValueError("url: credentials do not belong here; use token_file, or header_files for Authorization")
+            raise ValueError("url: credentials are not allowed; use token_file, or header_files for Authorization")
         if not _HOST.fullmatch(host):
-            raise ValueError("url: the host is {ip} or a name; labels and annotations may stand for the port only")
+            raise ValueError(
+                "url: expected {ip} or a fixed name as the host; labels and annotations are allowed for the port only"
+            )
         check_headers(self.headers, self.header_files)
         for name in self.headers:
             if name.lower() in _SECRET_HEADERS:
-                raise ValueError(f"headers: {name} is a secret; put it into a file and name that in header_files")
+                raise ValueError(f"headers: {name} is a secret; put it into a file listed in header_files")
 
     def __repr__(self) -> str:
         headers = dict.fromkeys((*self.headers, *self.header_files), MASK)
@@ -110,20 +114,18 @@ class HttpProbe(_HttpQuery, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """A GET request: how long the answer takes, or a number in it."""
 
     measure: Annotated[
-        Literal["time", "value"], Meta(description="time: until the whole answer is here; value: a number in it")
+        Literal["time", "value"], Meta(description="time: response time of the whole answer; value: a number in it")
     ] = "time"
     field: Annotated[
-        str | None, Meta(description="where in the JSON the number is; null: the whole answer is the number")
+        str | None, Meta(description="path of the number in the JSON; null: the whole answer is the number")
     ] = None
     statuses: Annotated[
-        tuple[int, ...], Meta(description="answers that count; empty: 200 to 399 for time, 200 to 299 for value")
+        tuple[int, ...], Meta(description="valid status codes; empty: 200 to 399 for time, 200 to 299 for value")
     ] = ()
-    connect: Annotated[
-        bool, Meta(description="each request makes a connection of its own, and the time for that counts")
-    ] = False
+    connect: Annotated[bool, Meta(description="use a new connection for each request; its setup time counts")] = False
     count_late: Annotated[
         bool,
-        Meta(description="an answer that does not come in time counts as timeout_s, half sure, and not as unknown"),
+        Meta(description="on timeout, record timeout_s with half confidence instead of unknown"),
     ] = False
 
     def __post_init__(self) -> None:
@@ -149,11 +151,11 @@ class PrometheusProbe(_HttpQuery, frozen=True, kw_only=True, forbid_unknown_fiel
     read: Annotated[
         Literal["quantile", "mean", "gauge"],
         Meta(
-            description="quantile of a histogram (since the last scrape) or a summary; mean: their sum by their count "
-            "since the last scrape; gauge: the value, of several the highest"
+            description="quantile of a histogram (since the last scrape) or a summary; mean: sum divided by "
+            "count since the last scrape; gauge: the value, the highest of several"
         ),
     ] = "quantile"
-    quantile: Annotated[float, Meta(gt=0, le=1, description="which one, such as 0.99")] = 0.99
+    quantile: Annotated[float, Meta(gt=0, le=1, description="quantile, such as 0.99")] = 0.99
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -168,15 +170,15 @@ class Probe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     With a placeholder in it each pod is asked on its own; without one the answer is of all the pods together.
     """
 
-    namespaces: Annotated[tuple[str, ...], Meta(description="pods of these namespaces (globs); empty: of any")] = ()
-    pods: Annotated[tuple[str, ...], Meta(description="pods of these names (globs); empty: any")] = ()
-    labels: Annotated[LabelSelector, Meta(description="and with these labels")] = LabelSelector()
+    namespaces: Annotated[tuple[str, ...], Meta(description="namespaces of the pods (globs); empty: any")] = ()
+    pods: Annotated[tuple[str, ...], Meta(description="names of the pods (globs); empty: any")] = ()
+    labels: Annotated[LabelSelector, Meta(description="labels of the pods")] = LabelSelector()
     interval_s: Annotated[
-        float, Meta(ge=0.2, le=10, description="asked this often; rules take an answer that is 30 s old for unknown")
+        float, Meta(ge=0.2, le=10, description="interval; rules treat a value older than 30 s as unknown")
     ] = 5.0
-    timeout_s: Annotated[float, Meta(ge=0.01, le=60, description="one whole measurement")] = 2.0
+    timeout_s: Annotated[float, Meta(ge=0.01, le=60, description="timeout of one measurement")] = 2.0
     unit: Annotated[
-        LatencyUnit | None, Meta(description="of the number that is read; null: s for prometheus, ms otherwise")
+        LatencyUnit | None, Meta(description="unit of the number; null: s for prometheus, ms otherwise")
     ] = None
     command: Annotated[CommandProbe | None, Meta(extra=_SECRET)] = None
     http: Annotated[HttpProbe | None, Meta(extra=_SECRET)] = None
@@ -187,9 +189,9 @@ class Probe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         if len(given) != 1:
             raise ValueError(f"expected exactly one of {', '.join(KINDS)}; got {', '.join(given) or 'none'}")
         if not self.namespaces and not self.pods and self.labels.empty:
-            raise ValueError("a probe needs namespaces, pods or labels: whose latency is it?")
+            raise ValueError("a probe needs namespaces, pods or labels")
         if self.http is not None and self.http.measure == "time" and self.unit is not None:
-            raise ValueError("unit: an answer's time needs none")
+            raise ValueError("unit: not allowed with measure: time")
 
     @property
     def kind(self) -> str:
@@ -220,7 +222,7 @@ def check_names(probes: Mapping[str, Probe]) -> None:
     """Errors: `ValueError` for a probe's name that a message or a metric could not show."""
     for name in probes:
         if not _NAME.fullmatch(name):
-            raise ValueError(f"probes: {name!r} is no name of a probe; expected letters, digits, dots, _ and -")
+            raise ValueError(f"probes: {name!r} is not a probe name; expected letters, digits, dots, _ and -")
 
 
 def _check_placeholders(setting: str, text: str) -> None:

@@ -13,6 +13,7 @@ from cgroupfs.errors import SourceError
 from reconciler.clients.http import HttpResponse, HttpSession, Take
 from reconciler.clients.http_config import read_line
 from reconciler.clients.urls import MASK, split_url
+from reconciler.runtime.format import size
 from reconciler.signals.probe_config import HttpProbe, PrometheusProbe
 from reconciler.signals.probe_source import ProbeResult, failed, number_in
 from reconciler.signals.probe_targets import ProbeTarget
@@ -56,7 +57,7 @@ class HttpProbeClient:
     def refused(self, answer: HttpResponse) -> SourceError:
         """The error for an answer that does not count."""
         words = f" {answer.excerpt}" if answer.excerpt else ""
-        return failed(self._title, f"{self.url}: it answered {answer.status}{words}")
+        return failed(self._title, f"{self.url}: HTTP {answer.status}{words}")
 
     def wrong(self, exc: ValueError) -> SourceError:
         """The error for an answer without a number."""
@@ -100,7 +101,7 @@ class HttpSource:
             raise self._asker.refused(answer)
         try:
             if len(answer.body) >= _MOST_VALUE:
-                raise ValueError(f"the answer is longer than {_MOST_VALUE >> 10} KiB")  # noqa: TRY301
+                raise ValueError(f"the answer is larger than {size(_MOST_VALUE)}")  # noqa: TRY301
             return ProbeResult(number_in(answer.body, self._config.field) * self._probe.factor)
         except ValueError as exc:
             raise self._asker.wrong(exc) from exc

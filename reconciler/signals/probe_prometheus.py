@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Final, final
 
 from reconciler.runtime.cooperative import TimeSlice
+from reconciler.runtime.format import size
 from reconciler.signals.probe_http import HttpProbeClient
 from reconciler.signals.probe_source import ProbeResult
 from reconciler.signals.probe_targets import ProbeTarget
@@ -55,7 +56,7 @@ class PrometheusSource:
             nonlocal length
             length += len(chunk)
             if length >= _MOST:
-                raise ValueError(f"the answer is longer than {_MOST >> 20} MiB")
+                raise ValueError(f"the answer is larger than {size(_MOST)}")
             for at in range(0, len(chunk), _STEP):
                 reader.feed(chunk[at : at + _STEP])
                 await slices.checkpoint()
@@ -81,7 +82,7 @@ class PrometheusSource:
 
     def _result(self, found: list[MetricSeries]) -> ProbeResult:
         if not found:
-            raise ValueError(f"it has no series {self._config.select} to read a {self._config.read} from")
+            raise ValueError(f"no series {self._config.select} for {self._config.read}")
         match self._config.read:
             case "gauge":
                 return self._highest([one.value for one in found])
@@ -102,7 +103,7 @@ class PrometheusSource:
             return ProbeResult(None)
         value = max(known)
         if value < 0 or math.isinf(value):
-            raise ValueError(f"{self._config.select} is {value:g}, which is no time")
+            raise ValueError(f"{self._config.select} is {value:g}, not a time")
         return ProbeResult(value * self._factor)
 
     def _mean(self, found: list[MetricSeries]) -> ProbeResult:

@@ -62,7 +62,7 @@ def _inside(found: Any, key: str, field: str) -> Any:
         return found[key]
     if isinstance(found, list) and (at := digits(key)) is not None and at < len(found):
         return found[at]
-    raise ValueError(f"its JSON has no {field!r}: there is no {key!r}")
+    raise ValueError(f"no {field!r} in the JSON: {key!r} is missing")
 
 
 def _at(field: str | None) -> str:

@@ -96,7 +96,7 @@ def _arguments(command: CommandProbe, pod: Pod | None) -> tuple[str, ...]:
     for text in command.argv:
         word = PLACEHOLDER.sub(lambda found: _value(found, pod, _ARGUMENT), text)
         if word.startswith("-") and not text.startswith("-"):
-            raise ValueError(f"{text} would read as an option: {word!r}")
+            raise ValueError(f"{text} looks like an option: {word!r}")
         words.append(word)
     return tuple(words)
 
@@ -119,8 +119,8 @@ def _value(found: re.Match[str], pod: Pod, allowed: re.Pattern[str] | None) -> s
     else:
         value = (pod.labels if table == "label" else pod.annotations).get(key)
     if value is None:
-        why = "; the kubelet's pod list tells it once the pod has one" if word == "ip" else ""
+        why = "; it appears in the kubelet's pod list once the pod has one" if word == "ip" else ""
         raise ValueError(f"{found[0]} has no value{why}")
     if allowed is not None and not allowed.fullmatch(value):
-        raise ValueError(f"{found[0]} is {value[:60]!r}, which cannot stand there")
+        raise ValueError(f"{found[0]} is {value[:60]!r}, which is not allowed there")
     return value

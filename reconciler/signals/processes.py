@@ -16,7 +16,7 @@ from state.model import ContainerKind, Pod
 
 _EVERY_S: Final = 5.0
 _DEEPEST: Final = 8
-OUTSIDE: Final = "its processes are outside of this PID namespace: bypassd needs the host's (hostPID)"
+OUTSIDE: Final = "its processes are outside this PID namespace: bypassd needs the host's (hostPID)"
 
 
 class _ProcessList(NamedTuple):

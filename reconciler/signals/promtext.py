@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple, final
 from msgspec import Struct
 
 from cgroupfs.bounded import shown
+from reconciler.runtime.format import size
 
 _NAME: Final = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
 _SELECTOR: Final = re.compile(rf"\s*({_NAME})\s*(?:\{{(.*)\}})?\s*", re.DOTALL)
@@ -104,10 +105,10 @@ def parse_selector(text: str) -> SeriesSelector:
                 pattern = re.compile(value, re.DOTALL)
                 bounded = _ways(_parser.parse(value, re.DOTALL)) < _MOST_REPEATS + 0.5
             except (re.error, RecursionError, OverflowError) as exc:
-                raise ValueError(f"select: {shown(value)} is no regular expression: {exc}") from exc
+                raise ValueError(f"select: {shown(value)} is not a regular expression: {exc}") from exc
             if not bounded:
                 raise ValueError(
-                    f"select: {shown(value)} could take for ever on a label that is made for it: expected at most "
+                    f"select: {shown(value)} may match very slowly: expected at most "
                     f"{_MOST_REPEATS} repeats such as .*, and none within another"
                 )
         matchers.append(LabelMatcher(label=one[1], operator=one[2], value=value, pattern=pattern))
@@ -191,14 +192,14 @@ class SeriesReader:
         self._rest += part
         if len(self._rest) > LONGEST_LINE:
             if self._line.match(self._rest) is not None:
-                raise ValueError(f"a line is longer than {LONGEST_LINE >> 10} KiB: {_shown(bytes(self._rest[:120]))}")
+                raise ValueError(f"a line is longer than {size(LONGEST_LINE)}: {_shown(bytes(self._rest[:120]))}")
             self._rest.clear()
             self._skipped = True
 
     def _lines(self, text: bytes) -> None:
         for line in self._line.finditer(text):
             if len(line[0]) > LONGEST_LINE:
-                raise ValueError(f"a line is longer than {LONGEST_LINE >> 10} KiB: {_shown(line[0][:120])}")
+                raise ValueError(f"a line is longer than {size(LONGEST_LINE)}: {_shown(line[0][:120])}")
             one = _series(line[0])
             if self._wanted(one):
                 if len(self.found) >= MOST_SERIES:

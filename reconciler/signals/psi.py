@@ -41,11 +41,11 @@ _LOOK_AGAIN_S: Final = 30.0
 _MISSING_AGAIN_S: Final = 5.0
 _LEAST: Final = 0.1
 _REMEDY: Final = {
-    "boot": "this kernel keeps no pressure information, or it is off: boot with psi=1 (and psi_v1=1 where it has that)",
-    "full": "this kernel tells no full pressure of the CPU (5.13 does)",
-    "pods": "pods have no pressure files here: no cgroup2 tree holds their processes; interference.private_cgroup2 "
-    "makes one",
-    "off": "somebody has switched pressure off for this group (cgroup.pressure)",
+    "boot": "no pressure information: not in this kernel, or disabled; boot with psi=1 (and psi_v1=1 on kernels "
+    "that have it)",
+    "full": "no full CPU pressure in this kernel (added in 5.13)",
+    "pods": "no pressure files for pods: no cgroup2 tree contains their processes; enable interference.private_cgroup2",
+    "off": "pressure is disabled for this group (cgroup.pressure)",
 }
 
 

@@ -20,7 +20,7 @@ SIGNALS: Final = (_OCCUPANCY, _BANDWIDTH)
 _MISSES: Final = "llc.misses"
 _UNSURE: Final = 0.5
 """Misses no surer than this are not the last level's (AMD), or were counted for less than half of the time."""
-_OFF: Final = "it is measured while policies.cache is enabled, on a machine whose resctrl counts it"
+_OFF: Final = "measured only with policies.cache enabled, on a machine whose resctrl counts it"
 
 
 @final

@@ -158,7 +158,7 @@ class RunQueue:
             self._socket = self._open()
             self._problems = {}
         except SourceError as exc:
-            self._problems = dict.fromkeys(SIGNALS, f"{exc}; schedstat of each thread is read instead")
+            self._problems = dict.fromkeys(SIGNALS, f"{exc}; using schedstat of each thread instead")
 
     def _ask(self, pids: Mapping[str, Sequence[int]], at_s: float) -> dict[str, _WaitSum]:
         """What the processes of each pod did since the pass before; pods of which nothing is known are missing."""
@@ -197,7 +197,7 @@ class RunQueue:
                 except (OSError, ValueError):
                     continue
         if alive and not told:
-            self._problems = dict.fromkeys(SIGNALS, "this kernel keeps no run queue times (CONFIG_SCHED_INFO)")
+            self._problems = dict.fromkeys(SIGNALS, "no run queue times in this kernel (CONFIG_SCHED_INFO)")
         return self._sum(told, at_s, complete=alive == len(pids)) if told else None
 
     def _sum(self, told: Iterable[tuple[object, Delays]], at_s: float, *, complete: bool) -> _WaitSum:

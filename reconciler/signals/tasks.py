@@ -21,7 +21,7 @@ class ReaderTasks:
         wanted = {id(reader): reader for reader in readers if isinstance(reader, TaskReader)}
         for number in self._scopes.keys() - wanted.keys():
             _, scope = self._scopes.pop(number)
-            scope.cancel(reason="the reader is not needed any more")
+            scope.cancel(reason="the reader is no longer needed")
         for number, reader in wanted.items():
             if number not in self._scopes:
                 # The reader is held with its scope: a number is nobody else's while it lives.

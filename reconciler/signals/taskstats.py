@@ -69,7 +69,7 @@ class Taskstats:
             raise SourceError("taskstats", _words(exc)) from exc
         if not found:
             self.close()
-            raise SourceError("taskstats", "the kernel does not find this process: bypassd needs the host's PIDs")
+            raise SourceError("taskstats", "process not found: bypassd needs the host's PID namespace")
 
     def close(self) -> None:
         """Give the socket back."""
@@ -87,7 +87,7 @@ class Taskstats:
             if kind == _FAMILY_ID:
                 return int(struct.unpack_from("=H", answer, at + _ATTR.size)[0])
             at += max(_ATTR.size, length + 3 & ~3)
-        raise ValueError("no number of a family in the kernel's answer")
+        raise ValueError("no family id in the kernel's answer")
 
     def query(self, pids: Sequence[int]) -> dict[int, Delays]:
         """What these processes have run and waited; those that are no more are missing.
@@ -180,7 +180,7 @@ def _words(exc: OSError | ValueError) -> str:
     if not isinstance(exc, OSError):
         return str(exc)
     if exc.errno == errno.ENOENT:
-        return "the kernel was built without taskstats (CONFIG_TASKSTATS) or this is not its first network namespace"
+        return "the kernel has no taskstats (CONFIG_TASKSTATS), or this is not the initial network namespace"
     if exc.errno == errno.EPERM:
-        return "the kernel does not let this process ask: CAP_NET_ADMIN is needed"
-    return f"the kernel refuses: {exc.strerror}"
+        return "permission denied: CAP_NET_ADMIN is needed"
+    return f"refused by the kernel: {exc.strerror}"

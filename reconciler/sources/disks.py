@@ -35,13 +35,13 @@ def find_disk(name: str, root: str = "/") -> Disk:
     numbers = _numbers(name, root)
     below = os.path.join(root, "sys/dev/block", numbers)
     if not os.path.isdir(below):
-        raise SourceError(NAME, f"{name}: there is no block device {numbers}")
+        raise SourceError(NAME, f"{name}: no block device {numbers}")
     found = os.path.realpath(below)
     if os.path.exists(os.path.join(found, "partition")):
         found = os.path.dirname(found)
     device = _text(os.path.join(found, "dev"))
     if not _NUMBERS.fullmatch(device):
-        raise SourceError(NAME, f"{name}: {os.path.basename(found)} does not tell its device number")
+        raise SourceError(NAME, f"{name}: {os.path.basename(found)} has no device number")
     # The kernel writes the slash of a name such as cciss/c0d0 as an exclamation mark.
     kernel = os.path.basename(found).replace("!", "/")
     words = _text(os.path.join(found, "queue/scheduler"))
@@ -85,7 +85,7 @@ def _behind(name: str, number: str, root: str) -> str:
             continue
         if status is not None and stat.S_ISBLK(status.st_mode):
             return f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
-    raise SourceError(NAME, f"{name}: lies on {kind}, which is on no single disk")
+    raise SourceError(NAME, f"{name}: is on {kind}, which has no single disk")
 
 
 def _text(path: str) -> str:
@@ -125,7 +125,7 @@ class DiskSource:
     def status(self) -> SourceStatus:
         """Which names have a disk."""
         words = "; ".join(self.problems) or ", ".join(f"{name} is {disk.title}" for name, disk in self.found.items())
-        return SourceStatus(name=NAME, ok=not self.problems, age_s=0.0, detail=words or "none is named")
+        return SourceStatus(name=NAME, ok=not self.problems, age_s=0.0, detail=words or "none configured")
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Look now and then, for ever."""

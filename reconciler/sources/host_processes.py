@@ -80,12 +80,12 @@ class HostSearch(Struct, frozen=True, kw_only=True):
         if len(self.candidates) > 1:
             pids = ", ".join(str(one.pid) for one in self.candidates[:_MOST_SHOWN])
             found.append(
-                f"{len(self.candidates)} kubelets run here (processes {pids}): none is believed; "
-                "kubelet.executable can name the program of this node's"
+                f"{len(self.candidates)} kubelets are running (processes {pids}): none is trusted; "
+                "set kubelet.executable to the program of this node's kubelet"
             )
-        found += [f"process {one.pid} has a kubelet's name and is not believed: {one.reason}" for one in self.rejected]
+        found += [f"process {one.pid} is named kubelet but not trusted: {one.reason}" for one in self.rejected]
         if more := self.rejections - len(self.rejected):
-            found.append(f"{more} more processes have a kubelet's name and are not believed")
+            found.append(f"{more} more processes are named kubelet but not trusted")
         return tuple(found)
 
 
@@ -225,7 +225,7 @@ class _Search:
         if _POD in groups:
             raise _RefusedError("it is in a pod's cgroup")
         if not groups or len(groups) >= _MOST_TEXT:
-            raise _RefusedError("its cgroup is not known")
+            raise _RefusedError("its cgroup is unknown")
         parent = _field(status, b"PPid:")
         return int(parent) if parent.isdigit() else 0
 
@@ -240,7 +240,7 @@ class _Search:
         finally:
             os.close(number)
         if not stat.S_ISREG(running.st_mode):
-            raise _RefusedError("its program is no regular file")
+            raise _RefusedError("its program is not a regular file")
         if reason := root_only(running):
             raise _RefusedError(f"its program {link} {reason}")
         if link.endswith(" (deleted)") or not running.st_nlink:
@@ -251,7 +251,7 @@ class _Search:
         except UntrustedFileError as exc:
             raise _RefusedError(f"its program {link}: {exc.strerror}") from exc
         except FileNotFoundError as exc:
-            raise _RefusedError(f"its program {link} is not there") from exc
+            raise _RefusedError(f"its program {link} does not exist") from exc
         try:
             found = os.fstat(named)
         finally:

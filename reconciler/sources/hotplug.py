@@ -92,7 +92,7 @@ class HotplugSource:
 
     def status(self) -> SourceStatus:
         """How changes are noticed here."""
-        how = f"looked at each second ({self._no_events})" if self._no_events else "the kernel tells"
+        how = f"polled every second ({self._no_events})" if self._no_events else "kernel events"
         return SourceStatus(name=NAME, ok=self.problem is None, age_s=0.0, detail=self.problem or how)
 
     def check(self) -> None:

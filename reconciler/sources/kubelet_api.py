@@ -125,7 +125,7 @@ class KubeletPods:
         self._known: dict[str, PodMeta] = {}
         self._listed: frozenset[str] = frozenset()
         self._answered_at: float | None = None
-        self._detail = "not asked yet"
+        self._detail = "not read yet"
         self._ok = False
         self._problems: tuple[str, ...] = ()
         self._next = _Round()
@@ -187,7 +187,7 @@ class KubeletPods:
             finally:
                 for left in (asked, self._next):
                     if not left.finished.is_set():
-                        left.error = SourceError(NAME, "is no longer asked")
+                        left.error = SourceError(NAME, "is no longer used")
                         left.finished.set()
 
     async def _once(self, session: HttpSession) -> SourceError | None:
@@ -260,4 +260,4 @@ class KubeletPods:
         if told:
             self._listed = frozenset(told)
         elif self._known:
-            self._detail = f"an empty list from {self._peer.shown}; the {len(self._known)} pods known before are kept"
+            self._detail = f"an empty list from {self._peer.shown}; keeping the {len(self._known)} pods known before"

@@ -247,7 +247,7 @@ class _Values:
         try:
             check_directory(str(self.values["root_dir"]), FileRule.ROOT, root=self.root)
         except UntrustedFileError as exc:
-            self.problems.append(f"{self.sources.pop('root_dir')}: {exc.strerror}; it is not used")
+            self.problems.append(f"{self.sources.pop('root_dir')}: {exc.strerror}; not used")
             del self.values["root_dir"]
         except OSError:
             return  # not there yet; what is there of the way to it is root's

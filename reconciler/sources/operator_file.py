@@ -99,6 +99,6 @@ class OperatorFile:
 
     def _keep(self, problem: str) -> Overrides:
         kept = len(self._held.overrides)
-        note = f"; the {kept} overrides read before still hold" if kept else ""
+        note = f"; the {kept} overrides read before still apply" if kept else ""
         self._held = Overrides(overrides=self._held.overrides, problems=(problem + note,))
         return self._held

@@ -307,7 +307,7 @@ class PodListReader:
             kind = (found.kind or "something without items")[:60]
             raise ValueError(f"the answer is not a pod list but {kind}")
         if self._count > MOST_PODS:
-            raise ValueError(f"the list has {self._count} pods, of which the first {MOST_PODS} are read")
+            raise ValueError(f"the list has {self._count} pods, only the first {MOST_PODS} are read")
 
     def _one(self, item: bytes, length: int, first: int) -> None:
         self._count += 1
@@ -344,7 +344,7 @@ def read_pod(item: bytes, length: int, first: int, source: str, reader: MarkRead
     marks = marks_of(found.labels, found.annotations, reader)
     if pod is not None:
         return ListedPod(meta_of(pod, source, marks), whole=marks.labels is not None and marks.annotations is not None)
-    marks = Marks(marks.labels, marks.annotations, limited((*marks.problems, f"its spec cannot be read: {problem}")))
+    marks = Marks(marks.labels, marks.annotations, limited((*marks.problems, f"invalid spec: {problem}")))
     return ListedPod(meta_of(PodObject(metadata=known), source, marks), whole=False)
 
 

@@ -75,7 +75,7 @@ def _is_there(path: str) -> bool:
     except OSError as exc:
         if exc.errno in _ABSENT:
             return False
-        raise SourceError("runtime", f"cannot look at {path}: {errno_name(exc.errno)}") from exc
+        raise SourceError("runtime", f"cannot read {path}: {errno_name(exc.errno)}") from exc
     return True
 
 

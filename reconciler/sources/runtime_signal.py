@@ -108,7 +108,7 @@ class RuntimeEvents:
         there = [root for root in self._roots.values() if root.there and root.which is RuntimeEvent.STATE]
         problem = "not running" if stats is None else stats.problem or self._unread
         if problem is None and not there:
-            problem = f"no runc state below {', '.join(self._dirs.states)}: values are verified until they stay"
+            problem = f"no runc state below {', '.join(self._dirs.states)}: values are verified until they are stable"
         detail = problem or ", ".join(f"{root.path} ({len(root.spots)} containers)" for root in there)
         age = None if self._seen_at is None else time.monotonic() - self._seen_at
         return SourceStatus(name=_NAME, ok=problem is None, age_s=age, detail=detail)

@@ -112,7 +112,7 @@ def _inode(directory: str) -> int | None:
     except OSError as exc:
         if exc.errno in _GONE:
             return None
-        raise SourceError(_NAME, f"cannot look at {directory}: {errno_name(exc.errno)}") from exc
+        raise SourceError(_NAME, f"cannot read {directory}: {errno_name(exc.errno)}") from exc
 
 
 @final

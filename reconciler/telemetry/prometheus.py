@@ -145,31 +145,33 @@ def _histogram(name: str, words: str, values: HistogramValues) -> Metric:
 
 
 def _daemon(now: MetricsSnapshot) -> Iterator[Metric]:
-    yield InfoMetricFamily("bypassd_build", "The version that runs.", value={"version": now.version})
+    yield InfoMetricFamily("bypassd_build", "Running version.", value={"version": now.version})
     modes = [((mode,), float(mode == now.mode)) for mode in ("observe", "enforce")]
-    yield _gauges("mode", "1 for the mode in force.", ("mode",), modes)
-    yield _gauge("ready", "1 when the first whole plan is done.", now.ready)
-    yield _gauge("store_ok", "1 when the store can be written.", now.store_ok)
+    yield _gauges("mode", "1 for the active mode.", ("mode",), modes)
+    yield _gauge("ready", "1 after the first complete reconciliation.", now.ready)
+    yield _gauge("store_ok", "1 if the store is writable.", now.store_ok)
     yield _gauge("watches", "inotify watches in use.", now.watches)
     yield GaugeMetricFamily("process_resident_memory_bytes", "Resident memory.", value=now.rss_bytes)
-    yield GaugeMetricFamily("process_start_time_seconds", "Start, seconds since the epoch.", value=now.started_at)
+    yield GaugeMetricFamily(
+        "process_start_time_seconds", "Start time in seconds since the epoch.", value=now.started_at
+    )
     yield CounterMetricFamily("process_cpu_seconds", "CPU time used.", value=now.cpu_s)
-    yield _histogram("loop_lag_seconds", "How late the loop's timers come.", now.counters.lag)
-    yield _histogram("look_seconds", "Duration of the main loop's looks.", now.counters.look)
-    yield _counters("resyncs", "Looks at everything.", ("reason",), _single(now.counters.resyncs))
+    yield _histogram("loop_lag_seconds", "Delay of the main loop's timers.", now.counters.lag)
+    yield _histogram("reconcile_duration_seconds", "Duration of a reconciliation.", now.counters.look)
+    yield _counters("resyncs", "Full reconciliations by reason.", ("reason",), _single(now.counters.resyncs))
 
 
 def _node(now: MetricsSnapshot) -> Iterator[Metric]:
     yield _gauges("pods", "Pods by class.", ("class",), _single(now.pods_by_class))
     yield _gauges("pool_cpus", "CPUs by pool.", ("pool",), _single(now.pools))
     if now.budget_milli is not None:
-        yield _gauge("budget_cpus", "CPUs that BE pods may use together.", now.budget_milli / 1000)
+        yield _gauge("budget_cpus", "CPU budget of all BE pods.", now.budget_milli / 1000)
     used = ((name, milli / 1000) for name, milli in sorted(now.used_milli.items()))
     yield _gauges("used_cpus", "CPUs in use.", ("by",), (((name,), cpus) for name, cpus in used))
     promised = _single(now.headroom_milli)
-    yield _gauges("headroom_milli", "Thousandths of a CPU that BE may be promised.", ("numa_node",), promised)
+    yield _gauges("headroom_milli", "CPU headroom for BE pods in thousandths of a CPU.", ("numa_node",), promised)
     if now.headroom_memory_bytes is not None:
-        yield _gauge("headroom_memory_bytes", "Memory that BE may be promised.", now.headroom_memory_bytes)
+        yield _gauge("headroom_memory_bytes", "Memory headroom for BE pods.", now.headroom_memory_bytes)
 
 
 def _writes(now: MetricsSnapshot) -> Iterator[Metric]:
@@ -187,50 +189,53 @@ def _writes(now: MetricsSnapshot) -> Iterator[Metric]:
         sorted(counters.object_errors.items()),
     )
     yield _counters("writes", "Writes by knob and outcome.", ("knob", "outcome"), sorted(counters.writes.items()))
-    yield _counter("plan_events", "Looks with another cause than the clock, or that moved CPUs.", counters.events)
-    yield _counter("cpus_moved", "CPUs that came to belong to other pools.", counters.cpus_moved)
-    yield _counter("pools_changed", "Times that a pool's CPUs changed.", counters.pools_changed)
-    yield _counter("cpuset_writes", "Writes of CPU sets that the kernel took.", counters.cpuset_writes)
+    yield _counter("plan_events", "Reconciliations not caused by the timer, or that moved CPUs.", counters.events)
+    yield _counter("cpus_moved", "CPUs moved between pools.", counters.cpus_moved)
+    yield _counter("pools_changed", "Changes of a pool's CPUs.", counters.pools_changed)
+    yield _counter("cpuset_writes", "CPU set writes accepted by the kernel.", counters.cpuset_writes)
     yield _counters("foreign_writes", "Foreign changes by writer.", ("writer",), _single(counters.foreign))
     yield _counters(
-        "container_starts", "Starts by whether all was set before exec.", ("before_exec",), _single(counters.starts)
+        "container_starts",
+        "Container starts by whether all settings were written before exec.",
+        ("before_exec",),
+        _single(counters.starts),
     )
     yield _histogram(
-        "signal_to_write_seconds", "From the runtime's signal to the last write.", counters.signal_to_write
+        "signal_to_write_seconds", "Time from the runtime event to the last write.", counters.signal_to_write
     )
 
 
 def _parts(now: MetricsSnapshot) -> Iterator[Metric]:
     sources = [((source.name,), float(source.ok)) for source in now.sources]
-    yield _gauges("source_up", "1 when a source of knowledge answers.", ("source",), sources)
+    yield _gauges("source_up", "1 if a source answers.", ("source",), sources)
     ages = [((source.name,), source.age_s) for source in now.sources if source.age_s is not None]
     yield _gauges("source_age_seconds", "Age of a source's last answer.", ("source",), ages)
     up = [((part.name,), float(part.health is ComponentHealth.RUNNING)) for part in now.components]
-    yield _gauges("component_up", "1 when a component runs.", ("component",), up)
+    yield _gauges("component_up", "1 if a component is running.", ("component",), up)
     failures = [((part.name,), float(part.failures)) for part in now.components]
-    yield _counters("component_failures", "Failures of a component.", ("component",), failures)
+    yield _counters("component_failures", "Failures by component.", ("component",), failures)
 
 
 def _alerts(now: MetricsSnapshot) -> Iterator[Metric]:
     told = sorted(now.alerts.told.items())
     yield _counters("alerts", "Alerts by kind and severity.", ("kind", "severity"), told)
-    yield _gauge("alerts_stored", "Alerts in the store that some sink has yet to take.", now.alerts.stored)
+    yield _gauge("alerts_stored", "Pending alerts in the store.", now.alerts.stored)
     if not now.alerts.sinks:
         return
     sinks = sorted(now.alerts.sinks.items())
     outcomes = [((name, outcome), count) for name, one in sinks for outcome, count in sorted(one.outcomes.items())]
-    yield _counters("alert_sink_alerts", "Alerts by sink and what became of them.", ("sink", "outcome"), outcomes)
+    yield _counters("alert_sink_alerts", "Alerts by sink and outcome.", ("sink", "outcome"), outcomes)
     waiting = [((name,), float(one.waiting)) for name, one in sinks]
-    yield _gauges("alert_sink_waiting", "Alerts that a sink has yet to take.", ("sink",), waiting)
+    yield _gauges("alert_sink_waiting", "Pending alerts by sink.", ("sink",), waiting)
     late = [((name,), one.late_s) for name, one in sinks]
-    yield _gauges("alert_sink_late_seconds", "How late the oldest waiting alert is.", ("sink",), late)
+    yield _gauges("alert_sink_late_seconds", "Age of the oldest pending alert.", ("sink",), late)
     failing = [((name,), float(one.failing)) for name, one in sinks]
-    yield _gauges("alert_sink_failing", "1 while a sink does not take alerts.", ("sink",), failing)
+    yield _gauges("alert_sink_failing", "1 while delivery to a sink fails.", ("sink",), failing)
 
 
 def _http(now: MetricsSnapshot) -> Iterator[Metric]:
     requests = sorted(now.http_requests.items())
-    yield _counters("http_requests", "Answers by listener and status.", ("listener", "code"), requests)
+    yield _counters("http_requests", "HTTP responses by listener and status.", ("listener", "code"), requests)
     aborted = sorted(now.http_aborted.items())
     words = "Connections ended early, by listener and reason."
     yield _counters("http_connections_aborted", words, ("listener", "reason"), aborted)
@@ -239,15 +244,15 @@ def _http(now: MetricsSnapshot) -> Iterator[Metric]:
 def _watched(now: InterferenceCounters) -> Iterator[Metric]:
     """Interference and evictions, where they are watched."""
     verdicts = sorted(now.verdicts.items())
-    yield _gauges("interference_victims", "Watched pods by rule and verdict.", ("rule", "verdict"), verdicts)
+    yield _gauges("interference_victims", "Monitored pods by rule and verdict.", ("rule", "verdict"), verdicts)
     yield _gauges("response_steps", "Responses in force.", ("response",), _single(now.steps))
     changes = sorted(now.changes.items())
-    yield _counters("response_changes", "What happened on the ladder.", ("response", "turn"), changes)
+    yield _counters("response_changes", "Changes of responses.", ("response", "turn"), changes)
     reading = [((name,), value) for name, value in sorted(now.read_s.items())]
     yield _counters("signal_read_seconds", "CPU time of reading signals.", ("reader",), reading)
     yield _gauge("interference_pass_seconds", "CPU time of the last pass over all signals and rules.", now.pass_s)
     yield _gauges("evictions", "Evictions of the last two hours by outcome.", ("outcome",), _single(now.orders))
-    yield _gauge("evictions_wanted", "Pods that a dry run wants evicted now.", now.would)
+    yield _gauge("evictions_wanted", "Pods that a dry run would evict now.", now.would)
 
 
 def _cache(use: CacheUsage, age_s: float | None) -> Iterator[Metric]:
@@ -256,7 +261,7 @@ def _cache(use: CacheUsage, age_s: float | None) -> Iterator[Metric]:
         yield _gauge("cache_use_age_seconds", "Age of the readings of cache and memory bandwidth.", age_s)
     if use.level is not None:
         shares = [(("cache",), use.level.cache_percent), (("memory_bandwidth",), use.level.mba_percent)]
-        yield _gauges("be_level_percent", "BE's share where it moves, as a level.", ("of",), shares)
+        yield _gauges("be_level_percent", "Current BE share of a dynamic level.", ("of",), shares)
     labels = ("group", "class", "cache")
     rows = [
         ((name, use.classes.get(name, ""), str(cache)), one)
@@ -264,7 +269,7 @@ def _cache(use: CacheUsage, age_s: float | None) -> Iterator[Metric]:
         for cache, one in sorted(caches.items())
     ]
     held = [(names, one.occupancy_bytes) for names, one in rows if one.occupancy_bytes is not None]
-    yield _gauges("llc_occupancy_bytes", "Last-level cache held by a resctrl group.", labels, held)
+    yield _gauges("llc_occupancy_bytes", "Last-level cache occupancy of a resctrl group.", labels, held)
     moved = [(names, one.total_bytes_s) for names, one in rows if one.total_bytes_s is not None]
     yield _gauges("memory_bandwidth_bytes_per_second", "Memory bandwidth of a resctrl group.", labels, moved)
 
@@ -272,7 +277,7 @@ def _cache(use: CacheUsage, age_s: float | None) -> Iterator[Metric]:
 def _pods(pods: Sequence[PodMetrics]) -> Iterator[Metric]:
     """Five to eight series a pod: well below the twelve that a node with 500 pods can afford."""
     info = [((pod.uid, pod.namespace, pod.name, pod.pod_class, pod.source), 1.0) for pod in pods]
-    yield _gauges("pod_info", "A pod, its class and who told.", (*_POD, "class", "source"), info)
+    yield _gauges("pod_info", "A pod, its class and the source of the class.", (*_POD, "class", "source"), info)
     cpus = [((pod.uid, pod.namespace, pod.name), pod.cpus) for pod in pods if pod.cpus is not None]
     yield _gauges("pod_cpuset_cpus", "CPUs a pod may run on.", _POD, cpus)
     quota = [
@@ -286,6 +291,6 @@ def _pods(pods: Sequence[PodMetrics]) -> Iterator[Metric]:
     ]
     yield _gauges("pod_settings", "Settings of a pod by state.", (*_POD, "state"), states)
     held = [((pod.uid, pod.namespace, pod.name), pod.llc_bytes) for pod in pods if pod.llc_bytes is not None]
-    yield _gauges("pod_llc_occupancy_bytes", "Last-level cache held by a pod.", _POD, held)
+    yield _gauges("pod_llc_occupancy_bytes", "Last-level cache occupancy of a pod.", _POD, held)
     moved = [((pod.uid, pod.namespace, pod.name), pod.memory_bytes_s) for pod in pods if pod.memory_bytes_s is not None]
     yield _gauges("pod_memory_bandwidth_bytes_per_second", "Memory bandwidth of a pod.", _POD, moved)

@@ -21,6 +21,7 @@ from starlette.routing import Route
 from cgroupfs.bounded import decoded
 from cgroupfs.errors import AgentError, InputError
 from cgroupfs.log import get_log
+from reconciler.runtime.format import duration
 from reconciler.settings.binder import ConfigError
 from reconciler.web.answers import FORMATS, Answers, to_json
 from reconciler.web.hosts import Hosts
@@ -78,10 +79,10 @@ class _Gate:
         if scope["type"] == "http":
             headers = dict(scope["headers"])
             if self._hosts is not None and not self._hosts.allow(headers.get(b"host"), scope["server"]):
-                await _answer({"error": "this host is not served; see http.allowed_hosts"}, 421)(scope, receive, send)
+                await _answer({"error": "host name not allowed; see http.allowed_hosts"}, 421)(scope, receive, send)
                 return
             if b"origin" in headers or headers.get(b"sec-fetch-site", b"none") not in _SAME_SITE:
-                await _answer({"error": "requests of web pages are refused"}, 403)(scope, receive, send)
+                await _answer({"error": "requests from web pages are refused"}, 403)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
@@ -144,7 +145,7 @@ def _controlling(control: ControlHandler) -> list[Route]:
     async def release(request: Request) -> Response:
         target = request.path_params["target"]
         if not await control.release(target):
-            return _answer({"error": f"there is no hold on {target!r}"}, 404)
+            return _answer({"error": f"no hold on {target!r}"}, 404)
         return _answer({"released": target})
 
     async def restore(request: Request) -> Response:
@@ -178,11 +179,11 @@ async def _body(request: Request, model: type[R]) -> R:
                 if len(parts) > MAX_BODY:
                     raise HTTPException(413, f"the body is larger than {MAX_BODY} bytes")
     if scope.cancelled_caught:
-        raise HTTPException(408, f"the body took longer than {BODY_DEADLINE_S:g} s")
+        raise HTTPException(408, f"body not complete within {duration(BODY_DEADLINE_S)}")
     try:
         return decoded(msgspec.json.Decoder(model).decode, bytes(parts) or b"{}")
     except ValueError as exc:
-        raise HTTPException(400, f"the body is no {model.__name__}: {exc}") from exc
+        raise HTTPException(400, f"the body is not a valid {model.__name__}: {exc}") from exc
 
 
 @final
@@ -219,16 +220,23 @@ async def _busy(request: Request, exc: Exception) -> Response:
 
 async def _http_error(request: Request, exc: Exception) -> Response:
     assert isinstance(exc, HTTPException)
-    words = exc.detail
-    if words == http.HTTPStatus(exc.status_code).phrase:
-        words = f"{words}: {request.method} {request.url.path}"
-    return Response(to_json({"error": words}), exc.status_code, headers=dict(exc.headers or {}), media_type=_JSON)
+    message: dict[str, object] = {"error": exc.detail}
+    if exc.detail == http.HTTPStatus(exc.status_code).phrase:
+        message["error"] = f"{exc.detail}: {request.method} {request.url.path}"
+        if exc.status_code == 404:
+            message["links"] = _pages(request)
+    return Response(to_json(message), exc.status_code, headers=dict(exc.headers or {}), media_type=_JSON)
+
+
+def _pages(request: Request) -> list[str]:
+    """The paths of this listener that answer GET."""
+    return [route.path for route in request.app.routes if isinstance(route, Route) and "GET" in (route.methods or ())]
 
 
 def _broken(window: LogWindow) -> Callable[[Request, Exception], Awaitable[Response]]:
     async def broken(request: Request, exc: Exception) -> Response:
         """A mistake of ours: told in the log with its traceback, not to the caller."""
-        window.failure("a request failed", exc, trio.current_time(), method=request.method, path=request.url.path)
+        window.failure("request failed", exc, trio.current_time(), method=request.method, path=request.url.path)
         return _answer({"error": "internal error; see the log"}, 500)
 
     return broken

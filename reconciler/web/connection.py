@@ -37,7 +37,7 @@ ANSWER_S: Final = 60.0
 """From a request's header to its whole answer."""
 
 RETRY_S: Final = 2
-_NO_REQUEST: Final = "what was sent is no HTTP/1.1 request"
+_NO_REQUEST: Final = "not an HTTP/1.1 request"
 _END: Final = re.compile(rb"\n\r?\n")
 
 Message = MutableMapping[str, Any]
@@ -117,10 +117,10 @@ class Connection:
                 if end:
                     break
             else:
-                await self._refuse(400, "timeout", "the header comes in too many pieces")
+                await self._refuse(400, "timeout", "the header arrived in too many parts")
         if scope.cancelled_caught:
             if header:
-                await self._refuse(408, "timeout", "the header takes too long")
+                await self._refuse(408, "timeout", "the header was not complete in time")
             return None
         self._http.receive_data(bytes(header))
         try:
@@ -131,9 +131,9 @@ class Connection:
             await self._refuse(400, "malformed", _NO_REQUEST)
         path, _, query = request.target.partition(b"?")
         if len(path) > MAX_TARGET or len(query) > MAX_QUERY:
-            await self._refuse(414, "too large", "the request's target is too long")
+            await self._refuse(414, "too large", "the request target is too long")
         if not path.startswith(b"/"):
-            await self._refuse(400, "malformed", "the request's target is no path")
+            await self._refuse(400, "malformed", "the request target is not a path")
         return request
 
     async def _answer(self, request: h11.Request) -> None:
@@ -182,7 +182,7 @@ class Connection:
         except h11.RemoteProtocolError as exc:
             self._last = True
             self._client.counts.aborted[self._client.listener, "malformed"] += 1
-            raise HTTPException(400, "the body breaks the protocol") from exc
+            raise HTTPException(400, "the body violates HTTP/1.1") from exc
         if isinstance(event, h11.Data):
             return {"type": "http.request", "body": bytes(event.data), "more_body": True}
         if isinstance(event, h11.EndOfMessage):

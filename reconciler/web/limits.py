@@ -148,7 +148,7 @@ class Bodies:
     def check(self, size: int) -> None:
         """Errors: `Busy` where another body of this size is too much."""
         if self.bytes and self.bytes + size > self._most:
-            raise Busy("too many long answers are being sent; try again in a few seconds")
+            raise Busy("too many large responses in progress; retry in a few seconds")
 
     @contextmanager
     def sending(self, body: bytes) -> Iterator[None]:

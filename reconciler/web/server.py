@@ -141,7 +141,7 @@ def listen_unix(path: str, group: int | None = None) -> Iterator[socket.socket]:
     temporary = f"{path}.{os.getpid()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC) as made:
         if os.path.lexists(path) and not stat.S_ISSOCK(os.lstat(path).st_mode):
-            raise WebError(f"{path}: exists and is no socket; left alone")
+            raise WebError(f"{path}: exists and is not a socket; unchanged")
         try:
             os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
             with suppress(FileNotFoundError):
@@ -172,7 +172,7 @@ def _give(path: str, group: int) -> None:
     except PermissionError as exc:
         # Without CAP_CHOWN, which nothing else needs, only a member may do this.
         os.unlink(path)
-        raise WebError(f"{path}: EPERM for group {group}: the unit needs SupplementaryGroups= with it") from exc
+        raise WebError(f"{path}: EPERM for group {group}: add it to SupplementaryGroups= of the unit") from exc
 
 
 def group_id(name: str) -> int:
@@ -180,7 +180,7 @@ def group_id(name: str) -> int:
     try:
         return grp.getgrnam(name).gr_gid
     except KeyError as exc:
-        raise WebError(f"there is no group {name!r}") from exc
+        raise WebError(f"no group {name!r}") from exc
 
 
 def _where(listening: socket.socket) -> str:

@@ -199,7 +199,7 @@ async def test_without_fanotify_writes_are_told_without_the_writer(
     watch = watch_writes([cpu], files={"cpu.shares"})
     assert isinstance(watch, InotifyWrites)
     assert len(caplog.messages) == 1
-    assert "writers are not known" in caplog.messages[0]
+    assert "writers are unknown" in caplog.messages[0]
     watch.follow(cpu, GROUP)
     write(f"{cpu}{GROUP}/cpu.cfs_quota_us", "50000")
     write(f"{cpu}{GROUP}/cpu.shares", "55")

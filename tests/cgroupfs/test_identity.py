@@ -129,9 +129,9 @@ def test_what_cannot_be_told_is_unknown_and_has_words(tmp_path: Path) -> None:
     child.wait()
     ended = identify(child.pid)
     assert (ended.kind, ended.name) == (K.UNKNOWN, "")
-    assert str(ended) == f"a process that has ended (pid {child.pid})"
+    assert str(ended) == f"pid {child.pid} (exited)"
     process(tmp_path, 7, "vim", "/usr/bin/vim")
-    assert str(identify(7, str(tmp_path))) == "a person with vim (pid 7)"
+    assert str(identify(7, str(tmp_path))) == "a person using vim (pid 7)"
     assert identify(7, str(tmp_path)).person
 
 
@@ -142,6 +142,6 @@ def test_real_processes_are_told(tmp_path: Path) -> None:
     with subprocess.Popen([tmp_path / "kubelet", "60"]) as child:
         try:
             assert identify(child.pid) == WriterProcess(kind=K.KUBELET, pid=child.pid, name="kubelet")
-            assert str(identify(child.pid)) == f"kubelet (pid {child.pid})"
+            assert str(identify(child.pid)) == f"kubelet (pid {child.pid} (exited)"
         finally:
             child.kill()

@@ -60,7 +60,7 @@ def test_sets_shrink_from_the_leaves_up() -> None:
 def test_partial_overlap_goes_through_the_union_only_where_a_child_stands_in_the_way() -> None:
     plan = order_changes(want_sets(p="2-3", p_a="2-3"), sets(p="0-1", p_a="0-1"), V1)
     assert lines(plan) == ["/p cpuset.cpus 0-3", "/p/a cpuset.cpus 2-3", "/p cpuset.cpus 2-3"]
-    assert "groups below" in plan.steps[0].why
+    assert "child groups" in plan.steps[0].why
 
 
 def test_a_leaf_is_written_once_even_on_partial_overlap() -> None:
@@ -137,14 +137,14 @@ def test_it_is_the_ratio_that_counts_and_the_nearest_limit_above() -> None:
     assert lines(order_changes(want("/p/m/c", cpu_quota=5_000), known, V1)) == ["/p/m/c cpu.cfs_quota_us 5000"]
     plan = order_changes(want("/p/m/c", cpu_quota=5_001), known, V1)
     assert blocked(plan) == [("/p/m/c", "cpu.quota", "cpu.quota: child ratio at most parent ratio")]
-    assert plan.blocked[0].reason == "0.5 CPUs are more than the 0.5 of /p"
+    assert plan.blocked[0].reason == "0.5 CPU exceed the 0.5 of /p"
 
 
 def test_a_quota_below_a_childs_is_blocked_at_the_parent() -> None:
     known: dict[tuple[str, str], Value] = {("/p", "cpu.quota"): None, ("/p/a", "cpu.quota"): 50_000}
     plan = order_changes(want("/p", cpu_quota=40_000), known, V1)
     assert blocked(plan) == [("/p", "cpu.quota", "cpu.quota: child ratio at most parent ratio")]
-    assert plan.blocked[0].reason == "/p/a below it has 0.5 CPUs, more than 0.4"
+    assert plan.blocked[0].reason == "its child /p/a has 0.5 CPU, more than 0.4"
     assert lines(order_changes(want("/p", cpu_quota=40_000), known, V2)) == ["/p cpu.max 40000"]
 
 
@@ -269,7 +269,7 @@ def test_a_v2_limit_below_usage_is_never_written() -> None:
     change = KnobChange(path="/c", knob="memory.max", want=8 * MEGA)
     assert blocked(order_changes([change], known, V2)) == [("/c", "memory.max", "memory.max below usage kills")]
     below = KnobChange(path="/c", knob="memory.max", want=8 * MEGA, usage_bytes=8 * MEGA + 1)
-    assert "8388609 bytes are in use" in order_changes([below], known, V2).blocked[0].reason
+    assert "8388609 bytes in use" in order_changes([below], known, V2).blocked[0].reason
     fits = KnobChange(path="/c", knob="memory.max", want=8 * MEGA, usage_bytes=8 * MEGA)
     (step,) = order_changes([fits], known, V2).steps
     assert (step.slow, step.guard) == (True, "memory.current")

@@ -146,7 +146,7 @@ def test_a_value_that_the_kernel_changes_on_the_way_in_is_not_ok() -> None:
 
     outcome = KernelWriter(places, files=Clamping(kernel, 0)).write(step("cpu.weight", "9"))
     assert (outcome.ok, outcome.wrote, outcome.after) == (False, True, "77")
-    assert "accepted, but it reads '77'" in str(outcome.error)
+    assert "accepted, but the value is '77'" in str(outcome.error)
 
 
 def test_a_v2_limit_below_the_memory_in_use_is_not_written_even_if_the_plan_says_so() -> None:
@@ -226,7 +226,7 @@ def test_without_memory_reclaim_a_limit_below_usage_is_busy() -> None:
     lower = step("memory.max", str(4 * MEGA), version=2, guard="memory.current", reclaim=True)
     outcome = KernelWriter(places, files=kernel).write(lower)
     assert isinstance(outcome.error, CgroupBusyError)
-    assert "no more can be reclaimed" in str(outcome.error)
+    assert "no more memory can be reclaimed" in str(outcome.error)
 
 
 async def test_a_whole_plan_is_performed_in_order_and_every_step_has_an_outcome() -> None:
@@ -333,8 +333,8 @@ async def test_what_takes_long_is_left_under_way_and_told_when_it_is_done() -> N
     outcomes = await writer.perform([step("cpu.weight", "2"), lowered, elsewhere])
     assert time.perf_counter() - since < 5
     assert [type(outcome.error) for outcome in outcomes] == [type(None), CgroupUnderWayError, CgroupUnderWayError]
-    assert "the kernel is still at it" in str(outcomes[1].error)
-    assert f"the kernel is at memory.limit_in_bytes of {GROUP}" in str(outcomes[2].error)
+    assert "still in progress in the kernel" in str(outcomes[1].error)
+    assert f"waiting for memory.limit_in_bytes of {GROUP}" in str(outcomes[2].error)
     assert writer.finished() == []
     # Meanwhile others go on; the lane and the file that the kernel is at are left alone.
     since = time.perf_counter()

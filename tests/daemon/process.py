@@ -70,7 +70,7 @@ class Daemon(DaemonProcess):
         return status, json.loads(answer)
 
     def answers(self, path: str) -> int:
-        """The status of a GET; 0 while nobody listens."""
+        """The status of a GET; 0 while stale socket."""
         try:
             return self.call("GET", path)[0]
         except (OSError, http.client.HTTPException):

@@ -60,7 +60,7 @@ def test_a_reload_adds_and_removes_a_sink_and_reports_a_bad_one(
     one.configure(alerts={"sinks": {"bad": {"command": {"argv": ["/nowhere/tell"]}}}})
     assert one.call("POST", "/reload")[0] == 200
     status, answer = one.call("POST", "/alerts/test", {})
-    assert (status, answer["sinks"][0]["detail"]) == (200, "/nowhere/tell: cannot be run: No such file or directory")
+    assert (status, answer["sinks"][0]["detail"]) == (200, "/nowhere/tell: cannot run: No such file or directory")
     one.configure(alerts={"sinks": {}})
     assert one.call("POST", "/reload")[0] == 200
     wait_for(lambda: one.state("alerts")["alerts"]["sinks"] == [], told=one.tail)

@@ -72,7 +72,7 @@ def test_the_idle_class_is_set_and_removed_and_the_weight_is_unchanged(node: Dir
     wait_for(lambda: bounded(node, be.main), told=one.tail)
     wait_for(lambda: node.read(be.group, "cpu", "cpu.idle") == "1", told=one.tail)
     one.look_again(3)
-    assert one.standing(be.group, "cpu.weight")["detail"] == "counts once cpu.idle ends"
+    assert one.standing(be.group, "cpu.weight")["detail"] == "takes effect once cpu.idle ends"
     one.configure()
     one.signal(signal.SIGHUP)
     wait_for(lambda: node.read(be.group, "cpu", "cpu.idle") == "0", told=one.tail)

@@ -24,7 +24,7 @@ def test_best_effort_pods_are_bounded_and_online_pods_are_left_alone(node: Direc
     assert node.quota(node.besteffort) == "100000"
     assert node.read(be.group, "cpu", "cpu.shares") == "2"
     assert {box.id: node.cpus(box) + " " + node.shares(box) for box in online.boxes} == before
-    assert node.cpus(be.boxes[0]) == "0-1", "the pause container is left alone"
+    assert node.cpus(be.boxes[0]) == "0-1", "pause containers are not managed"
     assert one.pod(be.uid)["class_source"] == "kubernetes QoS: BestEffort"
     assert one.pod(online.uid)["class_source"] == "kubernetes QoS: Burstable"
     assert one.lines("warning", "error") == []

@@ -56,7 +56,7 @@ def test_limits_are_divided_kept_through_a_kill_and_removed(node: DirectoryNode,
     second = added(node, "second")
     wait_for(lambda: limit(node, second) == f"{device} {4 * MEGA}", told=one.tail)
     wait_for(lambda: limit(node, first) == f"{device} {4 * MEGA}", told=one.tail)
-    assert node.read(first.boxes[0].group, "blkio", WRITES) == "", "the pause container is left alone"
+    assert node.read(first.boxes[0].group, "blkio", WRITES) == "", "pause containers are not managed"
     one.kill()
     two = daemon(policies=policies).up()
     assert limit(node, first) == limit(node, second) == f"{device} {4 * MEGA}"

@@ -38,7 +38,7 @@ def test_a_failing_kubelet_is_one_message_and_nothing_is_lost(node: DirectoryNod
         assert len(one.said("kubelet", word)) == 1, f"{mood}: said once, not at every question"
         assert node.tree() == before, mood
         assert one.pod(marked.uid)["class"] == "reclaimed", mood
-        # A new pod meanwhile is bounded by what else is known of it.
+        # A new pod meanwhile is bounded derived from other facts of it.
         late = node.add()
         wait_for(lambda late=late: bounded(node, late.main), told=one.tail)  # type: ignore[misc]
         if mood is None:

@@ -76,7 +76,7 @@ def test_be_pods_share_their_ceiling_and_online_pods_keep_theirs(
     (alone,) = land.send((be, land.groups(be)), seconds=LONG)
     held, kept = land.send((be, land.groups(be)), (online, land.groups(online)), seconds=2 * LONG)
     standing = one.standing(be.group, "net.share")
-    assert (standing["state"], standing["wanted"]) == ("written", "BE's part of eth0"), standing
+    assert (standing["state"], standing["wanted"]) == ("written", "BE share of eth0"), standing
     assert one.standing(online.group, "net.share") == {}
     # Fail static: what held BE pods before the crash holds them after it.
     wait_for(lambda: risen(one), told=one.tail)

@@ -214,5 +214,5 @@ def test_store_and_copy_gone_is_never_nothing_of_ours(node: DirectoryNode, daemo
     os.unlink(f"{node.store}.copy")
     ended = restore(one)
     assert ended.code == Exit.UNREACHABLE
-    assert "not known" in ended.err
+    assert "unknown" in ended.err
     assert "nothing was ever written" not in ended.err

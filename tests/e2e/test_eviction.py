@@ -182,7 +182,7 @@ async def test_through_cri_with_the_grace_and_again_when_the_kubelet_starts_it_a
         nursery.start_soon(trio.to_thread.run_sync, start_again, containerd_node, pod)
         case, told = await evicted(containerd_node, pod, tmp_path, EvictionMethodName.CRI)
     check_ended(containerd_node, pod, other, case, told)
-    assert (case.rounds, case.detail) == (1, "the runtime stopped its containers")
+    assert (case.rounds, case.detail) == (1, "containers stopped by the runtime")
     again = containerd_node.pods[pod.spec.uid]
     assert again.sandbox != pod.sandbox
     made = [one.id for one in containerd_node.cri.list_containers() if one.pod_sandbox_id == again.sandbox]
@@ -237,7 +237,7 @@ async def test_by_the_runtime_where_the_api_server_hangs(
         server=f"http://127.0.0.1:{port}",
     )
     check_ended(containerd_node, pod, other, case, told)
-    assert (case.means, case.detail) == (EvictionMethodName.CRI, "the runtime stopped its containers")
+    assert (case.means, case.detail) == (EvictionMethodName.CRI, "containers stopped by the runtime")
     assert case.tried[0].startswith("api: asked for 1 s; ")
     nursery.cancel_scope.cancel()
 

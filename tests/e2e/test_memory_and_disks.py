@@ -146,7 +146,7 @@ def test_a_limit_below_use_is_not_written_and_no_process_is_killed(
         ]
 
     eventually("the agent says why not", lambda: any(state == "refused" for state, _ in standing()), within_s=60)
-    assert "no more can be reclaimed" in standing()[0][1]
+    assert "no more memory can be reclaimed" in standing()[0][1]
     assert limit(pod["main"]) == "max"
     assert alive(pod["main"])
 

@@ -104,7 +104,7 @@ def test_amd_takes_sparse_masks_and_absolute_bandwidths(tmp_path: Path, name: st
     [
         pytest.param("Features\t: fp asimd\n", "MB:0=100;1=100\n", BandwidthUnit.PERCENT, id="Arm's MPAM"),
         pytest.param("Features\t: fp asimd\n", "MB:0= 20;1=  0\n", BandwidthUnit.PERCENT, id="the same, divided"),
-        pytest.param("", "    MB:0=2048;1=  80\n", BandwidthUnit.EIGHTH_GBPS, id="AMD's numbers, vendor not known"),
+        pytest.param("", "    MB:0=2048;1=  80\n", BandwidthUnit.EIGHTH_GBPS, id="AMD's numbers, vendor unknown"),
         pytest.param(AMD, "    MB:0=  80;1=  80\n", BandwidthUnit.EIGHTH_GBPS, id="AMD, all of it divided"),
     ],
 )
@@ -190,8 +190,8 @@ def test_a_mount_at_another_place_is_found(tmp_path: Path) -> None:
     [
         (INTEL, "nodev\tresctrl\n", ResctrlStatus.NOT_MOUNTED, "mount -t resctrl resctrl .*/sys/fs/resctrl$"),
         (INTEL, "", ResctrlStatus.NO_KERNEL, "kernel has no resctrl"),
-        ("flags\t: fpu sse\n", "", ResctrlStatus.NO_CPU, "CPU reports no resource control"),
-        ("Features\t: fp asimd\n", "", ResctrlStatus.NO_CPU, "CPU reports no resource control"),
+        ("flags\t: fpu sse\n", "", ResctrlStatus.NO_CPU, "CPU has no resource control"),
+        ("Features\t: fp asimd\n", "", ResctrlStatus.NO_CPU, "CPU has no resource control"),
         ("", "nodev\tresctrl\n", ResctrlStatus.NOT_MOUNTED, "not mounted"),
     ],
 )

@@ -35,5 +35,5 @@ def test_no_mount_and_no_table_have_no_source(tmp_path: Path) -> None:
 
 def test_a_process_with_mounts_of_its_own_names_the_line_for_the_host(tmp_path: Path) -> None:
     mounter = RealMounter(node(tmp_path, "", "mnt:[1]"))
-    with pytest.raises(CgroupDeniedError, match=r"mounts of its own.* /sys/fs/resctrl resctrl cdp 0 0"):
+    with pytest.raises(CgroupDeniedError, match=r"private mount namespace.* /sys/fs/resctrl resctrl cdp 0 0"):
         mounter.mount("/sys/fs/resctrl", ["cdp"])

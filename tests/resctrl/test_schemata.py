@@ -96,7 +96,7 @@ def test_what_the_kernel_takes_passes(machine: Capability, schemata: dict[str, d
         pytest.param(INTEL, {"L3": {0: 0}}, "L3:0: '0': expected a mask of ways in fff, not empty", id="empty"),
         pytest.param(AMD, {"L3": {0: 0}}, "not empty", id="empty where the kernel would take it"),
         pytest.param(INTEL, {"L3": {0: 0x1FFF}}, "'1fff': expected a mask of ways in fff", id="too wide"),
-        pytest.param(INTEL, {"L3": {1: 5}}, "L3:1: '5': expected ways that lie side by side", id="holes"),
+        pytest.param(INTEL, {"L3": {1: 5}}, "L3:1: '5': expected contiguous ways", id="holes"),
         pytest.param(INTEL, {"L3": {7: 1}}, "L3:7: 7: expected a domain of 0, 1", id="no such domain"),
         pytest.param(INTEL, {"L2": {0: 1}}, "'L2': expected one of L3, MB", id="no such cache"),
         pytest.param(CDP, {"L3": {0: 1}}, "'L3': expected one of L3CODE, L3DATA, MB", id="not halved"),

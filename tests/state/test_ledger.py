@@ -235,7 +235,7 @@ def test_history_waiting_for_a_store_is_bounded_and_says_how_much_was_lost(tmp_p
     ledger.flush()
     newest = read_dump(ledger._store.path)["history"]
     assert isinstance(newest, list)
-    assert newest[0]["reason"] == f"{20_000 - kept} events were too many to keep"
+    assert newest[0]["reason"] == f"{20_000 - kept} events were dropped"
     assert newest[1]["at"] == 19_999.0
 
 

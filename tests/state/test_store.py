@@ -165,11 +165,11 @@ def test_the_dump_names_damaged_rows_and_gives_the_others(path: str) -> None:
     connection.close()
     dump = read_dump(path)
     assert dump["files"] == [{"order": 1}, {"order": 2}]
-    assert dump["problems"] == ["files: row 'x' is damaged: read from its second copy"]
+    assert dump["problems"] == ["files: row 'x' is damaged: using its second copy"]
     os.unlink(f"{path}.copy")
     dump = read_dump(path)
     assert dump["files"] == [{"order": 2}]
-    assert dump["problems"] == ["files: row 'x' is damaged; some of it may be lost"]
+    assert dump["problems"] == ["files: row 'x' is damaged; data may be lost"]
 
 
 @pytest.mark.parametrize("name", ["a b?mode=rw#x", "50%25", "ü"])
@@ -180,13 +180,13 @@ def test_any_directory_name_will_do(tmp_path: Path, name: str) -> None:
 
 
 def test_no_store_and_no_database_are_one_clear_message_each(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="there is no store here"):
+    with pytest.raises(StoreError, match="no state file"):
         read_dump(str(tmp_path / "state.db"))
     (tmp_path / "state.db").write_bytes(b"something else " * 300)
     with pytest.raises(StoreError, match="cannot be read"):
         read_dump(str(tmp_path / "state.db"))
     (tmp_path / "state.db").write_bytes(b"")
-    with pytest.raises(StoreError, match="first opening did not finish"):
+    with pytest.raises(StoreError, match="never initialized completely"):
         read_dump(str(tmp_path / "state.db"))
 
 

@@ -203,7 +203,7 @@ def test_damage_met_while_reading_is_an_error_once_and_repaired(path: str) -> No
     other.close()
     os.unlink(copy_path(path))
     generation = store.generation
-    with pytest.raises(StoreError, match=r"row 'a' is damaged.*a fresh one is in place"):
+    with pytest.raises(StoreError, match=r"row 'a' is damaged.*a new store was created"):
         store.rows(FILES)
     assert store.ready() == generation + 1
     assert content(store, FILES) == {"b": 2}

@@ -38,7 +38,7 @@ def test_a_read_only_disk_is_an_error_for_writes_and_still_gives_what_is_there(s
     store = Store(path, boot="b", monotonic=lambda: now[0])
     assert not usable(store)
     assert content(store, FILES) == {"a": 1}
-    with pytest.raises(StoreError, match="cannot be written"):
+    with pytest.raises(StoreError, match="cannot write"):
         store.apply(batch_of(FILES, {"b": 2}))
     assert read_dump(path)["meta"]
     remount(small_disk, "rw")

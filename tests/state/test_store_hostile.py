@@ -52,9 +52,9 @@ WRONG: dict[str, Callable[[], list[str]]] = {
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_schema_that_is_not_ours_is_not_read(tmp_path: Path, wrong: str) -> None:
     path = made(tmp_path / "state.db", *WRONG[wrong]())
-    with pytest.raises(StoreError, match="not ours"):
+    with pytest.raises(StoreError, match="not created by bypassd"):
         open_readonly(path)
-    with pytest.raises(StoreError, match="not ours"):
+    with pytest.raises(StoreError, match="not created by bypassd"):
         read_dump(path)
 
 

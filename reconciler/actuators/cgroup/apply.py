@@ -291,7 +291,7 @@ class CgroupActuator:
             self.writes[work.knob.name, "refused"] += 1
             if error is not None:
                 self.judge.errors.counted("file", error)
-            reason = str(error) if error is not None else "it could not be read back"
+            reason = str(error) if error is not None else "reading it back failed"
             self._ledger.failed(work.key, errno=error.errno if error is not None else 0, error=reason)
             self.judge.statuses.refused(work, reason)
             return

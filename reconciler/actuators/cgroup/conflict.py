@@ -33,6 +33,7 @@ from cgroupfs.log import get_log
 from reconciler.actuators.cgroup.compare import FileWrite
 from reconciler.actuators.cgroup.status import Alert, StatusTable
 from reconciler.actuators.holds import file_target
+from reconciler.runtime.format import duration
 from reconciler.runtime.workqueue import NODE, DirtyKeys, files_key
 from reconciler.sources.process_facts import process_facts
 from state.entry import US, LedgerEntry
@@ -69,22 +70,29 @@ class ForeignRules(Struct, frozen=True, kw_only=True):
     """Bounds of the tug-of-war. Times in seconds."""
 
     rounds: Annotated[
-        int, Meta(ge=1, le=1000, description="foreign writes of one file within the window before it is left to them")
+        int,
+        Meta(
+            ge=1,
+            le=1000,
+            description="foreign writes of a file within window_s after which bypassd stops reasserting it",
+        ),
     ] = 5
-    window_s: Annotated[float, Meta(ge=1, le=86400, description="how long a foreign write counts")] = 120.0
+    window_s: Annotated[float, Meta(ge=1, le=86400, description="time window in which foreign writes are counted")] = (
+        120.0
+    )
     backoff_s: Annotated[
-        float, Meta(ge=0.01, le=3600, description="wait before the second answer; doubles with each further one")
+        float, Meta(ge=0.01, le=3600, description="wait before the second reassertion; doubles with each further one")
     ] = 1.0
-    backoff_max_s: Annotated[float, Meta(ge=0.01, le=3600, description="the longest such wait")] = 30.0
+    backoff_max_s: Annotated[float, Meta(ge=0.01, le=3600, description="longest wait between two reassertions")] = 30.0
     retry_yielded_s: Annotated[
-        float, Meta(ge=1, le=604800, description="when a file that was left to others is tried again")
+        float, Meta(ge=1, le=604800, description="time after which bypassd tries a given-up file again")
     ] = 3600.0
     hold_person_s: Annotated[
         float,
         Meta(
             ge=0,
             le=604800,
-            description="how long a value that a person wrote by hand stays, and a pod after restore --pod",
+            description="duration of a hold on a value set manually, and on a pod after restore --pod",
         ),
     ] = 3600.0
 
@@ -144,24 +152,26 @@ class ForeignWrites:
             if history.last is not ConflictAction.WAIT:
                 history.rounds.clear()
             history.last = ConflictAction.REASSERT
-            return ConflictDecision(ConflictAction.REASSERT, None, "the wait is over; set again")
+            return ConflictDecision(ConflictAction.REASSERT, None, "wait over; reasserted")
         if not fresh:
-            return ConflictDecision(ConflictAction.REASSERT, None, f"{writer} wrote it; set again")
+            return ConflictDecision(ConflictAction.REASSERT, None, f"changed by {writer}; reasserted")
         if person:
             # It lasts as a `Hold`, which people can see and release, and which outlives the process.
             history.rounds.clear()
-            words = f"{writer} set it by hand; honoured as a hold"
+            words = f"set manually by {writer}; treated as a hold"
             return ConflictDecision(ConflictAction.HOLD, now + rules.hold_person_s, words)
         history.rounds = [at for at in history.rounds if now - at < rules.window_s]
         history.rounds.append(now)
         count = len(history.rounds)
         if count > rules.rounds:
-            words = f"{writer} wrote it {count} times within {now - history.rounds[0]:.0f} s; left to them"
+            words = f"changed {count} times in {duration(now - history.rounds[0])} by {writer}; giving up"
             return self._until(history, ConflictAction.YIELD, now + rules.retry_yielded_s, words)
         if expected or count == 1:
-            return ConflictDecision(ConflictAction.REASSERT, None, f"{writer} wrote it; set again")
+            return ConflictDecision(ConflictAction.REASSERT, None, f"changed by {writer}; reasserted")
         delay = min(rules.backoff_s * 2 ** (count - 2), rules.backoff_max_s)
-        return self._until(history, ConflictAction.WAIT, now + delay, f"{writer} wrote it again; waiting {delay:g} s")
+        return self._until(
+            history, ConflictAction.WAIT, now + delay, f"changed again by {writer}; retry in {duration(delay)}"
+        )
 
     def _until(self, history: FileHistory, answer: ConflictAction, until: float, words: str) -> ConflictDecision:
         history.last, history.until = answer, until
@@ -238,7 +248,7 @@ class ForeignWriteHandler:
             return True
         if verdict.answer is ConflictAction.HOLD:
             until = time.time() + (verdict.again_at or now) - now
-            self._held(Hold(target=file_target(*work.place), reason="set by hand", by=process, until=until))
+            self._held(Hold(target=file_target(*work.place), reason="set manually", by=process, until=until))
         state = _STATES[verdict.answer]
         known = self._standings.get(work.place)
         news = known is None or known.state != state

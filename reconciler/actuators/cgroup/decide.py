@@ -222,13 +222,13 @@ class ChangeDetector:
     def _plan_set(self, target: GroupTarget, name: str, setting: Setting) -> FileWrite | None:
         file = self.control_files.find(target.group.path, name)
         if file is None:
-            self._missing(setting, f"no {CATALOG[name].controller} controller here that has {name}")
+            self._missing(setting, f"no {CATALOG[name].controller} controller with {name} on this node")
             return None
         knob, version = file.knob, file.version
         try:
             text = knob.encode(setting.value, version)
         except ValueError as exc:
-            self._missing(setting, f"{setting.value!r} cannot be written: {exc}")
+            self._missing(setting, f"{setting.value!r} is not writable: {exc}")
             return None
         wanted = knob.normal(text, version)
         try:
@@ -279,7 +279,7 @@ class ChangeDetector:
             ):
                 self.adoptable.append(work)
             if entry is not None and entry.yielded:
-                self._ledger.set_yielded(work.key, yielded=False, reason="it holds what is wanted again")
+                self._ledger.set_yielded(work.key, yielded=False, reason="correct again")
             return False
         foreign = entry if work.move is FileAction.FOREIGN else None
         hold = self._hold(setting)

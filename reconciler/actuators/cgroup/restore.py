@@ -202,7 +202,7 @@ def _look(scene: _Scene, entry: LedgerEntry) -> RestoreResult | _PendingRestore:
     knob = CATALOG.get(entry.knob)
     version = hierarchy.version(entry.controller)
     if knob is None or version is None:
-        return _undone(entry, RestoreOutcome.GONE, "", f"no {entry.controller} controller here")
+        return _undone(entry, RestoreOutcome.GONE, "", f"no {entry.controller} controller on this node")
     try:
         inode = files.inode(hierarchy.trigger_directory(entry.path))
         if not same_group(entry.inode, inode):

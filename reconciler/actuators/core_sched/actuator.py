@@ -257,7 +257,7 @@ class CoreSched:
         try:
             await self._kept.save(CookieState(ours=dict(ours)), dropped=dropped)
         except StoreError as exc:
-            self._unrecorded = f"nothing is given that cannot be recorded: {exc}"
+            self._unrecorded = f"no cookie is assigned that cannot be recorded: {exc}"
             return False
         return True
 
@@ -300,10 +300,10 @@ class CoreSched:
         if seen.problem:
             return "refused", seen.problem
         if found.foreign and not found.wrong:
-            return "yielded", f"{found.foreign} of {_threads(found.total)} with a cookie of their own, which they keep"
+            return "yielded", f"{found.foreign} of {_threads(found.total)} keep their own cookie"
         if self._unrecorded:
             return "not recorded", self._unrecorded
-        return "waiting", self._refused or "its threads come faster than they can be given their cookie"
+        return "waiting", self._refused or "new threads appear faster than cookies can be assigned"
 
     def _note(self, kind: str, path: str, *, group: str, why: str, setting: Setting | None = None) -> None:
         self._ledger.note(

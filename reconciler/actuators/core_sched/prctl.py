@@ -26,7 +26,7 @@ _THREAD: Final = 0
 
 _WHY: Final = {
     errno.EINVAL: "this kernel has no core scheduling (CONFIG_SCHED_CORE, from Linux 5.14 on)",
-    errno.ENODEV: "no core of this machine has two threads online: there is nothing to keep apart",
+    errno.ENODEV: "no core of this machine has two online threads: core scheduling has no effect",
     errno.ENOSYS: "this kernel has no prctl",
     errno.EPERM: "prctl is not permitted here (a seccomp filter)",
 }
@@ -88,7 +88,7 @@ def unable(prctl: Prctl) -> str:
         return _WHY.get(exc.errno or 0, str(exc))
     if own:
         # Every thread of ours would hand it on, and none could take a cookie away.
-        return "bypassd itself has a core scheduling cookie: start it from where there is none"
+        return "bypassd itself has a core scheduling cookie: start it without one"
     return ""
 
 

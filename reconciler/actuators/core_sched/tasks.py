@@ -115,7 +115,7 @@ def observe(
             tids = sorted(set(_listed(directory, file, files)))
         except OSError as exc:
             if exc.errno not in _GONE:
-                found[name] = ObservedThreads(problem=f"its threads cannot be listed: {exc.strerror}")
+                found[name] = ObservedThreads(problem=f"cannot list its threads: {exc.strerror}")
             continue
         found[name] = _cookies(tids, prctl)
     return found
@@ -137,7 +137,7 @@ def _cookies(tids: Sequence[int], prctl: Prctl) -> ObservedThreads:
     for tid in tids:
         if not tid:
             # The kernel's word for a process of a PID namespace that is not below ours.
-            problem = "its processes are outside of this PID namespace: bypassd needs the host's (hostPID)"
+            problem = "its processes are outside this PID namespace: bypassd needs the host's (hostPID)"
             continue
         try:
             threads[tid] = prctl.get(tid)

@@ -366,7 +366,7 @@ def _standing(setting: Setting, outcome: Counter[str] | None, *, recorded: bool)
     refused = ", ".join(f"{count} processes: {code}" for code, count in sorted((outcome or {}).items()) if code)
     if not recorded:
         return SettingStatus(
-            setting, "not recorded", wanted, None, "its processes' numbers cannot be remembered", time.time()
+            setting, "not recorded", wanted, None, "the oom_score_adj of its processes cannot be recorded", time.time()
         )
     if refused:
         return SettingStatus(setting, "refused", wanted, None, refused, time.time())

@@ -94,9 +94,9 @@ class Sysctls:
         except FileNotFoundError:
             return f"this kernel has no {name}"
         except OSError as exc:
-            return f"cannot be read: {errno_name(exc.errno)}"
+            return f"cannot read: {errno_name(exc.errno)}"
         except ValueError:
-            return "holds no number"
+            return "not a number"
 
     def write(self, name: str, value: int) -> str:
         """Set it and read it back. Empty when it is there, else why not."""
@@ -251,13 +251,13 @@ class Watermarks:
         original = there if kept is None else kept.original
         target = max(value, original)
         if kept is not None and self._is_foreign(name, there, kept):
-            return "yielded", f"somebody else has set it to {there}, which is left"
+            return "yielded", f"set to {there} by another program; unchanged"
         if there == target:
             if kept is not None:
                 self._sure.add(name)
-            return "in place", "" if target == value else f"it was {original} before, and is never lowered below that"
+            return "in place", "" if target == value else f"never set below its original value {original}"
         if held:
-            return "held", "an operator's hold"
+            return "held", "on hold by an operator"
         if dry:
             return "would write", ""
         if wanted.most_rise is not None and target - there > wanted.most_rise:

@@ -125,7 +125,7 @@ class Links:
             try:
                 yield _link(body)
             except struct.error as exc:
-                raise SourceError(NAME, f"no answer of the kernel about devices: {exc}") from exc
+                raise SourceError(NAME, f"no answer from the kernel about devices: {exc}") from exc
 
     def number(self, file: int) -> int | None:
         """The number that our namespace knows another by, an open file of it; None: there is no cable into it."""
@@ -165,9 +165,9 @@ class Links:
                 if flags & _DUMP != _DUMP:
                     return
         except OSError as exc:
-            raise SourceError(NAME, f"no answer of the kernel about devices: {exc.strerror or exc}") from exc
+            raise SourceError(NAME, f"no answer from the kernel about devices: {exc.strerror or exc}") from exc
         except struct.error as exc:
-            raise SourceError(NAME, f"no answer of the kernel about devices: {exc}") from exc
+            raise SourceError(NAME, f"no answer from the kernel about devices: {exc}") from exc
 
 
 def _packed(kind: int, value: bytes) -> bytes:
@@ -192,9 +192,7 @@ _ERRORS: Final[dict[int, type[SourceError]]] = {
 def _refuse(body: memoryview) -> None:
     code = -int(struct.unpack_from("=i", body)[0])
     if code:
-        raise _ERRORS.get(code, SourceError)(
-            NAME, f"the kernel refuses what is asked about devices: {errno_name(code)}"
-        )
+        raise _ERRORS.get(code, SourceError)(NAME, f"the kernel refused a request about devices: {errno_name(code)}")
 
 
 def _attributes(body: memoryview, at: int) -> Iterator[tuple[int, memoryview]]:

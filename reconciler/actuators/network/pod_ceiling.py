@@ -171,7 +171,7 @@ class PodEgressCeiling:
             elif pod.uid not in apart:
                 places[pod.uid] = PodEgress(host=True)
             elif space.inode in shared:
-                places[pod.uid] = PodEgress(problem=f"its network namespace is that of {shared[space.inode]}, too")
+                places[pod.uid] = PodEgress(problem=f"shares its network namespace with {shared[space.inode]}")
             else:
                 places[pod.uid] = PodEgress(cables=cables[pod.uid])
         devices = self._tc.devices() if self.cables else {}
@@ -268,7 +268,7 @@ def _placed(lead: Mapping[str, Redirect], cables: Mapping[str, Redirect]) -> dic
     free = (slot for slot in range(1, SLOTS + 1) if slot not in taken)
     placed = {name: replace(led, slot=kept.get(name) or next(free, 0)) for name, led in lead.items()}
     if not all(led.slot for led in placed.values()):
-        raise SourceError(NAME, f"there are more than {SLOTS} cables of BE pods")
+        raise SourceError(NAME, f"more than {SLOTS} veth pairs of BE pods")
     return placed
 
 
@@ -282,9 +282,9 @@ def _after_link(state: str, words: str, uid: str, done: Mapping[str, str]) -> tu
 
 
 def _standing(pod: Pod, state: str, words: str, by: str) -> SettingStatus:
-    wanted = f"BE's part of {by}"
+    wanted = f"BE share of {by}"
     setting = Setting(
-        path=pod.group.path, knob=SHARE, value=None, policy=NAME, reason="BE pods share it", pod_uid=pod.uid
+        path=pod.group.path, knob=SHARE, value=None, policy=NAME, reason="shared by BE pods", pod_uid=pod.uid
     )
     actual = wanted if state in {"in place", "written"} else None
     return SettingStatus(setting, state, wanted, actual, words, time.time())

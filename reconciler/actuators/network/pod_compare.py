@@ -17,9 +17,9 @@ from reconciler.actuators.network.undo import Redirect
 from state.model import Hold, Pod
 from state.network import SHARE
 
-_NO_CABLE: Final = "no cable (veth) of its namespace ends here; macvlan, ipvlan and devices of its own are not held"
-_OTHER_WAY: Final = "in place, but its packets do not pass there: something takes them before (XDP, tcx)"
-_HOST: Final = "it is in the host's network, where only net_cls tells its packets from others"
+_NO_CABLE: Final = "no veth pair of its namespace ends here; macvlan, ipvlan and physical devices are not limited"
+_OTHER_WAY: Final = "in place, but bypassed by its packets (XDP, tcx)"
+_HOST: Final = "in the host network, where only net_cls identifies its packets"
 TO_DO: Final = "to do"
 """How a pod stands whose cables are to be led away now; what becomes of that is told when it is done."""
 
@@ -73,7 +73,7 @@ def decide(
         hold = holding(holds, path=pods[uid].group.path, knob=SHARE, pod_uid=uid)
         if hold is not None or place.waits:
             right |= {name for name, led in cables.items() if led.pod_uid == uid}
-            stands[uid] = ("waiting", "it has no process yet")
+            stands[uid] = ("waiting", "no process yet")
             if hold is not None:
                 stands[uid] = ("held", f"{hold.reason} (by {hold.by})")
         elif place.host:

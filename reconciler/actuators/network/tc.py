@@ -131,7 +131,7 @@ class RealTc:
             root = self._root(link, index)
             if root is None or not (root.ours or root.default):
                 raise SourceError(
-                    NAME, f"its root is {root.kind if root else 'not known'}, which is not ours to replace"
+                    NAME, f"its root is {root.kind if root else 'not known'}, which belongs to another program"
                 )
             if not root.ours:
                 link.tc("add", "htb", index, HANDLE, default=ONLINE_CLASS)
@@ -228,7 +228,7 @@ def load_classifier() -> int:
     """Load the classifier; its file number. Errors: `SourceError` where this kernel or our rights do not allow it."""
     number = _BPF.get(platform.machine())
     if number is None:
-        raise SourceError(NAME, f"no number of the bpf call is known for {platform.machine()}")
+        raise SourceError(NAME, f"no bpf system call number for {platform.machine()}")
     code = struct.pack("<BBhiBBhi", _CALL, 0, 0, _GET_CGROUP_CLASSID, _EXIT, 0, 0, 0)
     program, license_ = ctypes.create_string_buffer(code, len(code)), ctypes.create_string_buffer(b"Apache-2.0")
     head = struct.pack("=IIQQ", _SCHED_CLS, len(code) // 8, ctypes.addressof(program), ctypes.addressof(license_))
@@ -237,5 +237,5 @@ def load_classifier() -> int:
     opened = int(libc.syscall(number, _PROG_LOAD, attributes, len(attributes)))
     if opened < 0:
         code_ = ctypes.get_errno()
-        raise SourceError(NAME, f"the classifier cannot be loaded: {errno.errorcode.get(code_, code_)}")
+        raise SourceError(NAME, f"cannot load the classifier: {errno.errorcode.get(code_, code_)}")
     return opened

@@ -145,7 +145,7 @@ class RealPodTc:
     def entries(self, indices: Collection[int]) -> dict[int, IngressState]:
         if not indices:
             return {}
-        with connected(self._connect, "pods' cables") as link:
+        with connected(self._connect, "pod veth pairs") as link:
             kinds = _disciplines(link)
             return {index: _entry(link, index, kinds.get(index, "")) for index in indices}
 
@@ -157,7 +157,7 @@ class RealPodTc:
                 links.sort(gather, HANDLE, PREFERENCE, slot, came_by=cable, into=_FIRST + slot)
             there = _entry(link, index, _disciplines(link).get(index, ""))
             if there.others:
-                raise SourceError(NAME, f"{cable}: {there.others} is there, which is not ours to pass by")
+                raise SourceError(NAME, f"{cable}: {there.others} belongs to another program")
             kind = there.kind
             for candidate in () if kind else _FILTERS:
                 if _added(link, candidate, index):
@@ -219,7 +219,7 @@ class RealPodTc:
                     link.link("add", ifname=GATHER, kind="ifb", txqlen=_QUEUE)
             found = _gather(self.device(GATHER), complete=False)
             if found is None or found.problem:
-                raise SourceError(NAME, found.problem if found is not None else f"{GATHER} has gone again")
+                raise SourceError(NAME, found.problem if found is not None else f"{GATHER} disappeared again")
             if not any(one["handle"] == HANDLE for one in link.get_qdiscs(index=found.index)):
                 link.tc("add", "htb", found.index, HANDLE, default=BE_CLASS)
             _rate(link, found.index, rate, "replace-class")
@@ -251,7 +251,7 @@ def _gather(found: Link | None, *, complete: bool) -> IfbState | None:
     if found is None:
         return None
     if found.kind != "ifb":
-        return IfbState(index=found.index, problem=f"{GATHER} is there, a {found.kind or 'device'} of somebody else")
+        return IfbState(index=found.index, problem=f"{GATHER} exists as a {found.kind or 'device'} of another program")
     return IfbState(index=found.index, complete=complete and found.up)
 
 
@@ -269,7 +269,7 @@ def _entry(link: Any, index: int, kind: str) -> IngressState:
     for one in link.get_filters(index=index, parent=_FILTERS[kind]):
         preference, called = one["info"] >> 16, one.get_attr("TCA_KIND")
         if preference != PREFERENCE or called != "u32":
-            others = others or f"a filter of somebody else ({called}, pref {preference})"
+            others = others or f"a filter of another program ({called}, pref {preference})"
             continue
         # Of a u32 filter the kernel tells three times: its head, its table, and the filter itself, which has an action.
         leads_to = leads_to or 0

@@ -267,7 +267,7 @@ class ResctrlActuator:
         if self._changed_plan is None or self._changed_plan.groups != self._plan.groups:
             self._changed.clear()
             self._changed_plan = self._plan
-        words = f"somebody else has changed its values {_PATIENCE} times: they are left until another plan"
+        words = f"changed {_PATIENCE} times by another program; unchanged until the plan changes"
         return {name: words for name, count in self._changed.items() if count >= _PATIENCE}
 
     def _noted(self, outcome: SweepResult) -> None:
@@ -277,7 +277,7 @@ class ResctrlActuator:
         for name in outcome.rewritten:
             if name in self._outcome.homes.values() and before.get(name) == now.get(name):
                 self._changed[name] += 1
-                self._note("foreign", name, "its values had been changed by somebody else; written again")
+                self._note("foreign", name, "changed by another program; written again")
         for name in (*outcome.made, *outcome.removed):
             self._note("made" if name in outcome.made else "removed", name, "resctrl group")
         self._writes["resctrl.schemata", "written"] += len(outcome.written)

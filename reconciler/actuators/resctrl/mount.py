@@ -131,4 +131,4 @@ class ResctrlMount:
         try:
             await self._kept.save(kept, dropped=dropped)
         except StoreError as exc:
-            raise StoreError(f"resctrl is left as it is, what is there cannot be recorded: {exc}") from exc
+            raise StoreError(f"resctrl is unmanaged: its state cannot be recorded: {exc}") from exc

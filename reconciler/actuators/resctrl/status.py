@@ -39,7 +39,7 @@ def status_document(status: ResctrlActuatorStatus, now: float) -> dict[str, obje
     """What the machine offers, the groups, who is in them, and what they use. Units: bytes, bytes per second."""
     capability, plan, outcome, use = status.capability, status.plan, status.outcome, status.use
     return {
-        "status": "not looked yet" if capability is None else capability.status.value,
+        "status": "not checked yet" if capability is None else capability.status.value,
         "reason": "" if capability is None else capability.reason,
         "control_groups": {
             "limit": 0 if capability is None else capability.control_groups,
@@ -107,19 +107,19 @@ def _classes(status: ResctrlActuatorStatus, view: NodeView) -> dict[str, str]:
 def _lacks(status: ResctrlActuatorStatus, view: NodeView, wish: CacheRequest) -> dict[str, str]:
     capability, outcome = status.capability, status.outcome
     if capability is None or capability.status is not Readiness.READY:
-        words = status.problem or "resctrl has not been looked at yet"
+        words = status.problem or "resctrl not checked yet"
         return dict.fromkeys(_COUNTERS, words)
     features = capability.monitoring.features if capability.monitoring is not None else ()
     lacks = {
-        signal: f"this machine's resctrl does not count it (no {counter} in info/L3_MON/mon_features)"
+        signal: f"not counted by this machine's resctrl (no {counter} in info/L3_MON/mon_features)"
         for signal, counter in _COUNTERS.items()
         if counter not in features
     }
     if not wish.monitor:
-        lacks |= dict.fromkeys(_COUNTERS, "of single pods only with policies.cache.monitor")
+        lacks |= dict.fromkeys(_COUNTERS, "per pod only with policies.cache.monitor")
     elif len(outcome.watched) < len(view.pods):
         words = (
-            f"{len(outcome.watched)} of {len(view.pods)} pods are watched now, by {outcome.budget} monitoring groups"
+            f"{len(outcome.watched)} of {len(view.pods)} pods monitored now, with {outcome.budget} monitoring groups"
         )
         lacks |= {signal: words for signal in _COUNTERS if signal not in lacks}
     return lacks
@@ -136,7 +136,7 @@ def problems(status: ResctrlActuatorStatus, titles: Mapping[str, str]) -> list[s
     found += [f"{name or 'the default group'}: {words}" for name, words in sorted(outcome.refused.items())]
     found += [f"{titles.get(uid, uid)}: {words}" for uid, words in sorted(outcome.unsettled.items())]
     found += [
-        f"{titles.get(uid, uid)}: {count} threads are in a group of others, which they keep"
+        f"{titles.get(uid, uid)}: {count} threads stay in the group of another program"
         for uid, count in sorted(outcome.foreign.items())
     ]
     return [problem for problem in dict.fromkeys(found) if problem]
@@ -176,7 +176,7 @@ def _state(
     if uid in outcome.unsettled:
         return "waiting", outcome.unsettled[uid]
     if uid in outcome.foreign:
-        return "yielded", f"{outcome.foreign[uid]} threads are in a group of others"
+        return "yielded", f"{outcome.foreign[uid]} threads are in a group of another program"
     return "in place", status.plan.crowded.get(uid) or f"{outcome.threads.get(uid, 0)} threads"
 
 

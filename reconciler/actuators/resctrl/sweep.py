@@ -185,7 +185,7 @@ class ResctrlSweep:
             if member.held or member.home not in self._usable:
                 self._stay.append(member)
                 if not member.held:
-                    words = f"{member.home}: {self.outcome.refused.get(member.home, 'is not there')}"
+                    words = f"{member.home}: {self.outcome.refused.get(member.home, 'does not exist')}"
                     self.outcome.unsettled[member.uid] = words
             else:
                 self._place(member)
@@ -207,7 +207,7 @@ class ResctrlSweep:
             return
         self._count(done)
         if not done.on_settled:
-            words = "its threads come faster than they are moved"
+            words = "new threads appear faster than they are moved"
             self.outcome.unsettled[member.uid] = f"refused: {dict(done.refused)}" if done.refused else words
 
     def _strangers(self) -> Iterator[None]:

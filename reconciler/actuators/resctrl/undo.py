@@ -176,7 +176,7 @@ def undo_pod(files: GroupFiles, root: str, uid: str, threads: Callable[[], Colle
             moved = gather(files, root, lambda members=members: set(threads()) & members)  # type: ignore[misc]
             undo = RestoreOutcome.RESTORED if moved.on_settled else RestoreOutcome.REFUSED
             detail = (
-                "" if moved.on_settled else f"{dict(moved.refused) or 'its threads come faster than they are moved'}"
+                "" if moved.on_settled else f"{dict(moved.refused) or 'new threads appear faster than they are moved'}"
             )
             text = f"{moved.moved} threads"
             done.append(RestoreResult(path=groups.path(name), file="tasks", undo=undo, text=text, detail=detail))

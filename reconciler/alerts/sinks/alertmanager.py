@@ -97,9 +97,9 @@ class AlertmanagerSink(BaseSink):
         if len(errors) == len(self._doors):
             raise self._worst(list(errors.values()))
         for index in errors.keys() - self._down:
-            self._log.warning("one Alertmanager of several does not take alerts", error=str(errors[index]))
+            self._log.warning("delivery to one of several Alertmanagers failed", error=str(errors[index]))
         for index in self._down - errors.keys():
-            self._log.info("it takes alerts again", alertmanager=self._doors[index][0])
+            self._log.info("delivery works again", alertmanager=self._doors[index][0])
         self._down = set(errors)
 
     async def aclose(self) -> None:

@@ -52,7 +52,7 @@ class CommandSink(BaseSink):
         try:
             done = await self._program.run(self._timeout_s, document(notices, self._node))
         except OSError as exc:
-            raise SinkError(f"{self._name}: cannot be run: {exc.strerror}") from exc
+            raise SinkError(f"{self._name}: cannot run: {exc.strerror}") from exc
         if done.problem:
             permanent = done.status == _NEVER and not done.timed_out
             raise SinkError(f"{self._name}: {done.problem}", permanent=permanent)

@@ -45,7 +45,7 @@ class FileSink(BaseSink):
             # A stuck disk keeps the thread, and the lane with it: later sends wait for their deadline and say so.
             await trio.to_thread.run_sync(self.append, content, limiter=self._lane, abandon_on_cancel=True)
         except OSError as exc:
-            raise SinkError(f"{self._path}: cannot be written: {errno_name(exc.errno)}") from exc
+            raise SinkError(f"{self._path}: cannot write: {errno_name(exc.errno)}") from exc
 
     def append(self, content: bytes) -> None:
         """One write at the end, in a fresh file when this one has grown. Errors: OSError."""
@@ -54,7 +54,7 @@ class FileSink(BaseSink):
         try:
             found = os.fstat(fd)
             if not stat.S_ISREG(found.st_mode):
-                raise OSError(22, "no regular file")
+                raise OSError(22, "not a regular file")
             if found.st_size and found.st_size + len(content) > self._config.rotate_bytes:
                 self._rotate()
                 os.close(fd)

@@ -51,7 +51,7 @@ def check(answer: HttpResponse, what: str) -> None:
         return
     words = f" {answer.excerpt}" if answer.excerpt else ""
     raise SinkError(
-        f"{what}: it answered {answer.status}{words}",
+        f"{what}: HTTP {answer.status}{words}",
         retry_after_s=answer.wait_s(time.time()),
         permanent=answer.status in _NEVER,
     )

@@ -83,7 +83,7 @@ class JournalSink(BaseSink):
 
     def _fall_back(self, notice: Incident) -> None:
         if self._there:
-            self._log.warning("no journal listens; alerts go to this log", socket=self._path)
+            self._log.warning("no journald socket; alerts go to this log", socket=self._path)
         self._there = False
         alert = notice.alert
         tell = self._log.info if alert.severity is Severity.INFO else self._log.warning

@@ -91,11 +91,11 @@ class KubernetesSink(BaseSink):
 
         status = status_of(answer)
         if answer.status == 404 or (answer.status == 403 and status.has_cause("NamespaceTerminating")):
-            raise SinkError(f"{method} {path}: the namespace is gone", permanent=True)
+            raise SinkError(f"{method} {path}: the namespace does not exist", permanent=True)
         wait_s = wait_s_of(answer, status, time.time())
         if not answer.ok and wait_s is not None and "retry-after" not in answer.headers:
             said = status.message or answer.excerpt
-            raise SinkError(f"{method} {path}: it answered {answer.status} {said}", retry_after_s=wait_s)
+            raise SinkError(f"{method} {path}: HTTP {answer.status} {said}", retry_after_s=wait_s)
         check(answer, f"{method} {path}")
 
     # The objects

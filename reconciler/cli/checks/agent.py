@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Final
 
 from cgroupfs.errors import StoreError
-from reconciler.cli import words
 from reconciler.cli.asking import QueryResults
 from reconciler.cli.checks.finding import CheckResult, CheckState
 from reconciler.cli.nodeview import InspectedNode, has_capability, read_number
+from reconciler.runtime import format as fmt
 from state.reader import NoStoreError, read_dump
 from state.schema import NewerSchemaError
 
@@ -40,12 +40,14 @@ def agent(node: InspectedNode, asked: QueryResults) -> Iterator[CheckResult]:
 def _fanotify(node: InspectedNode, asked: QueryResults) -> CheckResult:
     if asked.fanotify is None:
         return CheckResult(
-            "fanotify", CheckState.OK, "a copied node: not tried" if node.copied else "no hierarchy to mark"
+            "fanotify", CheckState.OK, "copied node: not tested" if node.copied else "no cgroup hierarchy found"
         )
     if not asked.fanotify or asked.fanotify_problem:
-        fix = "CAP_SYS_ADMIN in the first user namespace, kernel 5.10; writers stay unnamed without it"
+        fix = (
+            "needs CAP_SYS_ADMIN in the initial user namespace and kernel 5.10; without it writers of files are unknown"
+        )
         return CheckResult("fanotify", CheckState.WARN, asked.fanotify_problem, fix)
-    return CheckResult("fanotify", CheckState.OK, "names every writer of a control file")
+    return CheckResult("fanotify", CheckState.OK, "identifies every writer of a control file")
 
 
 def _inotify(node: InspectedNode) -> CheckResult:
@@ -53,13 +55,16 @@ def _inotify(node: InspectedNode) -> CheckResult:
     watches = limits["max_user_watches"]
     need = _BASE_WATCHES + len(node.pods) + 2 * len(node.containers)
     if watches is None:
-        return CheckResult("inotify", CheckState.WARN, f"limits not known, {need} watches needed", "mount /proc")
+        return CheckResult("inotify", CheckState.WARN, f"limits unknown, {need} watches needed", "mount /proc")
     found = (
         f"{need} watches of {watches}, {limits['max_user_instances']} instances, queue {limits['max_queued_events']}"
     )
     if watches < 2 * need:
         return CheckResult(
-            "inotify", CheckState.WARN, found, f"sysctl fs.inotify.max_user_watches={max(8192, 4 * need)}; else polling"
+            "inotify",
+            CheckState.WARN,
+            found,
+            f"sysctl fs.inotify.max_user_watches={max(8192, 4 * need)}, or bypassd polls",
         )
     if (limits["max_user_instances"] or 0) < 16:
         return CheckResult("inotify", CheckState.WARN, found, "sysctl fs.inotify.max_user_instances=128")
@@ -68,12 +73,12 @@ def _inotify(node: InspectedNode) -> CheckResult:
 
 def _rights(node: InspectedNode) -> CheckResult:
     if node.copied:
-        return CheckResult("rights", CheckState.OK, "a copied node: not needed")
+        return CheckResult("rights", CheckState.OK, "copied node: not needed")
     missing = [name for bit, name in _CAPABILITIES.items() if not has_capability(node.root, bit)]
     if os.geteuid() != 0:
-        return CheckResult("rights", CheckState.BAD, f"this is user {os.geteuid()}", "run as root")
+        return CheckResult("rights", CheckState.BAD, f"running as user {os.geteuid()}", "run as root")
     if missing:
-        fix = "give them (the unit file has the list); what needs them is off without"
+        fix = "grant the capabilities listed in bypassd.service"
         return CheckResult("rights", CheckState.WARN, f"root without {', '.join(missing)}", fix)
     return CheckResult("rights", CheckState.OK, f"root with {', '.join(_CAPABILITIES.values())}")
 
@@ -87,34 +92,37 @@ def _store(node: InspectedNode) -> CheckResult:
     except PermissionError:
         return CheckResult("store", CheckState.BAD, f"{node.store}: permission denied", "run as root")
     if not os.access(directory, os.W_OK):
-        fix = "make it writable, or set store.path: nothing is touched that cannot be recorded"
-        return CheckResult("store", CheckState.BAD, f"{directory} cannot be written", fix)
+        fix = "make it writable, or set store.path: bypassd writes nothing that it cannot record"
+        return CheckResult("store", CheckState.BAD, f"{directory} is not writable", fix)
     free = os.statvfs(directory)
     if free.f_bavail * free.f_frsize < _FREE_BYTES:
-        left = words.size(free.f_bavail * free.f_frsize)
+        left = fmt.size(free.f_bavail * free.f_frsize)
         return CheckResult(
             "store",
             CheckState.BAD,
             f"{directory}: {left} left",
-            "make room: nothing is touched that cannot be recorded",
+            "free disk space: bypassd writes nothing that it cannot record",
         )
     try:
         found = read_dump(node.store, history=0)
     except NoStoreError:
-        return CheckResult("store", CheckState.OK, f"{node.store}: made at the first start")
+        return CheckResult("store", CheckState.OK, f"{node.store}: created at the first start")
     except NewerSchemaError as exc:
         return CheckResult("store", CheckState.BAD, str(exc), "install the newer version again")
     except StoreError as exc:
-        fix = "start the daemon: it moves the file aside, and takes what is in force for its own where that is sure"
+        fix = "start the daemon: it moves the file aside and adopts the values in force where it can identify them"
         return CheckResult("store", CheckState.BAD, str(exc), fix)
     problems = found["problems"]
     if isinstance(problems, list) and problems:
         return CheckResult(
-            "store", CheckState.WARN, f"{node.store}: {problems[0]}", "damaged rows are left out; the daemon repairs it"
+            "store",
+            CheckState.WARN,
+            f"{node.store}: {problems[0]}",
+            "damaged rows are ignored; the daemon repairs them",
         )
     files = found["files"]
     return CheckResult(
-        "store", CheckState.OK, f"{node.store}: {words.plural(len(files) if isinstance(files, list) else 0, 'file')}"
+        "store", CheckState.OK, f"{node.store}: {fmt.plural(len(files) if isinstance(files, list) else 0, 'file')}"
     )
 
 
@@ -132,18 +140,18 @@ def _config(node: InspectedNode) -> CheckResult:
     if "config" in node.problems:
         lines = node.problems["config"].splitlines()
         more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
-        return CheckResult("config", CheckState.BAD, f"{lines[0]}{more}", "bypassd check-config tells all of it")
-    files = ", ".join(node.config_files) or "no file: the defaults hold"
+        return CheckResult("config", CheckState.BAD, f"{lines[0]}{more}", "run bypassd check-config for all errors")
+    files = ", ".join(node.config_files) or "no file: defaults apply"
     return CheckResult("config", CheckState.OK, f"mode {node.config.mode.value}; {files}")
 
 
 def _daemon(node: InspectedNode, asked: QueryResults) -> CheckResult:
     if node.socket is None:
-        return CheckResult("daemon", CheckState.OK, "a copied node: none" if node.copied else "no socket is configured")
+        return CheckResult("daemon", CheckState.OK, "copied node: none" if node.copied else "no socket configured")
     if asked.daemon == "ready":
         return CheckResult("daemon", CheckState.OK, f"ready on {node.socket}")
     if asked.daemon is None and not asked.daemon_reasons:
-        return CheckResult("daemon", CheckState.WARN, "does not run", "systemctl enable --now bypassd")
+        return CheckResult("daemon", CheckState.WARN, "not running", "systemctl enable --now bypassd")
     return CheckResult(
         "daemon",
         CheckState.BAD,

@@ -30,28 +30,26 @@ def devices(node: InspectedNode) -> Iterator[CheckResult]:
         yield from _disks(node, disk)
         if there and not there & _THROTTLES:
             yield CheckResult(
-                "disks", CheckState.WARN, "this kernel limits no disk", "a kernel with CONFIG_BLK_DEV_THROTTLING"
+                "disks", CheckState.WARN, "this kernel has no disk limits", "a kernel with CONFIG_BLK_DEV_THROTTLING"
             )
     if network.enabled:
         if there and "net.classid" not in there:
-            words = "BE pods in the host's network are not held" if network.pods else "nothing is held"
+            words = "BE pods in the host network are not limited" if network.pods else "no BE traffic is limited"
             fix = "mount cgroup v1's net_cls before the runtime starts, on a kernel with CONFIG_CGROUP_NET_CLASSID"
-            yield CheckResult("network", CheckState.WARN, f"no net_cls to tell BE's packets from others: {words}", fix)
+            yield CheckResult("network", CheckState.WARN, f"no net_cls to identify BE packets: {words}", fix)
         if network.pods and (absent := _absent(node, _LEADING)):
-            found = f"this kernel lacks {', '.join(absent)}: BE pods with a network of their own are not held"
+            found = f"this kernel lacks {', '.join(absent)}: BE pods with their own network namespace are not limited"
             yield CheckResult(
-                "network", CheckState.WARN, found, "install the distribution's package of further kernel modules"
+                "network", CheckState.WARN, found, "install the distribution's package with additional kernel modules"
             )
         for interface in network.interfaces:
             places = os.path.join(node.root, "sys/class/net")
             if not os.path.isdir(os.path.join(places, interface.name)):
-                found = f"{interface.name}: there is no such interface: nobody is held by it"
+                found = f"{interface.name}: no such interface: no limit applies"
                 yield CheckResult("network", CheckState.WARN, found, "correct policies.network.interfaces")
             elif interface.link_mbit is None and link_mbit(interface.name, places) is None:
-                found = f"{interface.name}: its driver tells no speed: nobody is held by it"
-                yield CheckResult(
-                    "network", CheckState.WARN, found, "set link_mbit of it in policies.network.interfaces"
-                )
+                found = f"{interface.name}: its driver reports no speed: no limit applies"
+                yield CheckResult("network", CheckState.WARN, found, "set its link_mbit in policies.network.interfaces")
 
 
 def _absent(node: InspectedNode, names: Iterable[str]) -> list[str]:
@@ -80,11 +78,11 @@ def _disks(node: InspectedNode, config: DiskPolicyConfig) -> Iterator[CheckResul
         else:
             yield _disk(rule.name, disks[rule.name], weighed=weighed)
     for words in by_device(config.devices, disks)[1]:
-        yield CheckResult("disk", CheckState.WARN, words, "name each disk once in policies.disk.devices")
+        yield CheckResult("disk", CheckState.WARN, words, "list each disk once in policies.disk.devices")
 
 
 def _disk(name: str, disk: Disk, *, weighed: bool) -> CheckResult:
-    words = f"{name} is {disk.title}, scheduler {disk.scheduler or 'not known'}"
+    words = f"{name} is {disk.title}, scheduler {disk.scheduler or 'unknown'}"
     if weighed and disk.scheduler and disk.scheduler not in _WEIGHING:
         fix = f"weights need BFQ: echo bfq > /sys/block/{disk.kernel}/queue/scheduler (or iocost on cgroup v2)"
         return CheckResult("disk", CheckState.WARN, words, fix)

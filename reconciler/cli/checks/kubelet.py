@@ -7,12 +7,12 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from reconciler.cli import words
 from reconciler.cli.asking import QueryResults, release
 from reconciler.cli.checks.finding import CheckResult, CheckState
 from reconciler.cli.nodeview import InspectedNode
 from reconciler.config.model import EndpointSection
 from reconciler.policies.reclaimed import ReclaimedForm
+from reconciler.runtime import format as fmt
 from state.kubelet import CPU_STATE, CheckpointError, CheckpointFault, parse_cpu_manager_state, read_checkpoint
 from state.model import CpuPolicy
 
@@ -39,8 +39,8 @@ def _kubelet(node: InspectedNode, asked: QueryResults) -> CheckResult:
     found = node.kubelet
     if not node.config.kubelet.enabled:
         return CheckResult("kubelet", CheckState.OK, "not used (kubelet.enabled: false)")
-    version = f"{asked.kubelet_version or 'version not known'}, " if not node.copied else ""
-    who = f"pid {found.pid}" if found.pid is not None else "does not run" if not node.copied else "copied"
+    version = f"{asked.kubelet_version or 'version unknown'}, " if not node.copied else ""
+    who = f"pid {found.pid}" if found.pid is not None else "not running" if not node.copied else "copied"
     words_ = f"{version}{who}, {found.config_path or 'no configuration file'}"
     if found.problems:
         more = f" (and {len(found.problems) - 1} more)" if len(found.problems) > 1 else ""
@@ -50,8 +50,8 @@ def _kubelet(node: InspectedNode, asked: QueryResults) -> CheckResult:
         return CheckResult(
             "kubelet",
             CheckState.WARN,
-            "no process and no configuration",
-            "start the kubelet, or name kubelet.config_file",
+            "no process and no configuration found",
+            "start the kubelet, or set kubelet.config_file",
         )
     return CheckResult("kubelet", CheckState.OK, words_)
 
@@ -59,16 +59,16 @@ def _kubelet(node: InspectedNode, asked: QueryResults) -> CheckResult:
 def _pods(node: InspectedNode) -> CheckResult:
     if node.layout is None:
         fix = "start the kubelet; with a --cgroup-root of its own, set node.cgroup_root"
-        return CheckResult("kubepods", CheckState.BAD, "no kubepods directory and nothing tells where it would be", fix)
+        return CheckResult("kubepods", CheckState.BAD, "no kubepods directory and no configured location", fix)
     if node.hierarchy is not None and not os.path.isdir(node.hierarchy.trigger_directory(node.layout.kubepods)):
         return CheckResult(
             "kubepods", CheckState.WARN, f"{node.layout.kubepods} does not exist yet", "start the kubelet"
         )
     pods, containers = len(node.pods), len(node.containers)
-    found = f"{node.layout.kubepods}: {words.plural(pods, 'pod')}, {words.plural(containers, 'container')}"
+    found = f"{node.layout.kubepods}: {fmt.plural(pods, 'pod')}, {fmt.plural(containers, 'container')}"
     outside = _outside(node)
     if outside:
-        fix = "give kubelet and runtime the same cgroup driver (containerd: SystemdCgroup = true for runc)"
+        fix = "configure the same cgroup driver for kubelet and runtime (containerd: SystemdCgroup = true for runc)"
         told = f"{found}; {len(outside)} outside, such as {outside[0][:80]}…"
         return CheckResult("kubepods", CheckState.WARN, told, fix)
     return CheckResult("kubepods", CheckState.OK, found)
@@ -95,16 +95,16 @@ def _checkpoint(node: InspectedNode) -> CheckResult:
     try:
         state = read_checkpoint(path, parse_cpu_manager_state)
     except CheckpointError as exc:
-        fix = "the agent keeps the last good allocations; restart the kubelet if it stays"
+        fix = "bypassd keeps the last valid allocations; restart the kubelet if the problem persists"
         if exc.fault is CheckpointFault.MISSING:
-            fix = "see kubelet.root_dir; without it exclusive CPUs are not known"
+            fix = "check kubelet.root_dir; without it exclusive CPUs are unknown"
         return CheckResult("checkpoints", CheckState.WARN, str(exc), fix)
     owners = sum(len(containers) for containers in state.entries.values()) + len(state.by_id)
-    sum_ = "checksum right" if state.verified else "no checksum"
+    sum_ = "checksum OK" if state.verified else "no checksum"
     return CheckResult(
         "checkpoints",
         CheckState.OK,
-        f"policy {state.policy.value}, {words.plural(owners, 'exclusive container')}, {sum_}",
+        f"policy {state.policy.value}, {fmt.plural(owners, 'exclusive container')}, {sum_}",
     )
 
 
@@ -118,41 +118,43 @@ def _cpu_manager(node: InspectedNode, asked: QueryResults) -> CheckResult:
         policy = str(policy)
     reclaimed = node.config.policies.reclaimed
     if policy != CpuPolicy.STATIC.value:
-        return CheckResult("CPU manager", CheckState.OK, f"policy {policy}: nothing to meet")
+        return CheckResult("CPU manager", CheckState.OK, f"CPU manager policy {policy}: OK")
     if reclaimed.besteffort_cpuset:
-        fix = "policies.reclaimed.besteffort_cpuset: false (the planner refuses it: container starts would fail)"
-        return CheckResult(
-            "CPU manager", CheckState.WARN, "static, and the besteffort directory is to be narrowed", fix
-        )
+        fix = "set policies.reclaimed.besteffort_cpuset: false (the planner refuses it: container starts would fail)"
+        return CheckResult("CPU manager", CheckState.WARN, "static policy, but besteffort_cpuset is enabled", fix)
     version = release(asked.kubelet_version)
     if version is not None and version < (1, 22) and reclaimed.form is not ReclaimedForm.QUOTA:
-        fix = "nothing to do: BE is held by quota there; policies.reclaimed.form: quota says so"
-        return CheckResult("CPU manager", CheckState.WARN, "static before 1.22 rewrites every CPU set every 10 s", fix)
+        fix = "no action needed: BE is limited by quota; policies.reclaimed.form: quota makes it explicit"
+        return CheckResult(
+            "CPU manager", CheckState.WARN, "static policy before 1.22 rewrites every CPU set every 10 s", fix
+        )
     return CheckResult(
-        "CPU manager", CheckState.OK, f"static, reserved {node.kubelet.reserved_cpus or 'none'}; exclusive CPUs kept"
+        "CPU manager",
+        CheckState.OK,
+        f"static policy, reserved {node.kubelet.reserved_cpus or 'none'}; exclusive CPUs are respected",
     )
 
 
 def _endpoint(node: InspectedNode, asked: QueryResults) -> CheckResult:
     kubelet_ = node.config.kubelet
     if not kubelet_.enabled or kubelet_.endpoint is EndpointSection.OFF:
-        return CheckResult("kubelet /pods", CheckState.OK, "not asked (kubelet.endpoint: off)")
+        return CheckResult("kubelet /pods", CheckState.OK, "not used (kubelet.endpoint: off)")
     if node.copied:
-        return CheckResult("kubelet /pods", CheckState.OK, "a copied node: not asked")
+        return CheckResult("kubelet /pods", CheckState.OK, "copied node: not read")
     if asked.kubelet_body is not None:
-        found = f"{asked.kubelet_url}: {words.plural(len(asked.kubelet_pods), 'pod')}"
+        found = f"{asked.kubelet_url}: {fmt.plural(len(asked.kubelet_pods), 'pod')}"
         if asked.kubelet_problem:
             return CheckResult(
-                "kubelet /pods", CheckState.WARN, f"{found}; {asked.kubelet_problem}", "see the pod named"
+                "kubelet /pods", CheckState.WARN, f"{found}; {asked.kubelet_problem}", "see the named pod"
             )
         return CheckResult("kubelet /pods", CheckState.OK, found)
     if asked.kubelet_url is None:
         return CheckResult(
-            "kubelet /pods", CheckState.WARN, "no kubelet to ask", "set kubelet.address where it is elsewhere"
+            "kubelet /pods", CheckState.WARN, "kubelet not reachable", "set kubelet.address if it listens elsewhere"
         )
     fix = (
-        "give credentials (kubelet.token_file, or client_cert_file and client_key_file) and the CA of its certificate "
-        "(kubelet.ca_file), or open its read-only port"
+        "set credentials (kubelet.token_file, or client_cert_file and client_key_file) and the CA of its "
+        "certificate (kubelet.ca_file), or enable its read-only port"
     )
     return CheckResult("kubelet /pods", CheckState.WARN, asked.kubelet_problem, fix)
 
@@ -167,21 +169,19 @@ def _signal(node: InspectedNode) -> CheckResult:
         fix = "correct it, or set runtime.state_dir and runtime.runc_roots"
         return CheckResult("runtime", CheckState.WARN, str(node.runtime.problems[0]), fix)
     if not states:
-        fix = "set runtime.runc_roots; until then new containers are verified until their values stay"
-        return CheckResult("runtime", CheckState.WARN, "no runc root found: no signal when a container is ready", fix)
+        fix = "set runtime.runc_roots; without it new containers are verified until their values are stable"
+        return CheckResult("runtime", CheckState.WARN, "no runc root found: no event when a container starts", fix)
     told = sum(node.runtime.state_file(cid) is not None for cid in node.containers)
-    found = f"signal from {', '.join(_shown(node, path) for path in states)}"
+    found = f"events from {', '.join(_shown(node, path) for path in states)}"
     if node.containers and not told:
         fix = "set runtime.runc_roots to where the runtime keeps <id>/state.json"
         return CheckResult(
-            "runtime", CheckState.WARN, f"{found}, but none of {len(node.containers)} containers is there", fix
+            "runtime", CheckState.WARN, f"{found}, but none of {len(node.containers)} containers found there", fix
         )
     if not bundles:
         fix = "set runtime.state_dir; without bundles a container's spec is known late"
         return CheckResult("runtime", CheckState.WARN, f"{found}; no bundles", fix)
-    return CheckResult(
-        "runtime", CheckState.OK, f"{found}: {told} of {words.plural(len(node.containers), 'container')}"
-    )
+    return CheckResult("runtime", CheckState.OK, f"{found}: {told} of {fmt.plural(len(node.containers), 'container')}")
 
 
 def _shown(node: InspectedNode, path: str) -> str:
@@ -190,12 +190,12 @@ def _shown(node: InspectedNode, path: str) -> str:
 
 def _cri(node: InspectedNode, asked: QueryResults) -> CheckResult:
     if node.copied:
-        return CheckResult("CRI", CheckState.OK, "a copied node: not asked")
+        return CheckResult("CRI", CheckState.OK, "copied node: not read")
     if asked.cri_version is None:
-        fix = "set runtime.sockets; without CRI and the kubelet's list, labels are not known"
+        fix = "set runtime.sockets; without CRI and the kubelet's pod list, labels are unknown"
         return CheckResult("CRI", CheckState.WARN, asked.cri_problem or "no CRI socket", fix)
     version = asked.cri_version
-    found = f"{version.name} {version.version}, {version.api}, {words.plural(len(asked.cri_pods), 'pod')}"
+    found = f"{version.name} {version.version}, {version.api}, {fmt.plural(len(asked.cri_pods), 'pod')}"
     sick = [f"{one.type}: {one.message}" for one in asked.cri_conditions if not one.ok]
     if sick:
         return CheckResult("CRI", CheckState.WARN, f"{found}; {'; '.join(sick)}", "see the runtime's log")
@@ -205,10 +205,10 @@ def _cri(node: InspectedNode, asked: QueryResults) -> CheckResult:
 def _nri(node: InspectedNode, asked: QueryResults) -> CheckResult:
     if any(os.path.exists(os.path.join(node.root, path)) for path in ("run/nri/nri.sock", "var/run/nri/nri.sock")):
         return CheckResult(
-            "NRI", CheckState.WARN, "this runtime has it switched on", "a plugin could do this work; do not run both"
+            "NRI", CheckState.WARN, "enabled in this runtime", "an NRI plugin can do this work; do not use both"
         )
     version = asked.cri_version
     number = release(version.version) if version is not None else None
     if version is not None and version.name == "containerd" and number is not None and number >= (1, 7):
-        return CheckResult("NRI", CheckState.OK, f"containerd {version.version} could have it; it is off")
-    return CheckResult("NRI", CheckState.OK, "none: bypass mode is what this node needs")
+        return CheckResult("NRI", CheckState.OK, f"containerd {version.version} supports it; disabled")
+    return CheckResult("NRI", CheckState.OK, "none: this node needs bypassd")

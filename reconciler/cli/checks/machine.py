@@ -10,12 +10,12 @@ from cgroupfs.knobs import CATALOG
 from cgroupfs.pressure import PressureResource, group_pressure_file, node_pressure_file, read_pressure
 from cgroupfs.probe import offered
 from reconciler.actuators.core_sched.prctl import RealPrctl, unable
-from reconciler.cli import words
 from reconciler.cli.asking import release
 from reconciler.cli.checks.devices import devices
 from reconciler.cli.checks.finding import CheckResult, CheckState
 from reconciler.cli.checks.memory import memory
 from reconciler.cli.nodeview import InspectedNode, has_capability, read_text
+from reconciler.runtime import format as fmt
 from resctrl.capability import ResctrlStatus, read_capability
 from resctrl.groups import ControlGroups
 from state.topology_sysfs import read_topology
@@ -46,13 +46,13 @@ def _kernel(node: InspectedNode) -> CheckResult:
     text = (read_text(node.root, "proc/sys/kernel/osrelease") or "").strip()
     version = release(text)
     if version is None:
-        return CheckResult("kernel", CheckState.WARN, "release not known", "proc/sys/kernel/osrelease cannot be read")
+        return CheckResult("kernel", CheckState.WARN, "release unknown", "cannot read proc/sys/kernel/osrelease")
     if version < (5, 10):
         return CheckResult(
             "kernel",
             CheckState.WARN,
-            f"{text}: older than what is tested (5.10)",
-            "5.10 or later names writers and has PSI",
+            f"{text}: older than the oldest tested release (5.10)",
+            "5.10 or later identifies writers and has PSI",
         )
     return CheckResult("kernel", CheckState.OK, text)
 
@@ -62,8 +62,8 @@ def _cpus(node: InspectedNode) -> CheckResult:
         found = read_topology(node.root)
     except SourceError as exc:
         return CheckResult("CPUs", CheckState.BAD, str(exc), "mount /sys")
-    parts = [words.plural(len(found.sockets()), "socket"), words.plural(len(found.nodes()), "NUMA node")]
-    parts.append("hyper-threads" if found.smt else "no hyper-threads")
+    parts = [fmt.plural(len(found.sockets()), "socket"), fmt.plural(len(found.nodes()), "NUMA node")]
+    parts.append("hyper-threads" if found.smt else "no SMT")
     return CheckResult("CPUs", CheckState.OK, f"{found.online}: {', '.join(parts)}")
 
 
@@ -102,17 +102,17 @@ def _scheduler(node: InspectedNode) -> CheckResult:
     name = "scheduler"
     if node.hierarchy is None or node.layout is None:
         return CheckResult(
-            name, CheckState.WARN, "not known: no kubepods directory to tell", "start the kubelet, and ask again"
+            name, CheckState.WARN, "unknown: no kubepods directory", "start the kubelet, then run doctor again"
         )
     there = offered(node.hierarchy, node.layout.kubepods)
     if not there:
         return CheckResult(
-            name, CheckState.WARN, "not known: no kubepods directory to tell", "start the kubelet, and ask again"
+            name, CheckState.WARN, "unknown: no kubepods directory", "start the kubelet, then run doctor again"
         )
     found = ", ".join(words for knob, words in (_SCHEDULER | _DISTRIBUTIONS).items() if knob in there) or "neither"
     switch = (read_text(node.root, f"proc/sys/{_IDENTITY_SYSCTL.replace('.', '/')}") or "").strip()
     if "cpu.identity" in there and switch == "0":
-        return CheckResult(name, CheckState.WARN, f"{found} (switched off)", f"sysctl -w {_IDENTITY_SYSCTL}=1")
+        return CheckResult(name, CheckState.WARN, f"{found} (disabled)", f"sysctl -w {_IDENTITY_SYSCTL}=1")
     lacking = [knob for knob in _SCHEDULER if knob not in there]
     if lacking:
         told = " and ".join(f"{_SCHEDULER[knob]}: Linux {CATALOG[knob].forms[1].since}" for knob in lacking)
@@ -127,10 +127,12 @@ def _core_scheduling(node: InspectedNode) -> Iterator[CheckResult]:
         return
     why = unable(RealPrctl())
     if not why:
-        yield CheckResult("core scheduling", CheckState.OK, "here" if wanted else "here; policies.core_sched is off")
+        yield CheckResult(
+            "core scheduling", CheckState.OK, "here" if wanted else "available; policies.core_sched is disabled"
+        )
     elif wanted:
         yield CheckResult(
-            "core scheduling", CheckState.WARN, why, "policies.core_sched.enabled: false, or another kernel"
+            "core scheduling", CheckState.WARN, why, "set policies.core_sched.enabled: false, or use another kernel"
         )
     else:
         yield CheckResult("core scheduling", CheckState.OK, f"not used; {why}")
@@ -142,13 +144,11 @@ def _no_psi(node: InspectedNode) -> CheckResult:
     built = (read_text(node.root, f"boot/config-{release_}") or "").splitlines()
     if "CONFIG_PSI=y" in built:
         off = "psi=0" in (read_text(node.root, "proc/cmdline") or "").split()
-        fix = f"boot with psi=1{' instead of psi=0' if off else ''}: pressure tells interference from load"
-        return CheckResult("PSI", CheckState.WARN, "compiled in, but off", fix)
+        fix = f"boot with psi=1{' instead of psi=0' if off else ''}: needed to distinguish interference from load"
+        return CheckResult("PSI", CheckState.WARN, "compiled in, but disabled", fix)
     if built:
-        return CheckResult(
-            "PSI", CheckState.WARN, "this kernel is built without", "a kernel with CONFIG_PSI (4.20 or later)"
-        )
-    return CheckResult("PSI", CheckState.WARN, "none", "boot with psi=1: pressure tells interference from load")
+        return CheckResult("PSI", CheckState.WARN, "not in this kernel", "use a kernel with CONFIG_PSI (4.20 or later)")
+    return CheckResult("PSI", CheckState.WARN, "none", "boot with psi=1: needed to distinguish interference from load")
 
 
 def _psi(node: InspectedNode) -> CheckResult:
@@ -166,7 +166,7 @@ def _psi(node: InspectedNode) -> CheckResult:
             "PSI",
             CheckState.WARN,
             found,
-            "a cgroup2 mount that the runtime joins; or interference.private_cgroup2: true",
+            "mount cgroup2 where the runtime uses it, or set interference.private_cgroup2: true",
         )
     return CheckResult("PSI", CheckState.OK, found)
 
@@ -181,7 +181,10 @@ def _pmu(node: InspectedNode) -> CheckResult:
     there = hardware_counters(node)
     if not there:
         return CheckResult(
-            "PMU", CheckState.WARN, "no hardware counters", "in a VM: pass the PMU through; CPI is not measured"
+            "PMU",
+            CheckState.WARN,
+            "no hardware counters",
+            "in a VM: pass the PMU through; without it CPI is not measured",
         )
     return CheckResult("PMU", CheckState.OK, ", ".join(there))
 
@@ -190,12 +193,12 @@ def _resctrl(node: InspectedNode) -> CheckResult:
     try:
         found = read_capability(node.root)
     except AgentError as exc:
-        return CheckResult("resctrl", CheckState.WARN, str(exc), "cache and bandwidth stay undivided")
+        return CheckResult("resctrl", CheckState.WARN, str(exc), "cache and bandwidth are not partitioned")
     if found.status is not ResctrlStatus.READY:
         fix = {
             ResctrlStatus.NOT_MOUNTED: "mount -t resctrl resctrl /sys/fs/resctrl",
-            ResctrlStatus.NO_KERNEL: "a kernel with CONFIG_X86_CPU_RESCTRL",
-        }.get(found.status, "nothing: this CPU has none; cache and bandwidth stay undivided")
+            ResctrlStatus.NO_KERNEL: "use a kernel with CONFIG_X86_CPU_RESCTRL",
+        }.get(found.status, "no action possible: this CPU has no resctrl; cache and bandwidth are not partitioned")
         return CheckResult("resctrl", CheckState.WARN, found.reason, fix)
     parts = [f"{cache.name} {cache.ways} ways" for cache in found.caches] + [one.name for one in found.bandwidths]
     offered = f"{', '.join(parts) or 'monitoring only'}; {found.control_groups} groups"
@@ -203,10 +206,13 @@ def _resctrl(node: InspectedNode) -> CheckResult:
         offered += f", {found.monitoring.groups} monitoring ids"
     ours, others = _resctrl_groups(found.root or "")
     if ours or others:
-        offered += f"; {ours} ours, {others} of others"
+        offered += f"; {ours} of bypassd, {others} of other programs"
     if others and found.control_groups - 1 - others <= 0:
         return CheckResult(
-            "resctrl", CheckState.WARN, offered, "others hold every control group: none is left for classes"
+            "resctrl",
+            CheckState.WARN,
+            offered,
+            "all control groups are used by other programs: none left for pod classes",
         )
     return CheckResult("resctrl", CheckState.OK, offered)
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from cgroupfs.codecs import LIMIT_V1, LIMIT_V2
 from cgroupfs.pressure import PressureResource, group_pressure_file
 from cgroupfs.probe import offered
-from reconciler.cli import words
 from reconciler.cli.checks.finding import CheckResult, CheckState
 from reconciler.cli.nodeview import InspectedNode, read_number, read_text
+from reconciler.runtime import format as fmt
 from reconciler.signals.memory import parse_meminfo
 from state.memory import MARKS, NodeMemoryReading
 
@@ -20,9 +20,7 @@ def memory(node: InspectedNode) -> Iterator[CheckResult]:
     """What there is, and what the memory policies need."""
     found = _meminfo(node)
     if found is None:
-        yield CheckResult(
-            "memory", CheckState.WARN, "not known", "mount /proc; Linux 3.14 or later tells what is available"
-        )
+        yield CheckResult("memory", CheckState.WARN, "unknown", "mount /proc; needs Linux 3.14 or later")
         return
     first = _memory(node, found)
     policies = node.config.policies
@@ -46,17 +44,18 @@ def _meminfo(node: InspectedNode) -> NodeMemoryReading | None:
 
 
 def _memory(node: InspectedNode, found: NodeMemoryReading) -> CheckResult:
-    swap = f"{words.size(found.swap_bytes)} of swap" if found.swap_bytes else "no swap"
-    told = f"{words.size(found.total_bytes)}, {swap}"
+    swap = f"{fmt.size(found.swap_bytes)} of swap" if found.swap_bytes else "no swap"
+    told = f"{fmt.size(found.total_bytes)}, {swap}"
     limit = _limit(node)
     if limit is not None and limit < found.total_bytes:
-        told += f"; pods may use {words.size(limit)}"
+        told += f"; pods may use {fmt.size(limit)}"
     if _kubepods_file(node, "memory.use_hierarchy") == "0":
-        fix = (
-            "bounds on directories hold nobody below them: write 1 to memory.use_hierarchy of the root before any group"
-        )
+        fix = "limits on directories have no effect: write 1 to memory.use_hierarchy of the root before creating groups"
         return CheckResult(
-            "memory", CheckState.WARN, f"{told}; kubepods does not count its pods", f"{fix}, or Linux 5.11"
+            "memory",
+            CheckState.WARN,
+            f"{told}; kubepods does not count the memory of its pods",
+            f"{fix}, or Linux 5.11",
         )
     return CheckResult("memory", CheckState.OK, told)
 
@@ -82,9 +81,9 @@ def _limit(node: InspectedNode) -> int | None:
 
 def _protection(node: InspectedNode, version: int) -> Iterator[CheckResult]:
     if node.config.policies.memory_qos.enabled and version == 1:
-        found = "cgroup v1 has no memory.min, .low, .high: soft limits of BE pods only"
+        found = "cgroup v1 has no memory.min, .low, .high: only soft limits for BE pods"
         yield CheckResult(
-            "memory protection", CheckState.WARN, found, "cgroup v2; or bound BE work (policies.be_memory)"
+            "memory protection", CheckState.WARN, found, "use cgroup v2; or limit BE work (policies.be_memory)"
         )
 
 
@@ -93,17 +92,17 @@ def _bound(node: InspectedNode, version: int, found: NodeMemoryReading) -> Itera
     policies = node.config.policies
     if not policies.be_memory.enabled:
         return
-    name = "memory bound"
+    name = "memory limit"
     if version == 1 and not policies.be_memory.hard_percent:
-        told = "a soft limit: BE work is held only where the whole machine is short"
-        yield CheckResult(name, CheckState.WARN, told, "policies.be_memory.hard_percent: 5 adds a limit")
+        told = "soft limit: BE work is reclaimed only when the whole machine is short of memory"
+        yield CheckResult(name, CheckState.WARN, told, "set policies.be_memory.hard_percent: 5 to add a hard limit")
     elif version == 2 and not found.swap_bytes and not policies.be_memory.hard_percent:
-        told = "no swap: BE work that cannot be reclaimed stands nearly still above memory.high, and keeps what it has"
-        yield CheckResult(
-            name, CheckState.WARN, told, "policies.be_memory.hard_percent: 10 ends it, or give the node swap"
-        )
+        told = "no swap: BE work above memory.high is throttled until almost stopped, and keeps its memory"
+        yield CheckResult(name, CheckState.WARN, told, "set policies.be_memory.hard_percent: 10, or add swap")
     else:
-        yield CheckResult(name, CheckState.OK, "memory.high" if version == 2 else "a soft limit, and a limit above it")
+        yield CheckResult(
+            name, CheckState.OK, "memory.high" if version == 2 else "a soft limit and a hard limit above it"
+        )
 
 
 def _reclaim(node: InspectedNode, version: int, found: NodeMemoryReading) -> Iterator[CheckResult]:
@@ -118,12 +117,16 @@ def _reclaim(node: InspectedNode, version: int, found: NodeMemoryReading) -> Ite
         and version == 2
         and not group_pressure_file(node.hierarchy, node.layout.kubepods, PressureResource.MEMORY)
     ):
-        yield CheckResult(name, CheckState.WARN, "no memory pressure per group: nobody is probed", "boot with psi=1")
+        yield CheckResult(
+            name, CheckState.WARN, "no memory pressure per group: no proactive reclaim", "boot with psi=1"
+        )
     elif version == 1:
-        yield CheckResult(name, CheckState.OK, "page cache only, all of a container's at once (cgroup v1)")
+        yield CheckResult(
+            name, CheckState.OK, "page cache only, and the whole cache of a container at once (cgroup v1)"
+        )
     else:
         yield CheckResult(
-            name, CheckState.OK, "pages go to swap" if found.swap_bytes else "page cache only: there is no swap"
+            name, CheckState.OK, "anonymous pages are swapped" if found.swap_bytes else "page cache only: no swap"
         )
 
 
@@ -134,8 +137,8 @@ def _migration(node: InspectedNode) -> Iterator[CheckResult]:
     if node.hierarchy.version("cpuset") == 1 and "cpu.mems_migrate" not in offered(
         node.hierarchy, node.layout.kubepods
     ):
-        fix = "a kernel with CONFIG_MIGRATION; or policies.numa_memory.migrate: false"
-        yield CheckResult("page migration", CheckState.WARN, "cpuset has no memory_migrate here", fix)
+        fix = "use a kernel with CONFIG_MIGRATION; or set policies.numa_memory.migrate: false"
+        yield CheckResult("page migration", CheckState.WARN, "no cpuset.memory_migrate on this node", fix)
 
 
 def _marks(node: InspectedNode) -> Iterator[CheckResult]:
@@ -145,10 +148,13 @@ def _marks(node: InspectedNode) -> Iterator[CheckResult]:
     told = ", ".join(f"{name} {value if value is not None else 'missing'}" for name, value in sorted(values.items()))
     writable = node.copied or all(os.access(f"/proc/sys/{name.replace('.', '/')}", os.W_OK) for name in MARKS)
     if None in values.values():
-        yield CheckResult("memory marks", CheckState.WARN, told, "Linux 4.6 or later, with /proc mounted")
+        yield CheckResult("memory watermarks", CheckState.WARN, told, "Linux 4.6 or later, with /proc mounted")
     elif not writable:
         yield CheckResult(
-            "memory marks", CheckState.WARN, f"{told}: read-only here", "a privileged container, or the unit file"
+            "memory watermarks",
+            CheckState.WARN,
+            f"{told}: read-only",
+            "use a privileged container, or the systemd unit",
         )
     else:
-        yield CheckResult("memory marks", CheckState.OK, told)
+        yield CheckResult("memory watermarks", CheckState.OK, told)

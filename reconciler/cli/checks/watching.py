@@ -10,7 +10,6 @@ from typing import Final
 from cgroupfs.errors import AgentError
 from cgroupfs.pressure import PressureResource, group_pressure_file, node_pressure_file, read_pressure
 from cgroupfs.private import POINT, private_tree
-from reconciler.cli import words
 from reconciler.cli.asking import QueryResults
 from reconciler.cli.checks.finding import CheckResult, CheckState
 from reconciler.cli.checks.machine import hardware_counters
@@ -21,6 +20,7 @@ from reconciler.detectors.table import DETECTORS, DetectorEntry
 from reconciler.policies.cache import signals_of as cache_signals
 from reconciler.responses.eviction.config import TriggersConfig
 from reconciler.responses.eviction.plan import signals_of
+from reconciler.runtime import format as fmt
 from reconciler.signals.perf import misses_confidence
 from resctrl.capability import ResctrlStatus, read_capability
 from state.eviction import EvictionMethodName
@@ -66,14 +66,14 @@ def _rules(node: InspectedNode, asked: QueryResults, rules: Mapping[str, RuleCon
         if groups and all(groups):
             blind[name] = min(groups, key=len)[0]
     enforced = sum(not rule.dry_run for rule in rules.values())
-    found = f"{words.plural(len(rules), 'rule')}, {enforced} enforced"
+    found = f"{fmt.plural(len(rules), 'rule')}, {enforced} enforced"
     if enforced and node.config.mode is not AgentMode.ENFORCE:
-        found += f" (mode is {node.config.mode.value}: nothing is done)"
+        found += f" (mode is {node.config.mode.value}: no action is taken)"
     if not blind:
         return CheckResult(
             "interference",
             CheckState.OK,
-            f"{found}; this node has the signals for {'it' if len(rules) == 1 else 'all'}",
+            f"{found}; all their signals are available",
         )
     told = ", ".join(f"{name} (no {signal})" for name, signal in blind.items())
     fixes = dict.fromkeys(lacking[signal] for signal in blind.values())
@@ -114,18 +114,18 @@ def _lacking(node: InspectedNode, asked: QueryResults) -> dict[str, str]:
         found |= dict.fromkeys(_PRESSURE, _NO_PSI)
     else:
         if not (node.config.interference.private_cgroup2 or _pressure_of_groups(node)):
-            found |= dict.fromkeys(_PRESSURE, "interference.private_cgroup2: true tells pressure of pods")
+            found |= dict.fromkeys(_PRESSURE, "set interference.private_cgroup2: true for the pressure of pods")
     counters = asked.perf_problem
     if not hardware_counters(node):
         found |= dict.fromkeys(_COUNTED, "see PMU above")
     elif counters:
         found |= dict.fromkeys(_COUNTED, f"counters: {counters}")
     if not node.config.policies.cache.enabled:
-        found |= dict.fromkeys(_CACHE, "policies.cache.enabled: true counts cache and bandwidth")
+        found |= dict.fromkeys(_CACHE, "set policies.cache.enabled: true to measure cache and bandwidth")
     elif not _monitors(node):
-        found |= dict.fromkeys(_CACHE, "a mounted resctrl with monitoring (CMT, MBM)")
+        found |= dict.fromkeys(_CACHE, "mount resctrl with monitoring (CMT, MBM)")
     if not node.config.interference.probes:
-        found[_LATENCY] = "a probe in interference.probes"
+        found[_LATENCY] = "configure a probe in interference.probes"
     return found
 
 
@@ -155,10 +155,10 @@ def _run_queue(node: InspectedNode, asked: QueryResults) -> Iterator[CheckResult
         problem = "taskstats: the daemon lacks CAP_NET_ADMIN"
     if not problem:
         return
-    found = f"{problem}; schedstat of each thread instead"
-    fix = "give the daemon CAP_NET_ADMIN and the host's network and PIDs, on a kernel with CONFIG_TASKSTATS"
+    found = f"{problem}; using schedstat of each thread"
+    fix = "grant the daemon CAP_NET_ADMIN and the host's network and PID namespaces, on a kernel with CONFIG_TASKSTATS"
     if read_text(node.root, "proc/self/schedstat") is None:
-        found, fix = f"{problem}; no schedstat either: not known how long pods wait", f"{fix} or CONFIG_SCHED_INFO"
+        found, fix = f"{problem}; no schedstat either: run queue wait of pods is unknown", f"{fix} or CONFIG_SCHED_INFO"
     yield CheckResult("run queue", CheckState.WARN, found, fix)
 
 
@@ -183,7 +183,9 @@ def _private(node: InspectedNode, asked: QueryResults) -> Iterator[CheckResult]:
         return
     mounts = read_text("/", f"proc/{asked.daemon_pid}/mountinfo")
     if mounts is not None and f" {POINT} " not in mounts:
-        fix = "allow the calls: SystemCallFilter=mount umount2 in a drop-in of the unit; else see the daemon's log"
+        fix = (
+            "allow the system calls: SystemCallFilter=mount umount2 in a drop-in of the unit; else see the daemon's log"
+        )
         yield CheckResult("private cgroup2", CheckState.WARN, f"the daemon has not mounted {POINT}", fix)
 
 
@@ -191,12 +193,12 @@ def _probes(node: InspectedNode, asked: QueryResults) -> Iterator[CheckResult]:
     probes = node.config.interference.probes
     others = [name for name, one in probes.items() if one.command is not None and one.command.user not in {"root", "0"}]
     if others and not node.copied and not all(_holds(asked, bit) for bit in _SETUID):
-        fix = "CapabilityBoundingSet=CAP_SETUID CAP_SETGID in a drop-in of the unit (docs/probes.md)"
-        yield CheckResult("probes", CheckState.WARN, f"{', '.join(others)}: the daemon cannot become another user", fix)
+        fix = "add CapabilityBoundingSet=CAP_SETUID CAP_SETGID to a drop-in of the unit (docs/probes.md)"
+        yield CheckResult("probes", CheckState.WARN, f"{', '.join(others)}: the daemon cannot switch users", fix)
     kubelet = node.config.kubelet
     asks = kubelet.enabled and kubelet.endpoint is not EndpointSection.OFF
     if any("{ip}" in str(_target(one)) for one in probes.values()) and not node.copied and asked.kubelet_body is None:
-        why = "the kubelet's list of pods cannot be had" if asks else "the kubelet is not asked for its pods"
+        why = "the kubelet's pod list is not available" if asks else "the kubelet's pod list is not used"
         fix = "see kubelet /pods above" if asks else "kubelet.endpoint: auto"
         yield CheckResult("probes", CheckState.WARN, f"{{ip}} has no value: {why}", fix)
 
@@ -215,7 +217,7 @@ def _recording(node: InspectedNode, asked: QueryResults) -> Iterator[CheckResult
     if directory is not None and not node.copied and not _writable(asked, directory):
         inside = os.path.join(os.path.dirname(node.store), "recordings")
         yield CheckResult(
-            "recording", CheckState.WARN, f"{directory} cannot be written", f"a directory such as {inside}"
+            "recording", CheckState.WARN, f"{directory} is not writable", f"use a directory such as {inside}"
         )
 
 
@@ -225,14 +227,14 @@ def _moving(node: InspectedNode, asked: QueryResults) -> Iterator[CheckResult]:
         return
     lacking = _lacking(node, asked)
     if misses_confidence(node.root) < 1:
-        lacking["llc.misses"] = "nothing: this processor counts misses of its second-level cache alone"
+        lacking["llc.misses"] = "no action possible: this processor counts second-level cache misses only"
     parts = {"llc.misses": "cache misses", "memory.bandwidth": "memory bandwidth"}
     there = [words for signal, words in parts.items() if signal not in lacking]
     missing = {words: lacking[signal] for signal, words in parts.items() if signal in lacking}
     if missing:
-        found = f"BE's share goes by {there[0]} alone" if there else "BE's share stays at the level low"
+        found = f"BE share adjusted by {there[0]} only" if there else "BE share stays at level low"
         fix = "; ".join(dict.fromkeys(missing.values()))
-        yield CheckResult("cache share", CheckState.WARN, f"{found}: no {' and no '.join(missing)} counted", fix)
+        yield CheckResult("cache share", CheckState.WARN, f"{found}: no {' and no '.join(missing)} measured", fix)
 
 
 def _pool_sizes(node: InspectedNode, asked: QueryResults) -> Iterator[CheckResult]:
@@ -254,19 +256,19 @@ def _eviction(node: InspectedNode, asked: QueryResults) -> CheckResult:
     dry = config.dry_run or node.config.mode is not AgentMode.ENFORCE
     triggers = [name for name in TriggersConfig.__struct_fields__ if getattr(config.triggers, name).enabled]
     reason = "eviction.dry_run" if config.dry_run else f"mode is {node.config.mode.value}"
-    found = f"a dry run ({reason})" if dry else "pods are evicted"
-    found += f", {words.plural(len(triggers), 'trigger')}"
+    found = f"dry run ({reason})" if dry else "enforced"
+    found += f", {fmt.plural(len(triggers), 'trigger')}"
     usable: list[str] = []
     lacking: list[str] = []
     for means in config.means.order:
         why = "" if node.copied else _unusable(means, asked)
         (lacking if why else usable).append(f"{means}: {why}" if why else _how(node, means))
-    found += f"; by {', '.join(usable)}" if usable else "; by no means"
+    found += f"; by {', '.join(usable)}" if usable else "; no usable method"
     if not lacking:
         return CheckResult("eviction", CheckState.OK, found)
     state = CheckState.WARN if usable or dry else CheckState.BAD
-    fix = "make it reachable, or leave it out of eviction.means.order"
-    return CheckResult("eviction", state, f"{found}; not {'; not '.join(lacking)}", fix)
+    fix = "fix the connection, or remove api/cri from eviction.means.order"
+    return CheckResult("eviction", state, f"{found}; unusable: {'; '.join(lacking)}", fix)
 
 
 def _unusable(means: EvictionMethodName, asked: QueryResults) -> str:
@@ -284,16 +286,16 @@ def _how(node: InspectedNode, means: EvictionMethodName) -> str:
     if means is not EvictionMethodName.SIGNAL or node.hierarchy is None or node.layout is None:
         return str(means)
     kubepods = node.hierarchy.trigger_directory(node.layout.kubepods)
-    return "signal (cgroup.kill)" if os.path.exists(os.path.join(kubepods, "cgroup.kill")) else "signal (one by one)"
+    return "signal (cgroup.kill)" if os.path.exists(os.path.join(kubepods, "cgroup.kill")) else "signal (per process)"
 
 
 def _notice(node: InspectedNode, asked: QueryResults) -> Iterator[CheckResult]:
     """Files for pods that want a notice: any pod may, by its annotation."""
     pods = os.path.join(node.root, node.kubelet.root_dir.lstrip("/"), "pods")
     if not node.copied and os.path.isdir(pods) and not _writable(asked, pods):
-        fix = f"ReadWritePaths={pods} in a drop-in of the unit"
+        fix = f"add ReadWritePaths={pods} to a drop-in of the unit"
         yield CheckResult(
-            "notices", CheckState.WARN, f"{pods} cannot be written: no notice reaches a pod's volume", fix
+            "notices", CheckState.WARN, f"{pods} is not writable: eviction notices in pod volumes are impossible", fix
         )
 
 

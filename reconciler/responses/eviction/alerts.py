@@ -21,10 +21,10 @@ _SEVERITIES: Final = {
 }
 _WORDS: Final = {
     EvictionOutcome.DONE: "was evicted",
-    EvictionOutcome.GONE: "ended by itself before it was evicted",
-    EvictionOutcome.REFUSED: "is not evicted",
-    EvictionOutcome.ABANDONED: "is not evicted after all",
-    EvictionOutcome.FAILED: "could not be evicted",
+    EvictionOutcome.GONE: "ended before it was evicted",
+    EvictionOutcome.REFUSED: "was not evicted: refused",
+    EvictionOutcome.ABANDONED: "eviction cancelled",
+    EvictionOutcome.FAILED: "eviction failed",
 }
 _MOST_RANKED: Final = 20
 
@@ -35,7 +35,7 @@ def planned(case: EvictionCase) -> Alert:
     return Alert(
         kind=AlertKind.EVICTION_PLANNED,
         key=_key(case),
-        summary=f"{order.title} is going to be evicted ({order.cause}): {order.evidence}",
+        summary=f"{order.title} will be evicted ({order.cause}): {order.evidence}",
         severity=Severity.WARNING,
         at_s=case.begun_s,
         labels=_labels(case),

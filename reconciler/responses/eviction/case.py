@@ -110,7 +110,7 @@ class CaseRunner:
         """See `base.Work`."""
         why = self._tools.forbidden(self._case)
         if why is not None:
-            more = "; the API server has accepted it already" if self._case.accepted else ""
+            more = "; the API server had already accepted it" if self._case.accepted else ""
             raise _CaseEnd(EvictionOutcome.ABANDONED, why + more)
 
     def elapsed_s(self) -> float:
@@ -174,7 +174,7 @@ class CaseRunner:
     async def run(self) -> EvictionCase:
         """Carry it out; the case as it has ended."""
         if self._case.boot != self._tools.boot:
-            outcome, detail = EvictionOutcome.ABANDONED, "the machine was started anew"
+            outcome, detail = EvictionOutcome.ABANDONED, "the machine was rebooted"
         elif self._broken is not None:
             outcome, detail = EvictionOutcome.FAILED, self._broken
         else:
@@ -197,7 +197,9 @@ class CaseRunner:
                 self._tree = tree
                 try:
                     await self._go()
-                    end = _CaseEnd(EvictionOutcome.FAILED, "; ".join(self._case.tried) or "there is no means")
+                    end = _CaseEnd(
+                        EvictionOutcome.FAILED, "; ".join(self._case.tried) or "no eviction method available"
+                    )
                 except _CaseEnd as exc:
                     end = exc
                 except OwnPodError as exc:
@@ -234,10 +236,10 @@ class CaseRunner:
 
     async def _found_empty(self) -> None:
         if self._case.step is EvictionStep.PLANNED:
-            raise _CaseEnd(EvictionOutcome.GONE, "nobody was left in it")
+            raise _CaseEnd(EvictionOutcome.GONE, "no process was left")
         if self._case.step is EvictionStep.NOTICE:
-            raise _CaseEnd(EvictionOutcome.DONE, "it ended after the notice")
-        await self._verify("it had ended when the daemon looked again")
+            raise _CaseEnd(EvictionOutcome.DONE, "ended after the notice")
+        await self._verify("had ended before the daemon resumed")
 
     async def _notice(self) -> None:
         if self._case.step not in _BEFORE_ACTS:
@@ -253,7 +255,7 @@ class CaseRunner:
         said = await notices.send(self, wish, again=again)
         self._case = replace(self._case, tried=(*self._case.tried, f"notice: {said}"))
         if not await has_processes(self.tree):
-            raise _CaseEnd(EvictionOutcome.DONE, "it ended after the notice")
+            raise _CaseEnd(EvictionOutcome.DONE, "ended after the notice")
 
     async def _try(self, way: EvictionMethod) -> None:
         """One means, again when the kubelet brings the pod back; returns when it does not help."""
@@ -308,9 +310,7 @@ class CaseRunner:
         self._case = replace(self._case, rounds=rounds, pid_starts={})
         most = self._tools.config.restarts.times
         if rounds > most:
-            raise _CaseEnd(
-                EvictionOutcome.FAILED, f"the kubelet has started it again {rounds} times after it was ended"
-            )
+            raise _CaseEnd(EvictionOutcome.FAILED, f"restarted by the kubelet {rounds} times after it was ended")
 
     async def _abandon(self, outcome: EvictionOutcome) -> None:
         """Nothing stays stopped, and nobody who lives on waits for an end that does not come."""

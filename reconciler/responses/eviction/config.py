@@ -15,8 +15,8 @@ from state.model import PodClass
 _GI: Final = 1 << 30
 _MI: Final = 1 << 20
 
-Enabled = Annotated[bool, Meta(description="judge it at all")]
-DryRun = Annotated[bool, Meta(description="only show whom it would evict, whatever eviction.dry_run says")]
+Enabled = Annotated[bool, Meta(description="evaluate this trigger")]
+DryRun = Annotated[bool, Meta(description="only report the pods it would evict, whatever eviction.dry_run says")]
 Grace = Annotated[
     Annotated[float, Meta(ge=1, le=86400)] | None,
     Meta(
@@ -29,8 +29,7 @@ Cooldown = Annotated[
     Meta(
         ge=0,
         le=3600,
-        description="after an eviction for it has succeeded, nothing else is evicted for it this long; one that was "
-        "refused or has failed starts no pause",
+        description="pause after a successful eviction for this trigger; refused and failed evictions start no pause",
     ),
 ]
 Lower = Annotated[
@@ -63,17 +62,17 @@ class CpuSatisfactionConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unk
     enabled: Enabled = False
     cooldown_s: Cooldown = 20.0
     window_s: Annotated[
-        float, Meta(ge=5, le=600, description="judged by the mean over this time, and by the last sample")
+        float, Meta(ge=5, le=600, description="window; both its mean and the last sample must exceed the threshold")
     ] = 60.0
     use_percent: Annotated[
-        float, Meta(gt=0, le=100, description="BE must use at least this share of what it may have")
+        float, Meta(gt=0, le=100, description="BE pods must use at least this share of their current limit")
     ] = 90.0
     lower_percent: Annotated[
-        float, Meta(gt=0, le=60, description="short when what BE may have is at most this share of its requests")
+        float, Meta(gt=0, le=60, description="threshold: the BE limit as a share of the BE requests")
     ] = 60.0
     upper_percent: Annotated[
         float,
-        Meta(gt=0, le=99, description="so many requests go that the rest can have this share of theirs"),
+        Meta(gt=0, le=99, description="evict until the limit covers this share of the remaining requests"),
     ] = 80.0
 
     def __post_init__(self) -> None:
@@ -92,13 +91,13 @@ class SuppressionConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown
         Meta(
             gt=0,
             le=100,
-            description="requests divided by what there is that a pod tolerates at most; a smaller "
-            "suppression_tolerance_rate of its own counts",
+            description="BE requests divided by the BE limit that a pod tolerates; a smaller "
+            "suppression_tolerance_rate of the pod applies",
         ),
     ] = 5.0
-    for_s: Annotated[float, Meta(ge=1, le=86400, description="a pod must have suffered this long without a break")] = (
-        300.0
-    )
+    for_s: Annotated[
+        float, Meta(ge=1, le=86400, description="time for which the threshold must be exceeded without interruption")
+    ] = 300.0
 
 
 class PoolLoadConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -106,11 +105,15 @@ class PoolLoadConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_fi
 
     enabled: Enabled = False
     cooldown_s: Cooldown = 300.0
-    hard_ratio: Annotated[float, Meta(gt=0, le=100, description="tasks per CPU at which a pod must go")] = 1.8
-    soft_ratio: Annotated[float, Meta(gt=0, le=100, description="tasks per CPU at which a pod should go")] = 1.0
-    samples: Annotated[int, Meta(ge=2, le=120, description="so many are judged, never fewer")] = 10
-    sample_s: Annotated[float, Meta(ge=1, le=60, description="the time of one, over which the load is averaged")] = 10.0
-    met_percent: Annotated[float, Meta(gt=0, le=100, description="so many of the samples must be above")] = 80.0
+    hard_ratio: Annotated[float, Meta(gt=0, le=100, description="tasks per CPU for a hard trigger")] = 1.8
+    soft_ratio: Annotated[float, Meta(gt=0, le=100, description="tasks per CPU for a soft trigger")] = 1.0
+    samples: Annotated[int, Meta(ge=2, le=120, description="number of samples evaluated")] = 10
+    sample_s: Annotated[float, Meta(ge=1, le=60, description="length of one sample; the load is averaged over it")] = (
+        10.0
+    )
+    met_percent: Annotated[float, Meta(gt=0, le=100, description="share of the samples that must exceed the ratio")] = (
+        80.0
+    )
 
     def __post_init__(self) -> None:
         if self.hard_ratio < self.soft_ratio:
@@ -123,9 +126,11 @@ class NodeCpuConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_fie
     enabled: Enabled = False
     cooldown_s: Cooldown = 20.0
     window_s: Annotated[
-        float, Meta(ge=5, le=600, description="judged by the mean over this time, and by the last sample")
+        float, Meta(ge=5, le=600, description="window; both its mean and the last sample must exceed the threshold")
     ] = 30.0
-    threshold_percent: Annotated[float, Meta(gt=0, le=100, description="of all CPU time: too much at this")] = 95.0
+    threshold_percent: Annotated[float, Meta(gt=0, le=100, description="threshold: share of all CPU time in use")] = (
+        95.0
+    )
     lower_percent: Lower = None
 
     def __post_init__(self) -> None:
@@ -142,7 +147,7 @@ class NodeMemoryConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_
 
     enabled: Enabled = False
     cooldown_s: Cooldown = 4.0
-    threshold_percent: Annotated[float, Meta(gt=0, le=100, description="of all memory: too much at this")] = 70.0
+    threshold_percent: Annotated[float, Meta(gt=0, le=100, description="threshold: share of all memory in use")] = 70.0
     lower_percent: Lower = None
 
     def __post_init__(self) -> None:
@@ -160,22 +165,26 @@ class NumaMemoryTriggerConfig(TriggerConfig, frozen=True, kw_only=True, forbid_u
     grace_s: Grace = 10.0
     cooldown_s: Cooldown = 10.0
     margin_bytes: Annotated[
-        int, Meta(ge=0, description="short when less than the low watermark and this is free; at most 5 % of the node")
+        int,
+        Meta(
+            ge=0,
+            description="added to the low watermark: free memory below the sum is a shortage; at most 5 % of the node",
+        ),
     ] = 256 * _MI
     urgent_bytes: Annotated[
         int,
         Meta(
             ge=0,
-            description="a pass counts at once as many as it takes when less than the min watermark and this is free; "
-            "at most 5 % of the node",
+            description="added to the min watermark: free memory below the sum triggers at once, without waiting "
+            "for further passes; at most 5 % of the node",
         ),
     ] = _GI
     inactive_file_bytes: Annotated[
         int,
         Meta(
             ge=0,
-            description="with less page cache than this that is easy to drop, the low watermark counts urgent_bytes "
-            "more; at most 10 % of the node",
+            description="if the reclaimable page cache is below this, urgent_bytes is added to the low "
+            "watermark; at most 10 % of the node",
         ),
     ] = 4 * _GI
     droppable_percent: Annotated[
@@ -183,16 +192,18 @@ class NumaMemoryTriggerConfig(TriggerConfig, frozen=True, kw_only=True, forbid_u
         Meta(
             ge=0,
             le=100,
-            description="a node with this share of its memory in page cache that is easy to drop is not short: the "
-            "kernel lets the cache fill all that is free. 100: judged by free memory alone",
+            description="no shortage if this share of the node's memory is reclaimable page cache (the kernel "
+            "lets the cache fill free memory); 100: evaluate free memory only",
         ),
     ] = 10.0
     fallback_percent: Annotated[
-        float, Meta(gt=0, le=50, description="of the node, for its low watermark where that is not known")
+        float, Meta(gt=0, le=50, description="low watermark as a share of the node's memory if the real one is unknown")
     ] = 0.1
-    reclaimed_passes: Annotated[int, Meta(ge=1, le=1000, description="short for so many passes: BE pods may go")] = 6
+    reclaimed_passes: Annotated[
+        int, Meta(ge=1, le=1000, description="passes with a shortage before BE pods are evicted")
+    ] = 6
     all_passes: Annotated[
-        int, Meta(ge=1, le=1000, description="short for so many passes: all of eviction.classes may go")
+        int, Meta(ge=1, le=1000, description="passes with a shortage before pods of all eviction.classes are evicted")
     ] = 12
 
     def __post_init__(self) -> None:
@@ -208,25 +219,30 @@ class MemoryPressureConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unkn
     grace_s: Grace = 10.0
     cooldown_s: Cooldown = 35.0
     free_bytes: Annotated[
-        int, Meta(ge=0, description="free memory below this, or below the low watermark, lets BE pods go")
+        int, Meta(ge=0, description="BE pods are evicted if free memory is below this, or below the low watermark")
     ] = 0
     droppable_percent: Annotated[
         float,
         Meta(
             ge=0,
             le=100,
-            description="a node with this share of its memory in page cache that is easy to drop is not out of free "
-            "memory; 100: judged by free memory alone",
+            description="no shortage if this share of the node's memory is reclaimable page cache; 100: evaluate "
+            "free memory only",
         ),
     ] = 10.0
-    node_percent: Annotated[float, Meta(gt=0, le=100, description="memory pressure of the node: too much at this")] = (
-        15.0
-    )
-    pod_percent: Annotated[float, Meta(gt=0, le=100, description="a pod suffers above this")] = 1.0
-    pods: Annotated[int, Meta(ge=1, le=1000, description="so many online pods must suffer")] = 3
-    mean_percent: Annotated[float, Meta(gt=0, le=100, description="and the mean of all online pods must be this")] = 4.0
-    reclaimed_s: Annotated[float, Meta(ge=0, le=3600, description="for this long: BE pods may go")] = 15.0
-    all_s: Annotated[float, Meta(ge=0, le=3600, description="for this long: all of eviction.classes may go")] = 45.0
+    node_percent: Annotated[float, Meta(gt=0, le=100, description="threshold: memory pressure of the node")] = 15.0
+    pod_percent: Annotated[float, Meta(gt=0, le=100, description="threshold: memory pressure of an online pod")] = 1.0
+    pods: Annotated[int, Meta(ge=1, le=1000, description="number of online pods that must exceed pod_percent")] = 3
+    mean_percent: Annotated[
+        float, Meta(gt=0, le=100, description="mean memory pressure of all online pods that must also be reached")
+    ] = 4.0
+    reclaimed_s: Annotated[
+        float, Meta(ge=0, le=3600, description="time above the thresholds before BE pods are evicted")
+    ] = 15.0
+    all_s: Annotated[
+        float,
+        Meta(ge=0, le=3600, description="time above the thresholds before pods of all eviction.classes are evicted"),
+    ] = 45.0
 
     def __post_init__(self) -> None:
         if self.all_s < self.reclaimed_s:
@@ -240,27 +256,38 @@ class RssOveruseConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_
     ratio: Annotated[
         float,
         Meta(
-            gt=0, le=100, description="of its request; a rss_overuse_threshold of the pod's own is used instead of this"
+            gt=0,
+            le=100,
+            description="memory use divided by the memory request; the pod's own "
+            "rss_overuse_threshold takes precedence",
         ),
     ] = 1.05
-    for_s: Annotated[float, Meta(ge=0, le=3600, description="for this long without a break")] = 30.0
+    for_s: Annotated[
+        float, Meta(ge=0, le=3600, description="time for which the threshold must be exceeded without interruption")
+    ] = 30.0
 
 
 class FsMinimum(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What must be free of one file system."""
 
-    available_percent: Annotated[float, Meta(ge=0, le=100, description="of its size; 0: not judged")] = 12.0
+    available_percent: Annotated[
+        float, Meta(ge=0, le=100, description="minimum free share of its size; 0: not evaluated")
+    ] = 12.0
     available_bytes: Annotated[
         Annotated[int, Meta(ge=0)] | None,
         Meta(description="so much instead of a percentage; null: the percentage counts"),
     ] = None
-    inodes_percent: Annotated[float, Meta(ge=0, le=100, description="of its inodes; 0: not judged")] = 7.0
+    inodes_percent: Annotated[
+        float, Meta(ge=0, le=100, description="minimum free share of its inodes; 0: not evaluated")
+    ] = 7.0
 
 
 class ImageFsMinimum(FsMinimum, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What must be free of the file system of the images, where that is one of its own."""
 
-    available_percent: Annotated[float, Meta(ge=0, le=100, description="of its size; 0: not judged")] = 17.0
+    available_percent: Annotated[
+        float, Meta(ge=0, le=100, description="minimum free share of its size; 0: not evaluated")
+    ] = 17.0
 
 
 class DiskTriggerConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -271,10 +298,12 @@ class DiskTriggerConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown
     nodefs: FsMinimum = FsMinimum()
     imagefs: ImageFsMinimum = ImageFsMinimum()
     margin_percent: Annotated[
-        float, Meta(ge=0, le=50, description="of the file system: so much more than the minimum is made free")
+        float, Meta(ge=0, le=50, description="share of the file system that is freed beyond the minimum")
     ] = 2.0
-    smallest_bytes: Annotated[int, Meta(ge=0, description="a smaller file system is not judged")] = 10 * _GI
-    for_s: Annotated[float, Meta(ge=0, le=3600, description="for this long without a break")] = 10.0
+    smallest_bytes: Annotated[int, Meta(ge=0, description="smaller file systems are not evaluated")] = 10 * _GI
+    for_s: Annotated[
+        float, Meta(ge=0, le=3600, description="time for which the threshold must be exceeded without interruption")
+    ] = 10.0
 
 
 class ReclaimedResourceConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -282,15 +311,17 @@ class ReclaimedResourceConfig(TriggerConfig, frozen=True, kw_only=True, forbid_u
 
     grace_s: Grace = 60.0
     cpu_ratio: Annotated[
-        float, Meta(gt=0, le=1000, description="requested CPU divided by what there is: too much above this")
+        float,
+        Meta(gt=0, le=1000, description="threshold: CPU requests of BE pods divided by the CPU available to them"),
     ] = 5.0
     memory_ratio: Annotated[
-        float, Meta(gt=0, le=1000, description="requested memory divided by what there is: too much above this")
+        float,
+        Meta(
+            gt=0, le=1000, description="threshold: memory requests of BE pods divided by the memory available to them"
+        ),
     ] = 5.0
     # Katalyst acts at once, by a figure that is smoothed; ours follows online work within a second.
-    for_s: Annotated[
-        float, Meta(ge=0, le=3600, description="judged by the most that there was for BE in this time")
-    ] = 60.0
+    for_s: Annotated[float, Meta(ge=0, le=3600, description="window; its highest availability is compared")] = 60.0
 
 
 class RequestedEvictionConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -316,31 +347,33 @@ class TriggersConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class LimitsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How many may go at most, whatever the need. Refused evictions do not count, failed ones do."""
 
-    quiet_s: Annotated[
-        float, Meta(ge=0, le=3600, description="nobody goes this long after the start: means need their time")
-    ] = 60.0
-    per_pass: Annotated[int, Meta(ge=1, le=100, description="in one pass")] = 3
-    per_minute: Annotated[int, Meta(ge=0, le=1000, description="in a minute")] = 3
-    per_10_minutes: Annotated[int, Meta(ge=0, le=1000, description="in ten minutes")] = 6
-    per_owner: Annotated[int, Meta(ge=0, le=1000, description="of one owner's pods in ten minutes")] = 2
+    quiet_s: Annotated[float, Meta(ge=0, le=3600, description="no eviction within this time after the start")] = 60.0
+    per_pass: Annotated[int, Meta(ge=1, le=100, description="most evictions per pass")] = 3
+    per_minute: Annotated[int, Meta(ge=0, le=1000, description="most evictions per minute")] = 3
+    per_10_minutes: Annotated[int, Meta(ge=0, le=1000, description="most evictions per 10 minutes")] = 6
+    per_owner: Annotated[int, Meta(ge=0, le=1000, description="most evictions per owner in 10 minutes")] = 2
     per_owner_percent: Annotated[
         float,
         Meta(
             ge=0,
             le=100,
-            description="of one owner's pods on this node in ten minutes, rounded up: the only one may go",
+            description="largest share of an owner's pods on this node evicted in 10 minutes, rounded up: a "
+            "single pod may be evicted",
         ),
     ] = 50.0
     retry_s: Annotated[
-        float, Meta(ge=0, le=3600, description="a pod whose eviction was refused or has failed is left alone this long")
+        float,
+        Meta(
+            ge=0, le=3600, description="a pod is not tried again for this long after its eviction was refused or failed"
+        ),
     ] = 120.0
     again_s: Annotated[
         float,
         Meta(
             ge=0,
             le=3600,
-            description="a pod that has been ended and started again in place (the kubelet does that when only its "
-            "containers were stopped) is left alone this long",
+            description="a pod restarted in place after an eviction is exempt for this long (the kubelet "
+            "restarts a pod of which only the containers were stopped)",
         ),
     ] = 300.0
 
@@ -348,42 +381,43 @@ class LimitsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class EvictionConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """When pods are evicted, who, and how many at most."""
 
-    enabled: Annotated[bool, Meta(description="judge the triggers; what they need is measured only then")] = False
+    enabled: Annotated[bool, Meta(description="evaluate the triggers; their signals are measured only then")] = False
     dry_run: Annotated[
         bool,
         Meta(
-            description="show whom it would evict and why, and evict nobody; false, in mode enforce: pods are evicted"
+            description="report the pods it would evict and why, evict none; false, in mode enforce: pods are evicted"
         ),
     ] = True
     classes: Annotated[
         tuple[PodClass, ...],
         Meta(
-            description="the classes that may be evicted at all; Katalyst also evicts shared and dedicated pods when "
-            "memory stays short. System pods never are"
+            description="the pod classes that may be evicted; Katalyst also evicts shared and dedicated pods if "
+            "a memory shortage lasts. System pods are never evicted"
         ),
     ] = (PodClass.RECLAIMED,)
-    interval_s: Annotated[float, Meta(ge=1, le=60, description="time between two passes over all triggers")] = 5.0
+    interval_s: Annotated[float, Meta(ge=1, le=60, description="time between two evaluations of all triggers")] = 5.0
     fresh_s: Annotated[
-        float, Meta(ge=1, le=600, description="an older sample is unknown, and an unknown evicts nobody")
+        float, Meta(ge=1, le=600, description="age limit of a sample; an unknown value evicts no pod")
     ] = 15.0
     owned_percent: Annotated[
         float,
         Meta(
             ge=0,
             le=100,
-            description="where all that may go could not give back this share of what is lacking together, nobody "
-            "goes: evicting them cannot cure it",
+            description="no pod is evicted if all candidates together could not free this share of the shortage",
         ),
     ] = 25.0
     least_percent: Annotated[
-        float, Meta(ge=0, le=100, description="a pod that gives back less than this share of it is no candidate")
+        float,
+        Meta(ge=0, le=100, description="a pod that would free less than this share of the shortage is no candidate"),
     ] = 1.0
     credit_s: Annotated[
         float,
         Meta(
             ge=0,
             le=3600,
-            description="what a pod holds that somebody else is ending counts as coming back this long after its grace",
+            description="the usage of a pod that is terminating for another reason counts as being freed until "
+            "this long after its grace period",
         ),
     ] = 60.0
     triggers: TriggersConfig = TriggersConfig()

@@ -12,6 +12,7 @@ from cgroupfs.bounded import decoded
 from reconciler.actuators.holds import pod_hold
 from reconciler.pods.marks import LONGEST_LABEL, longest, utf8_bytes
 from reconciler.pods.selectors import PodSelector, any_glob
+from reconciler.runtime.format import duration
 from state.evidence import PodSnapshot, SampleFrame
 from state.model import Hold, PodClass
 
@@ -23,31 +24,31 @@ _POLICY: Final = "koordinator.sh/eviction-policy"
 
 
 class ExemptionsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who is never evicted, beside system pods, static pods and those that the cluster calls critical."""
+    """Pods that are never evicted, in addition to system pods, static pods and critical pods."""
 
     young_s: Annotated[
-        float, Meta(ge=0, le=86400, description="younger pods are spared: they have not yet used what they will use")
+        float,
+        Meta(ge=0, le=86400, description="pods younger than this are exempt: their usage is not representative yet"),
     ] = 60.0
-    namespaces: Annotated[tuple[str, ...], Meta(description="globs of namespaces whose pods are spared")] = (
+    namespaces: Annotated[tuple[str, ...], Meta(description="namespaces (globs) whose pods are exempt")] = (
         "kube-system",
     )
     owner_kinds: Annotated[
         tuple[str, ...],
-        Meta(
-            description="kinds of owners whose pods are spared: a DaemonSet's pod comes back to the same node at once"
-        ),
+        Meta(description="owner kinds whose pods are exempt: a DaemonSet's pod is recreated on the same node at once"),
     ] = ("DaemonSet",)
     ownerless: Annotated[
         bool,
         Meta(
-            description="spare pods that no controller would start anew elsewhere; also those whose owner is not told"
+            description="exempt pods without a controller that would recreate them elsewhere, and pods whose "
+            "owner is unknown"
         ),
     ] = False
     marks: Annotated[
         tuple[str, ...],
         Meta(
-            description="annotations or labels, as KEY or KEY=VALUE, whose pods are spared. That a pod keeps the "
-            "cluster autoscaler from taking a node away (safe-to-evict=false) says nothing of a node in need"
+            description="annotations or labels, as KEY or KEY=VALUE, whose pods are exempt. safe-to-evict=false "
+            "only restricts the cluster autoscaler and is not in the default list"
         ),
     ] = (
         f"{DO_NOT_EVICT}=true",
@@ -57,13 +58,13 @@ class ExemptionsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     )
     prefer: Annotated[
         tuple[str, ...],
-        Meta(description="annotations or labels whose pods go before others of their class and priority"),
+        Meta(description="annotations or labels whose pods are evicted before others of their class and priority"),
     ] = ("bypassd/evict=first", "descheduler.alpha.kubernetes.io/evict=true")
     avoid: Annotated[
         tuple[str, ...],
-        Meta(description="annotations or labels whose pods go after others of their class and priority"),
+        Meta(description="annotations or labels whose pods are evicted after others of their class and priority"),
     ] = ("bypassd/evict=last", "descheduler.alpha.kubernetes.io/prefer-no-eviction=true")
-    selectors: Annotated[tuple[PodSelector, ...], Meta(description="pods that are spared")] = ()
+    selectors: Annotated[tuple[PodSelector, ...], Meta(description="pods that are exempt")] = ()
 
 
 def matching_mark(pod: PodSnapshot, marks: tuple[str, ...]) -> str | None:
@@ -83,22 +84,22 @@ def exemption_reason(
     frame: SampleFrame,
     holds: Mapping[str, Hold],
 ) -> str | None:
-    """Why this pod is never evicted now, in words for a person; None: it may be.
+    """Why this pod is exempt from eviction now, as text; None: it is not.
 
     ``holds`` by target, those that are in force. What is not known (labels, age) spares the pod.
     """
     if pod.terminating:
-        return "is ending already"
+        return "already terminating"
     if holds and (held := pod_hold(holds, pod.uid, pod.paths)) is not None:
-        return f"held by {held.by}: {held.reason}"
+        return f"on hold by {held.by}: {held.reason}"
     if pod.held:
-        return "held by an operator"
+        return "on hold by an operator"
     if not pod.certain:
-        return "nobody has told its labels yet"
+        return "labels not known yet"
     if pod.pod_class is PodClass.SYSTEM:
         return "system class"
     if pod.static:
-        return "static pod: the kubelet would not start it again"
+        return "static pod: the kubelet cannot recreate it elsewhere"
     if pod.priority_class in _CRITICAL or (pod.priority is not None and pod.priority >= _CRITICAL_PRIORITY):
         return f"critical: priority class {pod.priority_class}" if pod.priority_class else "critical: its priority"
     if pod.pod_class not in classes:
@@ -111,7 +112,7 @@ def exemption_reason(
     if kind in config.owner_kinds:
         return f"owned by {pod.owner}"
     if config.ownerless and not kind:
-        return "no controller would start it anew"
+        return "no controller would recreate it"
     selector = next((one for one in config.selectors if _selected(one, pod)), None)
     if selector is not None:
         return f"selector {selector.title}"
@@ -121,14 +122,14 @@ def exemption_reason(
 def policy_allows(pod: PodSnapshot, features: tuple[str, ...]) -> str | None:
     """Why the pod's own list of what it may be evicted for forbids this; None: it does not.
 
-    ``features``: Koordinator's names of the trigger. A broken list accepts nothing: whoever wrote it meant to bound us.
+    ``features``: Koordinator's names of the trigger. A broken list allows no eviction.
     """
     text = pod.annotations.get(_POLICY)
     if text is None:
         return None
     listed = _listed(text)
     if listed is None:
-        return f"annotation {_POLICY} is no list of names: nothing is accepted"
+        return f"annotation {_POLICY} is not a list of names: no eviction allowed"
     return None if listed & set(features) else f"annotation {_POLICY} does not name {' or '.join(features) or 'it'}"
 
 
@@ -165,6 +166,6 @@ def _young(pod: PodSnapshot, config: ExemptionsConfig, frame: SampleFrame) -> st
     if config.young_s <= 0:
         return None
     if pod.created_s <= 0:
-        return "its age is not known"
+        return "age unknown"
     age = age_s(pod, frame)
-    return f"young: {age:.0f} s of {config.young_s:g} s" if age < config.young_s else None
+    return f"too young: {duration(age)} of {duration(config.young_s)}" if age < config.young_s else None

@@ -114,7 +114,7 @@ class EvictionJournal:
             self.problem = f"evictions wait for the store: {exc}"
             return False
         if self.problem is not None:
-            _LOG.info("evictions go on: the store takes writes again")
+            _LOG.info("evictions resumed: the store is writable again")
         self.problem = None
         return True
 
@@ -129,7 +129,7 @@ def thaw_killed(hierarchy: Hierarchy, store: Store) -> tuple[list[str], list[str
     try:
         cases = cases_of(store.rows(EVICTIONS))
     except StoreError as exc:
-        return done, [f"evictions cannot be read: {exc}"]
+        return done, [f"cannot read the stored evictions: {exc}"]
     for case in cases:
         if not case.open or case.step is not EvictionStep.KILL or case.boot != store.boot:
             continue

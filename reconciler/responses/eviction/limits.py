@@ -1,6 +1,6 @@
-"""How many may go: what was evicted so far, and what that leaves. Pure.
+"""How many pods may be evicted: past evictions, and the allowance left. Pure.
 
-The history uses the monotonic clock, which nobody can set; `saved_history` and `load_history` carry it over a restart
+The history uses the monotonic clock, which cannot be set; `saved_history` and `load_history` carry it over a restart
 by the wall clock, where a record from the future (the clock was set back) counts as of now.
 """
 
@@ -12,6 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from reconciler.responses.eviction.config import LimitsConfig
+from reconciler.runtime.format import duration
 from state.eviction import EvictionCase, EvictionOrder, EvictionOutcome
 from state.evidence import NODE, PodSnapshot, SampleFrame
 
@@ -132,17 +133,17 @@ def retry_block(config: LimitsConfig, past: EvictionHistory, uid: str, now: floa
             case None:
                 return "is being evicted"
             case EvictionOutcome.REFUSED | EvictionOutcome.FAILED:
-                word = "was refused" if turn.outcome is EvictionOutcome.REFUSED else "has failed"
-                return f"its eviction {word} {ago:.0f} s ago" if ago < config.retry_s else None
+                word = "was refused" if turn.outcome is EvictionOutcome.REFUSED else "failed"
+                return f"its eviction {word} {duration(ago)} ago" if ago < config.retry_s else None
             case EvictionOutcome.DONE:
-                return f"was evicted {ago:.0f} s ago and started again" if ago < config.again_s else None
+                return f"was evicted {duration(ago)} ago and restarted in place" if ago < config.again_s else None
             case _:
                 return None
     return None
 
 
 class Allowance(Struct, frozen=True, kw_only=True):
-    """How many may still go in this pass, and what bounds that."""
+    """How many pods may be evicted in this pass, and which limit applies."""
 
     count: int
     reason: str
@@ -152,17 +153,17 @@ def room(config: LimitsConfig, past: EvictionHistory, now: float) -> Allowance:
     """The smallest of the caps."""
     minute, ten = (_counted(past, now - length) for length in (_MINUTE_S, _TEN_MINUTES_S))
     return min(
-        Allowance(count=config.per_pass, reason=f"at most {config.per_pass} in one pass"),
-        Allowance(count=config.per_minute - minute, reason=f"{minute} in the last minute, at most {config.per_minute}"),
+        Allowance(count=config.per_pass, reason="limit per pass"),
+        Allowance(count=config.per_minute - minute, reason=f"limit per minute, {minute} of {config.per_minute} used"),
         Allowance(
-            count=config.per_10_minutes - ten, reason=f"{ten} in the last ten minutes, at most {config.per_10_minutes}"
+            count=config.per_10_minutes - ten, reason=f"limit per 10 minutes, {ten} of {config.per_10_minutes} used"
         ),
         key=lambda one: one.count,
     )
 
 
 def owner_room(config: LimitsConfig, past: EvictionHistory, frame: SampleFrame) -> dict[str, int]:
-    """How many may still go, by owner of the pods that are here.
+    """How many pods may be evicted, by owner of the pods on this node.
 
     The share is that of the pods that there were: those here now, and those that went in the last ten minutes.
     """

@@ -261,7 +261,7 @@ def _standing(order: EvictionOrder, before: Sequence[EvictionOrder]) -> Eviction
 def _news(
     decision: EvictionDecision, told: Mapping[str, Announced], now: float
 ) -> tuple[dict[str, Announced], tuple[str, ...]]:
-    """What is worth a line: who goes, who would, who cannot, and when that is over; each once."""
+    """Log lines for new orders, dry-run orders and refusals, and for their end; each once."""
     lines: dict[str, str] = {}
     for order in decision.orders:
         lines[f"evict {order.id}"] = f"{order.cause}: {order.title} is evicted: {order.evidence}"
@@ -272,11 +272,11 @@ def _news(
     for refusal in decision.refusals:
         if not refusal.why.transient:
             lines[f"{refusal.why} {refusal.trigger} {refusal.subject} {refusal.good}"] = (
-                f"{refusal.trigger}: nobody is evicted: {refusal.reason}; {refusal.evidence}"
+                f"{refusal.trigger}: no pod evicted: {refusal.reason}; {refusal.evidence}"
             )
     for name, reading in decision.readings.items():
         if not reading.known:
-            lines[f"blind {name}"] = f"{name}: cannot be judged: {reading.words}"
+            lines[f"blind {name}"] = f"{name}: cannot evaluate: {reading.words}"
     news = [line for key, line in lines.items() if key not in told]
     kept = {key: Announced(told[key].line if key in told else line, now) for key, line in lines.items()}
     for key, one in told.items():
@@ -285,5 +285,5 @@ def _news(
         if now - one.at_s <= _OVER_S:
             kept[key] = one
         elif not key.startswith("evict "):
-            news.append(f"over: {one.line}")
+            news.append(f"ended: {one.line}")
     return kept, tuple(news)

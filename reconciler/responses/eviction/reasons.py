@@ -54,7 +54,7 @@ def still_active(
 def expired(reasons: Mapping[str, EvictionReason], now: float) -> dict[str, str]:
     """The orders whose reason is gone, with that in words."""
     return {
-        order: f"{reason.named.victim} is well" if reason.named is not None else "the pressure is over"
+        order: f"{reason.named.victim} has recovered" if reason.named is not None else "the shortage has ended"
         for order, reason in reasons.items()
         if now - reason.pressed_s >= EASED_S
     }

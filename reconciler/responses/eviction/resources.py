@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Final
 
 from reconciler.responses.eviction.samples import EvictionContext
+from reconciler.runtime import format as fmt
 from state.evidence import NODE, ContendedResource, PodSnapshot, pod_at
 
 
@@ -35,10 +36,9 @@ OF_RESOURCE: Final[Mapping[ContendedResource, EvictedResource]] = {
     ContendedResource.CACHE: EvictedResource.CACHE,
     ContendedResource.NETWORK: EvictedResource.NETWORK,
 }
-_STEPS: Final = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 _NAMES: Final[Mapping[EvictedResource, str]] = {
-    EvictedResource.CPU: "CPUs",
-    EvictedResource.CPU_REQUEST: "CPUs requested",
+    EvictedResource.CPU: "CPU",
+    EvictedResource.CPU_REQUEST: "CPU requested",
     EvictedResource.LOAD: "tasks",
     EvictedResource.MEMORY: "of memory",
     EvictedResource.MEMORY_REQUEST: "of memory requested",
@@ -66,25 +66,17 @@ def memory_request(pod: PodSnapshot) -> int | None:
 
 
 def format_amount(good: EvictedResource, value: float) -> str:
-    """``1.20 CPUs``, ``3.0 GiB of memory``, ``1200 inodes``."""
+    """``1.20 CPU``, ``3 GiB of memory``, ``1200 inodes``."""
     name = _NAMES[good]
     match good:
         case EvictedResource.CPU | EvictedResource.CPU_REQUEST:
-            return f"{value / 1000:.2f} {name}"
+            return f"{fmt.cpus(value)} {name}"
         case EvictedResource.LOAD:
-            return f"{value:.1f} {name}"
+            return f"{fmt.number(value)} {name}"
         case EvictedResource.INODES:
             return f"{value:.0f} {name}"
         case _:
-            return f"{size(value)}{'' if name.startswith('/') else ' '}{name}"
-
-
-def size(value: float) -> str:
-    """Bytes in the largest unit that leaves at least one."""
-    for name, factor in _STEPS:
-        if abs(value) >= factor:
-            return f"{value / factor:.1f} {name}"
-    return f"{value:.0f} B"
+            return f"{fmt.size(value)}{'' if name.startswith('/') else ' '}{name}"
 
 
 def _memory(pod: PodSnapshot, place: str, scene: EvictionContext) -> float | None:

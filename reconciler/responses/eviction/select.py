@@ -1,7 +1,7 @@
-"""From pressures to victims in one pass: what is credited, who cannot cure it, what the limits leave. Pure.
+"""From shortages to victims in one pass: credits for pods that are ending, candidates that cannot help, limits. Pure.
 
-Hard pressures come first, each with as many victims as it takes and the limits leave. Of the soft ones, only the one
-whose victim ranks first gets it, and only in a pass in which nobody else goes: the effect is awaited.
+Hard shortages come first, each with as many victims as it needs and the limits allow. Of the soft ones only the one
+whose victim ranks first gets it, and only in a pass without another eviction: its effect is measured first.
 """
 
 import math
@@ -20,12 +20,13 @@ from reconciler.responses.eviction.samples import EvictionContext
 from reconciler.responses.eviction.triggers.base import Shortage
 from reconciler.responses.eviction.triggers.table import TRIGGERS
 from reconciler.responses.eviction.victims import Candidate, Ranking, pick_minimum, rank, render
+from reconciler.runtime import format as fmt
 from state.evidence import NODE, PodSnapshot
 from state.model import Hold
 
 
 class RefusalReason(StrEnum):
-    """Why nobody goes for a pressure."""
+    """Why no pod is evicted for a shortage."""
 
     STARTING = "starting"
     HELD = "held"
@@ -44,7 +45,7 @@ class RefusalReason(StrEnum):
 
 
 class Refusal(Struct, frozen=True, kw_only=True):
-    """A pressure for which nobody goes now, why, and the ranking as far as it was made."""
+    """A shortage for which no pod is evicted now, the reason, and the ranking as far as it was made."""
 
     trigger: str
     subject: str
@@ -56,7 +57,7 @@ class Refusal(Struct, frozen=True, kw_only=True):
 
 
 class Victim(NamedTuple):
-    """One who goes, for what, and the whole ranking."""
+    """A pod to evict, the shortage, and the whole ranking."""
 
     pressure: Shortage
     candidate: Candidate
@@ -71,7 +72,7 @@ class Selection(NamedTuple):
 
 
 class PendingRelease(NamedTuple):
-    """One who is going: for which trigger (empty: somebody else is ending it), and what was hoped of it, for where."""
+    """A pod that is ending: the trigger (empty: not evicted by bypassd), the expected relief, and its place."""
 
     trigger: str = ""
     subject: str = NODE
@@ -79,7 +80,7 @@ class PendingRelease(NamedTuple):
 
 
 class SelectionContext(Struct, frozen=True, kw_only=True):
-    """What a pass stands on. ``leaving`` by uid. ``holds`` by target, those that are in force."""
+    """Input of a pass. ``leaving`` by uid. ``holds`` by target, those that are in force."""
 
     config: EvictionConfig
     scene: EvictionContext
@@ -90,14 +91,14 @@ class SelectionContext(Struct, frozen=True, kw_only=True):
 
 
 class _ShortagePlan(NamedTuple):
-    """What is wanted for one pressure, before the limits."""
+    """The victims of one shortage, before the limits."""
 
     weighed: Ranking
     chosen: list[Candidate]
 
 
 def select(grounds: SelectionContext, pressures: Sequence[Shortage]) -> Selection:
-    """Who goes in this pass for these pressures. The order of ``pressures`` is that in which hard ones are served."""
+    """The victims of this pass. Hard shortages are handled in the order of ``pressures``."""
     return _Selector(grounds).run(pressures) if pressures else Selection([], [])
 
 
@@ -129,16 +130,16 @@ class _Selector:
         first = min(plans, key=lambda one: one[1].chosen[0].order)
         for pressure, plan in plans:
             if self._picks or pressure is not first[0]:
-                words = "somebody else goes in this pass: the effect is awaited"
+                words = "another pod is evicted in this pass; waiting for the effect"
                 if not self._picks:
-                    words = f"{first[1].chosen[0].pod.title} goes first"
+                    words = f"{first[1].chosen[0].pod.title} ranks first"
                 self._refuse(pressure, RefusalReason.TURN, words, self._lines(pressure, plan, (), words))
         if not self._picks:
             pressure, plan = first
             self._take(pressure, plan, most=1)
 
     def _plan(self, pressure: Shortage) -> _ShortagePlan | None:
-        """Who would go for it; None, with a refusal, when nobody does."""
+        """The victims for it; None, with a refusal, when there is none."""
         config, scene = self._grounds.config, self._grounds.scene
         if (blocked := self._blocked(pressure)) is not None:
             self._refuse(pressure, *blocked)
@@ -146,48 +147,49 @@ class _Selector:
         coming, who = self._coming(pressure)
         need = None if pressure.need is None else pressure.need - coming
         if who and (need is None or need <= 0):
-            given = "what they hold" if need is None else format_amount(pressure.good, coming)
-            self._refuse(pressure, RefusalReason.COMING, f"on its way: {', '.join(who)} going, {given} coming back")
+            given = "their usage" if need is None else format_amount(pressure.good, coming)
+            self._refuse(
+                pressure, RefusalReason.COMING, f"eviction in progress: {', '.join(who)}; {given} will be freed"
+            )
             return None
         features = TRIGGERS[pressure.trigger].features if pressure.trigger in TRIGGERS else ()
         weighed = rank(config, scene, pressure, need=need, spared=self._spared, features=features)
         classes = "/".join(cls for cls in config.classes if cls in pressure.classes)
         if not weighed.candidates:
-            why, words = RefusalReason.NOBODY, "nobody may go for this"
+            why, words = RefusalReason.NOBODY, "no pod may be evicted for this"
             if weighed.unknown:
                 why, words = (
                     RefusalReason.UNKNOWN,
-                    f"it is not known what {weighed.unknown} of those that may go hold there",
+                    f"usage of {weighed.unknown} candidates is unknown",
                 )
             elif weighed.small:
                 why, words = (
                     RefusalReason.NOT_THEIRS,
-                    f"evicting {classes} pods cannot cure it: none of them holds enough of it",
+                    f"evicting {classes} pods cannot fix it: none uses enough of the resource",
                 )
             self._refuse(pressure, why, words, render(pressure, weighed, (), {}))
             return None
         if need is not None and not pressure.named and weighed.relief * 100 < need * config.owned_percent:
             freed, lacking = format_amount(pressure.good, weighed.relief), format_amount(pressure.good, need)
             words = (
-                f"evicting {classes} pods cannot cure it: those that may go hold {freed} together, "
-                f"{lacking} must come back"
+                f"evicting {classes} pods cannot fix it: all candidates use {freed} together, {lacking} must be freed"
             )
-            waiting = {one.pod.uid: "cannot cure it" for one in weighed.candidates}
+            waiting = {one.pod.uid: "cannot fix it" for one in weighed.candidates}
             self._refuse(pressure, RefusalReason.NOT_THEIRS, words, render(pressure, weighed, (), waiting))
             return None
         chosen = pick_minimum(weighed.candidates, need, self._owners, owner_of)
         if not chosen:
-            words = "enough pods of their owners have gone"
+            words = "eviction limit of their owners reached"
             waiting = {one.pod.uid: words for one in weighed.candidates}
             self._refuse(pressure, RefusalReason.LIMIT, words, render(pressure, weighed, (), waiting))
             return None
         return _ShortagePlan(weighed, chosen)
 
     def _take(self, pressure: Shortage, plan: _ShortagePlan, most: int | None = None) -> None:
-        """Let those go whom the limits leave."""
+        """Add the victims that the limits allow."""
         free = max(0, self._room.count - len(self._picks))
         going = plan.chosen[: free if most is None else min(free, most)]
-        words = self._room.reason if free < len(plan.chosen) else "one in each pass"
+        words = self._room.reason if free < len(plan.chosen) else "one per pass"
         if not going:
             self._refuse(pressure, RefusalReason.LIMIT, words, self._lines(pressure, plan, (), words))
             return
@@ -195,7 +197,7 @@ class _Selector:
         for one in going:
             self._picks.append(Victim(pressure, one, ranking))
             self._leaving[one.pod.uid] = PendingRelease(pressure.trigger, pressure.subject, {pressure.good: one.relief})
-            self._spared[one.pod.uid] = "is going already"
+            self._spared[one.pod.uid] = "already selected"
             self._owners[owner_of(one.pod)] -= 1
 
     def _lines(
@@ -218,25 +220,25 @@ class _Selector:
         )
 
     def _blocked(self, pressure: Shortage) -> tuple[RefusalReason, str] | None:
-        """What keeps everybody, whoever it would be."""
+        """The reason that blocks every eviction for it."""
         grounds, now = self._grounds, self._grounds.scene.now
         since = now - grounds.started_s
         quiet = grounds.config.limits.quiet_s
         if since < quiet:
-            return RefusalReason.STARTING, f"started {since:.0f} s ago, nobody goes in the first {quiet:g} s"
+            return RefusalReason.STARTING, f"quiet period after start: {fmt.duration(math.ceil(quiet - since))} left"
         hold = pod_hold(grounds.holds)
         if hold is not None:
-            return RefusalReason.HELD, f"the node is held by {hold.by}: {hold.reason}"
+            return RefusalReason.HELD, f"the node is on hold by {hold.by}: {hold.reason}"
         config: TriggerConfig = getattr(grounds.config.triggers, pressure.trigger)
         rest = cooldown_left(grounds.past, pressure.trigger, config.cooldown_s, now)
         if rest > 0:
-            return RefusalReason.COOLING, f"one has gone for it: its effect is awaited for {math.ceil(rest)} s more"
+            return RefusalReason.COOLING, f"cooldown after the last eviction: {fmt.duration(math.ceil(rest))} left"
         return None
 
     def _coming(self, pressure: Shortage) -> tuple[float, list[str]]:
-        """What comes back without a further eviction, and whose it is.
+        """The relief expected without a further eviction, and from which pods.
 
-        A pressure of which it cannot be told how much is lacking waits for all that was ordered for its trigger.
+        A shortage of unknown size waits for every eviction ordered for its trigger.
         """
         total, who = 0.0, []
         for uid, going in sorted(self._leaving.items()):
@@ -251,10 +253,9 @@ class _Selector:
         return total, who
 
     def _gives(self, pressure: Shortage, pod: PodSnapshot | None, going: PendingRelease) -> float:
-        """What one who is going gives back: what it holds, or what was hoped of it where that is more.
+        """The relief from a pod that is ending: its usage, or the expected relief if that is more.
 
-        One that has ended but for a helper holds nothing any more, and what is judged by a mean over some time does not
-        show that yet.
+        A pod whose main containers have ended uses nothing, and a mean over a window does not show that yet.
         """
         holds = None if pod is None else usage_of(pressure.good, pod, pressure.subject, self._grounds.scene)
         hoped = going.frees.get(pressure.good, 0.0)

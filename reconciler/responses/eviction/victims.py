@@ -1,4 +1,4 @@
-"""Who goes for one pressure: one ranking, a line for each who was weighed, and the fewest that are enough. Pure.
+"""Victims of one shortage: one ranking, a line for each candidate, and the fewest that cover it. Pure.
 
 The ranking, first to go: class (BE, shared, dedicated); Koordinator's ``eviction-priority``; priority; Koordinator's
 label ``priority``; marks of preference; then relief per lost work, which is what the pod holds of what is lacking by
@@ -17,6 +17,7 @@ from reconciler.responses.eviction.exemptions import ExemptionsConfig, age_s, ma
 from reconciler.responses.eviction.resources import EvictedResource, format_amount, usage_of
 from reconciler.responses.eviction.samples import EvictionContext
 from reconciler.responses.eviction.triggers.base import Shortage
+from reconciler.runtime.format import duration
 from state.evidence import PodSnapshot
 from state.model import PodClass
 
@@ -33,7 +34,7 @@ Owner = Callable[[PodSnapshot], str]
 
 
 class PriorityKey(NamedTuple):
-    """What others have said of a pod, the smallest first to go."""
+    """The declared criteria of a pod; the smallest is evicted first."""
 
     pod_class: int
     eviction_priority: int
@@ -43,7 +44,7 @@ class PriorityKey(NamedTuple):
 
 
 class Candidate(Struct, frozen=True, kw_only=True):
-    """A pod that may go. ``relief``: what it holds of what is lacking; ``per_s``: that by the time it has run."""
+    """A pod that may be evicted. ``relief``: its usage of the scarce resource; ``per_s``: that divided by its age."""
 
     pod: PodSnapshot
     standing: PriorityKey
@@ -57,7 +58,7 @@ class Candidate(Struct, frozen=True, kw_only=True):
 
     @property
     def order(self) -> tuple[PriorityKey, float, float, str]:
-        """The sort key: who comes first goes first."""
+        """The sort key: the smallest is evicted first."""
         return self.standing, -self.per_s, -self.pod.created_s, self.pod.uid
 
 
@@ -117,7 +118,7 @@ def rank(
         relief = usage_of(pressure.good, pod, pressure.subject, scene)
         reason = spared.get(uid)
         if reason is None and pod.pod_class not in pressure.classes:
-            reason = f"class {pod.pod_class} does not go for this"
+            reason = f"class {pod.pod_class} is not evicted for this"
         reason = reason or policy_allows(pod, features)
         if reason is None and not pressure.named:
             reason = _too_little(pressure.good, relief, least)
@@ -142,10 +143,10 @@ def rank(
 def pick_minimum(
     candidates: Sequence[Candidate], need: float | None, owners: Mapping[str, int], owner: Owner
 ) -> list[Candidate]:
-    """Those who go, in order of the ranking; all that may when they are not enough.
+    """The victims, in order of the ranking; every allowed candidate when all are not enough.
 
-    ``need`` None: the first alone. ``owners``: how many of each owner's pods may still go, ``owner`` tells whose a pod
-    is. Those taken from tiers that go first stay after all where one that has to go anyway is enough without them.
+    ``need`` None: the first alone. ``owners``: allowed evictions by owner, ``owner``: the owner of a pod.
+    Drops victims of earlier tiers if a later mandatory victim alone covers the need.
     """
     left = dict(owners)
     if need is None:
@@ -160,7 +161,7 @@ def pick_minimum(
             break
     surplus = -gap
     kept: list[Candidate] = []
-    # Whoever is worth the most is tried first: is it enough without this one?
+    # The most valuable pod is tried first: is the need covered without it?
     for one in sorted(taken, key=lambda one: one.order, reverse=True):
         if 0 <= one.relief <= surplus:
             surplus -= one.relief
@@ -188,20 +189,20 @@ def _fewest(tier: list[Candidate], need: float, left: dict[str, int], owner: Own
 def render(
     pressure: Shortage, weighed: Ranking, going: Sequence[Candidate], waiting: Mapping[str, str]
 ) -> tuple[str, ...]:
-    """The ranking for a person: a line for each candidate, then one for each who is spared.
+    """The ranking as text: a line for each candidate, then one for each exempt pod.
 
-    ``waiting``: by uid, why somebody who was chosen does not go in this pass.
+    ``waiting``: by uid, why a chosen pod is not evicted in this pass.
     """
     uids = {one.pod.uid for one in going}
     found = []
     for place, one in enumerate(weighed.candidates, 1):
-        word = "goes" if one.pod.uid in uids else f"waits: {waiting.get(one.pod.uid)}"
+        word = "evict" if one.pod.uid in uids else f"wait: {waiting.get(one.pod.uid)}"
         if one.pod.uid not in uids and one.pod.uid not in waiting:
-            word = "stays: enough without it"
+            word = "not needed: pressure already covered"
         found.append(f"{place}. {word}: {_describe(pressure.good, one)}")
     for title, relief, reason in weighed.spared:
-        holds = "holds an unknown part" if relief is None else format_amount(pressure.good, relief)
-        found.append(f"-. stays: {title}: {reason} ({holds})")
+        holds = "usage unknown" if relief is None else format_amount(pressure.good, relief)
+        found.append(f"-. exempt: {title}: {reason} ({holds})")
     return tuple(found)
 
 
@@ -215,16 +216,16 @@ def _describe(good: EvictedResource, one: Candidate) -> str:
         words.append(f"label priority {standing.label_priority}")
     if standing.mark:
         words.append("preferred" if standing.mark < 0 else "avoided")
-    words.append(f"{format_amount(good, one.relief)} after {one.age_s:.0f} s")
+    words.append(f"{format_amount(good, one.relief)}, age {duration(one.age_s)}")
     return f"{pod.title}: {', '.join(words)}"
 
 
 def _too_little(good: EvictedResource, relief: float | None, least: float) -> str | None:
     if relief is None:
-        return "what it holds is not known"
+        return "usage unknown"
     if relief <= 0:
-        return "holds none of it"
-    return f"holds too little: {format_amount(good, relief)}" if relief < least else None
+        return "uses none of it"
+    return f"uses too little: {format_amount(good, relief)}" if relief < least else None
 
 
 def _number(text: str | None, default: int) -> int:

@@ -24,6 +24,7 @@ from reconciler.clients.http import HttpResponse
 from reconciler.clients.kube import ApiStatus, KubeApi, status_of, wait_s_of
 from reconciler.responses.means.base import EvictionMethod, EvictionResult, EvictionWork, MethodSetup, pdb_blocks
 from reconciler.responses.means.config import EvictionMeans
+from reconciler.runtime.format import duration
 from state.eviction import EvictionCase, EvictionMethodName, EvictionOutcome, EvictionStep
 
 _CORE: Final = "/api/v1"
@@ -59,7 +60,7 @@ class EvictionReply(Struct, frozen=True, kw_only=True):
 def parse_reply(answer: HttpResponse) -> EvictionReply:
     """What the API server means, now."""
     status = status_of(answer)
-    words = f"it answered {answer.status} {' '.join((status.message or answer.excerpt).split())[:200]}".rstrip()
+    words = f"HTTP {answer.status}: {' '.join((status.message or answer.excerpt).split())[:200]}".rstrip()
     return EvictionReply(said=_answer_of(answer, status), words=words, wait_s=wait_s_of(answer, status, time.time()))
 
 
@@ -118,11 +119,11 @@ class ApiEviction:
     def unusable(self, case: EvictionCase) -> str | None:
         """For static pods the API server has only a picture of them."""
         if case.target.static:
-            return "it is a static pod, of which the API server has only a picture"
+            return "static pod: the API server holds only a mirror pod"
         if case.order.name is None or case.order.namespace is None:
-            return "its name is not known"
+            return "pod name unknown"
         if not (_NAME.fullmatch(case.order.name) and _NAME.fullmatch(case.order.namespace)):
-            return "its name is none that the API server can have given"
+            return "pod name is not valid for the API server"
         return self._api.unreachable()
 
     async def terminate(self, work: EvictionWork) -> EvictionResult:
@@ -138,10 +139,12 @@ class ApiEviction:
             await work.thaw()
             patience_s = work.grace_s + self._config.margin_s
             if await work.wait_empty(max(0.0, patience_s - work.elapsed_s())):
-                return EvictionResult(outcome=EvictionOutcome.DONE, detail="the API server evicted it")
+                return EvictionResult(outcome=EvictionOutcome.DONE, detail="evicted through the API server")
         except CgroupError as exc:
             return EvictionResult(outcome=None, detail=f"accepted, but {exc}")
-        return EvictionResult(outcome=None, detail=f"accepted, but the pod is alive {patience_s:g} s later")
+        return EvictionResult(
+            outcome=None, detail=f"accepted, but the pod is still running after {duration(patience_s)}"
+        )
 
     async def _ask(self, work: EvictionWork) -> EvictionResult | None:
         """Ask until it is accepted (None), refused, or there is no more point."""
@@ -170,10 +173,10 @@ class ApiEviction:
             pause_s = min(reply.wait_s if reply.wait_s is not None else wait_s, rules.longest_wait_s)
             wait_s = min(2 * wait_s, rules.longest_wait_s)
             if trio.current_time() + pause_s - begun > patience_s:
-                return self._given_up(work.case, f"asked for {patience_s:g} s; {reply.words}")
+                return self._given_up(work.case, f"no success within {duration(patience_s)}; {reply.words}")
             if await work.wait_empty(pause_s):
                 return EvictionResult(
-                    outcome=EvictionOutcome.GONE, detail=f"it ended while the API server was asked ({reply.words})"
+                    outcome=EvictionOutcome.GONE, detail=f"ended during the API server's answer ({reply.words})"
                 )
 
     def _given_up(self, case: EvictionCase, words: str) -> EvictionResult:
@@ -185,7 +188,7 @@ class ApiEviction:
         if (why := pdb_blocks(case, self._config)) is not None:
             return EvictionResult(outcome=EvictionOutcome.REFUSED, detail=f"{why}: {words}")
         return EvictionResult(
-            outcome=None, detail=f"its disruption budget refuses, and hard_over_budget is set: {words}"
+            outcome=None, detail=f"refused by its disruption budget; hard_over_budget is set: {words}"
         )
 
     async def _unknown(self, work: EvictionWork, words: str) -> EvictionResult:
@@ -193,9 +196,9 @@ class ApiEviction:
         await work.thaw()
         if await work.wait_empty(work.grace_s + self._config.margin_s):
             return EvictionResult(
-                outcome=EvictionOutcome.GONE, detail=f"the API server has no such pod any more ({words})"
+                outcome=EvictionOutcome.GONE, detail=f"the pod no longer exists at the API server ({words})"
             )
-        return EvictionResult(outcome=None, detail=f"the API server has no such pod, but it lives ({words})")
+        return EvictionResult(outcome=None, detail=f"the pod does not exist at the API server, but it runs ({words})")
 
     async def _once(self, work: EvictionWork) -> EvictionReply:
         """One request; two where the version was not what we took it for. Errors: `SourceError`."""

@@ -40,7 +40,7 @@ def pdb_blocks(case: EvictionCase, config: EvictionMeans) -> str | None:
     """
     if not case.budget or case.accepted or (case.order.forced and config.api.hard_over_budget):
         return None
-    return "its disruption budget refuses"
+    return "refused by its disruption budget"
 
 
 class MethodSetup(Struct, frozen=True, kw_only=True):

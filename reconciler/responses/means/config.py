@@ -30,14 +30,15 @@ class NoticeKind(StrEnum):
 
 
 class NoticeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A word to the pod before anything is done to it, so that it can save its work."""
+    """A notice to the pod before it is terminated, so that it can save its work."""
 
     kind: Annotated[
         NoticeKind,
         Meta(
-            description="not at all, by a file in an emptyDir volume of the pod, by a signal to the main process of "
-            "each container that handles it, or by a program on the node with the notice as JSON on its standard "
-            "input. A pod can choose by the annotation bypassd/eviction-notice, as none, volume:NAME or signal:NAME"
+            description="none; a file in an emptyDir volume of the pod; a signal to the main process of each "
+            "container that handles it; or a program on the node that reads the notice as JSON from "
+            "standard input. A pod can override it with the annotation bypassd/eviction-notice: "
+            "none, volume:NAME or signal:NAME"
         ),
     ] = NoticeKind.NONE
     wait_s: Annotated[
@@ -45,15 +46,15 @@ class NoticeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         Meta(
             ge=0,
             le=600,
-            description="time between the notice and the first act; over at once when the pod has ended, when it has "
-            "removed the file or made one beside it named FILE.ack, or when the command ends with 0",
+            description="time between the notice and the first termination step; ends early if the pod ends, "
+            "removes the file, creates FILE.ack beside it, or the command exits with 0",
         ),
     ] = 30.0
     volume: Annotated[str, Meta(description="name of the emptyDir volume")] = "eviction-notice"
     file: Annotated[str, Meta(description="name of the file in it")] = "notice.json"
     signal: Annotated[str, Meta(description="the signal's name")] = "SIGUSR1"
     command: Annotated[
-        tuple[str, ...], Meta(description="the program, an absolute path, and its arguments; run as the daemon's user")
+        tuple[str, ...], Meta(description="program (absolute path) and arguments; runs as the daemon's user")
     ] = ()
 
     def __post_init__(self) -> None:
@@ -76,7 +77,9 @@ def signal_number(name: str) -> int:
     """The number of a signal that may be used as a notice. Errors: `ValueError`."""
     found = signal.Signals.__members__.get(name)
     if found is None or found in _ENDING:
-        raise ValueError(f"signal: expected one that ends nobody by itself, such as SIGUSR1 or SIGHUP; got {name!r}")
+        raise ValueError(
+            f"signal: expected one that does not terminate a process, such as SIGUSR1 or SIGHUP; got {name!r}"
+        )
     return int(found)
 
 
@@ -85,21 +88,25 @@ class ApiMeans(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     refused_s: Annotated[
         float,
-        Meta(ge=0, le=3600, description="a disruption budget that refuses is asked again for this long, as it says"),
+        Meta(
+            ge=0,
+            le=3600,
+            description="retry time if a disruption budget refuses; the interval is the one in its answer",
+        ),
     ] = 120.0
     failing_s: Annotated[
         float,
-        Meta(ge=0, le=600, description="an API server that fails is asked again for this long; then the next means"),
+        Meta(ge=0, le=600, description="retry time if the API server fails; then the next method is used"),
     ] = 30.0
     first_wait_s: Annotated[
-        float, Meta(ge=0.1, le=60, description="between two requests where the API server says nothing; doubled")
+        float, Meta(ge=0.1, le=60, description="first retry interval if the API server names none; doubled each time")
     ] = 2.0
-    longest_wait_s: Annotated[float, Meta(ge=0.1, le=600, description="between two requests at most")] = 30.0
+    longest_wait_s: Annotated[float, Meta(ge=0.1, le=600, description="longest retry interval")] = 30.0
     hard_over_budget: Annotated[
         bool,
         Meta(
-            description="a hard trigger ends a pod by the next means when its disruption budget keeps refusing. "
-            "That breaks the promise that the budget is"
+            description="on a hard trigger, use the next method if the disruption budget keeps refusing. This "
+            "violates the budget"
         ),
     ] = False
 
@@ -113,38 +120,40 @@ class RestartRules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     watch_s: Annotated[
         float,
-        Meta(ge=0, le=600, description="a pod that is empty is watched this long before it counts as ended"),
+        Meta(ge=0, le=600, description="a pod without processes is watched this long before it counts as ended"),
     ] = 15.0
     times: Annotated[
         int,
         Meta(
             ge=0,
             le=20,
-            description="one that comes back is ended again, so often; the kubelet waits longer each time (10 s, 20 s, "
-            "up to 5 min). After that the eviction has failed, and says so",
+            description="how often a restarted pod is ended again; the kubelet's back-off grows each time (10 s, "
+            "20 s, up to 5 min). After that the eviction has failed and is reported as failed",
         ),
     ] = 3
 
 
 class EvictionMeans(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The ways to end a pod, tried in order; what cannot be used or does not work is followed by the next."""
+    """The eviction methods, tried in order; if a method is unavailable or fails, the next is used."""
 
     order: Annotated[
         tuple[EvictionMethodName, ...],
         Meta(
-            description="an Eviction of the API server (api), a stop of the containers by the runtime (cri), SIGTERM "
-            "and after the grace SIGKILL (signal)"
+            description="Eviction at the API server (api), stop of the containers by the runtime (cri), SIGTERM "
+            "and after the grace period SIGKILL (signal)"
         ),
     ] = (EvictionMethodName.API, EvictionMethodName.CRI, EvictionMethodName.SIGNAL)
-    at_once: Annotated[int, Meta(ge=1, le=32, description="pods that are being ended at the same time")] = 2
-    default_grace_s: Annotated[float, Meta(ge=1, le=3600, description="for a pod whose own grace is not known")] = 30.0
-    longest_grace_s: Annotated[float, Meta(ge=1, le=86400, description="no pod gets more, whatever its own")] = 600.0
+    at_once: Annotated[int, Meta(ge=1, le=32, description="most pods terminated at the same time")] = 2
+    default_grace_s: Annotated[float, Meta(ge=1, le=3600, description="grace period of a pod whose own is unknown")] = (
+        30.0
+    )
+    longest_grace_s: Annotated[float, Meta(ge=1, le=86400, description="upper bound for every grace period")] = 600.0
     margin_s: Annotated[
-        float, Meta(ge=1, le=600, description="after the grace, for everybody's work: then a means has not worked")
+        float, Meta(ge=1, le=600, description="time after the grace period before a method counts as failed")
     ] = 15.0
-    kill_s: Annotated[
-        float, Meta(ge=1, le=600, description="processes that live this long after SIGKILL are reported")
-    ] = 30.0
+    kill_s: Annotated[float, Meta(ge=1, le=600, description="processes alive this long after SIGKILL are reported")] = (
+        30.0
+    )
     api: ApiMeans = ApiMeans()
     restarts: RestartRules = RestartRules()
     notice: NoticeConfig = NoticeConfig()

@@ -32,7 +32,7 @@ _SANDBOX_S: Final = 30.0
 _ROUNDS: Final = 3
 """How often to ask containers that the kubelet has started meanwhile: their sandbox's end gives them no grace."""
 
-_NO_SOCKET: Final = "there is no CRI socket"
+_NO_SOCKET: Final = "no CRI socket"
 
 
 @final
@@ -65,11 +65,11 @@ class CriEviction:
             pod = await client.pod(work.case.order.uid)
             problems = [] if pod is None else await self._stop(client, pod, work)
             if await work.wait_empty(self._config.margin_s):
-                return EvictionResult(outcome=EvictionOutcome.DONE, detail="the runtime stopped its containers")
+                return EvictionResult(outcome=EvictionOutcome.DONE, detail="containers stopped by the runtime")
         except (SourceError, CgroupError) as exc:
             return EvictionResult(outcome=None, detail=str(exc))
-        told = "; ".join(problems) if pod is not None else "the runtime does not know the pod"
-        return EvictionResult(outcome=None, detail=told or "the runtime says that it is stopped, but processes live")
+        told = "; ".join(problems) if pod is not None else "pod unknown to the runtime"
+        return EvictionResult(outcome=None, detail=told or "the runtime reports it stopped, but processes are running")
 
     async def _stop(self, client: CriClient, pod: PodMeta, work: EvictionWork) -> Sequence[str]:
         """Both calls, and what went wrong. A container that cannot be stopped does not keep the sandbox from it."""

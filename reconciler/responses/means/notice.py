@@ -16,6 +16,7 @@ from reconciler.responses.means.base import EvictionWork
 from reconciler.responses.means.config import NoticeConfig, NoticeKind, is_name, signal_number
 from reconciler.responses.means.notefile import NoteFile
 from reconciler.responses.means.processes import PodTermination, read_stat
+from reconciler.runtime.format import duration
 from state.eviction import EvictionCase
 
 if TYPE_CHECKING:
@@ -99,19 +100,19 @@ class NoticeSender:
                     said = await self._wait_for(work, note)
                 elif wish.kind is NoticeKind.SIGNAL:
                     count = 0 if again else await signal_main(work.tree, work.processes, signal_number(wish.name))
-                    said = "" if count or again else f"no main process of it handles {wish.name}"
+                    said = "" if count or again else f"none of its main processes handles {wish.name}"
                     if not said and await work.wait_empty(left_s):
-                        said = "it ended by itself"
+                        said = "ended by itself"
                 else:
                     said = "" if again else await self._run(work, left_s)
                     if not said and await work.wait_empty(left_s):
-                        said = "it ended by itself"
+                        said = "ended by itself"
             except OSError as exc:
-                said = f"the notice could not be given: {exc.strerror or exc}"
+                said = f"notice failed: {exc.strerror or exc}"
             except trio.TooSlowError:
-                said = "the notice could not be given: its file system does not answer"
+                said = "notice failed: the file system does not answer"
             return "; ".join(filter(None, (problem, said)))
-        return "; ".join(filter(None, (problem, f"no answer within {self.config.wait_s:g} s")))
+        return "; ".join(filter(None, (problem, f"no answer within {duration(self.config.wait_s)}")))
 
     async def withdraw(self, case: EvictionCase) -> None:
         """The pod stays after all: take the file away."""
@@ -133,7 +134,7 @@ class NoticeSender:
     async def _wait_for(self, work: EvictionWork, note: NoteFile) -> str:
         while not await self._in_thread(note.acknowledged):
             if await work.wait_empty(_LOOK_S):
-                return "it ended by itself"
+                return "ended by itself"
         return "acknowledged"
 
     async def _run(self, work: EvictionWork, left_s: float) -> str:

@@ -43,14 +43,14 @@ class SignalEviction:
         """See the module's text."""
         try:
             if work.resumed is not EvictionStep.KILL and await self._terminate(work):
-                return EvictionResult(outcome=EvictionOutcome.DONE, detail="it ended by SIGTERM")
+                return EvictionResult(outcome=EvictionOutcome.DONE, detail="ended on SIGTERM")
             await work.step(EvictionStep.KILL)
             left = await self._kill(work)
         except (CgroupError, OwnPodError) as exc:
             return EvictionResult(outcome=None, detail=str(exc))
         if left:
             return EvictionResult(outcome=None, detail=left)
-        return EvictionResult(outcome=EvictionOutcome.DONE, detail="it was killed by SIGKILL")
+        return EvictionResult(outcome=EvictionOutcome.DONE, detail="killed with SIGKILL")
 
     async def _terminate(self, work: EvictionWork) -> bool:
         """SIGTERM, once to each process that was there at first: helpers that they start to end well are spared.

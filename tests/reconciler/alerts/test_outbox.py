@@ -108,9 +108,7 @@ def test_of_a_storm_some_are_told_the_rest_is_counted_and_told_once_and_durable_
     assert (outbox.tally.folded, outbox.next_at(1)) == (8, 61)
     (digest,) = outbox.take(61)
     outbox.delivered(61)
-    assert digest.alert.summary == (
-        "8 more alerts came within a minute and are not told one by one: eviction-done 7, tug-of-war 1"
-    )
+    assert digest.alert.summary == ("8 more alerts within a minute, sent as one summary: eviction-done 7, tug-of-war 1")
     assert (digest.alert.kind, digest.first_s, outbox.next_at(61)) == (AlertKind.OTHER, 1_000_061, math.inf)
     outbox.offer(notice("later"), 62)
     assert run(outbox, 62) == [("later", 1)]

@@ -77,7 +77,7 @@ async def test_a_reload_brings_the_first_sink(tmp_path: Path, nursery: trio.Nurs
         await one.test("linse", "ana")
     (result,) = await one.test("lines", "ana")
     assert (result["sink"], result["kind"], result["ok"]) == ("lines", "file", True)
-    assert "this is a test by ana; nothing has happened" in (tmp_path / "alerts").read_text()
+    assert "TEST alert from bypassd (ana@" in (tmp_path / "alerts").read_text()
     nursery.cancel_scope.cancel()
 
 
@@ -158,7 +158,7 @@ def test_what_the_parts_tell_in_words_becomes_an_alert_that_knows_file_and_pod()
     assert (other.kind, other.severity) == (AlertKind.OTHER, Severity.WARNING)
     waits = ComponentStatus(name="web", health=ComponentHealth.WAITING, failures=1, error="port in use")
     runs = ComponentStatus(name="web", health=ComponentHealth.RUNNING, failures=1)
-    assert component_alert(waits).summary == "web failed and is started again: port in use"
+    assert component_alert(waits).summary == "component web component web failed, restarting: port in use"
     assert [component_alert(one).has_ended for one in (waits, runs)] == [False, True]
 
 

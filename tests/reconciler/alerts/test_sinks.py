@@ -74,13 +74,13 @@ def test_a_kind_whose_section_has_no_docstring_or_accepts_anything_is_refused() 
 @pytest.mark.parametrize(
     ("reply", "words", "wait_s", "permanent"),
     [
-        (Reply(status="429 Slow"), "it answered 429", None, False),
-        (Reply(status="429 Slow", headers=("Retry-After: 17",)), "it answered 429", 17.0, False),
-        (Reply(b"on fire", status="500 Oh"), "it answered 500 on fire", None, False),
-        (Reply(b"bad label", status="400 No"), "it answered 400 bad label", None, True),
-        (Reply(status="302 Else", headers=("Location: http://127.0.0.1:1/",)), "it answered 302", None, False),
+        (Reply(status="429 Slow"), "HTTP 429", None, False),
+        (Reply(status="429 Slow", headers=("Retry-After: 17",)), "HTTP 429", 17.0, False),
+        (Reply(b"on fire", status="500 Oh"), "HTTP 500 on fire", None, False),
+        (Reply(b"bad label", status="400 No"), "HTTP 400 bad label", None, True),
+        (Reply(status="302 Else", headers=("Location: http://127.0.0.1:1/",)), "HTTP 302", None, False),
         (Reply(raw=b""), "disconnected", None, False),
-        (Reply(hang_s=60), "no answer within 0.3 s", None, False),
+        (Reply(hang_s=60), "no answer within 300 ms", None, False),
     ],
 )
 async def test_what_a_server_answers_is_one_clear_error_without_the_urls_secrets(
@@ -251,11 +251,11 @@ async def test_all_instances_are_told_and_one_that_takes_it_is_enough(
     assert [await sent(made, notice()) for _ in range(2)] == [None, None]
     assert [one[""] for one in good.requests] == ["POST /am/api/v2/alerts HTTP/1.1"] * 2
     assert len(bad.requests) == 2
-    assert [one.message for one in caplog.records] == ["one Alertmanager of several does not take alerts"]
+    assert [one.message for one in caplog.records] == ["delivery to one of several Alertmanagers failed"]
     good.replies = [Reply(status="503 No", headers=("Retry-After: 9",))]
     error = await sent(made, notice())
     assert error is not None
-    assert ("answered 503" in str(error), "answered 500" in str(error), error.retry_after_s) == (True, True, 9.0)
+    assert ("HTTP 503" in str(error), "HTTP 500" in str(error), error.retry_after_s) == (True, True, 9.0)
     nursery.cancel_scope.cancel()
 
 
@@ -333,13 +333,13 @@ async def test_one_that_is_there_already_after_a_crash_is_counted_and_not_made_t
 @pytest.mark.parametrize(
     ("reply", "words", "wait_s", "permanent"),
     [
-        (Reply(status="404 No"), "the namespace is gone", None, True),
-        (Reply(status="401 No"), "it answered 401", None, False),
-        (Reply(status="500 No"), "it answered 500", None, False),
-        (Reply(hang_s=60), "no answer within 0.5 s", None, False),
+        (Reply(status="404 No"), "the namespace does not exist", None, True),
+        (Reply(status="401 No"), "HTTP 401", None, False),
+        (Reply(status="500 No"), "HTTP 500", None, False),
+        (Reply(hang_s=60), "no answer within 500 ms", None, False),
         (
             Reply(b'{"kind":"Status","message":"later","details":{"retryAfterSeconds":7}}', status="429 Slow"),
-            "it answered 429 later",
+            "HTTP 429 later",
             7.0,
             False,
         ),
@@ -348,7 +348,7 @@ async def test_one_that_is_there_already_after_a_crash_is_counted_and_not_made_t
                 b'{"kind":"Status","reason":"Forbidden","details":{"causes":[{"reason":"NamespaceTerminating"}]}}',
                 status="403 No",
             ),
-            "the namespace is gone",
+            "the namespace does not exist",
             None,
             True,
         ),

@@ -36,7 +36,7 @@ KNOWN: dict[str, Any] = {
 SINK = {
     "sink": "oncall",
     "kind": "webhook",
-    "problem": "it answered 500",
+    "problem": "HTTP 500",
     "waiting": 1,
     "late_s": 3.0,
     "told": 7,
@@ -55,15 +55,15 @@ def person(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_daemon_tests_its_sinks_and_a_bad_one_makes_the_exit_code(run: Run, daemon: FakeDaemon) -> None:
     results = [
         {"sink": "log", "kind": "journal", "ok": True, "detail": "taken", "seconds": 0.001},
-        {"sink": "oncall", "kind": "webhook", "ok": False, "detail": "http://h: it answered 500", "seconds": 0.25},
+        {"sink": "oncall", "kind": "webhook", "ok": False, "detail": "http://h: HTTP 500", "seconds": 0.25},
     ]
     daemon.answers["POST /alerts/test"] = (200, {"sinks": results})
     ran = run("alert", "test", "--socket", daemon.socket)
     assert (ran.code, ran.err) == (Exit.NOT_OK, "")
     assert [line.split() for line in ran.out.splitlines()] == [
         ["SINK", "KIND", "TIME", "DETAIL"],
-        ["log", "journal", "ok", "1.0", "ms", "taken"],
-        ["oncall", "webhook", "bad", "250", "ms", "http://h:", "it", "answered", "500"],
+        ["log", "journal", "ok", "1", "ms", "taken"],
+        ["oncall", "webhook", "bad", "250", "ms", "http://h:", "HTTP", "500"],
     ]
     assert daemon.asked[-1] == ("POST /alerts/test", {"sink": None, "by": "ana"})
     daemon.answers["POST /alerts/test"] = (200, {"sinks": results[:1]})
@@ -87,8 +87,8 @@ def test_without_a_daemon_the_sinks_are_built_from_the_configuration(run: Run, t
     )
     ran = run("alert", "test", "--config", str(config))
     assert ran.code == Exit.NOT_OK
-    assert "the sinks are tried from here, as configured" in ran.err
-    assert "/nowhere/tell: cannot be run: No such file or directory" in ran.out
+    assert "testing the configured sinks without the daemon" in ran.err
+    assert "/nowhere/tell: cannot run: No such file or directory" in ran.out
     told = json.loads((tmp_path / "alerts").read_text())
     assert (told["kind"], told["labels"]) == ("test", {"cluster": "east"}), "it takes the way of every other alert"
     assert run("alert", "test", "--sink", "lines", "--config", str(config)).code == Exit.OK
@@ -104,16 +104,16 @@ def test_alerts_are_shown_with_their_sinks_and_newest_first(run: Run, daemon: Fa
     ran = run("alerts", "--socket", daemon.socket)
     lines = ran.out.splitlines()
     assert (ran.code, len(lines)) == (Exit.OK, 6)
-    assert lines[1].split() == ["oncall", "webhook", "bad", "7", "1", "3", "it", "answered", "500"]
-    assert lines[4].endswith("eviction-done  1      -          over: ci/batch-7 was evicted")
-    assert lines[5].endswith("eviction-done  2      oncall     ci/batch-7 was evicted")
+    assert lines[1].split() == ["oncall", "webhook", "bad", "7", "1", "3", "HTTP", "500"]
+    assert lines[4].endswith("eviction-done  1      -            ended: ci/batch-7 was evicted")
+    assert lines[5].endswith("eviction-done  2      oncall       ci/batch-7 was evicted")
     ran = run("alerts", "-o", "json", "--socket", daemon.socket)
     assert json.loads(ran.out)["alerts"]["stored"][0]["id"] == "ab-1"
 
 
 def test_a_real_daemon_without_sinks_says_so(run: Run, daemon: FakeDaemon) -> None:
     ran = run("alerts", "--socket", daemon.socket)
-    assert ran.out == "no sinks are configured (alerts.sinks); alerts are in the daemon's log\n"
+    assert ran.out == "no sinks configured (alerts.sinks); alerts are written to the daemon's log only\n"
 
 
 def test_with_the_daemon_down_the_store_tells_what_has_yet_to_be_told(run: Run, tmp_path: Path) -> None:
@@ -135,6 +135,6 @@ def test_with_the_daemon_down_the_store_tells_what_has_yet_to_be_told(run: Run, 
     ran = run("alerts", *words)
     assert ran.code == Exit.OK
     assert "pager" in ran.out
-    assert "over: it is over" in ran.out
+    assert "ended: it is over" in ran.out
     (row,) = json.loads(run("alerts", "-o", "json", *words).out)["alerts"]["stored"]
     assert (row["labels"], row["to"], row["status"]) == ({"cluster": "east"}, ["pager"], "resolved")

@@ -114,7 +114,7 @@ async def test_it_is_shown_and_counted_like_a_control_file(machine: Machine, run
     [pod] = [pod for pod in document["pods"] if pod["uid"] == BATCH]
     [setting] = [one for one in pod["containers"][0]["settings"] if one["knob"] == CORE_COOKIE]
     assert (setting["wanted"], setting["state"], setting["policy"]) == ("reclaimed", "written", "core_sched")
-    assert document["budget"]["reasons"]["core_sched"] == "BE pods share cores with each other only"
+    assert document["budget"]["reasons"]["core_sched"] == "BE pods share cores only with BE pods"
     assert list(document["sides"]["core_sched"]["cookies"]) == ["reclaimed"]
     assert snapshot.settings[CORE_COOKIE, "in_force"] == 1
     assert snapshot.counters.writes[CORE_COOKIE, "written"] == 1

@@ -127,7 +127,7 @@ def test_a_missing_part_is_reported_and_does_not_stop_the_capture(run: Run, live
     ran = run("capture", str(tmp_path / "captured"), "--root", live.root, "--interval", "0", "-o", "json")
     assert ran.code == Exit.OK
     told = json.loads(ran.out)
-    assert told["problems"] == ["/etc/kubernetes/manifests/broken.yaml: left out, as it cannot be masked: no YAML"]
+    assert told["problems"] == ["/etc/kubernetes/manifests/broken.yaml: not captured, cannot be masked: not YAML"]
     assert told["files"] > 100
 
 
@@ -156,7 +156,7 @@ def test_a_hold_and_a_refusal_of_the_kernel_are_in_the_plan(run: Run, live: Live
     assert [(one["file"], one["text"]) for one in found["writes"]] == [("cpu.cfs_quota_us", found["writes"][0]["text"])]
     out = run("plan", "--root", live.root).out
     assert "plan for a copied node; configured mode observe" in out
-    assert "writes, in this order (1)" in out
+    assert "writes in this order (1)" in out
     assert "cpu.quota" in out
 
 

@@ -7,11 +7,11 @@ from msgspec.structs import replace
 
 from reconciler.cli.checks.devices import devices
 from reconciler.cli.checks.finding import CheckState
+from reconciler.cli.format import value_text
 from reconciler.cli.nodeview import look
 from reconciler.cli.offline import plan_node
 from reconciler.cli.options import parser
 from reconciler.cli.recorded import RecordedNode
-from reconciler.cli.words import text
 from reconciler.config.model import Config
 from reconciler.policies.disk import DiskPolicyConfig
 from reconciler.policies.diskrules import DiskRule
@@ -64,7 +64,7 @@ def test_two_names_of_one_disk_with_different_settings_are_reported(live: LiveNo
     with_disk(live)
     rules = (DiskRule(name="8:1", write_bps=MEGA), DiskRule(name="8:0", write_bps=2 * MEGA))
     told = found(live, PoliciesConfig(disk=DiskPolicyConfig(enabled=True, devices=rules)))
-    words = "8:1 and 8:0 are both sda 8:0: of two write_bps the smaller counts"
+    words = "8:1 and 8:0 are both sda 8:0: the smaller write_bps applies"
     assert told[2:] == [("disk", CheckState.WARN, words)]
 
 
@@ -74,7 +74,7 @@ def test_a_missing_disk_is_reported(live: LiveNode) -> None:
 
 @pytest.mark.parametrize(
     ("pods", "words"),
-    [(True, "BE pods in the host's network are not held"), (False, "nothing is held")],
+    [(True, "BE pods in the host network are not limited"), (False, "no BE traffic is limited")],
     ids=["pods", "no pods"],
 )
 def test_the_network_needs_net_cls_and_its_interfaces(live: LiveNode, pods: bool, words: str) -> None:
@@ -85,9 +85,9 @@ def test_the_network_needs_net_cls_and_its_interfaces(live: LiveNode, pods: bool
     interfaces = tuple(InterfaceRule(name=name, link_mbit=speed) for name, speed in names)
     config = NetworkConfig(enabled=True, interfaces=interfaces, pods=pods)
     assert found(live, PoliciesConfig(network=config)) == [
-        ("network", CheckState.WARN, f"no net_cls to tell BE's packets from others: {words}"),
-        ("network", CheckState.WARN, "eth7: there is no such interface: nobody is held by it"),
-        ("network", CheckState.WARN, "ens3: its driver tells no speed: nobody is held by it"),
+        ("network", CheckState.WARN, f"no net_cls to identify BE packets: {words}"),
+        ("network", CheckState.WARN, "eth7: no such interface: no limit applies"),
+        ("network", CheckState.WARN, "ens3: its driver reports no speed: no limit applies"),
     ]
 
 
@@ -111,7 +111,7 @@ def test_a_kernel_without_the_modules_that_redirect_packets_is_reported(
     live.put("lib/modules/6.1.0-test/modules.dep", lines)
     config = NetworkConfig(enabled=True, interfaces=(InterfaceRule(name="eth0"),))
     told = [words for _, _, words in found(live, PoliciesConfig(network=config)) if "lacks" in words]
-    expected = f"this kernel lacks {absent}: BE pods with a network of their own are not held"
+    expected = f"this kernel lacks {absent}: BE pods with their own network namespace are not limited"
     assert told == ([expected] if absent else [])
 
 
@@ -126,4 +126,4 @@ def test_a_plan_without_a_daemon_knows_the_disks_and_what_is_wrong_with_others(l
 
 
 def test_a_file_of_several_lines_is_shown_in_one() -> None:
-    assert text("254:0 5\n8:0 7") == "254:0 5; 8:0 7"
+    assert value_text("254:0 5\n8:0 7") == "254:0 5; 8:0 7"

@@ -46,13 +46,13 @@ def test_one_line_when_something_is_on_and_none_else(live: LiveNode) -> None:
 def test_a_node_without_memory_figures_is_unknown(live: LiveNode) -> None:
     live.put("proc/meminfo", "MemTotal: 5 kB\n")
     node = look(parser().parse_args(["doctor", "--root", live.root]))
-    assert [(one.state, one.found) for one in memory(node)] == [(CheckState.WARN, "not known")]
+    assert [(one.state, one.found) for one in memory(node)] == [(CheckState.WARN, "unknown")]
 
 
 def test_directories_without_hierarchical_accounting_are_reported(live: LiveNode) -> None:
     live.put(f"{V1}/memory.use_hierarchy", "0\n")
     state, words, fix = found(live)["memory"]
-    assert (state, words) == (CheckState.WARN, "16 GiB, no swap; kubepods does not count its pods")
+    assert (state, words) == (CheckState.WARN, "16 GiB, no swap; kubepods does not count the memory of its pods")
     assert "memory.use_hierarchy" in fix
     live.put(f"{V1}/memory.use_hierarchy", "1\n")
     assert found(live) == {}
@@ -77,20 +77,20 @@ def test_a_bound_without_effect_is_reported(
     live: LiveNode, v2: LiveNode, hard: int, swap: int, on_v1: CheckState, on_v2: CheckState
 ) -> None:
     on = PoliciesConfig(be_memory=BeMemoryConfig(enabled=True, hard_percent=hard))
-    assert found(live, on, swap)["memory bound"][0] is on_v1
-    assert found(v2, on, swap)["memory bound"][0] is on_v2
+    assert found(live, on, swap)["memory limit"][0] is on_v1
+    assert found(v2, on, swap)["memory limit"][0] is on_v2
 
 
 def test_the_needs_of_reclaim_are_reported(live: LiveNode, v2: LiveNode) -> None:
     on = PoliciesConfig(memory_reclaim=MemoryReclaimConfig(enabled=True))
-    assert "all of a container's at once" in found(live, on)["memory reclaim"][1]
+    assert "the whole cache of a container at once" in found(live, on)["memory reclaim"][1]
     assert found(v2, on)["memory reclaim"] == (
         CheckState.WARN,
-        "no memory pressure per group: nobody is probed",
+        "no memory pressure per group: no proactive reclaim",
         "boot with psi=1",
     )
     v2.put(f"{V2}/memory.pressure", PSI)
-    assert found(v2, on)["memory reclaim"] == (CheckState.OK, "page cache only: there is no swap", "")
+    assert found(v2, on)["memory reclaim"] == (CheckState.OK, "page cache only: no swap", "")
     (Path(v2.root) / V2 / "memory.reclaim").unlink()
     assert found(v2, on)["memory reclaim"][2] == "Linux 5.19 or later"
 
@@ -104,8 +104,8 @@ def test_missing_page_migration_is_reported(live: LiveNode) -> None:
 
 def test_the_marks_are_shown_where_they_are_set(live: LiveNode) -> None:
     on = PoliciesConfig(watermarks=WatermarksConfig(enabled=True))
-    assert found(live, on)["memory marks"][0] is CheckState.WARN
+    assert found(live, on)["memory watermarks"][0] is CheckState.WARN
     live.put("proc/sys/vm/watermark_scale_factor", "10\n")
     live.put("proc/sys/vm/min_free_kbytes", "67584\n")
     told = "vm.min_free_kbytes 67584, vm.watermark_scale_factor 10"
-    assert found(live, on)["memory marks"] == (CheckState.OK, told, "")
+    assert found(live, on)["memory watermarks"] == (CheckState.OK, told, "")

@@ -69,14 +69,14 @@ def test_a_node_that_can_do_it_all_takes_a_line_for_each_and_stays_on_its_screen
     there = found(good, f"mode: enforce\n{WATCH}  rules:\n    cpu: {{dry_run: false}}\n{EVICT}")
     assert there == {
         "interference": CheckResult(
-            "interference", CheckState.OK, "4 rules, 1 enforced; this node has the signals for all"
+            "interference", CheckState.OK, "4 rules, 1 enforced; all their signals are available"
         ),
         "eviction": CheckResult(
-            "eviction", CheckState.OK, "a dry run (eviction.dry_run), 4 triggers; by api, cri, signal (one by one)"
+            "eviction", CheckState.OK, "dry run (eviction.dry_run), 4 triggers; by api, cri, signal (per process)"
         ),
     }
     ran = run("doctor", "--root", good.root)
-    assert "everything that bypassd can use is here" in ran.out
+    assert "OK: 0 errors, 0 warnings" in ran.out
     assert len(ran.out.splitlines()) <= 26
 
 
@@ -96,8 +96,8 @@ def test_another_group_of_a_rule_is_proof_enough_and_the_nodes_pressure_needs_no
     os.unlink(f"{good.root}/sys/fs/cgroup/cpuacct/kubepods/cpu.pressure")
     # The rule memory has a second group without pressure.
     state, told, fix = found(good, WATCH)["interference"][1:]
-    assert (state, told) == (CheckState.WARN, "4 rules, 0 enforced; unknown here: io (no io.pressure)")
-    assert fix.startswith("interference.private_cgroup2: true tells pressure of pods")
+    assert (state, told) == (CheckState.WARN, "4 rules, 0 enforced; not available: io (no io.pressure)")
+    assert fix.startswith("set interference.private_cgroup2: true for the pressure of pods")
     assert found(good, f"{WATCH}  private_cgroup2: true\n")["interference"].state is CheckState.OK
     node_only = f"{WATCH}  rules:\n    io: {{when: [[{{pressure: {{resource: io, of: node}}}}]]}}\n"
     assert found(good, node_only)["interference"].state is CheckState.OK
@@ -158,16 +158,16 @@ def test_what_a_share_of_the_cache_moves_by_is_told_where_something_is_missing(
     assert found(good, moving)["cache share"] == CheckResult(
         "cache share",
         CheckState.WARN,
-        "BE's share goes by memory bandwidth alone: no cache misses counted",
-        "nothing: this processor counts misses of its second-level cache alone",
+        "BE share adjusted by memory bandwidth only: no cache misses measured",
+        "no action possible: this processor counts second-level cache misses only",
     )
     good.put("proc/cpuinfo", "vendor_id\t: GenuineIntel\n")
     monkeypatch.setattr(watching, "_monitors", lambda _: False)
-    assert found(good, moving)["cache share"].found.startswith("BE's share goes by cache misses alone: no memory b")
+    assert found(good, moving)["cache share"].found.startswith("BE share adjusted by cache misses only: no memory b")
     shutil.rmtree(f"{good.root}/sys/bus")
     one = found(good, moving)["cache share"]
-    assert one.found == "BE's share stays at the level low: no cache misses and no memory bandwidth counted"
-    assert one.fix == "see PMU above; a mounted resctrl with monitoring (CMT, MBM)"
+    assert one.found == "BE share stays at level low: no cache misses and no memory bandwidth measured"
+    assert one.fix == "see PMU above; mount resctrl with monitoring (CMT, MBM)"
 
 
 def test_counters_that_are_there_but_not_for_us_say_why(good: LiveNode, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,10 +188,10 @@ def test_without_taskstats_waiting_is_read_by_thread(good: LiveNode, monkeypatch
     assert "run queue" not in found(good, WATCH, asked)
     one = found(good, WATCH, with_rights(monkeypatch, EVERYTHING & ~(1 << 12)))["run queue"]
     assert one.state is CheckState.WARN
-    assert one.found == "taskstats: the daemon lacks CAP_NET_ADMIN; schedstat of each thread instead"
+    assert one.found == "taskstats: the daemon lacks CAP_NET_ADMIN; using schedstat of each thread"
     asked = with_rights(monkeypatch, EVERYTHING)
     asked.taskstats_problem = "taskstats: not compiled in"
-    assert found(good, WATCH, asked)["run queue"].found.startswith("taskstats: not compiled in; schedstat")
+    assert found(good, WATCH, asked)["run queue"].found.startswith("taskstats: not compiled in; using schedstat")
     # Nobody asks for the run queue: nothing is missing.
     off = f"{WATCH}  rules:\n    cpu: {{enabled: false}}\n    cache: {{enabled: false}}\n"
     nobody = found(good, f"{off}    io: {{enabled: false}}\n    memory: {{enabled: false}}\n", asked)
@@ -214,7 +214,7 @@ def test_probes_that_cannot_be_asked_say_what_they_lack(good: LiveNode, monkeypa
     )
     asked = with_rights(monkeypatch, EVERYTHING & ~(1 << 7))
     one = found(good, probes, asked)["probes"]
-    assert one.found == "db: the daemon cannot become another user"
+    assert one.found == "db: the daemon cannot switch users"
     assert "CAP_SETUID" in one.fix
     assert "probes" not in found(good, probes, with_rights(monkeypatch, EVERYTHING))
     by_ip = f"{WATCH}  probes:\n    cart: {{pods: ['cart-*'], http: {{url: 'http://{{ip}}:80/'}}}}\n"
@@ -238,7 +238,7 @@ def test_what_the_daemon_may_not_write_is_seen_with_its_own_mounts(
     monkeypatch.setattr(os, "access", access)
     there = found(good, config, asked)
     assert (there["recording"].found, there["recording"].state) == (
-        f"{tmp_path}/rec cannot be written",
+        f"{tmp_path}/rec is not writable",
         CheckState.WARN,
     )
     assert "ReadWritePaths=/var/lib/kubelet/pods" in there["notices"].fix
@@ -250,23 +250,23 @@ def test_means_that_cannot_be_used_say_why(good: LiveNode, monkeypatch: pytest.M
     config = f"mode: enforce\n{EVICT}  dry_run: {str(dry).lower()}\n"
     asked = with_rights(monkeypatch, EVERYTHING)
     assert found(good, config, asked)["eviction"].state is CheckState.OK
-    asked.api_problem = "API server: it answers 401"
+    asked.api_problem = "API server: HTTP 401"
     one = found(good, config, asked)["eviction"]
     assert one.state is CheckState.WARN
-    assert one.found.endswith("; by cri, signal (one by one); not api: API server: it answers 401")
+    assert one.found.endswith("; by cri, signal (per process); unusable: api: API server: HTTP 401")
     asked.cri_version, asked.cri_problem = None, "CRI: no answer"
     weak = with_rights(monkeypatch, EVERYTHING & ~(1 << 5))
     weak.cri_version, weak.cri_problem, weak.api_problem = None, "CRI: no answer", "none"
     one = found(good, config, weak)["eviction"]
     # Nobody could go though pods are to: that is in the way. In a dry run nobody goes anyway.
     assert one.state is (CheckState.WARN if dry else CheckState.BAD)
-    assert "by no means; not api: none; not cri: CRI: no answer; not signal: the daemon lacks CAP_KILL" in one.found
+    assert "no usable method; unusable: api: none; cri: CRI: no answer; signal: the daemon lacks CAP_KILL" in one.found
 
 
 def test_whether_pods_really_go_and_why_not(good: LiveNode) -> None:
     off = f"{EVICT}  dry_run: false\n"
-    assert found(good, f"mode: enforce\n{off}")["eviction"].found.startswith("pods are evicted, 4 triggers")
-    assert found(good, f"mode: observe\n{off}")["eviction"].found.startswith("a dry run (mode is observe)")
+    assert found(good, f"mode: enforce\n{off}")["eviction"].found.startswith("enforced, 4 triggers")
+    assert found(good, f"mode: observe\n{off}")["eviction"].found.startswith("dry run (mode is observe)")
 
 
 def test_a_kernel_that_kills_whole_groups_is_told(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -283,12 +283,12 @@ DENIED = json.dumps({"status": {"allowed": False, "reason": "no role"}}).encode(
     ("reply", "problem"),
     [
         (Reply(ALLOWED, status="201 Created"), ""),
-        (Reply(DENIED, status="201 Created"), "API server: it does not let us create pods/eviction (no role)"),
+        (Reply(DENIED, status="201 Created"), "API server: not allowed to create pods/eviction (no role)"),
         (
             Reply(b'{"kind":"Status","message":"Unauthorized"}', status="401 Unauthorized"),
-            "API server: it answers 401: Unauthorized",
+            "API server: HTTP 401: Unauthorized",
         ),
-        (Reply(b"<html>", status="200 OK"), "API server: what answers is none"),
+        (Reply(b"<html>", status="200 OK"), "API server: not a Kubernetes API server"),
     ],
 )
 async def test_the_api_server_is_asked_whether_we_may_evict(
@@ -328,9 +328,9 @@ def test_containers_of_a_runtime_with_another_driver_are_outside_of_kubepods(goo
 @pytest.mark.parametrize(
     ("built", "line", "found_", "fix"),
     [
-        ("CONFIG_PSI=y\n", "quiet psi=0", "compiled in, but off", "boot with psi=1 instead of psi=0"),
-        ("CONFIG_PSI=y\n", "quiet", "compiled in, but off", "boot with psi=1: "),
-        ("# CONFIG_PSI is not set\n", "quiet", "this kernel is built without", "a kernel with CONFIG_PSI"),
+        ("CONFIG_PSI=y\n", "quiet psi=0", "compiled in, but disabled", "boot with psi=1 instead of psi=0"),
+        ("CONFIG_PSI=y\n", "quiet", "compiled in, but disabled", "boot with psi=1: "),
+        ("# CONFIG_PSI is not set\n", "quiet", "not in this kernel", "use a kernel with CONFIG_PSI"),
         ("", "quiet", "none", "boot with psi=1"),
     ],
 )

@@ -31,7 +31,7 @@ def rows(text: str) -> list[str]:
 
 def test_a_small_machine() -> None:
     assert drawn("8 cores", POOLS) == (
-        "socket 0  node 0  CPU 0-7\n  0 RISSss1B\nsmall letters: BE work runs there too\n\n"
+        "socket 0  node 0  CPU 0-7\n  0 RISSss1B\nlower case: BE work runs there too\n\n"
     )
 
 
@@ -46,7 +46,7 @@ def test_threads_stand_below_each_other_and_caches_beside_each_other() -> None:
         "socket 1  node 1  CPU 4-7,12-15  64 GiB",
         "   4 SS|SS",
         "  12 SS|SS",
-        "node 2  memory only  1.0 TiB",
+        "node 2  memory only  1 TiB",
         "",
     ]
 

@@ -76,36 +76,38 @@ def test_a_dry_run_shows_who_would_go_with_the_ranking(run: Run, tmp_path: Path)
     code, lines, _ = ran(run, tmp_path, document())
     assert code == Exit.OK
     assert lines[:2] == [
-        "eviction is a dry run: nobody is evicted; 3 more pods may go now (at most 3 in one pass)",
-        "TRIGGER             MODE     HOW IT STANDS",
+        "eviction is a dry run: no pod is evicted; eviction budget left: 3 (limit per pass)",
+        "TRIGGER             MODE     STATE",
     ]
-    assert "node_memory         dry-run  80.0 GiB of 100.0 GiB used, 80.0 %, too much at 70 %" in lines
+    assert "node_memory         dry-run  80 GiB of 100 GiB used, 80 % (threshold 70 %)" in lines
     assert "memory_pressure     dry-run  unknown: memory.free, memory.pressure not measured" in lines
     assert not any(line.startswith("numa_memory") for line in lines)
     start = lines.index("would be evicted: ci/batch-7")
-    assert lines[start + 1].startswith("  node_memory: 80.0 GiB of 100.0 GiB used")
-    assert "30 s of grace; decided" in lines[start + 1]
-    assert lines[start + 2] == ("    1. goes: ci/batch-7: class reclaimed, priority 0, 15.0 GiB of memory after 3661 s")
-    assert lines[start + 3].startswith("    2. stays: enough without it: ci/p0:")
+    assert lines[start + 1].startswith("  node_memory: 80 GiB of 100 GiB used")
+    assert "grace period 30 s; decided" in lines[start + 1]
+    assert lines[start + 2] == ("    1. evict: ci/batch-7: class reclaimed, priority 0, 15 GiB of memory, age 61 min")
+    assert lines[start + 3].startswith("    2. not needed: pressure already covered: ci/p0:")
     assert lines[start + 7] == "    and 3 more (--all)"
 
 
 def test_all_shows_whole_rankings_and_what_is_off(run: Run, tmp_path: Path) -> None:
     _, lines, _ = ran(run, tmp_path, document(), "--all")
-    assert "    -. stays: ci/report: annotation bypassd/do-not-evict=true (15.0 GiB of memory)" in lines
+    assert "    -. exempt: ci/report: annotation bypassd/do-not-evict=true (15 GiB of memory)" in lines
     assert "numa_memory         off      -" in lines
     assert not any("more (--all)" in line for line in lines)
 
 
 def test_what_is_under_way_and_what_has_ended(run: Run, tmp_path: Path) -> None:
     _, lines, _ = ran(run, tmp_path, document(dry=False, cases=True))
-    assert lines[0].startswith("eviction is enforced; 2 more pods may go now (1 in the last minute, at most 3)")
+    assert lines[0].startswith("eviction is enforced; eviction budget left: 2 (limit per minute, 1 of 3 used)")
     start = lines.index("being evicted: ci/batch-7")
     assert lines[start + 2].startswith("  stop by cri since ")
     assert lines[start + 2].endswith("; before: api: cannot be reached")
-    assert any("for the effect of the last one" in line for line in lines)
-    refusal = next(line for line in lines if line.startswith("node_memory, node: nobody is evicted: one has gone"))
-    assert "its effect is awaited" in refusal
+    assert any("; cooldown" in line for line in lines)
+    refusal = next(
+        line for line in lines if line.startswith("node_memory, node: no pod evicted: cooldown after the last eviction")
+    )
+    assert "left" in refusal
     assert lines[-2].split() == ["ENDED", "POD", "TRIGGER", "OUTCOME", "DETAIL"]
     assert lines[-1].endswith("ci/batch-7  node_memory  done     cri: stopped; empty")
 
@@ -117,16 +119,16 @@ def test_it_is_one_document_for_programs(run: Run, tmp_path: Path) -> None:
     assert json.loads("\n".join(lines)) == {"eviction": found}
     (would,) = found["would"]
     assert (would["uid"], would["grace_s"], would["frees"]) == ("batch-7", 30.0, {"memory": 15 * GI})
-    assert found["room"] == {"count": 3, "reason": "at most 3 in one pass"}
+    assert found["room"] == {"count": 3, "reason": "limit per pass"}
     assert [one["mode"] for one in found["triggers"] if one["name"] == "suppression"] == ["off"]
 
 
 def test_switched_off_and_without_a_daemon(run: Run, tmp_path: Path) -> None:
     _, lines, _ = ran(run, tmp_path, document(enabled=False))
-    assert lines == ["eviction is off: eviction.enabled is false"]
+    assert lines == ["eviction is disabled (eviction.enabled: false)"]
     code, lines, err = ran(run, tmp_path, None)
     assert (code, lines) == (Exit.NOT_FOUND, [])
-    assert "only a running daemon" in err
+    assert "eviction is disabled" in err
 
 
 def test_nobody_goes_for_what_is_not_lacking(run: Run, tmp_path: Path) -> None:

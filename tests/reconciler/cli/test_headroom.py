@@ -32,13 +32,13 @@ def test_it_is_shown_by_node(run: Run, daemon: FakeDaemon) -> None:
     ran = run("headroom", "--socket", daemon.socket)
     assert ran.code == Exit.OK
     assert ran.out.splitlines() == [
-        "BE may be promised 5.60 CPUs (CPU use read 400 ms ago)",
-        "because the mean of 4 times 30 s",
-        "NUMA NODE  PROMISED   NOW  CPUS",
-        "        0      3.20  3.41  2-7",
-        "        1      2.40  2.20  10-15",
-        "BE may be promised 12 GiB of memory (13 GiB now, memory use read 2.0 s ago)",
-        "because the mean of 4 times 30 s",
+        "allocatable to BE: 5.60 CPU (CPU use measured 400 ms ago)",
+        "reason: the mean of 4 times 30 s",
+        "NUMA NODE  ALLOCATABLE  AVAILABLE  CPUS",
+        "        0         3.20       3.41  2-7",
+        "        1         2.40       2.20  10-15",
+        "allocatable to BE: 12 GiB memory (13 GiB available, memory use measured 2 s ago)",
+        "reason: the mean of 4 times 30 s",
     ]
 
 
@@ -53,10 +53,10 @@ def test_the_daemons_own_document_has_it(run: Run, daemon: FakeDaemon) -> None:
     ran = run("headroom", "-o", "json", "--socket", daemon.socket)
     assert json.loads(ran.out)["headroom"] == {
         "milli": 0,
-        "reason": "nothing is measured yet",
+        "reason": "not measured yet",
         "known_s": None,
         "nodes": [],
-        "memory": {"bytes": 0, "supply_bytes": None, "reason": "nothing is measured yet", "known_s": None},
+        "memory": {"bytes": 0, "supply_bytes": None, "reason": "not measured yet", "known_s": None},
     }
 
 
@@ -72,7 +72,7 @@ def test_without_a_daemon_headroom_is_read_from_the_store_if_there_is_any(run: R
     trio.run(lambda: measured(seconds=0))
     words = ("headroom", "--root", str(live.root), "--store", live.config.store.path)
     ran = run(*words)
-    assert (ran.code, ran.err.splitlines()[-1]) == (Exit.NOT_FOUND, "bypassctl: no headroom has been promised yet")
+    assert (ran.code, ran.err.splitlines()[-1]) == (Exit.NOT_FOUND, "bypassctl: no headroom published yet")
     trio.run(lambda: measured(seconds=60))
     found = json.loads(run(*words, "-o", "json").out)["headroom"]
     assert found["milli"] > 0

@@ -38,7 +38,10 @@ def offline(live: LiveNode, monkeypatch: pytest.MonkeyPatch) -> LiveNode:
 def test_a_hold_has_the_pods_uid_and_its_requester(run: Run, daemon: FakeDaemon) -> None:
     daemon.answers["POST /holds"] = (201, {"target": f"pod:{BATCH}", "reason": "debug", "by": "ana", "until": None})
     ran = run("hold", "pod:ci/batch-7", "--for", "90m", "--reason", "debug", "--socket", daemon.socket)
-    assert (ran.code, ran.out) == (Exit.OK, f"pod:{BATCH} is left alone until: bypassctl release pod:{BATCH}\n")
+    assert ran.code == Exit.OK
+    assert "on hold until release" in ran.out
+    assert f"bypassctl restore --pod {BATCH}" in ran.out
+    assert f"bypassctl release pod:{BATCH}" in ran.out
     body = {"target": f"pod:{BATCH}", "reason": "debug", "by": "ana", "seconds": 5400.0}
     assert daemon.asked[-1] == ("POST /holds", body)
 
@@ -74,7 +77,7 @@ def test_the_bound_of_the_command_line_is_the_daemons() -> None:
 def test_a_hold_without_an_end_is_shown_as_such_everywhere(run: Run, daemon: FakeDaemon) -> None:
     daemon.document["holds"] = [{"target": "node", "reason": "debug", "by": "cy", "until": None}]
     for command in (["status"], ["holds"], ["dump", "--section", "holds"], ["explain", "batch-7"]):
-        assert "until released" in run(*command, "--socket", daemon.socket).out
+        assert "release" in run(*command, "--socket", daemon.socket).out
 
 
 def test_restoring_one_pod_says_which_hold_is_on_it(run: Run, daemon: FakeDaemon) -> None:
@@ -84,13 +87,13 @@ def test_restoring_one_pod_says_which_hold_is_on_it(run: Run, daemon: FakeDaemon
     said = run("restore", "--pod", "batch-7", "--socket", daemon.socket).out.splitlines()[-1]
     assert all(part in said for part in (f"pod:{BATCH}", "INC-42", "ben", "2096-", "bypassctl release"))
     daemon.answers["POST /restore"] = (200, {**answer, "hold": None})
-    assert "not held" in run("restore", "--pod", "batch-7", "--socket", daemon.socket).out
+    assert "not on hold" in run("restore", "--pod", "batch-7", "--socket", daemon.socket).out
 
 
 def test_a_hold_is_ended_whatever_characters_its_target_has(run: Run, daemon: FakeDaemon) -> None:
     daemon.answers["DELETE /holds/file:/kubepods/a%20b%3F"] = (200, {"released": "file:/kubepods/a b?"})
     ran = run("release", "file:/kubepods/a b?", "--socket", daemon.socket)
-    assert (ran.code, ran.out) == (Exit.OK, "file:/kubepods/a b? is looked after again\n")
+    assert (ran.code, ran.out) == (Exit.OK, "hold on file:/kubepods/a b? released; managed again\n")
 
 
 def test_a_hold_that_is_none_is_not_found(run: Run, daemon: FakeDaemon) -> None:
@@ -104,9 +107,9 @@ def test_the_holds_are_listed_with_the_time_they_have_left(run: Run, daemon: Fak
         {"target": "pod:x", "reason": "debug", "by": "cy", "until": None},
     ]
     lines = run("holds", "--socket", daemon.socket).out.splitlines()
-    assert lines[1].split()[2:] == ["d", "more", "ana", "upgrade"]
-    assert lines[2].split() == ["knob:cpu.set", "over", "ben", "old"]
-    assert lines[3].split() == ["pod:x", "until", "released", "cy", "debug"]
+    assert lines[1].split()[2:] == ["d", "left", "ana", "upgrade"]
+    assert lines[2].split() == ["knob:cpu.set", "expired", "ben", "old"]
+    assert lines[3].split() == ["pod:x", "until", "release", "cy", "debug"]
     assert len(json.loads(run("holds", "-o", "json", "--socket", daemon.socket).out)["holds"]) == 3
 
 
@@ -132,11 +135,11 @@ def test_restore_through_the_daemon_shows_every_file(run: Run, daemon: FakeDaemo
     assert daemon.asked == [("POST /restore", {"pod_uid": None, "by": "ana"})]
     assert ran.code == Exit.OK
     assert ran.out.splitlines() == [
-        "FILE              HOLDS  OUTCOME   GROUP",
+        "FILE              VALUE  OUTCOME   GROUP",
         "cpu.cfs_quota_us  -1     restored  /kubepods/besteffort",
         "",
         "1 file: 1 restored",
-        "The daemon goes on in mode observe; `bypassctl reload` lets it enforce again.",
+        "The daemon is now in mode observe; resume: bypassctl reload",
     ]
 
 
@@ -147,7 +150,7 @@ def test_a_file_that_is_left_is_a_failure_and_listed_first(run: Run, daemon: Fak
     assert ran.code == Exit.NOT_OK
     assert daemon.asked[-1] == ("POST /restore", {"pod_uid": BATCH, "by": "ana"})
     assert "changed by somebody else since; left  /kubepods/besteffort (by systemd)" in ran.out.splitlines()[1]
-    assert "1 file left: look at them by hand" in ran.out
+    assert "1 file not restored (changed by someone else); see above" in ran.out
 
 
 def test_restore_works_on_the_ledger_of_a_killed_daemon(run: Run, offline: LiveNode) -> None:
@@ -159,7 +162,7 @@ def test_restore_works_on_the_ledger_of_a_killed_daemon(run: Run, offline: LiveN
     assert offline.kernel.read(quota, "cpu.cfs_quota_us") == "-1\n"
     cpuset = f"{offline.root}/sys/fs/cgroup/cpuset{group(BATCH)}/{container_id(BATCH)}"
     assert offline.kernel.read(cpuset, "cpuset.cpus") == "0-6\n", "what the runtime wants now, not what was there first"
-    assert run("restore", "--root", offline.root).out == "nothing of ours is in any file\n"
+    assert run("restore", "--root", offline.root).out == "nothing to restore\n"
 
 
 def test_restoring_one_pod_leaves_the_others_files_in_the_ledger(run: Run, offline: LiveNode) -> None:
@@ -195,7 +198,7 @@ def test_a_daemon_that_holds_the_lock_but_does_not_answer_is_not_worked_around(r
 def test_restore_where_nothing_was_ever_written_says_so(run: Run, tmp_path: Path) -> None:
     ran = run("restore", "--socket", str(tmp_path / "none"), "--store", str(tmp_path / "state.db"))
     assert ran.code == Exit.UNREACHABLE
-    assert "nothing was ever written" in ran.err
+    assert "no state file" in ran.err
     assert not os.listdir(tmp_path)
 
 

@@ -137,7 +137,7 @@ def test_a_manifest_that_cannot_be_read_is_not_kept_at_all() -> None:
     masked = masks.mask_yaml_text(manifest)
     assert "hunter2" not in masked
     assert yaml.safe_load(masked)["spec"]["containers"][0]["name"] == "a"
-    with pytest.raises(ValueError, match="no YAML"):
+    with pytest.raises(ValueError, match="not YAML"):
         masks.mask_yaml_text("a: [hunter2")
 
 
@@ -181,7 +181,7 @@ def test_our_own_configuration_goes_without_its_sinks_of_alerts_and_is_still_one
 
 @pytest.mark.parametrize("text", ["alerts: [\nx: ]\n  - {", "a: &a [*a, ", "\x00"])
 def test_a_configuration_that_cannot_be_read_is_left_out(text: str) -> None:
-    with pytest.raises(ValueError, match="no YAML"):
+    with pytest.raises(ValueError, match="not YAML"):
         masks.mask_own_config(text)
 
 

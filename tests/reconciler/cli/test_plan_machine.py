@@ -85,7 +85,7 @@ def test_the_screen_shows_the_machine_and_the_drawing(
     assert "machine  8 cores\n" in ran.out
     assert "socket 0  node 0  CPU 0-7\n" in ran.out
     assert "R  reserved" in ran.out
-    assert "a described machine: nothing is there to be compared or written\n" in ran.out
+    assert "described machine: there are no files to compare or write\n" in ran.out
     assert "nothing to write" not in ran.out
 
 
@@ -123,8 +123,8 @@ def test_a_captured_node_has_the_drawing_and_the_text_of_its_machine(run: Run, l
     ("words", "told"),
     [
         (("--machine", "8 cors"), "machine: '8 cors': expected a number of sockets, nodes, cores, threads"),
-        (("--machine", "8 cores", "--root", "/tmp"), "--machine: expected no --root beside it"),
-        (("--pods", "/nowhere"), "--pods: expected a --machine to put them on"),
+        (("--machine", "8 cores", "--root", "/tmp"), "--machine and --root exclude each other"),
+        (("--pods", "/nowhere"), "--pods requires --machine"),
         (("--machine", "8 cores", "--pods", "/nowhere/pods.yaml"), "/nowhere/pods.yaml: 'No such file or directory'"),
         (("--machine", "8 cores", "--config", "/nowhere/config.yaml"), "/nowhere/config.yaml"),
     ],

@@ -55,10 +55,10 @@ def test_a_recording_tells_who_would_have_been_found_and_what_would_have_been_do
     ran = run("simulate", "--record", recording, "--config", config)
     assert (ran.code, ran.err) == (Exit.OK, "")
     assert "90 frames" in ran.out
-    assert "found by rule cpu" in ran.out
+    assert "interference (cpu)" in ran.out
     assert "ns/web" in ran.out
     assert "ns/hog" in ran.out
-    assert "squeeze ns/hog: CPU 2500 ->" in ran.out
+    assert "squeeze ns/hog: 2.50 ->" in ran.out
 
 
 def test_as_json_every_incident_has_its_evidence_and_suspects(run: Run, recording: str, config: str) -> None:
@@ -76,7 +76,7 @@ def test_two_configurations_side_by_side(run: Run, recording: str, config: str, 
     other = tmp_path / "other.yaml"
     other.write_text(CONFIG.replace("{dry_run: false, responses: [hold, squeeze, evict]}", "{enabled: false}"))
     ran = run("simulate", "--record", recording, "--config", config, "--against", str(other))
-    line = next(line for line in ran.out.splitlines() if line.startswith("found by rule cpu"))
+    line = next(line for line in ran.out.splitlines() if line.startswith("interference (cpu)"))
     assert line.split()[-3:] == ["1", "0", "+1"]
 
 
@@ -154,4 +154,4 @@ def test_what_cannot_be_read_is_said_with_its_name(run: Run, config: str, tmp_pa
 
 def test_nothing_found_is_said(run: Run, config: str, tmp_path: Path) -> None:
     path = record(tmp_path / "calm.rec", [frame(second, hog_milli=100.0, wait=0.5) for second in range(60)])
-    assert "Nothing would have been found" in run("simulate", "--record", path, "--config", config).out
+    assert "No findings and no actions" in run("simulate", "--record", path, "--config", config).out

@@ -16,14 +16,14 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="gives directories to ano
 def test_a_directory_that_others_may_write_is_refused(tmp_path: Path, mode: int) -> None:
     (tmp_path / "there").mkdir()
     (tmp_path / "there").chmod(mode)
-    with pytest.raises(CliError, match="written by others"):
+    with pytest.raises(CliError, match="writable by others"):
         open_sink(str(tmp_path / "there"))
 
 
 def test_a_directory_below_one_that_others_may_write_is_refused(tmp_path: Path) -> None:
     (tmp_path / "above/there").mkdir(parents=True, mode=0o700)
     (tmp_path / "above").chmod(0o777)
-    with pytest.raises(CliError, match="written by others"):
+    with pytest.raises(CliError, match="writable by others"):
         open_sink(str(tmp_path / "above/there"))
     with open_sink(str(tmp_path / "above/new")) as sink:
         sink.put("a", b"1")
@@ -34,7 +34,7 @@ def test_a_directory_below_one_that_others_may_write_is_refused(tmp_path: Path) 
 def test_a_directory_of_another_user_is_refused(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir(mode=0o755)
     os.chown(tmp_path / "there", NOBODY, NOBODY)
-    with pytest.raises(CliError, match="belongs to uid"):
+    with pytest.raises(CliError, match="is owned by uid"):
         open_sink(str(tmp_path / "there"))
 
 
@@ -44,7 +44,7 @@ def test_a_link_of_another_user_is_not_followed(tmp_path: Path, name: str) -> No
     (tmp_path / "victim").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "victim")
     os.lchown(tmp_path / "link", NOBODY, NOBODY)
-    with pytest.raises(CliError, match="is a link"):
+    with pytest.raises(CliError, match="is a symbolic link"):
         open_sink(str(tmp_path / name))
     assert not list((tmp_path / "victim").iterdir())
 

@@ -33,9 +33,9 @@ def test_status_is_one_screen_of_80_columns(run: Run, daemon: FakeDaemon) -> Non
     assert "settings in place 3  written 1" in lines
     counted = daemon.document["agent"]["movement"]
     assert (
-        f"moved    {counted['cpus_moved']} CPUs to other pools, {counted['cpuset_writes']} cpuset writes, in" in ran.out
+        f"churn    since start: {counted['cpus_moved']} CPUs moved, {counted['cpuset_writes']} cpuset writes" in ran.out
     )
-    assert any(line.startswith("CPU      BE may use 1.60; used now: online 2.00, reclaimed 0.70") for line in lines)
+    assert any(line.startswith("CPU      BE budget 1.60 CPU; in use: online 2.00, reclaimed 0.70") for line in lines)
     assert "alerts   yield 1" in lines
     assert max(map(len, lines)) <= 80
     assert len(lines) <= 24
@@ -58,9 +58,9 @@ def test_a_daemon_that_is_not_ready_is_not_ok(run: Run, daemon: FakeDaemon) -> N
 
 def test_status_distinguishes_observing_from_a_restore(run: Run, daemon: FakeDaemon) -> None:
     daemon.document["agent"]["mode"] = "observe"
-    assert "(after a restore; reload to enforce again)" in run("status", "--socket", daemon.socket).out
+    assert "paused by `restore`; resume: bypassctl reload" in run("status", "--socket", daemon.socket).out
     daemon.document["agent"]["configured_mode"] = "observe"
-    assert "observe (nothing is written)" in run("status", "--socket", daemon.socket).out
+    assert "observe (no writes)" in run("status", "--socket", daemon.socket).out
 
 
 def test_the_parts_that_are_a_dry_run_are_in_the_first_line(run: Run, daemon: FakeDaemon) -> None:
@@ -72,7 +72,7 @@ def test_the_parts_that_are_a_dry_run_are_in_the_first_line(run: Run, daemon: Fa
 def test_status_names_a_component_that_keeps_failing(run: Run, daemon: FakeDaemon) -> None:
     failing = {"name": "web", "health": "waiting", "failures": 3, "error": "port in use"}
     daemon.document["agent"]["components"] = [failing]
-    assert "! web failed and is tried again: port in use" in run("status", "--socket", daemon.socket).out
+    assert "! component web failed, retrying: port in use" in run("status", "--socket", daemon.socket).out
 
 
 @pytest.mark.parametrize("words", [["bbbb"], ["ci/batch-7"], ["batch-7"], [BATCH]])
@@ -84,13 +84,13 @@ def test_explain_finds_a_pod_by_uid_its_start_and_both_names(run: Run, daemon: F
 
 def test_explain_shows_signal_decision_and_outcome(run: Run, daemon: FakeDaemon) -> None:
     out = run("explain", "batch-7", "--socket", daemon.socket).out
-    assert "signal   online 2.00, BE 0.70, system 0.30 CPUs in use" in out
-    assert "budget   1.60 CPUs for BE: 65 % of CPU 1-6" in out
+    assert "signal   online 2.00, BE 0.70, system 0.30 CPU in use" in out
+    assert "budget   BE 1.60 CPU: target 65 % of" in out
     setting = out[out.index("  cpu.set ") :].splitlines()
     assert setting[0].startswith("  cpu.set     5-6  in place  ")
-    assert setting[1] == "    reclaimed: the reclaimed pool"
+    assert setting[1] == "    reclaimed: BE pool"
     assert setting[2].startswith("    cpuset.cpus: written ")
-    assert setting[2].endswith("; before 0-7; the runtime wants 0-6 now, which restore gives")
+    assert setting[2].endswith("; before 0-7; restore writes 0-6, the runtime's current value")
     assert "  seen " in out
     assert "history, newest first" in out
 
@@ -107,7 +107,7 @@ def test_explain_shows_times_in_their_order_and_whether_they_came_before_exec(ru
         "before_exec": True,
     }
     out = run("explain", BATCH, "--socket", daemon.socket).out
-    assert "> prepared +2.0 ms > signal +20 ms > written +500 µs > verified +1.5 ms; signal to last write 500 µs" in out
+    assert "> prepared +2 ms > signal +20 ms > written +500 µs > verified +1.5 ms; signal to last write 500 µs" in out
     assert out.count("; before the program's exec") == 1
 
 
@@ -126,12 +126,12 @@ def test_explain_shows_foreign_writes_refusals_holds_and_failures(run: Run, daem
             one |= {"foreign_count": 4, "process": "systemd[1]", "writer": "systemd", "yielded": True, "failures": 2}
             one["failed_errno"] = 22
     out = run("explain", BATCH, "--socket", daemon.socket).out
-    assert "cpu.weight  2  yielded, there is 1024" in out
+    assert "cpu.weight  2  yielded; actual 1024" in out
     assert "left to systemd" in out
-    assert "changed by others 4 times, last at - by systemd[1]; left to them" in out
+    assert "changed by others 4 times, last at - by systemd[1]; given up" in out
     assert "refused by the kernel 2 times EINVAL" in out
     assert "refused cpu.quota = 100 (pod quota)\n    starts would fail" in out
-    assert f"held pod:{BATCH} until released: debug (by ana)" in out
+    assert f"on hold pod:{BATCH} until release: debug (by ana)" in out
     assert "not this one" not in out
 
 
@@ -144,7 +144,7 @@ def test_explain_shows_a_pending_resize(run: Run, daemon: FakeDaemon) -> None:
 
 def test_a_pod_with_nothing_wanted_says_so(run: Run, daemon: FakeDaemon) -> None:
     out = run("explain", WEB, "--socket", daemon.socket).out
-    assert "nothing is wanted of this pod's groups" in out
+    assert "not managed: bypassd changes nothing here" in out
     assert "pool     shared: CPUs 1-6" in out
     assert "pool     dedicated: CPUs 7" in run("explain", PINNED, "--socket", daemon.socket).out
 
@@ -200,18 +200,18 @@ def test_an_unknown_pod_and_two_of_one_name_are_different_mistakes(run: Run, dae
 def test_a_pod_that_is_gone_is_explained_from_what_was_written(run: Run, daemon: FakeDaemon) -> None:
     daemon.document["pods"] = [pod for pod in daemon.document["pods"] if pod["uid"] != BATCH]
     out = run("explain", "bbbb", "--socket", daemon.socket).out
-    assert out.startswith(f"{BATCH}: this pod is gone")
-    assert "not wanted any more" in out or "as last seen" in out
+    assert out.startswith(f"{BATCH}: this pod no longer exists")
+    assert "no longer managed" in out or "last known" in out
 
 
 def test_nothing_differs_is_0_and_a_difference_is_1(run: Run, daemon: FakeDaemon) -> None:
     ran = run("diff", "--socket", daemon.socket)
-    assert (ran.code, ran.out) == (Exit.OK, "4 settings in force, nothing differs\n")
+    assert (ran.code, ran.out) == (Exit.OK, "4 settings in force, no differences\n")
     daemon.document["directories"][0]["settings"][0] |= {"state": "would write", "actual": "-1"}
     ran = run("diff", "--socket", daemon.socket)
     assert ran.code == Exit.NOT_OK
     assert ran.out.splitlines() == [
-        "KNOB       WANTED  ACTUAL  STATE        WHERE",
+        "KNOB       WANTED  ACTUAL  STATE        GROUP",
         "cpu.quota  160000  -1      would write  /kubepods/besteffort",
         "1 setting of 4 not in force",
     ]
@@ -244,7 +244,7 @@ def test_the_dump_can_be_one_section_and_its_table_names_every_row(run: Run, dae
     assert "cpu.cfs_quota_us  160000  160000  -1          us      /kubepods/besteffort\n" in out
     assert out.count("  ci/batch-7/bbbbbbbbbbbb\n") >= 4, "settings, files and history of one container"
     part = run("dump", "--section", "files", "--socket", daemon.socket).out
-    assert f"  /kubepods/besteffort/pod{BATCH}/bbbbbbbbbbbb…\n" in part, "without the pods their titles are not known"
+    assert f"  /kubepods/besteffort/pod{BATCH}/bbbbbbbbbbbb…\n" in part, "without the pods their titles are unknown"
 
 
 # With the daemon down
@@ -254,9 +254,7 @@ def test_with_the_daemon_down_the_store_is_shown_and_that_is_said(run: Run, live
     document = live.document()
     ran = run("dump", "-o", "json", "--root", live.root)
     assert ran.code == Exit.OK
-    assert ran.err == (
-        f"bypassctl: it is a copied node; this is what the store holds: {live.root}/var/lib/bypassd/state.db\n"
-    )
+    assert ran.err == (f"bypassctl: copied node; showing the state file {live.root}/var/lib/bypassd/state.db\n")
     found = json.loads(ran.out)
     assert found["source"] == "store"
     assert found["files"] == document["files"]
@@ -268,25 +266,25 @@ def test_a_section_that_only_a_daemon_has_is_a_mistake_without_one(run: Run, liv
     live.document()
     ran = run("dump", "--section", "budget", "--root", live.root)
     assert ran.code == Exit.USAGE
-    assert "only a running daemon has it" in ran.err
+    assert "only available from a running daemon" in ran.err
 
 
 def test_status_and_explain_work_from_the_store(run: Run, live: LiveNode) -> None:
     live.document()
     ran = run("status", "--root", live.root)
     assert ran.code == Exit.NOT_OK
-    assert "no daemon runs" in ran.out
+    assert "daemon stopped" in ran.out
     assert "pods     dedicated 1  shared 1  reclaimed 1" in ran.out
     ran = run("explain", "batch-7", "--root", live.root)
     assert ran.code == Exit.OK
-    assert "cpu.set     5-6  as last seen" in ran.out
-    assert "The daemon is down" in ran.out
+    assert "cpu.set     5-6  last known" in ran.out
+    assert "The daemon is not running" in ran.out
 
 
 def test_diff_reads_the_kernel_itself_when_the_daemon_is_down(run: Run, live: LiveNode) -> None:
     live.document()
     ran = run("diff", "--root", live.root)
-    assert (ran.code, ran.out) == (Exit.OK, "4 settings in force, nothing differs\n")
+    assert (ran.code, ran.out) == (Exit.OK, "4 settings in force, no differences\n")
     directory = f"{live.root}/sys/fs/cgroup/cpu/kubepods/besteffort"
     live.kernel.write(directory, "cpu.cfs_quota_us", "-1")
     ran = run("diff", "--root", live.root)
@@ -308,8 +306,8 @@ def test_neither_daemon_nor_store_is_one_line_with_both_reasons(run: Run, tmp_pa
     assert ran.code == Exit.UNREACHABLE
     assert ran.out == ""
     assert ran.err.count("\n") == 1
-    assert "there is no such socket" in ran.err
-    assert "there is no store here" in ran.err
+    assert "daemon not running (no such socket)" in ran.err
+    assert "no state file" in ran.err
 
 
 def test_a_store_of_a_newer_version_is_refused(run: Run, live: LiveNode) -> None:

@@ -61,7 +61,7 @@ HELD = ResponseStep(response=Response.HOLD, what=Dimension.BUDGET, amount=2460, 
 def watched(*findings: RuleVerdict, steps: tuple[ResponseStep, ...] = (), shadow: bool = False) -> dict[str, Any]:
     """The section as a daemon shows it at the moment 100."""
     climb = EscalationState(rule="cpu", victim=f"pod:{WEB}", title="shop/web-0", shadow=shadow, steps=steps)
-    squeeze = SqueezeLimit(cpu_milli=1790, reason="shop/web-0 suffers (cpu)")
+    squeeze = SqueezeLimit(cpu_milli=1790, reason="for victim shop/web-0 (cpu)")
     measures = Restrictions(squeezed={BATCH: squeeze}) if SQUEEZED in steps and not shadow else Restrictions()
     observer = SimpleNamespace(
         judgement=Evaluation(at_s=100.0, findings=findings, measures=measures),
@@ -105,17 +105,17 @@ def test_explain_tells_what_rules_say_of_a_victim_and_what_is_done_for_it(run: R
     assert section_of(run("explain", WEB, "--socket", watching.socket).out) == [
         "  interfered by rule cpu  for 14 s, severity 4.81",
         "    waits 31 % of the time that it could run",
-        "    likeliest: ci/batch-7, 0.94: used 2410 milli-CPU (and 1 more: bypassctl interference)",
-        f"  tried for it (cpu): {HELD.describe}  3.0 s",
-        f"  in force for it (cpu): {SQUEEZED.describe}  12 s",
+        "    top suspect: ci/batch-7, 0.94: used 2410 milli-CPU (and 1 more: bypassctl interference)",
+        f"  evaluating for this pod (cpu): {HELD.describe}  3 s",
+        f"  in force for this pod (cpu): {SQUEEZED.describe}  12 s",
     ]
 
 
 def test_explain_tells_of_a_suspect_what_is_in_force_on_it_and_for_whom(run: Run, watching: FakeDaemon) -> None:
     assert section_of(run("explain", BATCH, "--socket", watching.socket).out) == [
-        "  suspected number 1 of shop/web-0 (interfered, cpu): 0.94: used 2410 milli-CPU",
+        "  suspected number 1 for victim shop/web-0 (interfered, cpu): 0.94: used 2410 milli-CPU",
         f"  in force for shop/web-0 (cpu): {SQUEEZED.describe}  12 s",
-        "    may have 1.79 CPUs: shop/web-0 suffers (cpu)",
+        "    limited to 1.79 CPU: for victim shop/web-0 (cpu)",
     ]
 
 
@@ -146,9 +146,10 @@ def test_an_eviction_is_shown_as_asked_for_and_a_dry_run_as_what_it_would_do(
 
 
 def test_a_frozen_pod_says_why(run: Run, watching: FakeDaemon) -> None:
-    watching.document["interference"]["measures"] = {"frozen": {BATCH: "shop/web-0 suffers (cpu)"}}
+    watching.document["interference"]["measures"] = {"frozen": {BATCH: "for victim shop/web-0 (cpu)"}}
     assert (
-        section_of(run("explain", BATCH, "--socket", watching.socket).out)[-1] == "    frozen: shop/web-0 suffers (cpu)"
+        section_of(run("explain", BATCH, "--socket", watching.socket).out)[-1]
+        == "    frozen: for victim shop/web-0 (cpu)"
     )
 
 
@@ -156,7 +157,7 @@ def test_an_online_pod_that_is_well_says_so_and_best_effort_work_without_a_part_
     run: Run, watching: FakeDaemon
 ) -> None:
     watching.document["interference"] = watched()
-    assert section_of(run("explain", WEB, "--socket", watching.socket).out) == ["  no rule finds that it suffers"]
+    assert section_of(run("explain", WEB, "--socket", watching.socket).out) == ["  no interference found"]
     assert "interference" not in run("explain", BATCH, "--socket", watching.socket).out
     watching.document["interference"] = {}
     watching.document["eviction"] = None
@@ -166,7 +167,7 @@ def test_an_online_pod_that_is_well_says_so_and_best_effort_work_without_a_part_
 @pytest.mark.parametrize(
     ("state", "case", "words"),
     [
-        ("would", {}, "  would be evicted (a dry run), decided "),
+        ("would", {}, "  would be evicted (dry run), decided "),
         (
             "open",
             {"step": "stop", "means": "cri", "step_at": 1.7e9, "tried": ["api: 500"]},
@@ -214,7 +215,7 @@ def test_status_has_one_line_of_what_is_watched_and_stays_on_its_screen(run: Run
     ran = run("status", "--socket", watching.socket)
     assert ran.code == Exit.OK
     lines = ran.out.splitlines()
-    assert "watched  1 suffering, 1 perhaps; 2 steps in force; 1 would be evicted" in lines
+    assert "watched  1 victim confirmed, 1 suspected; 2 actions; 1 would be evicted" in lines
     assert max(map(len, lines)) <= 80
     assert len(lines) <= 24
     facts_ = json.loads(run("status", "-o", "json", "--socket", watching.socket).out)["interference"]

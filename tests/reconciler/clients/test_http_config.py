@@ -14,11 +14,11 @@ from reconciler.signals.probe_config import HttpProbe
 @pytest.mark.parametrize(
     ("headers", "files", "words"),
     [
-        ({"a b": "x"}, {}, "headers: a key of 3 characters is no header's name"),
+        ({"a b": "x"}, {}, "headers: a key of 3 characters is not a header name"),
         ({"": "x"}, {}, "a key of 0 characters"),
         ({"X": "a\nb"}, {}, "headers: X: a value is one line of plain ASCII text"),
         ({"X": "ü"}, {}, "one line of plain ASCII text"),
-        ({}, {"X:": "/a"}, "header_files: a key of 2 characters is no header's name"),
+        ({}, {"X:": "/a"}, "header_files: a key of 2 characters is not a header name"),
         ({}, {"X": "a"}, "header_files: X: expected an absolute path; got 1 characters"),
         ({"x-a": "b"}, {"X-A": "/a"}, "headers and header_files both give x-a"),
     ],
@@ -34,7 +34,7 @@ def test_headers_are_held_to_the_same_everywhere(
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(b"", "expected one line"), (b"a\nb", "expected one line"), (b"\xc3\xbc", "one line of"), (b"\xff", "is no text")],
+    [(b"", "expected one line"), (b"a\nb", "expected one line"), (b"\xc3\xbc", "one line of"), (b"\xff", "not text")],
 )
 def test_a_file_that_is_not_one_line_is_an_error_without_what_is_in_it(
     tmp_path: Path, content: bytes, words: str

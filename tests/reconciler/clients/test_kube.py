@@ -203,7 +203,7 @@ async def test_one_that_hangs_is_an_error_after_the_deadline_and_is_asked_again(
     server = HttpPeer([Reply(hang_s=60), Reply(b"{}")])
     port = await nursery.start(server.serve)
     api = KubeApi(ApiServer(server=f"http://127.0.0.1:{port}"))
-    with pytest.raises(SourceError, match=r"no answer within 0.5 s"):
+    with pytest.raises(SourceError, match=r"no answer within 500 ms"):
         await api.request("GET", "/a", timeout_s=0.5)
     assert (await api.request("GET", "/b")).status == 200
     await api.aclose()
@@ -228,8 +228,8 @@ def test_a_refusals_own_account_is_read_and_anything_else_is_none() -> None:
 def test_a_settings_mistake_is_one_message() -> None:
     wrongs: list[tuple[dict[str, Any], str]] = [
         ({"server": "api:6443"}, "expected a URL"),
-        ({"token_file": "/t"}, "belong to server"),
-        ({"server": "https://a", "client_cert_file": "/c"}, "go together"),
+        ({"token_file": "/t"}, "require server"),
+        ({"server": "https://a", "client_cert_file": "/c"}, "must both be set"),
         ({"server": "https://a", "kubeconfig": "/k"}, "only one of them"),
     ]
     for wrong, words in wrongs:

@@ -57,7 +57,7 @@ async def test_a_socket_that_the_operator_did_not_name_is_root_s(tmp_path: Path)
         tmp_path.chmod(0o777)
         named = cri_client(RuntimeSection(timeout_s=0.1), KubeletConfig(runtime_endpoint=f"unix://{path}"), "/")
         assert named is not None
-        with pytest.raises(SourceError, match=r"not used: .* can be written by everybody"):
+        with pytest.raises(SourceError, match=r"not used: .* is writable by everybody"):
             await named.version()
         ours = cri_client(RuntimeSection(sockets=(path,), timeout_s=0.1), KubeletConfig(), "/")
         assert ours is not None

@@ -103,7 +103,7 @@ static_manifests: here
         "conf.d/c.yaml:1:1: cannot be read: EISDIR",
         "config.yaml:1:7: mode: expected one of observe, enforce; got 'enforse'; did you mean 'enforce'?",
         "config.yaml:3:3: kubelet.tiemout_s: unknown key 'tiemout_s'; did you mean 'timeout_s'?",
-        "config.yaml:3:3: kubelet: client_cert_file and client_key_file go together; one is missing",
+        "config.yaml:3:3: kubelet: client_cert_file and client_key_file must both be set; one is missing",
         "config.yaml:6:31: policies.idle_buffer.buffer_milli: expected an amount of CPU such as 500m or 2cpu; "  # noqa: ISC004
         "got '010', whose leading zero reads as octal to some: leave it out",
         "config.yaml:7:12: policies.reserve: cpus: '3-1' is not a CPU list: '3-1' runs backwards; "  # noqa: ISC004
@@ -261,7 +261,7 @@ def test_explain_shows_value_source_and_words(tmp_path: Path) -> None:
     path = place(tmp_path, main="kubelet:\n  timeout_s: 500ms\nwrites: {foreign: {rounds: 7}}\n")
     loaded = load(path)
     text = explain(loaded)
-    words = "the longest wait for the kubelet's answer or its next part; 10 times that in all"
+    words = "timeout for the kubelet's answer or its next part; 10 times that for the whole answer"
     assert f"kubelet.timeout_s = 500ms   [{path}:2:14]\n  {words}\n" in text
     assert explain(loaded, "http.port") == (
         "http.port = 9470   [default]\n  TCP port to listen on\n  a whole number from 1 to 65535\n"
@@ -289,5 +289,5 @@ def test_values_are_shown_as_they_can_be_written() -> None:
 def test_the_sections_check_themselves_without_a_file_too() -> None:
     with pytest.raises(ValueError, match="not loopback"):
         HttpSection(address="0.0.0.0")
-    with pytest.raises(ValueError, match="go together"):
+    with pytest.raises(ValueError, match="must both be set"):
         KubeletSection(client_key_file="/k")

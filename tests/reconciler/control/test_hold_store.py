@@ -182,7 +182,7 @@ async def test_there_are_so_many_holds_and_no_more(world: World) -> None:
         await world.hold(1000)
     await world.hold(500, "pod:7")
     # What a person has written meanwhile counts all the same, in the place of what would end first.
-    world.book.add_manual(Hold(target="file:/x:cpu.set", reason="set by hand", by="sh\x1b", until=world.wall + 60))
+    world.book.add_manual(Hold(target="file:/x:cpu.set", reason="set manually", by="sh\x1b", until=world.wall + 60))
     assert len(world.book.all) == len(world.store.rows) == MOST
     assert "pod:7" not in world.book.all
     assert world.book.all["file:/x:cpu.set"].by == r"sh\x1b"

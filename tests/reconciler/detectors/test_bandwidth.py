@@ -24,7 +24,7 @@ def run(
 def test_near_the_peak() -> None:
     opinions = run([45 * GB] * 5 + [95 * GB] * 6 + [45 * GB] * 6, 10 * GB, 60 * GB, 17, peak_bps=100_000_000_000)
     assert verdicts(opinions) == "ooooosssiiiiiiooo"
-    assert opinions[9].evidence == "the node moves 88.5 GiB/s of 93.1 GiB/s, BE work 63.2 % of all"
+    assert opinions[9].evidence == "node 88.5 GiB/s of 93.1 GiB/s, BE share 63.2 %"
     assert opinions[9].resource is ContendedResource.CACHE
     assert opinions[9].severity == pytest.approx(95 / 90)
 
@@ -44,7 +44,7 @@ def test_the_victim_s_share_collapses_while_be_work_moves_much() -> None:
     assert "i" not in found[:40]
     assert found[-1] == "i"
     last = run([], step(20 * GB, 4 * GB), step(1 * GB, 30 * GB), 70)[-1]
-    assert last.evidence.startswith("the victim 3.73 GiB/s, usually 18.6 GiB/s, BE work 88.2 %")
+    assert last.evidence.startswith("victim 3.7 GiB/s, usually 18.6 GiB/s, BE share 88.2 %")
     assert last.severity == pytest.approx(2.5)
 
 

@@ -52,7 +52,9 @@ def test_a_pod_with_less_to_do_loses_cache_to_nobody() -> None:
 
 def test_evidence() -> None:
     last = run(step(4, 9), FALLS, GROWS, 60)[-1]
-    assert last.evidence == ("misses 9 of 1000, usually 4, holds 4 MiB of the cache, usually 20 MiB; BE work 20 MiB")
+    assert last.evidence == (
+        "9 misses per 1000 instructions, usually 4, holds 4 MiB of the cache, usually 20 MiB; BE work 20 MiB"
+    )
     assert (last.resource, last.severity) == (ContendedResource.CACHE, 1.5)
 
 

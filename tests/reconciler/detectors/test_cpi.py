@@ -51,13 +51,13 @@ def test_learns_before_it_judges() -> None:
     found = verdicts(opinions)
     # 60 values, each known to be no part of trouble five minutes later.
     assert found.index("o") in range(65 * 6, 67 * 6)
-    assert opinions[100].evidence.endswith("of 60 values learned of this workload")
+    assert opinions[100].evidence.endswith("of 60 samples")
 
 
 def test_below_a_quarter_of_a_cpu_nothing_counts() -> None:
     opinions = run(5.0, 10, memory(), cpu__use=200)
     assert set(verdicts(opinions)) == {"u"}
-    assert opinions[-1].evidence == "CPI: nothing that counts in 300 s (now 200 milli-CPU)"
+    assert opinions[-1].evidence == "CPI: no usable value in 5 min (CPU use 0.20 CPU)"
     assert verdicts(run(5.0, 10, memory(), cpu__use=250))[-1] == "i"
     assert set(verdicts(run(5.0, 10, memory(), cpu__use=[]))) == {"u"}
 
@@ -164,9 +164,9 @@ def test_without_a_pmu_a_proxy_is_judged_and_named(
     scene = Scene({VICTIM: {"cpu.use": 1000, **signals}}, every_s=60)
     last = judged(DETECTOR, CpiConfig(), scene, 10, memory(proxy))[-1]
     assert (verdicts([last]), last.proxy, last.resource, last.gap) == ("i", proxy, resource, gap)
-    assert last.evidence.startswith(f"{proxy} 30 %, bad above")
+    assert last.evidence.startswith(f"{proxy} 30 %, limit")
     refused = judged(DETECTOR, CpiConfig(proxies=False), scene, 1)[-1]
-    assert (verdicts([refused]), refused.evidence) == ("u", "no fresh cpi")
+    assert (verdicts([refused]), refused.evidence) == ("u", "cpi not available")
 
 
 def test_the_own_quota_is_no_proxy_for_a_neighbour() -> None:
@@ -186,7 +186,7 @@ def test_bandwidth_stands_in_only_while_be_work_moves_much(neighbour: float, exp
     last = judged(DETECTOR, CpiConfig(), Scene(signals, [be("b")], every_s=60), 10, known)[-1]
     assert verdicts([last]) == expected
     if expected == "i":
-        assert last.evidence.startswith("memory.bandwidth 10 CPU-ns/B, bad above 6 CPU-ns/B")
+        assert last.evidence.startswith("memory.bandwidth 10 CPU-ns/B, limit 6 CPU-ns/B")
         assert last.proxy == "memory.bandwidth"
 
 
@@ -200,7 +200,7 @@ def test_another_measure_begins_another_past() -> None:
     found = verdicts(opinions)
     assert found[7] == "i"
     assert found[-1] == "u"  # the proxy has nothing learned
-    assert opinions[-1].evidence.startswith("cpu.pressure: 0 of 60 values learned")
+    assert opinions[-1].evidence.startswith("cpu.pressure: learning baseline, 0 of 60")
 
 
 def test_a_window_too_short_for_its_outliers_is_refused() -> None:

@@ -51,7 +51,7 @@ def test_a_step_is_found_each_time_until_it_is_the_new_normal() -> None:
     assert found[50:53] == "ssi"
     assert set(found[52:90]) == {"i"}  # the outliers do not become part of what they are compared with
     assert set(found[91:]) == {"o"}
-    assert opinions[90].evidence.endswith("; for 40 s, so it is the new normal")
+    assert opinions[90].evidence.endswith("; for 40 s: accepted as the new normal")
     assert opinions[60].evidence.endswith("; 11 in a row")
 
 
@@ -108,5 +108,5 @@ def test_mean_follows_and_deviation_is_around_it() -> None:
 
 
 def test_an_unknown_signal_is_refused() -> None:
-    with pytest.raises(ValueError, match="no signal is named 'cpu'"):
+    with pytest.raises(ValueError, match="unknown signal 'cpu'"):
         EwmaConfig(signal="cpu")

@@ -44,7 +44,9 @@ def test_evidence_names_every_signal_with_its_number() -> None:
     )
     assert (opinion.resource, opinion.severity) == (ContendedResource.MEMORY, 2.0)
     lost = judged(DETECTOR, config, Scene({VICTIM: {"memory.use": 3 << 20}}), 1)[0]
-    assert lost.evidence.startswith("no fresh node.memory.available (node.memory.available unknown, memory.use 3 MiB)")
+    assert lost.evidence.startswith(
+        "node.memory.available not available (node.memory.available unknown, memory.use 3 MiB)"
+    )
 
 
 def test_signals_of_both_conditions_are_asked_for() -> None:
@@ -61,13 +63,13 @@ def test_a_mistake_is_told_with_file_line_and_column_within_the_text() -> None:
     with pytest.raises(ConfigError) as caught:
         bind(_File, [Text("rules.yaml", text)])
     assert str(caught.value) == (
-        "rules.yaml:3:5: when[0].expression: when: column 18: no signal is named 'cpu.trottled'; "
-        "did you mean 'cpu.throttled'?"
+        "rules.yaml:3:5: when[0].expression: when: column 18: unknown signal 'cpu.trottled'; did you mean "
+        "'cpu.throttled'?"
     )
     bound = bind(_File, [Text("rules.yaml", text.replace("trottled", "throttled"))])
     assert bound.value.when[0].config == ExpressionConfig(when="cpu.wait > 5 and cpu.throttled < 1")
 
 
 def test_what_names_no_signal_is_refused() -> None:
-    with pytest.raises(ValueError, match="clear: '1 < 2' names no signal: it is always the same"):
+    with pytest.raises(ValueError, match="clear: '1 < 2' contains no signal"):
         ExpressionConfig(clear="1 < 2")

@@ -19,9 +19,7 @@ def run(
 def test_a_shortage_that_be_work_takes_part_in() -> None:
     opinions = run([100] * 6 + [900] * 12, 1500, 18)
     assert verdicts(opinions) == "sss" + "i" * 13 + "oo"
-    assert opinions[5].evidence == (
-        "100 milli-CPU idle of 3900 in pool:shared, 390 are to be; BE work uses 1500 milli-CPU there"
-    )
+    assert opinions[5].evidence == ("idle in pool:shared: 0.10 of 3.90 CPU, required 0.39; BE work uses 1.50 CPU there")
     assert (opinions[5].gap, opinions[5].severity) == (290, 3.9)
 
 
@@ -29,7 +27,7 @@ def test_a_shortage_that_be_work_takes_part_in() -> None:
 def test_a_pool_that_online_work_fills_is_busy_and_not_disturbed(use: float) -> None:
     opinions = run(0, use, 10)
     assert set(verdicts(opinions)) == {"o"}
-    assert opinions[-1].evidence.endswith(": online work fills it")
+    assert opinions[-1].evidence.endswith(": used by online work")
     assert opinions[-1].severity == 0
 
 
@@ -48,14 +46,14 @@ def test_without_figures_it_is_unknown() -> None:
     assert verdicts(run(0, [], 2)) == "uu"
     assert verdicts(run(3000, [], 2)) == "oo"
     alone = Scene({POOL: {"cpu.idle": 0, "cpu.use": 1}}, [facts("v", pool=None)])
-    assert judged(DETECTOR, IdleCoresConfig(), alone, 1)[0].evidence == "the victim is in no pool"
+    assert judged(DETECTOR, IdleCoresConfig(), alone, 1)[0].evidence == "the victim has no pool"
 
 
 def test_of_the_node() -> None:
     signals: dict[str, dict[str, Values]] = {NODE: {"cpu.idle": 0, "cpu.use": 8000}, "pod:b": {"cpu.use": 1500}}
     opinions = judged(DETECTOR, IdleCoresConfig(for_s=0), Scene(signals, [be("b")]), 1, subject=NODE)
     assert verdicts(opinions) == "i"
-    assert opinions[0].evidence.startswith("0 milli-CPU idle of 8000 in the node, 800 are to be")
+    assert opinions[0].evidence.startswith("idle in the node: 0.00 of 8.00 CPU, required 0.80")
 
 
 def test_the_victim_itself_is_no_be_work() -> None:

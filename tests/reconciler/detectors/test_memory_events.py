@@ -48,7 +48,7 @@ def test_gap_is_what_the_node_lacks_to_its_low_watermark() -> None:
     last = run({"memory.refaults": 900}, SHORT)[-1]
     assert (last.resource, last.gap, last.severity) == (ContendedResource.MEMORY, 100 * MIB, 4.5)
     assert last.evidence == (
-        "reads back 900 pages/s, bad above 200, the node takes back by kswapd 5000 and by tasks themselves 10 pages/s"
+        "900 refaulted pages/s, limit 200, node reclaim: kswapd 5000 and direct reclaim 10 pages/s"
     )
 
 
@@ -56,7 +56,7 @@ def test_a_kill_counts_at_once_and_for_a_while() -> None:
     kills: list[float] = [0, 0, 1, *[0.0] * 30]
     found = verdicts(run({"oom.kills": kills, "memory.refaults": 0}, WELL, 33, kill_s=20))
     assert found == "oo" + "i" * 20 + "o" * 11
-    assert run({"oom.kills": kills}, WELL, 5)[-1].evidence.startswith("1 killed for lack of memory in the last 60 s, ")
+    assert run({"oom.kills": kills}, WELL, 5)[-1].evidence.startswith("1 OOM kills in the last 60 s, ")
 
 
 def test_a_kill_at_its_own_limit_is_its_own() -> None:
@@ -64,7 +64,7 @@ def test_a_kill_at_its_own_limit_is_its_own() -> None:
     use: list[float] = [99.0 * MIB] * 3 + [5.0 * MIB] * 10
     opinions = run({"oom.kills": [0, 0, 0, 1, 0, 0], "memory.use": use, "memory.refaults": 0}, WELL, 6)
     assert verdicts(opinions) == "oooooo"
-    assert opinions[-1].evidence.startswith("own limit: 99 MiB of 100 MiB, 1 killed")
+    assert opinions[-1].evidence.startswith("own limit: 99 MiB of 100 MiB, 1 OOM kills")
 
 
 def test_an_own_kill_does_not_hide_the_node_s_shortage() -> None:

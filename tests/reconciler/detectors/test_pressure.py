@@ -86,7 +86,7 @@ def test_of_the_node() -> None:
     config = PressureDetectorConfig(resource="io", of="node", full=True)
     last = judged(DETECTOR, config, Scene({NODE: {"io.pressure_full": 40}}), 30)[-1]
     assert verdicts([last]) == "i"
-    assert last.evidence == "io.pressure_full of the node 40 % over 10 s, bad above 10 %"
+    assert last.evidence == "io.pressure_full of the node 40 % over 10 s, limit 10 %"
 
 
 def test_samples_further_apart_than_the_window() -> None:
@@ -98,5 +98,5 @@ def test_samples_further_apart_than_the_window() -> None:
 def test_wrong_configs_are_refused() -> None:
     with pytest.raises(ValueError, match="clear_percent 20 is above above_percent 10"):
         PressureDetectorConfig(clear_percent=20)
-    with pytest.raises(ValueError, match="the kernel tells no such time"):
+    with pytest.raises(ValueError, match="the kernel does not provide it"):
         PressureDetectorConfig(full=True, of="node")

@@ -69,7 +69,7 @@ def test_below_the_floor_nothing_is_bad() -> None:
 def test_the_own_quota_is_told_apart() -> None:
     opinions = run(60, 60, cpu__throttled=40)
     assert set(verdicts(opinions)) <= {"u", "o"}
-    assert opinions[-1].evidence == ("own quota: waits 60 % of its time while its quota cuts 40 % of its periods short")
+    assert opinions[-1].evidence == ("own quota: waits 60 % of the time, throttled in 40 % of its periods")
 
 
 def test_a_wait_told_one_sample_after_the_throttling_is_still_its_own() -> None:
@@ -94,7 +94,7 @@ def test_without_a_figure_for_throttling_nobody_is_blamed() -> None:
 def test_windows_without_a_delay_prove_nothing() -> None:
     opinions = run(30, 40, cpu__delay=lambda at: 4000 if at >= 38 else None)
     assert "i" not in verdicts(opinions)
-    assert opinions[-1].evidence.endswith("cpu.throttled or cpu.delay is not measured: it may be its own quota")
+    assert opinions[-1].evidence.endswith("cpu.throttled or cpu.delay is not measured: may be caused by its own quota")
 
 
 @pytest.mark.parametrize(("throttled", "letter"), [(0.0, "i"), (None, "u")])
@@ -103,7 +103,7 @@ def test_trouble_leaves_no_trace_in_the_own_past(throttled: float | None, letter
     values = [max(0.0, made.gauss(0.5, 0.1)) + (3 if 150 <= at < 300 else 0) for at in range(360)]
     opinions = run(values, 360, cpu__throttled=lambda at: throttled if 150 <= at < 300 else 0.0)
     assert letter in verdicts(opinions)[150:160]
-    before, after = (float(opinions[at].evidence.partition("bad above ")[2].partition(" %")[0]) for at in (149, 359))
+    before, after = (float(opinions[at].evidence.partition("limit ")[2].partition(" %")[0]) for at in (149, 359))
     assert after == pytest.approx(before, rel=0.1)
 
 

@@ -64,7 +64,7 @@ def test_of_several_the_one_that_goes_with_the_waiting_is_first() -> None:
     assert names(found) == ["began", "steady", "random"]
     assert found[0].score > 1.2 * found[1].score
     assert [abs(pearsons(suspect)) > 0.4 for suspect in found] == [True, False, False]
-    assert found[0].reason.startswith("used 1200 milli-CPU (")
+    assert found[0].reason.startswith("used 1.20 CPU (")
     assert "with cpu.wait: " in found[0].reason
 
 
@@ -132,9 +132,7 @@ def test_cpus_that_the_victim_does_not_run_on_do_not_count() -> None:
     assert set(scores) == {"half", "all", "unknown"}
     assert scores["half"] == pytest.approx(scores["all"] / 2, abs=0.002)
     reason = next(suspect.reason for suspect in found if suspect.uid == "half")
-    assert reason.startswith(
-        "used 500 milli-CPU (20 % of what others did) on the 50 % of its CPUs that are the victim's"
-    )
+    assert reason.startswith("used 0.50 CPU (20 % of all other pods) on the victim's CPUs (50 % of its CPUs)")
     # Caches and disks know nothing of CPUs.
     assert names(ranked([be("apart", cpus="4-7")], {"apart": {"disk.read": 1e8}}, ContendedResource.IO)) == ["apart"]
 
@@ -144,20 +142,24 @@ def test_online_pods_are_told_as_such_and_the_victim_never() -> None:
     uses: dict[str, dict[str, Values]] = {"online": {"cpu.use": 900}, "system": {"cpu.use": 50}, "b": {"cpu.use": 800}}
     found = ranked(pods, uses, victim={"cpu.wait": 20, "cpu.use": 4000})
     assert names(found) == ["online", "b", "system"]
-    assert [suspect.reason.endswith("; online: told only") for suspect in found] == [True, False, True]
+    assert [suspect.reason.endswith("; online pod: reported, never limited") for suspect in found] == [
+        True,
+        False,
+        True,
+    ]
 
 
 def test_the_victim_s_own_quota_lowers_all() -> None:
     free = ranked([be("b")], {"b": {"cpu.use": 900}}, victim={"cpu.wait": 20})
     cut = ranked([be("b")], {"b": {"cpu.use": 900}}, victim={"cpu.wait": 20, "cpu.throttled": 40})
     assert cut[0].score == pytest.approx(free[0].score / 4, abs=0.002)
-    assert cut[0].reason.endswith("; but the victim's own quota cuts 40 % of its periods short")
+    assert cut[0].reason.endswith("; but the victim is throttled by its own limit (40 % of periods)")
 
 
 def test_the_victim_at_its_own_limit_lowers_all() -> None:
     limited = facts("v", limits=Resources(cpu_milli=1000))
     found = ranked([limited, be("b")], {"b": {"cpu.use": 900}}, victim={"cpu.wait": 20, "cpu.use": 990})
-    assert found[0].reason.endswith("; but the victim is at its own limit (990 of 1000 milli-CPU)")
+    assert found[0].reason.endswith("; but the victim is at its own limit (0.99 of 1.00 CPU)")
     assert found[0].score < 0.5
     own: dict[str, Values] = {"memory.pressure": 30, "memory.use": 99.0 * MIB, "memory.limit": 100.0 * MIB}
     memory = ranked([be("b")], {"b": {"memory.use": 500.0 * MIB}}, ContendedResource.MEMORY, own)
@@ -174,8 +176,8 @@ def test_memory_by_growth_before_size() -> None:
     victim: dict[str, Values] = {"memory.pressure": lambda at: 30 if at >= 75 else 0}
     found = ranked([be(uid) for uid in uses], uses, ContendedResource.MEMORY, victim)
     assert names(found)[0] == "grows"
-    assert found[0].reason.startswith("grew by 870 MiB (100 % of what others did), held ")
-    assert any("read back 500 pages/s" in suspect.reason for suspect in found if suspect.uid == "thrashes")
+    assert found[0].reason.startswith("grew by 870 MiB (100 % of all other pods), held ")
+    assert any("refaulted 500 pages/s" in suspect.reason for suspect in found if suspect.uid == "thrashes")
 
 
 def test_disks_by_bytes_and_requests() -> None:
@@ -186,7 +188,9 @@ def test_disks_by_bytes_and_requests() -> None:
     }
     found = ranked([be(uid) for uid in uses], uses, ContendedResource.IO, {"io.pressure": 40})
     assert names(found) == ["stream", "small"]
-    assert found[0].reason.startswith("moved 95.4 MiB/s (96.1 % of what others did), made requests: 100 per s (9.08 %")
+    assert found[0].reason.startswith(
+        "transferred 95.4 MiB/s (96.1 % of all other pods), disk requests: 100 per s (9.08 %"
+    )
 
 
 def test_cache_and_network() -> None:

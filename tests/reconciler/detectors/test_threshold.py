@@ -63,7 +63,7 @@ def test_of_the_pool_and_of_a_pod_without_one() -> None:
     assert verdicts(judged(DETECTOR, config, Scene({"pool:shared": {"cpu.idle": 100}}), 1)) == "i"
     alone = Scene({"pool:shared": {"cpu.idle": 100}}, [facts("v", pool=None)])
     opinions = judged(DETECTOR, config, alone, 1)
-    assert (verdicts(opinions), opinions[0].evidence) == ("u", "the victim is in no pool")
+    assert (verdicts(opinions), opinions[0].evidence) == ("u", "the victim has no pool")
 
 
 def test_a_pause_of_the_daemon_is_no_time_in_breach() -> None:
@@ -84,9 +84,9 @@ def test_what_is_measured_once_a_minute_is_not_stale_in_between() -> None:
 
 
 def test_evidence_has_number_limit_and_time() -> None:
-    assert run(9.25, 2)[1].evidence == "cpu.wait 9.25 %, bad above 5 % (1 of 2 s)"
+    assert run(9.25, 2)[1].evidence == "cpu.wait 9.25 %, limit 5 % (1 s of 2 s)"
     node = run(2 << 30, 1, "memory.available", NODE, above=None, below=4.0 * (1 << 30))
-    assert node[0].evidence.startswith("node: memory.available 2 GiB, bad below 4 GiB")
+    assert node[0].evidence.startswith("node: memory.available 2 GiB, minimum 4 GiB")
 
 
 def test_without_anything_it_is_the_wait_for_a_cpu() -> None:
@@ -97,12 +97,12 @@ def test_without_anything_it_is_the_wait_for_a_cpu() -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"signal": "cpu.wiat", "above": 1.0}, "no signal is named 'cpu.wiat'; did you mean 'cpu.wait'?"),
+        ({"signal": "cpu.wiat", "above": 1.0}, "unknown signal 'cpu.wiat'; did you mean 'cpu.wait'?"),
         ({"signal": "cpu.delay"}, "expected above or below with signal 'cpu.delay'"),
         ({"above": 1.0, "below": 2.0}, "above and below are both set"),
         ({"above": 5.0, "clear": 6.0}, "clear 6 is itself above the limit 5"),
         ({"below": 5.0, "clear": 4.0}, "clear 4 is itself below the limit 5"),
-        ({"signal": "cpu.idle", "above": 1.0}, "cpu.idle is not measured of pods; say of what: node or pool"),
+        ({"signal": "cpu.idle", "above": 1.0}, "cpu.idle is not measured for pods; expected of: node or pool"),
         ({"signal": "cpu.wait", "of": "node"}, "cpu.wait is not measured of node, but of victim or pool"),
         ({"signal": "cpu.use", "of": "host"}, "expected victim, node, pool, numa:N or fs:NAME; got 'host'"),
         ({"signal": "memory.free", "of": "numa:x", "below": 1.0}, "expected victim, node, pool"),

@@ -181,8 +181,8 @@ def test_unknown_holds_then_falls_to_nothing_and_says_so() -> None:
     state = run([sample(3000)] * 20)[-1]
     states = run([sample(None)] * 30, state)
     assert [one.total for one in states] == [3000] * 24 + [0] * 6
-    assert "not known: nothing grows" in states[0].reason
-    assert "nothing is promised" in states[-1].reason
+    assert "unknown: no increase" in states[0].reason
+    assert "headroom 0" in states[-1].reason
 
 
 def test_after_a_gap_it_grows_again_from_nothing() -> None:
@@ -197,7 +197,7 @@ def test_readings_around_a_gap_are_no_mean() -> None:
 
 def test_never_known_promises_nothing() -> None:
     state = run([sample(None)])[-1]
-    assert (state.amounts, state.reason) == ({0: 0}, "nothing is measured yet")
+    assert (state.amounts, state.reason) == ({0: 0}, "not measured yet")
 
 
 # Restart

@@ -40,7 +40,7 @@ def pods_limited(limit: int, left: int) -> NodeMemoryReading:
         pytest.param(pods_limited(90, 70), 20, {}, 70, id="the machine's memory ends first"),
         pytest.param(replace(NODE, age_s=11.0), 20, {}, None, id="an old reading"),
         pytest.param(replace(NODE, age_s=None), 20, {}, None, id="a reading of unknown age"),
-        pytest.param(NODE, None, {}, None, id="what BE has is not known"),
+        pytest.param(NODE, None, {}, None, id="what BE has is unknown"),
         pytest.param(None, 20, {}, None, id="no reading"),
     ],
 )

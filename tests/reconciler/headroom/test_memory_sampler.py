@@ -89,7 +89,7 @@ async def test_before_the_first_plan_nothing_is_read_and_nothing_promised(machin
     assert machine.memory.status() == {
         "bytes": 0,
         "supply_bytes": None,
-        "reason": "nothing is measured yet",
+        "reason": "not measured yet",
         "known_s": None,
     }
 
@@ -99,7 +99,7 @@ async def test_an_online_pod_in_besteffort_that_cannot_be_read_makes_it_unknown(
     one = pod("gone", cls=PodClass.SHARED, qos=QosClass.BESTEFFORT)
     machine.known.pods["gone"] = one
     assert await machine.gigas() == 5
-    assert "memory use is not known" in str(machine.memory.status()["reason"])
+    assert "memory use unknown" in str(machine.memory.status()["reason"])
     assert await machine.gigas(300) == 0
 
 

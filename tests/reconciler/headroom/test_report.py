@@ -55,7 +55,7 @@ def test_before_the_first_plan_nothing_is_said() -> None:
     told.update(None, TOPOLOGY, cpu(idle=IDLE), clock.now)
     assert told.status() == {
         "milli": 0,
-        "reason": "nothing is measured yet",
+        "reason": "not measured yet",
         "known_s": None,
         "nodes": [],
         "memory": None,
@@ -69,7 +69,7 @@ def test_the_document_has_each_memory_node() -> None:
     look(told, clock)
     assert told.status() == {
         "milli": 4000,
-        "reason": "the mean of 1 times 30 s",
+        "reason": "mean of 30 s",
         "known_s": 0.0,
         "nodes": [
             {"numa_node": 0, "milli": 2000, "supply_milli": 2000, "cpus": "2-3"},

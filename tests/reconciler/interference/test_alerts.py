@@ -87,7 +87,7 @@ def test_what_a_shadow_would_have_done_ends_apart_from_what_is_done() -> None:
 def test_an_eviction_request_and_its_end_are_reported_carried_out_or_not() -> None:
     world, told = World(EVICT), Told()
     (asked,) = alerts_of(Evaluation(at_s=0.0, changes=world.go(BAD, 4.0)), world.frame(), world.memory.climbs.values())
-    assert asked.summary == "for ns/web (cpu), asked: evict ns/hog"
+    assert asked.summary == "victim ns/web (cpu), asked: evict ns/hog"
     told.take(asked)
     assert told.open() == in_force(world) == {"cpu pod:web evict running hog"}
     told.hear(world, world.go(BAD, 4.0, seconds=world.config.evict_effect_s))
@@ -154,9 +154,9 @@ def test_the_end_of_monitoring_resolves_every_incident() -> None:
             told.take(alert)
     assert told.open() == {"cpu pod:web", "cpu pod:web hold budget all"}
     last = frame(90, hog_milli=2500.0, wait=40.0)
-    for alert in resolutions(brain.active, brain.ladder.climbs.values(), last, "nobody watches any more"):
+    for alert in resolutions(brain.active, brain.ladder.climbs.values(), last, "interference detection stopped"):
         told.take(alert)
-        assert "nobody watches any more" in alert.summary
+        assert "interference detection stopped" in alert.summary
     assert told.open() == set()
 
 

@@ -179,7 +179,7 @@ async def test_a_suspect_is_squeezed_in_the_kernel_and_let_go_when_the_victim_is
     assert kinds[0] == (AlertKind.INTERFERENCE, False)
     assert (AlertKind.CLEARED, True) in kinds
     assert {AlertKind.RESPONSE, AlertKind.UNDONE} <= {kind for kind, _ in kinds}
-    assert "shop/web-0 suffers (cpu)" in scene.told[0].summary
+    assert "shop/web-0: interference (cpu)" in scene.told[0].summary
     assert "suspect ci/batch-7" in scene.told[0].summary
 
 
@@ -235,7 +235,7 @@ async def test_the_last_step_is_an_order_with_everything_that_led_to_it(live: Li
         await scene.seconds(20)
         (order,) = scene.orders.submitted
         assert (order.uid, order.title) == (BATCH, "ci/batch-7")
-        assert "shop/web-0 suffers" in order.evidence
+        assert "victim shop/web-0" in order.evidence
         assert any("ci/batch-7" in line for line in order.ranking)
 
 
@@ -248,7 +248,7 @@ async def test_an_order_whose_reason_is_gone_is_withdrawn(live: LiveNode) -> Non
         assert scene.orders.withdrawn == {}
         scene.script.bad = False
         await scene.seconds(60)
-        assert scene.orders.withdrawn == {order.id: "shop/web-0 is well"}
+        assert scene.orders.withdrawn == {order.id: "shop/web-0 has recovered"}
 
 
 @pytest.mark.parametrize("inside", ["", f"/{container_id(BATCH)}"])
@@ -261,7 +261,7 @@ async def test_a_hold_on_a_pods_directory_is_one_on_the_pod(live: LiveNode, insi
         watching = scene.agent.watching
         assert watching._forbidden(order) is None
         await scene.agent.holds.put(Hold(target=f"file:{group(BATCH)}{inside}", reason="mine", by="ana"))
-        assert watching._forbidden(order) == "held by ana: mine"
+        assert watching._forbidden(order) == "on hold by ana: mine"
         await scene.seconds(1)
         assert scene.observer.frame is not None
         assert {uid for uid, one in scene.observer.frame.pods.items() if one.held} == {BATCH}
@@ -279,9 +279,9 @@ async def test_an_eviction_that_is_refused_says_nothing_and_one_under_way_is_jud
         await scene.seconds(100)
         assert len(scene.observer.engine.ladder.useless) == useless
         asked = [one.summary for one in scene.told if "evict ci/batch-7" in one.summary]
-        assert asked[0] == "for shop/web-0 (cpu), asked: evict ci/batch-7"
-        assert ("was not carried out" in asked[1]) is (not useless)
-        assert ("did not help" in asked[1]) is bool(useless)
+        assert asked[0] == "victim shop/web-0 (cpu), asked: evict ci/batch-7"
+        assert ("not carried out" in asked[1]) is (not useless)
+        assert ("no effect" in asked[1]) is bool(useless)
 
 
 async def test_where_evictions_are_a_dry_run_nobody_is_asked_and_whom_it_would_evict_is_told(live: LiveNode) -> None:
@@ -295,7 +295,7 @@ async def test_where_evictions_are_a_dry_run_nobody_is_asked_and_whom_it_would_e
         assert scene.orders.submitted == []
         assert not scene.observer.engine.ladder.useless
         told = [one.summary for one in scene.told if "evict" in one.summary]
-        assert told == ["for shop/web-0 (cpu), would do: evict ci/batch-7"]
+        assert told == ["victim shop/web-0 (cpu), would do: evict ci/batch-7"]
 
 
 async def test_a_pod_that_is_being_ended_is_not_frozen(live: LiveNode) -> None:

@@ -243,7 +243,7 @@ async def test_a_full_disk_is_said_once_leaves_no_empty_files_and_costs_the_bloc
     await recorded_seconds(recorder, config, 2100, 2200)
     await recorder.aclose()
     assert recorder.problem is None
-    assert said(caplog) == ["the recording cannot be written", "the recording is written again"]
+    assert said(caplog) == ["cannot write the recording", "writing the recording again"]
     names = sorted(os.listdir(tmp_path))
     assert len(names) == 2, "a new file when it is due, and not with each failure"
     told = [one.at_s for name in names for one in frames(io.BytesIO((tmp_path / name).read_bytes()), name)]

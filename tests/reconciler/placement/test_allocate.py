@@ -26,7 +26,7 @@ def owners(got: Allocation) -> dict[str, str]:
 def test_what_is_held_and_right_stays_whatever_would_be_better() -> None:
     got = place(BIG, "0-63", demand("a", 4, "0,9,18,63"), demand("b", 2, nodes=(0,)))
     assert owners(got) == {"a": "0,9,18,63", "b": "1,33"}
-    assert got.notes["a/c"] == "stays where it is"
+    assert got.notes["a/c"] == "unchanged"
 
 
 def test_nodes_and_a_schedulers_new_choice_move_nobody_who_is_right() -> None:
@@ -37,7 +37,7 @@ def test_nodes_and_a_schedulers_new_choice_move_nobody_who_is_right() -> None:
 def test_a_schedulers_choice_is_taken_as_it_is() -> None:
     got = place(BIG, "0-63", demand("a", 2, explicit="5,9,11"), demand("b", 64, priority=9))
     assert owners(got) == {"a": "5,9,11"}
-    assert got.notes == {"a/c": "the scheduler's choice"}
+    assert got.notes == {"a/c": "chosen by the scheduler"}
     again = place(BIG, "0-63", demand("a", 2, "5,9,11", explicit="5,9,11"))
     assert owners(again) == {"a": "5,9,11"}
 
@@ -45,7 +45,7 @@ def test_a_schedulers_choice_is_taken_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("free", "other", "more"),
     [("0-4,6-63", [], {}), ("0-63", [demand("b", 1, "5")], {}), ("0-63", [], {"full_cores": True})],
-    ids=["not free", "of somebody else", "half cores where whole ones are asked for"],
+    ids=["not free", "of somebody else", "half cores where whole ones are requested"],
 )
 def test_a_schedulers_choice_that_cannot_be_is_replaced_and_told(
     free: str, other: list[CpuDemand], more: dict[str, Any]
@@ -119,7 +119,7 @@ def test_growing_in_place(held: str, free: str, count: int, more: dict[str, Any]
 def test_one_that_cannot_grow_keeps_what_it_has() -> None:
     got = place(SINGLE_SOCKET_HT, "0-3,4", demand("a", 6, "0,4", full_cores=True))
     assert owners(got) == {"a": "0,4"}
-    assert got.refused == {"a/c": "asks for 4 more CPUs; 0 are free in whole cores"}
+    assert got.refused == {"a/c": "requests 4 more CPUs; 0 free in whole cores"}
     assert got.notes == {}
 
 
@@ -138,9 +138,7 @@ def test_without_numa_binding_a_container_owns_cpus_like_any_other() -> None:
 def test_the_nodes_of_the_hints_are_never_left() -> None:
     got = place(BIG, "0-63", demand("a", 16, nodes=(2,)), demand("b", 17, nodes=(1,)))
     assert owners(got) == {"a": "16-23,48-55"}
-    assert got.refused == {
-        "b/c": "asks for 17 CPUs on node 1; 16 are free; fragmented: 64 are free on the whole machine"
-    }
+    assert got.refused == {"b/c": "requests 17 CPUs on node 1; 16 free; fragmented: 64 free on the whole machine"}
 
 
 SINGLES: dict[str, tuple[str, int, dict[str, Any], str | None, str]] = {
@@ -152,7 +150,7 @@ SINGLES: dict[str, tuple[str, int, dict[str, Any], str | None, str]] = {
         3,
         {"strict_cores": True},
         None,
-        "asks for 3 CPUs; 2 are free on a core of its own each; fragmented: 4 are free on the whole machine",
+        "requests 3 CPUs; 2 free one per core; fragmented: 4 free on the whole machine",
     ),
     "required, whatever the weights say": ("0,4,1", 2, {"strict_cores": True}, "0-1", "chosen"),
     "grown": ("0-7", 3, {"held": "0-1", "strict_cores": True}, "0-2", "keeps 2 of the 2 CPUs it had"),
@@ -161,9 +159,9 @@ SINGLES: dict[str, tuple[str, int, dict[str, Any], str | None, str]] = {
         3,
         {"held": "0-1", "strict_cores": True},
         "0-1",
-        "asks for 1 more CPUs; 0 are free on a core of its own each; fragmented: 2 are free on the whole machine",
+        "requests 1 more CPUs; 0 free one per core; fragmented: 2 free on the whole machine",
     ),
-    "asked for later": ("0-7", 2, {"held": "0,4", "strict_cores": True}, "0,4", "stays where it is"),
+    "requested later": ("0-7", 2, {"held": "0,4", "strict_cores": True}, "0,4", "unchanged"),
 }
 
 
@@ -190,20 +188,20 @@ def test_an_exclusive_node_takes_nobody_else() -> None:
     got = place(BIG, "0-63", demand("a", 2, numa_exclusive=True), demand("b", 50), demand("c", 4))
     assert got.closed == {0: "a/c"}
     assert owners(got) == {"a": "0,32", "c": "8-9,40-41"}
-    assert got.refused == {"b/c": "asks for 50 CPUs; 48 are free"}
+    assert got.refused == {"b/c": "requests 50 CPUs; 48 free"}
 
 
 def test_one_that_wants_its_node_alone_goes_where_nobody_is() -> None:
     got = place(BIG, "0-63", demand("old", 2, "0,32"), demand("a", 2, numa_exclusive=True))
     assert got.closed == {1: "a/c"}
     none = place(SINGLE_SOCKET_HT, "0-7", demand("old", 2, "0,4"), demand("a", 2, numa_exclusive=True))
-    assert none.refused == {"a/c": "asks for 2 CPUs beside nobody else; 0 are free"}
+    assert none.refused == {"a/c": "requests 2 CPUs without other pods; 0 free"}
 
 
 def test_an_exclusive_one_with_company_from_before_is_told() -> None:
     got = place(SINGLE_SOCKET_HT, "0-7", demand("a", 2, "0,4"), demand("b", 2, "1,5", numa_exclusive=True))
     assert owners(got) == {"a": "0,4", "b": "1,5"}
-    assert got.notes["b/c"] == "stays where it is; others were on node 0 before"
+    assert got.notes["b/c"] == "unchanged; node 0 already used by other pods"
 
 
 def test_an_exclusive_one_that_shrinks_opens_the_node_that_it_leaves() -> None:

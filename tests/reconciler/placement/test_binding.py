@@ -73,15 +73,15 @@ COMPANY: dict[str, tuple[CpuDemand, CpuPreferences, CpuDemand, CpuPreferences, s
         "1",
         "",
     ),
-    "unshared": (demand("a", 2, "0,8"), ALONE, demand("b", 2), BOUND, "1", "off node 0, which is shared with no other"),
-    "unshared by the newcomer": (demand("a", 2, "0,8"), BOUND, demand("b", 2), ALONE, "1", "off node 0"),
+    "unshared": (demand("a", 2, "0,8"), ALONE, demand("b", 2), BOUND, "1", "not on node 0, used exclusively"),
+    "unshared by the newcomer": (demand("a", 2, "0,8"), BOUND, demand("b", 2), ALONE, "1", "not on node 0"),
     "unshared, and too large for the others": (
         demand("a", 2, "0,8"),
         ALONE,
         demand("b", 10),
         BOUND,
         "0-1",
-        "the others have too few CPUs: not off node 0",
+        "other nodes have too few CPUs: also on node 0",
     ),
     "unshared with bound ones only": (demand("a", 2, "0,8"), ALONE, demand("b", 2), CpuPreferences(), "0", ""),
     "unshared means nothing without binding": (
@@ -100,14 +100,14 @@ COMPANY: dict[str, tuple[CpuDemand, CpuPreferences, CpuDemand, CpuPreferences, s
         "0",
         "named by the pod's annotations",
     ),
-    "apart": (demand("a", 2, "0,8"), APART, demand("b", 2), APART, "1", "apart from the pods on node 0"),
+    "apart": (demand("a", 2, "0,8"), APART, demand("b", 2), APART, "1", "avoids the pods on node 0"),
     "apart costs no node more": (
         demand("a", 6, "4-7,12-13"),
         APART,
         demand("b", 9),
         APART,
         "0-1",
-        "not apart from the pods on node 1: that would cost more nodes",
+        "shares node 1 with pods to avoid",
     ),
     "apart from the same wish only": (demand("a", 2, "0,8"), APART, demand("b", 2), CpuPreferences(), "0", ""),
     "apart on cores is no matter of nodes": (
@@ -136,7 +136,7 @@ def test_apart_on_one_node_less_loses() -> None:
     """Both fit one node only where the other pod is: fewer nodes come first."""
     found = bound(FOUR, demand("a", 1, "0"), demand("b", 3), free="0-5,8-9,12-13", wishes={"a": APART, "b": APART})
     assert nodes(found)["b"] == "0"
-    assert "not apart from the pods on node 0" in found.reasons["b/c"]
+    assert "shares node 0 with pods to avoid" in found.reasons["b/c"]
 
 
 def test_containers_of_one_pod_keep_each_other_company() -> None:

@@ -45,7 +45,7 @@ def test_a_node_that_was_given_in_vain_is_replaced_by_one_with_room() -> None:
 
 def test_an_impossible_request_is_reported_once() -> None:
     got = chosen(TWO, [demand("a", 16), demand("b", 1)], TWO.online, {})
-    assert got.allocation.refused == {"b/c": "asks for 1 CPUs; 0 are free"}
+    assert got.allocation.refused == {"b/c": "requests 1 CPUs; 0 free"}
     assert set(got.reasons) == {"a/c"}
 
 

@@ -183,7 +183,7 @@ def test_a_rule_is_one_small_class(plugin: str, demands: list[CpuDemand], expect
 
 def test_filters_that_leave_too_little_are_named() -> None:
     got = taken("NotFive", demand("a", 8))
-    assert got.refused == {"a/c": f"asks for 8 CPUs; 7 are free (kept out by {HERE}:NotFive: 1)"}
+    assert got.refused == {"a/c": f"requests 8 CPUs; 7 free (excluded by {HERE}:NotFive: 1)"}
 
 
 def test_allocate_and_deallocate_are_told_once_each() -> None:
@@ -195,8 +195,8 @@ def test_allocate_and_deallocate_are_told_once_each() -> None:
 BAD: dict[str, tuple[str, str]] = {
     "a score out of range": ("OutOfRange", "b/c: score: ValueError: expected a score from 0.0 to 1.0, got 100.0"),
     "no number": ("NotANumber", "a/c: sort: ValueError: expected a finite number, got nan"),
-    "outside the candidates": ("Outside", "b/c: select: ValueError: selected 8, which may not be used"),
-    "too many": ("TooMany", "b/c: select: ValueError: selected 7 CPUs, asked for 5"),
+    "outside the candidates": ("Outside", "b/c: select: ValueError: selected 8, which is not allowed"),
+    "too many": ("TooMany", "b/c: select: ValueError: selected 7 CPUs, expected 5"),
     "wrong type": ("WrongType", "b/c: filter: TypeError: expected a CpuSet, got {1, 2}"),
 }
 

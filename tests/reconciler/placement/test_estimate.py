@@ -30,7 +30,7 @@ def web(request: int | None = None, limit: int | None = None) -> Pod:
         pytest.param(use(1000, peak_milli=2000.0), None, None, DemandEstimate(2500, used=1), id="its peak of late"),
         pytest.param(use(1900), None, 2000, DemandEstimate(2000, used=1), id="no margin beyond a limit"),
         pytest.param(use(2600), None, 2000, DemandEstimate(2600, used=1), id="a lent burst counts as used"),
-        pytest.param(use(0), 4000, None, DemandEstimate(0, used=1), id="idle needs nothing, whatever it asked for"),
+        pytest.param(use(0), 4000, None, DemandEstimate(0, used=1), id="idle needs nothing, whatever it requested"),
         pytest.param(use(100, known_s=29.9), 4000, None, DemandEstimate(4000, young=1), id="young: its request"),
         pytest.param(
             use(6000, known_s=5.0), 4000, None, DemandEstimate(7500, young=1), id="young but busier than asked"

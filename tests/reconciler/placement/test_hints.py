@@ -81,8 +81,8 @@ def test_the_reason_names_what_each_resource_prefers() -> None:
         [hints("cpu", "1* 0-1"), hints("vendor/gpu", "0*"), hints("memory", "")], BEST, FOUR, prefer_cpu=True
     )
     assert merged.reason == (
-        "not all on the same nodes: cpu prefers 1, vendor/gpu prefers 0, memory has no room anywhere;"
-        " the CPUs' preference for NUMA node 1 wins"
+        "not all on the same nodes: cpu prefers 1, vendor/gpu prefers 0, memory does not fit on any node; the "
+        "CPUs' preference for NUMA node 1 applies"
     )
     assert merge([hints("cpu", "2*"), hints("memory", "2*")], BEST, FOUR).reason == "cpu and memory on NUMA node 2"
 

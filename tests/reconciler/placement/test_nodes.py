@@ -73,11 +73,11 @@ def test_nodes_by_policy(
         (
             CpuPreferences(nodes=(9,)),
             (),
-            "the pod's annotations name NUMA nodes 9, which are not all there; policy none",
+            "the pod's annotations name NUMA nodes 9, some of which do not exist; policy none",
         ),
         (CpuPreferences(numa_binding=True), (1,), "cpu on NUMA node 1"),
         (CpuPreferences(node_count=2), (0, 1), "cpu on NUMA nodes 0-1"),
-        (CpuPreferences(node_count=9), (1,), "no 9 NUMA nodes have the CPUs together; cpu on NUMA node 1"),
+        (CpuPreferences(node_count=9), (1,), "no 9 NUMA nodes have enough CPUs together; cpu on NUMA node 1"),
         (CpuPreferences(topology_policy=SINGLE), (1,), "cpu on NUMA node 1"),
     ],
 )
@@ -93,7 +93,7 @@ def test_the_cpus_preference_wins_when_asked() -> None:
     """kubernetes issue 106270: the device is on node 0, whose CPUs are gone."""
     scattered = choose(4, (1, 8, 8, 8), gpu("0"))
     assert scattered.nodes == (0, 1)
-    assert "too few CPUs there: with node 1" in scattered.reason
+    assert "too few CPUs there: extended by node 1" in scattered.reason
     together = choose(4, (1, 8, 8, 8), gpu("0"), prefer_cpu=True)
     assert together.nodes == (1,)
     assert not together.preferred
@@ -114,7 +114,7 @@ def test_resources_without_a_common_node_leave_the_cpus_their_own_best() -> None
     only_far = ResourceCapacity(name="memory", request=1, free={4: 64}, total={4: 64})
     choice = choose_nodes(cpu_capacity(machine, free(2, 8, 8, 8), 4), [only_far], machine, policy=BEST)
     assert (choice.nodes, choice.mems) == ((1,), ())
-    assert choice.reason.endswith("nothing in common: the CPUs' own best is 1")
+    assert choice.reason.endswith("no common node: the best for the CPUs is 1")
 
 
 def test_missing_cpus_come_from_the_nearest_node() -> None:

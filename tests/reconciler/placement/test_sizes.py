@@ -124,7 +124,7 @@ def test_a_steady_demand_ends_in_a_steady_size(wanted: int, before: int, threads
 def test_what_the_cut_leaves_is_remembered_once() -> None:
     squeezed = granted(regulate(size(8), 20_000, 100.0, PLAIN), 9, size(8))
     assert (squeezed.cpus, squeezed.changed_at) == (9, 100.0)
-    assert "9 after the cut" in squeezed.reason
+    assert "reduced to 9" in squeezed.reason
     again = regulate(squeezed, 20_000, 200.0, PLAIN)
     assert again.cpus == 19
     assert granted(again, 9, squeezed) == squeezed

@@ -135,7 +135,7 @@ def test_two_sources_that_disagree_are_reported_and_the_stronger_decides() -> No
     result = classify(pod(annotations={KATALYST: "shared_cores"}, labels={KOORDINATOR: "BE"}), NONE)
     assert result.pod_class is PodClass.SHARED
     assert result.problems == (
-        f"annotation {KATALYST}=shared_cores says shared, label {KOORDINATOR}=BE says reclaimed: the first is stronger",
+        f"annotation {KATALYST}=shared_cores gives shared, label {KOORDINATOR}=BE gives reclaimed: the first applies",
     )
 
 
@@ -150,7 +150,7 @@ def test_volcano_marks_that_contradict_each_other_are_reported() -> None:
     result = classify(pod(annotations={QOS_LEVEL: "LS", PREEMPTABLE: "true"}), NONE)
     assert result.pod_class is PodClass.SHARED
     assert result.problems == (
-        f"annotation {QOS_LEVEL}=LS says shared, annotation {PREEMPTABLE}=true says reclaimed: the first is stronger",
+        f"annotation {QOS_LEVEL}=LS gives shared, annotation {PREEMPTABLE}=true gives reclaimed: the first applies",
     )
 
 
@@ -158,7 +158,7 @@ def test_a_be_mark_on_a_pod_with_exclusive_cpus_is_reported() -> None:
     result = classify(pod(qos="Guaranteed", labels={KOORDINATOR: "BE"}, exclusive=True), NONE)
     assert result.pod_class is PodClass.RECLAIMED
     assert result.problems == (
-        f"label {KOORDINATOR}=BE says reclaimed, kubelet: exclusive CPUs says dedicated: the first is stronger",
+        f"label {KOORDINATOR}=BE gives reclaimed, kubelet: exclusive CPUs gives dedicated: the first applies",
     )
 
 
@@ -176,8 +176,8 @@ def test_an_override_contradicts_marks_on_purpose_but_not_another_override() -> 
     assert result.source == "override: default/web-* (classes.yaml:3:3)"
     assert result.problems == (
         (
-            "override: default/web-* (classes.yaml:3:3) says shared, override: uid u-1 says dedicated:"
-            " the first is stronger"
+            "override: default/web-* (classes.yaml:3:3) gives shared, override: uid u-1 gives dedicated: the "
+            "first applies"
         ),
     )
 

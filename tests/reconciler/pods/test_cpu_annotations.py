@@ -143,7 +143,10 @@ def test_koordinators_class_tells_whether_be_may_use_the_cpus(qos: str, lends: b
         ({CPU_ENHANCEMENT: '{"cpuset_pool":"interrupt"}'}, "cpuset_pool: 'interrupt': expected a pool for pods"),
         ({CPU_ENHANCEMENT: '{"cpuset_pool":"a/b"}'}, "cpuset_pool: 'a/b': expected a pool name"),
         ({CPU_ENHANCEMENT: '{"cpuset_pool":""}'}, "cpuset_pool: '': expected a pool name"),
-        ({CPU_ENHANCEMENT: '{"cpuset_pool":"web-NUMA0"}'}, "cpuset_pool: 'web-NUMA0': expected a name without -NUMA"),
+        (
+            {CPU_ENHANCEMENT: '{"cpuset_pool":"web-NUMA0"}'},
+            "cpuset_pool: 'web-NUMA0': expected a name that does not end in -NUMA",
+        ),
         ({CPU_ENHANCEMENT: '{"cpuset_pool":7}'}, "cpuset_pool: 7: expected a pool name"),
         (
             {CPU_ENHANCEMENT: '{"align_by_socket":true}'},
@@ -198,7 +201,7 @@ def test_katalyst_is_stronger_and_a_disagreement_is_told() -> None:
         },
     )
     assert wish == CpuPreferences(nodes=(1,), cpus=CpuSet.parse("8-9"), full_cores=True)
-    assert problems == ("Katalyst's annotations say nodes 1, Koordinator's say 0: the first is stronger",)
+    assert problems == ("Katalyst's annotations give nodes 1, Koordinator's give 0: the first applies",)
 
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=12)

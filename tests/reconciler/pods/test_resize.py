@@ -104,7 +104,7 @@ def test_the_state_in_old_and_new_words(
             id="in progress, by the status",
         ),
         pytest.param(
-            Resize(state="deferred"), None, 2000, 4000, "deferred: what is admitted is not told", id="no values"
+            Resize(state="deferred"), None, 2000, 4000, "deferred: the admitted resources are unknown", id="no values"
         ),
     ],
 )

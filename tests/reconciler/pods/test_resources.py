@@ -39,8 +39,8 @@ def test_two_names_that_differ_use_the_smaller_and_say_so() -> None:
     assert resources.batch_cpu_milli == 800
     assert problems == (
         (
-            "c: kubernetes.io/batch-cpu=900 and resource.katalyst.kubewharf.io/reclaimed_millicpu=800 disagree:"
-            " the smaller is used"
+            "c: kubernetes.io/batch-cpu=900 and resource.katalyst.kubewharf.io/reclaimed_millicpu=800 differ: "
+            "the smaller applies"
         ),
     )
 

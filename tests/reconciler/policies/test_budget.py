@@ -68,7 +68,7 @@ def test_the_first_budget_is_the_law_in_whole_grains() -> None:
 def test_the_first_budget_without_a_signal_is_the_floor() -> None:
     made = step(node(cpu=None, now=7.0))
     assert (made.milli, made.unknown_since) == (160, 7.0)
-    assert made.reason == "CPU use is not known; at the floor of 160"
+    assert made.reason == "CPU use unknown; limited to the minimum, 0.16 CPU"
 
 
 def test_it_falls_to_the_law_at_once() -> None:
@@ -104,7 +104,7 @@ def test_noise_of_a_grain_causes_no_change() -> None:
 def test_the_idle_buffer_lowers_it_and_the_floor_stands_above_the_buffer() -> None:
     view = node(now=10.0)
     assert step(view, held(4800), ceiling=2000).milli == 1920
-    assert "the idle buffer allows 2000" in step(view, held(4800), ceiling=2000).reason
+    assert "limited by the idle buffer to 2.00 CPU" in step(view, held(4800), ceiling=2000).reason
     assert step(view, held(4800), ceiling=0).milli == 160
 
 

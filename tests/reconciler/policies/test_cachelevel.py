@@ -19,14 +19,12 @@ def missing(age_s: float = 1.0, **pods: float) -> dict[str, Sample]:
 @pytest.mark.parametrize(
     ("strain", "cache", "memory", "words"),
     [
-        pytest.param(
-            Contention(misses=missing(a=15.0, b=12.0)), 20, 10, "a misses the cache 15.0", id="misses take both"
-        ),
+        pytest.param(Contention(misses=missing(a=15.0, b=12.0)), 20, 10, "a: 15 cache misses", id="misses take both"),
         pytest.param(
             Contention(bandwidth={0: 95.0, 1: 20.0}),
             35,
             10,
-            "domain 0 is 95 % used",
+            "domain 0: 95 % in use",
             id="a full bus takes bandwidth only",
         ),
         pytest.param(
@@ -34,22 +32,26 @@ def missing(age_s: float = 1.0, **pods: float) -> dict[str, Sample]:
         ),
         pytest.param(Contention(bandwidth={0: 95.0}, online=0), 35, 35, "waiting", id="nobody is there to suffer"),
         pytest.param(
-            Contention(misses=missing(a=7.0), bandwidth={0: 10.0}), 35, 35, "above the lower marks", id="the dead band"
+            Contention(misses=missing(a=7.0), bandwidth={0: 10.0}),
+            35,
+            35,
+            "above the lower thresholds",
+            id="the dead band",
         ),
-        pytest.param(Contention(), 35, 35, "nothing grows", id="unknown"),
-        pytest.param(Contention(bandwidth={0: 95.0}, age_s=60.0), 35, 35, "nothing grows", id="stale bandwidth"),
-        pytest.param(Contention(misses=missing(500.0, a=90.0)), 35, 35, "nothing grows", id="stale misses"),
+        pytest.param(Contention(), 35, 35, "no increase", id="unknown"),
+        pytest.param(Contention(bandwidth={0: 95.0}, age_s=60.0), 35, 35, "no increase", id="stale bandwidth"),
+        pytest.param(Contention(misses=missing(500.0, a=90.0)), 35, 35, "no increase", id="stale misses"),
         pytest.param(
-            Contention(bandwidth={0: 10.0}, blind=True), 35, 35, "nothing grows", id="one domain of two is not known"
+            Contention(bandwidth={0: 10.0}, blind=True), 35, 35, "no increase", id="one domain of two is unknown"
         ),
         pytest.param(
-            Contention(misses=missing(a=1.0), online=2), 35, 35, "nothing grows", id="one online pod of two is counted"
+            Contention(misses=missing(a=1.0), online=2), 35, 35, "no increase", id="one online pod of two is counted"
         ),
         pytest.param(Contention(misses=missing(a=1.0)), 35, 35, "waiting", id="all are counted, and calm"),
         pytest.param(
             Contention(misses=missing(a=1.0), bandwidth={0: 95.0}, age_s=60.0),
             *(35, 35, "waiting"),
-            id="all are counted, and bandwidth is not known",
+            id="all are counted, and bandwidth is unknown",
         ),
         pytest.param(CALM, 35, 35, "waiting", id="calm, not for long enough"),
     ],

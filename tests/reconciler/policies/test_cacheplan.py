@@ -103,7 +103,7 @@ def test_exclusive_classes_share_no_way_or_say_why_they_do() -> None:
     assert {name: values["L3"][0] for name, values in held(plan).items()} == {BE: 0x7, LS: 0x1F8, LSR: 0xE00}
     plan = planned(CacheRequest(layout=CacheLayout.EXCLUSIVE), *ALL)
     assert len(plan.problems) == 1
-    assert plan.problems[0].startswith("L3 is not divided exclusively: cache partitions: ")
+    assert plan.problems[0].startswith("L3 is not partitioned exclusively: cache partitions: ")
     assert held(plan)[BE]["L3"][0] == 0xF
 
 
@@ -139,7 +139,7 @@ def test_single_domains_differ_and_unknown_ones_are_named() -> None:
     }
     plan = planned(CacheRequest(), online("a", resctrl=asking))
     assert held(plan)[plan.members["a"]] == {"L3": {0: 0x3F, 1: 0xFC0}, "MB": {0: 20, 1: 100}}
-    assert plan.problems == ("ns/a: cache 7 of its annotation is not on this machine",)
+    assert plan.problems == ("ns/a: cache 7 of its annotation does not exist on this machine",)
 
 
 def test_a_be_pod_never_gets_more_than_its_class() -> None:
@@ -192,7 +192,7 @@ def test_when_groups_run_out_pods_share_by_class_and_it_shows() -> None:
     assert len(plan.crowded) == 2
     for uid in plan.crowded:
         assert plan.members[uid] == ""
-        assert f"ns/{uid}: no control group is left (4 to give out): it shares the default group" in plan.problems
+        assert f"ns/{uid}: no free control group (4 available): uses the default group" in plan.problems
 
 
 def test_a_class_without_pods_keeps_its_group_until_somebody_needs_the_place() -> None:
@@ -216,14 +216,14 @@ def test_who_has_a_group_keeps_it() -> None:
 def test_without_any_group_left_everybody_stays_and_it_shows() -> None:
     plan = planned(CacheRequest(), be("b"), foreign=7)
     assert plan.members == {"b": ""}
-    assert plan.problems == ("no control group is left for class reclaimed: its pods stay in the default group",)
+    assert plan.problems == ("no free control group for class reclaimed: its pods stay in the default group",)
 
 
 @pytest.mark.parametrize(
     ("machine", "words"),
     [
         (Capability(status=ResctrlStatus.NOT_MOUNTED, reason="not mounted"), "not mounted"),
-        (MONITOR_ONLY, "nothing can be divided here"),
+        (MONITOR_ONLY, "no resource can be partitioned here"),
     ],
 )
 def test_a_machine_that_cannot_says_so(machine: Capability, words: str) -> None:

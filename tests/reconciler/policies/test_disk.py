@@ -159,10 +159,7 @@ MODEL = "rbps={} rseqiops=2 rrandiops=3 wbps=4 wseqiops=5 wrandiops=6"
                 {"name": "vdb", "read_bps": 9 * MEGA},
             ],
             {("besteffort", "io.max"): f"254:0 rbps={2 * MEGA} wiops=50; 254:16 rbps={9 * MEGA}"},
-            [
-                f"/data and vda are both vda 254:0: of two {name} the smaller counts"
-                for name in ("read_bps", "write_iops")
-            ],
+            [f"/data and vda are both vda 254:0: the smaller {name} applies" for name in ("read_bps", "write_iops")],
         ),
         (
             [{"name": "/data", "read_bps": MEGA}, {"name": "vda", "read_bps": MEGA}],
@@ -172,17 +169,17 @@ MODEL = "rbps={} rseqiops=2 rrandiops=3 wbps=4 wseqiops=5 wrandiops=6"
         (
             [{"name": "/data", "latency_us": 900, "cost_qos": ""}, {"name": "vda", "latency_us": 500}],
             {("burstable", "io.latency"): "254:0 target=500", ("/", "io.cost_qos"): "254:0 enable=1 ctrl=auto"},
-            ["/data and vda are both vda 254:0: of two latency_us the smaller counts"],
+            ["/data and vda are both vda 254:0: the smaller latency_us applies"],
         ),
         (
             [{"name": "/data", "cost_model": MODEL.format(1)}, {"name": "vda", "cost_model": MODEL.format(9)}],
             {("/", "io.cost_model"): f"254:0 ctrl=user model=linear {MODEL.format(1)}"},
-            ["/data and vda are both vda 254:0: of two cost_model the first counts"],
+            ["/data and vda are both vda 254:0: the first cost_model applies"],
         ),
         (
             [{"name": "/gone", "read_bps": MEGA}, {"name": "vda", "read_bps": 2 * MEGA}],
             {("besteffort", "io.max"): f"254:0 rbps={2 * MEGA}"},
-            ["no disk found behind /gone"],
+            ["no disk found for /gone"],
         ),
     ],
     ids=["other keys", "the same keys", "no conflict", "latency", "models", "one of them not there"],
@@ -212,9 +209,9 @@ def test_nothing_is_wanted_unless_it_is_enabled() -> None:
         (
             here(V1, disks={"/data": Disk(device="8:0", kernel="sda", scheduler="mq-deadline")}),
             config(be=10),
-            "the weights do nothing on sda",
+            "weights have no effect on sda",
         ),
-        (here(V1, disks={}), config(read_bps=MEGA), "no disk found behind /data"),
+        (here(V1, disks={}), config(read_bps=MEGA), "no disk found for /data"),
     ],
     ids=["v1", "pod", "no throttling", "no controller", "scheduler", "no disk"],
 )

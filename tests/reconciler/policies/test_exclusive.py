@@ -272,8 +272,8 @@ def test_a_required_wish_that_cannot_be_had_is_told() -> None:
     pools = plan_pools(view, None, CONFIG)
     assert pools.dedicated == {}
     assert pools.reasons["exclusive"] == (
-        "a/main did not get what it asks for: asks for 9 CPUs; 8 are free on a core of its own each; fragmented: 15 "
-        "are free on the whole machine"
+        "a/main did not get the CPUs it requests: requests 9 CPUs; 8 free one per core; fragmented: 15 free on "
+        "the whole machine"
     )
     softer = node(dedicated("a", app("main", 9000), spread_cores=True), topology=SMT)
     told = plan_pools(softer, None, CONFIG).reasons["dedicated/a/main"]
@@ -356,7 +356,7 @@ def test_cpus_of_network_interrupts_are_given_last() -> None:
     view = node(dedicated("d", app("main", 4000)), irq_cpus=cpus("0-2"))
     pools = plan_pools(view, None, CONFIG)
     assert pools.dedicated_cpus == cpus("3-6")
-    assert pools.reasons["exclusive"].endswith("; CPU 0-2 of network interrupts is given last")
+    assert pools.reasons["exclusive"].endswith("; CPU 0-2 (network interrupts) is allocated last")
     more = plan_pools(node(dedicated("d", app("main", 6000)), irq_cpus=cpus("0-2")), None, CONFIG)
     assert len(more.dedicated_cpus) == 6
 

@@ -80,7 +80,7 @@ def test_swap_is_room_while_it_is_less_full_than_its_threshold(swap: int, free: 
         pytest.param(group(600), PLAIN, 8 * GIGA // 100, id="a tenth of the bound: still all of it"),
         pytest.param(group(3000), PLAIN, int(8 * GIGA / 100 * 0.04), id="half of the bound: a twenty-fifth"),
         pytest.param(group(6000), PLAIN, None, id="at the bound: nothing"),
-        pytest.param(group(None), PLAIN, None, id="not known: nothing"),
+        pytest.param(group(None), PLAIN, None, id="unknown: nothing"),
         pytest.param(group(cache=10 * MEGA), PLAIN, 10 * MEGA, id="no swap: page cache only"),
         pytest.param(group(cache=10 * MEGA), SWAP, 8 * GIGA // 100, id="room in swap: anything"),
         pytest.param(group(cache=MEGA - 1), PLAIN, None, id="not worth it"),
@@ -173,7 +173,7 @@ def test_only_cache_on_the_short_node_counts(version: int) -> None:
     action = relieve([elsewhere, little, there], {}, {1: 150 * MEGA}, WISH, version=version)
     assert action is not None
     assert (action.path, action.cache_only) == ("/c", True)
-    assert action.why.endswith("1024 MiB is its cache there")
+    assert action.why.endswith("page cache of this container: 1 GiB there")
     assert relieve([elsewhere, little], {}, {1: 150 * MEGA}, WISH, version=version) is None
     both = relieve([elsewhere, there], {}, {0: MEGA, 1: MEGA}, WISH, version=version)
     assert both is not None

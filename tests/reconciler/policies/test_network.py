@@ -56,7 +56,7 @@ def test_pods_leave_by_the_interface_that_is_said_or_else_the_first() -> None:
     ("view", "config", "words"),
     [
         (VIEW, PoliciesConfig(), "off"),
-        (VIEW, PoliciesConfig(network=NetworkConfig(enabled=True)), "no interface is named"),
+        (VIEW, PoliciesConfig(network=NetworkConfig(enabled=True)), "no interface configured"),
         (node(pod("a")), NO_PODS, "no net_cls controller is mounted on this node"),
         (node(pod("a"), versions=CLASSES, knobs=MAINLINE - {"net.classid"}), NO_PODS, "this kernel has no net.classid"),
     ],

@@ -96,7 +96,7 @@ def test_a_node_without_memory_means_the_nearest_that_has_some() -> None:
 @pytest.mark.parametrize(
     ("have", "version", "slow"),
     [("0-1", 2, True), ("0-1", 1, False), ("", 2, True)],
-    ids=["v2 moves pages", "v1 does not", "what it had is not known"],
+    ids=["v2 moves pages", "v1 does not", "what it had is unknown"],
 )
 def test_moving_pages_is_never_done_in_the_loop(have: str, version: int, slow: bool) -> None:
     change = KnobChange(path="/kubepods/a", knob="cpu.mems", want=cpus("1"), have=cpus(have) if have else EMPTY)

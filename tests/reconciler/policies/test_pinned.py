@@ -43,7 +43,7 @@ def lifted(one: Pod, view: KubeletView = OWNS) -> list[str]:
         pytest.param(guaranteed(limited("main")), [POD, MAIN], id="the runtime was told of no CPUs"),
         pytest.param(guaranteed(limited("main", cpuset="0-7")), [], id="up to 1.21: not pinned yet"),
         pytest.param(guaranteed(limited("main", cpuset="6")), [POD, MAIN], id="about to get more"),
-        pytest.param(guaranteed(limited("main", cpuset="7-6")), [], id="an unreadable list is not known"),
+        pytest.param(guaranteed(limited("main", cpuset="7-6")), [], id="an unreadable list is unknown"),
         pytest.param(guaranteed(limited("main"), limited("side", 50_000)), [POD, MAIN], id="the other one is bounded"),
         pytest.param(guaranteed(limited("main"), limited("side", None)), [MAIN], id="the other one is not bounded"),
         pytest.param(guaranteed(limited("main"), limited("side", -1)), [MAIN], id="nor with -1"),

@@ -169,7 +169,7 @@ def test_the_hyper_thread_rule_shows_in_the_reason_when_it_must_give_way() -> No
     view = node(topology=uniform(cores=2, threads=2), kubelet=kubelet(default="0,2-3", exclusive={"g/main": "1"}))
     pools = plan_pools(view, None, PoliciesConfig(reclaimed=ReclaimedConfig(minimum_cpus=3)))
     assert pools.reclaimed == cpus("0,2-3")
-    assert "CPU 3 has a dedicated or reserved sibling, for want of another" in pools.reasons["reclaimed"]
+    assert "CPU 3 has a dedicated or reserved sibling: no other was free" in pools.reasons["reclaimed"]
 
 
 # --- who is bounded where ------------------------------------------------------------------------------------------

@@ -75,7 +75,7 @@ def test_what_a_filter_keeps_out_is_no_capacity() -> None:
     pools = plan_pools(view, None, rules("NotThree"))
     assert 3 not in pools.reclaimed
     assert pools.budget_milli == plan_pools(view, None, PoliciesConfig()).budget_milli * 7 // 8
-    assert pools.reasons["reclaimed"].endswith(f"; CPU 3 kept out by {HERE}:NotThree")
+    assert pools.reasons["reclaimed"].endswith(f"; CPU 3 excluded by {HERE}:NotThree")
 
 
 def test_a_held_cpu_that_is_excluded_is_returned() -> None:
@@ -89,14 +89,14 @@ def test_rules_that_leave_nothing_are_not_followed() -> None:
     view = node(pod("be"), cpu=cpu())
     pools = plan_pools(view, None, rules("Nowhere"))
     assert pools.reclaimed == plan_pools(view, None, PoliciesConfig()).reclaimed
-    assert pools.reasons["reclaimed"].endswith("leave BE work no CPU: they are not followed")
+    assert pools.reasons["reclaimed"].endswith("exclude every CPU and are ignored")
 
 
 def test_a_failing_rule_is_skipped_and_reported() -> None:
     view = node(pod("be"), cpu=cpu())
     pools = plan_pools(view, None, rules("Broken"))
     assert pools.reclaimed == plan_pools(view, None, PoliciesConfig()).reclaimed
-    told = f"; plug-in {HERE}:Broken failed and was passed over: reclaimed: pre_score: RuntimeError: no idea"
+    told = f"; plug-in {HERE}:Broken failed and was skipped: reclaimed: pre_score: RuntimeError: no idea"
     assert pools.reasons["reclaimed"].endswith(told)
 
 

@@ -132,7 +132,7 @@ def test_an_online_pod_in_besteffort_is_neither_narrowed_nor_bounded_with_it() -
     view = node(online("proxy", qos=QosClass.BESTEFFORT))
     refusals = judge(view, None, want(BE, "cpu.set", cpus("1-3")), want(BE, "cpu.quota", 100_000))
     assert [refusal.rule for refusal in refusals] == ["besteffort-cpuset", "online-under-quota"]
-    assert {refusal.reason for refusal in refusals} == {"ns/proxy is online and lives in besteffort"}
+    assert {refusal.reason for refusal in refusals} == {"ns/proxy is an online pod inside besteffort"}
 
 
 def test_a_pods_quota_is_refused_while_a_containers_own_is_not_known() -> None:

@@ -21,7 +21,7 @@ def pools(view: NodeView, previous: Pools | None = None, config: PoliciesConfig 
 
 def test_nothing_is_reserved_without_a_wish() -> None:
     made = pools(node())
-    assert (made.reserved, made.reasons["reserved"]) == (cpus(""), "nothing is reserved")
+    assert (made.reserved, made.reasons["reserved"]) == (cpus(""), "no reserved CPUs")
     assert made.shared == cpus("0-7")
 
 
@@ -64,7 +64,7 @@ def test_a_held_checkpoint_keeps_what_was_exclusive_before() -> None:
     made = pools(node(kubelet=torn), before)
     assert made.dedicated == {"a/main": cpus("6-7")}
     assert not made.reclaimed & cpus("6-7")
-    assert made.reasons["dedicated"] == "kept from the last good reading: checksum is wrong"
+    assert made.reasons["dedicated"] == "kept from the last valid checkpoint: checksum is wrong"
 
 
 def test_a_held_checkpoint_may_still_add_protection() -> None:
@@ -95,7 +95,7 @@ def guaranteed(uid: str, cpu_list: str, shares: int) -> NodeView:
 def test_without_any_checkpoint_exclusive_cpus_are_read_off_the_containers() -> None:
     made = pools(guaranteed("a", "2-3", 2048))
     assert made.dedicated == {"a/main": cpus("2-3")}
-    assert "a/main owns 2-3 by its cgroup alone" in made.reasons["dedicated"]
+    assert "a/main owns 2-3 by its cgroup" in made.reasons["dedicated"]
     assert not made.reclaimed & cpus("2-3")
 
 
@@ -123,7 +123,7 @@ def test_an_unreadable_cpu_list_of_one_container_does_not_stop_the_others() -> N
 def test_with_every_cpu_taken_online_pods_share_the_kubelets_default_set() -> None:
     made = pools(node(topology=2, kubelet=kubelet(default="0", reserved="0", exclusive={"a/main": "1"})))
     assert made.shared == cpus("0")
-    assert made.reasons["shared"] == "every CPU is reserved or dedicated; online pods run on CPU 0 with the system"
+    assert made.reasons["shared"] == ("all CPUs are reserved or dedicated; online pods run on CPU 0 with the system")
 
 
 def test_no_policy_writes_anything_for_online_pods() -> None:

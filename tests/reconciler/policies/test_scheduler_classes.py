@@ -126,4 +126,4 @@ def test_a_pod_that_became_online_has_the_reason_that_the_kernel_keeps_its_level
     assert of(desired, "cpu.qos") == {}
     (refusal,) = desired.refusals
     assert (refusal.setting.path, refusal.rule) == (BE, "one-way")
-    assert refusal.reason == "this kernel never takes an offline group back online: only a new pod helps"
+    assert refusal.reason == "this kernel cannot put an offline group back online; recreate the pod"

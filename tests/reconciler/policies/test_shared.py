@@ -48,7 +48,7 @@ def test_one_pool_needs_no_cpu_set() -> None:
     view = node(asking("a"), asking("b"))
     assert sets(view, config()) == {}
     assert plan_pools(view, None, config()).reasons["shared"] == (
-        "neither reserved nor dedicated; online pods keep the CPU set the kubelet gave them"
+        "neither reserved nor dedicated; online pods keep the CPU set from the kubelet"
     )
 
 
@@ -57,7 +57,7 @@ def test_a_named_pool_has_what_its_pods_ask_for_and_the_default_pool_the_rest() 
     pools = plan_pools(view, None, config())
     assert (pools.named, pools.shared) == ({"shared/batch": cpus("6-7")}, cpus("0-5"))
     assert sets(view, config()) == {"a": "0-5", "b": "6-7", "c": "6-7"}
-    assert "requests of 2 pods: 2000 thousandths" in pools.reasons["shared/batch"]
+    assert "requests of 2 pods: 2.00 CPU" in pools.reasons["shared/batch"]
 
 
 def test_a_system_pod_that_names_a_pool_has_one_and_the_others_run_everywhere() -> None:
@@ -207,7 +207,7 @@ def test_be_work_bound_to_a_node_gets_the_pools_part_there() -> None:
     assert all(pools.reclaimed & TWO.node_cpus(one) for one in TWO.nodes())
     (setting,) = [one for one in plan(view, None, given).settings.values() if one.knob == "cpu.set"]
     assert setting.value == pools.reclaimed & TWO.node_cpus(1)
-    assert setting.reason == "the reclaimed pool on NUMA node 1"
+    assert setting.reason == "BE pool on NUMA node 1"
 
 
 def test_sizes_of_one_plan_are_where_the_next_begins() -> None:

@@ -38,12 +38,12 @@ def test_a_healthy_victim_restricts_no_pod() -> None:
 def test_first_be_work_stops_growing_then_the_likeliest_suspect_gives_what_the_victim_lacks() -> None:
     world = World(HOLD, SQUEEZE)
     world.go(BAD, 4.0)
-    assert world.measures == Restrictions(budget_milli=2000, budget_reason="ns/web suffers (cpu)")
+    assert world.measures == Restrictions(budget_milli=2000, budget_reason="for victim ns/web (cpu)")
     world.go(BAD, 4.0)
-    assert world.measures.squeezed == {"hog": SqueezeLimit(cpu_milli=1200, reason="ns/web suffers (cpu)")}
+    assert world.measures.squeezed == {"hog": SqueezeLimit(cpu_milli=1200, reason="for victim ns/web (cpu)")}
     assert world.log == [
-        "applied: hold: BE stays at 2000 milli-CPU",
-        "applied: squeeze ns/hog: CPU 1800 -> 1200 milli-CPU",
+        "applied: hold: BE budget at most 2.00 CPU",
+        "applied: squeeze ns/hog: 1.80 -> 1.20 CPU",
     ]
 
 
@@ -72,10 +72,10 @@ def test_what_did_not_help_is_undone_remembered_and_the_next_suspect_tried() -> 
         (Transition.UNDONE, "hog"),
         (Transition.APPLIED, "calm"),
     ]
-    assert "did not help (severity 4.00 -> 3.90)" in changes[0].words
+    assert "no effect (severity 4.00 -> 3.90)" in changes[0].words
     assert set(world.measures.squeezed) == {"calm"}
     world.go(BAD, 3.9, seconds=EFFECT)
-    assert world.log[-1] == "exhausted: nothing is left to try"
+    assert world.log[-1] == "exhausted: no further step available"
     assert world.measures.squeezed == {}
     for _ in range(30):
         assert world.go(BAD, 5.0) == (), "told once, and nothing useless is tried again"
@@ -91,7 +91,7 @@ def test_a_small_squeeze_without_effect_proves_nothing_and_is_enlarged_once() ->
     (change,) = world.go(BAD, 3.9)
     assert (change.turn, change.words) == (
         Transition.APPLIED,
-        "squeeze ns/hog: CPU 1800 -> 900 milli-CPU (severity 4.00 -> 3.90)",
+        "squeeze ns/hog: 1.80 -> 0.90 CPU (severity 4.00 -> 3.90)",
     )
     assert world.measures.squeezed["hog"].cpu_milli == 900
     assert not world.memory.useless
@@ -109,7 +109,7 @@ def test_what_an_enlarged_squeeze_brought_is_measured_against_what_was_before_th
     changes = world.go(BAD, 3.5, seconds=EFFECT, gap=20.0)
     assert (changes[0].turn, changes[0].words) == (
         Transition.HELPED,
-        "squeeze ns/hog: CPU 1800 -> 900 milli-CPU: severity 4.00 -> 3.50",
+        "squeeze ns/hog: 1.80 -> 0.90 CPU: severity 4.00 -> 3.50",
     )
     assert world.measures.squeezed["hog"].cpu_milli == 810, "and the next is small again"
 
@@ -119,7 +119,7 @@ def test_a_shadow_takes_nothing_so_it_enlarges_nothing() -> None:
     world.suspects = (("hog", 0.9),)
     world.go(BAD, 4.0, gap=20.0)
     assert [change.turn for change in world.go(BAD, 4.0, seconds=EFFECT, gap=20.0)] == [Transition.EXHAUSTED]
-    assert world.log[0] == "applied: squeeze ns/hog: CPU 1800 -> 1620 milli-CPU"
+    assert world.log[0] == "applied: squeeze ns/hog: 1.80 -> 1.62 CPU"
 
 
 def test_a_useless_squeeze_is_tried_again_when_it_has_been_forgotten_and_for_the_same_workloads_only() -> None:
@@ -156,7 +156,7 @@ def test_a_suspect_at_the_bottom_is_left_with_what_it_may_keep() -> None:
     assert world.measures.squeezed["hog"].cpu_milli == 100
     world.uses["pod:hog"]["cpu.use"] = 100.0
     world.go(BAD, 3.0, seconds=EFFECT)
-    assert world.log[-1] == "exhausted: nothing is left to try"
+    assert world.log[-1] == "exhausted: no further step available"
     assert world.measures.squeezed["hog"].cpu_milli == 100, "it helped: it stays"
 
 
@@ -217,7 +217,7 @@ def test_who_may_not_be_touched_is_not(why: str) -> None:
             del world.uses["pod:hog"]
     world.go(BAD, 4.0)
     assert world.measures == Restrictions()
-    assert world.log == ["exhausted: nothing is left to try"]
+    assert world.log == ["exhausted: no further step available"]
 
 
 def test_a_well_victim_gives_back_in_small_steps_the_last_taken_first() -> None:
@@ -231,10 +231,10 @@ def test_a_well_victim_gives_back_in_small_steps_the_last_taken_first() -> None:
         seen.append((world.measures.budget_milli, getattr(world.measures.squeezed.get("hog"), "cpu_milli", None)))
     assert list(dict.fromkeys(seen)) == [(2000, 1200), (2000, 1500), (2000, None), (None, None)]
     assert world.log[2:] == [
-        "helped: squeeze ns/hog: CPU 1800 -> 1200 milli-CPU: severity 4.00 -> 0.00",
-        "eased: squeeze ns/hog: CPU 1800 -> 1500 milli-CPU",
-        "ended: squeeze ns/hog: CPU 1800 -> 1500 milli-CPU: ns/web is well",
-        "ended: hold: BE stays at 2000 milli-CPU: ns/web is well",
+        "helped: squeeze ns/hog: 1.80 -> 1.20 CPU: severity 4.00 -> 0.00",
+        "eased: squeeze ns/hog: 1.80 -> 1.50 CPU",
+        "ended: squeeze ns/hog: 1.80 -> 1.50 CPU: ns/web has recovered",
+        "ended: hold: BE budget at most 2.00 CPU: ns/web has recovered",
     ]
     assert world.memory.climbs == {}
 
@@ -308,7 +308,7 @@ def test_what_was_done_to_a_pod_ends_with_it() -> None:
     world.suspects = ()
     world.go(BAD, 4.0)
     assert world.measures == Restrictions()
-    assert "ended: squeeze ns/hog: CPU 1800 -> 1200 milli-CPU: it is gone" in world.log
+    assert "ended: squeeze ns/hog: 1.80 -> 1.20 CPU: the pod is gone" in world.log
 
 
 def test_what_was_done_for_a_victim_ends_with_it() -> None:
@@ -372,7 +372,7 @@ def test_of_two_who_bound_the_same_pod_the_tighter_counts_and_both_are_named() -
     world.memory = type(world.memory)(climbs={**saved, **world.memory.climbs})
     squeeze = world.measures.squeezed["hog"]
     assert squeeze.cpu_milli == 800
-    assert squeeze.reason == "ns/web suffers (cpu); ns/api suffers (cpu)"
+    assert squeeze.reason == "for victim ns/web (cpu); for victim ns/api (cpu)"
 
 
 @given(

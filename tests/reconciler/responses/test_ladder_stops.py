@@ -24,13 +24,13 @@ def test_a_freeze_ends_in_time_whatever_happens_and_the_pod_rests() -> None:
     world = World(FREEZE, config=LadderConfig(effect_s=5, freeze=FreezeConfig(max_s=20, rest_s=60)))
     world.suspects = (("hog", 0.9),)
     world.go(BAD, 4.0)
-    assert world.measures.frozen == {"hog": "ns/web suffers (cpu), at most 20 s"}
+    assert world.measures.frozen == {"hog": "for victim ns/web (cpu), at most 20 s"}
     for second in range(1, 20):
         world.go(LOST if second > 6 else BAD, 1.0)
         assert world.measures.frozen
     world.go(BAD, 9.0)
     assert world.measures.frozen == {}
-    assert any(line == "ended: freeze ns/hog for at most 20 s: its time is over" for line in world.log)
+    assert any(line == "ended: freeze ns/hog for at most 20 s: time limit reached" for line in world.log)
     world.go(BAD, 9.0, seconds=59)
     assert world.measures.frozen == {}
     world.go(BAD, 9.0, seconds=2)
@@ -45,7 +45,7 @@ def test_a_freeze_that_ends_early_is_followed_by_a_rest_as_well() -> None:
         world.go(BAD, 4.0)
         for _ in range(8):
             world.go(verdict, 4.0 if verdict is BAD else 0.0)
-        assert world.measures.frozen == {}, "useless, or the victim is well"
+        assert world.measures.frozen == {}, "useless, or the victim has recovered"
         world.memory = replace(world.memory, useless={})
         world.go(BAD, 4.0, seconds=50)
         assert world.measures.frozen == {}
@@ -96,7 +96,7 @@ def test_no_pod_is_stopped_that_could_not_free_most_of_the_shortage(response: Re
     world = World(response)
     world.suspects = (("calm", 0.9),)
     world.go(BAD, 4.0, gap=600.0)
-    assert world.log == ["exhausted: nothing is left to try"]
+    assert world.log == ["exhausted: no further step available"]
     world.uses["pod:calm"]["cpu.use"] = 300.0
     world.go(BAD, 4.0, gap=600.0)
     assert len(world.log) == 2
@@ -117,12 +117,12 @@ def test_an_eviction_that_was_not_carried_out_leads_to_the_next_request() -> Non
     world.go(BAD, 4.0)
     changes = world.go(BAD, 4.0, seconds=60)
     assert [(change.turn, change.words) for change in changes] == [
-        (Transition.ENDED, "evict ns/hog: it was not carried out"),
+        (Transition.ENDED, "evict ns/hog: not carried out"),
         (Transition.ASKED, "evict ns/calm"),
     ]
     assert world.memory.useless == {}
     world.go(BAD, 4.0, seconds=60)
-    assert world.log[-1] == "exhausted: nothing is left to try"
+    assert world.log[-1] == "exhausted: no further step available"
     assert world.go(BAD, 4.0, seconds=300) == ()
     assert [change.words for change in world.go(BAD, 4.0, seconds=300)] == ["evict ns/hog"], "limits are over by then"
 
@@ -131,7 +131,7 @@ def test_a_victim_that_gets_well_before_anybody_is_evicted_was_not_helped_by_tha
     world = World(EVICT)
     world.go(BAD, 4.0)
     world.go(WELL)
-    assert world.log[1:] == ["ended: evict ns/hog: ns/web is well"]
+    assert world.log[1:] == ["ended: evict ns/hog: ns/web has recovered"]
     assert world.memory.climbs == {}
 
 
@@ -151,7 +151,7 @@ def test_an_eviction_is_judged_when_its_pod_has_been_ending_long_enough(gone: bo
         world.pods["hog"] = facts("hog")
     assert world.go(BAD, 4.0, seconds=59) == ()
     changes = world.go(BAD, 4.0)
-    assert changes[0].words == "evict ns/hog: it did not help (severity 4.00 -> 4.00)"
+    assert changes[0].words == "evict ns/hog: no effect (severity 4.00 -> 4.00)"
     assert changes[0].turn is Transition.ENDED, "there is nothing to undo"
     assert len(world.memory.useless) == 1
     assert not [change for change in changes[1:] if "ns/hog" in change.words], "of this workload nobody else goes"
@@ -164,7 +164,7 @@ def test_an_eviction_that_helped_ends_with_its_pod() -> None:
     world.go(BAD, 4.0)
     world.go(WELL)
     world.go(WELL)
-    assert world.log[1:] == ["helped: evict ns/hog: severity 4.00 -> 0.00", "ended: evict ns/hog: it is gone"]
+    assert world.log[1:] == ["helped: evict ns/hog: severity 4.00 -> 0.00", "ended: evict ns/hog: the pod is gone"]
     assert world.memory.useless == {}
 
 
@@ -174,14 +174,14 @@ def test_a_dry_run_reports_its_pod_and_waits_for_nothing() -> None:
     changes = world.go(BAD, 4.0)
     assert [(change.turn, change.shadow, change.words) for change in changes] == [
         (Transition.ASKED, True, "evict ns/hog"),
-        (Transition.APPLIED, False, "squeeze ns/hog: CPU 1800 -> 1200 milli-CPU"),
+        (Transition.APPLIED, False, "squeeze ns/hog: 1.80 -> 1.20 CPU"),
     ]
     assert [step.response for _, step in in_force(world.memory)] == [SQUEEZE]
     world.go(BAD, 4.0, seconds=LadderConfig().evict_effect_s)
     assert not [key for key in world.memory.useless if "evict" in key]
     assert len([line for line in world.log if line.startswith("asked")]) == 1
     world.go(WELL)
-    assert "ended: evict ns/hog: ns/web is well" in world.log
+    assert "ended: evict ns/hog: ns/web has recovered" in world.log
 
 
 def test_the_pod_of_a_dry_run_may_still_be_frozen() -> None:

@@ -94,7 +94,7 @@ def test_what_the_operator_names_may_be_a_link_and_anybody_s_but_is_a_bounded_fi
     with pytest.raises(IsADirectoryError):
         read_file(str(tmp_path), FileRule.OPERATOR)
     for path in ("relative", "", "/nul\0"):
-        with pytest.raises(OSError, match="no absolute path"):
+        with pytest.raises(OSError, match="not an absolute path"):
             read_file(path, FileRule.OPERATOR)
 
 

@@ -130,8 +130,8 @@ async def test_a_long_calm_makes_the_wait_short_again(
 @pytest.mark.parametrize(
     ("error", "words"),
     [
-        (KeyError("x"), "loop has ended: KeyError: 'x'"),
-        (None, "loop has ended: it returned"),
+        (KeyError("x"), "loop ended: KeyError: 'x'"),
+        (None, "loop ended: it returned"),
     ],
 )
 async def test_the_end_of_an_essential_component_ends_the_process_in_order(
@@ -182,7 +182,7 @@ async def test_an_essential_component_that_fails_at_its_start_keeps_the_inner_la
         raise AgentError("no cgroups")
 
     layers = [[Component(name="loop", run=fails, essential=True)], [component("web", log)]]
-    with pytest.raises(EssentialError, match="loop has ended: no cgroups"):
+    with pytest.raises(EssentialError, match="loop ended: no cgroups"):
         await Supervisor(layers).run()
     assert log == []
 

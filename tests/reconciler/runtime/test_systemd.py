@@ -71,7 +71,7 @@ def test_a_manager_that_is_gone_is_logged_once_and_never_raises(
     notifier = Notifier({"NOTIFY_SOCKET": f"{tmp_path}/nobody"})
     with caplog.at_level(logging.WARNING):
         assert [notifier.ping(), notifier.ping()] == [False, False]
-    assert [record.getMessage() for record in caplog.records] == ["systemd cannot be notified"]
+    assert [record.getMessage() for record in caplog.records] == ["cannot notify systemd"]
     notifier.close()
 
 
@@ -123,7 +123,7 @@ async def test_the_watchdog_pings_only_while_the_heart_beats(
     # It looks every 5 s, and a beat is good for 5 s: the one at 9 s serves the look at 10 s, not the one at 15 s.
     assert pings == [0, 5, 10, 20, 50]
     told = [record.getMessage() for record in caplog.records]
-    assert told == ["the main loop reports no progress", "the main loop moves again"] * 2 + [told[0]]
+    assert told == ["the main loop makes no progress", "the main loop makes progress again"] * 2 + [told[0]]
 
 
 def test_no_value_begins_another_field_and_none_keeps_a_state_from_being_sent(tmp_path: Path) -> None:

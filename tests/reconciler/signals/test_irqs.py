@@ -67,7 +67,7 @@ def serve(root: Path, number: int, effective: str | None, allowed: str = "0-7") 
         "twice",
         "no device",
         "none of its own: a bridge's are not its",
-        "none asked for",
+        "none requested",
     ],
 )
 def test_the_cpus_of_an_interfaces_interrupts(root: Path, interfaces: tuple[str, ...], expected: str) -> None:

@@ -124,7 +124,7 @@ async def test_a_failing_target_is_unknown_at_once_is_asked_ever_less_and_recove
 
     async def script(target: ProbeTarget) -> ProbeResult:
         if broken:
-            raise SourceError(target.title, "it answered 503")
+            raise SourceError(target.title, "HTTP 503")
         return ProbeResult(5.0)
 
     fake = Fake(script)
@@ -134,7 +134,7 @@ async def test_a_failing_target_is_unknown_at_once_is_asked_ever_less_and_recove
     assert list(await bench.sleep(8)) == ["web-1"]
     broken = True
     assert await bench.sleep(5) == {}
-    assert bench.reader.problems() == {SIGNAL: "probe p, pod ns/web-1: it answered 503"}
+    assert bench.reader.problems() == {SIGNAL: "probe p, pod ns/web-1: HTTP 503"}
     before = len(fake.asked)
     await bench.sleep(300)
     gaps = [round(b - a) for (a, _), (b, _) in zip(fake.asked[before - 1 :], fake.asked[before:], strict=False)]

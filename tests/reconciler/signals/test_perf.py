@@ -118,7 +118,7 @@ async def test_an_online_pod_is_counted_for_a_window_and_what_it_told_grows_old(
     before = sample.age_s
     await one.wait(7)
     assert (await one.look())["pod:web"]["cpi"].age_s == pytest.approx(before + 7)
-    assert reader.problems()["llc.misses"].startswith("the kernel does not take it")
+    assert reader.problems()["llc.misses"].startswith("refused by the kernel")
 
 
 async def test_misses_are_per_thousand_instructions_and_shared_counters_lower_the_confidence(
@@ -250,10 +250,10 @@ async def test_the_bound_on_descriptors_holds_and_says_what_it_costs(
     await one.look()
     await one.sleep(30)
     assert reader.descriptors == 6
-    assert reader.problems() == {"cpi": "8 file descriptors let each pod be counted every 99 s only"}
+    assert reader.problems() == {"cpi": "8 file descriptors allow one measurement per pod every 99 s"}
     one.cpus = 4
     await one.sleep(15)
-    assert reader.problems()["cpi"].startswith("12 pods need up to 12 file descriptors each, and 8 may be used")
+    assert reader.problems()["cpi"].startswith("12 pods need up to 12 file descriptors each, 8 are allowed")
 
 
 async def test_where_no_descriptor_is_left_what_is_open_stays_and_no_more_is_asked_for(
@@ -283,7 +283,7 @@ async def test_a_pod_without_a_group_there_is_told_and_the_others_are_counted(
     await one.look()
     await one.sleep(4)
     assert reader.descriptors == 6
-    assert reader.problems() == {"cpi": "pod ns/a: it has no group where processor events are counted"}
+    assert reader.problems() == {"cpi": "pod ns/a: no group for hardware counters"}
     del one.pods["a"]
     await one.sleep(2)
     assert reader.problems() == {}

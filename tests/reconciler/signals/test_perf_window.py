@@ -262,10 +262,10 @@ def test_a_probe_finds_all_events_and_gives_them_back(tmp_path: Path) -> None:
 def test_an_extra_event_is_left_out_alone(tmp_path: Path) -> None:
     offer = probe(FakePerf(tmp_path, hardware=(0, 1)), ALL[:2], ALL[2:], 0)
     assert offer.events == ALL[:2]
-    assert offer.missing["cache misses"].startswith("this machine offers no hardware counter")
+    assert offer.missing["cache misses"].startswith("no hardware counter for it")
     few = probe(FakePerf(tmp_path, counters=2), ALL[:2], ALL[2:], 0)
     assert few.events == ALL[:2]
-    assert few.missing["cache misses"].startswith("the kernel does not take it: too few counters")
+    assert few.missing["cache misses"].startswith("refused by the kernel: too few counters")
 
 
 @pytest.mark.parametrize(
@@ -276,8 +276,8 @@ def test_an_extra_event_is_left_out_alone(tmp_path: Path) -> None:
         (errno.ENOSYS, "CONFIG_PERF_EVENTS"),
         (errno.EACCES, "kernel.perf_event_paranoid is 2: it must be 0 or less, or bypassd needs CAP_PERFMON"),
         (errno.EMFILE, "LimitNOFILE"),
-        (errno.EBUSY, "somebody else"),
-        (errno.EIO, "the kernel refuses it (EIO)"),
+        (errno.EBUSY, "another program"),
+        (errno.EIO, "refused by the kernel (EIO)"),
     ],
 )
 def test_without_a_needed_event_there_is_nothing_and_the_remedy_is_told(tmp_path: Path, code: int, words: str) -> None:

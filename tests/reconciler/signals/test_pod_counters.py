@@ -83,7 +83,7 @@ def test_without_a_limit_there_is_no_sample_of_one(tmp_path: Path) -> None:
     tree.put("memory", pod.group.path, "memory.stat", V1_419)
     reader = _memory(tree)
     assert values(read(reader, scene(tree, pod, wanted=["memory.limit"]))) == {"memory.rss": 12288}
-    assert "refaults" in reader.problems()["memory.refaults"]
+    assert "refault counter" in reader.problems()["memory.refaults"]
 
 
 def test_kills_are_looked_for_only_when_the_node_had_one_and_a_new_container_counts_from_none(tmp_path: Path) -> None:

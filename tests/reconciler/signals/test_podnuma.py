@@ -69,7 +69,7 @@ def test_one_node_is_no_part_and_a_kernel_that_does_not_tell_is_asked_once(tmp_p
     tree.put("memory", pod.group.path, "memory.numa_stat", "total=1 N0=1\n")
     tree.now += 5
     assert read(reader, scene(tree, pod), tree.now).samples == {}
-    assert "does not tell" in reader.problems()["memory.numa_rss"]
+    assert "no memory per NUMA node" in reader.problems()["memory.numa_rss"]
     # The kernel will not learn it.
     tree.put("memory", pod.group.path, "memory.numa_stat", V1)
     tree.now += 5

@@ -120,11 +120,11 @@ async def test_one_that_hangs_is_killed_and_one_that_cannot_be_killed_is_told_an
 ) -> None:
     spared: list[int] = []
     one = source(["/bin/sleep", "300"], timeout_s=0.2)
-    assert await words_of(one) == "probe p: P: it did not end within 0.2 s and was killed"
+    assert await words_of(one) == "probe p: P: it did not end within 200 ms and was killed"
     monkeypatch.setattr(program_runner, "_KILL_S", 0.2)
     monkeypatch.setattr(os, "killpg", lambda group, _: spared.append(group))
-    assert await words_of(one) == "probe p: P: it did not end within 0.2 s and could not be killed"
-    assert await words_of(one) == f"probe p: P: cannot be run: the last one (pid {spared[0]}) cannot even be killed"
+    assert await words_of(one) == "probe p: P: it did not end within 200 ms and could not be killed"
+    assert await words_of(one) == f"probe p: P: cannot run: the previous process (pid {spared[0]}) cannot be killed"
     monkeypatch.undo()
     os.kill(spared[0], signal.SIGKILL)
     with trio.fail_after(5):
@@ -145,16 +145,16 @@ async def test_it_runs_as_nobody_as_a_user_or_as_a_number() -> None:
     assert await source(who, user="root").measure() == ProbeResult(0.0)
     groups = ["/bin/sh", "-c", "id -G | wc -w"]
     assert await source(groups, user="4711").measure() == ProbeResult(1.0)
-    assert "there is no user 'no-such-user' on this machine" in await words_of(source(who, user="no-such-user"))
+    assert "no user 'no-such-user' on this machine" in await words_of(source(who, user="no-such-user"))
 
 
 async def test_without_the_right_to_become_somebody_else_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object, **__: object) -> None:
         raise PermissionError(errno.EPERM, "Operation not permitted")
 
-    # As the kernel refuses it to a service whose capabilities are bounded.
+    # As refused by the kernel to a service whose capabilities are bounded.
     monkeypatch.setattr(subprocess, "Popen", refused)
-    words = "cannot be run: bypassd may not become nobody: give it CAP_SETUID and CAP_SETGID"
+    words = "cannot run it as nobody: needs CAP_SETUID and CAP_SETGID"
     assert words in await words_of(source(["/bin/echo", "1"]))
 
 
@@ -164,8 +164,8 @@ async def test_without_the_right_to_become_somebody_else_it_says_so(monkeypatch:
 @pytest.mark.parametrize(
     ("body", "field", "words"),
     [
-        (b"{}", "a", "its JSON has no 'a': there is no 'a'"),
-        (b"[1]", "1", "there is no '1'"),
+        (b"{}", "a", "no 'a' in the JSON: 'a' is missing"),
+        (b"[1]", "1", "'1' is missing"),
         (b'{"a": {"b": null}}', "a.b", "expected a number at 'a.b'; got 'None'"),
         (b'{"a": true}', "a", "expected a number at 'a'; got 'True'"),
         (b'{"a": -1}', "a", "expected a time at 'a'; got '-1'"),

@@ -79,10 +79,10 @@ HTTP = "http: {url: http://h"
         ("htp: {}", "25: probes.a.htp", "unknown key 'htp'; did you mean 'http'?"),
         ("http: {url: ftp://h}", "31: probes.a.http", "url: expected http://HOST[:PORT][/PATH] or https"),
         ("http: {url: 'http://h/{pod}'}", "31: probes.a.http", "{annotation:KEY}; got something else in braces"),
-        ("http: {url: 'http://{label:h}/'}", "31: probes.a.http", "annotations may stand for the port only"),
-        ("http: {url: 'http://me:pw@h/'}", "31: probes.a.http", "credentials do not belong here"),
+        ("http: {url: 'http://{label:h}/'}", "31: probes.a.http", "annotations are allowed for the port only"),
+        ("http: {url: 'http://me:pw@h/'}", "31: probes.a.http", "credentials are not allowed"),
         (f"{HTTP}, headers: {{Authorization: x}}}}", "31: probes.a.http", "Authorization is a secret"),
-        (f"{HTTP}, headers: {{a b: x}}}}", "31: probes.a.http", "a key of 3 characters is no header's name"),
+        (f"{HTTP}, headers: {{a b: x}}}}", "31: probes.a.http", "a key of 3 characters is not a header name"),
         (f"{HTTP}, headers: {{A: x}}, header_files: {{a: /x}}}}", "31: probes.a.http", "both give a"),
         (
             f"{HTTP}, header_files: {{X: rel}}}}",
@@ -91,10 +91,10 @@ HTTP = "http: {url: http://h"
         ),
         (f"{HTTP}, field: a}}", "31: probes.a.http", "field: only with measure: value"),
         (f"{HTTP}, measure: value, connect: yes}}", "31: probes.a.http", "only with measure: time"),
-        (f"{HTTP}, cert_file: /c}}", "31: probes.a.http", "cert_file and key_file go together"),
-        (f"unit: s, {HTTP}}}", "13: probes.a", "unit: an answer's time needs none"),
+        (f"{HTTP}, cert_file: /c}}", "31: probes.a.http", "cert_file and key_file must both be set"),
+        (f"unit: s, {HTTP}}}", "13: probes.a", "unit: not allowed with measure: time"),
         ("prometheus: {url: http://h, select: 'a{b}'}", "37: probes.a.prometheus", "!=, =~ or !~, at 'b'; got"),
-        ("prometheus: {url: http://h, select: 'a{b=~\"(\"}'}", "37: probes.a.prometheus", "no regular expression"),
+        ("prometheus: {url: http://h, select: 'a{b=~\"(\"}'}", "37: probes.a.prometheus", "not a regular expression"),
         (
             "prometheus: {url: http://h, select: a, quantile: 0}",
             "74: probes.a.prometheus.quantile",
@@ -109,7 +109,7 @@ def test_a_mistake_is_told_with_its_place(text: str, place: str, words: str) -> 
 
 
 def test_a_probe_of_nobody_is_refused() -> None:
-    words = "f:1:13: probes.a: a probe needs namespaces, pods or labels: whose latency is it?"
+    words = "f:1:13: probes.a: a probe needs namespaces, pods or labels"
     assert refused("probes: {a: {command: {argv: [/a]}}}") == [words]
 
 
@@ -149,7 +149,7 @@ def test_nothing_secret_is_shown() -> None:
 def test_a_probes_name_can_be_shown() -> None:
     probe = Probe(pods=("x",), command=CommandProbe(argv=("/a",)))
     check_names({"a.b-c_1": probe})
-    with pytest.raises(ValueError, match="'a b' is no name of a probe"):
+    with pytest.raises(ValueError, match="'a b' is not a probe name"):
         check_names({"a b": probe})
 
 

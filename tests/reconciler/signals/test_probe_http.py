@@ -95,8 +95,8 @@ async def test_with_connect_each_request_makes_a_connection_and_that_counts(nurs
 @pytest.mark.parametrize(
     ("reply", "words"),
     [
-        (Reply(b"no\nroom", status="503 Busy"), "it answered 503 no room"),
-        (Reply(hang_s=60), "no answer within 0.5 s"),
+        (Reply(b"no\nroom", status="503 Busy"), "HTTP 503 no room"),
+        (Reply(hang_s=60), "no answer within 500 ms"),
         (Reply(b"x", cut=10), "peer closed connection"),
         (Reply(raw=b"hello\r\n\r\n"), "illegal"),
         (Reply(raw=b""), "disconnected"),
@@ -132,7 +132,7 @@ async def test_only_the_statuses_that_count_count(nursery: trio.Nursery) -> None
     server = await peer(nursery, Reply(b"", status="302 Found"), Reply(b"", status="404 None"))
     assert (await http(server).measure()).ms is not None
     assert (await http(server, statuses=(404,)).measure()).ms is not None
-    assert "it answered 404" in await words_of(http(server, statuses=(200,)))
+    assert "HTTP 404" in await words_of(http(server, statuses=(200,)))
     nursery.cancel_scope.cancel()
 
 
@@ -145,8 +145,8 @@ async def test_a_number_is_read_from_the_answer(nursery: trio.Nursery) -> None:
     assert await http(server, measure="value", field="a.p99", unit=LatencyUnit.S).measure() == ProbeResult(250.0)
     url = f"probe p: http://127.0.0.1:{server.port}/x"
     one = http(server, path="/x", measure="value", field="a")
-    assert await words_of(one) == f"{url}: its JSON has no 'a': there is no 'a'"
-    assert await words_of(http(server, measure="value")) == f"{url}: the answer is longer than 64 KiB"
+    assert await words_of(one) == f"{url}: no 'a' in the JSON: 'a' is missing"
+    assert await words_of(http(server, measure="value")) == f"{url}: the answer is larger than 64 KiB"
     nursery.cancel_scope.cancel()
 
 
@@ -303,7 +303,7 @@ async def test_of_gauges_the_highest_counts_and_one_without_a_value_does_not(
     assert (await one.measure()).ms is None
     service.gauge.labels("/c").set(-1)
     service.publish()
-    assert "last_seconds is -1, which is no time" in await words_of(one)
+    assert "last_seconds is -1, not a time" in await words_of(one)
     nursery.cancel_scope.cancel()
 
 
@@ -320,11 +320,11 @@ async def test_a_summarys_own_quantile_is_taken(nursery: trio.Nursery) -> None:
 @pytest.mark.parametrize(
     ("reply", "words"),
     [
-        (Reply(b"other 1\n"), "it has no series m to read a quantile from"),
+        (Reply(b"other 1\n"), "no series m for quantile"),
         (Reply(b'm_bucket{le="1"} x\n'), "not a sample: 'm_bucket{le=\"1\"} x'"),
-        (Reply(b"", status="404 None"), "it answered 404"),
-        (Reply(b"<html>", status="200 OK"), "it has no series"),
-        (Reply(bytes(20 << 20)), "the answer is longer than 16 MiB"),
+        (Reply(b"", status="404 None"), "HTTP 404"),
+        (Reply(b"<html>", status="200 OK"), "no series"),
+        (Reply(bytes(20 << 20)), "the answer is larger than 16 MiB"),
     ],
 )
 async def test_what_is_no_metric_is_told(nursery: trio.Nursery, reply: Reply, words: str) -> None:

@@ -52,11 +52,11 @@ def test_a_url_has_the_pods_words() -> None:
 @pytest.mark.parametrize(
     ("pod", "words"),
     [
-        (web(ip=None), "{ip} has no value; the kubelet's pod list tells it"),
+        (web(ip=None), "{ip} has no value; it appears in the kubelet's pod list"),
         (web(**{"prometheus.io/port": "80@evil.example/"}), "{annotation:prometheus.io/port} is '80@evil.example/'"),
-        (web(**{"prometheus.io/port": ""}), "which cannot stand there"),
-        (web(**{"prometheus.io/path": "/a?b=c d"}), "which cannot stand there"),
-        (web(**{"prometheus.io/path": "/\r\nHost: x"}), "which cannot stand there"),
+        (web(**{"prometheus.io/port": ""}), "which is not allowed there"),
+        (web(**{"prometheus.io/path": "/a?b=c d"}), "which is not allowed there"),
+        (web(**{"prometheus.io/path": "/\r\nHost: x"}), "which is not allowed there"),
         (replace(web(), annotations={}), "{annotation:prometheus.io/port} has no value"),
     ],
 )
@@ -73,10 +73,10 @@ def test_arguments_have_the_pods_words_and_stay_arguments() -> None:
         "; rm -rf $(HOME) 'x'",
         "{x}",
     )
-    with pytest.raises(ValueError, match="would read as an option: '--output=/etc/passwd'"):
+    with pytest.raises(ValueError, match="looks like an option: '--output=/etc/passwd'"):
         argv_of(web(note="--output=/etc/passwd"), "{annotation:note}")
     assert argv_of(web(note="--x"), "--note={annotation:note}") == ("--note=--x",)
-    with pytest.raises(ValueError, match="cannot stand there"):
+    with pytest.raises(ValueError, match="not allowed there"):
         argv_of(web(note="a\0b"), "{annotation:note}")
 
 

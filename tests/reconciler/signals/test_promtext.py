@@ -240,7 +240,7 @@ USUAL = ("a|b", "5..", "/api/.*", ".*foo.*", "(?i)get", "[0-9]{3}", "/v1/(users|
 
 @pytest.mark.parametrize("pattern", AMBIGUOUS)
 def test_a_pattern_that_could_take_for_ever_is_refused_with_the_configuration(pattern: str) -> None:
-    with pytest.raises(ValueError, match="could take for ever"):
+    with pytest.raises(ValueError, match="may match very slowly"):
         parse_selector(f'm{{x=~"{pattern}"}}')
 
 

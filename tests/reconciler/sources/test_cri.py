@@ -156,7 +156,7 @@ async def test_a_socket_that_speaks_no_cri_is_one_clear_error(place: Path) -> No
 
 async def test_a_missing_socket_is_one_clear_error_and_costs_no_import(place: Path) -> None:
     async with CriClient("/run/none.sock", root=str(place)) as cri:
-        with pytest.raises(SourceError, match=r"^cri: /run/none\.sock: there is no such socket$"):
+        with pytest.raises(SourceError, match=r"^cri: /run/none\.sock: no such socket$"):
             await cri.pods()
 
 
@@ -173,7 +173,7 @@ async def test_a_runtime_that_hangs_is_one_clear_error_in_time(runtime: FakeRunt
         await cri.version()
         runtime.hang_s = 1.0
         begun = time.monotonic()
-        with pytest.raises(SourceError, match=r"ListPodSandbox, ListContainers: no answer within 0\.2 s"):
+        with pytest.raises(SourceError, match=r"ListPodSandbox, ListContainers: no answer within 200 ms"):
             await cri.pods()
         assert time.monotonic() - begun < 0.9
         runtime.hang_s = 0

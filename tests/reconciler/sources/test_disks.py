@@ -60,7 +60,7 @@ def test_a_partition_stands_for_its_disk(tmp_path: Path, name: str, disk: Disk) 
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("9:9", "there is no block device 9:9"),
+        ("9:9", "no block device 9:9"),
         ("sdz", "expected a directory, a path below /dev, a disk's name or its major:minor"),
         ("a b", "expected a directory"),
         ("/missing", "No such file"),
@@ -76,7 +76,7 @@ def test_what_is_no_disk_is_told(tmp_path: Path, name: str, words: str) -> None:
 
 
 def test_a_file_system_on_no_disk_is_told() -> None:
-    with pytest.raises(SourceError, match="lies on proc, which is on no single disk"):
+    with pytest.raises(SourceError, match="is on proc, which has no single disk"):
         find_disk("/proc")
 
 
@@ -95,7 +95,7 @@ def test_a_disk_that_comes_is_found_and_told_once(tmp_path: Path) -> None:
     source = DiskSource(lambda: names, DirtyKeys(), root=made(tmp_path))
     assert source.found == {"8:0": SDA}
     assert source.status().ok is False
-    assert source.status().detail == "disks: 9:9: there is no block device 9:9"
+    assert source.status().detail == "disks: 9:9: no block device 9:9"
     assert source.refresh() is False
     names.remove("9:9")
     names.append("dm-0")

@@ -310,7 +310,7 @@ def test_a_real_process_of_root_s_program_is_believed(sleeper: Path) -> None:
             sleeper.chmod(0o777)
             believed, reason = kubelets_of(find_host_process(), process.pid)
             assert not believed
-            assert "written by everybody" in reason
+            assert "writable by everybody" in reason
             sleeper.chmod(0o755)
             sleeper.rename(sleeper.with_name("old"))
             shutil.copy(sleeper.with_name("old"), sleeper)

@@ -96,7 +96,7 @@ async def test_an_event_of_the_kernel_has_the_topology_read_again(
 async def test_without_events_the_tickers_look_finds_it(nursery: trio.Nursery, tmp_path: Path) -> None:
     watching = Watching(tmp_path, deaf=True)
     await nursery.start(watching.source.run)
-    assert watching.source.status().detail == "looked at each second (no uevents: Protocol not supported)"
+    assert watching.source.status().detail == "polled every second (no uevents: Protocol not supported)"
     watching.source.check()
     set_online(tmp_path, "0-1,3")
     watching.source.check()
@@ -182,7 +182,7 @@ async def test_a_topology_that_cannot_be_read_keeps_the_last_one_until_it_can(
     (change,) = await watching.until(1)
     assert change.taken == cpus("3")
     assert watching.source.status().ok
-    assert watching.source.status().detail == "the kernel tells"
+    assert watching.source.status().detail == "kernel events"
     watching.close()
 
 

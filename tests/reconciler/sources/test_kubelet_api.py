@@ -45,15 +45,15 @@ async def test_a_good_answer_is_known_with_its_age(nursery: trio.Nursery) -> Non
 @pytest.mark.parametrize(
     ("reply", "message"),
     [
-        (Reply(status="401 Unauthorized"), "/pods: 401: it does not accept no credentials"),
-        (Reply(status="403 Forbidden"), "/pods: 403: it knows no credentials but does not let it read this"),
-        (Reply(b"etcd is\n gone", status="500 Internal Server Error"), "/pods: it answered 500 etcd is gone"),
-        (Reply(status="302 Found"), "/pods: it answered 302"),
+        (Reply(status="401 Unauthorized"), "/pods: 401: unauthorized with no credentials"),
+        (Reply(status="403 Forbidden"), "/pods: 403: forbidden with no credentials"),
+        (Reply(b"etcd is\n gone", status="500 Internal Server Error"), "/pods: HTTP 500 etcd is gone"),
+        (Reply(status="302 Found"), "/pods: HTTP 302"),
         (Reply(EMPTY[:20], cut=43), "/pods: "),
         (Reply(b"<html>login</html>"), "/pods: the answer is not a pod list"),
         (Reply(raw=b"SSH-2.0-OpenSSH\r\n\r\n"), "/pods: "),
         (Reply(raw=b""), "/pods: "),
-        (Reply(EMPTY, hang_s=60), "/pods: no answer within 0.2 s"),
+        (Reply(EMPTY, hang_s=60), "/pods: no answer within 200 ms"),
     ],
 )
 async def test_each_failure_is_one_clear_error(nursery: trio.Nursery, reply: Reply, message: str) -> None:
@@ -284,7 +284,7 @@ async def test_who_waits_when_it_stops_is_told(nursery: trio.Nursery) -> None:
         await trio.sleep(0.05)
         runner.cancel_scope.cancel()
     await trio.sleep(0.05)
-    assert told == ["kubelet: is no longer asked", "kubelet: is no longer asked"]
+    assert told == ["kubelet: is no longer used", "kubelet: is no longer used"]
     nursery.cancel_scope.cancel()
 
 

@@ -178,5 +178,5 @@ def test_a_pipe_and_a_device_are_one_message_each_and_nobody_waits(tmp_path: Pat
 def test_a_directory_that_the_kubelet_names_is_root_s(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
     ManifestDirectory(str(tmp_path)).read()
-    with pytest.raises(SourceError, match="can be written by everybody"):
+    with pytest.raises(SourceError, match="is writable by everybody"):
         ManifestDirectory(str(tmp_path), rule=FileRule.ROOT).read()

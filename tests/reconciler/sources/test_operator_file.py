@@ -143,7 +143,7 @@ def test_the_file_is_followed_and_a_broken_one_leaves_the_last_good_entries(tmp_
             assert len(read.overrides) == 3
             (problem,) = read.problems
             assert message in problem
-            assert problem.endswith("; the 3 overrides read before still hold")
+            assert problem.endswith("; the 3 overrides read before still apply")
     write(path, "overrides: []")
     assert (file.read().overrides, file.read().problems) == ((), ())
     path.unlink()

@@ -153,7 +153,7 @@ async def test_roots_that_come_late_go_and_come_again_are_followed(
     await nursery.start(source.run)
     status = source.status()
     assert not status.ok
-    assert "verified until they stay" in status.detail
+    assert "verified until they are stable" in status.detail
     for root in (0, 1, 2):
         name = f"on-{root}"
         for _ in range(2):

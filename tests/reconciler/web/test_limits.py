@@ -376,7 +376,7 @@ async def test_a_group_that_does_not_exist_stops_its_own_socket_only(tmp_path: P
     async with trio.open_nursery() as nursery:
         await nursery.start(supervisor.run)
         statuses = supervisor.statuses
-        assert statuses["web readers"].error == "there is no group 'no-such-group'"
+        assert statuses["web readers"].error == "no group 'no-such-group'"
         assert [statuses[name].health for name in ("web", "web socket")] == [
             ComponentHealth.RUNNING,
             ComponentHealth.RUNNING,

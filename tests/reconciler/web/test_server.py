@@ -100,7 +100,7 @@ async def test_a_hold_is_made_and_released_over_the_unix_socket(tmp_path: Path) 
         gone = await site.unix.delete("/holds/file:/kubepods/besteffort")
         assert (gone.status_code, gone.json()) == (200, {"released": "file:/kubepods/besteffort"})
         none = await site.unix.delete("/holds/pod:u2")
-        assert (none.status_code, none.json()) == (404, {"error": "there is no hold on 'pod:u2'"})
+        assert (none.status_code, none.json()) == (404, {"error": "no hold on 'pod:u2'"})
         assert site.control.told == [
             HoldRequest(target="pod:u1", reason="debugging", by="ann", seconds=60.0),
             "release file:/kubepods/besteffort",
@@ -137,15 +137,17 @@ async def test_errors_of_ours_are_their_one_message(tmp_path: Path) -> None:
         bad = await site.unix.post("/reload")
         assert bad.status_code == 400
         assert bad.json() == {"error": "/c.yaml:1:2: mode: no", "problems": ["/c.yaml:1:2: mode: no"]}
-        assert (await site.unix.get("/nothing")).json() == {"error": "Not Found: GET /nothing"}
+        answer = (await site.unix.get("/nothing")).json()
+        assert answer["error"] == "Not Found: GET /nothing"
+        assert {"/metrics", "/state", "/healthz", "/readyz"} <= set(answer["links"])
 
 
 @pytest.mark.parametrize(
     ("body", "status", "error"),
     [
-        (b"{", 400, "the body is no HoldRequest: Input data was truncated"),
-        (b'{"target": "node"}', 400, "the body is no HoldRequest: Object missing required field `reason`"),
-        (b'{"tarket": "node"}', 400, "the body is no HoldRequest: Object contains unknown field `tarket`"),
+        (b"{", 400, "the body is not a valid HoldRequest: Input data was truncated"),
+        (b'{"target": "node"}', 400, "the body is not a valid HoldRequest: Object missing required field `reason`"),
+        (b'{"tarket": "node"}', 400, "the body is not a valid HoldRequest: Object contains unknown field `tarket`"),
         (b" " * (MAX_BODY + 1), 413, f"the body is larger than {MAX_BODY} bytes"),
     ],
 )
@@ -303,7 +305,7 @@ def test_a_successors_socket_is_not_removed(tmp_path: Path) -> None:
 def test_a_file_where_the_socket_should_be_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "s"
     path.write_text("precious")
-    with pytest.raises(WebError, match="exists and is no socket"), listen_unix(str(path)):
+    with pytest.raises(WebError, match="exists and is not a socket"), listen_unix(str(path)):
         pass
     assert path.read_text() == "precious"
 

@@ -15,6 +15,7 @@ from reconciler.responses.eviction.config import CpuSatisfactionConfig
 from reconciler.responses.eviction.resources import EvictedResource
 from reconciler.responses.eviction.samples import EvictionContext
 from reconciler.responses.eviction.triggers.base import NoState, Shortage, Trigger, TriggerResult, not_measurable
+from reconciler.runtime import format as fmt
 from state.evidence import NODE
 
 _SIGNALS: Final = ("be.use", "be.limit", "be.request")
@@ -46,13 +47,16 @@ def _judge(
         return not_measurable(*lacking), NoState()
     use, limit, request = (value or 0.0 for value in last)
     if None in mean:
-        return TriggerResult(words=f"unknown: too few samples in {config.window_s:g} s", known=False), NoState()
+        return TriggerResult(
+            words=f"unknown: too few samples in {fmt.duration(config.window_s)}", known=False
+        ), NoState()
     over = [value or 0.0 for value in mean]
     need = min(release_milli(config, use, limit, request), release_milli(config, over[0], over[1], over[2]))
     share = over[1] / over[2] * 100 if over[2] > 0 else 100.0
     words = (
-        f"BE may have {over[1] / 1000:.2f} of the {over[2] / 1000:.2f} CPUs that it has requested ({share:.0f} %, "
-        f"short at {config.lower_percent:g} %) and uses {over[0] / 1000:.2f}, over {config.window_s:g} s"
+        f"BE limit {fmt.cpus(over[1])} of {fmt.cpus(over[2])} CPU requested ({fmt.percent(round(share))}, "
+        f"threshold {fmt.percent(config.lower_percent)}), in use {fmt.cpus(over[0])}, "
+        f"mean of {fmt.duration(config.window_s)}"
     )
     if need <= 0:
         return TriggerResult(words=words), NoState()
@@ -62,7 +66,7 @@ def _judge(
 
 TRIGGER: Final = Trigger(
     name="cpu_satisfaction",
-    summary="BE work gets too little of the CPU that it has requested",
+    summary="BE pods get too small a share of their CPU requests",
     config_type=CpuSatisfactionConfig,
     memory_type=NoState,
     signals=_SIGNALS,

@@ -9,7 +9,7 @@ Source: Kubernetes, node-pressure eviction; Katalyst, rootfs pressure plugin (it
 from typing import Final
 
 from reconciler.responses.eviction.config import DiskTriggerConfig, FsMinimum
-from reconciler.responses.eviction.resources import EvictedResource, format_amount, size
+from reconciler.responses.eviction.resources import EvictedResource, format_amount
 from reconciler.responses.eviction.samples import EvictionContext
 from reconciler.responses.eviction.triggers.base import (
     DurationTracker,
@@ -18,6 +18,7 @@ from reconciler.responses.eviction.triggers.base import (
     TriggerResult,
     not_measurable,
 )
+from reconciler.runtime.format import size
 
 _ALIKE: Final = 0.01
 
@@ -25,30 +26,30 @@ _ALIKE: Final = 0.01
 def _bytes(
     config: DiskTriggerConfig, minimum: FsMinimum, scene: EvictionContext, subject: str
 ) -> tuple[str, float] | None:
-    """How full it is in words, and how much has to become free (0: nothing); None: not known, or not judged."""
+    """Its state as text, and the bytes that must become free (0: none); None: unknown, or not judged."""
     free, total = scene.value(subject, "fs.available"), scene.value(subject, "fs.size")
     if free is None or not total or total < config.smallest_bytes:
         return None
     least = minimum.available_bytes
     wanted = total * minimum.available_percent / 100 if least is None else float(least)
-    words = f"{subject}: {size(free)} of {size(total)} free, too little below {size(wanted)}"
+    words = f"{subject}: {size(free)} of {size(total)} free (threshold {size(wanted)})"
     return words, wanted + total * config.margin_percent / 100 - free if free < wanted else 0.0
 
 
 def _inodes(
     config: DiskTriggerConfig, minimum: FsMinimum, scene: EvictionContext, subject: str
 ) -> tuple[str, float] | None:
-    """The same of inodes. Some file systems (btrfs) have none to run out of and tell 0."""
+    """The same for inodes. File systems without a fixed number of inodes (btrfs) report 0."""
     free, total = scene.value(subject, "fs.inodes_free"), scene.value(subject, "fs.inodes")
     if free is None or not total:
         return None
     wanted = total * minimum.inodes_percent / 100
-    words = f"{subject}: {free:.0f} of {total:.0f} inodes free, too few below {wanted:.0f}"
+    words = f"{subject}: {free:.0f} of {total:.0f} inodes free (threshold {wanted:.0f})"
     return words, wanted + total * config.margin_percent / 100 - free if free < wanted else 0.0
 
 
 def _same(scene: EvictionContext) -> bool:
-    """Whether the two names mean one file system: of one size, and as full (asked a few seconds apart)."""
+    """True if both names are one file system: equal size, and equal free space within 1 %."""
     nodefs, imagefs = (
         [scene.value(f"fs:{name}", signal) for signal in ("fs.size", "fs.inodes", "fs.available")]
         for name in ("nodefs", "imagefs")
@@ -85,7 +86,7 @@ def _judge(
             good=good,
             need=need,
             hard=True,
-            evidence=f"{told}; {format_amount(good, need)} must become free",
+            evidence=f"{told}; {format_amount(good, need)} to free",
         )
         for key, (subject, good, need, told) in lacking.items()
         if (since.lasted(key, scene.now) or 0.0) >= config.for_s

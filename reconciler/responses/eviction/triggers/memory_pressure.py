@@ -10,7 +10,7 @@ Source: Katalyst, memory eviction plugin, system memory pressure; its kswapd rul
 from typing import Final
 
 from reconciler.responses.eviction.config import MemoryPressureConfig
-from reconciler.responses.eviction.resources import EvictedResource, size
+from reconciler.responses.eviction.resources import EvictedResource
 from reconciler.responses.eviction.samples import EvictionContext
 from reconciler.responses.eviction.triggers.base import (
     EVERY,
@@ -21,6 +21,7 @@ from reconciler.responses.eviction.triggers.base import (
     TriggerResult,
     not_measurable,
 )
+from reconciler.runtime.format import duration, percent, size
 from state.evidence import NODE
 from state.model import PodClass
 
@@ -37,7 +38,7 @@ def _free(config: MemoryPressureConfig, scene: EvictionContext) -> tuple[str, Sh
         return None
     bound = max(float(config.free_bytes), scene.value(NODE, "memory.low") or 0.0)
     cache = scene.value(NODE, "memory.inactive_file")
-    words = f"{size(free)} of {size(total)} free, too little below {size(bound)}"
+    words = f"{size(free)} of {size(total)} free (threshold {size(bound)})"
     if free >= bound or (cache is not None and cache >= config.droppable_percent / 100 * total):
         return words, None
     return words, Shortage(
@@ -60,7 +61,7 @@ def _stalled(config: MemoryPressureConfig, scene: EvictionContext) -> tuple[str,
     pods = [value for value in known if value is not None]
     suffering = sum(value > config.pod_percent for value in pods)
     mean = sum(pods) / len(pods) if pods else 0.0
-    words = f"memory pressure {node:.1f} %, {suffering} online pods suffer, {mean:.1f} % on average"
+    words = f"memory pressure {percent(node)}, online pods above the limit: {suffering}, their mean {percent(mean)}"
     return words, node >= config.node_percent and suffering >= config.pods and mean >= config.mean_percent
 
 
@@ -82,7 +83,7 @@ def _judge(
                 least=_LEAST_PART * (scene.value(NODE, "memory.total") or 0.0),
                 hard=True,
                 classes=EVERY if lasted >= config.all_s else RECLAIMED,
-                evidence=f"{stalled[0]}, for {lasted:.0f} s",
+                evidence=f"{stalled[0]}, for {duration(lasted)}",
             )
         )
     return TriggerResult(words="; ".join(words), pressures=tuple(pressures)), since
@@ -90,7 +91,7 @@ def _judge(
 
 TRIGGER: Final = Trigger(
     name="memory_pressure",
-    summary="the node has no free memory, or its pods stand still for lack of it",
+    summary="the node has no free memory, or its pods stall on memory",
     config_type=MemoryPressureConfig,
     memory_type=DurationTracker,
     signals=("memory.free", "memory.total", "memory.low", "memory.inactive_file", "memory.pressure"),

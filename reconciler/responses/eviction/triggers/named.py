@@ -26,7 +26,7 @@ def pressure_of(named: RequestedVictim) -> Shortage:
     return Shortage(
         trigger=NAME,
         good=OF_RESOURCE[named.resource],
-        evidence=f"rule {named.rule}: {named.victim} suffers: {named.evidence}",
+        evidence=f"rule {named.rule}: victim {named.victim}: {named.evidence}",
         classes=EVERY,
         only=frozenset((named.uid,)),
         named=True,

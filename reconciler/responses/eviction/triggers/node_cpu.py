@@ -12,6 +12,7 @@ from reconciler.responses.eviction.config import NodeCpuConfig
 from reconciler.responses.eviction.resources import EvictedResource
 from reconciler.responses.eviction.samples import EvictionContext
 from reconciler.responses.eviction.triggers.base import NoState, Shortage, Trigger, TriggerResult, not_measurable
+from reconciler.runtime import format as fmt
 from state.evidence import NODE
 
 _SEEN: Final = 0.5
@@ -31,11 +32,13 @@ def _judge(config: NodeCpuConfig, scene: EvictionContext, _memory: NoState | Non
         return not_measurable(*TRIGGER.signals), NoState()
     mean_use, mean_idle = (scene.mean(NODE, signal, config.window_s, _SEEN) for signal in TRIGGER.signals)
     if mean_use is None or mean_idle is None:
-        return TriggerResult(words=f"unknown: too few samples in {config.window_s:g} s", known=False), NoState()
+        return TriggerResult(
+            words=f"unknown: too few samples in {fmt.duration(config.window_s)}", known=False
+        ), NoState()
     need = min(release_milli(config, use, idle), release_milli(config, mean_use, mean_idle))
     percent = mean_use / max(1.0, mean_use + mean_idle) * 100
-    words = f"{percent:.1f} % of all CPU time is used over {config.window_s:g} s, too much at "
-    words += f"{config.threshold_percent:g} %"
+    words = f"CPU use {fmt.percent(percent)}, mean of {fmt.duration(config.window_s)} "
+    words += f"(threshold {fmt.percent(config.threshold_percent)})"
     if need <= 0:
         return TriggerResult(words=words), NoState()
     return TriggerResult(

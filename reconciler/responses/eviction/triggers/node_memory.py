@@ -9,9 +9,11 @@ Source: Koordinator, qosmanager memoryevict.
 from typing import Final
 
 from reconciler.responses.eviction.config import NodeMemoryConfig
-from reconciler.responses.eviction.resources import EvictedResource, size
+from reconciler.responses.eviction.resources import EvictedResource
 from reconciler.responses.eviction.samples import EvictionContext
 from reconciler.responses.eviction.triggers.base import NoState, Shortage, Trigger, TriggerResult, not_measurable
+from reconciler.runtime import format as fmt
+from reconciler.runtime.format import size
 from state.evidence import NODE
 
 
@@ -21,7 +23,8 @@ def _judge(config: NodeMemoryConfig, scene: EvictionContext, _memory: NoState | 
         return not_measurable(*TRIGGER.signals), NoState()
     used = max(0.0, total - available)
     percent = used / total * 100
-    words = f"{size(used)} of {size(total)} used, {percent:.1f} %, too much at {config.threshold_percent:g} %"
+    words = f"{size(used)} of {size(total)} used, {fmt.percent(percent)} "
+    words += f"(threshold {fmt.percent(config.threshold_percent)})"
     if percent < config.threshold_percent:
         return TriggerResult(words=words), NoState()
     pressure = Shortage(

@@ -17,7 +17,7 @@ from typing import Final
 from msgspec import Struct
 
 from reconciler.responses.eviction.config import NumaMemoryTriggerConfig
-from reconciler.responses.eviction.resources import EvictedResource, size
+from reconciler.responses.eviction.resources import EvictedResource
 from reconciler.responses.eviction.samples import EvictionContext
 from reconciler.responses.eviction.triggers.base import (
     EVERY,
@@ -27,6 +27,7 @@ from reconciler.responses.eviction.triggers.base import (
     TriggerResult,
     not_measurable,
 )
+from reconciler.runtime.format import size
 
 _MARGIN_PART: Final = 0.05
 _CACHE_PART: Final = 0.10
@@ -102,9 +103,9 @@ def _judge(
             count = max(count, config.all_passes - 2)
         count = min(count + 1, config.all_passes) if marks.short else max(0, count - 1)
         counts[subject] = count
-        told = f"{subject}: {size(marks.free)} of {size(marks.total)} free, short below {size(marks.low)}"
+        told = f"{subject}: {size(marks.free)} of {size(marks.total)} free (threshold {size(marks.low)})"
         if marks.dropped:
-            told += ", but page cache can be dropped"
+            told += ", page cache can be dropped"
         words.append(told)
         every = count >= config.all_passes
         if marks.short and (every or marks.critical or count >= config.reclaimed_passes):

@@ -16,6 +16,7 @@ from reconciler.responses.eviction.config import PoolLoadConfig
 from reconciler.responses.eviction.resources import EvictedResource
 from reconciler.responses.eviction.samples import EvictionContext
 from reconciler.responses.eviction.triggers.base import Shortage, Trigger, TriggerResult, not_measurable
+from reconciler.runtime.format import number
 from state.model import PodClass
 
 _PREFIX: Final = "pool:"
@@ -72,7 +73,7 @@ def _judge(config: PoolLoadConfig, scene: EvictionContext, memory: LoadRings | N
             words.append(f"{name}: {len(ring.ratios)} of {config.samples} samples")
             continue
         reached = _reached(config, ring)
-        told = f"{name}: {ring.ratios[-1]:.2f} tasks per CPU"
+        told = f"{name}: {number(ring.ratios[-1])} tasks per CPU"
         words.append(told)
         if reached is None:
             continue

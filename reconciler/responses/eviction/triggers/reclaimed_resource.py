@@ -53,7 +53,7 @@ def _judge(
         if there is None:
             continue
         available = format_amount(good, there).removesuffix(" requested")
-        told = f"BE: {format_amount(good, requested)}, {available} there, too much above {ratio:g} times that"
+        told = f"BE: {format_amount(good, requested)}, {available} available (threshold {ratio:g} times that)"
         words.append(told)
         if requested > ratio * there:
             pressures.append(
@@ -66,7 +66,7 @@ def _judge(
 
 TRIGGER: Final = Trigger(
     name="reclaimed_resource",
-    summary="BE pods have been promised far more than there is for them",
+    summary="BE pods request far more than is available to them",
     config_type=ReclaimedResourceConfig,
     memory_type=NoState,
     signals=("be.budget", "be.memory_bound"),

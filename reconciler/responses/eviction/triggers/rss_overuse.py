@@ -13,7 +13,7 @@ from typing import Final
 from reconciler.pods.annotations import JsonAnnotation
 from reconciler.pods.cpu_annotations import MEMORY_ENHANCEMENT
 from reconciler.responses.eviction.config import RssOveruseConfig
-from reconciler.responses.eviction.resources import EvictedResource, memory_request, size
+from reconciler.responses.eviction.resources import EvictedResource, memory_request
 from reconciler.responses.eviction.samples import EvictionContext
 from reconciler.responses.eviction.triggers.base import (
     EVERY,
@@ -24,6 +24,7 @@ from reconciler.responses.eviction.triggers.base import (
     not_measurable,
 )
 from reconciler.responses.eviction.triggers.suppression import positive
+from reconciler.runtime.format import number, size
 from state.evidence import PodSnapshot
 
 
@@ -58,7 +59,9 @@ def _judge(
         judged += 1
         most = threshold(pod, config.ratio) * request
         if rss > most:
-            words = f"{pod.title} holds {size(rss)}, more than {most / request:.2f} times its request {size(request)}"
+            words = (
+                f"{pod.title} uses {size(rss)}, more than {number(most / request)} times its request of {size(request)}"
+            )
             over[pod.uid] = (pod, rss - most, words)
     since = (memory or DurationTracker()).observe(scene.now, over)
     if not judged:
@@ -77,12 +80,12 @@ def _judge(
         for uid, (pod, excess, words) in over.items()
         if (since.lasted(uid, scene.now) or 0.0) >= config.for_s
     )
-    return TriggerResult(words=f"{len(over)} of {judged} pods hold too much", pressures=pressures), since
+    return TriggerResult(words=f"{len(over)} of {judged} pods above the threshold", pressures=pressures), since
 
 
 TRIGGER: Final = Trigger(
     name="rss_overuse",
-    summary="a pod holds more memory than it has requested",
+    summary="a pod uses more memory than it requested",
     config_type=RssOveruseConfig,
     memory_type=DurationTracker,
     signals=("memory.rss",),

@@ -25,6 +25,7 @@ from reconciler.responses.eviction.triggers.base import (
     TriggerResult,
     not_measurable,
 )
+from reconciler.runtime import format as fmt
 from state.evidence import NODE, PodSnapshot
 
 
@@ -67,10 +68,10 @@ def _judge(
     suffering = [uid for uid, most in tolerated.items() if total > most * supply]
     since = (memory or DurationTracker()).observe(scene.now, suffering)
     overdue = [uid for uid in suffering if (since.lasted(uid, scene.now) or 0.0) >= config.for_s]
-    relation = f"{total / supply:.1f} times" if supply > 0 else "all of"
-    words = f"BE has requested {total / 1000:.2f} CPUs, {relation} the {supply / 1000:.2f} there are"
+    relation = f"{fmt.number(total / supply)} times" if supply > 0 else "more than"
+    words = f"BE requests {fmt.cpu(total)}, {relation} the limit of {fmt.cpus(supply)}"
     if suffering:
-        words += f"; {len(suffering)} pods tolerate less, {len(overdue)} of them for {config.for_s:g} s"
+        words += f"; above the tolerance of {len(suffering)} pods, of {len(overdue)} for {fmt.duration(config.for_s)}"
     if not overdue:
         return TriggerResult(words=words), since
     pressure = Shortage(
@@ -85,7 +86,7 @@ def _judge(
 
 TRIGGER: Final = Trigger(
     name="suppression",
-    summary="BE pods get less CPU for longer than they tolerate",
+    summary="BE pods get less CPU than they tolerate for too long",
     config_type=SuppressionConfig,
     memory_type=DurationTracker,
     signals=("be.limit",),

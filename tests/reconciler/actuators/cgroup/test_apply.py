@@ -112,7 +112,7 @@ async def test_a_foreign_value_is_corrected_then_waited_for_then_left(tmp_path: 
         acting.judge.foreign_writes._rules._files[GROUP, "cpu.weight"].until = 0.0
     assert states == [("written", "3"), ("waiting", "200"), ("yielded", "300")]
     assert [kind for kind, _ in acting.alerts] == ["yield"]
-    assert "tuned (pid 7) wrote it 3 times" in acting.alerts[0][1]
+    assert "changed 3 times in" in acting.alerts[0][1]
     assert acting.judge.foreign_writes.writes == {"other": 3}
     acting.close()
 

@@ -39,7 +39,7 @@ def test_a_persons_change_is_a_hold_and_not_reverted() -> None:
     book = ForeignWrites(RULES)
     verdict = book.decide(KEY, "bash (pid 7)", 10, person=True, expected=False)
     assert verdict.answer is ConflictAction.HOLD
-    assert "bash (pid 7) set it by hand" in verdict.words
+    assert "set manually by bash (pid 7)" in verdict.words
     assert verdict.again_at == 310
     again = book.decide(KEY, "bash (pid 7)", 310, person=True, expected=False, fresh=False)
     assert again.answer is ConflictAction.REASSERT, "the hold is over: the value that stands is no new decision"

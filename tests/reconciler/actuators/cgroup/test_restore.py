@@ -473,7 +473,7 @@ def test_every_file_holds_what_it_would_hold_had_the_agent_never_run(
                     else:
                         node.write(path, knob, text)
                 except OSError:
-                    continue  # the kernel refuses it with ours around it, or without
+                    continue  # refused by the kernel with ours around it, or without
                 model[path, knob] = text
                 if what == "kubelet" and agent is not None:
                     blurred.add((path, knob))

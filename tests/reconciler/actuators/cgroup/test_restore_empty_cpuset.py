@@ -31,7 +31,7 @@ async def test_restore_gives_a_set_that_was_empty_all_that_the_group_above_has(t
         acting.write(GROUP, "cpu.set", "\n")
     (done,) = await restore_all(hierarchy, acting.ledger, acting.writer, files=acting.files)
     assert (done.undo, done.text) == (RestoreOutcome.RESTORED, "0-3")
-    assert "cannot be again" in done.detail
+    assert "is impossible" in done.detail
     assert acting.read(GROUP, "cpu.set") == "0-3"
     assert len(acting.ledger) == 0
     acting.close()

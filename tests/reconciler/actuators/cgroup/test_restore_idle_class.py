@@ -42,7 +42,7 @@ async def test_leaving_the_idle_class_gives_back_the_weight_that_is_wanted_or_wa
     count = acting.files.count
     for _ in range(3):
         await acting.actuator.apply([acting.target(POD, {"cpu.idle": 1, **weights})])
-    assert acting.files.count == count, "nobody fights for a weight that cannot be written"
+    assert acting.files.count == count, "nobody fights for a weight that is not writable"
     assert acting.alerts == []
     await acting.actuator.apply([acting.target(POD, dict(weights))])
     assert values(kernel, hierarchy) == ("0", HALF[mode] if weight == 512 else LEAST[mode])
@@ -62,7 +62,7 @@ async def test_a_weight_wanted_meanwhile_waits(tmp_path: Path, mode: Mode) -> No
     await acting.actuator.apply([acting.target(POD, {"cpu.idle": 1, "cpu.weight": 512})])
     standing = acting.judge.statuses.get((POD, "cpu.weight"))
     assert standing is not None
-    assert (standing.state, standing.detail) == ("in place", "counts once cpu.idle ends")
+    assert (standing.state, standing.detail) == ("in place", "takes effect once cpu.idle ends")
     await acting.actuator.apply([acting.target(POD, {"cpu.weight": 512})])
     assert values(kernel, hierarchy) == ("0", HALF[mode])
     acting.close()
@@ -123,7 +123,7 @@ async def test_a_level_that_the_kernel_keeps_for_ever_stays_and_is_reported(tmp_
     (undone,) = await restore_all(hierarchy, acting.ledger, acting.writer, files=acting.files)
     assert (undone.undo, undone.detail) == (
         RestoreOutcome.REFUSED,
-        "one way: the kernel takes no higher cpu.qos again: the group must be made anew",
+        "one way: the kernel does not allow increasing cpu.qos again: recreate the group",
     )
     assert kernel.read(hierarchy.directory("cpu", POD), "cpu.qos_level") == "-1\n"
     acting.close()

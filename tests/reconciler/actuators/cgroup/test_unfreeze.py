@@ -97,7 +97,7 @@ def test_the_unit_thaws_what_a_killed_daemon_left(tmp_path: Path, capsys: pytest
     # The command reads real files: let the mirror show what the fake kernel holds.
     assert Path(f"{live.root}/sys/fs/cgroup/freezer{group(BATCH)}/freezer.state").read_text() == "FROZEN\n"
     assert main(words) == Exit.OK
-    assert capsys.readouterr().out == f"{group(BATCH)}: runs again\n"
+    assert capsys.readouterr().out == f"{group(BATCH)}: unfrozen\n"
     assert Path(f"{live.root}/sys/fs/cgroup/freezer{group(BATCH)}/freezer.state").read_text().startswith("THAWED")
     assert main(words) == Exit.OK
     assert capsys.readouterr().out == ""
@@ -132,7 +132,7 @@ def test_the_unit_thaws_a_pod_that_was_being_killed(
     words = ("thaw", "--root", live.root, "--store", live.config.store.path)
     assert main(words) == Exit.OK
     thawed = at == "killed"
-    assert capsys.readouterr().out == (f"{group(BATCH)}: runs again\n" if thawed else "")
+    assert capsys.readouterr().out == (f"{group(BATCH)}: unfrozen\n" if thawed else "")
     assert state.read_text().startswith("THAWED") is thawed
     assert inside.read_text() == "THAWED\n"
     assert main(words) == Exit.OK

@@ -428,7 +428,7 @@ def _no_threads(cores: FakeCores) -> None:
     ("break_it", "words"),
     [
         pytest.param(_no_kernel, "CONFIG_SCHED_CORE", id="no core scheduling"),
-        pytest.param(_no_threads, "two threads online", id="no hyper-threads any more"),
+        pytest.param(_no_threads, "two online threads", id="no SMT any more"),
     ],
 )
 async def test_a_machine_that_cannot_says_so_once(
@@ -456,7 +456,7 @@ async def test_hyper_threads_that_go_offline_amid_a_sweep_end_it(world: World) -
     world.cores.before = unplug
     await world.look(BATCH)
     await world.side.sweep()
-    assert ["two threads online" in problem for problem in world.side.problems()] == [True]
+    assert ["two online threads" in problem for problem in world.side.problems()] == [True]
     [refused] = await world.side.restore()
     assert refused.undo is RestoreOutcome.REFUSED
 

@@ -177,7 +177,7 @@ async def test_somebody_elses_value_is_left_and_told_and_not_given_back(kernel: 
     await turn(side, situation())
     kernel.set(SCALE, 77)
     assert await turn(side, situation()) == {MIN_FREE: "in place", SCALE: "yielded"}
-    assert "somebody else has set it to 77" in side.problems()[0]
+    assert "set to 77 by another program" in side.problems()[0]
     # Back to the original is somebody else's decision, too, as long as we know that ours was there.
     kernel.set(SCALE, BEFORE[SCALE])
     assert (await turn(side, situation()))[SCALE] == "yielded"
@@ -285,7 +285,7 @@ async def test_it_acts_when_its_wish_changes_and_each_minute(
     await trio.sleep(1)
     assert side.problems() == [], "a look at the pods is no reason"
     await trio.sleep(60)
-    assert "somebody else" in side.problems()[0]
+    assert "another program" in side.problems()[0]
     nursery.cancel_scope.cancel()
 
 
@@ -297,6 +297,6 @@ def test_this_kernel_takes_what_it_has() -> None:
         there = sysctls.read(name)
         assert isinstance(there, int)
         if not os.access(f"/proc/sys/{name.replace('.', '/')}", os.W_OK):
-            pytest.skip("REAL KERNEL TEST NOT RUN: /proc/sys/vm cannot be written here")
+            pytest.skip("REAL KERNEL TEST NOT RUN: /proc/sys/vm is not writable here")
         assert sysctls.write(name, there) == ""
         assert sysctls.read(name) == there

@@ -248,7 +248,7 @@ async def test_without_pressure_files_nobody_is_probed_and_that_is_said(tmp_path
     await machine.look()
     await machine.look()
     assert machine.asked() == []
-    assert "no memory pressure of containers here" in machine.reclaimer.problems()[0]
+    assert "no memory pressure per container" in machine.reclaimer.problems()[0]
 
 
 async def test_a_kernel_without_the_file_and_less_than_asked_are_outcomes(tmp_path: Path) -> None:

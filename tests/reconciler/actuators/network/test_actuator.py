@@ -181,11 +181,11 @@ async def test_the_ceiling_follows_what_online_work_uses(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("now", "state"),
     [
-        (situation("eth0", enforce=False), "would stand in place of mq"),
-        (situation("eth0", dry_run=True), "would stand in place of mq"),
-        (situation("eth0", held=True), "would stand in place of mq"),
-        (situation("eth1"), "its root is cake, which somebody has set: left alone"),
-        (situation("eth9"), "there is no such interface"),
+        (situation("eth0", enforce=False), "would replace mq"),
+        (situation("eth0", dry_run=True), "would replace mq"),
+        (situation("eth0", held=True), "would replace mq"),
+        (situation("eth1"), "its root qdisc cake belongs to another program: unchanged"),
+        (situation("eth9"), "no such interface"),
     ],
     ids=["observe", "dry run", "held", "somebody's", "missing"],
 )
@@ -288,7 +288,7 @@ async def test_a_removed_tree_is_put_back_and_an_interface_that_goes_is_told(tmp
     assert tc.roots["eth0"].complete
     del tc.roots["eth0"], one.pods.links["eth0"]
     await one.round(now)
-    assert one.network.problems() == ["eth0: there is no such interface"]
+    assert one.network.problems() == ["eth0: no such interface"]
     done = await one.network.restore()
     assert [one.undo for one in done] == [RestoreOutcome.GONE]
     one.store.close()

@@ -221,7 +221,7 @@ async def test_a_root_that_somebody_has_set_is_left_alone(cable: Cable) -> None:
     with cable.tc._connect() as link:
         link.tc("add", "tbf", root.index, 0x1_0000, rate="100mbit", latency="50ms", burst=10_000)
     await cable.network._round(wanted())
-    assert cable.network.problems() == ["v0: its root is tbf, which somebody has set: left alone"]
+    assert cable.network.problems() == ["v0: its root qdisc tbf belongs to another program: unchanged"]
     with pytest.raises(SourceError, match="not ours to replace"):
         cable.tc.install(root.index, ClassRates(link=1, floor=1, ceiling=1))
     assert await cable.network.restore() == ()

@@ -176,7 +176,7 @@ async def test_a_new_pod_is_led_at_the_look_that_shows_it_and_one_without_a_proc
     await world.round(BE, MINE)
     world.spaces.inodes.pop("second")
     await world.round(BE, SECOND, MINE, seconds=0.05)
-    assert world.state("second") == ("waiting", "it has no process yet")
+    assert world.state("second") == ("waiting", "no process yet")
     world.spaces.inodes["second"] = 101
     await world.round(BE, SECOND, MINE, seconds=1)
     assert "veth-second" not in world.pods.filters
@@ -235,12 +235,12 @@ async def test_what_is_not_to_be_done_is_shown(
 async def test_a_namespace_that_an_online_pod_has_too_is_left_alone(world: World) -> None:
     world.spaces.inodes["mine"] = 100
     await world.round()
-    assert world.state("be") == ("blocked", "its network namespace is that of ns/mine, too")
+    assert world.state("be") == ("blocked", "shares its network namespace with ns/mine")
     assert set(world.pods.filters) == {"veth-second"}
 
 
 UNTOLD = replace(WISH, interfaces=(InterfaceRequest(name="eth0"),))
-NO_SPEED = "eth0: its driver tells no speed; expected link_mbit in the configuration"
+NO_SPEED = "eth0: its driver reports no speed; set link_mbit in the configuration"
 
 
 async def test_nobody_is_led_where_the_links_speed_is_not_known(world: World) -> None:

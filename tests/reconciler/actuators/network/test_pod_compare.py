@@ -84,9 +84,9 @@ def test_what_is_right_stays_as_it_is() -> None:
         (AT, IngressState(kind="clsact", leads_to=3, others="a filter (bpf, pref 1)"), "veth7: a filter (bpf, pref 1)"),
         (AT, IngressState(kind="clsact", others="a filter (bpf, pref 1)"), "veth7: a filter (bpf, pref 1)"),
         (PodEgress(problem="its namespace is that of ns/b, too"), OURS, "its namespace is that of ns/b, too"),
-        (PodEgress(), OURS, "no cable"),
+        (PodEgress(), OURS, "no veth pair"),
     ],
-    ids=["another's filter came", "another's filter is there", "an online pod's namespace", "no cable"],
+    ids=["another's filter came", "another's filter is there", "an online pod's namespace", "no veth pair"],
 )
 def test_where_somebody_else_is_concerned_ours_goes(place: PodEgress, entry: IngressState, state: str) -> None:
     lead, let_go, forget, stands = steps(place, entry)
@@ -124,14 +124,14 @@ def test_a_held_pod_is_left_as_it_is(place: PodEgress) -> None:
 
 
 def test_a_pod_without_a_process_yet_keeps_what_it_has() -> None:
-    assert steps(PodEgress(waits=True)) == ({}, {}, set(), ("waiting", "it has no process yet"))
+    assert steps(PodEgress(waits=True)) == ({}, {}, set(), ("waiting", "no process yet"))
 
 
 def test_a_pod_in_the_hosts_network_is_held_by_its_class_or_said_not_to_be() -> None:
     assert steps(PodEgress(host=True), cables={}) == ({}, {}, set(), None)
     assert steps(PodEgress(host=True), cables={}, classes=False)[3] == (
         "blocked",
-        "it is in the host's network, where only net_cls tells its packets from others",
+        "in the host network, where only net_cls identifies its packets",
     )
 
 

@@ -220,7 +220,7 @@ async def test_groups_that_others_take_meanwhile_are_an_answer_not_an_end(tmp_pa
     assert any("out of CLOSIDs" in problem for problem in world.side.problems())
     world.model.before = None
     await world.sweep(wants(WEB, 50, 100))
-    assert any("ns/web: no control group is left" in problem for problem in world.side.problems())
+    assert any("ns/web: no free control group" in problem for problem in world.side.problems())
 
 
 async def test_watching_changes_nothing(world: World) -> None:

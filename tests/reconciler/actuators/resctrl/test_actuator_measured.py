@@ -86,7 +86,7 @@ async def test_why_something_is_not_measured_is_told(tmp_path: Path) -> None:
     blind.side.planned(blind.situation(BATCH))
     told = blind.side.measured()
     assert told is not None
-    assert dict(told.lacks) == dict.fromkeys(both, "resctrl has not been looked at yet")
+    assert dict(told.lacks) == dict.fromkeys(both, "resctrl not checked yet")
     await blind.sweep(BATCH)
     told = blind.side.measured()
     assert told is not None
@@ -99,7 +99,7 @@ async def test_why_something_is_not_measured_is_told(tmp_path: Path) -> None:
     await few.sweep(BATCH, WEB)
     told = few.side.measured()
     assert told is not None
-    assert dict(told.lacks) == dict.fromkeys(both, "1 of 2 pods are watched now, by 1 monitoring groups")
+    assert dict(told.lacks) == dict.fromkeys(both, "1 of 2 pods monitored now, with 1 monitoring groups")
     gone = World(tmp_path / "gone")
     gone.model.umount()
     await gone.sweep(BATCH)

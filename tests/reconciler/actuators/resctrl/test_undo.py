@@ -239,7 +239,7 @@ async def test_without_a_record_nothing_is_touched(world: World, monkeypatch: py
     await world.sweep(BATCH)
     assert world.model.deeds == []
     assert world.side.problems() == [
-        "resctrl is left as it is, what is there cannot be recorded: the disk is full",
+        "resctrl is unmanaged: its state cannot be recorded: the disk is full",
     ]
 
 
@@ -279,7 +279,7 @@ async def test_a_mount_that_is_refused_is_not_asked_for_at_each_sweep(
     for _ in range(30):
         await world.sweep(BATCH, seconds=2.0)
     assert writes == []
-    assert "mount it there instead, as in /etc/fstab" in world.side.problems()[0]
+    assert "mount resctrl on the host instead, in /etc/fstab" in world.side.problems()[0]
     world.hidden = False
     with monkeypatch.context() as patched:
         patched.setattr(world, "mount", refused)

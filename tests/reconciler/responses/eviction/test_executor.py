@@ -41,7 +41,7 @@ async def test_each_act_stands_in_the_journal_before_it_and_the_end_is_told_once
     assert {alert.key for alert in bench.told} == {"eviction:1-a"}
     assert all(alert.durable for alert in bench.told)
     planned, done = bench.told
-    assert planned.summary == "shop/a is going to be evicted (node_memory): memory 91 %"
+    assert planned.summary == "shop/a will be evicted (node_memory): memory 91 %"
     assert done.summary == "shop/a was evicted (node_memory): it is over"
     assert done.labels == {
         "namespace": "shop",
@@ -116,12 +116,12 @@ async def test_a_withdrawn_order_is_given_up_only_while_nothing_has_been_done(be
     evictor: Evictor
 
     def withdrawn(work: Any) -> Any:
-        evictor.withdraw("1-b", "the pressure is over")
+        evictor.withdraw("1-b", "the shortage has ended")
         return ends(pods[work.case.order.uid])(work)
 
     evictor = bench.evictor(ScriptedWay(EvictionMethodName.CRI, withdrawn))
     evictor.submit(order["a"])
-    evictor.withdraw("1-a", "the pressure is over")
+    evictor.withdraw("1-a", "the shortage has ended")
     evictor.withdraw("unknown", "x")
     cases = await carried_out(evictor, order["b"])
     assert [case.outcome for case in cases] == [EvictionOutcome.ABANDONED, EvictionOutcome.DONE]
@@ -153,8 +153,8 @@ async def test_one_that_waits_for_its_turn_ends_at_once_when_it_is_withdrawn(ben
         for uid in "abc":
             evictor.submit(order_for(uid))
             await until(lambda: len(bench.told) == len(evictor.cases()))
-        evictor.withdraw("1-a", "the pressure is over")
-        evictor.withdraw("1-b", "the pressure is over")
+        evictor.withdraw("1-a", "the shortage has ended")
+        evictor.withdraw("1-b", "the shortage has ended")
         await until(lambda: outcome("b") is EvictionOutcome.ABANDONED)
         assert (outcome("a"), outcome("c"), pods["b"].alive) == (None, None, True)
         go.set()
@@ -203,7 +203,7 @@ async def test_a_pod_that_the_kubelet_starts_again_is_ended_again_so_often(bench
         (case,) = await carried_out(bench.evictor(way, config=config), order_for("a"))
         nursery.cancel_scope.cancel()
     assert (case.outcome, case.rounds, len(way.log)) == (EvictionOutcome.FAILED, 3, 3)
-    assert case.detail == "the kubelet has started it again 3 times after it was ended"
+    assert case.detail == "restarted by the kubelet 3 times after it was ended"
 
 
 async def test_one_that_comes_back_once_and_then_stays_away_is_done(bench: Bench) -> None:

@@ -69,7 +69,7 @@ async def test_a_means_that_cannot_be_used_any_more_is_followed_by_the_next(benc
     """Such as CRI, switched off between two runs."""
     pod = bench.node.add("a")
     bench.leave(left_at(pod, step, means=EvictionMethodName.CRI))
-    cri = ScriptedWay(EvictionMethodName.CRI, fails("no"), unusable="there is no CRI socket")
+    cri = ScriptedWay(EvictionMethodName.CRI, fails("no"), unusable="no CRI socket")
     last = ScriptedWay(EvictionMethodName.SIGNAL, ends(pod))
     (case,) = await carried_out(bench.evictor(cri, last))
     assert (case.outcome, case.means, cri.log, last.resumed) == (
@@ -78,7 +78,7 @@ async def test_a_means_that_cannot_be_used_any_more_is_followed_by_the_next(benc
         [],
         [None],
     )
-    assert case.tried == ("cri: there is no CRI socket",)
+    assert case.tried == ("cri: no CRI socket",)
 
 
 async def test_what_the_api_server_has_accepted_is_waited_for_also_where_it_cannot_be_asked_any_more(
@@ -94,20 +94,20 @@ async def test_what_the_api_server_has_accepted_is_waited_for_also_where_it_cann
 @pytest.mark.parametrize("first", ["unusable", "fails", "not configured"])
 async def test_a_budget_that_has_refused_an_earlier_run_keeps_every_other_means_away(bench: Bench, first: str) -> None:
     pod = bench.node.add("a")
-    bench.leave(left_at(pod, EvictionStep.ASK, means=EvictionMethodName.API, budget="it answered 429 Cannot evict pod"))
+    bench.leave(left_at(pod, EvictionStep.ASK, means=EvictionMethodName.API, budget="HTTP 429 Cannot evict pod"))
     api = ScriptedWay(
         EvictionMethodName.API, fails("no"), unusable="it is not reachable" if first == "unusable" else None
     )
     last = ScriptedWay(EvictionMethodName.SIGNAL, ends(pod))
     (case,) = await carried_out(bench.evictor(*([] if first == "not configured" else [api]), last))
     assert (case.outcome, last.log, pod.alive) == (EvictionOutcome.REFUSED, [], True)
-    assert case.detail == "its disruption budget refuses: it answered 429 Cannot evict pod"
+    assert case.detail == "refused by its disruption budget: HTTP 429 Cannot evict pod"
     assert bench.kinds() == [AlertKind.EVICTION_REFUSED]
 
 
 async def test_a_hard_trigger_that_was_allowed_to_passes_over_a_budget_also_after_a_restart(bench: Bench) -> None:
     pod = bench.node.add("a")
-    case = left_at(pod, EvictionStep.ASK, means=EvictionMethodName.API, budget="it answered 429")
+    case = left_at(pod, EvictionStep.ASK, means=EvictionMethodName.API, budget="HTTP 429")
     bench.leave(replace(case, order=replace(case.order, forced=True)))
     config = replace(CONFIG, api=ApiMeans(hard_over_budget=True))
     ways = ScriptedWay(EvictionMethodName.API, fails("no")), ScriptedWay(EvictionMethodName.SIGNAL, ends(pod))
@@ -132,7 +132,10 @@ async def test_a_budgets_refusal_is_in_the_journal_before_it_is_asked_again(benc
             return EvictionResult(outcome=None, detail="gave up")
 
     (case,) = await carried_out(bench.evictor(Asking()), order_for("a"))
-    assert (case.outcome, case.detail) == (EvictionOutcome.REFUSED, "its disruption budget refuses: the budget says no")
+    assert (case.outcome, case.detail) == (
+        EvictionOutcome.REFUSED,
+        "refused by its disruption budget: the budget says no",
+    )
 
 
 async def test_what_the_api_server_accepts_at_the_very_moment_of_a_withdrawal_goes_on(bench: Bench) -> None:
@@ -146,10 +149,10 @@ async def test_what_the_api_server_accepts_at_the_very_moment_of_a_withdrawal_go
 
         async def terminate(self, work: EvictionWork) -> EvictionResult:
             await work.step(EvictionStep.ASK)
-            evictor.withdraw("1-a", "the pressure is over")
+            evictor.withdraw("1-a", "the shortage has ended")
             await work.step(EvictionStep.WAIT, accepted=True)
             pod.end()
-            return EvictionResult(outcome=EvictionOutcome.DONE, detail="the API server evicted it")
+            return EvictionResult(outcome=EvictionOutcome.DONE, detail="evicted through the API server")
 
     evictor = bench.evictor(Asking())
     (case,) = await carried_out(evictor, order_for("a"))
@@ -187,7 +190,7 @@ async def test_a_case_that_is_no_longer_true_touches_nobody(bench: Bench, why: s
     # What we had stopped is let go; a pod of another boot, or another one by its name, was not stopped by us.
     assert pod.frozen is (why != "dry run")
     if why == "dry run":
-        assert case.detail == "a dry run; the API server has accepted it already"
+        assert case.detail == "a dry run; the API server had already accepted it"
     assert len(bench.told) == 1
 
 

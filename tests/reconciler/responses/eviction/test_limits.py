@@ -81,8 +81,8 @@ def test_what_the_caps_leave(turns: list[EvictionRecord], count: int) -> None:
 
 
 def test_the_reason_names_the_cap_that_binds() -> None:
-    assert room(LIMITS, EvictionHistory(turns=(turn(START),)), START).reason == "1 in the last minute, at most 2"
-    assert room(LimitsConfig(per_pass=1), EvictionHistory(), START).reason == "at most 1 in one pass"
+    assert room(LIMITS, EvictionHistory(turns=(turn(START),)), START).reason == "limit per minute, 1 of 2 used"
+    assert room(LimitsConfig(per_pass=1), EvictionHistory(), START).reason == "limit per pass"
 
 
 @pytest.mark.parametrize(
@@ -109,8 +109,8 @@ def test_only_a_success_starts_the_pause_and_it_starts_at_its_end(
     [
         (turn(START - 10, None), "is being evicted"),
         (turn(START - 10, EvictionOutcome.REFUSED), "its eviction was refused 10 s ago"),
-        (turn(START - 10, EvictionOutcome.FAILED), "its eviction has failed 10 s ago"),
-        (turn(START - 10, EvictionOutcome.DONE), "was evicted 10 s ago and started again"),
+        (turn(START - 10, EvictionOutcome.FAILED), "its eviction failed 10 s ago"),
+        (turn(START - 10, EvictionOutcome.DONE), "was evicted 10 s ago and restarted in place"),
         (turn(START - 121, EvictionOutcome.REFUSED), None),
         (turn(START - 301, EvictionOutcome.DONE), None),
         (turn(START - 10, EvictionOutcome.GONE), None),

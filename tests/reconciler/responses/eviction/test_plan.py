@@ -41,8 +41,8 @@ def test_an_order_tells_all_that_carrying_it_out_needs() -> None:
     )
     assert (order.cause, order.subject, order.forced, order.grace_s) == ("node_memory", "node", True, 45.0)
     assert order.frees == {"memory": 15 * GI}
-    assert order.evidence == "80.0 GiB of 100.0 GiB used, 80.0 %, too much at 70 %"
-    assert order.ranking[0].startswith("1. goes: ci/a")
+    assert order.evidence == "80 GiB of 100 GiB used, 80 % (threshold 70 %)"
+    assert order.ranking[0].startswith("1. evict: ci/a")
     assert order.decided_s == pytest.approx(WALL + world.at - START)
 
 
@@ -69,7 +69,7 @@ def test_a_refused_and_a_failed_eviction_are_no_relief_and_the_next_one_goes() -
     assert [first.uid, second.uid, third.uid] == ["a", "b", "c"]
     planner.cases.append(case(third))
     assert "its eviction was refused" in "\n".join(third.ranking)
-    assert "its eviction has failed" in "\n".join(third.ranking)
+    assert "its eviction failed" in "\n".join(third.ranking)
 
 
 def test_success_starts_the_pause_of_its_trigger_alone() -> None:
@@ -84,7 +84,7 @@ def test_success_starts_the_pause_of_its_trigger_alone() -> None:
     world.put("pod:c", memory__rss=2 * GI)
     assert [one.uid for one in planner.step().orders] == ["c"]
     assert planner.run(27) == []
-    assert reasons(planner.decision)["node_memory"].startswith("cooling: one has gone for it")
+    assert reasons(planner.decision)["node_memory"].startswith("cooling: cooldown after the last eviction")
     assert "b" in planner.run(5)
 
 
@@ -93,10 +93,10 @@ def test_evicting_be_cannot_cure_what_online_work_has_taken() -> None:
     planner = Planner(world, memory())
     assert planner.run(100) == []
     why = reasons(planner.decision)["node_memory"]
-    assert why.startswith("not-theirs: evicting reclaimed pods cannot cure it: those that may go hold 3.0 GiB")
+    assert why.startswith("not-theirs: evicting reclaimed pods cannot fix it: all candidates use 3 GiB")
     (refusal,) = planner.decision.refusals
-    assert any("ci/leak: class shared is not in eviction.classes (80.0 GiB" in line for line in refusal.ranking)
-    assert any("waits: cannot cure it" in line for line in refusal.ranking)
+    assert any("ci/leak: class shared is not in eviction.classes (80 GiB" in line for line in refusal.ranking)
+    assert any("wait: cannot fix it" in line for line in refusal.ranking)
 
 
 def test_pods_that_hold_next_to_nothing_cannot_cure_it_either() -> None:
@@ -104,7 +104,7 @@ def test_pods_that_hold_next_to_nothing_cannot_cure_it_either() -> None:
     planner = Planner(world, memory())
     assert planner.run(20) == []
     assert reasons(planner.decision)["node_memory"] == (
-        "not-theirs: evicting reclaimed pods cannot cure it: none of them holds enough of it"
+        "not-theirs: evicting reclaimed pods cannot fix it: none uses enough of the resource"
     )
 
 
@@ -116,9 +116,9 @@ def test_for_the_images_file_system_who_holds_some_of_it_goes_and_an_unknown_par
     world.put("pod:a", fs__use=30 * GI, fs__inodes_use=100)
     planner = Planner(world, config)
     assert planner.run(5) == []
-    assert reasons(planner.decision)["disk"] == "unknown: it is not known what 2 of those that may go hold there"
+    assert reasons(planner.decision)["disk"] == "unknown: usage of 2 candidates is unknown"
     (refusal,) = planner.decision.refusals
-    assert all("what it holds is not known (holds an unknown part)" in line for line in refusal.ranking)
+    assert all("usage unknown (usage unknown)" in line for line in refusal.ranking)
     world.put("pod:b@fs:imagefs", fs__use=20 * GI, fs__inodes_use=100)
     assert planner.run(1) == ["b"]
 
@@ -126,14 +126,14 @@ def test_for_the_images_file_system_who_holds_some_of_it_goes_and_an_unknown_par
 def test_nobody_is_left_to_go() -> None:
     planner = Planner(full(be("a", static=True), a=50), memory())
     assert planner.run(20) == []
-    assert reasons(planner.decision)["node_memory"] == "nobody: nobody may go for this"
+    assert reasons(planner.decision)["node_memory"] == "nobody: no pod may be evicted for this"
 
 
 def test_nobody_goes_in_the_first_seconds_after_the_start() -> None:
     world = full(be("a"), a=15)
     planner = Planner(world, memory(limits=QUIET), started=False)
     assert planner.run(60) == []
-    assert reasons(planner.decision)["node_memory"].startswith("starting: started 59 s ago")
+    assert reasons(planner.decision)["node_memory"].startswith("starting: quiet period after start: 1 s left")
     assert planner.run(2) == ["a"]
 
 
@@ -141,7 +141,7 @@ def test_a_hold_on_the_node_or_the_pod_keeps_everybody() -> None:
     planner = Planner(full(be("a"), a=15), memory())
     planner.holds = {"node": Hold(target="node", reason="looking", by="jo")}
     assert planner.run(10) == []
-    assert reasons(planner.decision)["node_memory"] == "held: the node is held by jo: looking"
+    assert reasons(planner.decision)["node_memory"] == "held: the node is on hold by jo: looking"
     planner.holds = {"pod:a": Hold(target="pod:a", reason="looking", by="jo")}
     assert planner.run(10) == []
     planner.holds = {}
@@ -157,8 +157,8 @@ def test_a_hard_pressure_takes_up_to_the_burst_and_the_caps() -> None:
     planner = Planner(small(20), memory(limits=LimitsConfig(per_pass=3, per_minute=4, per_10_minutes=6)))
     ordered = [len(planner.step().orders) for _ in range(5)]
     assert ordered == [3, 1, 0, 0, 0]
-    assert reasons(planner.decision)["node_memory"] == "limit: 4 in the last minute, at most 4"
-    assert any("waits: 4 in the last minute, at most 4" in line for line in planner.decision.refusals[0].ranking)
+    assert reasons(planner.decision)["node_memory"] == "limit: limit per minute, 4 of 4 used"
+    assert any("wait: limit per minute, 4 of 4 used" in line for line in planner.decision.refusals[0].ranking)
 
 
 def test_an_owners_pods_do_not_all_go() -> None:
@@ -166,7 +166,7 @@ def test_an_owners_pods_do_not_all_go() -> None:
     world = full(*pods, **{f"p{n}": 1 for n in range(20)})
     planner = Planner(world, memory(limits=LimitsConfig(per_owner=2)))
     assert len(planner.run(10)) == 2
-    assert reasons(planner.decision)["node_memory"] == "limit: enough pods of their owners have gone"
+    assert reasons(planner.decision)["node_memory"] == "limit: eviction limit of their owners reached"
 
 
 def test_of_soft_pressures_the_best_gets_one_in_a_pass() -> None:
@@ -177,7 +177,7 @@ def test_of_soft_pressures_the_best_gets_one_in_a_pass() -> None:
     decision = planner.step()
     assert [order.uid for order in decision.orders] == ["b"]
     (refusal,) = decision.refusals
-    assert (refusal.subject, refusal.reason) == ("pod:a", "ci/b goes first")
+    assert (refusal.subject, refusal.reason) == ("pod:a", "ci/b ranks first")
     assert [order.uid for order in planner.step().orders] == ["a"]
 
 
@@ -187,7 +187,7 @@ def test_a_soft_pressure_waits_while_somebody_goes_for_a_hard_one() -> None:
     world = full(be("a"), be("b", requests=batch(None, GI)), a=15, b=2)
     decision = Planner(world, config).step()
     assert [order.uid for order in decision.orders] == ["a"]
-    assert reasons(decision)["rss_overuse"].startswith("turn: somebody else goes in this pass")
+    assert reasons(decision)["rss_overuse"].startswith("turn: another pod is evicted in this pass")
 
 
 def test_numa_pressure_takes_who_holds_memory_there() -> None:
@@ -223,11 +223,11 @@ def test_a_named_suspect_goes_when_exclusions_and_limits_allow_it() -> None:
     ]
     (order,) = planner.step().orders
     assert (order.uid, order.cause, order.forced) == ("hog", NAME, False)
-    assert order.evidence == "rule latency: shop/web suffers: p99 40 ms"
+    assert order.evidence == "rule latency: victim shop/web: p99 40 ms"
     planner.cases = [case(order, EvictionOutcome.GONE, WALL + world.at - START)]
     planner.named = [replace(planner.named[0], uid="web")]
     assert planner.run(5) == []
-    assert reasons(planner.decision)[NAME] == "nobody: nobody may go for this"
+    assert reasons(planner.decision)[NAME] == "nobody: no pod may be evicted for this"
 
 
 def test_a_wish_between_two_passes_is_served_in_the_next_one_and_lapses() -> None:
@@ -281,13 +281,13 @@ def test_a_dry_run_stands_and_is_told_once() -> None:
         (order,) = planner.step().would
         assert (order.id, order.decided_s) == (first.id, first.decided_s)
     assert planner.log == [
-        "node_memory: ci/a would be evicted (dry run): 80.0 GiB of 100.0 GiB used, 80.0 %, too much at 70 %"
+        "node_memory: ci/a would be evicted (dry run): 80 GiB of 100 GiB used, 80 % (threshold 70 %)"
     ]
     world.put(memory__available=90 * GI)
     planner.run(59)
     assert len(planner.log) == 1
     planner.run(5)
-    assert planner.log[1:] == [f"over: {planner.log[0]}"]
+    assert planner.log[1:] == [f"ended: {planner.log[0]}"]
     world.put(memory__available=20 * GI)
     planner.run(5)
     assert len(planner.log) == 3
@@ -349,7 +349,7 @@ def test_a_trigger_that_is_blind_says_so_once() -> None:
     world = World(be("a"))
     planner = Planner(world, memory())
     planner.run(30)
-    assert planner.log == ["node_memory: cannot be judged: unknown: memory.total, memory.available not measured"]
+    assert planner.log == ["node_memory: cannot evaluate: unknown: memory.total, memory.available not measured"]
     assert planner.decision.readings["node_memory"].known is False
 
 

@@ -29,7 +29,7 @@ def test_nobody_goes_for_pressure_that_is_on_its_way() -> None:
     (order,) = planner.first().orders
     planner.cases = [case(order)]
     assert planner.run(300) == []
-    assert reasons(planner.decision)["node_memory"].startswith(f"coming: on its way: {order.title} going")
+    assert reasons(planner.decision)["node_memory"].startswith(f"coming: eviction in progress: {order.title}")
 
 
 def test_between_the_order_and_its_case_nobody_goes_either() -> None:
@@ -67,7 +67,7 @@ def test_a_stall_without_an_amount_takes_one_and_waits_for_it() -> None:
     # Its work has ended, a helper of it has not: what is judged by a mean is still bad, and waits for the end.
     world.put("pod:a", memory__rss=0)
     assert planner.run(100) == []
-    assert reasons(planner.decision)["memory_pressure"].startswith("coming: on its way: ci/a going")
+    assert reasons(planner.decision)["memory_pressure"].startswith("coming: eviction in progress: ci/a")
     del world.pods["a"]
     assert planner.run(10) == []
     planner.cases = [case(order, EvictionOutcome.GONE, WALL + world.at - START)]
@@ -86,7 +86,7 @@ def test_what_was_hoped_of_a_pod_is_credited_until_its_case_has_ended() -> None:
     planner.cases = [case(order)]
     world.put(f"pod:{order.uid}", cpu__use=0)
     assert planner.run(30) == []
-    assert reasons(planner.decision)["pool_load"].startswith(f"coming: on its way: {order.title} going")
+    assert reasons(planner.decision)["pool_load"].startswith(f"coming: eviction in progress: {order.title}")
     del world.pods[order.uid]
     assert planner.run(10) == []
 
@@ -152,7 +152,7 @@ def test_a_half_dead_pod_is_credited_until_it_is_gone_or_may_be_tried_again(
         assert planner.run(2) == ["b"]
         return
     assert planner.run(118) == []
-    assert reasons(planner.decision)["node_memory"].startswith("coming: on its way: ci/a going, 15.0 GiB")
+    assert reasons(planner.decision)["node_memory"].startswith("coming: eviction in progress: ci/a; 15 GiB")
     again = Planner(world, planner.config)
     assert planner.memory is not None
     row = saved_history(planner.memory.past, world.frame())
@@ -196,10 +196,10 @@ def test_an_order_whose_pressure_is_over_is_withdrawn_after_a_while() -> None:
     world.put(memory__available=20 * GI)
     assert watch(5) == []
     world.put(memory__available=None)
-    assert watch(100) == [], "not known is not over"
+    assert watch(100) == [], "unknown is not over"
     world.put(memory__available=40 * GI)
     overs = watch(12)
-    assert overs[0] == {order.id: "the pressure is over"}
+    assert overs[0] == {order.id: "the shortage has ended"}
     planner.cases = [case(order, EvictionOutcome.ABANDONED, WALL + world.at - START)]
     assert watch(5) == []
 
@@ -217,7 +217,7 @@ def test_an_order_is_withdrawn_when_the_victim_of_the_rule_is_well_and_one_of_an
     planner.run(9)
     assert planner.decision.over == {}
     planner.run(1)
-    assert planner.decision.over == {order.id: "shop/web is well"}
+    assert planner.decision.over == {order.id: "shop/web has recovered"}
     later = Planner(planner.world, config)
     later.cases, later.findings = planner.cases, planner.findings
     later.run(100)

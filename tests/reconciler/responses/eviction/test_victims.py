@@ -30,11 +30,11 @@ def spared(
     ("facts", "reason"),
     [
         ({}, None),
-        ({"terminating": True}, "is ending already"),
-        ({"held": True}, "held by an operator"),
-        ({"certain": False}, "nobody has told its labels yet"),
+        ({"terminating": True}, "already terminating"),
+        ({"held": True}, "on hold by an operator"),
+        ({"certain": False}, "labels not known yet"),
         ({"cls": PodClass.SYSTEM}, "system class"),
-        ({"static": True}, "static pod: the kubelet would not start it again"),
+        ({"static": True}, "static pod: the kubelet cannot recreate it elsewhere"),
         ({"priority_class": "system-node-critical"}, "critical: priority class system-node-critical"),
         ({"priority": 2_000_000_000}, "critical: its priority"),
         ({"cls": PodClass.SHARED}, "class shared is not in eviction.classes"),
@@ -51,9 +51,9 @@ def spared(
         ({"owner": "DaemonSet/logs"}, "owned by DaemonSet/logs"),
         ({"owner": "Job/logs"}, None),
         ({"owner": None}, None),
-        ({"age_s": 59.0}, "young: 59 s of 60 s"),
+        ({"age_s": 59.0}, "too young: 59 s of 60 s"),
         ({"age_s": 60.0}, None),
-        ({"created_s": 0.0}, "its age is not known"),
+        ({"created_s": 0.0}, "age unknown"),
     ],
 )
 def test_who_is_spared_and_why(facts: dict[str, Any], reason: str | None) -> None:
@@ -87,7 +87,7 @@ def test_who_is_spared_and_why(facts: dict[str, Any], reason: str | None) -> Non
             ),
             "selector keep Exists",
         ),
-        (ExemptionsConfig(young_s=7200), "young: 3600 s of 7200 s"),
+        (ExemptionsConfig(young_s=7200), "too young: 60 min of 2 h"),
     ],
 )
 def test_the_configuration_names_who_is_spared(config: ExemptionsConfig, reason: str | None) -> None:
@@ -95,7 +95,7 @@ def test_the_configuration_names_who_is_spared(config: ExemptionsConfig, reason:
 
 
 def test_pods_without_a_controller_are_spared_where_that_is_asked_for() -> None:
-    assert spared(be("a", owner=None), ExemptionsConfig(ownerless=True)) == "no controller would start it anew"
+    assert spared(be("a", owner=None), ExemptionsConfig(ownerless=True)) == "no controller would recreate it"
     assert spared(be("a", created_s=0.0), ExemptionsConfig(young_s=0)) is None
     with pytest.raises(ValueError, match="a selector needs"):
         PodSelector(name="all")
@@ -116,7 +116,7 @@ def test_pods_without_a_controller_are_spared_where_that_is_asked_for() -> None:
 def test_what_a_person_holds_is_left_alone(target: str, is_held: bool) -> None:
     pod = be("a", containers=(ContainerSnapshot(id="c1", path="/kubepods/besteffort/poda/c1"),))
     hold = Hold(target=target, reason="debugging", by="jo")
-    assert spared(pod, holds={target: hold}) == ("held by jo: debugging" if is_held else None)
+    assert spared(pod, holds={target: hold}) == ("on hold by jo: debugging" if is_held else None)
 
 
 @pytest.mark.parametrize(
@@ -198,14 +198,17 @@ def test_a_line_is_printed_for_each_who_was_weighed() -> None:
     pressure = Shortage(trigger="node_memory", good=EvictedResource.MEMORY, evidence="")
     weighed = rank(EvictionConfig(), world.scene(), pressure, need=GI, spared={"c": "young", "f": "young"}, features=())
     assert list(render(pressure, weighed, weighed.candidates[:1], {})) == [
-        "1. goes: ci/a: class reclaimed, priority 0, 2.0 GiB of memory after 3600 s",
-        "2. stays: enough without it: ci/b: class reclaimed, priority 5, avoided, 3.0 GiB of memory after 3600 s",
-        "-. stays: ci/c: young (1.0 GiB of memory)",
-        "-. stays: ci/d: holds too little: 1.0 MiB of memory (1.0 MiB of memory)",
-        "-. stays: ci/e: what it holds is not known (holds an unknown part)",
+        "1. evict: ci/a: class reclaimed, priority 0, 2 GiB of memory, age 60 min",
+        (
+            "2. not needed: pressure already covered: ci/b: class reclaimed, priority 5, avoided, 3 GiB of memory, "
+            "age 60 min"
+        ),
+        "-. exempt: ci/c: young (1 GiB of memory)",
+        "-. exempt: ci/d: uses too little: 1 MiB of memory (1 MiB of memory)",
+        "-. exempt: ci/e: usage unknown (usage unknown)",
     ]
     assert (weighed.small, weighed.unknown) == (1, 1)
-    assert "waits: the cap" in render(pressure, weighed, (), {"a": "the cap"})[0]
+    assert "wait: the cap" in render(pressure, weighed, (), {"a": "the cap"})[0]
 
 
 def candidates(*rows: tuple[str, float] | tuple[str, float, int]) -> list[Candidate]:
@@ -292,12 +295,12 @@ def test_the_whole_pod_counts_where_there_is_one_numa_node_and_all_memory_where_
 @pytest.mark.parametrize(
     ("good", "value", "words"),
     [
-        (EvictedResource.CPU, 1234, "1.23 CPUs"),
+        (EvictedResource.CPU, 1234, "1.23 CPU"),
         (EvictedResource.LOAD, 2.5, "2.5 tasks"),
         (EvictedResource.MEMORY, 1536 * MI, "1.5 GiB of memory"),
         (EvictedResource.DISK, 100, "100 B of disk"),
         (EvictedResource.INODES, 1200, "1200 inodes"),
-        (EvictedResource.IO, 5 * MI, "5.0 MiB/s of disks"),
+        (EvictedResource.IO, 5 * MI, "5 MiB/s of disks"),
     ],
 )
 def test_amounts_in_words(good: EvictedResource, value: float, words: str) -> None:

@@ -115,7 +115,7 @@ async def test_a_pods_own_grace_is_not_spoken_of_where_nothing_shortens_it(nurse
 async def test_an_accepted_one_that_lives_on_is_left_to_the_next_means(nursery: trio.Nursery, pod: Pod) -> None:
     result, _, work = await evict(nursery, pod, listed("v1"), CREATED)
     assert (result.outcome, work.case.accepted) == (None, True)
-    assert result.detail == "accepted, but the pod is alive 0.7 s later"
+    assert result.detail == "accepted, but the pod is still running after 700 ms"
 
 
 @pytest.mark.parametrize("version", ["v1beta1", "v1"])
@@ -176,8 +176,8 @@ async def test_a_budget_that_has_refused_is_obeyed_also_where_the_api_server_fai
     long = replace(CONFIG, api=replace(CONFIG.api, refused_s=0.8, failing_s=0.1))
     result, server, work = await evict(nursery, pod, listed("v1"), *[refusal] * 3, failure, config=long)
     assert result.outcome is EvictionOutcome.REFUSED
-    assert result.detail.startswith("its disruption budget refuses: it answered 429 Cannot evict pod; ")
-    assert work.case.budget == "it answered 429 Cannot evict pod"
+    assert result.detail.startswith("refused by its disruption budget: HTTP 429: Cannot evict pod; ")
+    assert work.case.budget == "HTTP 429: Cannot evict pod"
     assert len(server.requests) >= 5
 
 
@@ -186,7 +186,7 @@ async def test_a_budgets_refusal_to_an_earlier_run_is_obeyed_when_nobody_answers
 ) -> None:
     outcomes = []
     over = replace(CONFIG, api=replace(CONFIG.api, hard_over_budget=True))
-    for config, budget in ((CONFIG, ""), (CONFIG, "it answered 429"), (over, "it answered 429")):
+    for config, budget in ((CONFIG, ""), (CONFIG, "HTTP 429"), (over, "HTTP 429")):
         async with trio.open_nursery() as inner:
             server = HttpPeer([listed("v1"), status(500, "InternalError", "etcd is gone")])
             port = await inner.start(server.serve)
@@ -206,7 +206,7 @@ async def test_a_budget_that_gives_way_in_the_end_has_not_refused(nursery: trio.
     refusal = status(429, "TooManyRequests", "Cannot evict pod", "Retry-After: 0", **BUDGET)
     result, _, work = await evict(nursery, pod, listed("v1"), refusal, CREATED)
     assert (result.outcome, work.case.accepted) == (None, True)
-    assert result.detail == "accepted, but the pod is alive 0.7 s later"
+    assert result.detail == "accepted, but the pod is still running after 700 ms"
 
 
 async def test_a_budget_that_asks_for_more_time_than_it_gets_has_refused(nursery: trio.Nursery, pod: Pod) -> None:
@@ -214,7 +214,7 @@ async def test_a_budget_that_asks_for_more_time_than_it_gets_has_refused(nursery
     patient = replace(CONFIG, api=ApiMeans(refused_s=5.0, longest_wait_s=30.0))
     result, server, _ = await evict(nursery, pod, listed("v1"), refusal, config=patient)
     assert result.outcome is EvictionOutcome.REFUSED
-    assert result.detail == "its disruption budget refuses: asked for 5 s; it answered 429 Cannot evict pod"
+    assert result.detail == ("refused by its disruption budget: no success within 5 s; HTTP 429: Cannot evict pod")
     assert len(server.requests) == 2
 
 
@@ -264,17 +264,17 @@ async def test_one_that_the_api_server_does_not_have_and_that_lives_is_left_to_t
     result, _, _ = await evict(nursery, pod, listed("v1"), answer)
     assert (result.outcome, result.detail) == (
         None,
-        "the API server has no such pod, but it lives (it answered 404 no)",
+        "the pod does not exist at the API server, but it runs (HTTP 404: no)",
     )
 
 
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (status(500, "InternalError", "etcd is gone"), "asked for 0.3 s; it answered 500 etcd is gone"),
-        (status(409, "Conflict", "the object has been modified"), "it answered 409"),
-        (Reply(b"Too many requests, please try again later.", status="429 Too Many"), "it answered 429 Too many"),
-        (Reply(hang_s=60), "no answer within 0.1 s"),
+        (status(500, "InternalError", "etcd is gone"), "no success within 300 ms; HTTP 500: etcd is gone"),
+        (status(409, "Conflict", "the object has been modified"), "HTTP 409"),
+        (Reply(b"Too many requests, please try again later.", status="429 Too Many"), "HTTP 429: Too many"),
+        (Reply(hang_s=60), "no answer within 100 ms"),
         (Reply(raw=b""), "API server: http://127.0.0.1"),
     ],
 )
@@ -296,7 +296,7 @@ async def test_one_that_hangs_and_then_answers_evicts(nursery: trio.Nursery, pod
 @pytest.mark.parametrize("code", [401, 403, 422])
 async def test_who_may_not_evict_goes_on_at_once(nursery: trio.Nursery, pod: Pod, code: int) -> None:
     result, server, _ = await evict(nursery, pod, listed("v1"), status(code, "Forbidden", "you may not"))
-    assert (result.outcome, result.detail) == (None, f"it answered {code} you may not")
+    assert (result.outcome, result.detail) == (None, f"HTTP {code}: you may not")
     assert len(server.requests) == 2
 
 

@@ -168,7 +168,7 @@ async def test_processes_that_outlive_what_the_runtime_says_are_left_to_the_next
     recording(runtime, tmp_path, ends=False)
     async with CriClient(str(runtime.socket)) as cri:
         result = await CriEviction(CONFIG, lambda: cri).terminate(FakeWork(EvictionCase(order=order()), tree))
-    assert (result.outcome, result.detail) == (None, "the runtime says that it is stopped, but processes live")
+    assert (result.outcome, result.detail) == (None, "the runtime reports it stopped, but processes are running")
 
 
 async def test_a_runtime_without_the_pod_that_refuses_or_hangs_is_followed_by_the_next_means(
@@ -187,9 +187,9 @@ async def test_a_runtime_without_the_pod_that_refuses_or_hangs_is_followed_by_th
         for container in runtime.containers:
             container.state = cri_pb2.CONTAINER_EXITED
         details.append((await way.terminate(FakeWork(EvictionCase(order=order()), tree))).detail)
-    assert "no answer within 0.3 s" in details[0]
+    assert "no answer within 300 ms" in details[0]
     assert "INTERNAL: shim is dead" in details[1]
-    assert details[2] == "the runtime does not know the pod"
+    assert details[2] == "pod unknown to the runtime"
 
 
 async def test_a_stop_that_hangs_ends_after_the_grace_and_the_margin(
@@ -214,8 +214,8 @@ async def test_without_a_socket_it_is_not_tried_until_there_is_one(
     found: list[CriClient] = []
     way = CriEviction(CONFIG, lambda: found[0] if found else None)
     work = FakeWork(EvictionCase(order=order()), tree)
-    assert way.unusable(work.case) == "there is no CRI socket"
-    assert (await way.terminate(work)).detail == "there is no CRI socket"
+    assert way.unusable(work.case) == "no CRI socket"
+    assert (await way.terminate(work)).detail == "no CRI socket"
     assert work.steps == []
     async with CriClient(str(runtime.socket)) as cri:
         found.append(cri)

@@ -140,7 +140,7 @@ def test_a_pod_may_choose_but_not_a_command_or_a_place_outside(
 
 def test_a_settings_mistake_is_one_message() -> None:
     for name in ("SIGTERM", "SIGKILL", "USR1", "SIG_IGN", ""):
-        with pytest.raises(ValueError, match="signal: expected one that ends nobody"):
+        with pytest.raises(ValueError, match="signal: expected one that does not terminate a process"):
             signal_number(name)
     mistakes: list[tuple[Callable[[], NoticeConfig], str]] = [
         (lambda: NoticeConfig(kind=NoticeKind.COMMAND), "expected a program"),
@@ -186,7 +186,7 @@ async def test_a_command_that_fails_gives_the_whole_time_and_one_that_hangs_is_e
     config = NoticeConfig(kind=NoticeKind.COMMAND, command=("/bin/false",), wait_s=0.2)
     begun = time.monotonic()
     said = await NoticeSender(config, "/nowhere").send(FakeWork(case(), tree), COMMAND, again=False)
-    assert said == "no answer within 0.2 s"
+    assert said == "no answer within 200 ms"
     assert time.monotonic() - begun >= 0.2
     pids = tmp_path / "pids"
     script = f"sleep 99 & echo $! $$ > {pids}; wait"
@@ -203,7 +203,7 @@ async def test_a_command_that_is_not_there_holds_up_nothing_and_none_is_run_twic
 ) -> None:
     config = NoticeConfig(kind=NoticeKind.COMMAND, command=("/no/such/program",), wait_s=30.0)
     said = await NoticeSender(config, "/nowhere").send(FakeWork(case(), tree), COMMAND, again=False)
-    assert said == "the notice could not be given: No such file or directory"
+    assert said == "notice failed: No such file or directory"
     ran = tmp_path / "ran"
     config = replace(config, command=("/usr/bin/touch", str(ran)), wait_s=0.1)
     await NoticeSender(config, "/nowhere").send(FakeWork(case(), tree), COMMAND, again=True)
@@ -222,7 +222,7 @@ async def test_a_signal_goes_to_the_main_process_that_handles_it_and_to_no_other
             assert await signal_main(tree, PodTermination(), number) == 0
         assert deaf.poll() is None
         said = await told(victim)
-    assert said == "no main process of it handles SIGUSR1"
+    assert said == "none of its main processes handles SIGUSR1"
 
 
 async def told(victim: Victim) -> str:
