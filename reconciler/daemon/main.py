@@ -4,6 +4,7 @@ Exit codes: 0 asked to stop; 1 an essential part failed; 2 bad usage or configur
 4 the store is of a newer version; 6 standard output cannot be written (check-config, --help).
 """
 
+import argparse
 import os
 import signal
 import sys
@@ -52,20 +53,20 @@ _READY_S: Final = 30.0
 class Daemon:
     """One run of the daemon, from a loaded configuration to its end."""
 
-    def __init__(self, loaded: Loaded, *, dry_run: bool = False) -> None:
+    def __init__(self, loaded: Loaded, *, observe: bool = False) -> None:
         self.loaded = loaded
         self.agent: Agent | None = None
         self.supervisor: Supervisor | None = None
         self.heartbeat = Heartbeat(_STUCK_S)
-        self._dry_run = dry_run
+        self._observe = observe
         self._log = get_log("daemon")
         self._notifier = Notifier()
 
     @property
     def config(self) -> Config:
-        """The configuration in use; ``--dry-run`` stands above the file's mode."""
+        """The configuration in use; ``--observe`` wins over the file's mode."""
         config = self.loaded.config
-        return replace(config, mode=AgentMode.OBSERVE) if self._dry_run else config
+        return replace(config, mode=AgentMode.OBSERVE) if self._observe else config
 
     async def run(self) -> None:
         """Run until a signal or the end of an essential part. Errors: `EssentialError`, `SourceError`."""
@@ -193,6 +194,13 @@ class Daemon:
         return ()
 
 
+class _Renamed(argparse.Action):
+    """An option of an older version: a usage error that says what to write instead (``const``)."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        parser.error(f"{self.option_strings[0]} is renamed; write {self.const}")
+
+
 def parser() -> Parser:
     """The program's options."""
     top = Parser(prog="bypassd", description=_DESCRIPTION)
@@ -202,9 +210,8 @@ def parser() -> Parser:
     check = commands.add_parser("check-config", help="validate the configuration and report all errors")
     for command in (run, check):
         command.add_argument("--config", default=None, metavar="FILE", help=f"default: {DEFAULT_PATH}")
-    run.add_argument(
-        "--dry-run", action="store_true", help="plan and report without writing, whatever mode the file sets"
-    )
+    run.add_argument("--observe", action="store_true", help="mode: observe, whatever the file says; nothing is written")
+    run.add_argument("--dry-run", action=_Renamed, nargs=0, const="--observe", help=argparse.SUPPRESS)
     return top
 
 
@@ -236,7 +243,7 @@ def _main(arguments: Sequence[str] | None) -> int:
         return 0
     logs.setup(loaded.config.log.level, loaded.config.log.format)
     sys.excepthook = logs.uncaught
-    return _run(Daemon(loaded, dry_run=options.dry_run))
+    return _run(Daemon(loaded, observe=options.observe))
 
 
 def _counts(loaded: Loaded) -> str:

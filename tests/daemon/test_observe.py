@@ -1,4 +1,4 @@
-"""Observe, dry run, and a policy that is only practised: everything but the writes, each shown as it would be."""
+"""Observe (by configuration or option) and a policy in dry run: no write is made, each is shown as it would be."""
 
 import signal
 from collections.abc import Callable
@@ -12,12 +12,12 @@ from tests.fakes.node import DirectoryNode
 Make = Callable[..., Daemon]
 
 
-@pytest.mark.parametrize("how", ["mode: observe", "--dry-run"])
+@pytest.mark.parametrize("how", ["mode: observe", "--observe"])
 def test_nothing_is_written_and_every_write_is_shown(node: DirectoryNode, daemon: Make, how: str) -> None:
     pod = node.add("be", shares=102)
     before = node.tree()
     with Modifications(node.directories()) as seen:
-        one = daemon(mode="enforce" if how == "--dry-run" else "observe").up(*([how] if how == "--dry-run" else []))
+        one = daemon(mode="enforce" if how == "--observe" else "observe").up(*([how] if how == "--observe" else []))
         wait_for(lambda: one.standing(pod.main.group, "cpu.set").get("state") == "would write", told=one.tail)
         shown = {row["knob"]: row["wanted"] for row in _settings(one, pod.main.group)}
         assert shown == {"cpu.set": one.state("pools")["pools"]["reclaimed"], "cpu.weight": "2"}

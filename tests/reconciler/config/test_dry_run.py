@@ -5,6 +5,7 @@ import pytest
 from reconciler.config.dry_run import dry_run_parts
 from reconciler.config.load import load
 from reconciler.config.model import RENAMED, Config
+from reconciler.daemon.main import main
 from reconciler.policies.table import POLICIES
 from reconciler.settings.binder import ConfigError, Text, bind
 from reconciler.settings.schema import section_of, settings
@@ -59,3 +60,10 @@ def test_a_renamed_key_says_what_to_write_instead(tmp_path: object) -> None:
     (problem,) = caught.value.problems
     assert (problem.place.line, problem.path) == (3, "interference.rules.cpu.mode")
     assert problem.message == f"renamed; write {RENAMED['interference.rules.*.mode']}"
+
+
+def test_the_option_of_an_older_version_says_what_to_write_instead(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["run", "--dry-run"])
+    assert caught.value.code == 2
+    assert "--dry-run is renamed; write --observe" in capsys.readouterr().err
