@@ -65,9 +65,7 @@ AnySinkKind = SinkKind[Any]
 
 
 def check_kind(kind: AnySinkKind) -> None:
-    """Errors: `ValueError` for a section without a docstring, or one that is not frozen or accepts unknown keys."""
-    if not (kind.config_type.__doc__ or "").strip():
-        raise ValueError("its config needs a docstring")
+    """Errors: `ValueError` for a section that is not frozen or accepts unknown keys."""
     config = kind.config_type.__struct_config__
     if not config.frozen or not config.forbid_unknown_fields:
         raise ValueError("its config must be frozen and forbid unknown fields")
