@@ -46,7 +46,7 @@ PURE = PYTEST_DEBUG_TEMPROOT=$(MEMORY) $(BIN)/python -m pytest -q -p no:cachepro
 	-o tmp_path_retention_policy=failed -m "not kernel and not containerd"
 ELSEWHERE = tests/reconciler/placement tests/reconciler/signals tests/reconciler/cli
 DAEMON = $(filter-out tests/daemon/test_network.py,$(wildcard tests/daemon/test_*.py))
-STARTS = $(filter tests/daemon/test_o% tests/daemon/test_r% tests/daemon/test_s% tests/daemon/test_t%,$(DAEMON))
+STARTS = $(filter tests/daemon/test_o% tests/daemon/test_r% tests/daemon/test_s%,$(DAEMON))
 .PHONY: unit-reconciler unit-rest unit-daemon unit-daemon-starts
 unit-reconciler:
 	$(PURE) tests/reconciler $(ELSEWHERE:%=--ignore=%)

@@ -308,7 +308,7 @@ class DirectoryNode:
         )
         os.makedirs(f"{self.bundles}/{box.id}", exist_ok=True)
         with open(f"{self.bundles}/{box.id}/config.json", "w") as file:
-            json.dump(config, file)
+            json.dump(config, file, separators=(",", ":"))  # compact, as containerd writes it
 
     def settle(self, box: Box, resources: dict[str, Any] | None = None) -> int:
         """What ``runc create`` and ``runc update`` do last: their values, then state.json is renamed into place.
