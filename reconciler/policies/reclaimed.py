@@ -21,7 +21,7 @@ from reconciler.policies.base import SHARES_MIN, Policy, PolicyConfig, owns_cpus
 from reconciler.policies.be_quota import own_quota, parts_of, split
 from reconciler.policies.budget import BudgetConfig, cpu_count, next_budget
 from reconciler.policies.pick import by_rules, choose_cpus, neighbours
-from reconciler.runtime.format import cpu
+from reconciler.runtime.format import cpu, duration
 from state.model import ContainerKind, CpuPolicy, NodeView, Pod, PodClass, Pools, Setting
 from state.plan import NodePlan
 
@@ -256,7 +256,7 @@ def _why_cpuset(confined: bool, config: ReclaimedConfig, view: NodeView) -> str:
     if config.form is ReclaimedForm.QUOTA:
         return "not used: quota limits BE work (form: quota)"
     return (
-        f"not used: this kubelet rewrites every container's CPU set every {view.kubelet.reasserts_s:g} s "
+        f"not used: this kubelet rewrites every container's CPU set every {duration(view.kubelet.reasserts_s)} "
         "(static CPU manager up to 1.21); BE is limited by quota only"
     )
 

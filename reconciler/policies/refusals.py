@@ -15,6 +15,7 @@ from cgroupfs.cpuset import CpuSet
 from cgroupfs.knobs import CATALOG
 from cgroupfs.naming import QosClass
 from reconciler.policies.base import OWN_CPUS, PERIOD_US, QUOTA_MIN_US, owns_cpus, period_us, placed_cpus
+from reconciler.runtime.format import duration
 from state.model import Container, ContainerKind, CpuPolicy, NodeView, Pod, PodClass, Pools, Refusal, Setting
 
 
@@ -136,7 +137,7 @@ def kubelet_reasserts(setting: Setting, scene: RefusalContext) -> str | None:
         rewritten = spec is not None and spec.memory_bytes is not None and spec.memory_bytes > 0
     else:
         rewritten = False
-    return f"this kubelet rewrites it every {every:g} s" if rewritten else None
+    return f"this kubelet rewrites it every {duration(every)}" if rewritten else None
 
 
 def empty_cpuset(setting: Setting, scene: RefusalContext) -> str | None:

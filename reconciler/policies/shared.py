@@ -26,7 +26,7 @@ from reconciler.placement.provision import ProvisionConfig, demand
 from reconciler.placement.provision import signals_of as provision_signals
 from reconciler.placement.sizes import SizeConfig, fit, granted, regulate
 from reconciler.policies.base import Policy, PolicyConfig, owns_cpus, setting_of
-from reconciler.runtime.format import cpu
+from reconciler.runtime.format import cpu, duration
 from state.cpu import PoolSize
 from state.model import ContainerKind, NodeView, Pod, PodClass, Pools, Setting
 from state.plan import NodePlan
@@ -184,7 +184,7 @@ def _why_not(view: NodeView, config: SharedConfig) -> str | None:
     if config.confine is ConfineMode.NEVER:
         return f"{_KEPT} (confine: never)"
     if view.kubelet.reasserts_s is not None:
-        return f"{_KEPT}, rewritten every {view.kubelet.reasserts_s:g} s"
+        return f"{_KEPT}, rewritten every {duration(view.kubelet.reasserts_s)}"
     return None
 
 

@@ -19,6 +19,7 @@ from cgroupfs.bounded import decoded, read_file
 from cgroupfs.errors import InputError, SourceError, errno_name
 from cgroupfs.naming import QosClass, oci_cgroups_path, parse
 from reconciler.pods.marks import MarkReader
+from reconciler.runtime.format import size
 from reconciler.sources.podspec import marks_of
 from state.model import ContainerKind, ContainerMeta, PodMeta, RuntimeSpec
 
@@ -256,7 +257,7 @@ def _texts(text: str | None, where: str) -> dict[str, str]:
 
 def _decode(decoder: msgspec.json.Decoder[T], text: bytes, where: str, expected: str) -> T:
     if len(text) > _LARGEST:
-        raise InputError(where, f"{len(text)} bytes", f"at most {_LARGEST >> 20} MiB")
+        raise InputError(where, f"{len(text)} bytes", f"at most {size(_LARGEST)}")
     try:
         return decoded(decoder.decode, text)
     except ValueError as exc:

@@ -72,8 +72,8 @@ def test_conflicting_marks_give_the_stronger_class_and_one_message(node: Directo
     wait_for(lambda: one.pod(pod.uid).get("class") == "shared", told=one.tail)
     problems = [line for line in one.problems() if "default/odd" in line]
     assert len(problems) == 1
-    assert f"annotation {KATALYST}=shared_cores says shared" in problems[0]
-    assert f"label {KOORDINATOR}=BE says reclaimed" in problems[0]
+    assert f"annotation {KATALYST}=shared_cores gives shared" in problems[0]
+    assert f"label {KOORDINATOR}=BE gives reclaimed" in problems[0]
     assert node.cpus(pod.main) == "0-1"
 
 

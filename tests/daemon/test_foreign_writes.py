@@ -30,7 +30,7 @@ def test_a_persons_write_is_honoured_as_a_hold_until_it_is_released(node: Direct
     with Scribe("sh") as shell:
         shell.write(path, "0-1")
         standing = wait_for(lambda: _is(one, pod.main.group, "cpu.set", "held"), told=one.tail)
-        assert "by hand" in standing["detail"]
+        assert "set manually" in standing["detail"]
         assert f"pid {shell.pid}" in standing["detail"]
     assert (one.alerts("hold"), one.alerts("yield")) == (1, 0)
     one.look_again(2)

@@ -97,7 +97,7 @@ def test_be_pods_share_their_ceiling_and_online_pods_keep_theirs(
     said = restore(one, land)
     assert "bypassd-be" in said
     assert land.traffic_control() == clean
-    assert "nothing of ours" in restore(one, land)
+    assert "nothing to restore" in restore(one, land)
 
 
 def test_pods_in_the_hosts_network_share_the_same_ceiling_where_there_is_net_cls(

@@ -82,7 +82,7 @@ def test_a_bad_reload_changes_nothing_and_a_good_one_works(node: DirectoryNode, 
     with open(one.config_file, "w") as file:
         file.write(BAD)
     one.signal(signal.SIGHUP)
-    said = wait_for(lambda: one.said("the new configuration is bad"), told=one.tail)
+    said = wait_for(lambda: one.said("new configuration invalid"), told=one.tail)
     assert len(said) == 1
     assert all(f"config.yaml:{place}:" in said[0] for place in ("2:1", "3:18", "6:12"))
     status, answer = one.call("POST", "/reload")

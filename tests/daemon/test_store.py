@@ -86,8 +86,8 @@ def test_after_a_store_that_is_no_database_our_values_are_not_taken_for_original
         one.look_again(1)
         assert seen.take() == [], "what is in force is adopted, not written again"
     assert node.tree() == in_force
-    assert len([line for line in one.problems() if "moved aside" in line]) == 1
-    assert len(one.said("moved aside")) == 1
+    assert len([line for line in one.problems() if "was moved to" in line]) == 1
+    assert len(one.said("was moved to")) == 1
     rows = [row for row in one.state("files")["files"] if row["path"] == pod.main.group]
     assert {row["file"]: (row["original"], row["origin"], row["baseline"], row["writer"]) for row in rows} == {
         "cpuset.cpus": (None, "unknown", "0-1", "us"),
@@ -115,7 +115,7 @@ def test_after_a_broken_page_what_can_be_read_is_saved(node: DirectoryNode, daem
     _overwrite(node.store, size // 2 // 4096 * 4096, os.urandom(8192))
     one.up()
     wait_for(lambda: all(bounded(node, pod.main) for pod in pods), told=one.tail)
-    assert len(one.said("moved aside")) == 1
+    assert len(one.said("was moved to")) == 1
     status, answer = one.call("POST", "/restore", {"by": "test"})
     assert (status, answer["left"]) == (200, 0), answer
     assert node.tree() == originals

@@ -46,7 +46,9 @@ def _kernel(node: InspectedNode) -> CheckResult:
     text = (read_text(node.root, "proc/sys/kernel/osrelease") or "").strip()
     version = release(text)
     if version is None:
-        return CheckResult("kernel", CheckState.WARN, "release unknown", "cannot read proc/sys/kernel/osrelease")
+        return CheckResult(
+            "kernel", CheckState.WARN, "release unknown: cannot read proc/sys/kernel/osrelease", "mount /proc"
+        )
     if version < (5, 10):
         return CheckResult(
             "kernel",
