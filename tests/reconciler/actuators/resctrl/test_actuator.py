@@ -289,7 +289,7 @@ async def test_values_that_somebody_changes_are_put_back_and_in_the_end_left(wor
     world.model.write(BE, "schemata", "L3:0=fff\n")
     await world.sweep(BATCH)
     assert "L3:0=fff" in world.model.read(BE, "schemata")
-    assert any("somebody else has changed its values 5 times" in problem for problem in world.side.problems())
+    assert any("changed 5 times by another program" in problem for problem in world.side.problems())
     world.config = CachePolicyConfig(enabled=True, reclaimed=replace(world.config.reclaimed, cat_range_end_percent=50))
     await world.sweep(BATCH)
     assert "L3:0=03f" in world.model.read(BE, "schemata")
