@@ -253,7 +253,7 @@ async def test_a_device_of_the_name_that_is_no_ifb_is_left(world: World) -> None
     ip("-n", world.host, "link", "add", GATHER, "type", "veth", "peer", "name", "near")
     network = world.network()
     await network._round(wanted())
-    assert network.problems() == ["network: bypassd-be is there, a veth of somebody else"]
+    assert network.problems() == ["network: bypassd-be exists as a veth of another program"]
     assert restore_network(FakeTc(), world.tc, Ledger(world.store)) == []
     found = world.tc.device(GATHER)
     assert found is not None
