@@ -220,7 +220,7 @@ class ReclaimActuator:
         self.counts["bytes"] += done.got or 0
         if done.outcome == _LACKING:
             self.problems["kernel"] = _LACKING
-        asked = size(done.action.want_bytes) if done.action.want_bytes else "all page cache"
+        amount = size(done.action.want_bytes) if done.action.want_bytes else "all page cache"
         # A relief is news; probes happen all the time, and are counted.
         write = _LOG.info if done.action.kind == "relief" and done.got is not None else _LOG.debug
-        write(f"{asked}: {done.outcome}", path=done.action.path, reason=done.action.why)
+        write("memory reclaim", path=done.action.path, amount=amount, outcome=done.outcome, reason=done.action.why)
