@@ -157,7 +157,7 @@ class CacheLoop:
         )
         self._level = step(state, contention, now, wish.law, wish.levels)
         if self._level.level != state.level:
-            _LOG.info("BE's share of cache and memory bandwidth changed", level=str(self._level))
+            _LOG.info("BE share of cache and memory bandwidth changed", level=str(self._level))
 
 
 def _period_s(situation: PlanSnapshot) -> float | None:

@@ -175,7 +175,7 @@ class CpusetRepair:
         try:
             self._files.write(self._judge.hierarchy.directory("cpuset", path), _FILE, str(cpus))
         except OSError as exc:
-            _LOG.warning("a CPU that came back cannot be added to a group", path=path, error=exc.strerror)
+            _LOG.warning("cannot restore a CPU that came online", path=path, error=exc.strerror)
             return exc.strerror or str(exc)
         return ""
 

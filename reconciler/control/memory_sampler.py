@@ -55,8 +55,8 @@ class MemorySampler:
         except (OSError, ValueError) as exc:
             # Unknown: what is known grows older, and nobody gets more on it.
             if self.problem is None:
-                _LOG.warning("the node's memory cannot be read", error=str(exc))
-            self.problem = f"the node's memory cannot be read: {exc}"
+                _LOG.warning("cannot read the node's memory", error=str(exc))
+            self.problem = f"cannot read the node's memory: {exc}"
             if self.node is not None:
                 self.node = replace(self.node, age_s=now - self._read_at)
             return

@@ -186,13 +186,13 @@ class NetworkLoop:
         """An interface and its bounds; else the words say what of it nobody knows. Errors: `SourceError`."""
         device, told = await self._trees.link(wish.name, ask_speed=wish.link_mbit is None)
         if device is None:
-            return None, None, "there is no such interface"
+            return None, None, "no such interface"
         if told is not None:
             self._told[wish.name] = device.index, told
         index, last = self._told.get(wish.name, (0, 0))
         speed = wish.link_mbit or (last if index == device.index else None)
         if speed is None:
-            return device, None, "its driver tells no speed; expected link_mbit in the configuration"
+            return device, None, "its driver reports no speed; set link_mbit in the configuration"
         return device, limits_of(speed, wish.floor_percent, wish.ceiling_percent, wish.waterline_percent), ""
 
     async def _line(
@@ -219,7 +219,7 @@ class NetworkLoop:
                 # The pods' device needs no tree: its part follows the law all the same.
                 fresh = replace(fresh, problem=str(exc))
         elif not pods_here:
-            return LinkState(problem="nothing tells BE's packets here: no net_cls, and pods leave by another interface")
+            return LinkState(problem="BE packets cannot be identified: no net_cls, and pods leave by another interface")
         if sent is None and not pods_here:
             return fresh
         through = await self._pods.through() if pods_here else None

@@ -84,7 +84,7 @@ def read_plan(store: Store) -> NodePlan | None:
     try:
         return decode_plan(rows[POOLS])
     except ValueError as exc:
-        _LOG.warning("the pools of the last run cannot be read", error=str(exc))
+        _LOG.warning("cannot read the pools of the last run", error=str(exc))
         return None
 
 
@@ -146,11 +146,11 @@ def read_holds(store: Store) -> dict[str, Hold]:
         try:
             hold = decoded(msgspec.msgpack.Decoder(Hold).decode, row)
             if hold.target != key:
-                _LOG.warning("a stored hold has another target than its key", key=key, target=hold.target)
+                _LOG.warning("cannot read a hold: its target differs from its key", key=key, target=hold.target)
                 continue
             holds[key] = hold
         except ValueError as exc:
-            _LOG.warning("a stored hold cannot be read", key=key, error=str(exc))
+            _LOG.warning("cannot read a hold", key=key, error=str(exc))
     return holds
 
 

@@ -115,7 +115,7 @@ class MemoryReclaimLoop:
             zones = parse_zoneinfo(self._files.read(self._proc, "zoneinfo"))
         except (OSError, ValueError) as exc:
             # Unknown is no shortage, and no room either.
-            self._problem = f"the node's memory cannot be read: {exc}"
+            self._problem = f"cannot read the node's memory: {exc}"
             return
         self._problem = ""
         self._short = shortages(zones, self._short)

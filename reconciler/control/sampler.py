@@ -114,7 +114,7 @@ class Sampler:
         except (OSError, ValueError) as exc:
             # Unknown: what is known grows older, and the laws do not raise anything on it.
             if self.problem is None:
-                _LOG.warning("the CPU counters cannot be read", path=f"{self._proc}/stat", error=str(exc))
+                _LOG.warning("cannot read the CPU counters", path=f"{self._proc}/stat", error=str(exc))
             self.problem = str(exc)
             known = self._reconciler.knowledge.take(cpu=self._sampler.current(now), uses=self._uses(now))
             self._read(known.cpu, now)

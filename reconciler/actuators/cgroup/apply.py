@@ -155,7 +155,7 @@ class CgroupActuator:
         try:
             await trio.to_thread.run_sync(self._ledger.adopt, entries, limiter=self._store_lane)
         except StoreError as exc:
-            _LOG.warning("what was in force before the store was lost cannot be recorded", error=str(exc))
+            _LOG.warning("cannot record the values in force before the store was lost", error=str(exc))
             return
         for path in {one.key[1] for one in found}:
             self._watched.follow(path)

@@ -378,7 +378,10 @@ class WriteAttribution:
         """Whether writers are named here."""
         problem = "not running" if self._watch is None else self._watch.problem
         return SourceStatus(
-            name="write attribution", ok=problem is None, age_s=0.0, detail=problem or "fanotify names every writer"
+            name="write attribution",
+            ok=problem is None,
+            age_s=0.0,
+            detail=problem or "fanotify identifies every writer",
         )
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:

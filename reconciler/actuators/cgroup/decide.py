@@ -340,7 +340,7 @@ class ChangeDetector:
         found = masked(self.hierarchy, self._ledger, self._files, target.group.path, target.settings)
         for name, by in found.items():
             if (setting := target.settings.get(name)) is not None:
-                self.statuses.record_unread(setting, SettingState.IN_PLACE, f"counts once {by} ends")
+                self.statuses.record_unread(setting, SettingState.IN_PLACE, f"takes effect once {by} ends")
         return found
 
     def _dependent_write(self, work: FileWrite) -> FileWrite | None:

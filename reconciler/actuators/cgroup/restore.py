@@ -47,7 +47,7 @@ _LOG: Final = get_log("restore")
 _ROUNDS: Final = 3
 _UPDATE_S: Final = 0.1
 """From the runtime's write to the rename of its record 11 ms were recorded at the most."""
-_AS_ABOVE: Final = "was empty, which a group with processes cannot be again: now all that the group above has"
+_AS_ABOVE: Final = "was empty, which is impossible for a group with processes: now equal to its parent"
 
 
 def adopt_unjournaled_writes(hierarchy: Hierarchy, ledger: Ledger, *, files: FileOps = REAL) -> int:

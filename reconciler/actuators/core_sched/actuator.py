@@ -156,7 +156,7 @@ class CoreSched:
         why = unable(self._prctl)
         if why:
             if wish is not None and why != self._unable:
-                _LOG.warning("core scheduling is wanted, but cannot be used", reason=why)
+                _LOG.warning("core scheduling is not available", reason=why)
             self.standings, self._unable = {}, why if wish is not None else ""
             return
         self._unable = ""

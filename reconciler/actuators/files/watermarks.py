@@ -261,7 +261,7 @@ class Watermarks:
         if dry:
             return "would write", ""
         if wanted.most_rise is not None and target - there > wanted.most_rise:
-            return "waiting", "the memory that it takes is not available twice over"
+            return "waiting", "not enough available memory for it"
         fresh = SysctlState(original=original, ours=(*(() if kept is None else kept.ours[-1:]), target))
         try:
             await self._rows.save(SysctlRows(values={**self._kept, name: fresh}))

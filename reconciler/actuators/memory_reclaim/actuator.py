@@ -25,6 +25,7 @@ from cgroupfs.log import get_log
 from cgroupfs.pressure import parse_pressure
 from reconciler.actuators.base import PlanSnapshot
 from reconciler.actuators.holds import holding
+from reconciler.runtime.format import size
 from reconciler.signals.podnuma import parse_numa_cache
 from state.memory import GroupMemory, ReclaimAction, ReclaimRequest
 from state.model import Container, ContainerKind, Phase, Pod, PodClass
@@ -133,7 +134,7 @@ class ReclaimActuator:
             directory = self._hierarchy.directory(UNIFIED, path)
             some = parse_pressure(self._files.read(directory, "memory.pressure")).some
         except (OSError, ValueError) as exc:
-            self.problems["pressure"] = f"no memory pressure of containers here, so none is probed: {exc}"
+            self.problems["pressure"] = f"no memory pressure per container, proactive reclaim is off: {exc}"
             return None
         self.problems.pop("pressure", None)
         return some.total_us if some is not None else None
@@ -219,7 +220,7 @@ class ReclaimActuator:
         self.counts["bytes"] += done.got or 0
         if done.outcome == _LACKING:
             self.problems["kernel"] = _LACKING
-        asked = f"{done.action.want_bytes >> 20} MiB" if done.action.want_bytes else "all page cache"
+        amount = size(done.action.want_bytes) if done.action.want_bytes else "all page cache"
         # A relief is news; probes happen all the time, and are counted.
         write = _LOG.info if done.action.kind == "relief" and done.got is not None else _LOG.debug
-        write(f"{asked}: {done.outcome}", path=done.action.path, reason=done.action.why)
+        write("memory reclaim", path=done.action.path, amount=amount, outcome=done.outcome, reason=done.action.why)

@@ -91,12 +91,12 @@ class NetworkActuator:
         """
         root = await self._turns.work(partial(self._tc.root, name))
         if root is None:
-            return TreeReading(problem="there is no such interface")
+            return TreeReading(problem="no such interface")
         if not (root.ours or root.default):
-            return TreeReading(problem=f"its root is {root.kind}, which somebody has set: left alone")
+            return TreeReading(problem=f"its root qdisc {root.kind} belongs to another program: unchanged")
         kept = self._kept.now
         if not root.complete and not enforce:
-            return TreeReading(would=f"would stand in place of {root.kind}")
+            return TreeReading(would=f"would replace {root.kind}")
         if enforce and name not in kept.roots:
             # Durable before anything is done; a tree that a lost store knew of is entered again.
             kind = "" if root.ours else root.kind

@@ -257,7 +257,7 @@ class PodEgressCeiling:
 
     def _say(self, words: str) -> None:
         if words and words != self.problem:
-            _LOG.warning("BE pods' own networks: a problem", reason=words)
+            _LOG.warning("cannot limit traffic of BE pods' own networks", reason=words)
         self.problem = words
 
 

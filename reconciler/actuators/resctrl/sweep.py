@@ -21,7 +21,7 @@ from resctrl.monitor import MonitorAssignment, MonitorGroups, rotate
 from resctrl.tasks import MoveResult, expel, gather
 from state.cache import CachePlan
 
-_LOW_ON_RMIDS: Final = "no monitoring id is free yet"
+_LOW_ON_RMIDS: Final = "no free monitoring id yet"
 
 
 class GroupMember(NamedTuple):

@@ -8,7 +8,7 @@ import pytest
 
 from reconciler.actuators.cgroup.conflict import WriteAttribution
 from reconciler.control import reconciler as module
-from reconciler.control.planner import plan_pools
+from reconciler.control.planner import plan_node
 from reconciler.daemon.agent import Agent
 from reconciler.runtime.workqueue import container_key, files_key, pod_key
 from tests.fakes.livenode import BATCH, LiveNode, container_id, group
@@ -45,10 +45,10 @@ async def test_a_foreign_value_is_put_back_without_a_plan(live: LiveNode) -> Non
         ours = await disturbed(live, agent)
         looks, changes = agent.reconciler.looks, agent.reconciler.changes
         agent.dirty.mark(files_key(BATCH))
-        with patch.object(module, "plan_pools") as pools, patch.object(module, "plan_pod") as pod:
+        with patch.object(module, "plan_node") as node, patch.object(module, "plan_pod") as pod:
             await agent.reconciler.reconcile(agent.dirty.take_nowait())
         assert cpus(live) == ours
-        assert (pools.called, pod.called) == (False, False)
+        assert (node.called, pod.called) == (False, False)
         assert (agent.reconciler.looks - looks, agent.reconciler.changes - changes) == (1, 1)
 
 
@@ -58,9 +58,9 @@ async def test_with_another_event_beside_it_the_node_is_planned(live: LiveNode, 
         ours = await disturbed(live, agent)
         agent.dirty.mark(files_key(BATCH))
         agent.dirty.mark(beside)
-        with patch.object(module, "plan_pools", wraps=plan_pools) as pools:
+        with patch.object(module, "plan_node", wraps=plan_node) as node:
             await agent.reconciler.reconcile(agent.dirty.take_nowait())
-        assert pools.called
+        assert node.called
         assert cpus(live) == ours
 
 

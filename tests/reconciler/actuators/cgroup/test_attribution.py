@@ -77,7 +77,8 @@ async def test_a_person_who_wrote_is_described_in_the_log_once(
     assert witness.last_writer(directory, "cpu.shares") == ("person", str(writer))
     (record,) = caplog.records
     fields: Any = vars(record)["fields"]
-    assert record.getMessage() == f"{GROUP}/cpu.shares: written by a person"
+    assert record.getMessage() == "written by a person"
+    assert (fields["path"], fields["file"]) == (GROUP, "cpu.shares")
     assert (fields["pid"], fields["uid"]) == (os.getpid(), os.getuid())
     assert fields["command"]
     assert fields["age_s"] > 0

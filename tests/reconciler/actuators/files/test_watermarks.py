@@ -159,7 +159,7 @@ async def test_what_an_administrator_has_set_higher_stays(kernel: Kernel, make: 
     side = make()
     assert (await turn(side, situation()))[SCALE] == "in place"
     assert kernel.values()[SCALE] == 90
-    assert "never lowered" in side.standings["/"][SCALE].detail
+    assert "never set below" in side.standings["/"][SCALE].detail
     assert SCALE not in read_rows(Ledger(store), CODEC).values, "who has written nothing has nothing to give back"
 
 

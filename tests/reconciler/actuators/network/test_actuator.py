@@ -206,7 +206,7 @@ async def test_an_interface_without_a_speed_needs_one_in_the_configuration(tmp_p
     wish = NetworkRequest(interfaces=(InterfaceRequest(name="eth0"),))
     now = situation("eth0")
     await one.round(replace(now, plan=replace(now.plan, network=wish)))
-    assert one.network.problems() == ["eth0: its driver tells no speed; expected link_mbit in the configuration"]
+    assert one.network.problems() == ["eth0: its driver reports no speed; set link_mbit in the configuration"]
     one.store.close()
 
 

@@ -222,6 +222,6 @@ async def test_a_root_that_somebody_has_set_is_left_alone(cable: Cable) -> None:
         link.tc("add", "tbf", root.index, 0x1_0000, rate="100mbit", latency="50ms", burst=10_000)
     await cable.network._round(wanted())
     assert cable.network.problems() == ["v0: its root qdisc tbf belongs to another program: unchanged"]
-    with pytest.raises(SourceError, match="not ours to replace"):
+    with pytest.raises(SourceError, match="belongs to another program"):
         cable.tc.install(root.index, ClassRates(link=1, floor=1, ceiling=1))
     assert await cable.network.restore() == ()

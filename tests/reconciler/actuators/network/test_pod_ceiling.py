@@ -268,7 +268,7 @@ async def test_all_are_let_go_while_the_interface_is_not_there_or_its_speed_is_t
         assert world.pods.filters == {}
         assert world.pods.disciplines == {"veth-be": "clsact"}, "what was there before stays"
         assert read_rows(Ledger(world.store), CODEC).cables == {}
-        words = "eth0: there is no such interface" if lost is WISH else NO_SPEED
+        words = "eth0: no such interface" if lost is WISH else NO_SPEED
         assert (world.state("be"), world.network.problems()) == (("blocked", words), [words])
         world.pods.links["eth0"] = eth0
     for _ in range(13):

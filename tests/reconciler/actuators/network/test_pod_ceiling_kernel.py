@@ -217,7 +217,7 @@ async def test_a_filter_of_somebody_else_is_left_alone_and_ours_goes_when_one_co
     assert (entry.leads_to, entry.others) == (None, "a filter of another program (u32, pref 7)")
     standing = network.standings["/kubepods/besteffort/podbe"][SHARE]
     assert (standing.state, standing.detail) == ("blocked", "veth-be: a filter of another program (u32, pref 7)")
-    with pytest.raises(SourceError, match="not ours to pass by"):
+    with pytest.raises(SourceError, match="belongs to another program"):
         world.tc.lead("veth-be", world.index, world.gather, 1)
     await network.restore()
     assert "pref 7" in world.dump()
@@ -253,7 +253,7 @@ async def test_a_device_of_the_name_that_is_no_ifb_is_left(world: World) -> None
     ip("-n", world.host, "link", "add", GATHER, "type", "veth", "peer", "name", "near")
     network = world.network()
     await network._round(wanted())
-    assert network.problems() == ["network: bypassd-be is there, a veth of somebody else"]
+    assert network.problems() == ["network: bypassd-be exists as a veth of another program"]
     assert restore_network(FakeTc(), world.tc, Ledger(world.store)) == []
     found = world.tc.device(GATHER)
     assert found is not None

@@ -133,7 +133,7 @@ async def test_a_pod_that_forks_without_end_ends_a_sweep_and_shows(world: World)
     with trio.fail_after(60):
         await world.sweep(BATCH, CRUNCH)
     assert world.places(first, calm) == [BE] * 2
-    assert "ns/batch: its threads come faster than they are moved" in world.side.problems()
+    assert "ns/batch: new threads appear faster than they are moved" in world.side.problems()
     assert world.side.standings[BATCH.group.path][RESCTRL_GROUP].state == "waiting"
     world.model.before = None
     await world.sweep(BATCH, CRUNCH)
@@ -158,7 +158,7 @@ async def test_groups_and_threads_of_others_are_left(world: World) -> None:
     world.model.write(f"{MOUNT}/theirs", "tasks", f"{theirs}\n")
     await world.sweep(BATCH)
     assert world.places(mine, theirs) == [BE, f"{MOUNT}/theirs"]
-    assert world.side.problems() == ["ns/batch: 1 threads are in a group of others, which they keep"]
+    assert world.side.problems() == ["ns/batch: 1 threads stay in the group of another program"]
     assert world.side.standings[BATCH.group.path][RESCTRL_GROUP].state == "yielded"
     await world.side.restore()
     assert world.controls() == ["theirs"]
@@ -197,8 +197,8 @@ async def test_when_groups_run_out_pods_share_and_it_shows(tmp_path: Path) -> No
     crowded = [one for one, place in zip(pods, world.places(*pids), strict=True) if place == MOUNT]
     assert len(crowded) == 2
     for one in crowded:
-        assert "no control group is left" in world.side.standings[one.group.path][RESCTRL_GROUP].detail
-        assert any(problem.startswith(f"{one.title}: no control group is left") for problem in world.side.problems())
+        assert "no free control group" in world.side.standings[one.group.path][RESCTRL_GROUP].detail
+        assert any(problem.startswith(f"{one.title}: no free control group") for problem in world.side.problems())
     assert [deed.code for deed in world.model.deeds if deed.code] == []
 
 
