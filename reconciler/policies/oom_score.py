@@ -22,7 +22,7 @@ from state.plan import NodePlan, OomScorePlan
 
 NAME: Final = "oom_score"
 HIGHEST: Final = 1000
-_REASON: Final = "BE processes are the OOM killer's first choice"
+_REASON: Final = "BE processes are killed first when memory runs out"
 _IGNORE: Final = -300
 _BAND: Final = 100
 """Katalyst's numbers for reclaimed pods: -100 to -1."""

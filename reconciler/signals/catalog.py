@@ -61,7 +61,7 @@ def _signals(readers: tuple[ReaderRow, ...]) -> Mapping[str, SignalDefinition]:
                 raise ValueError(f"reader {reader.name}: signal {signal.name} is defined twice")
             table[signal.name] = signal
         if unknown := [name for name in reader.signals if name not in table]:
-            raise ValueError(f"reader {reader.name}: no signal is named {unknown[0]}")
+            raise ValueError(f"reader {reader.name}: unknown signal {unknown[0]}")
     return table
 
 

@@ -44,7 +44,8 @@ class WebhookSinkConfig(TlsTrust, frozen=True, kw_only=True, forbid_unknown_fiel
     template: Annotated[
         str | None,
         Meta(
-            description="the body, with placeholders such as ${summary}; null: the JSON document of bypassd (docs/alerts.md)"
+            description="the body, with placeholders such as ${summary}; null: the JSON document of bypassd "
+            "(docs/alerts.md)"
         ),
     ] = None
 
