@@ -37,7 +37,7 @@ class SinkConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     attempts: Annotated[
         int, Meta(ge=0, le=100000, description="deliveries tried before an alert is dropped; 0: until give_up_s")
     ] = 0
-    give_up_s: Annotated[float, Meta(ge=10, le=2592000, description="age at which an alert is given up")] = 86400.0
+    give_up_s: Annotated[float, Meta(ge=10, le=2592000, description="age at which an alert is dropped")] = 86400.0
 
     def __post_init__(self) -> None:
         given = [name for name in self.sink_kinds() if getattr(self, name) is not None]
@@ -74,7 +74,7 @@ class AlertsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     sinks: Annotated[
         Mapping[str, SinkSection],
-        Meta(description="sinks by a name of your choice, which metrics and messages use", extra=_SECRET),
+        Meta(description="sinks by name; the name appears in metrics and messages", extra=_SECRET),
     ] = {}
     labels: Annotated[
         Mapping[str, str], Meta(description="labels added to every alert, such as the cluster's name")

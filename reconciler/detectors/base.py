@@ -97,4 +97,4 @@ def check_detector(detector: AnyDetector) -> None:
         raise ValueError("needs a summary")
     missing = [name for name in detector.signals(detector.config_type()) if name not in SIGNALS]
     if missing:
-        raise ValueError(f"no signal is named {missing[0]}")
+        raise ValueError(f"unknown signal {missing[0]}")

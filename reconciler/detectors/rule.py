@@ -45,7 +45,9 @@ class RuleConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One rule. Without ``when`` it is the shipped rule of its name, with what else is written here."""
 
     enabled: Annotated[bool, Meta(description="evaluate the rule")] = True
-    dry_run: Annotated[bool, Meta(description="report what it finds and what it would do, but do none of it")] = True
+    dry_run: Annotated[
+        bool, Meta(description="report detections and the responses that would follow, without applying them")
+    ] = True
     when: Annotated[
         tuple[tuple[DetectorEntry, ...], ...],
         Meta(description="detector groups: all detectors of a group, any of the groups"),

@@ -54,7 +54,7 @@ def read_kept(store: Store) -> HeadroomState | None:
     try:
         return decoded(msgspec.msgpack.Decoder(HeadroomState).decode, row)
     except ValueError as exc:
-        _LOG.warning("the headroom of the last run cannot be read", error=str(exc))
+        _LOG.warning("cannot read the headroom of the last run", error=str(exc))
         return None
 
 
@@ -202,7 +202,7 @@ class HeadroomReport:
         except OSError as exc:
             problem = f"{path}: {errno_name(exc.errno) if exc.errno else exc}"
             if self.problem != problem:
-                _LOG.warning("the headroom cannot be written", error=problem)
+                _LOG.warning("cannot write the headroom", error=problem)
             self.problem = problem
         else:
             self.problem = None

@@ -332,5 +332,5 @@ def _learned(remembered: EngineState) -> dict[str, Struct]:
             try:
                 found[key] = decoded(msgspec.msgpack.Decoder(detector.memory_type).decode, raw)
             except ValueError as exc:
-                _LOG.warning("what a detector learned cannot be read", detector=name, workload=key, error=str(exc))
+                _LOG.warning("cannot read the state of a detector", detector=name, workload=key, error=str(exc))
     return found

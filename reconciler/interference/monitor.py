@@ -510,7 +510,7 @@ def read_kept(store: Store) -> MonitorState:
     try:
         return decoded(msgspec.msgpack.Decoder(MonitorState).decode, row)
     except ValueError as exc:
-        _LOG.warning("what the last run has learned cannot be read, and is learned anew", error=str(exc))
+        _LOG.warning("cannot read the learned baselines of the last run, learning again", error=str(exc))
         return MonitorState()
 
 

@@ -101,11 +101,11 @@ class Recorder:
         except OSError as exc:
             self.lost += 1
             if self.problem is None:
-                _LOG.warning("the recording cannot be written", error=str(exc))
+                _LOG.warning("cannot write the recording", error=str(exc))
             self.problem = str(exc)
         else:
             if written and self.problem is not None:
-                _LOG.info("the recording is written again", lost_blocks=self.lost)
+                _LOG.info("writing the recording again", lost_blocks=self.lost)
                 self.problem = None
             self.written += written or 0
         if self._waiting and self._lane.free:

@@ -117,7 +117,7 @@ class InterferenceService:
                 nursery.start_soon(self._pressure.run)
                 while not self._over():
                     await self._changed.wait(_LOOK_S)
-                nursery.cancel_scope.cancel(reason="something else is to be watched now")
+                nursery.cancel_scope.cancel(reason="the configuration changed")
         finally:
             self.observer = self.evictor = self._pressure = None
 

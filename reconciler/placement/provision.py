@@ -123,7 +123,7 @@ class PidConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         float, Meta(ge=0, le=3600, description="seconds after a change of size before an indicator counts again")
     ] = 5.0
     stale_after_s: Annotated[
-        float, Meta(gt=0, le=3600, description="seconds after which an indicator, but cpi, is too old to be believed")
+        float, Meta(gt=0, le=3600, description="seconds after which an indicator, except cpi, is too old")
     ] = 15.0
 
 

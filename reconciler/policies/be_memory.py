@@ -132,7 +132,7 @@ def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, 
     if high is None and previous is not None:
         high = previous.memory.reclaimed_high_bytes
     if high is None:
-        return replace(plan, reasons={**plan.reasons, NAME: "the node's memory is not known yet: no bound"})
+        return replace(plan, reasons={**plan.reasons, NAME: "memory of the node not measured yet: no limit"})
     high = max(_STEP, high // _STEP * _STEP)
     hard = high * (100 + config.hard_percent) // 100 // _STEP * _STEP if config.hard_percent else None
     memory: MemoryPlan = replace(plan.memory, reclaimed_high_bytes=high, reclaimed_max_bytes=hard)
@@ -143,7 +143,7 @@ def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, 
     ]
     reason = f"BE memory limit {size(high)}"
     if outside:
-        reason += f"; {len(outside)} BE pods outside besteffort are not bounded by it, {min(outside)} among them"
+        reason += f"; {len(outside)} BE pods outside besteffort are not limited, such as {min(outside)}"
     return replace(plan, memory=memory, reasons={**plan.reasons, NAME: reason})
 
 

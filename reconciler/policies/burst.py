@@ -10,7 +10,7 @@ quotaBurst; kernel documentation sched-bwc. Where we differ:
 - Never above the quota, whatever the percentage: the kernel answers EINVAL. Koordinator's default of 1000 percent is
   refused on every container (2326, 2778).
 - The quota is the one in force: normalised on a node where quotas are.
-- The pod's directory gets the sum of its containers' bursts where it has a quota: it throttles first otherwise.
+- The pod's directory gets sum of its containers' bursts where it has a quota: it throttles first otherwise.
 - Containers on CPUs of their own get none: there is nothing beyond their CPUs to burst into.
 """
 
@@ -90,7 +90,7 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: BurstConfig) -> li
             settings.append(setting_of(pod, container, KNOB, value, policy=NAME, reason=reason))
     own = view.actual.get((pod.group.path, "cpu.quota"))
     if settings and isinstance(own, int) and not lifts_pod(pod, plan.pools):
-        reason = "the sum of its containers' bursts"
+        reason = "sum of its containers' bursts"
         settings.append(setting_of(pod, None, KNOB, min(total, own), policy=NAME, reason=reason))
     return settings
 

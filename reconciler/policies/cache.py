@@ -137,7 +137,7 @@ def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, 
     part = view.measures.cache_percent
     if part is not None:
         wish = reduced(wish, part)
-        reason = f"{_reason(wish)}, {part} % of its share: {view.measures.cache_reason}"
+        reason = f"{_reason(wish)}, reduced to {part} % of it: {view.measures.cache_reason}"
     return replace(plan, cache=wish, reasons={**plan.reasons, NAME: reason})
 
 

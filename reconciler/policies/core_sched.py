@@ -71,7 +71,7 @@ def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, 
     """The group of every container; nothing where no core has two threads."""
     del previous
     if not view.topology.smt:
-        why = "no core of this machine has two threads online: there is nothing to keep apart"
+        why = "no core of this machine has two online threads: core scheduling has no effect"
         return replace(plan, reasons={**plan.reasons, NAME: why})
     members: dict[str, CookieMember] = {}
     for _, pod in sorted(view.pods.items()):

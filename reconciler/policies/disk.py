@@ -99,7 +99,7 @@ def for_parents(view: NodeView, plan: NodePlan, config: DiskPolicyConfig) -> lis
             _setting(view.besteffort, "io.max", limits, f"limits of {disk.in_directory} of {disk.takers} BE pods")
         )
     if disk.weighed and config.weight_be is not None:
-        settings += _weights(view, view.besteffort, config.weight_be, "BE yields the disk")
+        settings += _weights(view, view.besteffort, config.weight_be, "minimum I/O weight: online pods go first")
     if config.weight_online is not None:
         settings += _weights(view, view.burstable, config.weight_online, "higher I/O weight for online pods")
     settings += _protected(view, view.burstable, config)

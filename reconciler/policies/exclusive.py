@@ -167,7 +167,7 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: ExclusiveConfig) -
                     knob="cpu.set",
                     value=cpus,
                     policy=NAME,
-                    reason=plan.pools.reasons.get(f"{_WHY}{own}", "runs on its pod's own CPUs"),
+                    reason=plan.pools.reasons.get(f"{_WHY}{own}", "runs on its pod's exclusive CPUs"),
                     pod_uid=pod.uid,
                     container_id=container.id,
                 )

@@ -27,6 +27,7 @@ from cgroupfs.codecs import PAGE
 from cgroupfs.naming import QosClass
 from reconciler.policies.base import Policy, PolicyConfig, setting_of
 from reconciler.policies.offers import unsupported_reason
+from reconciler.runtime.format import size
 from state.memory import MemoryProtection
 from state.model import Container, ContainerKind, NodeView, Pod, PodClass, Setting
 from state.plan import NodePlan
@@ -147,7 +148,7 @@ def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, 
     del previous
     missing = unsupported_reason(view, "memory.low")
     if missing is not None or not config.directories:
-        said = f"soft limits only: {missing}" if missing is not None else "no sums in the QoS directories"
+        said = f"soft limits only: {missing}" if missing is not None else "no protection on the QoS directories"
         return replace(plan, reasons={**plan.reasons, NAME: said})
     sums: dict[str, MemoryProtection] = {}
     for pod in view.pods.values():
@@ -158,7 +159,7 @@ def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, 
         for path in (view.kubepods, level) if level is not None else (view.kubepods,):
             sums[path] = _plus(sums.get(path, MemoryProtection()), found)
     whole = sums.get(view.kubepods, MemoryProtection())
-    said = f"{whole.min_bytes >> 20} MiB kept and {whole.low_bytes >> 20} MiB protected for pods"
+    said = f"pod memory never reclaimed: {size(whole.min_bytes)}, reclaimed last: {size(whole.low_bytes)}"
     memory = replace(plan.memory, protected=dict(sorted(sums.items())))
     return replace(plan, memory=memory, reasons={**plan.reasons, NAME: said})
 

@@ -85,10 +85,8 @@ def decide_resources(
         least_bytes=config.least_bytes,
         leave_bytes=config.leave_bytes,
     )
-    kinds = [
-        name for name, on in (("what they do not miss", wish.probe), ("page cache when short", wish.relieve)) if on
-    ]
-    reason = f"BE containers give {' and '.join(kinds)}" if kinds else "nothing to do on this kernel"
+    kinds = [name for name, on in (("unused memory", wish.probe), ("page cache on shortage", wish.relieve)) if on]
+    reason = f"reclaims from BE containers: {' and '.join(kinds)}" if kinds else "not supported by this kernel"
     memory = replace(plan.memory, reclaim=wish)
     return replace(plan, memory=memory, reasons={**plan.reasons, NAME: reason})
 

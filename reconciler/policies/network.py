@@ -99,7 +99,7 @@ def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, 
     """Say what is wanted of which interface; nothing where no BE packet can be told from others."""
     del previous
     if not config.interfaces:
-        return replace(plan, reasons={**plan.reasons, NAME: "no interface is named"})
+        return replace(plan, reasons={**plan.reasons, NAME: "no interface configured"})
     missing = unsupported_reason(view, KNOB)
     if missing is not None and not config.pods:
         return replace(plan, reasons={**plan.reasons, NAME: missing})
@@ -122,7 +122,7 @@ def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, 
     names = ", ".join(rule.name for rule in config.interfaces)
     reason = f"BE traffic limited on {names}"
     if missing is not None:
-        reason = f"BE's share of {wish.pods_by} is bounded, but not of pods in the host's network: {missing}"
+        reason = f"BE traffic limited on {wish.pods_by}, except for pods in the host network: {missing}"
     return replace(plan, network=wish, reasons={**plan.reasons, NAME: reason})
 
 

@@ -80,7 +80,7 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: NormaliseConfig) -
         value, given = quota_of(pod, container, plan.pools), spec.quota_us
         if value is None or value == given or view.lent_us.get(container.group.path, 0) > value:
             continue
-        reason = f"its limit of {given} µs at this node's ratio of {plan.pools.quota_ratio:g}"
+        reason = f"limit of {given} µs divided by this node's ratio {plan.pools.quota_ratio:g}"
         settings.append(setting_of(pod, container, "cpu.quota", value, policy=NAME, reason=reason))
     return settings
 

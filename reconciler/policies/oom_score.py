@@ -22,7 +22,7 @@ from state.plan import NodePlan, OomScorePlan
 
 NAME: Final = "oom_score"
 HIGHEST: Final = 1000
-_REASON: Final = "BE processes are the OOM killer's first choice"
+_REASON: Final = "BE processes are killed first when memory runs out"
 _IGNORE: Final = -300
 _BAND: Final = 100
 """Katalyst's numbers for reclaimed pods: -100 to -1."""
@@ -65,7 +65,7 @@ def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, 
         if container.phase is Phase.SETTLED
     }
     scores = OomScorePlan(settings=settings, sweep_s=config.sweep_s, dry_run=config.dry_run)
-    reason = f"BE processes have {config.lowest} to {HIGHEST}"
+    reason = f"oom_score_adj of BE processes: {config.lowest} to {HIGHEST}"
     return replace(plan, oom_scores=scores, reasons={**plan.reasons, NAME: reason})
 
 

@@ -63,11 +63,11 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: PinnedConfig) -> l
     for container in pod.containers:
         if is_pinned(pod, container, plan.pools) and _has_quota(container):
             cpus = plan.pools.dedicated[f"{pod.uid}/{container.name or container.id}"]
-            reason = f"CPU {cpus} is its own: a quota would only throttle"
+            reason = f"exclusive CPU {cpus}: a quota would only throttle it"
             settings.append(setting_of(pod, container, "cpu.quota", None, policy=NAME, reason=reason))
     # A kubelet that rewrites each container's own quota leaves nothing to be won at the pod.
     if settings and view.kubelet.reasserts_s is None and lifts_pod(pod, plan.pools):
-        reason = "containers of it own their CPUs, and every other one has a quota of its own"
+        reason = "some containers have exclusive CPUs, all others have their own quota"
         settings.append(setting_of(pod, None, "cpu.quota", None, policy=NAME, reason=reason))
     return settings
 

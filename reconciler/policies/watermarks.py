@@ -26,8 +26,8 @@ from state.plan import NodePlan, SysctlPlan, SysctlTarget
 
 NAME: Final = "watermarks"
 _REASONS: Final[Mapping[str, str]] = {
-    MIN_FREE: "so much stays free for allocations that cannot wait",
-    SCALE: "the kernel begins to reclaim early, beside the work",
+    MIN_FREE: "free memory kept for allocations that cannot wait",
+    SCALE: "the kernel starts background reclaim earlier",
 }
 _WHOLE: Final = 10_000
 _KIB: Final = 1024
@@ -92,7 +92,7 @@ def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, 
             if node is not None:
                 setting = Setting(path=MACHINE, knob=name, value=known[name], policy=NAME, reason=_REASONS[name])
                 targets[name] = SysctlTarget(setting=setting, most_rise=most_rise(name, node))
-    reason = f"{' and '.join(targets)} for the machine" if targets else "both are left alone"
+    reason = f"{' and '.join(targets)} for the machine" if targets else "both unmanaged"
     sysctls = SysctlPlan(targets=targets, dry_run=config.dry_run)
     return replace(plan, sysctls=sysctls, reasons={**plan.reasons, NAME: reason})
 

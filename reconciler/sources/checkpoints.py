@@ -270,7 +270,7 @@ class CheckpointSource:
         if news and isinstance(found, CheckpointError):
             _LOG.warning("a checkpoint cannot be used", error=str(found))
         elif isinstance(self.cpus, CheckpointError) and not isinstance(found, CheckpointError):
-            _LOG.info("a checkpoint is good again", path=path)
+            _LOG.info("checkpoint readable again", path=path)
         self.cpus, self._read_at = found, now
         self.allocations.read(found, now)
         return news

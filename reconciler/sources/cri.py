@@ -345,7 +345,7 @@ class CriClient:
         if self._pb is None:
             # Before the import: a node without a runtime's socket does not pay for it.
             if not os.path.exists(self._path):
-                raise SourceError(NAME, f"{self._socket}: there is no such socket")
+                raise SourceError(NAME, f"{self._socket}: no such socket")
             self._pb = await import_in_thread(_MESSAGES, self._lane)
         return self._pb
 

@@ -249,7 +249,7 @@ class KubeletPods:
     def _taken(self, told: Mapping[str, PodMeta], reader: PodListReader) -> None:
         problems = tuple(reader.problems)
         if not self._ok and self._answered_at is not None:
-            _LOG.info("the kubelet answers again", source=NAME)
+            _LOG.info("the kubelet API works again", source=NAME)
         for problem in set(problems).difference(self._problems):
             _LOG.warning(problem)
         self._answered_at, self._ok, self._problems = trio.current_time(), True, problems

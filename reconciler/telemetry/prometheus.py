@@ -177,11 +177,11 @@ def _node(now: MetricsSnapshot) -> Iterator[Metric]:
 def _writes(now: MetricsSnapshot) -> Iterator[Metric]:
     counters = now.counters
     yield _gauges("settings", "Settings by knob and state.", ("knob", "state"), sorted(now.settings.items()))
-    yield _gauges("settings_refused", "Settings the planner refuses.", ("rule",), _single(now.refused))
-    yield _gauge("ledger_files", "Values, of every kind, whose original is recorded.", now.ledger_files)
-    yield _gauge("holds", "Operators' holds in force.", now.holds)
-    yield _gauge("files_yielded", "Files left to others now.", now.yielded)
-    yield _counter("yields", "Times that a file was left to others.", counters.yields)
+    yield _gauges("settings_refused", "Settings refused by the planner.", ("rule",), _single(now.refused))
+    yield _gauge("ledger_files", "Values of every kind with a recorded original.", now.ledger_files)
+    yield _gauge("holds", "Active holds.", now.holds)
+    yield _gauge("files_yielded", "Files given up to other writers now.", now.yielded)
+    yield _counter("yields", "Times a file was given up to other writers.", counters.yields)
     yield _counters(
         "object_errors",
         "Errors of single objects by kind and errno.",

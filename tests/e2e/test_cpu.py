@@ -96,7 +96,7 @@ def test_a_dedicated_pod_has_its_cpu_from_its_first_instruction_and_keeps_it(
     assert f"pool dedicated: CPUs {mine}" in lines, told.stdout
     assert any(line.startswith(f"cpu.set {mine} ") for line in lines), told.stdout
     assert any(line.startswith("exclusive: ") for line in lines), told.stdout
-    assert f"pinned: CPU {mine} is its own: a quota would only throttle" in lines, told.stdout
+    assert f"pinned: exclusive CPU {mine}: a quota would only throttle it" in lines, told.stdout
 
     again = containerd_node.restart_container(pinned, "main")
     eventually("its next container has the same CPU", lambda: cpus(again["main"]) == mine)

@@ -39,19 +39,22 @@ class AlertmanagerSinkConfig(TlsTrust, frozen=True, kw_only=True, forbid_unknown
         ),
     ]
     resend_s: Annotated[
-        float, Meta(ge=1, le=3600, description="a state that lasts is sent again this often; it ends 4 times later")
+        float,
+        Meta(
+            ge=1, le=3600, description="interval at which an active alert is sent again; it expires after 4 times this"
+        ),
     ] = 60.0
     event_s: Annotated[
-        float, Meta(ge=1, le=86400, description="an event, which has no end of its own, is active this long")
+        float, Meta(ge=1, le=86400, description="time for which an event without an end stays active")
     ] = 900.0
     generator_url: Annotated[
-        str, Meta(description="link that Alertmanager shows as the source; empty: none", extra={"secret": True})
+        str, Meta(description="link shown by Alertmanager as the source; empty: none", extra={"secret": True})
     ] = ""
 
     def __post_init__(self) -> None:
         self.check()
         if not self.urls:
-            raise ValueError("urls: expected one URL at least")
+            raise ValueError("urls: expected at least one URL")
         for url in self.urls:
             check_url("urls", url)
 

@@ -18,9 +18,9 @@ class FileSinkConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """A file of JSON lines, mode 0600, with the older ones beside it as PATH.1 and so on."""
 
     path: Annotated[str, Meta(description="the file; its directory must exist", extra={"path": True})]
-    rotate_bytes: Annotated[int, Meta(ge=4096, le=1 << 34, description="a new file is begun at this size")] = 16 << 20
-    keep: Annotated[int, Meta(ge=0, le=100, description="older files kept")] = 4
-    fsync: Annotated[bool, Meta(description="an alert counts as told when it is on the disk")] = False
+    rotate_bytes: Annotated[int, Meta(ge=4096, le=1 << 34, description="size at which a new file starts")] = 16 << 20
+    keep: Annotated[int, Meta(ge=0, le=100, description="number of old files kept")] = 4
+    fsync: Annotated[bool, Meta(description="an alert counts as delivered only when it is on the disk")] = False
 
 
 @final

@@ -52,9 +52,7 @@ _ALL_SEALS: Final = 0x0001 | 0x0002 | 0x0004 | 0x0008
 class JournalSinkConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The systemd journal, one structured entry for each alert; the daemon's own log where no journal listens."""
 
-    socket: Annotated[str, Meta(description="where journald listens", extra={"path": True})] = (
-        "/run/systemd/journal/socket"
-    )
+    socket: Annotated[str, Meta(description="socket of journald", extra={"path": True})] = "/run/systemd/journal/socket"
 
 
 @final

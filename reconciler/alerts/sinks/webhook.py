@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 class WebhookSinkConfig(TlsTrust, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Any HTTP server: our own JSON document, or a body of your own."""
 
-    url: Annotated[
-        str | None, Meta(description="where to send; never shown beyond its host", extra={"secret": True})
-    ] = None
+    url: Annotated[str | None, Meta(description="target URL; only its host is ever shown", extra={"secret": True})] = (
+        None
+    )
     url_file: Annotated[
         str | None,
         Meta(
-            description="file with the URL, where that is a secret; read at each request",
+            description="file with the URL, if it is a secret; read at each request",
             extra={"path": True, "secret": True},
         ),
     ] = None
@@ -38,11 +38,15 @@ class WebhookSinkConfig(TlsTrust, frozen=True, kw_only=True, forbid_unknown_fiel
         Meta(description="headers whose values are in these files, read at each request", extra={"secret": True}),
     ] = {}
     content_type: Annotated[
-        str, Meta(description="of the body; with json in it, placeholders are escaped as in a JSON text")
+        str,
+        Meta(description="content type of the body; if it contains json, placeholders are escaped for JSON strings"),
     ] = "application/json"
     template: Annotated[
         str | None,
-        Meta(description="the body, with placeholders such as ${summary}; null: our own document (docs/alerts.md)"),
+        Meta(
+            description="the body, with placeholders such as ${summary}; null: the JSON document of bypassd "
+            "(docs/alerts.md)"
+        ),
     ] = None
 
     def __post_init__(self) -> None:

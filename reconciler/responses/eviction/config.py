@@ -20,8 +20,8 @@ DryRun = Annotated[bool, Meta(description="only report the pods it would evict, 
 Grace = Annotated[
     Annotated[float, Meta(ge=1, le=86400)] | None,
     Meta(
-        description="the most time that its victims get to end; the pod's own where that is less, and with null. Never "
-        "0: what is killed without a chance to save its work has to do it again",
+        description="upper bound for the victim's grace period; null: the pod's own. Never 0: a pod killed "
+        "without notice loses its unsaved work and repeats it",
     ),
 ]
 Cooldown = Annotated[
@@ -34,7 +34,7 @@ Cooldown = Annotated[
 ]
 Lower = Annotated[
     Annotated[float, Meta(gt=0, le=100)] | None,
-    Meta(description="so much goes that this is left; null: threshold_percent - 2"),
+    Meta(description="evict until use falls to this; null: threshold_percent - 2"),
 ]
 
 
@@ -275,7 +275,7 @@ class FsMinimum(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = 12.0
     available_bytes: Annotated[
         Annotated[int, Meta(ge=0)] | None,
-        Meta(description="so much instead of a percentage; null: the percentage counts"),
+        Meta(description="minimum free bytes, instead of available_percent; null: available_percent applies"),
     ] = None
     inodes_percent: Annotated[
         float, Meta(ge=0, le=100, description="minimum free share of its inodes; 0: not evaluated")

@@ -95,10 +95,10 @@ class Evictor:
         """Have it carried out. An order for a pod that is being evicted already, or that nobody knows, is dropped."""
         pod = self._pods(order.uid)
         if pod is None:
-            _LOG.warning("a pod is not evicted: it is gone", pod=order.title)
+            _LOG.warning("not evicted: the pod is gone", pod=order.title)
             return
         if order.id in self._cases or any(case.open and case.order.uid == order.uid for case in self.cases()):
-            _LOG.warning("a pod is being evicted already", pod=order.title)
+            _LOG.warning("the pod is already being evicted", pod=order.title)
             return
         target = EvictionTarget(
             group=pod.group,
@@ -188,7 +188,7 @@ class Evictor:
             try:
                 self._cases = {case.order.id: case for case in await self._journal.load()}
             except StoreError as exc:
-                _LOG.warning("evictions of the last run cannot be read", error=str(exc))
+                _LOG.warning("cannot read the evictions of the last run", error=str(exc))
                 await trio.sleep(_LOAD_AGAIN_S)
             else:
                 return

@@ -52,11 +52,11 @@ def cases_of(rows: Iterable[tuple[str, bytes]]) -> list[EvictionCase]:
         try:
             row = _FORM.decode(body)
             if row is None:
-                _LOG.warning("a stored eviction is of a newer version and left as it is", key=key)
+                _LOG.warning("an eviction was stored by a newer version; not used", key=key)
                 continue
             found.append(row.case)
         except ValueError as exc:
-            _LOG.warning("a stored eviction cannot be read", key=key, error=str(exc))
+            _LOG.warning("cannot read a stored eviction", key=key, error=str(exc))
     return found
 
 
@@ -110,8 +110,8 @@ class EvictionJournal:
             await trio.to_thread.run_sync(self._held.write, batch, lambda: dict(self._written), limiter=self._lane)
         except StoreError as exc:
             if self.problem is None:
-                _LOG.warning("evictions wait for the store", error=str(exc))
-            self.problem = f"evictions wait for the store: {exc}"
+                _LOG.warning("evictions paused, the store is not writable", error=str(exc))
+            self.problem = f"evictions paused, the store is not writable: {exc}"
             return False
         if self.problem is not None:
             _LOG.info("evictions resumed: the store is writable again")

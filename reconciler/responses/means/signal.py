@@ -16,6 +16,7 @@ from cgroupfs.errors import CgroupError
 from reconciler.responses.means.base import EvictionMethod, EvictionResult, EvictionWork, MethodSetup, grace_left
 from reconciler.responses.means.config import EvictionMeans
 from reconciler.responses.means.processes import OwnPodError, has_processes
+from reconciler.runtime.format import duration
 from state.eviction import EvictionCase, EvictionMethodName, EvictionOutcome, EvictionStep
 
 _LOOPS: Final = 3
@@ -105,9 +106,9 @@ class SignalEviction:
                 await work.thaw()
 
     def _who_is_left(self, work: EvictionWork, members: set[int]) -> str:
-        held = "a group above it is stopped, which keeps SIGKILL from working; " if work.tree.held_above() else ""
-        who = work.processes.describe(members) or "processes that this daemon cannot see"
-        return f"{held}these live {self._config.kill_s:g} s after SIGKILL: {who}"
+        held = "a parent group is frozen, which blocks SIGKILL; " if work.tree.held_above() else ""
+        who = work.processes.describe(members) or "processes outside this PID namespace"
+        return f"{held}still running {duration(self._config.kill_s)} after SIGKILL: {who}"
 
 
 def build(setup: MethodSetup) -> EvictionMethod:

@@ -171,7 +171,7 @@ async def test_how_a_command_ended_badly_is_told(tmp_path: Path, text: str, word
 
 
 async def test_a_command_that_is_not_there_is_told() -> None:
-    with pytest.raises(SinkError, match=r"^/nowhere/x: cannot be run: No such file or directory$"):
+    with pytest.raises(SinkError, match=r"^/nowhere/x: cannot run: No such file or directory$"):
         await sink(CommandSinkConfig(argv=("/nowhere/x",))).send([notice()])
 
 

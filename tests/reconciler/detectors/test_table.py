@@ -61,5 +61,5 @@ def test_a_half_defined_detector_is_refused() -> None:
     check_detector(threshold)
     with pytest.raises(ValueError, match="needs a summary"):
         check_detector(structs.replace(threshold, summary=""))
-    with pytest.raises(ValueError, match=r"no signal is named cpu\.nothing"):
+    with pytest.raises(ValueError, match=r"unknown signal cpu\.nothing"):
         check_detector(structs.replace(threshold, signals=lambda _: ("cpu.nothing",)))

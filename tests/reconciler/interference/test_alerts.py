@@ -99,7 +99,7 @@ def test_the_pod_of_a_dry_run_is_reported_as_such_and_resolved() -> None:
     world.evicts = False
     changes = world.go(BAD, 4.0)
     alert = next(alerts_of(Evaluation(at_s=0.0, changes=changes), world.frame(), world.memory.climbs.values()))
-    assert alert.summary == "for ns/web (cpu), would do: evict ns/hog"
+    assert alert.summary == "victim ns/web (cpu), would do: evict ns/hog"
     assert alert.labels["mode"] == "dry_run"
     told.hear(world, changes)
     assert told.open() == {"cpu pod:web evict running hog shadow"}

@@ -175,7 +175,7 @@ def test_whom_no_pod_can_have_disturbed_is_no_victim_of_one() -> None:
     assert not [finding for one in judgements for finding in one.begun]
     (last,) = [finding for finding in judgements[-1].findings if finding.rule == "cpu"]
     assert last.verdict is Verdict.SUSPECT
-    assert last.evidence[-1] == "no pod is likely to be the cause"
+    assert last.evidence[-1] == "no suspect found"
     told = RuleConfig(dry_run=False, needs_suspect=False)
     alone = (
         replace(one, pods={"web": PODS["web"]}, samples={key: one.samples[key] for key in (NODE, "pod:web")})

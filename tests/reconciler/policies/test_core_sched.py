@@ -59,10 +59,10 @@ def test_it_is_wanted_where_cores_have_two_threads_and_somebody_asks() -> None:
     smt, single = node(topology=uniform(cores=2, threads=2)), node(topology=2)
     plan = plan_node(smt, None, on)
     assert plan.cookies == CookiePlan(sweep_s=9, dry_run=True)
-    assert plan.reasons[NAME] == "BE pods share cores with each other only, online pods with nobody"
+    assert plan.reasons[NAME] == "BE pods share cores only with BE pods, online pods with no other pod"
     plan = plan_node(single, None, on)
     assert plan.cookies is None
-    assert "nothing to keep apart" in plan.reasons[NAME]
+    assert "core scheduling has no effect" in plan.reasons[NAME]
     plan = plan_node(smt, None, PoliciesConfig())
     assert plan.cookies is None
     assert plan.reasons[NAME] == "off"

@@ -36,7 +36,7 @@ def test_pods_with_a_network_of_their_own_need_no_class_ids(versions: dict[str, 
     assert wish is not None
     assert (wish.classes, wish.pods_by) == (versions is CLASSES, "eth0")
     assert bool([one for one in desired.settings.values() if one.policy == "network"]) is wish.classes
-    told = "but not of pods in the host's network: no net_cls controller is mounted" in desired.plan.reasons["network"]
+    told = "except for pods in the host network: no net_cls controller is mounted" in desired.plan.reasons["network"]
     assert told is not wish.classes
 
 

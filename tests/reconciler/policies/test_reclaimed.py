@@ -90,8 +90,8 @@ def test_up_to_1_21_be_is_bounded_by_quota_alone_and_nothing_the_kubelet_rewrite
     assert of(desired, f"{DIRECTORY}/podbe/id-main") == {}
     assert "cpu.quota" in of(desired, DIRECTORY)
     assert desired.plan.pools.reasons["cpuset"] == (
-        "not wanted: this kubelet rewrites every container's CPU set each 10 s (static CPU manager up to 1.21), "
-        "so BE is bounded by quota alone"
+        "not used: this kubelet rewrites every container's CPU set every 10 s (static CPU manager up to 1.21); "
+        "BE is limited by quota only"
     )
     assert "cpu.quota" in of(plan(view, None, CPUSET), DIRECTORY)
 
@@ -139,7 +139,7 @@ def test_with_one_cpu_reserved_and_the_other_exclusive_be_shares_the_default_set
     assert desired.plan.pools.budget_milli == 640
     assert of(desired, DIRECTORY) == {"cpu.quota": 64_000}
     assert desired.plan.pools.reasons["reclaimed"] == (
-        "no CPU is left but reserved ones: BE shares CPU 0 with the system, bounded by its quota"
+        "only reserved CPUs left: BE shares CPU 0 with the system, limited by quota"
     )
 
 
@@ -148,7 +148,7 @@ def test_with_every_cpu_dedicated_be_still_has_a_set_and_a_bound() -> None:
     desired = plan(view, None, CPUSET)
     assert desired.plan.pools.reclaimed == cpus("1")
     assert of(desired, DIRECTORY) == {"cpu.quota": 10_000}
-    assert "every CPU is dedicated" in desired.plan.pools.reasons["reclaimed"]
+    assert "all CPUs are dedicated" in desired.plan.pools.reasons["reclaimed"]
 
 
 def test_a_busy_exclusive_cpu_does_not_throttle_be_once_be_is_confined() -> None:
@@ -205,7 +205,7 @@ def test_an_online_pod_in_besteffort_moves_the_bound_from_the_directory_to_the_c
     assert of(desired, f"{DIRECTORY}/podx/id-main")["cpu.quota"] == 160_000
     assert of(desired, f"{DIRECTORY}/pody/id-main")["cpu.quota"] == 160_000
     assert of(desired, f"{DIRECTORY}/podproxy/id-main") == {}
-    assert "ns/proxy is online and lives in besteffort" in desired.plan.pools.reasons["quota"]
+    assert "online pod ns/proxy is inside kubepods/besteffort" in desired.plan.pools.reasons["quota"]
 
 
 def test_a_pod_newer_than_the_pools_starts_with_the_least() -> None:

@@ -39,7 +39,7 @@ def test_a_held_budget_is_a_ceiling_and_says_why() -> None:
     free = planned(view, Restrictions()).plan.pools.budget_milli
     held = planned(view, Restrictions(budget_milli=700, budget_reason="ns/web suffers")).plan.pools
     assert held.budget_milli <= 700 < free
-    assert held.reasons["responses"] == "BE has at most 700 milli-CPU: ns/web suffers"
+    assert held.reasons["responses"] == "BE budget limited to 0.70 CPU: ns/web suffers"
     assert planned(view, Restrictions(budget_milli=10**6)).plan.pools.budget_milli == free, "it never raises anything"
 
 
@@ -137,7 +137,7 @@ def test_partitioning_leaves_be_a_part_of_its_share_of_the_caches_in_every_mode(
     assert node_plan.cache is not None
     assert (node_plan.cache.reclaimed.cat_range_end_percent, node_plan.cache.reclaimed.mba_percent) == (15, 50)
     assert (node_plan.cache.levels.low_cache_percent, node_plan.cache.levels.high_mba_percent) == (10, 25)
-    assert node_plan.reasons["cache"].endswith("50 % of its share: ns/web suffers (cache)")
+    assert node_plan.reasons["cache"].endswith("reduced to 50 % of it: ns/web suffers (cache)")
     whole = plan(node(pod("be")), None, on).plan.cache
     assert whole is not None
     assert whole.reclaimed.cat_range_end_percent == 30

@@ -48,7 +48,7 @@ def test_what_a_kernel_lacks_is_said_once_for_the_node() -> None:
     )
     assert reasons["qos_level"] == "this kernel has no cpu.qos (cpu.qos_level, from Linux 4.19 of openEuler on)"
     unseen = plan(node(knobs=frozenset()), None, ON).plan.pools.reasons["idle_class"]
-    assert unseen.startswith("not known yet")
+    assert unseen.startswith("unknown: no kubepods directory")
     assert (
         plan(node(versions={}), None, ON).plan.pools.reasons["qos_level"] == "no cpu controller is mounted on this node"
     )

@@ -40,7 +40,7 @@ def test_a_signal_that_is_defined_twice_or_never_is_refused() -> None:
     assert catalog._signals((first,)).keys() == {"x.use"}
     with pytest.raises(ValueError, match=r"reader again: signal x\.use is defined twice"):
         catalog._signals((first, again))
-    with pytest.raises(ValueError, match=r"reader never: no signal is named y\.use"):
+    with pytest.raises(ValueError, match=r"reader never: unknown signal y\.use"):
         catalog._signals((first, never))
 
 

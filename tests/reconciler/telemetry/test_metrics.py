@@ -126,7 +126,7 @@ def test_a_scrape_shows_the_snapshot() -> None:
         ("bypassd_signal_to_write_seconds_bucket", (("le", "+Inf"),)): 1,
         ("bypassd_signal_to_write_seconds_count", ()): 1,
         ("bypassd_signal_to_write_seconds_sum", ()): 0.0004,
-        ("bypassd_look_seconds_count", ()): 1,
+        ("bypassd_reconcile_duration_seconds_count", ()): 1,
         ("bypassd_loop_lag_seconds_sum", ()): 0.5,
         ("bypassd_loop_lag_seconds_bucket", (("le", "0.25"),)): 1,
         ("bypassd_loop_lag_seconds_bucket", (("le", "1"),)): 2,

@@ -113,7 +113,7 @@ def check_trigger(trigger: AnyTrigger, sections: Mapping[str, Any]) -> None:
         raise ValueError(f"its config needs a default for each field ({exc})") from exc
     missing = [signal for signal in trigger.signals if signal not in SIGNALS]
     if missing:
-        raise ValueError(f"no signal is named {missing[0]}")
+        raise ValueError(f"unknown signal {missing[0]}")
 
 
 def check_sections(names: Collection[str], sections: Collection[str], named: str) -> None:

@@ -396,7 +396,7 @@ def test_the_table_refuses_what_is_half_defined() -> None:
         ({"summary": ""}, "needs a summary"),
         ({"name": "other"}, "no section of this name"),
         ({"config_type": NodeCpuConfig}, "no section of this name and config type"),
-        ({"signals": ("memory.nothing",)}, r"no signal is named memory\.nothing"),
+        ({"signals": ("memory.nothing",)}, r"unknown signal memory\.nothing"),
     ):
         broken: Trigger[Any, Any] = replace(NODE_MEMORY, **changes)
         with pytest.raises(ValueError, match=message):

@@ -245,7 +245,7 @@ async def test_who_does_not_die_is_named_with_what_he_waits_for(
         )
         result = await SignalEviction(EvictionMeans(kill_s=1.0)).terminate(work)
     assert result.outcome is None
-    assert result.detail == f"these live 1 s after SIGKILL: {process.pid} (sleep, D, in nfs_wait_bit_killable)"
+    assert result.detail == f"still running 1 s after SIGKILL: {process.pid} (sleep, D, in nfs_wait_bit_killable)"
 
 
 async def test_a_frozen_group_above_the_pod_is_named(victim: Victim) -> None:
@@ -258,7 +258,7 @@ async def test_a_frozen_group_above_the_pod_is_named(victim: Victim) -> None:
             case = EvictionCase(order=an_order(victim), target=victim.target)
             result = await SignalEviction(EvictionMeans(kill_s=1.0)).terminate(FakeWork(case, tree, grace_s=0.1))
         assert result.outcome is None
-        assert result.detail.startswith("a group above it is stopped")
+        assert result.detail.startswith("a parent group is frozen")
         assert f"{process.pid} (sleep" in result.detail
     finally:
         victim.end()
