@@ -142,6 +142,6 @@ def test_real_processes_are_told(tmp_path: Path) -> None:
     with subprocess.Popen([tmp_path / "kubelet", "60"]) as child:
         try:
             assert identify(child.pid) == WriterProcess(kind=K.KUBELET, pid=child.pid, name="kubelet")
-            assert str(identify(child.pid)) == f"kubelet (pid {child.pid} (exited)"
+            assert str(identify(child.pid)) == f"kubelet (pid {child.pid})"
         finally:
             child.kill()
