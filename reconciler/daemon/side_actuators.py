@@ -50,7 +50,10 @@ _CODECS: Final = {
 def codec_of(kind: str) -> RowCodec[Any] | None:  # of the kind's own state
     """The codec of a kind, from its module, which is imported only now; None for an unknown kind."""
     path = _CODECS.get(kind)
-    codec: Any = None if path is None else load(path)
+    if path is None:
+        return None
+    codec: Any = load(path)
+    assert isinstance(codec, RowCodec)
     return codec
 
 
