@@ -94,6 +94,7 @@ protos: setup ## generate the CRI messages anew
 
 docs: setup ## write the generated files: example configuration, its documentation, completion, the drawing of the rooms
 	$(BIN)/python -m reconciler.config.docs
+	$(BIN)/python -m reconciler.cli.completion
 	$(BIN)/python -m tests.architecture draw
 
 lock: ## pin every package with its hashes (needs uv)

@@ -201,7 +201,7 @@ class FanotifyWatch:
             # EMFILE, ENFILE: the kernel has dropped the event whose file it could not open. Each write on the node is
             # one such event: what is logged is that it began, and that it is over.
             if exc.errno != self._losing:
-                _LOG.warning("events are lost", watch=_NAME, errno=errno_name(exc.errno))
+                _LOG.warning("events lost", watch=_NAME, errno=errno_name(exc.errno))
             self._losing = exc.errno or 0
             return [ObservedWrite("", "", "", UNKNOWN_WRITER, lost=True)]
         if self._losing:

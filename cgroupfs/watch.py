@@ -299,7 +299,7 @@ class DirWatcher(Generic[T]):
             # EINVAL: the kernel dropped it already (an ordinary directory that went away). After any other error the
             # watch may stay, and its events are of no watch that is known here.
             if exc.errno != errno.EINVAL:
-                _LOG.warning("a watch could not be removed", watch=self._name, errno=errno_name(exc.errno))
+                _LOG.warning("cannot remove a watch", watch=self._name, errno=errno_name(exc.errno))
 
     def _read(self) -> list[DirEvent[T]]:
         assert self._inotify is not None
@@ -335,7 +335,7 @@ class DirWatcher(Generic[T]):
     def _unreadable(self, exc: OSError) -> None:
         self._overflows += 1
         self._held_until = trio.current_time() + self._poll_s
-        _LOG.warning("events are lost", watch=self._name, errno=errno_name(exc.errno))
+        _LOG.warning("events lost", watch=self._name, errno=errno_name(exc.errno))
 
     def _start_polling(self, watch: _Watch[T], code: int) -> None:
         if self._problem is None:

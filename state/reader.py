@@ -132,8 +132,8 @@ def read_tables(path: str) -> Tables:
     if copied is None and not any(rows.values()):
         raise LostStoreError("; ".join((*problems, *unread)))
     rows, lost = merge(rows, copied)
-    more = ": read from its second copy" if copied is not None else ""
-    more += "; some of it may be lost" if lost else ""
+    more = ": using its second copy" if copied is not None else ""
+    more += "; data may be lost" if lost else ""
     rows = _converted({table: rows.get(table, {}) for table in KEYED})
     return Tables(rows, lost, (problems[0] + more, *problems[1:]))
 

@@ -199,8 +199,8 @@ def _blocks(found: FetchedDocument, facts: Row) -> Iterator[Block]:
     yield from pod_blocks(facts["interference"])
     for hold in facts["holds"]:
         yield blank()
-        until = f"until {fmt.clock(hold['until'])}" if hold["until"] else "until released"
-        yield line(StyledText("held ", "warn"), f"{hold['target']} {until}: {hold['reason']} (by {hold['by']})")
+        until = f"until {fmt.until(hold['until'])}"
+        yield line(StyledText("on hold ", "warn"), f"{hold['target']} {until}: {hold['reason']} (by {hold['by']})")
     if facts["processes"]:
         yield blank()
         yield head(f"processes, {len(facts['processes'])}, the largest first")
@@ -310,12 +310,12 @@ def _timeline(times: Row) -> Iterator[Cell]:
 
 def _setting(one: Row) -> Iterator[Block]:
     settled = SettingState(one["state"]).is_settled()
-    style = "ok" if settled else "dim" if one["wanted"] is None or one["state"] == "as last seen" else "warn"
+    style = "ok" if settled else "dim" if one["wanted"] is None or one["state"] == "last known" else "warn"
     cells: list[Cell] = [StyledText(f"{one['knob']:<11}", "head")]
     cells.append(f" {value_text(one['wanted'])}  ")
     cells.append(StyledText(one["state"], style))
     if not settled and one["actual"] != one["wanted"]:
-        cells.append(f", there is {value_text(one['actual'])}")
+        cells.append(f"; actual {value_text(one['actual'])}")
     cells.append(StyledText(f"  {fmt.clock(one['at'])}", "dim"))
     yield line(*cells, indent=2)
     yield line(f"{one['policy']}: {one['reason']}", indent=4)
@@ -324,7 +324,7 @@ def _setting(one: Row) -> Iterator[Block]:
     file = one["file"]
     if file is None:
         if one["wanted"] is not None and settled and one["knob"] not in BESIDE:
-            yield line(StyledText("not written by us: it was so already", "dim"), indent=4)
+            yield line(StyledText("already correct; not touched", "dim"), indent=4)
         return
     yield line(StyledText(_written(file), "dim"), indent=4)
     if file["foreign_count"]:

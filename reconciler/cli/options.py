@@ -118,7 +118,7 @@ def _config(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "action",
         choices=("show", "explain", "schema"),
-        help="values alone; with origin, text and bounds; or the JSON Schema of every setting, for editors",
+        help="show: values; explain: also origin, description and bounds; schema: the JSON Schema, for editors",
     )
     parser.add_argument(
         "key", nargs="?", default="", metavar="KEY", help="a setting or a section, such as node.resync_s"

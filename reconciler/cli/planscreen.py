@@ -55,7 +55,7 @@ def blocks(found: dict[str, Any]) -> Iterator[Block]:
             )
             for one in found["settings"]
         ]
-        yield Table(("KNOB", "WANTED", "ACTUAL", "STATE", "WHERE"), rows)
+        yield Table(("KNOB", "WANTED", "ACTUAL", "STATE", "GROUP"), rows)
     yield from resources(found["resources"], titles, names)
     for one in found["refusals"]:
         yield blank()

@@ -125,7 +125,7 @@ def _title(found: FetchedDocument, facts: Row) -> Iterator[Cell]:
     if observing and facts["configured_mode"] == "enforce":
         yield ", paused by `restore`; resume: bypassctl reload"
     elif observing:
-        yield " (nothing is written)"
+        yield " (no writes)"
     elif facts["dry_run"]:
         yield StyledText(f" (dry run: {', '.join(facts['dry_run'])})", "warn")
     yield ", "

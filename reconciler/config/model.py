@@ -11,7 +11,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
-from reconciler.actuators.cgroup.conflict import ForeignRules
+from reconciler.actuators.cgroup.foreign_rules import ForeignRules
 from reconciler.alerts.config import AlertsConfig
 from reconciler.clients.kube_config import ApiServer
 from reconciler.detectors.config import InterferenceConfig

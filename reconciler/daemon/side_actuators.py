@@ -5,7 +5,6 @@ be restored, and one entry in each table and function here.
 Their modules are imported where they are made: a node that uses none of them pays for none.
 """
 
-import importlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -22,6 +21,7 @@ from reconciler.actuators.codec import RowCodec
 from reconciler.actuators.restore import UndoKind
 from reconciler.config.environment import NodeEnvironment
 from reconciler.config.model import Config
+from reconciler.runtime.lazy import load
 from state.cache import CacheUsage
 from state.evidence import Sample
 from state.kinds import COOKIE, NETWORK, PROCESS, RESCTRL, SYSCTL
@@ -38,19 +38,23 @@ KINDS: Final = {
 }
 """By the actuator's name: the kind of its rows in the ledger, by which an earlier run's changes are known."""
 _CODECS: Final = {
-    COOKIE: "reconciler.actuators.core_sched.tasks",
-    NETWORK: "reconciler.actuators.network.undo",
-    PROCESS: "reconciler.actuators.files.oom_score",
-    RESCTRL: "reconciler.actuators.resctrl.undo",
-    SYSCTL: "reconciler.actuators.files.watermarks",
+    COOKIE: "reconciler.actuators.core_sched.tasks:CODEC",
+    NETWORK: "reconciler.actuators.network.undo:CODEC",
+    PROCESS: "reconciler.actuators.files.oom_score:CODEC",
+    RESCTRL: "reconciler.actuators.resctrl.undo:CODEC",
+    SYSCTL: "reconciler.actuators.files.watermarks:CODEC",
 }
-"""The modules whose ``CODEC`` is that of a kind; a test holds them to their kinds."""
+"""Where the codec of each kind is; a test holds them to their kinds."""
 
 
 def codec_of(kind: str) -> RowCodec[Any] | None:  # of the kind's own state
     """The codec of a kind, from its module, which is imported only now; None for an unknown kind."""
-    module = _CODECS.get(kind)
-    return None if module is None else importlib.import_module(module).CODEC
+    path = _CODECS.get(kind)
+    if path is None:
+        return None
+    codec: Any = load(path)
+    assert isinstance(codec, RowCodec)
+    return codec
 
 
 class ActuatorContext(Struct, frozen=True, kw_only=True):

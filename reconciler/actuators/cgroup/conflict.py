@@ -21,16 +21,16 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from enum import StrEnum
-from typing import Annotated, Final, NamedTuple, Protocol, final
+from typing import Final, NamedTuple, Protocol, final
 
 import trio
-from msgspec import Meta, Struct
 
 from cgroupfs.attribution import ObservedWrite, WriteWatch, watch_writes
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.knobs import CATALOG
 from cgroupfs.log import get_log
 from reconciler.actuators.cgroup.compare import FileWrite
+from reconciler.actuators.cgroup.foreign_rules import ForeignRules
 from reconciler.actuators.cgroup.status import Alert, StatusTable
 from reconciler.actuators.holds import file_target
 from reconciler.runtime.format import duration
@@ -64,37 +64,6 @@ class ConflictAction(StrEnum):
     WAIT = "wait"
     YIELD = "yield"
     HOLD = "hold"
-
-
-class ForeignRules(Struct, frozen=True, kw_only=True):
-    """Bounds of the tug-of-war. Times in seconds."""
-
-    rounds: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=1000,
-            description="foreign writes of a file within window_s after which bypassd stops reasserting it",
-        ),
-    ] = 5
-    window_s: Annotated[float, Meta(ge=1, le=86400, description="time window in which foreign writes are counted")] = (
-        120.0
-    )
-    backoff_s: Annotated[
-        float, Meta(ge=0.01, le=3600, description="wait before the second reassertion; doubles with each further one")
-    ] = 1.0
-    backoff_max_s: Annotated[float, Meta(ge=0.01, le=3600, description="longest wait between two reassertions")] = 30.0
-    retry_yielded_s: Annotated[
-        float, Meta(ge=1, le=604800, description="time after which bypassd tries a given-up file again")
-    ] = 3600.0
-    hold_person_s: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=604800,
-            description="duration of a hold on a value set manually, and on a pod after restore --pod",
-        ),
-    ] = 3600.0
 
 
 class ConflictDecision(NamedTuple):

@@ -80,8 +80,8 @@ def _rules(node: InspectedNode, asked: QueryResults, rules: Mapping[str, RuleCon
     return CheckResult(
         "interference",
         CheckState.WARN,
-        f"{found}; unknown here: {told}",
-        f"{'; '.join(fixes)}; or enabled: false for those rules",
+        f"{found}; not available: {told}",
+        f"{'; '.join(fixes)}; or set enabled: false for these rules",
     )
 
 

@@ -11,9 +11,10 @@ from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.writer import KernelWriter
 from reconciler.actuators.cgroup.apply import CgroupActuator
 from reconciler.actuators.cgroup.compare import GroupTarget
-from reconciler.actuators.cgroup.conflict import ForeignRules, ForeignWrites
+from reconciler.actuators.cgroup.conflict import ForeignWrites
 from reconciler.actuators.cgroup.decide import ChangeDetector
 from reconciler.actuators.cgroup.fastpath import FastPath, FastResult
+from reconciler.actuators.cgroup.foreign_rules import ForeignRules
 from state.ledger import Ledger
 from state.model import Container, GroupRef, Phase, RuntimeSpec, Setting
 from state.store import Store

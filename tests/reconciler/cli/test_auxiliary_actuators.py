@@ -124,7 +124,7 @@ async def test_it_is_shown_and_counted_like_a_control_file(machine: Machine, run
     lines = ran.out[ran.out.index(f"  {CORE_COOKIE}") :].splitlines()
     assert lines[0].startswith(f"  {CORE_COOKIE} reclaimed  written")
     assert lines[1:3] == ["    core_sched: the pod is BE", "    1 thread"]
-    assert "not written by us" not in "".join(lines[:4])
+    assert "already correct" not in "".join(lines[:4])
     assert CORE_COOKIE in BESIDE
     assert "core cookie" in ran.out[ran.out.index("history") :]
 

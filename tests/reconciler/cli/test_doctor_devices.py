@@ -69,7 +69,7 @@ def test_two_names_of_one_disk_with_different_settings_are_reported(live: LiveNo
 
 
 def test_a_missing_disk_is_reported(live: LiveNode) -> None:
-    assert found(live, disk("9:9")) == [("disk", CheckState.WARN, "disks: 9:9: there is no block device 9:9")]
+    assert found(live, disk("9:9")) == [("disk", CheckState.WARN, "disks: 9:9: no block device 9:9")]
 
 
 @pytest.mark.parametrize(
@@ -121,8 +121,8 @@ def test_a_plan_without_a_daemon_knows_the_disks_and_what_is_wrong_with_others(l
     config: Config = replace(node.config, policies=disk("8:1", "9:9"))
     outlook = plan_node(replace(node, config=config), RecordedNode(), files=live.kernel)
     assert outlook.view.disks["8:1"].device == "8:0"
-    assert "no disk found behind 9:9" in outlook.desired.plan.reasons["disk"]
-    assert "disks: 9:9: there is no block device 9:9" in outlook.problems
+    assert "no disk found for 9:9" in outlook.desired.plan.reasons["disk"]
+    assert "disks: 9:9: no block device 9:9" in outlook.problems
 
 
 def test_a_file_of_several_lines_is_shown_in_one() -> None:

@@ -85,8 +85,8 @@ def test_a_rule_that_cannot_be_judged_here_is_named_with_the_remedy(good: LiveNo
     strict = f"{WATCH}  rules:\n    cache: {{when: [[{{cpi: {{proxies: false}}}}]]}}\n"
     state, told, fix = found(good, strict)["interference"][1:]
     assert state is CheckState.WARN
-    assert told == "4 rules, 0 enforced; unknown here: cache (no cpi)"
-    assert fix == "see PMU above; or enabled: false for those rules"
+    assert told == "4 rules, 0 enforced; not available: cache (no cpi)"
+    assert fix == "see PMU above; or set enabled: false for these rules"
     assert found(good, f"{WATCH}  rules:\n    cache: {{enabled: false}}\n")["interference"].state is CheckState.OK
     # As shipped, the rule makes do with how long the pod waits for a CPU.
     assert found(good, WATCH)["interference"].state is CheckState.OK
@@ -180,7 +180,7 @@ def test_counters_that_are_there_but_not_for_us_say_why(good: LiveNode, monkeypa
 
 def test_a_mode_that_writes_nothing_is_told_where_a_rule_is_enforced(good: LiveNode) -> None:
     told = found(good, f"mode: observe\n{WATCH}  rules:\n    cpu: {{dry_run: false}}\n")["interference"].found
-    assert told.startswith("4 rules, 1 enforced (mode is observe: nothing is done)")
+    assert told.startswith("4 rules, 1 enforced (mode is observe: no action is taken)")
 
 
 def test_without_taskstats_waiting_is_read_by_thread(good: LiveNode, monkeypatch: pytest.MonkeyPatch) -> None:

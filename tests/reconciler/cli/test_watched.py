@@ -123,15 +123,15 @@ def test_what_a_rule_in_shadow_would_do_is_told_as_such(run: Run, watching: Fake
     watching.document["interference"] = watched(SUFFERS, steps=(SQUEEZED,), shadow=True)
     lines = section_of(run("explain", BATCH, "--socket", watching.socket).out)
     assert lines[1:] == [f"  would be for shop/web-0 (cpu): {SQUEEZED.describe}  12 s"]
-    assert "0 steps in force, 1 in dry run" in run("status", "--socket", watching.socket).out
+    assert "0 actions, 1 in dry run" in run("status", "--socket", watching.socket).out
 
 
 @pytest.mark.parametrize(
     ("step", "told", "listed", "counted"),
     [
-        (EVICTED, "asked for", "asked for", "1 step in force"),
-        (replace(EVICTED, ending_s=95.0), "asked for", "is ending", "1 step in force"),
-        (replace(EVICTED, dry=True, judged=True), "would be for", "would", "0 steps in force, 1 in dry run"),
+        (EVICTED, "requested for", "requested", "1 action"),
+        (replace(EVICTED, ending_s=95.0), "requested for", "terminating", "1 action"),
+        (replace(EVICTED, dry=True, judged=True), "would be for", "would", "0 actions, 1 in dry run"),
     ],
 )
 def test_an_eviction_is_shown_as_asked_for_and_a_dry_run_as_what_it_would_do(

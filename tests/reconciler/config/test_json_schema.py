@@ -100,12 +100,15 @@ def schema_keys(schema: Mapping[str, Any], *path: str) -> Iterator[tuple[str, ..
 def configurations() -> Iterator[tuple[str, str]]:
     """Every configuration that we ship or print: the example, and each block of the documents.
 
-    Not those with a plugin of a site's own, which must be installed to be read.
+    Not those with a plugin of a site's own, which must be installed to be read, and not contributing.md: its blocks set
+    what its examples add, which exists in a copy of the tree only (tests/test_contributing.py).
     """
     yield "deploy/config.yaml", (PROJECT / "deploy/config.yaml").read_text()
     yield "classes example", CLASSES_EXAMPLE
     sections = "|".join(name for name, field in section_of(Config).fields.items() if field.schema.struct is not None)
     for path in (PROJECT / "README.md", *sorted((PROJECT / "docs").glob("*.md"))):
+        if path.name == "contributing.md":
+            continue
         text = path.read_text()
         fenced = re.findall(r"^```yaml\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
         indented = [

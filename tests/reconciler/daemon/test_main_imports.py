@@ -25,9 +25,11 @@ NEEDED = {
     "actuators": {
         "base",
         "cgroup",
+        "codec",
         "holds",
-        *(f"cgroup.{name}" for name in ("apply", "attribution", "conflict", "decide", "fastpath", "readings")),
-        *(f"cgroup.{name}" for name in ("records", "restore", "spec", "status", "unfreeze", "values", "work")),
+        "restore",
+        *(f"cgroup.{name}" for name in ("apply", "compare", "conflict", "control_files", "decide", "fastpath")),
+        *(f"cgroup.{name}" for name in ("foreign_rules", "records", "restore", "status")),
     },
     "alerts": {"agent_alerts", "alert", "config", "incident", "service", "sinks", "sinks.base"},
     "detectors": {"config"},

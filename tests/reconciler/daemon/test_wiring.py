@@ -213,7 +213,7 @@ async def test_cache_misses_reach_the_cache_share_that_moves(
             world.model.advance(1.0)
             await cache.sweep()
             level: Any = cache.status()["level"]
-    assert "misses the cache 30.0 times in 1000 instructions" in level["reason"]
+    assert "30 cache misses per 1000 instructions" in level["reason"]
 
 
 class Waiting:

@@ -17,9 +17,10 @@ from cgroupfs.probe import offered
 from cgroupfs.writer import KernelWriter
 from reconciler.actuators.cgroup.apply import CgroupActuator
 from reconciler.actuators.cgroup.compare import GroupTarget
-from reconciler.actuators.cgroup.conflict import ForeignRules, ForeignWrites
+from reconciler.actuators.cgroup.conflict import ForeignWrites
 from reconciler.actuators.cgroup.decide import ChangeDetector
 from reconciler.actuators.cgroup.fastpath import FastPath
+from reconciler.actuators.cgroup.foreign_rules import ForeignRules
 from reconciler.actuators.cgroup.restore import restore_all
 from reconciler.control.planner import plan
 from reconciler.policies.disk import DiskPolicyConfig, DiskShare

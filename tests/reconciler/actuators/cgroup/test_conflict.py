@@ -1,4 +1,5 @@
-from reconciler.actuators.cgroup.conflict import ConflictAction, ForeignRules, ForeignWrites
+from reconciler.actuators.cgroup.conflict import ConflictAction, ForeignWrites
+from reconciler.actuators.cgroup.foreign_rules import ForeignRules
 
 KEY = ("/kubepods/besteffort/podx/c", "cpu.set")
 RULES = ForeignRules(rounds=3, window_s=120, backoff_s=1, backoff_max_s=30, retry_yielded_s=600, hold_person_s=300)

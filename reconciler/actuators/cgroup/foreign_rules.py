@@ -1,0 +1,36 @@
+"""The settings of `reconciler.actuators.cgroup.conflict`, alone: reading a configuration loads no actuator."""
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+
+class ForeignRules(Struct, frozen=True, kw_only=True):
+    """Bounds of the tug-of-war. Times in seconds."""
+
+    rounds: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=1000,
+            description="foreign writes of a file within window_s after which bypassd stops reasserting it",
+        ),
+    ] = 5
+    window_s: Annotated[float, Meta(ge=1, le=86400, description="time window in which foreign writes are counted")] = (
+        120.0
+    )
+    backoff_s: Annotated[
+        float, Meta(ge=0.01, le=3600, description="wait before the second reassertion; doubles with each further one")
+    ] = 1.0
+    backoff_max_s: Annotated[float, Meta(ge=0.01, le=3600, description="longest wait between two reassertions")] = 30.0
+    retry_yielded_s: Annotated[
+        float, Meta(ge=1, le=604800, description="time after which bypassd tries a given-up file again")
+    ] = 3600.0
+    hold_person_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=604800,
+            description="duration of a hold on a value set manually, and on a pod after restore --pod",
+        ),
+    ] = 3600.0
