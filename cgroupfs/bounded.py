@@ -32,13 +32,13 @@ def read_file(path: str, most: int, *, pipes: bool = False) -> bytes:
     # Without O_NONBLOCK the open of a pipe lasts until somebody writes to it.
     number = os.open(path, _READ)
     try:
-        found = os.fstat(number)
-        kind = found.st_mode
+        status = os.fstat(number)
+        kind = status.st_mode
         if pipes and stat.S_ISFIFO(kind):
             os.set_blocking(number, True)
         elif stat.S_ISDIR(kind):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-        elif not stat.S_ISREG(kind) and not (pipes and found.st_rdev == _NULL):
+        elif not stat.S_ISREG(kind) and not (pipes and status.st_rdev == _NULL):
             raise OSError(errno.EINVAL, "not a regular file", path)
         data = bytearray()
         while part := os.read(number, min(_PART, most + 1 - len(data))):
@@ -72,12 +72,12 @@ def decoded(decode: Callable[[_S], _T], data: _S, *, deepest: int | None = None)
     Errors: `ValueError`, which msgspec's own errors are: no other kind comes out.
     """
     try:
-        found = decode(data)
+        result = decode(data)
     except (RecursionError, MemoryError, OverflowError) as exc:
         raise ValueError("nested too deeply, or too large") from exc
-    if deepest is not None and not is_shallow(found, deepest):
+    if deepest is not None and not is_shallow(result, deepest):
         raise ValueError(f"nested more than {deepest} levels deep")
-    return found
+    return result
 
 
 def is_shallow(value: object, deepest: int) -> bool:
@@ -89,8 +89,8 @@ def is_shallow(value: object, deepest: int) -> bool:
             return True
         level = [
             inner
-            for one in level
-            for inner in (one.values() if isinstance(one, dict) else one)
+            for entry in level
+            for inner in (entry.values() if isinstance(entry, dict) else entry)
             if isinstance(inner, dict | list)
         ]
     return not level

@@ -24,10 +24,10 @@ class AncestorWatch(Generic[T]):
         self._token = token
         self._next: dict[str, str] = {}
         """Watched directory -> the name in it that leads on."""
-        here = base
+        text = base
         for name in os.path.relpath(target, base).split("/") if target != base else ():
-            self._next[here] = name
-            here = os.path.join(here, name)
+            self._next[text] = name
+            text = os.path.join(text, name)
 
     def __contains__(self, path: str) -> bool:
         """Whether ``path`` is one of the directories on the way."""

@@ -187,10 +187,10 @@ def _encode_pids(value: Value) -> str:
 
 def words_of(text: str) -> list[str]:
     """The words of a control file, at least one. Errors: `ValueError`."""
-    words = text.split()
-    if not words:
+    parts = text.split()
+    if not parts:
         raise ValueError("empty text")
-    return words
+    return parts
 
 
 def _int(text: str) -> int:
@@ -219,8 +219,8 @@ def _decode_limit_v2(text: str) -> Value:
 
 
 def _decode_second(text: str) -> Value:
-    words = words_of(text)
-    return whole(words[1]) if len(words) > 1 else DEFAULT_PERIOD_US
+    parts = words_of(text)
+    return whole(parts[1]) if len(parts) > 1 else DEFAULT_PERIOD_US
 
 
 def _normal_set(text: str) -> str:

@@ -55,8 +55,8 @@ class CpuSet:
     def union(cls, sets: "Iterable[CpuSet]") -> "CpuSet":
         """All CPUs of some set; empty for no sets."""
         mask = 0
-        for one in sets:
-            mask |= one.mask
+        for cpus in sets:
+            mask |= cpus.mask
         return cls.from_mask(mask)
 
     @classmethod

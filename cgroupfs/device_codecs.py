@@ -46,8 +46,8 @@ def throttle(key: str, largest: int) -> Codec:
             raise ValueError(f"{shown(dict(row))} is not one number, {key}")
         return str(_whole(row[key], 1, largest, key))
 
-    def parse(words: list[str]) -> Row:
-        number = whole(words[0])
+    def parse(parts: list[str]) -> Row:
+        number = whole(parts[0])
         return {key: number} if 0 < number <= largest else {}
 
     return _codec(show, parse, "0")
@@ -56,12 +56,12 @@ def throttle(key: str, largest: int) -> Codec:
 def _show_max(row: Row) -> str:
     if not set(row) <= set(_IO_MAX):
         raise ValueError(f"{shown(dict(row))} has other keys than {', '.join(_IO_MAX)}")
-    words = (f"{key}={_whole(row[key], 1, largest, key) if key in row else 'max'}" for key, largest in _IO_MAX.items())
-    return " ".join(words)
+    parts = (f"{key}={_whole(row[key], 1, largest, key) if key in row else 'max'}" for key, largest in _IO_MAX.items())
+    return " ".join(parts)
 
 
-def _parse_max(words: list[str]) -> Row:
-    pairs = _pairs(words)
+def _parse_max(parts: list[str]) -> Row:
+    pairs = _pairs(parts)
     return {key: whole(pairs[key]) for key in _IO_MAX if pairs.get(key, "max") != "max"}
 
 
@@ -71,9 +71,9 @@ def _show_latency(row: Row) -> str:
     return f"target={_whole(row['target'], 1, MAX_LATENCY_US, 'target')}"
 
 
-def _parse_latency(words: list[str]) -> Row:
+def _parse_latency(parts: list[str]) -> Row:
     # With block debugging the kernel adds what it measured behind the target.
-    target = whole(_pairs(words).get("target", "0"))
+    target = whole(_pairs(parts).get("target", "0"))
     return {"target": target} if target else {}
 
 
@@ -81,25 +81,25 @@ def _show_qos(row: Row) -> str:
     _known(row, _QOS)
     if row.get("enable") not in {0, 1} or row.get("ctrl") not in {"auto", "user"}:
         raise ValueError(f"{shown(dict(row))}: expected enable=0 or 1 and ctrl=auto or user")
-    words = [f"enable={row['enable']}", f"ctrl={row['ctrl']}"]
+    parts = [f"enable={row['enable']}", f"ctrl={row['ctrl']}"]
     if row["ctrl"] == "auto":
         if len(row) > 2:
             raise ValueError(f"{shown(dict(row))}: with ctrl=auto the kernel chooses the other numbers")
-        return " ".join(words)
+        return " ".join(parts)
     if len(row) != len(_QOS):
         raise ValueError(f"{shown(dict(row))}: ctrl=user needs all of {', '.join(_QOS)}")
     for key in _QOS[2:]:
         if key in _PERCENT:
-            words.append(f"{key}={_percent(row[key], key)}")
+            parts.append(f"{key}={_percent(row[key], key)}")
         else:
-            words.append(f"{key}={_whole(row[key], 1, MAX_LATENCY_US, key)}")
+            parts.append(f"{key}={_whole(row[key], 1, MAX_LATENCY_US, key)}")
     if float(row["min"]) > float(row["max"]):
         raise ValueError(f"{shown(dict(row))}: min is above max")
-    return " ".join(words)
+    return " ".join(parts)
 
 
-def _parse_qos(words: list[str]) -> Row:
-    pairs = _pairs(words)
+def _parse_qos(parts: list[str]) -> Row:
+    pairs = _pairs(parts)
     row: dict[str, int | str] = {"enable": whole(pairs.get("enable", "0")), "ctrl": pairs.get("ctrl", "auto")}
     if row["ctrl"] == "auto":
         # The numbers behind it are the kernel's own choice, and change with the device.
@@ -118,8 +118,8 @@ def _show_model(row: Row) -> str:
     return " ".join(("ctrl=user", "model=linear", *numbers))
 
 
-def _parse_model(words: list[str]) -> Row:
-    pairs = _pairs(words)
+def _parse_model(parts: list[str]) -> Row:
+    pairs = _pairs(parts)
     if pairs.get("ctrl", "auto") == "auto":
         return {}
     return {key: pairs[key] if key in {"ctrl", "model"} else whole(pairs[key]) for key in _MODEL if key in pairs}
@@ -131,8 +131,8 @@ def cost_row(line: str, *, model: bool) -> Row:
     ``enable``, ``ctrl`` and ``model`` may be left out: a line with numbers is ``ctrl=user``, one without ``ctrl=auto``.
     Errors: `ValueError` naming what was expected.
     """
-    words = line.split()
-    pairs = _pairs(words)
+    parts = line.split()
+    pairs = _pairs(parts)
     if model:
         filled = {"ctrl": "user", "model": "linear"} | pairs
     else:
@@ -151,17 +151,17 @@ def _codec(show: Show, parse: Callable[[list[str]], Row], free: str) -> Codec:
     """A codec from one device's part: how it is shown, how it is read, and what frees the device."""
 
     def rows(text: str) -> dict[str, Row]:
-        found: dict[str, Row] = {}
+        rows: dict[str, Row] = {}
         for line in text.splitlines():
-            words = line.split()
+            parts = line.split()
             # A device that has gone stays in the file, without its name or its numbers.
-            if len(words) > 1 and (row := parse(words[1:])):
-                found[words[0]] = row
-        return found
+            if len(parts) > 1 and (row := parse(parts[1:])):
+                rows[parts[0]] = row
+        return rows
 
     def decode(text: str) -> Value:
-        found = rows(text)
-        return DeviceLimits(found) if found else None
+        values = rows(text)
+        return DeviceLimits(values) if values else None
 
     def lines(value: Value) -> Mapping[str, str]:
         if value is None:
@@ -184,9 +184,9 @@ def _codec(show: Show, parse: Callable[[list[str]], Row], free: str) -> Codec:
     return Codec(encode, decode, normal, writes)
 
 
-def _pairs(words: list[str]) -> dict[str, str]:
+def _pairs(parts: list[str]) -> dict[str, str]:
     pairs: dict[str, str] = {}
-    for word in words:
+    for word in parts:
         key, sign, value = word.partition("=")
         if not key or not sign or not value:
             raise ValueError(f"{shown(word)} is not key=value")
@@ -227,11 +227,11 @@ def _default_weight(high: int) -> Codec:
 
     def decode(text: str) -> Value:
         for line in text.splitlines():
-            words = line.split()
-            if words[:1] == ["default"] and len(words) > 1:
-                return whole(words[1])
-            if len(words) == 1:
-                return whole(words[0])
+            parts = line.split()
+            if parts[:1] == ["default"] and len(parts) > 1:
+                return whole(parts[1])
+            if len(parts) == 1:
+                return whole(parts[0])
         raise ValueError(f"no default in {text[:80]!r}")
 
     def encode(value: Value) -> str:

@@ -77,14 +77,14 @@ class Hierarchy(Struct, frozen=True, kw_only=True):
                 text = file.read()
         except OSError as exc:
             raise SourceError("cgroups", f"cannot read {table}: {exc.strerror}") from exc
-        mounts = [_resolve(found, root) for found in _parse(text)]
+        mounts = [_resolve(cgroup_mount, root) for cgroup_mount in _parse(text)]
         if root != "/":
             # A live node under a prefix (a container with the host's root mounted) shows two sets: its own and, with
             # the prefix in the mount point, the host's. A copied node shows one, without the prefix.
             mounts = [mount for mount in mounts if mount.prefixed] or mounts
         chosen: dict[str, Mount] = {}
-        for found in sorted(mounts, key=_preference):
-            mount = found.mount()
+        for item in sorted(mounts, key=_preference):
+            mount = item.mount()
             for controller in mount.controllers:
                 chosen.setdefault(controller, mount)
         if UNIFIED in chosen:
@@ -169,7 +169,7 @@ def _parse(text: bytes) -> list[_CgroupMount]:
     """The cgroup mounts of a mount table that are visible, in order. Lines it cannot read are left out."""
     parents: dict[str, str] = {}
     points: list[tuple[str, bytes]] = []
-    found: list[tuple[str, _CgroupMount]] = []
+    pairs: list[tuple[str, _CgroupMount]] = []
     for line in text.splitlines():
         fields = line.split(b" ")
         if b"-" not in fields[6:] or len(fields) < fields.index(b"-", 6) + 4:
@@ -182,21 +182,21 @@ def _parse(text: bytes) -> list[_CgroupMount]:
         # A bind mount whose source was removed: nothing can be done with it.
         if fstype not in {b"cgroup", b"cgroup2"} or fields[3].endswith(b"//deleted"):
             continue
-        words = frozenset(os.fsdecode(options).split(","))
-        found.append(
+        parts = frozenset(os.fsdecode(options).split(","))
+        pairs.append(
             (
                 ident,
                 _CgroupMount(
                     point=os.fsdecode(point),
                     root=os.fsdecode(_unescape(fields[3])),
                     fstype=os.fsdecode(fstype),
-                    options=words,
-                    writable="ro" not in words and b"ro" not in fields[5].split(b","),
+                    options=parts,
+                    writable="ro" not in parts and b"ro" not in fields[5].split(b","),
                     order=len(points),
                 ),
             )
         )
-    return [mount for ident, mount in found if not _hidden(ident, mount, points, parents)]
+    return [mount for ident, mount in pairs if not _hidden(ident, mount, points, parents)]
 
 
 def _hidden(ident: str, mount: _CgroupMount, points: Iterable[tuple[str, bytes]], parents: Mapping[str, str]) -> bool:
@@ -217,22 +217,22 @@ def _unescape(field: bytes) -> bytes:
     return _ESCAPE.sub(lambda match: bytes([int(match[1], 8)]), field)
 
 
-def _resolve(found: _CgroupMount, root: str) -> _CgroupMount:
+def _resolve(mount: _CgroupMount, root: str) -> _CgroupMount:
     prefix = root.rstrip("/")
-    prefixed = bool(prefix) and found.point.startswith(f"{prefix}/")
-    return replace(found, point=found.point if prefixed else prefix + found.point, prefixed=prefixed)
+    prefixed = bool(prefix) and mount.point.startswith(f"{prefix}/")
+    return replace(mount, point=mount.point if prefixed else prefix + mount.point, prefixed=prefixed)
 
 
-def _preference(found: _CgroupMount) -> tuple[bool, bool, bool, bool, bool, int]:
+def _preference(mount: _CgroupMount) -> tuple[bool, bool, bool, bool, bool, int]:
     """Of several mounts of one hierarchy: whole, writable, of this namespace, existing, at the usual place, first."""
-    shown = set(found.root.split("/")) - {""}
+    shown = set(mount.root.split("/")) - {""}
     return (
         bool(shown - {".."}),
-        not found.writable,
+        not mount.writable,
         bool(shown),
-        not os.path.isdir(found.point),
-        "/sys/fs/cgroup" not in found.point,
-        found.order,
+        not os.path.isdir(mount.point),
+        "/sys/fs/cgroup" not in mount.point,
+        mount.order,
     )
 
 

@@ -121,9 +121,9 @@ class GroupDirectories:
 
     def __call__(self, path: str) -> str:
         """As `Hierarchy.directory`. Errors: `SourceError`."""
-        found = self._known.get(path)
-        if found is None:
+        text = self._known.get(path)
+        if text is None:
             if len(self._known) >= _MANY:
                 self._known.clear()
-            found = self._known[path] = self._hierarchy.directory(self._controller, path)
-        return found
+            text = self._known[path] = self._hierarchy.directory(self._controller, path)
+        return text

@@ -135,24 +135,24 @@ class Knob(NamedTuple):
         form = self.forms.get(version)
         return form is not None and form.file in files
 
-    def same(self, one: Value, other: Value, version: Version) -> bool:
+    def same(self, item: Value, other: Value, version: Version) -> bool:
         """True when both values are one and the same to the kernel (rounding to pages and to weights included)."""
-        if one == other:
+        if item == other:
             return True
         try:
-            return self.normal(self.encode(one, version), version) == self.normal(self.encode(other, version), version)
+            return self.normal(self.encode(item, version), version) == self.normal(self.encode(other, version), version)
         except ValueError:
             return False
 
-    def looser(self, one: Value, other: Value) -> bool:
-        """True when ``one`` allows everything that ``other`` allows, and more. A longer period is *tighter*."""
-        if isinstance(one, CpuSet) and isinstance(other, CpuSet):
-            return one > other
-        if one is None or other is None:
-            return one is None and other is not None
-        if isinstance(one, CpuSet | DeviceLimits) or isinstance(other, CpuSet | DeviceLimits):
-            raise TypeError(f"{self.name}: {one!r} and {other!r} cannot be compared")
-        return one < other if self.name == "cpu.period" else one > other
+    def looser(self, item: Value, other: Value) -> bool:
+        """True when ``item`` allows everything that ``other`` allows, and more. A longer period is *tighter*."""
+        if isinstance(item, CpuSet) and isinstance(other, CpuSet):
+            return item > other
+        if item is None or other is None:
+            return item is None and other is not None
+        if isinstance(item, CpuSet | DeviceLimits) or isinstance(other, CpuSet | DeviceLimits):
+            raise TypeError(f"{self.name}: {item!r} and {other!r} cannot be compared")
+        return item < other if self.name == "cpu.period" else item > other
 
     def slow(self, have: Value, want: Value) -> bool:
         """True when going from ``have`` to ``want`` may take milliseconds inside the kernel: never in the loop."""

@@ -140,10 +140,10 @@ class Layout(Struct, frozen=True):
         uid = pod["uid"]
         if not parts:
             return GroupName(kind=GroupKind.POD, qos=qos, pod_uid=uid)
-        found = parse_container(parts.pop(0))
-        if found is None or parts:
+        pair = parse_container(parts.pop(0))
+        if pair is None or parts:
             return None
-        container_id, runtime = found
+        container_id, runtime = pair
         return GroupName(kind=GroupKind.CONTAINER, qos=qos, pod_uid=uid, container_id=container_id, runtime=runtime)
 
     def _path(self, *names: str) -> str:
@@ -250,7 +250,7 @@ def detect_layout(hierarchy: _Tree, kubelet_config: Mapping[str, object] | None 
     configured = None if kubelet_config is None else _configured(kubelet_config)
     if configured is not None and _exists(hierarchy, configured):
         return configured
-    found = sorted(
+    layouts = sorted(
         _candidates(hierarchy),
         key=lambda layout: (
             layout.cgroup_root != "/",
@@ -259,7 +259,7 @@ def detect_layout(hierarchy: _Tree, kubelet_config: Mapping[str, object] | None 
             layout.cgroup_root,
         ),
     )
-    return found[0] if found else configured
+    return layouts[0] if layouts else configured
 
 
 def _configured(config: Mapping[str, object]) -> Layout:

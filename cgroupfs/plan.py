@@ -375,9 +375,9 @@ def _check_value(knob: Knob, want: Value, version: Version) -> None:
         raise ValueError("a group with processes cannot have an empty set: specify CPUs or nodes")
 
 
-def _contains(one: Value, other: Value | UnsetType) -> bool:
-    """Whether everything in one set is in ``one`` too; an empty set is "as above", and has unknown contents."""
-    return isinstance(one, CpuSet) and isinstance(other, CpuSet) and other != EMPTY and other <= one
+def _contains(item: Value, other: Value | UnsetType) -> bool:
+    """Whether everything in one set is in ``item`` too; an empty set is "as above", and has unknown contents."""
+    return isinstance(item, CpuSet) and isinstance(other, CpuSet) and other != EMPTY and other <= item
 
 
 def _mask(value: Value) -> int:
@@ -399,6 +399,6 @@ def _bytes(value: Value | UnsetType) -> int | None:
     return value if isinstance(value, int) else None
 
 
-def _above(one: int | None, other: int | None) -> bool:
-    """Is limit ``one`` above limit ``other``? None is no limit."""
-    return other is not None and (one is None or one > other)
+def _above(number: int | None, other: int | None) -> bool:
+    """Is limit ``number`` above limit ``other``? None is no limit."""
+    return other is not None and (number is None or number > other)

@@ -50,8 +50,8 @@ class BlockingWriter(Generic[T]):
     def late(self) -> list[T]:
         """What has come of steps that were left; each is told once."""
         self._collect()
-        found, self._late = self._late, []
-        return found
+        items, self._late = self._late, []
+        return items
 
     async def quiet(self) -> None:
         """Wait until the kernel has come to an end of what was left with it."""

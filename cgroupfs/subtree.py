@@ -43,7 +43,7 @@ class Subtree:
 
         Errors: `CgroupError` when a directory that is there cannot be opened.
         """
-        found: dict[str, tuple[int, int]] = {}
+        pairs: dict[str, tuple[int, int]] = {}
         for mount in hierarchy.mounts():
             path = mount.path(group)
             try:
@@ -55,9 +55,9 @@ class Subtree:
             if inodes is not None and inodes.get(mount.directory) != os.fstat(number).st_ino:
                 os.close(number)
             else:
-                found[mount.directory] = (number, mount.version)
+                pairs[mount.directory] = (number, mount.version)
         freezer = hierarchy.controllers.get(FREEZER)
-        return cls(found, freezer.directory if freezer is not None else None)
+        return cls(pairs, freezer.directory if freezer is not None else None)
 
     def __enter__(self) -> Self:
         return self

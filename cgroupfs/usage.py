@@ -172,23 +172,23 @@ class UsageReader:
                 return None
             limit = CATALOG["memory.max"].decode(limit_text, self._memory_version)
             assert limit is None or isinstance(limit, int)
-            found = MemoryUsage(limit_bytes=limit, used_bytes=used)
+            memory_usage = MemoryUsage(limit_bytes=limit, used_bytes=used)
             if enough_bytes is not None and (limit is None or limit - used >= enough_bytes):
-                return found
+                return memory_usage
             stat = self._table("memory", path, "memory.stat")
         except (CgroupError, InputError, ValueError):
             return None
-        here = {name: stat.get(f"{self._all_below}{name}", 0) for name in _DROPPABLE | _WRITTEN_FIRST}
-        droppable = sum(here[name] for name in _DROPPABLE) - sum(here[name] for name in _WRITTEN_FIRST)
-        return replace(found, droppable_bytes=min(used, max(0, droppable)))
+        numbers = {name: stat.get(f"{self._all_below}{name}", 0) for name in _DROPPABLE | _WRITTEN_FIRST}
+        droppable = sum(numbers[name] for name in _DROPPABLE) - sum(numbers[name] for name in _WRITTEN_FIRST)
+        return replace(memory_usage, droppable_bytes=min(used, max(0, droppable)))
 
     def _check_inode(self, path: str, inode: int) -> str:
         directory = self._hierarchy.trigger_directory(path)
         if inode:
             with translated(directory, "look at"):
-                found = self._ops.inode(directory)
-            if found != inode:
-                raise CgroupGoneError(directory, f"inode {inode} is gone, {found} has its name")
+                number = self._ops.inode(directory)
+            if number != inode:
+                raise CgroupGoneError(directory, f"inode {inode} is gone, {number} has its name")
         return directory
 
     def _read_cpu(self, path: str) -> UsageCounters:

@@ -245,11 +245,11 @@ def _look(
     if inode:
         trigger = places.trigger_directory(step.path)
         try:
-            found = files.inode(trigger)
+            number = files.inode(trigger)
         except OSError as exc:
             return directory, None, cgroup_error(trigger, exc, "look at")
-        if found != inode:
-            return directory, None, CgroupGoneError(trigger, f"inode {inode} is gone, {found} has its name")
+        if number != inode:
+            return directory, None, CgroupGoneError(trigger, f"inode {inode} is gone, {number} has its name")
     try:
         return directory, files.read(directory, step.file), None
     except OSError as exc:

@@ -178,11 +178,11 @@ def _cpu_flags(cpuinfo: str) -> tuple[str, ...]:
 def _mount(mountinfo: str, prefix: str) -> tuple[str, tuple[str, ...]]:
     for line in mountinfo.splitlines():
         before, _, after = line.partition(" - ")
-        words = after.split()
-        if after.startswith("resctrl ") and len(before.split()) > 4 and len(words) > 2:
+        parts = after.split()
+        if after.startswith("resctrl ") and len(before.split()) > 4 and len(parts) > 2:
             point = before.split()[4]
             inside = bool(prefix) and point.startswith(f"{prefix}/")
-            return point if inside else prefix + point, tuple(words[2].split(",")[1:])
+            return point if inside else prefix + point, tuple(parts[2].split(",")[1:])
     return prefix + _USUAL_PLACE, ()
 
 

@@ -52,13 +52,13 @@ class ControlGroups:
 
     def of_others(self) -> frozenset[int]:
         """The threads that others have put into groups of theirs. A group that goes away meanwhile has none."""
-        found: set[int] = set()
+        numbers: set[int] = set()
         for name in self.foreign():
             try:
-                found |= members(self.files, self.path(name))
+                numbers |= members(self.files, self.path(name))
             except CgroupGoneError:
                 continue
-        return frozenset(found)
+        return frozenset(numbers)
 
     def members(self, name: str) -> frozenset[int]:
         """The threads of one group. Errors: `CgroupError`."""

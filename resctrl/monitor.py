@@ -58,16 +58,16 @@ class BandwidthRate(Struct, frozen=True, kw_only=True):
 def rates(before: MonitorReading | None, after: MonitorReading) -> dict[int, BandwidthRate]:
     """Occupancy now, and bandwidth between two readings of the same group."""
     same = before is not None and before.inode == after.inode and after.at_s - before.at_s >= SHORTEST_S
-    found: dict[int, BandwidthRate] = {}
+    bandwidth_rates: dict[int, BandwidthRate] = {}
     for domain, now in after.domains.items():
         then = before.domains.get(domain) if before is not None and same else None
         seconds = after.at_s - before.at_s if before is not None else 0.0
-        found[domain] = BandwidthRate(
+        bandwidth_rates[domain] = BandwidthRate(
             occupancy=now.occupancy,
             total_s=_per_second(then.total if then else None, now.total, seconds),
             local_s=_per_second(then.local if then else None, now.local, seconds),
         )
-    return found
+    return bandwidth_rates
 
 
 def without(before: MonitorReading, gone: Sequence[MonitorReading | None]) -> MonitorReading:
@@ -76,7 +76,7 @@ def without(before: MonitorReading, gone: Sequence[MonitorReading | None]) -> Mo
     With such a group its counts leave the control group's sum, and what is left looks like little traffic. ``gone``:
     what each of them had counted by then; None: nobody knows, so nobody knows the rest either.
     """
-    parts = [one for one in gone if one is not None]
+    parts = [reading for reading in gone if reading is not None]
     unread = len(parts) < len(gone)
 
     def rest(whole: int | None, counts: list[int | None]) -> int | None:
@@ -85,11 +85,11 @@ def without(before: MonitorReading, gone: Sequence[MonitorReading | None]) -> Mo
 
     domains: dict[int, DomainUse] = {}
     for domain, use in before.domains.items():
-        theirs = [one.domains.get(domain, DomainUse()) for one in parts]
+        theirs = [reading.domains.get(domain, DomainUse()) for reading in parts]
         domains[domain] = DomainUse(
             occupancy=use.occupancy,
-            total=rest(use.total, [one.total for one in theirs]),
-            local=rest(use.local, [one.local for one in theirs]),
+            total=rest(use.total, [domain_use.total for domain_use in theirs]),
+            local=rest(use.local, [domain_use.local for domain_use in theirs]),
             parts=use.parts,
         )
     return MonitorReading(at_s=before.at_s, inode=before.inode, domains=domains)
@@ -149,12 +149,12 @@ def rotate(
         del since[key]
         until[key] = now
 
-    def gives_way(one: str, to: str) -> bool:
-        return wanted[one] > wanted[to] or (wanted[one] == wanted[to] and now - since[one] >= dwell_s)
+    def gives_way(text: str, to: str) -> bool:
+        return wanted[text] > wanted[to] or (wanted[text] == wanted[to] and now - since[text] >= dwell_s)
 
     for key in waiting:
         if len(since) >= budget:
-            out = next((one for one in leaving if gives_way(one, key)), None)
+            out = next((text for text in leaving if gives_way(text, key)), None)
             if out is None:
                 break
             leaving.remove(out)
@@ -182,21 +182,21 @@ class MonitorGroups:
     def names(self, control: str) -> tuple[list[str], list[str]]:
         """Ours and others' monitoring groups of one control group, sorted; none where it cannot have any."""
         try:
-            found = sorted(self.files.groups(f"{self.path(control)}/mon_groups"))
+            texts = sorted(self.files.groups(f"{self.path(control)}/mon_groups"))
         except OSError:
             return [], []
-        ours = [name for name in found if name.startswith(self.prefix)]
-        return ours, [name for name in found if not name.startswith(self.prefix)]
+        ours = [name for name in texts if name.startswith(self.prefix)]
+        return ours, [name for name in texts if not name.startswith(self.prefix)]
 
     def inside(self, control: str) -> dict[str, int]:
         """All monitoring groups of one control group, ours and others': path and inode."""
-        found: dict[str, int] = {}
+        numbers: dict[str, int] = {}
         for names in self.names(control):
             for name in names:
                 path = self.path(control, name)
                 with contextlib.suppress(OSError):  # it has just gone
-                    found[path] = self.files.inode(path)
-        return found
+                    numbers[path] = self.files.inode(path)
+        return numbers
 
     def create(self, control: str, name: str) -> bool:
         """Make one; False when it was there. Errors as `Groups.create`."""
@@ -232,7 +232,9 @@ class MonitorGroups:
             names = sorted(self.files.groups(data))
         except OSError as exc:
             raise cgroup_error(data, exc, "list") from exc
-        domains = {int(one.removeprefix(_DOMAIN)): self._domain(f"{data}/{one}") for one in names if _is_domain(one)}
+        domains = {
+            int(text.removeprefix(_DOMAIN)): self._domain(f"{data}/{text}") for text in names if _is_domain(text)
+        }
         return MonitorReading(at_s=at_s, inode=inode, domains=domains)
 
     def _domain(self, directory: str) -> DomainUse:

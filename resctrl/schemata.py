@@ -34,7 +34,7 @@ def parse_schemata(text: str) -> dict[str, dict[int, int]]:
 
     Errors: `InputError` naming the line.
     """
-    found: dict[str, dict[int, int]] = {}
+    numbers: dict[str, dict[int, int]] = {}
     for line in text.splitlines():
         if not line.strip():
             continue
@@ -51,10 +51,10 @@ def parse_schemata(text: str) -> dict[str, dict[int, int]]:
                 domains[int(part[1])] = int(part[2], 16 if holds_masks(name) else 10)
             except ValueError as exc:
                 raise InputError(f"schemata: {name}", text_of_one, "a number after the =") from exc
-        if name in found:
+        if name in numbers:
             raise InputError("schemata", line, "each resource once")
-        found[name] = domains
-    return found
+        numbers[name] = domains
+    return numbers
 
 
 def format_schemata(schemata: Schemata) -> str:
@@ -158,14 +158,14 @@ def writable(schemata: Schemata, capability: Capability) -> dict[str, dict[int, 
 def differing(wanted: Schemata, actual: Schemata, capability: Capability) -> dict[str, dict[int, int]]:
     """What of ``wanted`` the file does not hold, as the kernel would round it. Domains left out keep their value."""
     bandwidths = {part.name: part for part in capability.bandwidths}
-    found: dict[str, dict[int, int]] = {}
+    numbers: dict[str, dict[int, int]] = {}
     for name, domains in wanted.items():
         part = bandwidths.get(name)
         for domain, value in domains.items():
             there = actual.get(name, {}).get(domain)
             if there is None or not (there == value or (part is not None and _same(part, value, there))):
-                found.setdefault(name, {})[domain] = value
-    return found
+                numbers.setdefault(name, {})[domain] = value
+    return numbers
 
 
 def _same(part: BandwidthCapability, wanted: int, there: int) -> bool:

@@ -48,17 +48,17 @@ def partitions(cache: CacheCapability, percents: Mapping[str, int]) -> dict[str,
     if any(percent <= 0 for percent in percents.values()) or total > 100:
         raise InputError("cache partitions", dict(percents), "percents above 0 that are no more than 100 together")
     least = max(1, cache.min_ways)
-    left, asked = max(least * len(percents), cache.ways * total // 100), total
+    left, number = max(least * len(percents), cache.ways * total // 100), total
     if left > cache.ways:
         raise InputError("cache partitions", dict(percents), f"at most {cache.ways // least} on {cache.ways} ways")
     sizes: dict[str, int] = {}
     by_size = sorted(percents, key=lambda name: (percents[name], name))
     for place, name in enumerate(by_size):
         rest = least * (len(by_size) - place - 1)
-        share = int(Fraction(percents[name] * left, asked)) if place < len(by_size) - 1 else left
+        share = int(Fraction(percents[name] * left, number)) if place < len(by_size) - 1 else left
         sizes[name] = min(max(least, share), left - rest)
         left -= sizes[name]
-        asked -= percents[name]
+        number -= percents[name]
     masks: dict[str, int] = {}
     low = 0
     for name in percents:

@@ -45,11 +45,11 @@ def numbers(text: str) -> set[int]:
     In portions: between two of them other threads of this process get their turn, which one long conversion would keep
     waiting (1 ms for 10,000 ids).
     """
-    words = text.split()
-    found: set[int] = set()
-    for first in range(0, len(words), _AT_ONCE):
-        found.update(map(whole, words[first : first + _AT_ONCE]))
-    return found
+    parts = text.split()
+    result: set[int] = set()
+    for first in range(0, len(parts), _AT_ONCE):
+        result.update(map(whole, parts[first : first + _AT_ONCE]))
+    return result
 
 
 def members(files: GroupFiles, directory: str) -> frozenset[int]:

@@ -49,15 +49,15 @@ class AllocationState(Struct, frozen=True, kw_only=True):
 
 def parse_allocations(data: bytes, where: str = ALLOCATED_PODS) -> AllocationState:
     """Read any of the three files. Errors: `CheckpointError`."""
-    found = read.load(data, where, {*_PLAIN, "data", "version"})
-    if "data" not in found:
+    fields = read.load(data, where, {*_PLAIN, "data", "version"})
+    if "data" not in fields:
         return _plain(data, where)
-    version = read.text(found, "version", where) if "version" in found else ""
+    version = read.text(fields, "version", where) if "version" in fields else ""
     if version not in _VERSIONS:
         raise CheckpointError(
             CheckpointFault.FUTURE, f"{where}: version", version, f"one of {', '.join(map(repr, _VERSIONS))}"
         )
-    inner, stored = read.text(found, "data", where), read.number(found, "checksum", where)
+    inner, stored = read.text(fields, "data", where), read.number(fields, "checksum", where)
     checked = len(inner) <= _CHECKED_CHARS
     if checked and stored != (expected := checksum.text(inner)):
         raise CheckpointError(CheckpointFault.CHECKSUM, f"{where}: checksum", stored, f"{expected} for this content")
@@ -76,12 +76,12 @@ def parse_allocations(data: bytes, where: str = ALLOCATED_PODS) -> AllocationSta
 
 
 def _plain(data: bytes, where: str) -> AllocationState:
-    found = parse_pod_status(data, where)
+    status_state = parse_pod_status(data, where)
     pods = {
         uid: {name: AllocatedTexts(requests=amounts) for name, amounts in containers.items()}
-        for uid, containers in found.allocations.items()
+        for uid, containers in status_state.allocations.items()
     }
-    return AllocationState(pods=pods, resizes=found.resizes, verified=found.verified)
+    return AllocationState(pods=pods, resizes=status_state.resizes, verified=status_state.verified)
 
 
 def _by_container(content: Mapping[str, Any], where: str) -> dict[str, dict[str, AllocatedTexts]]:
@@ -89,17 +89,17 @@ def _by_container(content: Mapping[str, Any], where: str) -> dict[str, dict[str,
     pods = read.mapping(content, "allocationEntries", where, optional=True)
     at = f"{where}.allocationEntries"
     entries = {uid: read.mapping(pods, uid, at, optional=True) for uid in pods}
-    shapes = [shape for found in entries.values() for shape in found.values() if isinstance(shape, dict) and shape]
+    shapes = [shape for entry in entries.values() for shape in entry.values() if isinstance(shape, dict) and shape]
     # A container without any resources looks alike in both shapes; another one of the file tells which it is.
     whole = any(_REQUIREMENTS & shape.keys() for shape in shapes)
     return {
         uid: {
-            name: _requirements(found, name, f"{at}.{uid}")
+            name: _requirements(fields, name, f"{at}.{uid}")
             if whole
-            else AllocatedTexts(requests=_amounts(found, name, f"{at}.{uid}"))
-            for name in found
+            else AllocatedTexts(requests=_amounts(fields, name, f"{at}.{uid}"))
+            for name in fields
         }
-        for uid, found in entries.items()
+        for uid, fields in entries.items()
     }
 
 
@@ -116,15 +116,15 @@ def _by_pod(content: Mapping[str, Any], where: str) -> dict[str, dict[str, Alloc
     return result
 
 
-def _requirements(found: Mapping[str, Any], name: str, where: str) -> AllocatedTexts:
+def _requirements(fields: Mapping[str, Any], name: str, where: str) -> AllocatedTexts:
     at = f"{where}.{name}"
-    resources = read.mapping(found, name, where, optional=True)
+    resources = read.mapping(fields, name, where, optional=True)
     read.known(resources, at, set(_REQUIREMENTS))
     return AllocatedTexts(requests=_amounts(resources, "requests", at), limits=_amounts(resources, "limits", at))
 
 
-def _amounts(found: Mapping[str, Any], name: str, where: str) -> dict[str, str]:
-    amounts = read.mapping(found, name, where, optional=True)
+def _amounts(fields: Mapping[str, Any], name: str, where: str) -> dict[str, str]:
+    amounts = read.mapping(fields, name, where, optional=True)
     return {kind: read.text(amounts, kind, f"{where}.{name}") for kind in amounts}
 
 

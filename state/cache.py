@@ -106,7 +106,7 @@ class ShareLevels(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     def __post_init__(self) -> None:
         for name in ("cache_percent", "mba_percent"):
-            values = [getattr(one, name) for one in (self.low, self.middle, self.high)]
+            values = [getattr(level, name) for level in (self.low, self.middle, self.high)]
             if values != sorted(values):
                 raise ValueError(f"{name} of low, middle, high is {values}; expected no fall from one to the next")
 

@@ -66,7 +66,7 @@ def load(data: bytes, where: str, fields: set[str]) -> Object:
         # A power cut leaves files of length 0, or full of zero bytes.
         raise CheckpointError(CheckpointFault.EMPTY, where, f"{len(data)} bytes without content", "a JSON object")
     try:
-        found = decoded(msgspec.json.decode, data, deepest=_DEEPEST)
+        result = decoded(msgspec.json.decode, data, deepest=_DEEPEST)
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
         raise CheckpointError(
             CheckpointFault.TORN, where, data[-40:].decode(errors="replace"), f"whole JSON ({exc})"
@@ -75,42 +75,42 @@ def load(data: bytes, where: str, fields: set[str]) -> Object:
         raise CheckpointError(
             CheckpointFault.INVALID, where, data[:40].decode(errors="replace"), f"a JSON object; {exc}"
         ) from exc
-    if not isinstance(found, dict):
-        raise CheckpointError(CheckpointFault.INVALID, where, found, "a JSON object")
+    if not isinstance(result, dict):
+        raise CheckpointError(CheckpointFault.INVALID, where, result, "a JSON object")
     # Go matches names without regard to case, and so do hand-edited files that a kubelet accepted.
     canonical = {name.lower(): name for name in fields}
-    named = {canonical.get(str(name).lower(), str(name)): value for name, value in found.items()}
+    named = {canonical.get(str(name).lower(), str(name)): value for name, value in result.items()}
     known(named, where, fields)
     return named
 
 
-def known(found: Mapping[str, Any], where: str, fields: set[str]) -> None:
+def known(document: Mapping[str, Any], where: str, fields: set[str]) -> None:
     """Refuse a field that this version does not know. Errors: `CheckpointError`."""
-    for name, value in found.items():
+    for name, value in document.items():
         if name not in fields:
             expected = f"only {', '.join(sorted(fields))}: this is the format of a newer kubelet"
             raise CheckpointError(CheckpointFault.FUTURE, f"{where}: {name}", value, expected)
 
 
-def text(found: Mapping[str, Any], name: str, where: str) -> str:
+def text(fields: Mapping[str, Any], name: str, where: str) -> str:
     """A text field. Errors: `CheckpointError`."""
-    value = found.get(name)
+    value = fields.get(name)
     if not isinstance(value, str):
         raise CheckpointError(CheckpointFault.INVALID, f"{where}: {name}", value, "a text")
     return value
 
 
-def number(found: Mapping[str, Any], name: str, where: str, *, optional: bool = False) -> int:
+def number(fields: Mapping[str, Any], name: str, where: str, *, optional: bool = False) -> int:
     """A whole number from 0 up. Errors: `CheckpointError`."""
-    value = found.get(name, 0 if optional else None)
+    value = fields.get(name, 0 if optional else None)
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise CheckpointError(CheckpointFault.INVALID, f"{where}: {name}", value, "a number from 0 up")
     return value
 
 
-def mapping(found: Mapping[str, Any], name: str, where: str, *, optional: bool = False) -> Object:
+def mapping(fields: Mapping[str, Any], name: str, where: str, *, optional: bool = False) -> Object:
     """An object; optional: absent and null are an empty one. Errors: `CheckpointError`."""
-    value = found.get(name)
+    value = fields.get(name)
     if value is None and optional:
         return {}
     if not isinstance(value, dict):
@@ -118,9 +118,9 @@ def mapping(found: Mapping[str, Any], name: str, where: str, *, optional: bool =
     return value
 
 
-def items(found: Mapping[str, Any], name: str, where: str, *, optional: bool = False) -> list[Any]:
+def items(fields: Mapping[str, Any], name: str, where: str, *, optional: bool = False) -> list[Any]:
     """A list; optional: absent and null are an empty one. Errors: `CheckpointError`."""
-    value = found.get(name)
+    value = fields.get(name)
     if value is None and optional:
         return []
     if not isinstance(value, list):
@@ -128,18 +128,18 @@ def items(found: Mapping[str, Any], name: str, where: str, *, optional: bool = F
     return value
 
 
-def texts(found: Mapping[str, Any], name: str, where: str) -> tuple[str, ...]:
+def texts(fields: Mapping[str, Any], name: str, where: str) -> tuple[str, ...]:
     """A list of texts; absent and null are an empty one. Errors: `CheckpointError`."""
-    values = items(found, name, where, optional=True)
+    values = items(fields, name, where, optional=True)
     for value in values:
         if not isinstance(value, str):
             raise CheckpointError(CheckpointFault.INVALID, f"{where}: {name}", value, "a list of texts")
     return tuple(values)
 
 
-def numbers(found: Mapping[str, Any], name: str, where: str) -> list[int]:
+def numbers(fields: Mapping[str, Any], name: str, where: str) -> list[int]:
     """A list of whole numbers from 0 up; absent and null are an empty one. Errors: `CheckpointError`."""
-    values = items(found, name, where, optional=True)
+    values = items(fields, name, where, optional=True)
     for value in values:
         number({name: value}, name, where)
     return values

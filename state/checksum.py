@@ -49,7 +49,7 @@ def memory_manager(policy: str, machine: Mapping[str, Json], entries: Mapping[st
     """Checksum of memory_manager_state."""
     # Keys are NUMA nodes: Go sorts them as numbers.
     nodes = _map({int(node): value for node, value in machine.items()}, _memory_node)
-    blocks = _map(entries, lambda containers: _map(containers, lambda found: _list(found, _memory_block)))
+    blocks = _map(entries, lambda containers: _map(containers, lambda result: _list(result, _memory_block)))
     return fnv1a(
         f"(*state.MemoryManagerCheckpoint){{PolicyName:(string){policy} MachineState:(state.NUMANodeMap){nodes} "
         f"Entries:(state.ContainerMemoryAssignments){blocks} Checksum:(checksum.Checksum)0}}"
@@ -71,7 +71,7 @@ def pod_status(allocations: Mapping[str, Json], resizes: Mapping[str, str]) -> I
     Several, because a zero that the kubelet made up itself hashes otherwise than one it read, and both are written "0".
     A quantity in a form that the kubelet never writes gives none at all.
     """
-    texts = [str(text) for pod in allocations.values() for found in pod.values() for text in (found or {}).values()]
+    texts = [str(text) for pod in allocations.values() for item in pod.values() for text in (item or {}).values()]
     zeros = texts.count("0")
     if zeros > _MAX_ZEROS or not all(_QUANTITY.fullmatch(text) for text in texts):
         return
@@ -80,7 +80,7 @@ def pod_status(allocations: Mapping[str, Json], resizes: Mapping[str, str]) -> I
         pods = _map(
             allocations,
             lambda containers, turn=turn: _map(  # type: ignore[misc]
-                containers, lambda found: _map(found, lambda text: _quantity(text, turn))
+                containers, lambda result: _map(result, lambda text: _quantity(text, turn))
             ),
         )
         yield fnv1a(
@@ -114,7 +114,7 @@ def _device_entry(entry: Json, version: int) -> str:
     if version == 1:
         shown = f"([]string){_go(ids)}"
     else:
-        nodes = None if ids is None else {int(node): found for node, found in ids.items()}
+        nodes = None if ids is None else {int(node): result for node, result in ids.items()}
         shown = f"(checkpoint.DevicesPerNUMA){_map(nodes, _go)}"
     answer = entry.get("AllocResp")
     octets = None if answer is None else list(base64.b64decode(answer))

@@ -187,7 +187,7 @@ def from_store(dump: Mapping[str, object], at: float) -> dict[str, object]:
     )
 
 
-def render(found: Mapping[str, object], form: str) -> bytes:
+def render(fields: Mapping[str, object], form: str) -> bytes:
     """The document in one of `FORMATS`; text forms end in a newline and are safe to print on a terminal.
 
     Errors: `ValueError` for another format.
@@ -196,13 +196,13 @@ def render(found: Mapping[str, object], form: str) -> bytes:
     if renderer is None:
         raise ValueError(f"{form!r} is not one of {', '.join(FORMATS)}")
     try:
-        return renderer(found)
+        return renderer(fields)
     except UnicodeEncodeError:
-        return renderer(encodable(found))
+        return renderer(encodable(fields))
 
 
-def _json(found: Mapping[str, object]) -> bytes:
-    return (printable_json(json.dumps(found, indent=2, ensure_ascii=False)) + "\n").encode()
+def _json(fields: Mapping[str, object]) -> bytes:
+    return (printable_json(json.dumps(fields, indent=2, ensure_ascii=False)) + "\n").encode()
 
 
 def yaml_bytes(value: object, width: int = 120) -> bytes:
@@ -216,12 +216,12 @@ def yaml_bytes(value: object, width: int = 120) -> bytes:
     return text.encode()
 
 
-def _yaml(found: Mapping[str, object]) -> bytes:
-    return yaml_bytes(found)
+def _yaml(fields: Mapping[str, object]) -> bytes:
+    return yaml_bytes(fields)
 
 
-def _msgpack(found: Mapping[str, object]) -> bytes:
-    packed: bytes = msgpack.packb(found)
+def _msgpack(fields: Mapping[str, object]) -> bytes:
+    packed: bytes = msgpack.packb(fields)
     return packed
 
 

@@ -110,9 +110,9 @@ def row_key(key: FileKey) -> str:
     return f"{key[0]}:{key[1]}:{key[2]}"
 
 
-def same_group(recorded: int, found: int) -> bool:
+def same_group(recorded: int, number: int) -> bool:
     """Whether two inodes may be the same directory; 0 is "unknown" and matches any."""
-    return recorded in {0, found} or found == 0
+    return recorded in {0, number} or number == 0
 
 
 TEXTS: Final = (

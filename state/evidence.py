@@ -101,7 +101,7 @@ class PodSnapshot(Struct, frozen=True, kw_only=True):
     @property
     def paths(self) -> tuple[str, ...]:
         """Its groups: its own, and its containers'."""
-        return self.group, *(one.path for one in self.containers)
+        return self.group, *(snapshot.path for snapshot in self.containers)
 
 
 class SampleFrame(Struct, frozen=True, kw_only=True):

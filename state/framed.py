@@ -25,21 +25,21 @@ def frame(body: bytes) -> bytes:
 
 def frames(data: bytes) -> tuple[list[bytes], bool]:
     """The bodies of all whole frames, in order; False when there are bytes that belong to none."""
-    found: list[bytes] = []
+    chunks: list[bytes] = []
     whole, at = True, 0
     while at < len(data):
         end = at + _HEAD + int.from_bytes(data[at + 4 : at + 8], "big")
         body = data[at + _HEAD : end]
         head = data[at : at + _HEAD]
         if head[:4] == MARK and len(data) >= end and zlib.crc32(body).to_bytes(4, "big") == head[8:]:
-            found.append(body)
+            chunks.append(body)
             at = end
             continue
         whole = False
         at = data.find(MARK, at + 1)
         if at < 0:
             break
-    return found, whole
+    return chunks, whole
 
 
 def read(path: str) -> bytes:
@@ -92,6 +92,6 @@ def replace(path: str, data: bytes, *, sync: bool) -> int:
 
 def _check(number: int, path: str) -> None:
     """Nobody else may say what was ours. Errors: OSError."""
-    found = os.fstat(number)
-    if not stat.S_ISREG(found.st_mode) or found.st_uid not in {0, os.geteuid()}:
+    status = os.fstat(number)
+    if not stat.S_ISREG(status.st_mode) or status.st_uid not in {0, os.geteuid()}:
         raise OSError(errno.EPERM, "not a regular file owned by this user", path)

@@ -24,7 +24,7 @@ _LARGEST_BYTES: Final = 4 << 20
 
 def read_intents(path: str) -> dict[str, frozenset[str]]:
     """The noted values by the store's key of the file; nothing where no file can be read. Errors: none."""
-    found: dict[str, set[str]] = {}
+    result: dict[str, set[str]] = {}
     try:
         bodies, _ = framed.frames(framed.read(path))
     except OSError:
@@ -32,8 +32,8 @@ def read_intents(path: str) -> dict[str, frozenset[str]]:
     for body in bodies:
         with suppress(ValueError, TypeError):
             for key, text in msgpack.unpackb(body):
-                found.setdefault(str(key), set()).add(str(text))
-    return {key: frozenset(texts) for key, texts in found.items()}
+                result.setdefault(str(key), set()).add(str(text))
+    return {key: frozenset(texts) for key, texts in result.items()}
 
 
 @final

@@ -139,10 +139,10 @@ class PodStatusState(msgspec.Struct, frozen=True, kw_only=True):
 
 def parse_cpu_manager_state(data: bytes, where: str = CPU_STATE) -> CpuManagerState:
     """Read cpu_manager_state, version 1 or 2. Errors: `CheckpointError`."""
-    found = read.load(data, where, {"policyName", "defaultCpuSet", "entries", "checksum"})
-    policy_text = read.text(found, "policyName", where)
-    default_text = read.text(found, "defaultCpuSet", where)
-    entries = read.mapping(found, "entries", where, optional=True)
+    fields = read.load(data, where, {"policyName", "defaultCpuSet", "entries", "checksum"})
+    policy_text = read.text(fields, "policyName", where)
+    default_text = read.text(fields, "defaultCpuSet", where)
+    entries = read.mapping(fields, "entries", where, optional=True)
     flat = {name for name, value in entries.items() if isinstance(value, str)}
     if flat and len(flat) != len(entries):
         odd = next(name for name in entries if name not in flat)
@@ -154,7 +154,7 @@ def parse_cpu_manager_state(data: bytes, where: str = CPU_STATE) -> CpuManagerSt
         if version == 2:
             for name in read.mapping(entries, uid, f"{where}: entries"):
                 read.text(containers, name, f"{where}: entries.{uid}")
-    stored = read.number(found, "checksum", where, optional=True)
+    stored = read.number(fields, "checksum", where, optional=True)
     # Without entries the two versions cannot be told apart but by their checksums.
     versions = (version,) if entries else (2, 1)
     good = [each for each in versions if checksum.cpu_manager(policy_text, default_text, entries, each) == stored]
@@ -178,10 +178,10 @@ def parse_cpu_manager_state(data: bytes, where: str = CPU_STATE) -> CpuManagerSt
 
 def parse_memory_manager_state(data: bytes, where: str = MEMORY_STATE) -> MemoryManagerState:
     """Read memory_manager_state. Errors: `CheckpointError`."""
-    found = read.load(data, where, {"policyName", "machineState", "entries", "checksum"})
-    policy = read.text(found, "policyName", where)
-    machine = read.mapping(found, "machineState", where, optional=True)
-    entries = read.mapping(found, "entries", where, optional=True)
+    fields = read.load(data, where, {"policyName", "machineState", "entries", "checksum"})
+    policy = read.text(fields, "policyName", where)
+    machine = read.mapping(fields, "machineState", where, optional=True)
+    entries = read.mapping(fields, "entries", where, optional=True)
     nodes: dict[int, MemoryNode] = {}
     for key, value in machine.items():
         at = f"{where}: machineState.{key}"
@@ -206,7 +206,7 @@ def parse_memory_manager_state(data: bytes, where: str = MEMORY_STATE) -> Memory
         }
         for uid in entries
     }
-    stored = read.number(found, "checksum", where)
+    stored = read.number(fields, "checksum", where)
     expected = checksum.memory_manager(policy, machine, entries)
     if stored != expected:
         raise CheckpointError(CheckpointFault.CHECKSUM, f"{where}: checksum", stored, f"{expected} for this content")
@@ -218,10 +218,10 @@ def parse_memory_manager_state(data: bytes, where: str = MEMORY_STATE) -> Memory
 def parse_devices(data: bytes, where: str = DEVICES) -> DeviceState:
     """Read kubelet_internal_checkpoint, with or without NUMA nodes. Errors: `CheckpointError`."""
     outer = read.load(data, where, {"Data", "Checksum"})
-    found = read.mapping(outer, "Data", where)
-    read.known(found, f"{where}: Data", {"PodDeviceEntries", "RegisteredDevices"})
+    fields = read.mapping(outer, "Data", where)
+    read.known(fields, f"{where}: Data", {"PodDeviceEntries", "RegisteredDevices"})
     entries, version = [], 2
-    for number, item in enumerate(read.items(found, "PodDeviceEntries", f"{where}: Data", optional=True)):
+    for number, item in enumerate(read.items(fields, "PodDeviceEntries", f"{where}: Data", optional=True)):
         at = f"{where}: Data.PodDeviceEntries[{number}]"
         if not isinstance(item, dict):
             raise CheckpointError(CheckpointFault.INVALID, at, item, "an object")
@@ -242,11 +242,11 @@ def parse_devices(data: bytes, where: str = DEVICES) -> DeviceState:
                 )
         uid, name, resource = (read.text(item, key, at) for key in ("PodUID", "ContainerName", "ResourceName"))
         entries.append(DeviceEntry(pod_uid=uid, container=name, resource=resource, devices=nodes))
-    listed = read.mapping(found, "RegisteredDevices", f"{where}: Data", optional=True)
+    listed = read.mapping(fields, "RegisteredDevices", f"{where}: Data", optional=True)
     registered = {name: read.texts(listed, name, f"{where}: Data.RegisteredDevices") for name in listed}
     stored = read.number(outer, "Checksum", where)
     try:
-        expected = checksum.devices(found.get("PodDeviceEntries"), found.get("RegisteredDevices"), version)
+        expected = checksum.devices(fields.get("PodDeviceEntries"), fields.get("RegisteredDevices"), version)
     except ValueError as exc:
         raise CheckpointError(
             CheckpointFault.INVALID, f"{where}: Data.PodDeviceEntries.AllocResp", str(exc), "base64"
@@ -258,8 +258,8 @@ def parse_devices(data: bytes, where: str = DEVICES) -> DeviceState:
 
 def parse_pod_status(data: bytes, where: str = POD_STATUS) -> PodStatusState:
     """Read pod_status_manager_state. Errors: `CheckpointError`; never for the checksum (see `PodStatusState`)."""
-    found = read.load(data, where, {"allocationEntries", "resizeStatusEntries", "checksum"})
-    raw = read.mapping(found, "allocationEntries", where, optional=True)
+    fields = read.load(data, where, {"allocationEntries", "resizeStatusEntries", "checksum"})
+    raw = read.mapping(fields, "allocationEntries", where, optional=True)
     allocations: dict[str, dict[str, dict[str, str]]] = {}
     for uid in raw:
         for name in read.mapping(raw, uid, f"{where}: allocationEntries"):
@@ -267,9 +267,9 @@ def parse_pod_status(data: bytes, where: str = POD_STATUS) -> PodStatusState:
             given = read.mapping(raw[uid], name, at, optional=True)
             amounts = {kind: read.text(given, kind, f"{at}.{name}") for kind in given}
             allocations.setdefault(uid, {})[name] = amounts
-    resizes = read.mapping(found, "resizeStatusEntries", where, optional=True)
+    resizes = read.mapping(fields, "resizeStatusEntries", where, optional=True)
     texts = {uid: read.text(resizes, uid, f"{where}: resizeStatusEntries") for uid in resizes}
-    stored = read.number(found, "checksum", where)
+    stored = read.number(fields, "checksum", where)
     return PodStatusState(allocations=allocations, resizes=texts, verified=stored in checksum.pod_status(raw, texts))
 
 
@@ -279,26 +279,26 @@ def render_cpu_manager_state(
     entries: Mapping[str, Mapping[str, CpuSet | str]] | None = None,
 ) -> str:
     """cpu_manager_state exactly as a kubelet from 1.18 on writes it, checksum included. For the embedded node only."""
-    pods = {uid: {name: str(cpus) for name, cpus in found.items()} for uid, found in (entries or {}).items()}
+    pods = {uid: {name: str(cpus) for name, cpus in values.items()} for uid, values in (entries or {}).items()}
     content: dict[str, object] = {"policyName": policy, "defaultCpuSet": str(default_cpus)}
     if pods:
-        content["entries"] = {uid: dict(sorted(found.items())) for uid, found in sorted(pods.items())}
+        content["entries"] = {uid: dict(sorted(texts.items())) for uid, texts in sorted(pods.items())}
     content["checksum"] = checksum.cpu_manager(policy, str(default_cpus), pods)
     return json.dumps(content, separators=(",", ":"), ensure_ascii=False)
 
 
-def _memory_table(found: Object, where: str) -> MemoryTable:
+def _memory_table(fields: Object, where: str) -> MemoryTable:
     total, system, allocatable, reserved, free = (
-        read.number(found, name, where) for name in ("total", "systemReserved", "allocatable", "reserved", "free")
+        read.number(fields, name, where) for name in ("total", "systemReserved", "allocatable", "reserved", "free")
     )
     return MemoryTable(total=total, system_reserved=system, allocatable=allocatable, reserved=reserved, free=free)
 
 
-def _memory_block(found: Any, where: str) -> MemoryBlock:
-    if not isinstance(found, dict):
-        raise CheckpointError(CheckpointFault.INVALID, where, found, "an object")
-    nodes = read.numbers(found, "numaAffinity", where)
+def _memory_block(result: Any, where: str) -> MemoryBlock:
+    if not isinstance(result, dict):
+        raise CheckpointError(CheckpointFault.INVALID, where, result, "an object")
+    nodes = read.numbers(result, "numaAffinity", where)
     if any(node >= 1024 for node in nodes):
         raise CheckpointError(CheckpointFault.INVALID, f"{where}: numaAffinity", nodes, "NUMA node numbers")
-    kind, size = read.text(found, "type", where), read.number(found, "size", where)
+    kind, size = read.text(result, "type", where), read.number(result, "size", where)
     return MemoryBlock(nodes=CpuSet(nodes), kind=kind, size_bytes=size)

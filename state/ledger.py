@@ -137,9 +137,9 @@ class Ledger:
         """Every text that we may have left in a file, as it was written; what else it holds is somebody else's."""
         key = row_key(entry.key)
         with self._lock:
-            found = self._about.get(key, set()) | self._noted.get(key, set())
-        found |= {text for text in (entry.wanted, entry.seen if entry.writer in {US, ""} else None) if text is not None}
-        return found | set(entry.ours)
+            texts = self._about.get(key, set()) | self._noted.get(key, set())
+        texts |= {text for text in (entry.wanted, entry.seen if entry.writer in {US, ""} else None) if text is not None}
+        return texts | set(entry.ours)
 
     @property
     def intents_problem(self) -> str | None:

@@ -40,15 +40,15 @@ def parse(text: str) -> Topology:
     machine = _shape(shape)
     seen: set[str] = set()
     for part in parts:
-        words = " ".join(part.lower().split())
-        if not words:
+        message = " ".join(part.lower().split())
+        if not message:
             continue
         for name, read in _PARTS.items():
-            if words == name or words.startswith(f"{name} "):
+            if message == name or message.startswith(f"{name} "):
                 if name in seen:
                     wrong(part, f"{name} only once")
                 seen.add(name)
-                machine = read(machine, words.removeprefix(name).strip(), part)
+                machine = read(machine, message.removeprefix(name).strip(), part)
                 break
         else:
             wrong(part, f"one of {', '.join(_PARTS)}")
@@ -118,9 +118,9 @@ def _offline(machine: MachineDescription, value: str, part: str) -> MachineDescr
 
 def _distance(machine: MachineDescription, value: str, part: str) -> MachineDescription:
     rows = [row.split() for row in value.split("/")]
-    words = [word for row in rows for word in row]
-    if not words or not all(
-        word.isascii() and word.isdecimal() and len(word) < 4 and 0 < int(word) <= _FARTHEST for word in words
+    parts = [word for row in rows for word in row]
+    if not parts or not all(
+        word.isascii() and word.isdecimal() and len(word) < 4 and 0 < int(word) <= _FARTHEST for word in parts
     ):
         wrong(part, f"distances from 1 to {_FARTHEST}, such as 10 12 32")
     return replace(machine, distances=tuple(tuple(map(int, row)) for row in rows))
@@ -176,4 +176,4 @@ def describe(topology: Topology) -> str | None:
     Machines whose sockets differ, or whose CPUs, nodes or caches are numbered in another way than the three that
     `parse` knows, have no text.
     """
-    return next((explain(one) for one in suggestions(topology) if build(one) == topology), None)
+    return next((explain(description) for description in suggestions(topology) if build(description) == topology), None)

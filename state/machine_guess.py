@@ -76,10 +76,10 @@ def _distances(topology: Topology, domains: int, nodes: int) -> tuple[tuple[int,
         return ()
     within: set[int] = set()
     across: set[int] = set()
-    for one, row in enumerate(rows):
+    for item, row in enumerate(rows):
         for other, distance in enumerate(row):
-            if other != one:
-                near = max(one, other) < domains and one // nodes == other // nodes
+            if other != item:
+                near = max(item, other) < domains and item // nodes == other // nodes
                 (within if near else across).add(distance)
     own = {row[number] for number, row in enumerate(rows)}
     if max(len(own), len(within), len(across)) > 1:

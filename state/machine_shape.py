@@ -135,23 +135,23 @@ def _nodes(machine: MachineDescription) -> tuple[NumaNode, ...]:
 
 
 def _rows(machine: MachineDescription, count: int) -> list[tuple[int, ...]]:
-    found = machine.distances
-    if not found:
+    numbers = machine.distances
+    if not numbers:
         return [()] * count
-    shown = f"distance {' / '.join(' '.join(map(str, row)) for row in found)}"
-    if len(found) > 1:
-        if len(found) != count or any(len(row) != count for row in found):
+    shown = f"distance {' / '.join(' '.join(map(str, row)) for row in numbers)}"
+    if len(numbers) > 1:
+        if len(numbers) != count or any(len(row) != count for row in numbers):
             wrong(shown, f"{count} rows of {count} numbers, one for each node")
-        return list(found)
-    levels = found[0]
+        return list(numbers)
+    levels = numbers[0]
     if len(levels) > 3 or (len(levels) == 1 and count > 1):
         wrong(shown, f"two or three numbers, or {count} rows of {count} numbers divided by /")
 
-    def between(one: int, other: int) -> int:
-        if one == other:
+    def between(number: int, other: int) -> int:
+        if number == other:
             return levels[0]
         # A node of memory only is as far as another socket.
-        together = max(one, other) < machine.numa_nodes and one // machine.nodes == other // machine.nodes
+        together = max(number, other) < machine.numa_nodes and number // machine.nodes == other // machine.nodes
         return levels[1] if together else levels[-1]
 
-    return [tuple(between(one, other) for other in range(count)) for one in range(count)]
+    return [tuple(between(index, other) for other in range(count)) for index in range(count)]

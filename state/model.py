@@ -224,7 +224,7 @@ class Pod(Struct, frozen=True, kw_only=True):
     @property
     def paths(self) -> tuple[str, ...]:
         """Its groups: its own, and its containers'."""
-        return self.group.path, *(one.group.path for one in self.containers)
+        return self.group.path, *(container.group.path for container in self.containers)
 
 
 class CpuPolicy(StrEnum):
@@ -372,11 +372,11 @@ class Pools(Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def placed_by_pod(self) -> Mapping[str, tuple[str, ...]]:
         """The keys of ``placed`` that have CPUs, by pod uid."""
-        found: dict[str, list[str]] = {}
+        texts: dict[str, list[str]] = {}
         for key in self.placed:
             if key in self.dedicated:
-                found.setdefault(key.partition("/")[0], []).append(key)
-        return {uid: tuple(keys) for uid, keys in found.items()}
+                texts.setdefault(key.partition("/")[0], []).append(key)
+        return {uid: tuple(keys) for uid, keys in texts.items()}
 
     def pool_of(self, pod: Pod) -> str | None:
         """The name of the pool that a pod's containers run in; None for a system pod that runs everywhere."""

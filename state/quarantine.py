@@ -23,16 +23,16 @@ def salvage(connection: sqlite3.Connection) -> dict[str, dict[str, bytes]]:
 
     Read from both ends, because a broken page ends a scan. Whatever is found is exactly what was written.
     """
-    found: dict[str, dict[str, bytes]] = {}
+    chunks: dict[str, dict[str, bytes]] = {}
     try:
         guard(connection)
         check_objects(connection, "")
     except sqlite3.Error:
         pass  # damaged: what can be read of it counts
     except ValueError:
-        return found  # its rows are computed by whoever has made it
+        return chunks  # its rows are computed by whoever has made it
     for table in KEYED:
-        rows = found.setdefault(table, {})
+        rows = chunks.setdefault(table, {})
         for direction in ("ASC", "DESC"):
             # A damaged index or text column ends this scan; what came before it counts.
             with suppress(sqlite3.Error, UnicodeDecodeError):
@@ -41,7 +41,7 @@ def salvage(connection: sqlite3.Connection) -> dict[str, dict[str, bytes]]:
                 ):
                     with suppress(ValueError, AttributeError):
                         rows.setdefault(key, unseal(key, row))
-    return found
+    return chunks
 
 
 def replace_damaged(path: str, rescued: Mapping[str, Mapping[str, bytes]], now: float) -> str:

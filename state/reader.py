@@ -172,7 +172,7 @@ def _look(path: str) -> None:
         return
     directory, name = os.path.split(os.path.abspath(path))
     try:
-        traces = [one for one in os.listdir(directory) if one == "lock" or one.startswith(f"{name}.")]
+        traces = [text for text in os.listdir(directory) if text == "lock" or text.startswith(f"{name}.")]
     except (FileNotFoundError, NotADirectoryError):
         traces = []
     except PermissionError as exc:
@@ -194,7 +194,7 @@ def _rows(
     most, most_bytes = left
     for key, row in connection.execute(f"SELECT key, row FROM {table} ORDER BY rowid"):  # noqa: S608
         most -= 1
-        most_bytes -= sum(len(one) for one in (key, row) if isinstance(one, str | bytes))
+        most_bytes -= sum(len(entry) for entry in (key, row) if isinstance(entry, str | bytes))
         if most < 0 or most_bytes < 0:
             raise StoreError(f"{table}: more than {MOST_ROWS} rows, or {MOST_BYTES >> 20} MiB")
         try:
@@ -285,13 +285,13 @@ def _history(connection: sqlite3.Connection, path: str, limit: int, problems: li
 
 
 def _decoded(table: str, rows: dict[str, bytes], problems: list[str]) -> dict[str, object]:
-    found: dict[str, object] = {}
+    fields: dict[str, object] = {}
     for key, body in rows.items():
         try:
-            found[key] = decoded(msgpack.unpackb, body, deepest=_DEEPEST)
+            fields[key] = decoded(msgpack.unpackb, body, deepest=_DEEPEST)
         except ValueError as exc:
             _note(problems, f"{table}: row {key!r:.200}: {exc}")
-    return found
+    return fields
 
 
 def _order(row: object) -> int:

@@ -121,8 +121,8 @@ def unguard(connection: sqlite3.Connection) -> None:
 
 def check_objects(connection: sqlite3.Connection, path: str) -> None:
     """Errors: `ValueError` when the schema has what we do not make: a view, a trigger, a table that is computed."""
-    found = connection.execute("SELECT type, name, rootpage, sql FROM sqlite_master LIMIT ?", (_MOST_OBJECTS + 1,))
-    for number, (kind, name, page, text) in enumerate(found):
+    cursor = connection.execute("SELECT type, name, rootpage, sql FROM sqlite_master LIMIT ?", (_MOST_OBJECTS + 1,))
+    for number, (kind, name, page, text) in enumerate(cursor):
         if number >= _MOST_OBJECTS:
             raise ValueError(f"{path}: more than {_MOST_OBJECTS} objects in the schema")
         if kind not in {"table", "index"} or not page:

@@ -190,13 +190,13 @@ class Store:
         with self._alone():
             if self._connection is None:
                 return []
-            found: list[tuple[int, bytes]] = []
+            pairs: list[tuple[int, bytes]] = []
             for seq, row in self._connection.execute(
                 "SELECT seq, row FROM history ORDER BY seq DESC LIMIT ?", (limit,)
             ):
                 with suppress(ValueError):
-                    found.append((seq, unseal("history", row)))
-            return found
+                    pairs.append((seq, unseal("history", row)))
+            return pairs
 
     def ready(self) -> int:
         """Make sure that a write could work now, and return the generation to compare with.
@@ -448,8 +448,8 @@ class Store:
         """Whether the names still lead to the files that are open."""
         now, then = self._look(), self._marks
         return all(
-            one is not None and other is not None and one[:2] == other[:2]
-            for one, other in zip(now, then, strict=True)
+            numbers is not None and other is not None and numbers[:2] == other[:2]
+            for numbers, other in zip(now, then, strict=True)
             if other is not None
         )
 
@@ -544,10 +544,10 @@ class Store:
 
 def _mark(path: str) -> tuple[int, ...] | None:
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return None
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _each(connection: sqlite3.Connection, table: str) -> Iterator[tuple[str, bytes]]:
@@ -567,10 +567,10 @@ def _code(exc: sqlite3.Error) -> int:
 
 def _identity(path: str) -> tuple[int, int]:
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return 0, 0
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def _check_header(path: str) -> None:

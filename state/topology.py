@@ -127,12 +127,12 @@ class Topology(Struct, frozen=True, kw_only=True, dict=True):
         """
         return self._memory
 
-    def distance(self, one: int, other: int) -> int:
+    def distance(self, number: int, other: int) -> int:
         """How far the memory of one node is from another: 10 within a node, larger is slower.
 
         Where the firmware tells nothing, 20 as in the kernel. Errors: `KeyError` when there is no such node.
         """
-        return self._distances[one][other]
+        return self._distances[number][other]
 
     def nearest(self, node: int) -> tuple[int, ...]:
         """All NUMA nodes from the nearest to the farthest, itself first; equally far ones by number.

@@ -98,7 +98,7 @@ def _cores(base: str, online: CpuSet) -> dict[int, CpuSet]:
         if cpu not in cores:
             threads = _threads(base, cpu, online)
             # A hypervisor that hands out nonsense must not put a CPU into two cores.
-            threads = CpuSet(one for one in threads if one not in cores)
+            threads = CpuSet(thread for thread in threads if thread not in cores)
             cores |= dict.fromkeys(threads, threads)
     return cores
 
@@ -133,9 +133,9 @@ def _numa(base: str, online: CpuSet) -> tuple[dict[int, int], tuple[NumaNode, ..
 
 def _distances(path: str, ids: list[int]) -> tuple[int, ...]:
     """One number for each node that is there, in their order; anything else is not to be believed in part."""
-    words = _text(path).split()
-    distances = tuple(one for word in words if (one := digits(word)) is not None and 0 < one <= _FARTHEST)
-    return distances if len(words) == len(distances) == len(ids) else ()
+    parts = _text(path).split()
+    distances = tuple(number for word in parts if (number := digits(word)) is not None and 0 < number <= _FARTHEST)
+    return distances if len(parts) == len(distances) == len(ids) else ()
 
 
 def _memory(path: str) -> int | None:
@@ -150,8 +150,8 @@ def _l3_of(base: str, online: CpuSet, package: Mapping[int, tuple[int, int]]) ->
         cache = None if cpu in domains else _l3_directory(f"{base}/cpu{cpu}/cache")
         if cache is not None:
             # The others are not asked: one that says otherwise would be nonsense, and 1,024 of them are slow.
-            for one in (_list(f"{cache}/shared_cpu_list") or EMPTY) & online | CpuSet([cpu]):
-                domains.setdefault(one, cpu)
+            for number in (_list(f"{cache}/shared_cpu_list") or EMPTY) & online | CpuSet([cpu]):
+                domains.setdefault(number, cpu)
             ids[cpu] = _number(f"{cache}/id", -1)
     if len(domains) < len(online):
         # No L3, or hidden from a part of the CPUs: what shares socket and node shares the path to memory.

@@ -97,10 +97,10 @@ class Copy:
 
     def run(self, command: str) -> str:
         """Run a command of the page; its output. Fails with the output when the command fails."""
-        words = [sys.executable if word == ".venv/bin/python" else word for word in shlex.split(command)]
-        if "pytest" in words:
-            words += ["-p", "no:cacheprovider", "-m", "not kernel and not containerd"]
-        done = subprocess.run(words, cwd=self.root, capture_output=True, text=True, timeout=100, check=False)
+        parts = [sys.executable if word == ".venv/bin/python" else word for word in shlex.split(command)]
+        if "pytest" in parts:
+            parts += ["-p", "no:cacheprovider", "-m", "not kernel and not containerd"]
+        done = subprocess.run(parts, cwd=self.root, capture_output=True, text=True, timeout=100, check=False)
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
         return done.stdout + done.stderr
 

@@ -55,42 +55,42 @@ def sets_of_calls() -> dict[str, set[str]]:
     """What systemd's groups of system calls stand for, each with the groups inside it resolved."""
     analyze = needed("systemd-analyze")
     done = subprocess.run([analyze, "syscall-filter", "--no-pager"], capture_output=True, text=True, check=False)
-    found: dict[str, set[str]] = {}
+    texts: dict[str, set[str]] = {}
     name = ""
     for line in done.stdout.splitlines():
         if line.startswith("@"):
             name = line.strip()
-            found[name] = set()
+            texts[name] = set()
         elif line.startswith("    ") and not line.strip().startswith("#") and name:
-            found[name].add(line.strip())
-    if "@system-service" not in found:
+            texts[name].add(line.strip())
+    if "@system-service" not in texts:
         pytest.skip(f"NOT RUN: this systemd-analyze tells no system calls: {done.stderr.strip()}")
 
     def whole(group: str) -> set[str]:
-        return {call for one in found[group] for call in (whole(one) if one.startswith("@") else {one})}
+        return {call for text in texts[group] for call in (whole(text) if text.startswith("@") else {text})}
 
-    return {group: whole(group) for group in found}
+    return {group: whole(group) for group in texts}
 
 
 def settings_of(text: str) -> dict[str, str]:
     """A setting that is given several times is the sum of them, as in a drop-in."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for key, value in re.findall(r"^(\w+)=(.*)$", text, re.MULTILINE):
-        found[key] = f"{found[key]} {value}" if key in found else value
-    return found
+        texts[key] = f"{texts[key]} {value}" if key in texts else value
+    return texts
 
 
 def allowed(text: str) -> set[str]:
     sets = sets_of_calls()
-    words = settings_of(text)["SystemCallFilter"].split()
-    return {call for word in words for call in (sets[word] if word.startswith("@") else {word})}
+    parts = settings_of(text)["SystemCallFilter"].split()
+    return {call for word in parts for call in (sets[word] if word.startswith("@") else {word})}
 
 
 def drop_in(document: str) -> str:
     """The one that a document shows, as it stands there."""
     text = (DEPLOY.parent / "docs" / document).read_text()
-    (found,) = re.findall(r"```ini\n# /etc/systemd/system/bypassd\.service\.d/[\w-]+\.conf\n(.*?)```", text, re.DOTALL)
-    return str(found)
+    (result,) = re.findall(r"```ini\n# /etc/systemd/system/bypassd\.service\.d/[\w-]+\.conf\n(.*?)```", text, re.DOTALL)
+    return str(result)
 
 
 @pytest.mark.parametrize(
@@ -134,9 +134,9 @@ def test_the_units_rights_are_enough_for_what_belongs_to_programs_that_are_not_r
     (bounds,) = re.findall(r"^CapBnd:\t(\w+)$", status, re.MULTILINE)
     if int(bounds, 16) >> CAP_DAC_OVERRIDE & 1 == 0:
         pytest.skip("REAL KERNEL TEST NOT RUN: this machine's root has no CAP_DAC_OVERRIDE")
-    words = settings_of(UNIT)["CapabilityBoundingSet"].lower().split()
+    parts = settings_of(UNIT)["CapabilityBoundingSet"].lower().split()
     # What the machine's root has not (CAP_SYS_RESOURCE in some containers) is none of this test's.
-    rights = ",".join(f"+{word.removeprefix('cap_')}" for word in words if word != "cap_sys_resource")
+    rights = ",".join(f"+{word.removeprefix('cap_')}" for word in parts if word != "cap_sys_resource")
     volume = tmp_path / "volume"
     volume.mkdir(mode=0o755)
     os.chown(volume, somebody, somebody)
@@ -152,9 +152,9 @@ def test_the_units_rights_are_enough_for_what_belongs_to_programs_that_are_not_r
 
 
 def test_the_unit_thaws_after_every_end_by_a_command_that_there_is() -> None:
-    program, *words = settings_of(UNIT)["ExecStopPost"].split()
+    program, *parts = settings_of(UNIT)["ExecStopPost"].split()
     assert program == "-/opt/bypassd/bin/bypassctl"
-    assert parser().parse_args(words).command == "thaw"
+    assert parser().parse_args(parts).command == "thaw"
 
 
 def test_what_is_not_on_without_a_drop_in_is_on_with_it(tmp_path: Path) -> None:

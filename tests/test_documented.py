@@ -16,9 +16,9 @@ _WHOLE = re.compile(r'\b(Gauge|Counter|Info)MetricFamily\(\s*"([a-z_]+)"')
 def exposed() -> set[str]:
     """All series by their names on the wire, without ``bypassd_``."""
     text = (ROOT / "reconciler/telemetry/prometheus.py").read_text()
-    found = {f"{name}_total" if kind.startswith("counter") else name for kind, name in _MADE.findall(text)}
+    items = {f"{name}_total" if kind.startswith("counter") else name for kind, name in _MADE.findall(text)}
     ends = {"Gauge": "", "Counter": "_total", "Info": "_info"}
-    return found | {f"{name.removeprefix('bypassd_')}{ends[kind]}" for kind, name in _WHOLE.findall(text)}
+    return items | {f"{name.removeprefix('bypassd_')}{ends[kind]}" for kind, name in _WHOLE.findall(text)}
 
 
 def test_every_metric_is_in_the_manual_page_and_no_other() -> None:
@@ -42,7 +42,7 @@ def test_the_readme_names_every_document() -> None:
 @pytest.mark.parametrize("path", [ROOT / "README.md", *sorted(DOCS.glob("*.md"))], ids=lambda path: path.name)
 def test_links_between_documents_lead_somewhere(path: Path) -> None:
     targets = re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", path.read_text())
-    assert [one for one in targets if not (path.parent / one).exists()] == []
+    assert [target for target in targets if not (path.parent / target).exists()] == []
 
 
 def test_every_check_that_the_security_page_names_is_there() -> None:

@@ -72,8 +72,8 @@ def test_texts_of_a_room_use_technical_words(room: str) -> None:
 
 
 def test_a_literary_word_is_found() -> None:
-    found = [word for word in ("nobody goes", "is left alone until", "it answered 500") if FORBIDDEN.search(word)]
-    assert len(found) == 3
+    result = [word for word in ("nobody goes", "is left alone until", "it answered 500") if FORBIDDEN.search(word)]
+    assert len(result) == 3
     assert not FORBIDDEN.search("no pod is evicted; HTTP 500")
 
 
@@ -83,9 +83,9 @@ def test_every_command_and_option_has_a_short_help() -> None:
 
 
 def test_every_setting_with_a_description_uses_technical_words() -> None:
-    found = [
+    result = [
         f"{path}: {field.description}"
         for path, field in settings(section_of(Config))
         if field.schema.struct is None and field.description not in ALLOWED and FORBIDDEN.search(field.description)
     ]
-    assert found == []
+    assert result == []

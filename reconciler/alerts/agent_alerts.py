@@ -19,14 +19,14 @@ _KINDS: Final[Mapping[str, tuple[AlertKind, Severity]]] = {
 }
 
 
-def as_alert(kind: str, words: str, setting: Setting | None, pods: Mapping[str, Pod]) -> Alert:
+def as_alert(kind: str, message: str, setting: Setting | None, pods: Mapping[str, Pod]) -> Alert:
     """One alert; of a kind that is not in the table it is `Kind.OTHER`, a warning."""
-    found, severity = _KINDS.get(kind, (AlertKind.OTHER, Severity.WARNING))
-    resolved = kind == "store" and words == STORE_IS_WELL
+    alert_kind, severity = _KINDS.get(kind, (AlertKind.OTHER, Severity.WARNING))
+    resolved = kind == "store" and message == STORE_IS_WELL
     labels = {"cause": kind}
     details: dict[str, str] = {}
     # What is not about a file is told apart by its words; the store is one thing.
-    key = kind if kind == "store" else f"{kind}:{words}"
+    key = kind if kind == "store" else f"{kind}:{message}"
     if setting is not None:
         key = f"{kind}:{setting.path}:{setting.knob}"
         labels["knob"] = setting.knob
@@ -37,9 +37,9 @@ def as_alert(kind: str, words: str, setting: Setting | None, pods: Mapping[str, 
         if pod is not None and pod.namespace and pod.name:
             labels |= {"namespace": pod.namespace, "pod": pod.name}
     return Alert(
-        kind=found,
+        kind=alert_kind,
         key=key,
-        summary=words,
+        summary=message,
         severity=Severity.INFO if resolved else severity,
         at_s=time.time(),
         labels=labels,
@@ -51,7 +51,7 @@ def as_alert(kind: str, words: str, setting: Setting | None, pods: Mapping[str, 
 def component_alert(status: ComponentStatus) -> Alert:
     """A part of the daemon that failed and is started again; or runs again."""
     well = status.health is ComponentHealth.RUNNING
-    words = (
+    message = (
         f"component {status.name} is running again"
         if well
         else f"component {status.name} failed, restarting: {status.error}"
@@ -59,7 +59,7 @@ def component_alert(status: ComponentStatus) -> Alert:
     return Alert(
         kind=AlertKind.SOURCE,
         key=f"component:{status.name}",
-        summary=f"component {status.name} {words}",
+        summary=f"component {status.name} {message}",
         severity=Severity.INFO if well else Severity.WARNING,
         at_s=time.time(),
         labels={"component": status.name},

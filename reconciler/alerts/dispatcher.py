@@ -65,8 +65,8 @@ class AlertDispatcher:
         self._recent: dict[str, Incident] = {}
         self._loaded = False
         self._log = get_log("alerts")
-        for name, one in config.sinks.items():
-            self._couriers[name] = self._courier(name, one)
+        for name, sink_config in config.sinks.items():
+            self._couriers[name] = self._courier(name, sink_config)
 
     # In
 
@@ -158,8 +158,8 @@ class AlertDispatcher:
     async def test(self, only: str | None, by: str) -> Sequence[Mapping[str, object]]:
         """Tell each sink (or one) of a test now, around filters and waits; what came of it, by sink."""
         notice = test_notice(self._config, by, self._clock())
-        couriers = [one for name, one in self._couriers.items() if only in {None, name}]
-        return await try_sinks([(one.setup, partial(one.deliver_once, notice)) for one in couriers])
+        couriers = [worker for name, worker in self._couriers.items() if only in {None, name}]
+        return await try_sinks([(worker.setup, partial(worker.deliver_once, notice)) for worker in couriers])
 
     # What there is
 
@@ -170,25 +170,28 @@ class AlertDispatcher:
 
     def problems(self) -> list[str]:
         """What keeps alerts from being told, for a person."""
-        found = [f"alerts to {one.name}: {one.problem}" for one in self._couriers.values() if one.problem]
-        return [*found, *([self._queue.problem] if self._queue.problem else [])]
+        texts = [f"alerts to {worker.name}: {worker.problem}" for worker in self._couriers.values() if worker.problem]
+        return [*texts, *([self._queue.problem] if self._queue.problem else [])]
 
     def status(self) -> dict[str, object]:
         """The state document's part: each sink, what has yet to be told, and the newest."""
         now = trio.current_time()
         sinks = [
             {
-                "sink": one.name,
-                "kind": one.setup.config.how,
-                "problem": one.problem or "",
-                "waiting": one.outbox.waiting,
-                "late_s": round(one.outbox.age_s(now), 1),
-                **one.outbox.tally.outcomes,
+                "sink": worker.name,
+                "kind": worker.setup.config.how,
+                "problem": worker.problem or "",
+                "waiting": worker.outbox.waiting,
+                "late_s": round(worker.outbox.age_s(now), 1),
+                **worker.outbox.tally.outcomes,
             }
-            for one in self._couriers.values()
+            for worker in self._couriers.values()
         ]
         waiting = [
-            {**entry(notice), "to": [one.name for one in self._couriers.values() if one.outbox.pending(notice.id)]}
+            {
+                **entry(notice),
+                "to": [worker.name for worker in self._couriers.values() if worker.outbox.pending(notice.id)],
+            }
             for notice in self._recent.values()
         ]
         pending = [{**entry(row.notice), "to": list(row.to)} for row in self._queue.rows.values()]
@@ -292,7 +295,7 @@ class AlertDispatcher:
 
     def _sink_failing(self, name: str, error: str | None) -> None:
         """Tell the others."""
-        words = (
+        message = (
             f"alerts to {name} are delivered again"
             if error is None
             else f"alerts to {name} cannot be delivered: {error}"
@@ -300,7 +303,7 @@ class AlertDispatcher:
         alert = Alert(
             kind=AlertKind.SOURCE,
             key=f"sink:{name}",
-            summary=words,
+            summary=message,
             severity=Severity.WARNING if error is not None else Severity.INFO,
             at_s=self._clock(),
             labels={"sink": name},

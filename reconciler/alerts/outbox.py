@@ -193,7 +193,7 @@ class Outbox:
 
     def age_s(self, now: float) -> float:
         """How long ago the oldest of what waits should have been told; 0 when nothing is late."""
-        return max(0.0, now - min((one.due_at for one in self._records.values() if one.pending), default=now))
+        return max(0.0, now - min((record.due_at for record in self._records.values() if record.pending), default=now))
 
     def waited_s(self, key: str, now: float) -> float:
         """How long one incident's telling has waited."""
@@ -279,20 +279,20 @@ class Outbox:
         if len(self._records) <= KEPT // 2:
             return
         horizon = now - max(self.rules.repeat_s, STORM_S)
-        idle = [key for key, one in self._records.items() if not one.pending and not one.waits]
+        idle = [key for key, record in self._records.items() if not record.pending and not record.waits]
         old = [key for key in idle if (self._records[key].told_at or -math.inf) < horizon]
         for key in old or idle[: len(idle) // 2]:
             del self._records[key]
 
     def _tell_storm(self, now: float) -> None:
         total = sum(self._storm.values())
-        words = ", ".join(f"{kind} {count}" for kind, count in sorted(self._storm.items()))
+        message = ", ".join(f"{kind} {count}" for kind, count in sorted(self._storm.items()))
         self._storms += 1
         at_s = self._wall_offset_s + now
         alert = Alert(
             kind=AlertKind.OTHER,
             key="storm",
-            summary=f"{total} more alerts within a minute, sent as one summary: {words}",
+            summary=f"{total} more alerts within a minute, sent as one summary: {message}",
             at_s=at_s,
             details={kind: str(count) for kind, count in sorted(self._storm.items())},
         )

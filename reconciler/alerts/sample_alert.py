@@ -45,8 +45,8 @@ async def try_sinks(tries: Sequence[tuple[SinkSetup, Callable[[], Awaitable[None
         except trio.TooSlowError:
             ok, detail = False, "no success before the deadline"
         seconds = round(trio.current_time() - began, 3)
-        found = {"sink": setup.name, "kind": setup.config.how, "ok": ok, "detail": detail, "seconds": seconds}
-        results[setup.name] = found
+        fields = {"sink": setup.name, "kind": setup.config.how, "ok": ok, "detail": detail, "seconds": seconds}
+        results[setup.name] = fields
 
     async with trio.open_nursery() as nursery:
         for setup, send in tries:
@@ -60,7 +60,11 @@ async def try_all(
     """Build the configured sinks (or one), and tell each of a test. Errors: `InputError` when there is no such sink."""
     check_sink(config, only)
     notice = test_notice(config, by, time.time())
-    setups = [setup_of(name, one, ground, apiserver) for name, one in config.sinks.items() if only in {None, name}]
+    setups = [
+        setup_of(name, sink_config, ground, apiserver)
+        for name, sink_config in config.sinks.items()
+        if only in {None, name}
+    ]
     made = [(setup, build(setup)) for setup in setups]
     try:
         return await try_sinks([(setup, partial(sink.send, (notice,))) for setup, sink in made])

@@ -135,12 +135,12 @@ class AlertService:
         now = trio.current_time()
         couriers = self._teller.couriers() if self._teller is not None else ()
         sinks = {}
-        for one in couriers:
-            sinks[one.name] = SinkNumbers(
-                outcomes=one.outbox.tally.outcomes,
-                waiting=one.outbox.waiting,
-                late_s=one.outbox.age_s(now),
-                failing=one.problem is not None,
+        for worker in couriers:
+            sinks[worker.name] = SinkNumbers(
+                outcomes=worker.outbox.tally.outcomes,
+                waiting=worker.outbox.waiting,
+                late_s=worker.outbox.age_s(now),
+                failing=worker.problem is not None,
             )
         stored = self._teller.stored if self._teller is not None else 0
         return AlertNumbers(told=dict(self.counts), sinks=sinks, stored=stored)

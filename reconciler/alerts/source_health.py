@@ -42,11 +42,11 @@ class SourceHealth:
         return alerts
 
 
-def _alert(name: str, words: str, wall_s: float, *, resolved: bool) -> Alert:
+def _alert(name: str, message: str, wall_s: float, *, resolved: bool) -> Alert:
     return Alert(
         kind=AlertKind.SOURCE,
         key=f"source:{name}",
-        summary=words,
+        summary=message,
         severity=Severity.INFO if resolved else Severity.WARNING,
         at_s=wall_s,
         labels={"source": name},

@@ -26,16 +26,16 @@ def run(options: Namespace) -> int:
     else:
         rows = [
             (
-                one["sink"],
-                one["kind"],
-                StyledText("ok", "ok") if one["ok"] else StyledText("bad", "bad"),
-                fmt.duration(one["seconds"]),
-                one["detail"],
+                result["sink"],
+                result["kind"],
+                StyledText("ok", "ok") if result["ok"] else StyledText("bad", "bad"),
+                fmt.duration(result["seconds"]),
+                result["detail"],
             )
-            for one in results
+            for result in results
         ]
         show([Table(("SINK", "KIND", "", "TIME", "DETAIL"), rows, right=frozenset({3}))])
-    return Exit.OK if all(one["ok"] for one in results) else Exit.NOT_OK
+    return Exit.OK if all(result["ok"] for result in results) else Exit.NOT_OK
 
 
 def _through(options: Namespace) -> list[dict[str, Any]]:  # the shape of a JSON answer
@@ -49,7 +49,7 @@ def _through(options: Namespace) -> list[dict[str, Any]]:  # the shape of a JSON
         except Unreachable as exc:
             why = str(exc)
     complain(f"{why}; testing the configured sinks without the daemon")
-    return [dict(one) for one in _directly(options)]
+    return [dict(fields) for fields in _directly(options)]
 
 
 def _directly(options: Namespace) -> Sequence[Mapping[str, object]]:

@@ -16,12 +16,12 @@ _STYLES: Final = {"critical": "bad", "warning": "warn", "info": "dim"}
 
 def run(options: Namespace) -> int:
     """Show them, from the daemon, else what the store has kept."""
-    found = fetch(options, ("alerts",))
-    alerts: Row = found.body.get("alerts") or {"sinks": [], "stored": [], "recent": []}
+    document = fetch(options, ("alerts",))
+    alerts: Row = document.body.get("alerts") or {"sinks": [], "stored": [], "recent": []}
     if options.output != "table":
         emit({"alerts": alerts}, options.output)
         return Exit.OK
-    show(_blocks(alerts, live=found.live))
+    show(_blocks(alerts, live=document.live))
     return Exit.OK
 
 
@@ -31,40 +31,40 @@ def _blocks(alerts: Row, *, live: bool) -> Iterator[Block]:
     if alerts["sinks"]:
         yield Table(
             ("SINK", "KIND", "", "SENT", "PENDING", "LOST", "PROBLEM"),
-            [_sink(one) for one in alerts["sinks"]],
+            [_sink(sink) for sink in alerts["sinks"]],
             right=frozenset({3, 4, 5}),
         )
-    seen = {one["id"] for one in alerts["stored"]}
-    rows = [*alerts["stored"], *(one for one in alerts["recent"] if one["id"] not in seen)]
-    rows.sort(key=lambda one: -float(one["last_s"]))
+    seen = {entry["id"] for entry in alerts["stored"]}
+    rows = [*alerts["stored"], *(entry for entry in alerts["recent"] if entry["id"] not in seen)]
+    rows.sort(key=lambda item: -float(item["last_s"]))
     if rows:
         if alerts["sinks"]:
             yield blank()
-        yield Table(("LAST", "SEVERITY", "KIND", "COUNT", "PENDING FOR", "SUMMARY"), [_row(one) for one in rows])
+        yield Table(("LAST", "SEVERITY", "KIND", "COUNT", "PENDING FOR", "SUMMARY"), [_row(row) for row in rows])
     elif not live:
         yield line("no pending alerts")
 
 
-def _sink(one: Row) -> tuple[Cell, ...]:
-    lost = one["failed"] + one["dropped"]
+def _sink(fields: Row) -> tuple[Cell, ...]:
+    lost = fields["failed"] + fields["dropped"]
     return (
-        one["sink"],
-        one["kind"],
-        StyledText("bad", "bad") if one["problem"] else StyledText("ok", "ok"),
-        str(one["told"]),
-        str(one["waiting"]),
+        fields["sink"],
+        fields["kind"],
+        StyledText("bad", "bad") if fields["problem"] else StyledText("ok", "ok"),
+        str(fields["told"]),
+        str(fields["waiting"]),
         StyledText(str(lost), "warn") if lost else "0",
-        one["problem"] or "-",
+        fields["problem"] or "-",
     )
 
 
-def _row(one: Row) -> tuple[Cell, ...]:
-    over = "ended: " if one["status"] == "resolved" else ""
+def _row(fields: Row) -> tuple[Cell, ...]:
+    over = "ended: " if fields["status"] == "resolved" else ""
     return (
-        fmt.clock(one["last_s"]),
-        StyledText(one["severity"], _STYLES.get(one["severity"], "")),
-        one["kind"],
-        str(one["count"]),
-        ", ".join(one["to"]) or "-",
-        f"{over}{' '.join(one['summary'].split())}",
+        fmt.clock(fields["last_s"]),
+        StyledText(fields["severity"], _STYLES.get(fields["severity"], "")),
+        fields["kind"],
+        str(fields["count"]),
+        ", ".join(fields["to"]) or "-",
+        f"{over}{' '.join(fields['summary'].split())}",
     )

@@ -66,45 +66,45 @@ class QueryResults(Struct, kw_only=True):
 
 def query_node(node: InspectedNode) -> QueryResults:
     """Ask everybody at once; takes no longer than the slowest deadline. Never raises."""
-    asked = QueryResults()
+    results = QueryResults()
     if node.copied:
-        return asked
-    _ask_kernel(node, asked)
+        return results
+    _ask_kernel(node, results)
     if node.config.interference.enabled or node.config.eviction.enabled:
-        asked.taskstats_problem, asked.perf_problem = _taskstats_problem(), _perf_problem()
-        asked.pressure_window_s, asked.pressure_problem = _pressure_trigger(node)
-    _ask_daemon(node, asked)
+        results.taskstats_problem, results.perf_problem = _taskstats_problem(), _perf_problem()
+        results.pressure_window_s, results.pressure_problem = _pressure_trigger(node)
+    _ask_daemon(node, results)
     peer = kubelet_peer(node.config.kubelet, node.kubelet)
-    asked.cri_socket = cri_socket(node.config.runtime, node.kubelet, node.root)
+    results.cri_socket = cri_socket(node.config.runtime, node.kubelet, node.root)
     eviction = node.config.eviction
     by_api = eviction.enabled and EvictionMethodName.API in eviction.means.order
 
     async def ask() -> None:
         async with trio.open_nursery() as nursery:
             if by_api:
-                nursery.start_soon(ask_api, node, asked)
+                nursery.start_soon(ask_api, node, results)
             if peer is not None:
-                nursery.start_soon(_ask_kubelet, peer, asked)
+                nursery.start_soon(_ask_kubelet, peer, results)
             if (client := cri_client(node.config.runtime, node.kubelet, node.root)) is not None:
-                nursery.start_soon(_ask_runtime, client, asked)
-            nursery.start_soon(_ask_version, node, asked)
+                nursery.start_soon(_ask_runtime, client, results)
+            nursery.start_soon(_ask_version, node, results)
 
     trio.run(ask)
-    return asked
+    return results
 
 
-async def _ask_kubelet(peer: HttpEndpoint, asked: QueryResults) -> None:
-    asked.kubelet_url = peer.shown
+async def _ask_kubelet(peer: HttpEndpoint, results: QueryResults) -> None:
+    results.kubelet_url = peer.shown
     try:
         async with HttpSession(peer) as session:
-            asked.kubelet_body = await session.get("/pods")
-        asked.kubelet_pods, problems = decode_pods(asked.kubelet_body)
-        asked.kubelet_problem = "; ".join(problems)
+            results.kubelet_body = await session.get("/pods")
+        results.kubelet_pods, problems = decode_pods(results.kubelet_body)
+        results.kubelet_problem = "; ".join(problems)
     except (SourceError, ValueError) as exc:
-        asked.kubelet_problem = str(exc)
+        results.kubelet_problem = str(exc)
 
 
-async def _ask_version(node: InspectedNode, asked: QueryResults) -> None:
+async def _ask_version(node: InspectedNode, results: QueryResults) -> None:
     """What the verified kubelet's program says of itself.
 
     Run is the file at its path, never what /proc leads to: only root can change that file or put another in its place,
@@ -114,9 +114,9 @@ async def _ask_version(node: InspectedNode, asked: QueryResults) -> None:
     if path is None or os.geteuid() != 0:
         return
     try:
-        found = check_program(path)
-        if (found.st_dev, found.st_ino) == program:
-            asked.kubelet_version = await _program_version(path)
+        status = check_program(path)
+        if (status.st_dev, status.st_ino) == program:
+            results.kubelet_version = await _program_version(path)
     except OSError:
         return  # a kubelet in a container has its program elsewhere: its version is not known
 
@@ -128,35 +128,35 @@ async def _program_version(path: str) -> str | None:
     return match[0] if match and not done.problem else None
 
 
-async def _ask_runtime(client: CriClient, asked: QueryResults) -> None:
+async def _ask_runtime(client: CriClient, results: QueryResults) -> None:
     async with client:
 
         async def one(question: Callable[[], Awaitable[object]], into: str) -> None:
-            setattr(asked, into, await question())
+            setattr(results, into, await question())
 
         try:
             await one(client.version, "cri_version")
             await one(client.status, "cri_conditions")
             await one(client.pods, "cri_pods")
         except SourceError as exc:
-            asked.cri_problem = str(exc)
+            results.cri_problem = str(exc)
 
 
-def _ask_daemon(node: InspectedNode, asked: QueryResults) -> None:
+def _ask_daemon(node: InspectedNode, results: QueryResults) -> None:
     if node.socket is None:
         return
     try:
         _, body = exchange(node.socket, "GET", "/readyz", timeout_s=2.0)
         answer = json.loads(body)
-        asked.daemon = "ready" if answer["ready"] else "not ready"
-        asked.daemon_reasons = tuple(answer["reasons"])
-        asked.daemon_pid = _daemon_pid(node)
+        results.daemon = "ready" if answer["ready"] else "not ready"
+        results.daemon_reasons = tuple(answer["reasons"])
+        results.daemon_pid = _daemon_pid(node)
     except Unreachable:
-        asked.daemon = None
+        results.daemon = None
     except Denied as exc:
-        asked.daemon_reasons = (str(exc),)
+        results.daemon_reasons = (str(exc),)
     except (ValueError, KeyError, TypeError):
-        asked.daemon_reasons = (f"the answer on {node.socket} is not from bypassd",)
+        results.daemon_reasons = (f"the answer on {node.socket} is not from bypassd",)
 
 
 def _daemon_pid(node: InspectedNode) -> int | None:
@@ -167,20 +167,20 @@ def _daemon_pid(node: InspectedNode) -> int | None:
     return pid
 
 
-def _ask_kernel(node: InspectedNode, asked: QueryResults) -> None:
+def _ask_kernel(node: InspectedNode, results: QueryResults) -> None:
     """Open a fanotify group and mark the hierarchies: the only way to know."""
     if node.hierarchy is None:
         return
     try:
         watch = FanotifyWatch([mount.directory for mount in node.hierarchy.mounts()])
     except SourceError as exc:
-        asked.fanotify, asked.fanotify_problem = False, str(exc)
+        results.fanotify, results.fanotify_problem = False, str(exc)
         return
-    asked.fanotify, asked.fanotify_problem = True, watch.problem or ""
+    results.fanotify, results.fanotify_problem = True, watch.problem or ""
     watch.close()
 
 
-async def ask_api(node: InspectedNode, asked: QueryResults) -> None:
+async def ask_api(node: InspectedNode, results: QueryResults) -> None:
     """Whether we could evict a pod: asked as a question of rights, which does nothing."""
     api = KubeApi(node.config.apiserver, root=node.root, kubelets=node.kubelet.kubeconfig)
     wanted = {"verb": "create", "resource": "pods", "subresource": "eviction"}
@@ -191,9 +191,9 @@ async def ask_api(node: InspectedNode, asked: QueryResults) -> None:
     }
     try:
         answer = await api.request("POST", _REVIEWS, review, timeout_s=_API_S)
-        asked.api_problem = _may_not(answer)
+        results.api_problem = _may_not(answer)
     except SourceError as exc:
-        asked.api_problem = str(exc)
+        results.api_problem = str(exc)
     finally:
         with trio.CancelScope(shield=True, deadline=trio.current_time() + 1.0):
             await api.aclose()
@@ -202,8 +202,8 @@ async def ask_api(node: InspectedNode, asked: QueryResults) -> None:
 def _may_not(answer: HttpResponse) -> str:
     """Why we may not evict; empty: we may."""
     if answer.status not in {200, 201}:
-        told = status_of(answer)
-        return f"API server: HTTP {answer.status}{f': {told.message}' if told.message else ''}"
+        api_status = status_of(answer)
+        return f"API server: HTTP {answer.status}{f': {api_status.message}' if api_status.message else ''}"
     try:
         status = json.loads(answer.body)["status"]
         allowed, reason = bool(status["allowed"]), str(status.get("reason") or "")

@@ -56,10 +56,10 @@ def take(node: InspectedNode, sink: ArchiveWriter, options: Namespace, name: str
     """Everything into ``sink``; what became of it."""
     first = reading(node)
     began = time.monotonic()
-    asked = query_node(node)
+    results = query_node(node)
     gatherer = CaptureCollector(node, sink)
     problems = list(node.problems.values())
-    _answers(node, sink, asked)
+    _answers(node, sink, results)
     problems += _state(node, sink, options)
     if first is not None and options.interval:
         # Two readings make a signal; the second is of the moment that the rest of the capture shows.
@@ -73,11 +73,11 @@ def take(node: InspectedNode, sink: ArchiveWriter, options: Namespace, name: str
         node=name,
         at=time.time(),
         files=sink.files + 1,
-        kubelet_version=asked.kubelet_version,
+        kubelet_version=results.kubelet_version,
         kubelet=_summary(
-            "kubelet", asked.kubelet_body is not None, len(asked.kubelet_pods), asked.kubelet_problem, node
+            "kubelet", results.kubelet_body is not None, len(results.kubelet_pods), results.kubelet_problem, node
         ),
-        cri=_summary("CRI", asked.cri_version is not None, len(asked.cri_pods), asked.cri_problem, node),
+        cri=_summary("CRI", results.cri_version is not None, len(results.cri_pods), results.cri_problem, node),
         problems=(*problems, *gatherer.problems),
     )
     sink.put(recorded.ABOUT, msgspec.json.encode(about))
@@ -94,7 +94,7 @@ def reading(node: InspectedNode) -> UsageReading | None:
     return UsageReading(at=time.monotonic(), stat=stat, pods=used)
 
 
-def _answers(node: InspectedNode, sink: ArchiveWriter, asked: QueryResults) -> None:
+def _answers(node: InspectedNode, sink: ArchiveWriter, results: QueryResults) -> None:
     if node.copied:
         # The answers that the copy came with.
         for path, masked in ((recorded.KUBELET_PODS, masks.mask_pods_text), (recorded.CRI, masks.mask_json_text)):
@@ -103,11 +103,13 @@ def _answers(node: InspectedNode, sink: ArchiveWriter, asked: QueryResults) -> N
                 with suppress(ValueError):  # what is no JSON is nobody's answer
                     sink.put(path, masked(text).encode())
         return
-    if asked.kubelet_body is not None:
+    if results.kubelet_body is not None:
         with suppress(ValueError):
-            sink.put(recorded.KUBELET_PODS, masks.mask_pods_text(asked.kubelet_body.decode(errors="replace")).encode())
-    if asked.cri_version is not None:
-        answers = CriAnswers(version=asked.cri_version, conditions=asked.cri_conditions, pods=asked.cri_pods)
+            sink.put(
+                recorded.KUBELET_PODS, masks.mask_pods_text(results.kubelet_body.decode(errors="replace")).encode()
+            )
+    if results.cri_version is not None:
+        answers = CriAnswers(version=results.cri_version, conditions=results.cri_conditions, pods=results.cri_pods)
         sink.put(recorded.CRI, json.dumps(masks.mask_json(msgspec.to_builtins(answers))).encode())
 
 
@@ -115,8 +117,8 @@ def _state(node: InspectedNode, sink: ArchiveWriter, options: Namespace) -> list
     """The daemon's document, and a copy of the store: pools and holds decide about the plan."""
     if not node.copied:
         try:
-            found = fetch(options, say=False)
-            sink.put(recorded.STATE, json.dumps(masks.mask_json(found.body)).encode())
+            document = fetch(options, say=False)
+            sink.put(recorded.STATE, json.dumps(masks.mask_json(document.body)).encode())
         except AgentError:
             pass  # neither a daemon nor a store: nothing was ever decided here
     try:

@@ -54,15 +54,15 @@ def ask(
     """
     status, answer = exchange(path, method, target, body, timeout_s=timeout_s)
     try:
-        found = json.loads(answer)
+        result = json.loads(answer)
     except ValueError as exc:
         raise Unreachable(path, f"the answer is not from bypassd ({exc})") from exc
     if status // 100 != 2:
-        words = found.get("error") if isinstance(found, dict) else None
-        raise DaemonRefused(status, str(words or f"HTTP {status}"))
-    if not isinstance(found, dict):
-        raise Unreachable(path, f"the answer is not from bypassd ({type(found).__name__})")
-    return found
+        parts = result.get("error") if isinstance(result, dict) else None
+        raise DaemonRefused(status, str(parts or f"HTTP {status}"))
+    if not isinstance(result, dict):
+        raise Unreachable(path, f"the answer is not from bypassd ({type(result).__name__})")
+    return result
 
 
 def exchange(
@@ -106,20 +106,20 @@ def _all(connection: socket.socket) -> bytes:
 def _parsed(path: str, received: bytes) -> tuple[int, bytes]:
     head, end, body = received.partition(b"\r\n\r\n")
     first, *lines = head.decode("latin-1").split("\r\n")
-    words = first.split()
+    parts = first.split()
     if (
         not end
-        or len(words) < 2
-        or not words[0].startswith("HTTP/1.")
-        or len(words[1]) != 3
-        or digits(words[1]) is None
+        or len(parts) < 2
+        or not parts[0].startswith("HTTP/1.")
+        or len(parts[1]) != 3
+        or digits(parts[1]) is None
     ):
         raise Unreachable(path, "the answer is not HTTP" if received else "connection closed")
     headers = {name.strip().lower(): text.strip() for name, _, text in (line.partition(":") for line in lines)}
     length = headers.get("content-length")
     if length is not None and len(body) < (digits(length) or 0):
         raise Unreachable(path, "the answer is incomplete")
-    return int(words[1]), body
+    return int(parts[1]), body
 
 
 def quoted(text: str) -> str:

@@ -26,7 +26,7 @@ def run(options: Namespace) -> int:
     except KeyError as exc:
         raise CliError(f"{options.key}: no such setting", Exit.NOT_FOUND) from exc
     if options.action == "show":
-        text = "".join(f"{one}\n" for one in text.splitlines() if not one.startswith("  "))
+        text = "".join(f"{line}\n" for line in text.splitlines() if not line.startswith("  "))
     write(text)
     return Exit.OK
 

@@ -46,5 +46,5 @@ def pod_target(options: Namespace, target: str) -> str:
     kind, _, name = target.partition(":")
     if kind != "pod" or not name:
         return target
-    found = fetch(options, ("pods", "files", "history"), say=False)
-    return f"pod:{find_pod(found.body, name)['uid']}"
+    document = fetch(options, ("pods", "files", "history"), say=False)
+    return f"pod:{find_pod(document.body, name)['uid']}"

@@ -40,8 +40,8 @@ LAYOUT: Final = Layout(Driver.CGROUPFS)
 
 def plan_machine(topology: Topology, described: list[DescribedPod], config: Config, problems: list[str]) -> PlanResult:
     """What the agent would want there, as if it had just started and everything ran already."""
-    pods = {one.meta.uid: _pod(one, config.classes) for one in described}
-    use = {one.meta.uid: one.use_milli for one in described}
+    pods = {pod.meta.uid: _pod(pod, config.classes) for pod in described}
+    use = {pod.meta.uid: pod.use_milli for pod in described}
     view = NodeView(
         topology=topology,
         versions=_VERSIONS,
@@ -55,29 +55,31 @@ def plan_machine(topology: Topology, described: list[DescribedPod], config: Conf
         knobs=frozenset(CATALOG) - _PATCHED,
     )
     desired = plan(view, None, config.policies)
-    standings = tuple(OfflineSetting(one, "wanted", _text(one.value), None, "") for one in desired.settings.values())
-    told = [f"{pod.title}: {problem}" for pod in pods.values() for problem in pod.classification.problems]
+    standings = tuple(
+        OfflineSetting(setting, "wanted", _text(setting.value), None, "") for setting in desired.settings.values()
+    )
+    texts = [f"{pod.title}: {problem}" for pod in pods.values() for problem in pod.classification.problems]
     sources = {"pods": f"{len(pods)} described", "cpu": f"{cpu(sum(use.values()))} in use, as described"}
-    return PlanResult(view, desired, standings, WritePlan(steps=()), sources, tuple(dict.fromkeys([*problems, *told])))
+    return PlanResult(view, desired, standings, WritePlan(steps=()), sources, tuple(dict.fromkeys([*problems, *texts])))
 
 
 def _text(value: object) -> str:
     return "no limit" if value is None else str(value)
 
 
-def _pod(one: DescribedPod, rules: ClassRules) -> Pod:
-    uid, qos = one.meta.uid, one.qos
+def _pod(pod: DescribedPod, rules: ClassRules) -> Pod:
+    uid, qos = pod.meta.uid, pod.qos
     # The name first: what people are shown of an id is its beginning.
-    ids = {f"{container.name}-{uid}": container for container in one.meta.containers}
-    if one.pod_class is not None:
-        override = ClassOverride(pod_class=one.pod_class, uid=uid, origin="pods file")
+    ids = {f"{container.name}-{uid}": container for container in pod.meta.containers}
+    if pod.pod_class is not None:
+        override = ClassOverride(pod_class=pod.pod_class, uid=uid, origin="pods file")
         rules = replace(rules, overrides=(override, *rules.overrides))
     known = PodInput(
         uid=uid,
         qos=qos,
         group=GroupRef(path=LAYOUT.pod(qos, uid)),
         containers={cid: GroupRef(path=LAYOUT.container(qos, uid, cid)) for cid in ids},
-        metas=(one.meta,),
+        metas=(pod.meta,),
         facts={
             cid: ContainerInput(kind=container.kind, name=container.name, spec=_spec(container))
             for cid, container in ids.items()
@@ -88,9 +90,9 @@ def _pod(one: DescribedPod, rules: ClassRules) -> Pod:
 
 def _spec(container: ContainerMeta) -> RuntimeSpec:
     """What the kubelet would have told the runtime."""
-    asked, limit = container.requests.cpu_milli, container.limits.cpu_milli
+    number, limit = container.requests.cpu_milli, container.limits.cpu_milli
     return RuntimeSpec(
-        shares=max(SHARES_MIN, (asked or 0) * 1024 // 1000),
+        shares=max(SHARES_MIN, (number or 0) * 1024 // 1000),
         quota_us=max(QUOTA_MIN_US, limit * PERIOD_US // 1000) if limit else None,
         period_us=PERIOD_US if limit else None,
         memory_bytes=container.limits.memory_bytes,
@@ -112,8 +114,10 @@ def _cpu(topology: Topology, pods: dict[str, Pod], use: dict[str, int]) -> NodeC
 
 def _uses(pods: dict[str, Pod], use: dict[str, int]) -> list[tuple[str, GroupUse]]:
     """By group: a pod's use, and each container's equal part of it."""
-    found: list[tuple[str, GroupUse]] = []
+    uses: list[tuple[str, GroupUse]] = []
     for uid, pod in pods.items():
-        found.append((pod.group.path, GroupUse(cpu_milli=use[uid])))
-        found += [(one.group.path, GroupUse(cpu_milli=use[uid] // len(pod.containers))) for one in pod.containers]
-    return found
+        uses.append((pod.group.path, GroupUse(cpu_milli=use[uid])))
+        uses += [
+            (container.group.path, GroupUse(cpu_milli=use[uid] // len(pod.containers))) for container in pod.containers
+        ]
+    return uses

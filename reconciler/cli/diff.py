@@ -16,34 +16,34 @@ from state.setting_state import SettingState
 
 def run(options: Namespace) -> int:
     """Compare. With the daemon down the kernel itself is read."""
-    found = fetch(options, ("directories", "pods", "settings"))
-    rows = list(_live(found.body)) if found.live else _read(options, found)
+    document = fetch(options, ("directories", "pods", "settings"))
+    rows = list(_live(document.body)) if document.live else _read(options, document)
     differing = [row for row in rows if not (_state(row).is_in_force() or _state(row).is_absent())]
     if options.output == "table":
         show(_blocks(rows, differing, every=options.all))
     else:
         shown = rows if options.all else [row for row in rows if not _state(row).is_in_force()]
-        emit({"source": found.body["source"], "differing": len(differing), "settings": shown}, options.output)
+        emit({"source": document.body["source"], "differing": len(differing), "settings": shown}, options.output)
     return Exit.NOT_OK if differing else Exit.OK
 
 
 def _live(body: Row) -> Iterator[Row]:
-    for pod, inner, one in standings(body):
+    for pod, inner, fields in standings(body):
         if pod is None:
             place, path = inner["path"] if inner else "", inner["path"] if inner else ""
         else:
             place = pod["title"] if inner is None else f"{pod['title']}/{inner['name'] or inner['id'][:12]}"
             path = pod["group"] if inner is None else inner["group"]
         keys = ("knob", "wanted", "actual", "state", "detail", "policy", "reason")
-        yield {"place": place, "path": path, **{key: one[key] for key in keys}}
+        yield {"place": place, "path": path, **{key: fields[key] for key in keys}}
 
 
-def _read(options: Namespace, found: FetchedDocument) -> list[Row]:
+def _read(options: Namespace, document: FetchedDocument) -> list[Row]:
     from reconciler.cli.kernel import compare_settings  # models: only where the kernel is read
 
-    titles = {pod["uid"]: pod["title"] for pod in found.body["pods"]}
+    titles = {pod["uid"]: pod["title"] for pod in document.body["pods"]}
     where = places.find(options)
-    return compare_settings(found.body["settings"], titles, options.root, where.store)
+    return compare_settings(document.body["settings"], titles, options.root, where.store)
 
 
 def _blocks(rows: list[Row], differing: list[Row], *, every: bool) -> Iterator[Block]:

@@ -22,33 +22,36 @@ def run(options: Namespace) -> int:
     if options.output == "table":
         show(_blocks(findings))
     else:
-        rows = [{"check": one.name, "state": one.state.value, "found": one.found, "fix": one.fix} for one in findings]
+        rows = [
+            {"check": result.name, "state": result.state.value, "found": result.found, "fix": result.fix}
+            for result in findings
+        ]
         emit({"root": node.root, "bad": _count(findings, CheckState.BAD), "findings": rows}, options.output)
     return Exit.NOT_OK if _count(findings, CheckState.BAD) else Exit.OK
 
 
 def examine(node: InspectedNode) -> list[CheckResult]:
     """Every finding, in the order of the screen."""
-    asked = query_node(node)
+    results = query_node(node)
     return [
         *machine.machine(node),
-        *kubelet.kubelet(node, asked),
-        *kubelet.runtime(node, asked),
-        *watching.watching(node, asked),
-        *agent.agent(node, asked),
+        *kubelet.kubelet(node, results),
+        *kubelet.runtime(node, results),
+        *watching.watching(node, results),
+        *agent.agent(node, results),
     ]
 
 
 def _count(findings: Iterable[CheckResult], state: CheckState) -> int:
-    return Counter(one.state for one in findings)[state]
+    return Counter(result.state for result in findings)[state]
 
 
 def _blocks(findings: list[CheckResult]) -> Iterator[Block]:
     rows: list[tuple[Cell, ...]] = []
-    for one in findings:
-        rows.append((StyledText(f"{one.state.value:<4}", one.state.value), one.name, one.found))
-        if one.fix:
-            rows.append(("", "", StyledText(f"fix: {one.fix}", "dim")))
+    for result in findings:
+        rows.append((StyledText(f"{result.state.value:<4}", result.state.value), result.name, result.found))
+        if result.fix:
+            rows.append(("", "", StyledText(f"fix: {result.fix}", "dim")))
     yield Table(("", "CHECK", "FOUND"), rows)
     yield blank()
     bad, warned = _count(findings, CheckState.BAD), _count(findings, CheckState.WARN)

@@ -50,15 +50,15 @@ def _ask(path: str, reader: str | None, sections: Sequence[str]) -> Row:
     """Over root's socket, else the readers'. Errors: as of `ask`."""
     target = f"/state?section={','.join(sections)}" if sections else "/state"
     try:
-        found: Row = ask(path, "GET", target)
+        fields: Row = ask(path, "GET", target)
     except Denied:
         if reader is None or not os.path.exists(reader):
             raise
         try:
-            found = ask(reader, "GET", target)
+            fields = ask(reader, "GET", target)
         except Denied as exc:
             raise Denied(reader, _group(reader)) from exc
-    return found
+    return fields
 
 
 def _group(path: str) -> str | None:
@@ -106,23 +106,23 @@ def find_pod(body: Row, wanted: str) -> Row:
         [pod for pod in pods if pod.get("name") == wanted],
         [pod for pod in pods if len(wanted) >= 4 and pod["uid"].startswith(wanted)],
     )
-    found = next((one for one in matches if one), [])
-    if not found:
+    fields = next((match for match in matches if match), [])
+    if not fields:
         raise CliError(f"no pod {wanted!r} on this node (uid, start of a uid, name or namespace/name)", Exit.NOT_FOUND)
-    if len(found) > 1:
-        names = ", ".join(f"{pod['title']} ({pod['uid']})" for pod in found)
+    if len(fields) > 1:
+        names = ", ".join(f"{pod['title']} ({pod['uid']})" for pod in fields)
         raise CliError(f"{wanted!r} matches several pods: {names}", Exit.USAGE)
-    return found[0]
+    return fields[0]
 
 
 def standings(body: Row) -> Iterator[tuple[Row | None, Row | None, Row]]:
     """Every setting with how it stands, as ``(pod, container, setting)``; only the daemon knows."""
     for group in body.get("directories", ()):
-        for one in group["settings"]:
-            yield None, group, one
+        for setting in group["settings"]:
+            yield None, group, setting
     for pod in body["pods"]:
-        for one in pod.get("settings", ()):
-            yield pod, None, one
+        for setting in pod.get("settings", ()):
+            yield pod, None, setting
         for container in pod.get("containers", ()):
-            for one in container["settings"]:
-                yield pod, container, one
+            for setting in container["settings"]:
+                yield pod, container, setting

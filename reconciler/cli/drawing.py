@@ -31,8 +31,8 @@ def placement(topology: Topology, pools: Mapping[str, CpuSet]) -> dict[str, Any]
         for cpu in pools[name]:
             owners.setdefault(cpu, []).append(name)
     sockets: dict[int, dict[int, dict[int, list[int]]]] = {}
-    for one in sorted(topology.cpus, key=lambda cpu: (cpu.thread, cpu.id)):
-        sockets.setdefault(one.socket, {}).setdefault(one.node, {}).setdefault(one.core, []).append(one.id)
+    for item in sorted(topology.cpus, key=lambda cpu: (cpu.thread, cpu.id)):
+        sockets.setdefault(item.socket, {}).setdefault(item.node, {}).setdefault(item.core, []).append(item.id)
 
     def core(number: int, cpus: Sequence[int]) -> dict[str, Any]:
         first = topology.cpu(cpus[0])
@@ -49,7 +49,7 @@ def placement(topology: Topology, pools: Mapping[str, CpuSet]) -> dict[str, Any]
             "id": number,
             "memory_bytes": known.memory_bytes,
             "distances": list(known.distances),
-            "cores": [core(one, cpus) for one, cpus in sorted(cores.items())],
+            "cores": [core(instance, cpus) for instance, cpus in sorted(cores.items())],
         }
 
     return {
@@ -58,9 +58,9 @@ def placement(topology: Topology, pools: Mapping[str, CpuSet]) -> dict[str, Any]
             for socket, nodes in sorted(sockets.items())
         ],
         "memory_nodes": [
-            {"id": one.id, "memory_bytes": one.memory_bytes, "distances": list(one.distances)}
-            for one in topology.numa
-            if not topology.node_cpus(one.id)
+            {"id": node.id, "memory_bytes": node.memory_bytes, "distances": list(node.distances)}
+            for node in topology.numa
+            if not topology.node_cpus(node.id)
         ],
         "offline": str(topology.offline),
         "isolated": str(topology.isolated),
@@ -69,21 +69,21 @@ def placement(topology: Topology, pools: Mapping[str, CpuSet]) -> dict[str, Any]
 
 def marks(pools: Mapping[str, str]) -> dict[str, StyledText]:
     """The letter of each pool, in the order in which people read them."""
-    found = {
+    texts = {
         name: StyledText(_LETTERS[name], _STYLES[name]) for name in ("reserved", "interrupt", "shared") if name in pools
     }
     special = {"reserved", "interrupt", "shared", RECLAIMED}
     named = sorted(name for name in pools if name not in special and not name.startswith("dedicated/"))
-    found |= {
+    texts |= {
         name: StyledText(letter, "pool named")
         for name, letter in zip(named, _NAMES.ljust(len(named), _NAMES[-1]), strict=False)
     }
     owners = sorted(name for name in pools if name.startswith("dedicated/"))
     letters = _DIGITS if len(owners) <= len(_DIGITS) else _LETTERS["dedicated"] * len(owners)
-    found |= {name: StyledText(letter, "pool dedicated") for name, letter in zip(owners, letters, strict=False)}
+    texts |= {name: StyledText(letter, "pool dedicated") for name, letter in zip(owners, letters, strict=False)}
     if RECLAIMED in pools:
-        found[RECLAIMED] = StyledText(_LETTERS[RECLAIMED], "pool reclaimed")
-    return found
+        texts[RECLAIMED] = StyledText(_LETTERS[RECLAIMED], "pool reclaimed")
+    return texts
 
 
 class _Cell(NamedTuple):
@@ -157,16 +157,16 @@ def _rows(domains: Sequence[Sequence[_Core]], digits: int, width: int) -> Iterat
 
 def _threads(row: Sequence[_Core | str], digits: int) -> Iterator[Block]:
     """One line for each thread, led by the number of its first CPU."""
-    cores = [one for one in row if not isinstance(one, str)]
+    cores = [item for item in row if not isinstance(item, str)]
     for thread in range(max(map(len, cores))):
         first = next(core[thread].cpu for core in cores if len(core) > thread)
         cells = [
-            StyledText(one, "dim")
-            if isinstance(one, str)
-            else one[thread].mark
-            if len(one) > thread
+            StyledText(item, "dim")
+            if isinstance(item, str)
+            else item[thread].mark
+            if len(item) > thread
             else StyledText(" ", "dim")
-            for one in row
+            for item in row
         ]
         yield line(StyledText(f"{first:>{digits}} ", "dim"), *cells, indent=2)
 

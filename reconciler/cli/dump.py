@@ -17,9 +17,9 @@ _KEYS = ("schema", "kind", "source", "at")
 def run(options: Namespace) -> int:
     """Show the document."""
     sections = [name for part in options.section for name in part.split(",") if name]
-    found = fetch(options, sections)
-    body = found.body
-    if not found.live:
+    document = fetch(options, sections)
+    body = document.body
+    if not document.live:
         for name in sections:
             if name not in body:
                 raise CliError(f"--section {name}: only available from a running daemon", Exit.USAGE)
@@ -62,34 +62,37 @@ def _pods(body: Row) -> Table:
 
 
 def _settings(body: Row) -> Table:
-    rows = [(one["knob"], value_text(one["value"]), one["policy"], _place(body, one)) for one in body["settings"]]
+    rows = [
+        (setting["knob"], value_text(setting["value"]), setting["policy"], _place(body, setting))
+        for setting in body["settings"]
+    ]
     return Table(("KNOB", "WANTED", "POLICY", "WHERE"), rows)
 
 
 def _files(body: Row) -> Table:
     rows = [
         (
-            one["file"],
-            value_text(one["seen"]),
-            value_text(one["wanted"]),
-            value_text(one["original"] if one["baseline"] is None else one["baseline"]),
-            one["process"] or value_text(one["writer"]),
-            _place(body, one),
+            file["file"],
+            value_text(file["seen"]),
+            value_text(file["wanted"]),
+            value_text(file["original"] if file["baseline"] is None else file["baseline"]),
+            file["process"] or value_text(file["writer"]),
+            _place(body, file),
         )
-        for one in body["files"]
+        for file in body["files"]
     ]
     return Table(("FILE", "SEEN", "WANTED", "TO RESTORE", "WRITER", "WHERE"), rows)
 
 
 def _holds(body: Row) -> Table:
-    rows = [(one["target"], fmt.until(one["until"]), one["by"], one["reason"]) for one in body["holds"]]
+    rows = [(hold["target"], fmt.until(hold["until"]), hold["by"], hold["reason"]) for hold in body["holds"]]
     return Table(("TARGET", "UNTIL", "BY", "REASON"), rows)
 
 
 def _sources(body: Row) -> Table:
     rows = [
-        (one["name"], "ok" if one["ok"] else "bad", fmt.duration(one["age_s"]), one["detail"])
-        for one in body["sources"]
+        (source["name"], "ok" if source["ok"] else "bad", fmt.duration(source["age_s"]), source["detail"])
+        for source in body["sources"]
     ]
     return Table(("SOURCE", "STATE", "AGE", "DETAIL"), rows)
 
@@ -97,16 +100,16 @@ def _sources(body: Row) -> Table:
 def _history(body: Row) -> Table:
     rows = [
         (
-            fmt.clock(one["at"]),
-            one["kind"],
-            one["file"],
-            f"{value_text(one['before'])} > {value_text(one['after'])}",
-            _place(body, one) if one["path"] else one["reason"],
+            fmt.clock(entry["at"]),
+            entry["kind"],
+            entry["file"],
+            f"{value_text(entry['before'])} > {value_text(entry['after'])}",
+            _place(body, entry) if entry["path"] else entry["reason"],
         )
-        for one in body["history"]
+        for entry in body["history"]
     ]
     return Table(("TIME", "WHAT", "FILE", "BEFORE > AFTER", "WHERE"), rows)
 
 
-def _place(body: Row, one: Row) -> str:
-    return group_title(one["path"], {pod["group"]: pod["title"] for pod in body.get("pods", ())})
+def _place(body: Row, fields: Row) -> str:
+    return group_title(fields["path"], {pod["group"]: pod["title"] for pod in body.get("pods", ())})

@@ -18,11 +18,11 @@ _FEW: Final = 5
 
 def run(options: Namespace) -> int:
     """Show them. Errors: `CliError` when no daemon tells."""
-    found = fetch(options, ("eviction",))
-    eviction: Row | None = found.body.get("eviction")
+    document = fetch(options, ("eviction",))
+    eviction: Row | None = document.body.get("eviction")
     if eviction is None:
-        if not found.live:
-            raise CliError(f"{found.down}; evictions are known to a running daemon only", Exit.UNREACHABLE)
+        if not document.live:
+            raise CliError(f"{document.down}; evictions are known to a running daemon only", Exit.UNREACHABLE)
         raise CliError("eviction is disabled (eviction.enabled: false)", Exit.NOT_FOUND)
     if options.output == "table":
         show(_blocks(eviction, every=options.all))
@@ -39,21 +39,21 @@ def _blocks(eviction: Row, *, every: bool) -> Iterator[Block]:
         yield line("eviction is ", StyledText(mode, "head"), StyledText(_room(eviction["room"]), "dim"))
         yield Table(
             ("TRIGGER", "MODE", "STATE"),
-            [_trigger(one) for one in eviction["triggers"] if every or one["mode"] != "off"],
+            [_trigger(trigger) for trigger in eviction["triggers"] if every or trigger["mode"] != "off"],
         )
     for title, rows in (("being evicted", eviction["open"]), ("would be evicted", eviction["would"])):
-        for one in rows:
+        for row in rows:
             yield blank()
-            yield head(f"{title}: {one['title']}")
-            yield from _order(one, every=every)
-    for one in eviction["refusals"]:
+            yield head(f"{title}: {row['title']}")
+            yield from _order(row, every=every)
+    for row in eviction["refusals"]:
         yield blank()
-        yield head(f"{one['trigger']}, {one['subject']}: no pod evicted: {one['reason']}")
-        yield line(StyledText(one["evidence"], "dim"), indent=2)
-        yield from _ranking(one["ranking"], every=every)
+        yield head(f"{row['trigger']}, {row['subject']}: no pod evicted: {row['reason']}")
+        yield line(StyledText(row["evidence"], "dim"), indent=2)
+        yield from _ranking(row["ranking"], every=every)
     if eviction["ended"]:
         yield blank()
-        yield Table(("ENDED", "POD", "TRIGGER", "OUTCOME", "DETAIL"), [_ended(one) for one in eviction["ended"]])
+        yield Table(("ENDED", "POD", "TRIGGER", "OUTCOME", "DETAIL"), [_ended(entry) for entry in eviction["ended"]])
 
 
 def _room(room: Row | None) -> str:
@@ -62,21 +62,23 @@ def _room(room: Row | None) -> str:
     return f"; eviction budget left: {room['count']} ({room['reason']})"
 
 
-def _trigger(one: Row) -> tuple[str | StyledText, ...]:
-    text = one["words"] or "-"
-    if one["cools_s"]:
-        text += f"; cooldown {fmt.duration(one['cools_s'])} left"
-    return one["name"], one["mode"], StyledText(text, "warn") if one["known"] is False else text
+def _trigger(fields: Row) -> tuple[str | StyledText, ...]:
+    text = fields["words"] or "-"
+    if fields["cools_s"]:
+        text += f"; cooldown {fmt.duration(fields['cools_s'])} left"
+    return fields["name"], fields["mode"], StyledText(text, "warn") if fields["known"] is False else text
 
 
-def _order(one: Row, *, every: bool) -> Iterator[Block]:
-    grace = "the pod's own grace period" if one["grace_s"] is None else f"grace period {fmt.duration(one['grace_s'])}"
-    yield line(f"{one['cause']}: {one['evidence']}; {grace}; decided {fmt.clock(one['decided_at'])}", indent=2)
-    if "step" in one:
-        means = f" by {one['means']}" if one["means"] else ""
-        tried = f"; before: {', '.join(one['tried'])}" if one["tried"] else ""
-        yield line(f"{one['step']}{means} since {fmt.clock(one['step_at'])}{tried}", indent=2)
-    yield from _ranking(one["ranking"], every=every)
+def _order(fields: Row, *, every: bool) -> Iterator[Block]:
+    grace = (
+        "the pod's own grace period" if fields["grace_s"] is None else f"grace period {fmt.duration(fields['grace_s'])}"
+    )
+    yield line(f"{fields['cause']}: {fields['evidence']}; {grace}; decided {fmt.clock(fields['decided_at'])}", indent=2)
+    if "step" in fields:
+        means = f" by {fields['means']}" if fields["means"] else ""
+        tried = f"; before: {', '.join(fields['tried'])}" if fields["tried"] else ""
+        yield line(f"{fields['step']}{means} since {fmt.clock(fields['step_at'])}{tried}", indent=2)
+    yield from _ranking(fields["ranking"], every=every)
 
 
 def _ranking(ranking: Sequence[str], *, every: bool) -> Iterator[Block]:
@@ -87,13 +89,13 @@ def _ranking(ranking: Sequence[str], *, every: bool) -> Iterator[Block]:
         yield line(StyledText(f"and {len(ranking) - len(shown)} more (--all)", "dim"), indent=4)
 
 
-def _ended(one: Row) -> tuple[str | StyledText, ...]:
-    tried = "; ".join([*one["tried"], *([one["detail"]] if one["detail"] else [])])
-    outcome = str(one["outcome"])
+def _ended(fields: Row) -> tuple[str | StyledText, ...]:
+    tried = "; ".join([*fields["tried"], *([fields["detail"]] if fields["detail"] else [])])
+    outcome = str(fields["outcome"])
     return (
-        fmt.clock(one["ended_at"]),
-        one["title"],
-        one["cause"],
+        fmt.clock(fields["ended_at"]),
+        fields["title"],
+        fields["cause"],
         StyledText(outcome, OUTCOMES.get(outcome, "")),
         tried,
     )

@@ -34,31 +34,31 @@ _STAGES: Final = (
 
 def run(options: Namespace) -> int:
     """Show one pod. Errors: `CliError` when there is no such pod."""
-    found = fetch(options)
-    facts = collect(found, find_pod(found.body, options.pod), options.history)
-    facts["processes"] = _processes(facts["groups"]) if options.processes and found.live else []
+    document = fetch(options)
+    facts = collect(document, find_pod(document.body, options.pod), options.history)
+    facts["processes"] = _processes(facts["groups"]) if options.processes and document.live else []
     if options.output == "table":
-        show(_blocks(found, facts))
+        show(_blocks(document, facts))
     else:
         emit(facts, options.output)
     return Exit.OK
 
 
-def collect(found: FetchedDocument, pod: Row, lines: int) -> Row:
+def collect(document: FetchedDocument, pod: Row, lines: int) -> Row:
     """All that the document has of one pod, joined: groups with their settings, and each setting with its file."""
-    body, uid = found.body, pod["uid"]
+    body, uid = document.body, pod["uid"]
     rows = [row for row in body["files"] if row["pod_uid"] == uid]
     files = [row for row in rows if row.get("kind", CGROUP) == CGROUP]
     holds = [hold for hold in body["holds"] if _concerns(hold["target"], uid, files)]
-    history = [one for one in body["history"] if one["pod_uid"] == uid]
+    history = [entry for entry in body["history"] if entry["pod_uid"] == uid]
     return {
         "pod": {key: value for key, value in pod.items() if key not in {"settings", "containers", "refusals"}},
         "source": body["source"],
-        "metadata": [one for one in body.get("sources", ()) if one["name"] in {"kubelet", "cri"}],
+        "metadata": [source for source in body.get("sources", ()) if source["name"] in {"kubelet", "cri"}],
         "at": body["at"],
         "budget": body.get("budget", {}),
         "pools": {name: cpus for name, cpus in body["pools"].items() if _is_its_pool(name, pod)},
-        "groups": _groups(found, pod, files),
+        "groups": _groups(document, pod, files),
         "elsewhere": [row for row in rows if row.get("kind", CGROUP) != CGROUP],
         "refusals": pod.get("refusals", []),
         "interference": of_pod(body, pod),
@@ -93,28 +93,29 @@ def _processes(groups: Sequence[Row]) -> list[Row]:
     return [to_builtins(each) | {"command": mask_text(each.command)} for each in process_facts(pids)]
 
 
-def _groups(found: FetchedDocument, pod: Row, files: Sequence[Row]) -> list[Row]:
-    if found.live and not pod.get("gone"):
+def _groups(document: FetchedDocument, pod: Row, files: Sequence[Row]) -> list[Row]:
+    if document.live and not pod.get("gone"):
         groups = [{"name": "pod directory", "path": pod["group"], "settings": pod["settings"]}]
         groups += [
             {
-                "name": f"container {one['name'] or one['id'][:12]} ({one['kind']}, {one['phase']})",
-                "path": one["group"],
-                "settings": one["settings"],
-                "times": one["times"],
+                "name": f"container {container['name'] or container['id'][:12]} "
+                f"({container['kind']}, {container['phase']})",
+                "path": container["group"],
+                "settings": container["settings"],
+                "times": container["times"],
             }
-            for one in pod["containers"]
+            for container in pod["containers"]
         ]
     else:
-        groups = _from_store(found.body, pod, files)
-    by_place = {(one["path"], one["knob"]): one for one in files}
+        groups = _from_store(document.body, pod, files)
+    by_place = {(fields["path"], fields["knob"]): fields for fields in files}
     for group in groups:
         group["settings"] = [
-            one | {"file": by_place.pop((group["path"], one["knob"]), None)} for one in group["settings"]
+            setting | {"file": by_place.pop((group["path"], setting["knob"]), None)} for setting in group["settings"]
         ]
     for (path, _), file in by_place.items():
         # Ours once, wanted no more: taken back, or left to whoever changed it.
-        known = [one for one in groups if one["path"] == path]
+        known = [fields for fields in groups if fields["path"] == path]
         if not known:
             known = [{"name": "group", "path": path, "settings": []}]
             groups += known
@@ -125,20 +126,20 @@ def _groups(found: FetchedDocument, pod: Row, files: Sequence[Row]) -> list[Row]
 def _from_store(body: Row, pod: Row, files: Sequence[Row]) -> list[Row]:
     """Without a daemon nobody has looked: what was wanted last and what was seen last."""
     paths: dict[str, list[Row]] = {}
-    seen = {(one["path"], one["knob"]): one for one in files}
-    for one in body["settings"]:
-        if one["pod_uid"] == pod["uid"]:
-            file = seen.get((one["path"], one["knob"]), {})
-            paths.setdefault(one["path"], []).append(
+    seen = {(fields["path"], fields["knob"]): fields for fields in files}
+    for setting in body["settings"]:
+        if setting["pod_uid"] == pod["uid"]:
+            file = seen.get((setting["path"], setting["knob"]), {})
+            paths.setdefault(setting["path"], []).append(
                 {
-                    "knob": one["knob"],
-                    "wanted": file.get("wanted") or value_text(one["value"]),
+                    "knob": setting["knob"],
+                    "wanted": file.get("wanted") or value_text(setting["value"]),
                     "actual": file.get("seen"),
                     "state": "last known",
                     "detail": "",
                     "at": file.get("written_at", 0.0),
-                    "policy": one["policy"],
-                    "reason": one["reason"],
+                    "policy": setting["policy"],
+                    "reason": setting["reason"],
                 }
             )
     return [
@@ -165,8 +166,8 @@ def _unwanted(file: Row) -> Row:
 def _concerns(target: str, uid: str, files: Sequence[Row]) -> bool:
     kind, _, rest = target.partition(":")
     if kind == "file":
-        return any(one["path"] == rest for one in files)
-    return kind == "node" or rest == uid or (kind == "knob" and any(one["knob"] == rest for one in files))
+        return any(file["path"] == rest for file in files)
+    return kind == "node" or rest == uid or (kind == "knob" and any(file["knob"] == rest for file in files))
 
 
 def _is_its_pool(name: str, pod: Row) -> bool:
@@ -176,7 +177,7 @@ def _is_its_pool(name: str, pod: Row) -> bool:
 # The screen
 
 
-def _blocks(found: FetchedDocument, facts: Row) -> Iterator[Block]:
+def _blocks(document: FetchedDocument, facts: Row) -> Iterator[Block]:
     pod = facts["pod"]
     yield from _title(pod)
     yield from _metadata(pod, facts["metadata"])
@@ -186,16 +187,18 @@ def _blocks(found: FetchedDocument, facts: Row) -> Iterator[Block]:
         yield line(StyledText(group["name"], "head"), StyledText(f"  {short_path(group['path'])}", "dim"))
         if group.get("times"):
             yield line(*_timeline(group["times"]), indent=2)
-        for one in group["settings"]:
-            yield from _setting(one)
+        for setting in group["settings"]:
+            yield from _setting(setting)
     yield from _elsewhere(facts["elsewhere"])
     if not any(group["settings"] for group in facts["groups"]):
         yield blank()
         yield line("not managed: bypassd changes nothing here")
-    for one in facts["refusals"]:
+    for setting in facts["refusals"]:
         yield blank()
-        yield line(StyledText("refused ", "warn"), f"{one['knob']} = {value_text(one['value'])} ({one['rule']})")
-        yield line(one["reason"], indent=4)
+        yield line(
+            StyledText("refused ", "warn"), f"{setting['knob']} = {value_text(setting['value'])} ({setting['rule']})"
+        )
+        yield line(setting["reason"], indent=4)
     yield from pod_blocks(facts["interference"])
     for hold in facts["holds"]:
         yield blank()
@@ -209,8 +212,8 @@ def _blocks(found: FetchedDocument, facts: Row) -> Iterator[Block]:
     if facts["history"]:
         yield blank()
         yield head("history, newest first")
-        yield Table(("TIME", "WHAT", "FILE", "CHANGE", "BY, WHY"), [_event(one) for one in facts["history"]])
-    if not found.live:
+        yield Table(("TIME", "WHAT", "FILE", "CHANGE", "BY, WHY"), [_event(entry) for entry in facts["history"]])
+    if not document.live:
         yield blank()
         yield line(
             StyledText(
@@ -265,9 +268,9 @@ def _metadata(pod: Row, sources: Sequence[Row]) -> Iterator[Block]:
         return
     known = "the last known one" if pod.get("last_class") else "derived from other facts"
     yield line(StyledText("! ", "bad"), f"labels and annotations are not available; the class is {known}")
-    for one in sources:
-        age = f"last answer {fmt.duration(one['age_s'])} ago" if one["age_s"] is not None else "no answer yet"
-        yield line(StyledText(f"{one['name']}: {age}; {one['detail']}", "dim"), indent=2)
+    for source in sources:
+        age = f"last answer {fmt.duration(source['age_s'])} ago" if source["age_s"] is not None else "no answer yet"
+        yield line(StyledText(f"{source['name']}: {age}; {source['detail']}", "dim"), indent=2)
 
 
 def _signal(facts: Row) -> Iterator[Block]:
@@ -308,22 +311,22 @@ def _timeline(times: Row) -> Iterator[Cell]:
         )
 
 
-def _setting(one: Row) -> Iterator[Block]:
-    settled = SettingState(one["state"]).is_settled()
-    style = "ok" if settled else "dim" if one["wanted"] is None or one["state"] == "last known" else "warn"
-    cells: list[Cell] = [StyledText(f"{one['knob']:<11}", "head")]
-    cells.append(f" {value_text(one['wanted'])}  ")
-    cells.append(StyledText(one["state"], style))
-    if not settled and one["actual"] != one["wanted"]:
-        cells.append(f"; actual {value_text(one['actual'])}")
-    cells.append(StyledText(f"  {fmt.clock(one['at'])}", "dim"))
+def _setting(fields: Row) -> Iterator[Block]:
+    settled = SettingState(fields["state"]).is_settled()
+    style = "ok" if settled else "dim" if fields["wanted"] is None or fields["state"] == "last known" else "warn"
+    cells: list[Cell] = [StyledText(f"{fields['knob']:<11}", "head")]
+    cells.append(f" {value_text(fields['wanted'])}  ")
+    cells.append(StyledText(fields["state"], style))
+    if not settled and fields["actual"] != fields["wanted"]:
+        cells.append(f"; actual {value_text(fields['actual'])}")
+    cells.append(StyledText(f"  {fmt.clock(fields['at'])}", "dim"))
     yield line(*cells, indent=2)
-    yield line(f"{one['policy']}: {one['reason']}", indent=4)
-    if one["detail"] and one["detail"] != one["reason"]:
-        yield line(StyledText(one["detail"], "dim" if settled else "warn"), indent=4)
-    file = one["file"]
+    yield line(f"{fields['policy']}: {fields['reason']}", indent=4)
+    if fields["detail"] and fields["detail"] != fields["reason"]:
+        yield line(StyledText(fields["detail"], "dim" if settled else "warn"), indent=4)
+    file = fields["file"]
     if file is None:
-        if one["wanted"] is not None and settled and one["knob"] not in BESIDE:
+        if fields["wanted"] is not None and settled and fields["knob"] not in BESIDE:
             yield line(StyledText("already correct; not touched", "dim"), indent=4)
         return
     yield line(StyledText(_written(file), "dim"), indent=4)
@@ -368,22 +371,28 @@ def _user(uid: int | None) -> str:
         return str(uid)
 
 
-def _process(one: Row) -> tuple[Cell, ...]:
-    command = printable(one["command"] or f"[{one['name']}]", _LONGEST_COMMAND)
-    return str(one["pid"]), _user(one["uid"]), fmt.duration(one["age_s"]), fmt.size(one["rss_bytes"]), command
-
-
-def _event(one: Row) -> tuple[Cell, ...]:
-    change = ""
-    if one["kind"] == "touch":
-        change = f"was {value_text(one['before'])}"
-    elif one["after"] is not None or one["before"] is not None:
-        change = f"{value_text(one['before'])} > {value_text(one['after'])}"
-    who = one["process"] or one["writer"]
+def _process(fields: Row) -> tuple[Cell, ...]:
+    command = printable(fields["command"] or f"[{fields['name']}]", _LONGEST_COMMAND)
     return (
-        fmt.clock(one["at"], exact=True),
-        one["kind"],
-        one["file"],
+        str(fields["pid"]),
+        _user(fields["uid"]),
+        fmt.duration(fields["age_s"]),
+        fmt.size(fields["rss_bytes"]),
+        command,
+    )
+
+
+def _event(fields: Row) -> tuple[Cell, ...]:
+    change = ""
+    if fields["kind"] == "touch":
+        change = f"was {value_text(fields['before'])}"
+    elif fields["after"] is not None or fields["before"] is not None:
+        change = f"{value_text(fields['before'])} > {value_text(fields['after'])}"
+    who = fields["process"] or fields["writer"]
+    return (
+        fmt.clock(fields["at"], exact=True),
+        fields["kind"],
+        fields["file"],
         change,
-        "; ".join(part for part in ("us" if who == "us" else who, one["error"] or one["reason"]) if part),
+        "; ".join(part for part in ("us" if who == "us" else who, fields["error"] or fields["reason"]) if part),
     )

@@ -80,23 +80,23 @@ class CaptureCollector:
 
     def kubelet(self) -> None:
         """What it was told and what it allocated; of its flags only those that the agent reads."""
-        node, found = self._node, self._node.kubelet
-        if found.pid is not None:
-            flags = [f"--{name}={masks.mask_text(value)}" for name, value in found.flags.items()]
-            self.put(f"proc/{found.pid}/cmdline", "\0".join(["kubelet", *flags, ""]))
-        if found.config_path is not None:
-            self.one(found.config_path, masks.mask_config_text, rule=found.config_rule)
-        if directory := found.flags.get("config-dir"):
+        node, kubelet_config = self._node, self._node.kubelet
+        if kubelet_config.pid is not None:
+            flags = [f"--{name}={masks.mask_text(value)}" for name, value in kubelet_config.flags.items()]
+            self.put(f"proc/{kubelet_config.pid}/cmdline", "\0".join(["kubelet", *flags, ""]))
+        if kubelet_config.config_path is not None:
+            self.one(kubelet_config.config_path, masks.mask_config_text, rule=kubelet_config.config_rule)
+        if directory := kubelet_config.flags.get("config-dir"):
             self._named(directory, "*.conf", FileRule.ROOT, masks.mask_config_text)
         for name in (CPU_STATE, MEMORY_STATE):
-            self.one(f"{found.root_dir}/{name}")
+            self.one(f"{kubelet_config.root_dir}/{name}")
         for name in (POD_STATUS, ALLOCATED_PODS, ACTUATED_PODS):
-            self.one(f"{found.root_dir}/{name}", masks.mask_allocations)
-        self.one(f"{found.root_dir}/{DEVICES}", masks.mask_devices)
+            self.one(f"{kubelet_config.root_dir}/{name}", masks.mask_allocations)
+        self.one(f"{kubelet_config.root_dir}/{DEVICES}", masks.mask_devices)
         if node.config.static_manifests:
             self._named(node.config.static_manifests, "[!.]*", FileRule.OPERATOR, masks.mask_yaml_text)
-        elif found.static_pod_path:
-            self._named(found.static_pod_path, "[!.]*", FileRule.ROOT, masks.mask_yaml_text)
+        elif kubelet_config.static_pod_path:
+            self._named(kubelet_config.static_pod_path, "[!.]*", FileRule.ROOT, masks.mask_yaml_text)
 
     def runtime(self) -> None:
         """Its configuration, and of each container the bundle and the state."""

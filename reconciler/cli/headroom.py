@@ -14,8 +14,8 @@ from reconciler.runtime import format as fmt
 
 def run(options: Namespace) -> int:
     """Show it. Errors: `CliError` when a store without a daemon holds none."""
-    found = fetch(options, ("headroom",))
-    headroom: Row | None = found.body.get("headroom")
+    document = fetch(options, ("headroom",))
+    headroom: Row | None = document.body.get("headroom")
     if headroom is None:
         raise CliError("no headroom published yet", Exit.NOT_FOUND)
     if options.output == "table":
@@ -30,12 +30,12 @@ def _blocks(headroom: Row) -> list[Block]:
     age = "" if known_s is None else f" (CPU use measured {fmt.duration(known_s)} ago)"
     rows = [
         (
-            str(one["numa_node"]),
-            fmt.cpus(one["milli"]),
-            fmt.cpus(one["supply_milli"]),
-            value_text(one["cpus"]),
+            str(node["numa_node"]),
+            fmt.cpus(node["milli"]),
+            fmt.cpus(node["supply_milli"]),
+            value_text(node["cpus"]),
         )
-        for one in headroom["nodes"]
+        for node in headroom["nodes"]
     ]
     return [
         line("allocatable to BE: ", StyledText(fmt.cpu(headroom["milli"]), "head"), StyledText(age, "dim")),
@@ -48,12 +48,12 @@ def _blocks(headroom: Row) -> list[Block]:
 def _memory(memory: Row | None) -> Iterator[Block]:
     if memory is None:
         return
-    told = [] if memory["supply_bytes"] is None else [f"{fmt.size(memory['supply_bytes'])} available"]
-    told += [] if memory["known_s"] is None else [f"memory use measured {fmt.duration(memory['known_s'])} ago"]
+    texts = [] if memory["supply_bytes"] is None else [f"{fmt.size(memory['supply_bytes'])} available"]
+    texts += [] if memory["known_s"] is None else [f"memory use measured {fmt.duration(memory['known_s'])} ago"]
     yield line(
         "allocatable to BE: ",
         StyledText(fmt.size(memory["bytes"]), "head"),
         " memory",
-        StyledText(f" ({', '.join(told)})" if told else "", "dim"),
+        StyledText(f" ({', '.join(texts)})" if texts else "", "dim"),
     )
     yield line(StyledText(f"reason: {memory['reason']}", "dim"))

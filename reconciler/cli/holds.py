@@ -13,24 +13,24 @@ from reconciler.runtime import format as fmt
 
 def run(options: Namespace) -> int:
     """List them, those that have run out too."""
-    found = fetch(options, ("holds",))
-    holds = found.body["holds"]
+    document = fetch(options, ("holds",))
+    holds = document.body["holds"]
     if options.output != "table":
         emit({"holds": holds}, options.output)
         return Exit.OK
     now = time.time()
     rows = [
         (
-            one["target"],
+            hold["target"],
             "until release"
-            if one["until"] is None
+            if hold["until"] is None
             else StyledText("expired", "dim")
-            if one["until"] <= now
-            else f"{fmt.duration(one['until'] - now)} left",
-            one["by"],
-            one["reason"],
+            if hold["until"] <= now
+            else f"{fmt.duration(hold['until'] - now)} left",
+            hold["by"],
+            hold["reason"],
         )
-        for one in holds
+        for hold in holds
     ]
     show([Table(("TARGET", "LASTS", "BY", "REASON"), rows)] if rows else [line("no holds")])
     return Exit.OK

@@ -17,26 +17,28 @@ _MOST_UNKNOWN: Final = 5
 
 def run(options: Namespace) -> int:
     """Show it. `Exit.NOT_OK` while somebody suffers. Errors: `CliError` when nothing is watched, or no daemon runs."""
-    found = fetch(options, ("interference",), say=False)
-    if not found.live:
-        raise CliError(f"{found.down}; interference is known to a running daemon only", Exit.UNREACHABLE)
-    seen: Row = found.body.get("interference") or {}
+    document = fetch(options, ("interference",), say=False)
+    if not document.live:
+        raise CliError(f"{document.down}; interference is known to a running daemon only", Exit.UNREACHABLE)
+    seen: Row = document.body.get("interference") or {}
     if not seen:
         raise CliError("interference detection is disabled; enable: interference.enabled: true", Exit.NOT_FOUND)
     if options.output == "table":
         show(_blocks(seen))
     else:
         emit({"interference": seen}, options.output)
-    return Exit.NOT_OK if any(one["verdict"] == "interfered" for one in seen["findings"]) else Exit.OK
+    return Exit.NOT_OK if any(finding["verdict"] == "interfered" for finding in seen["findings"]) else Exit.OK
 
 
 def _blocks(seen: Row) -> Iterator[Block]:
     yield Table(("RULE", "MODE", "OK", "SUSPECT", "INTERFERED", "UNKNOWN", "RESPONSES"), list(_rules(seen)), _NUMBERS)
-    suffering = [one for one in seen["findings"] if one["verdict"] in {"interfered", "suspect"}]
-    for one in sorted(suffering, key=lambda one: (one["verdict"] != "interfered", -one["severity"], one["title"])):
+    suffering = [finding for finding in seen["findings"] if finding["verdict"] in {"interfered", "suspect"}]
+    for entry in sorted(
+        suffering, key=lambda item: (item["verdict"] != "interfered", -item["severity"], item["title"])
+    ):
         yield blank()
-        yield from _finding(one)
-    climbs = [one for one in seen["ladder"] if one["steps"]]
+        yield from _finding(entry)
+    climbs = [item for item in seen["ladder"] if item["steps"]]
     if climbs:
         yield blank()
         yield head("Actions")
@@ -61,16 +63,16 @@ def _count(counts: Row, verdict: str) -> Cell:
     return StyledText(str(count), STYLES[verdict]) if count else StyledText("-", "dim")
 
 
-def _finding(one: Row) -> Iterator[Block]:
-    since = fmt.duration(one["for_s"])
+def _finding(fields: Row) -> Iterator[Block]:
+    since = fmt.duration(fields["for_s"])
     yield line(
-        StyledText(one["verdict"], STYLES[one["verdict"]]),
-        f" {one['title']}",
-        StyledText(f"  rule {one['rule']}, for {since}, severity {one['severity']:.2f}", "dim"),
+        StyledText(fields["verdict"], STYLES[fields["verdict"]]),
+        f" {fields['title']}",
+        StyledText(f"  rule {fields['rule']}, for {since}, severity {fields['severity']:.2f}", "dim"),
     )
-    for text in one["evidence"]:
+    for text in fields["evidence"]:
         yield line(text, indent=2)
-    rows = [(f"{suspect['score']:.2f}", suspect["title"], suspect["reason"]) for suspect in one["suspects"]]
+    rows = [(f"{suspect['score']:.2f}", suspect["title"], suspect["reason"]) for suspect in fields["suspects"]]
     if rows:
         yield Table(("  SCORE", "SUSPECT", "WHY"), rows, frozenset({0}))
     else:
@@ -91,10 +93,10 @@ def _state(step: Row) -> str:
 
 
 def _unknown(seen: Row) -> Iterator[Block]:
-    unknown = [one for one in seen["findings"] if one["verdict"] == "unknown"]
+    unknown = [finding for finding in seen["findings"] if finding["verdict"] == "unknown"]
     reasons: dict[tuple[str, str], list[str]] = {}
-    for one in unknown:
-        reasons.setdefault((one["rule"], "; ".join(one["evidence"])), []).append(one["title"])
+    for entry in unknown:
+        reasons.setdefault((entry["rule"], "; ".join(entry["evidence"])), []).append(entry["title"])
     if reasons:
         yield blank()
         yield head("Cannot judge")

@@ -23,7 +23,7 @@ def compare_settings(
         hierarchy = Hierarchy.detect(root)
     except SourceError as exc:
         raise CliError(f"{exc} (settings of {store})", Exit.UNREACHABLE) from exc
-    return [_row(one, titles, hierarchy, files) for one in settings]
+    return [_row(setting, titles, hierarchy, files) for setting in settings]
 
 
 def read_value(hierarchy: Hierarchy, path: str, knob: Knob, files: FileOps = REAL) -> str | None:
@@ -43,16 +43,16 @@ def wanted_text(knob: Knob, value: Value, version: int) -> str:
     return knob.normal(knob.encode(value, version), version)
 
 
-def _row(one: Row, titles: Mapping[str, str], hierarchy: Hierarchy, files: FileOps) -> Row:
-    path, uid, cid = one["path"], one["pod_uid"], one["container_id"]
+def _row(fields: Row, titles: Mapping[str, str], hierarchy: Hierarchy, files: FileOps) -> Row:
+    path, uid, cid = fields["path"], fields["pod_uid"], fields["container_id"]
     title = titles.get(uid, uid) if uid else path
-    knob = CATALOG[one["knob"]]
+    knob = CATALOG[fields["knob"]]
     version = hierarchy.version(knob.controller)
     actual = read_value(hierarchy, path, knob, files)
-    text = str(one["value"])
+    text = str(fields["value"])
     state, detail = "missing", f"no {knob.controller} controller with {knob.name} on this node"
     if version is not None and knob.file(version) is not None:
-        value = CpuSet.parse(one["value"]) if isinstance(one["value"], str) else one["value"]
+        value = CpuSet.parse(fields["value"]) if isinstance(fields["value"], str) else fields["value"]
         text = wanted_text(knob, value, version)
         state, detail = ("in place", "") if actual == text else ("differs", "")
         if actual is None:
@@ -66,6 +66,6 @@ def _row(one: Row, titles: Mapping[str, str], hierarchy: Hierarchy, files: FileO
         "actual": actual,
         "state": state,
         "detail": detail,
-        "policy": one["policy"],
-        "reason": one["reason"],
+        "policy": fields["policy"],
+        "reason": fields["reason"],
     }

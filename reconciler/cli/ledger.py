@@ -58,9 +58,9 @@ def restore_without_daemon(
             raise
         raise CliError(str(exc), Exit.UNREACHABLE) from exc
     return {
-        "files": [{**asdict(one), "undo": one.undo.value} for one in done],
-        "restored": sum(one.ok for one in done),
-        "left": sum(not one.ok for one in done),
+        "files": [{**asdict(result), "undo": result.undo.value} for result in done],
+        "restored": sum(result.ok for result in done),
+        "left": sum(not result.ok for result in done),
         "mode": None,
         "recorded": unrecorded is None,
         "lost": tables.lost,

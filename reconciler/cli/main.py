@@ -18,11 +18,11 @@ from reconciler.runtime.lazy import load
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; its exit code (`Exit`)."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    known = words and words[0] in {command.name for command in COMMANDS}
+    parts = list(sys.argv[1:] if arguments is None else arguments)
+    known = parts and parts[0] in {command.name for command in COMMANDS}
     with streams.prepared():
         try:
-            return _until_written(words, words[0] if known else None)
+            return _until_written(parts, parts[0] if known else None)
         except streams.OutputError as exc:
             streams.give_up()
             if exc.seen_enough:
@@ -33,9 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 130
 
 
-def _until_written(words: Sequence[str], only: str | None) -> int:
+def _until_written(parts: Sequence[str], only: str | None) -> int:
     try:
-        options = parser(only).parse_args(words)
+        options = parser(only).parse_args(parts)
         command = cast(Callable[[Namespace], int], load(f"reconciler.cli.{options.module}:run"))
         code = int(command(options))
     except SystemExit as exc:

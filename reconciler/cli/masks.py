@@ -85,14 +85,14 @@ def mask_text(text: str) -> str:
     text = _QUERY.sub(f"?{MASK}", _URL.sub(rf"\1?{MASK}", text))
     parts: list[str] = []
     at = 0
-    for found in _NAME.finditer(text):
-        if found.start() < at or not _SECRET_WORD.search(found[1][-_LONGEST_WORD:]):
+    for match in _NAME.finditer(text):
+        if match.start() < at or not _SECRET_WORD.search(match[1][-_LONGEST_WORD:]):
             continue
-        value = _VALUE.match(text, found.end())
+        value = _VALUE.match(text, match.end())
         if value is None:
             continue
         quote = value[0][0] if value[0][0] in "\"'" else ""
-        parts += (text[at : found.end()], quote, MASK, quote)
+        parts += (text[at : match.end()], quote, MASK, quote)
         at = value.end()
     return "".join(parts) + text[at:]
 
@@ -165,9 +165,9 @@ def mask_json_text(text: str) -> str:
     return json.dumps(mask_json(_loaded(text)))
 
 
-def kept_pods(found: Json) -> Json:
+def kept_pods(result: Json) -> Json:
     """A pod, or a list of them, with what the agent reads of it and nothing else."""
-    return _kept(found, POD_LIST if isinstance(found, dict) and "items" in found else POD)
+    return _kept(result, POD_LIST if isinstance(result, dict) and "items" in result else POD)
 
 
 def _kept(value: Json, shape: Json) -> Json:
@@ -179,9 +179,15 @@ def _kept(value: Json, shape: Json) -> Json:
             mask = mask_mark if shape == "labels" else mask_note
             return {key: mask(key, text) if isinstance(text, str) else MASK for key, text in value.items()}
         case "texts":
-            return {key: _kept(one, "") for key, one in value.items()} if isinstance(value, dict) else _kept(value, "")
+            return (
+                {key: _kept(item, "") for key, item in value.items()} if isinstance(value, dict) else _kept(value, "")
+            )
         case "pairs":
-            return [_item(one, "labels") for one in value if isinstance(one, str)] if isinstance(value, list) else None
+            return (
+                [_item(entry, "labels") for entry in value if isinstance(entry, str)]
+                if isinstance(value, list)
+                else None
+            )
         case dict():
             if not isinstance(value, dict):
                 return None if value is None else MASK
@@ -189,7 +195,7 @@ def _kept(value: Json, shape: Json) -> Json:
         case list():
             if not isinstance(value, list):
                 return None if value is None else MASK
-            return [_kept(one, shape[0]) for one in value]
+            return [_kept(entry, shape[0]) for entry in value]
         case _:
             if isinstance(value, str):
                 return mask_text(value)
@@ -203,7 +209,7 @@ def mask_yaml_text(text: str) -> str:
         documents = list(yaml.load_all(text, Loader=yaml.CSafeLoader))
     except (yaml.YAMLError, RecursionError) as exc:
         raise ValueError("not YAML") from exc
-    made: str = yaml.dump_all([kept_pods(one) for one in documents], Dumper=yaml.CSafeDumper, sort_keys=False)
+    made: str = yaml.dump_all([kept_pods(document) for document in documents], Dumper=yaml.CSafeDumper, sort_keys=False)
     return made
 
 
@@ -225,9 +231,9 @@ def mask_own_config(text: str) -> str:
 
 def mask_toml_text(text: str) -> str:
     """Configuration of containerd: of it what the agent reads, where it keeps its directories. Errors: `ValueError`."""
-    found = decoded(tomllib.loads, text, deepest=_DEEPEST)
+    fields = decoded(tomllib.loads, text, deepest=_DEEPEST)
     lines: list[str] = []
-    _toml(found, CONTAINERD, (), lines)
+    _toml(fields, CONTAINERD, (), lines)
     return "\n".join(lines) + "\n" if lines else ""
 
 
@@ -251,7 +257,7 @@ def _toml_value(value: Json) -> str:
         case int():
             return str(value)
         case list():
-            return f"[{', '.join(_toml_text(mask_text(one)) for one in value if isinstance(one, str))}]"
+            return f"[{', '.join(_toml_text(mask_text(entry)) for entry in value if isinstance(entry, str))}]"
         case str():
             return _toml_text(mask_text(value))
         case _:
@@ -293,9 +299,9 @@ def _mask_node(node: yaml.Node, name: str, hidden: bool, seen: set[tuple[int, bo
             node.value, node.tag, node.style = masked, _STR, None
         return
     if isinstance(node, yaml.SequenceNode):
-        for number, one in enumerate(node.value):
-            program = name in _PROGRAMS and not number and isinstance(one, yaml.ScalarNode) and one.value[:1] == "/"
-            _mask_node(one, "", hidden or (name in _PROGRAMS and not program), seen)
+        for number, item in enumerate(node.value):
+            program = name in _PROGRAMS and not number and isinstance(item, yaml.ScalarNode) and item.value[:1] == "/"
+            _mask_node(item, "", hidden or (name in _PROGRAMS and not program), seen)
         return
     for key, value in node.value:
         _mask_node(key, "", False, seen)
@@ -314,18 +320,18 @@ def mask_devices(text: str) -> str:
     A checkpoint that was wrong before stays wrong: what the agent makes of it must not change.
     """
     try:
-        found = _loaded(text)
-        data = found["Data"]
+        result = _loaded(text)
+        data = result["Data"]
         entries = data["PodDeviceEntries"] or []
         version = 1 if any(isinstance(entry.get("DeviceIDs"), list) for entry in entries) else 2
-        right = found["Checksum"] == checksum.devices(data["PodDeviceEntries"], data["RegisteredDevices"], version)
+        right = result["Checksum"] == checksum.devices(data["PodDeviceEntries"], data["RegisteredDevices"], version)
         for entry in entries:
             entry["AllocResp"] = None
         if right:
-            found["Checksum"] = checksum.devices(data["PodDeviceEntries"], data["RegisteredDevices"], version)
+            result["Checksum"] = checksum.devices(data["PodDeviceEntries"], data["RegisteredDevices"], version)
     except (ValueError, LookupError, TypeError, AttributeError):
         return mask_text(text)
-    return json.dumps(found)
+    return json.dumps(result)
 
 
 def mask_allocations(text: str) -> str:
@@ -334,18 +340,20 @@ def mask_allocations(text: str) -> str:
     A checkpoint that was wrong before stays wrong.
     """
     try:
-        found = _loaded(text)
-        if "data" not in found:
-            return text if found.keys() <= {"allocationEntries", "resizeStatusEntries", "checksum"} else mask_text(text)
-        right = found["checksum"] == checksum.text(found["data"])
-        inner = _loaded(found["data"])
+        result = _loaded(text)
+        if "data" not in result:
+            return (
+                text if result.keys() <= {"allocationEntries", "resizeStatusEntries", "checksum"} else mask_text(text)
+            )
+        right = result["checksum"] == checksum.text(result["data"])
+        inner = _loaded(result["data"])
         inner.pop("podList", None)
-        found["data"] = json.dumps(inner, separators=(",", ":"))
+        result["data"] = json.dumps(inner, separators=(",", ":"))
         if right:
-            found["checksum"] = checksum.text(found["data"])
+            result["checksum"] = checksum.text(result["data"])
     except (ValueError, LookupError, TypeError, AttributeError):
         return mask_text(text)
-    return json.dumps(found)
+    return json.dumps(result)
 
 
 def _emptied(value: Json) -> Json:

@@ -77,13 +77,13 @@ class PlanResult(NamedTuple):
     """The groups for cache and memory bandwidth; None: nothing is wanted, or the machine is only described."""
 
 
-def plan_node(node: Node, told: RecordedNode, *, files: FileOps = REAL) -> PlanResult:
+def plan_node(node: Node, recorded_node: RecordedNode, *, files: FileOps = REAL) -> PlanResult:
     """Look and plan. Errors: `SourceError` when there is no hierarchy or no kubepods tree to plan for."""
     if node.hierarchy is None:
         raise SourceError("cgroups", node.problems.get("cgroups", "no hierarchy"))
     if node.layout is None:
         raise SourceError("cgroups", "no kubepods directory and no kubelet configuration with its location")
-    problems = [*node.kubelet.problems, *map(str, node.runtime.problems), *told.problems]
+    problems = [*node.kubelet.problems, *map(str, node.runtime.problems), *recorded_node.problems]
     manifests: dict[str, PodMeta] = {}
     disks = DiskSource(lambda: [rule.name for rule in node.config.policies.disk.devices], NO_MARKS, root=node.root)
     problems += disks.problems
@@ -93,7 +93,7 @@ def plan_node(node: Node, told: RecordedNode, *, files: FileOps = REAL) -> PlanR
         layout=node.layout,
         dirs=node.runtime,
         rules=_rules(node, problems),
-        metas=lambda uid: [*told.metas(uid), *([manifests[uid]] if uid in manifests else [])],
+        metas=lambda uid: [*recorded_node.metas(uid), *([manifests[uid]] if uid in manifests else [])],
         signalled=lambda _: False,
         disks=lambda: disks.found,
         indicators=dict,
@@ -111,17 +111,17 @@ def plan_node(node: Node, told: RecordedNode, *, files: FileOps = REAL) -> PlanR
             problems.append(kubelet.problem)
     for uid in node.pods:
         knowledge.reassemble(uid)
-    usage = _measure(told, knowledge, problems)
+    usage = _measure(recorded_node, knowledge, problems)
     knowledge.take(node_memory=_memory(node, problems))
     actual = dict(_values(node.hierarchy, knowledge, files))
-    previous, holds = _remembered(node, told, problems)
+    previous, holds = _remembered(node, recorded_node, problems)
     view = knowledge.view(time.monotonic(), actual)
     desired = plan(view, previous, node.config.policies)
     reclaim = node.config.memory.lower is Lower.RECLAIM
     standings, writes = _against(desired, holds, node.hierarchy, actual, files, reclaim=reclaim)
     sources = {
-        "kubelet": _count(told.kubelet),
-        "cri": _count(told.cri.pods if told.cri is not None else None),
+        "kubelet": _count(recorded_node.kubelet),
+        "cri": _count(recorded_node.cri.pods if recorded_node.cri is not None else None),
         "cpu": usage,
         "store": node.store if previous is not None else "no stored pools",
     }
@@ -166,32 +166,34 @@ def _manifests(node: Node, knowledge: Inventory, problems: list[str]) -> dict[st
         return {}
     try:
         rule = FileRule.OPERATOR if node.config.static_manifests else FileRule.ROOT
-        found = ManifestDirectory(directory, node.root, rule).read()
+        manifests = ManifestDirectory(directory, node.root, rule).read()
     except SourceError as exc:
         problems.append(str(exc))
         return {}
-    problems += found.problems
+    problems += manifests.problems
     names = {uid: (pod.namespace or "", pod.name or "") for uid, pod in knowledge.pods.items()}
-    return {meta.uid: meta for meta in resolve(found.found, names, node.kubelet.node_name)}
+    return {meta.uid: meta for meta in resolve(manifests.found, names, node.kubelet.node_name)}
 
 
-def _measure(told: RecordedNode, knowledge: Inventory, problems: list[str]) -> str:
+def _measure(node: RecordedNode, knowledge: Inventory, problems: list[str]) -> str:
     """CPU use between the two recorded readings, as the agent would have sampled it."""
-    if len(told.usage) < 2:
+    if len(node.usage) < 2:
         return "unknown"
     sampler = CpuSampler()
     classes = {uid: pod.pod_class for uid, pod in knowledge.pods.items()}
-    last = told.usage[-1].at
+    last = node.usage[-1].at
     now = time.monotonic()
     try:
-        for one in told.usage:
+        for usage_reading in node.usage:
             # On this process's clock, and ending now: an old capture's reading is of the moment that it shows.
-            reading = CpuReading(at_s=now - (last - one.at), cpus=parse_stat(one.stat), pods=one.pods)
+            reading = CpuReading(
+                at_s=now - (last - usage_reading.at), cpus=parse_stat(usage_reading.stat), pods=usage_reading.pods
+            )
             knowledge.take(cpu=sampler.sample(reading, classes))
     except ValueError as exc:
         problems.append(f"recorded CPU use: {exc}")
         return "not usable"
-    return f"measured over {last - told.usage[0].at:.1f} s"
+    return f"measured over {last - node.usage[0].at:.1f} s"
 
 
 def _memory(node: Node, problems: list[str]) -> NodeMemoryReading | None:
@@ -208,7 +210,11 @@ def _values(hierarchy: Hierarchy, knowledge: Inventory, files: FileOps) -> Itera
     """What bounds the writes, of every group."""
     above = (knowledge.layout.kubepods, *(group for group in _qos(knowledge)))
     pods = knowledge.pods.values()
-    paths = [*above, *(pod.group.path for pod in pods), *(one.group.path for pod in pods for one in pod.containers)]
+    paths = [
+        *above,
+        *(pod.group.path for pod in pods),
+        *(container.group.path for pod in pods for container in pod.containers),
+    ]
     for path in paths:
         for name in _BOUNDING:
             text = read_value(hierarchy, path, CATALOG[name], files)
@@ -222,13 +228,15 @@ def _qos(knowledge: Inventory) -> tuple[str, str]:
     return view.besteffort, view.burstable
 
 
-def _remembered(node: Node, told: RecordedNode, problems: list[str]) -> tuple[NodePlan | None, dict[str, Hold]]:
+def _remembered(
+    node: Node, recorded_node: RecordedNode, problems: list[str]
+) -> tuple[NodePlan | None, dict[str, Hold]]:
     """The plan of the agent that ran there, so that the plan moves no CPU that it would not, and its holds."""
     try:
         dump: Any = read_dump(node.store, history=0)
     except StoreError:
         return None, {}
-    at = told.about.at if told.about is not None else time.time()
+    at = recorded_node.about.at if recorded_node.about is not None else time.time()
     holds = active((msgspec.convert(row, Hold) for row in dump["holds"]), at)
     row = dump["assignments"].get(POOLS)
     if row is None:
@@ -253,9 +261,9 @@ def _against(
     standings: dict[tuple[str, str], OfflineSetting] = {}
     changes: list[KnobChange] = []
     for key, setting in desired.settings.items():
-        standings[key] = one = _stand(setting, holds, hierarchy, files)
-        if one.state == "would write":
-            changes.append(_change(one, hierarchy, files, reclaim=reclaim))
+        standings[key] = item = _stand(setting, holds, hierarchy, files)
+        if item.state == "would write":
+            changes.append(_change(item, hierarchy, files, reclaim=reclaim))
     writes = order_changes(changes, actual, hierarchy.versions())
     for blocked in writes.blocked:
         key = blocked.change.path, blocked.change.knob
@@ -281,22 +289,22 @@ def _stand(setting: Setting, holds: Mapping[str, Hold], hierarchy: Hierarchy, fi
     return OfflineSetting(setting, "would write", wanted, actual, "")
 
 
-def _change(one: OfflineSetting, hierarchy: Hierarchy, files: FileOps, *, reclaim: bool) -> KnobChange:
-    knob = CATALOG[one.setting.knob]
+def _change(setting: OfflineSetting, hierarchy: Hierarchy, files: FileOps, *, reclaim: bool) -> KnobChange:
+    knob = CATALOG[setting.setting.knob]
     version = hierarchy.version(knob.controller)
     usage: int | None = None
     if version == 2 and knob.controller == "memory":
         try:
-            usage = int(files.read(hierarchy.directory("memory", one.setting.path), "memory.current"))
+            usage = int(files.read(hierarchy.directory("memory", setting.setting.path), "memory.current"))
         except (OSError, ValueError):
             usage = None
-    have = UNSET if version is None or one.actual is None else knob.decode(one.actual, version)
+    have = UNSET if version is None or setting.actual is None else knob.decode(setting.actual, version)
     return KnobChange(
-        path=one.setting.path,
+        path=setting.setting.path,
         knob=knob.name,
-        want=one.setting.value,
+        want=setting.setting.value,
         have=have,
-        why=f"{one.setting.policy}: {one.setting.reason}",
+        why=f"{setting.setting.policy}: {setting.setting.reason}",
         usage_bytes=usage,
         reclaim=reclaim,
     )

@@ -32,14 +32,14 @@ def seconds(text: str) -> float:
     """``90s``, ``15m``, ``1h``, ``2d``. Errors: `argparse.ArgumentTypeError`."""
     number, unit = text[:-1], text[-1:]
     try:
-        found = float(number) * _DURATION[unit]
+        value = float(number) * _DURATION[unit]
     except (ValueError, KeyError):
-        found = -1.0
-    if not 0 < found <= _LONGEST_HOLD_S:
+        value = -1.0
+    if not 0 < value <= _LONGEST_HOLD_S:
         raise argparse.ArgumentTypeError(
             f"{text!r}: expected a duration such as 90s, 15m, 1h or 2d, above 0 and at most 30d"
         )
-    return found
+    return value
 
 
 def _pod(parser: argparse.ArgumentParser) -> None:
@@ -162,13 +162,13 @@ def parser(only: str | None = None) -> argparse.ArgumentParser:
     for command in COMMANDS:
         if only is not None and command.name != only:
             continue
-        one = commands.add_parser(command.name, help=command.help, description=_sentence(command.help))
-        one.set_defaults(module=command.module)
+        item = commands.add_parser(command.name, help=command.help, description=_sentence(command.help))
+        item.set_defaults(module=command.module)
         if command.add is not None:
-            command.add(one)
+            command.add(item)
         if len(command.formats) > 1:
-            one.add_argument("--output", "-o", choices=command.formats, default="table", help="default: table")
-        places = one.add_argument_group("places")
+            item.add_argument("--output", "-o", choices=command.formats, default="table", help="default: table")
+        places = item.add_argument_group("places")
         for action in (
             places.add_argument("--config", metavar="FILE", help="configuration (default: /etc/bypassd/config.yaml)"),
             places.add_argument("--socket", metavar="FILE", help="the daemon's socket (default: as configured)"),

@@ -6,7 +6,7 @@ from reconciler.cli.exits import CliError, Exit
 from reconciler.runtime.streams import guarded
 
 
-def emit(found: Mapping[str, object], form: str) -> None:
+def emit(fields: Mapping[str, object], form: str) -> None:
     """Write a document to standard output as ``json``, ``yaml`` or ``msgpack``.
 
     Errors: `CliError` for msgpack on a terminal: it is binary, and a terminal would obey it; `OutputError`.
@@ -16,5 +16,5 @@ def emit(found: Mapping[str, object], form: str) -> None:
     with guarded() as out:
         if form == "msgpack" and out.isatty():
             raise CliError("-o msgpack is binary; redirect it to a file or a pipe", Exit.USAGE)
-        out.buffer.write(render(found, form))
+        out.buffer.write(render(fields, form))
         out.buffer.flush()

@@ -55,7 +55,7 @@ def _config_speaks(options: Namespace) -> bool:
         more = [os.path.join(directory, name) for name in os.listdir(directory) if name.endswith(".yaml")]
     except OSError:
         more = []
-    return any(_SPEAKS.search(_content(one)) for one in (path, *more))
+    return any(_SPEAKS.search(_content(text)) for text in (path, *more))
 
 
 def _content(path: str) -> bytes:

@@ -73,20 +73,20 @@ def _node(options: Namespace) -> dict[str, Any]:
         options.root = root
         try:
             node = look(options, strict=True)
-            told = read_recorded(node.root) if node.copied else ask_live(node)
-            found = plan_node(node, told)
+            recorded_node = read_recorded(node.root) if node.copied else ask_live(node)
+            result = plan_node(node, recorded_node)
         except SourceError as exc:
             raise CliError(f"{root}: {exc}", Exit.UNREACHABLE) from exc
         assert node.hierarchy is not None
         assert node.layout is not None
         about = PlanSubject(
-            name=_name(node, told),
+            name=_name(node, recorded_node),
             mode=node.config.mode.value,
             cgroups=node.hierarchy.mode.value,
             driver=node.layout.driver.value,
-            captured_at=told.about.at if told.about is not None else None,
+            captured_at=recorded_node.about.at if recorded_node.about is not None else None,
         )
-        return describe(about, found)
+        return describe(about, result)
 
 
 def _machine(options: Namespace) -> dict[str, Any]:
@@ -108,20 +108,20 @@ def _machine(options: Namespace) -> dict[str, Any]:
 def ask_live(node: InspectedNode) -> RecordedNode:
     """The same answers from a node that lives: what the agent would do here, before it is installed."""
     first = reading(node)
-    asked = query_node(node)
+    results = query_node(node)
     time.sleep(_INTERVAL_S)
-    readings = [one for one in (first, reading(node)) if one is not None]
+    readings = [usage_reading for usage_reading in (first, reading(node)) if usage_reading is not None]
     return RecordedNode(
-        kubelet=asked.kubelet_pods if asked.kubelet_body is not None else None,
-        cri=None if asked.cri_version is None else CriAnswers(version=asked.cri_version, pods=asked.cri_pods),
+        kubelet=results.kubelet_pods if results.kubelet_body is not None else None,
+        cri=None if results.cri_version is None else CriAnswers(version=results.cri_version, pods=results.cri_pods),
         usage=tuple(readings),
-        problems=tuple(one for one in (asked.kubelet_problem, asked.cri_problem) if one),
+        problems=tuple(text for text in (results.kubelet_problem, results.cri_problem) if text),
     )
 
 
-def describe(about: PlanSubject, found: PlanResult) -> dict[str, Any]:
+def describe(about: PlanSubject, result: PlanResult) -> dict[str, Any]:
     """The plan as the documented, stable document: plain values, keys are added but never renamed."""
-    pools, view = found.desired.plan.pools, found.view
+    pools, view = result.desired.plan.pools, result.view
     lists = pool_lists(pools)
     return {
         "schema": SCHEMA,
@@ -140,23 +140,23 @@ def describe(about: PlanSubject, found: PlanResult) -> dict[str, Any]:
             "cpus": str(view.topology.online),
             "kubelet_policy": view.kubelet.policy.value,
         },
-        "sources": dict(found.sources),
+        "sources": dict(result.sources),
         "pools": lists,
         "placement": placement(view.topology, as_sets(lists)),
-        "budget": budget_facts(found.desired.plan, view.cpu),
-        "resources": resource_facts(found.desired.plan, found.cache),
+        "budget": budget_facts(result.desired.plan, view.cpu),
+        "resources": resource_facts(result.desired.plan, result.cache),
         "pods": [pod_facts(pod, pools) for _, pod in sorted(view.pods.items())],
-        "settings": [_setting(one) for one in found.standings],
+        "settings": [_setting(setting) for setting in result.standings],
         "refusals": [
             {
-                "path": one.setting.path,
-                "knob": one.setting.knob,
-                "value": _plain(one.setting.value),
-                "pod_uid": one.setting.pod_uid,
-                "rule": one.rule,
-                "reason": one.reason,
+                "path": refusal.setting.path,
+                "knob": refusal.setting.knob,
+                "value": _plain(refusal.setting.value),
+                "pod_uid": refusal.setting.pod_uid,
+                "rule": refusal.rule,
+                "reason": refusal.reason,
             }
-            for one in found.desired.refusals
+            for refusal in result.desired.refusals
         ],
         "writes": [
             {
@@ -167,31 +167,31 @@ def describe(about: PlanSubject, found: PlanResult) -> dict[str, Any]:
                 "slow": step.slow,
                 "why": step.why,
             }
-            for step in found.writes.steps
+            for step in result.writes.steps
         ],
-        "problems": list(found.problems),
+        "problems": list(result.problems),
     }
 
 
-def _name(node: InspectedNode, told: RecordedNode) -> str:
-    if told.about is not None:
-        return told.about.node
+def _name(node: InspectedNode, recorded_node: RecordedNode) -> str:
+    if recorded_node.about is not None:
+        return recorded_node.about.node
     return node.kubelet.node_name or ("a copied node" if node.copied else os.uname().nodename)
 
 
-def _setting(one: OfflineSetting) -> dict[str, Any]:
+def _setting(setting: OfflineSetting) -> dict[str, Any]:
     return {
-        "path": one.setting.path,
-        "knob": one.setting.knob,
-        "value": _plain(one.setting.value),
-        "wanted": one.wanted,
-        "actual": one.actual,
-        "state": one.state,
-        "detail": one.detail,
-        "policy": one.setting.policy,
-        "reason": one.setting.reason,
-        "pod_uid": one.setting.pod_uid,
-        "container_id": one.setting.container_id,
+        "path": setting.setting.path,
+        "knob": setting.setting.knob,
+        "value": _plain(setting.setting.value),
+        "wanted": setting.wanted,
+        "actual": setting.actual,
+        "state": setting.state,
+        "detail": setting.detail,
+        "policy": setting.setting.policy,
+        "reason": setting.setting.reason,
+        "pod_uid": setting.setting.pod_uid,
+        "container_id": setting.setting.container_id,
     }
 
 

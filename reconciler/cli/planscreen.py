@@ -16,99 +16,99 @@ from state.cpu import CORE_COOKIE
 from state.memory import OOM_SCORE
 
 
-def blocks(found: dict[str, Any]) -> Iterator[Block]:
+def blocks(fields: dict[str, Any]) -> Iterator[Block]:
     """The document, for people."""
-    node = found["node"]
-    when = f", captured {fmt.clock(found['captured_at'])}" if found["captured_at"] else ""
+    node = fields["node"]
+    when = f", captured {fmt.clock(fields['captured_at'])}" if fields["captured_at"] else ""
     yield line(StyledText(f"plan for {node['name']}", "head"), f"{when}; configured mode {node['mode']}")
     yield line(
         StyledText(
             f"kubelet {node['kubelet_policy']}, cgroups {node['cgroups']}/{node['driver']}; "
-            + ", ".join(f"{name}: {told}" for name, told in found["sources"].items()),
+            + ", ".join(f"{name}: {message}" for name, message in fields["sources"].items()),
             "dim",
         )
     )
-    counts = Counter(pod["class"] for pod in found["pods"])
+    counts = Counter(pod["class"] for pod in fields["pods"])
     yield line(f"pods: {', '.join(f'{name} {counts[name]}' for name in CLASSES)}")
     yield field("machine", node["machine"] or f"CPUs {node['cpus']}")
     yield blank()
-    yield from draw(found["placement"], found["pools"], shutil.get_terminal_size().columns)
-    letters, names = marks(found["pools"]), {pod["uid"]: pod["title"] for pod in found["pods"]}
+    yield from draw(fields["placement"], fields["pools"], shutil.get_terminal_size().columns)
+    letters, names = marks(fields["pools"]), {pod["uid"]: pod["title"] for pod in fields["pods"]}
     yield Table(
         ("", "POOL", "CPUS"),
-        [(letters[name], _pool(name, names), value_text(found["pools"][name])) for name in letters],
+        [(letters[name], _pool(name, names), value_text(fields["pools"][name])) for name in letters],
     )
-    budget = found["budget"]
+    budget = fields["budget"]
     yield blank()
     yield field("CPU", f"BE budget {fmt.cpu(budget['budget_milli'])}: {budget['reasons'].get('budget', '')}")
-    titles = {pod["group"]: pod["title"] for pod in found["pods"]}
-    if found["settings"]:
+    titles = {pod["group"]: pod["title"] for pod in fields["pods"]}
+    if fields["settings"]:
         yield blank()
         yield head("settings")
         rows: list[tuple[Cell, ...]] = [
             (
-                one["knob"],
-                value_text(one["wanted"]),
-                value_text(one["actual"]),
-                StyledText(one["state"], "ok" if one["state"] == "in place" else "warn"),
-                _where(one, titles),
+                setting["knob"],
+                value_text(setting["wanted"]),
+                value_text(setting["actual"]),
+                StyledText(setting["state"], "ok" if setting["state"] == "in place" else "warn"),
+                _where(setting, titles),
             )
-            for one in found["settings"]
+            for setting in fields["settings"]
         ]
         yield Table(("KNOB", "WANTED", "ACTUAL", "STATE", "GROUP"), rows)
-    yield from resources(found["resources"], titles, names)
-    for one in found["refusals"]:
+    yield from resources(fields["resources"], titles, names)
+    for refusal in fields["refusals"]:
         yield blank()
         yield line(
             StyledText("refused ", "warn"),
-            f"{one['knob']} = {value_text(one['value'])} ({one['rule']}): {one['reason']}",
+            f"{refusal['knob']} = {value_text(refusal['value'])} ({refusal['rule']}): {refusal['reason']}",
         )
     yield blank()
     if node["described"]:
         yield line(StyledText("described machine: there are no files to compare or write", "dim"))
-    elif found["writes"]:
-        yield head(f"writes in this order ({len(found['writes'])})")
+    elif fields["writes"]:
+        yield head(f"writes in this order ({len(fields['writes'])})")
         steps = [
-            (one["file"], one["text"], f"{group_title(one['path'], titles)}{' (slow)' if one['slow'] else ''}")
-            for one in found["writes"]
+            (write["file"], write["text"], f"{group_title(write['path'], titles)}{' (slow)' if write['slow'] else ''}")
+            for write in fields["writes"]
         ]
         yield Table(("FILE", "VALUE", "GROUP"), steps)
     else:
         yield line(StyledText("nothing to write", "ok"))
-    for problem in found["problems"]:
+    for problem in fields["problems"]:
         yield line(StyledText("! ", "bad"), problem)
 
 
-def resources(found: dict[str, Any], titles: dict[str, str], names: dict[str, str]) -> Iterator[Block]:
+def resources(fields: dict[str, Any], titles: dict[str, str], names: dict[str, str]) -> Iterator[Block]:
     """What is planned beside the CPUs and the control files. ``titles``: pods' by group path; ``names``: by uid."""
-    active = [(policy, reason) for policy, reason in found["reasons"].items() if reason != "off"]
+    active = [(policy, reason) for policy, reason in fields["reasons"].items() if reason != "off"]
     if active:
         yield blank()
         yield head("memory, disk, network, cache, threads")
         yield Table(("POLICY", "PLAN"), active)
-    rows = [*_targets(found, titles, names)]
+    rows = [*_targets(fields, titles, names)]
     if rows:
         yield blank()
         yield head("wanted beside the control files")
         yield Table(("KNOB", "WANTED", "WHERE"), rows)
-    cache = found["cache"] or {}
+    cache = fields["cache"] or {}
     if cache.get("groups"):
         yield blank()
         yield head("resctrl groups")
-        groups = [(name, "; ".join(one["schemata"]), one["reason"]) for name, one in cache["groups"].items()]
+        groups = [(name, "; ".join(item["schemata"]), item["reason"]) for name, item in cache["groups"].items()]
         yield Table(("GROUP", "SCHEMATA", "FOR"), groups)
     for problem in cache.get("problems", ()):
         yield line(StyledText("! ", "bad"), f"cache: {problem}")
 
 
-def _targets(found: dict[str, Any], titles: dict[str, str], names: dict[str, str]) -> Iterator[tuple[Cell, ...]]:
-    for path, score in (found["oom_scores"] or {}).get("scores", {}).items():
+def _targets(fields: dict[str, Any], titles: dict[str, str], names: dict[str, str]) -> Iterator[tuple[Cell, ...]]:
+    for path, score in (fields["oom_scores"] or {}).get("scores", {}).items():
         yield OOM_SCORE, str(score), group_title(path, titles)
-    for path, group in (found["cookies"] or {}).get("groups", {}).items():
+    for path, group in (fields["cookies"] or {}).get("groups", {}).items():
         yield CORE_COOKIE, group, group_title(path, titles)
-    for uid, group in (found["cache"] or {}).get("members", {}).items():
+    for uid, group in (fields["cache"] or {}).get("members", {}).items():
         yield RESCTRL_GROUP, group, names.get(uid, uid)
-    for name, value in (found["sysctls"] or {}).get("values", {}).items():
+    for name, value in (fields["sysctls"] or {}).get("values", {}).items():
         yield name, "-" if value is None else str(value), "the machine"
 
 
@@ -119,6 +119,6 @@ def _pool(name: str, titles: dict[str, str]) -> str:
     return f"{kind} {titles.get(uid, uid)}/{container}" if kind == "dedicated" else name
 
 
-def _where(one: dict[str, Any], titles: dict[str, str]) -> str:
-    place = group_title(one["path"], titles)
-    return f"{place}: {one['detail']}" if one["detail"] else place
+def _where(fields: dict[str, Any], titles: dict[str, str]) -> str:
+    place = group_title(fields["path"], titles)
+    return f"{place}: {fields['detail']}" if fields["detail"] else place

@@ -131,9 +131,9 @@ def _listed(path: str, body: bytes) -> tuple[list[DescribedPod], list[str]]:
 
 def _made(line: PodLine, problems: list[str]) -> Iterator[DescribedPod]:
     lines = line.containers or (ContainerLine(requests=line.requests, limits=line.limits),)
-    told: list[str] = []
-    containers = tuple(_container(one, told) for one in lines)
-    problems += [f"{line.namespace}/{line.name}: {problem}" for problem in told]
+    texts: list[str] = []
+    containers = tuple(_container(container_line, texts) for container_line in lines)
+    problems += [f"{line.namespace}/{line.name}: {problem}" for problem in texts]
     for number in range(line.count):
         name = f"{line.name}-{number}" if line.count > 1 else line.name
         meta = PodMeta(
@@ -168,9 +168,14 @@ def _container(line: ContainerLine, problems: list[str]) -> ContainerMeta:
 def qos_of(meta: PodMeta) -> QosClass:
     """The QoS class that Kubernetes gives such a pod: by cpu and memory of all its containers, init ones too."""
     numbers = [
-        (one.requests.cpu_milli, one.limits.cpu_milli, one.requests.memory_bytes, one.limits.memory_bytes)
-        for one in meta.containers
-        if one.kind is not ContainerKind.SANDBOX
+        (
+            container_meta.requests.cpu_milli,
+            container_meta.limits.cpu_milli,
+            container_meta.requests.memory_bytes,
+            container_meta.limits.memory_bytes,
+        )
+        for container_meta in meta.containers
+        if container_meta.kind is not ContainerKind.SANDBOX
     ]
     if not any(number for row in numbers for number in row):
         return QosClass.BESTEFFORT

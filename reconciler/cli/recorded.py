@@ -71,7 +71,7 @@ class RecordedNode(Struct, frozen=True, kw_only=True):
     def metas(self, uid: str) -> list[PodMeta]:
         """What was told of one pod."""
         pods = (*(self.kubelet or ()), *(self.cri.pods if self.cri is not None else ()))
-        return [one for one in pods if one.uid == uid]
+        return [meta for meta in pods if meta.uid == uid]
 
 
 def read_recorded(root: str) -> RecordedNode:

@@ -24,8 +24,8 @@ def run(options: Namespace) -> int:
     """Restore. `Exit.NOT_OK` when a file is left as it is, or more files may be ours than the store knows."""
     uid = None
     if options.pod is not None:
-        found = fetch(options, ("pods", "files", "history"), say=False)
-        uid = find_pod(found.body, options.pod)["uid"]
+        document = fetch(options, ("pods", "files", "history"), say=False)
+        uid = find_pod(document.body, options.pod)["uid"]
     answer = _restore(options, uid)
     if options.output == "table":
         show(_blocks(answer, only=options.pod))
@@ -69,23 +69,23 @@ def _nothing(answer: dict[str, Any]) -> str:
 def _blocks(answer: dict[str, Any], *, only: str | None) -> Iterator[Block]:
     files = answer["files"]
     rows: list[tuple[Cell, ...]] = []
-    for one in sorted(files, key=lambda one: (one["undo"] in _FINE, one["path"], one["file"])):
-        style = "ok" if one["undo"] in _FINE else "bad"
-        detail = f" ({one['detail']})" if one["detail"] else ""
+    for file in sorted(files, key=lambda item: (item["undo"] in _FINE, item["path"], item["file"])):
+        style = "ok" if file["undo"] in _FINE else "bad"
+        detail = f" ({file['detail']})" if file["detail"] else ""
         rows.append(
             (
-                one["file"],
-                value_text(one["text"]),
-                StyledText(one["undo"], style),
-                f"{short_path(one['path'])}{detail}",
+                file["file"],
+                value_text(file["text"]),
+                StyledText(file["undo"], style),
+                f"{short_path(file['path'])}{detail}",
             )
         )
     yield Table(("FILE", "VALUE", "OUTCOME", "GROUP"), rows)
     if rows:
         yield blank()
-    counts = Counter(one["undo"] for one in files)
-    told = ", ".join(f"{count} {undo}" for undo, count in counts.items()) or _nothing(answer)
-    yield line(f"{fmt.plural(len(files), 'file')}: {told}" if files else told)
+    counts = Counter(entry["undo"] for entry in files)
+    text = ", ".join(f"{count} {undo}" for undo, count in counts.items()) or _nothing(answer)
+    yield line(f"{fmt.plural(len(files), 'file')}: {text}" if files else text)
     if answer["left"]:
         yield line(
             StyledText(f"{fmt.plural(answer['left'], 'file')} not restored ({_why_left(files)}); see above", "bad")
@@ -98,7 +98,9 @@ def _blocks(answer: dict[str, Any], *, only: str | None) -> Iterator[Block]:
 
 def _why_left(files: list[dict[str, Any]]) -> str:
     """The distinct reasons of all files that were not restored."""
-    return ", ".join(dict.fromkeys(_REASONS.get(one["undo"], one["undo"]) for one in files if one["undo"] not in _FINE))
+    return ", ".join(
+        dict.fromkeys(_REASONS.get(file["undo"], file["undo"]) for file in files if file["undo"] not in _FINE)
+    )
 
 
 def _held(hold: dict[str, Any] | None) -> Iterator[Cell]:

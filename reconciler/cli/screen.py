@@ -68,7 +68,7 @@ def plain(blocks: Iterable[Block], width: int | None = None) -> str:
                 lines += _field(block, width)
             case Line():
                 lines += _line(block, width)
-    return "".join(f"{one.rstrip()}\n" for one in lines)
+    return "".join(f"{text.rstrip()}\n" for text in lines)
 
 
 def text_of(cell: Cell) -> str:

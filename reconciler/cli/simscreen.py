@@ -69,11 +69,22 @@ def _incidents(incidents: list[dict[str, Any]]) -> Iterator[Block]:
     yield blank()
     yield head("Victims")
     rows: list[tuple[Cell, ...]] = []
-    for one in incidents[:_MOST]:
-        first = one["suspects"][0] if one["suspects"] else None
+    for incident in incidents[:_MOST]:
+        first = incident["suspects"][0] if incident["suspects"] else None
         suspect = "-" if first is None else f"{first['title']} ({first['score']:.2f})"
-        lasted = fmt.duration(one["for_s"]) if one["over"] else f"{fmt.duration(one['for_s'])}, continuing"
-        rows.append((fmt.clock(one["at"]), one["rule"], one["victim"], lasted, suspect, "; ".join(one["evidence"])))
+        lasted = (
+            fmt.duration(incident["for_s"]) if incident["over"] else f"{fmt.duration(incident['for_s'])}, continuing"
+        )
+        rows.append(
+            (
+                fmt.clock(incident["at"]),
+                incident["rule"],
+                incident["victim"],
+                lasted,
+                suspect,
+                "; ".join(incident["evidence"]),
+            )
+        )
     yield Table(("AT", "RULE", "VICTIM", "FOR", "SUSPECT", "EVIDENCE"), rows)
     yield from _more(len(incidents))
 
@@ -83,7 +94,10 @@ def _responses(responses: list[dict[str, Any]]) -> Iterator[Block]:
         return
     yield blank()
     yield head("Actions that would follow")
-    rows = [(fmt.clock(one["at"]), one["victim"], one["turn"], one["words"]) for one in responses[:_MOST]]
+    rows = [
+        (fmt.clock(response["at"]), response["victim"], response["turn"], response["words"])
+        for response in responses[:_MOST]
+    ]
     yield Table(("AT", "FOR", "", "STEP"), rows)
     yield from _more(len(responses))
 
@@ -93,16 +107,19 @@ def _evictions(evictions: list[dict[str, Any]]) -> Iterator[Block]:
         return
     yield blank()
     yield head("Pods that would be evicted")
-    for one in evictions[:_MOST]:
-        yield line(f"{fmt.clock(one['at'])}  {one['pod']}", StyledText(f"  {one['cause']}: {one['evidence']}", "dim"))
-        for text in one["ranking"]:
+    for eviction in evictions[:_MOST]:
+        yield line(
+            f"{fmt.clock(eviction['at'])}  {eviction['pod']}",
+            StyledText(f"  {eviction['cause']}: {eviction['evidence']}", "dim"),
+        )
+        for text in eviction["ranking"]:
             yield line(StyledText(text, "dim"), indent=10)
     yield from _more(len(evictions))
 
 
 def _resources(document: dict[str, Any]) -> Iterator[Block]:
     """What each configuration plans beside the CPUs, for the pods of the last frame."""
-    plans = [one["resources"] for one in (document, document.get("against")) if one is not None]
+    plans = [item["resources"] for item in (document, document.get("against")) if item is not None]
     plans = [plan for plan in plans if plan is not None]
     policies = [
         policy

@@ -147,7 +147,8 @@ class _Run:
                 "victim": finding.title,
                 "evidence": list(finding.evidence),
                 "suspects": [
-                    {"title": one.title, "score": one.score, "reason": one.reason} for one in finding.suspects
+                    {"title": suspect.title, "score": suspect.score, "reason": suspect.reason}
+                    for suspect in finding.suspects
                 ],
                 "for_s": None,
                 "over": True,
@@ -157,10 +158,16 @@ class _Run:
         for finding in judgement.over:
             if (known := self._open.pop((finding.rule, finding.victim), None)) is not None:
                 known["for_s"] = round(frame.wall_s - known["at"], 1)
-        self._unknown.update(one.rule for one in judgement.findings if one.verdict is Verdict.UNKNOWN)
+        self._unknown.update(verdict.rule for verdict in judgement.findings if verdict.verdict is Verdict.UNKNOWN)
         report.responses += [
-            {"at": frame.wall_s, "rule": one.rule, "victim": one.title, "turn": one.turn.value, "words": one.words}
-            for one in judgement.changes
+            {
+                "at": frame.wall_s,
+                "rule": change.rule,
+                "victim": change.title,
+                "turn": change.turn.value,
+                "words": change.words,
+            }
+            for change in judgement.changes
         ]
         self._told_evictions(frame, decision)
 

@@ -166,38 +166,38 @@ def _directory(path: str) -> tuple[int, str]:
             part = parts.popleft()
             made = False
             try:
-                found = os.stat(part, dir_fd=number, follow_symlinks=False)
+                status = os.stat(part, dir_fd=number, follow_symlinks=False)
             except FileNotFoundError:
                 os.mkdir(part, 0o700, dir_fd=number)
                 made = True
             else:
-                if stat.S_ISLNK(found.st_mode):
+                if stat.S_ISLNK(status.st_mode):
                     links -= 1
-                    if links < 0 or found.st_uid not in {0, os.geteuid()}:
-                        raise PermissionError(errno.EPERM, f"{part} is a symbolic link of uid {found.st_uid}")
+                    if links < 0 or status.st_uid not in {0, os.geteuid()}:
+                        raise PermissionError(errno.EPERM, f"{part} is a symbolic link of uid {status.st_uid}")
                     target = os.readlink(part, dir_fd=number)
-                    parts.extendleft(reversed([one for one in target.split("/") if one not in {"", "."}]))
+                    parts.extendleft(reversed([text for text in target.split("/") if text not in {"", "."}]))
                     if target.startswith("/"):
                         parts.appendleft("/")
                     continue
             below = os.open(part, _DIRECTORY, dir_fd=number)
             os.close(number)
             number = below
-            found = os.fstat(number)
+            status = os.fstat(number)
             # A new one is ours, unless another user has replaced it since.
-            made = made and found.st_uid == os.geteuid() and not found.st_mode & _WRITABLE
-            unsafe = unsafe or _unsafe(found, part, last=not parts)
+            made = made and status.st_uid == os.geteuid() and not status.st_mode & _WRITABLE
+            unsafe = unsafe or _unsafe(status, part, last=not parts)
     except BaseException:
         os.close(number)
         raise
     return number, "" if made else unsafe
 
 
-def _unsafe(found: os.stat_result, name: str, *, last: bool) -> str:
+def _unsafe(status: os.stat_result, name: str, *, last: bool) -> str:
     """Why others can change it. In a sticky directory they can replace nothing of ours, but add to it."""
-    if found.st_uid not in {0, os.geteuid()}:
-        return f"{name} is owned by uid {found.st_uid}"
-    if found.st_mode & _WRITABLE and (last or not found.st_mode & stat.S_ISVTX):
+    if status.st_uid not in {0, os.geteuid()}:
+        return f"{name} is owned by uid {status.st_uid}"
+    if status.st_mode & _WRITABLE and (last or not status.st_mode & stat.S_ISVTX):
         return f"{name} is writable by others"
     return ""
 

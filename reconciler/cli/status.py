@@ -33,24 +33,24 @@ _MOST: Final = 8
 
 def run(options: Namespace) -> int:
     """Show it. Not ready, or no daemon: `Exit.NOT_OK`."""
-    found = fetch(options, _SECTIONS)
-    facts = summary(found)
+    document = fetch(options, _SECTIONS)
+    facts = summary(document)
     if options.output == "table":
-        show(_blocks(found, facts))
+        show(_blocks(document, facts))
     else:
         emit(facts, options.output)
     return Exit.OK if facts["ready"] else Exit.NOT_OK
 
 
-def summary(found: FetchedDocument) -> Row:
+def summary(document: FetchedDocument) -> Row:
     """What the screen shows, as plain values."""
-    body, agent = found.body, found.body["agent"]
-    states = Counter(one["state"] for _, _, one in standings(body))
+    body, agent = document.body, document.body["agent"]
+    states = Counter(fields["state"] for _, _, fields in standings(body))
     return {
         "node": agent["node"],
         "version": agent["version"],
         "source": body["source"],
-        "down": found.down,
+        "down": document.down,
         "at": body["at"],
         "mode": agent.get("mode"),
         "configured_mode": agent.get("configured_mode"),
@@ -72,10 +72,10 @@ def summary(found: FetchedDocument) -> Row:
     }
 
 
-def _blocks(found: FetchedDocument, facts: Row) -> Iterator[Block]:
-    agent = found.body["agent"]
-    yield line(*_title(found, facts))
-    if found.live:
+def _blocks(document: FetchedDocument, facts: Row) -> Iterator[Block]:
+    agent = document.body["agent"]
+    yield line(*_title(document, facts))
+    if document.live:
         yield line(
             StyledText(
                 f"kubelet {agent['kubelet_policy']}, cgroups {agent['cgroups']}/{agent['driver']}, "
@@ -86,7 +86,7 @@ def _blocks(found: FetchedDocument, facts: Row) -> Iterator[Block]:
         )
     yield blank()
     yield field("pods", *_counts({name: facts["pods"].get(name, 0) for name in CLASSES}))
-    if found.live:
+    if document.live:
         yield field("settings", *_settings(facts))
     if facts["ledger"]:
         yield field("ledger", *_counts(facts["ledger"]))
@@ -99,13 +99,18 @@ def _blocks(found: FetchedDocument, facts: Row) -> Iterator[Block]:
     yield from _sources(facts)
     if facts["holds"]:
         yield blank()
-        rows = [(one["target"], fmt.until(one["until"]), f"{one['reason']} ({one['by']})") for one in facts["holds"]]
+        rows = [
+            (hold["target"], fmt.until(hold["until"]), f"{hold['reason']} ({hold['by']})") for hold in facts["holds"]
+        ]
         yield Table(("HOLD", "UNTIL", "REASON"), rows)
     if facts["alerts"]:
         yield blank()
         yield field("alerts", *_counts(facts["alerts"], style="warn"))
-    waiting = [one for one in facts["components"] if one["health"] == "waiting"]
-    problems = [*facts["problems"], *(f"component {one['name']} failed, retrying: {one['error']}" for one in waiting)]
+    waiting = [component for component in facts["components"] if component["health"] == "waiting"]
+    problems = [
+        *facts["problems"],
+        *(f"component {entry['name']} failed, retrying: {entry['error']}" for entry in waiting),
+    ]
     if problems:
         yield blank()
         for problem in problems[:_MOST]:
@@ -114,11 +119,11 @@ def _blocks(found: FetchedDocument, facts: Row) -> Iterator[Block]:
             yield line(f"  and {len(problems) - _MOST} more: bypassctl dump --section problems")
 
 
-def _title(found: FetchedDocument, facts: Row) -> Iterator[Cell]:
+def _title(document: FetchedDocument, facts: Row) -> Iterator[Cell]:
     yield StyledText(f"bypassd {facts['version']} on {facts['node']}: ", "head")
-    if not found.live:
+    if not document.live:
         yield StyledText("daemon stopped", "bad")
-        yield f"; {_in_force(found.body)} (state file of {fmt.clock(found.body['agent']['opened_at'])})"
+        yield f"; {_in_force(document.body)} (state file of {fmt.clock(document.body['agent']['opened_at'])})"
         return
     observing = facts["mode"] != "enforce"
     yield StyledText(str(facts["mode"]), "warn" if observing else "ok")
@@ -198,12 +203,12 @@ def _sources(facts: Row) -> Iterator[Block]:
         return
     rows = [
         (
-            one["name"],
-            StyledText("ok", "ok") if one["ok"] else StyledText("bad", "bad"),
-            fmt.duration(one["age_s"]),
-            one["detail"],
+            source["name"],
+            StyledText("ok", "ok") if source["ok"] else StyledText("bad", "bad"),
+            fmt.duration(source["age_s"]),
+            source["detail"],
         )
-        for one in facts["sources"]
+        for source in facts["sources"]
     ]
     yield blank()
     yield Table(("SOURCE", "", "AGE", "DETAIL"), rows, right=frozenset({2}))

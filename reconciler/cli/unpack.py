@@ -43,10 +43,10 @@ def unpack(path: str, directory: str) -> None:
     """
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            found = os.fstat(file.fileno())
-            if not stat.S_ISREG(found.st_mode):
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
                 raise InputError(path, "not a regular file", "a .tar or .tar.gz archive")
-            packed = found.st_size
+            packed = status.st_size
             most = min(MOST_BYTES, FREE_BYTES + MOST_RATIO * packed)
             zipped = file.read(2) == b"\x1f\x8b"
             file.seek(0)
@@ -102,7 +102,7 @@ _PAX: Final = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
 
 def _pax(data: bytes, path: str) -> dict[str, str]:
     """The records that count here, name and size, of lines ``<length> <key>=<value>``. Errors: `InputError`."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     at = 0
     while at < len(data) and data[at]:
         digits, space, _ = data[at : at + 8].partition(b" ")
@@ -114,10 +114,10 @@ def _pax(data: bytes, path: str) -> dict[str, str]:
         if not equals or not value.endswith(b"\n"):
             raise InputError(path, "an unreadable pax header", "an archive of `capture` or tar")
         if key in {b"path", b"size"}:
-            found[key.decode()] = value[:-1].decode("utf-8", "surrogateescape")
+            texts[key.decode()] = value[:-1].decode("utf-8", "surrogateescape")
         elif key.startswith(b"GNU.sparse"):
             raise InputError(path, "a sparse file", "regular files and directories only, as `capture` writes them")
-    return found
+    return texts
 
 
 def _size(records: dict[str, str], path: str) -> int:

@@ -30,28 +30,28 @@ def of_pod(body: Row, pod: Row) -> Row:
     climbs = [(climb, step) for climb in seen.get("ladder", ()) for step in climb["steps"]]
     return {
         "watched": bool(seen.get("rules")) and pod.get("class") in _ONLINE,
-        "findings": [one for one in findings if one["victim"] == f"pod:{uid}"],
+        "findings": [finding for finding in findings if finding["victim"] == f"pod:{uid}"],
         "steps": [_step(climb, step) for climb, step in climbs if climb["victim"] == f"pod:{uid}"],
         "blamed": [
-            {key: one[key] for key in ("rule", "victim", "title", "verdict", "for_s")} | {"place": place, **suspect}
-            for one in findings
-            for place, suspect in enumerate(_renamed(one["suspects"]), 1)
+            {key: finding[key] for key in ("rule", "victim", "title", "verdict", "for_s")} | {"place": place, **suspect}
+            for finding in findings
+            for place, suspect in enumerate(_renamed(finding["suspects"]), 1)
             if suspect["uid"] == uid
         ],
         "in_force": [_step(climb, step) for climb, step in climbs if step["suspect"] == uid],
         "measure": _measure(seen.get("measures", {}), uid),
         "evictions": [
-            {"state": state, **one}
+            {"state": state, **entry}
             for state, most in (("open", None), ("would", None), ("ended", _ENDED))
-            for one in [one for one in eviction.get(state, ()) if one["uid"] == uid][:most]
+            for entry in [item for item in eviction.get(state, ()) if item["uid"] == uid][:most]
         ],
     }
 
 
 def _renamed(suspects: list[Row]) -> Iterator[Row]:
     """A suspect's own title is the pod's, which is known here."""
-    for one in suspects:
-        yield {"uid": one["uid"], "score": one["score"], "reason": one["reason"]}
+    for suspect in suspects:
+        yield {"uid": suspect["uid"], "score": suspect["score"], "reason": suspect["reason"]}
 
 
 def _step(climb: Row, step: Row) -> Row:
@@ -65,57 +65,57 @@ def _measure(measures: Row, uid: str) -> Row:
     return ({"squeezed": squeezed} if squeezed else {}) | ({"frozen": frozen} if frozen else {})
 
 
-def pod_blocks(told: Row) -> Iterator[Block]:
+def pod_blocks(fields: Row) -> Iterator[Block]:
     """The same for people."""
-    if not told:
+    if not fields:
         return
-    lines = list(_pod_lines(told))
+    lines = list(_pod_lines(fields))
     if lines:
         yield blank()
         yield head("interference and eviction")
         yield from lines
 
 
-def _pod_lines(told: Row) -> Iterator[Block]:
-    if told["watched"] and not told["findings"]:
+def _pod_lines(fields: Row) -> Iterator[Block]:
+    if fields["watched"] and not fields["findings"]:
         yield line("no interference found", indent=2)
-    for one in told["findings"]:
-        since = f"  for {fmt.duration(one['for_s'])}, severity {one['severity']:.2f}"
+    for finding in fields["findings"]:
+        since = f"  for {fmt.duration(finding['for_s'])}, severity {finding['severity']:.2f}"
         yield line(
-            StyledText(one["verdict"], STYLES[one["verdict"]]),
-            f" by rule {one['rule']}",
+            StyledText(finding["verdict"], STYLES[finding["verdict"]]),
+            f" by rule {finding['rule']}",
             StyledText(since, "dim"),
             indent=2,
         )
-        for text in one["evidence"]:
+        for text in finding["evidence"]:
             yield line(text, indent=4)
-        if one["suspects"]:
-            first, more = one["suspects"][0], len(one["suspects"]) - 1
+        if finding["suspects"]:
+            first, more = finding["suspects"][0], len(finding["suspects"]) - 1
             also = f" (and {more} more: bypassctl interference)" if more else ""
             yield line(f"top suspect: {first['title']}, {first['score']:.2f}: {first['reason']}{also}", indent=4)
-    for step in told["steps"]:
+    for step in fields["steps"]:
         yield line(*_step_cells("for this pod", step), indent=2)
-    for one in told["blamed"]:
+    for finding in fields["blamed"]:
         cells = (
             StyledText("suspected", "warn"),
-            f" number {one['place']} for victim {one['title']} ({one['verdict']}, {one['rule']})",
+            f" number {finding['place']} for victim {finding['title']} ({finding['verdict']}, {finding['rule']})",
         )
-        yield line(*cells, f": {one['score']:.2f}: {one['reason']}", indent=2)
-    for step in told["in_force"]:
+        yield line(*cells, f": {finding['score']:.2f}: {finding['reason']}", indent=2)
+    for step in fields["in_force"]:
         yield line(*_step_cells(f"for {step['title']}", step), indent=2)
-    for reason in _measured(told["measure"]):
+    for reason in _measured(fields["measure"]):
         yield line(StyledText(reason, "dim"), indent=4)
-    for one in told["evictions"]:
-        yield line(*_eviction(one), indent=2)
-        yield line(StyledText(f"{one['cause']}: {one['evidence']}", "dim"), indent=4)
+    for finding in fields["evictions"]:
+        yield line(*_eviction(finding), indent=2)
+        yield line(StyledText(f"{finding['cause']}: {finding['evidence']}", "dim"), indent=4)
 
 
 def _step_cells(whose: str, step: Row) -> Iterator[Cell]:
     if step["dry_run"]:
         yield StyledText("would be", "dim")
     else:
-        asked = step["response"] == "evict"
-        yield StyledText("requested" if asked else "in force" if step["judged"] else "evaluating", "warn")
+        request = step["response"] == "evict"
+        yield StyledText("requested" if request else "in force" if step["judged"] else "evaluating", "warn")
     yield f" {whose} ({step['rule']}): {step['words']}"
     yield StyledText(f"  {fmt.duration(step['for_s'])}", "dim")
 
@@ -135,36 +135,36 @@ def _measured(measure: Row) -> Iterator[str]:
         yield f"limited to {', '.join(bounds)}: {squeezed['reason']}"
 
 
-def _eviction(one: Row) -> Iterator[Cell]:
-    if one["state"] == "would":
+def _eviction(fields: Row) -> Iterator[Cell]:
+    if fields["state"] == "would":
         yield StyledText("would be evicted", "warn")
-        yield f" (dry run), decided {fmt.clock(one['decided_at'])}"
+        yield f" (dry run), decided {fmt.clock(fields['decided_at'])}"
         return
-    means = f" by {one['means']}" if one["means"] else ""
-    if one["state"] == "open":
+    means = f" by {fields['means']}" if fields["means"] else ""
+    if fields["state"] == "open":
         yield StyledText("being evicted", "bad")
-        yield f": {one['step']}{means} since {fmt.clock(one['step_at'])}"
+        yield f": {fields['step']}{means} since {fmt.clock(fields['step_at'])}"
     else:
         yield "eviction: "
-        yield StyledText(one["outcome"], OUTCOMES.get(one["outcome"], ""))
-        yield f"{means} at {fmt.clock(one['ended_at'])}"
-        yield f": {one['detail']}" if one["detail"] else ""
-    if one["tried"]:
-        yield StyledText(f"; before: {'; '.join(one['tried'])}", "dim")
+        yield StyledText(fields["outcome"], OUTCOMES.get(fields["outcome"], ""))
+        yield f"{means} at {fmt.clock(fields['ended_at'])}"
+        yield f": {fields['detail']}" if fields["detail"] else ""
+    if fields["tried"]:
+        yield StyledText(f"; before: {'; '.join(fields['tried'])}", "dim")
 
 
 def of_node(body: Row) -> Row:
     """Counts for one line. A victim of several rules is counted once, by the worst verdict."""
     seen: Row = body.get("interference") or {}
     eviction: Row = body.get("eviction") or {}
-    told: Row = {}
+    fields: Row = {}
     if seen.get("rules"):
         interfered, suspect = (
-            {one["victim"] for one in seen["findings"] if one["verdict"] == verdict}
+            {finding["victim"] for finding in seen["findings"] if finding["verdict"] == verdict}
             for verdict in ("interfered", "suspect")
         )
         steps = [step["dry_run"] for climb in seen["ladder"] for step in climb["steps"]]
-        told |= {
+        fields |= {
             "rules": len(seen["rules"]),
             "interfered": len(interfered),
             "suspect": len(suspect - interfered),
@@ -173,27 +173,27 @@ def of_node(body: Row) -> Row:
             "problems": len(seen["signals"]["problems"]),
         }
     if eviction.get("enabled") or eviction.get("open"):
-        told["evictions"] = {
+        fields["evictions"] = {
             "dry_run": eviction["dry_run"],
             "open": len(eviction["open"]),
             "would": len(eviction["would"]),
         }
-    return told
+    return fields
 
 
-def node_cells(told: Row) -> Iterator[Cell]:
+def node_cells(fields: Row) -> Iterator[Cell]:
     """The line itself; nothing while nothing is watched."""
-    if "rules" in told:
-        yield StyledText(str(told["interfered"]), "bad" if told["interfered"] else "dim")
-        yield f" {'victim' if told['interfered'] == 1 else 'victims'} confirmed, {told['suspect']} suspected; "
-        yield StyledText(str(told["steps"]), "warn" if told["steps"] else "dim")
-        yield f" {'action' if told['steps'] == 1 else 'actions'}"
-        if told["steps_would"]:
-            yield f", {told['steps_would']} in dry run"
-    evictions = told.get("evictions")
+    if "rules" in fields:
+        yield StyledText(str(fields["interfered"]), "bad" if fields["interfered"] else "dim")
+        yield f" {'victim' if fields['interfered'] == 1 else 'victims'} confirmed, {fields['suspect']} suspected; "
+        yield StyledText(str(fields["steps"]), "warn" if fields["steps"] else "dim")
+        yield f" {'action' if fields['steps'] == 1 else 'actions'}"
+        if fields["steps_would"]:
+            yield f", {fields['steps_would']} in dry run"
+    evictions = fields.get("evictions")
     if evictions is None:
         return
-    yield "; " if "rules" in told else ""
+    yield "; " if "rules" in fields else ""
     if evictions["open"] or not evictions["dry_run"]:
         yield StyledText(str(evictions["open"]), "bad" if evictions["open"] else "dim")
         yield " being evicted"

@@ -113,14 +113,14 @@ def _user(name: str | None) -> _User | None:
     if name is None:
         return None
     try:
-        found = pwd.getpwuid(int(name)) if name.isdecimal() else pwd.getpwnam(name)
+        passwd = pwd.getpwuid(int(name)) if name.isdecimal() else pwd.getpwnam(name)
     except KeyError:
         if name.isdecimal():
             return _User(int(name), int(name))
         if name == "nobody":  # images without a user table
             return _User(_NOBODY, _NOBODY)
         raise ValueError(f"no user {name!r} on this machine") from None
-    return None if found.pw_uid == os.geteuid() else _User(found.pw_uid, found.pw_gid)
+    return None if passwd.pw_uid == os.geteuid() else _User(passwd.pw_uid, passwd.pw_gid)
 
 
 def _protected() -> bool:
@@ -226,9 +226,9 @@ class Command:
 
     def _reap(self) -> None:
         """Take the exit codes of those that could not be killed and have ended since."""
-        for one in [one for one in self._stuck if _is_over(one)]:
-            one.wait()
-            self._stuck.remove(one)
+        for popen in [item for item in self._stuck if _is_over(item)]:
+            popen.wait()
+            self._stuck.remove(popen)
         if self._stuck:
             raise OSError(errno.EBUSY, f"the previous process (pid {self._stuck[0].pid}) cannot be killed")
 
@@ -273,7 +273,7 @@ class _Captured:
 
 async def _communicate(process: "subprocess.Popen[bytes]", streams: ExitStack, given: bytes, said: _Captured) -> None:
     """Until it has ended, or written too much. What it started and left behind is not waited for."""
-    stdin, stdout, stderr = (_stream(streams, one) for one in (process.stdin, process.stdout, process.stderr))
+    stdin, stdout, stderr = (_stream(streams, io) for io in (process.stdin, process.stdout, process.stderr))
     async with trio.open_nursery() as nursery:
         heard = trio.Event()
 
@@ -338,7 +338,7 @@ def _is_over(process: "subprocess.Popen[bytes]") -> bool:
 
 def _result(status: int | None, said: _Captured, late_s: float | None) -> CommandResult:
     """``late_s``: the time that it did not keep."""
-    words = " ".join(said.errors.decode(errors="replace")[:MOST_WORDS].split())
+    message = " ".join(said.errors.decode(errors="replace")[:MOST_WORDS].split())
     truncated = len(said.output) > said.most > 0
     fate = "could not be killed" if status is None else "was killed"
     problem = ""
@@ -347,11 +347,11 @@ def _result(status: int | None, said: _Captured, late_s: float | None) -> Comman
     elif late_s is not None:
         problem = f"it did not end within {duration(late_s)} and {fate}"
     elif status:
-        problem = f"ended with {_code(status)}{f': {words}' if words else ''}"
+        problem = f"ended with {_code(status)}{f': {message}' if message else ''}"
     return CommandResult(
         status=status,
         output=bytes(said.output),
-        words=words,
+        words=message,
         timed_out=late_s is not None,
         truncated=truncated,
         problem=problem,

@@ -166,8 +166,8 @@ class UnaryChannel:
         return bytes(exchange.body[PREFIX:])
 
     def _error(self, questions: Sequence[UnaryCall], message: str) -> SourceError:
-        asked = ", ".join(question.method for question in questions)
-        return SourceError(self._source, f"{self._shown}: {asked}: {message}")
+        text = ", ".join(question.method for question in questions)
+        return SourceError(self._source, f"{self._shown}: {text}: {message}")
 
 
 def _exchange(question: UnaryCall, timeout_s: float) -> Http2Stream:

@@ -157,7 +157,7 @@ class _Request(NamedTuple):
 
     def fields(self, host: str, token: str | None) -> list[tuple[bytes, bytes]]:
         """The header as it is sent; what the asker gives wins. Errors: `ValueError` for what no header can hold."""
-        told = {
+        texts = {
             "Host": host,
             "User-Agent": f"bypassd/{__version__}",
             "Accept": "application/json",
@@ -165,7 +165,7 @@ class _Request(NamedTuple):
             **({"Authorization": f"Bearer {token}"} if token else {}),
         }
         given = {name.lower() for name in self.headers}
-        fields = [(name, value) for name, value in told.items() if name.lower() not in given]
+        fields = [(name, value) for name, value in texts.items() if name.lower() not in given]
         return [(name.encode("ascii"), value.encode("latin-1")) for name, value in (*fields, *self.headers.items())]
 
 
@@ -500,11 +500,11 @@ def _address(base: str, path: str) -> "tuple[httpcore2.URL, str]":
 
 def _by_name(fields: list[tuple[bytes, bytes]]) -> dict[str, str]:
     """Fields by their names in small letters; of one that came several times all values, as in one."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for raw, value in fields:
         name, text = raw.decode("latin-1").lower(), value.decode("latin-1")
-        found[name] = f"{found[name]}, {text}" if name in found else text
-    return found
+        texts[name] = f"{texts[name]}, {text}" if name in texts else text
+    return texts
 
 
 async def _body(stream: AsyncGenerator[bytes], keep: int) -> bytes:
@@ -554,10 +554,10 @@ def _version(path: str | None) -> object:
     if path is None:
         return None
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return None
-    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
+    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def _reason(exc: Exception) -> str:

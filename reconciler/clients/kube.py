@@ -74,9 +74,9 @@ def status_of(answer: HttpResponse) -> ApiStatus:
 
 def wait_s_of(answer: HttpResponse, status: ApiStatus, now_s: float) -> float | None:
     """How long the API server wants not to be asked, by the header, else by its Status; None: it says nothing."""
-    told = status.details.retry_after_s if status.details is not None else 0
+    number = status.details.retry_after_s if status.details is not None else 0
     wait_s = answer.wait_s(now_s)
-    return min(float(told), LONGEST_WAIT_S) if wait_s is None and told > 0 else wait_s
+    return min(float(number), LONGEST_WAIT_S) if wait_s is None and number > 0 else wait_s
 
 
 def find_peer(
@@ -207,7 +207,7 @@ class KubeApi:
 
 def _version(path: str) -> object:
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return None
-    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
+    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size

@@ -254,12 +254,12 @@ def explain(loaded: Loaded, prefix: str = "") -> str:
         value = value_at(loaded.config, path, top)
         given = [str(at) for name, at in loaded.origins.items() if name == path or name.startswith(f"{path}.")]
         source = ", ".join(given) if given else "default"
-        words = [f"  {text}" for text in (field.description, accepts(field)) if text]
+        parts = [f"  {text}" for text in (field.description, accepts(field)) if text]
         if given:
-            words.append(f"  default {shown(field.default, field)}")
+            parts.append(f"  default {shown(field.default, field)}")
         if field.restart:
-            words.append("  a change needs a restart")
-        blocks.append("\n".join([f"{path} = {_in_force(value, field)}   [{source}]", *words]))
+            parts.append("  a change needs a restart")
+        blocks.append("\n".join([f"{path} = {_in_force(value, field)}   [{source}]", *parts]))
     if not blocks:
         raise KeyError(prefix)
     return "\n".join(blocks) + "\n"

@@ -28,21 +28,21 @@ from state.topology import Topology
 from state.topology_sysfs import read_topology
 
 
-def kubelet_peer(config: KubeletSection, found: KubeletConfig) -> HttpEndpoint | None:
+def kubelet_peer(config: KubeletSection, kubelet_config: KubeletConfig) -> HttpEndpoint | None:
     """The kubelet; None when it is not to be asked, or when there is no sign of one on this machine."""
     if not config.enabled or config.endpoint is EndpointSection.OFF:
         return None
-    if config.endpoint is EndpointSection.AUTO and not found.sources and config.address is None:
+    if config.endpoint is EndpointSection.AUTO and not kubelet_config.sources and config.address is None:
         return None
-    http = config.http_port if config.http_port is not None else found.read_only_port
+    http = config.http_port if config.http_port is not None else kubelet_config.read_only_port
     if config.endpoint is EndpointSection.HTTPS:
         http = 0
     elif config.endpoint is EndpointSection.HTTP:
         http = http or 10255
-    told = replace(
-        found,
-        address=config.address or found.address,
-        port=config.https_port or found.port,
+    message = replace(
+        kubelet_config,
+        address=config.address or kubelet_config.address,
+        port=config.https_port or kubelet_config.port,
         read_only_port=http,
     )
     credentials = config.endpoint is not EndpointSection.HTTP
@@ -54,25 +54,25 @@ def kubelet_peer(config: KubeletSection, found: KubeletConfig) -> HttpEndpoint |
         insecure=config.insecure_skip_verify,
         timeout_s=config.timeout_s,
     )
-    return choose_peer(access, told)
+    return choose_peer(access, message)
 
 
-def cri_socket(config: RuntimeSection, found: KubeletConfig, root: str) -> str | None:
+def cri_socket(config: RuntimeSection, kubelet_config: KubeletConfig, root: str) -> str | None:
     """The CRI socket, without the root prefix; None when CRI is off or no socket is named or found."""
     if config.cri is FeatureSwitch.OFF:
         return None
-    endpoints = config.sockets or (found.runtime_endpoint,)
+    endpoints = config.sockets or (kubelet_config.runtime_endpoint,)
     return next((socket for endpoint in endpoints if (socket := find_socket(endpoint, root)) is not None), None)
 
 
 def cri_client(
-    config: RuntimeSection, found: KubeletConfig, root: str, marks: MarkReader | None = None
+    config: RuntimeSection, kubelet_config: KubeletConfig, root: str, marks: MarkReader | None = None
 ) -> CriClient | None:
     """A client of the runtime, not yet connected; None as for `cri_socket`.
 
     A socket that the operator did not name is used only if it is root's, and a process of root's listens on it.
     """
-    socket = cri_socket(config, found, root)
+    socket = cri_socket(config, kubelet_config, root)
     if socket is None:
         return None
     root_only = not config.sockets and root == "/"
@@ -161,13 +161,13 @@ def read_kubelet(config: Config) -> KubeletConfig:
 def runtime_dirs(config: Config) -> RuntimeDirs:
     """The runtimes' directories: the usual ones and what containerd's configuration and the operator name."""
     root, runtime = config.node.root, config.runtime
-    found = find_runtime_dirs(root)
+    dirs = find_runtime_dirs(root)
     states = tuple(_under(root, path) for path in runtime.runc_roots)
     bundles = (_under(root, f"{runtime.state_dir}/io.containerd.runtime.v2.task/k8s.io"),)
     return replace(
-        found,
-        states=tuple(dict.fromkeys((*states, *(() if states else found.states)))),
-        bundles=tuple(dict.fromkeys((*bundles, *found.bundles))),
+        dirs,
+        states=tuple(dict.fromkeys((*states, *(() if states else dirs.states)))),
+        bundles=tuple(dict.fromkeys((*bundles, *dirs.bundles))),
     )
 
 

@@ -142,7 +142,7 @@ def _with_places(bound: BoundConfig[Config]) -> Config:
     """The overrides know where they were written: ``explain`` shows it as the source of a pod's class."""
     config = bound.value
     overrides = tuple(
-        one if one.origin else replace(one, origin=str(bound.origins[f"classes.overrides[{index}]"]))
-        for index, one in enumerate(config.classes.overrides)
+        override if override.origin else replace(override, origin=str(bound.origins[f"classes.overrides[{index}]"]))
+        for index, override in enumerate(config.classes.overrides)
     )
     return replace(config, classes=replace(config.classes, overrides=overrides))

@@ -16,7 +16,7 @@ def read_keys(config: Config, rules: ClassRules) -> ReadKeys:
     annotations: set[str] = set()
     for part in (*_parts(config), *_parts(rules)):
         if isinstance(part, LabelSelector):
-            labels.update(part.match_labels, (one.key for one in part.match_expressions))
+            labels.update(part.match_labels, (requirement.key for requirement in part.match_expressions))
         elif isinstance(part, ExemptionsConfig):
             marks = keys_of((*part.marks, *part.prefer, *part.avoid))
             labels |= marks
@@ -37,11 +37,11 @@ def _parts(value: object) -> Iterator[Struct]:
         for name in value.__struct_fields__:
             yield from _parts(getattr(value, name))
     elif isinstance(value, Mapping):
-        for one in value.values():
-            yield from _parts(one)
+        for entry in value.values():
+            yield from _parts(entry)
     elif isinstance(value, (tuple, list, frozenset)):
-        for one in value:
-            yield from _parts(one)
+        for entry in value:
+            yield from _parts(entry)
 
 
 def _texts(value: object) -> Iterator[str]:
@@ -51,8 +51,8 @@ def _texts(value: object) -> Iterator[str]:
         for name in value.__struct_fields__:
             yield from _texts(getattr(value, name))
     elif isinstance(value, Mapping):
-        for one in value.values():
-            yield from _texts(one)
+        for entry in value.values():
+            yield from _texts(entry)
     elif isinstance(value, (tuple, list)):
-        for one in value:
-            yield from _texts(one)
+        for entry in value:
+            yield from _texts(entry)

@@ -89,26 +89,26 @@ class CpusetRepair:
                 given = await self._give_back(change.back, knowledge.pods.values())
                 for path in directories:
                     judge.control_files.load(path, (_KNOB,))
-        words = change.describe
+        message = change.describe
         if emptied:
             more = f" and {len(emptied) - 1} more" if len(emptied) > 1 else ""
-            words += f"; no CPU left for {emptied[0]}{more}: its processes run in the parent group until it restarts"
-        if failed := [one for one in given if one.error]:
-            words += f"; cannot restore the CPUs of {failed[0].path}: {failed[0].error}"
+            message += f"; no CPU left for {emptied[0]}{more}: its processes run in the parent group until it restarts"
+        if failed := [cpus for cpus in given if cpus.error]:
+            message += f"; cannot restore the CPUs of {failed[0].path}: {failed[0].error}"
         if done := len(given) - len(failed):
-            words += f"; restored in {plural(done, 'cpuset')} from which the kernel had removed it"
-        self._tell(words)
+            message += f"; restored in {plural(done, 'cpuset')} from which the kernel had removed it"
+        self._tell(message)
         self._reconciler.dirty.mark_all("hotplug")
 
     def _directories(self) -> dict[str, CpuSet]:
         """The sets of the directories above containers, as they were read last."""
-        found: dict[str, CpuSet] = {}
+        directories: dict[str, CpuSet] = {}
         for (path, knob), value in self._judge.control_files.actual.items():
             if knob == _KNOB and isinstance(value, CpuSet):
                 name = self._layout.parse(path)
                 if name is not None and name.kind is not GroupKind.CONTAINER:
-                    found[path] = value
-        return found
+                    directories[path] = value
+        return directories
 
     def _took(self, cpus: CpuSet, known: Mapping[str, CpuSet]) -> None:
         for path, have in known.items():
@@ -119,12 +119,12 @@ class CpusetRepair:
 
     async def _emptied(self, pods: Iterable[Pod]) -> list[str]:
         """Containers without any CPU: the kernel has moved their processes up."""
-        found: list[str] = []
+        texts: list[str] = []
         slices = TimeSlice()
         for pod in pods:
-            found += [one.group.path for one in pod.containers if self._read(one.group.path) == EMPTY]
+            texts += [container.group.path for container in pod.containers if self._read(container.group.path) == EMPTY]
             await slices.checkpoint()
-        return found
+        return texts
 
     async def _give_back(self, cpus: CpuSet, pods: Iterable[Pod]) -> list[RestoredCpus]:
         """Widen every group that lost them, parents first. No error raises: a group may be gone by now."""

@@ -73,7 +73,7 @@ class HoldManager:
     def add_manual(self, hold: Hold) -> None:
         """The judge honours what a person wrote: remember it like any other hold."""
         if hold.target not in self.all and len(self.all) >= MOST:
-            ends = {one.until: one.target for one in self.all.values() if one.until is not None}
+            ends = {item.until: item.target for item in self.all.values() if item.until is not None}
             if not ends:
                 self._log.warning("too many holds; this one is not stored", target=hold.target, most=MOST)
                 return
@@ -129,7 +129,7 @@ class HoldManager:
         while True:
             self.look()
             self._changed.clear()
-            left = [one.until - self._wall() for one in self.all.values() if one.until is not None]
+            left = [hold.until - self._wall() for hold in self.all.values() if hold.until is not None]
             await self._changed.wait(max(0.0, min([*left, _LOOK_S])))
 
     def look(self) -> None:
@@ -137,7 +137,7 @@ class HoldManager:
         self._follow_clock()
         now = self._boot()
         for target in [
-            one.target for one in self.all.values() if one.ends_boot_s is not None and one.ends_boot_s <= now
+            item.target for item in self.all.values() if item.ends_boot_s is not None and item.ends_boot_s <= now
         ]:
             del self.all[target]
             self._unsaved.pop(target, None)

@@ -260,27 +260,29 @@ class Inventory:
     def _read(self, cid: str) -> None:
         """The runtime's files of one container: the bundle from its creation, runc's state once it has finished."""
         known = self._facts.get(cid)
-        found = ContainerInput(settled=not self.signalled(cid))
+        container_input = ContainerInput(settled=not self.signalled(cid))
         lost: list[AgentError] = []
         try:
             if (directory := self._runtime.bundle(cid)) is not None:
                 bundle = read_bundle(directory, cid)
-                found = replace(found, kind=bundle.kind, name=bundle.container_name, spec=bundle.spec)
+                container_input = replace(
+                    container_input, kind=bundle.kind, name=bundle.container_name, spec=bundle.spec
+                )
                 if (meta := bundle.meta(self._marks)) is not None:
                     self._bundles[cid] = meta
         except AgentError as exc:
             lost.append(exc)
             if known is not None:
-                found = replace(found, kind=known.kind, name=known.name, spec=known.spec)
+                container_input = replace(container_input, kind=known.kind, name=known.name, spec=known.spec)
         try:
             if (path := self._runtime.state_file(cid)) is not None:
-                found = replace(found, spec=read_state(path).spec, settled=True)
+                container_input = replace(container_input, spec=read_state(path).spec, settled=True)
         except AgentError as exc:
             lost.append(exc)
             if known is not None and known.settled:
-                found = replace(found, spec=known.spec, settled=True)
+                container_input = replace(container_input, spec=known.spec, settled=True)
         if lost:
             self._errors.failed(container_key(cid), lost[0])
         else:
             self._errors.passed(container_key(cid))
-        self._facts[cid] = found
+        self._facts[cid] = container_input

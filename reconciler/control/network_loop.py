@@ -138,8 +138,8 @@ class NetworkLoop:
 
     def problems(self) -> Sequence[str]:
         """See `SideActuator`."""
-        found = [f"{name}: {line.problem}" for name, line in sorted(self.lines.items()) if line.problem]
-        return [*found, *([self._pods.problem] if self._pods.problem else [])]
+        texts = [f"{name}: {line.problem}" for name, line in sorted(self.lines.items()) if line.problem]
+        return [*texts, *([self._pods.problem] if self._pods.problem else [])]
 
     # One round
 
@@ -151,7 +151,7 @@ class NetworkLoop:
     async def _round(self, situation: PlanSnapshot) -> None:
         wish = situation.plan.network or NetworkRequest()
         enforce = situation.enforce and not wish.dry_run and "node" not in situation.holds
-        wanted = {one.name: one for one in wish.interfaces}
+        wanted = {request.name: request for request in wish.interfaces}
         try:
             if enforce:
                 trees = set(wanted) if wish.classes else set()
@@ -179,16 +179,16 @@ class NetworkLoop:
                 self.lines[name] = await self._line(wanted[name], before, wish, enforce=enforce)
             except (SourceError, StoreError) as exc:
                 self.lines[name] = LinkState(problem=str(exc))
-            if (words := self.lines[name].problem) and words != before.problem:
-                _LOG.warning(words, interface=name)
+            if (message := self.lines[name].problem) and message != before.problem:
+                _LOG.warning(message, interface=name)
 
     async def _known(self, wish: InterfaceRequest) -> tuple[Link | None, LinkLimits | None, str]:
         """An interface and its bounds; else the words say what of it nobody knows. Errors: `SourceError`."""
-        device, told = await self._trees.link(wish.name, ask_speed=wish.link_mbit is None)
+        device, number = await self._trees.link(wish.name, ask_speed=wish.link_mbit is None)
         if device is None:
             return None, None, "no such interface"
-        if told is not None:
-            self._told[wish.name] = device.index, told
+        if number is not None:
+            self._told[wish.name] = device.index, number
         index, last = self._told.get(wish.name, (0, 0))
         speed = wish.link_mbit or (last if index == device.index else None)
         if speed is None:

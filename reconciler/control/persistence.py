@@ -125,13 +125,13 @@ class _ClassRow(msgspec.Struct):
 
 def read_classes(store: Store) -> dict[str, LastClass]:
     """The classes that the pods of an earlier run had when their labels were read, by uid. What is broken is left."""
-    found: dict[str, LastClass] = {}
+    classes: dict[str, LastClass] = {}
     for key, row in store.rows(ASSIGNMENTS):
         if key.startswith(POD):
             with contextlib.suppress(ValueError):
                 last = decoded(msgspec.msgpack.Decoder(_ClassRow).decode, row).last()
-                found |= {} if last is None else {key.removeprefix(POD): last}
-    return found
+                classes |= {} if last is None else {key.removeprefix(POD): last}
+    return classes
 
 
 def was_killed(store: Store) -> bool:
@@ -296,8 +296,8 @@ class StateWriter:
         settings = {
             f"{setting.path}:{knob}": setting
             for wanted in self._reconciler.wanted.values()
-            for here in wanted.values()
-            for knob, setting in here.items()
+            for item in wanted.values()
+            for knob, setting in item.items()
         }
         _differences(batch, SETTINGS, settings, self._settings)
         pods = dict(self._reconciler.knowledge.pods)

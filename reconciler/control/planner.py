@@ -135,11 +135,11 @@ def _resolve(wishes: Iterable[tuple[int, Setting]]) -> Mapping[tuple[str, str], 
     return {key: setting for key, (_, setting) in chosen.items()}
 
 
-def _beats(one: tuple[int, Setting], other: tuple[int, Setting]) -> bool:
-    mine, theirs = one[1].value, other[1].value
-    if one[1].knob in _LIMITS and mine != theirs:
+def _beats(pair: tuple[int, Setting], other: tuple[int, Setting]) -> bool:
+    mine, theirs = pair[1].value, other[1].value
+    if pair[1].knob in _LIMITS and mine != theirs:
         return theirs is None or (isinstance(mine, int) and isinstance(theirs, int) and mine < theirs)
-    return one[0] < other[0]
+    return pair[0] < other[0]
 
 
 def _planned(scene: RefusalContext) -> Planned:

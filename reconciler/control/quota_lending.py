@@ -62,12 +62,12 @@ class QuotaLender:
         customers = quota_burst.customers(knowledge.pods.values(), pools, config)
         cpus = len(knowledge.readings.topology.online)
         samples: dict[str, BurstSample] = {}
-        for pod, one in customers:
-            use = knowledge.readings.uses.get(one.path)
+        for pod, borrower in customers:
+            use = knowledge.readings.uses.get(borrower.path)
             # One reading is one step: what was read a second ago has had its answer.
             known = use if use is not None and use.age_s < use.interval_s / 2 else None
-            samples[one.path] = BurstSample(
-                borrower=one,
+            samples[borrower.path] = BurstSample(
+                borrower=borrower,
                 percent=quota_burst.percent_of(pod, config),
                 budget_s=quota_burst.budget_of(pod, config),
                 cpus=cpus,
@@ -92,14 +92,14 @@ class QuotaLender:
         self._looked_at = now
         customers = self._turbo_customers()
         self._nobody = not customers
-        self._groups.sample({one.path: one.inode for _, one in customers})
+        self._groups.sample({borrower.path: borrower.inode for _, borrower in customers})
         load = swing = None
         if reading is None:
             self._load.forget()
         else:
             load, swing = self._load.add(reading, config.swing_window_s)
         cpus = len(self._reconciler.knowledge.readings.topology.online)
-        samples = {one.path: self._turbo_sample(one, now, config.interval_s) for _, one in customers}
+        samples = {borrower.path: self._turbo_sample(borrower, now, config.interval_s) for _, borrower in customers}
         node = TurboNode(cpus=cpus, load_percent=load, swing=swing)
         self.turbo = quota_turbo.step(self.turbo, samples, node, config)
         self._publish({path: state.quota_us for path, state in self.turbo.items()}, customers)
@@ -111,13 +111,13 @@ class QuotaLender:
         pods = reconciler.knowledge.pods.values()
         return quota_turbo.customers(pods, reconciler.pools, reconciler.policies.quota_turbo)
 
-    def _turbo_sample(self, one: QuotaBorrower, now: float, interval_s: float) -> TurboSample:
-        use = self._groups.current_of(one.path, now)
-        moved = self._groups.moved(one.path)
+    def _turbo_sample(self, borrower: QuotaBorrower, now: float, interval_s: float) -> TurboSample:
+        use = self._groups.current_of(borrower.path, now)
+        moved = self._groups.moved(borrower.path)
         if use is None or moved is None or use.age_s > interval_s:
-            return TurboSample(borrower=one)
+            return TurboSample(borrower=borrower)
         return TurboSample(
-            borrower=one,
+            borrower=borrower,
             use_milli=use.cpu_milli,
             hit=grown(moved.before.throttled_periods, moved.after.throttled_periods),
             throttled_ns=grown(moved.before.throttled_ns, moved.after.throttled_ns),
@@ -128,11 +128,11 @@ class QuotaLender:
         lent: dict[str, int] = {}
         owners: dict[str, str] = {}
         loans: dict[str, list[tuple[QuotaBorrower, int]]] = {}
-        for pod, one in customers:
-            quota = quotas.get(one.path, one.limit_us)
-            if quota > one.limit_us:
-                lent[one.path], owners[one.path] = quota, pod.uid
-                loans.setdefault(pod.group.path, []).append((one, quota))
+        for pod, borrower in customers:
+            quota = quotas.get(borrower.path, borrower.limit_us)
+            if quota > borrower.limit_us:
+                lent[borrower.path], owners[borrower.path] = quota, pod.uid
+                loans.setdefault(pod.group.path, []).append((borrower, quota))
                 owners[pod.group.path] = pod.uid
         judge = self._reconciler.actuator.judge
         for path, made in loans.items():

@@ -203,7 +203,7 @@ class Reconciler:
             with self.errors.contained(container_key(cid)):
                 self._settle(cid, at)
         seen = await self._see(uids, listed)
-        looked = {uid for uid, one in seen.items() if one.pod is not None} | self._take_kubelet()
+        looked = {uid for uid, change in seen.items() if change.pod is not None} | self._take_kubelet()
         view, plan, moved = self._plan_node()
         if moved or signalled or _caused(batch):
             self._counters.event()
@@ -328,10 +328,10 @@ class Reconciler:
         slices = TimeSlice()
         for uid in uids:
             with self.errors.contained(pod_key(uid)):
-                seen[uid] = one = self.knowledge.sample(uid, listed.get(uid))
-                self._came_and_went(one)
+                seen[uid] = change = self.knowledge.sample(uid, listed.get(uid))
+                self._came_and_went(change)
             await slices.checkpoint()
-        unknown = [uid for uid, one in seen.items() if one.pod is not None and self.knowledge.unlabelled(uid)]
+        unknown = [uid for uid, item in seen.items() if item.pod is not None and self.knowledge.unlabelled(uid)]
         if unknown and not self.ready.is_set():
             await self._metadata.prefetch(unknown, _FIRST_LABELS_S)
             for uid in unknown:
@@ -359,7 +359,11 @@ class Reconciler:
                 at = trio.current_time()
                 for delay in self._verify:
                     heapq.heappush(self._later, (at + delay, container_key(cid)))
-        before = {one.id: one.group.path for one in seen.before.containers} if seen.before is not None else {}
+        before = (
+            {container.id: container.group.path for container in seen.before.containers}
+            if seen.before is not None
+            else {}
+        )
         for cid in seen.went:
             self.timelines.went(cid)
             if cid in before:
@@ -436,21 +440,21 @@ class Reconciler:
     ) -> list[GroupTarget]:
         """The pod's groups to look at. ``before``: what was wanted at the last look."""
         targets = []
-        groups = [(pod.group, None), *((one.group, one) for one in pod.containers)]
+        groups = [(pod.group, None), *((item.group, item) for item in pod.containers)]
         for group, container in groups:
-            here = wanted.get(group.path, {})
+            settings = wanted.get(group.path, {})
             ours = self._ledger.group(group.path) or group.path in self.actuator.judge.recent_releases
-            if not here and not ours and group.path not in before:
+            if not settings and not ours and group.path not in before:
                 continue
             if container is None and not pod.containers:
                 # The kubelet is still at its own values there: it is done before the first container comes.
                 continue
-            if not every and _values(here) == _values(before.get(group.path, {})):
+            if not every and _values(settings) == _values(before.get(group.path, {})):
                 continue
-            told = container is not None and container.id in signalled
-            fresh = container is not None and told and container.id not in self._found
-            target = GroupTarget(group=group, settings=here, pod_uid=pod.uid, container=container, signalled=fresh)
-            if told:
+            reported = container is not None and container.id in signalled
+            fresh = container is not None and reported and container.id not in self._found
+            target = GroupTarget(group=group, settings=settings, pod_uid=pod.uid, container=container, signalled=fresh)
+            if reported:
                 self.actuator.rebase(target)
             targets.append(target)
         return targets
@@ -508,8 +512,8 @@ class Reconciler:
 
 def _caused(batch: DirtyBatch) -> bool:
     """Whether anything but the clock and what it drives asked for the look."""
-    told = any(key != TICK and not key.startswith(LOAN) for key in batch.keys)
-    return told or any(why != "periodic" for why in batch.everything)
+    reported = any(key != TICK and not key.startswith(LOAN) for key in batch.keys)
+    return reported or any(why != "periodic" for why in batch.everything)
 
 
 def _is_files_key(key: str) -> bool:

@@ -128,14 +128,14 @@ class OperatorFiles:
         if self._manifests is None:
             return False
         try:
-            found = self._manifests.read()
+            manifests = self._manifests.read()
         except SourceError as exc:
             self._note("manifests", str(exc))
             return False
-        self._note("manifests", "; ".join(found.problems))
+        self._note("manifests", "; ".join(manifests.problems))
         names = {uid: (pod.namespace or "", pod.name or "") for uid, pod in pods.items()}
         before = dict(metadata.manifests)
-        metadata.set_manifests(resolve(found.found, names, self._place.kubelet.node_name))
+        metadata.set_manifests(resolve(manifests.found, names, self._place.kubelet.node_name))
         return before != metadata.manifests
 
     def statuses(self) -> list[SourceStatus]:
@@ -307,7 +307,7 @@ class Agent:
             self.ledger,
             place.layout,
             files=files,
-            tell=lambda words: self.alert("hotplug", words, None),
+            tell=lambda message: self.alert("hotplug", message, None),
         )
         self.hotplug = HotplugSource(place.topology, self.replug.changed, root=place.root)
         self.ticker = Sampler(
@@ -377,8 +377,8 @@ class Agent:
         done, failed = unfreeze(self.place.hierarchy, self.ledger, files=self.files)
         for path in done:
             self.log.info("runs again", group=path)
-        for words in failed:
-            self.log.error(words)
+        for message in failed:
+            self.log.error(message)
         return done
 
     # The runtime's signal passes through here, so that the parts need not know each other
@@ -425,7 +425,7 @@ class Agent:
 
     def statuses(self) -> list[SourceStatus]:
         """Every source with its age and what is wrong with it."""
-        found = [
+        statuses = [
             self.tree.status(),
             self.signal.status(),
             self.checkpoints.status(),
@@ -437,14 +437,16 @@ class Agent:
             self.hotplug.status(),
             *([self.disks.status()] if self.config.policies.disk.devices else []),
         ]
-        found += self.by_hand.statuses()
+        statuses += self.by_hand.statuses()
         if self.config.kubelet.enabled:
-            found.append(self._kubelet_process())
+            statuses.append(self._kubelet_process())
         if not self.store.writable:
-            found.append(SourceStatus(name="store", ok=False, age_s=None, detail=self.store.problem or "not writable"))
+            statuses.append(
+                SourceStatus(name="store", ok=False, age_s=None, detail=self.store.problem or "not writable")
+            )
         else:
-            found.append(SourceStatus(name="store", ok=True, age_s=0.0, detail=self.store.path))
-        return found
+            statuses.append(SourceStatus(name="store", ok=True, age_s=0.0, detail=self.store.path))
+        return statuses
 
     def _kubelet_process(self) -> SourceStatus:
         """Whether a process is believed to be the kubelet, and what of its settings could not be used."""
@@ -505,17 +507,17 @@ class Agent:
 
     # Alerts and commands
 
-    def alert(self, kind: str, words: str, setting: Setting | None) -> None:
+    def alert(self, kind: str, message: str, setting: Setting | None) -> None:
         """Something that a person should get to know; told once per occasion."""
         self.alerts[kind] += 1
         path = setting.path if setting is not None else ""
         knob = setting.knob if setting is not None else ""
-        self.log.warning(words, alert=kind, path=path, knob=knob)
+        self.log.warning(message, alert=kind, path=path, knob=knob)
         uid = setting.pod_uid if setting is not None else None
         self.ledger.note(
-            LedgerEvent(at=time.time(), kind=f"alert:{kind}", path=path, file=knob, reason=words, pod_uid=uid)
+            LedgerEvent(at=time.time(), kind=f"alert:{kind}", path=path, file=knob, reason=message, pod_uid=uid)
         )
-        self.telling.send(as_alert(kind, words, setting, self.knowledge.pods))
+        self.telling.send(as_alert(kind, message, setting, self.knowledge.pods))
 
     def _hold(self, now: Mapping[str, Hold]) -> None:
         """Bring the holds in force to the judge; what a hold no longer covers is looked at again."""
@@ -549,9 +551,9 @@ class Agent:
         table |= side_actuators.restore_table(self.sides, only)
         done = await restore_ledger(self.ledger, table, side_actuators.codec_of, only)
         await trio.to_thread.run_sync(self.ledger.flush, limiter=self.store_lane)
-        for one in done:
-            if not one.ok:
-                self.alert("restore", f"{one.path}/{one.file}: {one.undo}: {one.detail}", None)
+        for result in done:
+            if not result.ok:
+                self.alert("restore", f"{result.path}/{result.file}: {result.undo}: {result.detail}", None)
         self.dirty.mark_all("restore")
         return done
 
@@ -582,7 +584,7 @@ class Agent:
         self.judge.enforce = config.mode is AgentMode.ENFORCE
         self.actuator.reclaim = config.memory.lower is Lower.RECLAIM
         sections = ((name, getattr(config.policies, name)) for name in config.policies.__struct_fields__)
-        self.judge.dry_policies = frozenset(name for name, one in sections if getattr(one, "dry_run", False))
+        self.judge.dry_policies = frozenset(name for name, item in sections if getattr(item, "dry_run", False))
 
     def reconfigure(self, config: Config) -> None:
         """Take a new configuration that has been checked. What needs a restart keeps its old value in it."""

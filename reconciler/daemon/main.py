@@ -73,7 +73,7 @@ class Daemon:
         async with trio.open_nursery() as nursery:
             await nursery.start(self._signals, nursery.cancel_scope)
             place = await wait_for_place(self.config)
-            for problem in (*place.kubelet.problems, *(str(one) for one in place.runtime.problems)):
+            for problem in (*place.kubelet.problems, *(str(error) for error in place.runtime.problems)):
                 self._log.warning(problem)
             try:
                 await self._serve(place)
@@ -117,7 +117,7 @@ class Daemon:
         self._notifier.stopping("stopping")
         if self.config.on_stop is OnStop.RESTORE and self.config.mode is AgentMode.ENFORCE:
             done = await agent.restore()
-            left = [one for one in done if not one.ok]
+            left = [result for result in done if not result.ok]
             self._log.info("restored on stop", files=len(done) - len(left), left=len(left))
         agent.close()
         self._notifier.close()
@@ -287,11 +287,11 @@ def _be_nice(nice: int, log: BoundLog) -> None:
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
-    for one in group.exceptions:
-        if isinstance(one, BaseExceptionGroup):
-            yield from _leaves(one)
+    for exception in group.exceptions:
+        if isinstance(exception, BaseExceptionGroup):
+            yield from _leaves(exception)
         else:
-            yield one
+            yield exception
 
 
 def _problem_text(log: BoundLog, errors: Sequence[BaseException]) -> int:

@@ -46,8 +46,8 @@ from state.summary import budget_facts, pod_facts, pool_lists
 def standings_of(agent: Agent, path: str) -> Mapping[str, SettingStatus]:
     """How everything stands that is wanted of one group, by knob."""
     beside = [side.standings.get(path) for side in agent.sides if isinstance(side, GroupOutcomes)]
-    found = agent.judge.statuses.by_group.get(path, {})
-    return {knob: one for here in (found, *filter(None, beside)) for knob, one in here.items()}
+    statuses = agent.judge.statuses.by_group.get(path, {})
+    return {knob: status for item in (statuses, *filter(None, beside)) for knob, status in item.items()}
 
 
 def pods_in_order(agent: Agent) -> list[Pod]:
@@ -66,10 +66,10 @@ def nothing_in_force(agent: Agent) -> str | None:
     for pod in agent.knowledge.pods.values():
         if pod.pod_class is not PodClass.RECLAIMED:
             continue
-        paths = (pod.group.path, *(one.group.path for one in pod.containers))
-        found = [one for path in paths for one in agent.judge.statuses.by_group.get(path, {}).values()]
-        bad = [one.detail for one in found if one.kind.is_failing()]
-        if found and not bad:
+        paths = (pod.group.path, *(container.group.path for container in pod.containers))
+        statuses = [status for path in paths for status in agent.judge.statuses.by_group.get(path, {}).values()]
+        bad = [status.detail for status in statuses if status.kind.is_failing()]
+        if statuses and not bad:
             return None
         pods += bool(bad)
         failing.update(bad)
@@ -107,7 +107,7 @@ def snapshot(agent: Agent, *, ready: bool, components: Sequence[ComponentStatus]
             pods.append(_pod_metrics(agent, pod, cache))
             yield
     pools, cpu = agent.reconciler.pools, agent.knowledge.readings.cpu
-    refused = Counter(one.rule for refusals in agent.reconciler.refusals.values() for one in refusals)
+    refused = Counter(refusal.rule for refusals in agent.reconciler.refusals.values() for refusal in refusals)
     used = {}
     if cpu is not None:
         used = {"online": cpu.online_milli, "reclaimed": cpu.reclaimed_milli, "system": cpu.system_milli}
@@ -133,7 +133,7 @@ def snapshot(agent: Agent, *, ready: bool, components: Sequence[ComponentStatus]
         components=tuple(components),
         store_ok=agent.store.writable,
         alerts=agent.telling.numbers(),
-        watches=sum(one.watches for one in (agent.tree.stats, agent.signal.stats) if one is not None),
+        watches=sum(stats.watches for stats in (agent.tree.stats, agent.signal.stats) if stats is not None),
         rss_bytes=rss_bytes(),
         cpu_s=times.user + times.system,
         started_at=agent.started_at,
@@ -146,11 +146,11 @@ def snapshot(agent: Agent, *, ready: bool, components: Sequence[ComponentStatus]
 
 def standings_by_group(agent: Agent) -> list[Mapping[str, SettingStatus]]:
     """How every wanted setting stands, by group. A list, as what it is made of may change between two steps."""
-    found: list[Mapping[str, SettingStatus]] = list(agent.judge.statuses.by_group.values())
+    statuses: list[Mapping[str, SettingStatus]] = list(agent.judge.statuses.by_group.values())
     for side in agent.sides:
         if isinstance(side, GroupOutcomes):
-            found += side.standings.values()
-    return found
+            statuses += side.standings.values()
+    return statuses
 
 
 def _bucket(standing: SettingStatus) -> str:
@@ -162,8 +162,8 @@ def _bucket(standing: SettingStatus) -> str:
 def _pod_metrics(agent: Agent, pod: Pod, cache: CacheUsage | None) -> PodMetrics:
     pools = agent.reconciler.pools
     use = cache.pods.get(pod.uid, CacheConsumption()) if cache is not None else CacheConsumption()
-    paths = [pod.group.path, *(one.group.path for one in pod.containers)]
-    states = Counter(_bucket(one) for path in paths for one in standings_of(agent, path).values())
+    paths = [pod.group.path, *(container.group.path for container in pod.containers)]
+    states = Counter(_bucket(status) for path in paths for status in standings_of(agent, path).values())
     return PodMetrics(
         uid=pod.uid,
         namespace=pod.namespace or "",
@@ -251,9 +251,9 @@ class StatusReport:
         if agent.reconciler.problem is not None:
             reasons.append(agent.reconciler.problem)
         reasons += [
-            f"{one.name}: {one.health.value}: {one.error}"
-            for one in self._statuses()
-            if one.name in _NEEDED and one.failures and one.health is not ComponentHealth.RUNNING
+            f"{status.name}: {status.health.value}: {status.error}"
+            for status in self._statuses()
+            if status.name in _NEEDED and status.failures and status.health is not ComponentHealth.RUNNING
         ]
         if (nothing := nothing_in_force(agent)) is not None:
             reasons.append(nothing)
@@ -286,8 +286,8 @@ class StatusReport:
             "headroom": self._agent.headroom.status,
             "sides": lambda: {side.name: side.status() for side in self._agent.sides},
             "pods": lambda: (self._pod(pod) for pod in pods_in_order(self._agent)),
-            "settings": lambda: (_plain(asdict(one)) for one in sorted(self._settings(), key=_by_path)),
-            "files": lambda: (_plain(asdict(one)) for one in sorted(self._agent.ledger, key=_by_order)),
+            "settings": lambda: (_plain(asdict(setting)) for setting in sorted(self._settings(), key=_by_path)),
+            "files": lambda: (_plain(asdict(entry)) for entry in sorted(self._agent.ledger, key=_by_order)),
             "holds": lambda: [asdict(self._agent.holds.all[target]) for target in sorted(self._agent.holds.all)],
             "history": lambda: ({**EVENT_DEFAULTS, **row} for row in history),
             "sources": lambda: [asdict(status) for status in self._agent.statuses()],
@@ -335,9 +335,9 @@ class StatusReport:
         done = await self._agent.restore(request.pod_uid, by=request.by)
         held = None if request.pod_uid is None else pod_hold(self._agent.judge.holds, request.pod_uid)
         return {
-            "files": [asdict(one) for one in done],
-            "restored": sum(one.ok for one in done),
-            "left": sum(not one.ok for one in done),
+            "files": [asdict(result) for result in done],
+            "restored": sum(result.ok for result in done),
+            "left": sum(not result.ok for result in done),
             "mode": AgentMode.ENFORCE.value if self._agent.judge.enforce else AgentMode.OBSERVE.value,
             "hold": None if held is None else asdict(held),
         }
@@ -414,19 +414,21 @@ class StatusReport:
             **pod_facts(pod, agent.reconciler.pools),
             "labels": shown_marks(pod.labels),
             "annotations": shown_marks(pod.annotations),
-            "resizes": {one.name or one.id: one.resize for one in pod.containers if one.resize},
+            "resizes": {
+                container.name or container.id: container.resize for container in pod.containers if container.resize
+            },
             "cpu_ns": agent.usage.cpu_ns(pod.group.path),
             "settings": self._group(pod.group.path),
-            "containers": [self._container(one) for one in pod.containers],
+            "containers": [self._container(container) for container in pod.containers],
             "refusals": [
                 {
-                    "path": one.setting.path,
-                    "knob": one.setting.knob,
-                    "value": _value(one.setting.value),
-                    "rule": one.rule,
-                    "reason": one.reason,
+                    "path": refusal.setting.path,
+                    "knob": refusal.setting.knob,
+                    "value": _value(refusal.setting.value),
+                    "rule": refusal.rule,
+                    "reason": refusal.reason,
                 }
-                for one in refusals
+                for refusal in refusals
             ],
         }
 
@@ -443,12 +445,12 @@ class StatusReport:
         }
 
     def _group(self, path: str) -> list[dict[str, object]]:
-        return [_standing(one) for _, one in sorted(standings_of(self._agent, path).items())]
+        return [_standing(status) for _, status in sorted(standings_of(self._agent, path).items())]
 
     def _settings(self) -> Iterator[Setting]:
         for wanted in self._agent.reconciler.wanted.values():
-            for here in wanted.values():
-                yield from here.values()
+            for settings in wanted.values():
+                yield from settings.values()
 
     def _history(self) -> list[dict[str, Any]]:
         # By a connection of its own: the store's belongs to the lane, which may be at work.
@@ -463,27 +465,29 @@ class StatusReport:
 
     def _problems(self) -> list[str]:
         agent = self._agent
-        found = [_named(status.name, status.detail) for status in agent.statuses() if not status.ok]
-        found += [agent.keeper.problem] if agent.keeper.problem else []
+        texts = [_named(status.name, status.detail) for status in agent.statuses() if not status.ok]
+        texts += [agent.keeper.problem] if agent.keeper.problem else []
         held = agent.knowledge.readings.kubelet.problem
-        found += held.split("; ") if held else ()
-        found += agent.kubelet_pods.problems if agent.kubelet_pods is not None else ()
-        found += agent.ledger.problems
-        found += [agent.reconciler.problem] if agent.reconciler.problem is not None else []
-        found += agent.errors.problems()
-        found += [
-            f"{one.setting.path}: {one.setting.knob}: {one.detail}"
-            for here in standings_by_group(agent)
-            for one in here.values()
-            if one.kind is SettingState.UNREADABLE
+        texts += held.split("; ") if held else ()
+        texts += agent.kubelet_pods.problems if agent.kubelet_pods is not None else ()
+        texts += agent.ledger.problems
+        texts += [agent.reconciler.problem] if agent.reconciler.problem is not None else []
+        texts += agent.errors.problems()
+        texts += [
+            f"{status.setting.path}: {status.setting.knob}: {status.detail}"
+            for statuses in standings_by_group(agent)
+            for status in statuses.values()
+            if status.kind is SettingState.UNREADABLE
         ][:_LINES]
-        found += agent.telling.problems()
-        found += [_named(side.name, problem) for side in agent.sides for problem in side.problems()]
-        found += [f"{pod.title}: {problem}" for pod in pods_in_order(agent) for problem in pod.classification.problems]
+        texts += agent.telling.problems()
+        texts += [_named(side.name, problem) for side in agent.sides for problem in side.problems()]
+        texts += [f"{pod.title}: {problem}" for pod in pods_in_order(agent) for problem in pod.classification.problems]
         if agent.store.quarantined:
-            found.append(f"the store was damaged and was moved to {agent.store.quarantined}")
-        found += [one for one in (agent.keeper.damage, agent.store.copy_problem, agent.ledger.intents_problem) if one]
-        return distinct(found)
+            texts.append(f"the store was damaged and was moved to {agent.store.quarantined}")
+        texts += [
+            text for text in (agent.keeper.damage, agent.store.copy_problem, agent.ledger.intents_problem) if text
+        ]
+        return distinct(texts)
 
 
 def distinct(lines: Sequence[str]) -> list[str]:
@@ -528,16 +532,16 @@ def _named(name: str, detail: str) -> str:
     return detail if detail.startswith(f"{name}: ") else f"{name}: {detail}"
 
 
-def _standing(one: SettingStatus) -> dict[str, object]:
+def _standing(status: SettingStatus) -> dict[str, object]:
     return {
-        "knob": one.setting.knob,
-        "wanted": one.wanted,
-        "actual": one.actual,
-        "state": one.state,
-        "detail": one.detail,
-        "at": one.at,
-        "policy": one.setting.policy,
-        "reason": one.setting.reason,
+        "knob": status.setting.knob,
+        "wanted": status.wanted,
+        "actual": status.actual,
+        "state": status.state,
+        "detail": status.detail,
+        "at": status.at,
+        "policy": status.setting.policy,
+        "reason": status.setting.reason,
     }
 
 

@@ -55,22 +55,22 @@ def evaluate(
         return unknown(f"too few samples of {_SIGNAL} for {what}"), paused(memory, sight.now)
     if be is None:
         return unknown(f"{_SIGNAL} of BE pods not available"), paused(memory, sight.now)
-    told: list[str] = []
+    texts: list[str] = []
     degree = near or 0.0
     if near is not None and total is not None:
-        told.append(f"node {rate(total)} of {rate(config.peak_bps)}")
+        texts.append(f"node {rate(total)} of {rate(config.peak_bps)}")
     if fallen is not None:
         change, down = fallen
-        told.append(f"victim {rate(change.now)}, usually {rate(change.usual)}")
+        texts.append(f"victim {rate(change.now)}, usually {rate(change.usual)}")
         if down or near is None:
             degree = max(degree, min(1000.0, config.left_percent / 100 / max(change.ratio, 1e-3)))
     whole = total if total is not None else be + (own or 0.0)
     share = 100 * be / whole if whole > 0 else 0.0
-    told.append(f"BE share {percent(share)}")
+    texts.append(f"BE share {percent(share)}")
     bad = (near is not None and near > 1) or (fallen is not None and fallen[1])
     blamed = share >= config.be_percent
     at = max(
-        (measured_s(sight, one, _SIGNAL) for one in (sight.subject, NODE) if sight.value(_SIGNAL, one) is not None),
+        (measured_s(sight, text, _SIGNAL) for text in (sight.subject, NODE) if sight.value(_SIGNAL, text) is not None),
         default=sight.now,
     )
     held = step(
@@ -78,7 +78,7 @@ def evaluate(
     )
     return DetectorVerdict(
         verdict=held.verdict,
-        told=", ".join(told),
+        told=", ".join(texts),
         resource=ContendedResource.CACHE,
         severity=degree if blamed else 0.0,
     ), held

@@ -52,8 +52,8 @@ class VictimView(Struct, frozen=True, kw_only=True):
         key = make, of
         if key not in self.shared:
             self.shared[key] = make(of, self)
-        found: T = self.shared[key]
-        return found
+        result: T = self.shared[key]
+        return result
 
     def patience_s(self, signal: str) -> float:
         """How old a sample of this signal may be to count as now."""
@@ -86,9 +86,9 @@ class Detector(Struct, Generic[C, M], frozen=True, kw_only=True):
 AnyDetector = Detector[Any, Any]
 
 
-def unknown(told: str | Callable[[], str]) -> DetectorVerdict:
-    """The opinion where something is missing; ``told`` says what."""
-    return DetectorVerdict(verdict=Verdict.UNKNOWN, told=told)
+def unknown(message: str | Callable[[], str]) -> DetectorVerdict:
+    """The opinion where something is missing; ``message`` says what."""
+    return DetectorVerdict(verdict=Verdict.UNKNOWN, told=message)
 
 
 def check_detector(detector: AnyDetector) -> None:

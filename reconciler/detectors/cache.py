@@ -42,13 +42,13 @@ def evaluate(
     config: CacheDetectorConfig, sight: VictimView, memory: DebounceState | None
 ) -> tuple[DetectorVerdict, DebounceState]:
     """Weigh the two signs."""
-    told: list[str] = []
+    texts: list[str] = []
     degrees: list[float] = []
     signs: list[bool] = []
     missed = change(sight, _MISSES)
     if missed is not None:
         limit = max(config.misses, missed.usual * config.rise_percent / 100)
-        told.append(f"{number(missed.now)} misses per 1000 instructions, usually {number(missed.usual)}")
+        texts.append(f"{number(missed.now)} misses per 1000 instructions, usually {number(missed.usual)}")
         signs.append(missed.now > limit)
         degrees.append(min(1000.0, missed.now / limit) if limit > 0 else float(missed.now > 0))
     held_by_be = be_use(sight, _OCCUPANCY)
@@ -57,7 +57,7 @@ def evaluate(
         part, down = fallen
         both = held_by_be + part.now
         share = 100 * held_by_be / both if both > 0 else 0.0
-        told.append(
+        texts.append(
             f"holds {quantity(part.now, 'bytes')} of the cache, usually {quantity(part.usual, 'bytes')}; "
             f"BE work {quantity(held_by_be, 'bytes')}"
         )
@@ -65,13 +65,13 @@ def evaluate(
         degrees.append(min(1000.0, config.left_percent / 100 / max(part.ratio, 1e-3)))
     if not signs:
         return unknown(f"too few samples of {_MISSES} and {_OCCUPANCY}"), paused(memory, sight.now)
-    at = max(measured_s(sight, sight.subject, one) for one in (_MISSES, _OCCUPANCY) if sight.value(one) is not None)
+    at = max(measured_s(sight, sight.subject, text) for text in (_MISSES, _OCCUPANCY) if sight.value(text) is not None)
     held = step(memory, at, config, breached=all(signs), cleared=not any(signs), look_s=sight.patience_s(_MISSES))
     verdict = held.verdict
     if verdict is Verdict.OK and any(signs):
         verdict = Verdict.SUSPECT
     return DetectorVerdict(
-        verdict=verdict, told=", ".join(told), resource=ContendedResource.CACHE, severity=min(degrees)
+        verdict=verdict, told=", ".join(texts), resource=ContendedResource.CACHE, severity=min(degrees)
     ), held
 
 

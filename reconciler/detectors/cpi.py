@@ -148,7 +148,7 @@ def evaluate(config: CpiConfig, sight: VictimView, memory: CpiMemory | None) -> 
 
 def learned_s(memory: CpiMemory) -> float:
     """When the workload was last learned from, by any measure."""
-    return max((one.wall_s for one in memory.learned.values()), default=0.0)
+    return max((baseline.wall_s for baseline in memory.learned.values()), default=0.0)
 
 
 def _current(sight: VictimView, memory: CpiMemory | None) -> CpiMemory:
@@ -161,7 +161,7 @@ def _current(sight: VictimView, memory: CpiMemory | None) -> CpiMemory:
     for uid in pods:
         if uid not in sight.frame.pods:
             # Who is gone leaves no past but what the workload learned from it.
-            pods = {one: past for one, past in pods.items() if one in sight.frame.pods}
+            pods = {text: past for text, past in pods.items() if text in sight.frame.pods}
             break
     if pods is memory.pods and moved <= _SLEW_S:
         return memory
@@ -178,7 +178,7 @@ def _recent(config: CpiConfig, now: float, past: PodPast) -> PodPast:
 
 
 def _wanted(config: CpiConfig) -> str:
-    return ", ".join(one.name for one in MEASURES) if config.proxies else MEASURES[0].name
+    return ", ".join(measure.name for measure in MEASURES) if config.proxies else MEASURES[0].name
 
 
 def _measure(config: CpiConfig, sight: VictimView) -> _Measure | None:
@@ -263,12 +263,12 @@ def _ripe(config: CpiConfig, now: float, past: PodPast) -> tuple[PodPast, list[f
     """What may be learned now: values of which it is known that they were no part of interference."""
     if past.since_s is not None and now - past.since_s < config.relearn_s:
         # All since the first outlier is left out, good values as well: half of a distribution teaches a wrong one.
-        kept = tuple(one for one in past.values if one[0] < past.bad[0])
+        kept = tuple(value for value in past.values if value[0] < past.bad[0])
         past = past if len(kept) == len(past.values) else replace(past, values=kept)
     if not past.values or now - past.values[0][0] <= config.within_s:
         return past, []
     ripe = [value for at, value in past.values if now - at > config.within_s]
-    return replace(past, values=tuple(one for one in past.values if now - one[0] <= config.within_s)), ripe
+    return replace(past, values=tuple(value for value in past.values if now - value[0] <= config.within_s)), ripe
 
 
 def _learn(config: CpiConfig, learned: CpiBaseline, values: list[float], wall_s: float) -> CpiBaseline:

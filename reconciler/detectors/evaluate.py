@@ -75,13 +75,13 @@ def _part(rule: str, place: str, entry: DetectorEntry) -> RulePart:
 
 
 def evaluate(
-    asked: ReadyRule, sight: VictimView, watch: RuleState | None, learned: Mapping[str, Struct]
+    request: ReadyRule, sight: VictimView, watch: RuleState | None, learned: Mapping[str, Struct]
 ) -> tuple[RuleVerdict, RuleState, Mapping[str, Struct]]:
     """What the rule says of this victim now, without suspects; what to remember of it, and of workloads by key.
 
     ``learned``: all that durable detectors have learned so far.
     """
-    name, rule, groups = asked
+    name, rule, groups = request
     now, pod = sight.frame.at_s, sight.pod
     watch = watch or RuleState(since_s=now)
     details: dict[str, Struct] = {}
@@ -101,7 +101,11 @@ def evaluate(
             opinion, after[key] = judge(config, sight, known if isinstance(known, memory_type) else None)
             opinions.append(opinion)
         this = opinions[0].verdict if len(opinions) == 1 else _group(opinions)
-        worst = opinions[0].severity if len(opinions) == 1 else max([one.severity for one in opinions])
+        worst = (
+            opinions[0].severity
+            if len(opinions) == 1
+            else max([detector_verdict.severity for detector_verdict in opinions])
+        )
         if this is _INTERFERED:
             found_by |= {number}
         elif this is _UNKNOWN and number in found_by:
@@ -132,7 +136,9 @@ def evaluate(
         evidence=() if quiet else tuple(dict.fromkeys([text for opinion in best for text in _words(opinion)])),
         resource=rule.resource or _lacking(best),
         severity=severity,
-        gap=best[0].gap if len(best) == 1 else next((one.gap for one in best if one.gap is not None), None),
+        gap=best[0].gap
+        if len(best) == 1
+        else next((detector_verdict.gap for detector_verdict in best if detector_verdict.gap is not None), None),
     )
     if verdict is before_that and found_s == watch.found_s and not details and not watch.details:
         return finding, watch, taught

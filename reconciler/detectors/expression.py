@@ -53,8 +53,8 @@ _COMPARE: Final[dict[str, Callable[[float, float], bool]]] = {
 def truth(node: Node, sight: VictimView) -> bool | None:
     """The worth of something true or false; None: unknown."""
     if isinstance(node, Unary):
-        found = truth(node.operand, sight)
-        return None if found is None else not found
+        flag = truth(node.operand, sight)
+        return None if flag is None else not flag
     assert isinstance(node, Binary)
     if node.operator in {"and", "or"}:
         # False decides an "and", True an "or", whatever the other side is.
@@ -67,7 +67,7 @@ def truth(node: Node, sight: VictimView) -> bool | None:
 
 def value(node: Node, sight: VictimView) -> float | None:
     """The worth of a number; None: unknown."""
-    found: float | None
+    result: float | None
     match node:
         case Number():
             return node.value
@@ -77,15 +77,15 @@ def value(node: Node, sight: VictimView) -> float | None:
             return _over(node, sight)
         case Unary():
             inner = value(node.operand, sight)
-            found = None if inner is None else -inner
+            result = None if inner is None else -inner
         case Call():
-            known = [one for argument in node.arguments if (one := value(argument, sight)) is not None]
+            known = [item for argument in node.arguments if (item := value(argument, sight)) is not None]
             if len(known) < len(node.arguments):
                 return None
-            found = abs(known[0]) if node.function == "abs" else min(known) if node.function == "min" else max(known)
+            result = abs(known[0]) if node.function == "abs" else min(known) if node.function == "min" else max(known)
         case Binary():
-            found = _arithmetic(node.operator, value(node.left, sight), value(node.right, sight))
-    return found if found is not None and math.isfinite(found) else None
+            result = _arithmetic(node.operator, value(node.left, sight), value(node.right, sight))
+    return result if result is not None and math.isfinite(result) else None
 
 
 def newest(ref: Ref, sight: VictimView) -> float | None:
@@ -97,8 +97,8 @@ def newest(ref: Ref, sight: VictimView) -> float | None:
 def degree(node: Node, sight: VictimView) -> float:
     """How far a true or false thing is beyond its limit, as `Opinion.severity`: 1.0 is just at it, unknown is 0.0."""
     if isinstance(node, Unary):
-        found = truth(node, sight)
-        return float(bool(found))
+        flag = truth(node, sight)
+        return float(bool(flag))
     assert isinstance(node, Binary)
     if node.operator in {"and", "or"}:
         sides = degree(node.left, sight), degree(node.right, sight)
@@ -163,10 +163,10 @@ class ExpressionConfig(DebounceTiming, frozen=True, kw_only=True, forbid_unknown
         for name, text in (("when", self.when), ("clear", self.clear)):
             if text or name == "when":
                 try:
-                    found = parse(text)
+                    result = parse(text)
                 except FormulaError as exc:
                     raise ValueError(f"{name}: {exc}") from exc
-                if not any(True for _ in refs(found)):
+                if not any(True for _ in refs(result)):
                     raise ValueError(f"{name}: {text!r} contains no signal")
 
 
@@ -177,15 +177,15 @@ def evaluate(
     tree = parse(config.when)
     bad = truth(tree, sight)
     named = tuple(dict.fromkeys(refs(tree)))
-    told = ", ".join(_evidence(ref, sight) for ref in named[:_TOLD])
+    message = ", ".join(_evidence(ref, sight) for ref in named[:_TOLD])
     if bad is None:
         lacking = [ref for ref in named if newest(ref, sight) is None]
         what = f"{_name(lacking[0])} not available" if lacking else f"no value yet: {config.when}"
-        return unknown(f"{what} ({told})"), paused(memory, sight.now)
+        return unknown(f"{what} ({message})"), paused(memory, sight.now)
     cleared = not bad if not config.clear else bool(truth(parse(config.clear), sight))
     look_s = max(sight.patience_s(ref.signal) for ref in named)
     held = step(memory, _measured(named, sight), config, breached=bad, cleared=cleared, look_s=look_s)
-    text = f"{told}; bad when {config.when}"
+    text = f"{message}; bad when {config.when}"
     if held.verdict is Verdict.SUSPECT and held.since_s is not None:
         text += f" ({duration(held.at_s - held.since_s)} of {duration(config.for_s)})"
     elif held.active and not bad:
@@ -211,9 +211,9 @@ def _name(ref: Ref) -> str:
 
 
 def _evidence(ref: Ref, sight: VictimView) -> str:
-    found = newest(ref, sight)
+    result = newest(ref, sight)
     where = "" if ref.where == VICTIM else f"{ref.where}."
-    return f"{_name(ref)} unknown" if found is None else where + shown(ref.signal, found)
+    return f"{_name(ref)} unknown" if result is None else where + shown(ref.signal, result)
 
 
 def _signals(config: ExpressionConfig) -> tuple[str, ...]:

@@ -322,9 +322,9 @@ def _ref(token: _Token) -> Ref:
     where, signal = (None, token.text) if place is None or token.text in SIGNALS else (place[1], place[2])
     try:
         of = SIGNALS[known_signal(signal)].of
-        found = whose(signal, VICTIM if where == "pod" else where)
+        text = whose(signal, VICTIM if where == "pod" else where)
     except ValueError as exc:
         raise FormulaError(token.column, str(exc)) from exc
     if where == "pod" and "pod" not in of:
         raise FormulaError(token.column, f"{signal} is not measured of pods")
-    return Ref(found, signal)
+    return Ref(text, signal)

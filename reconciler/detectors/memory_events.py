@@ -63,10 +63,10 @@ class _Node(NamedTuple):
             for value, name in ((self.kswapd, "kswapd"), (self.direct, "direct reclaim"))
             if value is not None
         ]
-        told = f"node reclaim: {' and '.join(taken)} pages/s" if taken else ""
+        text = f"node reclaim: {' and '.join(taken)} pages/s" if taken else ""
         if self.hits:
-            told += f"{', ' if told else ''}kubepods hits its limit {number(self.hits)} times/s"
-        return told or ("no shortage on the node" if self.known else "shortage on the node unknown")
+            text += f"{', ' if text else ''}kubepods hits its limit {number(self.hits)} times/s"
+        return text or ("no shortage on the node" if self.known else "shortage on the node unknown")
 
 
 def evaluate(
@@ -118,12 +118,12 @@ def evaluate(
 def _words(
     config: MemoryEventsConfig, kills: float | None, refaults: float | None, node: _Node, first: str = ""
 ) -> str:
-    told = [first] if first else []
+    texts = [first] if first else []
     if kills:
-        told.append(f"{number(kills)} OOM kills in the last {duration(config.kill_s)}")
+        texts.append(f"{number(kills)} OOM kills in the last {duration(config.kill_s)}")
     if refaults is not None:
-        told.append(f"{number(refaults)} refaulted pages/s, limit {number(config.refaults)}")
-    return ", ".join([*told, node.describe()])
+        texts.append(f"{number(refaults)} refaulted pages/s, limit {number(config.refaults)}")
+    return ", ".join([*texts, node.describe()])
 
 
 def _node(config: MemoryEventsConfig, sight: VictimView) -> _Node:
@@ -148,14 +148,14 @@ def _kills(config: MemoryEventsConfig, sight: VictimView) -> tuple[float | None,
     since = sight.now - config.kill_s
     if not any(series.after(since)[1]):
         return 0.0, None
-    found = [(at, value) for at, value in series.since(since) if value > 0]
-    return sum(value for _, value in found), found[-1][0] if found else None
+    pairs = [(at, value) for at, value in series.since(since) if value > 0]
+    return sum(value for _, value in pairs), pairs[-1][0] if pairs else None
 
 
 def _own(sight: VictimView, killed_at: float | None) -> str:
     """In words, that the pod is at its own limit now, or was when somebody of it was killed; empty: it is not."""
-    found = memory_at_limit(sight, killed_at)
-    return f"own limit: {found}" if found else ""
+    text = memory_at_limit(sight, killed_at)
+    return f"own limit: {text}" if text else ""
 
 
 def _gap(sight: VictimView) -> float | None:

@@ -49,8 +49,8 @@ class Moments(Struct, frozen=True, array_like=True):
 
 def moments_of(values: Iterable[float]) -> Moments:
     """The moments of some samples."""
-    found = list(values)
-    if not found:
+    result = list(values)
+    if not result:
         return Moments()
-    mean = math.fsum(found) / len(found)
-    return Moments(float(len(found)), mean, math.fsum((value - mean) ** 2 for value in found) / len(found))
+    mean = math.fsum(result) / len(result)
+    return Moments(float(len(result)), mean, math.fsum((value - mean) ** 2 for value in result) / len(result))

@@ -87,10 +87,10 @@ def collapsed(sight: VictimView, signal: str, left_fraction: float) -> tuple[Nei
 
     None: cannot be told. A victim that uses less than 80 % of its usual CPU time has less to do.
     """
-    found, work = change(sight, signal), change(sight, "cpu.use")
-    if found is None or work is None:
+    result, work = change(sight, signal), change(sight, "cpu.use")
+    if result is None or work is None:
         return None
-    return found, found.ratio < left_fraction and work.ratio >= _WORKS
+    return result, result.ratio < left_fraction and work.ratio >= _WORKS
 
 
 _WORKS: Final = 0.8

@@ -106,12 +106,12 @@ def rhythm(sight: VictimView, subject: str, signals: Sequence[str], symptom: Sym
     levels, uses = _together(sight, subject, signals, symptom)
     if len(uses) < _PAIRS:
         return None
-    found = correlation(levels, uses)
-    words = f"with {symptom.signal}: {number(found)} (CPI²)"
+    value = correlation(levels, uses)
+    message = f"with {symptom.signal}: {number(value)} (CPI²)"
     if not levels.vary:
-        return (1 + found) / 2, words
+        return (1 + value) / 2, message
     same = pearson(levels, uses)
-    return (2 + found + same) / 4, f"{words}, {number(same)} (Pearson)"
+    return (2 + value + same) / 4, f"{message}, {number(same)} (Pearson)"
 
 
 _PAIRS: Final = 8
@@ -143,12 +143,12 @@ def _followed(series: SampleSeries, moments: list[float], within_s: float, known
     begun = times[0] - within_s
     before = [at for at in moments if at <= begun]
     values = [*[0.0] * len(before), *values]
-    found = []
+    result = []
     for index, place in enumerate(nearest(moments, [*before, *times], within_s)):
         if place is None:
             known[index] = False
-        found.append(0.0 if place is None else values[place])
-    return found
+        result.append(0.0 if place is None else values[place])
+    return result
 
 
 def correlation(levels: CorrelationLevels, uses: Sequence[float]) -> float:
@@ -156,8 +156,8 @@ def correlation(levels: CorrelationLevels, uses: Sequence[float]) -> float:
     total = math.fsum(uses)
     if total <= 0:
         return 0.0
-    found: float = sum(map(mul, map(truediv, uses, repeat(total)), levels.weights))
-    return max(-1.0, min(1.0, found))
+    value: float = sum(map(mul, map(truediv, uses, repeat(total)), levels.weights))
+    return max(-1.0, min(1.0, value))
 
 
 def pearson(levels: CorrelationLevels, uses: Sequence[float]) -> float:

@@ -36,7 +36,7 @@ class VictimSelector(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """Whether this pod is watched."""
         if pod.pod_class not in self.classes or pod.terminating:
             return False
-        if self.namespaces and not any(fnmatchcase(pod.namespace or "", one) for one in self.namespaces):
+        if self.namespaces and not any(fnmatchcase(pod.namespace or "", namespace) for namespace in self.namespaces):
             return False
         return self.labels.empty or (pod.certain and self.labels.matches(pod.labels))
 
@@ -113,16 +113,16 @@ They set nothing but ``when``, ``resource`` and ``responses``, where nothing wri
 
 def effective(rules: Mapping[str, RuleConfig]) -> Mapping[str, RuleConfig]:
     """The shipped rules, changed and completed by those of the configuration."""
-    found = dict(SHIPPED)
+    rule_configs = dict(SHIPPED)
     for name, rule in rules.items():
         shipped = SHIPPED.get(name)
         if rule.when or shipped is None:
-            found[name] = rule
+            rule_configs[name] = rule
             continue
-        found[name] = replace(
+        rule_configs[name] = replace(
             rule,
             when=shipped.when,
             resource=shipped.resource if rule.resource is None else rule.resource,
             responses=shipped.responses if rule.responses is None else rule.responses,
         )
-    return {name: rule for name, rule in found.items() if rule.enabled}
+    return {name: rule for name, rule in rule_configs.items() if rule.enabled}

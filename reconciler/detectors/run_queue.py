@@ -138,8 +138,8 @@ def _share(total: float, seen_s: float, length: float) -> float | None:
 
 def _mean(sight: VictimView, signal: str, start: float, end: float) -> float | None:
     series = sight.series(signal)
-    found = None if series is None else weighed(series, start, end, sight.fresh_s)
-    return None if found is None else found[0]
+    pair = None if series is None else weighed(series, start, end, sight.fresh_s)
+    return None if pair is None else pair[0]
 
 
 def _throttled(config: RunQueueConfig, sight: VictimView, index: int) -> float | None:
@@ -150,8 +150,8 @@ def _throttled(config: RunQueueConfig, sight: VictimView, index: int) -> float |
     length = _length(config, sight)
     end = sight.now - index * length
     series = sight.series("cpu.throttled")
-    found = None if series is None else span(series, end - length - interval_s(sight), end, sight.fresh_s)
-    return None if found is None else found.high
+    window = None if series is None else span(series, end - length - interval_s(sight), end, sight.fresh_s)
+    return None if window is None else window.high
 
 
 def _details(config: RunQueueConfig, sight: VictimView, index: int, wait: float) -> _Bad:
@@ -188,32 +188,32 @@ def _opinion(
     missing = config.windows - len(seen)
     if not too_high and missing < config.bad:
         # The usual case.
-        words = partial(_words, seen[0], None, limit, "")
-        return DetectorVerdict(verdict=Verdict.OK, told=words, severity=severity(seen[0], limit))
+        parts = partial(_words, seen[0], None, limit, "")
+        return DetectorVerdict(verdict=Verdict.OK, told=parts, severity=severity(seen[0], limit))
     high = [_details(config, sight, index, wait) for index, wait in too_high]
-    high = [one for one in high if _hurts(config, one)]
-    own = [one for one in high if one.throttled is not None and one.throttled > config.throttled_percent]
-    untold = [one for one in high if one.throttled is None or (one.delay is None and one not in own)]
-    bad = [one for one in high if one not in own and one not in untold]
-    worst = max(bad or untold, key=lambda one: one.wait, default=None)
+    high = [item for item in high if _hurts(config, item)]
+    own = [item for item in high if item.throttled is not None and item.throttled > config.throttled_percent]
+    untold = [item for item in high if item.throttled is None or (item.delay is None and item not in own)]
+    bad = [item for item in high if item not in own and item not in untold]
+    worst = max(bad or untold, key=lambda item: item.wait, default=None)
     wait = seen[0] if worst is None else worst.wait
-    words = partial(_words, wait, worst, limit, f"; {len(bad)} of the last {len(seen)} windows" if bad else "")
+    parts = partial(_words, wait, worst, limit, f"; {len(bad)} of the last {len(seen)} windows" if bad else "")
     verdict = Verdict.SUSPECT if bad else Verdict.OK
     gap = None
     if len(bad) >= config.bad:
         verdict = Verdict.INTERFERED
-        milli = [one.milli for one in bad if one.milli is not None]
+        milli = [item.milli for item in bad if item.milli is not None]
         gap = sum(milli) / len(milli) if milli else None
     elif own:
-        wait = max(one.wait for one in own)
+        wait = max(item.wait for item in own)
         verdict = Verdict.OK
-        words = partial(_own_words, wait, max(one.throttled or 0.0 for one in own))
+        parts = partial(_own_words, wait, max(item.throttled or 0.0 for item in own))
     elif len(bad) + len(untold) >= config.bad:
-        return unknown(f"{words()}; cpu.throttled or cpu.delay is not measured: may be caused by its own quota")
+        return unknown(f"{parts()}; cpu.throttled or cpu.delay is not measured: may be caused by its own quota")
     elif missing and len(bad) + len(untold) + missing >= config.bad:
         # What was not measured could make it interference.
-        return unknown(f"{words()}; only {len(seen)} of {config.windows} windows were measured")
-    return DetectorVerdict(verdict=verdict, told=words, severity=severity(wait, limit), gap=gap)
+        return unknown(f"{parts()}; only {len(seen)} of {config.windows} windows were measured")
+    return DetectorVerdict(verdict=verdict, told=parts, severity=severity(wait, limit), gap=gap)
 
 
 def _words(wait: float, worst: _Bad | None, limit: float, count: str) -> str:
@@ -227,11 +227,11 @@ def _own_words(wait: float, cut: float) -> str:
     return f"own quota: waits {percent(wait)} of the time, throttled in {percent(cut)} of its periods"
 
 
-def _hurts(config: RunQueueConfig, one: _Bad) -> bool:
+def _hurts(config: RunQueueConfig, bad: _Bad) -> bool:
     """Whether somebody notices: long waits, or shorter ones that are a large part of short requests."""
-    if one.delay is None:
+    if bad.delay is None:
         return True
-    return one.delay > config.delay_us / (_SHORTER if one.wait > config.severe_percent else 1)
+    return bad.delay > config.delay_us / (_SHORTER if bad.wait > config.severe_percent else 1)
 
 
 def _limit(config: RunQueueConfig, healthy: Moments) -> float:

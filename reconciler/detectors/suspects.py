@@ -85,36 +85,36 @@ def rank(
     # By part, by pod.
     uses: list[dict[str, float]] = []
     for part in parts:
-        found: dict[str, float] = {}
+        values: dict[str, float] = {}
         read = [lately.get(signal, window_s) for signal in part.signals]
         for count, (uid, near) in enumerate(overlaps.items()):
             used = _used(sight.frame.pods[uid].subject, read, meanwhile, growth=part.growth)
             if used is not None and used * near > 0:
-                found[uid] = used * near
+                values[uid] = used * near
             if count % _STRIDE == _STRIDE - 1:
                 yield
-        uses.append(found)
+        uses.append(values)
         yield
     totals = [math.fsum(used.values()) for used in uses]
     shares = _shares(parts, uses, totals)
     own, excuse = _own(sight, resource, window_s)
     suspects: list[Suspect] = []
-    for uid in sorted(shares, key=lambda one: (-shares[one], one))[:MOST]:
+    for uid in sorted(shares, key=lambda text: (-shares[text], text))[:MOST]:
         pod = sight.frame.pods[uid]
-        time, words = _time(sight, pod, parts, symptom)
+        time, message = _time(sight, pod, parts, symptom)
         score = min(1.0, max(0.0, shares[uid] * time * own))
-        told = [
+        texts = [
             f"{part.words} {quantity(used[uid], part.unit)} ({percent(100 * used[uid] / total)} of all other pods)"
             for part, used, total in zip(parts, uses, totals, strict=True)
             if used.get(uid, 0.0) >= part.least
         ]
         where = _where(sight, resource, overlaps[uid])
-        reason = ", ".join(told) + where + words + excuse
+        reason = ", ".join(texts) + where + message + excuse
         if pod.pod_class.online:
             reason += "; online pod: reported, never limited"
         suspects.append(Suspect(uid=uid, title=pod.title, score=round(score, 3), reason=reason))
         yield
-    return tuple(sorted(suspects, key=lambda one: (-one.score, one.title)))
+    return tuple(sorted(suspects, key=lambda suspect: (-suspect.score, suspect.title)))
 
 
 def _candidates(sight: VictimView, resource: ContendedResource) -> dict[str, float]:
@@ -162,9 +162,9 @@ def _time(
     """The factor of time and words for it; 1.0 where nothing can be told."""
     if symptom is not None:
         for part in parts:
-            found = None if part.growth else rhythm(sight, pod.subject, part.signals, symptom)
-            if found is not None:
-                return found[0], f"; {found[1]}"
+            pair = None if part.growth else rhythm(sight, pod.subject, part.signals, symptom)
+            if pair is not None:
+                return pair[0], f"; {pair[1]}"
     return 1.0, ""
 
 

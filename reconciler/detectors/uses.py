@@ -92,17 +92,17 @@ def nearest(base: Sequence[float], times: Sequence[float], within_s: float) -> l
         return list(range(len(times)))
     # Most readers of one frame measure at the same moment: only for the others the nearest is looked for.
     exact = {at: place for place, at in enumerate(times)}
-    found: list[int | None] = []
+    numbers: list[int | None] = []
     for at in base:
         place = exact.get(at)
         if place is None and times:
             place = bisect_left(times, at)
             around = range(max(0, place - 1), min(place + 1, len(times)))
-            place = min(around, key=lambda one: abs(times[one] - at))
+            place = min(around, key=lambda number: abs(times[number] - at))
             if abs(times[place] - at) >= within_s:
                 place = None
-        found.append(place)
-    return found
+        numbers.append(place)
+    return numbers
 
 
 def _picking(places: Sequence[int | None]) -> Callable[[Sequence[float]], Sequence[float]]:

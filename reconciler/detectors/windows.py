@@ -64,12 +64,12 @@ def weighed(series: SampleSeries, start: float, end: float, fresh_s: float) -> t
 
 def span(series: SampleSeries, start: float, end: float, fresh_s: float) -> SampleWindow | None:
     """The same with the lowest and the highest value."""
-    found = weighed(series, start, end, fresh_s)
-    if found is None:
+    pair = weighed(series, start, end, fresh_s)
+    if pair is None:
         return None
     times, values = series.after(start)
     inside = values[bisect_right(times, start) : bisect_right(times, end)]
-    return SampleWindow(found[0], min(inside), max(inside), found[1])
+    return SampleWindow(pair[0], min(inside), max(inside), pair[1])
 
 
 def measured_s(sight: VictimView, subject: str | None, signal: str) -> float:
@@ -88,8 +88,8 @@ def measured(sight: VictimView, subject: str | None, signal: str, length_s: floa
         return None
     spacing = spacing_s(sight, signal)
     length = max(length_s, spacing)
-    found = span(series, sight.now - length, sight.now, sight.patience_s(signal))
-    return None if found is None or not _covers(found.seen_s, length, spacing) else found
+    window = span(series, sight.now - length, sight.now, sight.patience_s(signal))
+    return None if window is None or not _covers(window.seen_s, length, spacing) else window
 
 
 def mean(series: SampleSeries, now: float, length_s: float, fresh_s: float, ago_s: float = 0.0) -> float | None:
@@ -97,8 +97,8 @@ def mean(series: SampleSeries, now: float, length_s: float, fresh_s: float, ago_
     spacing = fresh_s / STALE_S
     length = max(length_s, spacing)
     end = now - ago_s
-    found = weighed(series, end - length, end, fresh_s)
-    return None if found is None or not _covers(found[1], length, spacing) else found[0]
+    pair = weighed(series, end - length, end, fresh_s)
+    return None if pair is None or not _covers(pair[1], length, spacing) else pair[0]
 
 
 def _covers(seen_s: float, length: float, spacing: float) -> bool:

@@ -123,8 +123,8 @@ def update(pools: Pools, topology: Topology, cpu: NodeCpu | None, config: Headro
         return HeadroomSample(cpus=cpus, supply=None, budget=pools.budget_milli)
     idle: dict[int, int] = {}
     busy: dict[int, int] = {}
-    for node, here in cpus.items():
-        known = [min(1.0, max(0.0, cpu.idle[one])) for one in here if one in cpu.idle]
+    for node, cpu_set in cpus.items():
+        known = [min(1.0, max(0.0, cpu.idle[number])) for number in cpu_set if number in cpu.idle]
         idle[node] = int(sum(known) * _CPU)
         busy[node] = len(known) * _CPU - idle[node]
     all_busy = sum(busy.values())

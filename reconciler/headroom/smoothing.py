@@ -98,7 +98,7 @@ def step(state: SmoothedAmount, sample: SmoothedReading, now: float, law: Smooth
     if now - since < law.report_s:
         return state
     mean = WindowMean(until=now, amounts={part: total // count for part, total in sums.items()})
-    window = (*(one for one in state.window if one.until > now - law.window_s), mean)
+    window = (*(window_mean for window_mean in state.window if window_mean.until > now - law.window_s), mean)
     state = replace(state, window=window, since=now, count=0, sums={})
     amounts, why = _followed(held, tops, window, law)
     return _promising(state, amounts, now, why)
@@ -119,8 +119,8 @@ def _unknown(state: SmoothedAmount, held: Mapping[int, int], now: float, law: Sm
     if state.known_at is None:
         return _promising(state, dict.fromkeys(held, 0), now, "not measured yet")
     if now - state.known_at > law.hold_s:
-        words = f"{law.what} unknown for {duration(law.hold_s)}: headroom 0"
-        return _promising(replace(state, window=()), dict.fromkeys(held, 0), now, words)
+        message = f"{law.what} unknown for {duration(law.hold_s)}: headroom 0"
+        return _promising(replace(state, window=()), dict.fromkeys(held, 0), now, message)
     return _promising(state, held, now, f"{law.what} unknown: no increase")
 
 
@@ -130,7 +130,7 @@ def _followed(
     amounts: dict[int, int] = {}
     rising = 0
     for part, before in held.items():
-        mean = min(tops[part], sum(one.amounts.get(part, 0) for one in window) // len(window))
+        mean = min(tops[part], sum(window_mean.amounts.get(part, 0) for window_mean in window) // len(window))
         if mean <= before:
             amounts[part] = mean
         elif mean - before < law.least:
@@ -138,10 +138,10 @@ def _followed(
         else:
             amounts[part] = min(mean, before + law.most)
             rising += amounts[part] < mean
-    words = f"mean of {duration(len(window) * law.report_s)}"
+    message = f"mean of {duration(len(window) * law.report_s)}"
     if rising:
-        words += f"; at most {law.most_words} more per step"
-    return amounts, words
+        message += f"; at most {law.most_words} more per step"
+    return amounts, message
 
 
 def _promising(state: SmoothedAmount, amounts: Mapping[int, int], now: float, reason: str) -> SmoothedAmount:

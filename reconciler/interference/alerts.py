@@ -59,17 +59,17 @@ def resolutions(
 def _found(finding: RuleVerdict, frame: SampleFrame, *, over: bool) -> Alert:
     first = finding.suspects[0] if finding.suspects else None
     whom = f"; suspect {first.title} ({first.reason})" if first is not None else ""
-    words = f"{finding.title}: interference ({finding.rule}): {'; '.join(finding.evidence)}{whom}"
+    message = f"{finding.title}: interference ({finding.rule}): {'; '.join(finding.evidence)}{whom}"
     if over:
-        words = f"{finding.title}: interference ended ({finding.rule}): {'; '.join(finding.evidence)}"
+        message = f"{finding.title}: interference ended ({finding.rule}): {'; '.join(finding.evidence)}"
     return Alert(
         kind=AlertKind.CLEARED if over else AlertKind.INTERFERENCE,
         key=f"{finding.rule} {finding.victim}",
-        summary=words,
+        summary=message,
         severity=Severity.INFO if over else Severity.WARNING,
         at_s=frame.wall_s,
         labels=_labels(finding.rule, finding.victim, frame),
-        details={"suspects": ", ".join(f"{one.title} {one.score:.2f}" for one in finding.suspects)},
+        details={"suspects": ", ".join(f"{suspect.title} {suspect.score:.2f}" for suspect in finding.suspects)},
         resolved=over,
     )
 

@@ -123,9 +123,9 @@ class InterferenceEngine:
         lately = ResourceUses(frame, self.history, self.fresh_s)
         ascents: list[RuleFindings] = []
         yield
-        for asked in self._ready:
-            name, rule = asked.name, asked.rule
-            watched = next((found for chosen, found in victims if chosen == rule.victims), None)
+        for item in self._ready:
+            name, rule = item.name, item.rule
+            watched = next((victim_views for chosen, victim_views in victims if chosen == rule.victims), None)
             if watched is None:
                 watched = list(self._sights(rule, frame, sights, shared))
                 victims.append((rule.victims, watched))
@@ -134,12 +134,12 @@ class InterferenceEngine:
             before, after = self._watches.get(name, {}), watches.setdefault(name, {})
             for sight in watched:
                 subject = sight.subject
-                finding, after[subject], taught = evaluate(asked, sight, before.get(subject), self._learned)
+                finding, after[subject], taught = evaluate(item, sight, before.get(subject), self._learned)
                 if taught:
                     self._learn(taught)
                 yield
                 if finding.verdict is not _OK and finding.verdict is not _UNKNOWN:
-                    finding = yield from self._blamed(asked.rule, sight, finding, lately)
+                    finding = yield from self._blamed(item.rule, sight, finding, lately)
                 findings.append(finding)
             # Steps that nobody writes cannot help: they are not to be judged by that.
             shadow = rule.dry_run or not frame.enforce
@@ -190,8 +190,8 @@ class InterferenceEngine:
         if not self.rules:
             return frozenset()
         entries = [entry for rule in self.rules.values() for group in rule.when for entry in group]
-        asked = {signal for entry in entries for signal in DETECTORS[entry.name].signals(entry.config)}
-        return frozenset(asked | set(SUSPECT_SIGNALS) | set(STEP_SIGNALS))
+        texts = {signal for entry in entries for signal in DETECTORS[entry.name].signals(entry.config)}
+        return frozenset(texts | set(SUSPECT_SIGNALS) | set(STEP_SIGNALS))
 
     def _sights(
         self, rule: RuleConfig, frame: SampleFrame, known: dict[str, VictimView], shared: dict[Hashable, object]
@@ -238,7 +238,7 @@ class InterferenceEngine:
         """The finding with its suspects."""
         suspects = yield from rank(sight, finding.resource, rule.window_s, lately)
         finding = replace(finding, suspects=_weighed(finding, suspects, sight))
-        likely = any(one.score >= self.config.responses.min_score for one in finding.suspects)
+        likely = any(suspect.score >= self.config.responses.min_score for suspect in finding.suspects)
         if finding.verdict is Verdict.INTERFERED and rule.needs_suspect and not likely:
             return replace(finding, verdict=Verdict.SUSPECT, evidence=(*finding.evidence, _NOBODY))
         return finding
@@ -276,12 +276,12 @@ def _weighed(finding: RuleVerdict, suspects: Sequence[Suspect], sight: VictimVie
     measure, most = _measure(finding, sight)
     if not most:
         return tuple(suspects)
-    found = []
-    for one in suspects:
-        known = [value for name in measure if (value := sight.value(name, pod_subject(one.uid))) is not None]
+    result = []
+    for suspect in suspects:
+        known = [value for name in measure if (value := sight.value(name, pod_subject(suspect.uid))) is not None]
         part = min(1.0, sum(known) / most)
-        found.append(replace(one, score=round(one.score * part, 3)) if part < 1.0 else one)
-    return tuple(sorted(found, key=lambda one: -one.score))
+        result.append(replace(suspect, score=round(suspect.score * part, 3)) if part < 1.0 else suspect)
+    return tuple(sorted(result, key=lambda item: -item.score))
 
 
 def _measure(finding: RuleVerdict, sight: VictimView) -> tuple[tuple[str, ...], float]:
@@ -298,9 +298,14 @@ def _named(
     changes: Iterable[EscalationChange], ascents: Iterable[RuleFindings], *, shadow: bool
 ) -> Iterable[RequestedVictim]:
     """Whom rules in shadow, or the others, want gone from now on; where evictions are a dry run as well."""
-    found = {(one.rule, one.victim): one for ascent in ascents if ascent.shadow == shadow for one in ascent.findings}
+    verdicts = {
+        (verdict.rule, verdict.victim): verdict
+        for ascent in ascents
+        if ascent.shadow == shadow
+        for verdict in ascent.findings
+    }
     for change in changes:
-        step, finding = change.step, found.get((change.rule, change.victim))
+        step, finding = change.step, verdicts.get((change.rule, change.victim))
         if change.turn is not Transition.ASKED or step is None or finding is None:
             continue
         assert step.suspect is not None
@@ -318,19 +323,21 @@ def _places(rule: RuleConfig) -> Iterable[str]:
 
 
 def _detector_of(memory: Struct) -> str:
-    return next(name for name, one in DETECTORS.items() if one.durable and isinstance(memory, one.memory_type))
+    return next(
+        name for name, detector in DETECTORS.items() if detector.durable and isinstance(memory, detector.memory_type)
+    )
 
 
 def _learned(remembered: EngineState) -> dict[str, Struct]:
     """What durable detectors learned in an earlier run; what cannot be read (an older form) is learned anew."""
-    found: dict[str, Struct] = {}
+    values: dict[str, Struct] = {}
     for name, memories in remembered.learned.items():
         detector = DETECTORS.get(name)
         if detector is None or not detector.durable:
             continue
         for key, raw in memories.items():
             try:
-                found[key] = decoded(msgspec.msgpack.Decoder(detector.memory_type).decode, raw)
+                values[key] = decoded(msgspec.msgpack.Decoder(detector.memory_type).decode, raw)
             except ValueError as exc:
                 _LOG.warning("cannot read the state of a detector", detector=name, workload=key, error=str(exc))
-    return found
+    return values

@@ -67,9 +67,11 @@ def snapshot_of(
     alone. ``cpus``: where its containers may
     run, where that is known better than by its pool.
     """
-    working = [one for one in pod.containers if one.kind in {ContainerKind.APP, ContainerKind.UNKNOWN}]
-    requests, partial = _sum(one.requests for one in working)
-    limits, _ = _sum(one.limits for one in working)
+    working = [
+        container for container in pod.containers if container.kind in {ContainerKind.APP, ContainerKind.UNKNOWN}
+    ]
+    requests, partial = _sum(container.requests for container in working)
+    limits, _ = _sum(container.limits for container in working)
     pool = pools.pool_of(pod) if pools is not None else None
     if cpus is None and pools is not None:
         cpus = _pool_cpus(pod, pools, pool)
@@ -86,12 +88,12 @@ def snapshot_of(
         static=pod.static,
         labels=pod.labels,
         annotations=pod.annotations,
-        containers=tuple(_container(one) for one in pod.containers),
+        containers=tuple(_container(container) for container in pod.containers),
         pool=pool,
         cpus="" if cpus is None else str(cpus),
         requests=requests,
-        be_cpu_milli=_total(one.requests.be_cpu_milli for one in working),
-        be_memory_bytes=_total(one.requests.be_memory_bytes for one in working),
+        be_cpu_milli=_total(container.requests.be_cpu_milli for container in working),
+        be_memory_bytes=_total(container.requests.be_memory_bytes for container in working),
         limits=limits,
         created_s=created_s,
         terminating=pod.deleting,
@@ -102,8 +104,10 @@ def snapshot_of(
     )
 
 
-def _container(one: Container) -> ContainerSnapshot:
-    return ContainerSnapshot(id=one.id, path=one.group.path, name=one.name, sandbox=one.kind is ContainerKind.SANDBOX)
+def _container(container: Container) -> ContainerSnapshot:
+    return ContainerSnapshot(
+        id=container.id, path=container.group.path, name=container.name, sandbox=container.kind is ContainerKind.SANDBOX
+    )
 
 
 def _pool_cpus(pod: Pod, pools: Pools, pool: str | None) -> CpuSet | None:
@@ -130,16 +134,16 @@ def _sum(parts: Iterable[Resources]) -> tuple[Resources, tuple[str, ...]]:
     sums: dict[str, int | None] = {}
     partial: list[str] = []
     for field in _FIELDS:
-        told = [value for part in all_parts if (value := getattr(part, field)) is not None]
-        sums[field] = _total(told)
-        if told and len(told) < len(all_parts):
+        items = [value for part in all_parts if (value := getattr(part, field)) is not None]
+        sums[field] = _total(items)
+        if items and len(items) < len(all_parts):
             partial.append(field)
     return Resources(**sums), tuple(partial)
 
 
 def _total(parts: Iterable[int | None]) -> int | None:
-    told = [part for part in parts if part is not None]
-    return sum(told) if told else None
+    numbers = [part for part in parts if part is not None]
+    return sum(numbers) if numbers else None
 
 
 _LOG: Final = get_log("monitor")
@@ -357,7 +361,7 @@ class InterferenceMonitor:
         wanted = self._wanted(config)
         before, self._readers = self._readers, self._building(wanted, self._means(config), self._readers)
         if self._tasks is not None:
-            self._tasks.arrange(one.reader for one in self._readers)
+            self._tasks.arrange(metered_reader.reader for metered_reader in self._readers)
         for reader in before:
             if reader not in self._readers:
                 await reader.aclose()
@@ -499,7 +503,7 @@ class InterferenceMonitor:
 
     def problems(self) -> dict[str, str]:
         """Why a signal is not to be had, by signal."""
-        return {signal: words for reader in self._readers for signal, words in reader.problems().items()}
+        return {signal: message for reader in self._readers for signal, message in reader.problems().items()}
 
 
 def read_kept(store: Store) -> MonitorState:

@@ -153,7 +153,7 @@ def begin(learned: LearnedState) -> bytes:
 
 def frames(file: BinaryIO, name: str) -> Iterator[SampleFrame]:
     """The frames of a recording alone, see `read`."""
-    return (one for one in read(file, name) if isinstance(one, SampleFrame))
+    return (item for item in read(file, name) if isinstance(item, SampleFrame))
 
 
 def read(file: BinaryIO, name: str) -> Iterator[LearnedState | SampleFrame]:
@@ -181,9 +181,9 @@ def read(file: BinaryIO, name: str) -> Iterator[LearnedState | SampleFrame]:
             room += MOST_RATIO * size
             body = _inflated(packed, min(room, MOST_UNPACKED))
             room -= len(body)
-            found = [decoded(_DECODE_LEARNED, body)] if first else _unpack(decoded(_DECODE, body))
+            result = [decoded(_DECODE_LEARNED, body)] if first else _unpack(decoded(_DECODE, body))
             del body
-            yield from found
+            yield from result
         except (zlib.error, ValueError, LookupError, OverflowError) as exc:
             raise InputError(name, f"a block of {size} bytes", f"frames of version {version} ({exc})") from exc
         first = False
@@ -191,9 +191,9 @@ def read(file: BinaryIO, name: str) -> Iterator[LearnedState | SampleFrame]:
 
 def _inflated(packed: bytes, most: int) -> bytes:
     """Errors: `zlib.error`; `ValueError` for more than ``most`` bytes."""
-    one = zlib.decompressobj()
-    body = one.decompress(packed, most)
-    if not one.eof:
+    decompress = zlib.decompressobj()
+    body = decompress.decompress(packed, most)
+    if not decompress.eof:
         raise ValueError(f"more than {most} bytes unpacked" if len(body) >= most else "cut short")
     return body
 
@@ -213,18 +213,20 @@ def _unpack(block: _Block) -> Iterator[SampleFrame]:
             at_s=row.at_s,
             wall_s=row.wall_s,
             pods=dict(pods),
-            samples={block.subjects[one.subject]: _samples(one, kinds[one.kind]) for one in row.samples},
+            samples={
+                block.subjects[samples.subject]: _samples(samples, kinds[samples.kind]) for samples in row.samples
+            },
             knobs=knobs,
             disks=disks,
             enforce=row.enforce,
         )
 
 
-def _samples(one: _Samples, signals: Sequence[str]) -> dict[str, Sample]:
-    if len(one.values) != len(signals):
-        raise IndexError(f"{len(one.values)} values of {len(signals)} signals")
-    found = dict(zip(signals, map(Sample, one.values), strict=True))
-    others = iter(one.others)
+def _samples(samples: _Samples, signals: Sequence[str]) -> dict[str, Sample]:
+    if len(samples.values) != len(signals):
+        raise IndexError(f"{len(samples.values)} values of {len(signals)} signals")
+    result = dict(zip(signals, map(Sample, samples.values), strict=True))
+    others = iter(samples.others)
     for place, age_s, confidence in zip(others, others, others, strict=True):
-        found[signals[int(place)]] = Sample(one.values[int(place)], age_s, confidence)
-    return found
+        result[signals[int(place)]] = Sample(samples.values[int(place)], age_s, confidence)
+    return result

@@ -22,11 +22,13 @@ def status_document(observer: InterferenceMonitor) -> Mapping[str, object]:
     judgement = observer.judgement or Evaluation(at_s=0.0)
     return {
         "rules": {
-            name: {"dry_run": rule.dry_run, "responses": [one.value for one in rule.allowed]}
+            name: {"dry_run": rule.dry_run, "responses": [response.value for response in rule.allowed]}
             for name, rule in observer.engine.rules.items()
         },
         "verdicts": _counts(judgement),
-        "findings": [_finding(one, judgement.at_s) for one in judgement.findings if one.verdict not in _QUIET],
+        "findings": [
+            _finding(verdict, judgement.at_s) for verdict in judgement.findings if verdict.verdict not in _QUIET
+        ],
         "ladder": [_climb(climb, judgement.at_s) for _, climb in sorted(observer.engine.ladder.climbs.items())],
         "useless": dict(sorted(observer.engine.ladder.useless.items())),
         "measures": to_builtins(judgement.measures) if judgement.measures != Restrictions() else {},
@@ -66,26 +68,26 @@ def numbers(observer: InterferenceMonitor) -> InterferenceCounters:
 
 def _counts(judgement: Evaluation) -> dict[str, dict[str, int]]:
     counts: dict[str, dict[str, int]] = {}
-    for one in judgement.findings:
-        here = counts.setdefault(one.rule, dict.fromkeys((verdict.value for verdict in Verdict), 0))
-        here[one.verdict.value] += 1
+    for rule_verdict in judgement.findings:
+        current = counts.setdefault(rule_verdict.rule, dict.fromkeys((verdict.value for verdict in Verdict), 0))
+        current[rule_verdict.verdict.value] += 1
     return counts
 
 
-def _finding(one: RuleVerdict, now: float) -> dict[str, object]:
+def _finding(verdict: RuleVerdict, now: float) -> dict[str, object]:
     return {
-        "rule": one.rule,
-        "victim": one.victim,
-        "title": one.title,
-        "verdict": one.verdict.value,
-        "for_s": round(now - one.since_s, 1),
-        "resource": one.resource.value,
-        "severity": round(one.severity, 3),
-        "gap": one.gap,
-        "evidence": list(one.evidence),
+        "rule": verdict.rule,
+        "victim": verdict.victim,
+        "title": verdict.title,
+        "verdict": verdict.verdict.value,
+        "for_s": round(now - verdict.since_s, 1),
+        "resource": verdict.resource.value,
+        "severity": round(verdict.severity, 3),
+        "gap": verdict.gap,
+        "evidence": list(verdict.evidence),
         "suspects": [
             {"uid": suspect.uid, "title": suspect.title, "score": suspect.score, "reason": suspect.reason}
-            for suspect in one.suspects
+            for suspect in verdict.suspects
         ],
     }
 

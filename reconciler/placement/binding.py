@@ -64,13 +64,21 @@ def bind(
     """
     newcomers = [
         demand
-        for demand in sorted(demands, key=lambda one: (-one.priority, not one.numa_exclusive, -one.count, one.key))
+        for demand in sorted(
+            demands,
+            key=lambda cpu_demand: (
+                -cpu_demand.priority,
+                not cpu_demand.numa_exclusive,
+                -cpu_demand.count,
+                cpu_demand.key,
+            ),
+        )
         if not (demand.held & free or demand.explicit is not None)
         and (affinity.get(demand.key) or _asks(demand, wishes.get(demand.uid, CpuPreferences()), policy))
     ]
     if not newcomers:
         # As at most plans: everybody has what it asks for.
-        return NodeBinding(demands=tuple(sorted(demands, key=lambda one: one.key)))
+        return NodeBinding(demands=tuple(sorted(demands, key=lambda cpu_demand: cpu_demand.key)))
     room = FreeCapacity(demands, free, topology, memory)
     company = NumaOccupancy(wishes)
     for uid, nodes in sorted((seated or {}).items()):
@@ -78,7 +86,7 @@ def bind(
     for demand in demands:
         if there := demand.held & free or (demand.explicit or EMPTY) & free:
             company.assign(demand, CpuSet(map(topology.node_of, there)))
-    found = {demand.key: demand for demand in demands}
+    cpu_demands = {demand.key: demand for demand in demands}
     reasons: dict[str, str] = {}
     for demand in newcomers:
         wish = wishes.get(demand.uid, CpuPreferences())
@@ -92,10 +100,10 @@ def bind(
         chosen, note = _in_company(demand, room, company, choice, named=bool(wish.nodes))
         reasons[demand.key] = chosen.reason + note
         every = len(chosen.nodes) > 1 and len(chosen.nodes) == wish.node_count
-        found[demand.key] = replace(demand, nodes=chosen.nodes, every_node=every)
+        cpu_demands[demand.key] = replace(demand, nodes=chosen.nodes, every_node=every)
         room.reserve(demand, chosen.nodes)
         company.assign(demand, CpuSet(chosen.nodes))
-    return NodeBinding(demands=tuple(found[key] for key in sorted(found)), reasons=reasons)
+    return NodeBinding(demands=tuple(cpu_demands[key] for key in sorted(cpu_demands)), reasons=reasons)
 
 
 def _asks(demand: CpuDemand, wish: CpuPreferences, policy: TopologyPolicy) -> bool:
@@ -172,22 +180,22 @@ def choose(
     bound_to_nodes = partial(
         bind, policy=policy, prefer_cpu=prefer_cpu, wishes=wishes, affinity=affinity, memory=memory, seated=seated
     )
-    asked = tuple(demands)
-    words: dict[str, str] = {}
+    cpu_demands = tuple(demands)
+    parts: dict[str, str] = {}
     errors: dict[str, str] = {}
     for _ in range(ROUNDS):
-        bound = bound_to_nodes(asked, free, topology)
-        found = allocate(bound.demands, free, topology, chain, interrupts=interrupts, remembered=remembered)
-        for key in found.cpus:
-            said = filter(None, (bound.reasons.get(key), found.notes.get(key)))
+        bound = bound_to_nodes(cpu_demands, free, topology)
+        allocation = allocate(bound.demands, free, topology, chain, interrupts=interrupts, remembered=remembered)
+        for key in allocation.cpus:
+            said = filter(None, (bound.reasons.get(key), allocation.notes.get(key)))
             # What the first round said: in the next one it simply stays.
-            words.setdefault(key, "; ".join(said))
-        errors = {**found.errors, **errors}
-        nodes = {one.key: one.nodes for one in bound.demands}
-        if not any(nodes[key] and key not in found.cpus for key in found.refused):
+            parts.setdefault(key, "; ".join(said))
+        errors = {**allocation.errors, **errors}
+        nodes = {demand.key: demand.nodes for demand in bound.demands}
+        if not any(nodes[key] and key not in allocation.cpus for key in allocation.refused):
             break
-        settled = tuple(replace(one, held=found.cpus.get(one.key, one.held)) for one in asked)
-        if settled == asked:
+        settled = tuple(replace(demand, held=allocation.cpus.get(demand.key, demand.held)) for demand in cpu_demands)
+        if settled == cpu_demands:
             break
-        asked = settled
-    return NodeBindingChoice(allocation=replace(found, errors=errors), reasons=words)
+        cpu_demands = settled
+    return NodeBindingChoice(allocation=replace(allocation, errors=errors), reasons=parts)

@@ -155,19 +155,19 @@ def _enabled(name: str, weight: float, where: str) -> EnabledPlugin:
         except ValueError as exc:
             raise InputError(where, name, f"one of {', '.join(BUILT_IN)}, or a class as package.module:Class") from exc
     try:
-        found = BUILT_IN[name] if name in BUILT_IN else load_object(name)
+        result = BUILT_IN[name] if name in BUILT_IN else load_object(name)
     except Exception as exc:  # importing somebody's module runs his code, which may raise anything
         raise InputError(where, name, f"a class that can be imported ({type(exc).__name__}: {exc})") from exc
-    if not isinstance(found, type) or not issubclass(found, Plugin):
+    if not isinstance(result, type) or not issubclass(result, Plugin):
         raise InputError(where, name, f"a subclass of {Plugin.__module__}.Plugin")
-    points = frozenset(point for point in POINTS if getattr(found, point) is not getattr(Plugin, point))
+    points = frozenset(point for point in POINTS if getattr(result, point) is not getattr(Plugin, point))
     if not points:
         raise InputError(where, name, f"a class that overrides at least one of {', '.join(POINTS)}")
     try:
-        found()
+        result()
     except Exception as exc:  # the same
         raise InputError(where, name, f"a class made without arguments ({type(exc).__name__}: {exc})") from exc
-    return EnabledPlugin(name=name, weight=weight, make=found, points=points)
+    return EnabledPlugin(name=name, weight=weight, make=result, points=points)
 
 
 def checked(config: PlacementConfig) -> None:

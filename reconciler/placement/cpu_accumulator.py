@@ -85,12 +85,12 @@ class CpuAccumulator:
 
     def one_each(self, mask: int, base: int = 0) -> int:
         """The lowest CPU of ``mask`` on each core that ``base`` has no thread of."""
-        found = 0
+        number = 0
         for core in self.touched(mask):
             if not core & base:
                 free = core & mask
-                found |= free & -free
-        return found
+                number |= free & -free
+        return number
 
     def nodes_of(self, mask: int) -> tuple[int, ...]:
         """The NUMA nodes that have a CPU in ``mask``, ascending."""
@@ -172,9 +172,9 @@ class CpuAccumulator:
         where = min(range(len(among)), key=lambda place: (self.distance(domains[among[place]].mask, near), place))
         return among.pop(where)
 
-    def distance(self, one: int, other: int) -> float:
+    def distance(self, number: int, other: int) -> float:
         """The mean NUMA distance between the nodes of two masks (10 is local); 0.0 when one has none."""
-        left, right = self.nodes_of(one), self.nodes_of(other)
+        left, right = self.nodes_of(number), self.nodes_of(other)
         self.steps += len(left) * len(right)
         if not left or not right:
             return 0.0

@@ -28,37 +28,37 @@ def affinity_of(
 
     Devices that are near several nodes alike need none of them and are left out; so is what no plug-in tells.
     """
-    found: dict[str, dict[str, set[int]]] = {}
+    numbers: dict[str, dict[str, set[int]]] = {}
     for uid, containers in (memory.entries if memory is not None else {}).items():
         for name, blocks in containers.items():
             for block in blocks:
-                found.setdefault(f"{uid}/{name}", {}).setdefault(block.kind, set()).update(block.nodes)
+                numbers.setdefault(f"{uid}/{name}", {}).setdefault(block.kind, set()).update(block.nodes)
     places: dict[tuple[str, str, str], set[int]] = {}
     for entry in devices.entries if devices is not None else ():
         for node, ids in entry.devices.items():
-            for one in ids:
-                told = node if node != _UNKNOWN else pci_nodes.get(one.lower(), _UNKNOWN)
-                if 0 <= told <= _LARGEST_NODE:
-                    places.setdefault((f"{entry.pod_uid}/{entry.container}", entry.resource, one), set()).add(told)
+            for text in ids:
+                number = node if node != _UNKNOWN else pci_nodes.get(text.lower(), _UNKNOWN)
+                if 0 <= number <= _LARGEST_NODE:
+                    places.setdefault((f"{entry.pod_uid}/{entry.container}", entry.resource, text), set()).add(number)
     for (key, resource, _), nodes in places.items():
         if len(nodes) == 1:
-            found.setdefault(key, {}).setdefault(resource, set()).update(nodes)
+            numbers.setdefault(key, {}).setdefault(resource, set()).update(nodes)
     return {
         key: {name: CpuSet(nodes) for name, nodes in sorted(resources.items()) if nodes}
-        for key, resources in sorted(found.items())
+        for key, resources in sorted(numbers.items())
     }
 
 
 def unplaced_addresses(state: DeviceState) -> frozenset[str]:
     """The PCI addresses, in lower case, of the devices in use whose node the checkpoint does not tell."""
     return frozenset(
-        one.lower() for entry in state.entries for one in entry.devices.get(_UNKNOWN, ()) if _ADDRESS.fullmatch(one)
+        text.lower() for entry in state.entries for text in entry.devices.get(_UNKNOWN, ()) if _ADDRESS.fullmatch(text)
     )
 
 
 def read_pci_nodes(addresses: Collection[str], root: str = "/") -> dict[str, int]:
     """The NUMA node of each PCI device that has one; a device that is gone or has none is left out."""
-    found: dict[str, int] = {}
+    nodes: dict[str, int] = {}
     for address in sorted(addresses):
         if not _ADDRESS.fullmatch(address):
             continue
@@ -68,5 +68,5 @@ def read_pci_nodes(addresses: Collection[str], root: str = "/") -> dict[str, int
         except (OSError, ValueError):
             continue
         if 0 <= node <= _LARGEST_NODE:
-            found[address] = node
-    return found
+            nodes[address] = node
+    return nodes

@@ -102,7 +102,7 @@ def remembered(before: Uses | None, sampled: Uses, elapsed_s: float, half_life_s
     """
     elapsed_s = max(0.0, elapsed_s)
     factor = _FADED ** (elapsed_s / half_life_s)
-    found: dict[str, GroupUse] = {}
+    group_uses: dict[str, GroupUse] = {}
     for path in sorted(sampled):
         use = sampled[path]
         then = None if before is None else before.get(path)
@@ -116,8 +116,8 @@ def remembered(before: Uses | None, sampled: Uses, elapsed_s: float, half_life_s
             known_s = then.known_s
             if known_s is not None and new:
                 known_s += elapsed_s
-        found[path] = replace(use, peak_milli=peak, known_s=known_s)
-    return found
+        group_uses[path] = replace(use, peak_milli=peak, known_s=known_s)
+    return group_uses
 
 
 def estimate(pods: Sequence[Pod], uses: Uses, config: EstimateConfig) -> DemandEstimate:
@@ -143,11 +143,11 @@ def of_group(use: GroupUse | None, request: int | None, limit: int | None, confi
     wants = _with_margin(peak, config.margin_percent)
     # Never below what it uses: a burst above the limit is lent by somebody who meant it.
     wants = max(_least(wants, limit), use.cpu_milli)
-    asked = request if request is not None else 0
+    number = request if request is not None else 0
     if use.age_s > config.stale_after_s:
-        return DemandEstimate(max(wants, asked), asked=1)
+        return DemandEstimate(max(wants, number), asked=1)
     if use.known_s is not None and use.known_s < config.ramp_up_s:
-        return DemandEstimate(max(wants, asked), young=1)
+        return DemandEstimate(max(wants, number), young=1)
     return DemandEstimate(wants, used=1)
 
 
@@ -156,34 +156,38 @@ def used_now(pods: Sequence[Pod], uses: Uses, config: EstimateConfig) -> PoolUsa
     milli = known = 0
     age_s = 0.0
     for pod in pods:
-        containers = [uses.get(one.group.path) for one in pod.containers if one.kind is not ContainerKind.SANDBOX]
+        containers = [
+            uses.get(container.group.path)
+            for container in pod.containers
+            if container.kind is not ContainerKind.SANDBOX
+        ]
         whole = uses.get(pod.group.path)
-        found = [whole] if whole is not None else [one for one in containers if one is not None]
-        complete = whole is not None or (found and len(found) == len(containers))
-        if complete and all(one.age_s <= config.stale_after_s for one in found):
+        group_uses = [whole] if whole is not None else [group_use for group_use in containers if group_use is not None]
+        complete = whole is not None or (group_uses and len(group_uses) == len(containers))
+        if complete and all(group_use.age_s <= config.stale_after_s for group_use in group_uses):
             known += 1
-            milli += sum(one.cpu_milli for one in found)
-            age_s = max(age_s, *(one.age_s for one in found))
+            milli += sum(group_use.cpu_milli for group_use in group_uses)
+            age_s = max(age_s, *(group_use.age_s for group_use in group_uses))
     return PoolUsage(milli, len(pods), known, age_s)
 
 
 def _of_pod(pod: Pod, uses: Uses, config: EstimateConfig) -> DemandEstimate:
-    containers = [one for one in pod.containers if one.kind is not ContainerKind.SANDBOX]
+    containers = [container for container in pod.containers if container.kind is not ContainerKind.SANDBOX]
     whole = uses.get(pod.group.path)
-    if whole is not None and not all(one.group.path in uses for one in containers):
+    if whole is not None and not all(container.group.path in uses for container in containers):
         asks = _asks(containers)
         return of_group(whole, asks.request, asks.limit, config)
     total = DemandEstimate()
-    for one in containers:
-        asked, limit = one.requests.cpu_milli, one.limits.cpu_milli
-        total = _sum(total, of_group(uses.get(one.group.path), asked, limit, config))
+    for item in containers:
+        number, limit = item.requests.cpu_milli, item.limits.cpu_milli
+        total = _sum(total, of_group(uses.get(item.group.path), number, limit, config))
     return total
 
 
 def _asks(containers: Sequence[Container]) -> _Asks:
     """A whole pod's: requests add up where there is one; a limit holds only when every container has one."""
-    requests = [one.requests.cpu_milli for one in containers if one.requests.cpu_milli is not None]
-    limits = [one.limits.cpu_milli for one in containers]
+    requests = [container.requests.cpu_milli for container in containers if container.requests.cpu_milli is not None]
+    limits = [container.limits.cpu_milli for container in containers]
     bounds = [limit for limit in limits if limit is not None]
     return _Asks(
         request=sum(requests) if requests else None,
@@ -199,11 +203,11 @@ def _least(milli: int, limit: int | None) -> int:
     return milli if limit is None else min(milli, limit)
 
 
-def _sum(one: DemandEstimate, other: DemandEstimate) -> DemandEstimate:
+def _sum(item: DemandEstimate, other: DemandEstimate) -> DemandEstimate:
     return DemandEstimate(
-        one.milli + other.milli,
-        one.used + other.used,
-        one.young + other.young,
-        one.asked + other.asked,
-        one.guessed + other.guessed,
+        item.milli + other.milli,
+        item.used + other.used,
+        item.young + other.young,
+        item.asked + other.asked,
+        item.guessed + other.guessed,
     )

@@ -30,7 +30,7 @@ class FreeCapacity:
     def __init__(
         self, demands: Sequence[CpuDemand], free: CpuSet, topology: Topology, memory: NumaFreeMemory | None
     ) -> None:
-        held = CpuSet.union((one.held or one.explicit or EMPTY) & free for one in demands)
+        held = CpuSet.union((cpu_demand.held or cpu_demand.explicit or EMPTY) & free for cpu_demand in demands)
         loose = free - held
         self._total = {node: len(topology.node_cpus(node)) for node in topology.nodes()}
         self._left = {node: len(topology.node_cpus(node) & loose) for node in self._total}

@@ -69,22 +69,22 @@ def best_chain(
     options: Mapping[str, NodeMaskOptions], aligned: Collection[str], rank: NodeMaskRanker, *, limit: int | None
 ) -> DistanceChain | None:
     """The best chain; None when the rules cannot be kept. ``limit``: hints of each resource that are looked at."""
-    if not all(one.scores for one in options.values()):
+    if not all(node_mask_options.scores for node_mask_options in options.values()):
         return None
     if limit is not None:
-        options = {name: one.cut(rank, limit) for name, one in options.items()}
-    together = {name: one for name, one in options.items() if name in aligned}
+        options = {name: node_mask_options.cut(rank, limit) for name, node_mask_options in options.items()}
+    together = {name: node_mask_options for name, node_mask_options in options.items() if name in aligned}
     chains = [DistanceChain(None, {}, frozenset(), 0, 0)]
     if together:
         scores = common(together.values(), preferred=False)
         chains = [
             DistanceChain(mask, dict.fromkeys(together, mask), frozenset({mask}), 0, score)
             for mask, score in scores.items()
-            if any(mask in one.preferred for one in together.values())
+            if any(mask in node_mask_options.preferred for node_mask_options in together.values())
         ]
-    for name, one in options.items():
+    for name, item in options.items():
         if name not in together:
-            chains = _extended(chains, name, one, rank)
+            chains = _extended(chains, name, item, rank)
     return min(chains, key=lambda chain: chain.key(rank), default=None)
 
 
@@ -92,7 +92,7 @@ def _extended(
     chains: list[DistanceChain], name: str, options: NodeMaskOptions, rank: NodeMaskRanker
 ) -> list[DistanceChain]:
     """Every chain with every hint that keeps it nested; of equal ones the one with more that is preferred."""
-    found: dict[tuple[int | None, frozenset[int]], DistanceChain] = {}
+    result: dict[tuple[int | None, frozenset[int]], DistanceChain] = {}
     for chain in chains:
         for mask, score in options.scores.items():
             rank.steps += 1
@@ -105,10 +105,10 @@ def _extended(
                 chain.preferred + (mask in options.preferred),
                 chain.score + score,
             )
-            known = found.get((chain.mask, longer.masks))
+            known = result.get((chain.mask, longer.masks))
             if known is None or (known.preferred, known.score) < (longer.preferred, longer.score):
-                found[chain.mask, longer.masks] = longer
-    return sorted(found.values(), key=lambda chain: chain.key(rank))[:CHAINS]
+                result[chain.mask, longer.masks] = longer
+    return sorted(result.values(), key=lambda chain: chain.key(rank))[:CHAINS]
 
 
 CPU: Final = "cpu"
@@ -170,17 +170,17 @@ def merge(
     together. The order of the hints never matters; that of the resources only where lists are cut.
     Errors: `ValueError` for two resources of one name.
     """
-    if len({one.name for one in resources}) != len(resources):
-        raise ValueError(f"resources of the same name: {', '.join(one.name for one in resources)}")
+    if len({hints.name for hints in resources}) != len(resources):
+        raise ValueError(f"resources of the same name: {', '.join(hints.name for hints in resources)}")
     if policy is TopologyPolicy.NONE:
         return MergedHint(nodes=nodes, preferred=False, admitted=True, reason="policy none: any NUMA node")
     rank = NodeMaskRanker(closest)
     options = {
-        one.name: NodeMaskOptions((hint.nodes.mask & nodes.mask, hint.preferred, hint.score) for hint in one.hints)
-        for one in resources
-        if one.hints is not None
+        hints.name: NodeMaskOptions((hint.nodes.mask & nodes.mask, hint.preferred, hint.score) for hint in hints.hints)
+        for hints in resources
+        if hints.hints is not None
     }
-    rank.steps += sum(len(one.scores) for one in options.values())
+    rank.steps += sum(len(node_mask_options.scores) for node_mask_options in options.values())
     limit = None if len(nodes) <= EXACT else KEPT
     if policy is TopologyPolicy.NUMERIC:
         chain = best_chain(options, aligned, rank, limit=limit)
@@ -194,12 +194,12 @@ def merge(
                 by_resource=kept,
                 steps=rank.steps,
             )
-    found = _aligned(options, nodes, rank)
-    keeps = policy is not TopologyPolicy.SINGLE_NUMA_NODE or not options or (found or 0).bit_count() == 1
-    if found is not None and keeps and policy is not TopologyPolicy.NUMERIC:
-        reason = f"{_named(options, options)} on {_nodes(found)}" if options else "no resource has NUMA hints"
-        return _merged(found, rank, preferred=True, admitted=True, reason=reason)
-    mask = _not_aligned(options, nodes, rank, limit) if found is None else found
+    number = _aligned(options, nodes, rank)
+    keeps = policy is not TopologyPolicy.SINGLE_NUMA_NODE or not options or (number or 0).bit_count() == 1
+    if number is not None and keeps and policy is not TopologyPolicy.NUMERIC:
+        reason = f"{_named(options, options)} on {_nodes(number)}" if options else "no resource has NUMA hints"
+        return _merged(number, rank, preferred=True, admitted=True, reason=reason)
+    mask = _not_aligned(options, nodes, rank, limit) if number is None else number
     reason = _why(options, policy)
     if prefer_cpu and CPU in options and (chosen := _cpu_node(options, mask, rank)) is not None:
         mask = chosen
@@ -216,8 +216,8 @@ def _aligned(options: dict[str, NodeMaskOptions], nodes: CpuSet, rank: NodeMaskR
 
 def _not_aligned(options: dict[str, NodeMaskOptions], nodes: CpuSet, rank: NodeMaskRanker, limit: int | None) -> int:
     """The best that the resources have in common, those aside that cannot be had at all; all nodes when nothing is."""
-    possible = [one for one in options.values() if one.scores]
-    size = max((one.smallest for one in possible), default=0)
+    possible = [node_mask_options for node_mask_options in options.values() if node_mask_options.scores]
+    size = max((node_mask_options.smallest for node_mask_options in possible), default=0)
     reached = reachable(possible, nodes.mask, rank, size=size, limit=limit)
     return min(reached, key=lambda mask: rank.key_near(mask, reached[mask], size), default=nodes.mask)
 
@@ -228,7 +228,7 @@ def _cpu_node(options: dict[str, NodeMaskOptions], merged: int, rank: NodeMaskRa
     singles = {mask: cpu.scores[mask] for mask in sorted(cpu.preferred) if mask.bit_count() == 1}
 
     def key(mask: int) -> tuple[int, ...]:
-        with_us = sum(mask in one.scores for name, one in options.items() if name != CPU)
+        with_us = sum(mask in node_mask_options.scores for name, node_mask_options in options.items() if name != CPU)
         return -with_us, int(not mask & merged), rank.spread(mask | merged), *rank.key(mask, singles[mask])
 
     return min(singles, key=key, default=None)
@@ -243,11 +243,11 @@ def _merged(mask: int, rank: NodeMaskRanker, *, preferred: bool, admitted: bool,
 def _why(options: dict[str, NodeMaskOptions], policy: TopologyPolicy) -> str:
     """Who would rather be where, for a person."""
     parts = []
-    for name, one in options.items():
-        if not one.scores:
+    for name, node_mask_options in options.items():
+        if not node_mask_options.scores:
             parts.append(f"{name} does not fit on any node")
             continue
-        shown = sorted(one.preferred, key=lambda mask: (mask.bit_count(), mask))
+        shown = sorted(node_mask_options.preferred, key=lambda mask: (mask.bit_count(), mask))
         more = " ..." if len(shown) > _SHOWN else ""
         where = " or ".join(str(CpuSet.from_mask(mask)) for mask in shown[:_SHOWN])
         parts.append(f"{name} prefers {where}{more}" if shown else f"{name} needs more nodes than preferred")

@@ -46,12 +46,12 @@ class NodeMaskRanker:
         """The sum of the distances between the mask's nodes, both ways; among masks of one size that is the mean."""
         if self._topology is None or mask.bit_count() > WIDEST_COMPARED:
             return 0
-        found = self._spread.get(mask)
-        if found is None:
+        number = self._spread.get(mask)
+        if number is None:
             nodes = tuple(CpuSet.from_mask(mask))
-            found = sum(self._topology.distance(one, other) for one in nodes for other in nodes)
-            self._spread[mask] = found
-        return found
+            number = sum(self._topology.distance(node, other) for node in nodes for other in nodes)
+            self._spread[mask] = number
+        return number
 
 
 @final
@@ -90,7 +90,7 @@ def common(options: Iterable[NodeMaskOptions], *, preferred: bool = True) -> dic
     masks = set(first.preferred if preferred else first.scores)
     for other in rest:
         masks &= other.preferred if preferred else other.scores.keys()
-    return {mask: sum(one.scores[mask] for one in (first, *rest)) for mask in sorted(masks)}
+    return {mask: sum(node_mask_options.scores[mask] for node_mask_options in (first, *rest)) for mask in sorted(masks)}
 
 
 def reachable(
@@ -101,19 +101,23 @@ def reachable(
     With a ``limit``, only so many masks of each resource and so many intersections are carried on.
     """
     given = list(options)
-    if limit is None and len(given) > 1 and not any(any(one.scores.values()) for one in given):
+    if (
+        limit is None
+        and len(given) > 1
+        and not any(any(node_mask_options.scores.values()) for node_mask_options in given)
+    ):
         return dict.fromkeys(_met(given, every, rank), 0)
     reached = {every: 0}
-    for one in given:
-        table = one.scores if limit is None else one.cut(rank, limit).scores
-        found: dict[int, int] = {}
+    for item in given:
+        table = item.scores if limit is None else item.cut(rank, limit).scores
+        numbers: dict[int, int] = {}
         for mask, score in reached.items():
             for other, gain in table.items():
                 rank.steps += 1
                 both = mask & other
-                if both and found.get(both, score + gain - 1) < score + gain:
-                    found[both] = score + gain
-        reached = found if limit is None or len(found) <= limit else rank.kept(found, limit, size)
+                if both and numbers.get(both, score + gain - 1) < score + gain:
+                    numbers[both] = score + gain
+        reached = numbers if limit is None or len(numbers) <= limit else rank.kept(numbers, limit, size)
     return reached
 
 
@@ -125,9 +129,9 @@ def _met(options: Sequence[NodeMaskOptions], every: int, rank: NodeMaskRanker) -
     """
     nodes = tuple(CpuSet.from_mask(every))
     combinations = [1] * (1 << len(nodes))
-    for one in options:
+    for node_mask_options in options:
         within = [0] * len(combinations)
-        for mask in one.scores:
+        for mask in node_mask_options.scores:
             within[sum(1 << place for place, node in enumerate(nodes) if mask >> node & 1)] = 1
         _over_supersets(within, 1)
         combinations = [count * more for count, more in zip(combinations, within, strict=True)]

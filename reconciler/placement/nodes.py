@@ -66,13 +66,13 @@ def choose_nodes(
             return NodeChoice(reason=f"{before}policy none: any NUMA node")
         rule = TopologyPolicy.BEST_EFFORT
     supplies = (cpu, *others)
-    found = fewest(supplies) if wish.node_count is None and rule is not TopologyPolicy.NUMERIC else None
-    if found is None or (rule is TopologyPolicy.SINGLE_NUMA_NODE and _wide(found)):
-        found = hints_of(supplies, topology)
-    hints = found.hints
+    search = fewest(supplies) if wish.node_count is None and rule is not TopologyPolicy.NUMERIC else None
+    if search is None or (rule is TopologyPolicy.SINGLE_NUMA_NODE and _wide(search)):
+        search = hints_of(supplies, topology)
+    hints = search.hints
     if not hints[0].hints:
         reason = f"{before}{sum(cpu.free.values())} CPUs are free, {cpu.request} are requested"
-        return NodeChoice(admitted=cpu.request <= 0, reason=reason, steps=found.steps)
+        return NodeChoice(admitted=cpu.request <= 0, reason=reason, steps=search.steps)
     if wish.node_count is not None:
         hints, note = _of_size(hints, wish.node_count)
         before += note
@@ -81,20 +81,23 @@ def choose_nodes(
     if not merged.preferred and merged.nodes == every:
         merged = _own_best(hints[0], merged, NodeMaskRanker(topology if closest else None))
     nodes, after = _for_cpus(cpu, merged, topology)
-    mems = next((_memory(one, merged.by_resource.get(MEMORY, nodes)) for one in others if one.name == MEMORY), nodes)
+    mems = next(
+        (_memory(capacity, merged.by_resource.get(MEMORY, nodes)) for capacity in others if capacity.name == MEMORY),
+        nodes,
+    )
     return NodeChoice(
         nodes=tuple(nodes),
         mems=tuple(mems),
         preferred=merged.preferred,
         admitted=merged.admitted,
         reason=f"{before}{merged.reason}{after}",
-        steps=found.steps + merged.steps,
+        steps=search.steps + merged.steps,
     )
 
 
-def _wide(found: HintSearch) -> bool:
+def _wide(search: HintSearch) -> bool:
     """Whether the hints are of several nodes, which single-numa-node merges otherwise."""
-    return any(len(hint.nodes) > 1 for one in found.hints for hint in one.hints or ())
+    return any(len(hint.nodes) > 1 for hints in search.hints for hint in hints.hints or ())
 
 
 def _named(cpu: ResourceCapacity, others: Sequence[ResourceCapacity], wish: CpuPreferences) -> NodeChoice | None:
@@ -108,7 +111,7 @@ def _named(cpu: ResourceCapacity, others: Sequence[ResourceCapacity], wish: CpuP
     if cpu.has(wanted.mask) < cpu.request:
         reason = f"NUMA nodes {wanted} of the pod's annotations have {cpu.has(wanted.mask)} of {cpu.request} CPUs"
         return NodeChoice(admitted=False, reason=reason)
-    mems = next((_memory(one, wanted) for one in others if one.name == MEMORY), wanted)
+    mems = next((_memory(capacity, wanted) for capacity in others if capacity.name == MEMORY), wanted)
     return NodeChoice(nodes=wish.nodes, mems=tuple(mems), preferred=True, reason="named by the pod's annotations")
 
 

@@ -95,13 +95,13 @@ def pack(
 def _moved(counts: Counts, holds: Masks, given: Masks, parts: QuotaCells, topology: Topology) -> Masks:
     """Bring the cells in which the numbers are not as ``counts`` has them to these numbers."""
     before = parts.numbers(given)
-    found = dict(given)
+    numbers = dict(given)
     for at, cell in enumerate(parts.masks):
         if all(counts[name][at] == before[name][at] for name in counts):
             continue
-        here = {name: row[at] for name, row in counts.items()}
+        current = {name: row[at] for name, row in counts.items()}
         held = {name: mask & cell for name, mask in holds.items()}
-        settled = PackingMachine(topology, cell).assign(here, held, dict.fromkeys(here, cell))
+        settled = PackingMachine(topology, cell).assign(current, held, dict.fromkeys(current, cell))
         for name, mask in settled.items():
-            found[name] = found[name] & ~cell | mask
-    return found
+            numbers[name] = numbers[name] & ~cell | mask
+    return numbers

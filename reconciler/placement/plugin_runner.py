@@ -27,14 +27,14 @@ class PluginRunner:
         self._limit = chain.combinations
         self._failed: set[tuple[str, str]] = set()
         self._at: dict[str, list[tuple[str, float, Plugin]]] = {point: [] for point in POINTS}
-        for one in chain.plugins:
+        for plugin in chain.plugins:
             try:
-                made = one.make()
+                made = plugin.make()
             except Exception as exc:  # noqa: BLE001  # one bad plug-in never stops the others
-                self.errors[one.name] = f"{type(exc).__name__}: {exc}"
+                self.errors[plugin.name] = f"{type(exc).__name__}: {exc}"
                 continue
-            for point in one.points:
-                self._at[point].append((one.name, one.weight, made))
+            for point in plugin.points:
+                self._at[point].append((plugin.name, plugin.weight, made))
 
     def _asked(self, point: str, demand: CpuDemand, ask: Callable[[Plugin], T]) -> Iterator[tuple[str, float, T]]:
         """The answers of all plug-ins with this extension point, without those that fail for this demand."""
@@ -55,11 +55,11 @@ class PluginRunner:
         context = self.context
 
         def rank(demand: CpuDemand) -> tuple[tuple[float, ...], int, bool, int, str]:
-            words = {
+            parts = {
                 name: -value
                 for name, _, value in self._asked("sort", demand, lambda plugin: _finite(plugin.sort(demand, context)))
             }
-            sorters = tuple(words.get(name, 0.0) for name, _, _ in self._at["sort"])
+            sorters = tuple(parts.get(name, 0.0) for name, _, _ in self._at["sort"])
             return sorters, -demand.priority, not demand.numa_exclusive, -demand.count, demand.key
 
         return sorted(demands, key=rank)
@@ -138,18 +138,18 @@ class PluginRunner:
         return combinations[totals.index(max(totals))]
 
     def _selected(self, question: PluginRequest) -> Sequence[CpuSet]:
-        found: dict[int, None] = {}
+        values: dict[int, None] = {}
         for _, _, given in self._asked(
             "select",
             question.demand,
             lambda plugin: _combinations(plugin.select(question, self.context), question, self._limit),
         ):
-            found.update(dict.fromkeys(given))
+            values.update(dict.fromkeys(given))
         fitter = self.context.fitter
-        if not found:
+        if not values:
             # Whatever is switched off or broken, an answer there is.
-            found[fitter.anywhere(question.count, question.pools[0].mask, question.kept.mask)] = None
-        masks = list(found)[: self._limit]
+            values[fitter.anywhere(question.count, question.pools[0].mask, question.kept.mask)] = None
+        masks = list(values)[: self._limit]
         if question.demand.full_cores:
             masks = list(dict.fromkeys(fitter.round_up(mask, question.candidates.mask) for mask in masks))
         return [CpuSet.from_mask(mask) for mask in masks]
@@ -211,11 +211,11 @@ def _scored(values: Iterable[Scored], cpus: CpuSet) -> list[tuple[int, float]]:
 
 def _combinations(values: Iterable[CpuSet], question: PluginRequest, limit: int) -> list[int]:
     """What a plug-in selected, checked: inside the candidates, and as many as asked for."""
-    found: list[int] = []
+    combinations: list[int] = []
     for cpus in islice(values, limit):
         if not _cpus(cpus) <= question.candidates:
             raise ValueError(f"selected {cpus - question.candidates}, which is not allowed")
         if len(cpus) != question.count:
             raise ValueError(f"selected {len(cpus)} CPUs, expected {question.count}")
-        found.append(cpus.mask)
-    return found
+        combinations.append(cpus.mask)
+    return combinations

@@ -48,7 +48,7 @@ def members(
     company = NumaOccupancy({uid: pod.wish for uid, pod in pods.items()})
     for uid, nodes_of_it in owners.items():
         company.assign_pod(uid, nodes_of_it)
-    found: dict[str, list[Pod]] = {DEFAULT: []}
+    result: dict[str, list[Pod]] = {DEFAULT: []}
     bound: dict[str, str] = {}
     nodes: dict[str, int] = {}
     usable = {node: len(cpus) for node in topology.nodes() if (cpus := topology.node_cpus(node) & free)}
@@ -56,7 +56,7 @@ def members(
     later: list[Pod] = []
 
     def join(pod: Pod, key: str, node: int | None = None) -> None:
-        found.setdefault(key, []).append(pod)
+        result.setdefault(key, []).append(pod)
         if key != DEFAULT:
             bound[pod.uid] = key
         if node is not None:
@@ -73,35 +73,35 @@ def members(
             join(pod, base)
             continue
         node = _node_before(before.get(uid), base)
-        told = next((one for one in pod.wish.nodes if one in usable), None)
-        if told is not None or node in usable:
-            chosen = told if told is not None else node
+        number = next((item for item in pod.wish.nodes if item in usable), None)
+        if number is not None or node in usable:
+            chosen = number if number is not None else node
             join(pod, _on_node(base, chosen), chosen)
         else:
             later.append(pod)
     for pod in later:
         unshared = company.unshareable_nodes(pod.uid)
-        node = min(usable, key=lambda one: (one in unshared, load[one] / usable[one], one))
+        node = min(usable, key=lambda item: (item in unshared, load[item] / usable[item], item))
         join(pod, _on_node(_base(pod) or DEFAULT, node), node)
-    return PoolMembers({key: tuple(found[key]) for key in sorted(found)}, dict(sorted(bound.items())), nodes)
+    return PoolMembers({key: tuple(result[key]) for key in sorted(result)}, dict(sorted(bound.items())), nodes)
 
 
 def bound_nodes(bound: Mapping[str, str]) -> dict[str, CpuSet]:
     """Pod uid -> the NUMA node of its pool, for those in a pool of one node; ``bound`` as in `PoolMembers`."""
-    found: dict[str, CpuSet] = {}
+    nodes: dict[str, CpuSet] = {}
     for uid, key in bound.items():
         _, mark, number = key.rpartition(_BOUND)
         if mark and number.isdecimal():
-            found[uid] = CpuSet((int(number),))
-    return found
+            nodes[uid] = CpuSet((int(number),))
+    return nodes
 
 
 def request_milli(pod: Pod) -> int:
     """What a pod asks for, in thousandths of a CPU: the sum of its app containers; 0 where nobody can tell."""
     return sum(
-        container_milli(one) or 0
-        for one in pod.containers
-        if one.kind not in (ContainerKind.SANDBOX, ContainerKind.INIT)
+        container_milli(container) or 0
+        for container in pod.containers
+        if container.kind not in (ContainerKind.SANDBOX, ContainerKind.INIT)
     )
 
 

@@ -251,8 +251,8 @@ def demand(
     if not pods:
         return 0, "no pod"
     if policy is ProvisionPolicy.NONE:
-        asked = estimate(pods, {}, config.estimate)
-        return asked.milli, "not measured: by requests"
+        request = estimate(pods, {}, config.estimate)
+        return request.milli, "not measured: by requests"
     need = estimate(pods, uses, config.estimate)
     if starting and not need.known and previous is not None:
         return previous.wanted_milli, "not measured yet: as before the start"
@@ -315,15 +315,15 @@ def pid_step(
         gains = getattr(config, name, None)
         if not isinstance(gains, PidGains):
             continue
-        one = indicators[name]
+        indicator = indicators[name]
         stale_after_s = gains.stale_after_s if isinstance(gains, CpiGains) else config.stale_after_s
-        known = one.current is not None and one.age_s is not None and one.age_s <= stale_after_s
-        if one.current is None or not known or one.target <= 0:
+        known = indicator.current is not None and indicator.age_s is not None and indicator.age_s <= stale_after_s
+        if indicator.current is None or not known or indicator.target <= 0:
             steps.append((0.0, f"{name} is unknown: no change"))
-        elif not settled or now - (one.age_s or 0.0) < previous.changed_at <= now:
+        elif not settled or now - (indicator.age_s or 0.0) < previous.changed_at <= now:
             steps.append((0.0, "waiting for the effect of the last change"))
         else:
-            steps.append(_step(name, one.current, one.target, gains))
+            steps.append(_step(name, indicator.current, indicator.target, gains))
     if not steps:
         return previous.wanted_milli, None
     factor, why = max(steps)

@@ -83,7 +83,7 @@ def attainable(sizes: Mapping[str, int], parts: QuotaCells) -> dict[str, int]:
     nowhere else; then the others; each time to the pool that has the smallest part of its size so far. What one pool
     has been given, no later one takes away (what can be had together is a matroid, so this loses no CPU).
     """
-    found = dict.fromkeys(sizes, 0)
+    numbers = dict.fromkeys(sizes, 0)
     has: Counts = {name: [0] * len(parts.masks) for name in sizes}
     room = [mask.bit_count() for mask in parts.masks]
     bound = {name for name in sizes if len(parts.open_to[name]) < len(parts.masks)}
@@ -97,10 +97,10 @@ def attainable(sizes: Mapping[str, int], parts: QuotaCells) -> dict[str, int]:
         if name in full:
             continue
         if _one_more(name, has, room, parts):
-            found[name] += 1
+            numbers[name] += 1
         else:
             full.add(name)
-    return found
+    return numbers
 
 
 def _cheapest(

@@ -57,11 +57,11 @@ class PackingMachine:
                 rest &= ~region.mask
 
     def _region_of(self, cpu: int, by_place: dict[tuple[int, int], _PackingRegion]) -> _PackingRegion:
-        one = self.topology.cpu(cpu)
-        place = one.node, one.l3
+        item = self.topology.cpu(cpu)
+        place = item.node, item.l3
         if place not in by_place:
-            mask = self.topology.node_cpus(one.node).mask & self.topology.l3_domains()[one.l3].mask & self.free
-            by_place[place] = _PackingRegion(mask, one.node, one.socket)
+            mask = self.topology.node_cpus(item.node).mask & self.topology.l3_domains()[item.l3].mask & self.free
+            by_place[place] = _PackingRegion(mask, item.node, item.socket)
             self.regions.append(by_place[place])
         return by_place[place]
 
@@ -96,11 +96,11 @@ class PackingMachine:
         lone: list[tuple[int, int]] = []
         full: list[tuple[int, int]] = []
         regions = [(by_node[region.node], (region.mask & own).bit_count(), region) for region in self.regions[::-1]]
-        for _, _, region in sorted(regions, key=lambda one: one[:2]):
+        for _, _, region in sorted(regions, key=lambda row: row[:2]):
             for core in reversed(region.cores):
                 if mine := core & own:
                     (full if mine == core else lone).append((mine, core))
-        lone.sort(key=lambda one: not one[1] & growing)
+        lone.sort(key=lambda pair: not pair[1] & growing)
         singles = sum(mine.bit_count() for mine, _ in lone)
         first = min(singles, excess)
         over = (excess - first) % self.threads
@@ -116,34 +116,34 @@ class PackingMachine:
 
     def _taken(self, own: int, need: int, usable: int, confined: int) -> int:
         """``need`` of the ``usable`` CPUs (all, if there are fewer) for a pool that has ``own``."""
-        here = [region for region in self.regions if region.mask & usable]
-        unbroken = [_unbroken(region, own, usable) for region in here]
+        regions = [region for region in self.regions if region.mask & usable]
+        unbroken = [_unbroken(region, own, usable) for region in regions]
         near = {region.socket for region in self.regions if region.mask & own}
         by_node: dict[int, list[int]] = {}
-        for at, region in enumerate(here):
+        for at, region in enumerate(regions):
             by_node.setdefault(region.node, []).append(at)
         nodes = []
         for node, members in by_node.items():
             mask = 0
             for at in members:
-                mask |= here[at].mask
+                mask |= regions[at].mask
             # "Has it nothing here" asks for the whole node, also for the parts without a free CPU.
             home = any(region.mask & own for region in self.regions if region.node == node)
-            rank = (not home, bool(mask & confined), here[members[0]].socket not in near)
+            rank = (not home, bool(mask & confined), regions[members[0]].socket not in near)
             nodes.append(_PackingOption(node, (mask & usable).bit_count(), sum(unbroken[at] for at in members), rank))
         took = 0
         for node, amount in _divided(need, nodes, self.threads):
             options = [
                 _PackingOption(
                     at,
-                    (here[at].mask & usable).bit_count(),
+                    (regions[at].mask & usable).bit_count(),
                     unbroken[at],
-                    (not here[at].mask & own, bool(here[at].mask & confined), False),
+                    (not regions[at].mask & own, bool(regions[at].mask & confined), False),
                 )
                 for at in by_node[node]
             ]
             for at, count in _divided(amount, options, self.threads):
-                took |= _picked(here[at], count, own, usable)
+                took |= _picked(regions[at], count, own, usable)
         return took
 
 
@@ -156,30 +156,30 @@ def _unbroken(region: _PackingRegion, own: int, usable: int) -> int:
 def _divided(need: int, options: Sequence[_PackingOption], threads: int) -> list[tuple[int, int]]:
     """From which places, and how many from each: one that holds all of it, else whole cores of the best ones first."""
     open_ones = list(options)
-    found: list[tuple[int, int]] = []
+    pairs: list[tuple[int, int]] = []
     while need and open_ones:
         cores = need - need % threads
-        fitting = [one for one in open_ones if one.cpus >= need and one.unbroken >= cores]
+        fitting = [option for option in open_ones if option.cpus >= need and option.unbroken >= cores]
         if fitting:
-            best = min(fitting, key=lambda one: (one.rank, one.cpus, one.at))
-            found.append((best.at, need))
+            best = min(fitting, key=lambda option: (option.rank, option.cpus, option.at))
+            pairs.append((best.at, need))
             break
-        whole = [one for one in open_ones if one.unbroken]
+        whole = [option for option in open_ones if option.unbroken]
         if whole:
-            best = min(whole, key=lambda one: (one.rank, -one.unbroken, one.at))
+            best = min(whole, key=lambda option: (option.rank, -option.unbroken, option.at))
             amount = min(best.unbroken, need)
             amount -= amount % threads if amount >= threads else 0
         else:
-            best = min(open_ones, key=lambda one: (one.rank, -one.cpus, one.at))
+            best = min(open_ones, key=lambda option: (option.rank, -option.cpus, option.at))
             amount = min(best.cpus, need)
         need -= amount
-        found.append((best.at, amount))
+        pairs.append((best.at, amount))
         open_ones.remove(best)
         if amount < best.cpus:
             rank = (False, *best.rank[1:])
             open_ones.append(_PackingOption(best.at, best.cpus - amount, max(0, best.unbroken - amount), rank))
     totals: dict[int, int] = {}
-    for at, amount in found:
+    for at, amount in pairs:
         totals[at] = totals.get(at, 0) + amount
     return list(totals.items())
 
@@ -210,14 +210,14 @@ def _picked(region: _PackingRegion, need: int, own: int, usable: int) -> int:
 
 def _some(parts: Iterable[int], count: int, *, highest: bool = False) -> int:
     """The first ``count`` CPUs of these masks, the lowest or the highest of each first."""
-    found = 0
+    number = 0
     for part in parts:
         rest = part
         while rest and count:
-            one = 1 << (rest.bit_length() - 1) if highest else rest & -rest
-            found |= one
-            rest ^= one
+            item = 1 << (rest.bit_length() - 1) if highest else rest & -rest
+            number |= item
+            rest ^= item
             count -= 1
         if not count:
             break
-    return found
+    return number

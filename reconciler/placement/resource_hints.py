@@ -125,13 +125,13 @@ def fewest(supplies: Sequence[ResourceCapacity]) -> HintSearch | None:
     if not masks:
         return None
     sets = [CpuSet.from_mask(mask) for mask in masks]
-    found = (
+    hints = (
         ResourceHints(
             name=supply.name, hints=tuple(_hint(supply, nodes) for nodes in sets) if supply.request > 0 else None
         )
         for supply in supplies
     )
-    return HintSearch(tuple(found), steps)
+    return HintSearch(tuple(hints), steps)
 
 
 def _hint(supply: ResourceCapacity, nodes: CpuSet) -> TopologyHint:
@@ -143,10 +143,10 @@ def hints_of(supplies: Sequence[ResourceCapacity], topology: Topology) -> HintSe
     asking = [supply for supply in supplies if supply.request > 0]
     nodes = sorted({node for supply in asking for node in supply.total})
     masks, steps = _every(nodes) if len(nodes) <= EXACT else _likely(nodes, asking, topology)
-    found = []
+    hints = []
     for supply in supplies:
         if supply.request <= 0:
-            found.append(ResourceHints(name=supply.name))
+            hints.append(ResourceHints(name=supply.name))
             continue
         steps += len(masks)
         smallest = supply.smallest()
@@ -159,8 +159,8 @@ def hints_of(supplies: Sequence[ResourceCapacity], topology: Topology) -> HintSe
             for mask in masks
             if supply.fits(mask)
         )
-        found.append(ResourceHints(name=supply.name, hints=fitting))
-    return HintSearch(tuple(found), steps)
+        hints.append(ResourceHints(name=supply.name, hints=fitting))
+    return HintSearch(tuple(hints), steps)
 
 
 def _preferred(supply: ResourceCapacity, mask: int, smallest: int, topology: Topology) -> bool:

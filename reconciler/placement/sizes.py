@@ -79,16 +79,16 @@ def regulate(
     """
     unit = max(1, threads) if config.whole_cores else 1
     target = _target(wanted_milli, unit, config)
-    told = f"demand with margin {fmt.cpu(wanted_milli)}: {fmt.plural(target, 'CPU')}"
+    text = f"demand with margin {fmt.cpu(wanted_milli)}: {fmt.plural(target, 'CPU')}"
     if previous is None:
-        return PoolSize(wanted_milli=wanted_milli, cpus=target, changed_at=now, reason=told)
+        return PoolSize(wanted_milli=wanted_milli, cpus=target, changed_at=now, reason=text)
     elapsed = now - previous.changed_at
     rebooted = elapsed < 0
     old = previous.cpus
     if target > old and (rebooted or elapsed >= config.grow_interval_s):
         step = max(config.grow_step_cpus, old * config.grow_step_percent // 100)
         size = min(target, _round_up(old + step, unit))
-        note = told if size == target else f"{told}; grows by {size - old} per step"
+        note = text if size == target else f"{text}; grows by {size - old} per step"
         return PoolSize(
             wanted_milli=wanted_milli, cpus=size, changed_at=now, shrunk_at=min(previous.shrunk_at, now), reason=note
         )
@@ -100,7 +100,7 @@ def regulate(
             # The limit is less than a core: then a core it is.
             size = _round_up(old, unit) - unit
         size = max(lower, size)
-        note = told if size == lower else f"{told}; shrinks by {old - size} per step"
+        note = text if size == lower else f"{text}; shrinks by {old - size} per step"
         return PoolSize(wanted_milli=wanted_milli, cpus=size, changed_at=now, shrunk_at=now, reason=note)
     if rebooted:
         return replace(previous, changed_at=now, shrunk_at=min(previous.shrunk_at, now))
@@ -134,42 +134,42 @@ def fit(sizes: Mapping[str, int], available: int, minimums: Mapping[str, int]) -
     well (Balinski and Young): when a CPU is added, a pool may lose one, though never more. What is not asked for is the
     caller's.
     """
-    asked = {name: max(size, minimums.get(name, 0), 1) for name, size in sizes.items()}
-    if sum(asked.values()) <= available:
-        return FittedSizes(sizes={name: asked[name] for name in sorted(asked)})
-    if available < len(asked):
-        order = sorted(asked, key=lambda name: (-asked[name], -sizes[name], name))
+    numbers = {name: max(size, minimums.get(name, 0), 1) for name, size in sizes.items()}
+    if sum(numbers.values()) <= available:
+        return FittedSizes(sizes={name: numbers[name] for name in sorted(numbers)})
+    if available < len(numbers):
+        order = sorted(numbers, key=lambda name: (-numbers[name], -sizes[name], name))
         own = order[: max(0, available - 1)]
         return FittedSizes(
             sizes=dict.fromkeys(sorted(own), 1),
             shared=tuple(sorted(set(order) - set(own))),
             shared_cpus=min(1, max(0, available)),
         )
-    least = {name: max(1, min(minimums.get(name, 0), asked[name])) for name in asked}
+    least = {name: max(1, min(minimums.get(name, 0), numbers[name])) for name in numbers}
     if sum(least.values()) > available:
-        asked, least = least, dict.fromkeys(asked, 1)
-    return FittedSizes(sizes=_divided(asked, least, available, sizes))
+        numbers, least = least, dict.fromkeys(numbers, 1)
+    return FittedSizes(sizes=_divided(numbers, least, available, sizes))
 
 
 def _divided(
-    asked: Mapping[str, int], least: Mapping[str, int], available: int, sizes: Mapping[str, int]
+    numbers: Mapping[str, int], least: Mapping[str, int], available: int, sizes: Mapping[str, int]
 ) -> Mapping[str, int]:
     """Steps 1 and 3 of the rule, in whole numbers: a share is ``room * asked // total``; ``sizes`` settle a tie."""
     fixed: dict[str, int] = {}
     while True:
-        rest = [name for name in asked if name not in fixed]
+        rest = [name for name in numbers if name not in fixed]
         room = available - sum(fixed.values())
-        total = sum(asked[name] for name in rest)
-        short = [name for name in rest if room * asked[name] < least[name] * total]
+        total = sum(numbers[name] for name in rest)
+        short = [name for name in rest if room * numbers[name] < least[name] * total]
         if not short:
             break
         fixed.update((name, least[name]) for name in short)
-    found = {name: room * asked[name] // total for name in rest}
-    over = room - sum(found.values())
-    order = sorted(rest, key=lambda name: (-(room * asked[name] % total), -asked[name], -sizes[name], name))
+    result = {name: room * numbers[name] // total for name in rest}
+    over = room - sum(result.values())
+    order = sorted(rest, key=lambda name: (-(room * numbers[name] % total), -numbers[name], -sizes[name], name))
     for name in order[:over]:
-        found[name] += 1
-    return _sorted(found.items(), fixed.items())
+        result[name] += 1
+    return _sorted(result.items(), fixed.items())
 
 
 def _sorted(*parts: Iterable[tuple[str, int]]) -> Mapping[str, int]:

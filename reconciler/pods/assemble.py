@@ -117,9 +117,9 @@ def assemble(known: PodInput, rules: ClassRules) -> Pod:
     memory, more = memory_wish_of(annotations)
     told_of = limited((*classification.problems, *problems, *more))
     classification = replace(classification, problems=told_of)
-    told = _Told(meta)
+    message = _Told(meta)
     containers_now = tuple(
-        _container(cid, group, known.facts.get(cid), told, known.granted)
+        _container(cid, group, known.facts.get(cid), message, known.granted)
         for cid, group in sorted(known.containers.items())
     )
     return Pod(
@@ -150,18 +150,18 @@ class _Told:
 
     def __init__(self, meta: PodMeta | None) -> None:
         containers = meta.containers if meta else ()
-        self.by_id = {one.id: one for one in containers if one.id}
-        self.by_name = {one.name: one for one in containers}
+        self.by_id = {container_meta.id: container_meta for container_meta in containers if container_meta.id}
+        self.by_name = {container_meta.name: container_meta for container_meta in containers}
         self.sandboxes = frozenset(meta.sandbox_ids) if meta else frozenset[str]()
 
 
 def _container(
-    cid: str, group: GroupRef, facts: ContainerInput | None, told: _Told, granted: Mapping[str, Resize]
+    cid: str, group: GroupRef, facts: ContainerInput | None, message: _Told, granted: Mapping[str, Resize]
 ) -> Container:
     name = facts.name if facts else None
-    meta = told.by_id.get(cid) or (told.by_name.get(name) if name else None)
+    meta = message.by_id.get(cid) or (message.by_name.get(name) if name else None)
     kind = facts.kind if facts else ContainerKind.UNKNOWN
-    if kind is ContainerKind.UNKNOWN and cid in told.sandboxes:
+    if kind is ContainerKind.UNKNOWN and cid in message.sandboxes:
         kind = ContainerKind.SANDBOX
     elif meta is not None and kind in (ContainerKind.UNKNOWN, ContainerKind.APP):
         # A bundle cannot tell init containers from the others, the pod's spec can.

@@ -127,7 +127,7 @@ def parse(labels: Mapping[str, str], annotations: Mapping[str, str]) -> tuple[Cp
 def _katalyst(annotations: Mapping[str, str], problems: list[str]) -> _Fields:
     cpu = JsonAnnotation(annotations, CPU_ENHANCEMENT, problems)
     memory = JsonAnnotation(annotations, MEMORY_ENHANCEMENT, problems)
-    asked = read_plain(annotations, NUMA_IDS, node_list, problems)
+    numbers = read_plain(annotations, NUMA_IDS, node_list, problems)
     decided = read_plain(annotations, NUMA_BIND_RESULT, _bound, problems)
     return {
         "pool": cpu.read("cpuset_pool", _pool),
@@ -140,7 +140,7 @@ def _katalyst(annotations: Mapping[str, str], problems: list[str]) -> _Fields:
         "numa_binding": memory.read("numa_binding", bool_text),
         "numa_exclusive": memory.read("numa_exclusive", bool_text),
         "node_count": read_plain(annotations, NUMA_NUMBER, _node_count, problems),
-        "nodes": decided or asked,
+        "nodes": decided or numbers,
     }
 
 

@@ -175,13 +175,13 @@ class MarkReader:
         self._load(configured)
         return True
 
-    def annotations(self, found: Raw | Mapping[str, str], problems: list[str]) -> dict[str, str] | None:
+    def annotations(self, result: Raw | Mapping[str, str], problems: list[str]) -> dict[str, str] | None:
         """The annotations that are kept, from JSON text or from a map; None: they cannot be read (a message)."""
-        return self._annotations.read(found, problems)
+        return self._annotations.read(result, problems)
 
-    def labels(self, found: Raw | Mapping[str, str], problems: list[str]) -> dict[str, str] | None:
+    def labels(self, result: Raw | Mapping[str, str], problems: list[str]) -> dict[str, str] | None:
         """The same of labels."""
-        return self._labels.read(found, problems)
+        return self._labels.read(result, problems)
 
     def _load(self, configured: ReadKeys) -> None:
         self._configured = configured
@@ -203,10 +203,10 @@ class _Table:
         self._longest = longest
         self._decoder: msgspec.json.Decoder[Any] | None = None  # of a type that is made here
 
-    def read(self, found: Raw | Mapping[str, str], problems: list[str]) -> dict[str, str] | None:
+    def read(self, result: Raw | Mapping[str, str], problems: list[str]) -> dict[str, str] | None:
         """What is kept of a map; None and a message: it is no map of texts."""
         try:
-            taken = self._decoded(found, problems) if isinstance(found, Raw) else self._picked(found)
+            taken = self._decoded(result, problems) if isinstance(result, Raw) else self._picked(result)
         except (msgspec.MsgspecError, RecursionError, UnicodeError) as exc:
             note(problems, f"{self._kind}s unreadable: {str(exc)[:200]}")
             return None
@@ -219,28 +219,28 @@ class _Table:
                 note(problems, too_long(f"{self._kind} {key}", size, most, "bytes"))
         return kept if _memory(kept) <= MOST_KEPT[self._kind] else self._fitting(kept, problems)
 
-    def _fitting(self, found: Mapping[str, str], problems: list[str]) -> dict[str, str]:
+    def _fitting(self, texts: Mapping[str, str], problems: list[str]) -> dict[str, str]:
         """What has room in the order of weight, and one message with the keys that are read and have none."""
         kept: dict[str, str] = {}
         left, most, out = MOST_KEPT[self._kind], MOST_KEPT[self._kind], []
         for key in (
-            *(key for key in self._longest if key in found),
-            *(key for key in found if key not in self._longest),
+            *(key for key in self._longest if key in texts),
+            *(key for key in texts if key not in self._longest),
         ):
-            if (size := _memory({key: found[key]})) <= left:
-                kept[key] = found[key]
+            if (size := _memory({key: texts[key]})) <= left:
+                kept[key] = texts[key]
                 left -= size
             elif key in self._longest:
                 out.append(key)
         if out:
             names = ", ".join(key[:_NAMED] for key in out[:_FEW_NAMED])
             names += f" and {len(out) - _FEW_NAMED} more" if len(out) > _FEW_NAMED else ""
-            size = _memory(found)
+            size = _memory(texts)
             note(problems, f"{self._kind}s: {size} bytes of memory: expected at most {most}; ignored: {names}")
         return kept
 
-    def _decoded(self, found: Raw, problems: list[str]) -> Mapping[str, str]:
-        text = memoryview(found)
+    def _decoded(self, result: Raw, problems: list[str]) -> Mapping[str, str]:
+        text = memoryview(result)
         if len(text) <= _SMALL_MAP:
             # A null map is an empty one.
             return self._picked(_MAP.decode(text) if bytes(text[:4]) != b"null" else {})
@@ -263,11 +263,11 @@ class _Table:
                 taken[key] = _TEXT.decode(value)
         return taken
 
-    def _picked(self, found: Mapping[str, str]) -> Mapping[str, str]:
+    def _picked(self, texts: Mapping[str, str]) -> Mapping[str, str]:
         """A small map as it is but for what nobody reads, else only the keys that are read."""
-        if len(found) <= _FEW:
-            return {key: found[key] for key in found if key not in _UNUSED and len(key) <= 2 * LONGEST_NAME}
-        return {key: found[key] for key in self._longest if key in found}
+        if len(texts) <= _FEW:
+            return {key: texts[key] for key in texts if key not in _UNUSED and len(key) <= 2 * LONGEST_NAME}
+        return {key: texts[key] for key in self._longest if key in texts}
 
 
 def shortened(text: str | None, where: str, problems: list[str], most: int = LONGEST_NAME) -> str | None:

@@ -168,14 +168,14 @@ class Metadata:
 
     def statuses(self, now: float) -> list[SourceStatus]:
         """The state of each source."""
-        found = [] if self._kubelet is None else [self._kubelet.status(now)]
+        statuses = [] if self._kubelet is None else [self._kubelet.status(now)]
         if self._cri is not None:
             age = None if self._answered_at is None else now - self._answered_at
             detail = self._problem or ("connected" if self._cri.connected else "used on demand")
             if self._unread:
                 detail += f"; {'; '.join(self._unread)}"
-            found.append(SourceStatus(name="cri", ok=self._problem is None, age_s=age, detail=detail))
-        return found
+            statuses.append(SourceStatus(name="cri", ok=self._problem is None, age_s=age, detail=detail))
+        return statuses
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Ask about wanted pods until they are told."""

@@ -56,10 +56,10 @@ def state_of(old: str | None, conditions: Iterable[ResizeCondition]) -> tuple[st
 
     A resize may be pending behind one in progress: pending is what matters then.
     """
-    found = {one.type: one for one in conditions}
-    if (pending := found.get(_CONDITION_PENDING)) is not None:
+    result = {condition.type: condition for condition in conditions}
+    if (pending := result.get(_CONDITION_PENDING)) is not None:
         return _STATES.get(pending.reason, PROPOSED), pending.message
-    if (running := found.get(_CONDITION_RUNNING)) is not None:
+    if (running := result.get(_CONDITION_RUNNING)) is not None:
         # The reason is set only when it fails.
         return IN_PROGRESS, running.message if running.reason == _FAILED else ""
     return _STATES.get(old or ""), ""
@@ -117,8 +117,8 @@ def effective(
     limit = _with(limits, _first(kubelet.limits, status.limits, had_limits if waits else None))
     pending = [*_changes("requests", now, requests), *_changes("limits", limit, limits)]
     if pending:
-        told = state if state in _PENDING else PROPOSED
-        return EffectiveResources(now, limit, _words(told, pending, status.message))
+        text = state if state in _PENDING else PROPOSED
+        return EffectiveResources(now, limit, _words(text, pending, status.message))
     if state == IN_PROGRESS or (kubelet.actual_requests is not None and state is None):
         running = [*_changes("requests", had_requests, now), *_changes("limits", had_limits, limit)]
         if running:
@@ -128,20 +128,20 @@ def effective(
     return EffectiveResources(now, limit, None)
 
 
-def _first(*found: Resources | None) -> Resources | None:
-    return next((one for one in found if one is not None), None)
+def _first(*result: Resources | None) -> Resources | None:
+    return next((resources for resources in result if resources is not None), None)
 
 
-def _with(spec: Resources, told: Resources | None) -> Resources:
+def _with(spec: Resources, resources: Resources | None) -> Resources:
     """The spec with CPU and memory as told."""
-    if told is None or _same(spec, told):
+    if resources is None or _same(spec, resources):
         return spec
-    return replace(spec, cpu_milli=told.cpu_milli, memory_bytes=told.memory_bytes)
+    return replace(spec, cpu_milli=resources.cpu_milli, memory_bytes=resources.memory_bytes)
 
 
-def _same(one: Resources, other: Resources) -> bool:
+def _same(resources: Resources, other: Resources) -> bool:
     """A kubelet writes 0 for what a spec leaves out, or the other way round."""
-    pairs = ((one.cpu_milli, other.cpu_milli), (one.memory_bytes, other.memory_bytes))
+    pairs = ((resources.cpu_milli, other.cpu_milli), (resources.memory_bytes, other.memory_bytes))
     return all((left or 0) == (right or 0) for left, right in pairs)
 
 

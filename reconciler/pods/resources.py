@@ -49,7 +49,7 @@ def read_resources(where: str, quantities: Quantities | None) -> tuple[Resources
     if not quantities:
         return Resources(), ()
     for field, names in _FIELDS.items():
-        found: dict[str, int] = {}
+        numbers: dict[str, int] = {}
         for name, read in names:
             if name not in quantities:
                 continue
@@ -62,12 +62,12 @@ def read_resources(where: str, quantities: Quantities | None) -> tuple[Resources
             if value < 0:
                 problems.append(str(InputError(f"{where}: {name}", quantities[name], "a quantity of 0 or more")))
                 continue
-            found[name] = value
-        if found:
-            values[field] = min(found.values())
-        if len(set(found.values())) > 1:
-            told = " and ".join(f"{name}={value}" for name, value in found.items())
-            problems.append(f"{where}: {told} differ: the smaller applies")
+            numbers[name] = value
+        if numbers:
+            values[field] = min(numbers.values())
+        if len(set(numbers.values())) > 1:
+            text = " and ".join(f"{name}={value}" for name, value in numbers.items())
+            problems.append(f"{where}: {text} differ: the smaller applies")
     return Resources(**values), tuple(problems)
 
 
@@ -103,11 +103,11 @@ def with_extended(
     except ValueError:
         expected = '{"containers": {NAME: {"requests": {...}, "limits": {...}}}}'
         return containers, (str(InputError(where, text, expected)),)
-    told = spec.containers or {}
+    extended_containers = spec.containers or {}
     merged: list[ContainerMeta] = []
     problems: list[str] = []
     for container in containers:
-        extra = told.get(container.name)
+        extra = extended_containers.get(container.name)
         if extra is None:
             merged.append(container)
             continue

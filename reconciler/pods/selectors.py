@@ -186,6 +186,6 @@ def any_glob(patterns: tuple[str, ...], text: str | None) -> bool:
 
 
 def _label_words(selector: LabelSelector) -> list[str]:
-    words = [f"{key}={value}" for key, value in selector.match_labels.items()]
-    words += [f"{item.key} {item.operator} {','.join(item.values)}".rstrip() for item in selector.match_expressions]
-    return words
+    parts = [f"{key}={value}" for key, value in selector.match_labels.items()]
+    parts += [f"{item.key} {item.operator} {','.join(item.values)}".rstrip() for item in selector.match_expressions]
+    return parts

@@ -131,7 +131,7 @@ def setting_of(pod: Pod, container: Container | None, knob: str, value: Value, *
 
 def containers_of(pod: Pod) -> list[Container]:
     """All but the pause container."""
-    return [one for one in pod.containers if one.kind is not ContainerKind.SANDBOX]
+    return [container for container in pod.containers if container.kind is not ContainerKind.SANDBOX]
 
 
 def owns_cpus(pod: Pod, container: Container, pools: Pools) -> bool:

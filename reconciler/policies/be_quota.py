@@ -21,18 +21,18 @@ def split(budget: int, view: NodeView) -> tuple[dict[str, int], str]:
     inside: list[Pod] = []
     outside: list[Pod] = []
     online: list[str] = []
-    for one in view.pods.values():
-        if one.pod_class is PodClass.RECLAIMED:
-            (inside if one.qos is QosClass.BESTEFFORT else outside).append(one)
-        elif one.qos is QosClass.BESTEFFORT:
-            online.append(one.title)
-    weights = {one.uid: _asked(one) for one in outside}
+    for pod in view.pods.values():
+        if pod.pod_class is PodClass.RECLAIMED:
+            (inside if pod.qos is QosClass.BESTEFFORT else outside).append(pod)
+        elif pod.qos is QosClass.BESTEFFORT:
+            online.append(pod.title)
+    weights = {item.uid: _asked(item) for item in outside}
     reason = "enforced as CPU quota on kubepods/besteffort"
     if online:
-        weights |= {one.uid: _asked(one) for one in inside}
+        weights |= {item.uid: _asked(item) for item in inside}
         reason = f"enforced as CPU quota per container: online pod {min(online)} is inside kubepods/besteffort"
     else:
-        weights[view.besteffort] = sum(_asked(one) for one in inside)
+        weights[view.besteffort] = sum(_asked(item) for item in inside)
         if outside:
             reason = f"enforced as CPU quota on kubepods/besteffort and on {len(outside)} BE pods outside it"
     total = sum(weights.values())
@@ -42,7 +42,10 @@ def split(budget: int, view: NodeView) -> tuple[dict[str, int], str]:
 
 
 def _asked(pod: Pod) -> int:
-    return sum(container_asks(one) for one in pod.containers if one.kind is not ContainerKind.SANDBOX) or _CPU
+    return (
+        sum(container_asks(container) for container in pod.containers if container.kind is not ContainerKind.SANDBOX)
+        or _CPU
+    )
 
 
 def container_asks(container: Container) -> int:
@@ -55,9 +58,9 @@ def parts_of(pod: Pod, view: NodeView, pools: Pools) -> dict[str, int]:
     if pools.quota_milli is None or (pod.qos is QosClass.BESTEFFORT and view.besteffort in pools.quota_milli):
         return {}
     share = pools.quota_milli.get(pod.uid, MILLI_MIN)
-    containers = [one for one in pod.containers if one.kind is not ContainerKind.SANDBOX]
-    total = sum(container_asks(one) for one in containers)
-    return {one.id: max(MILLI_MIN, share * container_asks(one) // total) for one in containers}
+    containers = [container for container in pod.containers if container.kind is not ContainerKind.SANDBOX]
+    total = sum(container_asks(container) for container in containers)
+    return {container.id: max(MILLI_MIN, share * container_asks(container) // total) for container in containers}
 
 
 def own_quota(part: int, container: Container, view: NodeView) -> int:

@@ -70,8 +70,8 @@ def budget_control(counted: CpuSet, cpu: NodeCpu, outside: CpuSet, config: Budge
     It is only credited where each one's idle time is known.
     """
     used = cpu.online_milli + cpu.system_milli
-    if all(one in cpu.idle for one in outside):
-        used -= sum(int((1.0 - min(1.0, max(0.0, cpu.idle[one]))) * _CPU) for one in outside)
+    if all(number in cpu.idle for number in outside):
+        used -= sum(int((1.0 - min(1.0, max(0.0, cpu.idle[number]))) * _CPU) for number in outside)
     return _CPU * len(counted) * config.limit_percent // 100 - max(0, used)
 
 
@@ -97,31 +97,31 @@ def next_budget(
     since = None if fresh else _unknown_since(view.now, age, previous)
 
     if cpu is not None and age is not None:
-        room, told = budget_control(counted, cpu, outside, config), _reason(counted, cpu, config)
+        room, text = budget_control(counted, cpu, outside, config), _reason(counted, cpu, config)
     else:
-        room, told = top, "CPU use unknown"
+        room, text = top, "CPU use unknown"
     if room > ceiling:
-        room, told = ceiling, f"limited by the idle buffer to {fmt.cpu(max(0, ceiling))}"
+        room, text = ceiling, f"limited by the idle buffer to {fmt.cpu(max(0, ceiling))}"
     target = min(max(room, low), top)
     target = max(low, target - target % _grain(online, config))
 
     if since is not None:
         lost = before is None or view.now - since > config.unknown_hold_s
         milli = low if lost or before is None else min(before, target)
-        told = "CPU use unknown" + ("" if lost else ": no increase")
+        text = "CPU use unknown" + ("" if lost else ": no increase")
     elif previous is None or before is None or target < before:
         milli = target
     else:
         milli = _grown(before, target, view.now - previous.budget_at, online, config)
     if milli == low:
-        told += f"; limited to the minimum, {fmt.cpu(low)}"
+        text += f"; limited to the minimum, {fmt.cpu(low)}"
     if previous is not None and milli == previous.budget_milli and since == previous.unknown_since:
         # The same text too: a reason that follows each sample would make every plan differ from the one before.
         return Budget(
-            milli=milli, at=previous.budget_at, unknown_since=since, reason=previous.reasons.get("budget", told)
+            milli=milli, at=previous.budget_at, unknown_since=since, reason=previous.reasons.get("budget", text)
         )
     at = previous.budget_at if previous is not None and milli == previous.budget_milli else view.now
-    return Budget(milli=milli, at=at, unknown_since=since, reason=told)
+    return Budget(milli=milli, at=at, unknown_since=since, reason=text)
 
 
 def cpu_count(budget: int, held: int, available: int, minimum: int, *, bounded: bool) -> int:

@@ -44,9 +44,11 @@ def step(state: LevelState, strain: Contention, now: float, law: LevelControl, l
     """The next state. The answer stays within the levels low and high, also when these have changed."""
     cache, memory = state.level.cache_percent, state.level.mba_percent
     bandwidth = strain.bandwidth if strain.age_s <= law.stale_s else None
-    misses = {uid: one for uid, one in strain.misses.items() if one.age_s <= law.miss_stale_s}
-    fresh = {uid for uid, one in misses.items() if state.moved_at is None or now - one.age_s > state.moved_at}
-    missing = {uid: one.value for uid, one in misses.items() if uid in fresh and one.value > law.miss_high_per_1000}
+    misses = {uid: sample for uid, sample in strain.misses.items() if sample.age_s <= law.miss_stale_s}
+    fresh = {uid for uid, sample in misses.items() if state.moved_at is None or now - sample.age_s > state.moved_at}
+    missing = {
+        uid: sample.value for uid, sample in misses.items() if uid in fresh and sample.value > law.miss_high_per_1000
+    }
     full = {
         domain: used
         for domain, used in (bandwidth or {}).items()
@@ -59,26 +61,26 @@ def step(state: LevelState, strain: Contention, now: float, law: LevelControl, l
             worst = max(sorted(missing), key=lambda uid: missing[uid])
             reason = f"{worst}: {number(missing[worst])} cache misses per 1000 instructions"
         else:
-            domain = max(sorted(full), key=lambda one: full[one])
+            domain = max(sorted(full), key=lambda item: full[item])
             reason = f"memory bandwidth of domain {domain}: {percent(round(full[domain]))} in use"
         return LevelState(
             level=_within(cache, memory, levels), moved_at=now if missing else state.moved_at, reason=reason
         )
-    here = _within(cache, memory, levels)
+    level = _within(cache, memory, levels)
     worry = _worry(strain, bandwidth, misses, law)
     if worry:
-        return LevelState(level=here, moved_at=state.moved_at, reason=worry)
+        return LevelState(level=level, moved_at=state.moved_at, reason=worry)
     since = now if state.calm_since is None else state.calm_since
-    waiting = LevelState(level=here, calm_since=since, moved_at=state.moved_at, reason="below the thresholds, waiting")
+    waiting = LevelState(level=level, calm_since=since, moved_at=state.moved_at, reason="below the thresholds, waiting")
     if now - since < law.calm_s:
         return waiting
     up = law.step_up_percent
     grown = _within(cache + up, memory + up, levels)
-    if grown == here:
+    if grown == level:
         return waiting
     if strain.online and len(fresh) < len(misses):
         return LevelState(
-            level=here,
+            level=level,
             calm_since=since,
             moved_at=state.moved_at,
             reason="below the thresholds, waiting for newer cache miss counts",
@@ -95,7 +97,7 @@ def _worry(
     every_domain = bool(bandwidth) and not strain.blind
     if not every_domain and len(misses) < strain.online:
         return "bandwidth or cache misses not fully known: no increase"
-    calm = all(one.value < law.miss_low_per_1000 for one in misses.values()) and all(
+    calm = all(sample.value < law.miss_low_per_1000 for sample in misses.values()) and all(
         used < law.bandwidth_low_percent for used in (bandwidth or {}).values()
     )
     return "" if calm else "above the lower thresholds"

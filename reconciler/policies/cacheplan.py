@@ -52,10 +52,10 @@ def plan_cache(
     ``foreign``: control groups of others. ``having``: our groups that exist: who has one keeps it.
     """
     if capability.status is not ResctrlStatus.READY or not capability.divisible:
-        words = (
+        message = (
             capability.reason if capability.status is not ResctrlStatus.READY else "no resource can be partitioned here"
         )
-        return CachePlan(problems=(words,))
+        return CachePlan(problems=(message,))
     plan = _CachePlanner(wish, capability, level)
     ordered = sorted(pods, key=lambda pod: (_RANK.get(pod.pod_class, 3), pod.uid))
     classes = {pod.pod_class for pod in ordered}
@@ -89,15 +89,15 @@ def plan_cache(
         if own is not None and own.schemata != _held(groups, members[pod.uid], whole):
             wanting.setdefault(own.name, (own, []))[1].append(pod)
     crowded: dict[str, str] = {}
-    for name, (own, askers) in sorted(wanting.items(), key=lambda one: _order(one[0], one[1][1], having)):
+    for name, (own, askers) in sorted(wanting.items(), key=lambda pair: _order(pair[0], pair[1][1], having)):
         if len(groups) < budget:
             groups[name] = own
             members |= {pod.uid: name for pod in askers}
             continue
         for pod in askers:
-            words = f"no free control group ({budget} available): uses {members[pod.uid] or 'the default group'}"
-            crowded[pod.uid] = words
-            plan.problems.append(f"{pod.title}: {words}")
+            message = f"no free control group ({budget} available): uses {members[pod.uid] or 'the default group'}"
+            crowded[pod.uid] = message
+            plan.problems.append(f"{pod.title}: {message}")
     # A class whose last pod has gone keeps its group while nobody else needs the place: its next pod finds it.
     groups |= {group.name: group for group in spare[: max(0, budget - len(groups))]}
     return CachePlan(
@@ -169,9 +169,9 @@ class _CachePlanner:
         values = self._values(masks, percent if share.percent is None else share.percent)
         for cache in self._caches:
             for domain in cache.domains:
-                asked = share.ranges.get(domain, share.range)
-                if asked is not None:
-                    values[cache.name][domain] = self._asked(cache, asked, masks[cache.name], pod.pod_class)
+                pair = share.ranges.get(domain, share.range)
+                if pair is not None:
+                    values[cache.name][domain] = self._asked(cache, pair, masks[cache.name], pod.pod_class)
         for part in self._bandwidths:
             for domain, asked_percent in share.percents.items():
                 if domain in part.domains:
@@ -179,7 +179,9 @@ class _CachePlanner:
         if pod.pod_class is PodClass.RECLAIMED:
             top = self._values(masks, percent)
             for part in self._bandwidths:
-                values[part.name] = {one: min(value, top[part.name][one]) for one, value in values[part.name].items()}
+                values[part.name] = {
+                    number: min(value, top[part.name][number]) for number, value in values[part.name].items()
+                }
         domains = [cache.domains for cache in self._caches] + [part.domains for part in self._bandwidths]
         known = {domain for some in domains for domain in some}
         for domain in sorted({*share.ranges, *share.percents} - known):
@@ -197,8 +199,8 @@ class _CachePlanner:
         values = self._values(inside, min(percent, most))
         return CacheGroup(name=f"{_LEVEL}{level}", schemata=values, reason=f"level {level}", reclaimed=True)
 
-    def _asked(self, cache: CacheCapability, asked: tuple[int, int], of_class: int, pod_class: PodClass) -> int:
-        mask = range_mask(cache, *asked)
+    def _asked(self, cache: CacheCapability, pair: tuple[int, int], of_class: int, pod_class: PodClass) -> int:
+        mask = range_mask(cache, *pair)
         if pod_class is not PodClass.RECLAIMED:
             return without_shared(cache, mask) if self._wish.avoid_shared else mask
         return _inside(cache, mask, of_class)

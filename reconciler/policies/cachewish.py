@@ -65,9 +65,9 @@ def _pod_share(
 ) -> tuple[PodCacheShare, tuple[str, ...]]:
     problems: list[str] = []
     texts = {name: text for name, text in ((RESCTRL, resctrl), (CACHE_LIMIT, cache_limit)) if text is not None}
-    found = JsonAnnotation(texts, RESCTRL, problems)
-    cache = found.read("llc", lambda value: _part(value, "range", _range, f"{RESCTRL}: llc", problems))
-    memory = found.read("mb", lambda value: _part(value, "percent", _percent, f"{RESCTRL}: mb", problems))
+    annotation = JsonAnnotation(texts, RESCTRL, problems)
+    cache = annotation.read("llc", lambda value: _part(value, "range", _range, f"{RESCTRL}: llc", problems))
+    memory = annotation.read("mb", lambda value: _part(value, "percent", _percent, f"{RESCTRL}: mb", problems))
     share = PodCacheShare(
         range=cache[0] if cache else None,
         ranges=cache[1] if cache else {},
@@ -75,7 +75,10 @@ def _pod_share(
         percents=memory[1] if memory else {},
     )
     level = read_plain(
-        texts, CACHE_LIMIT, lambda value: one_of(value, {one.value: one for one in CacheLevelName}), problems
+        texts,
+        CACHE_LIMIT,
+        lambda value: one_of(value, {level_name.value: level_name for level_name in CacheLevelName}),
+        problems,
     )
     if level is not None and pod_class is not PodClass.RECLAIMED:
         problems.append(f"annotation {CACHE_LIMIT}: {level.value!r}: levels are for BE pods; this one is {pod_class}")
@@ -96,7 +99,7 @@ def _part(
     whole = value.get("schemata")
     everywhere: _T | None = None
     if whole is not None:
-        everywhere = attempt(f"annotation {where}.schemata", whole, lambda one: _field(one, key, reader), problems)
+        everywhere = attempt(f"annotation {where}.schemata", whole, lambda item: _field(item, key, reader), problems)
     single: dict[int, _T] = {}
     entries = value.get("schemataPerCache") or []
     if not isinstance(entries, list):
@@ -104,7 +107,7 @@ def _part(
     if len(entries) > _MOST_ENTRIES:
         raise UnusableError(f"schemataPerCache with at most {_MOST_ENTRIES} entries")
     for entry in entries:
-        pair = attempt(f"annotation {where}.schemataPerCache", entry, lambda one: _entry(one, key, reader), problems)
+        pair = attempt(f"annotation {where}.schemataPerCache", entry, lambda item: _entry(item, key, reader), problems)
         if pair is not None:
             single[pair[0]] = pair[1]
     return everywhere, single
@@ -117,9 +120,9 @@ def _field(value: Any, key: str, reader: Callable[[Any], _T]) -> _T | None:  # s
 
 
 def _entry(value: Any, key: str, reader: Callable[[Any], _T]) -> tuple[int, _T] | None:  # somebody else's JSON
-    found = _field(value, key, reader)
+    result = _field(value, key, reader)
     # Go leaves a zero out when it writes the number of a cache.
-    return None if found is None else (whole_number(value.get("cacheID", 0), 0, 1 << 20), found)
+    return None if result is None else (whole_number(value.get("cacheID", 0), 0, 1 << 20), result)
 
 
 def _range(value: Any) -> Range:  # somebody else's JSON

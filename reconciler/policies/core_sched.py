@@ -91,13 +91,13 @@ def core_group(pod: Pod, groups: CookieGroups) -> CoreGroup | None:
     """
     if pod.pod_class is PodClass.SYSTEM:
         return None
-    asked = pod.labels.get(POLICY_LABEL, "")
-    odd = "" if asked in _ASKS else f"; {POLICY_LABEL}: {asked!r} is none of {', '.join(map(repr, _ASKS))}"
+    text = pod.labels.get(POLICY_LABEL, "")
+    odd = "" if text in _ASKS else f"; {POLICY_LABEL}: {text!r} is none of {', '.join(map(repr, _ASKS))}"
     together = pod.labels.get(GROUP_LABEL, "")
     side = ONLINE if pod.pod_class.online else RECLAIMED
-    if asked == "none" and pod.pod_class.online:
+    if text == "none" and pod.pod_class.online:
         return None
-    if asked == "exclusive":
+    if text == "exclusive":
         return CoreGroup(f"pod/{pod.uid}", f"{POLICY_LABEL}: exclusive")
     if together:
         return CoreGroup(f"{side}/{together}", f"{GROUP_LABEL}: {together}; the pod is {pod.pod_class}{odd}")

@@ -127,7 +127,7 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: DiskPolicyConfig) 
             settings += _weights(view, path, config.weight_online, "higher I/O weight for online pods")
         if pod.qos is QosClass.GUARANTEED:
             settings += _protected(view, path, config)
-    return [replace(one, pod_uid=pod.uid) for one in _possible(settings, view)]
+    return [replace(setting, pod_uid=pod.uid) for setting in _possible(settings, view)]
 
 
 def _limits(pod: Pod, view: NodeView, plan: DiskPlan, config: DiskPolicyConfig) -> list[Setting]:
@@ -136,17 +136,17 @@ def _limits(pod: Pod, view: NodeView, plan: DiskPlan, config: DiskPolicyConfig) 
         if plan.in_directory and pod.qos is QosClass.BESTEFFORT:
             return []
         limits = _part(view, config, 1, 1 if alone else plan.takers)
-        words = "limits of this pod" if alone else f"1/{plan.takers} of the BE limits"
-        return [] if limits is None else [_setting(pod.group.path, "io.max", limits, words)]
+        message = "limits of this pod" if alone else f"1/{plan.takers} of the BE limits"
+        return [] if limits is None else [_setting(pod.group.path, "io.max", limits, message)]
     containers = containers_of(pod)
     parts = len(containers) if alone else plan.takers
     limits = _part(view, config, 1, parts)
     if limits is None:
         return []
-    words = f"1/{parts} of the {'pod' if alone else 'BE'} limits"
+    message = f"1/{parts} of the {'pod' if alone else 'BE'} limits"
     return [
-        replace(_setting(one.group.path, f"blkio.{name}", _only(limits, key), words), container_id=one.id)
-        for one in containers
+        replace(_setting(container.group.path, f"blkio.{name}", _only(limits, key), message), container_id=container.id)
+        for container in containers
         for key, name in KEYS.items()
     ]
 
@@ -192,7 +192,9 @@ def _setting(path: str, knob: str, value: Value, reason: str) -> Setting:
 
 def _possible(settings: Iterable[Setting], view: NodeView) -> list[Setting]:
     """Those of them that set something, by knobs that this kernel has."""
-    return [one for one in settings if one.value is not None and unsupported_reason(view, one.knob) is None]
+    return [
+        setting for setting in settings if setting.value is not None and unsupported_reason(view, setting.knob) is None
+    ]
 
 
 def _reason(view: NodeView, config: DiskPolicyConfig, plan: DiskPlan) -> str:

@@ -77,26 +77,26 @@ def by_device(rules: Iterable[DiskRule], disks: Mapping[str, Disk]) -> tuple[dic
     A directory and the disk below it are often both named. Of two limits, and of two latency targets, the smaller one
     counts; of two cost lines, which cannot be compared, the first.
     """
-    found: dict[str, DiskRule] = {}
-    told: list[str] = []
+    disk_rules: dict[str, DiskRule] = {}
+    texts: list[str] = []
     for rule in rules:
         disk = disks.get(rule.name)
         if disk is None:
             continue
-        first = found.get(disk.device)
-        found[disk.device] = rule if first is None else _both(first, rule, disk, told)
-    return found, told
+        first = disk_rules.get(disk.device)
+        disk_rules[disk.device] = rule if first is None else _both(first, rule, disk, texts)
+    return disk_rules, texts
 
 
-def _both(first: DiskRule, second: DiskRule, disk: Disk, told: list[str]) -> DiskRule:
-    """Two rules as one, under the first name; where they differ is added to ``told``."""
+def _both(first: DiskRule, second: DiskRule, disk: Disk, texts: list[str]) -> DiskRule:
+    """Two rules as one, under the first name; where they differ is added to ``texts``."""
     news: dict[str, int | str] = {}
     for name in (*_NUMBERS, *_LINES):
-        one, other = getattr(first, name), getattr(second, name)
-        if other is None or other == one:
+        item, other = getattr(first, name), getattr(second, name)
+        if other is None or other == item:
             continue
-        news[name] = other if one is None else min(one, other) if name in _NUMBERS else one
-        if one is not None:
+        news[name] = other if item is None else min(item, other) if name in _NUMBERS else item
+        if item is not None:
             which = "the smaller" if name in _NUMBERS else "the first"
-            told.append(f"{first.name} and {second.name} are both {disk.title}: {which} {name} applies")
+            texts.append(f"{first.name} and {second.name} are both {disk.title}: {which} {name} applies")
     return replace(first, **news)

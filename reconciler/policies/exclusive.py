@@ -126,21 +126,21 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Ex
         seated=bound_nodes(previous.bound) if previous is not None else {},
         remembered=gone,
     )
-    found = choice.allocation
-    reasons = {**pools.reasons, NAME: _reason(found.refused, found.errors)}
+    allocation = choice.allocation
+    reasons = {**pools.reasons, NAME: _reason(allocation.refused, allocation.errors)}
     if view.irq_cpus:
         reasons[NAME] += f"; CPU {view.irq_cpus} (network interrupts) is allocated last"
-    for key, cpus in found.cpus.items():
+    for key, cpus in allocation.cpus.items():
         # What was said when it was chosen: later it is simply held.
         kept = previous is not None and previous.dedicated.get(key) == cpus
         why = (previous.reasons.get(f"{_WHY}{key}") if kept and previous is not None else None) or choice.reasons[key]
         reasons[f"{_WHY}{key}"] = why or "exclusive CPUs"
     return replace(
         pools,
-        dedicated=dict(sorted({**pools.dedicated, **found.cpus}.items())),
-        placed=tuple(found.cpus),
-        remembered=_remembered(held, found.cpus, config),
-        shared=pools.shared - found.owned,
+        dedicated=dict(sorted({**pools.dedicated, **allocation.cpus}.items())),
+        placed=tuple(allocation.cpus),
+        remembered=_remembered(held, allocation.cpus, config),
+        shared=pools.shared - allocation.owned,
         reasons=reasons,
     )
 
@@ -206,9 +206,9 @@ def _of_pod(
                 yield _demand(pod, key, len(cpus), cpus, config)
         return
     apps = {
-        f"{prefix}{one.name or one.id}": whole_cpus(one)
-        for one in pod.containers
-        if one.kind in (ContainerKind.APP, ContainerKind.UNKNOWN)
+        f"{prefix}{container.name or container.id}": whole_cpus(container)
+        for container in pod.containers
+        if container.kind in (ContainerKind.APP, ContainerKind.UNKNOWN)
     }
     counts = {key: count for key, count in apps.items() if count}
     absent = {key: len(cpus) for key, cpus in before.items() if key != init_key and key not in apps}
@@ -222,7 +222,9 @@ def _of_pod(
             inherited = before[heirs[key]] if key in heirs else inherited
             yield _demand(pod, key, counts[key], held.get(key) or inherited, config)
         return
-    init = max((whole_cpus(one) for one in pod.containers if one.kind is ContainerKind.INIT), default=0)
+    init = max(
+        (whole_cpus(container) for container in pod.containers if container.kind is ContainerKind.INIT), default=0
+    )
     if init:
         yield _demand(pod, init_key, init, held.get(init_key, EMPTY), config)
 
@@ -247,10 +249,10 @@ def _memory(view: NodeView) -> "NumaFreeMemory | None":
         total[node] = amount
     requests: dict[str, int] = {}
     for uid, pod in view.pods.items():
-        for one in pod.containers if pod.pod_class is PodClass.DEDICATED else ():
-            asked = one.requests.memory_bytes or 0
-            key = f"{uid}/{INIT_KEY if one.kind is ContainerKind.INIT else one.name or one.id}"
-            requests[key] = max(requests.get(key, 0), asked)
+        for container in pod.containers if pod.pod_class is PodClass.DEDICATED else ():
+            number = container.requests.memory_bytes or 0
+            key = f"{uid}/{INIT_KEY if container.kind is ContainerKind.INIT else container.name or container.id}"
+            requests[key] = max(requests.get(key, 0), number)
     from reconciler.placement.free_capacity import NumaFreeMemory  # see `placement.config`
 
     return NumaFreeMemory(total=total, free={node: known.free[node] for node in total}, requests=requests)

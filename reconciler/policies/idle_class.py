@@ -43,7 +43,10 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: IdleClassConfig) -
     del config
     if pod.pod_class is not PodClass.RECLAIMED or unsupported_reason(view, KNOB) is not None:
         return []
-    if any(one.kind is not ContainerKind.SANDBOX and owns_cpus(pod, one, plan.pools) for one in pod.containers):
+    if any(
+        container.kind is not ContainerKind.SANDBOX and owns_cpus(pod, container, plan.pools)
+        for container in pod.containers
+    ):
         return []
     reason = "BE runs only on idle CPU time"
     return [setting_of(pod, None, KNOB, 1, policy=NAME, reason=reason)]

@@ -46,7 +46,7 @@ def borrowers(pod: Pod, pools: Pools) -> tuple[QuotaBorrower, ...]:
     """
     if pod.pod_class is not PodClass.SHARED:
         return ()
-    found: list[QuotaBorrower] = []
+    quota_borrowers: list[QuotaBorrower] = []
     for container in pod.containers:
         if container.kind is ContainerKind.SANDBOX:
             continue
@@ -55,7 +55,7 @@ def borrowers(pod: Pod, pools: Pools) -> tuple[QuotaBorrower, ...]:
         quota = quota_of(pod, container, pools)
         if container.phase is not Phase.SETTLED or quota is None or owns_cpus(pod, container, pools):
             continue
-        found.append(
+        quota_borrowers.append(
             QuotaBorrower(
                 path=container.group.path,
                 inode=container.group.inode,
@@ -64,7 +64,7 @@ def borrowers(pod: Pod, pools: Pools) -> tuple[QuotaBorrower, ...]:
                 period_us=container.spec.period_us or PERIOD_US,
             )
         )
-    return tuple(found)
+    return tuple(quota_borrowers)
 
 
 def ceiling_us(limit_us: int, period: int, percent: int, cpus: int) -> int:
@@ -81,7 +81,7 @@ def pod_quota_us(own_us: int, period: int, loans: Sequence[tuple[QuotaBorrower, 
     ``own_us``: what it is without us. Source: Koordinator's cfsQuotaBurst moves the pod by the containers' delta, so
     that what a pod has besides (overhead, a container without loan) stays as it is.
     """
-    return own_us + sum(-(-(lent - one.limit_us) * period // one.period_us) for one, lent in loans)
+    return own_us + sum(-(-(lent - borrower.limit_us) * period // borrower.period_us) for borrower, lent in loans)
 
 
 def rationed(wants: Mapping[str, float], room: float) -> dict[str, float]:
@@ -102,15 +102,18 @@ def wanted(pod: Pod, view: NodeView, pools: Pools, *, policy: str, percent: int)
     if not view.lent_us or view.kubelet.reasserts_s is not None:
         return []
     settings: list[Setting] = []
-    for one in borrowers(pod, pools):
-        lent = view.lent_us.get(one.path, 0)
+    for borrower in borrowers(pod, pools):
+        lent = view.lent_us.get(borrower.path, 0)
         # Another period than the runtime was told: a quota would mean something else than the law has reckoned.
-        if view.actual.get((one.path, "cpu.period"), one.period_us) != one.period_us:
+        if view.actual.get((borrower.path, "cpu.period"), borrower.period_us) != borrower.period_us:
             continue
-        value = min(lent, ceiling_us(one.limit_us, one.period_us, percent, len(view.topology.online)))
-        if value > one.limit_us:
-            reason = f"borrows {_share(value - one.limit_us, one.period_us)} above its limit of {one.limit_us} µs"
-            settings.append(_setting(pod, one.path, value, policy=policy, reason=reason, container_id=one.container_id))
+        value = min(lent, ceiling_us(borrower.limit_us, borrower.period_us, percent, len(view.topology.online)))
+        if value > borrower.limit_us:
+            above = _share(value - borrower.limit_us, borrower.period_us)
+            reason = f"borrows {above} above its limit of {borrower.limit_us} µs"
+            settings.append(
+                _setting(pod, borrower.path, value, policy=policy, reason=reason, container_id=borrower.container_id)
+            )
     own = view.lent_us.get(pod.group.path)
     if settings and own is not None:
         reason = f"includes quota lent to {len(settings)} of its containers"

@@ -139,8 +139,8 @@ def of_container(pod: Pod, container: Container, view: NodeView, of: ClassMemory
 def of_pod(pod: Pod, view: NodeView, config: MemoryQosConfig) -> list[tuple[Container, MemoryAmounts]]:
     """Every container's amounts, the pause container's excepted."""
     of = percents(pod, config)
-    running = [one for one in pod.containers if one.kind is not ContainerKind.SANDBOX]
-    return [(one, of_container(pod, one, view, of)) for one in running]
+    running = [container for container in pod.containers if container.kind is not ContainerKind.SANDBOX]
+    return [(container, of_container(pod, container, view, of)) for container in running]
 
 
 def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, config: MemoryQosConfig) -> NodePlan:
@@ -152,12 +152,12 @@ def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, 
         return replace(plan, reasons={**plan.reasons, NAME: said})
     sums: dict[str, MemoryProtection] = {}
     for pod in view.pods.values():
-        found = _sum(amount for _, amount in of_pod(pod, view, config))
-        if found == MemoryProtection():
+        protection = _sum(amount for _, amount in of_pod(pod, view, config))
+        if protection == MemoryProtection():
             continue
         level = {QosClass.BESTEFFORT: view.besteffort, QosClass.BURSTABLE: view.burstable}.get(pod.qos)
         for path in (view.kubepods, level) if level is not None else (view.kubepods,):
-            sums[path] = _plus(sums.get(path, MemoryProtection()), found)
+            sums[path] = _plus(sums.get(path, MemoryProtection()), protection)
     whole = sums.get(view.kubepods, MemoryProtection())
     said = f"pod memory never reclaimed: {size(whole.min_bytes)}, reclaimed last: {size(whole.low_bytes)}"
     memory = replace(plan.memory, protected=dict(sorted(sums.items())))
@@ -170,8 +170,8 @@ def parents(view: NodeView, plan: NodePlan, config: MemoryQosConfig) -> list[Set
     reason = "sum of the protections below"
     return [
         Setting(path=path, knob=knob, value=value, policy=NAME, reason=reason)
-        for path, found in sorted(plan.memory.protected.items())
-        for knob, value in (("memory.min", found.min_bytes), ("memory.low", found.low_bytes))
+        for path, protection in sorted(plan.memory.protected.items())
+        for knob, value in (("memory.min", protection.min_bytes), ("memory.low", protection.low_bytes))
         if value and unsupported_reason(view, knob) is None
     ]
 
@@ -179,14 +179,14 @@ def parents(view: NodeView, plan: NodePlan, config: MemoryQosConfig) -> list[Set
 def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: MemoryQosConfig) -> list[Setting]:
     """Protections and bounds of a pod's containers, and the sums on its directory."""
     del plan
-    found = of_pod(pod, view, config)
-    settings = [one for container, amount in found for one in _of(pod, container, amount, view)]
+    pairs = of_pod(pod, view, config)
+    settings = [setting for container, amount in pairs for setting in _of(pod, container, amount, view)]
     if percents(pod, config).oom_group and unsupported_reason(view, "memory.oom_group") is None:
         reason = "all processes are killed together"
         settings += [
-            setting_of(pod, container, "memory.oom_group", 1, policy=NAME, reason=reason) for container, _ in found
+            setting_of(pod, container, "memory.oom_group", 1, policy=NAME, reason=reason) for container, _ in pairs
         ]
-    sums = _sum(amount for _, amount in found)
+    sums = _sum(amount for _, amount in pairs)
     for knob, value in (("memory.min", sums.min_bytes), ("memory.low", sums.low_bytes)):
         if value and unsupported_reason(view, knob) is None:
             settings.append(setting_of(pod, None, knob, value, policy=NAME, reason="sum of its containers"))
@@ -205,15 +205,17 @@ def _of(pod: Pod, container: Container, amount: MemoryAmounts, view: NodeView) -
             yield setting_of(pod, container, knob, value, policy=NAME, reason=reason)
 
 
-def _sum(found: Iterator[MemoryAmounts]) -> MemoryProtection:
+def _sum(memory_amounts: Iterator[MemoryAmounts]) -> MemoryProtection:
     total = MemoryProtection()
-    for one in found:
-        total = _plus(total, MemoryProtection(min_bytes=one.min_bytes, low_bytes=one.low_bytes))
+    for item in memory_amounts:
+        total = _plus(total, MemoryProtection(min_bytes=item.min_bytes, low_bytes=item.low_bytes))
     return total
 
 
-def _plus(one: MemoryProtection, other: MemoryProtection) -> MemoryProtection:
-    return MemoryProtection(min_bytes=one.min_bytes + other.min_bytes, low_bytes=one.low_bytes + other.low_bytes)
+def _plus(protection: MemoryProtection, other: MemoryProtection) -> MemoryProtection:
+    return MemoryProtection(
+        min_bytes=protection.min_bytes + other.min_bytes, low_bytes=protection.low_bytes + other.low_bytes
+    )
 
 
 def _pages(number: int) -> int:

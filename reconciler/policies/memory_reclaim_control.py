@@ -84,12 +84,12 @@ def probe(
 
 def missing_bytes(nodes: Mapping[int, ZoneNode], short: Mapping[int, Shortage]) -> dict[int, int]:
     """By NUMA node that is hard pressed: what it lacks to be at rest."""
-    found: dict[int, int] = {}
+    numbers: dict[int, int] = {}
     for number in sorted(nodes):
         if short.get(number) is Shortage.HARD:
-            one = nodes[number]
-            found[number] = max(_LEAST, one.rest_bytes - one.free_bytes)
-    return found
+            node = nodes[number]
+            numbers[number] = max(_LEAST, node.rest_bytes - node.free_bytes)
+    return numbers
 
 
 def relieve(
@@ -109,22 +109,22 @@ def relieve(
         return None
     need = sum(missing.values())
 
-    def spare(one: GroupMemory) -> int:
+    def spare(group_memory: GroupMemory) -> int:
         """What it may give; on v1 all of its cache or nothing."""
-        over = one.used_bytes - wish.leave_bytes
-        return min(one.cache_on(missing), over) if version == 2 or one.droppable_bytes <= over else 0
+        over = group_memory.used_bytes - wish.leave_bytes
+        return min(group_memory.cache_on(missing), over) if version == 2 or group_memory.droppable_bytes <= over else 0
 
     fit = [
-        one
-        for one in groups
-        if one.cache_on(missing) >= max(_LEAST, wish.least_bytes)
-        and spare(one) >= _LEAST
-        and ((last := tried.get(one.path)) is None or one.at_s >= last.relieved_until)
-        and (version == 2 or one.used_bytes > one.asked_bytes)
+        group_memory
+        for group_memory in groups
+        if group_memory.cache_on(missing) >= max(_LEAST, wish.least_bytes)
+        and spare(group_memory) >= _LEAST
+        and ((last := tried.get(group_memory.path)) is None or group_memory.at_s >= last.relieved_until)
+        and (version == 2 or group_memory.used_bytes > group_memory.asked_bytes)
     ]
     if not fit:
         return None
-    chosen = min(fit, key=lambda one: (-one.cache_on(missing), one.path))
+    chosen = min(fit, key=lambda group_memory: (-group_memory.cache_on(missing), group_memory.path))
     want = min(need, spare(chosen), wish.most_bytes) if version == 2 else 0
     where = ", ".join(map(str, missing))
     cache = chosen.cache_on(missing)

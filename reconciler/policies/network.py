@@ -132,7 +132,11 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: NetworkConfig) -> 
     if pod.pod_class is not PodClass.RECLAIMED or plan.network is None or not plan.network.classes:
         return []
     groups: list[tuple[str, str | None]] = [(pod.group.path, None)]
-    groups += [(one.group.path, one.id) for one in pod.containers if one.kind is not ContainerKind.SANDBOX]
+    groups += [
+        (container.group.path, container.id)
+        for container in pod.containers
+        if container.kind is not ContainerKind.SANDBOX
+    ]
     return [
         Setting(
             path=path,

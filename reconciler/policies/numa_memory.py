@@ -42,10 +42,10 @@ class NumaMemoryPolicyConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unk
 def nodes_with_memory(nodes: CpuSet, topology: Topology) -> CpuSet:
     """These nodes, each without memory replaced by the nearest that has some."""
     has = topology.memory_nodes()
-    found: set[int] = set()
+    numbers: set[int] = set()
     for node in nodes:
-        found.add(next((near for near in topology.nearest(node) if near in has), node))
-    return CpuSet(found)
+        numbers.add(next((near for near in topology.nearest(node) if near in has), node))
+    return CpuSet(numbers)
 
 
 def bound_nodes(pod: Pod, container: Container, view: NodeView, pools: Pools) -> CpuSet:
@@ -57,8 +57,8 @@ def bound_nodes(pod: Pod, container: Container, view: NodeView, pools: Pools) ->
     if not pod.wish.numa_binding:
         return EMPTY
     if pod.pod_class is PodClass.RECLAIMED:
-        here = next((node for node in pod.wish.nodes if pools.reclaimed & topology.node_cpus(node)), None)
-        return EMPTY if here is None else CpuSet([here])
+        current = next((node for node in pod.wish.nodes if pools.reclaimed & topology.node_cpus(node)), None)
+        return EMPTY if current is None else CpuSet([current])
     cpus = placed_cpus(pod, container, pools)
     return EMPTY if cpus is None else CpuSet({topology.node_of(cpu) for cpu in cpus & topology.online})
 

@@ -47,11 +47,11 @@ def score_of(pod: Pod, lowest: int) -> int | None:
     """What the pod's processes are to have, at least ``lowest``; None: they are not managed."""
     if pod.pod_class is not PodClass.RECLAIMED or pod.memory.oom_priority == _IGNORE:
         return None
-    asked = pod.memory.oom_score_adj
-    if asked is None:
+    number = pod.memory.oom_score_adj
+    if number is None:
         priority = min(-1, max(-_BAND, pod.memory.oom_priority)) if pod.memory.oom_priority is not None else -_BAND
-        asked = HIGHEST - _BAND - priority
-    return max(lowest, min(HIGHEST, asked))
+        number = HIGHEST - _BAND - priority
+    return max(lowest, min(HIGHEST, number))
 
 
 def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, config: OomScoreConfig) -> NodePlan:

@@ -67,15 +67,15 @@ def by_rules(candidates: CpuSet, topology: Topology, config: PlacementConfig, *,
     Rules that leave none are not followed: BE pods run already, and have to run somewhere.
     """
     plugins = tuple(config.plugins.items())
-    found = _preference(_SameShape(topology), candidates, (plugins, config.combinations), interrupts)
-    told = "".join(f"; plug-in {name} failed and was skipped: {error}" for name, error in found.errors.items())
-    allowed = CpuSet.union(found.tiers)
+    cpu_preference = _preference(_SameShape(topology), candidates, (plugins, config.combinations), interrupts)
+    text = "".join(f"; plug-in {name} failed and was skipped: {error}" for name, error in cpu_preference.errors.items())
+    allowed = CpuSet.union(cpu_preference.tiers)
     if not allowed:
-        names = ", ".join(found.filters)
-        return BeCpuRules(candidates, None, f"{told}; rules {names} exclude every CPU and are ignored")
+        names = ", ".join(cpu_preference.filters)
+        return BeCpuRules(candidates, None, f"{text}; rules {names} exclude every CPU and are ignored")
     if allowed != candidates:
-        told += f"; CPU {candidates - allowed} excluded by {', '.join(found.filters)}"
-    return BeCpuRules(allowed, found.tiers, told)
+        text += f"; CPU {candidates - allowed} excluded by {', '.join(cpu_preference.filters)}"
+    return BeCpuRules(allowed, cpu_preference.tiers, text)
 
 
 @final

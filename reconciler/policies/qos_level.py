@@ -48,14 +48,18 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: QosLevelConfig) ->
     if unsupported_reason(view, KNOB) is not None or not pod.classification.certain:
         return []
     groups: list[tuple[str, Container | None]] = [(pod.group.path, None)]
-    groups += [(one.group.path, one) for one in pod.containers if one.kind is not ContainerKind.SANDBOX]
+    groups += [
+        (container.group.path, container) for container in pod.containers if container.kind is not ContainerKind.SANDBOX
+    ]
     if pod.pod_class is PodClass.RECLAIMED:
-        if any(one is not None and owns_cpus(pod, one, plan.pools) for _, one in groups):
+        if any(container is not None and owns_cpus(pod, container, plan.pools) for _, container in groups):
             return []
-        return [setting_of(pod, one, KNOB, OFFLINE, policy=NAME, reason="the pod is BE") for _, one in groups]
+        return [
+            setting_of(pod, container, KNOB, OFFLINE, policy=NAME, reason="the pod is BE") for _, container in groups
+        ]
     return [
-        setting_of(pod, one, KNOB, 0, policy=NAME, reason="the pod is online")
-        for path, one in groups
+        setting_of(pod, container, KNOB, 0, policy=NAME, reason="the pod is online")
+        for path, container in groups
         if view.actual.get((path, KNOB)) == OFFLINE
     ]
 

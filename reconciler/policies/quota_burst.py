@@ -150,7 +150,7 @@ def guard(before: BurstGuard, cpu: NodeCpu | None, pools: Pools, now: float, thr
     top = CPU_MILLI * len(cpus)
     if cpu is not None and cpu.age_s is not None and cpu.age_s < cpu.interval_s / 2 and top:
         fresh = True
-        idle = int(sum(cpu.idle.get(one, 0.0) for one in cpus) * CPU_MILLI)
+        idle = int(sum(cpu.idle.get(number, 0.0) for number in cpus) * CPU_MILLI)
         used = max(0, top - idle - cpu.reclaimed_milli)
         looks = (*looks, (now, used * 1000 // top))[-_GUARD_SAMPLES:]
     elif not looks or now - looks[-1][0] > FRESH_S:
@@ -179,16 +179,16 @@ def step(
     state: BurstState, sample: BurstSample, node: NodeCpuState, now: float, config: QuotaBurstConfig
 ) -> BurstState:
     """One look at one container: its loan a fifth up, a fifth down, or as it is."""
-    one = sample.borrower
-    if state.limit_us != one.limit_us:
+    borrower = sample.borrower
+    if state.limit_us != borrower.limit_us:
         # Resized: a loan on the old limit says nothing about the new one.
-        state = replace(state, quota_us=one.limit_us, limit_us=one.limit_us)
-    top = ceiling_us(one.limit_us, one.period_us, sample.percent, sample.cpus)
+        state = replace(state, quota_us=borrower.limit_us, limit_us=borrower.limit_us)
+    top = ceiling_us(borrower.limit_us, borrower.period_us, sample.percent, sample.cpus)
     tokens, may_spend = _bucket(state, sample, now)
     known_at = now if sample.use_milli is not None else min(state.known_at, now)
     needed_at = min(state.needed_at, now)
     throttled = sample.throttled is not None and sample.throttled > 0.0
-    if throttled or (sample.use_milli is not None and sample.use_milli > one.limit_milli):
+    if throttled or (sample.use_milli is not None and sample.use_milli > borrower.limit_milli):
         needed_at = now
     quota = state.quota_us
     falls = (
@@ -202,8 +202,8 @@ def step(
     elif throttled and node is NodeCpuState.IDLE and sample.use_milli is not None:
         quota = max(quota + 1, quota * _UP[0] // _UP[1])
     return BurstState(
-        quota_us=min(max(quota, one.limit_us), top),
-        limit_us=one.limit_us,
+        quota_us=min(max(quota, borrower.limit_us), top),
+        limit_us=borrower.limit_us,
         tokens=tokens,
         at=now,
         known_at=known_at,
@@ -263,17 +263,17 @@ def step_all(
 
 def takes_part(pod: Pod, config: QuotaBurstConfig) -> bool:
     """Whether a pod's containers may borrow: what its annotation says, else what the config says."""
-    asked = pod.wish.burst_policy
-    if asked is None:
+    burst_limit = pod.wish.burst_policy
+    if burst_limit is None:
         return not config.only_asked
-    return asked in {BurstLimit.QUOTA, BurstLimit.AUTO}
+    return burst_limit in {BurstLimit.QUOTA, BurstLimit.AUTO}
 
 
 def customers(pods: Iterable[Pod], pools: Pools, config: QuotaBurstConfig) -> list[tuple[Pod, QuotaBorrower]]:
     """The containers that may borrow now."""
     if not config.enabled:
         return []
-    return [(pod, one) for pod in pods if takes_part(pod, config) for one in lending.borrowers(pod, pools)]
+    return [(pod, borrower) for pod in pods if takes_part(pod, config) for borrower in lending.borrowers(pod, pools)]
 
 
 def percent_of(pod: Pod, config: QuotaBurstConfig) -> int:

@@ -122,13 +122,15 @@ def step(
         lent[path] += more
     after: dict[str, TurboState] = {}
     for path, state in before.items():
-        one = samples[path].borrower
+        borrower = samples[path].borrower
         most = min(
-            ceiling_us(one.limit_us, one.period_us, config.ceiling_percent, node.cpus),
-            one.limit_us + max(0, sum(state.saved)) * one.period_us // CPU_MILLI,
+            ceiling_us(borrower.limit_us, borrower.period_us, config.ceiling_percent, node.cpus),
+            borrower.limit_us + max(0, sum(state.saved)) * borrower.period_us // CPU_MILLI,
         )
-        quota = one.limit_us + int(lent[path] * one.period_us / CPU_MILLI)
-        after[path] = TurboState(quota_us=max(one.limit_us, min(quota, most)), limit_us=one.limit_us, saved=state.saved)
+        quota = borrower.limit_us + int(lent[path] * borrower.period_us / CPU_MILLI)
+        after[path] = TurboState(
+            quota_us=max(borrower.limit_us, min(quota, most)), limit_us=borrower.limit_us, saved=state.saved
+        )
     return after
 
 
@@ -137,11 +139,11 @@ def _noted(state: TurboState | None, sample: TurboSample, config: QuotaTurboConf
 
     The window holds one look less than it is long: the next look's use, at most the quota, is the last of it.
     """
-    one = sample.borrower
-    if state is None or state.limit_us != one.limit_us:
-        return TurboState(quota_us=one.limit_us, limit_us=one.limit_us)
-    use = sample.use_milli if sample.use_milli is not None else -(-state.quota_us * CPU_MILLI // one.period_us)
-    saved = (*state.saved, one.limit_milli - use)[-(config.window_looks - 1) :]
+    borrower = sample.borrower
+    if state is None or state.limit_us != borrower.limit_us:
+        return TurboState(quota_us=borrower.limit_us, limit_us=borrower.limit_us)
+    use = sample.use_milli if sample.use_milli is not None else -(-state.quota_us * CPU_MILLI // borrower.period_us)
+    saved = (*state.saved, borrower.limit_milli - use)[-(config.window_looks - 1) :]
     return TurboState(quota_us=state.quota_us, limit_us=state.limit_us, saved=saved)
 
 
@@ -179,13 +181,13 @@ def _growth(samples: Mapping[str, TurboSample], node: TurboNode, config: QuotaTu
     room = config.alarm_percent - node.load_percent
     if room < 1.0:
         return {}
-    asked = {
+    values = {
         path: sample.throttled_ns / sample.hit / (sample.borrower.period_us * _NS_PER_US) * CPU_MILLI
         for path, sample in samples.items()
         # Time may be counted in a look after the period that it belongs to: there is nothing to divide it by.
         if sample.hit and sample.throttled_ns and sample.use_milli is not None
     }
-    return lending.rationed(asked, min(config.grow_percent, room) / 100 * node.cpus * CPU_MILLI)
+    return lending.rationed(values, min(config.grow_percent, room) / 100 * node.cpus * CPU_MILLI)
 
 
 def takes_part(pod: Pod, config: QuotaTurboConfig) -> bool:
@@ -200,7 +202,7 @@ def customers(pods: Iterable[Pod], pools: Pools, config: QuotaTurboConfig) -> li
     """The containers that may borrow now."""
     if not config.enabled:
         return []
-    return [(pod, one) for pod in pods if takes_part(pod, config) for one in lending.borrowers(pod, pools)]
+    return [(pod, borrower) for pod in pods if takes_part(pod, config) for borrower in lending.borrowers(pod, pools)]
 
 
 def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: QuotaTurboConfig) -> list[Setting]:

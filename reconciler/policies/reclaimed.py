@@ -91,9 +91,9 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Re
     confined = config.form is not ReclaimedForm.QUOTA and view.kubelet.reasserts_s is None
     counted, squeezed = _candidates(view, pools, config)
     tiers: Sequence[CpuSet] | None = None
-    told = ""
+    text = ""
     if confined and squeezed is None and (config.placement != _AS_EVER or view.irq_cpus):
-        counted, tiers, told = by_rules(counted, view.topology, config.placement, interrupts=view.irq_cpus)
+        counted, tiers, text = by_rules(counted, view.topology, config.placement, interrupts=view.irq_cpus)
     was_confined = previous is not None and previous.confined and confined
     outside = pools.online_cpus - counted if was_confined else EMPTY
     # CPUs that are BE work's alone are there to be filled: there is nobody on them to leave room for.
@@ -106,13 +106,13 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Re
     taken = (pools.reserved | pools.dedicated_cpus) - counted
     reclaimed = choose_cpus(count, counted, held, taken, view.topology, tiers=tiers)
     for node in view.topology.nodes() if config.minimum_per_node else ():
-        here = view.topology.node_cpus(node) & counted
-        if len(reclaimed & here) < config.minimum_per_node:
-            kept = (held | reclaimed) & here
-            reclaimed |= choose_cpus(config.minimum_per_node, here, kept, taken, view.topology, tiers=tiers)
+        cpus = view.topology.node_cpus(node) & counted
+        if len(reclaimed & cpus) < config.minimum_per_node:
+            kept = (held | reclaimed) & cpus
+            reclaimed |= choose_cpus(config.minimum_per_node, cpus, kept, taken, view.topology, tiers=tiers)
     reasons = dict(pools.reasons)
     reasons["budget"] = budget.reason
-    reasons["reclaimed"] = _reason(reclaimed, counted, taken, squeezed, view) + told
+    reasons["reclaimed"] = _reason(reclaimed, counted, taken, squeezed, view) + text
     reasons["cpuset"] = _why_cpuset(confined, config, view)
     quota: dict[str, int] | None = None
     if bounded:
@@ -234,9 +234,9 @@ def _pool_on_node(pod: Pod, view: NodeView, pools: Pools) -> tuple[CpuSet, str]:
     """The pool as one pod gets it: the part on its NUMA nodes, where it is bound to some and there is such a part."""
     if pod.wish.numa_binding:
         for node in pod.wish.nodes:
-            here = pools.reclaimed & view.topology.node_cpus(node)
-            if here:
-                return here, f"BE pool on NUMA node {node}"
+            cpus = pools.reclaimed & view.topology.node_cpus(node)
+            if cpus:
+                return cpus, f"BE pool on NUMA node {node}"
     return pools.reclaimed, "BE pool"
 
 

@@ -73,23 +73,23 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: ResponsesConfig) -
 def _cpu(pod: Pod, view: NodeView, pools: Pools, squeeze: SqueezeLimit) -> list[Setting]:
     if squeeze.cpu_milli is None:
         return []
-    containers = [one for one in containers_of(pod) if not owns_cpus(pod, one, pools)]
+    containers = [container for container in containers_of(pod) if not owns_cpus(pod, container, pools)]
     yields = setting_of(pod, None, "cpu.weight", SHARES_MIN, policy=NAME, reason=squeeze.reason)
-    bare = all(one.spec is not None and (one.spec.quota_us or -1) <= 0 for one in containers)
+    bare = all(container.spec is not None and (container.spec.quota_us or -1) <= 0 for container in containers)
     if len(containers) > 1 and bare:
         value = quota_us(max(MILLI_MIN, squeeze.cpu_milli), period_us(view, pod.group.path))
         return [yields, setting_of(pod, None, "cpu.quota", value, policy=NAME, reason=squeeze.reason)]
-    total = sum(container_asks(one) for one in containers)
+    total = sum(container_asks(container) for container in containers)
     quotas = [
         setting_of(
             pod,
-            one,
+            container,
             "cpu.quota",
-            own_quota(max(MILLI_MIN, squeeze.cpu_milli * container_asks(one) // total), one, view),
+            own_quota(max(MILLI_MIN, squeeze.cpu_milli * container_asks(container) // total), container, view),
             policy=NAME,
             reason=squeeze.reason,
         )
-        for one in containers
+        for container in containers
     ]
     return [yields, *quotas]
 
@@ -111,13 +111,13 @@ def _disk(pod: Pod, view: NodeView, squeeze: SqueezeLimit) -> list[Setting]:
     return [
         setting_of(
             pod,
-            one,
+            container,
             knob,
             DeviceLimits({disk: {key: max(1, bps // len(containers))} for disk in squeeze.disks}),
             policy=NAME,
             reason=squeeze.reason,
         )
-        for one in containers
+        for container in containers
         for knob, key in (("blkio.read_bps", "rbps"), ("blkio.write_bps", "wbps"))
         if unsupported_reason(view, knob) is None
     ]

@@ -117,19 +117,19 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Sh
     barred = _why_not(view, config)
     separate = config.mode is SharedPoolMode.SEPARATE and barred is None and len(pools.shared) > 1
     owners = _owners(pools, view)
-    found = members(view.pods, pools.shared, view.topology, previous.bound if previous is not None else {}, owners)
+    result = members(view.pods, pools.shared, view.topology, previous.bound if previous is not None else {}, owners)
     if barred is not None:
-        found = PoolMembers({DEFAULT: found.pods[DEFAULT]}, {}, {})
+        result = PoolMembers({DEFAULT: result.pods[DEFAULT]}, {}, {})
     reasons = dict(pools.reasons)
     named: Mapping[str, CpuSet] = {}
     shared, sizes = pools.shared, dict[str, PoolSize]()
-    if len(found.pods) > 1 or separate:
-        sets, sizes, told = _divide(found, view, pools, previous, config, separate=separate)
+    if len(result.pods) > 1 or separate:
+        sets, sizes, texts = _divide(result, view, pools, previous, config, separate=separate)
         shared = sets.pop(DEFAULT)
         # Where nothing is left BE work shares with online pods after all, within its budget.
         separate = separate and bool(pools.shared - shared - CpuSet.union(sets.values()))
         named = sets
-        reasons |= told
+        reasons |= texts
     confined = barred is None and (
         config.confine is ConfineMode.ALWAYS or bool(named or separate or pools.placed or pools.interrupt)
     )
@@ -139,7 +139,7 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Sh
         pools,
         shared=shared,
         named=named,
-        bound=found.bound,
+        bound=result.bound,
         sizes=sizes,
         separate=separate,
         confine_shared=confined,
@@ -152,13 +152,13 @@ _KEPT: Final = "the CPU set from the kubelet"
 
 def _owners(pools: Pools, view: NodeView) -> dict[str, CpuSet]:
     """The pods that own CPUs, and on which NUMA nodes, if that matters to anybody."""
-    found: dict[str, CpuSet] = {key.partition("/")[0]: EMPTY for key in pools.dedicated}
+    owners: dict[str, CpuSet] = {key.partition("/")[0]: EMPTY for key in pools.dedicated}
     if not any(pod.wish.numa_share is False for pod in view.pods.values()):
-        return found
+        return owners
     for key, cpus in pools.dedicated.items():
         uid = key.partition("/")[0]
-        found[uid] |= CpuSet(map(view.topology.node_of, cpus))
-    return found
+        owners[uid] |= CpuSet(map(view.topology.node_of, cpus))
+    return owners
 
 
 def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: SharedConfig) -> list[Setting]:
@@ -173,9 +173,9 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: SharedConfig) -> l
     else:
         return []
     return [
-        setting_of(pod, one, "cpu.set", cpus, policy=NAME, reason=reason)
-        for one in pod.containers
-        if one.kind is not ContainerKind.SANDBOX and not owns_cpus(pod, one, pools)
+        setting_of(pod, container, "cpu.set", cpus, policy=NAME, reason=reason)
+        for container in pod.containers
+        if container.kind is not ContainerKind.SANDBOX and not owns_cpus(pod, container, pools)
     ]
 
 
@@ -198,21 +198,21 @@ def _divide(
 ) -> tuple[dict[str, CpuSet], dict[str, PoolSize], dict[str, str]]:
     """Sizes that fit, and CPUs of that number, for every online pool. In the reasons: what each asked for."""
     free, topology = pools.shared, view.topology
-    asked = _asked(found, view, previous, config)
+    request = _asked(found, view, previous, config)
     sizes: dict[str, int] = {}
     within: dict[str, CpuSet] = {}
     together: list[str] = []
-    unbound = {key: size for key, size in asked.cpus.items() if key not in found.nodes}
+    unbound = {key: size for key, size in request.cpus.items() if key not in found.nodes}
     nodes = sorted(set(found.nodes.values()))
     # Every node with bound pools needs one CPU at least, and so do the pools without a node, wherever it is.
     leave = max(0, min(config.leave_cpus, len(free) - len(nodes) - 1)) if separate else 0
     for later, node in zip(range(len(nodes), 0, -1), nodes, strict=True):
-        here = free & topology.node_cpus(node)
+        cpu_set = free & topology.node_cpus(node)
         keys = [key for key, where in found.nodes.items() if where == node]
-        room = min(len(here), max(1, len(free) - leave - sum(sizes.values()) - later))
-        cut = fit({key: asked.cpus[key] for key in keys}, room, {})
+        room = min(len(cpu_set), max(1, len(free) - leave - sum(sizes.values()) - later))
+        cut = fit({key: request.cpus[key] for key in keys}, room, {})
         sizes |= cut.sizes
-        within |= dict.fromkeys(cut.sizes, here)
+        within |= dict.fromkeys(cut.sizes, cpu_set)
         together += cut.shared
     room = max(1, len(free) - leave - sum(sizes.values()))
     cut = fit(unbound, room, {})
@@ -229,25 +229,27 @@ def _divide(
     result = {key: cpus for key, cpus in sets.items() if key != _BE and cpus}
     squeezed = DEFAULT not in result
     result.setdefault(DEFAULT, free)
-    told = {key: f"{asked.sizes[key].reason}; has {len(cpus)}" for key, cpus in result.items() if key in asked.sizes}
+    texts = {
+        key: f"{request.sizes[key].reason}; has {len(cpus)}" for key, cpus in result.items() if key in request.sizes
+    }
     if squeezed:
-        told[DEFAULT] = "fewer CPUs than pools: uses the CPUs of the other pools"
+        texts[DEFAULT] = "fewer CPUs than pools: uses the CPUs of the other pools"
     for key in together:
         result[key] = result[DEFAULT]
-        told[key] = "no CPU left for a separate pool: runs in the shared pool"
+        texts[key] = "no CPU left for a separate pool: runs in the shared pool"
     final = {
         key: granted(size, sizes[key], previous.sizes.get(key) if previous is not None else None)
-        for key, size in asked.sizes.items()
+        for key, size in request.sizes.items()
         if key in sizes and (separate or key != DEFAULT)
     }
-    return dict(sorted(result.items())), dict(sorted(final.items())), told
+    return dict(sorted(result.items())), dict(sorted(final.items())), texts
 
 
-def _asked(found: PoolMembers, view: NodeView, previous: Pools | None, config: SharedConfig) -> _PoolRequest:
+def _asked(result: PoolMembers, view: NodeView, previous: Pools | None, config: SharedConfig) -> _PoolRequest:
     """What each pool is to have if there is room, at least one CPU."""
     threads = 2 if view.topology.smt else 1
     sizes: dict[str, PoolSize] = {}
-    for key, pods in found.pods.items():
+    for key, pods in result.pods.items():
         before = previous.sizes.get(key) if previous is not None else None
         fixed = config.fixed.get(key)
         if fixed is not None:

@@ -207,7 +207,10 @@ class _Escalation:
         if self._better(step, finding):
             self._tell(Transition.HELPED, climb, f"{step.describe}: {_by(step, finding)}", step)
             return _with(climb, step, replace(step, judged=True))
-        if any(one.judged and one.suspect == step.suspect and one.what is step.what for one in climb.steps):
+        if any(
+            response_step.judged and response_step.suspect == step.suspect and response_step.what is step.what
+            for response_step in climb.steps
+        ):
             climb = replace(climb, given_up=(*climb.given_up, step.key))
         else:
             self._useless[step.key] = self._frame.wall_s + self._config.remember_s
@@ -235,14 +238,19 @@ class _Escalation:
 
     def _chance(self, climb: EscalationState, ascent: RuleFindings, finding: RuleVerdict) -> ActionContext:
         others = [*self._after.values(), *self._before.values()]
-        alike = [one for one in others if one.shadow == climb.shadow]
-        waits = [pending(one.steps) for one in alike]
+        alike = [escalation_state for escalation_state in others if escalation_state.shadow == climb.shadow]
+        waits = [pending(escalation_state.steps) for escalation_state in alike]
         responses = ascent.responses
         if not self._evicts and any(step.dry for step in climb.steps):
             # Who would be next depends on what the first one's end would bring.
-            responses = tuple(one for one in responses if one is not Response.EVICT)
+            responses = tuple(response for response in responses if response is not Response.EVICT)
         # A pod is frozen for one victim at a time: its bound holds for all of them together.
-        frozen = {step.suspect or "" for one in alike for step in one.steps if step.response is Response.FREEZE}
+        frozen = {
+            step.suspect or ""
+            for escalation_state in alike
+            for step in escalation_state.steps
+            if step.response is Response.FREEZE
+        }
         return ActionContext(
             finding=finding,
             frame=self._frame,
@@ -279,7 +287,11 @@ class _Escalation:
         if step.what not in {Dimension.CPU, Dimension.MEMORY, Dimension.DISK}:
             return None
         # What the steps below it leave binds in any case; above that nothing would be given back.
-        below = [one.amount for one in climb.steps[:-1] if one.suspect == step.suspect and one.what is step.what]
+        below = [
+            response_step.amount
+            for response_step in climb.steps[:-1]
+            if response_step.suspect == step.suspect and response_step.what is step.what
+        ]
         most = min([step.before, *below])
         amount = step.amount + (most - step.amount) * self._config.recover_percent / 100
         # The last tenth is not worth a step of its own.
@@ -325,14 +337,14 @@ class _Escalation:
         self._tell(turn, climb, f"{step.describe}: {why}", step)
         return _with(climb, step, None)
 
-    def _tell(self, turn: Transition, climb: EscalationState, words: str, step: ResponseStep | None) -> None:
+    def _tell(self, turn: Transition, climb: EscalationState, message: str, step: ResponseStep | None) -> None:
         self._changes.append(
             EscalationChange(
                 turn=turn,
                 rule=climb.rule,
                 victim=climb.victim,
                 title=climb.title,
-                words=words,
+                words=message,
                 shadow=climb.shadow or (step is not None and step.dry),
                 step=step,
             )

@@ -232,11 +232,11 @@ def _freeze(chance: ActionContext) -> ResponseStep | None:
 
 def _evict(chance: ActionContext) -> ResponseStep | None:
     for suspect, pod in _suspects(chance):
-        asked = any(
+        requested = any(
             step.suspect == pod.uid and step.response is Response.EVICT and not step.dry for step in chance.taken
         )
         if (
-            not asked
+            not requested
             and pod.uid not in chance.kept
             and _grave(chance, pod)
             and key_of(chance.finding, Response.EVICT, Dimension.RUN, pod, chance.frame) not in chance.useless

@@ -31,8 +31,8 @@ def load(path: str) -> object:
     whatever the module raises.
     """
     module, attribute = split(path)
-    found: object = getattr(import_module(module), attribute)
-    return found
+    result: object = getattr(import_module(module), attribute)
+    return result
 
 
 async def import_in_thread(module: str, lane: "trio.CapacityLimiter | None" = None) -> ModuleType:

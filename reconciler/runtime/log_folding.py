@@ -79,7 +79,7 @@ class Repeats:
         """Counts whose pause is over. Lines that were quiet for a whole pause begin anew when they come again."""
         now = self._clock()
         self._look_at = now + _LOOK_S
-        over = [key for key, one in self._lines.items() if all_of_them or now - one.written_at >= one.pause_s]
+        over = [key for key, folded in self._lines.items() if all_of_them or now - folded.written_at >= folded.pause_s]
         for key in over:
             known = self._lines[key]
             if known.count:
@@ -107,15 +107,15 @@ class FoldingHandler(logging.StreamHandler[TextIO]):
             records = list(self._repeats.take(record))
         except Exception:  # noqa: BLE001  (a message that does not fit its arguments: the library's to handle)
             records = [record]
-        for one in records:
-            super().emit(one)
+        for item in records:
+            super().emit(item)
 
     def write_due(self, *, all_of_them: bool = False) -> None:
         """Write the counts whose pause is over; with ``all_of_them`` all, at the end."""
         self.acquire()
         try:
-            for one in self._repeats.due(all_of_them=all_of_them):
-                super().emit(one)
+            for record in self._repeats.due(all_of_them=all_of_them):
+                super().emit(record)
         finally:
             self.release()
 

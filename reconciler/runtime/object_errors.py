@@ -53,7 +53,7 @@ class ObjectErrors:
 
     def failures(self, key: str) -> int:
         """How many times in a row the object has failed."""
-        return one.failures if (one := self._now.get(key)) is not None else 0
+        return error.failures if (error := self._now.get(key)) is not None else 0
 
     @contextmanager
     def contained(self, key: str) -> Iterator[None]:
@@ -99,19 +99,21 @@ class ObjectErrors:
 
     def next_retry(self) -> float | None:
         """When the next retry is due (monotonic seconds), None when there is none."""
-        return min((one.retry_at for one in self._now.values() if one.retry_at), default=None)
+        return min((error.retry_at for error in self._now.values() if error.retry_at), default=None)
 
     def due(self, now: float) -> list[str]:
         """The keys to look at again. Each is told once."""
-        found = [key for key, one in self._now.items() if 0.0 < one.retry_at <= now]
-        for key in found:
-            one = self._now[key]
-            self._now[key] = ObjectError(text=one.text, failures=one.failures, wait_s=one.wait_s, retry_at=0.0)
-        return found
+        texts = [key for key, error in self._now.items() if 0.0 < error.retry_at <= now]
+        for key in texts:
+            object_error = self._now[key]
+            self._now[key] = ObjectError(
+                text=object_error.text, failures=object_error.failures, wait_s=object_error.wait_s, retry_at=0.0
+            )
+        return texts
 
     def problems(self) -> list[str]:
         """One line an object, for people."""
-        lines = [f"{key}: {one.text}" for key, one in list(self._now.items())[:_SHOWN]]
+        lines = [f"{key}: {error.text}" for key, error in list(self._now.items())[:_SHOWN]]
         more = len(self._now) - len(lines)
         return [*lines, f"{more} more objects with errors"] if more else lines
 

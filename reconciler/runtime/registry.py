@@ -69,15 +69,15 @@ class Registry(Mapping[str, T], Generic[T]):
 
     def _loaded(self, name: str, path: str) -> T:
         try:
-            found = load(path)
+            result = load(path)
         except (ImportError, AttributeError) as exc:
             raise ValueError(f"{self._kind} {name}: {path} cannot be imported: {exc}") from exc
-        if not isinstance(found, self._of):
+        if not isinstance(result, self._of):
             raise ValueError(f"{self._kind} {name}: {path} is no {self._of.__name__}")  # noqa: TRY004  # one kind of error
-        own = getattr(found, "name", name)
+        own = getattr(result, "name", name)
         if own != name:
             raise ValueError(f"{self._kind} {name}: {path} calls itself {own!r}")
-        entry = cast(T, found)
+        entry = cast(T, result)
         if self._check is not None:
             try:
                 self._check(entry)

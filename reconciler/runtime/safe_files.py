@@ -53,11 +53,11 @@ def read_file(path: str, rule: FileRule, *, root: str = "/", largest: int = LARG
     longer than ``largest``.
     """
     with _opened(path, rule, root) as number:
-        found = os.fstat(number)
-        if stat.S_ISDIR(found.st_mode):
+        status = os.fstat(number)
+        if stat.S_ISDIR(status.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-        if not stat.S_ISREG(found.st_mode):
-            raise UntrustedFileError(path, f"is {_kind(found.st_mode)}, not a regular file")
+        if not stat.S_ISREG(status.st_mode):
+            raise UntrustedFileError(path, f"is {_kind(status.st_mode)}, not a regular file")
         reading = os.open(f"/proc/self/fd/{number}", _READ)
         try:
             parts = bytearray()
@@ -98,18 +98,18 @@ def check_socket(path: str, rule: FileRule, *, root: str = "/") -> None:
 def check_program(path: str) -> os.stat_result:
     """The facts of a program that only root can change. Errors: `OSError` for any other."""
     with _opened(path, FileRule.ROOT, "/") as number:
-        found = os.fstat(number)
-        if not stat.S_ISREG(found.st_mode):
-            raise UntrustedFileError(path, f"is {_kind(found.st_mode)}, not a regular file")
-        return found
+        status = os.fstat(number)
+        if not stat.S_ISREG(status.st_mode):
+            raise UntrustedFileError(path, f"is {_kind(status.st_mode)}, not a regular file")
+        return status
 
 
-def root_only(found: os.stat_result) -> str:
+def root_only(status: os.stat_result) -> str:
     """Why somebody other than root can change this file or directory; empty: nobody can."""
-    if found.st_uid != 0:
-        return f"is owned by uid {found.st_uid}, expected root"
-    if found.st_mode & _WRITABLE:
-        who = "everybody" if found.st_mode & stat.S_IWOTH else f"group {found.st_gid}"
+    if status.st_uid != 0:
+        return f"is owned by uid {status.st_uid}, expected root"
+    if status.st_mode & _WRITABLE:
+        who = "everybody" if status.st_mode & stat.S_IWOTH else f"group {status.st_gid}"
         return f"is writable by {who}"
     return ""
 
@@ -161,34 +161,34 @@ def walk(path: str, base: str, *, links: int = _LINKS, socket: bool = False) -> 
                 continue
             number = os.open(part, _PATH | os.O_NOFOLLOW, dir_fd=directories[-1])
             directories.append(number)
-            found = os.fstat(number)
-            if stat.S_ISLNK(found.st_mode):
+            status = os.fstat(number)
+            if stat.S_ISLNK(status.st_mode):
                 links -= 1
                 if links < 0:
                     raise UntrustedFileError(path, f"contains a symbolic link, {part}")
-                if found.st_uid != 0:
-                    raise UntrustedFileError(path, f"{part} is a symbolic link of uid {found.st_uid}")
+                if status.st_uid != 0:
+                    raise UntrustedFileError(path, f"{part} is a symbolic link of uid {status.st_uid}")
                 target = os.readlink("", dir_fd=number)
                 os.close(directories.pop())
                 while target.startswith("/") and len(directories) > 1:
                     os.close(directories.pop())
                 parts.extendleft(reversed(target.split("/")))
                 continue
-            if stat.S_ISDIR(found.st_mode):
-                _admit(found, part)
+            if stat.S_ISDIR(status.st_mode):
+                _admit(status, part)
                 continue
             if any(rest not in {"", "."} for rest in parts):
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
-            if not (socket and stat.S_ISSOCK(found.st_mode) and found.st_uid == 0):
-                _admit(found, part)
+            if not (socket and stat.S_ISSOCK(status.st_mode) and status.st_uid == 0):
+                _admit(status, part)
         return directories.pop()
     finally:
         for number in directories:
             os.close(number)
 
 
-def _admit(found: os.stat_result, name: str) -> None:
-    if reason := root_only(found):
+def _admit(status: os.stat_result, name: str) -> None:
+    if reason := root_only(status):
         raise UntrustedFileError(name, f"{name} {reason}")
 
 

@@ -118,8 +118,8 @@ def format_number(value: float, unit: Unit | None) -> str:
     for name, factor in unit.factors.items():
         scaled = exact / factor
         if scaled * factor == exact:
-            words = _plain(scaled)
-            (broken if "." in words else whole).append(f"{words}{name}")
+            message = _plain(scaled)
+            (broken if "." in message else whole).append(f"{message}{name}")
     # 200ms before 0.2s; of the whole numbers the shortest, and of those the one in the largest unit (90s, but 1h).
     return min(reversed(whole or broken), key=len, default=_plain(exact))
 

@@ -44,11 +44,11 @@ def asked(pods: Iterable[Pod]) -> tuple[int, int]:
     cpu = memory = 0
     for pod in pods:
         if pod.pod_class is PodClass.RECLAIMED:
-            for one in pod.containers:
+            for container in pod.containers:
                 # An init container has ended before the others begin.
-                if one.kind in {ContainerKind.APP, ContainerKind.UNKNOWN}:
-                    cpu += one.requests.be_cpu_milli or 0
-                    memory += one.requests.be_memory_bytes or 0
+                if container.kind in {ContainerKind.APP, ContainerKind.UNKNOWN}:
+                    cpu += container.requests.be_cpu_milli or 0
+                    memory += container.requests.be_memory_bytes or 0
     return cpu, memory
 
 
@@ -79,7 +79,7 @@ class BestEffortReader:
             return
         sheet.put(NODE, "be.budget", pools.budget_milli)
         sheet.put(NODE, "be.limit", limit_milli(view, pools))
-        bounds = [one for one in (scene.memory.reclaimed_high_bytes, scene.memory.reclaimed_max_bytes) if one]
+        bounds = [number for number in (scene.memory.reclaimed_high_bytes, scene.memory.reclaimed_max_bytes) if number]
         if bounds:
             sheet.put(NODE, "be.memory_bound", min(bounds))
 

@@ -39,48 +39,48 @@ class DiskTimes(NamedTuple):
 
 def parse_diskstats(text: str) -> dict[str, tuple[str, DiskTimes]]:
     """By kernel name: device number and times, of everything that has ever had a request. Short lines are left out."""
-    found: dict[str, tuple[str, DiskTimes]] = {}
+    diskstats: dict[str, tuple[str, DiskTimes]] = {}
     for line in text.splitlines():
-        words = line.split()
-        if len(words) < 14:
+        parts = line.split()
+        if len(parts) < 14:
             continue
         try:
-            reads, _, read_sectors, read_ms, writes, _, write_sectors, write_ms, _, busy_ms = map(int, words[3:13])
+            reads, _, read_sectors, read_ms, writes, _, write_sectors, write_ms, _, busy_ms = map(int, parts[3:13])
         except ValueError:
             continue
         if reads or writes:
             io = IoCounters(read_sectors * _SECTOR, write_sectors * _SECTOR, reads + writes)
-            found[words[2]] = f"{words[0]}:{words[1]}", DiskTimes(io, busy_ms, read_ms + write_ms)
-    return found
+            diskstats[parts[2]] = f"{parts[0]}:{parts[1]}", DiskTimes(io, busy_ms, read_ms + write_ms)
+    return diskstats
 
 
 def parse_io_stat(text: str) -> dict[str, IoCounters]:
     """v2's ``io.stat`` by device number."""
-    found: dict[str, IoCounters] = {}
+    counters: dict[str, IoCounters] = {}
     for line in text.splitlines():
-        device, *words = line.split() or ("",)
+        device, *parts = line.split() or ("",)
         if not device:
             continue
-        counts = dict(word.partition("=")[::2] for word in words)
+        counts = dict(word.partition("=")[::2] for word in parts)
         try:
-            found[device] = IoCounters(
+            counters[device] = IoCounters(
                 int(counts.get("rbytes", 0)),
                 int(counts.get("wbytes", 0)),
                 int(counts.get("rios", 0)) + int(counts.get("wios", 0)),
             )
         except ValueError:
             continue
-    return found
+    return counters
 
 
 def parse_blkio(text: str) -> dict[str, dict[str, int]]:
     """A v1 blkio file by device number, then Read, Write, Sync, Async, Discard, Total."""
-    found: dict[str, dict[str, int]] = {}
+    numbers: dict[str, dict[str, int]] = {}
     for line in text.splitlines():
-        words = line.split()
-        if len(words) == 3 and (count := digits(words[2])) is not None:
-            found.setdefault(words[0], {})[words[1]] = count
-    return found
+        parts = line.split()
+        if len(parts) == 3 and (count := digits(parts[2])) is not None:
+            numbers.setdefault(parts[0], {})[parts[1]] = count
+    return numbers
 
 
 def blkio(service_bytes: str, serviced: str) -> dict[str, IoCounters]:
@@ -113,10 +113,10 @@ class DiskDevices:
 
     def counts(self, device: str) -> bool:
         """True for a whole disk that is not made of others; one that /sys does not have counts, for it is known."""
-        found = self._known.get(device)
-        if found is None:
-            found = self._known[device] = self._look(device)
-        return found
+        counts = self._known.get(device)
+        if counts is None:
+            counts = self._known[device] = self._look(device)
+        return counts
 
     def _look(self, device: str) -> bool:
         path = f"{self._base}/{device}"

@@ -6,12 +6,12 @@ from state.model import ContainerKind, NodeView, Pod, Pools
 
 def pool_cpus(pools: Pools) -> dict[str, CpuSet]:
     """The pools that pods run in, by name; what containers own alone is one pool, ``dedicated``."""
-    found = {"shared": pools.shared, "reclaimed": pools.reclaimed, "reserved": pools.reserved, **pools.named}
+    cpu_sets = {"shared": pools.shared, "reclaimed": pools.reclaimed, "reserved": pools.reserved, **pools.named}
     if pools.interrupt:
-        found["interrupt"] = pools.interrupt
+        cpu_sets["interrupt"] = pools.interrupt
     if pools.dedicated:
-        found["dedicated"] = pools.dedicated_cpus
-    return {name: cpus for name, cpus in found.items() if cpus}
+        cpu_sets["dedicated"] = pools.dedicated_cpus
+    return {name: cpus for name, cpus in cpu_sets.items() if cpus}
 
 
 def own_cpus(uid: str, pools: Pools) -> CpuSet:
@@ -24,9 +24,11 @@ def pod_cpus(pod: Pod, view: NodeView, pools: Pools | None) -> CpuSet:
 
     Its sandbox does not count: that sleeps all its life, and nobody reads its CPUs.
     """
-    working = [one for one in pod.containers if one.kind is not ContainerKind.SANDBOX]
+    working = [container for container in pod.containers if container.kind is not ContainerKind.SANDBOX]
     seen = [
-        value for one in working if isinstance(value := view.actual.get((one.group.path, "cpu.set")), CpuSet) and value
+        value
+        for container in working
+        if isinstance(value := view.actual.get((container.group.path, "cpu.set")), CpuSet) and value
     ]
     cpus = CpuSet.union(seen) if len(seen) == len(working) else EMPTY
     if not cpus and pools is not None:

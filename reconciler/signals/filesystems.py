@@ -38,12 +38,12 @@ class FreeSpace(NamedTuple):
 def statvfs(path: str, clock: Callable[[], float] = time.monotonic) -> FreeSpace:
     """Blocks. ``available``: for users without the right to the reserve, as the kubelet counts. Errors: `OSError`."""
     at_s = clock()
-    found = os.statvfs(path)
+    result = os.statvfs(path)
     return FreeSpace(
-        found.f_blocks * found.f_frsize,
-        found.f_bavail * found.f_frsize,
-        found.f_files,
-        found.f_favail,
+        result.f_blocks * result.f_frsize,
+        result.f_bavail * result.f_frsize,
+        result.f_files,
+        result.f_favail,
         at_s,
     )
 
@@ -71,8 +71,8 @@ class FileSystems:
         self._failed: dict[str, str] = {}
 
     def problems(self) -> Mapping[str, str]:
-        words = "; ".join(self._failed[name] for name in sorted(self._failed))
-        return dict.fromkeys(SIGNALS, words) if words else {}
+        message = "; ".join(self._failed[name] for name in sorted(self._failed))
+        return dict.fromkeys(SIGNALS, message) if message else {}
 
     async def aclose(self) -> None:
         """Threads that hang are left behind; they hold nothing of ours."""

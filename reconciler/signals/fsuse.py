@@ -71,12 +71,12 @@ def run_du(options: Sequence[str], paths: Sequence[str]) -> str:
 
 def parse_du(text: str) -> dict[str, int]:
     """The number of each path. Lines that are not so are left out."""
-    found: dict[str, int] = {}
+    numbers: dict[str, int] = {}
     for line in text.splitlines():
         count, tab, path = line.partition("\t")
         if tab and (number := digits(count)) is not None:
-            found[path] = number
-    return found
+            numbers[path] = number
+    return numbers
 
 
 def upper_directory(mountinfo: str) -> str | None:
@@ -123,12 +123,12 @@ class DirectoryUsageReader:
 
     async def read(self, scene: SampleContext, sheet: SampleSheet, now: float) -> None:
         try:
-            found = self._lane.take()
+            directory_usages = self._lane.take()
         except OSError as exc:
             self._problem = f"cannot count the pods' files: {exc.strerror}"
         else:
-            if found is not None:
-                self._uses, self._problem = found, None
+            if directory_usages is not None:
+                self._uses, self._problem = directory_usages, None
         at_s = self._clock()
         if at_s >= self._next_at:
             places = {uid: tuple(self._places(pod, now)) for uid, pod in scene.view.pods.items()}

@@ -70,20 +70,20 @@ class GroupSampler:
     def current(self, now: float) -> dict[str, GroupUse]:
         """CPU use by group path, each with its age; groups with fewer than two readings are missing."""
         return {
-            path: replace(one.use, age_s=max(0.0, now - one.last.at_s))
-            for path, one in self._known.items()
-            if one.use is not None
+            path: replace(group.use, age_s=max(0.0, now - group.last.at_s))
+            for path, group in self._known.items()
+            if group.use is not None
         }
 
     def current_of(self, path: str, now: float) -> GroupUse | None:
         """One group's CPU use, as in `current`."""
-        one = self._known.get(path)
-        return None if one is None or one.use is None else replace(one.use, age_s=max(0.0, now - one.last.at_s))
+        group = self._known.get(path)
+        return None if group is None or group.use is None else replace(group.use, age_s=max(0.0, now - group.last.at_s))
 
     def moved(self, path: str) -> GroupDelta | None:
         """The last two readings of one group; None when there are not two."""
-        one = self._known.get(path)
-        return None if one is None else one.moved
+        group = self._known.get(path)
+        return None if group is None else group.moved
 
 
 def _delta(before: _KnownGroup | None, inode: int, now: UsageCounters) -> _KnownGroup:
@@ -116,5 +116,7 @@ def sampled(pods: Iterable[Pod], policies: PoliciesConfig, pools: Pools | None) 
     measured = policies.shared.enabled and policies.shared.measured
     wanted = {pod.group.path: pod.group.inode for pod in known if measured and pod.pod_class.online}
     if pools is not None:
-        wanted |= {one.path: one.inode for _, one in quota_burst.customers(known, pools, policies.quota_burst)}
+        wanted |= {
+            borrower.path: borrower.inode for _, borrower in quota_burst.customers(known, pools, policies.quota_burst)
+        }
     return dict(sorted(wanted.items()))

@@ -69,9 +69,9 @@ class CounterDelta:
 def _differences(before: Counts, after: Counts) -> Counts:
     try:
         # Nearly always all are there and none went back; a third of the time of looking at each.
-        found: tuple[int, ...] = tuple(map(sub, after, before))
-        if min(found, default=0) >= 0:
-            return found
+        differences: tuple[int, ...] = tuple(map(sub, after, before))
+        if min(differences, default=0) >= 0:
+            return differences
     except TypeError:
         pass
     return tuple(map(grown, before, after))
@@ -85,24 +85,24 @@ def prefixes(*names: str) -> tuple[str, ...]:
 def parse_counters(text: str, wanted: tuple[str, ...]) -> list[int | None]:
     """A few numbers of a flat file of many lines; None: not there. A fifth of the time that `numbers` takes."""
     text = f"\n{text}"
-    found: list[int | None] = []
+    counters: list[int | None] = []
     for needle in wanted:
         at = text.find(needle)
         if at < 0:
-            found.append(None)
+            counters.append(None)
             continue
         begin = at + len(needle)
         end = text.find("\n", begin)
         value = text[begin:] if end < 0 else text[begin:end]
-        found.append(digits(value))
-    return found
+        counters.append(digits(value))
+    return counters
 
 
 def numbers(text: str) -> dict[str, int]:
     """A flat file of the kernel: one name and one number a line. Lines that are not so are left out."""
-    found: dict[str, int] = {}
+    result: dict[str, int] = {}
     for line in text.splitlines():
         name, _, value = line.partition(" ")
         if (number := digits(value)) is not None:
-            found[name] = number
-    return found
+            result[name] = number
+    return result

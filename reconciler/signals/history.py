@@ -181,25 +181,25 @@ class History:
             for subject in known.keys() - frame.samples.keys():
                 del known[subject]
         for subject, samples in frame.samples.items():
-            here = known.get(subject)
-            if here is None:
-                here = known[subject] = _Subject(self._length)
-            here.take(now, samples)
+            current = known.get(subject)
+            if current is None:
+                current = known[subject] = _Subject(self._length)
+            current.take(now, samples)
 
     def series(self, subject: str, signal: str) -> SampleSeries | None:
         """One signal's past; None when it was never measured."""
-        here = self._subjects.get(subject)
-        return None if here is None else here.series.get(signal)
+        current = self._subjects.get(subject)
+        return None if current is None else current.series.get(signal)
 
     def get(self, subject: str) -> Mapping[str, SampleSeries]:
         """All signals of one subject."""
-        here = self._subjects.get(subject)
-        return {} if here is None else here.series
+        current = self._subjects.get(subject)
+        return {} if current is None else current.series
 
     def fresh(self, subject: str, signal: str, now: float, within_s: float) -> float | None:
         """The newest value if it is at most ``within_s`` old; None: unknown."""
-        here = self._subjects.get(subject)
-        series = None if here is None else here.series.get(signal)
+        current = self._subjects.get(subject)
+        series = None if current is None else current.series.get(signal)
         return None if series is None else series.fresh(now, within_s)
 
 

@@ -40,12 +40,12 @@ class IrqSampler:
 
         Interfaces without interrupts of their own (bridges, loopback) have no CPUs.
         """
-        asked = tuple(interfaces)
-        if asked != self._asked or self._at is None or not 0.0 <= now - self._at < EVERY_S:
-            cpus = irq_cpus(asked, self._root) if asked else EMPTY
-            if asked and not cpus and (asked != self._asked or self._cpus):
-                _LOG.warning("no interrupts of the network interfaces found", interfaces=", ".join(asked))
-            self._cpus, self._asked, self._at = cpus, asked, now
+        texts = tuple(interfaces)
+        if texts != self._asked or self._at is None or not 0.0 <= now - self._at < EVERY_S:
+            cpus = irq_cpus(texts, self._root) if texts else EMPTY
+            if texts and not cpus and (texts != self._asked or self._cpus):
+                _LOG.warning("no interrupts of the network interfaces found", interfaces=", ".join(texts))
+            self._cpus, self._asked, self._at = cpus, texts, now
         return self._cpus
 
 

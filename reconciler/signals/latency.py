@@ -94,23 +94,23 @@ class LatencyReader:
         if targets != self._targets:
             self._targets = targets
             self._changed.set()
-        for key, told in self._told.items():
+        for key, latency_state in self._told.items():
             target = targets.targets.get(key)
-            age_s = max(0.0, now - told.at_s)
-            if target is None or told.measured.ms is None or age_s > _kept_s(target.probe):
+            age_s = max(0.0, now - latency_state.at_s)
+            if target is None or latency_state.measured.ms is None or age_s > _kept_s(target.probe):
                 continue
-            sure = told.measured.confidence * (_TOGETHER if len(target.uids) > 1 else 1.0)
+            sure = latency_state.measured.confidence * (_TOGETHER if len(target.uids) > 1 else 1.0)
             for uid in target.uids:
-                sheet.put(pod_subject(uid), SIGNAL, told.measured.ms, age_s=age_s, confidence=sure)
+                sheet.put(pod_subject(uid), SIGNAL, latency_state.measured.ms, age_s=age_s, confidence=sure)
 
     def problems(self) -> Mapping[str, str]:
         """See `Reader`: the first few of those who do not answer."""
         known = {**self._targets.problems, **self._failures}
-        words = [known[key] for key in sorted(known)]
-        if not words:
+        parts = [known[key] for key in sorted(known)]
+        if not parts:
             return {}
-        more = f"; and {len(words) - _TOLD} more" if len(words) > _TOLD else ""
-        return {SIGNAL: "; ".join(words[:_TOLD]) + more}
+        more = f"; and {len(parts) - _TOLD} more" if len(parts) > _TOLD else ""
+        return {SIGNAL: "; ".join(parts[:_TOLD]) + more}
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep a task for each target until cancelled."""

@@ -50,5 +50,5 @@ class LoadMeter:
         self._loads.append((now, load))
         if now - self._since < window_s:
             return load, None
-        loads = [one for _, one in self._loads]
+        loads = [value for _, value in self._loads]
         return load, max(loads) - min(loads)

@@ -18,13 +18,13 @@ _KILO: Final = 1024
 
 def meminfo_bytes(text: str) -> dict[str, int]:
     """Bytes by name, of /proc/meminfo or of a NUMA node's (whose lines begin with ``Node N``). Counts are left out."""
-    found: dict[str, int] = {}
+    numbers: dict[str, int] = {}
     for line in text.splitlines():
         name, _, rest = line.partition(":")
-        words = rest.split()
-        if len(words) == 2 and words[1] == "kB" and (number := digits(words[0])) is not None:
-            found[name.rpartition(" ")[2]] = number * _KILO
-    return found
+        parts = rest.split()
+        if len(parts) == 2 and parts[1] == "kB" and (number := digits(parts[0])) is not None:
+            numbers[name.rpartition(" ")[2]] = number * _KILO
+    return numbers
 
 
 def parse_meminfo(text: str) -> NodeMemoryReading:
@@ -32,15 +32,15 @@ def parse_meminfo(text: str) -> NodeMemoryReading:
 
     Errors: `ValueError` when MemTotal or MemAvailable is missing (kernels before 3.14) or no number.
     """
-    found = meminfo_bytes(text)
+    numbers = meminfo_bytes(text)
     for name in ("MemTotal", "MemAvailable"):
-        if name not in found:
+        if name not in numbers:
             raise ValueError(f"no {name} line")
     return NodeMemoryReading(
-        total_bytes=found["MemTotal"],
-        available_bytes=found["MemAvailable"],
-        swap_bytes=found.get("SwapTotal", 0),
-        swap_free_bytes=found.get("SwapFree", 0),
+        total_bytes=numbers["MemTotal"],
+        available_bytes=numbers["MemAvailable"],
+        swap_bytes=numbers.get("SwapTotal", 0),
+        swap_free_bytes=numbers.get("SwapFree", 0),
     )
 
 
@@ -94,9 +94,9 @@ def shortage(node: ZoneNode) -> Shortage:
 
 def shortages(nodes: Mapping[int, ZoneNode], before: Mapping[int, Shortage]) -> dict[int, Shortage]:
     """How short each node is now; a shortage that was hard is over only when it is not even soft any more."""
-    found: dict[int, Shortage] = {}
+    result: dict[int, Shortage] = {}
     for number, node in sorted(nodes.items()):
         now = shortage(node)
         held = before.get(number) is Shortage.HARD and now is Shortage.SOFT
-        found[number] = Shortage.HARD if held else now
-    return found
+        result[number] = Shortage.HARD if held else now
+    return result

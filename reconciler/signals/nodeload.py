@@ -19,11 +19,11 @@ SIGNALS: Final = ("cpu.use", "cpu.idle", "load.1", "load.runnable", *_DISKS)
 
 def parse_loadavg(text: str) -> tuple[float, int]:
     """The average of one minute, and how many tasks run or wait for a CPU now. Errors: `ValueError`."""
-    words = text.split()
-    if len(words) < 4:
+    parts = text.split()
+    if len(parts) < 4:
         raise ValueError(f"{shown(text)} is not a line of /proc/loadavg")
     try:
-        return float(words[0]), whole(words[3].partition("/")[0])
+        return float(parts[0]), whole(parts[3].partition("/")[0])
     except ValueError:
         raise ValueError(f"{shown(text)} is not a line of /proc/loadavg") from None
 
@@ -71,12 +71,12 @@ class NodeLoad:
 
     def _read_disks(self, sheet: SampleSheet, now: float) -> None:
         try:
-            found = parse_diskstats(self._files.read(self._proc, "diskstats"))
+            pairs = parse_diskstats(self._files.read(self._proc, "diskstats"))
         except OSError as exc:
             self._problems |= dict.fromkeys(_DISKS, f"/proc/diskstats: {exc.strerror}")
             return
         self._devices.refresh(now)
-        disks = {device: times for device, times in found.values() if self._devices.counts(device)}
+        disks = {device: times for device, times in pairs.values() if self._devices.counts(device)}
         if not disks:
             self._problems |= dict.fromkeys(_DISKS, "no disk activity since boot")
         self._grew.rotate()

@@ -93,8 +93,8 @@ class NodeMemoryReader:
             _enter(sheet, f"numa:{number}", inside)
             _marks(sheet, f"numa:{number}", zones)
         if self._zones:
-            low = sum(one.low_bytes for one in self._zones.values())
-            least = sum(one.min_bytes for one in self._zones.values())
+            low = sum(node.low_bytes for node in self._zones.values())
+            least = sum(node.min_bytes for node in self._zones.values())
             sheet.put(NODE, "memory.low", low)
             sheet.put(NODE, "memory.min", least)
 

@@ -30,11 +30,11 @@ def parse_node_meminfo(text: str) -> int:
 
     Errors: `ValueError` when a line is missing: nothing is known then, and half of it is no answer.
     """
-    found = {name: int(kib) << 10 for name, kib in _LINE.findall(text)}
-    missing = [name for name in ("MemFree", *_HALVED) if name not in found]
+    numbers = {name: int(kib) << 10 for name, kib in _LINE.findall(text)}
+    missing = [name for name in ("MemFree", *_HALVED) if name not in numbers]
     if missing:
         raise ValueError(f"no line {', '.join(missing)} in a NUMA node's meminfo")
-    return found["MemFree"] + sum(found[name] for name in _HALVED) // 2
+    return numbers["MemFree"] + sum(numbers[name] for name in _HALVED) // 2
 
 
 @final

@@ -105,7 +105,7 @@ class PerfReader:
     @property
     def descriptors(self) -> int:
         """How many are open now."""
-        return sum(one.window.descriptors for one in self._open.values())
+        return sum(item.window.descriptors for item in self._open.values())
 
     @property
     def busy(self) -> bool:
@@ -117,20 +117,22 @@ class PerfReader:
         missing = self._offer.missing
         if self._cycles.name in missing:
             return dict.fromkeys(self.signals, missing[self._cycles.name])
-        found: dict[str, str] = {}
+        problems: dict[str, str] = {}
         refused = list(self._refused.items())
         parts = [self._short] if self._short else []
         if refused:
-            uid, words = refused[0]
+            uid, message = refused[0]
             title = self._pods[uid].title if uid in self._pods else uid
-            parts.append(f"pod {title}: {words}" + (f"; and {len(refused) - 1} more pods" if refused[1:] else ""))
+            parts.append(f"pod {title}: {message}" + (f"; and {len(refused) - 1} more pods" if refused[1:] else ""))
         if parts:
-            found["cpi"] = "; ".join(parts)
+            problems["cpi"] = "; ".join(parts)
         if self._misses.name in missing:
-            found["llc.misses"] = missing[self._misses.name]
+            problems["llc.misses"] = missing[self._misses.name]
         elif self._exact < 1 and self._offer.events:
-            found["llc.misses"] = "this processor counts second-level cache misses under this name, not last-level ones"
-        return found
+            problems["llc.misses"] = (
+                "this processor counts second-level cache misses under this name, not last-level ones"
+            )
+        return problems
 
     async def read(self, scene: SampleContext, sheet: SampleSheet, now: float) -> None:
         """Enter what the last windows have told, and take note of the pods there are."""
@@ -167,7 +169,7 @@ class PerfReader:
 
     async def aclose(self) -> None:
         """Give all descriptors back."""
-        windows, self._open = [one.window for one in self._open.values()], {}
+        windows, self._open = [item.window for item in self._open.values()], {}
         if windows:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + _CLOSE_S):
                 await trio.to_thread.run_sync(_close_all, windows, limiter=self._limiter, abandon_on_cancel=True)
@@ -177,9 +179,9 @@ class PerfReader:
         keys = {_key(pod) for pod in self._pods.values()}
         uids = {key.uid for key in keys}
         self._begun = {uid: at for uid, at in self._begun.items() if uid in uids}
-        self._refused = {uid: words for uid, words in self._refused.items() if uid in uids}
+        self._refused = {uid: message for uid, message in self._refused.items() if uid in uids}
         lost = [key for key in self._open if key not in keys]
-        ended = [key for key, one in self._open.items() if key in keys and now - one.since_s >= self._config.window_s]
+        ended = [key for key, item in self._open.items() if key in keys and now - item.since_s >= self._config.window_s]
         begin = self._chosen(now) if await self._able(now) else []
         if not (lost or ended or begin):
             return
@@ -240,9 +242,9 @@ class PerfReader:
 
     def _take(self, done: PerfTurn, begin: Iterable[PerfStart], now: float) -> None:
         at_s = self._clock()
-        for one in begin:
-            self._begun[one.key.uid] = now
-            self._refused.pop(one.key.uid, None)
+        for start in begin:
+            self._begun[start.key.uid] = now
+            self._refused.pop(start.key.uid, None)
         for key, window in done.opened.items():
             self._open[key] = _Open(window, at_s)
         for key, counts in done.counted.items():

@@ -98,11 +98,11 @@ class RealPerf:
             raise OSError(errno.ENOSYS, f"perf_event_open has no known number on {platform.machine()}")
         text = ctypes.create_string_buffer(attributes, len(attributes))
         arguments = (ctypes.c_int(pid), ctypes.c_int(cpu), ctypes.c_int(leader), ctypes.c_ulong(flags))
-        found = self._syscall(ctypes.c_long(self._number), text, *arguments)
-        if found < 0:
+        result = self._syscall(ctypes.c_long(self._number), text, *arguments)
+        if result < 0:
             code = ctypes.get_errno()
             raise OSError(code, f"perf_event_open: {errno.errorcode.get(code, str(code))}")
-        return int(found)
+        return int(result)
 
     def enable(self, leader: int) -> None:
         ioctl(leader, _ENABLE, _WHOLE_GROUP)
@@ -129,7 +129,7 @@ def decode(answer: bytes, events: int) -> PerfReading | None:
 
     The kernel takes a group apart then: the leader answers alone, or not at all (no bytes: an event in error).
     """
-    words = struct.unpack(f"={len(answer) // 8}Q", answer[: len(answer) // 8 * 8])
-    if len(words) < 3 + events or words[0] != events:
+    parts = struct.unpack(f"={len(answer) // 8}Q", answer[: len(answer) // 8 * 8])
+    if len(parts) < 3 + events or parts[0] != events:
         return None
-    return PerfReading(enabled_ns=words[1], running_ns=words[2], counts=words[3 : 3 + events])
+    return PerfReading(enabled_ns=parts[1], running_ns=parts[2], counts=parts[3 : 3 + events])

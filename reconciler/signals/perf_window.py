@@ -168,15 +168,15 @@ def rotate(
             failed[key] = exc
         finally:
             window.close()
-    for one in begin:
+    for start in begin:
         try:
-            directory = os.open(one.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            directory = os.open(start.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
-                opened[one.key] = PerfWindow(calls, events, directory, one.cpus)
+                opened[start.key] = PerfWindow(calls, events, directory, start.cpus)
             finally:
                 os.close(directory)
         except OSError as exc:
-            failed[one.key] = exc
+            failed[start.key] = exc
     return PerfTurn(opened, counted, failed)
 
 
@@ -195,7 +195,7 @@ def probe(
     Without one of ``needed`` there is nothing; an event of ``extra`` is left out alone.
     """
     opened: list[int] = []
-    found: list[PerfEvent] = []
+    events: list[PerfEvent] = []
     missing: dict[str, str] = {}
     try:
         for event in (*needed, *extra):
@@ -203,15 +203,15 @@ def probe(
             try:
                 opened.append(calls.open(attributes(event, leader=not opened), -1, cpu, leader, FLAG_CLOEXEC))
             except OSError as exc:
-                words = why(exc, root)
+                message = why(exc, root)
                 if event in needed:
-                    return PerfSupport(missing={one.name: words for one in (*needed, *extra)})
-                missing[event.name] = words
+                    return PerfSupport(missing={perf_event.name: message for perf_event in (*needed, *extra)})
+                missing[event.name] = message
                 continue
-            found.append(event)
+            events.append(event)
     finally:
         _close(calls, opened)
-    return PerfSupport(events=tuple(found), missing=missing)
+    return PerfSupport(events=tuple(events), missing=missing)
 
 
 def why(exc: OSError, root: str = "/") -> str:

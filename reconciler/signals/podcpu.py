@@ -154,8 +154,8 @@ class PodCpu:
         grew: dict[str, int] = {}
         for path in (view.kubepods, view.besteffort, view.burstable):
             stat = self._stat(path)
-            found = self._quota.grown(path, self._clock(), (stat.throttled_ns,)) if stat is not None else None
-            grew[path] = (found.by[0] or 0) if found is not None else 0
+            increase = self._quota.grown(path, self._clock(), (stat.throttled_ns,)) if stat is not None else None
+            grew[path] = (increase.by[0] or 0) if increase is not None else 0
         top = grew[view.kubepods]
         return {
             QosClass.GUARANTEED: top,
@@ -171,13 +171,13 @@ class PodCpu:
         share, own_ns, sure = 0.0, 0, stat is not None
         looked = [(pod.group, at_s, stat)]
         # The runtime gives a sandbox no quota.
-        groups = [one.group for one in pod.containers if one.kind is not ContainerKind.SANDBOX]
+        groups = [container.group for container in pod.containers if container.kind is not ContainerKind.SANDBOX]
         looked += [(group, self._clock(), self._stat(group.path)) for group in groups]
-        for group, read_s, one in looked:
-            if one is None:
+        for group, read_s, item in looked:
+            if item is None:
                 sure = False
                 continue
-            grew = self._quota.grown(group.inode or group.path, read_s, (one.periods, one.hit, one.throttled_ns))
+            grew = self._quota.grown(group.inode or group.path, read_s, (item.periods, item.hit, item.throttled_ns))
             if grew is None:
                 continue
             periods, hit, waited_ns = grew.by

@@ -64,16 +64,16 @@ class PodDisk:
         self._grew.rotate()
         self._devices.refresh(now)
         slices = TimeSlice()
-        told = False
+        reported = False
         for uid, pod in scene.view.pods.items():
-            found = self._look(pod)
-            if found is not None:
-                told = True
-                grew = self._grew.grown(pod.group.inode or pod.group.path, self._clock(), tuple(found))
+            counters = self._look(pod)
+            if counters is not None:
+                reported = True
+                grew = self._grew.grown(pod.group.inode or pod.group.path, self._clock(), tuple(counters))
                 if grew is not None:
                     sheet.enter(f"pod:{uid}", {signal: grew.rate(index) for index, signal in enumerate(SIGNALS)})
             await slices.checkpoint()
-        self._problems = dict.fromkeys(SIGNALS, _NOT_HERE) if scene.view.pods and not told else {}
+        self._problems = dict.fromkeys(SIGNALS, _NOT_HERE) if scene.view.pods and not reported else {}
 
     def _look(self, pod: Pod) -> IoCounters | None:
         path = pod.group.path
@@ -87,7 +87,9 @@ class PodDisk:
                     # Either the group is gone or the kernel has no such files; another pod tells which.
                     self._blkio(path, "")
                     self._recursive = False
-            parts = [self._blkio(group, "") for group in (path, *(one.group.path for one in pod.containers))]
+            parts = [
+                self._blkio(group, "") for group in (path, *(container.group.path for container in pod.containers))
+            ]
         except OSError:
             return None
         total = IoCounters()

@@ -228,7 +228,10 @@ def _key(group: GroupRef) -> int | str:
 
 def _groups(pod: Pod) -> tuple[GroupRef, ...]:
     """The pod's own and its containers', but for the sandbox, which the runtime gives no limit."""
-    return (pod.group, *(one.group for one in pod.containers if one.kind is not ContainerKind.SANDBOX))
+    return (
+        pod.group,
+        *(container.group for container in pod.containers if container.kind is not ContainerKind.SANDBOX),
+    )
 
 
 def _rate(grew: CounterIncrease | None) -> float | None:

@@ -25,22 +25,22 @@ SIGNALS: Final = ("net.receive", "net.transmit")
 
 def parse_net_dev(text: str) -> dict[str, tuple[int, int]]:
     """Bytes received and sent by device. Lines that are none of a device are left out."""
-    found: dict[str, tuple[int, int]] = {}
+    pairs: dict[str, tuple[int, int]] = {}
     for line in text.splitlines():
         name, colon, rest = line.partition(":")
-        words = rest.split()
-        if not colon or len(words) < 9:
+        parts = rest.split()
+        if not colon or len(parts) < 9:
             continue
-        received, sent = digits(words[0]), digits(words[8])
+        received, sent = digits(parts[0]), digits(parts[8])
         if received is not None and sent is not None:
-            found[name.strip()] = received, sent
-    return found
+            pairs[name.strip()] = received, sent
+    return pairs
 
 
 def summed(devices: Mapping[str, tuple[int, int]], only: Collection[str] | None = None) -> tuple[int, int]:
     """Together, without loopback; ``only``: of these devices."""
     counted = [both for name, both in devices.items() if name != "lo" and (only is None or name in only)]
-    return sum(one for one, _ in counted), sum(two for _, two in counted)
+    return sum(number for number, _ in counted), sum(two for _, two in counted)
 
 
 class _Namespace(NamedTuple):
@@ -91,9 +91,9 @@ class PodNet:
         slices = TimeSlice()
         before, self._namespaces = self._namespaces, {}
         for uid, pod in scene.view.pods.items():
-            found = self._look(pod, before.get(uid), now)
-            if found is not None:
-                self._namespaces[uid], counts = found
+            pair = self._look(pod, before.get(uid), now)
+            if pair is not None:
+                self._namespaces[uid], counts = pair
                 if counts is not None:
                     self._enter(sheet, f"pod:{uid}", (uid, self._namespaces[uid].inode), counts)
             await slices.checkpoint()

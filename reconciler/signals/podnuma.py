@@ -37,10 +37,10 @@ def parse_numa_stat(text: str, version: int, page_bytes: int) -> dict[int, int]:
 
     Errors: `ValueError` where the kernel does not tell that.
     """
-    found = _by_node(text, version, page_bytes)
-    if "anon" not in found:
+    numbers = _by_node(text, version, page_bytes)
+    if "anon" not in numbers:
         raise ValueError(f"no line of anonymous memory in {text[:80]!r}")
-    return found["anon"]
+    return numbers["anon"]
 
 
 def parse_numa_cache(text: str, version: int, page_bytes: int) -> dict[int, int]:
@@ -48,11 +48,11 @@ def parse_numa_cache(text: str, version: int, page_bytes: int) -> dict[int, int]
 
     Errors: `ValueError` where the kernel does not tell that.
     """
-    found = _by_node(text, version, page_bytes)
-    if version == 1 and "file" in found:
-        return found["file"]
+    numbers = _by_node(text, version, page_bytes)
+    if version == 1 and "file" in numbers:
+        return numbers["file"]
     try:
-        unused, used, mapped = (found[name] for name in ("inactive_file", "active_file", "file_mapped"))
+        unused, used, mapped = (numbers[name] for name in ("inactive_file", "active_file", "file_mapped"))
     except KeyError:
         raise ValueError(f"no lines of page cache in {text[:80]!r}") from None
     return {node: max(0, size + used.get(node, 0) - mapped.get(node, 0)) for node, size in unused.items()}

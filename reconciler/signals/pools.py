@@ -46,14 +46,14 @@ class CpuWait(NamedTuple):
 
 def parse_schedstat(text: str) -> dict[int, CpuWait]:
     """/proc/schedstat by CPU. Errors: `ValueError` for a CPU line of fewer than nine numbers, or of other words."""
-    found: dict[int, CpuWait] = {}
+    waits: dict[int, CpuWait] = {}
     for line in text.splitlines():
         if line.startswith("cpu"):
             name, *counts = line.split()
             if len(counts) < 9:
                 raise ValueError(f"{shown(line)} has fewer than nine numbers")
-            found[whole(name[3:])] = CpuWait(whole(counts[6]), whole(counts[7]))
-    return found
+            waits[whole(name[3:])] = CpuWait(whole(counts[6]), whole(counts[7]))
+    return waits
 
 
 class _PoolLoad(NamedTuple):
@@ -108,7 +108,7 @@ class PoolReader:
 
     def _enter_use(self, scene: SampleContext, sheet: SampleSheet, subject: str, cpus: CpuSet) -> None:
         cpu = scene.view.cpu
-        known = [cpu.idle[one] for one in cpus if one in cpu.idle] if cpu is not None else []
+        known = [cpu.idle[number] for number in cpus if number in cpu.idle] if cpu is not None else []
         if cpu is None or cpu.age_s is None or not known:
             return
         # A CPU that cannot be told is busy, as everywhere.
@@ -123,7 +123,7 @@ class PoolReader:
         self._grew.rotate()
         self._read_at = now
         try:
-            found = parse_schedstat(self._files.read(self._proc, "schedstat"))
+            waits = parse_schedstat(self._files.read(self._proc, "schedstat"))
         except (OSError, ValueError) as exc:
             # The kernel has no such file where it was built without it, as some clouds' are.
             self._problems = dict.fromkeys(
@@ -136,7 +136,7 @@ class PoolReader:
         self._problems = {}
         at_s = self._clock()
         loads: dict[int, _PoolLoad] = {}
-        for cpu, counts in found.items():
+        for cpu, counts in waits.items():
             grew = self._grew.grown(cpu, at_s, tuple(counts))
             run, wait = (grew.rate(0), grew.rate(1)) if grew is not None else (None, None)
             if run is not None and wait is not None:
@@ -150,8 +150,8 @@ class PoolReader:
         known = [self._cpus[cpu] for cpu in cpus if cpu in self._cpus]
         if known and len(known) == len(cpus):
             own = sum(sheet.get(pod_subject(uid), "cpu.wait_own") or 0.0 for uid in near)
-            run = sum(one.run_milli for one in known)
-            wait, sure = max(0.0, sum(one.wait_milli for one in known) - own), 1.0
+            run = sum(load.run_milli for load in known)
+            wait, sure = max(0.0, sum(load.wait_milli for load in known) - own), 1.0
         else:
             parts = [
                 (use, waited)
@@ -172,11 +172,11 @@ class PoolReader:
 
 def _members(scene: SampleContext, pools: Pools) -> dict[str, list[str]]:
     """The pods' uids by pool; those that run everywhere are in none."""
-    found: dict[str, list[str]] = {}
+    members: dict[str, list[str]] = {}
     for uid, pod in scene.view.pods.items():
         if (name := pools.pool_of(pod)) is not None:
-            found.setdefault(name, []).append(uid)
-    return found
+            members.setdefault(name, []).append(uid)
+    return members
 
 
 def build(shared: SharedReaders) -> Reader:

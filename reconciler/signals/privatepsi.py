@@ -78,10 +78,10 @@ class PrivateGroups:
             # Nothing is left of an earlier run: once is enough.
             done_s = _EVERY_S if self._wanted else math.inf
             self._next_at = now + (0.0 if outcome.more else _FAILED_S if outcome.problem else done_s)
-        here = {uid: tuple(one.id for one in pod.containers) for uid, pod in pods.items()}
-        if here != self._known and self._wanted and not self._problem:
+        texts = {uid: tuple(container.id for container in pod.containers) for uid, pod in pods.items()}
+        if texts != self._known and self._wanted and not self._problem:
             self._next_at = min(self._next_at, now + _SOON_S)
-        self._known = here
+        self._known = texts
         if now < self._next_at:
             return
         if not self._wanted:

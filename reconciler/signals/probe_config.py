@@ -202,8 +202,8 @@ class Probe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def per_pod(self) -> bool:
         """Whether what is asked depends on the pod."""
         texts = self.command.argv if self.command is not None else ()
-        asked = self.http or self.prometheus
-        return any(PLACEHOLDER.search(text) for text in (*texts, asked.url if asked is not None else ""))
+        probe = self.http or self.prometheus
+        return any(PLACEHOLDER.search(text) for text in (*texts, probe.url if probe is not None else ""))
 
     @property
     def factor(self) -> float:
@@ -214,8 +214,8 @@ class Probe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 def url_parts(url: str) -> tuple[str, str, str]:
     """Scheme, host with port, and the rest, of a URL whose placeholders may have slashes in them."""
-    found = _URL.fullmatch(url)
-    return (found[1], found[2], found[3]) if found is not None else ("", "", "")
+    match = _URL.fullmatch(url)
+    return (match[1], match[2], match[3]) if match is not None else ("", "", "")
 
 
 def check_names(probes: Mapping[str, Probe]) -> None:

@@ -56,8 +56,8 @@ class HttpProbeClient:
 
     def refused(self, answer: HttpResponse) -> SourceError:
         """The error for an answer that does not count."""
-        words = f" {answer.excerpt}" if answer.excerpt else ""
-        return failed(self._title, f"{self.url}: HTTP {answer.status}{words}")
+        message = f" {answer.excerpt}" if answer.excerpt else ""
+        return failed(self._title, f"{self.url}: HTTP {answer.status}{message}")
 
     def wrong(self, exc: ValueError) -> SourceError:
         """The error for an answer without a number."""

@@ -49,7 +49,7 @@ class PrometheusSource:
 
     async def measure(self) -> ProbeResult:
         """Scrape once. Errors: `SourceError`."""
-        reader, slices = SeriesReader(self._names(), lambda one: self._selector.fits(one.labels)), TimeSlice()
+        reader, slices = SeriesReader(self._names(), lambda series: self._selector.fits(series.labels)), TimeSlice()
         length = 0
 
         async def take(chunk: bytes) -> None:
@@ -80,19 +80,19 @@ class PrometheusSource:
             "quantile": (f"{name}_bucket", name),
         }[self._config.read]
 
-    def _result(self, found: list[MetricSeries]) -> ProbeResult:
-        if not found:
+    def _result(self, serieses: list[MetricSeries]) -> ProbeResult:
+        if not serieses:
             raise ValueError(f"no series {self._config.select} for {self._config.read}")
         match self._config.read:
             case "gauge":
-                return self._highest([one.value for one in found])
+                return self._highest([series.value for series in serieses])
             case "mean":
-                return self._mean(found)
-        buckets = [one for one in found if one.name.endswith("_bucket") and "le" in one.labels]
+                return self._mean(serieses)
+        buckets = [series for series in serieses if series.name.endswith("_bucket") and "le" in series.labels]
         if buckets:
             return self._quantile(buckets)
         wanted = self._config.quantile
-        ready = [one.value for one in found if _number(one.labels.get("quantile", "")) == wanted]
+        ready = [series.value for series in serieses if _number(series.labels.get("quantile", "")) == wanted]
         if not ready:
             raise ValueError(f"{self._config.select} is neither a histogram nor a summary with the quantile {wanted:g}")
         return self._highest(ready)
@@ -106,22 +106,22 @@ class PrometheusSource:
             raise ValueError(f"{self._config.select} is {value:g}, not a time")
         return ProbeResult(value * self._factor)
 
-    def _mean(self, found: list[MetricSeries]) -> ProbeResult:
+    def _mean(self, serieses: list[MetricSeries]) -> ProbeResult:
         now: dict[Labels, dict[float, float]] = {}
-        for one in found:
-            now.setdefault(_key(one.labels), {})[float(one.name.endswith("_sum"))] = one.value
+        for series in serieses:
+            now.setdefault(_key(series.labels), {})[float(series.name.endswith("_sum"))] = series.value
         more = self._since(now)
         if more is None:
             return ProbeResult(None)
         count, total = more.get(0.0, 0.0), more.get(1.0, 0.0)
         return ProbeResult(total / count * self._factor) if count > 0 and total >= 0 else ProbeResult(None)
 
-    def _quantile(self, found: list[MetricSeries]) -> ProbeResult:
+    def _quantile(self, serieses: list[MetricSeries]) -> ProbeResult:
         now: dict[Labels, dict[float, float]] = {}
-        for one in found:
-            bound = _number(one.labels["le"])
+        for series in serieses:
+            bound = _number(series.labels["le"])
             if not math.isnan(bound):
-                now.setdefault(_key(one.labels, "le"), {})[bound] = one.value
+                now.setdefault(_key(series.labels, "le"), {})[bound] = series.value
         more = self._since(now)
         if more is None:
             return ProbeResult(None)

@@ -34,34 +34,36 @@ def number_in(body: bytes, field: str | None) -> float:
 
     Errors: `ValueError` in words for a person; also for a number that cannot be a time (negative, infinite).
     """
-    found: Any  # somebody else's JSON
+    result: Any  # somebody else's JSON
     if field is None:
-        found = body.decode(errors="replace").strip()
+        result = body.decode(errors="replace").strip()
     else:
         try:
-            found = decoded(msgspec.json.decode, body, deepest=_DEEPEST)
+            result = decoded(msgspec.json.decode, body, deepest=_DEEPEST)
         except ValueError as exc:
             raise ValueError(f"expected JSON; got {_shown(body.decode(errors='replace'))}") from exc
         for key in field.split("."):
-            found = _inside(found, key, field)
-    if isinstance(found, bool) or not isinstance(found, str | int | float):
+            result = _inside(result, key, field)
+    if isinstance(result, bool) or not isinstance(result, str | int | float):
         # Not what it holds: thousands of levels cannot be shown.
-        what = "a JSON object" if isinstance(found, dict) else "a JSON array" if isinstance(found, list) else str(found)
+        what = (
+            "a JSON object" if isinstance(result, dict) else "a JSON array" if isinstance(result, list) else str(result)
+        )
         raise ValueError(f"expected a number{_at(field)}; got {_shown(what)}")  # noqa: TRY004  # bad input
     try:
-        value = float(found)
+        value = float(result)
     except (ValueError, OverflowError) as exc:
-        raise ValueError(f"expected a number{_at(field)}; got {_shown(str(found))}") from exc
-    if not math.isfinite(value) or value < 0 or (isinstance(found, str) and "_" in found):
-        raise ValueError(f"expected a time{_at(field)}; got {_shown(str(found))}")
+        raise ValueError(f"expected a number{_at(field)}; got {_shown(str(result))}") from exc
+    if not math.isfinite(value) or value < 0 or (isinstance(result, str) and "_" in result):
+        raise ValueError(f"expected a time{_at(field)}; got {_shown(str(result))}")
     return value
 
 
-def _inside(found: Any, key: str, field: str) -> Any:
-    if isinstance(found, dict) and key in found:
-        return found[key]
-    if isinstance(found, list) and (at := digits(key)) is not None and at < len(found):
-        return found[at]
+def _inside(result: Any, key: str, field: str) -> Any:
+    if isinstance(result, dict) and key in result:
+        return result[key]
+    if isinstance(result, list) and (at := digits(key)) is not None and at < len(result):
+        return result[at]
     raise ValueError(f"no {field!r} in the JSON: {key!r} is missing")
 
 
@@ -70,10 +72,14 @@ def _at(field: str | None) -> str:
 
 
 def _shown(text: str) -> str:
-    words = " ".join(text.split())
-    return repr(words if len(words) <= _LONGEST_SHOWN else f"{words[: _LONGEST_SHOWN - 3]}...") if words else "nothing"
+    message = " ".join(text.split())
+    return (
+        repr(message if len(message) <= _LONGEST_SHOWN else f"{message[: _LONGEST_SHOWN - 3]}...")
+        if message
+        else "nothing"
+    )
 
 
-def failed(title: str, words: str) -> SourceError:
+def failed(title: str, message: str) -> SourceError:
     """The error of `ProbeSource.measure`."""
-    return SourceError(title, words)
+    return SourceError(title, message)

@@ -84,43 +84,43 @@ def filled(target: ProbeTarget, pod: Pod | None) -> ProbeTarget:
     probe = target.probe
     if probe.command is not None:
         return replace(target, argv=_arguments(probe.command, pod))
-    asked = probe.http or probe.prometheus
-    assert asked is not None
-    return replace(target, url=_url(asked, pod))
+    http_probe = probe.http or probe.prometheus
+    assert http_probe is not None
+    return replace(target, url=_url(http_probe, pod))
 
 
 def _arguments(command: CommandProbe, pod: Pod | None) -> tuple[str, ...]:
     if pod is None:
         return command.argv
-    words = []
+    parts = []
     for text in command.argv:
-        word = PLACEHOLDER.sub(lambda found: _value(found, pod, _ARGUMENT), text)
+        word = PLACEHOLDER.sub(lambda match: _value(match, pod, _ARGUMENT), text)
         if word.startswith("-") and not text.startswith("-"):
             raise ValueError(f"{text} looks like an option: {word!r}")
-        words.append(word)
-    return tuple(words)
+        parts.append(word)
+    return tuple(parts)
 
 
-def _url(asked: HttpProbe | PrometheusProbe, pod: Pod | None) -> str:
+def _url(probe: HttpProbe | PrometheusProbe, pod: Pod | None) -> str:
     if pod is None:
-        return asked.url
-    scheme, host, tail = url_parts(asked.url)
+        return probe.url
+    scheme, host, tail = url_parts(probe.url)
     if pod.ip is not None and ":" in pod.ip:
         host = host.replace("{ip}", f"[{pod.ip}]")
-    host = PLACEHOLDER.sub(lambda found: _value(found, pod, None if found[1] == "ip" else _PORT), host)
+    host = PLACEHOLDER.sub(lambda match: _value(match, pod, None if match[1] == "ip" else _PORT), host)
     # Paths are often written with their first slash, which stands here already.
-    return f"{scheme}://{host}{PLACEHOLDER.sub(lambda found: _value(found, pod, _URL_WORD).lstrip('/'), tail)}"
+    return f"{scheme}://{host}{PLACEHOLDER.sub(lambda match: _value(match, pod, _URL_WORD).lstrip('/'), tail)}"
 
 
-def _value(found: re.Match[str], pod: Pod, allowed: re.Pattern[str] | None) -> str:
-    word, table, key = found[1], found[2], found[3]
+def _value(match: re.Match[str], pod: Pod, allowed: re.Pattern[str] | None) -> str:
+    word, table, key = match[1], match[2], match[3]
     if word is not None:
         value = {"ip": pod.ip, "name": pod.name, "namespace": pod.namespace, "uid": pod.uid}[word]
     else:
         value = (pod.labels if table == "label" else pod.annotations).get(key)
     if value is None:
         why = "; it appears in the kubelet's pod list once the pod has one" if word == "ip" else ""
-        raise ValueError(f"{found[0]} has no value{why}")
+        raise ValueError(f"{match[0]} has no value{why}")
     if allowed is not None and not allowed.fullmatch(value):
-        raise ValueError(f"{found[0]} is {value[:60]!r}, which is not allowed there")
+        raise ValueError(f"{match[0]} is {value[:60]!r}, which is not allowed there")
     return value

@@ -49,7 +49,11 @@ class PodProcesses:
             and (known.pod is pod or same_groups(known.pod, pod))
         ):
             return known.pids
-        sandboxes = {one.group.path.rpartition("/")[2] for one in pod.containers if one.kind is ContainerKind.SANDBOX}
+        sandboxes = {
+            container.group.path.rpartition("/")[2]
+            for container in pod.containers
+            if container.kind is ContainerKind.SANDBOX
+        }
         top = self._hierarchy.trigger_directory(pod.group.path)
         pids = tuple(dict.fromkeys(self._below(top, 0, sandboxes)))
         # Not all in one pass: a fifth of the pods each second.
@@ -93,6 +97,6 @@ class PodProcesses:
             yield from self._below(f"{directory}/{name}", depth + 1)
 
 
-def same_groups(one: Pod, other: Pod) -> bool:
+def same_groups(pod: Pod, other: Pod) -> bool:
     """Whether two looks at a pod have found the same directories."""
-    return one.group == other.group and [a.group for a in one.containers] == [b.group for b in other.containers]
+    return pod.group == other.group and [a.group for a in pod.containers] == [b.group for b in other.containers]

@@ -56,11 +56,11 @@ class LabelMatcher(Struct, frozen=True, kw_only=True):
 
     def fits(self, labels: Mapping[str, str]) -> bool:
         """As in PromQL a label that is not there is an empty one."""
-        found = labels.get(self.label, "")
+        text = labels.get(self.label, "")
         if self.pattern is None:
-            same = found == self.value
+            same = text == self.value
         else:
-            same = len(found) <= LONGEST_MATCHED and self.pattern.fullmatch(found) is not None
+            same = len(text) <= LONGEST_MATCHED and self.pattern.fullmatch(text) is not None
         return same is (self.operator in {"=", "=~"})
 
 
@@ -72,7 +72,7 @@ class SeriesSelector(Struct, frozen=True, kw_only=True):
 
     def fits(self, labels: Mapping[str, str]) -> bool:
         """Whether all conditions hold."""
-        return all(one.fits(labels) for one in self.matchers)
+        return all(matcher.fits(labels) for matcher in self.matchers)
 
 
 class MetricSeries(NamedTuple):
@@ -85,22 +85,22 @@ class MetricSeries(NamedTuple):
 
 def parse_selector(text: str) -> SeriesSelector:
     """Read ``name{label="value",other=~"a|b"}``. Errors: `ValueError`."""
-    found = _SELECTOR.fullmatch(text)
-    if found is None:
+    match = _SELECTOR.fullmatch(text)
+    if match is None:
         raise ValueError(f'select: expected a metric such as name{{label="value"}}; got {shown(text)}')
     matchers: list[LabelMatcher] = []
-    rest = (found[2] or "").strip()
+    rest = (match[2] or "").strip()
     at = 0
     while at < len(rest):
-        one = _MATCHER.match(rest, at)
-        if one is None:
+        item = _MATCHER.match(rest, at)
+        if item is None:
             raise ValueError(
                 f'select: expected label="value", or !=, =~ or !~, at {shown(rest[at:])}; got {shown(text)}'
             )
-        at = one.end()
-        value = _unescaped(one[3] if one[3] is not None else one[4], _MEANT_IN_PROMQL)
+        at = item.end()
+        value = _unescaped(item[3] if item[3] is not None else item[4], _MEANT_IN_PROMQL)
         pattern = None
-        if one[2] in {"=~", "!~"}:
+        if item[2] in {"=~", "!~"}:
             try:
                 pattern = re.compile(value, re.DOTALL)
                 bounded = _ways(_parser.parse(value, re.DOTALL)) < _MOST_REPEATS + 0.5
@@ -111,8 +111,8 @@ def parse_selector(text: str) -> SeriesSelector:
                     f"select: {shown(value)} may match very slowly: expected at most "
                     f"{_MOST_REPEATS} repeats such as .*, and none within another"
                 )
-        matchers.append(LabelMatcher(label=one[1], operator=one[2], value=value, pattern=pattern))
-    return SeriesSelector(name=found[1], matchers=tuple(matchers))
+        matchers.append(LabelMatcher(label=item[1], operator=item[2], value=value, pattern=pattern))
+    return SeriesSelector(name=match[1], matchers=tuple(matchers))
 
 
 def _ways(parts: Iterable[tuple[Any, Any]]) -> float:
@@ -144,12 +144,12 @@ def _inner(value: Any) -> Iterator[Any]:  # the parser's own shapes
     if isinstance(value, _parser.SubPattern):
         yield value
     elif isinstance(value, tuple):
-        for one in value:
-            yield from _inner(one)
+        for entry in value:
+            yield from _inner(entry)
 
 
 def _unescaped(text: str, meant: Mapping[str, str] = _MEANT) -> str:
-    return _ESCAPE.sub(lambda found: meant.get(found[1], found[0]), text) if "\\" in text else text
+    return _ESCAPE.sub(lambda match: meant.get(match[1], match[0]), text) if "\\" in text else text
 
 
 @final
@@ -200,20 +200,20 @@ class SeriesReader:
         for line in self._line.finditer(text):
             if len(line[0]) > LONGEST_LINE:
                 raise ValueError(f"a line is longer than {size(LONGEST_LINE)}: {_shown(line[0][:120])}")
-            one = _series(line[0])
-            if self._wanted(one):
+            series = _series(line[0])
+            if self._wanted(series):
                 if len(self.found) >= MOST_SERIES:
-                    raise ValueError(f"it has more than {MOST_SERIES} series of {_shown(one.name.encode())}")
-                self.found.append(one)
+                    raise ValueError(f"it has more than {MOST_SERIES} series of {_shown(series.name.encode())}")
+                self.found.append(series)
 
 
 def _series(line: bytes) -> MetricSeries:
-    found = _SAMPLE.match(line)
-    if found is None:
+    match = _SAMPLE.match(line)
+    if match is None:
         raise ValueError(f"not a sample: {_shown(line)}")
     try:
-        labels = _labels(found[2].decode()) if found[2] is not None else {}
-        return MetricSeries(found[1].decode(), labels, number(found[3].decode()))
+        labels = _labels(match[2].decode()) if match[2] is not None else {}
+        return MetricSeries(match[1].decode(), labels, number(match[3].decode()))
     except ValueError as exc:
         raise ValueError(f"not a sample: {_shown(line)}") from exc
 
@@ -233,11 +233,11 @@ def _labels(text: str) -> dict[str, str]:
     labels: dict[str, str] = {}
     at, text = 0, text.strip()
     while at < len(text):
-        found = _LABEL.match(text, at)
-        if found is None:
+        match = _LABEL.match(text, at)
+        if match is None:
             raise ValueError("not a label")
-        labels[found[1]] = _unescaped(found[2])
-        at = found.end()
+        labels[match[1]] = _unescaped(match[2])
+        at = match.end()
     return labels
 
 

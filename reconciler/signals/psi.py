@@ -128,8 +128,12 @@ class Psi:
     async def read(self, scene: SampleContext, sheet: SampleSheet, now: float) -> None:
         self._grew.rotate()
         self._problems = {}
-        asked = set(scene.wanted)
-        wanted = [one for one in PressureResource if {_SOME[one], _FULL[one]} & asked]
+        texts = set(scene.wanted)
+        wanted = [
+            pressure_resource
+            for pressure_resource in PressureResource
+            if {_SOME[pressure_resource], _FULL[pressure_resource]} & texts
+        ]
         pods = scene.view.pods
         if self._private is not None:
             self._private.update(pods, now)
@@ -166,14 +170,14 @@ class Psi:
     def _read_pod(self, pod: Pod, directory: str, wanted: Sequence[PressureResource], sheet: SampleSheet) -> bool:
         counts: list[int | None] = []
         at_s = self._clock()
-        told = False
+        reported = False
         for resource in wanted:
             totals = self._totals(directory, _FILE[resource], resource)
             counts += (None, None) if totals is None else totals
-            told = told or totals is not None
+            reported = reported or totals is not None
             if totals is not None and totals.full_us is None and resource is PressureResource.CPU:
                 self._problems[_FULL[resource]] = _REMEDY["full"]
-        if not told:
+        if not reported:
             return False
         grew = self._grew.grown((pod.group.inode or pod.uid, directory, len(wanted)), at_s, tuple(counts))
         if grew is None:
@@ -220,8 +224,8 @@ class Psi:
             if known.directory is None and self._private is not None:
                 return known._replace(directory=self._private.directory(pod.uid))
             return known
-        found = self._find(pod)
-        return _PressureFile(found, pod, now + (_MISSING_AGAIN_S if found is None else _LOOK_AGAIN_S))
+        text = self._find(pod)
+        return _PressureFile(text, pod, now + (_MISSING_AGAIN_S if text is None else _LOOK_AGAIN_S))
 
     def _find(self, pod: Pod) -> str | None:
         path = pod.group.path

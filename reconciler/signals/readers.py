@@ -49,17 +49,17 @@ class SampleSheet:
 
     def put(self, subject: str, signal: str, value: float, *, age_s: float = 0.0, confidence: float = 1.0) -> None:
         """Enter one. Of two that measure the same, the surer one stays."""
-        here = self.samples.setdefault(subject, {})
-        known = here.get(signal)
+        samples = self.samples.setdefault(subject, {})
+        known = samples.get(signal)
         if known is None or confidence > known.confidence:
-            here[signal] = Sample(value, age_s, confidence)
+            samples[signal] = Sample(value, age_s, confidence)
 
     def enter(self, subject: str, values: Mapping[str, float | None], confidence: float = 1.0) -> None:
         """Enter several of one confidence, measured now; None: not known."""
-        here = self.samples.setdefault(subject, {})
+        samples = self.samples.setdefault(subject, {})
         for signal, value in values.items():
-            if value is not None and ((known := here.get(signal)) is None or known.confidence < confidence):
-                here[signal] = Sample(value, 0.0, confidence)
+            if value is not None and ((known := samples.get(signal)) is None or known.confidence < confidence):
+                samples[signal] = Sample(value, 0.0, confidence)
 
     def get(self, subject: str, signal: str) -> float | None:
         """What has been entered so far."""

@@ -97,8 +97,8 @@ def build(
     for row in READERS:
         if not set(row.signals).isdisjoint(wanted):
             chosen |= {row.name, *row.needs}
-    shared = next((one.shared for one in before if one.shared.means == means), None) or SharedReaders(means)
-    kept = {one.name: one for one in before if one.shared is shared}
+    shared = next((reader.shared for reader in before if reader.shared.means == means), None) or SharedReaders(means)
+    kept = {reader.name: reader for reader in before if reader.shared is shared}
     return tuple(
         kept.get(name) or MeteredReader(_BUILDERS[name](shared), shared) for name in _BUILDERS if name in chosen
     )
@@ -106,4 +106,4 @@ def build(
 
 def costs(readers: Sequence[MeteredReader]) -> dict[str, ReaderCost]:
     """What each has cost so far, by name."""
-    return {one.name: one.cost for one in readers}
+    return {reader.name: reader.cost for reader in readers}

@@ -46,14 +46,16 @@ class ResctrlSampler:
         """
         after: dict[str, MonitorReading] = {}
         inside = {name: self._monitors.inside(name) for name in controls}
-        gone = {name: self._gone(name, here) for name, here in inside.items()}
+        gone = {name: self._gone(name, numbers) for name, numbers in inside.items()}
         groups = {
-            name: found for name in controls if (found := self._one(name, "", now, after, gone[name])) is not None
+            name: bandwidth_rates
+            for name in controls
+            if (bandwidth_rates := self._one(name, "", now, after, gone[name])) is not None
         }
         pods = {
-            uid: found
+            uid: bandwidth_rates
             for uid, (control, name) in watched.items()
-            if (found := self._one(control, name, now, after)) is not None
+            if (bandwidth_rates := self._one(control, name, now, after)) is not None
         }
         for uid, (control, name) in watched.items():
             reading = after.get(self._monitors.path(control, name))
@@ -65,14 +67,14 @@ class ResctrlSampler:
         self._first = {path: first for path, first in self._first.items() if path in after}
         return ResctrlUsage(at_s=now, groups=groups, pods=pods)
 
-    def _gone(self, control: str, here: Mapping[str, int]) -> list[MonitorReading | None]:
+    def _gone(self, control: str, numbers: Mapping[str, int]) -> list[MonitorReading | None]:
         """What monitoring groups had counted that have left a control group since the last look; None: not known."""
-        found: list[MonitorReading | None] = []
+        readings: list[MonitorReading | None] = []
         for path, inode in self._inside.get(control, {}).items():
-            if here.get(path) != inode:
+            if numbers.get(path) != inode:
                 last = self._before.get(path)
-                found.append(last if last is not None and last.inode == inode else None)
-        return found
+                readings.append(last if last is not None and last.inode == inode else None)
+        return readings
 
     def _one(
         self,
@@ -93,10 +95,13 @@ class ResctrlSampler:
             since = now
         self._first[path] = reading.inode, since
         before = self._before.get(path)
-        found = rates(before if before is None or not gone else without(before, gone), reading)
+        bandwidth_rates = rates(before if before is None or not gone else without(before, gone), reading)
         if name and now - since < FRESH_S:
-            return {domain: BandwidthRate(total_s=one.total_s, local_s=one.local_s) for domain, one in found.items()}
-        return found
+            return {
+                domain: BandwidthRate(total_s=rate.total_s, local_s=rate.local_s)
+                for domain, rate in bandwidth_rates.items()
+            }
+        return bandwidth_rates
 
 
 def strain(
@@ -116,7 +121,7 @@ def strain(
     of_be: dict[int, float] = {}
     for domain in domains:
         known = {name: values[domain].total_s for name, values in use.groups.items() if domain in values}
-        whole = sum(one for one in known.values() if one is not None)
+        whole = sum(value for value in known.values() if value is not None)
         if None in known.values():
             continue
         used[domain] = 100.0 * whole / (bandwidth_mbps * _MEGA)

@@ -40,14 +40,16 @@ class ResctrlReader:
         if use is None or use.at_s is None:
             return
         age_s = max(0.0, now - use.at_s)
-        for uid, one in use.pods.items():
+        for uid, consumption in use.pods.items():
             if uid not in scene.view.pods:
                 continue
-            if one.occupancy_bytes is not None:
-                sheet.put(pod_subject(uid), _OCCUPANCY, one.occupancy_bytes, age_s=age_s)
-            if one.total_bytes_s is not None:
-                sheet.put(pod_subject(uid), _BANDWIDTH, one.total_bytes_s, age_s=age_s)
-        parts = [one.total_bytes_s for domains in use.groups.values() for one in domains.values()]
+            if consumption.occupancy_bytes is not None:
+                sheet.put(pod_subject(uid), _OCCUPANCY, consumption.occupancy_bytes, age_s=age_s)
+            if consumption.total_bytes_s is not None:
+                sheet.put(pod_subject(uid), _BANDWIDTH, consumption.total_bytes_s, age_s=age_s)
+        parts = [
+            cache_consumption.total_bytes_s for domains in use.groups.values() for cache_consumption in domains.values()
+        ]
         known = [part for part in parts if part is not None]
         if parts and len(known) == len(parts):
             sheet.put(NODE, _BANDWIDTH, sum(known), age_s=age_s)

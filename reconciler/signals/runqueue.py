@@ -134,9 +134,9 @@ class RunQueue:
             together = {pod.uid: self._processes.get(pod, now) for pod in pods[begin : begin + _AT_ONCE]}
             seen = seen or any(together.values())
             at_s = self._clock()
-            found = self._ask(together, at_s)
+            sums = self._ask(together, at_s)
             for pod in pods[begin : begin + _AT_ONCE]:
-                known = found.get(pod.uid)
+                known = sums.get(pod.uid)
                 if known is None:
                     continue
                 interval_s = at_s - before.get(pod.uid, at_s)
@@ -162,27 +162,27 @@ class RunQueue:
 
     def _ask(self, pids: Mapping[str, Sequence[int]], at_s: float) -> dict[str, _WaitSum]:
         """What the processes of each pod did since the pass before; pods of which nothing is known are missing."""
-        found: dict[str, _WaitSum] = {}
+        sums: dict[str, _WaitSum] = {}
         if self._socket is None:
             for uid, own in pids.items():
-                if (one := self._by_thread(own, at_s)) is not None:
-                    found[uid] = one
-            return found
+                if (item := self._by_thread(own, at_s)) is not None:
+                    sums[uid] = item
+            return sums
         try:
             answers = self._socket.query([pid for own in pids.values() for pid in own])
         except (OSError, ValueError) as exc:
             # Their rights were taken, or memory is short; the next pass decides anew.
             self._close()
             self._problems = dict.fromkeys(SIGNALS, f"taskstats: {exc}")
-            return found
+            return sums
         for uid, own in pids.items():
             if own:
-                told = [(pid, answers[pid]) for pid in own if pid in answers]
-                found[uid] = self._sum(told, at_s, complete=len(told) == len(own))
-        return found
+                pairs = [(pid, answers[pid]) for pid in own if pid in answers]
+                sums[uid] = self._sum(pairs, at_s, complete=len(pairs) == len(own))
+        return sums
 
     def _by_thread(self, pids: Sequence[int], at_s: float) -> _WaitSum | None:
-        told: list[tuple[object, Delays]] = []
+        pairs: list[tuple[object, Delays]] = []
         alive = 0
         for pid in pids:
             try:
@@ -193,17 +193,17 @@ class RunQueue:
             for tid in tids:
                 try:
                     text = self._files.read(f"{self._proc}/{pid}/task/{tid}", "schedstat")
-                    told.append(((pid, tid), parse_schedstat(text)))
+                    pairs.append(((pid, tid), parse_schedstat(text)))
                 except (OSError, ValueError):
                     continue
-        if alive and not told:
+        if alive and not pairs:
             self._problems = dict.fromkeys(SIGNALS, "no run queue times in this kernel (CONFIG_SCHED_INFO)")
-        return self._sum(told, at_s, complete=alive == len(pids)) if told else None
+        return self._sum(pairs, at_s, complete=alive == len(pids)) if pairs else None
 
-    def _sum(self, told: Iterable[tuple[object, Delays]], at_s: float, *, complete: bool) -> _WaitSum:
+    def _sum(self, pairs: Iterable[tuple[object, Delays]], at_s: float, *, complete: bool) -> _WaitSum:
         run_ns = wait_ns = switches = 0
-        for key, one in told:
-            grew = self._grew.grown(key, at_s, one)
+        for key, delays in pairs:
+            grew = self._grew.grown(key, at_s, delays)
             if grew is None:
                 continue
             ran, waited, turns = grew.by
@@ -248,10 +248,10 @@ def parse_schedstat(text: str) -> Delays:
 
     Errors: `ValueError` for anything else.
     """
-    words = text.split()
-    if len(words) != 3:
+    parts = text.split()
+    if len(parts) != 3:
         raise ValueError(f"{shown(text)} is not a line of schedstat")
-    run_ns, wait_ns, switches = map(whole, words)
+    run_ns, wait_ns, switches = map(whole, parts)
     return Delays(run_ns, wait_ns, switches)
 
 

@@ -63,11 +63,11 @@ class Taskstats:
             self._socket.bind((0, 0))
             self._socket.setblocking(False)
             self._family = self._find()
-            found = self.query([os.getpid()])
+            delays = self.query([os.getpid()])
         except (OSError, ValueError) as exc:
             self.close()
             raise SourceError("taskstats", _words(exc)) from exc
-        if not found:
+        if not delays:
             self.close()
             raise SourceError("taskstats", "process not found: bypassd needs the host's PID namespace")
 
@@ -95,7 +95,7 @@ class Taskstats:
         The kernel answers before ``send`` returns, so nothing here waits.
         Errors: `OSError` for what stops all questions (EPERM, ENOBUFS).
         """
-        found: dict[int, Delays] = {}
+        delays: dict[int, Delays] = {}
         for begin in range(0, len(pids), _BATCH):
             batch = pids[begin : begin + _BATCH]
             self._socket.send(
@@ -107,8 +107,8 @@ class Taskstats:
             for _ in batch:
                 parsed = self._answer()
                 if parsed is not None:
-                    found[parsed[0]] = parsed[1]
-        return found
+                    delays[parsed[0]] = parsed[1]
+        return delays
 
     def _answer(self) -> tuple[int, Delays] | None:
         try:

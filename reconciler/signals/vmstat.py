@@ -35,8 +35,8 @@ def taken_back(counters: Mapping[str, int], by: str) -> int | None:
 
 def scanned(counters: Mapping[str, int]) -> int | None:
     """Pages that reclaim looked at, by whomever."""
-    found = [count for by in ("kswapd", "direct") if (count := _sum(counters, f"pgscan_{by}")) is not None]
-    return sum(found) if found else None
+    result = [count for by in ("kswapd", "direct") if (count := _sum(counters, f"pgscan_{by}")) is not None]
+    return sum(result) if result else None
 
 
 def refaulted(counters: Mapping[str, int]) -> int | None:
@@ -49,5 +49,5 @@ def _sum(counters: Mapping[str, int], name: str) -> int | None:
     if name in counters:
         return counters[name]
     zones = [f"{name}_{zone}" for zone in ("dma", "dma32", "normal", "high", "movable")]
-    found = [counters[zone] for zone in zones if zone in counters]
-    return sum(found) if found else None
+    result = [counters[zone] for zone in zones if zone in counters]
+    return sum(result) if result else None

@@ -69,17 +69,17 @@ class Allocations:
         """The kubelet started (again): what its file leaves out from now on it may simply have forgotten."""
         self._restarted_at = now
 
-    def read(self, found: CpuManagerState | CheckpointError, now: float) -> None:
+    def read(self, result: CpuManagerState | CheckpointError, now: float) -> None:
         """Take one reading of cpu_manager_state, good or not."""
-        if isinstance(found, CheckpointError):
-            self._fault = found
+        if isinstance(result, CheckpointError):
+            self._fault = result
             return
         self._fault = None
-        if self._good is None or _covers(found, self._good):
+        if self._good is None or _covers(result, self._good):
             self._half = None
-            self._accept(found, now)
+            self._accept(result, now)
             return
-        self._half = _PartialAllocation(found, now if self._half is None else self._half.since)
+        self._half = _PartialAllocation(result, now if self._half is None else self._half.since)
         self._recheck_at = self._half.since + self._pair_s
         self._promote(now)
 
@@ -148,16 +148,16 @@ class Allocations:
             state, self._half = self._half.state, None
             self._accept(state, now)
 
-    def _accept(self, found: CpuManagerState, now: float) -> None:
-        before, self._good = self._good, found
-        named = _flat(found)
+    def _accept(self, manager_state: CpuManagerState, now: float) -> None:
+        before, self._good = self._good, manager_state
+        named = _flat(manager_state)
         for owner, cpus in _flat(before).items():
             if owner not in named:
                 self._held.setdefault(owner, _Allocated(cpus, now))
         for owner in named:
             self._held.pop(owner, None)
             self._first_seen.setdefault(owner, now)
-        if found.policy is CpuPolicy.STATIC:
+        if manager_state.policy is CpuPolicy.STATIC:
             self._static_until = None
         elif before is not None and before.policy is CpuPolicy.STATIC:
             self._static_until = now + self._confirm_s
@@ -179,7 +179,11 @@ class _Present:
 
     def __init__(self, pods: Mapping[str, Pod] | None) -> None:
         self._pods = pods
-        self._by_id = {one.id: (uid, one.name or one.id) for uid, pod in (pods or {}).items() for one in pod.containers}
+        self._by_id = {
+            container.id: (uid, container.name or container.id)
+            for uid, pod in (pods or {}).items()
+            for container in pod.containers
+        }
 
     def has(self, owner: _Owner) -> bool:
         uid, name = owner

@@ -123,7 +123,7 @@ class CheckpointSource:
         When the answer changes by time alone, ``node`` is marked then (while `run` runs).
         """
         now = self._clock()
-        found = self.allocations.view(
+        kubelet_view = self.allocations.view(
             pods,
             now,
             reserved=reserved,
@@ -131,7 +131,7 @@ class CheckpointSource:
             reasserts_s=self.reassertion.period(now),
         )
         self._wake.set()
-        return replace(found, granted=self._granted, affinity=self._affinity)
+        return replace(kubelet_view, granted=self._granted, affinity=self._affinity)
 
     def status(self) -> SourceStatus:
         """Whether the files are good; of those that a kubelet need not have, if they are there."""
@@ -192,8 +192,8 @@ class CheckpointSource:
 
     def _unreadable(self) -> bool:
         """Whether the kernel would not let one of the files be read: not its content is at fault."""
-        found = (self.cpus, self.memory, self.devices, *self.resizes.values())
-        return any(isinstance(one, CheckpointError) and one.fault is CheckpointFault.UNREADABLE for one in found)
+        items = (self.cpus, self.memory, self.devices, *self.resizes.values())
+        return any(isinstance(item, CheckpointError) and item.fault is CheckpointFault.UNREADABLE for item in items)
 
     def _watch(self, watcher: DirWatcher[str], way: AncestorWatch[str]) -> None:
         """Watch what exists: the directory (on the way to its child) and the device plugins' directory."""
@@ -233,21 +233,23 @@ class CheckpointSource:
 
     def _read_resizes(self, name: str) -> bool:
         """One of the files of in-place resizing. A good reading outlasts a bad one, but not the file."""
-        found, before = _outcome(os.path.join(self._directory, name), parse_allocations), self.resizes.get(name)
-        worse = self._note(name, found)
+        result, before = _outcome(os.path.join(self._directory, name), parse_allocations), self.resizes.get(name)
+        worse = self._note(name, result)
         if self._faults[name] and isinstance(before, AllocationState):
             return worse
-        self.resizes[name] = found
-        if news := _differ(found, before):
+        self.resizes[name] = result
+        if news := _differ(result, before):
             self._granted = self._grant()
         return worse or news
 
-    def _note(self, name: str, found: object) -> bool:
+    def _note(self, name: str, result: object) -> bool:
         """Remember what is wrong with a file, and log it once; whether that is news. A missing one is not wrong."""
-        fault = str(found) if isinstance(found, CheckpointError) and found.fault is not CheckpointFault.MISSING else ""
+        fault = (
+            str(result) if isinstance(result, CheckpointError) and result.fault is not CheckpointFault.MISSING else ""
+        )
         news, self._faults[name] = fault != self._faults.get(name, ""), fault
         if fault and news:
-            _LOG.warning("a checkpoint cannot be used", error=str(found))
+            _LOG.warning("a checkpoint cannot be used", error=str(result))
         return news
 
     def _grant(self) -> Granted:
@@ -265,23 +267,23 @@ class CheckpointSource:
         return affinity_of(memory, devices, read_pci_nodes(unplaced, self._base))
 
     def _read_cpus(self, path: str, now: float) -> bool:
-        found = _outcome(path, parse_cpu_manager_state)
-        news = _differ(found, self.cpus)
-        if news and isinstance(found, CheckpointError):
-            _LOG.warning("a checkpoint cannot be used", error=str(found))
-        elif isinstance(self.cpus, CheckpointError) and not isinstance(found, CheckpointError):
+        result = _outcome(path, parse_cpu_manager_state)
+        news = _differ(result, self.cpus)
+        if news and isinstance(result, CheckpointError):
+            _LOG.warning("a checkpoint cannot be used", error=str(result))
+        elif isinstance(self.cpus, CheckpointError) and not isinstance(result, CheckpointError):
             _LOG.info("checkpoint readable again", path=path)
-        self.cpus, self._read_at = found, now
-        self.allocations.read(found, now)
+        self.cpus, self._read_at = result, now
+        self.allocations.read(result, now)
         return news
 
     def _find_socket(self) -> tuple[int, float] | None:
         """What tells one kubelet's socket from the next one's; None while there is none."""
         try:
-            found = os.stat(os.path.join(self._directory, _PLUGINS, _SOCKET))
+            status = os.stat(os.path.join(self._directory, _PLUGINS, _SOCKET))
         except OSError:
             return None
-        return found.st_ino, found.st_ctime
+        return status.st_ino, status.st_ctime
 
 
 def _differ(now: object, before: object) -> bool:

@@ -208,13 +208,13 @@ class CriClient:
         call = _Call("Version", pb.VersionRequest(version="0.1.0"), pb.VersionResponse)
         for api in _APIS:
             try:
-                told = await self._ask_in(api, lambda answer: answer, call)
+                message = await self._ask_in(api, lambda answer: answer, call)
             except GrpcStatusError as exc:
                 if exc.code != Code.UNIMPLEMENTED:
                     raise
             else:
                 self._api = api
-                return RuntimeVersion(name=told.runtime_name, version=told.runtime_version, api=api)
+                return RuntimeVersion(name=message.runtime_name, version=message.runtime_version, api=api)
         await self.aclose()
         spoken = " nor ".join(_APIS)
         raise SourceError(NAME, f"{self._socket}: it speaks neither {spoken} (is the runtime's CRI plugin disabled?)")
@@ -222,10 +222,10 @@ class CriClient:
     async def status(self) -> tuple[RuntimeCondition, ...]:
         """The runtime's conditions."""
         pb = await self._messages()
-        told = await self._ask(lambda answer: answer, _Call("Status", pb.StatusRequest(), pb.StatusResponse))
+        message = await self._ask(lambda answer: answer, _Call("Status", pb.StatusRequest(), pb.StatusResponse))
         return tuple(
-            RuntimeCondition(type=one.type, ok=one.status, message=one.message or one.reason)
-            for one in told.status.conditions
+            RuntimeCondition(type=condition.type, ok=condition.status, message=condition.message or condition.reason)
+            for condition in message.status.conditions
         )
 
     async def pods(self) -> tuple[PodMeta, ...]:
@@ -338,8 +338,8 @@ class CriClient:
                 return await trio.to_thread.run_sync(made, limiter=self._lane)
             return made()
         except DecodeError as exc:
-            asked = ", ".join(call.method for call in calls)
-            raise SourceError(NAME, f"{self._socket}: {asked}: its answer cannot be read: {exc}") from exc
+            text = ", ".join(call.method for call in calls)
+            raise SourceError(NAME, f"{self._socket}: {text}: its answer cannot be read: {exc}") from exc
 
     async def _messages(self) -> Any:
         if self._pb is None:
@@ -414,11 +414,11 @@ def _meta(uid: str, sandboxes: "list[_Sandbox] | tuple[()]", containers: "list[_
         labels=newest.marks.labels if newest else None,
         annotations=newest.marks.annotations if newest else None,
         static=newest.static if newest else False,
-        grace_s=next((one.grace_s for one in containers if one.grace_s is not None), None),
+        grace_s=next((container.grace_s for container in containers if container.grace_s is not None), None),
         containers=tuple(
             # CRI does not tell init containers from the others; while they live they are treated alike.
-            ContainerMeta(name=one.name, id=one.id, kind=ContainerKind.APP)
-            for one in containers[:MOST_CONTAINERS]
+            ContainerMeta(name=container.name, id=container.id, kind=ContainerKind.APP)
+            for container in containers[:MOST_CONTAINERS]
         ),
         sandbox_ids=tuple(sandbox.id for sandbox in sandboxes),
         problems=newest.marks.problems if newest else (),

@@ -36,17 +36,17 @@ def find_disk(name: str, root: str = "/") -> Disk:
     below = os.path.join(root, "sys/dev/block", numbers)
     if not os.path.isdir(below):
         raise SourceError(NAME, f"{name}: no block device {numbers}")
-    found = os.path.realpath(below)
-    if os.path.exists(os.path.join(found, "partition")):
-        found = os.path.dirname(found)
-    device = _text(os.path.join(found, "dev"))
+    text = os.path.realpath(below)
+    if os.path.exists(os.path.join(text, "partition")):
+        text = os.path.dirname(text)
+    device = _text(os.path.join(text, "dev"))
     if not _NUMBERS.fullmatch(device):
-        raise SourceError(NAME, f"{name}: {os.path.basename(found)} has no device number")
+        raise SourceError(NAME, f"{name}: {os.path.basename(text)} has no device number")
     # The kernel writes the slash of a name such as cciss/c0d0 as an exclamation mark.
-    kernel = os.path.basename(found).replace("!", "/")
-    words = _text(os.path.join(found, "queue/scheduler"))
-    match = _IN_USE.search(words)
-    return Disk(device=device, kernel=kernel, scheduler=match[1] if match else words)
+    kernel = os.path.basename(text).replace("!", "/")
+    message = _text(os.path.join(text, "queue/scheduler"))
+    match = _IN_USE.search(message)
+    return Disk(device=device, kernel=kernel, scheduler=match[1] if match else message)
 
 
 def _numbers(name: str, root: str) -> str:
@@ -75,12 +75,12 @@ def _behind(name: str, number: str, root: str) -> str:
     kind = "a file system"
     for line in _text(os.path.join(root, "proc/self/mountinfo")).splitlines():
         fields, _, rest = line.partition(" - ")
-        words = rest.split(" ")
-        if len(words) < 2 or fields.split(" ")[2:3] != [number]:
+        parts = rest.split(" ")
+        if len(parts) < 2 or fields.split(" ")[2:3] != [number]:
             continue
-        kind = words[0]
+        kind = parts[0]
         try:
-            status = os.stat(root.rstrip("/") + words[1]) if words[1].startswith("/dev/") else None
+            status = os.stat(root.rstrip("/") + parts[1]) if parts[1].startswith("/dev/") else None
         except OSError:
             continue
         if status is not None and stat.S_ISBLK(status.st_mode):
@@ -112,20 +112,20 @@ class DiskSource:
     def refresh(self) -> bool:
         """Read again; True when something is different now."""
         before = self.found
-        found: dict[str, Disk] = {}
+        disks: dict[str, Disk] = {}
         problems = []
         for name in sorted(set(self._names())):
             try:
-                found[name] = find_disk(name, self._root)
+                disks[name] = find_disk(name, self._root)
             except SourceError as exc:
                 problems.append(str(exc))
-        self.found, self.problems = found, tuple(problems)
-        return found != before
+        self.found, self.problems = disks, tuple(problems)
+        return disks != before
 
     def status(self) -> SourceStatus:
         """Which names have a disk."""
-        words = "; ".join(self.problems) or ", ".join(f"{name} is {disk.title}" for name, disk in self.found.items())
-        return SourceStatus(name=NAME, ok=not self.problems, age_s=0.0, detail=words or "none configured")
+        message = "; ".join(self.problems) or ", ".join(f"{name} is {disk.title}" for name, disk in self.found.items())
+        return SourceStatus(name=NAME, ok=not self.problems, age_s=0.0, detail=message or "none configured")
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Look now and then, for ever."""

@@ -76,17 +76,19 @@ class HostSearch(Struct, frozen=True, kw_only=True):
     @property
     def problems(self) -> tuple[str, ...]:
         """A message for every reason why a process is not believed."""
-        found = []
+        texts = []
         if len(self.candidates) > 1:
-            pids = ", ".join(str(one.pid) for one in self.candidates[:_MOST_SHOWN])
-            found.append(
+            pids = ", ".join(str(process.pid) for process in self.candidates[:_MOST_SHOWN])
+            texts.append(
                 f"{len(self.candidates)} kubelets are running (processes {pids}): none is trusted; "
                 "set kubelet.executable to the program of this node's kubelet"
             )
-        found += [f"process {one.pid} is named kubelet but not trusted: {one.reason}" for one in self.rejected]
+        texts += [
+            f"process {rejected.pid} is named kubelet but not trusted: {rejected.reason}" for rejected in self.rejected
+        ]
         if more := self.rejections - len(self.rejected):
-            found.append(f"{more} more processes are named kubelet but not trusted")
-        return tuple(found)
+            texts.append(f"{more} more processes are named kubelet but not trusted")
+        return tuple(texts)
 
 
 class _RefusedError(Exception):
@@ -139,21 +141,21 @@ def find_host_process(
 
 
 def _copied(proc: str, pids: list[int], programs: Mapping[str, tuple[str, ...]], executable: str | None) -> HostSearch:
-    found = []
+    processes = []
     for pid in pids:
         try:
-            words = _words(_read(f"{proc}/{pid}/cmdline", _MOST_ARGUMENTS))
+            parts = _words(_read(f"{proc}/{pid}/cmdline", _MOST_ARGUMENTS))
         except OSError:
             continue
-        if (arguments := _arguments(words, programs, executable)) is not None:
-            found.append(HostProcess(pid=pid, arguments=arguments))
-    return HostSearch(process=found[0] if len(found) == 1 else None, candidates=tuple(found))
+        if (arguments := _arguments(parts, programs, executable)) is not None:
+            processes.append(HostProcess(pid=pid, arguments=arguments))
+    return HostSearch(process=processes[0] if len(processes) == 1 else None, candidates=tuple(processes))
 
 
 def _without_children(candidates: list[HostProcess]) -> list[HostProcess]:
     """A program that starts another is there twice for a moment, until the child has its own program."""
-    programs = {one.pid: one.program for one in candidates}
-    return [one for one in candidates if programs.get(one.parent) != one.program]
+    programs = {process.pid: process.program for process in candidates}
+    return [process for process in candidates if programs.get(process.parent) != process.program]
 
 
 @final
@@ -177,10 +179,10 @@ class _Search:
         try:
             if self._executable is not None:
                 return os.readlink(f"{self._proc}/{pid}/exe") == self._executable
-            words = _words(_read(f"{self._proc}/{pid}/cmdline", _HEAD))
+            parts = _words(_read(f"{self._proc}/{pid}/cmdline", _HEAD))
         except OSError:
             return False
-        return _arguments(words, self._programs, None) is not None
+        return _arguments(parts, self._programs, None) is not None
 
     def verified(self, pid: int) -> HostProcess:
         """The process, when it is believed. Errors: `_RefusedError`, `_GoneError`."""
@@ -253,32 +255,32 @@ class _Search:
         except FileNotFoundError as exc:
             raise _RefusedError(f"its program {link} does not exist") from exc
         try:
-            found = os.fstat(named)
+            status = os.fstat(named)
         finally:
             os.close(named)
-        if (found.st_dev, found.st_ino) != (running.st_dev, running.st_ino):
+        if (status.st_dev, status.st_ino) != (running.st_dev, running.st_ino):
             raise _RefusedError(f"its program {link} has been replaced since it started: restart it")
         return link, (running.st_dev, running.st_ino)
 
 
 def _arguments(
-    words: list[str], programs: Mapping[str, tuple[str, ...]], executable: str | None
+    parts: list[str], programs: Mapping[str, tuple[str, ...]], executable: str | None
 ) -> tuple[str, ...] | None:
     """The arguments after the program's name; None when the name is another."""
-    if not words:
+    if not parts:
         return None
     if executable is not None:
         # Its path is the proof of its name; a program for many purposes is told its purpose by its name, or first.
         needed: tuple[str, ...] | None
-        if words[1:2] == ["kubelet"]:
+        if parts[1:2] == ["kubelet"]:
             needed = ("kubelet",)
         else:
-            needed = programs.get(os.path.basename(executable), ()) if os.path.basename(words[0]) != "kubelet" else ()
+            needed = programs.get(os.path.basename(executable), ()) if os.path.basename(parts[0]) != "kubelet" else ()
     else:
-        needed = programs.get(os.path.basename(words[0]))
-    if needed is None or tuple(words[1 : 1 + len(needed)]) != needed:
+        needed = programs.get(os.path.basename(parts[0]))
+    if needed is None or tuple(parts[1 : 1 + len(needed)]) != needed:
         return None
-    return tuple(words[1 + len(needed) :])
+    return tuple(parts[1 + len(needed) :])
 
 
 def _called(text: bytes, name: str) -> bool:
@@ -286,10 +288,10 @@ def _called(text: bytes, name: str) -> bool:
 
 
 def _words(text: bytes) -> list[str]:
-    words = [os.fsdecode(word) for word in text.split(b"\0")]
-    while words and not words[-1]:
-        words.pop()
-    return words
+    parts = [os.fsdecode(word) for word in text.split(b"\0")]
+    while parts and not parts[-1]:
+        parts.pop()
+    return parts
 
 
 def _start(directory: str) -> bytes:

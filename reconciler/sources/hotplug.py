@@ -177,8 +177,8 @@ def open_uevents() -> socket.socket:
     """
     # struct sock_filter: code, jump if true, jump if false, value. Loads are big-endian.
     program = b"".join(
-        struct.pack("HBBI", *one)
-        for one in (
+        struct.pack("HBBI", *row)
+        for row in (
             (0x20, 0, 0, 0),  # the first four bytes
             (0x15, 1, 0, int.from_bytes(b"onli", "big")),
             (0x15, 0, 1, int.from_bytes(b"offl", "big")),

@@ -89,7 +89,7 @@ def decode_pods(body: bytes, marks: MarkReader | None = None) -> tuple[tuple[Pod
     for chunk in chunks(body):
         reader.feed(chunk)
     reader.end()
-    return tuple(one.meta for one in reader.pods), tuple(reader.problems)
+    return tuple(pod.meta for pod in reader.pods), tuple(reader.problems)
 
 
 class _Round:
@@ -156,11 +156,11 @@ class KubeletPods:
 
         Errors: `SourceError` when that question failed; `known` is as it was.
         """
-        asked = self._next
+        request = self._next
         self._wake.set()
-        await asked.finished.wait()
-        if asked.error is not None:
-            raise asked.error
+        await request.finished.wait()
+        if request.error is not None:
+            raise request.error
         return self._known
 
     def keep_only(self, alive: Collection[str]) -> None:
@@ -170,14 +170,14 @@ class KubeletPods:
     async def run(self, *, task_status: "trio.TaskStatus[None]" = trio.TASK_STATUS_IGNORED) -> None:
         """Ask for ever. Started when the first question has been answered or has failed."""
         started = False
-        asked = self._next
+        request = self._next
         async with HttpSession(self._peer) as session:
             try:
                 while True:
-                    asked, self._next = self._next, _Round()
+                    request, self._next = self._next, _Round()
                     self._wake.clear()
-                    asked.error = await self._once(session)
-                    asked.finished.set()
+                    request.error = await self._once(session)
+                    request.finished.set()
                     if not started:
                         task_status.started()
                         started = True
@@ -185,7 +185,7 @@ class KubeletPods:
                     await self._wake.wait(self._period_s)
                     await trio.sleep_until(begun + max(self._gap_s, _REST * self._cost_s))
             finally:
-                for left in (asked, self._next):
+                for left in (request, self._next):
                     if not left.finished.is_set():
                         left.error = SourceError(NAME, "is no longer used")
                         left.finished.set()
@@ -224,12 +224,12 @@ class KubeletPods:
 
     def _take(self, reader: PodListReader, *, whole: bool) -> None:
         """Bring in what was read; the pods before a failure hold, and none is forgotten for it."""
-        told = {pod.uid: pod for pod in map(self._joined, reader.pods)}
-        changed = frozenset(uid for uid, pod in told.items() if self._known.get(uid) is not pod)
+        metas = {pod.uid: pod for pod in map(self._joined, reader.pods)}
+        changed = frozenset(uid for uid, pod in metas.items() if self._known.get(uid) is not pod)
         if whole:
-            self._taken(told, reader)
+            self._taken(metas, reader)
         if changed:
-            self._known = {**self._known, **told}
+            self._known = {**self._known, **metas}
             self._on_change(changed)
 
     def _joined(self, listed: ListedPod) -> PodMeta:
@@ -246,18 +246,18 @@ class KubeletPods:
             )
         return before if now == before else now
 
-    def _taken(self, told: Mapping[str, PodMeta], reader: PodListReader) -> None:
+    def _taken(self, metas: Mapping[str, PodMeta], reader: PodListReader) -> None:
         problems = tuple(reader.problems)
         if not self._ok and self._answered_at is not None:
             _LOG.info("the kubelet API works again", source=NAME)
         for problem in set(problems).difference(self._problems):
             _LOG.warning(problem)
         self._answered_at, self._ok, self._problems = trio.current_time(), True, problems
-        self._detail = f"{len(told)} pods from {self._peer.shown}"
-        unusable = len(problems) + sum(not one.whole for one in reader.pods)
+        self._detail = f"{len(metas)} pods from {self._peer.shown}"
+        unusable = len(problems) + sum(not pod.whole for pod in reader.pods)
         if unusable:
             self._detail += f", {unusable} unusable"
-        if told:
-            self._listed = frozenset(told)
+        if metas:
+            self._listed = frozenset(metas)
         elif self._known:
             self._detail = f"an empty list from {self._peer.shown}; keeping the {len(self._known)} pods known before"

@@ -71,9 +71,9 @@ class KubeletConfig(Struct, frozen=True, kw_only=True):
     @property
     def cgroups(self) -> dict[str, object]:
         """What the kubelet was told about cgroups, in the words of its file, for finding the tree; only what was."""
-        told: dict[str, object] = {"cgroupDriver": str(self.cgroup_driver), "cgroupRoot": self.cgroup_root}
+        document: dict[str, object] = {"cgroupDriver": str(self.cgroup_driver), "cgroupRoot": self.cgroup_root}
         fields = {"cgroupDriver": "cgroup_driver", "cgroupRoot": "cgroup_root"}
-        return {key: value for key, value in told.items() if fields[key] in self.sources}
+        return {key: value for key, value in document.items() if fields[key] in self.sources}
 
     @property
     def loopback(self) -> str:
@@ -175,8 +175,8 @@ def read_kubelet_config(
     ``executable``: the path of its program, where the operator names it. ``search``: finds the process, for tests.
     Never raises: where no kubelet runs, its usual file still tells what it would do, and without that its defaults.
     """
-    found = search() if search is not None else find_host_process(root=root, executable=executable)
-    kubelet = found.process
+    host_search = search() if search is not None else find_host_process(root=root, executable=executable)
+    kubelet = host_search.process
     flags = parse_flags(kubelet.arguments) if kubelet is not None else {}
     read = _Values(root)
     path, rule = (config_path, FileRule.OPERATOR) if config_path else (flags.get("config") or None, FileRule.ROOT)
@@ -201,7 +201,7 @@ def read_kubelet_config(
         config_path=path,
         config_rule=rule,
         sources=read.sources,
-        problems=(*read.problems, *found.problems),
+        problems=(*read.problems, *host_search.problems),
     )
     return replace(start, **read.values)
 

@@ -300,11 +300,11 @@ class PodListReader:
     def end(self) -> None:
         """There is no more. Errors: `ValueError` when it was no pod list, or not all of one (``pods`` hold)."""
         try:
-            found = _decode_envelope(self._cutter.envelope)
+            envelope = _decode_envelope(self._cutter.envelope)
         except _UNREADABLE as exc:
             raise ValueError(f"the answer is not a pod list: {exc}") from exc
-        if found.kind not in {None, "PodList"} or (found.kind is None and found.items is None):
-            kind = (found.kind or "something without items")[:60]
+        if envelope.kind not in {None, "PodList"} or (envelope.kind is None and envelope.items is None):
+            kind = (envelope.kind or "something without items")[:60]
             raise ValueError(f"the answer is not a pod list but {kind}")
         if self._count > MOST_PODS:
             raise ValueError(f"the list has {self._count} pods, only the first {MOST_PODS} are read")
@@ -327,11 +327,11 @@ def read_pod(item: bytes, length: int, first: int, source: str, reader: MarkRead
     """
     problem = "" if length == len(item) else too_long("pod", length, len(item))
     try:
-        found = _marked(item, first, whole=not problem).metadata
+        meta = _marked(item, first, whole=not problem).metadata
         known = ObjectMeta(
-            name=_short(found.name, LONGEST_NAME),
-            namespace=_short(found.namespace, LONGEST_NAME),
-            uid=_short(found.uid, LONGEST_UID),
+            name=_short(meta.name, LONGEST_NAME),
+            namespace=_short(meta.namespace, LONGEST_NAME),
+            uid=_short(meta.uid, LONGEST_UID),
         )
     except _UNREADABLE as exc:
         return _unreadable(item, source, problem or str(exc)[:_LONGEST_PROBLEM], exc)
@@ -341,7 +341,7 @@ def read_pod(item: bytes, length: int, first: int, source: str, reader: MarkRead
             pod = _pod_object(_decode_pod(item), known)
         except _UNREADABLE as exc:
             problem = str(exc)[:_LONGEST_PROBLEM]
-    marks = marks_of(found.labels, found.annotations, reader)
+    marks = marks_of(meta.labels, meta.annotations, reader)
     if pod is not None:
         return ListedPod(meta_of(pod, source, marks), whole=marks.labels is not None and marks.annotations is not None)
     marks = Marks(marks.labels, marks.annotations, limited((*marks.problems, f"invalid spec: {problem}")))
@@ -389,7 +389,7 @@ def _pod_object(listed: _ListedObject, known: ObjectMeta) -> PodObject:
 
 def _first(items: list[Raw] | None, decode: Callable[[Raw], T]) -> list[T] | None:
     """As many as count, and one more, by which it is seen that there are more."""
-    return None if items is None else [decode(one) for one in items[: MOST_CONTAINERS + 1]]
+    return None if items is None else [decode(raw) for raw in items[: MOST_CONTAINERS + 1]]
 
 
 def _marked(item: bytes, first: int, *, whole: bool) -> MarkedObject:

@@ -248,9 +248,9 @@ def _containers(
             # An init container that restarts always is a sidecar: it stays for the pod's life, like an app container.
             sidecar = kind is ContainerKind.INIT and container.restart_policy == "Always"
             where = f"container {container.name}"
-            asked = container.resources or ResourceRequirements()
-            requests, bad_requests = read_resources(f"{where}: requests", asked.requests)
-            limits, bad_limits = read_resources(f"{where}: limits", asked.limits)
+            requirements = container.resources or ResourceRequirements()
+            requests, bad_requests = read_resources(f"{where}: requests", requirements.requests)
+            limits, bad_limits = read_resources(f"{where}: limits", requirements.limits)
             for problem in (*bad_requests, *bad_limits):
                 note(problems, problem)
             yield ContainerMeta(
@@ -266,18 +266,18 @@ def _containers(
 def _resizes(status: PodStatus, problems: list[str]) -> Iterator[tuple[str, Resize]]:
     """What the status tells of each container's resources, where it tells anything."""
     current = [
-        ResizeCondition(one.type, one.reason or "", (one.message or "")[:_LONGEST_MESSAGE])
-        for one in (status.conditions or ())[:_MOST_CONDITIONS]
-        if one.status == "True"
+        ResizeCondition(condition.type, condition.reason or "", (condition.message or "")[:_LONGEST_MESSAGE])
+        for condition in (status.conditions or ())[:_MOST_CONDITIONS]
+        if condition.status == "True"
     ]
     state, message = state_of(status.resize, current)
     for group in (status.init_container_statuses, status.container_statuses):
         for container in (group or ())[:MOST_CONTAINERS]:
-            told, has = container.allocated_resources, container.resources
-            if told is None and has is None and state is None:
+            values, has = container.allocated_resources, container.resources
+            if values is None and has is None and state is None:
                 continue
             where = f"status of container {container.name}"
-            admitted, bad_admitted = read_resources(f"{where}: allocatedResources", told)
+            admitted, bad_admitted = read_resources(f"{where}: allocatedResources", values)
             requests, bad_requests = read_resources(f"{where}: requests", has.requests if has else None)
             limits, bad_limits = read_resources(f"{where}: limits", has.limits if has else None)
             for problem in (*bad_admitted, *bad_requests, *bad_limits):
@@ -285,7 +285,7 @@ def _resizes(status: PodStatus, problems: list[str]) -> Iterator[tuple[str, Resi
             yield (
                 container.name,
                 Resize(
-                    requests=None if told is None or bad_admitted else admitted,
+                    requests=None if values is None or bad_admitted else admitted,
                     actual_requests=None if has is None or bad_requests else requests,
                     actual_limits=None if has is None or bad_limits else limits,
                     state=state,
@@ -304,7 +304,7 @@ def _ids(status: PodStatus) -> Iterator[tuple[str, str]]:
 
 def _address(status: PodStatus) -> str | None:
     """The pod's first address; None while it has none. What is no address is left out: it would stand in URLs."""
-    text = status.pod_ip or next((one.ip for one in status.pod_ips or ()), "")
+    text = status.pod_ip or next((ip.ip for ip in status.pod_ips or ()), "")
     try:
         return str(ipaddress.ip_address(text)) if text else None
     except ValueError:
@@ -317,8 +317,8 @@ def _qos(text: str | None) -> QosClass | None:
 
 def _grace_s(metadata: ObjectMeta, spec: PodSpec) -> float | None:
     """The grace that the deletion was asked with, else the pod's own; one that makes no sense is not known."""
-    found = spec.grace_s if metadata.deletion_grace_s is None else metadata.deletion_grace_s
-    return found if found is None or found >= 0 else None
+    value = spec.grace_s if metadata.deletion_grace_s is None else metadata.deletion_grace_s
+    return value if value is None or value >= 0 else None
 
 
 def _owner(owners: list[OwnerReference] | tuple[()]) -> str | None:

@@ -146,7 +146,7 @@ def _documents(root: str, config: str, problems: list[InputError]) -> Iterator[M
         imports = document.get("imports")
         for pattern in imports if isinstance(imports, list) else ():
             full = os.path.join(root, os.path.join(os.path.dirname(path), str(pattern)).lstrip("/"))
-            todo += sorted(f"/{os.path.relpath(found, root)}" for found in glob.glob(full))
+            todo += sorted(f"/{os.path.relpath(text, root)}" for text in glob.glob(full))
 
 
 def _load(root: str, path: str) -> Mapping[str, object] | None:
@@ -162,7 +162,7 @@ def _load(root: str, path: str) -> Mapping[str, object] | None:
 
 def _runtime_roots(document: Mapping[str, object], where: str) -> list[str]:
     plugins = _table(document, "plugins", where)
-    found: list[str] = []
+    roots: list[str] = []
     for plugin in _CRI_PLUGINS:
         containerd = _table(_table(plugins, plugin, where), "containerd", where)
         runtimes = dict(_table(containerd, "runtimes", where))
@@ -172,11 +172,11 @@ def _runtime_roots(document: Mapping[str, object], where: str) -> list[str]:
         }
         for name in runtimes:
             runtime = _table(runtimes, name, where)
-            found += _texts(_table(runtime, "options", where).get("Root"), f"{name}.options.Root", where)
-            found += _texts(runtime.get("runtime_root"), f"{name}.runtime_root", where)
+            roots += _texts(_table(runtime, "options", where).get("Root"), f"{name}.options.Root", where)
+            roots += _texts(runtime.get("runtime_root"), f"{name}.runtime_root", where)
     for plugin in _LEGACY_PLUGINS:
-        found += _texts(_table(plugins, plugin, where).get("runtime_root"), f"{plugin}.runtime_root", where)
-    return found
+        roots += _texts(_table(plugins, plugin, where).get("runtime_root"), f"{plugin}.runtime_root", where)
+    return roots
 
 
 def _table(parent: Mapping[str, object], key: str, where: str) -> Mapping[str, object]:

@@ -173,15 +173,15 @@ class RuntimeEvents:
                 if event.mask & VANISHED:
                     root.way.cut(event)
                 self._open(watcher, root, again=False)
-        here = self._roots.get(event.path)
-        if here is None:
+        runtime_root = self._roots.get(event.path)
+        if runtime_root is None:
             return
         if event.rescan or event.ended:
-            self._open(watcher, here, again=False)
+            self._open(watcher, runtime_root, again=False)
         elif event.is_dir and event.mask & VANISHED:
-            self._vanished(watcher, here, event.name)
+            self._vanished(watcher, runtime_root, event.name)
         elif event.is_dir:
-            self._appeared(watcher, here, event.name, here.which)
+            self._appeared(watcher, runtime_root, event.name, runtime_root.which)
 
     def _resync(self, watcher: DirWatcher[_WatchedDirectory], *, again: bool) -> int:
         """Watch and list everything; ``again``: tell those that were known, too. How many had been missed."""

@@ -149,20 +149,20 @@ class TreeSource:
         Errors: `SourceError` when any of the tree cannot be read; that is never "no pods".
         """
         unread: dict[str, SourceError] = {}
-        found = _newest(self._read(unread))
+        dirs = _newest(self._read(unread))
         if unread:
             raise next(iter(unread.values()))
-        return found
+        return dirs
 
     async def scan_gently(self) -> Listing:
         """`scan` that lets the loop run every millisecond. Errors: none; they are in the answer, by directory."""
-        found: list[PodDirs] = []
+        dirs: list[PodDirs] = []
         unread: dict[str, SourceError] = {}
         clock = TimeSlice()
         for pod in self._read(unread):
-            found.append(pod)
+            dirs.append(pod)
             await clock.checkpoint()
-        return Listing(_newest(found), unread)
+        return Listing(_newest(dirs), unread)
 
     def rescan(self, uid: str) -> PodDirs | None:
         """One pod on disk now; None when it has no directory. Errors: `SourceError` when that cannot be told."""
@@ -180,10 +180,10 @@ class TreeSource:
                 continue
             for name in names:
                 path = f"{group}/{name}"
-                found = self._layout.parse(path)
-                if found is not None and found.kind is GroupKind.POD and found.pod_uid is not None:
+                group_name = self._layout.parse(path)
+                if group_name is not None and group_name.kind is GroupKind.POD and group_name.pod_uid is not None:
                     try:
-                        pod = self._read_pod(path, found.pod_uid, qos)
+                        pod = self._read_pod(path, group_name.pod_uid, qos)
                     except SourceError as exc:
                         unread[path] = exc
                         continue
@@ -197,9 +197,9 @@ class TreeSource:
             return None
         containers: dict[str, GroupRef] = {}
         for name, child in _groups(directory):
-            found = self._layout.parse(f"{path}/{name}")
-            if found is not None and found.container_id is not None:
-                containers[found.container_id] = GroupRef(path=f"{path}/{name}", inode=child)
+            group_name = self._layout.parse(f"{path}/{name}")
+            if group_name is not None and group_name.container_id is not None:
+                containers[group_name.container_id] = GroupRef(path=f"{path}/{name}", inode=child)
         return PodDirs(uid=uid, qos=qos, group=GroupRef(path=path, inode=inode), containers=containers)
 
     # The model: what the events have told so far.
@@ -446,9 +446,9 @@ def _newest(pods: Iterable[PodDirs]) -> dict[str, PodDirs]:
 
     Inode numbers of cgroup directories only grow, so the larger is the later.
     """
-    found: dict[str, PodDirs] = {}
+    dirs: dict[str, PodDirs] = {}
     for pod in pods:
-        before = found.get(pod.uid)
+        before = dirs.get(pod.uid)
         if before is None or before.group.inode < pod.group.inode:
-            found[pod.uid] = pod
-    return found
+            dirs[pod.uid] = pod
+    return dirs

@@ -107,23 +107,23 @@ def _printable(values: Iterable[str]) -> list[str]:
     return [printable_lines(value) for value in values]
 
 
-def _gauge(name: str, words: str, value: float) -> Metric:
-    return GaugeMetricFamily(f"bypassd_{name}", words, value=value)
+def _gauge(name: str, message: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"bypassd_{name}", message, value=value)
 
 
-def _gauges(name: str, words: str, labels: Sequence[str], values: Iterable[tuple[Sequence[str], float]]) -> Metric:
-    family = GaugeMetricFamily(f"bypassd_{name}", words, labels=labels)
+def _gauges(name: str, message: str, labels: Sequence[str], values: Iterable[tuple[Sequence[str], float]]) -> Metric:
+    family = GaugeMetricFamily(f"bypassd_{name}", message, labels=labels)
     for names, value in values:
         family.add_metric(_printable(names), value)
     return family
 
 
-def _counter(name: str, words: str, value: float) -> Metric:
-    return CounterMetricFamily(f"bypassd_{name}", words, value=value)
+def _counter(name: str, message: str, value: float) -> Metric:
+    return CounterMetricFamily(f"bypassd_{name}", message, value=value)
 
 
-def _counters(name: str, words: str, labels: Sequence[str], values: Iterable[tuple[Sequence[str], float]]) -> Metric:
-    family = CounterMetricFamily(f"bypassd_{name}", words, labels=labels)
+def _counters(name: str, message: str, labels: Sequence[str], values: Iterable[tuple[Sequence[str], float]]) -> Metric:
+    family = CounterMetricFamily(f"bypassd_{name}", message, labels=labels)
     for names, value in values:
         family.add_metric(_printable(names), value)
     return family
@@ -133,8 +133,8 @@ def _single(values: Mapping[str, int]) -> Iterator[tuple[Sequence[str], float]]:
     return (((name,), value) for name, value in sorted(values.items()))
 
 
-def _histogram(name: str, words: str, values: HistogramValues) -> Metric:
-    family = HistogramMetricFamily(f"bypassd_{name}", words)
+def _histogram(name: str, message: str, values: HistogramValues) -> Metric:
+    family = HistogramMetricFamily(f"bypassd_{name}", message)
     below = 0
     buckets: list[tuple[str, float]] = []
     for bound, count in zip((*values.bounds, None), values.counts, strict=True):
@@ -217,19 +217,21 @@ def _parts(now: MetricsSnapshot) -> Iterator[Metric]:
 
 
 def _alerts(now: MetricsSnapshot) -> Iterator[Metric]:
-    told = sorted(now.alerts.told.items())
-    yield _counters("alerts", "Alerts by kind and severity.", ("kind", "severity"), told)
+    pairs = sorted(now.alerts.told.items())
+    yield _counters("alerts", "Alerts by kind and severity.", ("kind", "severity"), pairs)
     yield _gauge("alerts_stored", "Pending alerts in the store.", now.alerts.stored)
     if not now.alerts.sinks:
         return
     sinks = sorted(now.alerts.sinks.items())
-    outcomes = [((name, outcome), count) for name, one in sinks for outcome, count in sorted(one.outcomes.items())]
+    outcomes = [
+        ((name, outcome), count) for name, numbers in sinks for outcome, count in sorted(numbers.outcomes.items())
+    ]
     yield _counters("alert_sink_alerts", "Alerts by sink and outcome.", ("sink", "outcome"), outcomes)
-    waiting = [((name,), float(one.waiting)) for name, one in sinks]
+    waiting = [((name,), float(numbers.waiting)) for name, numbers in sinks]
     yield _gauges("alert_sink_waiting", "Pending alerts by sink.", ("sink",), waiting)
-    late = [((name,), one.late_s) for name, one in sinks]
+    late = [((name,), numbers.late_s) for name, numbers in sinks]
     yield _gauges("alert_sink_late_seconds", "Age of the oldest pending alert.", ("sink",), late)
-    failing = [((name,), float(one.failing)) for name, one in sinks]
+    failing = [((name,), float(numbers.failing)) for name, numbers in sinks]
     yield _gauges("alert_sink_failing", "1 while delivery to a sink fails.", ("sink",), failing)
 
 
@@ -237,8 +239,8 @@ def _http(now: MetricsSnapshot) -> Iterator[Metric]:
     requests = sorted(now.http_requests.items())
     yield _counters("http_requests", "HTTP responses by listener and status.", ("listener", "code"), requests)
     aborted = sorted(now.http_aborted.items())
-    words = "Connections ended early, by listener and reason."
-    yield _counters("http_connections_aborted", words, ("listener", "reason"), aborted)
+    message = "Connections ended early, by listener and reason."
+    yield _counters("http_connections_aborted", message, ("listener", "reason"), aborted)
 
 
 def _watched(now: InterferenceCounters) -> Iterator[Metric]:
@@ -264,13 +266,15 @@ def _cache(use: CacheUsage, age_s: float | None) -> Iterator[Metric]:
         yield _gauges("be_level_percent", "Current BE share of a dynamic level.", ("of",), shares)
     labels = ("group", "class", "cache")
     rows = [
-        ((name, use.classes.get(name, ""), str(cache)), one)
+        ((name, use.classes.get(name, ""), str(cache)), consumption)
         for name, caches in sorted(use.groups.items())
-        for cache, one in sorted(caches.items())
+        for cache, consumption in sorted(caches.items())
     ]
-    held = [(names, one.occupancy_bytes) for names, one in rows if one.occupancy_bytes is not None]
+    held = [
+        (names, consumption.occupancy_bytes) for names, consumption in rows if consumption.occupancy_bytes is not None
+    ]
     yield _gauges("llc_occupancy_bytes", "Last-level cache occupancy of a resctrl group.", labels, held)
-    moved = [(names, one.total_bytes_s) for names, one in rows if one.total_bytes_s is not None]
+    moved = [(names, consumption.total_bytes_s) for names, consumption in rows if consumption.total_bytes_s is not None]
     yield _gauges("memory_bandwidth_bytes_per_second", "Memory bandwidth of a resctrl group.", labels, moved)
 
 

@@ -83,37 +83,37 @@ class Rounds(Generic[K, V]):
     async def _round(self) -> None:
         """One build for all that wait. Where its request is cancelled, the next that waits begins anew."""
         wishes = frozenset(self._waiting)
-        found: Found[K, V] | Exception
+        result: Found[K, V] | Exception
         before_s = self.spent_s
         self.builds += 1
         try:
-            found = await self._made(frozenset().union(*(wish.keys for wish in wishes)))
+            result = await self._made(frozenset().union(*(wish.keys for wish in wishes)))
         except Exception as exc:  # noqa: BLE001  (it is raised again in every request that waited for this)
-            found = exc
+            result = exc
         finally:
             self._not_before = trio.current_time() + self._pace.pause_s(self.spent_s - before_s)
         for wish in wishes:
-            wish.found = found
+            wish.found = result
 
     async def _made(self, keys: frozenset[K]) -> "Found[K, V]":
         parts, spent_s = await self._build(keys)
         # Not the time until it returned: a thread that waits for its turn takes nothing from the loop.
         self.spent_s += spent_s
-        found = Found[K, V]()
+        result = Found[K, V]()
         slices, began = TimeSlice(), time.thread_time()
         for key, steps in parts:
             while True:
                 try:
                     next(steps)
                 except StopIteration as end:
-                    found[key] = end.value
+                    result[key] = end.value
                     break
                 if slices.is_over:
                     self.spent_s += time.thread_time() - began
                     await slices.checkpoint()
                     began = time.thread_time()
         self.spent_s += time.thread_time() - began
-        return found
+        return result
 
 
 @final
@@ -158,16 +158,16 @@ class Answers:
         Errors: `Busy`.
         """
         self.bodies.check(0)
-        found = await self.state_rounds.get(frozenset((form, name) for name in sections))
+        result = await self.state_rounds.get(frozenset((form, name) for name in sections))
         # The build has more where other requests want more.
         others = frozenset(self._shown.sections) - frozenset(sections)
-        parts = [(name, part) for (kind, name), part in found.items() if kind == form and name not in others]
+        parts = [(name, part) for (kind, name), part in result.items() if kind == form and name not in others]
         key = form, tuple(sections)
-        if key not in found.documents:
+        if key not in result.documents:
             # Before it is made: requests for many sets of sections are as many documents.
             self.bodies.check(sum(len(part) for _, part in parts))
-            found.documents[key] = FORMATS[form].document(parts)
-        return found.documents[key]
+            result.documents[key] = FORMATS[form].document(parts)
+        return result.documents[key]
 
     async def _sections(
         self, keys: frozenset[tuple[str, str]]
@@ -211,8 +211,8 @@ def _encoded(
 
 def _rows(values: Iterator[object], rows: dict[str, list[bytes]], form: str) -> Steps[bytes]:
     for row in values:
-        for one, encoded in rows.items():
-            encoded.append(FORMATS[one].value(row))
+        for text, encoded in rows.items():
+            encoded.append(FORMATS[text].value(row))
         yield
     return FORMATS[form].rows(rows[form])
 

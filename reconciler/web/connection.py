@@ -220,10 +220,10 @@ class Connection:
 
     # The wire
 
-    async def _refuse(self, status: int, reason: str, words: str, *, retry_after_s: int | None = None) -> NoReturn:
+    async def _refuse(self, status: int, reason: str, message: str, *, retry_after_s: int | None = None) -> NoReturn:
         """Answer by ourselves, and end. Errors: `Aborted`, always."""
         self._last = True
-        body = f'{{"error":"{words}"}}\n'.encode()
+        body = f'{{"error":"{message}"}}\n'.encode()
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         if retry_after_s is not None:
             headers.append((b"retry-after", str(retry_after_s).encode()))

@@ -26,8 +26,8 @@ class Hosts:
         That address is allowed, too: where all of a machine's addresses are listened on, clients use any of them, and
         no name of somebody else's is an address.
         """
-        found = _HOST.fullmatch(host or b"")
-        if found is None:
+        match = _HOST.fullmatch(host or b"")
+        if match is None:
             return False
-        name = (found[1] or found[2]).lower()
+        name = (match[1] or match[2]).lower()
         return name in self._names or (server is not None and name == server[0].lower().encode())

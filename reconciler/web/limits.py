@@ -120,8 +120,8 @@ def client_of(connection: trio.socket.SocketType) -> str:
     /64, which one machine has for itself.
     """
     if connection.family == socket.AF_UNIX:
-        found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
-        return f"uid {_UCRED.unpack(found)[1]}"
+        data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+        return f"uid {_UCRED.unpack(data)[1]}"
     address = ip_address(str(connection.getpeername()[0]).partition("%")[0])
     if isinstance(address, IPv6Address):
         address = address.ipv4_mapped or address

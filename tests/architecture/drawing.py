@@ -122,7 +122,7 @@ def needed(arrows: Sequence[Arrow]) -> list[Arrow]:
             raise ValueError(f"rooms import each other in a circle: {' -> '.join((*above, room))}")
         if room not in below:
             nearest = after.get(room, set())
-            below[room] = nearest.union(*(reached(one, (*above, room)) for one in sorted(nearest)))
+            below[room] = nearest.union(*(reached(text, (*above, room)) for text in sorted(nearest)))
         return below[room]
 
     return [
@@ -216,15 +216,15 @@ def _crossings(ways: Mapping[tuple[str, str], list[_Stop]], xs: Mapping[_Stop, f
     """How many pairs of arrows cross between two rows."""
     parts = sorted((upper.row, xs[upper], xs[lower]) for way in ways.values() for upper, lower in pairwise(way))
     return sum(
-        one[0] == other[0] and (one[1] - other[1]) * (one[2] - other[2]) < 0
-        for index, one in enumerate(parts)
+        row[0] == other[0] and (row[1] - other[1]) * (row[2] - other[2]) < 0
+        for index, row in enumerate(parts)
         for other in parts[:index]
     )
 
 
 def _mean(stop: _Stop, neighbours: Mapping[_Stop, list[_Stop]], xs: Mapping[_Stop, float]) -> float:
     """The mean of the neighbours; an arrow that passes several rows is kept straight."""
-    near = [(xs[one], _STRAIGHT if stop.arrow and one.arrow else 1) for one in neighbours.get(stop, ())]
+    near = [(xs[item], _STRAIGHT if stop.arrow and item.arrow else 1) for item in neighbours.get(stop, ())]
     weight = sum(weight for _, weight in near)
     return sum(x * weight for x, weight in near) / weight if near else xs[stop]
 

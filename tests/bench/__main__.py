@@ -67,8 +67,8 @@ def state(agent: Agent, *sections: str) -> dict[str, object]:
     query = "&".join(f"section={name}" for name in sections)
     status, body = agent.get(f"/state?{query}" if query else "/state")
     assert status == 200, body
-    found: dict[str, object] = json.loads(body)
-    return found
+    fields: dict[str, object] = json.loads(body)
+    return fields
 
 
 def right(paths: list[str]) -> bool:
@@ -238,7 +238,7 @@ def _bare(node: DirectoryNode, numbers: range) -> list[float]:
             time.sleep(0.03)
         time.sleep(0.5)
         wanted = {f"{number:064x}" for number in numbers}
-        times = [one.took_us for one in bare.answers() if one.container in wanted]
+        times = [answer.took_us for answer in bare.answers() if answer.container in wanted]
     _remove(node, numbers)
     return times
 
@@ -280,7 +280,7 @@ def churn(node: DirectoryNode, count: int) -> dict[str, object]:
             "caught_up_after_s": settled,
             "missed": missed,
             "all_gone_after_s": emptied,
-            "ledger_rows_left_below_pods": sum("/pod" in one["path"] for one in left),
+            "ledger_rows_left_below_pods": sum("/pod" in entry["path"] for entry in left),
             "rss_mib_before_after": [round(rss_before, 1), round(rss_after, 1)],
             "watches": _metric(agent, "bypassd_watches"),
         }
@@ -346,14 +346,14 @@ def main() -> int:
         DirectoryNode(directory, kernel, kernel.mounts, cgroup_root="/bypassd-bench") as node,
     ):
         if given.what == "idle":
-            found = idle(node, given.count, given.seconds)
+            fields = idle(node, given.count, given.seconds)
         elif given.what == "starts":
-            found = starts(node, given.count)
+            fields = starts(node, given.count)
         elif given.what == "http":
-            found = listener(node, given.count, tuple(given.load))
+            fields = listener(node, given.count, tuple(given.load))
         else:
-            found = churn(node, given.count)
-    print(json.dumps({"kubepods": node.kubepods, **found}, indent=2))
+            fields = churn(node, given.count)
+    print(json.dumps({"kubepods": node.kubepods, **fields}, indent=2))
     return 0
 
 

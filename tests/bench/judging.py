@@ -90,10 +90,10 @@ class World:
         node = {signal: Sample(max(0.0, made.gauss(mean, sigma))) for signal, (mean, sigma) in _NODE.items()}
         samples = {NODE: node}
         for uid in self.pods:
-            here = samples[pod_subject(uid)] = {}
+            current = samples[pod_subject(uid)] = {}
             for signal, (mean, sigma) in _HEALTHY.items():
                 usual = _BAD.get(signal, mean) if uid in bad else mean
-                here[signal] = self._sample(uid, signal, max(0.0, made.gauss(usual, sigma)), at)
+                current[signal] = self._sample(uid, signal, max(0.0, made.gauss(usual, sigma)), at)
         return SampleFrame(at_s=at, wall_s=_WALL_S + self._second, pods=self.pods, samples=samples)
 
     def _sample(self, uid: str, signal: str, value: float, at: float) -> Sample:
@@ -167,7 +167,7 @@ def ranking(be: int) -> dict[str, dict[str, float]]:
     world, brain = World(be + _VICTIMS, online=_VICTIMS), InterferenceEngine(InterferenceConfig(enabled=True))
     for second in range(_PAST):
         brain.evaluate_now(world.frame(_VICTIMS if second >= _PAST - 30 else 0))
-    found: dict[str, dict[str, float]] = {}
+    values: dict[str, dict[str, float]] = {}
     for resource in (ContendedResource.CPU, ContendedResource.MEMORY, ContendedResource.IO):
         first, others = Clock(), Clock()
         for _ in range(_PASSES // _VICTIMS):
@@ -179,8 +179,8 @@ def ranking(be: int) -> dict[str, dict[str, float]]:
                     subject=pod.subject, pod=pod, frame=frame, history=brain.history, fresh_s=brain.fresh_s
                 )
                 (others if number else first).run(rank(sight, resource, 30.0, lately))
-        found[f"{resource}, first"], found[f"{resource}, others"] = first.figures(), others.figures()
-    return found
+        values[f"{resource}, first"], values[f"{resource}, others"] = first.figures(), others.figures()
+    return values
 
 
 def simulating(pods: int, seconds: int = 600) -> dict[str, float]:

@@ -11,18 +11,18 @@ _ROOT = f"/bypassd-bench-memory-{os.getpid()}"
 
 def run(windows: int, seconds: float) -> dict[str, object]:
     """So many windows of each kind, each so long; the same twice, without and with the agent."""
-    found: dict[str, object] = {"windows": windows, "seconds": seconds}
+    fields: dict[str, object] = {"windows": windows, "seconds": seconds}
     for name, agent in (("without the agent", False), ("with the agent", True)):
-        with scene(_ROOT, agent=agent) as here:
-            compared = compare(here.windows(windows, seconds))
-            found[name] = {key: round(value, 3) for key, value in asdict(compared).items()} | _happened(here)
-    return found
+        with scene(_ROOT, agent=agent) as current:
+            compared = compare(current.windows(windows, seconds))
+            fields[name] = {key: round(value, 3) for key, value in asdict(compared).items()} | _happened(current)
+    return fields
 
 
-def _happened(here: Scene) -> dict[str, object]:
+def _happened(current: Scene) -> dict[str, object]:
     return {
-        "times_at_the_limit_of_all_pods": here.hits(here.kubepods),
-        "times_at_the_limit_of_be_work": here.hits(here.besteffort),
-        "oom_kills": {name: here.oom_kills(name) for name in here.pods},
-        "most_in_use_mib": int(here.read(here.kubepods, "memory.max_usage_in_bytes")) >> 20,
+        "times_at_the_limit_of_all_pods": current.hits(current.kubepods),
+        "times_at_the_limit_of_be_work": current.hits(current.besteffort),
+        "oom_kills": {name: current.oom_kills(name) for name in current.pods},
+        "most_in_use_mib": int(current.read(current.kubepods, "memory.max_usage_in_bytes")) >> 20,
     }

@@ -76,8 +76,8 @@ def life(topology: Topology, events: int, chance: random.Random, *, bound: bool,
     for _ in range(events):
         kind = chance.choices(("come", "go", "resize", "take", "give"), (3, 2, 5, taken, taken))[0]
         free = topology.online
-        for one in own:
-            free -= one
+        for cpu_set in own:
+            free -= cpu_set
         if (kind == "come" and len(wanted) < most) or not wanted:
             come()
         elif kind == "go":
@@ -102,14 +102,14 @@ def life(topology: Topology, events: int, chance: random.Random, *, bound: bool,
 
 def in_topology_order(count: int, free: int, topology: Topology) -> int:
     """Whole sockets, then whole caches, then whole cores, then threads, the lowest first."""
-    found = 0
+    number = 0
     for groups in (topology.sockets().values(), topology.l3_domains().values(), topology.cores()):
         for group in groups:
             mask = group.mask
-            if mask & free == mask and not mask & found and mask.bit_count() <= count:
-                found |= mask
+            if mask & free == mask and not mask & number and mask.bit_count() <= count:
+                number |= mask
                 count -= mask.bit_count()
-    return found | CpuSet.from_mask(free & ~found).lowest(count).mask
+    return number | CpuSet.from_mask(free & ~number).lowest(count).mask
 
 
 def core_by_core(count: int, free: int, topology: Topology) -> int:
@@ -119,25 +119,25 @@ def core_by_core(count: int, free: int, topology: Topology) -> int:
         if (mask := core.mask) & free:
             first = topology.cpu((mask & -mask).bit_length() - 1)
             queues.setdefault(first.node, []).append(mask & free)
-    found = 0
+    number = 0
     for cores in zip_longest(*queues.values(), fillvalue=0):
         for mask in cores:
             if mask.bit_count() <= count:
-                found |= mask
+                number |= mask
                 count -= mask.bit_count()
-    return found | CpuSet.from_mask(free & ~found).lowest(count).mask
+    return number | CpuSet.from_mask(free & ~number).lowest(count).mask
 
 
 def from_scratch(event: Event, topology: Topology, take: Take) -> Sets:
     """Nothing is remembered: bound pools, then the others, in the order of their names."""
     left = event.free.mask
-    found: dict[str, CpuSet] = {}
+    cpus: dict[str, CpuSet] = {}
     for name in sorted(event.sizes, key=lambda name: (name not in event.within, name)):
         usable = left & event.within[name].mask if name in event.within else left
         took = take(event.sizes[name], usable, topology)
-        found[name] = CpuSet.from_mask(took)
+        cpus[name] = CpuSet.from_mask(took)
         left &= ~took
-    return found
+    return cpus
 
 
 def ours(event: Event, held: Sets, topology: Topology) -> Sets:
@@ -147,13 +147,13 @@ def ours(event: Event, held: Sets, topology: Topology) -> Sets:
 
 def step(event: Event, held: Sets, packed: Sets, topology: Topology) -> Step:
     """What lies between two packings of one packer."""
-    found = cost(packed, held, event.free, topology)
+    result = cost(packed, held, event.free, topology)
     least = 0
     for name, size in event.sizes.items():
         may = event.free & event.within.get(name, event.free)
         least += max(0, size - len(held.get(name, EMPTY) & may))
     pools = sum(held.get(name) != packed.get(name) for name in held.keys() | packed.keys())
-    return Step(found.moved, least, pools, found.split, found.caches)
+    return Step(result.moved, least, pools, result.split, result.caches)
 
 
 class Lives(NamedTuple):
@@ -168,18 +168,18 @@ class Lives(NamedTuple):
 def live(topology: Topology, events: int, seed: int, *, bound: bool = True, taken: bool = True) -> Lives:
     """The same life three times. The first event is of no packer's making and not counted."""
     held: list[Sets] = [{}, {}, {}]
-    found = Lives([], [], [], [])
+    lives = Lives([], [], [], [])
     for number, event in enumerate(life(topology, events, random.Random(seed), bound=bound, taken=taken)):
         began = time.thread_time()
         mine = ours(event, held[0], topology)
         took = time.thread_time() - began
         packed = [mine, *(from_scratch(event, topology, take) for take in (in_topology_order, core_by_core))]
         if number:
-            for steps, before, after in zip(found[:3], held, packed, strict=True):
+            for steps, before, after in zip(lives[:3], held, packed, strict=True):
                 steps.append(step(event, before, after, topology))
-            found.took.append(took)
+            lives.took.append(took)
         held = packed
-    return found
+    return lives
 
 
 def table(lives: int, events: int) -> str:
@@ -191,35 +191,35 @@ def table(lives: int, events: int) -> str:
     times = []
     for machine, topology in MACHINES.items():
         done = [live(topology, events, seed) for seed in range(lives)]
-        sums = [[sum(one.moved for one in steps) for steps in found[:3]] for found in done]
+        sums = [[sum(item.moved for item in steps) for steps in found[:3]] for found in done]
         for index, packer in enumerate(("ours", "from scratch, topology order", "from scratch, core by core")):
-            steps = [one for found in done for one in found[:3][index]]
-            moved = sorted(one.moved for one in steps)
+            steps = [one for item in done for one in item[:3][index]]
+            moved = sorted(item.moved for item in steps)
             total, mine = sum(row[index] for row in sums), sum(row[0] for row in sums)
-            told = f"{total / mine:.1f} times ours; less in {sum(row[index] < row[0] for row in sums)}" if index else ""
+            text = f"{total / mine:.1f} times ours; less in {sum(row[index] < row[0] for row in sums)}" if index else ""
             shown = [
                 f"{statistics.fmean(moved):.2f}",
                 *(f"{_at(moved, part):.0f}" for part in (0.5, 0.95, 0.99)),
-                f"{statistics.fmean(one.pools for one in steps):.2f}",
-                f"{statistics.fmean(one.split for one in steps):.1f}",
-                f"{statistics.fmean(one.caches for one in steps):.1f}",
-                told,
+                f"{statistics.fmean(item.pools for item in steps):.2f}",
+                f"{statistics.fmean(item.split for item in steps):.1f}",
+                f"{statistics.fmean(item.caches for item in steps):.1f}",
+                text,
             ]
             rows.append(f"| {machine} | {packer} | {' | '.join(shown)} |")
-        mine_steps = [one for found in done for one in found.ours]
-        above = sum(one.moved > one.least for one in mine_steps) / len(mine_steps)
-        least = statistics.fmean(one.least for one in mine_steps)
+        mine_steps = [our for item in done for our in item.ours]
+        above = sum(mine_step.moved > mine_step.least for mine_step in mine_steps) / len(mine_steps)
+        least = statistics.fmean(mine_step.least for mine_step in mine_steps)
         rows.append(
             f"| {machine} | lower bound | {least:.2f} | | | | | | | ours above it in {above:.1%} of the events |"
         )
-        took = sorted(one * 1e3 for found in done for one in found.took)
+        took = sorted(value * 1e3 for item in done for value in item.took)
         times.append(f"{machine}: median {_at(took, 0.5):.2f} ms, p99 {_at(took, 0.99):.2f} ms")
     return "\n".join([*rows, "", f"{lives} lives of {events} events each. CPU time of ours: {'; '.join(times)}."])
 
 
 def prices(turns: int = 100) -> str:
     """CPU time of one packing of twenty pools, half of them bound: from nothing, and when all sizes change."""
-    told = []
+    texts = []
     for cpus in (256, 1024):
         topology = uniform(sockets=2, nodes=8, cores=cpus // 2, threads=2)
         chance = random.Random(1)
@@ -229,7 +229,7 @@ def prices(turns: int = 100) -> str:
             within = {name: topology.node_cpus(chance.choice(topology.nodes())) for name in names[::2]}
             wanted = {name: chance.randint(1, cpus // 13) for name in names}
             held = pack(wanted, {}, topology.online, topology, within)
-            sizes = {name: len(found) for name, found in held.items()}
+            sizes = {name: len(cpu_set) for name, cpu_set in held.items()}
             began = time.thread_time()
             pack(sizes, {}, topology.online, topology, within)
             scratch.append((time.thread_time() - began) * 1e3)
@@ -239,11 +239,11 @@ def prices(turns: int = 100) -> str:
             changed.append((time.thread_time() - began) * 1e3)
         scratch.sort()
         changed.sort()
-        told.append(
+        texts.append(
             f"{cpus} CPUs, 20 pools: from nothing {_at(scratch, 0.5):.1f} ms (p99 {_at(scratch, 0.99):.1f}), "
             f"all sizes changed {_at(changed, 0.5):.1f} ms (p99 {_at(changed, 0.99):.1f})."
         )
-    return "\n".join(told)
+    return "\n".join(texts)
 
 
 def _at(ordered: Sequence[float], part: float) -> float:

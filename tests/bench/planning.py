@@ -126,7 +126,7 @@ def measure(cpus: int, pods: int, config: PoliciesConfig = CONFIG, rounds: int =
     again = _time(lambda: plan(view, before, config), rounds)
     newcomer = replace(view.pods[min(view.pods)], uid="ffffffff-0000-4000-8000-000000000000")
     more = replace(view, pods={**view.pods, newcomer.uid: newcomer})
-    one = _time(lambda: plan_pod(newcomer, more, plan_node(more, before, config), config), rounds)
+    value = _time(lambda: plan_pod(newcomer, more, plan_node(more, before, config), config), rounds)
     gc.collect()
     tracemalloc.start()
     desired = plan(view, before, config)
@@ -138,7 +138,7 @@ def measure(cpus: int, pods: int, config: PoliciesConfig = CONFIG, rounds: int =
         "settings": len(desired.settings),
         "first_ms": first,
         "again_ms": again,
-        "one_pod_comes_ms": one,
+        "one_pod_comes_ms": value,
         "kept_mib": round(kept / 2**20, 2),
         "peak_mib": round(peak / 2**20, 2),
     }

@@ -152,16 +152,16 @@ def scene(made: Pods, wanted: tuple[str, ...]) -> SampleContext:
 async def measure(made: Pods, seconds: int, wanted: tuple[str, ...]) -> dict[str, object]:
     """One pass a second, as the daemon does it."""
     readers = build(wanted, ReaderContext(hierarchy=made.hierarchy, filesystems={"nodefs": "/var", "imagefs": "/usr"}))
-    here = scene(made, wanted)
+    context = scene(made, wanted)
     try:
         for _ in range(_WARM_UP):
-            await _pass(readers, here)
+            await _pass(readers, context)
             await trio.sleep(0.2)
         before, spent, slowest = costs(readers), 0.0, 0.0
         due = trio.current_time()
         for _ in range(seconds):
             began, clock = time.thread_time(), time.monotonic()
-            samples = await _pass(readers, here)
+            samples = await _pass(readers, context)
             spent += time.thread_time() - began
             slowest = max(slowest, time.monotonic() - clock)
             due += 1.0
@@ -185,11 +185,11 @@ def _loop_us() -> int:
     return round(1e6 * statistics.median(timeit.repeat(lambda: sum(range(10_000)), number=1, repeat=201)))
 
 
-async def _pass(readers: tuple[MeteredReader, ...], here: SampleContext) -> int:
+async def _pass(readers: tuple[MeteredReader, ...], context: SampleContext) -> int:
     sheet = SampleSheet()
     now = time.monotonic()
     for reader in readers:
-        await reader.read(here, sheet, now)
+        await reader.read(context, sheet, now)
     return sum(len(samples) for samples in sheet.samples.values())
 
 

@@ -72,10 +72,10 @@ async def test_a_write_is_told_with_group_file_and_writer(
         # The writer stays until it has been looked at.
         script = f"echo 512 > {cpu}{GROUP}/cpu.shares; sleep 0.3"
         nursery.start_soon(trio.to_thread.run_sync, run, shell, "-c", script)
-        found = await writes(watch)
-        assert [(one.directory, one.group, one.file) for one in found] == [(cpu, GROUP, "cpu.shares")]
-        assert found[0].writer.kind is kind
-        assert found[0].writer.pid > 0
+        result = await writes(watch)
+        assert [(item.directory, item.group, item.file) for item in result] == [(cpu, GROUP, "cpu.shares")]
+        assert result[0].writer.kind is kind
+        assert result[0].writer.pid > 0
 
 
 async def test_own_writes_are_dropped_and_no_descriptor_stays_open(watch: FanotifyWatch, cpu: str) -> None:
@@ -90,10 +90,10 @@ async def test_own_writes_are_dropped_and_no_descriptor_stays_open(watch: Fanoti
 
 async def test_a_writer_that_has_ended_is_unknown_but_its_write_is_told(watch: FanotifyWatch, cpu: str) -> None:
     write(f"{cpu}{GROUP}/cpu.shares", "99")
-    found = await writes(watch)
-    assert found[0].writer.kind is WriterKind.UNKNOWN
-    assert found[0].writer.pid > 0
-    assert found[0].group == GROUP
+    result = await writes(watch)
+    assert result[0].writer.kind is WriterKind.UNKNOWN
+    assert result[0].writer.pid > 0
+    assert result[0].group == GROUP
 
 
 async def test_only_files_and_groups_of_interest_are_told(watch: FanotifyWatch, cpu: str) -> None:
@@ -103,7 +103,7 @@ async def test_only_files_and_groups_of_interest_are_told(watch: FanotifyWatch, 
         write(f"{cpu}{path}", "50000")
     assert await quiet(picky)
     write(f"{cpu}{GROUP}/kubepods/pod/cpu.cfs_quota_us", "50000")
-    assert [one.group for one in await writes(picky)] == [f"{GROUP}/kubepods/pod"]
+    assert [item.group for item in await writes(picky)] == [f"{GROUP}/kubepods/pod"]
     picky.close()
 
 
@@ -113,7 +113,7 @@ async def test_a_write_from_another_mount_namespace_is_placed(watch: FanotifyWat
     failed = run("unshare", "-m", "sh", "-c", f"mount --bind {cpu} {tmp_path} && {loop}")
     if failed:
         pytest.skip(f"REAL KERNEL TEST NOT RUN: no mount namespace can be made: {failed}")
-    assert {(one.directory, one.group, one.file) for one in await writes(watch)} == {
+    assert {(item.directory, item.group, item.file) for item in await writes(watch)} == {
         (cpu, f"{GROUP}/pod", "cpu.shares")
     }
 
@@ -144,7 +144,7 @@ async def test_a_full_queue_is_told_as_lost(watch: FanotifyWatch, cpu: str) -> N
     paths = [f"{group}/cpu.shares" for group in groups]
     run(sys.executable, "-c", STORM, str(limit // len(groups) + 2), *paths)
     seen: list[ObservedWrite] = []
-    while not any(one.lost for one in seen):
+    while not any(item.lost for item in seen):
         seen = await writes(watch)
     assert descriptors() == before
 
@@ -154,7 +154,7 @@ async def test_a_group_that_is_gone_before_its_write_was_read_is_no_loss(watch: 
     write(f"{cpu}{GROUP}/short/cpu.shares", "512")
     os.rmdir(f"{cpu}{GROUP}/short")
     write(f"{cpu}{GROUP}/cpu.shares", "512")
-    assert [(one.group, one.lost) for one in await writes(watch)] == [(GROUP, False)]
+    assert [(item.group, item.lost) for item in await writes(watch)] == [(GROUP, False)]
 
 
 async def test_cancelled_nothing_is_lost_and_closing_ends_the_reader(watch: FanotifyWatch, cpu: str) -> None:
@@ -175,7 +175,7 @@ async def test_cancelled_nothing_is_lost_and_closing_ends_the_reader(watch: Fano
 async def test_who_has_read_a_foreign_value_finds_its_writer_without_waiting(watch: FanotifyWatch, cpu: str) -> None:
     assert watch.take() == []
     write(f"{cpu}{GROUP}/cpu.shares", "45")
-    assert [(one.group, one.file) for one in watch.take()] == [(GROUP, "cpu.shares")]
+    assert [(item.group, item.file) for item in watch.take()] == [(GROUP, "cpu.shares")]
     assert await quiet(watch)
     watch.close()
     assert not watch.take()
@@ -203,9 +203,9 @@ async def test_without_fanotify_writes_are_told_without_the_writer(
     watch.follow(cpu, GROUP)
     write(f"{cpu}{GROUP}/cpu.cfs_quota_us", "50000")
     write(f"{cpu}{GROUP}/cpu.shares", "55")
-    found = await writes(watch)
-    assert [(one.directory, one.group, one.file) for one in found] == [(cpu, GROUP, "cpu.shares")]
-    assert found[0].writer.kind is WriterKind.UNKNOWN
+    result = await writes(watch)
+    assert [(item.directory, item.group, item.file) for item in result] == [(cpu, GROUP, "cpu.shares")]
+    assert result[0].writer.kind is WriterKind.UNKNOWN
     watch.forget(cpu, GROUP)
     write(f"{cpu}{GROUP}/cpu.shares", "56")
     assert await quiet(watch)

@@ -20,10 +20,10 @@ plain = st.recursive(
 
 
 def nested(depth: int) -> object:
-    found: object = 0
+    result: object = 0
     for _ in range(depth):
-        found = [found]
-    return found
+        result = [result]
+    return result
 
 
 def test_a_file_is_read_whole_up_to_its_bound(tmp_path: Path) -> None:

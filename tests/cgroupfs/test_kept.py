@@ -8,35 +8,35 @@ from tests.cgroupfs.kernelgroup import kernel_groups
 
 
 def _open(prefix: str) -> set[str]:
-    found = set()
+    texts = set()
     for number in os.listdir("/proc/self/fd"):
         try:
             target = os.readlink(f"/proc/self/fd/{number}")
         except OSError:
             continue
         if target.startswith(prefix):
-            found.add(target)
-    return found
+            texts.add(target)
+    return texts
 
 
 def test_files_stay_open_while_they_are_read_and_no_longer(tmp_path: Path) -> None:
     (tmp_path / "one").write_text("1\n")
     (tmp_path / "two").write_text("2\n")
     files = FdCache()
-    here = str(tmp_path)
-    assert (files.read(here, "one"), files.read(here, "two")) == ("1\n", "2\n")
+    text = str(tmp_path)
+    assert (files.read(text, "one"), files.read(text, "two")) == ("1\n", "2\n")
     (tmp_path / "one").write_text("11\n")
-    assert files.read(here, "one") == "11\n"
+    assert files.read(text, "one") == "11\n"
     files.rotate()
-    files.read(here, "one")
-    assert _open(here) == {f"{here}/one", f"{here}/two"}
+    files.read(text, "one")
+    assert _open(text) == {f"{text}/one", f"{text}/two"}
     for _ in range(4):
         files.rotate()
-        files.read(here, "one")
-    assert _open(here) == {f"{here}/one"}
+        files.read(text, "one")
+    assert _open(text) == {f"{text}/one"}
     files.close()
-    assert _open(here) == set()
-    assert files.read(here, "two") == "2\n"
+    assert _open(text) == set()
+    assert files.read(text, "two") == "2\n"
     files.close()
 
 

@@ -99,8 +99,8 @@ def test_a_cgroup_root_comes_before_kubepods_under_both_drivers() -> None:
 def test_every_name_that_is_written_is_read_back(
     layout: Layout, qos: QosClass, uid: str, cid: str, runtime: ContainerRuntime
 ) -> None:
-    told = runtime if layout.driver is Driver.SYSTEMD or runtime is ContainerRuntime.CRIO else None
-    container = GroupName(kind=GroupKind.CONTAINER, qos=qos, pod_uid=uid, container_id=cid, runtime=told)
+    container_runtime = runtime if layout.driver is Driver.SYSTEMD or runtime is ContainerRuntime.CRIO else None
+    container = GroupName(kind=GroupKind.CONTAINER, qos=qos, pod_uid=uid, container_id=cid, runtime=container_runtime)
     assert layout.parse(layout.container(qos, uid, cid, runtime)) == container
     assert parse(layout.container(qos, uid, cid, runtime)) == container
     assert layout.parse(layout.pod(qos, uid)) == GroupName(kind=GroupKind.POD, qos=qos, pod_uid=uid)

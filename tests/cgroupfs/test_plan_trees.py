@@ -222,5 +222,5 @@ def test_the_same_input_gives_the_same_plan(machine: tuple[Mode, tuple[int, int]
     assert node.plan(wanted) == node.plan(wanted)
     turned = node.plan(dict(reversed(wanted.items())))
     for knob in ("cpu.set", "cpu.mems", "cpu.quota"):
-        one = [step for step in node.plan(wanted).steps if step.knob == knob]
-        assert one == [step for step in turned.steps if step.knob == knob]
+        steps = [step for step in node.plan(wanted).steps if step.knob == knob]
+        assert steps == [step for step in turned.steps if step.knob == knob]

@@ -55,6 +55,6 @@ def test_a_group_that_is_not_there_offers_nothing(tmp_path: Path) -> None:
 
 def test_this_machines_kernel_offers_what_its_files_say() -> None:
     with kernel_groups("probe", "cpu") as (hierarchy, group):
-        found = offered(hierarchy, group)
-        assert {"cpu.quota", "cpu.weight"} <= found <= CATALOG.keys()
-        assert not found & {"cpu.set", "memory.max"}, "there is no such group in the other hierarchies"
+        texts = offered(hierarchy, group)
+        assert {"cpu.quota", "cpu.weight"} <= texts <= CATALOG.keys()
+        assert not texts & {"cpu.set", "memory.max"}, "there is no such group in the other hierarchies"

@@ -15,8 +15,8 @@ from tests.fakes.victims import CONTROLLERS, Victim, a_victim
 
 @pytest.fixture
 def victim() -> Iterator[Victim]:
-    with a_victim("subtree") as one:
-        yield one
+    with a_victim("subtree") as item:
+        yield item
 
 
 @pytest.mark.kernel

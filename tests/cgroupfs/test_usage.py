@@ -97,10 +97,10 @@ def test_memory_in_use_is_read_with_its_droppable_part(tmp_path: Path) -> None:
     put(tmp_path, {"memory/memory.usage_in_bytes": "1000\n", "memory/memory.limit_in_bytes": "4096\n"})
     put(tmp_path, {"all/memory.current": "1000\n", "all/memory.max": "max\n"})
     put(tmp_path, {"memory/memory.stat": v1, "all/memory.stat": v2})
-    one = UsageReader(hierarchy_v1(tmp_path)).memory_use(POD)
-    assert one == MemoryUsage(limit_bytes=4096, used_bytes=1000, droppable_bytes=450)
-    assert one is not None
-    assert one.kept_bytes == 550
+    memory_usage = UsageReader(hierarchy_v1(tmp_path)).memory_use(POD)
+    assert memory_usage == MemoryUsage(limit_bytes=4096, used_bytes=1000, droppable_bytes=450)
+    assert memory_usage is not None
+    assert memory_usage.kept_bytes == 550
     other = UsageReader(hierarchy_v2(tmp_path, "memory")).memory_use(POD)
     assert other == MemoryUsage(limit_bytes=None, used_bytes=1000, droppable_bytes=450)
     assert UsageReader(hierarchy_v1(tmp_path)).memory_use("/kubepods/gone") is None
@@ -110,8 +110,8 @@ def test_memory_in_use_is_read_with_its_droppable_part(tmp_path: Path) -> None:
 def test_page_cache_is_not_read_where_enough_memory_is_left(tmp_path: Path, enough: int, droppable: int) -> None:
     put(tmp_path, {"memory/memory.usage_in_bytes": "1000\n", "memory/memory.limit_in_bytes": "4096\n"})
     put(tmp_path, {"memory/memory.stat": "total_inactive_file 450\n"})
-    found = UsageReader(hierarchy_v1(tmp_path)).memory_use(POD, enough_bytes=enough)
-    assert found == MemoryUsage(limit_bytes=4096, used_bytes=1000, droppable_bytes=droppable)
+    memory_usage = UsageReader(hierarchy_v1(tmp_path)).memory_use(POD, enough_bytes=enough)
+    assert memory_usage == MemoryUsage(limit_bytes=4096, used_bytes=1000, droppable_bytes=droppable)
 
 
 def test_a_group_without_any_counter_is_gone(tmp_path: Path) -> None:

@@ -24,11 +24,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[DirectoryNode]:
     """An empty node. Skips, saying what is missing."""
-    found = hierarchies()
-    lacking = [name for name in HIERARCHIES if name not in found]
+    texts = hierarchies()
+    lacking = [name for name in HIERARCHIES if name not in texts]
     if lacking:
         pytest.skip(f"REAL KERNEL TEST NOT RUN: no cgroup v1 hierarchy of {', '.join(lacking)} is mounted")
-    if os.geteuid() != 0 or not os.access(f"{found['cpuset']}/cgroup.procs", os.W_OK):
+    if os.geteuid() != 0 or not os.access(f"{texts['cpuset']}/cgroup.procs", os.W_OK):
         pytest.skip("REAL KERNEL TEST NOT RUN: needs root and writable cgroups")
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("REAL KERNEL TEST NOT RUN: one CPU leaves nothing to divide")
@@ -49,6 +49,6 @@ def daemon(node: DirectoryNode) -> Iterator[Callable[..., Daemon]]:
     try:
         yield make
     finally:
-        for one in made:
-            if one.running:
-                one.kill()
+        for item in made:
+            if item.running:
+                item.kill()

@@ -96,8 +96,8 @@ class Netland:
             )
             self._stack.callback(_end, sink)
             assert sink.stdout is not None
-            with sink.stdout as told:
-                assert told.readline() == "ready\n"
+            with sink.stdout as io:
+                assert io.readline() == "ready\n"
             self._stack = self._stack.pop_all()
         return self
 
@@ -111,11 +111,11 @@ class Netland:
         """The beginning of a command that is to run in the namespaces of a process."""
         return ("nsenter", "-t", str(pid), "-n", "-m", f"--wd={ROOT}", "--")
 
-    def run(self, pid: int, *words: str) -> str:
+    def run(self, pid: int, *message: str) -> str:
         """What a program prints in there. Skips where the machine lacks what it is asked for."""
-        done = subprocess.run([*self.inside(pid), *words], capture_output=True, text=True, check=False)
+        done = subprocess.run([*self.inside(pid), *message], capture_output=True, text=True, check=False)
         if done.returncode:
-            pytest.skip(f"REAL KERNEL TEST NOT RUN: {' '.join(words)}: {done.stderr.strip()}")
+            pytest.skip(f"REAL KERNEL TEST NOT RUN: {' '.join(message)}: {done.stderr.strip()}")
         return done.stdout
 
     def join(self, pod: NodePod) -> str:
@@ -184,8 +184,8 @@ class Netland:
     def traffic_control(self) -> Mapping[str, str]:
         """All there is of it in the host's namespace, by device; counters and what the kernel numbers anew left out."""
         links = [line.split(": ")[1].split("@")[0] for line in self.run(self.host, "ip", "-o", "link").splitlines()]
-        asked = (("qdisc",), ("class",), ("filter",), ("filter", "ingress"))
-        return {name: "".join(self._shown(name, *words) for words in asked) for name in links}
+        row = (("qdisc",), ("class",), ("filter",), ("filter", "ingress"))
+        return {name: "".join(self._shown(name, *parts) for parts in row) for name in links}
 
     def _shown(self, name: str, what: str, *more: str) -> str:
         # A device may go between being listed and being asked for.
@@ -204,10 +204,10 @@ class Netland:
         self.run(process.pid, "ip", "link", "set", "lo", "up")
         return process.pid
 
-    def _cable(self, one: int, name: str, address: str, other: int, other_name: str, other_address: str) -> None:
+    def _cable(self, number: int, name: str, address: str, other: int, other_name: str, other_address: str) -> None:
         peer = ("peer", "name", other_name, "netns", str(other))
-        self.run(one, "ip", "link", "add", name, "type", "veth", *peer)
-        for pid, end, own in ((one, name, address), (other, other_name, other_address)):
+        self.run(number, "ip", "link", "add", name, "type", "veth", *peer)
+        for pid, end, own in ((number, name, address), (other, other_name, other_address)):
             self.run(pid, "ip", "addr", "add", own, "dev", end)
             self.run(pid, "ip", "link", "set", end, "up")
 

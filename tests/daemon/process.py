@@ -83,14 +83,14 @@ class Daemon(DaemonProcess):
     def standing(self, group: str, knob: str) -> dict[str, Any]:
         """How one setting of a pod's or container's group stands; empty when none is wanted."""
         for pod in self.state("pods")["pods"]:
-            for one in (pod, *pod["containers"]):
-                if one["group"] == group:
-                    return next((row for row in one["settings"] if row["knob"] == knob), {})
+            for entry in (pod, *pod["containers"]):
+                if entry["group"] == group:
+                    return next((row for row in entry["settings"] if row["knob"] == knob), {})
         return {}
 
     def problems(self) -> list[str]:
-        found: list[str] = self.state("problems")["problems"]
-        return found
+        problems: list[str] = self.state("problems")["problems"]
+        return problems
 
     def metric(self, name: str) -> dict[str, float]:
         """A metric's values by its one label's value (the empty text where it has none)."""
@@ -110,7 +110,7 @@ class Daemon(DaemonProcess):
 
     def lines(self, *levels: str) -> list[dict[str, Any]]:
         """The log's lines, of some levels or all."""
-        found = []
+        lines = []
         with open(self.log, encoding="utf-8") as file:
             for line in file:
                 try:
@@ -118,13 +118,13 @@ class Daemon(DaemonProcess):
                 except ValueError:
                     row = {"level": "error", "message": line.rstrip()}
                 if not levels or row["level"] in levels:
-                    found.append(row)
-        return found
+                    lines.append(row)
+        return lines
 
-    def said(self, *words: str) -> list[str]:
+    def said(self, *message: str) -> list[str]:
         """The log's messages at warning or above in which all the words stand."""
         rows = [json.dumps(row, ensure_ascii=False) for row in self.lines("warning", "error", "critical")]
-        return [row for row in rows if all(word in row for word in words)]
+        return [row for row in rows if all(word in row for word in message)]
 
     def look_again(self, count: int) -> None:
         """Have everything looked at again so many times, by reloads of the same configuration."""
@@ -134,8 +134,8 @@ class Daemon(DaemonProcess):
             wait_for(lambda looks=looks: self.state("agent")["agent"]["looks"] > looks, told=self.tail)  # type: ignore[misc]
 
 
-def run_to_end(*words: str) -> subprocess.CompletedProcess[str]:
+def run_to_end(*message: str) -> subprocess.CompletedProcess[str]:
     """Run the daemon's program to its end."""
     return subprocess.run(
-        [*COMMAND, *words], capture_output=True, text=True, cwd=ROOT, env=environment(), timeout=30, check=False
+        [*COMMAND, *message], capture_output=True, text=True, cwd=ROOT, env=environment(), timeout=30, check=False
     )

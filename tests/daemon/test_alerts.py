@@ -23,28 +23,28 @@ def test_a_persons_write_reaches_a_file_and_a_program_beside_the_log(
         "lines": {"file": {"path": str(tmp_path / "alerts")}, "batch_delay_s": 0},
         "program": {"command": {"argv": [str(program)]}, "batch_delay_s": 0},
     }
-    one = daemon(alerts={"sinks": sinks, "labels": {"cluster": "east"}}).up()
-    named(one)
-    wait_for(lambda: bounded(node, pod.main), told=one.tail)
+    item = daemon(alerts={"sinks": sinks, "labels": {"cluster": "east"}}).up()
+    named(item)
+    wait_for(lambda: bounded(node, pod.main), told=item.tail)
     with Scribe("sh") as shell:
         shell.write(node.path(pod.main.group, "cpuset", "cpuset.cpus"), "0-1")
-        wait_for(lambda: _whole(tmp_path / "alerts") and (tmp_path / "told").exists(), told=one.tail)
+        wait_for(lambda: _whole(tmp_path / "alerts") and (tmp_path / "told").exists(), told=item.tail)
     (row,) = [json.loads(text) for text in (tmp_path / "alerts").read_text().splitlines()]
     assert (row["kind"], row["severity"], row["status"]) == ("other", "info", "firing")
     assert row["labels"] | {"cluster": "east", "cause": "hold", "knob": "cpu.set", "uid": pod.uid} == row["labels"]
     assert "set manually" in row["summary"] or "person" in row["summary"], row
-    (told,) = json.loads((tmp_path / "told").read_text())["alerts"]
-    assert told["id"] == row["id"]
-    alerts = one.state("alerts")["alerts"]
+    (message,) = json.loads((tmp_path / "told").read_text())["alerts"]
+    assert message["id"] == row["id"]
+    alerts = item.state("alerts")["alerts"]
     assert [sink["told"] for sink in alerts["sinks"]] in ([1, 1], [1, 0]), "the program has told it, or is about to end"
     assert alerts["recent"][0]["id"] == row["id"]
-    wait_for(lambda: one.metric_sum("bypassd_alert_sink_alerts_total") == 2, told=one.tail)
-    assert one.alerts("hold") == 1
-    status, answer = one.call("POST", "/alerts/test", {"sink": "lines", "by": "ana"})
+    wait_for(lambda: item.metric_sum("bypassd_alert_sink_alerts_total") == 2, told=item.tail)
+    assert item.alerts("hold") == 1
+    status, answer = item.call("POST", "/alerts/test", {"sink": "lines", "by": "ana"})
     assert (status, [(sink["sink"], sink["ok"]) for sink in answer["sinks"]]) == (200, [("lines", True)])
     assert "TEST alert from bypassd (ana@" in (tmp_path / "alerts").read_text()
-    assert one.call("POST", "/alerts/test", {"sink": "none"})[0] == 400
-    assert one.stop() == 0
+    assert item.call("POST", "/alerts/test", {"sink": "none"})[0] == 400
+    assert item.stop() == 0
 
 
 def _whole(path: Path) -> bool:
@@ -54,16 +54,16 @@ def _whole(path: Path) -> bool:
 def test_a_reload_adds_and_removes_a_sink_and_reports_a_bad_one(
     node: DirectoryNode, daemon: Make, tmp_path: Path
 ) -> None:
-    one = daemon().up()
-    assert one.call("POST", "/alerts/test", {})[0] == 400
-    assert one.state("alerts")["alerts"] == {"sinks": [], "stored": [], "recent": []}
-    one.configure(alerts={"sinks": {"bad": {"command": {"argv": ["/nowhere/tell"]}}}})
-    assert one.call("POST", "/reload")[0] == 200
-    status, answer = one.call("POST", "/alerts/test", {})
+    item = daemon().up()
+    assert item.call("POST", "/alerts/test", {})[0] == 400
+    assert item.state("alerts")["alerts"] == {"sinks": [], "stored": [], "recent": []}
+    item.configure(alerts={"sinks": {"bad": {"command": {"argv": ["/nowhere/tell"]}}}})
+    assert item.call("POST", "/reload")[0] == 200
+    status, answer = item.call("POST", "/alerts/test", {})
     assert (status, answer["sinks"][0]["detail"]) == (200, "/nowhere/tell: cannot run: No such file or directory")
-    one.configure(alerts={"sinks": {}})
-    assert one.call("POST", "/reload")[0] == 200
-    wait_for(lambda: one.state("alerts")["alerts"]["sinks"] == [], told=one.tail)
-    one.configure(alerts={"sinks": {"x": {}}})
-    assert one.call("POST", "/reload")[0] == 503
-    assert one.said("expected exactly one of journal")
+    item.configure(alerts={"sinks": {}})
+    assert item.call("POST", "/reload")[0] == 200
+    wait_for(lambda: item.state("alerts")["alerts"]["sinks"] == [], told=item.tail)
+    item.configure(alerts={"sinks": {"x": {}}})
+    assert item.call("POST", "/reload")[0] == 503
+    assert item.said("expected exactly one of journal")

@@ -29,15 +29,15 @@ def test_a_pinned_containers_quota_is_lifted_again_after_each_update_and_restore
 ) -> None:
     pinned = limited(node, "pinned", "", 100_000, cpus="1")
     node.kubelet.cpu_manager("static", "0", {pinned.uid: {"main": "1"}})
-    one = daemon().up()
-    wait_for(lambda: levels(node, pinned, QUOTA) == ("-1", "-1"), told=one.tail)
+    item = daemon().up()
+    wait_for(lambda: levels(node, pinned, QUOTA) == ("-1", "-1"), told=item.tail)
     # The kubelet of those days writes it again with each update of the container.
     node.settle(pinned.main)
-    wait_for(lambda: levels(node, pinned, QUOTA) == ("-1", "-1"), told=one.tail)
-    one.configure(policies={"pinned": {"enabled": False}})
-    one.signal(signal.SIGHUP)
-    wait_for(lambda: levels(node, pinned, QUOTA) == ("100000", "100000"), told=one.tail)
-    assert one.lines("warning", "error") == []
+    wait_for(lambda: levels(node, pinned, QUOTA) == ("-1", "-1"), told=item.tail)
+    item.configure(policies={"pinned": {"enabled": False}})
+    item.signal(signal.SIGHUP)
+    wait_for(lambda: levels(node, pinned, QUOTA) == ("100000", "100000"), told=item.tail)
+    assert item.lines("warning", "error") == []
 
 
 def test_bursts_come_with_the_configuration_and_go_with_it(node: DirectoryNode, daemon: Make) -> None:
@@ -47,18 +47,18 @@ def test_bursts_come_with_the_configuration_and_go_with_it(node: DirectoryNode, 
         node.read(web.group, "cpu", BURST)
     except FileNotFoundError:
         pytest.skip("REAL KERNEL TEST NOT RUN: this kernel has no CFS burst")
-    one = daemon(policies={"burst": {"enabled": True, "percent": 60}}).up()
-    wait_for(lambda: levels(node, web, BURST) == ("30000", "30000"), told=one.tail)
+    item = daemon(policies={"burst": {"enabled": True, "percent": 60}}).up()
+    wait_for(lambda: levels(node, web, BURST) == ("30000", "30000"), told=item.tail)
     assert levels(node, closed, BURST) == ("0", "0")
-    one.configure(policies={"burst": {"enabled": True, "percent": 100}, "normalise": {"ratio": 2.0}})
-    one.signal(signal.SIGHUP)
-    wait_for(lambda: levels(node, web, BURST) == ("25000", "25000"), told=one.tail)
+    item.configure(policies={"burst": {"enabled": True, "percent": 100}, "normalise": {"ratio": 2.0}})
+    item.signal(signal.SIGHUP)
+    wait_for(lambda: levels(node, web, BURST) == ("25000", "25000"), told=item.tail)
     assert levels(node, web, QUOTA) == ("50000", "25000")
-    one.configure()
-    one.signal(signal.SIGHUP)
-    wait_for(lambda: levels(node, web, BURST) == ("0", "0"), told=one.tail)
+    item.configure()
+    item.signal(signal.SIGHUP)
+    wait_for(lambda: levels(node, web, BURST) == ("0", "0"), told=item.tail)
     assert levels(node, web, QUOTA) == ("50000", "50000")
-    assert one.lines("warning", "error") == []
+    assert item.lines("warning", "error") == []
 
 
 def test_the_idle_class_is_set_and_removed_and_the_weight_is_unchanged(node: DirectoryNode, daemon: Make) -> None:
@@ -68,19 +68,19 @@ def test_the_idle_class_is_set_and_removed_and_the_weight_is_unchanged(node: Dir
     except FileNotFoundError:
         pytest.skip("REAL KERNEL TEST NOT RUN: this kernel has no idle class for groups")
     before = node.tree()
-    one = daemon(policies={"idle_class": {"enabled": True}}).up()
-    wait_for(lambda: bounded(node, be.main), told=one.tail)
-    wait_for(lambda: node.read(be.group, "cpu", "cpu.idle") == "1", told=one.tail)
-    one.look_again(3)
-    assert one.standing(be.group, "cpu.weight")["detail"] == "takes effect once cpu.idle ends"
-    one.configure()
-    one.signal(signal.SIGHUP)
-    wait_for(lambda: node.read(be.group, "cpu", "cpu.idle") == "0", told=one.tail)
-    wait_for(lambda: node.read(be.group, "cpu", "cpu.shares") == "2", told=one.tail)
-    one.configure(policies={"idle_class": {"enabled": True}})
-    one.signal(signal.SIGHUP)
-    wait_for(lambda: node.read(be.group, "cpu", "cpu.idle") == "1", told=one.tail)
-    assert one.lines("warning", "error") == []
-    status, answer = one.call("POST", "/restore", {"by": "test"})
+    item = daemon(policies={"idle_class": {"enabled": True}}).up()
+    wait_for(lambda: bounded(node, be.main), told=item.tail)
+    wait_for(lambda: node.read(be.group, "cpu", "cpu.idle") == "1", told=item.tail)
+    item.look_again(3)
+    assert item.standing(be.group, "cpu.weight")["detail"] == "takes effect once cpu.idle ends"
+    item.configure()
+    item.signal(signal.SIGHUP)
+    wait_for(lambda: node.read(be.group, "cpu", "cpu.idle") == "0", told=item.tail)
+    wait_for(lambda: node.read(be.group, "cpu", "cpu.shares") == "2", told=item.tail)
+    item.configure(policies={"idle_class": {"enabled": True}})
+    item.signal(signal.SIGHUP)
+    wait_for(lambda: node.read(be.group, "cpu", "cpu.idle") == "1", told=item.tail)
+    assert item.lines("warning", "error") == []
+    status, answer = item.call("POST", "/restore", {"by": "test"})
     assert (status, answer["left"]) == (200, 0), answer
     assert node.tree() == before

@@ -92,9 +92,9 @@ def config_of(node: DirectoryNode, tmp_path: Path, **policies: object) -> Config
 
 
 def _section(base: dict[str, object], name: str) -> dict[str, Any]:
-    found = base[name]
-    assert isinstance(found, dict)
-    return found
+    result = base[name]
+    assert isinstance(result, dict)
+    return result
 
 
 @asynccontextmanager
@@ -115,11 +115,11 @@ async def running(config: Config, machine: Machine) -> AsyncIterator[Agent]:
         agent.close()
 
 
-async def until(question: Callable[[], object], told: Callable[[], object]) -> None:
+async def until(question: Callable[[], object], function: Callable[[], object]) -> None:
     """Wait for an answer that is true, within a generous bound."""
     deadline = time.monotonic() + WITHIN_S
     while not question():
-        assert time.monotonic() < deadline, told()
+        assert time.monotonic() < deadline, function()
         await trio.sleep(0.01)
 
 
@@ -194,7 +194,7 @@ async def test_a_loan_ends_with_a_restore_and_with_the_next_start(node: Director
         on, off = config_of(node, tmp_path, quota_burst=BURST), config_of(node, tmp_path)
         async with running(on, machine) as agent:
             await until(lambda: quotas.main > LIMIT, quotas)
-            assert all(one.ok for one in await agent.restore())
+            assert all(result.ok for result in await agent.restore())
             assert quotas.untouched()
         async with running(on, machine):
             await until(lambda: quotas.main > LIMIT, quotas)

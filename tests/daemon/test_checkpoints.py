@@ -25,18 +25,18 @@ def exclusive(node: DirectoryNode, cpus: str = "1") -> NodePod:
 def test_exclusive_cpus_are_adopted_and_be_work_keeps_off_them(node: DirectoryNode, daemon: Make) -> None:
     be = node.add("be", cpus="0")
     pinned = exclusive(node)
-    one = daemon().up()
-    wait_for(lambda: one.pod(pinned.uid).get("class") == "dedicated", told=one.tail)
-    assert one.pod(pinned.uid)["class_source"] == "kubelet: exclusive CPUs"
-    assert one.state("pools")["pools"][f"dedicated/{pinned.uid}/main"] == "1"
+    item = daemon().up()
+    wait_for(lambda: item.pod(pinned.uid).get("class") == "dedicated", told=item.tail)
+    assert item.pod(pinned.uid)["class_source"] == "kubelet: exclusive CPUs"
+    assert item.state("pools")["pools"][f"dedicated/{pinned.uid}/main"] == "1"
     assert (node.cpus(pinned.main), node.shares(pinned.main)) == ("1", "1024")
     assert node.cpus(be.main) == "0"
     # The kubelet moves it (a new checkpoint, then its update through the runtime): we follow.
     node.kubelet.cpu_manager("static", "1", {pinned.uid: {"main": "0"}})
     node.settle(pinned.main, {"cpu": {**pinned.main.resources["cpu"], "cpus": "0"}, "memory": {}})
     node.settle(be.main, {"cpu": {**be.main.resources["cpu"], "cpus": "1"}, "memory": {}})
-    wait_for(lambda: one.state("pools")["pools"].get(f"dedicated/{pinned.uid}/main") == "0", told=one.tail)
-    wait_for(lambda: node.cpus(be.main) == "1", told=one.tail)
+    wait_for(lambda: item.state("pools")["pools"].get(f"dedicated/{pinned.uid}/main") == "0", told=item.tail)
+    wait_for(lambda: node.cpus(be.main) == "1", told=item.tail)
     assert node.cpus(pinned.main) == "0"
 
 
@@ -54,33 +54,33 @@ FAULTS = {
 def test_a_broken_checkpoint_is_one_message_and_changes_nothing(node: DirectoryNode, daemon: Make) -> None:
     be = node.add("be", cpus="0")
     pinned = exclusive(node)
-    one = daemon().up()
-    wait_for(lambda: node.cpus(be.main) == "0" and one.pod(pinned.uid).get("class") == "dedicated", told=one.tail)
+    item = daemon().up()
+    wait_for(lambda: node.cpus(be.main) == "0" and item.pod(pinned.uid).get("class") == "dedicated", told=item.tail)
     before = node.tree()
     for fault, (text, word) in FAULTS.items():
-        logged = len(one.said("cpu_manager_state"))
+        logged = len(item.said("cpu_manager_state"))
         if text is None:
             node.kubelet.delete_checkpoint()
         else:
             node.kubelet.checkpoint(text)
-        said = wait_for(lambda: [line for line in one.problems() if "cpu_manager_state" in line], told=one.tail)
+        said = wait_for(lambda: [line for line in item.problems() if "cpu_manager_state" in line], told=item.tail)
         assert len(said) == 1, (fault, said)
         assert word in said[0], fault
-        one.look_again(2)
-        assert len(one.said("cpu_manager_state")) == logged + 1, f"{fault}: said once, not at every look"
-        assert one.state("pools")["pools"][f"dedicated/{pinned.uid}/main"] == "1", fault
-        assert one.pod(pinned.uid)["class"] == "dedicated", fault
+        item.look_again(2)
+        assert len(item.said("cpu_manager_state")) == logged + 1, f"{fault}: said once, not at every look"
+        assert item.state("pools")["pools"][f"dedicated/{pinned.uid}/main"] == "1", fault
+        assert item.pod(pinned.uid)["class"] == "dedicated", fault
         assert node.tree() == before, fault
         node.kubelet.cpu_manager("static", "0", {pinned.uid: {"main": "1"}})
-        wait_for(lambda: one.problems() == [], told=lambda: str(one.problems()))
+        wait_for(lambda: item.problems() == [], told=lambda: str(item.problems()))
 
 
 def test_a_removed_pod_returns_its_cpu_while_its_checkpoint_entry_remains(node: DirectoryNode, daemon: Make) -> None:
     pinned = exclusive(node)
-    one = daemon().up()
-    wait_for(lambda: f"dedicated/{pinned.uid}/main" in one.state("pools")["pools"], told=one.tail)
+    item = daemon().up()
+    wait_for(lambda: f"dedicated/{pinned.uid}/main" in item.state("pools")["pools"], told=item.tail)
     node.remove(pinned)
-    wait_for(lambda: f"dedicated/{pinned.uid}/main" not in one.state("pools")["pools"], told=one.tail)
+    wait_for(lambda: f"dedicated/{pinned.uid}/main" not in item.state("pools")["pools"], told=item.tail)
 
 
 def test_an_emptied_checkpoint_of_a_restarted_kubelet_does_not_free_cpus_of_running_pods(
@@ -88,13 +88,13 @@ def test_an_emptied_checkpoint_of_a_restarted_kubelet_does_not_free_cpus_of_runn
 ) -> None:
     be = node.add("be", cpus="0")
     pinned = exclusive(node)
-    one = daemon().up()
-    wait_for(lambda: node.cpus(be.main) == "0", told=one.tail)
+    item = daemon().up()
+    wait_for(lambda: node.cpus(be.main) == "0", told=item.tail)
     node.kubelet.cpu_manager("static", "0-1")
-    said = wait_for(lambda: [line for line in one.problems() if "are held" in line], told=one.tail)
+    said = wait_for(lambda: [line for line in item.problems() if "are held" in line], told=item.tail)
     assert len(said) == 1, said
     assert f"CPUs 1 of {pinned.uid}/main are held" in said[0]
-    assert one.state("pools")["pools"][f"dedicated/{pinned.uid}/main"] == "1"
+    assert item.state("pools")["pools"][f"dedicated/{pinned.uid}/main"] == "1"
     assert (node.cpus(be.main), node.cpus(pinned.main)) == ("0", "1")
 
 
@@ -102,12 +102,12 @@ def test_a_start_with_a_broken_checkpoint_keeps_what_the_cgroups_show(node: Dire
     be = node.add("be", cpus="0")
     pinned = exclusive(node)
     node.kubelet.checkpoint(GOOD[:20])
-    one = daemon().up()
-    wait_for(lambda: node.shares(be.main) == "2" and one.pod(pinned.uid), told=one.tail)
-    assert one.state("pools")["pools"][f"dedicated/{pinned.uid}/main"] == "1"
+    item = daemon().up()
+    wait_for(lambda: node.shares(be.main) == "2" and item.pod(pinned.uid), told=item.tail)
+    assert item.state("pools")["pools"][f"dedicated/{pinned.uid}/main"] == "1"
     assert node.cpus(be.main) == "0"
-    assert len([line for line in one.problems() if "cpu_manager_state" in line]) == 1
-    assert len(one.said("cpu_manager_state")) == 1
+    assert len([line for line in item.problems() if "cpu_manager_state" in line]) == 1
+    assert len(item.said("cpu_manager_state")) == 1
 
 
 def _numa_affinity_missing() -> str:
@@ -157,15 +157,15 @@ def test_a_start_with_every_checkpoint_damaged_bounds_be_work_and_says_so(
             os.mkdir(f"{node.kubelet_root}/{name}")
         else:
             os.mkfifo(f"{node.kubelet_root}/{name}")
-    one = daemon().up()
-    wait_for(lambda: node.shares(be.main) == "2" and one.pod(pinned.uid), told=one.tail)
-    assert one.state("pools")["pools"][f"dedicated/{pinned.uid}/main"] == "1"
+    item = daemon().up()
+    wait_for(lambda: node.shares(be.main) == "2" and item.pod(pinned.uid), told=item.tail)
+    assert item.state("pools")["pools"][f"dedicated/{pinned.uid}/main"] == "1"
     assert node.cpus(be.main) == "0"
-    assert len(one.said("cpu_manager_state")) == 1
+    assert len(item.said("cpu_manager_state")) == 1
     # Of an amount that no kubelet writes, those of resizing say "not verified", which is no fault of the file.
     for name in CHECKPOINTS[:2] if "allocation" in fault else CHECKPOINTS:
-        assert one.said(name), f"{name} is said"
+        assert item.said(name), f"{name} is said"
     # And it lives on: a good file counts again.
     if NEVER[fault] is not None:
         node.kubelet.cpu_manager("static", "0", {pinned.uid: {"main": "1"}})
-        wait_for(lambda: one.pod(pinned.uid).get("class_source") == "kubelet: exclusive CPUs", told=one.tail)
+        wait_for(lambda: item.pod(pinned.uid).get("class_source") == "kubelet: exclusive CPUs", told=item.tail)

@@ -19,16 +19,16 @@ def test_best_effort_pods_are_bounded_and_online_pods_are_left_alone(node: Direc
     be = node.add("be", process=True, shares=102)
     online = node.add("online", qos="burstable", shares=512, process=True)
     before = {box.id: node.cpus(box) + " " + node.shares(box) for box in online.boxes}
-    one = daemon().up()
-    wait_for(lambda: bounded(node, be.main), told=one.tail)
+    item = daemon().up()
+    wait_for(lambda: bounded(node, be.main), told=item.tail)
     assert node.quota(node.besteffort) == "100000"
     assert node.read(be.group, "cpu", "cpu.shares") == "2"
     assert {box.id: node.cpus(box) + " " + node.shares(box) for box in online.boxes} == before
     assert node.cpus(be.boxes[0]) == "0-1", "pause containers are not managed"
-    assert one.pod(be.uid)["class_source"] == "kubernetes QoS: BestEffort"
-    assert one.pod(online.uid)["class_source"] == "kubernetes QoS: Burstable"
-    assert one.lines("warning", "error") == []
-    assert one.problems() == []
+    assert item.pod(be.uid)["class_source"] == "kubernetes QoS: BestEffort"
+    assert item.pod(online.uid)["class_source"] == "kubernetes QoS: Burstable"
+    assert item.lines("warning", "error") == []
+    assert item.problems() == []
 
 
 MARKS: dict[str, tuple[dict[str, Any], str, str]] = {
@@ -52,25 +52,25 @@ def test_a_mark_makes_the_class_and_is_shown_as_its_source(node: DirectoryNode, 
         {"class": "reclaimed", "name": "batch work", "labels": {"matchLabels": {"team": "batch"}}},
         {"class": "reclaimed", "name": "ci", "namespaces": ["ci"]},
     ]
-    one = daemon(classes={"selectors": selectors}).up()
+    item = daemon(classes={"selectors": selectors}).up()
 
     def told() -> dict[str, tuple[str, str]]:
-        return {pod["name"]: (pod["class"], pod["class_source"]) for pod in one.state("pods")["pods"]}
+        return {pod["name"]: (pod["class"], pod["class_source"]) for pod in item.state("pods")["pods"]}
 
     wanted = {name: (pod_class, source) for name, (_, pod_class, source) in MARKS.items()}
     wait_for(lambda: told() == wanted, told=lambda: str(told()))
     for name, pod in pods.items():
         if MARKS[name][1] == "reclaimed":
-            wait_for(lambda pod=pod: bounded(node, pod.main), told=one.tail)  # type: ignore[misc]
+            wait_for(lambda pod=pod: bounded(node, pod.main), told=item.tail)  # type: ignore[misc]
         else:
             assert (node.cpus(pod.main), node.shares(pod.main)) == ("0-1", "512")
 
 
 def test_conflicting_marks_give_the_stronger_class_and_one_message(node: DirectoryNode, daemon: Make) -> None:
     pod = node.add("odd", annotations={KATALYST: "shared_cores"}, labels={KOORDINATOR: "BE"})
-    one = daemon().up()
-    wait_for(lambda: one.pod(pod.uid).get("class") == "shared", told=one.tail)
-    problems = [line for line in one.problems() if "default/odd" in line]
+    item = daemon().up()
+    wait_for(lambda: item.pod(pod.uid).get("class") == "shared", told=item.tail)
+    problems = [line for line in item.problems() if "default/odd" in line]
     assert len(problems) == 1
     assert f"annotation {KATALYST}=shared_cores gives shared" in problems[0]
     assert f"label {KOORDINATOR}=BE gives reclaimed" in problems[0]
@@ -80,22 +80,22 @@ def test_conflicting_marks_give_the_stronger_class_and_one_message(node: Directo
 def test_broken_marks_are_one_message_each_and_the_qos_counts(node: DirectoryNode, daemon: Make) -> None:
     broken = node.add("broken", annotations={KATALYST: "recliamed_cores"}, labels={KOORDINATOR: "be"})
     good = node.add("good", qos="burstable", shares=512, labels={KOORDINATOR: "BE"})
-    one = daemon().up()
-    wait_for(lambda: bounded(node, broken.main) and bounded(node, good.main), told=one.tail)
-    problems = [line for line in one.problems() if "default/broken" in line]
+    item = daemon().up()
+    wait_for(lambda: bounded(node, broken.main) and bounded(node, good.main), told=item.tail)
+    problems = [line for line in item.problems() if "default/broken" in line]
     assert len(problems) == 2
     assert any("recliamed_cores" in line and "reclaimed_cores" in line for line in problems)
     assert any("'be'" in line and "LSE, LSR" in line for line in problems)
-    assert [line for line in one.problems() if "default/good" in line] == []
+    assert [line for line in item.problems() if "default/good" in line] == []
 
 
 def test_batch_resources_become_weight_quota_and_memory_limit(node: DirectoryNode, daemon: Make) -> None:
     sizes = {"kubernetes.io/batch-cpu": "300", "kubernetes.io/batch-memory": str(64 * MIB)}
     pod = node.add("batch", labels={KOORDINATOR: "BE"}, requests=sizes, limits=sizes)
-    one = daemon().up()
-    wait_for(lambda: node.shares(pod.main) == "307", told=one.tail)
-    wait_for(lambda: node.quota(pod.main.group) == "30000", told=one.tail)
-    wait_for(lambda: node.read(pod.main.group, "memory", "memory.limit_in_bytes") == str(64 * MIB), told=one.tail)
+    item = daemon().up()
+    wait_for(lambda: node.shares(pod.main) == "307", told=item.tail)
+    wait_for(lambda: node.quota(pod.main.group) == "30000", told=item.tail)
+    wait_for(lambda: node.read(pod.main.group, "memory", "memory.limit_in_bytes") == str(64 * MIB), told=item.tail)
     assert node.read(pod.group, "cpu", "cpu.shares") == "307"
 
 
@@ -111,21 +111,21 @@ def test_the_operators_file_has_the_last_word_and_a_bad_entry_is_one_message(nod
             "- class: fast\n"
             "  pod: batch/other\n"
         )
-    one = daemon().up()
-    wait_for(lambda: one.pod(report.uid).get("class") == "shared", told=one.tail)
-    wait_for(lambda: bounded(node, other.main), told=one.tail)
-    assert one.pod(report.uid)["class_source"] == "override: batch/report* (classes.yaml:2)"
+    item = daemon().up()
+    wait_for(lambda: item.pod(report.uid).get("class") == "shared", told=item.tail)
+    wait_for(lambda: bounded(node, other.main), told=item.tail)
+    assert item.pod(report.uid)["class_source"] == "override: batch/report* (classes.yaml:2)"
     assert node.cpus(report.main) == "0-1"
-    assert len(one.said("classes.yaml:5:")) == 1
-    assert len([line for line in one.problems() if "classes.yaml:5:" in line]) == 1
+    assert len(item.said("classes.yaml:5:")) == 1
+    assert len([line for line in item.problems() if "classes.yaml:5:" in line]) == 1
 
 
 def test_an_override_in_the_configuration_outranks_every_mark(node: DirectoryNode, daemon: Make) -> None:
     pod = node.add("vip", annotations={KATALYST: "reclaimed_cores"})
-    one = daemon(classes={"overrides": [{"class": "shared", "uid": pod.uid}]}).up()
-    wait_for(lambda: one.pod(pod.uid).get("class") == "shared", told=one.tail)
-    assert one.pod(pod.uid)["class_source"].startswith(f"override: uid {pod.uid} (")
-    assert "config.yaml:" in one.pod(pod.uid)["class_source"]
+    item = daemon(classes={"overrides": [{"class": "shared", "uid": pod.uid}]}).up()
+    wait_for(lambda: item.pod(pod.uid).get("class") == "shared", told=item.tail)
+    assert item.pod(pod.uid)["class_source"].startswith(f"override: uid {pod.uid} (")
+    assert "config.yaml:" in item.pod(pod.uid)["class_source"]
 
 
 def test_static_manifests_tell_labels_where_no_api_answers(node: DirectoryNode, daemon: Make) -> None:
@@ -142,31 +142,31 @@ def test_static_manifests_tell_labels_where_no_api_answers(node: DirectoryNode, 
         json.dump(manifest, file)
     with open(f"{manifests}/broken.yaml", "w") as file:
         file.write("kind: Pod\nmetadata: [not a mapping]\n")
-    one = daemon(static_manifests=manifests, kubelet={"endpoint": "off"}).up()
-    wait_for(lambda: one.pod(pod.uid).get("class") == "reclaimed", told=one.tail)
-    assert one.pod(pod.uid)["class_source"] == f"label {KOORDINATOR}=BE"
-    assert "manifest" in one.pod(pod.uid)["meta_source"]
-    wait_for(lambda: bounded(node, pod.main), told=one.tail)
-    assert len(one.said("broken.yaml")) == 1
-    assert len([line for line in one.problems() if "broken.yaml" in line]) == 1
+    item = daemon(static_manifests=manifests, kubelet={"endpoint": "off"}).up()
+    wait_for(lambda: item.pod(pod.uid).get("class") == "reclaimed", told=item.tail)
+    assert item.pod(pod.uid)["class_source"] == f"label {KOORDINATOR}=BE"
+    assert "manifest" in item.pod(pod.uid)["meta_source"]
+    wait_for(lambda: bounded(node, pod.main), told=item.tail)
+    assert len(item.said("broken.yaml")) == 1
+    assert len([line for line in item.problems() if "broken.yaml" in line]) == 1
 
 
 def test_labels_that_come_late_change_the_class_both_ways(node: DirectoryNode, daemon: Make) -> None:
     pod = node.add("late", qos="burstable", shares=512)
-    one = daemon().up()
-    assert one.pod(pod.uid)["class"] == "shared"
+    item = daemon().up()
+    assert item.pod(pod.uid)["class"] == "shared"
     pod.meta["labels"] = {KOORDINATOR: "BE"}
-    wait_for(lambda: bounded(node, pod.main), told=one.tail)
+    wait_for(lambda: bounded(node, pod.main), told=item.tail)
     pod.meta["labels"] = {}
-    wait_for(lambda: (node.cpus(pod.main), node.shares(pod.main)) == ("0-1", "512"), told=one.tail)
-    assert one.pod(pod.uid)["class"] == "shared"
+    wait_for(lambda: (node.cpus(pod.main), node.shares(pod.main)) == ("0-1", "512"), told=item.tail)
+    assert item.pod(pod.uid)["class"] == "shared"
 
 
 def test_without_any_api_the_bundles_and_paths_still_tell_names_and_qos(node: DirectoryNode, daemon: Make) -> None:
     pod = node.add("alone", namespace="shop", listed=False)
-    one = daemon(kubelet={"endpoint": "off"}).up()
-    wait_for(lambda: bounded(node, pod.main), told=one.tail)
-    shown = one.pod(pod.uid)
+    item = daemon(kubelet={"endpoint": "off"}).up()
+    wait_for(lambda: bounded(node, pod.main), told=item.tail)
+    shown = item.pod(pod.uid)
     assert (shown["title"], shown["class_source"]) == ("shop/alone", "kubernetes QoS: BestEffort")
     assert {box["kind"] for box in shown["containers"]} == {"sandbox", "app"}
     assert os.path.isdir(node.path(pod.group, "cpu"))

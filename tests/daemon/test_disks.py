@@ -51,13 +51,13 @@ def test_limits_are_divided_kept_through_a_kill_and_removed(node: DirectoryNode,
     first = added(node, "first")
     rule = {"name": node.root, "write_bps": 8 * MEGA}
     policies = {"disk": {"enabled": True, "weight_be": None, "devices": [rule]}}
-    one = daemon(policies=policies).up()
-    wait_for(lambda: limit(node, first) == f"{device} {8 * MEGA}", told=one.tail)
+    item = daemon(policies=policies).up()
+    wait_for(lambda: limit(node, first) == f"{device} {8 * MEGA}", told=item.tail)
     second = added(node, "second")
-    wait_for(lambda: limit(node, second) == f"{device} {4 * MEGA}", told=one.tail)
-    wait_for(lambda: limit(node, first) == f"{device} {4 * MEGA}", told=one.tail)
+    wait_for(lambda: limit(node, second) == f"{device} {4 * MEGA}", told=item.tail)
+    wait_for(lambda: limit(node, first) == f"{device} {4 * MEGA}", told=item.tail)
     assert node.read(first.boxes[0].group, "blkio", WRITES) == "", "pause containers are not managed"
-    one.kill()
+    item.kill()
     two = daemon(policies=policies).up()
     assert limit(node, first) == limit(node, second) == f"{device} {4 * MEGA}"
     two.configure(policies={"disk": {"enabled": True, "weight_be": None, "share": "pod", "devices": [rule]}})

@@ -13,56 +13,56 @@ from tests.fakes.node import DirectoryNode
 Make = Callable[..., Daemon]
 
 
-def named(one: Daemon) -> None:
+def named(daemon: Daemon) -> None:
     """Skip, loudly, where the kernel does not tell who writes."""
-    source = next(row for row in one.state("sources")["sources"] if row["name"] == "write attribution")
+    source = next(row for row in daemon.state("sources")["sources"] if row["name"] == "write attribution")
     if not source["ok"]:
         pytest.skip(f"REAL KERNEL TEST NOT RUN: {source['detail']}")
 
 
 def test_a_persons_write_is_honoured_as_a_hold_until_it_is_released(node: DirectoryNode, daemon: Make) -> None:
     pod = node.add("be")
-    one = daemon().up()
-    named(one)
-    wait_for(lambda: bounded(node, pod.main), told=one.tail)
+    item = daemon().up()
+    named(item)
+    wait_for(lambda: bounded(node, pod.main), told=item.tail)
     ours = node.cpus(pod.main)
     path = node.path(pod.main.group, "cpuset", "cpuset.cpus")
     with Scribe("sh") as shell:
         shell.write(path, "0-1")
-        standing = wait_for(lambda: _is(one, pod.main.group, "cpu.set", "held"), told=one.tail)
+        standing = wait_for(lambda: _is(item, pod.main.group, "cpu.set", "held"), told=item.tail)
         assert "set manually" in standing["detail"]
         assert f"pid {shell.pid}" in standing["detail"]
-    assert (one.alerts("hold"), one.alerts("yield")) == (1, 0)
-    one.look_again(2)
+    assert (item.alerts("hold"), item.alerts("yield")) == (1, 0)
+    item.look_again(2)
     assert node.cpus(pod.main) == "0-1", "a person's decision is not reverted"
-    assert seen_as(one, "person") == "0-1"
-    held = one.state("holds")["holds"]
+    assert seen_as(item, "person") == "0-1"
+    held = item.state("holds")["holds"]
     target = f"file:{pod.main.group}:cpu.set"
     assert [hold["target"] for hold in held] == [target]
     # A second thought of the person's changes nothing about the hold, and is no reason for another one afterwards.
     with Scribe("sh") as shell:
         shell.write(path, "0" if ours == "1" else "1")
-        wait_for(lambda: one.pod(pod.uid) and seen_as(one, "person") != "0-1", told=one.tail)
-    assert one.call("DELETE", f"/holds/{target}")[0] == 200
-    wait_for(lambda: node.cpus(pod.main) == ours, told=one.tail)
-    assert one.state("holds")["holds"] == []
-    assert one.call("DELETE", f"/holds/{target}")[0] == 404
+        wait_for(lambda: item.pod(pod.uid) and seen_as(item, "person") != "0-1", told=item.tail)
+    assert item.call("DELETE", f"/holds/{target}")[0] == 200
+    wait_for(lambda: node.cpus(pod.main) == ours, told=item.tail)
+    assert item.state("holds")["holds"] == []
+    assert item.call("DELETE", f"/holds/{target}")[0] == 404
 
 
 def test_a_persons_hold_outlives_the_daemon(node: DirectoryNode, daemon: Make) -> None:
     pod = node.add("be")
-    one = daemon().up()
-    named(one)
-    wait_for(lambda: bounded(node, pod.main), told=one.tail)
+    item = daemon().up()
+    named(item)
+    wait_for(lambda: bounded(node, pod.main), told=item.tail)
     with Scribe("sh") as shell:
         shell.write(node.path(pod.main.group, "cpuset", "cpuset.cpus"), "0-1")
-        wait_for(lambda: _is(one, pod.main.group, "cpu.set", "held"), told=one.tail)
-        wait_for(lambda: read_dump(node.store)["holds"], told=one.tail)
-    one.kill()
-    one.up()
-    one.look_again(1)
+        wait_for(lambda: _is(item, pod.main.group, "cpu.set", "held"), told=item.tail)
+        wait_for(lambda: read_dump(node.store)["holds"], told=item.tail)
+    item.kill()
+    item.up()
+    item.look_again(1)
     assert node.cpus(pod.main) == "0-1"
-    assert _is(one, pod.main.group, "cpu.set", "held")
+    assert _is(item, pod.main.group, "cpu.set", "held")
 
 
 def test_another_program_is_corrected_then_waited_for_then_left_alone_with_an_alert(
@@ -70,110 +70,110 @@ def test_another_program_is_corrected_then_waited_for_then_left_alone_with_an_al
 ) -> None:
     pod = node.add("be")
     foreign = {"rounds": 3, "backoff_s": 0.05, "backoff_max_s": 0.1}
-    one = daemon(writes={"foreign": foreign}).up()
-    named(one)
-    wait_for(lambda: bounded(node, pod.main), told=one.tail)
+    item = daemon(writes={"foreign": foreign}).up()
+    named(item)
+    wait_for(lambda: bounded(node, pod.main), told=item.tail)
     ours, path = node.cpus(pod.main), node.path(pod.main.group, "cpuset", "cpuset.cpus")
     with Scribe("tuned") as tuned:
         for times in (1, 2, 3):
             tuned.write(path, "0-1")
-            wait_for(lambda times=times: answered(one, times), told=one.tail)  # type: ignore[misc]
+            wait_for(lambda times=times: answered(item, times), told=item.tail)  # type: ignore[misc]
             assert node.cpus(pod.main) == ours
         tuned.write(path, "0-1")
-        standing = wait_for(lambda: _is(one, pod.main.group, "cpu.set", "yielded"), told=one.tail)
+        standing = wait_for(lambda: _is(item, pod.main.group, "cpu.set", "yielded"), told=item.tail)
         assert "4 times" in standing["detail"]
-    one.look_again(2)
+    item.look_again(2)
     assert node.cpus(pod.main) == "0-1"
-    assert one.alerts("yield") == 1
+    assert item.alerts("yield") == 1
     assert node.shares(pod.main) == "2", "only the contested file is left to them"
-    row = next(row for row in one.state("files")["files"] if row["file"] == "cpuset.cpus")
+    row = next(row for row in item.state("files")["files"] if row["file"] == "cpuset.cpus")
     assert (row["writer"], row["yielded"], row["foreign_count"]) == ("other", True, 4)
     # Restoring does not take what is theirs.
-    status, answer = one.call("POST", "/restore", {"by": "test"})
+    status, answer = item.call("POST", "/restore", {"by": "test"})
     assert status == 200
-    assert [one["undo"] for one in answer["files"] if one["file"] == "cpuset.cpus"] == ["already as before"]
+    assert [file["undo"] for file in answer["files"] if file["file"] == "cpuset.cpus"] == ["already as before"]
 
 
 def test_the_kubelets_and_the_runtimes_writes_are_corrected_without_delay(node: DirectoryNode, daemon: Make) -> None:
     pod = node.add("be")
     # A wait of a minute: only an answer at once can be seen.
-    one = daemon(writes={"foreign": {"backoff_s": 60, "backoff_max_s": 60}}).up()
-    named(one)
-    wait_for(lambda: bounded(node, pod.main), told=one.tail)
+    item = daemon(writes={"foreign": {"backoff_s": 60, "backoff_max_s": 60}}).up()
+    named(item)
+    wait_for(lambda: bounded(node, pod.main), told=item.tail)
     ours, path = node.cpus(pod.main), node.path(pod.main.group, "cpuset", "cpuset.cpus")
     with Scribe("runc") as runc, Scribe("kubelet") as kubelet:
         for times, scribe in enumerate((runc, runc, kubelet, kubelet), start=1):
             scribe.write(path, "0-1")
-            wait_for(lambda times=times: answered(one, times), told=one.tail)  # type: ignore[misc]
+            wait_for(lambda times=times: answered(item, times), told=item.tail)  # type: ignore[misc]
             assert node.cpus(pod.main) == ours
-    assert one.metric("bypassd_foreign_writes_total") == {"kubelet": 2.0, "runtime": 2.0}
+    assert item.metric("bypassd_foreign_writes_total") == {"kubelet": 2.0, "runtime": 2.0}
 
 
 def test_an_operators_hold_stops_writes_and_its_release_brings_ours_back(node: DirectoryNode, daemon: Make) -> None:
     pod, other = node.add("be"), node.add("other")
-    one = daemon().up()
-    wait_for(lambda: bounded(node, pod.main) and bounded(node, other.main), told=one.tail)
+    item = daemon().up()
+    wait_for(lambda: bounded(node, pod.main) and bounded(node, other.main), told=item.tail)
     ours = node.cpus(pod.main)
     hold = {"target": f"pod:{pod.uid}", "reason": "measuring", "by": "test", "until_released": True}
-    assert one.call("POST", "/holds", hold)[0] == 201
+    assert item.call("POST", "/holds", hold)[0] == 201
     with Scribe("tuned") as tuned:
         for each in (pod, other):
             tuned.write(node.path(each.main.group, "cpuset", "cpuset.cpus"), "0-1")
-        wait_for(lambda: node.cpus(other.main) == ours, told=one.tail)
-    standing = wait_for(lambda: _is(one, pod.main.group, "cpu.set", "held"), told=one.tail)
+        wait_for(lambda: node.cpus(other.main) == ours, told=item.tail)
+    standing = wait_for(lambda: _is(item, pod.main.group, "cpu.set", "held"), told=item.tail)
     assert standing["detail"] == "measuring (by test)"
     assert node.cpus(pod.main) == "0-1"
     # A runtime's update fires nothing either, and the hold outlives a crash.
     node.settle(pod.main)
-    one.kill()
-    one.up()
-    one.look_again(1)
+    item.kill()
+    item.up()
+    item.look_again(1)
     assert node.cpus(pod.main) == "0-1"
-    assert one.call("DELETE", f"/holds/pod:{pod.uid}")[0] == 200
-    wait_for(lambda: node.cpus(pod.main) == ours, told=one.tail)
-    status, answer = one.call("POST", "/holds", {"target": "everything", "reason": "?", "by": "test"})
+    assert item.call("DELETE", f"/holds/pod:{pod.uid}")[0] == 200
+    wait_for(lambda: node.cpus(pod.main) == ours, told=item.tail)
+    status, answer = item.call("POST", "/holds", {"target": "everything", "reason": "?", "by": "test"})
     assert (status, "pod:UID" in answer["error"]) == (400, True)
 
 
 def test_a_hold_with_an_end_ends(node: DirectoryNode, daemon: Make) -> None:
     pod = node.add("be")
-    one = daemon().up()
-    wait_for(lambda: bounded(node, pod.main), told=one.tail)
+    item = daemon().up()
+    wait_for(lambda: bounded(node, pod.main), told=item.tail)
     ours = node.cpus(pod.main)
     hold = {"target": "node", "reason": "short", "by": "test", "seconds": 1.0}
-    assert one.call("POST", "/holds", hold)[0] == 201
+    assert item.call("POST", "/holds", hold)[0] == 201
     with Scribe("tuned") as tuned:
         tuned.write(node.path(pod.main.group, "cpuset", "cpuset.cpus"), "0-1")
-        wait_for(lambda: node.cpus(pod.main) == ours, told=one.tail)
+        wait_for(lambda: node.cpus(pod.main) == ours, told=item.tail)
 
 
-def seen_as(one: Daemon, writer: str) -> str | None:
+def seen_as(daemon: Daemon, writer: str) -> str | None:
     """What the ledger says that somebody has left in the one cpuset; None when somebody else wrote last."""
-    rows = [row for row in one.state("files")["files"] if row["file"] == "cpuset.cpus"]
+    rows = [row for row in daemon.state("files")["files"] if row["file"] == "cpuset.cpus"]
     return next((row["seen"] for row in rows if row["writer"] == writer), None)
 
 
-def answered(one: Daemon, times: int) -> bool:
+def answered(daemon: Daemon, times: int) -> bool:
     """True when so many foreign writes of the one cpuset have been seen, and the last one corrected."""
-    row = next(row for row in one.state("files")["files"] if row["file"] == "cpuset.cpus")
+    row = next(row for row in daemon.state("files")["files"] if row["file"] == "cpuset.cpus")
     return bool(row["foreign_count"] == times and row["writer"] == "us")
 
 
-def _is(one: Daemon, group: str, knob: str, state: str) -> dict[str, str]:
-    standing = one.standing(group, knob)
+def _is(daemon: Daemon, group: str, knob: str, state: str) -> dict[str, str]:
+    standing = daemon.standing(group, knob)
     return standing if standing.get("state") == state else {}
 
 
 def test_a_stop_and_a_start_between_are_no_reason_to_forget_who_wrote(node: DirectoryNode, daemon: Make) -> None:
     """While no daemon runs nobody sees who writes: the value is foreign all the same, and is corrected once."""
     pod = node.add("be")
-    one = daemon().up()
-    wait_for(lambda: bounded(node, pod.main), told=one.tail)
+    item = daemon().up()
+    wait_for(lambda: bounded(node, pod.main), told=item.tail)
     ours = node.cpus(pod.main)
-    one.signal(signal.SIGTERM)
-    assert one.end_code() == 0
+    item.signal(signal.SIGTERM)
+    assert item.end_code() == 0
     with Scribe("sh") as shell:
         shell.write(node.path(pod.main.group, "cpuset", "cpuset.cpus"), "0-1")
-    one.up()
-    wait_for(lambda: node.cpus(pod.main) == ours, told=one.tail)
-    assert one.metric("bypassd_foreign_writes_total") == {"unknown": 1.0}
+    item.up()
+    wait_for(lambda: node.cpus(pod.main) == ours, told=item.tail)
+    assert item.metric("bypassd_foreign_writes_total") == {"unknown": 1.0}

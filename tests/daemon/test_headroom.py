@@ -18,33 +18,33 @@ def test_headroom_is_reported_everywhere_and_outlives_the_daemon(
     # So small a step that no change of the pools can cut the promise.
     quick = {"file": str(file), "report_s": 1.0, "window_s": 2.0, "min_step_milli": 0, "max_step_milli": 50}
     node.add("be", shares=102)
-    one = daemon(headroom=quick).up()
+    item = daemon(headroom=quick).up()
 
     def told() -> dict[str, Any]:
-        found: dict[str, Any] = one.state("headroom")["headroom"]
-        return found
+        fields: dict[str, Any] = item.state("headroom")["headroom"]
+        return fields
 
     # A machine that others keep busy has nothing to promise for a while.
-    wait_for(lambda: told()["milli"] > 0, within_s=60, told=one.tail)
+    wait_for(lambda: told()["milli"] > 0, within_s=60, told=item.tail)
     # From here on it stays as it is, so that all that tell of it can be compared.
-    one.configure(headroom={**quick, "report_s": 3600.0})
-    one.look_again(1)
+    item.configure(headroom={**quick, "report_s": 3600.0})
+    item.look_again(1)
     promised = told()
     assert promised["milli"] == sum(row["milli"] for row in promised["nodes"])
     by_node = {str(row["numa_node"]): row["milli"] for row in promised["nodes"]}
-    assert one.metric("bypassd_headroom_milli") == by_node
+    assert item.metric("bypassd_headroom_milli") == by_node
 
     def written() -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(file.read_text())
-        return found
+        fields: dict[str, Any] = json.loads(file.read_text())
+        return fields
 
-    wait_for(lambda: written()["cpu_milli"] == promised["milli"], told=one.tail)
+    wait_for(lambda: written()["cpu_milli"] == promised["milli"], told=item.tail)
     assert {name: row["cpu_milli"] for name, row in written()["numa_nodes"].items()} == by_node
     # What the keeper has not written when the daemon dies is lost.
-    one.stop()
-    one.up()
-    wait_for(lambda: told()["known_s"] is not None and told()["known_s"] < 1.0, told=one.tail)
+    item.stop()
+    item.up()
+    wait_for(lambda: told()["known_s"] is not None and told()["known_s"] < 1.0, told=item.tail)
     assert told()["milli"] == promised["milli"]
-    one.kill()
-    one.up()
+    item.kill()
+    item.up()
     assert told()["milli"] == promised["milli"]

@@ -41,30 +41,30 @@ def test_memory_settings_come_with_the_configuration_and_go_with_it(node: Direct
     be = batch(node)
     plain = node.add("plain", shares=102)
     before, old = node.tree(), score(be)
-    one = daemon(policies=ON).up()
-    wait_for(lambda: bounded(node, plain.main), told=one.tail)
-    wait_for(lambda: node.read(be.main.group, "memory", SOFT) == str(190 * MEGA), told=one.tail)
+    item = daemon(policies=ON).up()
+    wait_for(lambda: bounded(node, plain.main), told=item.tail)
+    wait_for(lambda: node.read(be.main.group, "memory", SOFT) == str(190 * MEGA), told=item.tail)
     assert node.read(be.main.group, "memory", LIMIT) == str(200 * MEGA)
     besteffort = f"{node.kubepods}/besteffort"
-    wait_for(lambda: node.read(besteffort, "memory", SOFT) != NO_LIMIT, told=one.tail)
+    wait_for(lambda: node.read(besteffort, "memory", SOFT) != NO_LIMIT, told=item.tail)
     bound = int(node.read(besteffort, "memory", SOFT))
     with open("/proc/meminfo") as file:
         total = int(file.readline().split()[1]) << 10
     assert 0 < bound <= total * 9 // 10
     assert bound < int(node.read(besteffort, "memory", LIMIT)) <= bound * 11 // 10
-    wait_for(lambda: score(be) == "951", told=one.tail)
-    state = one.state("sides", "budget")
+    wait_for(lambda: score(be) == "951", told=item.tail)
+    state = item.state("sides", "budget")
     assert state["sides"]["oom_score"]["containers"] == {be.main.group: 951}
     assert state["sides"]["memory_reclaim"]["wanted"] is True
     assert "1 BE pods outside besteffort" in state["budget"]["reasons"]["be_memory"]
-    one.configure(policies={})
-    one.signal(signal.SIGHUP)
-    wait_for(lambda: node.read(besteffort, "memory", SOFT) == NO_LIMIT, told=one.tail)
-    wait_for(lambda: node.read(be.main.group, "memory", SOFT) == NO_LIMIT, told=one.tail)
-    wait_for(lambda: score(be) == old, told=one.tail)
+    item.configure(policies={})
+    item.signal(signal.SIGHUP)
+    wait_for(lambda: node.read(besteffort, "memory", SOFT) == NO_LIMIT, told=item.tail)
+    wait_for(lambda: node.read(be.main.group, "memory", SOFT) == NO_LIMIT, told=item.tail)
+    wait_for(lambda: score(be) == old, told=item.tail)
     assert node.read(be.main.group, "memory", LIMIT) == str(200 * MEGA), "the batch limit is another policy's"
-    assert one.lines("warning", "error") == []
-    status, answer = one.call("POST", "/restore", {"by": "test"})
+    assert item.lines("warning", "error") == []
+    status, answer = item.call("POST", "/restore", {"by": "test"})
     assert (status, answer["left"]) == (200, 0), answer
     assert node.tree() == before
 
@@ -72,14 +72,14 @@ def test_memory_settings_come_with_the_configuration_and_go_with_it(node: Direct
 def test_a_killed_daemons_successor_gives_everything_back(node: DirectoryNode, daemon: Make) -> None:
     be = batch(node)
     before, old = node.tree(), score(be)
-    one = daemon(policies=ON).up()
-    wait_for(lambda: score(be) == "951", told=one.tail)
-    wait_for(lambda: node.read(f"{node.kubepods}/besteffort", "memory", SOFT) != NO_LIMIT, told=one.tail)
-    wait_for(lambda: node.read(be.main.group, "memory", SOFT) == str(190 * MEGA), told=one.tail)
-    one.kill()
+    instance = daemon(policies=ON).up()
+    wait_for(lambda: score(be) == "951", told=instance.tail)
+    wait_for(lambda: node.read(f"{node.kubepods}/besteffort", "memory", SOFT) != NO_LIMIT, told=instance.tail)
+    wait_for(lambda: node.read(be.main.group, "memory", SOFT) == str(190 * MEGA), told=instance.tail)
+    instance.kill()
     assert score(be) == "951", "what was set stays"
-    one.up()
-    status, answer = one.call("POST", "/restore", {"by": "test"})
+    instance.up()
+    status, answer = instance.call("POST", "/restore", {"by": "test"})
     assert (status, answer["left"]) == (200, 0), answer
     assert {item["file"] for item in answer["files"]} >= {SOFT, LIMIT, "oom_score_adj"}
     assert (node.tree(), score(be)) == (before, old)

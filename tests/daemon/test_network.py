@@ -32,26 +32,26 @@ def land(node: DirectoryNode) -> Iterator[Netland]:
 def started(daemon: Make, land: Netland, **more: Any) -> Daemon:
     rule = {"name": "eth0", "link_mbit": LINK}
     policies = {"network": {"enabled": True, "interval_s": 0.1, "interfaces": [rule], **more}}
-    one = daemon(policies=policies, kubelet={"endpoint": "off"})
-    one.within = land.inside(land.host)
-    return one
+    item = daemon(policies=policies, kubelet={"endpoint": "off"})
+    item.within = land.inside(land.host)
+    return item
 
 
-def network(one: Daemon) -> dict[str, Any]:
-    found: dict[str, Any] = one.state("sides")["sides"].get("network", {})
-    return found
+def network(daemon: Daemon) -> dict[str, Any]:
+    fields: dict[str, Any] = daemon.state("sides")["sides"].get("network", {})
+    return fields
 
 
-def risen(one: Daemon) -> bool:
+def risen(daemon: Daemon) -> bool:
     """BE's ceiling has come to its top: nobody online uses the link."""
-    line = network(one).get("interfaces", {}).get("eth0", {})
+    line = network(daemon).get("interfaces", {}).get("eth0", {})
     return bool(line.get("be_ceiling", 0) >= CEILING * 125_000)
 
 
-def restore(one: Daemon, land: Netland) -> str:
+def restore(daemon: Daemon, land: Netland) -> str:
     """``bypassctl restore`` while no daemon runs."""
     done = subprocess.run(
-        [*land.inside(land.host), sys.executable, "-m", "reconciler.cli", "restore", "--config", one.config_file],
+        [*land.inside(land.host), sys.executable, "-m", "reconciler.cli", "restore", "--config", daemon.config_file],
         capture_output=True,
         text=True,
         cwd=ROOT,
@@ -70,17 +70,17 @@ def test_be_pods_share_their_ceiling_and_online_pods_keep_theirs(
     land.join(online)
     clean = land.traffic_control()
     unheld, beside = land.send((be, land.groups(be)), (online, land.groups(online)), seconds=LONG)
-    one = started(daemon, land).up()
-    wait_for(lambda: network(one).get("pods_devices") == devices, told=one.tail)
-    wait_for(lambda: risen(one), told=one.tail)
+    item = started(daemon, land).up()
+    wait_for(lambda: network(item).get("pods_devices") == devices, told=item.tail)
+    wait_for(lambda: risen(item), told=item.tail)
     (alone,) = land.send((be, land.groups(be)), seconds=LONG)
     held, kept = land.send((be, land.groups(be)), (online, land.groups(online)), seconds=2 * LONG)
-    standing = one.standing(be.group, "net.share")
+    standing = item.standing(be.group, "net.share")
     assert (standing["state"], standing["wanted"]) == ("written", "BE share of eth0"), standing
-    assert one.standing(online.group, "net.share") == {}
+    assert item.standing(online.group, "net.share") == {}
     # Fail static: what held BE pods before the crash holds them after it.
-    wait_for(lambda: risen(one), told=one.tail)
-    one.kill()
+    wait_for(lambda: risen(item), told=item.tail)
+    item.kill()
     two = land.send(*((pod, land.groups(pod)) for pod in (be, second, second)), seconds=LONG)
     print(
         f"\nlink {LINK}: without the agent BE {unheld:.1f} online {beside:.1f}; with it BE alone {alone:.1f} of "
@@ -94,10 +94,10 @@ def test_be_pods_share_their_ceiling_and_online_pods_keep_theirs(
     assert held < 2 * FLOOR
     assert held < unheld
     assert land.traffic_control() != clean
-    said = restore(one, land)
+    said = restore(item, land)
     assert "bypassd-be" in said
     assert land.traffic_control() == clean
-    assert "nothing to restore" in restore(one, land)
+    assert "nothing to restore" in restore(item, land)
 
 
 def test_pods_in_the_hosts_network_share_the_same_ceiling_where_there_is_net_cls(
@@ -110,18 +110,18 @@ def test_pods_in_the_hosts_network_share_the_same_ceiling_where_there_is_net_cls
     land.stay(host)
     cable = land.join(own)
     clean = land.traffic_control()
-    one = started(daemon, land).up()
-    wait_for(lambda: network(one).get("pods_devices") == {cable: own.uid}, told=one.tail)
-    assert network(one)["pods_in_host_network"] == 1
-    wait_for(lambda: risen(one), told=one.tail)
+    item = started(daemon, land).up()
+    wait_for(lambda: network(item).get("pods_devices") == {cable: own.uid}, told=item.tail)
+    assert network(item)["pods_in_host_network"] == 1
+    wait_for(lambda: risen(item), told=item.tail)
     groups = {pod.uid: [f"{mount}{pod.main.group}", *land.groups(pod)] for pod in (host, own)}
-    wait_for(lambda: one.standing(host.main.group, "net.classid").get("actual") == str(BE_CLASS), told=one.tail)
+    wait_for(lambda: item.standing(host.main.group, "net.classid").get("actual") == str(BE_CLASS), told=item.tail)
     (by_class,) = land.send((host, groups[host.uid]), seconds=LONG)
     both = land.send((own, groups[own.uid]), (host, groups[host.uid]), seconds=LONG)
     print(f"\nceiling {CEILING:.0f}: in the host's network {by_class:.1f}, own and host's {both[0]:.1f}+{both[1]:.1f}")
     assert 0.5 * CEILING < by_class < 1.1 * CEILING
     assert 0.6 * CEILING < sum(both) < 1.15 * CEILING
-    one.kill()
+    item.kill()
     two = started(daemon, land).up()
     wait_for(lambda: network(two).get("pods_devices") == {cable: own.uid}, told=two.tail)
     status, answer = two.call("POST", "/restore", {"by": "test"})
@@ -134,22 +134,22 @@ def test_pods_in_the_hosts_network_share_the_same_ceiling_where_there_is_net_cls
 def test_a_pod_is_limited_from_its_start_and_leaves_nothing_when_removed(
     node: DirectoryNode, daemon: Make, land: Netland
 ) -> None:
-    one = started(daemon, land).up()
+    item = started(daemon, land).up()
     pod = node.add("late")
     cable = land.join(pod)
-    wait_for(lambda: network(one).get("pods_devices") == {cable: pod.uid}, told=one.tail)
+    wait_for(lambda: network(item).get("pods_devices") == {cable: pod.uid}, told=item.tail)
     held = land.traffic_control()
     assert held[cable] != ""
     node.remove(pod)
     # The kernel removes the cable with the namespace that its other end is in.
-    wait_for(lambda: network(one).get("pods_devices") == {}, told=one.tail)
-    assert one.problems() == []
-    assert one.said("network") == []
+    wait_for(lambda: network(item).get("pods_devices") == {}, told=item.tail)
+    assert item.problems() == []
+    assert item.said("network") == []
     after = land.traffic_control()
     assert set(held) - set(after) == {cable}
-    one.configure(policies={}, kubelet={"endpoint": "off"})
-    one.signal(signal.SIGHUP)
-    wait_for(lambda: "bypassd-be" not in land.traffic_control(), told=one.tail)
+    item.configure(policies={}, kubelet={"endpoint": "off"})
+    item.signal(signal.SIGHUP)
+    wait_for(lambda: "bypassd-be" not in land.traffic_control(), told=item.tail)
 
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.005, 0.02, 0.05, 0.1, 0.3] if FULL else [0.01])
@@ -158,11 +158,11 @@ def test_restore_after_a_kill_amid_it_all(node: DirectoryNode, daemon: Make, lan
     for pod in pods:
         land.join(pod)
     clean = land.traffic_control()
-    one = started(daemon, land)
-    one.start()
-    wait_for(lambda: os.path.exists(node.store), told=one.tail)
-    wait_for(lambda: delay_s == 0 or land.traffic_control() != clean, told=one.tail)
+    item = started(daemon, land)
+    item.start()
+    wait_for(lambda: os.path.exists(node.store), told=item.tail)
+    wait_for(lambda: delay_s == 0 or land.traffic_control() != clean, told=item.tail)
     time.sleep(delay_s)
-    one.kill()
-    restore(one, land)
+    item.kill()
+    restore(item, land)
     assert land.traffic_control() == clean

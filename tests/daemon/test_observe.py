@@ -17,33 +17,33 @@ def test_nothing_is_written_and_every_write_is_shown(node: DirectoryNode, daemon
     pod = node.add("be", shares=102)
     before = node.tree()
     with Modifications(node.directories()) as seen:
-        one = daemon(mode="enforce" if how == "--observe" else "observe").up(*([how] if how == "--observe" else []))
-        wait_for(lambda: one.standing(pod.main.group, "cpu.set").get("state") == "would write", told=one.tail)
-        shown = {row["knob"]: row["wanted"] for row in _settings(one, pod.main.group)}
-        assert shown == {"cpu.set": one.state("pools")["pools"]["reclaimed"], "cpu.weight": "2"}
-        one.look_again(2)
+        item = daemon(mode="enforce" if how == "--observe" else "observe").up(*([how] if how == "--observe" else []))
+        wait_for(lambda: item.standing(pod.main.group, "cpu.set").get("state") == "would write", told=item.tail)
+        shown = {row["knob"]: row["wanted"] for row in _settings(item, pod.main.group)}
+        assert shown == {"cpu.set": item.state("pools")["pools"]["reclaimed"], "cpu.weight": "2"}
+        item.look_again(2)
         assert seen.take() == []
     assert node.tree() == before
-    assert one.state("files")["files"] == [], "nothing is recorded of what is not touched"
+    assert item.state("files")["files"] == [], "nothing is recorded of what is not touched"
     # The runtime's next signal fires nothing either.
     node.settle(pod.main)
-    one.look_again(1)
+    item.look_again(1)
     assert node.tree() == before
-    assert one.state("agent")["agent"]["mode"] == "observe"
+    assert item.state("agent")["agent"]["mode"] == "observe"
 
 
 def test_a_reload_turns_writing_on_and_off(node: DirectoryNode, daemon: Make) -> None:
     pod = node.add("be", shares=102)
-    one = daemon(mode="observe").up()
-    wait_for(lambda: one.standing(pod.main.group, "cpu.set").get("state") == "would write", told=one.tail)
-    one.configure(mode="enforce")
-    one.signal(signal.SIGHUP)
-    wait_for(lambda: bounded(node, pod.main), told=one.tail)
-    one.configure(mode="observe")
-    one.signal(signal.SIGHUP)
-    wait_for(lambda: one.state("agent")["agent"]["mode"] == "observe", told=one.tail)
+    item = daemon(mode="observe").up()
+    wait_for(lambda: item.standing(pod.main.group, "cpu.set").get("state") == "would write", told=item.tail)
+    item.configure(mode="enforce")
+    item.signal(signal.SIGHUP)
+    wait_for(lambda: bounded(node, pod.main), told=item.tail)
+    item.configure(mode="observe")
+    item.signal(signal.SIGHUP)
+    wait_for(lambda: item.state("agent")["agent"]["mode"] == "observe", told=item.tail)
     late = node.add("late", shares=102)
-    wait_for(lambda: one.standing(late.main.group, "cpu.set").get("state") == "would write", told=one.tail)
+    wait_for(lambda: item.standing(late.main.group, "cpu.set").get("state") == "would write", told=item.tail)
     assert (node.cpus(late.main), node.shares(late.main)) == ("0-1", "102")
     assert bounded(node, pod.main), "what is in force stays until somebody restores it"
 
@@ -51,16 +51,16 @@ def test_a_reload_turns_writing_on_and_off(node: DirectoryNode, daemon: Make) ->
 def test_one_policy_can_be_practised_while_the_others_write(node: DirectoryNode, daemon: Make) -> None:
     sizes = {"kubernetes.io/batch-cpu": "300"}
     pod = node.add("batch", shares=102, requests=sizes, limits=sizes, labels={"koordinator.sh/qosClass": "BE"})
-    one = daemon(policies={"reclaimed": {"dry_run": True}}).up()
-    wait_for(lambda: node.shares(pod.main) == "307", told=one.tail)
-    standing = one.standing(pod.main.group, "cpu.set")
+    item = daemon(policies={"reclaimed": {"dry_run": True}}).up()
+    wait_for(lambda: node.shares(pod.main) == "307", told=item.tail)
+    standing = item.standing(pod.main.group, "cpu.set")
     assert (standing["state"], standing["policy"]) == ("would write", "reclaimed")
     assert (node.cpus(pod.main), node.quota(node.besteffort)) == ("0-1", "-1")
-    assert one.state("agent")["agent"]["dry_run"] == ["policies.reclaimed"]
+    assert item.state("agent")["agent"]["dry_run"] == ["policies.reclaimed"]
 
 
-def _settings(one: Daemon, group: str) -> list[dict[str, str]]:
-    found: list[dict[str, str]] = next(
-        row["settings"] for pod in one.state("pods")["pods"] for row in pod["containers"] if row["group"] == group
+def _settings(daemon: Daemon, group: str) -> list[dict[str, str]]:
+    settings: list[dict[str, str]] = next(
+        row["settings"] for pod in daemon.state("pods")["pods"] for row in pod["containers"] if row["group"] == group
     )
-    return found
+    return settings

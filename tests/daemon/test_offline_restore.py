@@ -30,13 +30,13 @@ class Ended(NamedTuple):
 
     @property
     def left(self) -> list[tuple[str, str]]:
-        return [(one["path"], one["undo"]) for one in self.answer["files"] if one["undo"].endswith("left")]
+        return [(file["path"], file["undo"]) for file in self.answer["files"] if file["undo"].endswith("left")]
 
 
-def restore(one: Daemon) -> Ended:
+def restore(daemon: Daemon) -> Ended:
     """The program as an administrator runs it."""
-    words = ["restore", "-o", "json", "--config", one.config_file]
-    command = [sys.executable, "-m", "reconciler.cli", *words]
+    parts = ["restore", "-o", "json", "--config", daemon.config_file]
+    command = [sys.executable, "-m", "reconciler.cli", *parts]
     ran = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=60, check=False)
     return Ended(ran.returncode, json.loads(ran.stdout) if ran.stdout else {}, ran.stderr)
 
@@ -44,17 +44,17 @@ def restore(one: Daemon) -> Ended:
 def test_updates_before_and_after_a_kill_stay(node: DirectoryNode, daemon: Make) -> None:
     """Random updates of the runtime and the kubelet around kills at random moments: 18 of 45 were undone once."""
     dice = random.Random(9)
-    one = daemon()
+    item = daemon()
     for kill in range(KILLS):
         pods = [node.add(shares=102, memory=256 * MEGA, cpus="0-1", process=True) for _ in range(3)]
         model = node.tree()
-        one.up() if dice.random() < 0.7 else one.start()
+        item.up() if dice.random() < 0.7 else item.start()
         if dice.random() < 0.8:
-            wait_for(lambda pods=pods: all(bounded(node, pod.main) for pod in pods), told=one.tail)  # type: ignore[misc]
+            wait_for(lambda pods=pods: all(bounded(node, pod.main) for pod in pods), told=item.tail)  # type: ignore[misc]
         early = [pod for pod in pods if dice.random() < 0.5]
         for pod in early:
             _update(node, model, pod, dice)
-        one.kill()
+        item.kill()
         for pod in pods:
             if dice.random() < 0.6:
                 _update(node, model, pod, dice)
@@ -63,13 +63,13 @@ def test_updates_before_and_after_a_kill_stay(node: DirectoryNode, daemon: Make)
                 text = dice.choice(["300", "900"])
                 node.write(pod.group, "cpu", "cpu.shares", text)
                 model[node.path(pod.group, "cpu", "cpu.shares")] = f"{text}\n"
-        ended = restore(one)
+        ended = restore(item)
         now = node.tree()
         wrong = {path: (text, now[path]) for path, text in model.items() if now[path] != text}
         assert wrong == {}, (kill, ended)
         assert ended.code == (Exit.NOT_OK if ended.left else Exit.OK), ended
         assert all("changed by somebody else" in undo for _, undo in ended.left)
-        assert restore(one).left == ended.left
+        assert restore(item).left == ended.left
         assert node.tree() == now, "a second time does nothing"
         for pod in pods:
             node.remove(pod)
@@ -88,13 +88,13 @@ def _update(node: DirectoryNode, model: dict[str, str], pod: NodePod, dice: rand
 def test_cpus_that_became_exclusive_after_the_kill_are_not_given_to_be(node: DirectoryNode, daemon: Make) -> None:
     node.kubelet.cpu_manager("static", "0-1")
     pod = node.add("be", cpus="0-1", shares=102)
-    one = daemon().up()
-    wait_for(lambda: bounded(node, pod.main), told=one.tail)
-    one.kill()
+    item = daemon().up()
+    wait_for(lambda: bounded(node, pod.main), told=item.tail)
+    item.kill()
     pinned = node.add("pinned", qos="", cpus="0", shares=1024)
     # The kubelet's word is out, its update of the BE container is not, and may never be.
     node.kubelet.cpu_manager("static", "1", {pinned.uid: {"main": "0"}})
-    ended = restore(one)
+    ended = restore(item)
     assert (ended.code, ended.left) == (Exit.OK, []), ended
     assert (node.cpus(pod.main), node.shares(pod.main), node.cpus(pinned.main)) == ("1", "102", "0")
 
@@ -106,9 +106,9 @@ def test_a_store_that_takes_nothing_does_not_keep_files_from_being_restored(
     with own_filesystem(os.path.dirname(node.store)) as mounted:
         pods = [node.add(shares=102) for _ in range(3)]
         originals = node.tree()
-        one = daemon().up()
-        wait_for(lambda: all(bounded(node, pod.main) for pod in pods), told=one.tail)
-        one.kill()
+        item = daemon().up()
+        wait_for(lambda: all(bounded(node, pod.main) for pod in pods), told=item.tail)
+        item.kill()
         assert node.tree() != originals
         filler = f"{os.path.dirname(node.store)}/filler"
         if fault == "full":
@@ -117,20 +117,20 @@ def test_a_store_that_takes_nothing_does_not_keep_files_from_being_restored(
                     file.write(b"x" * 4096)
         else:
             mounted("ro")
-        ended = restore(one)
+        ended = restore(item)
         assert (ended.code, ended.left) == (Exit.OK, []), ended
         assert node.tree() == originals
         assert ended.answer["recorded"] is False
         assert "restored anyway" in ended.err
-        again = restore(one)
+        again = restore(item)
         assert (again.code, again.answer["left"]) == (Exit.OK, 0)
         assert {row["undo"] for row in again.answer["files"]} == {"already as before"}
         assert node.tree() == originals
         mounted("rw")
         if fault == "full":
             os.unlink(filler)
-        assert restore(one).answer["recorded"] is True
-        assert restore(one).answer["files"] == []
+        assert restore(item).answer["recorded"] is True
+        assert restore(item).answer["files"] == []
 
 
 def overwrite(path: str) -> None:
@@ -162,15 +162,15 @@ def test_a_store_that_is_damaged_when_the_daemon_ends_costs_no_original(
 ) -> None:
     pods = [node.add(shares=102) for _ in range(4)]
     originals = node.tree()
-    one = daemon().up()
-    wait_for(lambda: all(bounded(node, pod.main) for pod in pods), told=one.tail)
+    item = daemon().up()
+    wait_for(lambda: all(bounded(node, pod.main) for pod in pods), told=item.tail)
     if damage is overwrite:
-        one.stop()  # or the WAL still has all of it
+        item.stop()  # or the WAL still has all of it
         damage(node.store)
     else:
         damage(node.store)
-        one.kill()
-    ended = restore(one)
+        item.kill()
+    ended = restore(item)
     assert (ended.code, ended.left) == (Exit.OK, []), ended
     assert node.tree() == originals
     assert ended.err, "it is said"
@@ -182,37 +182,38 @@ def test_a_running_daemon_finds_says_and_repairs_it(
 ) -> None:
     pods = [node.add(shares=102) for _ in range(2)]
     originals = node.tree()
-    one = daemon().up()
-    wait_for(lambda: all(bounded(node, pod.main) for pod in pods), told=one.tail)
+    item = daemon().up()
+    wait_for(lambda: all(bounded(node, pod.main) for pod in pods), told=item.tail)
     target = f"pod:{pods[1].uid}"
     assert (
-        one.call("POST", "/holds", {"target": target, "reason": "kept", "by": "test", "until_released": True})[0] == 201
+        item.call("POST", "/holds", {"target": target, "reason": "kept", "by": "test", "until_released": True})[0]
+        == 201
     )
     damage(node.store)
-    wait_for(lambda: one.said('"alert": "store"'), told=one.tail, within_s=30)
-    assert any("state.db" in line for line in one.problems())
-    one.look_again(1)
+    wait_for(lambda: item.said('"alert": "store"'), told=item.tail, within_s=30)
+    assert any("state.db" in line for line in item.problems())
+    item.look_again(1)
     late = node.add("late", shares=102)
-    wait_for(lambda: bounded(node, late.main), told=one.tail)
-    one.kill()
+    wait_for(lambda: bounded(node, late.main), told=item.tail)
+    item.kill()
     node.remove(late)
     # The store itself is whole again. A killed daemon's store without its copy is never called so, and is used.
     os.unlink(f"{node.store}.copy")
     holds: Any = read_dump(node.store)["holds"]
     assert [row["target"] for row in holds] == [target]
-    ended = restore(one)
+    ended = restore(item)
     assert (ended.code, ended.left) == (Exit.NOT_OK, []), ended
     assert node.tree() == originals
 
 
 def test_store_and_copy_gone_is_never_nothing_of_ours(node: DirectoryNode, daemon: Make) -> None:
     pod = node.add(shares=102)
-    one = daemon().up()
-    wait_for(lambda: bounded(node, pod.main), told=one.tail)
-    one.kill()
+    item = daemon().up()
+    wait_for(lambda: bounded(node, pod.main), told=item.tail)
+    item.kill()
     delete(node.store)
     os.unlink(f"{node.store}.copy")
-    ended = restore(one)
+    ended = restore(item)
     assert ended.code == Exit.UNREACHABLE
     assert "unknown" in ended.err
     assert "nothing was ever written" not in ended.err

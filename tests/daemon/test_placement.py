@@ -38,25 +38,25 @@ def online(node: DirectoryNode, name: str, annotations: dict[str, str] | None = 
 
 def test_a_dedicated_pod_owns_a_cpu_and_everybody_else_leaves_it(node: DirectoryNode, daemon: Make) -> None:
     web, be = online(node, "web"), node.add("be", cpus="0-1")
-    one = daemon().up()
-    wait_for(lambda: node.cpus(be.main) != "0-1", told=one.tail)
+    item = daemon().up()
+    wait_for(lambda: node.cpus(be.main) != "0-1", told=item.tail)
     assert node.cpus(web.main) == "0-1"
     before = node.cpus(web.main)
     own = pinned(node)
-    wait_for(lambda: node.cpus(own.main) != "0-1" and node.cpus(web.main) != "0-1", told=one.tail)
+    wait_for(lambda: node.cpus(own.main) != "0-1" and node.cpus(web.main) != "0-1", told=item.tail)
     cpu = node.cpus(own.main)
     assert {cpu, node.cpus(web.main)} == {"0", "1"}
-    wait_for(lambda: node.cpus(be.main) == node.cpus(web.main), told=one.tail)
-    assert one.state("pools")["pools"][f"dedicated/{own.uid}/main"] == cpu
-    standing = one.standing(own.main.group, "cpu.set")
+    wait_for(lambda: node.cpus(be.main) == node.cpus(web.main), told=item.tail)
+    assert item.state("pools")["pools"][f"dedicated/{own.uid}/main"] == cpu
+    standing = item.standing(own.main.group, "cpu.set")
     assert (standing["policy"], standing["wanted"]) == ("exclusive", cpu)
-    assert one.pod(own.uid)["pool"] == "dedicated"
+    assert item.pod(own.uid)["pool"] == "dedicated"
     # Whole CPUs of its own: a quota could only throttle it.
-    wait_for(lambda: node.quota(own.main.group) == "-1", told=one.tail)
+    wait_for(lambda: node.quota(own.main.group) == "-1", told=item.tail)
     # Nothing is moved when its container starts again, nor by another agent's life.
     node.restart(own)
-    wait_for(lambda: node.cpus(own.main) == cpu, told=one.tail)
-    one.kill()
+    wait_for(lambda: node.cpus(own.main) == cpu, told=item.tail)
+    item.kill()
     again = daemon().up()
     again.look_again(1)
     assert (node.cpus(own.main), node.cpus(web.main)) == (cpu, "1" if cpu == "0" else "0")
@@ -70,22 +70,22 @@ def test_restore_puts_back_what_placement_moved(node: DirectoryNode, daemon: Mak
     node.add("be", cpus="0-1")
     own = pinned(node)
     before = node.tree()
-    one = daemon().up()
-    wait_for(lambda: node.cpus(own.main) != "0-1", told=one.tail)
-    status, answer = one.call("POST", "/restore", {"by": "test"})
+    item = daemon().up()
+    wait_for(lambda: node.cpus(own.main) != "0-1", told=item.tail)
+    status, answer = item.call("POST", "/restore", {"by": "test"})
     assert (status, answer["left"]) == (200, 0), answer
     assert node.tree() == before
 
 
 def test_a_named_pool_has_its_own_cpus_and_pods(node: DirectoryNode, daemon: Make) -> None:
     web, batch = online(node, "web"), online(node, "batch", POOL)
-    one = daemon().up()
-    wait_for(lambda: {node.cpus(web.main), node.cpus(batch.main)} == {"0", "1"}, told=one.tail)
-    pools = one.state("pools")["pools"]
+    item = daemon().up()
+    wait_for(lambda: {node.cpus(web.main), node.cpus(batch.main)} == {"0", "1"}, told=item.tail)
+    pools = item.state("pools")["pools"]
     assert pools["shared/batch"] == node.cpus(batch.main)
-    assert one.pod(batch.uid)["pool"] == "shared/batch"
+    assert item.pod(batch.uid)["pool"] == "shared/batch"
     node.remove(batch)
-    wait_for(lambda: node.cpus(web.main) == "0-1", told=one.tail)
+    wait_for(lambda: node.cpus(web.main) == "0-1", told=item.tail)
 
 
 def test_online_pods_in_pools_are_corrected_once_each_time_the_kubelet_writes(
@@ -94,48 +94,48 @@ def test_online_pods_in_pools_are_corrected_once_each_time_the_kubelet_writes(
     """A static kubelet from 1.22 on: it writes at its own reasons, never in a rhythm. Nobody fights."""
     node.kubelet.cpu_manager("static", "0-1")
     web, batch = online(node, "web"), online(node, "batch", POOL)
-    one = daemon().up()
-    wait_for(lambda: {node.cpus(web.main), node.cpus(batch.main)} == {"0", "1"}, told=one.tail)
+    item = daemon().up()
+    wait_for(lambda: {node.cpus(web.main), node.cpus(batch.main)} == {"0", "1"}, told=item.tail)
     ours = node.cpus(batch.main)
     for _ in range(2):
         node.settle(batch.main)
-        wait_for(lambda: node.cpus(batch.main) == ours, told=one.tail)
-    one.look_again(1)
-    written = one.metric_sum("bypassd_writes_total")
-    one.look_again(2)
-    assert one.metric_sum("bypassd_writes_total") == written
-    assert one.alerts("yield") == 0
-    assert one.state("agent")["agent"]["kubelet_reasserts_s"] is None
+        wait_for(lambda: node.cpus(batch.main) == ours, told=item.tail)
+    item.look_again(1)
+    written = item.metric_sum("bypassd_writes_total")
+    item.look_again(2)
+    assert item.metric_sum("bypassd_writes_total") == written
+    assert item.alerts("yield") == 0
+    assert item.state("agent")["agent"]["kubelet_reasserts_s"] is None
 
 
 def test_the_kubelets_policy_is_switched_on_and_off(node: DirectoryNode, daemon: Make) -> None:
     web, own = online(node, "web"), pinned(node)
-    one = daemon().up()
-    wait_for(lambda: node.cpus(own.main) != "0-1", told=one.tail)
+    item = daemon().up()
+    wait_for(lambda: node.cpus(own.main) != "0-1", told=item.tail)
     # Drained of nothing, as a test may: the kubelet starts with the static policy and gives the pod CPU 1.
     node.kubelet.delete_checkpoint()
-    wait_for(lambda: any("cpu_manager_state" in line for line in one.problems()), told=one.tail)
+    wait_for(lambda: any("cpu_manager_state" in line for line in item.problems()), told=item.tail)
     assert node.cpus(own.main) != "0-1", "what was given stays while nobody can tell"
     node.kubelet.cpu_manager("static", "0", {own.uid: {"main": "1"}})
     spec = own.main.resources
     node.settle(own.main, {**spec, "cpu": {**spec["cpu"], "cpus": "1"}})
     node.settle(web.main, {**web.main.resources, "cpu": {**web.main.resources["cpu"], "cpus": "0"}})
     key = f"dedicated/{own.uid}/main"
-    wait_for(lambda: one.state("pools")["pools"].get(key) == "1", told=one.tail)
-    wait_for(lambda: (node.cpus(own.main), node.cpus(web.main)) == ("1", "0"), told=one.tail)
-    assert one.standing(own.main.group, "cpu.set") == {}
+    wait_for(lambda: item.state("pools")["pools"].get(key) == "1", told=item.tail)
+    wait_for(lambda: (node.cpus(own.main), node.cpus(web.main)) == ("1", "0"), told=item.tail)
+    assert item.standing(own.main.group, "cpu.set") == {}
     # Back to none: what the kubelet gave is not handed out again before it is sure that nobody runs there.
     node.kubelet.cpu_manager("none", "")
-    wait_for(lambda: any("changed from static to none" in line for line in one.problems()), told=one.tail)
-    assert one.state("pools")["pools"][key] == "1"
+    wait_for(lambda: any("changed from static to none" in line for line in item.problems()), told=item.tail)
+    assert item.state("pools")["pools"][key] == "1"
     assert (node.cpus(own.main), node.cpus(web.main)) == ("1", "0")
 
 
 def test_separate_pools_are_configured_and_switched_off_again(node: DirectoryNode, daemon: Make) -> None:
     web, be = online(node, "web"), node.add("be", cpus="0-1")
     separate = {"policies": {"shared": {"mode": "separate"}}}
-    one = daemon(**separate).up()
-    wait_for(lambda: {node.cpus(web.main), node.cpus(be.main)} == {"0", "1"}, told=one.tail)
-    one.configure()
-    one.signal(signal.SIGHUP)
-    wait_for(lambda: node.cpus(web.main) == "0-1", told=one.tail)
+    item = daemon(**separate).up()
+    wait_for(lambda: {node.cpus(web.main), node.cpus(be.main)} == {"0", "1"}, told=item.tail)
+    item.configure()
+    item.signal(signal.SIGHUP)
+    wait_for(lambda: node.cpus(web.main) == "0-1", told=item.tail)

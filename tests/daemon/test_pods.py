@@ -8,32 +8,32 @@ from tests.fakes.node import Box, DirectoryNode
 Make = Callable[..., Daemon]
 
 
-def rows(one: Daemon, text: str) -> list[str]:
+def rows(daemon: Daemon, text: str) -> list[str]:
     """The ledger's files whose group path has this text."""
-    return [row["path"] + "/" + row["file"] for row in one.state("files")["files"] if text in row["path"]]
+    return [row["path"] + "/" + row["file"] for row in daemon.state("files")["files"] if text in row["path"]]
 
 
 def test_pods_that_come_are_bounded_and_pods_that_go_leave_nothing(node: DirectoryNode, daemon: Make) -> None:
-    one = daemon().up()
+    item = daemon().up()
     pods = [node.add() for _ in range(8)]
     for pod in pods:
-        wait_for(lambda pod=pod: bounded(node, pod.main), told=one.tail)  # type: ignore[misc]
+        wait_for(lambda pod=pod: bounded(node, pod.main), told=item.tail)  # type: ignore[misc]
     for pod in pods:
         node.remove(pod)
-    wait_for(lambda: one.state("pods")["pods"] == [], told=one.tail)
-    wait_for(lambda: rows(one, "/pod") == [], told=one.tail)
-    assert one.lines("warning", "error") == []
+    wait_for(lambda: item.state("pods")["pods"] == [], told=item.tail)
+    wait_for(lambda: rows(item, "/pod") == [], told=item.tail)
+    assert item.lines("warning", "error") == []
 
 
 def test_a_restarted_container_is_bounded_again_with_its_own_original(node: DirectoryNode, daemon: Make) -> None:
     pod = node.add("app", shares=102)
-    one = daemon().up()
-    wait_for(lambda: bounded(node, pod.main), told=one.tail)
+    item = daemon().up()
+    wait_for(lambda: bounded(node, pod.main), told=item.tail)
     old = pod.main
     new = node.restart(pod)
-    wait_for(lambda: bounded(node, new), told=one.tail)
-    wait_for(lambda: rows(one, old.id) == [], told=one.tail)
-    originals = {row["file"]: row["original"] for row in one.state("files")["files"] if new.id in row["path"]}
+    wait_for(lambda: bounded(node, new), told=item.tail)
+    wait_for(lambda: rows(item, old.id) == [], told=item.tail)
+    originals = {row["file"]: row["original"] for row in item.state("files")["files"] if new.id in row["path"]}
     assert originals == {"cpuset.cpus": "0-1", "cpu.shares": "102"}
 
 
@@ -41,19 +41,19 @@ def test_a_static_pod_made_anew_under_its_uid_is_a_new_pod(node: DirectoryNode, 
     uid = "0123456789abcdef0123456789abcdef"
     marked = {"koordinator.sh/qosClass": "BE"}
     first = node.add("static", uid=uid, qos="burstable", shares=102, labels=marked)
-    one = daemon().up()
-    wait_for(lambda: bounded(node, first.main), told=one.tail)
-    inode = {row["inode"] for row in one.state("files")["files"] if row["path"] == first.group}
+    item = daemon().up()
+    wait_for(lambda: bounded(node, first.main), told=item.tail)
+    inode = {row["inode"] for row in item.state("files")["files"] if row["path"] == first.group}
     node.remove(first)
     second = node.add("static", uid=uid, qos="burstable", shares=204, labels=marked)
-    wait_for(lambda: bounded(node, second.main), told=one.tail)
+    wait_for(lambda: bounded(node, second.main), told=item.tail)
 
     def renewed() -> bool:
-        now = {row["inode"] for row in one.state("files")["files"] if row["path"] == second.group}
+        now = {row["inode"] for row in item.state("files")["files"] if row["path"] == second.group}
         return bool(now) and not now & inode
 
-    wait_for(renewed, told=one.tail)
-    status, answer = one.call("POST", "/restore", {"by": "test"})
+    wait_for(renewed, told=item.tail)
+    status, answer = item.call("POST", "/restore", {"by": "test"})
     assert (status, answer["left"]) == (200, 0), answer
     assert (node.cpus(second.main), node.shares(second.main)) == ("0-1", "204")
     assert node.read(second.group, "cpu", "cpu.shares") == "204"
@@ -62,30 +62,30 @@ def test_a_static_pod_made_anew_under_its_uid_is_a_new_pod(node: DirectoryNode, 
 def test_a_container_that_is_still_being_created_is_prepared_and_written_at_the_signal(
     node: DirectoryNode, daemon: Make
 ) -> None:
-    one = daemon().up()
+    item = daemon().up()
     pod = node.add("slow", containers=0)
     box = node.create(pod, "main", {"cpu": {"shares": 102, "period": 100_000}, "memory": {}})
-    wait_for(lambda: one.standing(box.group, "cpu.set").get("state") == "prepared", told=one.tail)
+    wait_for(lambda: item.standing(box.group, "cpu.set").get("state") == "prepared", told=item.tail)
     assert node.cpus(box) == "0-1", "what is written before the runtime has finished is lost, so nothing is"
     node.settle(box)
-    wait_for(lambda: bounded(node, box), told=one.tail)
-    originals = {row["file"]: row["original"] for row in one.state("files")["files"] if box.id in row["path"]}
+    wait_for(lambda: bounded(node, box), told=item.tail)
+    originals = {row["file"]: row["original"] for row in item.state("files")["files"] if box.id in row["path"]}
     assert originals == {"cpuset.cpus": "0-1", "cpu.shares": "102"}
-    times = next(row["times"] for row in one.pod(pod.uid)["containers"] if row["id"] == box.id)
+    times = next(row["times"] for row in item.pod(pod.uid)["containers"] if row["id"] == box.id)
     assert times["signal_to_last_write_s"] > 0
     assert times["prepared_at"] <= times["signal_at"] <= times["written_at"]
 
 
 def test_a_cpuset_that_is_still_empty_is_not_taken_for_the_original(node: DirectoryNode, daemon: Make) -> None:
-    one = daemon().up()
+    item = daemon().up()
     pod = node.add("young", containers=0)
 
     def seen(box: Box) -> None:
-        wait_for(lambda: one.standing(box.group, "cpu.set").get("state") == "prepared", told=one.tail)
+        wait_for(lambda: item.standing(box.group, "cpu.set").get("state") == "prepared", told=item.tail)
 
     box = node.create(pod, "main", {"cpu": {"shares": 102}, "memory": {}}, meanwhile=seen)
     node.settle(box)
-    wait_for(lambda: bounded(node, box), told=one.tail)
-    status, answer = one.call("POST", "/restore", {"by": "test"})
+    wait_for(lambda: bounded(node, box), told=item.tail)
+    status, answer = item.call("POST", "/restore", {"by": "test"})
     assert (status, answer["left"]) == (200, 0), answer
     assert (node.cpus(box), node.shares(box)) == ("0-1", "102")

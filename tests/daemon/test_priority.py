@@ -41,5 +41,5 @@ def may_be_nice() -> bool:
 
 @pytest.mark.skipif(not may_be_nice(), reason="REAL KERNEL TEST NOT RUN: no right to raise a priority (CAP_SYS_NICE)")
 def test_only_the_loop_has_a_higher_priority_than_pods() -> None:
-    told = subprocess.check_output([sys.executable, "-c", SCRIPT], cwd=ROOT, text=True)
-    assert json.loads(told.splitlines()[-1]) == {"loop": NICE, "thread": 0, "program": 0}
+    text = subprocess.check_output([sys.executable, "-c", SCRIPT], cwd=ROOT, text=True)
+    assert json.loads(text.splitlines()[-1]) == {"loop": NICE, "thread": 0, "program": 0}

@@ -14,22 +14,22 @@ def test_static_from_1_22_is_corrected_once_and_never_fought(node: DirectoryNode
     """A shared container is updated once in its first ten seconds, and when the default set changes."""
     node.kubelet.cpu_manager("static", "0-1")
     pod = node.add("be", cpus="0-1")
-    one = daemon().up()
-    wait_for(lambda: node.cpus(pod.main) != "0-1", told=one.tail)
+    item = daemon().up()
+    wait_for(lambda: node.cpus(pod.main) != "0-1", told=item.tail)
     ours = node.cpus(pod.main)
     node.settle(pod.main, SPEC)
-    wait_for(lambda: node.cpus(pod.main) == ours, told=one.tail)
+    wait_for(lambda: node.cpus(pod.main) == ours, told=item.tail)
     # An exclusive container takes a CPU: the default set changes, and every shared container is told.
     pinned = node.add("pinned", qos="", cpus="0", shares=1024)
     node.kubelet.cpu_manager("static", "1", {pinned.uid: {"main": "0"}})
     node.settle(pod.main, {"cpu": {**SPEC["cpu"], "cpus": "1"}, "memory": {}})
-    wait_for(lambda: f"dedicated/{pinned.uid}/main" in one.state("pools")["pools"], told=one.tail)
-    wait_for(lambda: node.cpus(pod.main) == "1", told=one.tail)
-    assert one.standing(pod.main.group, "cpu.set")["state"] in {"in place", "written"}
-    agent = one.state("agent")["agent"]
+    wait_for(lambda: f"dedicated/{pinned.uid}/main" in item.state("pools")["pools"], told=item.tail)
+    wait_for(lambda: node.cpus(pod.main) == "1", told=item.tail)
+    assert item.standing(pod.main.group, "cpu.set")["state"] in {"in place", "written"}
+    agent = item.state("agent")["agent"]
     assert (agent["alerts"], agent["kubelet_reasserts_s"]) == ({}, None)
     # What is restored is what the kubelet wants now, not what stood there when we first looked.
-    status, answer = one.call("POST", "/restore", {"by": "test"})
+    status, answer = item.call("POST", "/restore", {"by": "test"})
     assert (status, answer["left"]) == (200, 0), answer
     assert node.cpus(pod.main) == "1"
     assert (node.cpus(pinned.main), node.shares(pinned.main)) == ("0", "1024")
@@ -39,21 +39,21 @@ def test_static_up_to_1_21_gets_its_cpu_sets_and_be_is_bounded_by_quota(node: Di
     """Every container is rewritten in a fixed rhythm: the CPU set is given up, the directory's quota remains."""
     node.kubelet.cpu_manager("static", "0-1")
     pods = [node.add("be", cpus="0-1"), node.add("too", cpus="0-1")]
-    one = daemon().up()
-    wait_for(lambda: all(node.cpus(pod.main) != "0-1" for pod in pods), told=one.tail)
+    item = daemon().up()
+    wait_for(lambda: all(node.cpus(pod.main) != "0-1" for pod in pods), told=item.tail)
     deadline = time.monotonic() + 30
     due = time.monotonic()
-    while one.state("agent")["agent"]["kubelet_reasserts_s"] is None:
-        assert time.monotonic() < deadline, one.tail()
+    while item.state("agent")["agent"]["kubelet_reasserts_s"] is None:
+        assert time.monotonic() < deadline, item.tail()
         due += 1.2
         time.sleep(max(0.0, due - time.monotonic()))
         for pod in pods:
             node.settle(pod.main, SPEC)
-    wait_for(lambda: all(node.cpus(pod.main) == "0-1" for pod in pods), told=one.tail)
+    wait_for(lambda: all(node.cpus(pod.main) == "0-1" for pod in pods), told=item.tail)
     assert node.quota(node.besteffort) == "100000"
     assert all(node.read(pod.group, "cpu", "cpu.shares") == "2" for pod in pods), "nobody rewrites pod directories"
     # The next rounds find nothing to fight about.
-    written = one.metric_sum("bypassd_writes_total")
+    written = item.metric_sum("bypassd_writes_total")
     assert written > 0
     for _ in range(2):
         due += 1.2
@@ -61,6 +61,6 @@ def test_static_up_to_1_21_gets_its_cpu_sets_and_be_is_bounded_by_quota(node: Di
         for pod in pods:
             node.settle(pod.main, SPEC)
             assert node.cpus(pod.main) == "0-1"
-    one.look_again(1)
-    assert one.metric_sum("bypassd_writes_total") == written
-    assert one.alerts("yield") == 0
+    item.look_again(1)
+    assert item.metric_sum("bypassd_writes_total") == written
+    assert item.alerts("yield") == 0

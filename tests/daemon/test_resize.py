@@ -43,9 +43,9 @@ def in_force(node: DirectoryNode, pod: NodePod) -> tuple[str, str]:
 
 def test_a_resized_be_pod_has_the_new_size_and_stays_bounded(node: DirectoryNode, daemon: Make) -> None:
     pod = sized(node, 200, 400, labels={KOORDINATOR: "BE"})
-    one = daemon(kubelet=RARELY).up()
-    wait_for(lambda: bounded(node, pod.main), told=one.tail)
-    container, asked = pod.main.id, node.kubelet.api.requests
+    item = daemon(kubelet=RARELY).up()
+    wait_for(lambda: bounded(node, pod.main), told=item.tail)
+    container, number = pod.main.id, node.kubelet.api.requests
     # BE has the least weight, whatever it asks for; its limit is its own.
     assert in_force(node, pod) == ("2", "40000")
 
@@ -54,41 +54,41 @@ def test_a_resized_be_pod_has_the_new_size_and_stays_bounded(node: DirectoryNode
     pending = {"type": "PodResizePending", "status": "True", "reason": "Deferred", "message": "node is full"}
     pod.meta["status"] = {"conditions": [pending]}
     node.settle(pod.main, {**oci(200, 400), "memory": {"limit": 256 << 20}})
-    words = "deferred: requests.cpu 200m -> 400m, limits.cpu 400m -> 800m (node is full)"
-    wait_for(lambda: one.pod(pod.uid)["resizes"] == {"main": words}, told=lambda: str(one.pod(pod.uid)))
-    assert node.kubelet.api.requests > asked, "the runtime's update made us ask, long before the period was over"
-    wait_for(lambda: bounded(node, pod.main) and in_force(node, pod) == ("2", "40000"), told=one.tail)
+    message = "deferred: requests.cpu 200m -> 400m, limits.cpu 400m -> 800m (node is full)"
+    wait_for(lambda: item.pod(pod.uid)["resizes"] == {"main": message}, told=lambda: str(item.pod(pod.uid)))
+    assert node.kubelet.api.requests > number, "the runtime's update made us ask, long before the period was over"
+    wait_for(lambda: bounded(node, pod.main) and in_force(node, pod) == ("2", "40000"), told=item.tail)
 
     # Now there is: it is admitted and actuated, and the container runs on.
     pod.meta["status"] = {}
     node.kubelet.allocated(pod.uid, pod.main.name, cpu(400), cpu(800))
     node.settle(pod.main, oci(400, 800))
-    wait_for(lambda: one.pod(pod.uid)["resizes"] == {}, told=lambda: str(one.pod(pod.uid)))
-    wait_for(lambda: bounded(node, pod.main) and in_force(node, pod) == ("2", "80000"), told=one.tail)
+    wait_for(lambda: item.pod(pod.uid)["resizes"] == {}, told=lambda: str(item.pod(pod.uid)))
+    wait_for(lambda: bounded(node, pod.main) and in_force(node, pod) == ("2", "80000"), told=item.tail)
     assert pod.main.id == container
     assert pod.main.process is not None
     assert pod.main.process.poll() is None
-    assert one.problems() == []
+    assert item.problems() == []
 
     # What is restored is the new size.
-    status, answer = one.call("POST", "/restore", {"by": "test"})
+    status, answer = item.call("POST", "/restore", {"by": "test"})
     assert (status, answer["left"]) == (200, 0), answer
     assert (in_force(node, pod), node.cpus(pod.main)) == (("409", "80000"), "0-1")
 
 
 def test_a_resized_shared_pod_has_the_new_size_and_is_left_alone(node: DirectoryNode, daemon: Make) -> None:
     pod = sized(node, 500, 500)
-    one = daemon(kubelet=RARELY).up()
-    wait_for(lambda: one.pod(pod.uid).get("class") == "shared", told=one.tail)
-    container, asked = pod.main.id, node.kubelet.api.requests
+    item = daemon(kubelet=RARELY).up()
+    wait_for(lambda: item.pod(pod.uid).get("class") == "shared", told=item.tail)
+    container, number = pod.main.id, node.kubelet.api.requests
 
     # The checkpoint comes first: the kubelet has admitted it, and the runtime is told some milliseconds later.
     pod.meta["resources"] = {"requests": cpu(1000), "limits": cpu(1500)}
     node.kubelet.allocated(pod.uid, pod.main.name, cpu(1000), cpu(1500))
     node.settle(pod.main, oci(1000, 1500))
-    wait_for(lambda: node.kubelet.api.requests > asked, told=one.tail)
-    wait_for(lambda: one.pod(pod.uid)["resizes"] == {}, told=lambda: str(one.pod(pod.uid)))
-    one.look_again(2)
+    wait_for(lambda: node.kubelet.api.requests > number, told=item.tail)
+    wait_for(lambda: item.pod(pod.uid)["resizes"] == {}, told=lambda: str(item.pod(pod.uid)))
+    item.look_again(2)
     assert in_force(node, pod) == ("1024", "150000")
     assert pod.main.id == container
 
@@ -96,8 +96,8 @@ def test_a_resized_shared_pod_has_the_new_size_and_is_left_alone(node: Directory
     pod.meta["resources"] = {"requests": cpu(100), "limits": cpu(100)}
     pod.meta["status"] = {"conditions": [{"type": "PodResizePending", "status": "True", "reason": "Infeasible"}]}
     node.kubelet.allocated(pod.uid, pod.main.name, {**cpu(1000), "memory": "1Mi"}, cpu(1500))
-    words = "infeasible: requests.cpu 1000m -> 100m, requests.memory 1048576 -> none, limits.cpu 1500m -> 100m"
-    wait_for(lambda: one.pod(pod.uid)["resizes"] == {"main": words}, told=lambda: str(one.pod(pod.uid)))
+    message = "infeasible: requests.cpu 1000m -> 100m, requests.memory 1048576 -> none, limits.cpu 1500m -> 100m"
+    wait_for(lambda: item.pod(pod.uid)["resizes"] == {"main": message}, told=lambda: str(item.pod(pod.uid)))
     assert in_force(node, pod) == ("1024", "150000")
 
 
@@ -107,13 +107,13 @@ def test_a_resized_batch_pod_has_the_quota_and_shares_of_its_new_size(node: Dire
         return {EXTENDED_SPEC: json.dumps({"containers": {"main": {"requests": sizes, "limits": sizes}}})}
 
     pod = node.add("batch", labels={KOORDINATOR: "BE"}, annotations=batch(300), process=True)
-    one = daemon().up()
-    wait_for(lambda: in_force(node, pod) == ("307", "30000"), told=one.tail)
+    item = daemon().up()
+    wait_for(lambda: in_force(node, pod) == ("307", "30000"), told=item.tail)
     container = pod.main.id
     pod.meta["annotations"] = batch(500)
-    wait_for(lambda: in_force(node, pod) == ("512", "50000"), told=one.tail)
+    wait_for(lambda: in_force(node, pod) == ("512", "50000"), told=item.tail)
     assert node.read(pod.group, "cpu", "cpu.shares") == "512"
     pod.meta["annotations"] = batch(200)
-    wait_for(lambda: in_force(node, pod) == ("204", "20000"), told=one.tail)
+    wait_for(lambda: in_force(node, pod) == ("204", "20000"), told=item.tail)
     assert node.quota(pod.group) == "20000"
     assert pod.main.id == container

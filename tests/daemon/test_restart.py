@@ -54,28 +54,28 @@ def test_a_restart_adopts_what_is_in_force_and_writes_nothing(node: DirectoryNod
     assert before
     pods = mixed(node)
     before = node.tree()
-    one = daemon().up()
-    wait_for(lambda: in_force(node, pods), told=one.tail)
-    one.look_again(1)
+    item = daemon().up()
+    wait_for(lambda: in_force(node, pods), told=item.tail)
+    item.look_again(1)
     after = node.tree()
     with Modifications(node.directories()) as seen:
         for end in (signal.SIGTERM, signal.SIGKILL):
-            one.signal(end)
-            assert one.end_code() == (0 if end == signal.SIGTERM else -end)
+            item.signal(end)
+            assert item.end_code() == (0 if end == signal.SIGTERM else -end)
             assert node.tree() == after, "stopping changes nothing"
-            one.up()
-            one.look_again(2)
-            assert one.state("pods")["pods"]
+            item.up()
+            item.look_again(2)
+            assert item.state("pods")["pods"]
             assert seen.take() == [], f"a start after {end.name} writes nothing to pods that did not change"
             assert node.tree() == after
-            ready = next(row for row in reversed(one.lines("info")) if row["msg"] == "ready")
+            ready = next(row for row in reversed(item.lines("info")) if row["msg"] == "ready")
             assert ready["pods"] == 4
-    status, answer = one.call("POST", "/restore", {"by": "test"})
+    status, answer = item.call("POST", "/restore", {"by": "test"})
     assert (status, answer["left"], answer["mode"]) == (200, 0, "observe"), answer
     assert node.tree() == before
-    looks = one.state("agent")["agent"]["looks"]
+    looks = item.state("agent")["agent"]["looks"]
     node.settle(pods[0].main)
-    wait_for(lambda: one.state("agent")["agent"]["looks"] > looks, told=one.tail)
+    wait_for(lambda: item.state("agent")["agent"]["looks"] > looks, told=item.tail)
     assert node.tree() == before, "restored is restored: nothing is written until a reload or a start says so"
 
 
@@ -85,21 +85,21 @@ def test_killed_at_any_moment_the_next_start_converges_and_restore_undoes_all(
     dice = random.Random(11)
     pods = mixed(node)
     originals = node.tree()
-    one = daemon()
+    item = daemon()
     for _ in range(4):
-        one.start()
+        item.start()
         began, until = time.monotonic(), dice.uniform(0.3, 1.1)
         passing: list[NodePod] = []
         while time.monotonic() - began < until:
             passing.append(node.add(shares=102))
             if len(passing) > 2:
                 node.remove(passing.pop(0))
-        one.kill()
+        item.kill()
         for pod in passing:
             node.remove(pod)
-    one.up()
-    wait_for(lambda: in_force(node, pods), told=one.tail)
-    one.kill()
+    item.up()
+    wait_for(lambda: in_force(node, pods), told=item.tail)
+    item.kill()
     done = restore_offline(node)
     assert [each for each in done if not each.ok] == []
     assert node.tree() == originals
@@ -109,49 +109,49 @@ def test_killed_at_any_moment_the_next_start_converges_and_restore_undoes_all(
 def test_killed_in_the_first_writes_nothing_is_lost(node: DirectoryNode, daemon: Make) -> None:
     pods = [node.add(shares=102) for _ in range(12)]
     originals = node.tree()
-    one = daemon()
-    one.start()
+    item = daemon()
+    item.start()
     # The moment of the first write: originals are durable, most writes and all their notes are still to come.
     wait_for(lambda: node.tree() != originals)
-    one.kill()
+    item.kill()
     done = restore_offline(node)
     assert [each for each in done if not each.ok] == []
     assert node.tree() == originals
-    one.up()
-    wait_for(lambda: all(bounded(node, pod.main) for pod in pods), told=one.tail)
+    item.up()
+    wait_for(lambda: all(bounded(node, pod.main) for pod in pods), told=item.tail)
 
 
 def test_on_stop_restore_gives_everything_back(node: DirectoryNode, daemon: Make) -> None:
     pods = mixed(node)
     originals = node.tree()
-    one = daemon(on_stop="restore").up()
-    wait_for(lambda: in_force(node, pods), told=one.tail)
-    assert one.stop() == 0
+    item = daemon(on_stop="restore").up()
+    wait_for(lambda: in_force(node, pods), told=item.tail)
+    assert item.stop() == 0
     assert node.tree() == originals
-    assert any(row["msg"] == "restored on stop" and row["left"] == 0 for row in one.lines("info"))
+    assert any(row["msg"] == "restored on stop" and row["left"] == 0 for row in item.lines("info"))
 
 
 def test_one_pod_can_be_restored_alone_and_stays_so(node: DirectoryNode, daemon: Make) -> None:
     pod, other = node.add("one", shares=102), node.add("other", shares=102)
-    one = daemon().up()
-    wait_for(lambda: bounded(node, pod.main) and bounded(node, other.main), told=one.tail)
-    status, answer = one.call("POST", "/restore", {"by": "test", "pod_uid": pod.uid})
+    item = daemon().up()
+    wait_for(lambda: bounded(node, pod.main) and bounded(node, other.main), told=item.tail)
+    status, answer = item.call("POST", "/restore", {"by": "test", "pod_uid": pod.uid})
     assert (status, answer["left"], answer["mode"]) == (200, 0, "enforce"), answer
-    one.look_again(1)
+    item.look_again(1)
     assert (node.cpus(pod.main), node.shares(pod.main)) == ("0-1", "102")
     assert bounded(node, other.main)
 
 
 def test_a_pod_that_changed_while_no_daemon_ran_is_brought_up_to_date(node: DirectoryNode, daemon: Make) -> None:
     gone, stays, renewed = node.add("gone"), node.add("stays"), node.add("renewed", shares=102)
-    one = daemon().up()
-    wait_for(lambda: all(bounded(node, pod.main) for pod in (gone, stays, renewed)), told=one.tail)
-    one.kill()
+    item = daemon().up()
+    wait_for(lambda: all(bounded(node, pod.main) for pod in (gone, stays, renewed)), told=item.tail)
+    item.kill()
     node.remove(gone)
     new = node.restart(renewed)
     late = node.add("late", shares=102)
-    one.up()
-    wait_for(lambda: all(bounded(node, box) for box in (stays.main, new, late.main)), told=one.tail)
-    wait_for(lambda: not [row for row in one.state("files")["files"] if gone.uid in row["path"]], told=one.tail)
-    rows = [row for row in one.state("files")["files"] if new.id in row["path"]]
+    item.up()
+    wait_for(lambda: all(bounded(node, box) for box in (stays.main, new, late.main)), told=item.tail)
+    wait_for(lambda: not [row for row in item.state("files")["files"] if gone.uid in row["path"]], told=item.tail)
+    rows = [row for row in item.state("files")["files"] if new.id in row["path"]]
     assert {row["file"]: row["original"] for row in rows} == {"cpuset.cpus": "0-1", "cpu.shares": "102"}

@@ -30,83 +30,83 @@ def test_a_stop_is_orderly_and_leaves_settings_in_force(
     node: DirectoryNode, daemon: Make, number: signal.Signals
 ) -> None:
     pod = node.add("be")
-    one = daemon().up()
-    wait_for(lambda: bounded(node, pod.main), told=one.tail)
+    item = daemon().up()
+    wait_for(lambda: bounded(node, pod.main), told=item.tail)
     tree = node.tree()
     # Somebody who holds a connection, and a kubelet that hangs, do not delay it.
     node.kubelet.api.behaviour = Behaviour.HANGING
     with socket.socket(socket.AF_UNIX) as idle:
-        idle.connect(one.http_socket)
+        idle.connect(item.http_socket)
         idle.sendall(b"GET /state HTTP/1.1\r\n")
         began = time.monotonic()
-        one.signal(number)
-        assert one.end_code(within_s=STOP_S) == 0
+        item.signal(number)
+        assert item.end_code(within_s=STOP_S) == 0
         assert time.monotonic() - began < STOP_S / 3
     assert node.tree() == tree
-    assert one.lines("warning", "error") == []
+    assert item.lines("warning", "error") == []
 
 
 def test_a_stop_while_it_starts_is_heeded(node: DirectoryNode, daemon: Make) -> None:
     for _ in range(10):
         node.add()
     node.kubelet.api.behaviour = Behaviour.HANGING
-    one = daemon()
-    one.start()
-    wait_for(lambda: one.lines("info"), told=lambda: "no line in the log")
-    one.signal(signal.SIGTERM)
-    assert one.end_code() == 0
-    one.up()
+    item = daemon()
+    item.start()
+    wait_for(lambda: item.lines("info"), told=lambda: "no line in the log")
+    item.signal(signal.SIGTERM)
+    assert item.end_code() == 0
+    item.up()
 
 
 def test_a_bad_configuration_is_every_problem_with_its_place_and_no_start(node: DirectoryNode, daemon: Make) -> None:
-    one = daemon()
-    with open(one.config_file, "w") as file:
+    item = daemon()
+    with open(item.config_file, "w") as file:
         file.write(BAD)
     before = node.tree()
-    for words in (("run",), ("check-config",)):
-        done = run_to_end(*words, "--config", one.config_file)
+    for parts in (("run",), ("check-config",)):
+        done = run_to_end(*parts, "--config", item.config_file)
         assert done.returncode == 2
         lines = done.stderr.splitlines()
         assert len(lines) == 3, done.stderr
         for line, place in zip(lines, ("2:1", "3:18", "6:12"), strict=True):
-            assert line.startswith(f"{one.config_file}:{place}: "), line
-    assert run_to_end("run", "--config", f"{one.directory}/none.yaml").returncode == 2
+            assert line.startswith(f"{item.config_file}:{place}: "), line
+    assert run_to_end("run", "--config", f"{item.directory}/none.yaml").returncode == 2
     assert node.tree() == before
 
 
 def test_a_bad_reload_changes_nothing_and_a_good_one_works(node: DirectoryNode, daemon: Make) -> None:
     pod, ci = node.add("be"), node.add("job", qos="burstable", shares=512, namespace="ci")
-    one = daemon().up()
-    wait_for(lambda: bounded(node, pod.main), told=one.tail)
+    item = daemon().up()
+    wait_for(lambda: bounded(node, pod.main), told=item.tail)
     tree = node.tree()
-    with open(one.config_file, "w") as file:
+    with open(item.config_file, "w") as file:
         file.write(BAD)
-    one.signal(signal.SIGHUP)
-    said = wait_for(lambda: one.said("new configuration invalid"), told=one.tail)
+    item.signal(signal.SIGHUP)
+    said = wait_for(lambda: item.said("new configuration invalid"), told=item.tail)
     assert len(said) == 1
     assert all(f"config.yaml:{place}:" in said[0] for place in ("2:1", "3:18", "6:12"))
-    status, answer = one.call("POST", "/reload")
+    status, answer = item.call("POST", "/reload")
     assert status == 503
     assert "config.yaml:3:18:" in answer["error"]
     assert node.tree() == tree
-    assert one.pod(ci.uid)["class"] == "shared"
-    one.configure(classes={"selectors": [{"class": "reclaimed", "namespaces": ["ci"]}]})
-    one.signal(signal.SIGHUP)
-    wait_for(lambda: bounded(node, ci.main), told=one.tail)
-    assert one.pod(ci.uid)["class_source"] == "selector: ci"
+    assert item.pod(ci.uid)["class"] == "shared"
+    item.configure(classes={"selectors": [{"class": "reclaimed", "namespaces": ["ci"]}]})
+    item.signal(signal.SIGHUP)
+    wait_for(lambda: bounded(node, ci.main), told=item.tail)
+    assert item.pod(ci.uid)["class_source"] == "selector: ci"
 
 
 def test_a_reload_takes_the_settings_that_it_can_and_names_the_others(node: DirectoryNode, daemon: Make) -> None:
     pod = node.add("be")
-    one = daemon().up()
-    wait_for(lambda: bounded(node, pod.main), told=one.tail)
-    one.configure(
+    item = daemon().up()
+    wait_for(lambda: bounded(node, pod.main), told=item.tail)
+    item.configure(
         store={"path": f"{node.root}/elsewhere/state.db"},
         policies={"reclaimed": {"budget": {"floor_percent": 25}}},
     )
-    one.signal(signal.SIGHUP)
-    wait_for(lambda: node.quota(node.besteffort) == "50000", told=one.tail)
-    assert len(one.said("needs a restart", "store.path")) == 1
+    item.signal(signal.SIGHUP)
+    wait_for(lambda: node.quota(node.besteffort) == "50000", told=item.tail)
+    assert len(item.said("needs a restart", "store.path")) == 1
 
 
 def test_what_a_reload_says_is_in_force_is_in_force(node: DirectoryNode, daemon: Make) -> None:
@@ -114,15 +114,15 @@ def test_what_a_reload_says_is_in_force_is_in_force(node: DirectoryNode, daemon:
     pod = node.add("be")
     with open(f"{node.root}/other.yaml", "w") as file:
         file.write(f"overrides:\n- class: shared\n  uid: {pod.uid}\n")
-    one = daemon().up()
-    wait_for(lambda: bounded(node, pod.main), told=one.tail)
-    one.configure(
+    item = daemon().up()
+    wait_for(lambda: bounded(node, pod.main), told=item.tail)
+    item.configure(
         operator_file=f"{node.root}/other.yaml",
         kubelet={"period_s": 7},
         writes={"foreign": {"rounds": 9}},
         runtime={"timeout_s": 1.5},
     )
-    one.signal(signal.SIGHUP)
-    wait_for(lambda: one.pod(pod.uid)["class"] == "shared", told=one.tail)
-    named = {row["setting"] for row in one.lines("warning") if "needs a restart" in row["msg"]}
+    item.signal(signal.SIGHUP)
+    wait_for(lambda: item.pod(pod.uid)["class"] == "shared", told=item.tail)
+    named = {row["setting"] for row in item.lines("warning") if "needs a restart" in row["msg"]}
     assert named == {"kubelet.period_s", "runtime.timeout_s"}

@@ -20,8 +20,8 @@ def own_filesystem(directory: str) -> Iterator[Callable[[str], None]]:
     """Mount a small tmpfs there; the function mounts it again with other options (``ro``, ``rw``)."""
     os.makedirs(directory, exist_ok=True)
 
-    def mount(*words: str) -> bool:
-        return subprocess.run(["mount", *words, directory], capture_output=True, check=False).returncode == 0
+    def mount(*message: str) -> bool:
+        return subprocess.run(["mount", *message, directory], capture_output=True, check=False).returncode == 0
 
     if not mount("-t", "tmpfs", "-o", "size=16m", "tmpfs"):
         pytest.skip("REAL KERNEL TEST NOT RUN: a tmpfs cannot be mounted here")
@@ -36,22 +36,22 @@ def own_filesystem(directory: str) -> Iterator[Callable[[str], None]]:
         subprocess.run(["umount", "-l", directory], capture_output=True, check=False)
 
 
-def store_problems(one: Daemon) -> list[str]:
-    return [line for line in one.problems() if "state.db" in line]
+def store_problems(daemon: Daemon) -> list[str]:
+    return [line for line in daemon.problems() if "state.db" in line]
 
 
 def test_a_store_of_a_newer_version_is_left_as_it_is(node: DirectoryNode, daemon: Make) -> None:
     pod = node.add("be")
-    one = daemon().up()
-    wait_for(lambda: bounded(node, pod.main), told=one.tail)
-    assert one.stop() == 0
+    item = daemon().up()
+    wait_for(lambda: bounded(node, pod.main), told=item.tail)
+    assert item.stop() == 0
     connection = sqlite3.connect(node.store)
     connection.execute("PRAGMA user_version = 99")
     connection.close()
     before, tree = _bytes(node.store), node.tree()
-    one.start()
-    assert one.end_code() == 4
-    said = one.said("schema version 99")
+    item.start()
+    assert item.end_code() == 4
+    said = item.said("schema version 99")
     assert len(said) == 1
     assert "Install the newer version again" in said[0]
     assert _bytes(node.store) == before
@@ -60,13 +60,13 @@ def test_a_store_of_a_newer_version_is_left_as_it_is(node: DirectoryNode, daemon
 
 def test_a_second_instance_is_refused_and_the_first_goes_on(node: DirectoryNode, daemon: Make) -> None:
     pod = node.add("be")
-    one = daemon().up()
-    second = run_to_end("run", "--config", one.config_file)
+    item = daemon().up()
+    second = run_to_end("run", "--config", item.config_file)
     assert second.returncode == 3
     assert second.stderr.count("another bypassd") == 1
-    assert f"pid {one.pid}" in second.stderr
-    wait_for(lambda: bounded(node, pod.main), told=one.tail)
-    assert one.call("GET", "/healthz")[0] == 200
+    assert f"pid {item.pid}" in second.stderr
+    wait_for(lambda: bounded(node, pod.main), told=item.tail)
+    assert item.call("GET", "/healthz")[0] == 200
 
 
 def test_after_a_store_that_is_no_database_our_values_are_not_taken_for_originals(
@@ -75,28 +75,28 @@ def test_after_a_store_that_is_no_database_our_values_are_not_taken_for_original
     pod = node.add("be", shares=102)
     marked = node.add("marked", qos="burstable", shares=512, labels={"koordinator.sh/qosClass": "BE"})
     originals = node.tree()
-    one = daemon().up()
-    wait_for(lambda: bounded(node, pod.main) and bounded(node, marked.main), told=one.tail)
-    assert one.stop() == 0
+    item = daemon().up()
+    wait_for(lambda: bounded(node, pod.main) and bounded(node, marked.main), told=item.tail)
+    assert item.stop() == 0
     _overwrite(node.store, 0, b"not a database at all" * 5000)
     os.unlink(f"{node.store}.copy")
     in_force = node.tree()
     with Modifications(node.directories()) as seen:
-        one.up()
-        one.look_again(1)
+        item.up()
+        item.look_again(1)
         assert seen.take() == [], "what is in force is adopted, not written again"
     assert node.tree() == in_force
-    assert len([line for line in one.problems() if "was moved to" in line]) == 1
-    assert len(one.said("was moved to")) == 1
-    rows = [row for row in one.state("files")["files"] if row["path"] == pod.main.group]
+    assert len([line for line in item.problems() if "was moved to" in line]) == 1
+    assert len(item.said("was moved to")) == 1
+    rows = [row for row in item.state("files")["files"] if row["path"] == pod.main.group]
     assert {row["file"]: (row["original"], row["origin"], row["baseline"], row["writer"]) for row in rows} == {
         "cpuset.cpus": (None, "unknown", "0-1", "us"),
         "cpu.shares": (None, "unknown", "102", "us"),
     }
     # Pods that come afterwards have originals again.
     late = node.add("late", shares=102)
-    wait_for(lambda: bounded(node, late.main), told=one.tail)
-    status, answer = one.call("POST", "/restore", {"by": "test"})
+    wait_for(lambda: bounded(node, late.main), told=item.tail)
+    status, answer = item.call("POST", "/restore", {"by": "test"})
     assert status == 200
     left = [(row["path"], row["file"], row["undo"]) for row in answer["files"] if not _fine(row["undo"])]
     assert left == [(marked.group, "cpu.shares", "its original is not known; left")], "left, and said"
@@ -108,15 +108,15 @@ def test_after_a_store_that_is_no_database_our_values_are_not_taken_for_original
 def test_after_a_broken_page_what_can_be_read_is_saved(node: DirectoryNode, daemon: Make) -> None:
     pods = [node.add(shares=102) for _ in range(20)]
     originals = node.tree()
-    one = daemon().up()
-    wait_for(lambda: all(bounded(node, pod.main) for pod in pods), told=one.tail)
-    assert one.stop() == 0
+    item = daemon().up()
+    wait_for(lambda: all(bounded(node, pod.main) for pod in pods), told=item.tail)
+    assert item.stop() == 0
     size = os.path.getsize(node.store)
     _overwrite(node.store, size // 2 // 4096 * 4096, os.urandom(8192))
-    one.up()
-    wait_for(lambda: all(bounded(node, pod.main) for pod in pods), told=one.tail)
-    assert len(one.said("was moved to")) == 1
-    status, answer = one.call("POST", "/restore", {"by": "test"})
+    item.up()
+    wait_for(lambda: all(bounded(node, pod.main) for pod in pods), told=item.tail)
+    assert len(item.said("was moved to")) == 1
+    status, answer = item.call("POST", "/restore", {"by": "test"})
     assert (status, answer["left"]) == (200, 0), answer
     assert node.tree() == originals
 
@@ -124,43 +124,43 @@ def test_after_a_broken_page_what_can_be_read_is_saved(node: DirectoryNode, daem
 def test_while_nothing_can_be_recorded_nothing_is_touched_for_the_first_time(node: DirectoryNode, daemon: Make) -> None:
     known = node.add("known", shares=102)
     with own_filesystem(os.path.dirname(node.store)):
-        one = daemon().up()
-        wait_for(lambda: bounded(node, known.main), told=one.tail)
+        item = daemon().up()
+        wait_for(lambda: bounded(node, known.main), told=item.tail)
         filler = _fill(os.path.dirname(node.store))
         # Whatever is known stays under control ...
         with Scribe("tuned") as tuned:
             tuned.write(node.path(known.main.group, "cpuset", "cpuset.cpus"), "0-1")
-            wait_for(lambda: bounded(node, known.main), told=one.tail)
+            wait_for(lambda: bounded(node, known.main), told=item.tail)
         # ... and newcomers are not touched.
         late = node.add("late", shares=102)
-        wait_for(lambda: one.standing(late.main.group, "cpu.set").get("state") == "not recorded", told=one.tail)
-        wait_for(lambda: len(store_problems(one)) == 1, told=lambda: str(one.problems()))
-        one.look_again(2)
+        wait_for(lambda: item.standing(late.main.group, "cpu.set").get("state") == "not recorded", told=item.tail)
+        wait_for(lambda: len(store_problems(item)) == 1, told=lambda: str(item.problems()))
+        item.look_again(2)
         assert (node.cpus(late.main), node.shares(late.main)) == ("0-1", "102")
-        wait_for(lambda: one.said('"alert": "store"'), told=one.tail)
-        assert len(one.lines("warning", "error")) == 1, one.tail()
-        assert one.call("GET", "/readyz")[0] == 200
+        wait_for(lambda: item.said('"alert": "store"'), told=item.tail)
+        assert len(item.lines("warning", "error")) == 1, item.tail()
+        assert item.call("GET", "/readyz")[0] == 200
         os.unlink(filler)
-        wait_for(lambda: bounded(node, late.main), told=one.tail)
-        wait_for(lambda: store_problems(one) == [], told=one.tail)
-        assert one.stop() == 0
+        wait_for(lambda: bounded(node, late.main), told=item.tail)
+        wait_for(lambda: store_problems(item) == [], told=item.tail)
+        assert item.stop() == 0
 
 
 def test_a_start_on_a_read_only_store_keeps_what_is_in_force(node: DirectoryNode, daemon: Make) -> None:
     known = node.add("known", shares=102)
     with own_filesystem(os.path.dirname(node.store)) as mounted:
-        one = daemon().up()
-        wait_for(lambda: bounded(node, known.main), told=one.tail)
-        one.kill()
+        item = daemon().up()
+        wait_for(lambda: bounded(node, known.main), told=item.tail)
+        item.kill()
         mounted("ro")
         late = node.add("late", shares=102)
         tree = node.tree()
-        one.up()
-        wait_for(lambda: one.standing(late.main.group, "cpu.set").get("state") == "not recorded", told=one.tail)
+        item.up()
+        wait_for(lambda: item.standing(late.main.group, "cpu.set").get("state") == "not recorded", told=item.tail)
         assert node.tree() == tree
-        assert len(store_problems(one)) == 1
-        assert one.standing(known.main.group, "cpu.set")["state"] == "in place"
-        assert run_to_end("run", "--config", one.config_file).returncode == 3, "still only one instance"
+        assert len(store_problems(item)) == 1
+        assert item.standing(known.main.group, "cpu.set")["state"] == "in place"
+        assert run_to_end("run", "--config", item.config_file).returncode == 3, "still only one instance"
 
 
 @pytest.mark.parametrize("fault", ["directory", "unreadable"])
@@ -172,13 +172,13 @@ def test_a_start_without_any_store_to_be_had_serves_and_touches_nothing(
         os.symlink(f"{node.root}/nowhere/state.db", node.store)
     pod = node.add("be", shares=102)
     before = node.tree()
-    one = daemon()
-    one.start()
-    wait_for(lambda: one.answers("/healthz") == 200, told=one.tail)
-    wait_for(lambda: one.standing(pod.main.group, "cpu.set").get("state") == "not recorded", told=one.tail)
-    assert one.answers("/readyz") == 503
+    item = daemon()
+    item.start()
+    wait_for(lambda: item.answers("/healthz") == 200, told=item.tail)
+    wait_for(lambda: item.standing(pod.main.group, "cpu.set").get("state") == "not recorded", told=item.tail)
+    assert item.answers("/readyz") == 503
     assert node.tree() == before
-    assert store_problems(one)
+    assert store_problems(item)
 
 
 def _fine(undo: str) -> bool:

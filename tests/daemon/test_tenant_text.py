@@ -24,15 +24,15 @@ def listed(node: DirectoryNode, monkeypatch: pytest.MonkeyPatch) -> list[dict[st
     items = node.kubelet.api.items
 
     def both() -> list[Item]:
-        uids = {one["metadata"]["uid"] for one in more}
-        return [*(one for one in items() if one["metadata"]["uid"] not in uids), *more]
+        uids = {fields["metadata"]["uid"] for fields in more}
+        return [*(fields for fields in items() if fields["metadata"]["uid"] not in uids), *more]
 
     monkeypatch.setattr(node.kubelet.api, "items", both)
     return more
 
 
-def peak_bytes(one: Daemon) -> int:
-    text = Path(f"/proc/{one.pid}/status").read_text()
+def peak_bytes(daemon: Daemon) -> int:
+    text = Path(f"/proc/{daemon.pid}/status").read_text()
     return next(int(line.split()[1]) for line in text.splitlines() if line.startswith("VmHWM:")) * 1024
 
 
@@ -40,34 +40,34 @@ def test_a_pod_keeps_its_class_when_its_labels_cannot_be_read_and_over_a_restart
     node: DirectoryNode, daemon: Make, listed: list[dict[str, Any]]
 ) -> None:
     marked = node.add("marked", qos="burstable", shares=512, labels={KOORDINATOR: "BE"})
-    one = daemon().up()
-    wait_for(lambda: bounded(node, marked.main), told=one.tail)
+    item = daemon().up()
+    wait_for(lambda: bounded(node, marked.main), told=item.tail)
     listed.append({"metadata": {"uid": marked.uid, "labels": 7}})
-    wait_for(lambda: one.pod(marked.uid)["problems"], told=one.tail)
-    assert one.pod(marked.uid)["class"] == "reclaimed"
+    wait_for(lambda: item.pod(marked.uid)["problems"], told=item.tail)
+    assert item.pod(marked.uid)["class"] == "reclaimed"
     assert bounded(node, marked.main)
     listed.clear()
-    wait_for(lambda: not one.pod(marked.uid)["problems"], told=one.tail)
+    wait_for(lambda: not item.pod(marked.uid)["problems"], told=item.tail)
     node.kubelet.api.behaviour = Behaviour.BROKEN
-    for end in (one.stop, one.kill):
+    for end in (item.stop, item.kill):
         end()
-        one.up()
-        shown = one.pod(marked.uid)
+        item.up()
+        shown = item.pod(marked.uid)
         assert (shown["class"], shown["class_certain"], shown["last_class"]) == ("reclaimed", False, "reclaimed")
         assert shown["class_source"].startswith(f"label {KOORDINATOR}=BE")
         assert len(shown["problems"]) == 1
         assert bounded(node, marked.main)
     node.kubelet.api.behaviour = Behaviour.GOOD
-    wait_for(lambda: one.pod(marked.uid)["class_certain"], told=one.tail)
-    assert one.pod(marked.uid)["problems"] == []
+    wait_for(lambda: item.pod(marked.uid)["class_certain"], told=item.tail)
+    assert item.pod(marked.uid)["problems"] == []
 
 
 def test_texts_of_the_greatest_length_delay_no_new_pod_and_fill_no_memory(
     node: DirectoryNode, daemon: Make, listed: list[dict[str, Any]]
 ) -> None:
-    one = daemon().up()
-    wait_for(lambda: one.pod, told=one.tail)
-    before = peak_bytes(one)
+    item = daemon().up()
+    wait_for(lambda: item.pod, told=item.tail)
+    before = peak_bytes(item)
     strides = json.dumps({"cpuset": "0-8191:1/1," * 20_000})
     hostile = [node.add(f"hostile-{number}", annotations={STATUS: strides}) for number in range(6)]
     around = {f"example.io/{number}": "x" * 100 for number in range(2200)}
@@ -76,12 +76,12 @@ def test_texts_of_the_greatest_length_delay_no_new_pod_and_fill_no_memory(
         listed.append({"metadata": metadata, "spec": {"containers": [{"name": "main"}]}})
     requests = node.kubelet.api.requests
     marked = node.add("marked", qos="burstable", shares=512, labels={KOORDINATOR: "BE"})
-    wait_for(lambda: bounded(node, marked.main), told=one.tail)
+    wait_for(lambda: bounded(node, marked.main), told=item.tail)
     for pod in hostile:
-        wait_for(lambda pod=pod: bounded(node, pod.main), told=one.tail)  # type: ignore[misc]
-        wait_for(lambda pod=pod: one.pod(pod.uid)["problems"], told=one.tail)  # type: ignore[misc]
-        (problem,) = one.pod(pod.uid)["problems"]
+        wait_for(lambda pod=pod: bounded(node, pod.main), told=item.tail)  # type: ignore[misc]
+        wait_for(lambda pod=pod: item.pod(pod.uid)["problems"], told=item.tail)  # type: ignore[misc]
+        (problem,) = item.pod(pod.uid)["problems"]
         assert STATUS in problem
-    wait_for(lambda: node.kubelet.api.requests > requests + 2, told=one.tail)
-    assert peak_bytes(one) - before < 24 * MIB
-    assert len(one.said(STATUS)) == 0, "shown, not logged at each look"
+    wait_for(lambda: node.kubelet.api.requests > requests + 2, told=item.tail)
+    assert peak_bytes(item) - before < 24 * MIB
+    assert len(item.said(STATUS)) == 0, "shown, not logged at each look"

@@ -112,10 +112,10 @@ def of_text(good: bytes) -> Named:
         ("an exponent", b"1e9"),
     ):
         yield f"numbers are {name}", _numbers(good, number)
-    words = good.split(b" ")
-    for at in range(min(len(words), 40)):
-        yield f"word {at} is missing", b" ".join(words[:at] + words[at + 1 :])
-        yield f"word {at} is long", b" ".join([*words[:at], b"9" * 4301, *words[at + 1 :]])
+    parts = good.split(b" ")
+    for at in range(min(len(parts), 40)):
+        yield f"word {at} is missing", b" ".join(parts[:at] + parts[at + 1 :])
+        yield f"word {at} is long", b" ".join([*parts[:at], b"9" * 4301, *parts[at + 1 :]])
     lines = good.split(b"\n")
     for at in range(min(len(lines), 40)):
         yield f"line {at} is missing", b"\n".join(lines[:at] + lines[at + 1 :])
@@ -135,10 +135,10 @@ def _numbers(good: bytes, by: bytes) -> bytes:
 
 
 def _deep(depth: int) -> Any:
-    found: Any = 0
+    result: Any = 0
     for _ in range(depth):
-        found = [found]
-    return found
+        result = [result]
+    return result
 
 
 # Not None: that is one of them.
@@ -179,7 +179,7 @@ _RAW: Final = {
 _MARK: Final = "\u2603here\u2603"
 
 
-def of_json(good: bytes, pack: Callable[[Any], bytes] = lambda one: json.dumps(one).encode()) -> Named:
+def of_json(good: bytes, pack: Callable[[Any], bytes] = lambda item: json.dumps(item).encode()) -> Named:
     """A good document with each of its keys removed, and its value replaced by one of each kind."""
     document = json.loads(good)
     for path in _paths(document):

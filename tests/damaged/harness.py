@@ -125,14 +125,14 @@ def _hierarchy(version: int) -> Hierarchy:
 
 
 def feed_usage(text: str) -> object:
-    found: list[object] = []
+    items: list[object] = []
     for version in (1, 2):
-        one = UsageReader(_hierarchy(version), ops=OneText(text))  # type: ignore[arg-type]
-        found += [one.memory_use("/p"), one.memory_bytes("/p"), one.cpu_ns("/p")]
+        usage_reader = UsageReader(_hierarchy(version), ops=OneText(text))  # type: ignore[arg-type]
+        items += [usage_reader.memory_use("/p"), usage_reader.memory_bytes("/p"), usage_reader.cpu_ns("/p")]
         # No text holds both a number and a table.
         with contextlib.suppress(CgroupError, InputError):
-            found.append(one.read("/p"))
-    return found
+            items.append(usage_reader.read("/p"))
+    return items
 
 
 def feed_decode(name: str, version: int) -> Callable[[str], object]:
@@ -143,8 +143,8 @@ def feed_decode(name: str, version: int) -> Callable[[str], object]:
 def _stored(path: Path, tables: dict[str, dict[str, bytes]]) -> Store:
     store = Store(str(path / "state.db"), boot="b")
     batch = StoreBatch()
-    for table, found in tables.items():
-        for key, body in found.items():
+    for table, chunks in tables.items():
+        for key, body in chunks.items():
             batch.put(table, key, body)
     store.apply(batch)
     return store
@@ -207,9 +207,9 @@ def feed_private(data: bytes) -> object:
 
 
 def feed_queue(store: Store) -> object:
-    one = queue.DurableQueue(store, trio.CapacityLimiter(1), 10)
-    one.load([*store.rows(META), ("alert:2", b"\x80")])
-    return one.rows
+    durable_queue = queue.DurableQueue(store, trio.CapacityLimiter(1), 10)
+    durable_queue.load([*store.rows(META), ("alert:2", b"\x80")])
+    return durable_queue.rows
 
 
 def feed_frame(name: str, call: Callable[[Path], object]) -> Callable[[bytes, Path], object]:
@@ -234,8 +234,8 @@ def feed_dumped(data: bytes, directory: Path) -> object:
             ASSIGNMENTS: {"headroom": data, "pools": data, "pod:1": data},
         },
     ).close()
-    found = reader.read_dump(str(directory / "state.db"))
-    return dump.render(dump.from_store(found, 1.0), "json"), reader.read_history(str(directory / "state.db"), 10)
+    fields = reader.read_dump(str(directory / "state.db"))
+    return dump.render(dump.from_store(fields, 1.0), "json"), reader.read_history(str(directory / "state.db"), 10)
 
 
 def feed_rotten_key(data: bytes, directory: Path) -> object:
@@ -247,17 +247,17 @@ def feed_rotten_key(data: bytes, directory: Path) -> object:
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("INSERT INTO files VALUES (CAST(? AS TEXT), ?)", (data, seal("x", b"\x80")))
         connection.commit()
-    found = reader.read_dump(path)
-    assert len(found["files"]) == 1, "the good row"  # type: ignore[arg-type]
-    return found
+    fields = reader.read_dump(path)
+    assert len(fields["files"]) == 1, "the good row"  # type: ignore[arg-type]
+    return fields
 
 
 ENTRY: Final = LedgerEntry(controller="cpu", path="/a", file="cpu.shares", knob="cpu.weight", original="1024")
 
 
 def feed_ledger(store: Store) -> object:
-    one = Ledger(store)
-    return list(one), one.problems
+    ledger = Ledger(store)
+    return list(ledger), ledger.problems
 
 
 def binary_frame(kind: int) -> bytes:
@@ -268,8 +268,8 @@ def binary_frame(kind: int) -> bytes:
 
 
 def feed_link(data: bytes) -> object:
-    with netlink.Links(lambda: _OneAnswer(data)) as found:  # type: ignore[arg-type,return-value]
-        return found.all(), found.named("eth0"), found.number(0)
+    with netlink.Links(lambda: _OneAnswer(data)) as links:  # type: ignore[arg-type,return-value]
+        return links.all(), links.named("eth0"), links.number(0)
 
 
 class _OneAnswer:
@@ -301,13 +301,13 @@ def link_answer() -> bytes:
 
 def feed_annotation(text: str) -> object:
     problems: list[str] = []
-    found = annotations.JsonAnnotation({"a": text}, "a", problems)
-    return found.read("cpus", str), problems
+    annotation = annotations.JsonAnnotation({"a": text}, "a", problems)
+    return annotation.read("cpus", str), problems
 
 
 def feed_tree(text: str) -> object:
     problems: list[Any] = []
-    return parse_tree("x", text, problems), [str(one) for one in problems]
+    return parse_tree("x", text, problems), [str(problem) for problem in problems]
 
 
 def feed_recording(data: bytes) -> object:
@@ -397,7 +397,7 @@ def feed_checkpoint(name: str, parse: Callable[[bytes, str], object], at: Path) 
 
 
 def state_json() -> bytes:
-    found = json.loads(fixture("runtime/state.guaranteed-int-node1.main.json"))
+    result = json.loads(fixture("runtime/state.guaranteed-int-node1.main.json"))
     known = (
         "memory",
         "memory_swap",
@@ -409,8 +409,8 @@ def state_json() -> bytes:
         "scope_prefix",
         "pids_limit",
     )
-    cgroups = {key: value for key, value in found["config"]["cgroups"].items() if key in known}
-    short = {"id": found["id"], "init_process_pid": found["init_process_pid"], "cgroup_paths": {"cpu": "/a"}}
+    cgroups = {key: value for key, value in result["config"]["cgroups"].items() if key in known}
+    short = {"id": result["id"], "init_process_pid": result["init_process_pid"], "cgroup_paths": {"cpu": "/a"}}
     return json.dumps({**short, "config": {"cgroups": cgroups, "labels": ["bundle=/b"]}}).encode()
 
 

@@ -26,10 +26,10 @@ SHOWN: Final = 20
 # The shorter one holds as soon as CPU lists keep their own messages short, too.
 LONGEST_MESSAGE: Final = 5_000 if hasattr(cpuset, "LONGEST_LIST") else 10_000_000
 FILES: Final = [
-    one
-    for one in PARSERS
-    if one.place is not None
-    and (one.name not in LEFT_TO_SAFEFILES or importlib.util.find_spec("reconciler.runtime.safe_files") is not None)
+    parser
+    for parser in PARSERS
+    if parser.place is not None
+    and (parser.name not in LEFT_TO_SAFEFILES or importlib.util.find_spec("reconciler.runtime.safe_files") is not None)
 ]
 
 
@@ -65,8 +65,8 @@ def test_only_documented_errors(parser: Parser, tmp_path: Path) -> None:
     count = 0
     for name, data in inputs(parser):
         count += 1
-        if (found := leak(parser, lambda data=data: parser.feed(data, tmp_path))) is not None:  # type: ignore[misc]
-            leaks.append(f"{name}: {found}")
+        if (text := leak(parser, lambda data=data: parser.feed(data, tmp_path))) is not None:  # type: ignore[misc]
+            leaks.append(f"{name}: {text}")
     assert not leaks, f"{len(leaks)} of {count}:\n" + "\n".join(leaks[:SHOWN])
 
 
@@ -140,7 +140,7 @@ KERNELS: Final = ("proc/", "sys/", "7/stat", "eth0/", "x", "cpu.pressure")
 
 @pytest.mark.parametrize("instead", INSTEAD)
 @pytest.mark.parametrize(
-    "parser", [one for one in FILES if not str(one.place).startswith(KERNELS)], ids=lambda parser: parser.name
+    "parser", [parser for parser in FILES if not str(parser.place).startswith(KERNELS)], ids=lambda parser: parser.name
 )
 def test_what_is_no_file_is_neither_waited_for_nor_read_whole(parser: Parser, instead: str, tmp_path: Path) -> None:
     if instead == "a pipe" and parser.name in TAKE_PIPES:
@@ -175,19 +175,21 @@ def functions() -> Iterator[str]:
 
 
 def test_no_parser_is_missing_here() -> None:
-    listed = {one.name.partition(" ")[0] for one in PARSERS}
-    found = {one for one in functions() if LOOKS_LIKE_ONE.fullmatch(one.rpartition(":")[2].rpartition(".")[2])}
-    excepted = {one for one in found if any(re.fullmatch(pattern, one) for pattern in EXCEPTED)}
-    assert found - listed - excepted == set()
+    listed = {parser.name.partition(" ")[0] for parser in PARSERS}
+    result = {
+        function for function in functions() if LOOKS_LIKE_ONE.fullmatch(function.rpartition(":")[2].rpartition(".")[2])
+    }
+    excepted = {text for text in result if any(re.fullmatch(pattern, text) for pattern in EXCEPTED)}
+    assert result - listed - excepted == set()
 
 
 def test_no_exception_is_left_over() -> None:
     every = set(functions())
-    assert [one for one in EXCEPTED if not any(re.fullmatch(one, name) for name in every)] == []
+    assert [text for text in EXCEPTED if not any(re.fullmatch(text, name) for name in every)] == []
 
 
 def test_each_kept_file_has_its_parser() -> None:
-    names = {one.name.partition(" ")[0].replace(":", ".") for one in PARSERS} | {"any"}
+    names = {parser.name.partition(" ")[0].replace(":", ".") for parser in PARSERS} | {"any"}
     assert {path.name for path in corpus.FIXTURES.iterdir()} <= names
 
 

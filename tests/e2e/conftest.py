@@ -69,12 +69,12 @@ def agent(tmp_path: Path) -> Iterator[StartAgent]:
 
     def start(node: Node, *, ready: bool = True, directory: str | None = None, **sections: object) -> Agent:
         directory = directory or str(tmp_path / f"agent-{len(started)}")
-        one = Agent(config_for(node, directory, **sections), directory)
-        started.append(one)
-        one.start()
+        item = Agent(config_for(node, directory, **sections), directory)
+        started.append(item)
+        item.start()
         if ready:
-            one.wait_ready()
-        return one
+            item.wait_ready()
+        return item
 
     try:
         yield start

@@ -102,12 +102,12 @@ def _let_go(top: str) -> None:
 
 
 def _group_processes(top: str) -> list[int]:
-    found: set[int] = set()
+    numbers: set[int] = set()
     for mount in directories():
         for path in tree(mount + top):
             with contextlib.suppress(OSError), open(f"{path}/cgroup.procs", encoding="utf-8") as file:
-                found.update(int(line) for line in file)
-    return sorted(found - {0})
+                numbers.update(int(line) for line in file)
+    return sorted(numbers - {0})
 
 
 def _remove_sockets(state: str) -> list[str]:
@@ -127,10 +127,10 @@ def _remove_sockets(state: str) -> list[str]:
 
 def wipe(record: Record) -> list[str]:
     """Remove all that is left of a run; what there was, in words. A clean stop leaves only its directory."""
-    found: list[str] = []
+    texts: list[str] = []
     left = list(processes_of(record.directory))
     if left:
-        found.append(f"processes {left}")
+        texts.append(f"processes {left}")
         _kill(left)
     cgroups = KubeletCgroups(driver=record.driver, cgroup_root=record.cgroup_root)
     tops = [cgroups.group()] if record.cgroup_root != "/" else [cgroups.group("kubepods")]
@@ -138,17 +138,17 @@ def wipe(record: Record) -> list[str]:
         _let_go(top)
         inside = _group_processes(top)
         if inside:
-            found.append(f"processes {inside} in {top}")
+            texts.append(f"processes {inside} in {top}")
             _kill(inside)
     if cgroups.exists():
-        found.append("cgroups")
+        texts.append("cgroups")
         cgroups.stop()
     below = [mount.target for mount in mounts() if mount.target.startswith(f"{record.directory}/")]
     if below:
-        found.append(f"{len(below)} mounts")
+        texts.append(f"{len(below)} mounts")
     for target in reversed(below):
         subprocess.run(["umount", "--lazy", target], check=False, capture_output=True)
-    found += _remove_sockets(os.path.join(record.directory, "state"))
+    texts += _remove_sockets(os.path.join(record.directory, "state"))
     if not any(mount.target.startswith(f"{record.directory}/") for mount in mounts()):
         shutil.rmtree(record.directory, ignore_errors=True)
     if os.path.exists(record.directory):
@@ -157,7 +157,7 @@ def wipe(record: Record) -> list[str]:
         os.unlink(record.path)
     with contextlib.suppress(OSError):
         os.rmdir(RUNS)
-    return found
+    return texts
 
 
 def clean_up_crashed_runs() -> dict[str, list[str]]:

@@ -33,34 +33,34 @@ def mounts() -> Iterator[Mount]:
 
 def hierarchies() -> dict[str, str]:
     """Controller (or `UNIFIED`, or ``systemd``) to its mount's directory. First mount wins."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for mount in mounts():
         if mount.kind == "cgroup2":
-            found.setdefault(UNIFIED, mount.target)
+            texts.setdefault(UNIFIED, mount.target)
         elif mount.kind == "cgroup":
             for option in mount.options.split(","):
                 name = option.removeprefix("name=")
                 if name in KUBELET_ORDER or name == "devices":
-                    found.setdefault(name, mount.target)
-    return found
+                    texts.setdefault(name, mount.target)
+    return texts
 
 
 def directories() -> list[str]:
     """Every hierarchy's mount directory once, the v1 ones in the kubelet's order."""
-    found = hierarchies()
-    ordered = [found[name] for name in (*KUBELET_ORDER, "devices", UNIFIED) if name in found]
+    texts = hierarchies()
+    ordered = [texts[name] for name in (*KUBELET_ORDER, "devices", UNIFIED) if name in texts]
     return list(dict.fromkeys(ordered))
 
 
 def pure_v2() -> bool:
     """True where cpu and memory live in the one cgroup2 hierarchy."""
-    found = hierarchies()
-    return UNIFIED in found and "cpu" not in found and "memory" not in found
+    texts = hierarchies()
+    return UNIFIED in texts and "cpu" not in texts and "memory" not in texts
 
 
 def tree(directory: str) -> list[str]:
     """The directory and all below it, deepest first; empty if it is not there."""
-    found: list[str] = []
+    texts: list[str] = []
     for path, _names, _files in os.walk(directory, topdown=False):
-        found.append(path)
-    return found
+        texts.append(path)
+    return texts

@@ -252,11 +252,13 @@ class Node:
         """An in-place resize: the pod's directory first where it grows and last where it shrinks, as a kubelet does."""
         spec = replace(pod.spec, containers=containers)
         running = RunningPod(spec=spec, sandbox=pod.sandbox, containers=pod.containers)
-        grows = sum(one.cpu_request for one in containers) > sum(one.cpu_request for one in pod.spec.containers)
+        grows = sum(container_spec.cpu_request for container_spec in containers) > sum(
+            container_spec.cpu_request for container_spec in pod.spec.containers
+        )
         if grows:
             self.cgroups.set_pod(spec)
-        for one in containers:
-            self.cri.update_container(pod[one.name].id, self._resources(spec, one))
+        for container in containers:
+            self.cri.update_container(pod[container.name].id, self._resources(spec, container))
         if not grows:
             self.cgroups.set_pod(spec)
         self.pods[spec.uid] = running

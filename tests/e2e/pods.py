@@ -60,10 +60,10 @@ class PodSpec(Struct, frozen=True, kw_only=True):
     @property
     def qos(self) -> str:
         """The pod's QoS class, from requests and limits."""
-        asked = [(c.cpu_request, c.cpu_limit, c.memory_request, c.memory_limit) for c in (*self.containers, *self.init)]
-        if not any(any(values) for values in asked):
+        rows = [(c.cpu_request, c.cpu_limit, c.memory_request, c.memory_limit) for c in (*self.containers, *self.init)]
+        if not any(any(values) for values in rows):
             return BEST_EFFORT
-        if all(cpu and memory and cpu == want_cpu and memory == want for want_cpu, cpu, want, memory in asked):
+        if all(cpu and memory and cpu == want_cpu and memory == want for want_cpu, cpu, want, memory in rows):
             return GUARANTEED
         return BURSTABLE
 
@@ -85,11 +85,11 @@ def pod_values(pod: PodSpec) -> dict[str, int]:
     if pod.qos == BEST_EFFORT:
         return {"shares": MIN_SHARES}
     every = (*pod.containers, *pod.init)
-    values = {"shares": shares_of(_most(pod, lambda one: one.cpu_request))}
+    values = {"shares": shares_of(_most(pod, lambda spec: spec.cpu_request))}
     if all(c.cpu_limit for c in every):
-        values["quota"] = quota_of(_most(pod, lambda one: one.cpu_limit))
+        values["quota"] = quota_of(_most(pod, lambda spec: spec.cpu_limit))
     if all(c.memory_limit for c in every):
-        values["memory"] = _most(pod, lambda one: one.memory_limit)
+        values["memory"] = _most(pod, lambda spec: spec.memory_limit)
     return values
 
 

@@ -32,10 +32,10 @@ def program(name: str) -> Path:
     """The path of an executable, built once per version of its source."""
     ready = os.environ.get("BYPASSD_TEST_PROGRAMS")
     if ready:
-        found = Path(ready, name)
-        if not found.exists():
+        path = Path(ready, name)
+        if not path.exists():
             raise ProgramError(f"BYPASSD_TEST_PROGRAMS={ready} holds no {name}")
-        return found
+        return path
     source = SOURCES[name]
     version = hashlib.sha256(source.read_bytes()).hexdigest()[:16]
     target = Path(tempfile.gettempdir(), f"bypassd-test-programs-{os.getuid()}", version, name)

@@ -118,9 +118,9 @@ def test_what_the_runtime_writes_again_is_corrected(
     eventually("the least weight is back", lambda: weight(batch["main"]) == wanted)
 
     def state() -> list[str]:
-        found = daemon.pod(batch.spec.uid)
-        assert found is not None
-        return [s["state"] for c in found["containers"] for s in c["settings"] if s["knob"] == "cpu.weight"]
+        fields = daemon.pod(batch.spec.uid)
+        assert fields is not None
+        return [s["state"] for c in fields["containers"] for s in c["settings"] if s["knob"] == "cpu.weight"]
 
     # "written" until the look after it has read the value back.
     eventually("the agent has seen it in place", lambda: state() == ["in place"])

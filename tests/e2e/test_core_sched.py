@@ -28,10 +28,10 @@ STATISTICS = "/proc/sys/kernel/sched_schedstats"
 @pytest.fixture(autouse=True)
 def prctl() -> RealPrctl:
     """This machine's kernel."""
-    asked = RealPrctl()
-    if why := unable(asked):
+    real_prctl = RealPrctl()
+    if why := unable(real_prctl):
         pytest.skip(f"CORE SCHEDULING TEST NOT RUN: {why} (tests/vm/cores.sh)")
-    return asked
+    return real_prctl
 
 
 def policies(groups: str = "class", *, enabled: bool = True) -> dict[str, object]:
@@ -45,9 +45,9 @@ def cookies(prctl: RealPrctl, container: Running) -> set[int]:
     return {prctl.get(int(tid)) for tid in container.read("cpuset", file).split()}
 
 
-def only(found: set[int]) -> int:
+def only(numbers: set[int]) -> int:
     """The one cookie; -1 where threads differ."""
-    return next(iter(found)) if len(found) == 1 else -1
+    return next(iter(numbers)) if len(numbers) == 1 else -1
 
 
 @pytest.fixture
@@ -152,14 +152,14 @@ def test_online_pods_of_different_cookies_never_run_on_one_core(
     siblings = read("/sys/devices/system/cpu/cpu0/topology", "core_cpus_list")
     if siblings != read("/sys/devices/system/cpu", "online"):
         pytest.skip("FORCED IDLE NOT TESTED: only a machine of one core has nowhere else to run them")
-    one, other = (run_pod(burstable(name, run=("burn", "1")))["main"] for name in ("one", "other"))
+    running, other = (run_pod(burstable(name, run=("burn", "1")))["main"] for name in ("one", "other"))
 
     def idle() -> int:
-        return forced_idle(one) + forced_idle(other)
+        return forced_idle(running) + forced_idle(other)
 
     daemon = agent(containerd_node, policies=policies("class"))
-    eventually("they share a cookie", lambda: only(cookies(prctl, one) | cookies(prctl, other)) > 0)
+    eventually("they share a cookie", lambda: only(cookies(prctl, running) | cookies(prctl, other)) > 0)
     _reconfigure(daemon, containerd_node, policies("pod"))
-    eventually("each has its own", lambda: len(cookies(prctl, one) | cookies(prctl, other)) == 2)
+    eventually("each has its own", lambda: len(cookies(prctl, running) | cookies(prctl, other)) == 2)
     begin = idle()
     eventually("half of the core is left idle", lambda: idle() > begin + 500_000, within_s=30)

@@ -50,7 +50,9 @@ def told_in_time(agent: Agent, pod: RunningPod) -> bool:
 
     def times() -> list[bool | None]:
         known = agent.pod(pod.spec.uid) or {"containers": []}
-        return [one["times"]["before_exec"] for one in known["containers"] if one["id"] == pod["main"].id]
+        return [
+            container["times"]["before_exec"] for container in known["containers"] if container["id"] == pod["main"].id
+        ]
 
     eventually("the agent tells of the start", lambda: times() not in ([], [None]))
     return bool(times()[0])
@@ -89,14 +91,14 @@ def test_a_dedicated_pod_has_its_cpu_from_its_first_instruction_and_keeps_it(
     eventually("the others have left its CPU", lambda: {cpus(web["main"]), cpus(crunch["main"])} == {OTHER[mine]})
     eventually("its pod has no quota either", lambda: pod_quota(pinned) is None)
 
-    told = daemon.control("explain", pinned.spec.uid)
-    assert told.returncode == 0, told.stderr
-    lines = [" ".join(line.split()) for line in told.stdout.splitlines()]
-    assert any(line.startswith("default/pinned: class dedicated, from ") for line in lines), told.stdout
-    assert f"pool dedicated: CPUs {mine}" in lines, told.stdout
-    assert any(line.startswith(f"cpu.set {mine} ") for line in lines), told.stdout
-    assert any(line.startswith("exclusive: ") for line in lines), told.stdout
-    assert f"pinned: exclusive CPU {mine}: a quota would only throttle it" in lines, told.stdout
+    process = daemon.control("explain", pinned.spec.uid)
+    assert process.returncode == 0, process.stderr
+    lines = [" ".join(line.split()) for line in process.stdout.splitlines()]
+    assert any(line.startswith("default/pinned: class dedicated, from ") for line in lines), process.stdout
+    assert f"pool dedicated: CPUs {mine}" in lines, process.stdout
+    assert any(line.startswith(f"cpu.set {mine} ") for line in lines), process.stdout
+    assert any(line.startswith("exclusive: ") for line in lines), process.stdout
+    assert f"pinned: exclusive CPU {mine}: a quota would only throttle it" in lines, process.stdout
 
     again = containerd_node.restart_container(pinned, "main")
     eventually("its next container has the same CPU", lambda: cpus(again["main"]) == mine)
@@ -119,10 +121,10 @@ def test_what_an_init_container_ran_on_is_what_its_pod_keeps(
     reports = [containerd_node.first_report(spec, name) for name in ("first", "second", "main")]
     eventually("the pod has one CPU", lambda: cpus(pinned["main"]) in ONE)
     mine = cpus(pinned["main"])
-    found = [own_cpu(report) for report in reports]
-    assert found[1:] == [mine, mine], f"{found}\n{daemon.tail()}"
+    texts = [own_cpu(report) for report in reports]
+    assert texts[1:] == [mine, mine], f"{texts}\n{daemon.tail()}"
     # Of the very first container of a pod it may not be known in time that it is an init container.
-    assert found[0] in {mine, None}, found
+    assert texts[0] in {mine, None}, texts
     eventually("the online pod keeps the other", lambda: cpus(web["main"]) == OTHER[mine])
     pools = daemon.state("pools")["pools"]
     assert [name for name in pools if name.startswith("dedicated/")] == [f"dedicated/{spec.uid}/main"]
@@ -209,8 +211,8 @@ def test_dedicated_pods_have_their_cpu_and_no_quota_before_the_first_instruction
             node.remove_pod(pod)
     finally:
         node.remove_pods(present)
-    told = {"dedicated, in place": f"{good} of {ALONE}", "signal to last write": figures(times)}
-    for name, value in told.items():
+    texts = {"dedicated, in place": f"{good} of {ALONE}", "signal to last write": figures(times)}
+    for name, value in texts.items():
         record_property(name, value)
         print(f"  {name}: {value}")
     assert good >= IN_TIME_ALONE * ALONE

@@ -72,10 +72,10 @@ async def evicted(
     node: Node, pod: RunningPod, directory: Path, *means: EvictionMethodName, server: str | None = None
 ) -> tuple[EvictionCase, list[Alert]]:
     """The pod's case when it has ended, and all that was told."""
-    told: list[Alert] = []
+    alerts: list[Alert] = []
 
     async def stage(batch: StoreBatch, alert: Alert) -> Callable[[], None]:
-        return lambda: told.append(alert)
+        return lambda: alerts.append(alert)
 
     facts = PodSnapshot(
         uid=pod.spec.uid,
@@ -122,7 +122,7 @@ async def evicted(
                     break
                 await trio.sleep(0.02)
         nursery.cancel_scope.cancel()
-    return evictor.cases()[0], told
+    return evictor.cases()[0], alerts
 
 
 def check_ended(
@@ -130,12 +130,12 @@ def check_ended(
     pod: RunningPod,
     other: RunningPod,
     case: EvictionCase,
-    told: list[Alert],
+    alerts: list[Alert],
     outcome: EvictionOutcome = EvictionOutcome.DONE,
 ) -> None:
     hierarchy, group = Hierarchy.detect(), node.cgroups.pod_group(pod.spec)
     assert case.outcome is outcome, case
-    assert [alert.kind for alert in told] == [AlertKind.EVICTION_PLANNED, AlertKind.EVICTION_DONE]
+    assert [alert.kind for alert in alerts] == [AlertKind.EVICTION_PLANNED, AlertKind.EVICTION_DONE]
     with Subtree.open(hierarchy, group) as tree:
         assert not tree.populated()
     assert not frozen(hierarchy, group)
@@ -144,16 +144,16 @@ def check_ended(
 
 def start_again(node: Node, pod: RunningPod) -> None:
     """What a kubelet does about a pod whose sandbox has ended, and that nobody told it to end."""
-    ids = [one.id for one in pod.containers.values()]
+    ids = [running.id for running in pod.containers.values()]
     deadline = time.monotonic() + 60
-    while any(node.cri.container_status(one).state != pb.CONTAINER_EXITED for one in ids):
+    while any(node.cri.container_status(text).state != pb.CONTAINER_EXITED for text in ids):
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    while any(one.id == pod.sandbox and one.state == pb.SANDBOX_READY for one in node.cri.list_sandboxes()):
+    while any(sandbox.id == pod.sandbox and sandbox.state == pb.SANDBOX_READY for sandbox in node.cri.list_sandboxes()):
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    for one in ids:
-        node.cri.remove_container(one)
+    for item in ids:
+        node.cri.remove_container(item)
     node.cri.remove_sandbox(pod.sandbox)
     with contextlib.suppress(CriError):  # its sandbox is ended before its last container is there
         node.run_pod(pod.spec)
@@ -180,12 +180,14 @@ async def test_through_cri_with_the_grace_and_again_when_the_kubelet_starts_it_a
     freeze(Hierarchy.detect(), containerd_node.cgroups.pod_group(pod.spec))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(trio.to_thread.run_sync, start_again, containerd_node, pod)
-        case, told = await evicted(containerd_node, pod, tmp_path, EvictionMethodName.CRI)
-    check_ended(containerd_node, pod, other, case, told)
+        case, alerts = await evicted(containerd_node, pod, tmp_path, EvictionMethodName.CRI)
+    check_ended(containerd_node, pod, other, case, alerts)
     assert (case.rounds, case.detail) == (1, "containers stopped by the runtime")
     again = containerd_node.pods[pod.spec.uid]
     assert again.sandbox != pod.sandbox
-    made = [one.id for one in containerd_node.cri.list_containers() if one.pod_sandbox_id == again.sandbox]
+    made = [
+        container.id for container in containerd_node.cri.list_containers() if container.pod_sandbox_id == again.sandbox
+    ]
     assert made
     for status in map(containerd_node.cri.container_status, made):
         assert status.state == pb.CONTAINER_EXITED, status
@@ -197,8 +199,8 @@ async def test_through_cri_with_the_grace_and_again_when_the_kubelet_starts_it_a
 async def test_by_signals_frozen_as_it_is(containerd_node: Node, run_pod: PodFactory, tmp_path: Path) -> None:
     pod, other = run_pod(crunching()), run_pod(best_effort("other"))
     freeze(Hierarchy.detect(), containerd_node.cgroups.pod_group(pod.spec))
-    case, told = await evicted(containerd_node, pod, tmp_path, EvictionMethodName.SIGNAL)
-    check_ended(containerd_node, pod, other, case, told)
+    case, alerts = await evicted(containerd_node, pod, tmp_path, EvictionMethodName.SIGNAL)
+    check_ended(containerd_node, pod, other, case, alerts)
 
 
 async def test_by_an_api_server_that_refuses_fails_and_accepts(
@@ -212,10 +214,10 @@ async def test_by_an_api_server_that_refuses_fails_and_accepts(
     server = HttpPeer([listed, refused, failed, Reply(b"{}", status="201 Created")])
     port = await nursery.start(server.serve)
     nursery.start_soon(end_after, 4, server, containerd_node, pod)
-    case, told = await evicted(
+    case, alerts = await evicted(
         containerd_node, pod, tmp_path, EvictionMethodName.API, server=f"http://127.0.0.1:{port}"
     )
-    check_ended(containerd_node, pod, other, case, told)
+    check_ended(containerd_node, pod, other, case, alerts)
     bodies: list[Any] = [json.loads(body) for body in server.bodies[1:]]
     assert [body["deleteOptions"]["preconditions"]["uid"] for body in bodies] == [pod.spec.uid] * 3
     nursery.cancel_scope.cancel()
@@ -228,7 +230,7 @@ async def test_by_the_runtime_where_the_api_server_hangs(
     freeze(Hierarchy.detect(), containerd_node.cgroups.pod_group(pod.spec))
     server = HttpPeer([Reply(json.dumps(LISTED).encode()), Reply(hang_s=60)])
     port = await nursery.start(server.serve)
-    case, told = await evicted(
+    case, alerts = await evicted(
         containerd_node,
         pod,
         tmp_path,
@@ -236,7 +238,7 @@ async def test_by_the_runtime_where_the_api_server_hangs(
         EvictionMethodName.CRI,
         server=f"http://127.0.0.1:{port}",
     )
-    check_ended(containerd_node, pod, other, case, told)
+    check_ended(containerd_node, pod, other, case, alerts)
     assert (case.means, case.detail) == (EvictionMethodName.CRI, "containers stopped by the runtime")
     assert case.tried[0].startswith("api: ")
     nursery.cancel_scope.cancel()
@@ -251,7 +253,7 @@ async def test_no_method_ends_a_pod_that_the_api_server_does_not_have_and_the_ku
     server = HttpPeer([listed, Reply(GONE, status="404 Not Found")])
     port = await nursery.start(server.serve)
     nursery.start_soon(end_after, 2, server, containerd_node, pod)
-    case, told = await evicted(
+    case, alerts = await evicted(
         containerd_node,
         pod,
         tmp_path,
@@ -259,6 +261,6 @@ async def test_no_method_ends_a_pod_that_the_api_server_does_not_have_and_the_ku
         EvictionMethodName.CRI,
         server=f"http://127.0.0.1:{port}",
     )
-    check_ended(containerd_node, pod, other, case, told, EvictionOutcome.GONE)
+    check_ended(containerd_node, pod, other, case, alerts, EvictionOutcome.GONE)
     assert case.tried == ()
     nursery.cancel_scope.cancel()

@@ -72,13 +72,13 @@ def took_us(agent: Agent, pod: RunningPod) -> float:
 
     def times() -> float | None:
         known = agent.pod(pod.spec.uid) or {"containers": []}
-        found = [c["times"]["signal_to_last_write_s"] for c in known["containers"] if c["id"] == pod["main"].id]
-        return float(found[0]) * 1e6 if found and found[0] is not None else None
+        items = [c["times"]["signal_to_last_write_s"] for c in known["containers"] if c["id"] == pod["main"].id]
+        return float(items[0]) * 1e6 if items and items[0] is not None else None
 
     eventually(f"the agent tells the times of {pod.spec.name}", lambda: times() is not None)
-    told = times()
-    assert told is not None
-    return told
+    value = times()
+    assert value is not None
+    return value
 
 
 def figures(values: Sequence[float]) -> str:
@@ -133,14 +133,14 @@ def test_settings_are_in_place_before_the_first_instruction_with_many_pods_prese
     finally:
         node.remove_pods(present)
 
-    told = {
+    texts = {
         "in place, one at a time": f"{missed.count([])} of {len(missed)}",
         f"in place, {AT_ONCE} at once": f"{missed_at_once.count([])} of {len(missed_at_once)}",
         "signal to last write, agent": figures(times),
         "signal to last write, bare C": figures(bare),
         "ratio of medians": f"{statistics.median(times) / statistics.median(bare):.2f}",
     }
-    for name, value in told.items():
+    for name, value in texts.items():
         record_property(name, value)
         print(f"  {name}: {value}")
     assert missed.count([]) >= IN_TIME_ALONE * ALONE, [what for what in missed if what]

@@ -102,7 +102,7 @@ def test_labels_and_annotations_of_a_pod_come_back_through_the_runtime(
     containerd_node: Node, run_pod: PodFactory
 ) -> None:
     pod = run_pod(best_effort("marked", labels={"koordinator.sh/qosClass": "BE"}))
-    (sandbox,) = [one for one in containerd_node.cri.list_sandboxes() if one.id == pod.sandbox]
+    (sandbox,) = [pod_sandbox for pod_sandbox in containerd_node.cri.list_sandboxes() if pod_sandbox.id == pod.sandbox]
     assert sandbox.labels["koordinator.sh/qosClass"] == "BE"
     assert sandbox.metadata.uid == pod.spec.uid
 
@@ -119,9 +119,9 @@ def test_a_removed_pod_leaves_no_group(containerd_node: Node, run_pod: PodFactor
 def _traces(root: str) -> list[str]:
     """What is left of a kubelet's cgroup root, by either driver's name, and of mounts."""
     names = (root, f"{root.replace('-', '_')}.slice")
-    found = [mount + name for mount in directories() for name in names if os.path.exists(mount + name)]
-    found += [mount.target for mount in mounts() if "/bypassd-e2e-" in mount.target]
-    return found
+    traces = [mount + name for mount in directories() for name in names if os.path.exists(mount + name)]
+    traces += [mount.target for mount in mounts() if "/bypassd-e2e-" in mount.target]
+    return traces
 
 
 @pytest.mark.core

@@ -60,8 +60,8 @@ def test_a_cpu_that_is_unplugged_and_plugged_is_followed_and_restored(
     def known() -> tuple[str, set[str]]:
         state = daemon.state("agent", "pods")
         pods = [pod for pod in state["pods"] if pod["uid"] == crunch.spec.uid]
-        settings = [one for pod in pods for box in pod["containers"] for one in box["settings"]]
-        return state["agent"]["cpus"], {one["state"] for one in settings if one["knob"] == "cpu.set"}
+        settings = [setting for pod in pods for box in pod["containers"] for setting in box["settings"]]
+        return state["agent"]["cpus"], {setting["state"] for setting in settings if setting["knob"] == "cpu.set"}
 
     for _ in range(2):
         switch(0)

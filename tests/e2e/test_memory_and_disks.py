@@ -137,12 +137,12 @@ def test_a_limit_below_use_is_not_written_and_no_process_is_killed(
     daemon = agent(containerd_node, **pod_list)
 
     def standing() -> list[tuple[str, str]]:
-        found = daemon.pod(pod.spec.uid) or {"containers": []}
+        fields = daemon.pod(pod.spec.uid) or {"containers": []}
         return [
-            (one["state"], one["detail"])
-            for container in found["containers"]
-            for one in container["settings"]
-            if one["knob"] == "memory.max"
+            (setting["state"], setting["detail"])
+            for container in fields["containers"]
+            for setting in container["settings"]
+            if setting["knob"] == "memory.max"
         ]
 
     eventually("the agent says why not", lambda: any(state == "refused" for state, _ in standing()), within_s=60)

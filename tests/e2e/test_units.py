@@ -91,7 +91,7 @@ def test_bpftrace_writes_have_the_file_of_their_descriptor() -> None:
     )  # fmt: skip
     assert seen.made("/kubepods/besteffort/podx/c").t_ns == 10
     assert seen.exec_of(7, "/app").t_ns == 16
-    assert [one.path for one in seen.renames or []] == ["/run/x/state.json"]
+    assert [rename.path for rename in seen.renames or []] == ["/run/x/state.json"]
 
 
 def test_tracefs_lines_give_exec_and_mkdir() -> None:

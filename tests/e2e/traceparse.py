@@ -125,15 +125,15 @@ def parse_tracefs(text: str) -> Trace:
     """Read a trace file of the two events of `_EVENTS`."""
     trace = Trace(tool="tracefs", execs=[], mkdirs=[], writes=None, renames=None)
     for line in text.splitlines():
-        found = _LINE.match(line)
-        if found is None:
+        match = _LINE.match(line)
+        if match is None:
             continue
-        t_ns = int(found["s"]) * 1_000_000_000 + int(found["us"].ljust(6, "0")) * 1000
-        fields = dict(re.findall(r"(\w+)=(\S*)", found["rest"]))
-        if found["event"] == "sched_process_exec":
+        t_ns = int(match["s"]) * 1_000_000_000 + int(match["us"].ljust(6, "0")) * 1000
+        fields = dict(re.findall(r"(\w+)=(\S*)", match["rest"]))
+        if match["event"] == "sched_process_exec":
             trace.execs.append(Exec(t_ns=t_ns, pid=int(fields["pid"]), filename=fields["filename"]))
-        elif found["event"] == "cgroup_mkdir":
-            trace.mkdirs.append(Mkdir(t_ns=t_ns, pid=int(found["pid"]), path=fields["path"]))
+        elif match["event"] == "cgroup_mkdir":
+            trace.mkdirs.append(Mkdir(t_ns=t_ns, pid=int(match["pid"]), path=fields["path"]))
     return trace
 
 
@@ -145,7 +145,7 @@ _STRACE: Final = re.compile(
 
 def parse_strace(text: str, offset_ns: int) -> list[Write]:
     """Read ``strace -f -y -ttt`` lines; ``offset_ns`` is wall clock minus monotonic clock."""
-    found = (_STRACE.match(line) for line in text.splitlines())
+    matches = (_STRACE.match(line) for line in text.splitlines())
     return [
         Write(
             t_ns=int(m["s"]) * 1_000_000_000 + int(m["us"].ljust(6, "0")) * 1000 - offset_ns,
@@ -154,6 +154,6 @@ def parse_strace(text: str, offset_ns: int) -> list[Write]:
             path=m["path"],
             text=m["text"].removesuffix("\\n"),
         )
-        for m in found
+        for m in matches
         if m is not None and m["path"].startswith("/sys/fs/cgroup")
     ]

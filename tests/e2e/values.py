@@ -16,13 +16,13 @@ FILES: Final = (
 
 def snapshot(node: Node) -> dict[str, str]:
     """Every such file below kubepods: path to text."""
-    found = {}
+    texts = {}
     for mount in directories():
         for path, _names, files in os.walk(mount + node.cgroups.group("kubepods")):
             for name in FILES:
                 if name in files:
-                    found[f"{path}/{name}"] = read(path, name)
-    return found
+                    texts[f"{path}/{name}"] = read(path, name)
+    return texts
 
 
 def changes(before: dict[str, str], after: dict[str, str]) -> dict[str, tuple[str, str]]:
@@ -31,15 +31,15 @@ def changes(before: dict[str, str], after: dict[str, str]) -> dict[str, tuple[st
     On v2 a set that was empty ("as the parent's") can never be made empty again while there are processes: the kernel
     answers ENOSPC. The parent's set itself is as near as it gets, and counts as the same.
     """
-    found = {}
+    pairs = {}
     for path, text in after.items():
         directory, name = os.path.split(path)
         again = {before[path]}
         if not before[path] and name in {"cpuset.cpus", "cpuset.mems"}:
             again.add(read(os.path.dirname(directory), f"{name}.effective"))
         if text not in again:
-            found[path] = (before[path], text)
-    return found
+            pairs[path] = (before[path], text)
+    return pairs
 
 
 def cpus(container: Running) -> str:

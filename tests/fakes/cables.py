@@ -70,8 +70,8 @@ class FakePodTc:
             table.pop(name, None)
 
     def receive(self, name: str, count: int) -> None:
-        one = self.links[name]
-        self.links[name] = replace(one, received=one.received + count)
+        link = self.links[name]
+        self.links[name] = replace(link, received=link.received + count)
 
     def send(self, count: int) -> None:
         if "eth0" not in self.links:
@@ -103,7 +103,7 @@ class FakePodTc:
         return dict(self.links)
 
     def entries(self, indices: Collection[int]) -> dict[int, IngressState]:
-        there = {one.index: one.name for one in self.links.values()}
+        there = {link.index: link.name for link in self.links.values()}
         return {index: self._entry(there[index]) if index in there else IngressState() for index in indices}
 
     def _entry(self, name: str) -> IngressState:
@@ -149,12 +149,12 @@ class FakePodTc:
         return {name: self.links[name].index for name in self.filters}
 
     def ifb(self) -> IfbState | None:
-        found = self.links.get(GATHER)
-        if found is None:
+        link = self.links.get(GATHER)
+        if link is None:
             return None
-        if found.kind != "ifb":
-            return IfbState(index=found.index, problem=f"{GATHER} is there, a {found.kind} of somebody else")
-        return IfbState(index=found.index, complete=self.up and self.classed)
+        if link.kind != "ifb":
+            return IfbState(index=link.index, problem=f"{GATHER} is there, a {link.kind} of somebody else")
+        return IfbState(index=link.index, complete=self.up and self.classed)
 
     def make(self, rate: int) -> int:
         if GATHER not in self.links:

@@ -89,25 +89,25 @@ class FakeRuntime:
     def _list_sandboxes(self, request: Any) -> Any:
         wanted = request.filter
         items = [
-            one
-            for one in self.sandboxes
-            if (not wanted.id or one.id == wanted.id) and _selected(one, wanted.label_selector)
+            sandbox
+            for sandbox in self.sandboxes
+            if (not wanted.id or sandbox.id == wanted.id) and _selected(sandbox, wanted.label_selector)
         ]
         return cri_pb2.ListPodSandboxResponse(items=items)
 
     def _list_containers(self, request: Any) -> Any:
         wanted = request.filter
         containers = [
-            one
-            for one in self.containers
-            if (not wanted.id or one.id == wanted.id)
-            and (not wanted.pod_sandbox_id or one.pod_sandbox_id == wanted.pod_sandbox_id)
-            and _selected(one, wanted.label_selector)
+            container
+            for container in self.containers
+            if (not wanted.id or container.id == wanted.id)
+            and (not wanted.pod_sandbox_id or container.pod_sandbox_id == wanted.pod_sandbox_id)
+            and _selected(container, wanted.label_selector)
         ]
         return cri_pb2.ListContainersResponse(containers=containers)
 
     def _stop_container(self, request: Any) -> Any:
-        container = next((one for one in self.containers if one.id == request.container_id), None)
+        container = next((entry for entry in self.containers if entry.id == request.container_id), None)
         if container is None:
             raise KeyError(request.container_id)
         self.on_stop(request.container_id, request.timeout)

@@ -33,8 +33,8 @@ _HOOKED: Final[list[bool]] = []
 
 
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
-    for one in _AUDITORS:
-        one.audit(event, arguments)
+    for faults in _AUDITORS:
+        faults.audit(event, arguments)
 
 
 def _begin_audit() -> None:
@@ -134,8 +134,8 @@ class Faults:
     def unseen(self) -> list[tuple[str, str]]:
         """Calls that the interpreter has seen and that did not pass here."""
         kinds = {"open": "open", "fopen": "open", "listdir": "listdir", "scandir": "scandir"}
-        here = Counter((kinds[call.kind], call.path) for call in self.calls if call.kind in kinds)
-        return sorted(key for key, count in self.audited.items() if count > here[key])
+        counts = Counter((kinds[call.kind], call.path) for call in self.calls if call.kind in kinds)
+        return sorted(key for key, count in self.audited.items() if count > counts[key])
 
     @contextmanager
     def apart(self) -> Iterator[None]:

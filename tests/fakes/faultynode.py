@@ -82,8 +82,8 @@ def owner(path: str) -> str | None:
     return next((uid for uid in UIDS if uid in path or container_id(uid) in path), None)
 
 
-def differences(found: Values, wanted: Values) -> set[str]:
-    return {path for path in found.keys() | wanted.keys() if found.get(path) != wanted.get(path)}
+def differences(texts: Values, wanted: Values) -> set[str]:
+    return {path for path in texts.keys() | wanted.keys() if texts.get(path) != wanted.get(path)}
 
 
 def play(directory: Path, fault: Fault, expected: Values | None = None) -> Run:
@@ -141,10 +141,10 @@ async def _live(node: LiveNode, faults: Faults, fault: Fault, run: Run, expected
             with faults.apart():
                 run.early = _values(node)
                 run.not_ready = show.not_ready()
-                found = show.state(("problems",))["problems"]
-                run.problems = [str(one) for one in found] if isinstance(found, list) else []
+                result = show.state(("problems",))["problems"]
+                run.problems = [str(entry) for entry in result] if isinstance(result, list) else []
             run.counted = dict(agent.errors.counts)
-            run.failures = {name: one.failures for name, one in supervisor.statuses.items() if one.failures}
+            run.failures = {name: status.failures for name, status in supervisor.statuses.items() if status.failures}
             faults.fault = lambda _call: 0
             run.calls = list(faults.calls)
             await _wait(node, faults, run, expected)
@@ -175,13 +175,13 @@ async def _wait(node: LiveNode, faults: Faults, run: Run, expected: Values | Non
 
 def _values(node: LiveNode) -> Values:
     """Every setting below kubepods, as the kernel has it."""
-    found: Values = {}
+    values: Values = {}
     for tree in node.kernel.trees:
         for directory, _, files in os.walk(f"{tree.mount}/kubepods"):
             for file in _WATCHED:
                 if file in files:
-                    found[f"{directory}/{file}".removeprefix(node.root)] = node.kernel.read(directory, file).strip()
-    return found
+                    values[f"{directory}/{file}".removeprefix(node.root)] = node.kernel.read(directory, file).strip()
+    return values
 
 
 def _config(node: LiveNode) -> Config:

@@ -42,7 +42,7 @@ class HttpPeer:
             await trio.serve_listeners(self._talk, listeners)
         else:
             await trio.serve_listeners(
-                self._talk, [trio.SSLListener(one, tls, https_compatible=True) for one in listeners]
+                self._talk, [trio.SSLListener(listener, tls, https_compatible=True) for listener in listeners]
             )
 
     async def _talk(self, stream: trio.abc.Stream) -> None:

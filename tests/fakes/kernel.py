@@ -194,7 +194,7 @@ class FakeKernel:
 
     def _cpusets(self) -> list[tuple[Tree, Group]]:
         """All groups that have a CPU set, those deepest down first."""
-        trees = [tree for tree in self.trees if any(one.name == "cpuset" for one in tree.controllers)]
+        trees = [tree for tree in self.trees if any(controller.name == "cpuset" for controller in tree.controllers)]
         return [(tree, group) for tree in trees for group in reversed(list(tree.root.walk()))]
 
     def subscribe(self, callback: Callable[[Event], None]) -> Callable[[], None]:

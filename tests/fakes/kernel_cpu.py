@@ -210,13 +210,13 @@ class Cpu(PlainController):
         self._set(group, group.quota, group.period, unsigned(text))
 
     def _max(self, group: Group, text: str) -> None:
-        words = text.split()
-        if not words:
+        parts = text.split()
+        if not parts:
             fail(errno.EINVAL)
-        number = re.match(r"\d+", words[0])
-        if number is None and words[0] != "max":
+        number = re.match(r"\d+", parts[0])
+        if number is None and parts[0] != "max":
             fail(errno.EINVAL)
-        second = re.match(r"\d+", words[1]) if len(words) > 1 else None
+        second = re.match(r"\d+", parts[1]) if len(parts) > 1 else None
         self._set(group, int(number[0]) if number else -1, int(second[0]) if second else group.period, group.burst)
 
     def _set(self, group: Group, quota: int, period: int, burst: int) -> None:

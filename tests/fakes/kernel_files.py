@@ -66,10 +66,10 @@ class Group:
 
     def above(self) -> Iterator["Group"]:
         """The group and its ancestors."""
-        here: Group | None = self
-        while here is not None:
-            yield here
-            here = here.parent
+        group: Group | None = self
+        while group is not None:
+            yield group
+            group = group.parent
 
     @property
     def is_root(self) -> bool:

@@ -111,8 +111,8 @@ class Memory(PlainController):
         """Where the memory is, of the group and all below; v1 counts pages, and tells of the group alone as well."""
         whole = list(group.walk())
         if self._version == 2:
-            found = {"anon": ("anon",), "file": ("cache",), "file_mapped": (), "inactive_file": ("cache",)}
-            return "".join(f"{name}{self._by_node(whole, parts)[1]}\n" for name, parts in found.items()) + (
+            texts = {"anon": ("anon",), "file": ("cache",), "file_mapped": (), "inactive_file": ("cache",)}
+            return "".join(f"{name}{self._by_node(whole, parts)[1]}\n" for name, parts in texts.items()) + (
                 f"active_file{self._by_node(whole, ())[1]}\n"
             )
         lines = []
@@ -145,7 +145,7 @@ def _stat(version: int) -> Reader:
     """The lines that tell the page cache, with all groups below (on v1 their names begin with ``total_``)."""
 
     def read(group: Group) -> str:
-        anon, cache = (sum(getattr(one, name) for one in group.walk()) for name in ("anon", "cache"))
+        anon, cache = (sum(getattr(node, name) for node in group.walk()) for name in ("anon", "cache"))
         if version == 1:
             lines = {"cache": group.cache, "rss": group.anon, "total_cache": cache, "total_rss": anon}
             lines |= {"total_mapped_file": 0, "total_inactive_file": cache, "total_active_file": 0}

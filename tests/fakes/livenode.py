@@ -122,9 +122,9 @@ class LiveNode(DirectoryNode):
         self.write_state(box, pid=42, annotations={"token": SECRET})
 
     def place(self) -> NodeEnvironment:
-        found = find_place(self.config)
-        assert found is not None
-        return found
+        environment = find_place(self.config)
+        assert environment is not None
+        return environment
 
     @contextmanager
     def agent(self, config: Config | None = None) -> Iterator[Agent]:
@@ -138,8 +138,10 @@ class LiveNode(DirectoryNode):
     async def look(self, agent: Agent) -> None:
         """One whole look, with what is learnt made durable."""
         sampler, now = CpuSampler(), time.monotonic()
-        for one in USAGE:
-            reading = CpuReading(at_s=now - 1 + one.at, cpus=parse_stat(one.stat), pods=one.pods)
+        for usage_reading in USAGE:
+            reading = CpuReading(
+                at_s=now - 1 + usage_reading.at, cpus=parse_stat(usage_reading.stat), pods=usage_reading.pods
+            )
             agent.knowledge.take(cpu=sampler.sample(reading, CLASSES))
         await agent.reconciler.reconcile(DirtyBatch(frozenset(), ("test",)))
         agent.reconciler.ready.set()
@@ -166,6 +168,6 @@ def _components() -> list[ComponentStatus]:
     return [ComponentStatus(name="reconciler", health=ComponentHealth.RUNNING)]
 
 
-def _plain(found: Mapping[str, object]) -> dict[str, Any]:
-    answer: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(found, enc_hook=str))
+def _plain(fields: Mapping[str, object]) -> dict[str, Any]:
+    answer: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(fields, enc_hook=str))
     return answer

@@ -80,7 +80,7 @@ class FakePerf:
         above = self._leader(leader, cpu, group)
         event = _Event(self._next, kind, config, cpu, group, above, enabled=not bits & 1)
         members = [*([above, *above.siblings] if above else []), event]
-        if sum(one.hardware for one in members) > self.counters:
+        if sum(member.hardware for member in members) > self.counters:
             raise _error(errno.EINVAL)
         if len(self.events) >= self.most:
             raise _error(errno.EMFILE)
@@ -113,8 +113,8 @@ class FakePerf:
 
     def enable(self, leader: int) -> None:
         event = self._known(leader)
-        for one in (event, *event.siblings):
-            one.enabled = True
+        for item in (event, *event.siblings):
+            item.enabled = True
 
     def read(self, leader: int, most: int) -> bytes:
         self.calls.append("read")
@@ -122,8 +122,8 @@ class FakePerf:
         members = [event] if event.dead else [event, *event.siblings]
         if most < 8 * (3 + len(members)):
             raise _error(errno.ENOSPC)
-        words = (len(members), event.enabled_ns, event.running_ns, *(int(one.count) for one in members))
-        return struct.pack(f"={len(words)}Q", *words)
+        parts = (len(members), event.enabled_ns, event.running_ns, *(int(member.count) for member in members))
+        return struct.pack(f"={len(parts)}Q", *parts)
 
     def close(self, descriptor: int) -> None:
         self.calls.append("close")
@@ -131,8 +131,8 @@ class FakePerf:
         del self.events[descriptor]
         if event.leader is not None:
             event.leader.siblings.remove(event)
-        for one in event.siblings:
-            one.leader = None
+        for sibling in event.siblings:
+            sibling.leader = None
 
     def _known(self, descriptor: int) -> _Event:
         if descriptor not in self.events:
@@ -145,25 +145,25 @@ class FakePerf:
         """Let a group run on a CPU: ``amounts`` by the hardware event's config."""
         assert cpu in self.online
         leaders = [
-            one
-            for one in self.events.values()
-            if one.leader is None and one.cpu == cpu and one.enabled and not one.dead
-            if one.group is None or group.is_relative_to(one.group)
+            event
+            for event in self.events.values()
+            if event.leader is None and event.cpu == cpu and event.enabled and not event.dead
+            if event.group is None or group.is_relative_to(event.group)
         ]
-        wanted = sum(sum(one.hardware for one in (leader, *leader.siblings)) for leader in leaders)
+        wanted = sum(sum(event.hardware for event in (leader, *leader.siblings)) for leader in leaders)
         share = min(1.0, self.counters / wanted) if wanted else 1.0
         for leader in leaders:
-            for one in (leader, *leader.siblings):
-                one.enabled_ns += int(seconds * 1e9)
-                one.running_ns += int(seconds * 1e9 * share)
-                one.count += amounts.get(one.config, 0.0) * share
+            for item in (leader, *leader.siblings):
+                item.enabled_ns += int(seconds * 1e9)
+                item.running_ns += int(seconds * 1e9 * share)
+                item.count += amounts.get(item.config, 0.0) * share
 
     def unplug(self, cpu: int) -> None:
         """The CPU goes offline: groups of events there are taken apart and count no more."""
         self.online.discard(cpu)
-        for one in self.events.values():
-            if one.cpu == cpu:
-                one.dead = True
+        for event in self.events.values():
+            if event.cpu == cpu:
+                event.dead = True
 
     def remove(self, group: Path) -> None:
         """Remove a group's directory, which open events of it survive."""
@@ -172,7 +172,7 @@ class FakePerf:
 
     def holding(self, group: Path) -> int:
         """How many events keep a group from being freed."""
-        return sum(one.group == group for one in self.events.values())
+        return sum(event.group == group for event in self.events.values())
 
 
 def _error(code: int) -> OSError:

@@ -107,9 +107,9 @@ def ends(pod: PlainPod) -> Callable[[EvictionWork], EvictionResult]:
     return act
 
 
-def fails(words: str) -> Callable[[EvictionWork], EvictionResult]:
+def fails(message: str) -> Callable[[EvictionWork], EvictionResult]:
     """The way that does not."""
-    return lambda _: EvictionResult(outcome=None, detail=words)
+    return lambda _: EvictionResult(outcome=None, detail=message)
 
 
 def order_for(uid: str, **more: object) -> EvictionOrder:

@@ -46,8 +46,8 @@ def mounted(shape: Shape, release: Release, where: Path, *calls: Sequence[object
     ``calls``: methods of `ResctrlModel` with their arguments, called before.
     """
     where.mkdir(parents=True, exist_ok=True)
-    words = [sys.executable, "-m", "tests.fakes.resctrl_fuse", json.dumps([str(where), shape.name, release, calls])]
-    with subprocess.Popen(words, cwd=REPOSITORY) as server:
+    parts = [sys.executable, "-m", "tests.fakes.resctrl_fuse", json.dumps([str(where), shape.name, release, calls])]
+    with subprocess.Popen(parts, cwd=REPOSITORY) as server:
         try:
             deadline = time.monotonic() + PATIENCE_S
             while not os.path.ismount(where):

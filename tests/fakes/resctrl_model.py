@@ -157,11 +157,11 @@ class ResctrlModel:
         """The hardware answers ``Unavailable`` or ``Error`` for the group's id; "": numbers again."""
         self._count(group, domain).word = word
 
-    def hardware(self, occupancy: int, bps: float, words: Sequence[tuple[int, str]], check_after: int = 0) -> None:
+    def hardware(self, occupancy: int, bps: float, parts: Sequence[tuple[int, str]], check_after: int = 0) -> None:
         """The counts of ids for which nothing else is set, the ids that answer a word, and `Monitor.check_after`."""
         assert self.monitor is not None
         self.monitor.idle_occupancy, self.monitor.idle_bps, self.monitor.check_after = occupancy, bps, check_after
-        for (rmid, word), domain in itertools.product(words, self.monitor.shape.domains):
+        for (rmid, word), domain in itertools.product(parts, self.monitor.shape.domains):
             self.monitor.at(rmid, domain).word = word
 
     def place_of(self, tid: int) -> str:
@@ -564,19 +564,19 @@ def _pid(text: str) -> int:
 
 def cpu_mask(text: str, count: int) -> int:
     """bitmap_parse: hexadecimal groups of at most 8 digits, apart by commas. EINVAL, EOVERFLOW as the kernel."""
-    words = text.split("\n", 1)[0].strip().split(",")
-    if words == [""]:
+    parts = text.split("\n", 1)[0].strip().split(",")
+    if parts == [""]:
         return 0
-    if not all(re.fullmatch("[0-9a-fA-F]+", word) for word in words):
+    if not all(re.fullmatch("[0-9a-fA-F]+", word) for word in parts):
         fail(errno.EINVAL)
-    mask = int("".join(word.zfill(8) for word in words), 16)
-    return fail(errno.EOVERFLOW) if mask >> count or max(map(len, words)) > 8 else mask
+    mask = int("".join(word.zfill(8) for word in parts), 16)
+    return fail(errno.EOVERFLOW) if mask >> count or max(map(len, parts)) > 8 else mask
 
 
 def show_mask(mask: int, count: int) -> str:
     """bitmap "%*pb": groups of 32 bits apart by commas, as wide as the machine."""
-    words = [f"{mask >> low & 0xFFFFFFFF:0{(min(32, count - low) + 3) // 4}x}" for low in range(0, count, 32)]
-    return ",".join(reversed(words)) + "\n"
+    parts = [f"{mask >> low & 0xFFFFFFFF:0{(min(32, count - low) + 3) // 4}x}" for low in range(0, count, 32)]
+    return ",".join(reversed(parts)) + "\n"
 
 
 def _put(path: str, text: str) -> None:

@@ -49,31 +49,31 @@ def answer(call: Callable[[], object]) -> object:
 
 def test_a_cookie_goes_from_thread_to_thread_and_ends_with_the_last(machine: tuple[Prctl, Spawn]) -> None:
     prctl, spawn = machine
-    one, other = spawn(), spawn()
-    assert [prctl.get(one), prctl.get(other), prctl.get(0)] == [0, 0, 0]
+    number, other = spawn(), spawn()
+    assert [prctl.get(number), prctl.get(other), prctl.get(0)] == [0, 0, 0]
     with CookieCarrier() as carrier:
         assert carrier.call(prctl.get, 0) == 0
         carrier.call(prctl.create)
         cookie = carrier.call(prctl.get, 0)
         assert cookie
-        carrier.call(prctl.share_to, one)
+        carrier.call(prctl.share_to, number)
         # Shared, not moved; and nobody else's.
-        assert [carrier.call(prctl.get, 0), prctl.get(one), prctl.get(other), prctl.get(0)] == [cookie, cookie, 0, 0]
+        assert [carrier.call(prctl.get, 0), prctl.get(number), prctl.get(other), prctl.get(0)] == [cookie, cookie, 0, 0]
         carrier.call(prctl.create)
         assert carrier.call(prctl.get, 0) not in {0, cookie}
     # The thread that carried it is gone, the cookie is not.
-    assert prctl.get(one) == cookie
+    assert prctl.get(number) == cookie
     with CookieCarrier() as carrier:
         assert carrier.call(prctl.get, 0) == 0
-        carrier.call(prctl.share_from, one)
+        carrier.call(prctl.share_from, number)
         carrier.call(prctl.share_to, other)
         assert [carrier.call(prctl.get, 0), prctl.get(other)] == [cookie, cookie]
     with CookieCarrier() as carrier:
-        carrier.call(prctl.share_to, one)
-        assert [prctl.get(one), prctl.get(other)] == [0, cookie]
+        carrier.call(prctl.share_to, number)
+        assert [prctl.get(number), prctl.get(other)] == [0, cookie]
         # From one without any: none.
         carrier.call(prctl.create)
-        carrier.call(prctl.share_from, one)
+        carrier.call(prctl.share_from, number)
         assert carrier.call(prctl.get, 0) == 0
 
 
@@ -88,24 +88,24 @@ def test_a_thread_inherits_from_the_one_that_starts_it() -> None:
     prctl = RealPrctl()
     if why := unable(prctl):
         pytest.skip(f"WHAT FORK DOES TO A COOKIE IS NOT TESTED: {why} (tests/vm/cores.sh)")
-    found: list[int] = []
+    numbers: list[int] = []
 
     def parent() -> None:
         prctl.create()
-        found.append(prctl.get(0))
-        child = threading.Thread(target=lambda: found.append(prctl.get(0)))
+        numbers.append(prctl.get(0))
+        child = threading.Thread(target=lambda: numbers.append(prctl.get(0)))
         child.start()
         child.join()
         process = subprocess.Popen(["/bin/sleep", "600"])
-        found.append(prctl.get(process.pid))
+        numbers.append(prctl.get(process.pid))
         process.kill()
         process.wait()
 
     thread = threading.Thread(target=parent)
     thread.start()
     thread.join()
-    assert len(set(found)) == 1
-    assert found[0]
+    assert len(set(numbers)) == 1
+    assert numbers[0]
     assert prctl.get(os.getpid()) == 0
 
 

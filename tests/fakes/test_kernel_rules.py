@@ -155,9 +155,9 @@ def test_a_groups_memory_by_node() -> None:
     kernel.make_group("/kubepods/pod1")
     top = place(kernel, "memory", "/kubepods")
     kernel.charge(f"{top}/pod1", anon=4096, cache=8192, node=1)
-    told = kernel.read(top, "memory.numa_stat").splitlines()
-    assert told[:2] == ["total=0 N0=0 N1=0", "file=0 N0=0 N1=0"]
-    assert told[4:7] == [
+    texts = kernel.read(top, "memory.numa_stat").splitlines()
+    assert texts[:2] == ["total=0 N0=0 N1=0", "file=0 N0=0 N1=0"]
+    assert texts[4:7] == [
         "hierarchical_total=3 N0=0 N1=3",
         "hierarchical_file=2 N0=0 N1=2",
         "hierarchical_anon=1 N0=0 N1=1",
@@ -298,4 +298,4 @@ def test_an_openeuler_group_goes_offline_once(mode: Mode) -> None:
 
 def place(kernel: FakeKernel, controller: str, group: str) -> str:
     """A group's directory in a controller's hierarchy."""
-    return next(tree.mount for tree in kernel.trees if controller in {one.name for one in tree.controllers}) + group
+    return next(tree.mount for tree in kernel.trees if controller in {item.name for item in tree.controllers}) + group

@@ -72,10 +72,12 @@ def test_checkpoints_agree_with_the_agents_own_reader_and_renderer(tmp_path: Pat
     for pod in pods:
         manager.allocate(pod)
     data = (tmp_path / CPU_STATE).read_bytes()
-    found = parse_cpu_manager_state(data)
-    assert found.verified
-    assert found.exclusive_cpus == CpuSet.parse("1-3")
-    assert json.loads(data) == json.loads(render_cpu_manager_state("static", found.default_cpus, found.entries))
+    manager_state = parse_cpu_manager_state(data)
+    assert manager_state.verified
+    assert manager_state.exclusive_cpus == CpuSet.parse("1-3")
+    assert json.loads(data) == json.loads(
+        render_cpu_manager_state("static", manager_state.default_cpus, manager_state.entries)
+    )
 
 
 @pytest.fixture

@@ -168,10 +168,10 @@ def test_a_group_that_goes_gives_its_threads_back(release: Release) -> None:
 
 def test_a_list_of_threads_is_taken_up_to_the_first_that_fails() -> None:
     model = made(INTEL, (6, 12), "g")
-    one, two, three = (model.fake_tasks.spawn() for _ in range(3))
-    assert written(model, "g", "tasks", f"{one}, {two},99,{three}\n") == "ESRCH"
+    number, two, three = (model.fake_tasks.spawn() for _ in range(3))
+    assert written(model, "g", "tasks", f"{number}, {two},99,{three}\n") == "ESRCH"
     assert status(model) == "No task 99\nError while processing task 99\n"
-    assert tasks(model, "g") == [one, two]
+    assert tasks(model, "g") == [number, two]
 
 
 def test_a_moved_monitoring_group_takes_its_threads_along() -> None:
@@ -275,8 +275,8 @@ def test_a_new_group_gets_what_is_shared_or_unused() -> None:
 )
 def test_mpam_takes_holes_and_shows_what_its_fraction_can_hold(shape: Shape, shown: dict[int, int]) -> None:
     model = made(shape, (7, 0), "g")
-    for asked, there in shown.items():
-        assert written(model, "g", "schemata", f"L3:1=5;2=f\nMB:1={asked}\n") == ""
+    for number, there in shown.items():
+        assert written(model, "g", "schemata", f"L3:1=5;2=f\nMB:1={number}\n") == ""
         assert parse_schemata(model.read(f"{ROOT}/g", "schemata"))["MB"] == {1: there, 2: 100}
     assert written(model, "g", "schemata", "L3:1=0\n") == "EINVAL"
     assert written(model, "g", "schemata", "MB:1=2048\n") == "EINVAL"

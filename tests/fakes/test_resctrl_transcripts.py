@@ -52,7 +52,7 @@ RECORDINGS = (
     Recording(INTEL, (6, 1)),
     Recording(INTEL, (6, 12)),
 )
-each = pytest.mark.parametrize("recording", RECORDINGS, ids=lambda one: one.name)
+each = pytest.mark.parametrize("recording", RECORDINGS, ids=lambda item: item.name)
 
 # A write of no bytes does not reach a FUSE server: its kernel answers success by itself. What the model itself answers
 # is in test_a_write_of_no_bytes.
@@ -152,11 +152,11 @@ def test_the_probe_on_a_real_kernel_gives_the_recorded_transcript() -> None:
         caches = {name for name in os.listdir(f"{root}/info") if name in {"L2", "L3"}}
         recording = next(
             (
-                one
-                for one in RECORDINGS
-                if one.release == release
-                and one.shape.vendor == vendor[1]
-                and {cache.name for cache in one.shape.caches} == caches
+                item
+                for item in RECORDINGS
+                if item.release == release
+                and item.shape.vendor == vendor[1]
+                and {cache.name for cache in item.shape.caches} == caches
             ),
             None,
         )

@@ -58,9 +58,9 @@ class Victim:
         files = [f"{self.directory(controller, below)}/cgroup.procs" for controller in CONTROLLERS]
         process = subprocess.Popen(["/bin/sh", "-c", _ENTER, "sh", *files, "--", *command], stdout=subprocess.PIPE)
         self.started.append(process)
-        words = [word.encode() for word in command]
+        parts = [word.encode() for word in command]
         deadline = time.monotonic() + 10
-        while Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0")[:-1] != words:
+        while Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0")[:-1] != parts:
             assert process.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.002)

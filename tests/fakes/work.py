@@ -45,8 +45,8 @@ class FakeWork:
             self.case, step=step, step_s=time.time(), accepted=accepted or self.case.accepted, pid_starts=starts
         )
 
-    async def refused(self, words: str) -> None:
-        self.case = replace(self.case, budget=words)
+    async def refused(self, message: str) -> None:
+        self.case = replace(self.case, budget=message)
 
     def check(self) -> None:
         self.checks += 1

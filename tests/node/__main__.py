@@ -80,9 +80,9 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def main(words: Sequence[str] | None = None) -> int:
+def main(parts: Sequence[str] | None = None) -> int:
     """The program."""
-    options = parser().parse_args(words)
+    options = parser().parse_args(parts)
     if not 3 <= options.seconds <= 86_400:
         parser().error("--seconds: from 3 to 86400")
     screen = screen_for(plain=options.plain)
@@ -90,8 +90,8 @@ def main(words: Sequence[str] | None = None) -> int:
     if options.node != "auto":
         choice = _asked(choice, options.node)
     screen.say(f"bypassd runs against {choice.kind}: {choice.why}")
-    for one in choice.missing:
-        screen.say(f"  missing: {one}")
+    for text in choice.missing:
+        screen.say(f"  missing: {text}")
     try:
         with _terminated_like_ctrl_c():
             return _run(choice, options, screen)
@@ -103,11 +103,11 @@ def main(words: Sequence[str] | None = None) -> int:
         return EXIT_FAILED
 
 
-def _asked(found: Choice, asked: str) -> Choice:
-    if asked == "fake":
-        return Choice(kind=Kind.FAKE, why="asked for with --node fake", missing=found.missing)
-    if found.kind is Kind.FAKE:
-        raise SystemExit(f"no embedded node here: {'; '.join(found.missing)}")
+def _asked(choice: Choice, text: str) -> Choice:
+    if text == "fake":
+        return Choice(kind=Kind.FAKE, why="asked for with --node fake", missing=choice.missing)
+    if choice.kind is Kind.FAKE:
+        raise SystemExit(f"no embedded node here: {'; '.join(choice.missing)}")
     return Choice(kind=Kind.EMBEDDED, why="asked for with --node embedded")
 
 
@@ -121,9 +121,9 @@ def _run(choice: Choice, options: argparse.Namespace, screen: Screen) -> int:
 
 def _on_this_node(config: str | None, screen: Screen) -> int:
     """Become the daemon, in the mode that its configuration says; without one it only observes."""
-    found = config or "/etc/bypassd/config.yaml"
-    told = f"as {found} says" if os.path.exists(found) else "observing only (mode: observe): nothing is written"
-    screen.say(f"the agent runs {told}; stop it with Ctrl-C")
+    text = config or "/etc/bypassd/config.yaml"
+    message = f"as {text} says" if os.path.exists(text) else "observing only (mode: observe): nothing is written"
+    screen.say(f"the agent runs {message}; stop it with Ctrl-C")
     command = [sys.executable, "-m", "reconciler.daemon.main", "run", *(["--config", config] if config else [])]
     os.execv(sys.executable, command)
 
@@ -142,8 +142,8 @@ def _on_embedded_node(options: argparse.Namespace, screen: Screen) -> int:
     version: Version = options.kubelet if len(cpus) > 1 else Version.NONE
     reserved = frozenset({min(cpus)})
     # Under policy none a kubelet reserves no CPU by number.
-    told = f", CPU {min(cpus)} reserved" if version is not Version.NONE else ""
-    screen.say(f"starting: {node_type.kind}, kubelet {version}{told}")
+    text = f", CPU {min(cpus)} reserved" if version is not Version.NONE else ""
+    screen.say(f"starting: {node_type.kind}, kubelet {version}{text}")
     if _held_by_another_run():
         screen.say(f"waiting: another run uses /kubepods ({LOCK})")
     with (

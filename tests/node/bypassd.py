@@ -115,14 +115,14 @@ def fake_configuration(root: str) -> dict[str, object]:
 
 def numbers_of(text: str) -> dict[str, dict[str, int]]:
     """Counters of a metrics text: name to the last label's value to the count."""
-    found: dict[str, dict[str, int]] = {}
+    numbers: dict[str, dict[str, int]] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             if sample.name.endswith("_total"):
                 label = next(reversed(sample.labels.values()), "")
-                counts = found.setdefault(sample.name, {})
+                counts = numbers.setdefault(sample.name, {})
                 counts[label] = counts.get(label, 0) + int(sample.value)
-    return found
+    return numbers
 
 
 def view_of(document: Json, numbers: Mapping[str, Mapping[str, int]]) -> View:
@@ -150,12 +150,13 @@ def view_of(document: Json, numbers: Mapping[str, Mapping[str, int]]) -> View:
         },
         wanted=groups,
         starts={
-            one["id"]: Start(
-                before_exec=one["times"].get("before_exec"), seconds=one["times"].get("signal_to_last_write_s")
+            container["id"]: Start(
+                before_exec=container["times"].get("before_exec"),
+                seconds=container["times"].get("signal_to_last_write_s"),
             )
             for pod in pods
-            for one in pod["containers"]
-            if one["kind"] != "sandbox"
+            for container in pod["containers"]
+            if container["kind"] != "sandbox"
         },
         files=len(document["files"]),
         knobs=knobs,
@@ -175,10 +176,10 @@ def _groups(pods: list[Json]) -> Iterator[tuple[str, dict[str, Wanted]]]:
             yield (
                 path,
                 {
-                    one["knob"]: Wanted(
-                        knob=one["knob"], wanted=one["wanted"], state=one["state"], reason=one["reason"]
+                    setting["knob"]: Wanted(
+                        knob=setting["knob"], wanted=setting["wanted"], state=setting["state"], reason=setting["reason"]
                     )
-                    for one in settings
+                    for setting in settings
                 },
             )
 
@@ -186,10 +187,10 @@ def _groups(pods: list[Json]) -> Iterator[tuple[str, dict[str, Wanted]]]:
 def undoing_of(document: Json) -> Undoing:
     """The typed part of a restore's answer."""
     left = [
-        one for one in document["files"] if one["undo"] not in {"restored", "already as before", "its group is gone"}
+        file for file in document["files"] if file["undo"] not in {"restored", "already as before", "its group is gone"}
     ]
     return Undoing(
-        restored=document["restored"], left=tuple(f"{one['path']}/{one['file']}: {one['undo']}" for one in left)
+        restored=document["restored"], left=tuple(f"{entry['path']}/{entry['file']}: {entry['undo']}" for entry in left)
     )
 
 

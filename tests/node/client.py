@@ -38,7 +38,7 @@ def read_samples(path: str, offset: int = 0) -> tuple[list[Sample], int]:
     except FileNotFoundError:
         return [], offset
     whole = len(data) // SAMPLE.size * SAMPLE.size
-    return [Sample(*one) for one in SAMPLE.iter_unpack(data[:whole])], offset + whole
+    return [Sample(*items) for items in SAMPLE.iter_unpack(data[:whole])], offset + whole
 
 
 def percentile(values: list[float], share: float) -> float | None:

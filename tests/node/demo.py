@@ -99,7 +99,7 @@ class Churn(Generic[P]):
                 number += 1
                 began = time.monotonic()
                 pod = self._stage.run_pod(workload.job(number))
-                self.started |= {one.id: began for one in pod.containers.values()}
+                self.started |= {like.id: began for like in pod.containers.values()}
                 living.append((time.monotonic() + JOB_LIVES_S, pod))
                 while living and living[0][0] < time.monotonic():
                     self._stage.remove_pod(living.pop(0)[1])
@@ -188,7 +188,7 @@ class Demo(Generic[P]):
             phases=phases,
             starts={cid: self._starts[cid].before_exec if cid in self._starts else None for cid in fresh},
             signal_to_write_s=tuple(
-                one.seconds for cid, one in self._starts.items() if cid in fresh and one.seconds is not None
+                start.seconds for cid, start in self._starts.items() if cid in fresh and start.seconds is not None
             ),
             knobs=view.knobs,
             files=view.files,
@@ -205,7 +205,7 @@ class Demo(Generic[P]):
             squeezed=tuple(
                 f"{name}: {view.reasons[name]}"
                 for name in sorted(view.reasons)
-                if any(words in view.reasons[name] for words in _NO_ROOM)
+                if any(message in view.reasons[name] for message in _NO_ROOM)
             ),
         )
 
@@ -275,7 +275,7 @@ class Demo(Generic[P]):
         ]
         besteffort = self._stage.cgroups.group("kubepods", "besteffort")
         rows.append(directory_row(besteffort, "besteffort/", self._values, self._view, ""))
-        seconds = [one.seconds for one in self._starts.values() if one.seconds is not None]
+        seconds = [start.seconds for start in self._starts.values() if start.seconds is not None]
         new = {
             cid: self._starts[cid].before_exec
             for cid in self._churn.started
@@ -333,5 +333,5 @@ def tail_of(values: Sequence[float]) -> Iterator[str]:
     """Median and 99th percentile of seconds, in milliseconds."""
     ordered = list(values)
     for share in (0.5, 0.99):
-        found = percentile(ordered, share)
-        yield "-" if found is None else f"{found * 1000:.2f} ms"
+        value = percentile(ordered, share)
+        yield "-" if value is None else f"{value * 1000:.2f} ms"

@@ -153,15 +153,15 @@ class Theatre:
         began = time.monotonic()
         calm = self._median(began - calm_s, began) or 0.0
         self._switch(on=True)
-        found: dict[str, dict[str, Any]] = {}
+        fields: dict[str, dict[str, Any]] = {}
         verdict_s = recovered_s = None
         until = began + within_s
         try:
             while time.monotonic() < until and recovered_s is None:
                 time.sleep(0.2)
                 now = time.monotonic()
-                for one in self._findings():
-                    found.setdefault(one["rule"], one)
+                for finding in self._findings():
+                    fields.setdefault(finding["rule"], finding)
                     verdict_s = verdict_s if verdict_s is not None else now - began
                 if verdict_s is not None:
                     until = max(until, began + verdict_s + recover_s)
@@ -174,10 +174,10 @@ class Theatre:
         finally:
             self._switch(on=False)
         worst = max(self._per_second(began, time.monotonic()), default=0.0)
-        first = found.get(self.scene.rule or "", next(iter(found.values()), None))
+        first = fields.get(self.scene.rule or "", next(iter(fields.values()), None))
         suspects = first["suspects"] if first is not None else []
         return Outcome(
-            found=tuple(found),
+            found=tuple(fields),
             first=suspects[0]["title"] if suspects else None,
             verdict_s=verdict_s,
             recovered_s=recovered_s,
@@ -204,12 +204,14 @@ class Theatre:
 
     def document(self) -> Mapping[str, Any]:
         """The section ``interference`` of the agent's document."""
-        found: Mapping[str, Any] = json.loads(self.agent.ask("GET", "/state?section=interference"))["interference"]
-        return found
+        fields: Mapping[str, Any] = json.loads(self.agent.ask("GET", "/state?section=interference"))["interference"]
+        return fields
 
     def _findings(self) -> list[dict[str, Any]]:
         findings: Sequence[dict[str, Any]] = self.document().get("findings", ())
-        return [one for one in findings if one["verdict"] == "interfered" and one["title"] == "shop/victim"]
+        return [
+            finding for finding in findings if finding["verdict"] == "interfered" and finding["title"] == "shop/victim"
+        ]
 
     def _steps(self) -> tuple[str, ...]:
         climbs = self.document().get("ladder", ())
@@ -228,7 +230,7 @@ class Theatre:
         """Milliseconds of the victim's turns that were due in this time."""
         fresh, self._offset = read_samples(self._file(self.victim), self._offset)
         self._samples += fresh
-        return [one.latency * 1000 for one in self._samples if begin <= one.due < end]
+        return [sample.latency * 1000 for sample in self._samples if begin <= sample.due < end]
 
     def _median(self, begin: float, end: float) -> float | None:
         """Of the 90th percentile of what was due: what a caller notices."""
@@ -236,9 +238,9 @@ class Theatre:
 
     def _per_second(self, begin: float, end: float) -> Iterator[float]:
         while begin < end:
-            found = self._median(begin, begin + 1.0)
-            if found is not None:
-                yield found
+            value = self._median(begin, begin + 1.0)
+            if value is not None:
+                yield value
             begin += 1.0
 
 
@@ -275,15 +277,15 @@ def theatre(scene: Scene, cgroup_root: str) -> Iterator[Theatre]:
                 "eviction": EVICTION if "evict" in scene.responses else {},
             }
         )
-        found = Theatre(node, agent, scene)
+        result = Theatre(node, agent, scene)
         agent.start()
         try:
             agent.wait_ready()
             try:
-                eventually("the agent watches", lambda: bool(found.document().get("passes")), within_s=20)
+                eventually("the agent watches", lambda: bool(result.document().get("passes")), within_s=20)
             except AssertionError as exc:
                 raise AssertionError(f"{exc}\n{agent.tail()}") from exc
-            yield found
+            yield result
         finally:
             agent.stop()
 
@@ -292,17 +294,18 @@ def told(scene: Scene, outcomes: Sequence[Outcome]) -> str:
     """One line for people: how many were found with whom first, and how fast, median and worst."""
 
     def times(of: Callable[[Outcome], float | None]) -> str:
-        known = sorted(value for one in outcomes if (value := of(one)) is not None)
+        known = sorted(value for outcome in outcomes if (value := of(outcome)) is not None)
         return f"{statistics.median(known):.1f} s, worst {known[-1]:.1f} s" if known else "-"
 
-    right = sum(one.first == "batch/hog" for one in outcomes)
-    blamed = sum(bool(one.found) for one in outcomes)
+    right = sum(outcome.first == "batch/hog" for outcome in outcomes)
+    blamed = sum(bool(outcome.found) for outcome in outcomes)
     if scene.rule is None:
         return f"{scene.name}: blamed on a neighbour {blamed} times of {len(outcomes)}"
-    recovered = sum(one.recovered_s is not None for one in outcomes)
+    recovered = sum(outcome.recovered_s is not None for outcome in outcomes)
     return (
         f"{scene.name}: found with the right suspect first {right} of {len(outcomes)}; verdict after "
-        f"{times(lambda one: one.verdict_s)}; latency recovered {recovered} times after "
-        f"{times(lambda one: one.recovered_s)} (calm {statistics.median(one.calm_ms for one in outcomes):.1f} ms, "
-        f"disturbed {statistics.median(one.worst_ms for one in outcomes):.1f} ms)"
+        f"{times(lambda outcome: outcome.verdict_s)}; latency recovered {recovered} times after "
+        f"{times(lambda outcome: outcome.recovered_s)} "
+        f"(calm {statistics.median(outcome.calm_ms for outcome in outcomes):.1f} ms, "
+        f"disturbed {statistics.median(outcome.worst_ms for outcome in outcomes):.1f} ms)"
     )

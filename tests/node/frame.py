@@ -144,14 +144,14 @@ def pools_of(view: View | None, titles: Mapping[str, str]) -> tuple[tuple[str, s
     """The pools with CPUs, those of one container first, by the pod's title instead of its uid."""
     if view is None:
         return ()
-    found = []
+    pairs = []
     for name in sorted(view.pools, key=lambda name: (_ORDER.index(name.partition("/")[0]), name)):
         first, _, rest = name.partition("/")
         uid = rest.partition("/")[0]
         shown = f"{first} {titles.get(uid, uid[:8])}" if first == _DEDICATED else name
         if view.pools[name]:
-            found.append((shown, view.pools[name]))
-    return tuple(found)
+            pairs.append((shown, view.pools[name]))
+    return tuple(pairs)
 
 
 def pools_text(pools: tuple[tuple[str, str], ...]) -> str:
@@ -168,13 +168,13 @@ def agent_lines(view: View | None, starts: Mapping[str, bool | None], median_s: 
     """What the agent says of itself, in at most four lines."""
     if view is None:
         return ("no agent is running",)
-    before = sum(1 for one in starts.values() if one)
-    told = f"{before} of {len(starts)} container starts had every setting before exec" if starts else "no starts yet"
+    before = sum(1 for start in starts.values() if start)
+    text = f"{before} of {len(starts)} container starts had every setting before exec" if starts else "no starts yet"
     after = f"; signal to last write {median_s * 1000:.2f} ms (median)" if median_s is not None else ""
-    problems = tuple(f"! {one}" for one in view.problems[:2])
+    problems = tuple(f"! {problem}" for problem in view.problems[:2])
     return (
         f"{view.mode}: BE budget {budget_text(view) or '-'} ({view.budget_reason or 'no reason given'})",
-        f"{told}{after}",
+        f"{text}{after}",
         f"{view.files} files in the ledger; {view.rss_bytes / 2**20:.0f} MiB",
         *problems,
     )

@@ -110,11 +110,11 @@ class Scene:
 
     def switch(self, *, on: bool) -> None:
         """BE work begins, or ends at once."""
-        for one in self._switches.values():
-            one.set(on=on)
+        for switch in self._switches.values():
+            switch.set(on=on)
 
     def hogs(self) -> dict[str, Hog]:
-        return {name: one.read() for name, one in self._switches.items()}
+        return {name: switch.read() for name, switch in self._switches.items()}
 
     def windows(self, count: int, seconds: float) -> list[Window]:
         """So many windows of each kind, in turns."""
@@ -182,7 +182,9 @@ class _Switch:
 
 def compare(windows: Sequence[Window]) -> Compared:
     """What BE work costs the online pod. Errors: `ValueError` where a kind of window has no burst at all."""
-    kinds = {kind: [one.times for one in windows if one.with_be is kind and one.times] for kind in (False, True)}
+    kinds = {
+        kind: [window.times for window in windows if window.with_be is kind and window.times] for kind in (False, True)
+    }
     if not all(kinds.values()):
         raise ValueError("no burst of the online pod in a whole kind of windows")
 
@@ -194,7 +196,7 @@ def compare(windows: Sequence[Window]) -> Compared:
         beside_us=over(True, 0.5) * 1e6,
         ratio=over(True, 0.5) / over(False, 0.5),
         tail_ratio=over(True, 0.9) / over(False, 0.9),
-        bursts=sum(len(times) for found in kinds.values() for times in found),
+        bursts=sum(len(times) for kind in kinds.values() for times in kind),
     )
 
 
@@ -216,19 +218,19 @@ def scene(cgroup_root: str, *, agent: bool = True) -> Iterator[Scene]:
         pods = {spec.name: node.run_pod(spec) for spec in specs}
         process = BypassdProcess(node, cri_socket=None)
         process.write_config({**configuration(node, process.directory, cri_socket=None), "policies": POLICIES})
-        found = Scene(node, process if agent else None, pods)
+        result = Scene(node, process if agent else None, pods)
         if not agent:
-            yield found
+            yield result
             return
         process.start()
         try:
             process.wait_ready()
             batch = pods["hog-batch"]["main"].group
-            eventually("BE pods are bounded", lambda: _bounded(found, batch) and _bounded(found, found.besteffort))
-            yield found
+            eventually("BE pods are bounded", lambda: _bounded(result, batch) and _bounded(result, result.besteffort))
+            yield result
         finally:
             process.stop()
 
 
-def _bounded(found: Scene, group: str) -> bool:
-    return int(found.read(group, "memory.limit_in_bytes")) < PODS_BYTES
+def _bounded(result: Scene, group: str) -> bool:
+    return int(result.read(group, "memory.limit_in_bytes")) < PODS_BYTES

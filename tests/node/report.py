@@ -15,24 +15,24 @@ LEGEND: Final = "✓ as the agent wants it, a → b not there yet, unmarked: lef
 
 def rows(phases: tuple[Measured, ...]) -> Iterator[tuple[str, ...]]:
     """The table's lines."""
-    for one in phases:
-        p50 = milliseconds(one.latency.p50) if one.latency else "-"
-        p99 = milliseconds(one.latency.p99) if one.latency else "-"
-        count = str(one.latency.requests) if one.latency else "-"
-        work = "-" if one.be_rate is None else f"{one.be_rate:.0f} units"
-        yield one.name, p50, p99, count, work, "-" if one.beside is None else f"{one.beside:.2f} CPUs"
+    for measured in phases:
+        p50 = milliseconds(measured.latency.p50) if measured.latency else "-"
+        p99 = milliseconds(measured.latency.p99) if measured.latency else "-"
+        count = str(measured.latency.requests) if measured.latency else "-"
+        work = "-" if measured.be_rate is None else f"{measured.be_rate:.0f} units"
+        yield measured.name, p50, p99, count, work, "-" if measured.beside is None else f"{measured.beside:.2f} CPUs"
 
 
 def lines(outcome: Outcome) -> Iterator[str]:
     """The lines below the table."""
-    beside = [one.beside for one in outcome.phases if one.beside is not None]
+    beside = [measured.beside for measured in outcome.phases if measured.beside is not None]
     if beside and max(beside) > BUSY:
         yield (
             f"DISTURBED: beside the pods this machine used {min(beside):.2f} to {max(beside):.2f} CPUs (the agent and "
             "the client use a little of it): compare these phases with care"
         )
     yield from outcome.changes
-    yield from (f"not as asked: {one}" for one in outcome.squeezed)
+    yield from (f"not as asked: {text}" for text in outcome.squeezed)
     if outcome.phases[0].latency is not None:
         yield from _times(outcome)
     knobs = ", ".join(f"{name} {count}" for name, count in sorted(outcome.knobs.items()))
@@ -42,8 +42,8 @@ def lines(outcome: Outcome) -> Iterator[str]:
 
 
 def _times(outcome: Outcome) -> Iterator[str]:
-    before = sum(1 for one in outcome.starts.values() if one)
-    late = sum(one is False for one in outcome.starts.values())
+    before = sum(1 for start in outcome.starts.values() if start)
+    late = sum(start is False for start in outcome.starts.values())
     untold = len(outcome.starts) - before - late
     more = ", ".join([*([f"{late} too late"] if late else []), *([f"{untold} could not be told"] if untold else [])])
     yield (
@@ -64,16 +64,16 @@ def _others(outcome: Outcome) -> Iterator[str]:
         yield f"the kubelet's CPU manager updated containers {outcome.updates} times meanwhile"
     if outcome.refused:
         yield f"DISTURBED: {len(outcome.refused)} of the kubelet's updates were refused by the runtime"
-        yield from (f"  {' '.join(one.split())}" for one in outcome.refused[:3])
+        yield from (f"  {' '.join(text.split())}" for text in outcome.refused[:3])
 
 
 def _undone(outcome: Outcome) -> Iterator[str]:
     if outcome.undoing.left:
         yield f"NOT PUT BACK: {len(outcome.undoing.left)} files"
-        yield from (f"  {one}" for one in outcome.undoing.left)
+        yield from (f"  {text}" for text in outcome.undoing.left)
     if outcome.differences:
         yield f"DIFFERENT FROM BEFORE: {len(outcome.differences)} of {outcome.compared} values"
-        yield from (f"  {one}" for one in outcome.differences)
+        yield from (f"  {difference}" for difference in outcome.differences)
     if good(outcome):
         yield (
             f"put back: {outcome.undoing.restored} files restored by the agent; {outcome.compared} values read again, "

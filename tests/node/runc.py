@@ -94,11 +94,11 @@ class Pace:
 def directories(mounts: Mapping[str, str]) -> list[tuple[str, str]]:
     """(controller, mount directory) in runc's order: cpuset, devices, then as the kubelet; each directory once."""
     order = ("cpuset", "devices", *(name for name in KUBELET_ORDER if name != "cpuset"), UNIFIED)
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for name in order:
-        if name in mounts and mounts[name] not in found.values():
-            found[name] = mounts[name]
-    return list(found.items())
+        if name in mounts and mounts[name] not in texts.values():
+            texts[name] = mounts[name]
+    return list(texts.items())
 
 
 def pure_v2(mounts: Mapping[str, str]) -> bool:
@@ -110,26 +110,26 @@ def values(resources: Json, *, v2: bool) -> list[Value]:
     """The control files that runc's "set" writes for OCI resources, in its order; only what is asked for."""
     cpu, memory = resources.get("cpu") or {}, resources.get("memory") or {}
     shares, quota, period = (cpu.get(name) for name in ("shares", "quota", "period"))
-    found = [Value("cpuset", "cpuset.cpus", cpu["cpus"])] if cpu.get("cpus") else []
+    result = [Value("cpuset", "cpuset.cpus", cpu["cpus"])] if cpu.get("cpus") else []
     limit = memory.get("limit")
     if v2:
         if shares:
-            found.append(Value("cpu", "cpu.weight", str(1 + (shares - 2) * 9999 // 262142)))
+            result.append(Value("cpu", "cpu.weight", str(1 + (shares - 2) * 9999 // 262142)))
         if quota or period:
-            found.append(Value("cpu", "cpu.max", f"{quota if quota and quota > 0 else 'max'} {period or 100_000}"))
+            result.append(Value("cpu", "cpu.max", f"{quota if quota and quota > 0 else 'max'} {period or 100_000}"))
         if limit:
-            found.append(Value("memory", "memory.max", str(limit)))
-        return found
+            result.append(Value("memory", "memory.max", str(limit)))
+        return result
     if limit:
-        found.append(Value("memory", "memory.limit_in_bytes", str(limit)))
-        found.append(Value("memory", "memory.memsw.limit_in_bytes", str(limit)))
+        result.append(Value("memory", "memory.limit_in_bytes", str(limit)))
+        result.append(Value("memory", "memory.memsw.limit_in_bytes", str(limit)))
     if shares:
-        found.append(Value("cpu", "cpu.shares", str(shares)))
+        result.append(Value("cpu", "cpu.shares", str(shares)))
     if period:
-        found.append(Value("cpu", "cpu.cfs_period_us", str(period)))
+        result.append(Value("cpu", "cpu.cfs_period_us", str(period)))
     if quota:
-        found.append(Value("cpu", "cpu.cfs_quota_us", str(quota)))
-    return found
+        result.append(Value("cpu", "cpu.cfs_quota_us", str(quota)))
+    return result
 
 
 class Runtime:
@@ -189,9 +189,9 @@ class Runtime:
 
     def _check_shares(self, directory: str, shares: int) -> None:
         """runc reads its weight back: a value that somebody has changed in between fails the start or the update."""
-        found = int(self._hands.read(directory, "cpu.shares"))
-        if found != shares:
-            raise ValueError(f"the {'maximum' if shares > found else 'minimum'} allowed cpu-shares is {found}")
+        number = int(self._hands.read(directory, "cpu.shares"))
+        if number != shares:
+            raise ValueError(f"the {'maximum' if shares > number else 'minimum'} allowed cpu-shares is {number}")
 
     def remove(self, group: str) -> None:
         """After the exit: freeze, thaw, then remove every directory in random order."""
@@ -230,8 +230,8 @@ class Runtime:
     def _fill_cpuset(self, directory: str, resources: Json) -> None:
         """The specification's CPUs at once, else a copy of the parent's: nothing can be attached before."""
         cpu, above = resources.get("cpu") or {}, os.path.dirname(directory)
-        for file, told in (("cpuset.cpus", cpu.get("cpus")), ("cpuset.mems", cpu.get("mems"))):
-            self._hands.write(directory, file, told or self._hands.read(above, file).strip())
+        for file, message in (("cpuset.cpus", cpu.get("cpus")), ("cpuset.mems", cpu.get("mems"))):
+            self._hands.write(directory, file, message or self._hands.read(above, file).strip())
 
 
 def state(container: str, pid: int, config: Json, mounts: Mapping[str, str], bundle: str) -> dict[str, Any]:
@@ -278,8 +278,8 @@ def rename_in(path: str, text: str) -> None:
 
 def read_json(path: str) -> dict[str, Any]:
     with open(path, "rb") as file:
-        found: dict[str, Any] = json.load(file)
-        return found
+        fields: dict[str, Any] = json.load(file)
+        return fields
 
 
 @contextlib.contextmanager
@@ -330,7 +330,7 @@ def update(root: str, container: str, resources_file: str) -> None:
     Pace().until(UPDATE_MS)
     Runtime(RealHands(), hierarchies()).set(cgroups["path"], resources)
     cpu, memory = resources.get("cpu") or {}, resources.get("memory") or {}
-    told = {
+    message = {
         "cpuset_cpus": cpu.get("cpus"),
         "cpu_shares": cpu.get("shares"),
         "cpu_quota": cpu.get("quota"),
@@ -338,7 +338,7 @@ def update(root: str, container: str, resources_file: str) -> None:
         "memory": memory.get("limit"),
         "memory_swap": memory.get("limit"),
     }
-    cgroups.update({key: value for key, value in told.items() if value})
+    cgroups.update({key: value for key, value in message.items() if value})
     rename_in(path, json.dumps(known))
 
 
@@ -352,9 +352,9 @@ def delete(root: str, bundle: str, container: str) -> None:
         os.rmdir(directory)
 
 
-def main(words: Sequence[str]) -> None:
+def main(parts: Sequence[str]) -> None:
     _name_process(NAME)
-    root, command, *rest = words
+    root, command, *rest = parts
     {"run": run, "update": update, "delete": delete}[command](root, *rest)
 
 

@@ -33,7 +33,7 @@ class Screen(Protocol):
 
     def show(self, frame: Frame) -> None: ...
 
-    def say(self, words: str) -> None: ...
+    def say(self, message: str) -> None: ...
 
 
 class LiveScreen:
@@ -55,8 +55,8 @@ class LiveScreen:
     def show(self, frame: Frame) -> None:
         self._live.update(picture(frame, self.console.width), refresh=True)
 
-    def say(self, words: str) -> None:
-        self.console.print(words, highlight=False, markup=False)
+    def say(self, message: str) -> None:
+        self.console.print(message, highlight=False, markup=False)
 
 
 class LineScreen:
@@ -82,9 +82,9 @@ class LineScreen:
         self._phase, self._next = frame.phase, now + LINE_S
         self.say(line(frame))
 
-    def say(self, words: str) -> None:
+    def say(self, message: str) -> None:
         # A line in a log is never wrapped: whoever reads it has his own width.
-        self.console.print(words, highlight=False, markup=False, soft_wrap=True)
+        self.console.print(message, highlight=False, markup=False, soft_wrap=True)
 
 
 def screen_for(*, plain: bool = False) -> Screen:

@@ -86,9 +86,9 @@ class ScriptedNode(Node):
         os.makedirs(out)
         compiled = _COMPILED.get(spec.run[0])
         begin = [str(program(compiled))] if compiled is not None else [sys.executable, "-S", WORK]
-        words = [*begin, *arguments(spec.run, out)]
-        asked = resources(spec, self.cpus.cpus_of(pod.spec, spec.name))
-        self._start_container(pod.spec, pod.sandbox, cid, spec, words, asked)
+        parts = [*begin, *arguments(spec.run, out)]
+        fields = resources(spec, self.cpus.cpus_of(pod.spec, spec.name))
+        self._start_container(pod.spec, pod.sandbox, cid, spec, parts, fields)
         return Running(node=self, pod=pod.spec, spec=spec, id=cid)
 
     def _start_container(
@@ -97,8 +97,8 @@ class ScriptedNode(Node):
         sandbox: str,
         cid: str,
         spec: ContainerSpec | None,
-        words: list[str],
-        asked: dict[str, Any],
+        parts: list[str],
+        fields: dict[str, Any],
     ) -> None:
         directory = f"{self.containerd.bundles}/{cid}"
         os.mkdir(directory)
@@ -107,10 +107,10 @@ class ScriptedNode(Node):
             namespace=pod.namespace,
             pod=pod.name,
             group=self.cgroups.container_group(pod, cid),
-            resources=asked,
+            resources=fields,
             container=spec.name if spec is not None else "",
             sandbox=sandbox,
-            args=words,
+            args=parts,
         )
         with open(f"{directory}/config.json", "w", encoding="utf-8") as file:
             json.dump(config, file)
@@ -126,7 +126,7 @@ class ScriptedNode(Node):
             os.unlink(path)
 
     def _remove_pod(self, pod: RunningPod, *, grace_s: int) -> None:
-        for cid in (*(one.id for one in pod.containers.values()), pod.sandbox):
+        for cid in (*(running.id for running in pod.containers.values()), pod.sandbox):
             self._end(self.cgroups.container_group(pod.spec, cid))
             self._runc("delete", f"{self.containerd.bundles}/{cid}", cid)
 
@@ -151,13 +151,13 @@ class ScriptedNode(Node):
                     os.waitpid(pid, os.WNOHANG)
             time.sleep(0.003)
 
-    def _runc(self, *words: str) -> None:
-        command = [sys.executable, "-S", "-m", "tests.node.runc", self.containerd.runc_root, *words]
+    def _runc(self, *message: str) -> None:
+        command = [sys.executable, "-S", "-m", "tests.node.runc", self.containerd.runc_root, *message]
         with open(f"{self.directory}/runc.log", "ab") as log:
             done = subprocess.run(command, cwd=ROOT, check=False, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         if done.returncode != 0:
             with open(f"{self.directory}/runc.log", encoding="utf-8", errors="replace") as log_text:
-                raise RuntimeFailed(f"runc {words[0]}: {''.join(log_text.readlines()[-5:]).strip()}")
+                raise RuntimeFailed(f"runc {message[0]}: {''.join(log_text.readlines()[-5:]).strip()}")
 
 
 def _become_subreaper() -> None:

@@ -37,17 +37,17 @@ def kubelet_here(root: str = "/") -> str | None:
     """How a kubelet of this machine shows, or None: its root directory with its files, and kubepods groups."""
     config = read_kubelet_config(root)
     directory = os.path.join(root, config.root_dir.lstrip("/"))
-    found = [name for name in _CHECKPOINTS if os.path.exists(f"{directory}/{name}")]
+    texts = [name for name in _CHECKPOINTS if os.path.exists(f"{directory}/{name}")]
     layout = _layout(root, config.cgroups if config.sources else None)
-    if not found or layout is None:
+    if not texts or layout is None:
         return None
-    return f"{config.root_dir} holds {', '.join(found)}, and {layout.kubepods} exists"
+    return f"{config.root_dir} holds {', '.join(texts)}, and {layout.kubepods} exists"
 
 
-def _layout(root: str, told: Mapping[str, object] | None) -> Layout | None:
+def _layout(root: str, fields: Mapping[str, object] | None) -> Layout | None:
     try:
         hierarchy = Hierarchy.detect(root)
-        layout = detect_layout(hierarchy, told)
+        layout = detect_layout(hierarchy, fields)
     except AgentError:
         return None
     return layout if layout is not None and os.path.isdir(hierarchy.trigger_directory(layout.kubepods)) else None

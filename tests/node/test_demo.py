@@ -94,8 +94,8 @@ def _view(pools: dict[str, str]) -> View:
 
 def test_pools_are_shown_by_their_pods_names_and_without_those_that_have_no_cpus() -> None:
     view = _view({"shared": "2", "reserved": "0", "reclaimed": "3", "dedicated/u1/main": "1", "system/dns": ""})
-    found = pools_of(view, {"u1": "ledger"})
-    assert pools_text(found) == "dedicated ledger 1, shared 2, reclaimed 3, reserved 0"
+    pairs = pools_of(view, {"u1": "ledger"})
+    assert pools_text(pairs) == "dedicated ledger 1, shared 2, reclaimed 3, reserved 0"
     assert pools_of(None, {}) == ()
 
 

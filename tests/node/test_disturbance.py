@@ -22,12 +22,12 @@ QUIET_MS = 10.0
 
 
 def played(scene: Scene, runs: int, within_s: float = 40.0) -> list[Outcome]:
-    with theatre(scene, f"/bypassd-test-{scene.name}-{os.getpid()}") as found:
+    with theatre(scene, f"/bypassd-test-{scene.name}-{os.getpid()}") as result:
         outcomes = []
         for number in range(runs):
             if number:
-                found.rest()
-            outcomes.append(found.run(within_s=within_s if scene.rule else 15.0))
+                result.rest()
+            outcomes.append(result.run(within_s=within_s if scene.rule else 15.0))
     print(f"  {told(scene, outcomes)}")
     return outcomes
 

@@ -22,27 +22,27 @@ ONLINE = ("online", "neighbour")
 ROOT = f"/bypassd-test-memory-{os.getpid()}"
 
 
-def held(found: Scene) -> None:
+def held(result: Scene) -> None:
     """BE work has been at its limits, and nobody else has had anything of that."""
-    batch = found.pods["hog-batch"]["main"].group
-    found.switch(on=True)
-    eventually("the pod with a limit is stopped by it", lambda: found.oom_kills("hog-batch") > 0, within_s=90)
-    eventually("all BE work together is stopped", lambda: found.hits(found.besteffort) > 0, within_s=90)
-    hogs = found.hogs()
-    found.switch(on=False)
-    print(f"  OOM kills: {', '.join(f'{name} {found.oom_kills(name)}' for name in found.pods)}")
-    assert int(found.read(batch, "memory.max_usage_in_bytes")) <= BATCH_BYTES
+    batch = result.pods["hog-batch"]["main"].group
+    result.switch(on=True)
+    eventually("the pod with a limit is stopped by it", lambda: result.oom_kills("hog-batch") > 0, within_s=90)
+    eventually("all BE work together is stopped", lambda: result.hits(result.besteffort) > 0, within_s=90)
+    hogs = result.hogs()
+    result.switch(on=False)
+    print(f"  OOM kills: {', '.join(f'{name} {result.oom_kills(name)}' for name in result.pods)}")
+    assert int(result.read(batch, "memory.max_usage_in_bytes")) <= BATCH_BYTES
     assert hogs["hog-batch"].most < BATCH_BYTES
-    assert all(one.reached == 0 for one in hogs.values()), hogs
+    assert all(hog.reached == 0 for hog in hogs.values()), hogs
     # The law may have taken more from BE work meanwhile, but gives it no more than it had in the beginning.
-    limit = int(found.read(found.besteffort, "memory.limit_in_bytes"))
-    most = int(found.read(found.besteffort, "memory.max_usage_in_bytes"))
+    limit = int(result.read(result.besteffort, "memory.limit_in_bytes"))
+    most = int(result.read(result.besteffort, "memory.max_usage_in_bytes"))
     assert max(limit, most) <= BE_BYTES
     # The memory of all pods together has never run out: no online pod ever had to wait for the kernel to find some.
-    assert found.hits(found.kubepods) == 0
-    assert {name: found.oom_kills(name) for name in ONLINE} == dict.fromkeys(ONLINE, 0)
+    assert result.hits(result.kubepods) == 0
+    assert {name: result.oom_kills(name) for name in ONLINE} == dict.fromkeys(ONLINE, 0)
     for name in ONLINE:
-        found.goes_on(name)
+        result.goes_on(name)
 
 
 def tell(compared: Compared) -> str:
@@ -55,15 +55,15 @@ def tell(compared: Compared) -> str:
 @pytest.mark.timeout(300)
 def test_be_pods_that_allocate_without_end_are_held_and_an_online_pod_does_not_notice() -> None:
     """More windows as long as the figure is above: noise gets less with each, what BE work costs would not."""
-    with scene(ROOT) as found:
+    with scene(ROOT) as result:
         measured: list[Window] = []
         for _ in range(ROUNDS):
-            measured += found.windows(2, 0.5)
+            measured += result.windows(2, 0.5)
             compared = compare(measured)
             if compared.ratio <= MOST:
                 break
         print(f"  {tell(compared)}")
-        held(found)
+        held(result)
         assert compared.ratio <= MOST, tell(compared)
 
 
@@ -71,9 +71,9 @@ def test_be_pods_that_allocate_without_end_are_held_and_an_online_pod_does_not_n
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(not FULL, reason="takes a minute: BYPASSD_FULL=1")
 def test_over_a_minute_the_tail_is_as_alone_too() -> None:
-    with scene(ROOT) as found:
-        compared = compare(found.windows(15, 1.5))
+    with scene(ROOT) as result:
+        compared = compare(result.windows(15, 1.5))
         print(f"  {tell(compared)}")
-        held(found)
+        held(result)
         assert compared.ratio <= MOST, tell(compared)
         assert compared.tail_ratio <= 1.25, tell(compared)

@@ -63,28 +63,28 @@ class Scene:
         return self.pods[name]["main"].group
 
     def ours(self, began: float, until: float = float("inf")) -> list[Written]:
-        return [one for one in self.log.since(began, until) if one.pid == self.agent.pid]
+        return [written for written in self.log.since(began, until) if written.pid == self.agent.pid]
 
     def corrections(self, began: float) -> dict[tuple[str, str], int]:
         """How often the agent wrote each CPU set and weight. BE work's quotas follow the load, not the kubelet."""
-        return count(one for one in self.ours(began) if one.file in REWRITTEN)
+        return count(written for written in self.ours(began) if written.file in REWRITTEN)
 
     def theirs(self, began: float, until: float = float("inf")) -> list[Written]:
-        return [one for one in self.log.since(began, until) if one.pid != self.agent.pid]
+        return [written for written in self.log.since(began, until) if written.pid != self.agent.pid]
 
     def story(self, began: float) -> str:
         """Who wrote what when, for a failure's text."""
         names = {self.group(name): name for name in self.pods}
         return "\n".join(
-            f"{one.at - began:7.3f} {'agent' if one.pid == self.agent.pid else 'runtime'} "
-            f"{names.get(one.group, one.group)} {one.file}"
-            for one in self.log.since(began)
+            f"{written.at - began:7.3f} {'agent' if written.pid == self.agent.pid else 'runtime'} "
+            f"{names.get(written.group, written.group)} {written.file}"
+            for written in self.log.since(began)
         )
 
     def told(self) -> dict[str, Any]:
         """The ``agent`` section of its document."""
-        found: dict[str, Any] = self.agent.state("agent")["agent"]
-        return found
+        fields: dict[str, Any] = self.agent.state("agent")["agent"]
+        return fields
 
 
 @contextmanager
@@ -108,18 +108,20 @@ def scene() -> Iterator[Scene]:
             agent.start()
             try:
                 agent.wait_ready()
-                found = Scene(node, agent, log, pods)
-                eventually("online pods are divided", lambda: {found.cpus("web"), found.cpus("batch")} == {"0", "1"})
-                eventually("BE pods are confined", lambda: {found.cpus("executor"), found.cpus("crunch")} < {"0", "1"})
-                eventually("the agent is at rest", _at_rest(found))
-                yield found
+                result = Scene(node, agent, log, pods)
+                eventually("online pods are divided", lambda: {result.cpus("web"), result.cpus("batch")} == {"0", "1"})
+                eventually(
+                    "BE pods are confined", lambda: {result.cpus("executor"), result.cpus("crunch")} < {"0", "1"}
+                )
+                eventually("the agent is at rest", _at_rest(result))
+                yield result
                 assert not log.lost
             finally:
                 agent.stop()
 
 
-def _at_rest(found: Scene) -> Callable[[], bool]:
-    return lambda: not [one for one in found.log.since(time.monotonic() - 0.5) if one.file in REWRITTEN]
+def _at_rest(result: Scene) -> Callable[[], bool]:
+    return lambda: not [written for written in result.log.since(time.monotonic() - 0.5) if written.file in REWRITTEN]
 
 
 @pytest.mark.slow
@@ -136,20 +138,20 @@ def _at_rest(found: Scene) -> Callable[[], bool]:
 def test_writes_that_a_kubelet_up_to_1_21_repeats_are_not_answered_for_ever(
     tick_s: float, record_property: Property
 ) -> None:
-    with scene() as found:
+    with scene() as result:
         began = time.monotonic()
-        found.node.kubelet.begin_ticks(Version.STATIC_121, tick_s=tick_s)
-        rounds = found.node.kubelet.rounds
+        result.node.kubelet.begin_ticks(Version.STATIC_121, tick_s=tick_s)
+        rounds = result.node.kubelet.rounds
 
         def learnt() -> bool:
-            return found.told()["kubelet_reasserts_s"] is not None
+            return result.told()["kubelet_reasserts_s"] is not None
 
         def gave_way() -> bool:
-            return found.cpus("crunch") == "0-1"
+            return result.cpus("crunch") == "0-1"
 
         eventually("the agent has learnt the rhythm", learnt, within_s=12 * tick_s)
         eventually("and gives way", gave_way, within_s=2 * tick_s)
-        learning, known_after = found.corrections(began), len(rounds)
+        learning, known_after = result.corrections(began), len(rounds)
         for _ in range(WINDOWS):
             eventually("it knows the rhythm", lambda: learnt() and gave_way(), within_s=12 * tick_s)
             first = len(rounds)
@@ -159,7 +161,7 @@ def test_writes_that_a_kubelet_up_to_1_21_repeats_are_not_answered_for_ever(
         else:
             pytest.skip("REAL KERNEL TEST NOT RUN: this machine is too busy for a rhythm")
         begin, end = rounds[first], rounds[first + ROUNDS]
-        theirs, ours = count(found.theirs(begin, end)), count(found.ours(begin, end))
+        theirs, ours = count(result.theirs(begin, end)), count(result.ours(begin, end))
         figures = {
             "rounds until the rhythm was known": known_after,
             "the agent's writes to one file until it was given up, at most": max(learning.values()),
@@ -172,66 +174,66 @@ def test_writes_that_a_kubelet_up_to_1_21_repeats_are_not_answered_for_ever(
         for name, value in figures.items():
             record_property(name, value)
             print(f"  {name}: {value}")
-        groups = [found.group(name) for name in found.pods]
+        groups = [result.group(name) for name in result.pods]
         written = {place: theirs.get(place) for place in ((group, "cpuset.cpus") for group in groups)}
         assert set(written.values()) == {ROUNDS}, f"the kubelet has not written each once a round: {written}"
         assert not set(ours) & set(theirs), "both write the same files"
         assert not [place for place in ours if place[1] in REWRITTEN], ours
-        told = found.told()
-        assert told["alerts"].get("yield", 0) == 0, told["alerts"]
-        assert told["kubelet_reasserts_s"] == pytest.approx((end - begin) / ROUNDS, rel=0.3)
+        fields = result.told()
+        assert fields["alerts"].get("yield", 0) == 0, fields["alerts"]
+        assert fields["kubelet_reasserts_s"] == pytest.approx((end - begin) / ROUNDS, rel=0.3)
         # Bounded all the same, by what that kubelet leaves alone.
-        besteffort = found.node.cgroups.directory("cpu", found.node.cgroups.group("kubepods", "besteffort"))
+        besteffort = result.node.cgroups.directory("cpu", result.node.cgroups.group("kubepods", "besteffort"))
         with open(f"{besteffort}/cpu.cfs_quota_us", encoding="utf-8") as file:
             assert int(file.read()) > 0
-        assert int(found.pods["executor"]["main"].read("cpu", "cpu.cfs_quota_us")) > 0
-        pod = found.node.cgroups.directory("cpu", found.node.cgroups.pod_group(found.pods["executor"].spec))
+        assert int(result.pods["executor"]["main"].read("cpu", "cpu.cfs_quota_us")) > 0
+        pod = result.node.cgroups.directory("cpu", result.node.cgroups.pod_group(result.pods["executor"].spec))
         with open(f"{pod}/cpu.shares", encoding="utf-8") as file:
             assert file.read() == "2\n"
 
 
 def test_each_write_of_a_kubelet_from_1_22_on_is_corrected_once(record_property: Property) -> None:
-    with scene() as found:
+    with scene() as result:
         began = time.monotonic()
-        wanted = {name: found.cpus(name) for name in found.pods}
-        found.node.kubelet.version = Version.STATIC_122
-        moved, executor = {"web", "batch", "executor", "crunch"}, found.group("executor")
+        wanted = {name: result.cpus(name) for name in result.pods}
+        result.node.kubelet.version = Version.STATIC_122
+        moved, executor = {"web", "batch", "executor", "crunch"}, result.group("executor")
         # The first tick after a container's start, and after a restart of the kubelet; nothing at the ticks between.
         for restart in (False, True, True):
             if restart:
-                found.node.kubelet.restart()
+                result.node.kubelet.restart()
             at = time.monotonic()
-            assert len(found.node.kubelet.tick()) == len(moved)
-            eventually("corrected", lambda: {name: found.cpus(name) for name in found.pods} == wanted)
-            eventually("and at rest", _at_rest(found))
-            expected = {*((found.group(name), "cpuset.cpus") for name in moved)} | {(executor, "cpu.shares")}
-            assert found.corrections(at).keys() == expected, found.story(at)
-            assert not needless(found.log.since(at), found.agent.pid), found.story(at)
+            assert len(result.node.kubelet.tick()) == len(moved)
+            eventually("corrected", lambda: {name: result.cpus(name) for name in result.pods} == wanted)
+            eventually("and at rest", _at_rest(result))
+            expected = {*((result.group(name), "cpuset.cpus") for name in moved)} | {(executor, "cpu.shares")}
+            assert result.corrections(at).keys() == expected, result.story(at)
+            assert not needless(result.log.since(at), result.agent.pid), result.story(at)
             at = time.monotonic()
-            assert found.node.kubelet.tick() == []
-            assert found.corrections(at) == {}, found.story(at)
+            assert result.node.kubelet.tick() == []
+            assert result.corrections(at) == {}, result.story(at)
         # A container takes a CPU for itself: everybody is told of the smaller default set, and there is one CPU left.
         at = time.monotonic()
-        alone = found.node.run_pod(guaranteed("alone", cpus=1))
+        alone = result.node.run_pod(guaranteed("alone", cpus=1))
         own = alone["main"].read("cpuset", "cpuset.cpus")
         left = {"0": "1", "1": "0"}[own]
-        eventually("the others leave its CPU", lambda: {found.cpus(name) for name in found.pods} == {left})
-        eventually("all at rest", _at_rest(found))
-        assert max(found.corrections(at).values()) == 1, found.story(at)
+        eventually("the others leave its CPU", lambda: {result.cpus(name) for name in result.pods} == {left})
+        eventually("all at rest", _at_rest(result))
+        assert max(result.corrections(at).values()) == 1, result.story(at)
         ticked = time.monotonic()
-        assert sorted(found.node.kubelet.tick()) == sorted(found.pods[name]["main"].id for name in moved)
-        eventually("and again", _at_rest(found))
-        assert not needless(found.log.since(ticked), found.agent.pid), found.story(ticked)
+        assert sorted(result.node.kubelet.tick()) == sorted(result.pods[name]["main"].id for name in moved)
+        eventually("and again", _at_rest(result))
+        assert not needless(result.log.since(ticked), result.agent.pid), result.story(ticked)
         assert alone["main"].read("cpuset", "cpuset.cpus") == own
-        assert (alone["main"].group, "cpuset.cpus") not in found.corrections(at)
+        assert (alone["main"].group, "cpuset.cpus") not in result.corrections(at)
         theirs, ours = (
-            sum(one.file in REWRITTEN and one.group != alone["main"].group for one in side)
-            for side in (found.theirs(began), found.ours(began))
+            sum(written.file in REWRITTEN and written.group != alone["main"].group for written in side)
+            for side in (result.theirs(began), result.ours(began))
         )
         record_property("the runtime's and the agent's writes of CPU sets and weights", f"{theirs}, {ours}")
         print(f"  CPU sets and weights: {theirs} written by the runtime, {ours} by the agent")
-        told = found.told()
-        assert (told["alerts"].get("yield", 0), told["kubelet_reasserts_s"]) == (0, None)
+        fields = result.told()
+        assert (fields["alerts"].get("yield", 0), fields["kubelet_reasserts_s"]) == (0, None)
 
 
 def _wait_for_round(rounds: list[float], number: int, tick_s: float) -> None:
@@ -252,14 +254,14 @@ def needless(entries: list[Written], agent: int) -> list[Written]:
     """
     answered: dict[tuple[str, str], int] = {}
     written_at: dict[tuple[str, str], float] = {}
-    found = []
-    for one in entries:
-        if one.file not in REWRITTEN:
+    writtens = []
+    for written in entries:
+        if written.file not in REWRITTEN:
             continue
-        if one.pid != agent:
-            answered[one.place], written_at[one.place] = 0, one.at
-        elif one.place in answered:
-            answered[one.place] += 1
-            if answered[one.place] > 1 and one.at - written_at[one.place] < SLOW_S:
-                found.append(one)
-    return found
+        if written.pid != agent:
+            answered[written.place], written_at[written.place] = 0, written.at
+        elif written.place in answered:
+            answered[written.place] += 1
+            if answered[written.place] > 1 and written.at - written_at[written.place] < SLOW_S:
+                writtens.append(written)
+    return writtens

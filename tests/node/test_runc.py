@@ -88,18 +88,18 @@ def test_a_weight_changed_in_between_fails_as_in_runc() -> None:
 
 
 def test_v2_values_are_written_in_their_own_files() -> None:
-    found = {one.file: one.text for one in runc.values(ASKED["main"], v2=True)}
-    assert found == {"cpuset.cpus": "0", "cpu.weight": "20", "cpu.max": "50000 100000", "memory.max": "67108864"}
+    texts = {value.file: value.text for value in runc.values(ASKED["main"], v2=True)}
+    assert texts == {"cpuset.cpus": "0", "cpu.weight": "20", "cpu.max": "50000 100000", "memory.max": "67108864"}
 
 
 def _config(spec: ContainerSpec | None) -> dict[str, Any]:
-    asked = resources(spec, "0") if spec is not None else {"cpu": {"shares": 2}}
+    request = resources(spec, "0") if spec is not None else {"cpu": {"shares": 2}}
     return bundle(
         uid="33333333-3333-4333-8333-333333333333",
         namespace="shop",
         pod="web",
         group=GROUP,
-        resources=asked,
+        resources=request,
         container=spec.name if spec is not None else "",
         sandbox="b" * 64,
     )
@@ -107,9 +107,9 @@ def _config(spec: ContainerSpec | None) -> dict[str, Any]:
 
 def test_the_agent_reads_the_same_from_bundle_and_state() -> None:
     spec = ContainerSpec(cpu_request=500, cpu_limit=500, memory_limit=64 << 20)
-    found = _config(spec)
-    bundle = parse_bundle(json.dumps(found).encode(), "a" * 64)
-    state = parse_state(json.dumps(runc.state("a" * 64, 4711, found, MOUNTS, "/bundle")).encode())
+    fields = _config(spec)
+    bundle = parse_bundle(json.dumps(fields).encode(), "a" * 64)
+    state = parse_state(json.dumps(runc.state("a" * 64, 4711, fields, MOUNTS, "/bundle")).encode())
     wanted = RuntimeSpec(
         cpus="0", shares=512, quota_us=50000, period_us=100000, memory_bytes=64 << 20, swap_bytes=64 << 20
     )

@@ -46,8 +46,8 @@ def test_each_missing_controller_is_named(tmp_path: Path) -> None:
     table = root / "proc/self/mountinfo"
     lines = table.read_text().splitlines()
     table.write_text("\n".join(line for line in lines if "/cpuset " not in line and "/memory " not in line) + "\n")
-    found = missing_for_real_groups(str(root), euid=0)
-    assert [one.split(":")[0] for one in found] == ["the cpuset controller", "the memory controller"]
+    texts = missing_for_real_groups(str(root), euid=0)
+    assert [text.split(":")[0] for text in texts] == ["the cpuset controller", "the memory controller"]
 
 
 def test_a_read_only_hierarchy_is_named(tmp_path: Path) -> None:
@@ -55,15 +55,15 @@ def test_a_read_only_hierarchy_is_named(tmp_path: Path) -> None:
     table = root / "proc/self/mountinfo"
     lines = [line.replace(" rw", " ro") if "/cpu " in line else line for line in table.read_text().splitlines()]
     table.write_text("\n".join(lines) + "\n")
-    (told,) = missing_for_real_groups(str(root), euid=0)
-    assert told.startswith("a writable cpu hierarchy")
+    (text,) = missing_for_real_groups(str(root), euid=0)
+    assert text.startswith("a writable cpu hierarchy")
 
 
 def test_no_hierarchy_at_all_is_said(tmp_path: Path) -> None:
     os.makedirs(tmp_path / "proc/self")
     (tmp_path / "proc/self/mountinfo").write_text("20 1 0:20 / / rw - ext4 /dev/root rw\n")
-    (told,) = missing_for_real_groups(str(tmp_path), euid=0)
-    assert "there is no cgroup mount at all" in told
+    (text,) = missing_for_real_groups(str(tmp_path), euid=0)
+    assert "there is no cgroup mount at all" in text
 
 
 def test_looking_leaves_nothing_behind(tmp_path: Path) -> None:

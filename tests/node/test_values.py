@@ -37,16 +37,16 @@ def test_a_group_is_compared_with_what_its_role_had(kernel: FakeKernel) -> None:
     before = values.snapshot({"/kubepods/burstable/poda": "job"})
     assert before[Place("job", "cpu.weight")] == "1024"
     kernel.write(_cpu(kernel, "/kubepods/burstable/podb"), "cpu.shares", "2")
-    count, (one,) = values.differences({"/kubepods/burstable/podb": "job"}, before)
+    count, (difference,) = values.differences({"/kubepods/burstable/podb": "job"}, before)
     assert count == len(before)
-    assert str(one) == "/kubepods/burstable/podb/cpu.weight: was '1024', is '2'"
+    assert str(difference) == "/kubepods/burstable/podb/cpu.weight: was '1024', is '2'"
     kernel.write(_cpu(kernel, "/kubepods/burstable/podb"), "cpu.shares", "1024")
     assert values.differences({"/kubepods/burstable/podb": "job"}, before) == (count, [])
 
 
 def test_a_role_that_was_not_there_before_is_a_difference(kernel: FakeKernel) -> None:
-    count, found = _values(kernel).differences({"/kubepods/burstable/poda": "new"}, {})
-    assert count == len(found) > 0
+    count, differences = _values(kernel).differences({"/kubepods/burstable/poda": "new"}, {})
+    assert count == len(differences) > 0
 
 
 def test_only_the_weight_of_the_burstable_directory_is_the_kubelets_own(kernel: FakeKernel) -> None:
@@ -55,8 +55,8 @@ def test_only_the_weight_of_the_burstable_directory_is_the_kubelets_own(kernel: 
     before = values.snapshot(groups)
     kernel.write(_cpu(kernel, "/kubepods/burstable"), "cpu.shares", "512")
     kernel.write(_cpu(kernel, "/kubepods/burstable"), "cpu.cfs_quota_us", "50000")
-    _, found = values.differences(groups, before)
-    assert [one.file for one in found] == ["cpu.quota"]
+    _, differences = values.differences(groups, before)
+    assert [difference.file for difference in differences] == ["cpu.quota"]
 
 
 def test_quotas_are_read_in_per_cent_of_one_cpu(kernel: FakeKernel) -> None:

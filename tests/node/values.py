@@ -44,13 +44,13 @@ def role_of(pod: PodSpec) -> str:
 
 def groups_of(pods: Iterable[PodLike], above: Iterable[str], pod_group: Callable[[PodSpec], str]) -> dict[str, str]:
     """Group path to role: the directories above the pods, the pods, their containers and sandboxes."""
-    found = {path: path for path in above}
+    texts = {path: path for path in above}
     for pod in pods:
         path, role = pod_group(pod.spec), role_of(pod.spec)
-        found[path] = role
-        for one in pod.containers.values():
-            found[one.group] = f"{role}/{one.spec.name}"
-    return found
+        texts[path] = role
+        for like in pod.containers.values():
+            texts[like.group] = f"{role}/{like.spec.name}"
+    return texts
 
 
 class Values:
@@ -94,18 +94,18 @@ class Values:
 
     def snapshot(self, groups: Mapping[str, str]) -> dict[Place, str]:
         """All that the agent could ever write in these groups, by role. Files that are not there are left out."""
-        found: dict[Place, str] = {}
+        texts: dict[Place, str] = {}
         for path, role in groups.items():
             for name in CATALOG:
                 text = self.text(path, name)
                 if text is not None:
-                    found[Place(role, name)] = text
-        return found
+                    texts[Place(role, name)] = text
+        return texts
 
     def differences(self, groups: Mapping[str, str], before: Mapping[Place, str]) -> tuple[int, list[Difference]]:
         """How many files were compared, and those that differ. A role that the snapshot lacks is a difference too."""
         count = 0
-        found: list[Difference] = []
+        differences: list[Difference] = []
         for path, role in groups.items():
             for name in CATALOG:
                 text = self.text(path, name)
@@ -115,5 +115,5 @@ class Values:
                 count += 1
                 was = before.get(Place(role, name), "(not known)")
                 if was != text:
-                    found.append(Difference(path, name, was, text))
-        return count, found
+                    differences.append(Difference(path, name, was, text))
+        return count, differences

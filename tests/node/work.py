@@ -116,10 +116,10 @@ def pause() -> None:
         signal.pause()
 
 
-def main(words: list[str]) -> None:
+def main(parts: list[str]) -> None:
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     modes: dict[str, Callable[..., None]] = {"serve": serve, "burn": burn, "beat": beat, "once": once, "pause": pause}
-    modes[words[0]](*words[1:])
+    modes[parts[0]](*parts[1:])
 
 
 if __name__ == "__main__":

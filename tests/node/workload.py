@@ -103,7 +103,7 @@ class Latency(Struct, frozen=True, kw_only=True):
 
 
 def latency_of(samples: list[Sample]) -> Latency:
-    values = [one.latency * 1000 for one in samples]
+    values = [sample.latency * 1000 for sample in samples]
     return Latency(requests=len(values), p50=percentile(values, 0.5), p99=percentile(values, 0.99))
 
 
@@ -124,7 +124,7 @@ class ServiceMeter:
         """Take over what is new."""
         fresh, self._offset = read_samples(self._path, self._offset)
         self.samples += fresh
-        self._recent.extend(one for one in fresh if one.due >= self._shown_from)
+        self._recent.extend(sample for sample in fresh if sample.due >= self._shown_from)
 
     @property
     def alive(self) -> bool:
@@ -141,7 +141,7 @@ class ServiceMeter:
 
     def between(self, begin: float, end: float) -> Latency:
         """Requests that were due in a span of the monotonic clock."""
-        return latency_of([one for one in self.samples if begin <= one.due < end])
+        return latency_of([sample for sample in self.samples if begin <= sample.due < end])
 
     def stop(self) -> None:
         self._process.kill()

@@ -37,8 +37,8 @@ class WriteLog:
     """
 
     def __init__(self, below: str) -> None:
-        found = hierarchies()
-        mounts = [found[name] for name in ("cpuset", "cpu", "memory") if name in found]
+        texts = hierarchies()
+        mounts = [texts[name] for name in ("cpuset", "cpu", "memory") if name in texts]
         self._watch = FanotifyWatch(mounts, files=VALUES, below=below)
         self._entries: list[Written] = []
         self._lock = threading.Lock()
@@ -63,7 +63,7 @@ class WriteLog:
     def since(self, began: float, until: float = float("inf")) -> list[Written]:
         """What was written from one moment of the monotonic clock on, in order."""
         with self._lock:
-            return [one for one in self._entries if began <= one.at < until]
+            return [written for written in self._entries if began <= written.at < until]
 
     async def _collect(self) -> None:
         self._token = trio.lowlevel.current_trio_token()
@@ -75,13 +75,15 @@ class WriteLog:
                 return
             now = time.monotonic()
             with self._lock:
-                self.lost = self.lost or any(one.lost for one in batch)
-                self._entries += [Written(now, one.group, one.file, one.writer.pid) for one in batch if not one.lost]
+                self.lost = self.lost or any(write.lost for write in batch)
+                self._entries += [
+                    Written(now, write.group, write.file, write.writer.pid) for write in batch if not write.lost
+                ]
 
 
 def count(entries: Iterable[Written]) -> dict[tuple[str, str], int]:
     """How often each file was written."""
-    found: dict[tuple[str, str], int] = {}
-    for one in entries:
-        found[one.place] = found.get(one.place, 0) + 1
-    return found
+    numbers: dict[tuple[str, str], int] = {}
+    for written in entries:
+        numbers[written.place] = numbers.get(written.place, 0) + 1
+    return numbers

@@ -74,7 +74,7 @@ def pod(
         name=uid,
         group=GroupRef(path=path),
         containers=tuple(
-            replace(one, group=GroupRef(path=f"{path}/{one.id}")) for one in containers or (container("main"),)
+            replace(item, group=GroupRef(path=f"{path}/{item.id}")) for item in containers or (container("main"),)
         ),
         classification=Classification(pod_class=cls, source="test"),
     )
@@ -122,7 +122,7 @@ def node(*pods: Pod, topology: Topology | int = 8, **more: Any) -> NodeView:
         kubepods="/kubepods",
         besteffort="/kubepods/besteffort",
         burstable="/kubepods/burstable",
-        pods={one.uid: one for one in pods},
+        pods={item.uid: item for item in pods},
         **values,
     )
 

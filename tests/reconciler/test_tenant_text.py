@@ -85,14 +85,14 @@ SIZES: Final = (LONGEST_JSON, ALL)
 
 def best(work: Callable[[], object], limit_s: float) -> float:
     """The least of several times, of which one below the limit is enough."""
-    found = math.inf
+    value = math.inf
     for _ in range(5):
         began = time.process_time()
         work()
-        found = min(found, time.process_time() - began)
-        if found < limit_s:
+        value = min(value, time.process_time() - began)
+        if value < limit_s:
             break
-    return found
+    return value
 
 
 def listed(**metadata: Any) -> dict[str, Any]:
@@ -117,10 +117,10 @@ def meta(labels: dict[str, str], annotations: dict[str, str]) -> PodMeta:
 
 def all_readers(pod: Pod) -> None:
     """What is read of a pod's texts, by all who do; nothing is remembered from the time before."""
-    for one in (pod_share.__globals__["_pod_share"], policy_allows.__globals__["_listed"]):
-        one.cache_clear()
-    for one in (threshold.__globals__["_own"], tolerance.__globals__["_own"]):
-        one.cache_clear()
+    for entry in (pod_share.__globals__["_pod_share"], policy_allows.__globals__["_listed"]):
+        entry.cache_clear()
+    for entry in (threshold.__globals__["_own"], tolerance.__globals__["_own"]):
+        entry.cache_clear()
     facts = snapshot_of(pod, None)
     pod_share(pod)
     policy_allows(facts, ("x",))
@@ -158,13 +158,13 @@ def test_whatever_a_pod_holds_it_is_decoded_classified_and_planned_in_small_step
     for pod in pods:
         answer = body(pod)
         assert longest_step(answer) < STEP_S
-        (found,), problems = decode_pods(answer)
+        (pod_meta,), problems = decode_pods(answer)
         assert problems == ()
-        bounded(found.problems)
-        kept = sum(map(len, (*(found.labels or {}).values(), *(found.annotations or {}).values())))
+        bounded(pod_meta.problems)
+        kept = sum(map(len, (*(pod_meta.labels or {}).values(), *(pod_meta.annotations or {}).values())))
         assert kept <= len(ANNOTATIONS) * LONGEST_JSON
-        assert best(lambda found=found: pod_of(found), STEP_S) < STEP_S  # type: ignore[misc]
-        made = pod_of(found)
+        assert best(lambda result=pod_meta: pod_of(result), STEP_S) < STEP_S  # type: ignore[misc]
+        made = pod_of(pod_meta)
         view = node(made)
         assert best(lambda view=view: plan(view, None, PoliciesConfig()), STEP_S) < STEP_S  # type: ignore[misc]
 
@@ -218,24 +218,26 @@ def longest_step(answer: bytes) -> float:
         reader.end()
         return longest
 
-    found = math.inf
+    value = math.inf
     for _ in range(5):
-        found = min(found, once())
-        if found < STEP_S:
+        value = min(value, once())
+        if value < STEP_S:
             break
-    return found
+    return value
 
 
-@pytest.mark.parametrize(("name", "pod"), [pytest.param(*one, id=one[0]) for one in objects()])
+@pytest.mark.parametrize(("name", "pod"), [pytest.param(*pair, id=pair[0]) for pair in objects()])
 def test_no_field_of_a_pod_holds_the_loop(name: str, pod: dict[str, Any]) -> None:
     answer = body(listed(uid="other"), pod)
     assert longest_step(answer) < STEP_S, name
-    found, _ = decode_pods(answer)
-    assert found[0].uid == "other"
-    for one in found:
-        bounded(one.problems)
-        assert best(lambda one=one: pod_of(one), STEP_S) < STEP_S  # type: ignore[misc]
-        assert len(msgspec.json.encode(msgspec.structs.replace(one, containers=one.containers[:1]))) < 32 << 10
+    metas, _ = decode_pods(answer)
+    assert metas[0].uid == "other"
+    for pod_meta in metas:
+        bounded(pod_meta.problems)
+        assert best(lambda item=pod_meta: pod_of(item), STEP_S) < STEP_S  # type: ignore[misc]
+        assert (
+            len(msgspec.json.encode(msgspec.structs.replace(pod_meta, containers=pod_meta.containers[:1]))) < 32 << 10
+        )
 
 
 @pytest.mark.parametrize("name", WORST)

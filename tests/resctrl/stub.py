@@ -39,7 +39,7 @@ class Stub:
         if file == "tasks":
             for other, known in self.texts.items():
                 if other.endswith("/tasks"):
-                    self.texts[other] = "".join(f"{one}\n" for one in known.split() if one != text.strip())
+                    self.texts[other] = "".join(f"{part}\n" for part in known.split() if part != text.strip())
             self.texts[path] += text
         else:
             held = parse_schemata(self.texts[path])
@@ -55,8 +55,8 @@ class Stub:
 
     def listdir(self, directory: str) -> list[str]:
         self.inode(directory)
-        found = [path for path in (*self.texts, *self.dirs) if path.rpartition("/")[0] == directory]
-        return [path.rpartition("/")[2] for path in found]
+        texts = [path for path in (*self.texts, *self.dirs) if path.rpartition("/")[0] == directory]
+        return [path.rpartition("/")[2] for path in texts]
 
     def groups(self, directory: str) -> list[str]:
         return [name for name in self.listdir(directory) if f"{directory}/{name}" in self.dirs]
@@ -71,8 +71,8 @@ class Stub:
     def rmdir(self, path: str) -> None:
         self._may("rmdir", path)
         self.inode(path)
-        self.dirs = {one for one in self.dirs if not f"{one}/".startswith(f"{path}/")}
-        self.texts = {one: text for one, text in self.texts.items() if not one.startswith(f"{path}/")}
+        self.dirs = {text for text in self.dirs if not f"{text}/".startswith(f"{path}/")}
+        self.texts = {item: text for item, text in self.texts.items() if not item.startswith(f"{path}/")}
 
 
 def tree(**more: str) -> Stub:

@@ -49,8 +49,8 @@ def test_numbers_words_and_missing_files() -> None:
 
 def test_a_split_socket_shows_its_sum_or_the_sum_of_its_parts() -> None:
     parts = {"mon_sub_L3_00__llc_occupancy": "10", "mon_sub_L3_01__llc_occupancy": "20"}
-    told = MonitorGroups("/r", data(d00={"llc_occupancy": "31", **parts})).read("", at_s=0).domains[0]
-    assert (told.occupancy, told.parts) == (31, {0: 10, 1: 20})
+    domain_use = MonitorGroups("/r", data(d00={"llc_occupancy": "31", **parts})).read("", at_s=0).domains[0]
+    assert (domain_use.occupancy, domain_use.parts) == (31, {0: 10, 1: 20})
     summed = MonitorGroups("/r", data(d00={"llc_occupancy": "Error", **parts})).read("", at_s=0).domains[0]
     assert summed.occupancy == 30
     broken = {**parts, "mon_sub_L3_01__llc_occupancy": "Unavailable"}
@@ -105,9 +105,9 @@ def reading(at_s: float, total_bytes: int | None, inode: int = 1, local: int | N
 def test_bandwidth_is_the_difference_where_there_is_one(
     before: MonitorReading | None, after: MonitorReading, expected: float | None
 ) -> None:
-    found = rates(before, after)[0]
-    assert found.total_s == expected
-    assert found.occupancy == 5
+    rate = rates(before, after)[0]
+    assert rate.total_s == expected
+    assert rate.occupancy == 5
 
 
 def test_a_sum_with_an_unknown_part_is_unknown() -> None:

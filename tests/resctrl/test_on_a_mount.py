@@ -202,10 +202,10 @@ def _family(pid: int) -> list[int]:
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError), open(f"/proc/{name}/stat", errors="replace") as file:
             parents[int(name)] = int(file.read().rpartition(")")[2].split()[1])
-    found = [pid]
-    for one in found:
-        found += [child for child, parent in parents.items() if parent == one]
-    return found
+    numbers = [pid]
+    for number in numbers:
+        numbers += [child for child, parent in parents.items() if parent == number]
+    return numbers
 
 
 def _tids(pid: int) -> list[int]:

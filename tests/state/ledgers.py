@@ -34,6 +34,6 @@ def again(ledger: Ledger) -> Ledger:
 
 
 def known(ledger: Ledger, key: FileKey = CPUS) -> LedgerEntry:
-    found = ledger.get(key)
-    assert found is not None
-    return found
+    ledger_entry = ledger.get(key)
+    assert ledger_entry is not None
+    return ledger_entry

@@ -19,9 +19,9 @@ def wrapped(content: object, **more: object) -> bytes:
 
 
 def test_the_recorded_file_of_1_27_tells_requests_and_no_limits() -> None:
-    found = parse_allocations((FIXTURES / "inplace-1.27-three-pods/pod_status_manager_state").read_bytes())
-    assert found.pods[UID] == {"main": AllocatedTexts(requests={"cpu": "1", "memory": "64Mi"})}
-    assert found.pods["44444444-4444-4444-8444-444444444444"] == {"main": AllocatedTexts(requests={})}
+    allocation_state = parse_allocations((FIXTURES / "inplace-1.27-three-pods/pod_status_manager_state").read_bytes())
+    assert allocation_state.pods[UID] == {"main": AllocatedTexts(requests={"cpu": "1", "memory": "64Mi"})}
+    assert allocation_state.pods["44444444-4444-4444-8444-444444444444"] == {"main": AllocatedTexts(requests={})}
 
 
 # The next two are vectors of Kubernetes' own tests, checksum included.
@@ -32,9 +32,9 @@ def test_requests_inside_a_string() -> None:
         r'{"data":"{\"allocationEntries\":{\"pod1\":{\"container1\":{\"cpu\":\"1Ki\",\"memory\":\"1Ki\"}}}}",'
         r'"checksum":143149502}'
     )
-    found = parse_allocations(text.encode())
-    assert found.pods == {"pod1": {"container1": AllocatedTexts(requests={"cpu": "1Ki", "memory": "1Ki"})}}
-    assert found.verified
+    allocation_state = parse_allocations(text.encode())
+    assert allocation_state.pods == {"pod1": {"container1": AllocatedTexts(requests={"cpu": "1Ki", "memory": "1Ki"})}}
+    assert allocation_state.verified
 
 
 def test_requests_and_limits_inside_a_string() -> None:
@@ -42,12 +42,14 @@ def test_requests_and_limits_inside_a_string() -> None:
         r'{"data":"{\"allocationEntries\":{\"pod1\":{\"container1\":{\"requests\":{\"cpu\":\"1Ki\",\"memory\":\"1Ki\"}}}}}",'
         r'"checksum":1555601526}'
     )
-    found = parse_allocations(text.encode())
-    assert found.pods == {"pod1": {"container1": AllocatedTexts(requests={"cpu": "1Ki", "memory": "1Ki"}, limits={})}}
+    allocation_state = parse_allocations(text.encode())
+    assert allocation_state.pods == {
+        "pod1": {"container1": AllocatedTexts(requests={"cpu": "1Ki", "memory": "1Ki"}, limits={})}
+    }
 
 
 def test_resize_states_and_a_container_without_resources() -> None:
-    found = parse_allocations(
+    allocation_state = parse_allocations(
         wrapped(
             {
                 "allocationEntries": {"a": {"main": {"requests": {"cpu": "1"}, "limits": {"cpu": "2"}}, "side": {}}},
@@ -55,9 +57,9 @@ def test_resize_states_and_a_container_without_resources() -> None:
             }
         )
     )
-    assert found.pods["a"]["side"] == AllocatedTexts(requests={}, limits={})
-    assert found.pods["a"]["main"].limits == {"cpu": "2"}
-    assert found.resizes == {"a": "Deferred"}
+    assert allocation_state.pods["a"]["side"] == AllocatedTexts(requests={}, limits={})
+    assert allocation_state.pods["a"]["main"].limits == {"cpu": "2"}
+    assert allocation_state.resizes == {"a": "Deferred"}
 
 
 @pytest.mark.parametrize("more", [{}, {"version": "v2"}], ids=["1.34", "with whole pods"])
@@ -73,8 +75,8 @@ def test_a_record_for_each_pod(more: dict[str, str]) -> None:
     }
     if more:
         content["podList"] = "cHJvdG8="
-    found = parse_allocations(wrapped(content, **more))
-    assert found.pods == {"a": {"main": AllocatedTexts(requests={"cpu": "500m"}, limits={"memory": "1Gi"})}}
+    allocation_state = parse_allocations(wrapped(content, **more))
+    assert allocation_state.pods == {"a": {"main": AllocatedTexts(requests={"cpu": "500m"}, limits={"memory": "1Gi"})}}
 
 
 @pytest.mark.parametrize(
@@ -107,8 +109,8 @@ def test_what_cannot_be_used_is_told_apart(data: bytes, fault: CheckpointFault, 
 def test_a_long_file_is_read_without_its_checksum() -> None:
     content = {"entries": {"a": {"ContainerResources": {"c": {"requests": {"cpu": "1"}}}}}, "podList": "A" * 40_000}
     data = json.dumps({"data": json.dumps(content), "checksum": 1, "version": "v2"}).encode()
-    found = parse_allocations(data)
-    assert (found.pods["a"]["c"].requests, found.verified) == ({"cpu": "1"}, False)
+    allocation_state = parse_allocations(data)
+    assert (allocation_state.pods["a"]["c"].requests, allocation_state.verified) == ({"cpu": "1"}, False)
 
 
 JSON = st.recursive(

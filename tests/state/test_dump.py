@@ -74,8 +74,8 @@ def filled(path: Path) -> str:
 
 
 def test_the_store_alone_gives_the_whole_document(tmp_path: Path) -> None:
-    found = from_store(read_dump(filled(tmp_path)), at=123.0)
-    assert list(found) == [
+    result = from_store(read_dump(filled(tmp_path)), at=123.0)
+    assert list(result) == [
         *(
             "schema",
             "kind",
@@ -92,16 +92,16 @@ def test_the_store_alone_gives_the_whole_document(tmp_path: Path) -> None:
         ),
         *("history", "sources", "alerts", "interference", "eviction", "problems"),
     ]
-    assert (found["schema"], found["kind"], found["source"], found["at"]) == (1, "bypassd-state", "store", 123.0)
-    assert found["agent"] == {
+    assert (result["schema"], result["kind"], result["source"], result["at"]) == (1, "bypassd-state", "store", 123.0)
+    assert result["agent"] == {
         "version": "0.1.0",
         "node": "node1",
         "boot_id": "boot-1",
         "opened_at": 50.0,
         "ledger": {"cgroup": 2},
     }
-    assert found["pools"] == {"reclaimed": "3", "reserved": "0", "shared": "1-2"}
-    files = found["files"]
+    assert result["pools"] == {"reclaimed": "3", "reserved": "0", "shared": "1-2"}
+    files = result["files"]
     assert isinstance(files, list)
     assert [row["path"] for row in files] == ["/kubepods/b", "/kubepods/a"]
     assert files[1] == {
@@ -117,21 +117,21 @@ def test_the_store_alone_gives_the_whole_document(tmp_path: Path) -> None:
         "touched_at": 100.0,
         "written_at": 100.0,
     }
-    assert found["holds"] == [{**HOLD_DEFAULTS, "target": "pod:x", "reason": "debug", "by": "ops"}]
-    history = found["history"]
+    assert result["holds"] == [{**HOLD_DEFAULTS, "target": "pod:x", "reason": "debug", "by": "ops"}]
+    history = result["history"]
     assert isinstance(history, list)
     assert [line["kind"] for line in history] == ["write", "touch", "touch"]
     assert all(line.keys() == EVENT_DEFAULTS.keys() for line in history)
 
 
 def test_every_format_holds_the_same_document(tmp_path: Path) -> None:
-    found = from_store(read_dump(filled(tmp_path)), at=123.0)
-    assert json.loads(render(found, "json")) == found
-    assert yaml.load(render(found, "yaml"), Loader=yaml.CSafeLoader) == found
-    assert msgpack.unpackb(render(found, "msgpack")) == found
+    result = from_store(read_dump(filled(tmp_path)), at=123.0)
+    assert json.loads(render(result, "json")) == result
+    assert yaml.load(render(result, "yaml"), Loader=yaml.CSafeLoader) == result
+    assert msgpack.unpackb(render(result, "msgpack")) == result
     assert set(FORMATS) == {"json", "yaml", "msgpack"}
     with pytest.raises(ValueError, match="'xml' is not one of json, yaml, msgpack"):
-        render(found, "xml")
+        render(result, "xml")
 
 
 def test_the_daemons_document_has_the_same_keys(tmp_path: Path) -> None:

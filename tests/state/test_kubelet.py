@@ -52,15 +52,15 @@ def fault_of(data: bytes | str, name: str = "cpu_manager_state") -> tuple[Checkp
 
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_every_recorded_checkpoint_is_read_and_its_checksum_holds(path: Path) -> None:
-    found = PARSERS[path.name](path.read_bytes(), str(path))
-    assert getattr(found, "verified", True)
+    result = PARSERS[path.name](path.read_bytes(), str(path))
+    assert getattr(result, "verified", True)
 
 
 def test_every_checkpoint_renamed_into_place_in_the_recordings_is_read_and_its_checksum_holds() -> None:
     assert len(RENAMED) > 40
     for line in RENAMED:
-        found = PARSERS[line["name"]](line["content"].encode(), line["name"])
-        assert getattr(found, "verified", True), line
+        result = PARSERS[line["name"]](line["content"].encode(), line["name"])
+        assert getattr(result, "verified", True), line
 
 
 @pytest.mark.parametrize(
@@ -73,38 +73,40 @@ def test_cpu_manager_state_is_rendered_byte_for_byte_as_the_kubelet_wrote_it(con
 
 
 def test_the_recorded_exclusive_pod_is_read_as_it_was() -> None:
-    found = parse_cpu_manager_state((FIXTURES / "static-one-exclusive/cpu_manager_state").read_bytes())
-    assert found == CpuManagerState(
+    manager_state = parse_cpu_manager_state((FIXTURES / "static-one-exclusive/cpu_manager_state").read_bytes())
+    assert manager_state == CpuManagerState(
         policy=CpuPolicy.STATIC, default_cpus=CpuSet([0]), entries={UID: {"main": CpuSet([1])}}
     )
-    assert found.exclusive_cpus == CpuSet([1])
+    assert manager_state.exclusive_cpus == CpuSet([1])
 
 
 def test_policy_none_has_no_default_cpus() -> None:
-    found = parse_cpu_manager_state((FIXTURES / "none/cpu_manager_state").read_bytes())
-    assert (found.policy, found.default_cpus, found.entries) == (CpuPolicy.NONE, CpuSet(), {})
+    manager_state = parse_cpu_manager_state((FIXTURES / "none/cpu_manager_state").read_bytes())
+    assert (manager_state.policy, manager_state.default_cpus, manager_state.entries) == (CpuPolicy.NONE, CpuSet(), {})
 
 
 def test_the_recorded_memory_blocks_and_tables_are_read_as_they_were() -> None:
-    found = parse_memory_manager_state((FIXTURES / "memory-static-exclusive/memory_manager_state").read_bytes())
-    assert found.policy == "Static"
-    assert found.entries == {UID: {"main": (MemoryBlock(nodes=CpuSet([0]), kind="memory", size_bytes=67108864),)}}
-    assert found.nodes[0].tables["memory"].reserved == 67108864
-    assert (found.nodes[0].cells, found.nodes[0].assignments) == ((0,), 1)
+    manager_state = parse_memory_manager_state((FIXTURES / "memory-static-exclusive/memory_manager_state").read_bytes())
+    assert manager_state.policy == "Static"
+    assert manager_state.entries == {
+        UID: {"main": (MemoryBlock(nodes=CpuSet([0]), kind="memory", size_bytes=67108864),)}
+    }
+    assert manager_state.nodes[0].tables["memory"].reserved == 67108864
+    assert (manager_state.nodes[0].cells, manager_state.nodes[0].assignments) == ((0,), 1)
 
 
 def test_the_recorded_device_is_read_with_its_numa_node() -> None:
-    found = parse_devices((FIXTURES / "memory-static-device-allocated/kubelet_internal_checkpoint").read_bytes())
-    assert [(entry.container, entry.resource, entry.devices) for entry in found.entries] == [
+    device_state = parse_devices((FIXTURES / "memory-static-device-allocated/kubelet_internal_checkpoint").read_bytes())
+    assert [(entry.container, entry.resource, entry.devices) for entry in device_state.entries] == [
         ("main", "example.io/widget", {0: ("widget-0",)})
     ]
-    assert found.registered == {"example.io/widget": ("widget-0", "widget-1", "widget-2")}
+    assert device_state.registered == {"example.io/widget": ("widget-0", "widget-1", "widget-2")}
 
 
 def test_the_recorded_allocations_are_read_and_a_container_without_resources_is_there() -> None:
-    found = parse_pod_status((FIXTURES / "inplace-1.27-three-pods/pod_status_manager_state").read_bytes())
-    assert found.allocations[UID] == {"main": {"cpu": "1", "memory": "64Mi"}}
-    assert found.allocations["44444444-4444-4444-8444-444444444444"] == {"main": {}}
+    status_state = parse_pod_status((FIXTURES / "inplace-1.27-three-pods/pod_status_manager_state").read_bytes())
+    assert status_state.allocations[UID] == {"main": {"cpu": "1", "memory": "64Mi"}}
+    assert status_state.allocations["44444444-4444-4444-8444-444444444444"] == {"main": {}}
 
 
 # Older and newer formats (vectors of Kubernetes' own tests)
@@ -115,12 +117,12 @@ def test_version_one_is_read_by_container_id() -> None:
         '{"policyName":"none","defaultCPUSet":"1-3","entries":{"containerID1":"4-6","containerID2":"1-3"},'
         '"checksum":3680390589}'
     )
-    found = parse_cpu_manager_state(text.encode())
-    assert (found.version, found.by_id) == (
+    manager_state = parse_cpu_manager_state(text.encode())
+    assert (manager_state.version, manager_state.by_id) == (
         1,
         {"containerID1": CpuSet.parse("4-6"), "containerID2": CpuSet.parse("1-3")},
     )
-    assert found.exclusive_cpus == CpuSet.parse("1-6")
+    assert manager_state.exclusive_cpus == CpuSet.parse("1-6")
 
 
 def test_version_one_without_entries_is_known_by_its_checksum() -> None:
@@ -128,8 +130,8 @@ def test_version_one_without_entries_is_known_by_its_checksum() -> None:
 
 
 def test_a_file_of_the_time_before_checksums_is_read_but_not_called_verified() -> None:
-    found = parse_cpu_manager_state(b'{"policyName":"static","defaultCpuSet":"0-3"}')
-    assert (found.default_cpus, found.verified) == (CpuSet.span(4), False)
+    manager_state = parse_cpu_manager_state(b'{"policyName":"static","defaultCpuSet":"0-3"}')
+    assert (manager_state.default_cpus, manager_state.verified) == (CpuSet.span(4), False)
 
 
 @pytest.mark.parametrize(
@@ -152,8 +154,8 @@ def test_devices_without_numa_nodes_are_read_as_of_an_unknown_node() -> None:
     entry = {"PodUID": "u", "ContainerName": "c", "ResourceName": "r", "DeviceIDs": ["b", "a"], "AllocResp": None}
     data = {"PodDeviceEntries": [entry], "RegisteredDevices": {"r": ["a", "b"]}}
     text = json.dumps({"Data": data, "Checksum": checksum.devices([entry], data["RegisteredDevices"], version=1)})  # type: ignore[arg-type]
-    found = parse_devices(text.encode())
-    assert (found.version, found.entries[0].devices) == (1, {-1: ("b", "a")})
+    device_state = parse_devices(text.encode())
+    assert (device_state.version, device_state.entries[0].devices) == (1, {-1: ("b", "a")})
 
 
 # Files that are no use, each told apart
@@ -276,8 +278,8 @@ def test_a_foreign_memory_policy_is_named() -> None:
 def test_pod_status_that_cannot_be_verified_is_read_all_the_same() -> None:
     for amount in ("1", "1.5e3", "0"):
         text = json.dumps({"allocationEntries": {"u": {"c": {"cpu": amount}}}, "checksum": 1})
-        found = parse_pod_status(text.encode())
-        assert (found.allocations, found.verified) == ({"u": {"c": {"cpu": amount}}}, False)
+        status_state = parse_pod_status(text.encode())
+        assert (status_state.allocations, status_state.verified) == ({"u": {"c": {"cpu": amount}}}, False)
 
 
 def test_a_missing_and_an_unreadable_and_a_huge_file_are_told_apart(tmp_path: Path) -> None:
@@ -295,8 +297,8 @@ def test_a_missing_and_an_unreadable_and_a_huge_file_are_told_apart(tmp_path: Pa
 
 
 def test_a_file_is_read_from_its_path() -> None:
-    found = read_checkpoint(str(FIXTURES / "static-fresh/cpu_manager_state"), parse_cpu_manager_state)
-    assert found.default_cpus == CpuSet.span(2)
+    manager_state = read_checkpoint(str(FIXTURES / "static-fresh/cpu_manager_state"), parse_cpu_manager_state)
+    assert manager_state.default_cpus == CpuSet.span(2)
 
 
 # Properties
@@ -307,8 +309,13 @@ NAMES = st.text(st.characters(categories=["Ll", "Nd"]), min_size=1, max_size=12)
 
 @given(st.sampled_from(["none", "static"]), CPUS, st.dictionaries(NAMES, st.dictionaries(NAMES, CPUS, min_size=1)))
 def test_what_is_rendered_is_read_back(policy: str, default: CpuSet, entries: dict[str, dict[str, CpuSet]]) -> None:
-    found = parse_cpu_manager_state(render_cpu_manager_state(policy, default, entries).encode())
-    assert (found.policy, found.default_cpus, found.entries, found.verified) == (policy, default, entries, True)
+    manager_state = parse_cpu_manager_state(render_cpu_manager_state(policy, default, entries).encode())
+    assert (manager_state.policy, manager_state.default_cpus, manager_state.entries, manager_state.verified) == (
+        policy,
+        default,
+        entries,
+        True,
+    )
 
 
 @given(st.sampled_from(sorted(PARSERS)), st.binary(max_size=200))

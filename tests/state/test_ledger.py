@@ -21,8 +21,11 @@ from tests.state.ledgers import CPUS, QUOTA, again, entry, known, opened
 def test_a_first_touch_survives_a_kill_right_after_it(tmp_path: Path) -> None:
     ledger = opened(tmp_path)
     assert ledger.first_touches([entry(), entry(QUOTA, original="-1")]) == 2
-    found = again(ledger)
-    assert [(each.key, each.original, each.order) for each in found.backwards()] == [(QUOTA, "-1", 2), (CPUS, "0-7", 1)]
+    result = again(ledger)
+    assert [(each.key, each.original, each.order) for each in result.backwards()] == [
+        (QUOTA, "-1", 2),
+        (CPUS, "0-7", 1),
+    ]
 
 
 def test_the_original_is_never_replaced_by_a_later_touch(tmp_path: Path) -> None:
@@ -145,9 +148,19 @@ def test_outcomes_failures_and_foreign_writers_are_kept_and_flushed(tmp_path: Pa
     ledger.saw(CPUS, "0-7", writer="kubelet", process="kubelet", at=13.0)
     ledger.set_yielded(CPUS, yielded=True, reason="5 rounds")
     ledger.flush()
-    found = known(again(ledger))
-    assert (found.failures, found.wanted, found.seen, found.written_at) == (0, "2", "0-7", 12.0)
-    assert (found.writer, found.foreign_count, found.foreign_at, found.yielded) == ("kubelet", 1, 13.0, True)
+    ledger_entry = known(again(ledger))
+    assert (ledger_entry.failures, ledger_entry.wanted, ledger_entry.seen, ledger_entry.written_at) == (
+        0,
+        "2",
+        "0-7",
+        12.0,
+    )
+    assert (ledger_entry.writer, ledger_entry.foreign_count, ledger_entry.foreign_at, ledger_entry.yielded) == (
+        "kubelet",
+        1,
+        13.0,
+        True,
+    )
     dump = read_dump(str(tmp_path / "state.db"))
     assert isinstance(dump["history"], list)
     assert [line["kind"] for line in dump["history"]] == ["yield", "foreign", "write", "failed", "failed", "touch"]
@@ -216,8 +229,8 @@ def test_a_failed_flush_keeps_everything_for_the_next(tmp_path: Path, monkeypatc
         with pytest.raises(StoreError):
             ledger.flush()
     ledger.flush()
-    found = again(ledger)
-    assert (known(found).seen, known(found, QUOTA).seen) == ("2", "7")
+    result = again(ledger)
+    assert (known(result).seen, known(result, QUOTA).seen) == ("2", "7")
     kinds = [line["kind"] for line in read_dump(ledger._store.path)["history"]]  # type: ignore[attr-defined]
     assert kinds == ["write", "write", "touch", "touch"]
 
@@ -318,10 +331,10 @@ def test_a_row_of_another_shape_is_named_and_the_others_are_used(tmp_path: Path)
     batch = StoreBatch()
     batch.put(TABLE, "cpu:/x:odd", b"\x81\xa4path\x07")
     ledger._store.apply(batch)
-    found = again(ledger)
-    assert [each.key for each in found] == [CPUS]
-    assert len(found.problems) == 1
-    assert "cpu:/x:odd" in found.problems[0]
+    result = again(ledger)
+    assert [each.key for each in result] == [CPUS]
+    assert len(result.problems) == 1
+    assert "cpu:/x:odd" in result.problems[0]
 
 
 def test_damage_between_opening_and_loading_is_made_good_by_the_next_write(tmp_path: Path) -> None:

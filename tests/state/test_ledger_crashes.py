@@ -90,14 +90,14 @@ class CrashingLedger(RuleBasedStateMachine):
     @rule(name=st.sampled_from(NAMES), file=st.sampled_from(FILES))
     def restore_one(self, name: str, file: str) -> None:
         key = ("cpu", f"/{name}", file)
-        found = self.ledger.get(key)
-        if found is None or not self.ledger.is_durable(key, self.inodes[key[1]]):
+        ledger_entry = self.ledger.get(key)
+        if ledger_entry is None or not self.ledger.is_durable(key, self.inodes[key[1]]):
             return
-        assert found.restore_text is not None
-        self.live[key] = found.restore_text
+        assert ledger_entry.restore_text is not None
+        self.live[key] = ledger_entry.restore_text
         self.truth.pop(key, None)
         self.touched.pop(key, None)
-        self.ledger.restored(key, found.restore_text)
+        self.ledger.restored(key, ledger_entry.restore_text)
         self.ledger.flush()
 
     @rule()

@@ -70,8 +70,8 @@ def test_efficiency_cores_may_be_named_by_one_of_their_threads() -> None:
     ],
 )
 def test_caches(text: str, domains: list[str]) -> None:
-    found = parse(f"2 sockets x 2 nodes x 4 cores; {text}").l3_domains()
-    assert {number: str(cpus) for number, cpus in found.items()} == dict(enumerate(domains))
+    cpu_sets = parse(f"2 sockets x 2 nodes x 4 cores; {text}").l3_domains()
+    assert {number: str(cpus) for number, cpus in cpu_sets.items()} == dict(enumerate(domains))
 
 
 def test_an_offline_cpu_leaves_its_core_as_the_kernel_would_show_it() -> None:
@@ -149,10 +149,10 @@ def test_numa_off_is_one_node_over_all_sockets() -> None:
     ],
 )
 def test_what_is_wrong_is_said_in_one_message(text: str, value: str, expected: str) -> None:
-    with pytest.raises(InputError) as told:
+    with pytest.raises(InputError) as exception_info:
         parse(text)
-    assert str(told.value).startswith(f"machine: {value}")
-    assert expected in told.value.expected
+    assert str(exception_info.value).startswith(f"machine: {value}")
+    assert expected in exception_info.value.expected
 
 
 @st.composite
@@ -243,7 +243,7 @@ def test_an_irregular_machine_has_no_text() -> None:
         "2 sockets x 2 cores x 4 threads; memory nodes 1; distance 10 20 30 / 20 10 31 / 30 31 11; offline 4-15",
         "4 sockets x 3 nodes x 2 cores x 4 threads; memory nodes 2; offline 24-95; distance "
         + " / ".join(
-            " ".join(str(10 if one == other else 20 + one + other) for other in range(14)) for one in range(14)
+            " ".join(str(10 if index == other else 20 + index + other) for other in range(14)) for index in range(14)
         ),
     ],
     ids=["three-nodes", "fourteen-nodes"],

@@ -55,8 +55,8 @@ def test_history_is_bounded_newest_first_and_numbers_go_on(path: str) -> None:
         batch = StoreBatch()
         batch.append(packed({"n": number}))
         store.apply(batch)
-    found = [(seq, msgpack.unpackb(body)["n"]) for seq, body in store.history(100)]
-    assert found == [(number + 1, number) for number in range(24, 14, -1)]
+    pairs = [(seq, msgpack.unpackb(body)["n"]) for seq, body in store.history(100)]
+    assert pairs == [(number + 1, number) for number in range(24, 14, -1)]
 
 
 def test_two_threads_at_once_raise_instead_of_interleaving(path: str) -> None:

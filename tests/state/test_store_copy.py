@@ -247,8 +247,8 @@ def test_frames_give_back_what_was_written_and_nothing_else(data: st.DataObject)
         del text[end:]
         if text:
             text[data.draw(st.integers(0, len(text) - 1), label="at")] ^= data.draw(st.integers(0, 255), label="with")
-    found, _ = frames(bytes(text))
-    assert all(one in bodies for one in found)
+    chunks, _ = frames(bytes(text))
+    assert all(item in bodies for item in chunks)
 
 
 @settings(max_examples=25, deadline=None)

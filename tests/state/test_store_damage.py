@@ -81,9 +81,9 @@ def test_flipped_bytes_never_give_back_anything_that_was_not_written(
         again = Store(path)
     except NewerSchemaError:
         return  # the version number itself was hit: refused, nothing moved
-    found = content(again, FILES)
-    assert found.items() <= truth.items()
-    if len(found) < len(truth):
+    fields = content(again, FILES)
+    assert fields.items() <= truth.items()
+    if len(fields) < len(truth):
         assert again.quarantined is not None
     assert again.writable
     again.apply(batch_of(FILES, truth))
@@ -187,10 +187,10 @@ def test_a_transaction_cut_short_at_any_byte_is_there_whole_or_not_at_all(
     shutil.copy(f"{path}-wal", copy / "state.db-wal")
     cut = data.draw(st.integers(before, after), label="cut")
     os.truncate(copy / "state.db-wal", cut)
-    found = content(Store(str(copy / "state.db")), FILES)
-    assert found["first"] == "original"
-    assert len(found) in {1, 21}
-    assert len(found) == 21 or cut < after
+    fields = content(Store(str(copy / "state.db")), FILES)
+    assert fields["first"] == "original"
+    assert len(fields) in {1, 21}
+    assert len(fields) == 21 or cut < after
     store.close()
 
 

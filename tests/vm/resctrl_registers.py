@@ -218,8 +218,8 @@ def code() -> str:
     """The C file that holds the registers."""
     answers, flags = [], []
     for number, machine in enumerate(MACHINES.values()):
-        for (leaf, sub), words in machine.leaves.items():
-            answers.append(f"    {{ {', '.join(map(hex, (number, leaf, sub, *words)))} }},")
+        for (leaf, sub), parts in machine.leaves.items():
+            answers.append(f"    {{ {', '.join(map(hex, (number, leaf, sub, *parts)))} }},")
         flags += [f"    {{ {number}, {leaf:#x}, {ebx:#x} }}," for leaf, ebx in machine.flags.items()]
     return CODE.substitute(
         answers="\n".join(answers),
@@ -232,11 +232,11 @@ def code() -> str:
 def main(source: Path) -> None:
     """Edit the tree; ends with the file's name where it does not look as expected."""
     place = source / "target" / "i386" / "tcg"
-    for name, found, wanted in HOOKS:
+    for name, result, wanted in HOOKS:
         text = (place / name).read_text()
-        if text.count(found) != 1:
-            raise SystemExit(f"{place / name}: {text.count(found)} times instead of once: {found!r}")
-        (place / name).write_text(text.replace(found, wanted))
+        if text.count(result) != 1:
+            raise SystemExit(f"{place / name}: {text.count(result)} times instead of once: {result!r}")
+        (place / name).write_text(text.replace(result, wanted))
     (place / "sysemu" / "bypassd-registers.c").write_text(code())
     (place / "sysemu" / "bypassd-registers.h").write_text(HEADER.lstrip())
 

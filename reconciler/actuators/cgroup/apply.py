@@ -93,11 +93,11 @@ class CgroupActuator:
             await slices.checkpoint()
         await self._adopt()
         work = await self._record(work)
-        await self._write([one for one in work if not one.target.creating])
+        await self._write([write for write in work if not write.target.creating])
         prepared: dict[str, list[FileWrite]] = {}
-        for one in work:
-            if one.target.creating and _may_be_hot(one):
-                prepared.setdefault(one.key[1], []).append(one)
+        for item in work:
+            if item.target.creating and _may_be_hot(item):
+                prepared.setdefault(item.key[1], []).append(item)
         for target in targets:
             self._prepare(target, prepared.get(target.group.path, ()))
 
@@ -146,37 +146,39 @@ class CgroupActuator:
 
     async def _adopt(self) -> None:
         """After the store was lost: enter what stands as wanted and can only be ours."""
-        found, self.judge.adoptable = self.judge.adoptable, []
-        if not found:
+        writes, self.judge.adoptable = self.judge.adoptable, []
+        if not writes:
             return
-        entries = [self._entry(one) for one in found]
-        for entry, one in zip(entries, found, strict=True):
-            entry.seen, entry.writer, entry.written_at = one.actual, US, time.time()
+        entries = [self._entry(write) for write in writes]
+        for entry, item in zip(entries, writes, strict=True):
+            entry.seen, entry.writer, entry.written_at = item.actual, US, time.time()
         try:
             await trio.to_thread.run_sync(self._ledger.adopt, entries, limiter=self._store_lane)
         except StoreError as exc:
             _LOG.warning("cannot record the values in force before the store was lost", error=str(exc))
             return
-        for path in {one.key[1] for one in found}:
+        for path in {write.key[1] for write in writes}:
             self._watched.follow(path)
 
     async def _record(self, work: list[FileWrite]) -> list[FileWrite]:
         """Make the originals of first touches durable; where that cannot be, the files stay untouched."""
-        beside = [other for one in work if (other := self.judge.side_effect(one)) is not None]
-        firsts = [one for one in (*beside, *work) if not self._ledger.is_durable(one.key, one.target.group.inode)]
+        beside = [other for write in work if (other := self.judge.side_effect(write)) is not None]
+        firsts = [
+            write for write in (*beside, *work) if not self._ledger.is_durable(write.key, write.target.group.inode)
+        ]
         if not firsts:
             return work
-        entries = [self._entry(one) for one in firsts]
+        entries = [self._entry(write) for write in firsts]
         try:
             record = self._ledger.adopt if self.judge.lost else self._ledger.first_touches
             await trio.to_thread.run_sync(record, entries, limiter=self._store_lane)
         except StoreError as exc:
-            for one in firsts:
+            for first in firsts:
                 # The keeper tells that the store takes nothing: once, not for every file.
-                self.judge.statuses.refused(one, str(exc), SettingState.NOT_RECORDED, tell=False)
-            barred = {one.key for one in firsts}
-            return [one for one in work if one.key not in barred]
-        for path in {one.key[1] for one in firsts}:
+                self.judge.statuses.refused(first, str(exc), SettingState.NOT_RECORDED, tell=False)
+            barred = {write.key for write in firsts}
+            return [write for write in work if write.key not in barred]
+        for path in {write.key[1] for write in firsts}:
             self._watched.follow(path)
         return work
 
@@ -209,18 +211,18 @@ class CgroupActuator:
     async def _write(self, work: Sequence[FileWrite]) -> None:
         if not work:
             return
-        by_place = {one.place: one for one in work}
-        for path in {one.key[1] for one in work}:
+        by_place = {write.place: write for write in work}
+        for path in {write.key[1] for write in work}:
             self._learn_above(path)
-        changes = [self._change(one) for one in work]
+        changes = [self._change(write) for write in work]
         plan = order_changes(changes, self._relatives(work), self.judge.control_files.versions)
         for blocked in plan.blocked:
-            one = by_place.get((blocked.change.path, blocked.change.knob))
-            if one is not None:
-                self.writes[one.knob.name, "blocked"] += 1
-                self.judge.control_files.invalidate_ancestors(one.key[1])
-                self.judge.statuses.refused(one, f"{blocked.rule}: {blocked.reason}", SettingState.BLOCKED)
-        inodes = {one.target.group.path: one.target.group.inode for one in work}
+            item = by_place.get((blocked.change.path, blocked.change.knob))
+            if item is not None:
+                self.writes[item.knob.name, "blocked"] += 1
+                self.judge.control_files.invalidate_ancestors(item.key[1])
+                self.judge.statuses.refused(item, f"{blocked.rule}: {blocked.reason}", SettingState.BLOCKED)
+        inodes = {write.target.group.path: write.target.group.inode for write in work}
         self._ledger.intend(intended(plan.steps))
         for outcome in await self._writer.perform(_safe(plan.steps, by_place), inodes):
             place = (outcome.step.path, outcome.step.knob)
@@ -255,9 +257,9 @@ class CgroupActuator:
 
     def _relatives(self, work: Sequence[FileWrite]) -> Mapping[tuple[str, str], Value]:
         """What is known of the groups that bound these: all of it when a directory moves, else those above."""
-        if any(one.target.container is None for one in work):
+        if any(write.target.container is None for write in work):
             return self.judge.control_files.actual
-        paths = {one.key[1] for one in work}
+        paths = {write.key[1] for write in work}
         for path in list(paths):
             while (path := path.rpartition("/")[0]) and path not in paths:
                 paths.add(path)
@@ -319,7 +321,7 @@ class CgroupActuator:
         if container is None or container.id not in self._prepared:
             return
         works = self._prepared[container.id]
-        kept = {key: one for key, one in works.items() if one.knob.name in target.settings}
+        kept = {key: write for key, write in works.items() if write.knob.name in target.settings}
         if len(kept) == len(works):
             return
         if not kept:
@@ -334,12 +336,12 @@ class CgroupActuator:
         container = target.container
         if container is None:
             return
-        works: dict[FileKey, FileWrite] = {one.key: one for one in fresh}
+        works: dict[FileKey, FileWrite] = {write.key: write for write in fresh}
         if not target.creating:
             works = self._standing_works(target, self._prepared.get(container.id, {}))
-        for one in works.values():
+        for work in works.values():
             if target.creating:
-                self.judge.statuses.record(one, SettingState.PREPARED)
+                self.judge.statuses.record(work, SettingState.PREPARED)
         if not works:
             self._lane.drop(container.id)
             self._prepared.pop(container.id, None)
@@ -350,12 +352,12 @@ class CgroupActuator:
     def _ready(self, target: GroupTarget, works: Mapping[FileKey, FileWrite]) -> None:
         assert target.container is not None
         writes = [
-            FastWrite(one.directory, one.key[2], text, one.key)
-            for one in works.values()
-            for text in one.knob.writes("", one.text, one.version)
+            FastWrite(write.directory, write.key[2], text, write.key)
+            for write in works.values()
+            for text in write.knob.writes("", write.text, write.version)
         ]
         if target.creating:
-            self._ledger.intend((one.key, one.text) for one in works.values())
+            self._ledger.intend((write.key, write.text) for write in works.values())
         procs = self.judge.hierarchy.trigger_directory(target.group.path)
         self._lane.prepare(target.container.id, writes, procs=procs, settled=not target.creating)
 

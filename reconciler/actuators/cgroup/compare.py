@@ -56,27 +56,27 @@ class FileState(NamedTuple):
     restore: str | None
 
 
-def compare(entry: LedgerEntry | None, found: FileState) -> FileAction:
+def compare(entry: LedgerEntry | None, file_state: FileState) -> FileAction:
     """What there is to do about one file.
 
     A file is "ours as written" when it still holds what we read back after our last write. An entry that we have not
     written yet (its original is durable, its write was lost in a crash or not yet due) is no ground for a fight:
     whatever stands there was put there by its owner.
     """
-    if found.wanted is None:
+    if file_state.wanted is None:
         if entry is None:
             return FileAction.NOTHING
-        if entry.writer != US or found.actual != found.seen:
+        if entry.writer != US or file_state.actual != file_state.seen:
             # Never written, or changed since. If it reads as the original, that is just as well.
             return FileAction.DROP
-        if found.restore is None:
+        if file_state.restore is None:
             return FileAction.UNRECOVERABLE
-        return FileAction.DROP if found.actual == found.restore else FileAction.RELEASE
-    if found.actual == found.wanted:
+        return FileAction.DROP if file_state.actual == file_state.restore else FileAction.RELEASE
+    if file_state.actual == file_state.wanted:
         return FileAction.NOTHING
     if entry is None:
         return FileAction.FIRST
-    if not entry.writer or (entry.writer == US and found.actual == found.seen):
+    if not entry.writer or (entry.writer == US and file_state.actual == file_state.seen):
         return FileAction.CHANGE
     return FileAction.FOREIGN
 
@@ -200,9 +200,9 @@ def expected_after_runtime(knob: Knob, version: Version, spec: RuntimeSpec | Non
 
     A cpuset that the spec does not name is a copy of the pod's (``parent_text``), which runc writes itself.
     """
-    told = spec_text(knob, version, spec)
-    if told is not None:
-        return told
+    text = spec_text(knob, version, spec)
+    if text is not None:
+        return text
     if knob.name in {"cpu.set", "cpu.mems"} and version == 1 and parent_text is not None:
         return knob.normal(parent_text, version)
     return knob.default(version)

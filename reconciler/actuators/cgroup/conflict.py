@@ -127,14 +127,14 @@ class ForeignWrites:
         if person:
             # It lasts as a `Hold`, which people can see and release, and which outlives the process.
             history.rounds.clear()
-            words = f"set manually by {writer}; treated as a hold"
-            return ConflictDecision(ConflictAction.HOLD, now + rules.hold_person_s, words)
+            message = f"set manually by {writer}; treated as a hold"
+            return ConflictDecision(ConflictAction.HOLD, now + rules.hold_person_s, message)
         history.rounds = [at for at in history.rounds if now - at < rules.window_s]
         history.rounds.append(now)
         count = len(history.rounds)
         if count > rules.rounds:
-            words = f"changed {count} times in {duration(now - history.rounds[0])} by {writer}; giving up"
-            return self._until(history, ConflictAction.YIELD, now + rules.retry_yielded_s, words)
+            message = f"changed {count} times in {duration(now - history.rounds[0])} by {writer}; giving up"
+            return self._until(history, ConflictAction.YIELD, now + rules.retry_yielded_s, message)
         if expected or count == 1:
             return ConflictDecision(ConflictAction.REASSERT, None, f"changed by {writer}; reasserted")
         delay = min(rules.backoff_s * 2 ** (count - 2), rules.backoff_max_s)
@@ -142,9 +142,9 @@ class ForeignWrites:
             history, ConflictAction.WAIT, now + delay, f"changed again by {writer}; retry in {duration(delay)}"
         )
 
-    def _until(self, history: FileHistory, answer: ConflictAction, until: float, words: str) -> ConflictDecision:
+    def _until(self, history: FileHistory, answer: ConflictAction, until: float, message: str) -> ConflictDecision:
         history.last, history.until = answer, until
-        return ConflictDecision(answer, until, words)
+        return ConflictDecision(answer, until, message)
 
     def state(self, key: tuple[str, str], now: float) -> ConflictAction | None:
         """The answer in force for ``key`` (WAIT or YIELD), None when its value is ours to set."""

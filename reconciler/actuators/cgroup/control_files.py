@@ -146,15 +146,15 @@ class ControlFileCache:
 
 def masked(hierarchy: Hierarchy, ledger: Ledger, files: FileOps, path: str, wanted: Collection[str]) -> dict[str, str]:
     """By knob that tells nothing in this group now, the one that hides it; only those that are ours or ``wanted``."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for knob in _RESETTING:
         file = knob_file(hierarchy, path, knob)
         if file is None or knob.resets is None or (knob.name not in wanted and ledger.get(file.key) is None):
             continue
         text = _read(files, file)
         if text is not None and knob.decode(text, file.version) != 0:
-            found[knob.resets] = knob.name
-    return found
+            texts[knob.resets] = knob.name
+    return texts
 
 
 def reset_by(hierarchy: Hierarchy, files: FileOps, path: str, knob: Knob) -> tuple[KnobFile, str] | None:

@@ -64,13 +64,13 @@ class RecentReleases:
     def record(self, work: FileWrite, after: str) -> None:
         """A file has its original again, and reads ``after``."""
         now = time.monotonic()
-        self._files = {place: one for place, one in self._files.items() if now - one[0] < _RACE_S}
+        self._files = {place: pair for place, pair in self._files.items() if now - pair[0] < _RACE_S}
         if work.target.container is not None:
             self._files[work.place] = now, work.knob.normal(after, work.version)
 
     def forget(self, path: str) -> None:
         """The group is gone."""
-        self._files = {place: one for place, one in self._files.items() if place[0] != path}
+        self._files = {place: pair for place, pair in self._files.items() if place[0] != path}
 
     def places(self, target: GroupTarget) -> list[tuple[str, str]]:
         """The files of a group that `put_right` is about: those given back before the runtime's signal."""
@@ -146,29 +146,29 @@ class ChangeDetector:
         """The files of one group that are to be written now."""
         path = target.group.path
         self.statuses.keep_only(path, target.settings)
-        found: list[FileWrite | None] = []
+        writes: list[FileWrite | None] = []
         try:
             mute = self._masked(target)
             for name, setting in target.settings.items():
                 if name not in mute:
                     with self._contained(target, name, setting):
-                        found.append(self._plan_set(target, name, setting))
+                        writes.append(self._plan_set(target, name, setting))
             for entry in self._ledger.group(path):
                 if entry.knob not in target.settings and entry.knob not in mute:
                     with self._contained(target, entry.knob, None):
-                        found.append(self._plan_release(target, entry))
+                        writes.append(self._plan_release(target, entry))
             for place in self.recent_releases.places(target):
                 with self._contained(target, place[1], None):
-                    found.append(self.recent_releases.reassert_runtime(target, place))
+                    writes.append(self.recent_releases.reassert_runtime(target, place))
         except CgroupGoneError as exc:
             # Gone between discovery and use; its parent's event is on the way and takes care of the rest. Where none
             # comes, it was not gone.
             self.gone(target, exc)
             return []
         self.statuses.readable(path, "")
-        work = [one for one in found if one is not None]
-        work += [after for one in work if (after := self._dependent_write(one)) is not None]
-        if any(one.knob.name == "cpu.quota" for one in work):
+        work = [write for write in writes if write is not None]
+        work += [after for write in work if (after := self._dependent_write(write)) is not None]
+        if any(write.knob.name == "cpu.quota" for write in work):
             self.control_files.load(path, _BANDWIDTH)
         return work
 
@@ -337,25 +337,25 @@ class ChangeDetector:
 
     def _masked(self, target: GroupTarget) -> Mapping[str, str]:
         """The knobs whose files of this group are left alone for now, wanted or not; noted where they are wanted."""
-        found = masked(self.hierarchy, self._ledger, self._files, target.group.path, target.settings)
-        for name, by in found.items():
+        texts = masked(self.hierarchy, self._ledger, self._files, target.group.path, target.settings)
+        for name, by in texts.items():
             if (setting := target.settings.get(name)) is not None:
                 self.statuses.record_unread(setting, SettingState.IN_PLACE, f"takes effect once {by} ends")
-        return found
+        return texts
 
     def _dependent_write(self, work: FileWrite) -> FileWrite | None:
         """What the kernel forgets with this very work, to be written right after: as wanted now, else as it was."""
-        here = self._reset_by(work) if work.knob.resets is not None and work.is_zero else None
-        entry = self._ledger.get(here.key) if here is not None else None
-        if here is None or entry is None:
+        write = self._reset_by(work) if work.knob.resets is not None and work.is_zero else None
+        entry = self._ledger.get(write.key) if write is not None else None
+        if write is None or entry is None:
             return None
-        setting = work.target.settings.get(here.knob.name)
+        setting = work.target.settings.get(write.knob.name)
         if setting is not None and self.may_write(setting):
-            return here._replace(
-                setting=setting, text=here.knob.encode(setting.value, here.version), move=FileAction.CHANGE
+            return write._replace(
+                setting=setting, text=write.knob.encode(setting.value, write.version), move=FileAction.CHANGE
             )
         text = entry.seen if setting is not None and entry.writer == US else entry.restore_text
-        return None if text is None else here._replace(text=text)
+        return None if text is None else write._replace(text=text)
 
     def side_effect(self, work: FileWrite) -> FileWrite | None:
         """What a wanted value will make the kernel forget, as work that is not to be done: its original counts.
@@ -365,10 +365,10 @@ class ChangeDetector:
         return None if work.knob.resets is None or work.is_zero else self._reset_by(work)
 
     def _reset_by(self, work: FileWrite) -> FileWrite | None:
-        found = reset_by(self.hierarchy, self._files, work.key[1], work.knob)
-        if found is None:
+        pair = reset_by(self.hierarchy, self._files, work.key[1], work.knob)
+        if pair is None:
             return None
-        file, raw = found
+        file, raw = pair
         try:
             actual = file.knob.normal(raw, file.version)
         except ValueError as exc:

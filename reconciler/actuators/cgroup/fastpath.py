@@ -107,7 +107,7 @@ class FastPath:
         if prepared is None:
             return False
         write_now = self._files.write_now
-        errnos = [write_now(one.directory, one.file, one.text) for one in prepared.writes]
+        errnos = [write_now(write.directory, write.file, write.text) for write in prepared.writes]
         done_at = time.monotonic()
         creation = not prepared.fired
         prepared.fired = True

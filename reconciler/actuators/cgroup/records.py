@@ -78,9 +78,9 @@ class Records:
         state = self._state(entry)
         text = entry.restore_text
         if state is not None:
-            told = spec_text(knob, version, state.spec)
+            message = spec_text(knob, version, state.spec)
             # A record that does not name the value is no wish: what stood there before.
-            text = told if told is not None else entry.original if entry.original is not None else text
+            text = message if message is not None else entry.original if entry.original is not None else text
         if knob.name != "cpu.set" or _container(entry) is None or not text:
             return text
         return self._allowed(entry, text)
@@ -113,8 +113,12 @@ class Records:
             return None
         if container not in self._states:
             path = self._dirs.state_file(container)
-            found = _parsed(path, lambda data, where: parse_state(data, where=where)) if path is not None else None
-            self._states[container] = found if found is not None and found.container_id == container else None
+            runtime_state = (
+                _parsed(path, lambda data, where: parse_state(data, where=where)) if path is not None else None
+            )
+            self._states[container] = (
+                runtime_state if runtime_state is not None and runtime_state.container_id == container else None
+            )
         return self._states[container]
 
     def _owner(self, entry: LedgerEntry) -> _Owner:
@@ -122,12 +126,12 @@ class Records:
         directory = self._dirs.bundle(container) if container is not None else None
         if container is None or directory is None:
             return _Owner(entry.pod_uid, None, ContainerKind.UNKNOWN)
-        found = _parsed(
+        bundle = _parsed(
             os.path.join(directory, "config.json"), lambda data, where: parse_bundle(data, container, where=where)
         )
-        if found is None:
+        if bundle is None:
             return _Owner(entry.pod_uid, None, ContainerKind.UNKNOWN)
-        return _Owner(found.pod_uid, found.container_name, found.kind)
+        return _Owner(bundle.pod_uid, bundle.container_name, bundle.kind)
 
 
 NO_RECORDS: Final = Records(RuntimeDirs(states=(), bundles=()), "/nonexistent")

@@ -117,14 +117,14 @@ async def restore_all(
         if not todo:
             break
     restored = [
-        entry for key, one in done.items() if one.undo is RestoreOutcome.RESTORED and (entry := ledger.get(key))
+        entry for key, result in done.items() if result.undo is RestoreOutcome.RESTORED and (entry := ledger.get(key))
     ]
     if updated := await _updated(scene, restored):
         await _round(scene, writer, updated, done)
-    for key, one in done.items():
-        if one.undo is RestoreOutcome.RESTORED:
-            ledger.restored(key, one.text)
-    return sorted(done.values(), key=lambda one: (one.path, one.file))
+    for key, restore_result in done.items():
+        if restore_result.undo is RestoreOutcome.RESTORED:
+            ledger.restored(key, restore_result.text)
+    return sorted(done.values(), key=lambda result: (result.path, result.file))
 
 
 async def _round(
@@ -133,41 +133,41 @@ async def _round(
     """Look at these files and write what is to be written; those that changed meanwhile, to be looked at again."""
     pending: list[_PendingRestore] = []
     for entry in todo:
-        found = _look(scene, entry)
-        if isinstance(found, RestoreResult):
-            done[entry.key] = found
-            if found.ok:
-                scene.ledger.restored(entry.key, found.text)
+        result = _look(scene, entry)
+        if isinstance(result, RestoreResult):
+            done[entry.key] = result
+            if result.ok:
+                scene.ledger.restored(entry.key, result.text)
         else:
-            pending.append(found)
+            pending.append(result)
     versions = scene.hierarchy.versions()
-    changes = [_change(one, versions[one.entry.controller]) for one in pending]
+    changes = [_change(restore, versions[restore.entry.controller]) for restore in pending]
     plan = order_changes(changes, _around(scene.hierarchy, pending, scene.files), versions)
-    by_place = {(one.entry.path, one.entry.knob): one for one in pending}
+    by_place = {(restore.entry.path, restore.entry.knob): restore for restore in pending}
     for blocked in plan.blocked:
-        one = by_place.pop((blocked.change.path, blocked.change.knob), None)
-        if one is not None:
-            done[one.entry.key] = _undone(
-                one.entry, RestoreOutcome.REFUSED, one.actual, f"{blocked.rule}: {blocked.reason}"
+        item = by_place.pop((blocked.change.path, blocked.change.knob), None)
+        if item is not None:
+            done[item.entry.key] = _undone(
+                item.entry, RestoreOutcome.REFUSED, item.actual, f"{blocked.rule}: {blocked.reason}"
             )
-    inodes = {one.entry.path: one.entry.inode for one in pending}
+    inodes = {restore.entry.path: restore.entry.inode for restore in pending}
     steps = list(_safe(plan.steps, by_place))
     # Killed half-way, the next restore must know these for ours.
     scene.ledger.intend(intended(steps))
     again: list[LedgerEntry] = []
     for outcome in await writer.perform(steps, inodes):
-        one = by_place.get((outcome.step.path, outcome.step.knob))
-        if one is None or outcome.error is None:
+        item = by_place.get((outcome.step.path, outcome.step.knob))
+        if item is None or outcome.error is None:
             continue
         undo = RestoreOutcome.GONE if isinstance(outcome.error, CgroupGoneError) else RestoreOutcome.REFUSED
         if isinstance(outcome.error, CgroupChangedError):
             undo = RestoreOutcome.FOREIGN
-            again.append(one.entry)
-        done[one.entry.key] = _undone(one.entry, undo, outcome.before or "", str(outcome.error))
+            again.append(item.entry)
+        done[item.entry.key] = _undone(item.entry, undo, outcome.before or "", str(outcome.error))
         by_place.pop((outcome.step.path, outcome.step.knob), None)
-    for one in by_place.values():
-        detail = _AS_ABOVE if one.emptied else ""
-        done[one.entry.key] = _undone(one.entry, RestoreOutcome.RESTORED, one.restore, detail)
+    for item in by_place.values():
+        detail = _AS_ABOVE if item.emptied else ""
+        done[item.entry.key] = _undone(item.entry, RestoreOutcome.RESTORED, item.restore, detail)
     return again
 
 
@@ -184,11 +184,11 @@ async def _updated(scene: _Scene, restored: Sequence[LedgerEntry]) -> list[Ledge
 def _safe(steps: Iterable[WriteStep], pending: Mapping[tuple[str, str], _PendingRestore]) -> Iterator[WriteStep]:
     """Nothing is written over a value that came since the look."""
     # What another write makes the kernel forget does not read as it was looked at.
-    begun = {(path, CATALOG[one.entry.knob].resets) for (path, _), one in pending.items()}
+    begun = {(path, CATALOG[restore.entry.knob].resets) for (path, _), restore in pending.items()}
     for step in steps:
         place = (step.path, step.knob)
-        one = pending.get(place)
-        yield structs.replace(step, expects=one.actual) if one is not None and place not in begun else step
+        item = pending.get(place)
+        yield structs.replace(step, expects=item.actual) if item is not None and place not in begun else step
         begun.add(place)
 
 
@@ -236,13 +236,13 @@ def _look(scene: _Scene, entry: LedgerEntry) -> RestoreResult | _PendingRestore:
     return _PendingRestore(entry, original, actual, original != text)
 
 
-def _change(one: _PendingRestore, version: int) -> KnobChange:
-    knob = CATALOG[one.entry.knob]
+def _change(restore: _PendingRestore, version: int) -> KnobChange:
+    knob = CATALOG[restore.entry.knob]
     return KnobChange(
-        path=one.entry.path,
-        knob=one.entry.knob,
-        have=knob.decode(one.actual, version),
-        want=knob.decode(one.restore, version),
+        path=restore.entry.path,
+        knob=restore.entry.knob,
+        have=knob.decode(restore.actual, version),
+        want=knob.decode(restore.restore, version),
         why="restore",
         reclaim=True,
     )
@@ -251,7 +251,7 @@ def _change(one: _PendingRestore, version: int) -> KnobChange:
 def _around(hierarchy: Hierarchy, pending: Sequence[_PendingRestore], files: FileOps) -> Known:
     """What the groups above and beside hold now: it bounds what may be written."""
     around: dict[tuple[str, str], Value] = {}
-    for path in {above for one in pending for above in _above(one.entry.path)}:
+    for path in {above for restore in pending for above in _above(restore.entry.path)}:
         for name in ("cpu.set", "cpu.mems", "cpu.quota", "cpu.period"):
             knob = CATALOG[name]
             version = hierarchy.version(knob.controller)
@@ -267,10 +267,10 @@ def _around(hierarchy: Hierarchy, pending: Sequence[_PendingRestore], files: Fil
 
 
 def _above(path: str) -> list[str]:
-    found = [path]
+    texts = [path]
     while (path := path.rpartition("/")[0]) and path != "/":
-        found.append(path)
-    return found
+        texts.append(path)
+    return texts
 
 
 def _undone(entry: LedgerEntry, undo: RestoreOutcome, text: str, detail: str = "") -> RestoreResult:
@@ -285,7 +285,7 @@ def unfreeze(hierarchy: Hierarchy, ledger: Ledger, *, files: FileOps = REAL) -> 
     knob = CATALOG[FREEZE]
     done: list[str] = []
     failed: list[str] = []
-    for entry in [one for one in ledger if one.knob == FREEZE]:
+    for entry in [ledger_entry for ledger_entry in ledger if ledger_entry.knob == FREEZE]:
         version = hierarchy.version(entry.controller)
         if version is None:
             continue

@@ -74,11 +74,11 @@ class StatusTable:
 
     def keep_only(self, path: str, knobs: Collection[str]) -> None:
         """Forget the knobs of a group of which nothing is wanted any more."""
-        here = self.by_group.get(path, {})
-        for knob in [knob for knob in here if knob not in knobs]:
-            del here[knob]
+        statuses = self.by_group.get(path, {})
+        for knob in [knob for knob in statuses if knob not in knobs]:
+            del statuses[knob]
         retries = self._retries.get(path, {})
-        for knob in [knob for knob, one in retries.items() if knob not in knobs and one.text != _UNREAD]:
+        for knob in [knob for knob, retry in retries.items() if knob not in knobs and retry.text != _UNREAD]:
             del retries[knob]
 
     def forget(self, path: str) -> None:
@@ -125,9 +125,9 @@ class StatusTable:
 
     def readable(self, path: str, knob: str) -> None:
         """The file, or (``knob`` "") the group, could be read."""
-        here = self._retries.get(path)
-        if here and (one := here.get(knob)) is not None and one.text == _UNREAD:
-            del here[knob]
+        retries = self._retries.get(path)
+        if retries and (retry := retries.get(knob)) is not None and retry.text == _UNREAD:
+            del retries[knob]
 
     def under_way(self, work: FileWrite, detail: str) -> None:
         """The kernel takes its time: look again soon. No refusal, and nobody is told."""
@@ -145,7 +145,9 @@ class StatusTable:
 
     def next_retry(self) -> float | None:
         """When the next retry is due (monotonic seconds), None when there is none."""
-        return min((one.at for here in self._retries.values() for one in here.values() if one.at), default=None)
+        return min(
+            (retry.at for retries in self._retries.values() for retry in retries.values() if retry.at), default=None
+        )
 
     def due(self, now: float, waits: Callable[[tuple[str, str]], bool]) -> set[str | None]:
         """The pods (None: the directories above them) with a file to be looked at again. Each is told once.
@@ -154,14 +156,14 @@ class StatusTable:
         """
         uids: set[str | None] = set()
         for retries in self._retries.values():
-            for knob, one in retries.items():
-                if 0.0 < one.at <= now:
-                    retries[knob] = one._replace(at=0.0)
-                    uids.add(one.pod_uid)
-        for path, here in self.by_group.items():
-            for knob, standing in here.items():
+            for knob, retry in retries.items():
+                if 0.0 < retry.at <= now:
+                    retries[knob] = retry._replace(at=0.0)
+                    uids.add(retry.pod_uid)
+        for path, statuses in self.by_group.items():
+            for knob, standing in statuses.items():
                 if standing.kind.is_waiting() and not waits((path, knob)):
-                    here[knob] = standing._replace(state=SettingState.DUE)
+                    statuses[knob] = standing._replace(state=SettingState.DUE)
                     uids.add(standing.setting.pod_uid)
         return uids
 

@@ -121,8 +121,8 @@ class CoreSched:
                 return ()
             done, left = await self._turns.work(partial(tasks.undo, self._prctl, self._kept.now, only, self._proc))
             await self._save(left.ours, dropped="restored")
-            for one in done:
-                self._note("restored" if one.ok else "failed", one.path, group=one.path, why=one.detail)
+            for result in done:
+                self._note("restored" if result.ok else "failed", result.path, group=result.path, why=result.detail)
             return done
 
     def status(self) -> Mapping[str, object]:
@@ -201,7 +201,7 @@ class CoreSched:
             if steps.drops:
                 given = await self._turns.work(partial(tasks.drop, self._prctl, steps.drops))
                 self._count("restored", given, refused)
-        self._refused = "; ".join(f"{_threads(count)}: {words}" for words, count in sorted(refused.items()))
+        self._refused = "; ".join(f"{_threads(count)}: {message}" for message, count in sorted(refused.items()))
         count = partial(_tallies, wanted, seen, dict(self._ours), written)
         self._stand(places, seen, await self._turns.work(count))
 
@@ -217,7 +217,7 @@ class CoreSched:
         seen = tasks.observe(where, self._file, self._prctl, self._files)
         if written:
             # A thread that ended before it was given its cookie may have left its number to one that is none of ours.
-            strangers = written.difference(*(one.threads for one in seen.values()))
+            strangers = written.difference(*(threads.threads for threads in seen.values()))
             if taken := tasks.with_cookie(self._prctl, sorted(strangers), ours):
                 tasks.drop(self._prctl, taken)
         return seen, compare.decide(wanted, seen, ours, left)
@@ -274,15 +274,18 @@ class CoreSched:
     # What is told
 
     def _stand(
-        self, places: Sequence[_CookieTarget], seen: Mapping[str, ObservedThreads], found: Mapping[str, _CookieState]
+        self,
+        places: Sequence[_CookieTarget],
+        seen: Mapping[str, ObservedThreads],
+        cookie_states: Mapping[str, _CookieState],
     ) -> None:
         before, self.standings = self.standings, {}
-        for one in places:
-            path, member = one.path, one.member
-            if member is None or path not in found:
+        for target in places:
+            path, member = target.path, target.member
+            if member is None or path not in cookie_states:
                 continue
-            count, fresh = found[path]
-            state, detail = self._state(one, seen[path], count, fresh=fresh)
+            count, fresh = cookie_states[path]
+            state, detail = self._state(target, seen[path], count, fresh=fresh)
             actual = member.group if count.right == count.total else f"{count.right} of {_threads(count.total)}"
             standing = SettingStatus(member.setting, state, member.group, actual, detail, time.time())
             known = before.get(path, {}).get(CORE_COOKIE)
@@ -291,16 +294,16 @@ class CoreSched:
             self.standings[path] = {CORE_COOKIE: standing}
 
     def _state(
-        self, one: _CookieTarget, seen: ObservedThreads, found: compare.ThreadTally, *, fresh: bool
+        self, target: _CookieTarget, seen: ObservedThreads, tally: compare.ThreadTally, *, fresh: bool
     ) -> tuple[str, str]:
-        if found.right == found.total and not seen.problem:
-            return "written" if fresh else "in place", _threads(found.total)
-        if one.left:
-            return one.left, one.detail
+        if tally.right == tally.total and not seen.problem:
+            return "written" if fresh else "in place", _threads(tally.total)
+        if target.left:
+            return target.left, target.detail
         if seen.problem:
             return "refused", seen.problem
-        if found.foreign and not found.wrong:
-            return "yielded", f"{found.foreign} of {_threads(found.total)} keep their own cookie"
+        if tally.foreign and not tally.wrong:
+            return "yielded", f"{tally.foreign} of {_threads(tally.total)} keep their own cookie"
         if self._unrecorded:
             return "not recorded", self._unrecorded
         return "waiting", self._refused or "new threads appear faster than cookies can be assigned"

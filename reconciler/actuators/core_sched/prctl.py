@@ -61,9 +61,9 @@ class RealPrctl:
         self._prctl.argtypes = (ctypes.c_int, *(ctypes.c_ulong,) * 4)
 
     def get(self, tid: int) -> int:
-        found = ctypes.c_uint64()
-        self._call(_GET, tid, ctypes.addressof(found))
-        return found.value
+        uint64 = ctypes.c_uint64()
+        self._call(_GET, tid, ctypes.addressof(uint64))
+        return uint64.value
 
     def create(self) -> None:
         self._call(_CREATE, 0)

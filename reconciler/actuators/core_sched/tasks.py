@@ -109,16 +109,16 @@ def observe(
     ``file`` lists threads: ``tasks`` on v1, ``cgroup.threads`` on v2.
     Errors: `OSError` when the kernel has stopped offering core scheduling (ENODEV, EINVAL).
     """
-    found: dict[str, ObservedThreads] = {}
+    threads: dict[str, ObservedThreads] = {}
     for name, directory in places:
         try:
             tids = sorted(set(_listed(directory, file, files)))
         except OSError as exc:
             if exc.errno not in _GONE:
-                found[name] = ObservedThreads(problem=f"cannot list its threads: {exc.strerror}")
+                threads[name] = ObservedThreads(problem=f"cannot list its threads: {exc.strerror}")
             continue
-        found[name] = _cookies(tids, prctl)
-    return found
+        threads[name] = _cookies(tids, prctl)
+    return threads
 
 
 def _listed(directory: str, file: str, files: FileOps) -> Iterator[int]:
@@ -196,21 +196,21 @@ def drop(prctl: Prctl, tids: Iterable[int]) -> AssignResult:
 
 def with_cookie(prctl: Prctl, tids: Iterable[int], cookies: Mapping[int, str]) -> list[int]:
     """Those of these threads that have one of these cookies."""
-    found = []
+    numbers = []
     for tid in tids:
         try:
             if prctl.get(tid) in cookies:
-                found.append(tid)
+                numbers.append(tid)
         except OSError:
             continue
-    return found
+    return numbers
 
 
 def cookie_threads(
     prctl: Prctl, cookies: Mapping[int, str], only: str | None = None, proc: str = "/proc"
 ) -> dict[int, int]:
     """All threads of the machine that have one of these cookies: thread to cookie. ``only``: those of one pod uid."""
-    found: dict[int, int] = {}
+    threads: dict[int, int] = {}
     for pid in _numbers(proc):
         for tid in _numbers(f"{proc}/{pid}/task"):
             try:
@@ -218,8 +218,8 @@ def cookie_threads(
             except OSError:
                 continue
             if cookie in cookies and (only is None or _is_of(f"{proc}/{pid}/task/{tid}", only)):
-                found[tid] = cookie
-    return found
+                threads[tid] = cookie
+    return threads
 
 
 def take_back(

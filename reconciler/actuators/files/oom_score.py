@@ -120,7 +120,7 @@ class OomScoreProcesses:
 
     def scores_of(self, path: str, inode: int = 0) -> dict[str, int]:
         """``pid:start`` to its number, of all processes in a group and below it, the oldest first; none: it is gone."""
-        found: list[tuple[int, str, int]] = []
+        rows: list[tuple[int, str, int]] = []
         try:
             if inode and self._files.inode(self._hierarchy.trigger_directory(path)) != inode:
                 return {}
@@ -129,10 +129,10 @@ class OomScoreProcesses:
         for pid in map(str, self._listed.of_group(path)):
             try:
                 start = self._start(pid)
-                found.append((start, f"{pid}:{start}", int(self._files.read(f"{self._proc}/{pid}", FILE))))
+                rows.append((start, f"{pid}:{start}", int(self._files.read(f"{self._proc}/{pid}", FILE))))
             except (OSError, ValueError):
                 continue  # it has ended meanwhile
-        return {key: number for _, key, number in sorted(found)}
+        return {key: number for _, key, number in sorted(rows)}
 
     def write(self, key: str, number: int) -> str:
         """Set one process's number. Empty, ``gone``, or the errno's name."""
@@ -173,8 +173,8 @@ def undo(
 ) -> tuple[list[RestoreResult], OomScoreRows]:
     """Give everything back, or what one pod's containers had (uid); what is left to be given back. For a thread."""
     chosen = {path: kept for path, kept in sorted(state.containers.items()) if only in {None, kept.pod_uid}}
-    done = [one for path, kept in chosen.items() for one in processes.restore(path, kept)]
-    failed = {one.path for one in done if not one.ok}
+    done = [result for path, kept in chosen.items() for result in processes.restore(path, kept)]
+    failed = {result.path for result in done if not result.ok}
     left = {path: kept for path, kept in state.containers.items() if path not in chosen or path in failed}
     return done, OomScoreRows(containers=left)
 
@@ -252,7 +252,7 @@ class OomScores:
     async def _sweep(self, situation: PlanSnapshot) -> None:
         self._problems = []
         wanted, left = self._wanted(situation)
-        self.standings = {path: {OOM_SCORE: one} for path, one in left.items() if one is not None}
+        self.standings = {path: {OOM_SCORE: status} for path, status in left.items() if status is not None}
         gone = {path: kept for path, kept in self._kept.items() if path not in wanted and path not in left}
         await self._give_back(gone)
         news, writes = await self._turns.work(partial(self._compare, wanted))
@@ -295,24 +295,24 @@ class OomScores:
         for path, (setting, inode) in wanted.items():
             number, uid = setting.value, setting.pod_uid or ""
             assert isinstance(number, int)
-            found = self._processes.scores_of(path, inode)
+            numbers = self._processes.scores_of(path, inode)
             kept = self._kept.get(path)
             if kept is not None and kept.inode != inode:
                 kept = None
-            differ = [key for key, has in found.items() if has != number]
+            differ = [key for key, has in numbers.items() if has != number]
             if not differ:
                 continue
             if kept is None:
-                original = next(iter(found.values()))
+                original = next(iter(numbers.values()))
                 kept = OomScoreState(pod_uid=uid, inode=inode, ours=[], original=original)
             # One of ours that is wanted differently now has its original already.
-            odd = {key: found[key] for key in differ if found[key] not in {kept.original, *kept.ours}}
+            odd = {key: numbers[key] for key in differ if numbers[key] not in {kept.original, *kept.ours}}
             after = OomScoreState(
                 pod_uid=uid,
                 inode=inode,
-                ours=[*(one for one in kept.ours if one != number), number],
+                ours=[*(our for our in kept.ours if our != number), number],
                 original=kept.original,
-                odd={**odd, **{key: has for key, has in kept.odd.items() if key in found}},
+                odd={**odd, **{key: has for key, has in kept.odd.items() if key in numbers}},
             )
             if after != self._kept.get(path):
                 news[path] = after
@@ -321,12 +321,12 @@ class OomScores:
 
     def _write(self, writes: Mapping[str, tuple[int, list[str]]]) -> dict[str, Counter[str]]:
         """In the lane. By container: the outcomes, the empty one of what was written; the dead do not count."""
-        found: dict[str, Counter[str]] = {}
+        counts: dict[str, Counter[str]] = {}
         for path, (number, keys) in writes.items():
-            found[path] = Counter(self._processes.write(key, number) for key in keys)
-            self.counts.update({outcome or "written": count for outcome, count in found[path].items()})
-            del found[path]["gone"]
-        return found
+            counts[path] = Counter(self._processes.write(key, number) for key in keys)
+            self.counts.update({outcome or "written": count for outcome, count in counts[path].items()})
+            del counts[path]["gone"]
+        return counts
 
     async def _give_back(self, chosen: Mapping[str, OomScoreState]) -> list[RestoreResult]:
         done: list[RestoreResult] = []
@@ -334,8 +334,8 @@ class OomScores:
             return done
         for path, kept in chosen.items():
             done += await self._turns.work(partial(self._processes.restore, path, kept))
-        self._problems += [f"{one.path}: {one.detail}" for one in done if not one.ok]
-        over = {one.path for one in done if one.ok}
+        self._problems += [f"{result.path}: {result.detail}" for result in done if not result.ok]
+        over = {result.path for result in done if result.ok}
         await self._keep({path: kept for path, kept in self._kept.items() if path not in over}, dropped="restored")
         return done
 

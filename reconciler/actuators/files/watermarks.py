@@ -105,8 +105,8 @@ class Sysctls:
             self._files.write(directory, file, str(value))
         except OSError as exc:
             return errno_name(exc.errno)
-        found = self.read(name)
-        return "" if found == value else f"accepted, but it reads {found}"
+        result = self.read(name)
+        return "" if result == value else f"accepted, but it reads {result}"
 
     def _place(self, name: str) -> tuple[str, str]:
         directory, _, file = name.rpartition(".")
@@ -229,14 +229,14 @@ class Watermarks:
             await self._give_back(
                 {name: kept for name, kept in self._kept.items() if name not in {*plan.targets, *held}}
             )
-        here: dict[str, SettingStatus] = {}
+        statuses: dict[str, SettingStatus] = {}
         for name, target in plan.targets.items():
             if (setting := target.setting) is not None:
                 state, detail = await self._one(setting, target, held=name in held, dry=dry)
-                here[name] = _noted(setting, state, detail, self._there[name])
+                statuses[name] = _noted(setting, state, detail, self._there[name])
                 if state in _COUNTED:
                     self.counts[state] += 1
-        self.standings = {MACHINE: here} if here else {}
+        self.standings = {MACHINE: statuses} if statuses else {}
 
     def _look(self) -> dict[str, int | str]:
         return {name: self._sysctls.read(name) for name in MARKS}
@@ -288,7 +288,7 @@ class Watermarks:
         try:
             await self._rows.save(SysctlRows(values=left), dropped="restored")
         except StoreError as exc:
-            return [msgspec.structs.replace(one, undo=RestoreOutcome.REFUSED, detail=str(exc)) for one in done]
+            return [msgspec.structs.replace(result, undo=RestoreOutcome.REFUSED, detail=str(exc)) for result in done]
         return done
 
 

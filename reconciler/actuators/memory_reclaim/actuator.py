@@ -72,7 +72,7 @@ class ReclaimActuator:
 
     async def read(self, situation: PlanSnapshot, wish: ReclaimRequest, *, by_node: bool) -> list[GroupMemory]:
         """What each BE container has; ``by_node``: also where its page cache lies."""
-        found: list[GroupMemory] = []
+        group_memories: list[GroupMemory] = []
         since = self._clock()
         for uid in sorted(situation.view.pods):
             pod = situation.view.pods[uid]
@@ -84,12 +84,12 @@ class ReclaimActuator:
                 path = container.group.path
                 if holding(situation.holds, path=path, knob=_KNOB, pod_uid=uid) is not None:
                     continue
-                one = self._read_one(pod, container, probing=wish.probe, by_node=by_node)
-                found += [one] if one is not None else []
+                group_memory = self._read_one(pod, container, probing=wish.probe, by_node=by_node)
+                group_memories += [group_memory] if group_memory is not None else []
             if self._clock() - since > _SLICE_S:
                 await trio.lowlevel.checkpoint()
                 since = self._clock()
-        return found
+        return group_memories
 
     def _read_one(self, pod: Pod, container: Container, *, probing: bool, by_node: bool) -> GroupMemory | None:
         """What a container has; None when it is gone or cannot be read."""
@@ -109,8 +109,8 @@ class ReclaimActuator:
             mapped = stat[mapped_name]
         except (OSError, ValueError, KeyError):
             return None
-        asked = container.requests
-        request = asked.batch_memory_bytes if asked.batch_memory_bytes is not None else asked.memory_bytes
+        resources = container.requests
+        request = resources.batch_memory_bytes if resources.batch_memory_bytes is not None else resources.memory_bytes
         return GroupMemory(
             path=path,
             pod_uid=pod.uid,

@@ -116,6 +116,6 @@ class NetworkActuator:
         if not roots:
             return
         done = await self._turns.work(partial(remove_trees, self._tc, roots, everywhere=False))
-        left = {one.path for one in done if not one.ok}
+        left = {result.path for result in done if not result.ok}
         roots = {name: kind for name, kind in kept.roots.items() if name not in names or name in left}
         await self._kept.save(replace(kept, roots=roots), dropped="restored")

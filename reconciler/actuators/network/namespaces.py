@@ -67,22 +67,22 @@ class RealNetworkNamespaces:
         self._open.clear()
 
     def of(self, pods: Iterable[Pod]) -> Mapping[str, NetworkNamespace]:
-        found = {}
+        namespaces = {}
         for pod in pods:
             space = next(self._spaces(pod), None)
             if space is not None:
-                found[pod.uid] = space
-        return found
+                namespaces[pod.uid] = space
+        return namespaces
 
     def _spaces(self, pod: Pod) -> Iterator[NetworkNamespace]:
         # Before runc is done with a container its process may not have entered the pod's namespace yet.
-        there = [one for one in pod.containers if one.phase is Phase.SETTLED]
-        for one in sorted(there, key=lambda one: one.kind is not ContainerKind.SANDBOX):
-            for pid in self._processes.of_group(one.group.path)[:_TRIED]:
+        there = [container for container in pod.containers if container.phase is Phase.SETTLED]
+        for item in sorted(there, key=lambda container: container.kind is not ContainerKind.SANDBOX):
+            for pid in self._processes.of_group(item.group.path)[:_TRIED]:
                 try:
                     file = os.open(f"{self._proc}/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
                 except OSError:
                     continue
                 self._open.append(file)
-                if pid in self._processes.of_group(one.group.path):
+                if pid in self._processes.of_group(item.group.path):
                     yield NetworkNamespace(os.fstat(file).st_ino, file)

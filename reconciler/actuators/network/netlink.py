@@ -133,8 +133,8 @@ class Links:
         for answer in self._ask(_GET_NSID, _REQUEST, body, _NEW_NSID):
             for kind, value in _attributes(answer, 4):
                 if kind == _NSA_NSID and len(value) >= 4:
-                    found = int(struct.unpack_from("=i", value)[0])
-                    return found if found >= 0 else None
+                    number = int(struct.unpack_from("=i", value)[0])
+                    return number if number >= 0 else None
         return None
 
     def sort(self, index: int, parent: int, preference: int, number: int, *, came_by: str, into: int) -> None:

@@ -99,8 +99,8 @@ class PodEgressCeiling:
         self._entries = seen.entries
         silent = frozenset(self._silent(seen) if whole else ())
         self._pods, self._unknown, self._gather = key, unknown, seen.gather
-        self.in_host = sum(one.host for one in seen.places.values())
-        waits = any(one.waits for one in seen.places.values())
+        self.in_host = sum(egress.host for egress in seen.places.values())
+        waits = any(egress.waits for egress in seen.places.values())
         steps = decide(view, seen, self.cables, situation.holds, silent=silent, classes=classes, unknown=unknown)
         done, problem = ({}, "") if not enforce else await self._do(steps, seen, rate)
         self._say(problem)
@@ -108,8 +108,8 @@ class PodEgressCeiling:
             self._whole_at = self._clock() + (_SOON_S if problem else LOOK_S)
         self._look_at = min(self._whole_at, self._clock() + _SOON_S) if waits else self._whole_at
         self.standings = {
-            view[uid].group.path: {SHARE: _standing(view[uid], *_after_link(state, words, uid, done), by)}
-            for uid, (state, words) in steps.stands.items()
+            view[uid].group.path: {SHARE: _standing(view[uid], *_after_link(state, message, uid, done), by)}
+            for uid, (state, message) in steps.stands.items()
         }
 
     async def end(self) -> None:
@@ -120,7 +120,7 @@ class PodEgressCeiling:
             self.problem = ""
             return
         done, left = await self._turns.work(partial(undo_pods, self._tc, self._kept.now))
-        self._say("; ".join(f"{one.path}: {one.detail}" for one in done if not one.ok))
+        self._say("; ".join(f"{result.path}: {result.detail}" for result in done if not result.ok))
         await self._kept.save(left, dropped="restored")
 
     def forget_rates(self) -> None:
@@ -158,14 +158,16 @@ class PodEgressCeiling:
         """In the thread. ``sure``: what need not be asked for again."""
         be = [pod for pod in pods.values() if pod.pod_class is PodClass.RECLAIMED]
         with self._spaces() as spaces:
-            found = spaces.of(be)
-            apart = {uid: space for uid, space in found.items() if space.inode != spaces.own}
+            namespaces = spaces.of(be)
+            apart = {uid: space for uid, space in namespaces.items() if space.inode != spaces.own}
             others = [pod for pod in pods.values() if apart and pod.pod_class is not PodClass.RECLAIMED]
             shared = {space.inode: pods[uid].title for uid, space in spaces.of(others).items()}
-            cables = self._tc.cables({uid: one.file for uid, one in apart.items() if one.inode not in shared})
+            cables = self._tc.cables(
+                {uid: namespace.file for uid, namespace in apart.items() if namespace.inode not in shared}
+            )
         places = {}
         for pod in be:
-            space = found.get(pod.uid)
+            space = namespaces.get(pod.uid)
             if space is None:
                 places[pod.uid] = PodEgress(waits=True)
             elif pod.uid not in apart:
@@ -177,7 +179,7 @@ class PodEgressCeiling:
         devices = self._tc.devices() if self.cables else {}
         there = {name for name, led in self.cables.items() if name in devices and devices[name].index == led.index}
         gather = self._tc.ifb()
-        indices = {one.index for place in places.values() for one in place.cables}
+        indices = {link.index for place in places.values() for link in place.cables}
         # What was in order at the last whole look is taken for granted until the next: pods come and go more often.
         known = {index: entry for index, entry in sure.items() if gather is not None and entry.leads_to == gather.index}
         news = self._tc.entries(sorted(indices - known.keys()))
@@ -191,17 +193,17 @@ class PodEgressCeiling:
     def _silent(self, seen: ObservedLinks) -> Sequence[int]:
         """Where packets come out, and none took our way since the last look."""
         before, self._counted = self._counted, {}
-        found = []
+        numbers = []
         for place in seen.places.values():
-            for one in place.cables:
-                entry = seen.entries[one.index]
+            for link in place.cables:
+                entry = seen.entries[link.index]
                 if entry.leads_to is None:
                     continue
-                received, passed = before.get(one.index, (one.received, 0))
-                self._counted[one.index] = one.received, entry.passed
-                if one.received - received > _SILENT and entry.passed <= passed:
-                    found.append(one.index)
-        return found
+                received, passed = before.get(link.index, (link.received, 0))
+                self._counted[link.index] = link.received, entry.passed
+                if link.received - received > _SILENT and entry.passed <= passed:
+                    numbers.append(link.index)
+        return numbers
 
     # What is done
 
@@ -216,13 +218,13 @@ class PodEgressCeiling:
                 steps = replace(steps, lead=_placed(steps.lead, kept.cables))
                 await self._kept.save(replace(kept, gather=True, cables={**kept.cables, **steps.lead}))
             failed = await self._turns.work(partial(self._act, steps, rate, done))
-            over = {*steps.let_go, *steps.forget, *failed} - {name for name, words in failed.items() if words}
+            over = {*steps.let_go, *steps.forget, *failed} - {name for name, message in failed.items() if message}
             cables = {name: led for name, led in self.cables.items() if name not in over}
             await self._kept.save(replace(self._kept.now, cables=cables))
         except (SourceError, StoreError) as exc:
             # What is in the store and was not done is seen at the next look, as it then is.
             return {led.pod_uid: str(exc) for led in steps.lead.values()}, str(exc)
-        return done, "; ".join(f"{name}: {words}" for name, words in sorted(failed.items()) if words)
+        return done, "; ".join(f"{name}: {message}" for name, message in sorted(failed.items()) if message)
 
     def _act(self, steps: EgressSteps, rate: int, done: dict[str, str]) -> dict[str, str]:
         """In the thread. The cables that are not led now: with words when something of ours may be left there."""
@@ -255,10 +257,10 @@ class PodEgressCeiling:
         self._gather = there
         return there.index
 
-    def _say(self, words: str) -> None:
-        if words and words != self.problem:
-            _LOG.warning("cannot limit traffic of BE pods' own networks", reason=words)
-        self.problem = words
+    def _say(self, message: str) -> None:
+        if message and message != self.problem:
+            _LOG.warning("cannot limit traffic of BE pods' own networks", reason=message)
+        self.problem = message
 
 
 def _placed(lead: Mapping[str, Redirect], cables: Mapping[str, Redirect]) -> dict[str, Redirect]:
@@ -272,19 +274,19 @@ def _placed(lead: Mapping[str, Redirect], cables: Mapping[str, Redirect]) -> dic
     return placed
 
 
-def _after_link(state: str, words: str, uid: str, done: Mapping[str, str]) -> tuple[str, str]:
+def _after_link(state: str, message: str, uid: str, done: Mapping[str, str]) -> tuple[str, str]:
     """How a pod stands after what was done for it."""
     if state != TO_DO:
-        return state, words
+        return state, message
     if uid not in done:
-        return "would write", words
-    return ("refused", done[uid]) if done[uid] else ("written", words)
+        return "would write", message
+    return ("refused", done[uid]) if done[uid] else ("written", message)
 
 
-def _standing(pod: Pod, state: str, words: str, by: str) -> SettingStatus:
+def _standing(pod: Pod, state: str, message: str, by: str) -> SettingStatus:
     wanted = f"BE share of {by}"
     setting = Setting(
         path=pod.group.path, knob=SHARE, value=None, policy=NAME, reason="shared by BE pods", pod_uid=pod.uid
     )
     actual = wanted if state in {"in place", "written"} else None
-    return SettingStatus(setting, state, wanted, actual, words, time.time())
+    return SettingStatus(setting, state, wanted, actual, message, time.time())

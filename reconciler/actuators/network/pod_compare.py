@@ -82,9 +82,9 @@ def decide(
         elif place.problem or unknown or not place.cables:
             stands[uid] = ("blocked", place.problem or unknown or _NO_CABLE)
         else:
-            free = [one for one in place.cables if not seen.entries[one.index].others]
-            right |= {one.name for one in free}
-            todo = {one.name: led for one in free if (led := _to_lead(one, uid, seen, cables)) is not None}
+            free = [link for link in place.cables if not seen.entries[link.index].others]
+            right |= {link.name for link in free}
+            todo = {link.name: led for link in free if (led := _to_lead(link, uid, seen, cables)) is not None}
             lead |= todo
             stands[uid] = _stand(place, seen, silent, todo=bool(todo))
     gone = frozenset(name for name in cables if name not in seen.there and name not in lead)
@@ -110,12 +110,12 @@ def _to_lead(cable: Link, uid: str, seen: ObservedLinks, cables: Mapping[str, Re
 
 
 def _stand(place: PodEgress, seen: ObservedLinks, silent: frozenset[int], *, todo: bool) -> tuple[str, str]:
-    names = ", ".join(sorted(one.name for one in place.cables))
-    for one in place.cables:
-        if words := seen.entries[one.index].others:
-            return "blocked", f"{one.name}: {words}"
-        if one.index in silent:
-            return "blocked", f"{one.name}: {_OTHER_WAY}"
+    names = ", ".join(sorted(link.name for link in place.cables))
+    for cable in place.cables:
+        if message := seen.entries[cable.index].others:
+            return "blocked", f"{cable.name}: {message}"
+        if cable.index in silent:
+            return "blocked", f"{cable.name}: {_OTHER_WAY}"
     return (TO_DO if todo else "in place"), names
 
 
@@ -131,7 +131,12 @@ def pods_of(situation: PlanSnapshot) -> object:
         situation.enforce,
         frozenset(situation.holds),
         tuple(
-            (uid, pod.pod_class, pod.group.inode, tuple((one.id, one.phase) for one in pod.containers))
+            (
+                uid,
+                pod.pod_class,
+                pod.group.inode,
+                tuple((container.id, container.phase) for container in pod.containers),
+            )
             for uid, pod in situation.view.pods.items()
         ),
     )

@@ -113,18 +113,18 @@ class RealTc:
 
     def root(self, name: str) -> RootQdisc | None:
         with connected(self._connect, name) as link:
-            found = link.link_lookup(ifname=name)
-            return self._root(link, found[0]) if found else None
+            result = link.link_lookup(ifname=name)
+            return self._root(link, result[0]) if result else None
 
     def names(self) -> dict[str, RootQdisc]:
         with connected(self._connect, "interfaces") as link:
-            ours = {one["index"] for one in link.get_qdiscs() if one["handle"] == HANDLE}
-            found = {
-                one.get_attr("IFLA_IFNAME"): self._root(link, one["index"])
-                for one in link.get_links()
-                if one["index"] in ours and one.get_attr("IFLA_IFNAME") != GATHER
+            ours = {qdisc["index"] for qdisc in link.get_qdiscs() if qdisc["handle"] == HANDLE}
+            qdiscs = {
+                entry.get_attr("IFLA_IFNAME"): self._root(link, entry["index"])
+                for entry in link.get_links()
+                if entry["index"] in ours and entry.get_attr("IFLA_IFNAME") != GATHER
             }
-            return {name: root for name, root in found.items() if root is not None and root.ours}
+            return {name: root for name, root in qdiscs.items() if root is not None and root.ours}
 
     def install(self, index: int, rates: ClassRates) -> None:
         with connected(self._connect, str(index)) as link:
@@ -161,9 +161,9 @@ class RealTc:
     def counted(self, index: int) -> tuple[int, int] | None:
         with connected(self._connect, str(index)) as link:
             sent = {
-                one["handle"]: int(one.get_attr("TCA_STATS2").get_attr("TCA_STATS_BASIC")["bytes"])
-                for one in link.get_classes(index=index)
-                if one["handle"] in {ONLINE_CLASS, BE_CLASS}
+                entry["handle"]: int(entry.get_attr("TCA_STATS2").get_attr("TCA_STATS_BASIC")["bytes"])
+                for entry in link.get_classes(index=index)
+                if entry["handle"] in {ONLINE_CLASS, BE_CLASS}
             }
         return (sent[ONLINE_CLASS], sent[BE_CLASS]) if len(sent) == 2 else None
 
@@ -175,10 +175,10 @@ class RealTc:
 
     @staticmethod
     def _root(link: Any, index: int) -> RootQdisc | None:
-        for one in link.get_qdiscs(index=index):
-            if one["parent"] != _ROOT:
+        for qdisc in link.get_qdiscs(index=index):
+            if qdisc["parent"] != _ROOT:
                 continue
-            root = RootQdisc(index=index, kind=one.get_attr("TCA_KIND"), handle=one["handle"])
+            root = RootQdisc(index=index, kind=qdisc.get_attr("TCA_KIND"), handle=qdisc["handle"])
             if not root.ours:
                 return root
             classes = {each["handle"] for each in link.get_classes(index=index)}

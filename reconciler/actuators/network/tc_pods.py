@@ -129,9 +129,9 @@ class RealPodTc:
         with self._links() as links:
             numbers = {name: links.number(file) for name, file in spaces.items()}
             ends: dict[int, list[Link]] = {}
-            for one in links.all():
-                if one.peer is not None and one.kind == "veth":
-                    ends.setdefault(one.peer, []).append(one)
+            for link in links.all():
+                if link.peer is not None and link.kind == "veth":
+                    ends.setdefault(link.peer, []).append(link)
         return {name: tuple(ends.get(number, ())) if number is not None else () for name, number in numbers.items()}
 
     def device(self, name: str) -> Link | None:
@@ -140,7 +140,7 @@ class RealPodTc:
 
     def devices(self) -> dict[str, Link]:
         with self._links() as links:
-            return {one.name: one for one in links.all()}
+            return {link.name: link for link in links.all()}
 
     def entries(self, indices: Collection[int]) -> dict[int, IngressState]:
         if not indices:
@@ -182,11 +182,11 @@ class RealPodTc:
 
     def vacate(self, gather: int, slot: int) -> None:
         with connected(self._connect, GATHER) as link:
-            there = {one["handle"] for one in link.get_filters(index=gather, parent=HANDLE)}
+            there = {entry["handle"] for entry in link.get_filters(index=gather, parent=HANDLE)}
             if _TABLE | slot in there:
                 options = {"parent": HANDLE, "prio": PREFERENCE, "protocol": ALL_PROTOCOLS, "target": 0}
                 link.tc("del-filter", "u32", gather, handle=_TABLE | slot, **options)
-            if _FIRST + slot in {one["handle"] for one in link.get_classes(index=gather)}:
+            if _FIRST + slot in {entry["handle"] for entry in link.get_classes(index=gather)}:
                 _class(link, gather, _FIRST + slot, "del-class")
 
     def release(self, index: int, *, all_of_it: bool) -> None:
@@ -202,30 +202,30 @@ class RealPodTc:
             kinds = _disciplines(link)
             ours = {index for index, kind in kinds.items() if _entry(link, index, kind).leads_to is not None}
         with self._links() as links:
-            return {one.name: one.index for one in links.all() if one.index in ours} if ours else {}
+            return {item.name: item.index for item in links.all() if item.index in ours} if ours else {}
 
     def ifb(self) -> IfbState | None:
-        found = self.device(GATHER)
-        if found is None or found.kind != "ifb":
-            return _gather(found, complete=False)
+        result = self.device(GATHER)
+        if result is None or result.kind != "ifb":
+            return _gather(result, complete=False)
         with connected(self._connect, GATHER) as link:
-            there = {each["handle"] for each in link.get_classes(index=found.index)}
-        return _gather(found, complete={_ALL, BE_CLASS} <= there)
+            there = {each["handle"] for each in link.get_classes(index=result.index)}
+        return _gather(result, complete={_ALL, BE_CLASS} <= there)
 
     def make(self, rate: int) -> int:
         with connected(self._connect, GATHER) as link:
             if self.device(GATHER) is None:
                 with _lacking(errno.EOPNOTSUPP, "no IFB (CONFIG_IFB, module ifb)"):
                     link.link("add", ifname=GATHER, kind="ifb", txqlen=_QUEUE)
-            found = _gather(self.device(GATHER), complete=False)
-            if found is None or found.problem:
-                raise SourceError(NAME, found.problem if found is not None else f"{GATHER} disappeared again")
-            if not any(one["handle"] == HANDLE for one in link.get_qdiscs(index=found.index)):
-                link.tc("add", "htb", found.index, HANDLE, default=BE_CLASS)
-            _rate(link, found.index, rate, "replace-class")
-            _class(link, found.index, BE_CLASS, "replace-class")
-            link.link("set", index=found.index, state="up")
-            return found.index
+            ifb_state = _gather(self.device(GATHER), complete=False)
+            if ifb_state is None or ifb_state.problem:
+                raise SourceError(NAME, ifb_state.problem if ifb_state is not None else f"{GATHER} disappeared again")
+            if not any(qdisc["handle"] == HANDLE for qdisc in link.get_qdiscs(index=ifb_state.index)):
+                link.tc("add", "htb", ifb_state.index, HANDLE, default=BE_CLASS)
+            _rate(link, ifb_state.index, rate, "replace-class")
+            _class(link, ifb_state.index, BE_CLASS, "replace-class")
+            link.link("set", index=ifb_state.index, state="up")
+            return ifb_state.index
 
     def rate(self, index: int, rate: int) -> None:
         with connected(self._connect, GATHER) as link:
@@ -233,31 +233,31 @@ class RealPodTc:
 
     def through(self, index: int) -> int | None:
         with connected(self._connect, GATHER) as link:
-            for one in link.get_classes(index=index):
-                if one["handle"] == _ALL:
-                    return int(one.get_attr("TCA_STATS2").get_attr("TCA_STATS_BASIC")["bytes"])
+            for entry in link.get_classes(index=index):
+                if entry["handle"] == _ALL:
+                    return int(entry.get_attr("TCA_STATS2").get_attr("TCA_STATS_BASIC")["bytes"])
         return None
 
     def unmake(self) -> bool:
-        found = _gather(self.device(GATHER), complete=False)
-        if found is None or found.problem:
+        ifb_state = _gather(self.device(GATHER), complete=False)
+        if ifb_state is None or ifb_state.problem:
             return False
         with connected(self._connect, GATHER) as link:
-            link.link("del", index=found.index)
+            link.link("del", index=ifb_state.index)
         return True
 
 
-def _gather(found: Link | None, *, complete: bool) -> IfbState | None:
-    if found is None:
+def _gather(link: Link | None, *, complete: bool) -> IfbState | None:
+    if link is None:
         return None
-    if found.kind != "ifb":
-        return IfbState(index=found.index, problem=f"{GATHER} exists as a {found.kind or 'device'} of another program")
-    return IfbState(index=found.index, complete=complete and found.up)
+    if link.kind != "ifb":
+        return IfbState(index=link.index, problem=f"{GATHER} exists as a {link.kind or 'device'} of another program")
+    return IfbState(index=link.index, complete=complete and link.up)
 
 
 def _disciplines(link: Any) -> dict[int, str]:  # pyroute2 has no types
     """The kinds of the disciplines for ingress, by the index of their device: the kernel tells only of all at once."""
-    return {one["index"]: one.get_attr("TCA_KIND") for one in link.get_qdiscs() if one["parent"] == _INGRESS}
+    return {qdisc["index"]: qdisc.get_attr("TCA_KIND") for qdisc in link.get_qdiscs() if qdisc["parent"] == _INGRESS}
 
 
 def _entry(link: Any, index: int, kind: str) -> IngressState:
@@ -266,30 +266,30 @@ def _entry(link: Any, index: int, kind: str) -> IngressState:
     if kind not in _FILTERS:
         return IngressState(kind=kind, others=f"a queueing discipline {kind}")
     leads_to, others, passed = None, "", 0
-    for one in link.get_filters(index=index, parent=_FILTERS[kind]):
-        preference, called = one["info"] >> 16, one.get_attr("TCA_KIND")
+    for entry in link.get_filters(index=index, parent=_FILTERS[kind]):
+        preference, called = entry["info"] >> 16, entry.get_attr("TCA_KIND")
         if preference != PREFERENCE or called != "u32":
             others = others or f"a filter of another program ({called}, pref {preference})"
             continue
         # Of a u32 filter the kernel tells three times: its head, its table, and the filter itself, which has an action.
         leads_to = leads_to or 0
-        for action in _actions(one):
+        for action in _actions(entry):
             leads_to, passed = action
     outgoing = kind == "clsact" and any(True for _ in link.get_filters(index=index, parent=_OUTGOING))
     return IngressState(kind=kind, leads_to=leads_to, others=others, other_way=outgoing, passed=passed)
 
 
-def _actions(one: Any) -> Sequence[tuple[int, int]]:
+def _actions(item: Any) -> Sequence[tuple[int, int]]:
     """Where each redirect of a filter leads to, and the bytes that took it."""
-    options = one.get_attr("TCA_OPTIONS")
+    options = item.get_attr("TCA_OPTIONS")
     actions = options.get_attr("TCA_U32_ACT") if options is not None else None
-    found = []
+    pairs = []
     for _, action in actions["attrs"] if actions is not None else ():
         if action.get_attr("TCA_ACT_KIND") == "mirred":
             to = action.get_attr("TCA_ACT_OPTIONS").get_attr("TCA_MIRRED_PARMS")["ifindex"]
             passed = action.get_attr("TCA_ACT_STATS").get_attr("TCA_STATS_BASIC")["bytes"]
-            found.append((int(to), int(passed)))
-    return found
+            pairs.append((int(to), int(passed)))
+    return pairs
 
 
 def _unfilter(link: Any, index: int, kind: str) -> None:

@@ -104,7 +104,7 @@ def undo(tc: Tc, pods: PodTc, kept: NetworkState, only: str | None = None) -> tu
     if only is not None:
         return done, left
     trees = remove_trees(tc, kept.roots)
-    refused = {one.path for one in trees if not one.ok}
+    refused = {result.path for result in trees if not result.ok}
     return [*done, *trees], replace(left, roots={name: kind for name, kind in kept.roots.items() if name in refused})
 
 
@@ -121,7 +121,7 @@ def undo_pods(pods: PodTc, kept: NetworkState, only: str | None = None) -> tuple
             done += [undone(GATHER, DEVICE, RestoreOutcome.REFUSED, str(exc))] if kept.gather and not chosen else []
         chosen |= {name: Redirect(index=index, pod_uid="", made=True) for name, index in strays.items()}
     done += [release(pods, name, led) for name, led in sorted(chosen.items())]
-    refused = {one.path for one in done if not one.ok}
+    refused = {result.path for result in done if not result.ok}
     cables = {name: led for name, led in kept.cables.items() if name not in chosen or name in refused}
     left = replace(kept, cables=cables)
     if only is None and not refused:
@@ -151,12 +151,12 @@ def remove_trees(tc: Tc, roots: Mapping[str, str], *, everywhere: bool = True) -
     """Take our trees away, wherever they are or from these interfaces; what is said of each. Errors: none."""
     done = []
     try:
-        found = {name: root for name, root in tc.names().items() if everywhere or name in roots}
+        qdiscs = {name: root for name, root in tc.names().items() if everywhere or name in roots}
     except SourceError as exc:
         return [undone(name, FILE, RestoreOutcome.REFUSED, str(exc)) for name in sorted(roots)]
-    for name in sorted(found.keys() | roots.keys()):
+    for name in sorted(qdiscs.keys() | roots.keys()):
         try:
-            root = found.get(name)
+            root = qdiscs.get(name)
             if root is None:
                 done.append(
                     undone(name, FILE, RestoreOutcome.ALREADY if tc.root(name) is not None else RestoreOutcome.GONE)
@@ -170,8 +170,8 @@ def remove_trees(tc: Tc, roots: Mapping[str, str], *, everywhere: bool = True) -
     return done
 
 
-def undone(name: str, file: str, undo: RestoreOutcome, words: str = "") -> RestoreResult:
-    """What became of one trace; ``words``: what stands there now, or else why it does not."""
+def undone(name: str, file: str, undo: RestoreOutcome, message: str = "") -> RestoreResult:
+    """What became of one trace; ``message``: what stands there now, or else why it does not."""
     if undo is RestoreOutcome.RESTORED:
-        return RestoreResult(path=name, file=file, undo=undo, text=words)
-    return RestoreResult(path=name, file=file, undo=undo, detail=words)
+        return RestoreResult(path=name, file=file, undo=undo, text=message)
+    return RestoreResult(path=name, file=file, undo=undo, detail=message)

@@ -126,8 +126,12 @@ class ResctrlActuator:
             by_name = partial(pod_threads, self._hierarchy, only, self._cgroups)
             threads = self._threads(pod) if pod is not None else by_name
             done = await self._work(partial(undo_pod, self._files, capability.root, only, threads))
-        for one in done:
-            self._note("restored" if one.ok else "failed", f"{one.path}/{one.file}", one.detail or one.undo.value)
+        for result in done:
+            self._note(
+                "restored" if result.ok else "failed",
+                f"{result.path}/{result.file}",
+                result.detail or result.undo.value,
+            )
         return done
 
     def measured(self, view: NodeView, wish: CacheRequest) -> CacheUsage:
@@ -254,8 +258,8 @@ class ResctrlActuator:
             if capability is not None and capability.status is ResctrlStatus.READY and capability.root is not None:
                 self._ours = tuple(await self._work(ControlGroups(capability.root, self._files).ours))
             if writes:
-                for one in await self._undo():
-                    self._note("restored" if one.ok else "failed", f"{one.path}/{one.file}", one.detail)
+                for result in await self._undo():
+                    self._note("restored" if result.ok else "failed", f"{result.path}/{result.file}", result.detail)
 
     async def _undo(self) -> list[RestoreResult]:
         self._ours, self._outcome, self.standings, self._sampler = (), SweepResult(), {}, None
@@ -267,8 +271,8 @@ class ResctrlActuator:
         if self._changed_plan is None or self._changed_plan.groups != self._plan.groups:
             self._changed.clear()
             self._changed_plan = self._plan
-        words = f"changed {_PATIENCE} times by another program; unchanged until the plan changes"
-        return {name: words for name, count in self._changed.items() if count >= _PATIENCE}
+        message = f"changed {_PATIENCE} times by another program; unchanged until the plan changes"
+        return {name: message for name, count in self._changed.items() if count >= _PATIENCE}
 
     def _noted(self, outcome: SweepResult) -> None:
         """Count, and put what somebody else had changed into the history."""

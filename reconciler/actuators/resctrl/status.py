@@ -96,19 +96,19 @@ def measured(status: ResctrlActuatorStatus, view: NodeView, wish: CacheRequest) 
 
 
 def _classes(status: ResctrlActuatorStatus, view: NodeView) -> dict[str, str]:
-    found: dict[str, set[str]] = {}
+    texts: dict[str, set[str]] = {}
     for uid, home in status.outcome.homes.items():
         if uid in view.pods:
-            found.setdefault(home or _DEFAULT, set()).add(view.pods[uid].pod_class.value)
+            texts.setdefault(home or _DEFAULT, set()).add(view.pods[uid].pod_class.value)
     # In the default group are all processes of the host as well.
-    return {home: classes.pop() for home, classes in found.items() if len(classes) == 1 and home != _DEFAULT}
+    return {home: classes.pop() for home, classes in texts.items() if len(classes) == 1 and home != _DEFAULT}
 
 
 def _lacks(status: ResctrlActuatorStatus, view: NodeView, wish: CacheRequest) -> dict[str, str]:
     capability, outcome = status.capability, status.outcome
     if capability is None or capability.status is not Readiness.READY:
-        words = status.problem or "resctrl not checked yet"
-        return dict.fromkeys(_COUNTERS, words)
+        message = status.problem or "resctrl not checked yet"
+        return dict.fromkeys(_COUNTERS, message)
     features = capability.monitoring.features if capability.monitoring is not None else ()
     lacks = {
         signal: f"not counted by this machine's resctrl (no {counter} in info/L3_MON/mon_features)"
@@ -118,10 +118,10 @@ def _lacks(status: ResctrlActuatorStatus, view: NodeView, wish: CacheRequest) ->
     if not wish.monitor:
         lacks |= dict.fromkeys(_COUNTERS, "per pod only with policies.cache.monitor")
     elif len(outcome.watched) < len(view.pods):
-        words = (
+        message = (
             f"{len(outcome.watched)} of {len(view.pods)} pods monitored now, with {outcome.budget} monitoring groups"
         )
-        lacks |= {signal: words for signal in _COUNTERS if signal not in lacks}
+        lacks |= {signal: message for signal in _COUNTERS if signal not in lacks}
     return lacks
 
 
@@ -132,14 +132,14 @@ def _known(rate: BandwidthRate) -> CacheConsumption:
 def problems(status: ResctrlActuatorStatus, titles: Mapping[str, str]) -> list[str]:
     """What does not work now, for a person, each once. ``titles``: of pods, by uid."""
     outcome = status.outcome
-    found = [status.problem, outcome.problem, *status.plan.problems]
-    found += [f"{name or 'the default group'}: {words}" for name, words in sorted(outcome.refused.items())]
-    found += [f"{titles.get(uid, uid)}: {words}" for uid, words in sorted(outcome.unsettled.items())]
-    found += [
+    texts = [status.problem, outcome.problem, *status.plan.problems]
+    texts += [f"{name or 'the default group'}: {message}" for name, message in sorted(outcome.refused.items())]
+    texts += [f"{titles.get(uid, uid)}: {message}" for uid, message in sorted(outcome.unsettled.items())]
+    texts += [
         f"{titles.get(uid, uid)}: {count} threads stay in the group of another program"
         for uid, count in sorted(outcome.foreign.items())
     ]
-    return [problem for problem in dict.fromkeys(found) if problem]
+    return [problem for problem in dict.fromkeys(texts) if problem]
 
 
 def standings(
@@ -187,7 +187,11 @@ def _use(rates: Mapping[int, BandwidthRate]) -> Mapping[str, object]:
         "total_bytes_s": whole.total_s,
         "local_bytes_s": whole.local_s,
         "domains": {
-            str(domain): {"occupancy_bytes": one.occupancy, "total_bytes_s": one.total_s, "local_bytes_s": one.local_s}
-            for domain, one in sorted(rates.items())
+            str(domain): {
+                "occupancy_bytes": rate.occupancy,
+                "total_bytes_s": rate.total_s,
+                "local_bytes_s": rate.local_s,
+            }
+            for domain, rate in sorted(rates.items())
         },
     }

@@ -185,8 +185,8 @@ class ResctrlSweep:
             if member.held or member.home not in self._usable:
                 self._stay.append(member)
                 if not member.held:
-                    words = f"{member.home}: {self.outcome.refused.get(member.home, 'does not exist')}"
-                    self.outcome.unsettled[member.uid] = words
+                    message = f"{member.home}: {self.outcome.refused.get(member.home, 'does not exist')}"
+                    self.outcome.unsettled[member.uid] = message
             else:
                 self._place(member)
             yield
@@ -207,16 +207,16 @@ class ResctrlSweep:
             return
         self._count(done)
         if not done.on_settled:
-            words = "new threads appear faster than they are moved"
-            self.outcome.unsettled[member.uid] = f"refused: {dict(done.refused)}" if done.refused else words
+            message = "new threads appear faster than they are moved"
+            self.outcome.unsettled[member.uid] = f"refused: {dict(done.refused)}" if done.refused else message
 
     def _strangers(self) -> Iterator[None]:
         """Threads in our groups that belong elsewhere: of pods that are to be in the default group, or of nobody."""
         for name, inside in self._inside.items():
-            here = [*self._stay, *(member for member in self._members if member.home == name)]
-            if not inside - set().union(*(self._known[member.uid] for member in here)):
+            members = [*self._stay, *(member for member in self._members if member.home == name)]
+            if not inside - set().union(*(self._known[member.uid] for member in members)):
                 continue
-            read = [member.threads for member in here]
+            read = [member.threads for member in members]
             with contextlib.suppress(CgroupGoneError):
                 path = self._groups.path(name)
                 self.outcome.moved += expel(self._files, path, partial(_all_of, read), self._groups.root)
@@ -326,4 +326,4 @@ class ResctrlSweep:
 
 
 def _all_of(threads: Sequence[Callable[[], set[int]]]) -> set[int]:
-    return set().union(*(one() for one in threads))
+    return set().union(*(thread() for thread in threads))

@@ -126,17 +126,17 @@ def undo_all(
         gone = capability.status is ResctrlStatus.NOT_MOUNTED and mounter.sees_the_host()
         return [], ResctrlState() if gone else kept
     done = _groups(files, root)
-    kept = replace(kept, groups=not all(one.ok for one in done))
-    found = undo_default(files, capability, kept)
-    if found is not None:
-        done.append(found)
-        if found.ok:
+    kept = replace(kept, groups=not all(result.ok for result in done))
+    restore_result = undo_default(files, capability, kept)
+    if restore_result is not None:
+        done.append(restore_result)
+        if restore_result.ok:
             kept = replace(kept, original=None, written=())
     ours = mounter.source(root) == SOURCE
     if ours:
-        found = _mount(files, root, mounter)
-        done.append(found)
-    if not ours or (found is not None and found.ok):
+        restore_result = _mount(files, root, mounter)
+        done.append(restore_result)
+    if not ours or (restore_result is not None and restore_result.ok):
         kept = replace(kept, place=None)
     return done, kept
 
@@ -149,11 +149,11 @@ def undo_default(files: GroupFiles, capability: Capability, kept: ResctrlState) 
     groups = ControlGroups(root, files)
     try:
         actual = groups.schemata(DEFAULT)
-        touched = {name: original[name] for name in original if any(name in one for one in kept.written)}
+        touched = {name: original[name] for name in original if any(name in item for item in kept.written)}
         text = format_schemata({name: actual.get(name, {}) for name in touched}).rstrip("\n")
         if not differing(touched, actual, capability):
             return RestoreResult(path=root, file="schemata", undo=RestoreOutcome.ALREADY, text=text)
-        ours = [one for one in kept.written if not differing(one, actual, capability)]
+        ours = [item for item in kept.written if not differing(item, actual, capability)]
         if not ours:
             return RestoreResult(path=root, file="schemata", undo=RestoreOutcome.FOREIGN, text=text)
         groups.set_schemata(DEFAULT, touched, capability)
@@ -239,15 +239,15 @@ def threads_of(hierarchy: Hierarchy, path: str, files: FileOps = REAL) -> set[in
     here is taken for a stranger's, and moved out of the group that it was born into.
     """
     file = "tasks" if hierarchy.version(hierarchy.trigger) == 1 else "cgroup.threads"
-    found: set[int] = set()
-    here = [hierarchy.trigger_directory(path)]
-    for directory in here:
+    result: set[int] = set()
+    texts = [hierarchy.trigger_directory(path)]
+    for directory in texts:
         try:
-            found |= numbers(files.read(directory, file))
-            here += [f"{directory}/{name}" for name in files.groups(directory)]
+            result |= numbers(files.read(directory, file))
+            texts += [f"{directory}/{name}" for name in files.groups(directory)]
         except OSError:
             continue
-    return found
+    return result
 
 
 def pod_threads(hierarchy: Hierarchy, uid: str, files: FileOps = REAL) -> set[int]:
@@ -268,15 +268,15 @@ def restore_resctrl(
 ) -> list[RestoreResult]:
     """Undo while no daemon runs. Errors: `StoreError` when what is left cannot be remembered."""
     try:
-        found = read_capability(root) if capability is None else capability
+        result = read_capability(root) if capability is None else capability
     except InputError as exc:
         return [RestoreResult(path=root, file="schemata", undo=RestoreOutcome.REFUSED, detail=str(exc))]
     if only is not None:
-        if found.status is not ResctrlStatus.READY or found.root is None:
+        if result.status is not ResctrlStatus.READY or result.root is None:
             return []
         try:
             hierarchy = Hierarchy.detect(root)
         except AgentError as exc:
-            return [RestoreResult(path=found.root, file="tasks", undo=RestoreOutcome.REFUSED, detail=str(exc))]
-        return undo_pod(files, found.root, only, lambda: pod_threads(hierarchy, only))
-    return undo_rows(ledger, CODEC, lambda kept: undo_all(files, found, kept, mounter or RealMounter(root)))
+            return [RestoreResult(path=result.root, file="tasks", undo=RestoreOutcome.REFUSED, detail=str(exc))]
+        return undo_pod(files, result.root, only, lambda: pod_threads(hierarchy, only))
+    return undo_rows(ledger, CODEC, lambda kept: undo_all(files, result, kept, mounter or RealMounter(root)))

@@ -116,7 +116,7 @@ class AlertmanagerSink(BaseSink):
         labels = {_label(name): text for name, text in notice.labels.items() if text}
         # A state's end must have the labels that its beginning had; an event has no end.
         severity = notice.began_as if alert.kind.lasts else alert.severity
-        found: dict[str, object] = {
+        fields: dict[str, object] = {
             "labels": {
                 **labels,
                 "alertname": f"Bypassd{alert.kind.began.camel}",
@@ -134,8 +134,8 @@ class AlertmanagerSink(BaseSink):
             "endsAt": stamp(self._ends(notice, now_s)),
         }
         if self._config.generator_url:
-            found["generatorURL"] = self._config.generator_url
-        return found
+            fields["generatorURL"] = self._config.generator_url
+        return fields
 
     def _ends(self, notice: Incident, now_s: float) -> float:
         if notice.has_ended:
@@ -147,11 +147,11 @@ class AlertmanagerSink(BaseSink):
 
     @staticmethod
     def _worst(errors: Sequence[SinkError]) -> SinkError:
-        waits = [one.retry_after_s for one in errors if one.retry_after_s is not None]
+        waits = [error.retry_after_s for error in errors if error.retry_after_s is not None]
         return SinkError(
             "; ".join(dict.fromkeys(map(str, errors))),
             retry_after_s=max(waits, default=None),
-            permanent=all(one.permanent for one in errors),
+            permanent=all(error.permanent for error in errors),
         )
 
 

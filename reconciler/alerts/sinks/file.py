@@ -52,15 +52,15 @@ class FileSink(BaseSink):
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         fd = os.open(self._path, flags, 0o600)
         try:
-            found = os.fstat(fd)
-            if not stat.S_ISREG(found.st_mode):
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode):
                 raise OSError(22, "not a regular file")
-            if found.st_size and found.st_size + len(content) > self._config.rotate_bytes:
+            if status.st_size and status.st_size + len(content) > self._config.rotate_bytes:
                 self._rotate()
                 os.close(fd)
                 fd = os.open(self._path, flags, 0o600)
-                found = os.fstat(fd)
-            torn = found.st_size and os.pread(fd, 1, found.st_size - 1) != b"\n"
+                status = os.fstat(fd)
+            torn = status.st_size and os.pread(fd, 1, status.st_size - 1) != b"\n"
             # A line that a crash or a full disk cut off must not take the next one with it.
             data = b"\n" + content if torn else content
             written = os.write(fd, data)

@@ -49,9 +49,9 @@ def check(answer: HttpResponse, what: str) -> None:
     """Errors: `SinkError` for every answer that is no success."""
     if answer.ok:
         return
-    words = f" {answer.excerpt}" if answer.excerpt else ""
+    message = f" {answer.excerpt}" if answer.excerpt else ""
     raise SinkError(
-        f"{what}: HTTP {answer.status}{words}",
+        f"{what}: HTTP {answer.status}{message}",
         retry_after_s=answer.wait_s(time.time()),
         permanent=answer.status in _NEVER,
     )

@@ -115,12 +115,12 @@ class KubernetesSink(BaseSink):
             "type": "Normal" if notice.has_ended or alert.severity is Severity.INFO else "Warning",
             "reportingInstance": self._node,
         }
-        words = alert.summary if len(alert.summary) <= _LONGEST_NOTE else f"{alert.summary[: _LONGEST_NOTE - 1]}…"
+        message = alert.summary if len(alert.summary) <= _LONGEST_NOTE else f"{alert.summary[: _LONGEST_NOTE - 1]}…"
         if self._config.api is EventApi.EVENTS:
             return {
                 **common,
                 "regarding": about,
-                "note": words,
+                "note": message,
                 "action": reason,
                 "eventTime": _micro(notice.first_s),
                 "reportingController": _COMPONENT,
@@ -129,7 +129,7 @@ class KubernetesSink(BaseSink):
         return {
             **common,
             "involvedObject": about,
-            "message": words,
+            "message": message,
             "count": notice.count,
             "firstTimestamp": _whole(notice.first_s),
             "lastTimestamp": _whole(notice.last_s),

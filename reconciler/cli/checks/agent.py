@@ -27,26 +27,26 @@ _BASE_WATCHES: Final = 32
 _INOTIFY: Final = ("max_user_watches", "max_user_instances", "max_queued_events")
 
 
-def agent(node: InspectedNode, asked: QueryResults) -> Iterator[CheckResult]:
+def agent(node: InspectedNode, results: QueryResults) -> Iterator[CheckResult]:
     """The agent's own needs: rights, limits, store, configuration; and the agent itself."""
-    yield _fanotify(node, asked)
+    yield _fanotify(node, results)
     yield _inotify(node)
     yield _rights(node)
     yield _store(node)
     yield _config(node)
-    yield _daemon(node, asked)
+    yield _daemon(node, results)
 
 
-def _fanotify(node: InspectedNode, asked: QueryResults) -> CheckResult:
-    if asked.fanotify is None:
+def _fanotify(node: InspectedNode, results: QueryResults) -> CheckResult:
+    if results.fanotify is None:
         return CheckResult(
             "fanotify", CheckState.OK, "copied node: not tested" if node.copied else "no cgroup hierarchy found"
         )
-    if not asked.fanotify or asked.fanotify_problem:
+    if not results.fanotify or results.fanotify_problem:
         fix = (
             "needs CAP_SYS_ADMIN in the initial user namespace and kernel 5.10; without it writers of files are unknown"
         )
-        return CheckResult("fanotify", CheckState.WARN, asked.fanotify_problem, fix)
+        return CheckResult("fanotify", CheckState.WARN, results.fanotify_problem, fix)
     return CheckResult("fanotify", CheckState.OK, "identifies every writer of a control file")
 
 
@@ -56,19 +56,17 @@ def _inotify(node: InspectedNode) -> CheckResult:
     need = _BASE_WATCHES + len(node.pods) + 2 * len(node.containers)
     if watches is None:
         return CheckResult("inotify", CheckState.WARN, f"limits unknown, {need} watches needed", "mount /proc")
-    found = (
-        f"{need} watches of {watches}, {limits['max_user_instances']} instances, queue {limits['max_queued_events']}"
-    )
+    text = f"{need} watches of {watches}, {limits['max_user_instances']} instances, queue {limits['max_queued_events']}"
     if watches < 2 * need:
         return CheckResult(
             "inotify",
             CheckState.WARN,
-            found,
+            text,
             f"sysctl fs.inotify.max_user_watches={max(8192, 4 * need)}, or bypassd polls",
         )
     if (limits["max_user_instances"] or 0) < 16:
-        return CheckResult("inotify", CheckState.WARN, found, "sysctl fs.inotify.max_user_instances=128")
-    return CheckResult("inotify", CheckState.OK, found)
+        return CheckResult("inotify", CheckState.WARN, text, "sysctl fs.inotify.max_user_instances=128")
+    return CheckResult("inotify", CheckState.OK, text)
 
 
 def _rights(node: InspectedNode) -> CheckResult:
@@ -104,7 +102,7 @@ def _store(node: InspectedNode) -> CheckResult:
             "free disk space: bypassd writes nothing that it cannot record",
         )
     try:
-        found = read_dump(node.store, history=0)
+        fields = read_dump(node.store, history=0)
     except NoStoreError:
         return CheckResult("store", CheckState.OK, f"{node.store}: created at the first start")
     except NewerSchemaError as exc:
@@ -112,7 +110,7 @@ def _store(node: InspectedNode) -> CheckResult:
     except StoreError as exc:
         fix = "start the daemon: it moves the file aside and adopts the values in force where it can identify them"
         return CheckResult("store", CheckState.BAD, str(exc), fix)
-    problems = found["problems"]
+    problems = fields["problems"]
     if isinstance(problems, list) and problems:
         return CheckResult(
             "store",
@@ -120,7 +118,7 @@ def _store(node: InspectedNode) -> CheckResult:
             f"{node.store}: {problems[0]}",
             "damaged rows are ignored; the daemon repairs them",
         )
-    files = found["files"]
+    files = fields["files"]
     return CheckResult(
         "store", CheckState.OK, f"{node.store}: {fmt.plural(len(files) if isinstance(files, list) else 0, 'file')}"
     )
@@ -145,16 +143,16 @@ def _config(node: InspectedNode) -> CheckResult:
     return CheckResult("config", CheckState.OK, f"mode {node.config.mode.value}; {files}")
 
 
-def _daemon(node: InspectedNode, asked: QueryResults) -> CheckResult:
+def _daemon(node: InspectedNode, results: QueryResults) -> CheckResult:
     if node.socket is None:
         return CheckResult("daemon", CheckState.OK, "copied node: none" if node.copied else "no socket configured")
-    if asked.daemon == "ready":
+    if results.daemon == "ready":
         return CheckResult("daemon", CheckState.OK, f"ready on {node.socket}")
-    if asked.daemon is None and not asked.daemon_reasons:
+    if results.daemon is None and not results.daemon_reasons:
         return CheckResult("daemon", CheckState.WARN, "not running", "systemctl enable --now bypassd")
     return CheckResult(
         "daemon",
         CheckState.BAD,
-        "; ".join(asked.daemon_reasons) or "not ready",
+        "; ".join(results.daemon_reasons) or "not ready",
         "bypassctl status; journalctl -u bypassd",
     )

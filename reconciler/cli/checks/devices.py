@@ -34,22 +34,22 @@ def devices(node: InspectedNode) -> Iterator[CheckResult]:
             )
     if network.enabled:
         if there and "net.classid" not in there:
-            words = "BE pods in the host network are not limited" if network.pods else "no BE traffic is limited"
+            message = "BE pods in the host network are not limited" if network.pods else "no BE traffic is limited"
             fix = "mount cgroup v1's net_cls before the runtime starts, on a kernel with CONFIG_CGROUP_NET_CLASSID"
-            yield CheckResult("network", CheckState.WARN, f"no net_cls to identify BE packets: {words}", fix)
+            yield CheckResult("network", CheckState.WARN, f"no net_cls to identify BE packets: {message}", fix)
         if network.pods and (absent := _absent(node, _LEADING)):
-            found = f"this kernel lacks {', '.join(absent)}: BE pods with their own network namespace are not limited"
+            text = f"this kernel lacks {', '.join(absent)}: BE pods with their own network namespace are not limited"
             yield CheckResult(
-                "network", CheckState.WARN, found, "install the distribution's package with additional kernel modules"
+                "network", CheckState.WARN, text, "install the distribution's package with additional kernel modules"
             )
         for interface in network.interfaces:
             places = os.path.join(node.root, "sys/class/net")
             if not os.path.isdir(os.path.join(places, interface.name)):
-                found = f"{interface.name}: no such interface: no limit applies"
-                yield CheckResult("network", CheckState.WARN, found, "correct policies.network.interfaces")
+                text = f"{interface.name}: no such interface: no limit applies"
+                yield CheckResult("network", CheckState.WARN, text, "correct policies.network.interfaces")
             elif interface.link_mbit is None and link_mbit(interface.name, places) is None:
-                found = f"{interface.name}: its driver reports no speed: no limit applies"
-                yield CheckResult("network", CheckState.WARN, found, "set its link_mbit in policies.network.interfaces")
+                text = f"{interface.name}: its driver reports no speed: no limit applies"
+                yield CheckResult("network", CheckState.WARN, text, "set its link_mbit in policies.network.interfaces")
 
 
 def _absent(node: InspectedNode, names: Iterable[str]) -> list[str]:
@@ -77,13 +77,13 @@ def _disks(node: InspectedNode, config: DiskPolicyConfig) -> Iterator[CheckResul
             yield CheckResult("disk", CheckState.WARN, str(exc), "correct policies.disk.devices")
         else:
             yield _disk(rule.name, disks[rule.name], weighed=weighed)
-    for words in by_device(config.devices, disks)[1]:
-        yield CheckResult("disk", CheckState.WARN, words, "list each disk once in policies.disk.devices")
+    for message in by_device(config.devices, disks)[1]:
+        yield CheckResult("disk", CheckState.WARN, message, "list each disk once in policies.disk.devices")
 
 
 def _disk(name: str, disk: Disk, *, weighed: bool) -> CheckResult:
-    words = f"{name} is {disk.title}, scheduler {disk.scheduler or 'unknown'}"
+    message = f"{name} is {disk.title}, scheduler {disk.scheduler or 'unknown'}"
     if weighed and disk.scheduler and disk.scheduler not in _WEIGHING:
         fix = f"weights need BFQ: echo bfq > /sys/block/{disk.kernel}/queue/scheduler (or iocost on cgroup v2)"
-        return CheckResult("disk", CheckState.WARN, words, fix)
-    return CheckResult("disk", CheckState.OK, words)
+        return CheckResult("disk", CheckState.WARN, message, fix)
+    return CheckResult("disk", CheckState.OK, message)

@@ -19,34 +19,40 @@ from state.model import CpuPolicy
 _LITERAL: Final = re.compile(r"[^:]*\.slice:[A-Za-z-]+:[0-9a-f]{12,}")
 
 
-def kubelet(node: InspectedNode, asked: QueryResults) -> Iterator[CheckResult]:
+def kubelet(node: InspectedNode, results: QueryResults) -> Iterator[CheckResult]:
     """The kubelet and what it allocated."""
-    yield _kubelet(node, asked)
+    yield _kubelet(node, results)
     yield _pods(node)
     yield _checkpoint(node)
-    yield _cpu_manager(node, asked)
-    yield _endpoint(node, asked)
+    yield _cpu_manager(node, results)
+    yield _endpoint(node, results)
 
 
-def runtime(node: InspectedNode, asked: QueryResults) -> Iterator[CheckResult]:
+def runtime(node: InspectedNode, results: QueryResults) -> Iterator[CheckResult]:
     """The container runtime: its signal, its CRI socket, NRI."""
     yield _signal(node)
-    yield _cri(node, asked)
-    yield _nri(node, asked)
+    yield _cri(node, results)
+    yield _nri(node, results)
 
 
-def _kubelet(node: InspectedNode, asked: QueryResults) -> CheckResult:
-    found = node.kubelet
+def _kubelet(node: InspectedNode, results: QueryResults) -> CheckResult:
+    kubelet_config = node.kubelet
     if not node.config.kubelet.enabled:
         return CheckResult("kubelet", CheckState.OK, "not used (kubelet.enabled: false)")
-    version = f"{asked.kubelet_version or 'version unknown'}, " if not node.copied else ""
-    who = f"pid {found.pid}" if found.pid is not None else "not running" if not node.copied else "copied"
-    words_ = f"{version}{who}, {found.config_path or 'no configuration file'}"
-    if found.problems:
-        more = f" (and {len(found.problems) - 1} more)" if len(found.problems) > 1 else ""
+    version = f"{results.kubelet_version or 'version unknown'}, " if not node.copied else ""
+    who = (
+        f"pid {kubelet_config.pid}"
+        if kubelet_config.pid is not None
+        else "not running"
+        if not node.copied
+        else "copied"
+    )
+    words_ = f"{version}{who}, {kubelet_config.config_path or 'no configuration file'}"
+    if kubelet_config.problems:
+        more = f" (and {len(kubelet_config.problems) - 1} more)" if len(kubelet_config.problems) > 1 else ""
         fix = "see kubelet.config_file and kubelet.executable"
-        return CheckResult("kubelet", CheckState.WARN, f"{words_}: {found.problems[0]}{more}", fix)
-    if found.pid is None and not found.sources:
+        return CheckResult("kubelet", CheckState.WARN, f"{words_}: {kubelet_config.problems[0]}{more}", fix)
+    if kubelet_config.pid is None and not kubelet_config.sources:
         return CheckResult(
             "kubelet",
             CheckState.WARN,
@@ -65,13 +71,13 @@ def _pods(node: InspectedNode) -> CheckResult:
             "kubepods", CheckState.WARN, f"{node.layout.kubepods} does not exist yet", "start the kubelet"
         )
     pods, containers = len(node.pods), len(node.containers)
-    found = f"{node.layout.kubepods}: {fmt.plural(pods, 'pod')}, {fmt.plural(containers, 'container')}"
+    text = f"{node.layout.kubepods}: {fmt.plural(pods, 'pod')}, {fmt.plural(containers, 'container')}"
     outside = _outside(node)
     if outside:
         fix = "configure the same cgroup driver for kubelet and runtime (containerd: SystemdCgroup = true for runc)"
-        told = f"{found}; {len(outside)} outside, such as {outside[0][:80]}…"
-        return CheckResult("kubepods", CheckState.WARN, told, fix)
-    return CheckResult("kubepods", CheckState.OK, found)
+        message = f"{text}; {len(outside)} outside, such as {outside[0][:80]}…"
+        return CheckResult("kubepods", CheckState.WARN, message, fix)
+    return CheckResult("kubepods", CheckState.OK, text)
 
 
 def _outside(node: InspectedNode) -> list[str]:
@@ -83,11 +89,11 @@ def _outside(node: InspectedNode) -> list[str]:
         return []
     root = node.hierarchy.trigger_directory("/")
     services = glob.glob(os.path.join(glob.escape(root), "system.slice", "*.service"))
-    found: list[str] = []
+    texts: list[str] = []
     for directory in (root, *sorted(services)):
         with contextlib.suppress(OSError), os.scandir(directory) as entries:
-            found += [entry.path for entry in entries if _LITERAL.fullmatch(entry.name)]
-    return [f"/{os.path.relpath(path, root)}" for path in sorted(found)]
+            texts += [entry.path for entry in entries if _LITERAL.fullmatch(entry.name)]
+    return [f"/{os.path.relpath(path, root)}" for path in sorted(texts)]
 
 
 def _checkpoint(node: InspectedNode) -> CheckResult:
@@ -108,7 +114,7 @@ def _checkpoint(node: InspectedNode) -> CheckResult:
     )
 
 
-def _cpu_manager(node: InspectedNode, asked: QueryResults) -> CheckResult:
+def _cpu_manager(node: InspectedNode, results: QueryResults) -> CheckResult:
     """Where the static CPU manager and the agent's settings would meet."""
     policy = node.kubelet.cpu_manager_policy
     path = os.path.join(node.root, node.kubelet.root_dir.lstrip("/"), CPU_STATE)
@@ -122,7 +128,7 @@ def _cpu_manager(node: InspectedNode, asked: QueryResults) -> CheckResult:
     if reclaimed.besteffort_cpuset:
         fix = "set policies.reclaimed.besteffort_cpuset: false (the planner refuses it: container starts would fail)"
         return CheckResult("CPU manager", CheckState.WARN, "static policy, but besteffort_cpuset is enabled", fix)
-    version = release(asked.kubelet_version)
+    version = release(results.kubelet_version)
     if version is not None and version < (1, 22) and reclaimed.form is not ReclaimedForm.QUOTA:
         fix = "no action needed: BE is limited by quota; policies.reclaimed.form: quota makes it explicit"
         return CheckResult(
@@ -135,20 +141,20 @@ def _cpu_manager(node: InspectedNode, asked: QueryResults) -> CheckResult:
     )
 
 
-def _endpoint(node: InspectedNode, asked: QueryResults) -> CheckResult:
+def _endpoint(node: InspectedNode, results: QueryResults) -> CheckResult:
     kubelet_ = node.config.kubelet
     if not kubelet_.enabled or kubelet_.endpoint is EndpointSection.OFF:
         return CheckResult("kubelet /pods", CheckState.OK, "not used (kubelet.endpoint: off)")
     if node.copied:
         return CheckResult("kubelet /pods", CheckState.OK, "copied node: not read")
-    if asked.kubelet_body is not None:
-        found = f"{asked.kubelet_url}: {fmt.plural(len(asked.kubelet_pods), 'pod')}"
-        if asked.kubelet_problem:
+    if results.kubelet_body is not None:
+        text = f"{results.kubelet_url}: {fmt.plural(len(results.kubelet_pods), 'pod')}"
+        if results.kubelet_problem:
             return CheckResult(
-                "kubelet /pods", CheckState.WARN, f"{found}; {asked.kubelet_problem}", "see the named pod"
+                "kubelet /pods", CheckState.WARN, f"{text}; {results.kubelet_problem}", "see the named pod"
             )
-        return CheckResult("kubelet /pods", CheckState.OK, found)
-    if asked.kubelet_url is None:
+        return CheckResult("kubelet /pods", CheckState.OK, text)
+    if results.kubelet_url is None:
         return CheckResult(
             "kubelet /pods", CheckState.WARN, "kubelet not reachable", "set kubelet.address if it listens elsewhere"
         )
@@ -156,7 +162,7 @@ def _endpoint(node: InspectedNode, asked: QueryResults) -> CheckResult:
         "set credentials (kubelet.token_file, or client_cert_file and client_key_file) and the CA of its "
         "certificate (kubelet.ca_file), or enable its read-only port"
     )
-    return CheckResult("kubelet /pods", CheckState.WARN, asked.kubelet_problem, fix)
+    return CheckResult("kubelet /pods", CheckState.WARN, results.kubelet_problem, fix)
 
 
 # The runtime
@@ -171,43 +177,43 @@ def _signal(node: InspectedNode) -> CheckResult:
     if not states:
         fix = "set runtime.runc_roots; without it new containers are verified until their values are stable"
         return CheckResult("runtime", CheckState.WARN, "no runc root found: no event when a container starts", fix)
-    told = sum(node.runtime.state_file(cid) is not None for cid in node.containers)
-    found = f"events from {', '.join(_shown(node, path) for path in states)}"
-    if node.containers and not told:
+    number = sum(node.runtime.state_file(cid) is not None for cid in node.containers)
+    text = f"events from {', '.join(_shown(node, path) for path in states)}"
+    if node.containers and not number:
         fix = "set runtime.runc_roots to where the runtime keeps <id>/state.json"
         return CheckResult(
-            "runtime", CheckState.WARN, f"{found}, but none of {len(node.containers)} containers found there", fix
+            "runtime", CheckState.WARN, f"{text}, but none of {len(node.containers)} containers found there", fix
         )
     if not bundles:
         fix = "set runtime.state_dir; without bundles a container's spec is known late"
-        return CheckResult("runtime", CheckState.WARN, f"{found}; no bundles", fix)
-    return CheckResult("runtime", CheckState.OK, f"{found}: {told} of {fmt.plural(len(node.containers), 'container')}")
+        return CheckResult("runtime", CheckState.WARN, f"{text}; no bundles", fix)
+    return CheckResult("runtime", CheckState.OK, f"{text}: {number} of {fmt.plural(len(node.containers), 'container')}")
 
 
 def _shown(node: InspectedNode, path: str) -> str:
     return f"/{os.path.relpath(path, node.root)}"
 
 
-def _cri(node: InspectedNode, asked: QueryResults) -> CheckResult:
+def _cri(node: InspectedNode, results: QueryResults) -> CheckResult:
     if node.copied:
         return CheckResult("CRI", CheckState.OK, "copied node: not read")
-    if asked.cri_version is None:
+    if results.cri_version is None:
         fix = "set runtime.sockets; without CRI and the kubelet's pod list, labels are unknown"
-        return CheckResult("CRI", CheckState.WARN, asked.cri_problem or "no CRI socket", fix)
-    version = asked.cri_version
-    found = f"{version.name} {version.version}, {version.api}, {fmt.plural(len(asked.cri_pods), 'pod')}"
-    sick = [f"{one.type}: {one.message}" for one in asked.cri_conditions if not one.ok]
+        return CheckResult("CRI", CheckState.WARN, results.cri_problem or "no CRI socket", fix)
+    version = results.cri_version
+    text = f"{version.name} {version.version}, {version.api}, {fmt.plural(len(results.cri_pods), 'pod')}"
+    sick = [f"{condition.type}: {condition.message}" for condition in results.cri_conditions if not condition.ok]
     if sick:
-        return CheckResult("CRI", CheckState.WARN, f"{found}; {'; '.join(sick)}", "see the runtime's log")
-    return CheckResult("CRI", CheckState.OK, found)
+        return CheckResult("CRI", CheckState.WARN, f"{text}; {'; '.join(sick)}", "see the runtime's log")
+    return CheckResult("CRI", CheckState.OK, text)
 
 
-def _nri(node: InspectedNode, asked: QueryResults) -> CheckResult:
+def _nri(node: InspectedNode, results: QueryResults) -> CheckResult:
     if any(os.path.exists(os.path.join(node.root, path)) for path in ("run/nri/nri.sock", "var/run/nri/nri.sock")):
         return CheckResult(
             "NRI", CheckState.WARN, "enabled in this runtime", "an NRI plugin can do this work; do not use both"
         )
-    version = asked.cri_version
+    version = results.cri_version
     number = release(version.version) if version is not None else None
     if version is not None and version.name == "containerd" and number is not None and number >= (1, 7):
         return CheckResult("NRI", CheckState.OK, f"containerd {version.version} supports it; disabled")

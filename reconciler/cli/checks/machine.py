@@ -61,12 +61,12 @@ def _kernel(node: InspectedNode) -> CheckResult:
 
 def _cpus(node: InspectedNode) -> CheckResult:
     try:
-        found = read_topology(node.root)
+        topology = read_topology(node.root)
     except SourceError as exc:
         return CheckResult("CPUs", CheckState.BAD, str(exc), "mount /sys")
-    parts = [fmt.plural(len(found.sockets()), "socket"), fmt.plural(len(found.nodes()), "NUMA node")]
-    parts.append("hyper-threads" if found.smt else "no SMT")
-    return CheckResult("CPUs", CheckState.OK, f"{found.online}: {', '.join(parts)}")
+    parts = [fmt.plural(len(topology.sockets()), "socket"), fmt.plural(len(topology.nodes()), "NUMA node")]
+    parts.append("hyper-threads" if topology.smt else "no SMT")
+    return CheckResult("CPUs", CheckState.OK, f"{topology.online}: {', '.join(parts)}")
 
 
 def _cgroups(node: InspectedNode) -> Iterator[CheckResult]:
@@ -86,17 +86,17 @@ def _cgroups(node: InspectedNode) -> Iterator[CheckResult]:
     driver = f", {node.layout.driver.value} driver" if node.layout is not None else ""
     missing = [name for name in _NEEDED if name not in versions]
     read_only = [] if node.copied else [name for name in _NEEDED if name in versions and not hierarchy.writable(name)]
-    found = f"{hierarchy.mode.value}{driver}; {'; '.join(parts)}"
+    text = f"{hierarchy.mode.value}{driver}; {'; '.join(parts)}"
     if missing:
         yield CheckResult(
-            "cgroups", CheckState.BAD, f"{found}; without {', '.join(missing)}", "mount or enable the controllers"
+            "cgroups", CheckState.BAD, f"{text}; without {', '.join(missing)}", "mount or enable the controllers"
         )
     elif read_only:
         yield CheckResult(
-            "cgroups", CheckState.BAD, f"{found}; {', '.join(read_only)} read-only", "mount them read-write"
+            "cgroups", CheckState.BAD, f"{text}; {', '.join(read_only)} read-only", "mount them read-write"
         )
     else:
-        yield CheckResult("cgroups", CheckState.OK, found)
+        yield CheckResult("cgroups", CheckState.OK, text)
 
 
 def _scheduler(node: InspectedNode) -> CheckResult:
@@ -111,15 +111,15 @@ def _scheduler(node: InspectedNode) -> CheckResult:
         return CheckResult(
             name, CheckState.WARN, "unknown: no kubepods directory", "start the kubelet, then run doctor again"
         )
-    found = ", ".join(words for knob, words in (_SCHEDULER | _DISTRIBUTIONS).items() if knob in there) or "neither"
+    text = ", ".join(message for knob, message in (_SCHEDULER | _DISTRIBUTIONS).items() if knob in there) or "neither"
     switch = (read_text(node.root, f"proc/sys/{_IDENTITY_SYSCTL.replace('.', '/')}") or "").strip()
     if "cpu.identity" in there and switch == "0":
-        return CheckResult(name, CheckState.WARN, f"{found} (disabled)", f"sysctl -w {_IDENTITY_SYSCTL}=1")
+        return CheckResult(name, CheckState.WARN, f"{text} (disabled)", f"sysctl -w {_IDENTITY_SYSCTL}=1")
     lacking = [knob for knob in _SCHEDULER if knob not in there]
     if lacking:
         told = " and ".join(f"{_SCHEDULER[knob]}: Linux {CATALOG[knob].forms[1].since}" for knob in lacking)
-        return CheckResult(name, CheckState.WARN, found, f"{told} or later")
-    return CheckResult(name, CheckState.OK, found)
+        return CheckResult(name, CheckState.WARN, text, f"{told} or later")
+    return CheckResult(name, CheckState.OK, text)
 
 
 def _core_scheduling(node: InspectedNode) -> Iterator[CheckResult]:
@@ -162,15 +162,15 @@ def _psi(node: InspectedNode) -> CheckResult:
     if node.hierarchy is not None and node.layout is not None:
         groups = group_pressure_file(node.hierarchy, node.layout.kubepods, PressureResource.CPU) is not None
     privileged = has_capability(node.root, _SYS_RESOURCE)
-    found = f"node, {'groups' if groups else 'not per group'}, triggers {'any' if privileged else '2 s'} window"
+    text = f"node, {'groups' if groups else 'not per group'}, triggers {'any' if privileged else '2 s'} window"
     if not groups:
         return CheckResult(
             "PSI",
             CheckState.WARN,
-            found,
+            text,
             "mount cgroup2 where the runtime uses it, or set interference.private_cgroup2: true",
         )
-    return CheckResult("PSI", CheckState.OK, found)
+    return CheckResult("PSI", CheckState.OK, text)
 
 
 def hardware_counters(node: InspectedNode) -> list[str]:
@@ -193,23 +193,25 @@ def _pmu(node: InspectedNode) -> CheckResult:
 
 def _resctrl(node: InspectedNode) -> CheckResult:
     try:
-        found = read_capability(node.root)
+        capability = read_capability(node.root)
     except AgentError as exc:
         return CheckResult("resctrl", CheckState.WARN, str(exc), "cache and bandwidth are not partitioned")
-    if found.status is not ResctrlStatus.READY:
+    if capability.status is not ResctrlStatus.READY:
         fix = {
             ResctrlStatus.NOT_MOUNTED: "mount -t resctrl resctrl /sys/fs/resctrl",
             ResctrlStatus.NO_KERNEL: "use a kernel with CONFIG_X86_CPU_RESCTRL",
-        }.get(found.status, "no action possible: this CPU has no resctrl; cache and bandwidth are not partitioned")
-        return CheckResult("resctrl", CheckState.WARN, found.reason, fix)
-    parts = [f"{cache.name} {cache.ways} ways" for cache in found.caches] + [one.name for one in found.bandwidths]
-    offered = f"{', '.join(parts) or 'monitoring only'}; {found.control_groups} groups"
-    if found.monitoring is not None:
-        offered += f", {found.monitoring.groups} monitoring ids"
-    ours, others = _resctrl_groups(found.root or "")
+        }.get(capability.status, "no action possible: this CPU has no resctrl; cache and bandwidth are not partitioned")
+        return CheckResult("resctrl", CheckState.WARN, capability.reason, fix)
+    parts = [f"{cache.name} {cache.ways} ways" for cache in capability.caches] + [
+        bandwidth_capability.name for bandwidth_capability in capability.bandwidths
+    ]
+    offered = f"{', '.join(parts) or 'monitoring only'}; {capability.control_groups} groups"
+    if capability.monitoring is not None:
+        offered += f", {capability.monitoring.groups} monitoring ids"
+    ours, others = _resctrl_groups(capability.root or "")
     if ours or others:
         offered += f"; {ours} of bypassd, {others} of other programs"
-    if others and found.control_groups - 1 - others <= 0:
+    if others and capability.control_groups - 1 - others <= 0:
         return CheckResult(
             "resctrl",
             CheckState.WARN,

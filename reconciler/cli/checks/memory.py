@@ -18,20 +18,20 @@ from state.memory import MARKS, NodeMemoryReading
 
 def memory(node: InspectedNode) -> Iterator[CheckResult]:
     """What there is, and what the memory policies need."""
-    found = _meminfo(node)
-    if found is None:
+    reading = _meminfo(node)
+    if reading is None:
         yield CheckResult("memory", CheckState.WARN, "unknown", "mount /proc; needs Linux 3.14 or later")
         return
-    first = _memory(node, found)
+    first = _memory(node, reading)
     policies = node.config.policies
     wanted = (policies.be_memory, policies.memory_qos, policies.memory_reclaim, policies.numa_memory)
-    if first.state is not CheckState.OK or policies.watermarks.enabled or any(one.enabled for one in wanted):
+    if first.state is not CheckState.OK or policies.watermarks.enabled or any(item.enabled for item in wanted):
         yield first
     version = node.hierarchy.version("memory") if node.hierarchy is not None else None
     if version is not None:
         yield from _protection(node, version)
-        yield from _bound(node, version, found)
-        yield from _reclaim(node, version, found)
+        yield from _bound(node, version, reading)
+        yield from _reclaim(node, version, reading)
     yield from _migration(node)
     yield from _marks(node)
 
@@ -43,21 +43,21 @@ def _meminfo(node: InspectedNode) -> NodeMemoryReading | None:
         return None
 
 
-def _memory(node: InspectedNode, found: NodeMemoryReading) -> CheckResult:
-    swap = f"{fmt.size(found.swap_bytes)} of swap" if found.swap_bytes else "no swap"
-    told = f"{fmt.size(found.total_bytes)}, {swap}"
+def _memory(node: InspectedNode, reading: NodeMemoryReading) -> CheckResult:
+    swap = f"{fmt.size(reading.swap_bytes)} of swap" if reading.swap_bytes else "no swap"
+    text = f"{fmt.size(reading.total_bytes)}, {swap}"
     limit = _limit(node)
-    if limit is not None and limit < found.total_bytes:
-        told += f"; pods may use {fmt.size(limit)}"
+    if limit is not None and limit < reading.total_bytes:
+        text += f"; pods may use {fmt.size(limit)}"
     if _kubepods_file(node, "memory.use_hierarchy") == "0":
         fix = "limits on directories have no effect: write 1 to memory.use_hierarchy of the root before creating groups"
         return CheckResult(
             "memory",
             CheckState.WARN,
-            f"{told}; kubepods does not count the memory of its pods",
+            f"{text}; kubepods does not count the memory of its pods",
             f"{fix}, or Linux 5.11",
         )
-    return CheckResult("memory", CheckState.OK, told)
+    return CheckResult("memory", CheckState.OK, text)
 
 
 def _kubepods_file(node: InspectedNode, file: str) -> str | None:
@@ -81,31 +81,31 @@ def _limit(node: InspectedNode) -> int | None:
 
 def _protection(node: InspectedNode, version: int) -> Iterator[CheckResult]:
     if node.config.policies.memory_qos.enabled and version == 1:
-        found = "cgroup v1 has no memory.min, .low, .high: only soft limits for BE pods"
+        text = "cgroup v1 has no memory.min, .low, .high: only soft limits for BE pods"
         yield CheckResult(
-            "memory protection", CheckState.WARN, found, "use cgroup v2; or limit BE work (policies.be_memory)"
+            "memory protection", CheckState.WARN, text, "use cgroup v2; or limit BE work (policies.be_memory)"
         )
 
 
-def _bound(node: InspectedNode, version: int, found: NodeMemoryReading) -> Iterator[CheckResult]:
+def _bound(node: InspectedNode, version: int, reading: NodeMemoryReading) -> Iterator[CheckResult]:
     """What happens to BE work that reaches its bound."""
     policies = node.config.policies
     if not policies.be_memory.enabled:
         return
     name = "memory limit"
     if version == 1 and not policies.be_memory.hard_percent:
-        told = "soft limit: BE work is reclaimed only when the whole machine is short of memory"
-        yield CheckResult(name, CheckState.WARN, told, "set policies.be_memory.hard_percent: 5 to add a hard limit")
-    elif version == 2 and not found.swap_bytes and not policies.be_memory.hard_percent:
-        told = "no swap: BE work above memory.high is throttled until almost stopped, and keeps its memory"
-        yield CheckResult(name, CheckState.WARN, told, "set policies.be_memory.hard_percent: 10, or add swap")
+        text = "soft limit: BE work is reclaimed only when the whole machine is short of memory"
+        yield CheckResult(name, CheckState.WARN, text, "set policies.be_memory.hard_percent: 5 to add a hard limit")
+    elif version == 2 and not reading.swap_bytes and not policies.be_memory.hard_percent:
+        text = "no swap: BE work above memory.high is throttled until almost stopped, and keeps its memory"
+        yield CheckResult(name, CheckState.WARN, text, "set policies.be_memory.hard_percent: 10, or add swap")
     else:
         yield CheckResult(
             name, CheckState.OK, "memory.high" if version == 2 else "a soft limit and a hard limit above it"
         )
 
 
-def _reclaim(node: InspectedNode, version: int, found: NodeMemoryReading) -> Iterator[CheckResult]:
+def _reclaim(node: InspectedNode, version: int, reading: NodeMemoryReading) -> Iterator[CheckResult]:
     wanted = node.config.policies.memory_reclaim
     if not wanted.enabled or node.hierarchy is None or node.layout is None:
         return
@@ -126,7 +126,7 @@ def _reclaim(node: InspectedNode, version: int, found: NodeMemoryReading) -> Ite
         )
     else:
         yield CheckResult(
-            name, CheckState.OK, "anonymous pages are swapped" if found.swap_bytes else "page cache only: no swap"
+            name, CheckState.OK, "anonymous pages are swapped" if reading.swap_bytes else "page cache only: no swap"
         )
 
 
@@ -145,16 +145,16 @@ def _marks(node: InspectedNode) -> Iterator[CheckResult]:
     if not node.config.policies.watermarks.enabled:
         return
     values = {name: read_number(node.root, f"proc/sys/{name.replace('.', '/')}") for name in MARKS}
-    told = ", ".join(f"{name} {value if value is not None else 'missing'}" for name, value in sorted(values.items()))
+    text = ", ".join(f"{name} {value if value is not None else 'missing'}" for name, value in sorted(values.items()))
     writable = node.copied or all(os.access(f"/proc/sys/{name.replace('.', '/')}", os.W_OK) for name in MARKS)
     if None in values.values():
-        yield CheckResult("memory watermarks", CheckState.WARN, told, "Linux 4.6 or later, with /proc mounted")
+        yield CheckResult("memory watermarks", CheckState.WARN, text, "Linux 4.6 or later, with /proc mounted")
     elif not writable:
         yield CheckResult(
             "memory watermarks",
             CheckState.WARN,
-            f"{told}: read-only",
+            f"{text}: read-only",
             "use a privileged container, or the systemd unit",
         )
     else:
-        yield CheckResult("memory watermarks", CheckState.OK, told)
+        yield CheckResult("memory watermarks", CheckState.OK, text)

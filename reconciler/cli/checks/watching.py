@@ -35,52 +35,52 @@ _SYS_RESOURCE: Final = 24
 _SETUID: Final = (6, 7)
 
 
-def watching(node: InspectedNode, asked: QueryResults) -> Iterator[CheckResult]:
+def watching(node: InspectedNode, results: QueryResults) -> Iterator[CheckResult]:
     """What ``interference``, ``eviction`` and a share of the cache that moves need."""
     config = node.config
     if config.interference.enabled:
         rules = effective(config.interference.rules)
-        yield _rules(node, asked, rules)
-        yield from _private(node, asked)
-        yield from _probes(node, asked)
+        yield _rules(node, results, rules)
+        yield from _private(node, results)
+        yield from _probes(node, results)
     if config.interference.enabled or config.eviction.enabled:
-        yield from _run_queue(node, asked)
-        yield from _pressure_events(node, asked)
-    yield from _recording(node, asked)
-    yield from _moving(node, asked)
-    yield from _pool_sizes(node, asked)
+        yield from _run_queue(node, results)
+        yield from _pressure_events(node, results)
+    yield from _recording(node, results)
+    yield from _moving(node, results)
+    yield from _pool_sizes(node, results)
     if config.eviction.enabled:
-        yield _eviction(node, asked)
-        yield from _notice(node, asked)
+        yield _eviction(node, results)
+        yield from _notice(node, results)
 
 
 # Rules
 
 
-def _rules(node: InspectedNode, asked: QueryResults, rules: Mapping[str, RuleConfig]) -> CheckResult:
+def _rules(node: InspectedNode, results: QueryResults, rules: Mapping[str, RuleConfig]) -> CheckResult:
     """Which rules can be judged: a group of one whose signals are all there is enough."""
-    lacking = _lacking(node, asked)
+    lacking = _lacking(node, results)
     blind: dict[str, str] = {}
     for name, rule in rules.items():
-        groups = [[one for entry in group for one in _lacks(entry, lacking)] for group in rule.when]
+        groups = [[lack for entry in group for lack in _lacks(entry, lacking)] for group in rule.when]
         if groups and all(groups):
             blind[name] = min(groups, key=len)[0]
     enforced = sum(not rule.dry_run for rule in rules.values())
-    found = f"{fmt.plural(len(rules), 'rule')}, {enforced} enforced"
+    text = f"{fmt.plural(len(rules), 'rule')}, {enforced} enforced"
     if enforced and node.config.mode is not AgentMode.ENFORCE:
-        found += f" (mode is {node.config.mode.value}: no action is taken)"
+        text += f" (mode is {node.config.mode.value}: no action is taken)"
     if not blind:
         return CheckResult(
             "interference",
             CheckState.OK,
-            f"{found}; all their signals are available",
+            f"{text}; all their signals are available",
         )
-    told = ", ".join(f"{name} (no {signal})" for name, signal in blind.items())
+    message = ", ".join(f"{name} (no {signal})" for name, signal in blind.items())
     fixes = dict.fromkeys(lacking[signal] for signal in blind.values())
     return CheckResult(
         "interference",
         CheckState.WARN,
-        f"{found}; not available: {told}",
+        f"{text}; not available: {message}",
         f"{'; '.join(fixes)}; or set enabled: false for these rules",
     )
 
@@ -89,7 +89,9 @@ def _lacks(entry: DetectorEntry, lacking: Mapping[str, str]) -> list[str]:
     """The signals for want of which a detector cannot answer; of the node, the kernel tells pressure without groups."""
     of_node = getattr(entry.config, "of", None) == "node"
     wanted = set(DETECTORS[entry.name].signals(entry.config))
-    missing = {one for one in wanted & lacking.keys() if not (of_node and one in _PRESSURE and lacking[one] != _NO_PSI)}
+    missing = {
+        text for text in wanted & lacking.keys() if not (of_node and text in _PRESSURE and lacking[text] != _NO_PSI)
+    }
     enough = _ANY_OF.get(entry.name, frozenset()) & wanted
     if enough - missing:
         return []
@@ -105,28 +107,28 @@ _PRESSURE: Final = frozenset(f"{resource}.pressure{full}" for resource in Pressu
 _NO_PSI: Final = "see PSI above"
 
 
-def _lacking(node: InspectedNode, asked: QueryResults) -> dict[str, str]:
+def _lacking(node: InspectedNode, results: QueryResults) -> dict[str, str]:
     """Signals of pods that this node cannot tell, each with the remedy."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     try:
         read_pressure(node_pressure_file(PressureResource.CPU, node.root))
     except AgentError:
-        found |= dict.fromkeys(_PRESSURE, _NO_PSI)
+        texts |= dict.fromkeys(_PRESSURE, _NO_PSI)
     else:
         if not (node.config.interference.private_cgroup2 or _pressure_of_groups(node)):
-            found |= dict.fromkeys(_PRESSURE, "set interference.private_cgroup2: true for the pressure of pods")
-    counters = asked.perf_problem
+            texts |= dict.fromkeys(_PRESSURE, "set interference.private_cgroup2: true for the pressure of pods")
+    counters = results.perf_problem
     if not hardware_counters(node):
-        found |= dict.fromkeys(_COUNTED, "see PMU above")
+        texts |= dict.fromkeys(_COUNTED, "see PMU above")
     elif counters:
-        found |= dict.fromkeys(_COUNTED, f"counters: {counters}")
+        texts |= dict.fromkeys(_COUNTED, f"counters: {counters}")
     if not node.config.policies.cache.enabled:
-        found |= dict.fromkeys(_CACHE, "set policies.cache.enabled: true to measure cache and bandwidth")
+        texts |= dict.fromkeys(_CACHE, "set policies.cache.enabled: true to measure cache and bandwidth")
     elif not _monitors(node):
-        found |= dict.fromkeys(_CACHE, "mount resctrl with monitoring (CMT, MBM)")
+        texts |= dict.fromkeys(_CACHE, "mount resctrl with monitoring (CMT, MBM)")
     if not node.config.interference.probes:
-        found[_LATENCY] = "configure a probe in interference.probes"
-    return found
+        texts[_LATENCY] = "configure a probe in interference.probes"
+    return texts
 
 
 def _pressure_of_groups(node: InspectedNode) -> bool:
@@ -137,51 +139,53 @@ def _pressure_of_groups(node: InspectedNode) -> bool:
 
 def _monitors(node: InspectedNode) -> bool:
     try:
-        found = read_capability(node.root)
+        capability = read_capability(node.root)
     except AgentError:
         return False
-    return found.status is ResctrlStatus.READY and found.monitoring is not None
+    return capability.status is ResctrlStatus.READY and capability.monitoring is not None
 
 
-def _run_queue(node: InspectedNode, asked: QueryResults) -> Iterator[CheckResult]:
+def _run_queue(node: InspectedNode, results: QueryResults) -> Iterator[CheckResult]:
     """Waiting is known by schedstat as well, of each thread on its own, where taskstats is not to be had."""
     wanted = signals_of(node.config.eviction)
     for rule in effective(node.config.interference.rules).values() if node.config.interference.enabled else ():
-        wanted |= {one for group in rule.when for entry in group for one in DETECTORS[entry.name].signals(entry.config)}
+        wanted |= {
+            signal for group in rule.when for entry in group for signal in DETECTORS[entry.name].signals(entry.config)
+        }
     if not wanted & _WAITING or node.copied:
         return
-    problem = asked.taskstats_problem
-    if asked.daemon_pid is not None and not _holds(asked, _NET_ADMIN):
+    problem = results.taskstats_problem
+    if results.daemon_pid is not None and not _holds(results, _NET_ADMIN):
         problem = "taskstats: the daemon lacks CAP_NET_ADMIN"
     if not problem:
         return
-    found = f"{problem}; using schedstat of each thread"
+    text = f"{problem}; using schedstat of each thread"
     fix = "grant the daemon CAP_NET_ADMIN and the host's network and PID namespaces, on a kernel with CONFIG_TASKSTATS"
     if read_text(node.root, "proc/self/schedstat") is None:
-        found, fix = f"{problem}; no schedstat either: run queue wait of pods is unknown", f"{fix} or CONFIG_SCHED_INFO"
-    yield CheckResult("run queue", CheckState.WARN, found, fix)
+        text, fix = f"{problem}; no schedstat either: run queue wait of pods is unknown", f"{fix} or CONFIG_SCHED_INFO"
+    yield CheckResult("run queue", CheckState.WARN, text, fix)
 
 
-def _pressure_events(node: InspectedNode, asked: QueryResults) -> Iterator[CheckResult]:
+def _pressure_events(node: InspectedNode, results: QueryResults) -> Iterator[CheckResult]:
     """Whether the kernel reports when memory and CPU pressure begin; elsewhere they are polled."""
-    if asked.pressure_window_s is not None:
-        found = f"memory and CPU pressure, within {asked.pressure_window_s:g} s"
-        if asked.daemon_pid is not None and not _holds(asked, _SYS_RESOURCE):
-            found += "; the daemon lacks CAP_SYS_RESOURCE: within 2 s, or refused by kernels before 6.5"
-        yield CheckResult("pressure events", CheckState.OK, found)
-    elif asked.pressure_problem:
-        found = f"none: {asked.pressure_problem}; polled each {node.config.interference.sample_s:g} s"
-        yield CheckResult("pressure events", CheckState.WARN, found, "psi=1 and CAP_SYS_RESOURCE; polling works too")
+    if results.pressure_window_s is not None:
+        text = f"memory and CPU pressure, within {results.pressure_window_s:g} s"
+        if results.daemon_pid is not None and not _holds(results, _SYS_RESOURCE):
+            text += "; the daemon lacks CAP_SYS_RESOURCE: within 2 s, or refused by kernels before 6.5"
+        yield CheckResult("pressure events", CheckState.OK, text)
+    elif results.pressure_problem:
+        text = f"none: {results.pressure_problem}; polled each {node.config.interference.sample_s:g} s"
+        yield CheckResult("pressure events", CheckState.WARN, text, "psi=1 and CAP_SYS_RESOURCE; polling works too")
 
 
-def _private(node: InspectedNode, asked: QueryResults) -> Iterator[CheckResult]:
+def _private(node: InspectedNode, results: QueryResults) -> Iterator[CheckResult]:
     """Whether the daemon could mount the groups that pressure of pods is counted in."""
     if not node.config.interference.private_cgroup2 or node.hierarchy is None or node.copied:
         return
     tree = private_tree(node.hierarchy)
-    if tree is None or tree.root != POINT or asked.daemon_pid is None:
+    if tree is None or tree.root != POINT or results.daemon_pid is None:
         return
-    mounts = read_text("/", f"proc/{asked.daemon_pid}/mountinfo")
+    mounts = read_text("/", f"proc/{results.daemon_pid}/mountinfo")
     if mounts is not None and f" {POINT} " not in mounts:
         fix = (
             "allow the system calls: SystemCallFilter=mount umount2 in a drop-in of the unit; else see the daemon's log"
@@ -189,15 +193,21 @@ def _private(node: InspectedNode, asked: QueryResults) -> Iterator[CheckResult]:
         yield CheckResult("private cgroup2", CheckState.WARN, f"the daemon has not mounted {POINT}", fix)
 
 
-def _probes(node: InspectedNode, asked: QueryResults) -> Iterator[CheckResult]:
+def _probes(node: InspectedNode, results: QueryResults) -> Iterator[CheckResult]:
     probes = node.config.interference.probes
-    others = [name for name, one in probes.items() if one.command is not None and one.command.user not in {"root", "0"}]
-    if others and not node.copied and not all(_holds(asked, bit) for bit in _SETUID):
+    others = [
+        name for name, probe in probes.items() if probe.command is not None and probe.command.user not in {"root", "0"}
+    ]
+    if others and not node.copied and not all(_holds(results, bit) for bit in _SETUID):
         fix = "add CapabilityBoundingSet=CAP_SETUID CAP_SETGID to a drop-in of the unit (docs/probes.md)"
         yield CheckResult("probes", CheckState.WARN, f"{', '.join(others)}: the daemon cannot switch users", fix)
     kubelet = node.config.kubelet
     asks = kubelet.enabled and kubelet.endpoint is not EndpointSection.OFF
-    if any("{ip}" in str(_target(one)) for one in probes.values()) and not node.copied and asked.kubelet_body is None:
+    if (
+        any("{ip}" in str(_target(probe)) for probe in probes.values())
+        and not node.copied
+        and results.kubelet_body is None
+    ):
         why = "the kubelet's pod list is not available" if asks else "the kubelet's pod list is not used"
         fix = "see kubelet /pods above" if asks else "kubelet.endpoint: auto"
         yield CheckResult("probes", CheckState.WARN, f"{{ip}} has no value: {why}", fix)
@@ -208,77 +218,77 @@ def _target(probe: object) -> object:
     command = getattr(probe, "command", None)
     if command is not None:
         return command.argv
-    asked = getattr(probe, "http", None) or getattr(probe, "prometheus", None)
-    return getattr(asked, "url", "")
+    request = getattr(probe, "http", None) or getattr(probe, "prometheus", None)
+    return getattr(request, "url", "")
 
 
-def _recording(node: InspectedNode, asked: QueryResults) -> Iterator[CheckResult]:
+def _recording(node: InspectedNode, results: QueryResults) -> Iterator[CheckResult]:
     directory = node.config.interference.record.directory
-    if directory is not None and not node.copied and not _writable(asked, directory):
+    if directory is not None and not node.copied and not _writable(results, directory):
         inside = os.path.join(os.path.dirname(node.store), "recordings")
         yield CheckResult(
             "recording", CheckState.WARN, f"{directory} is not writable", f"use a directory such as {inside}"
         )
 
 
-def _moving(node: InspectedNode, asked: QueryResults) -> Iterator[CheckResult]:
+def _moving(node: InspectedNode, results: QueryResults) -> Iterator[CheckResult]:
     """What BE's share of cache and bandwidth moves by, where it does not stand still."""
     if not cache_signals(node.config.policies.cache):
         return
-    lacking = _lacking(node, asked)
+    lacking = _lacking(node, results)
     if misses_confidence(node.root) < 1:
         lacking["llc.misses"] = "no action possible: this processor counts second-level cache misses only"
     parts = {"llc.misses": "cache misses", "memory.bandwidth": "memory bandwidth"}
-    there = [words for signal, words in parts.items() if signal not in lacking]
-    missing = {words: lacking[signal] for signal, words in parts.items() if signal in lacking}
+    there = [message for signal, message in parts.items() if signal not in lacking]
+    missing = {message: lacking[signal] for signal, message in parts.items() if signal in lacking}
     if missing:
-        found = f"BE share adjusted by {there[0]} only" if there else "BE share stays at level low"
+        text = f"BE share adjusted by {there[0]} only" if there else "BE share stays at level low"
         fix = "; ".join(dict.fromkeys(missing.values()))
-        yield CheckResult("cache share", CheckState.WARN, f"{found}: no {' and no '.join(missing)} measured", fix)
+        yield CheckResult("cache share", CheckState.WARN, f"{text}: no {' and no '.join(missing)} measured", fix)
 
 
-def _pool_sizes(node: InspectedNode, asked: QueryResults) -> Iterator[CheckResult]:
+def _pool_sizes(node: InspectedNode, results: QueryResults) -> Iterator[CheckResult]:
     """The indicators that the sizes of online pools follow; one that is unknown keeps a pool from shrinking."""
-    lacking = _lacking(node, asked)
+    lacking = _lacking(node, results)
     if missing := sorted(node.config.policies.shared.signals & lacking.keys()):
         fixes = "; ".join(dict.fromkeys(lacking[signal] for signal in missing))
         fix = f"{fixes}; or no target for it in policies.shared.provision.pid"
-        found = f"{', '.join(missing)} cannot be measured: online pools do not shrink"
-        yield CheckResult("pool sizes", CheckState.WARN, found, fix)
+        text = f"{', '.join(missing)} cannot be measured: online pools do not shrink"
+        yield CheckResult("pool sizes", CheckState.WARN, text, fix)
 
 
 # Eviction
 
 
-def _eviction(node: InspectedNode, asked: QueryResults) -> CheckResult:
+def _eviction(node: InspectedNode, results: QueryResults) -> CheckResult:
     """Whether pods go, and which of the configured means could be used."""
     config = node.config.eviction
     dry = config.dry_run or node.config.mode is not AgentMode.ENFORCE
     triggers = [name for name in TriggersConfig.__struct_fields__ if getattr(config.triggers, name).enabled]
     reason = "eviction.dry_run" if config.dry_run else f"mode is {node.config.mode.value}"
-    found = f"dry run ({reason})" if dry else "enforced"
-    found += f", {fmt.plural(len(triggers), 'trigger')}"
+    text = f"dry run ({reason})" if dry else "enforced"
+    text += f", {fmt.plural(len(triggers), 'trigger')}"
     usable: list[str] = []
     lacking: list[str] = []
     for means in config.means.order:
-        why = "" if node.copied else _unusable(means, asked)
+        why = "" if node.copied else _unusable(means, results)
         (lacking if why else usable).append(f"{means}: {why}" if why else _how(node, means))
-    found += f"; by {', '.join(usable)}" if usable else "; no usable method"
+    text += f"; by {', '.join(usable)}" if usable else "; no usable method"
     if not lacking:
-        return CheckResult("eviction", CheckState.OK, found)
+        return CheckResult("eviction", CheckState.OK, text)
     state = CheckState.WARN if usable or dry else CheckState.BAD
     fix = "fix the connection, or remove api/cri from eviction.means.order"
-    return CheckResult("eviction", state, f"{found}; unusable: {'; '.join(lacking)}", fix)
+    return CheckResult("eviction", state, f"{text}; unusable: {'; '.join(lacking)}", fix)
 
 
-def _unusable(means: EvictionMethodName, asked: QueryResults) -> str:
+def _unusable(means: EvictionMethodName, results: QueryResults) -> str:
     match means:
         case EvictionMethodName.API:
-            return asked.api_problem or ""
+            return results.api_problem or ""
         case EvictionMethodName.CRI:
-            return "" if asked.cri_version is not None else asked.cri_problem or "no CRI socket"
+            return "" if results.cri_version is not None else results.cri_problem or "no CRI socket"
         case EvictionMethodName.SIGNAL:
-            return "" if _holds(asked, _KILL) else "the daemon lacks CAP_KILL"
+            return "" if _holds(results, _KILL) else "the daemon lacks CAP_KILL"
 
 
 def _how(node: InspectedNode, means: EvictionMethodName) -> str:
@@ -289,10 +299,10 @@ def _how(node: InspectedNode, means: EvictionMethodName) -> str:
     return "signal (cgroup.kill)" if os.path.exists(os.path.join(kubepods, "cgroup.kill")) else "signal (per process)"
 
 
-def _notice(node: InspectedNode, asked: QueryResults) -> Iterator[CheckResult]:
+def _notice(node: InspectedNode, results: QueryResults) -> Iterator[CheckResult]:
     """Files for pods that want a notice: any pod may, by its annotation."""
     pods = os.path.join(node.root, node.kubelet.root_dir.lstrip("/"), "pods")
-    if not node.copied and os.path.isdir(pods) and not _writable(asked, pods):
+    if not node.copied and os.path.isdir(pods) and not _writable(results, pods):
         fix = f"add ReadWritePaths={pods} to a drop-in of the unit"
         yield CheckResult(
             "notices", CheckState.WARN, f"{pods} is not writable: eviction notices in pod volumes are impossible", fix
@@ -302,16 +312,16 @@ def _notice(node: InspectedNode, asked: QueryResults) -> Iterator[CheckResult]:
 # The daemon's own rights
 
 
-def _holds(asked: QueryResults, bit: int) -> bool:
+def _holds(results: QueryResults, bit: int) -> bool:
     """Whether the daemon, or without one this process, has a capability."""
-    text = read_text("/", f"proc/{asked.daemon_pid or 'self'}/status") or ""
+    text = read_text("/", f"proc/{results.daemon_pid or 'self'}/status") or ""
     held = next((int(line.split()[1], 16) for line in text.splitlines() if line.startswith("CapEff:")), 0)
     return bool(held >> bit & 1)
 
 
-def _writable(asked: QueryResults, path: str) -> bool:
+def _writable(results: QueryResults, path: str) -> bool:
     """Whether the daemon can write there, or make the directory: seen with its mounts, where it has some of its own."""
-    root = f"/proc/{asked.daemon_pid}/root" if asked.daemon_pid is not None else ""
+    root = f"/proc/{results.daemon_pid}/root" if results.daemon_pid is not None else ""
     while path != "/" and not os.path.isdir(root + path):
         path = os.path.dirname(path)
     return os.access(root + path, os.W_OK)

@@ -78,11 +78,11 @@ def _labels(case: EvictionCase) -> dict[str, str]:
 
 def _details(case: EvictionCase) -> dict[str, str]:
     order = case.order
-    found = {
+    texts = {
         "order": order.id,
         "evidence": order.evidence,
         "ranking": "\n".join(order.ranking[:_MOST_RANKED]),
         "tried": "\n".join(case.tried),
         "rounds": str(case.rounds) if case.rounds else "",
     }
-    return {name: text for name, text in found.items() if text}
+    return {name: text for name, text in texts.items() if text}

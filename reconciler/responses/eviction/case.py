@@ -145,10 +145,10 @@ class CaseRunner:
         await self._write(case)
         self._stepped = trio.current_time()
 
-    async def refused(self, words: str) -> None:
+    async def refused(self, message: str) -> None:
         """See `base.Work`. The first word of it is enough."""
         if not self._case.budget:
-            await self._write(replace(self._case, budget=words))
+            await self._write(replace(self._case, budget=message))
 
     async def thaw(self) -> None:
         """See `base.Work`."""
@@ -231,7 +231,7 @@ class CaseRunner:
     def _record_step(self, way: EvictionMethod) -> bool:
         """Whether an earlier run was beyond this way already; the order may have been changed since."""
         resumed_at = self._case.means if self._resumed is not None else None
-        usable = [one.means for one in self._tools.ways]
+        usable = [method.means for method in self._tools.ways]
         return resumed_at in usable and resumed_at is not way.means and resumed_at not in self._case.left
 
     async def _found_empty(self) -> None:

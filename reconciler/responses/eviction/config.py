@@ -430,12 +430,12 @@ class EvictionConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """How far back in the samples the triggers that are on look: seconds by setting."""
         satisfaction, cpu = self.triggers.cpu_satisfaction, self.triggers.node_cpu
         reclaimed = self.triggers.reclaimed_resource
-        found = {
+        values = {
             "cpu_satisfaction.window_s": satisfaction.window_s if satisfaction.enabled else 0.0,
             "node_cpu.window_s": cpu.window_s if cpu.enabled else 0.0,
             "reclaimed_resource.for_s": reclaimed.for_s if reclaimed.enabled else 0.0,
         }
-        return {f"eviction.triggers.{name}": seconds for name, seconds in found.items()} if self.enabled else {}
+        return {f"eviction.triggers.{name}": seconds for name, seconds in values.items()} if self.enabled else {}
 
     @property
     def serves_rules(self) -> bool:

@@ -71,9 +71,9 @@ def matching_mark(pod: PodSnapshot, marks: tuple[str, ...]) -> str | None:
     """The first of ``marks`` that the pod has, as ``annotation KEY=VALUE``; None: it has none."""
     for mark in marks:
         key, equals, value = mark.partition("=")
-        for kind, found in (("annotation", pod.annotations), ("label", pod.labels)):
-            if key in found and (not equals or found[key] == value):
-                return f"{kind} {key}={found[key][:LONGEST_LABEL]}"
+        for kind, texts in (("annotation", pod.annotations), ("label", pod.labels)):
+            if key in texts and (not equals or texts[key] == value):
+                return f"{kind} {key}={texts[key][:LONGEST_LABEL]}"
     return None
 
 
@@ -113,7 +113,7 @@ def exemption_reason(
         return f"owned by {pod.owner}"
     if config.ownerless and not kind:
         return "no controller would recreate it"
-    selector = next((one for one in config.selectors if _selected(one, pod)), None)
+    selector = next((pod_selector for pod_selector in config.selectors if _selected(pod_selector, pod)), None)
     if selector is not None:
         return f"selector {selector.title}"
     return _young(pod, config, frame)

@@ -47,17 +47,17 @@ def row_of(case: EvictionCase) -> bytes:
 
 def cases_of(rows: Iterable[tuple[str, bytes]]) -> list[EvictionCase]:
     """The cases in the rows of `state.schema.EVICTIONS`; what cannot be read is told and left out."""
-    found = []
+    cases = []
     for key, body in rows:
         try:
             row = _FORM.decode(body)
             if row is None:
                 _LOG.warning("an eviction was stored by a newer version; not used", key=key)
                 continue
-            found.append(row.case)
+            cases.append(row.case)
         except ValueError as exc:
             _LOG.warning("cannot read a stored eviction", key=key, error=str(exc))
-    return found
+    return cases
 
 
 @final

@@ -158,7 +158,7 @@ def room(config: LimitsConfig, past: EvictionHistory, now: float) -> Allowance:
         Allowance(
             count=config.per_10_minutes - ten, reason=f"limit per 10 minutes, {ten} of {config.per_10_minutes} used"
         ),
-        key=lambda one: one.count,
+        key=lambda allowance: allowance.count,
     )
 
 
@@ -174,15 +174,15 @@ def owner_room(config: LimitsConfig, past: EvictionHistory, frame: SampleFrame) 
         if _counts(turn, since):
             counts[turn.owner] = counts.get(turn.owner, 0) + 1
             gone.setdefault(turn.owner, set()).add(turn.uid)
-    here: dict[str, set[str]] = {}
+    texts: dict[str, set[str]] = {}
     for pod in frame.pods.values():
-        here.setdefault(owner_of(pod), set()).add(pod.uid)
-    found: dict[str, int] = {}
-    for owner, uids in here.items():
+        texts.setdefault(owner_of(pod), set()).add(pod.uid)
+    numbers: dict[str, int] = {}
+    for owner, uids in texts.items():
         there_were = len(uids | gone.get(owner, set()))
         most = min(config.per_owner, math.ceil(there_were * config.per_owner_percent / 100))
-        found[owner] = most - counts.get(owner, 0)
-    return found
+        numbers[owner] = most - counts.get(owner, 0)
+    return numbers
 
 
 def saved_history(past: EvictionHistory, frame: SampleFrame) -> EvictionHistory:

@@ -120,9 +120,9 @@ def decide(  # noqa: PLR0917  # all that a decision rests on, in the order in wh
     """
     memory = initial_state(frame) if memory is None else memory
     ill = None if findings is None else unhealthy(findings)
-    asked = {uid: one for uid, one in memory.asked.items() if _stands(one, ill, frame.at_s)}
-    asked |= {one.uid: PendingRequest(one, frame.at_s) for one in named}
-    memory = replace(memory, past=update(memory.past, cases, frame), asked=asked)
+    requests = {uid: request for uid, request in memory.asked.items() if _stands(request, ill, frame.at_s)}
+    requests |= {victim.uid: PendingRequest(victim, frame.at_s) for victim in named}
+    memory = replace(memory, past=update(memory.past, cases, frame), asked=requests)
     if not config.enabled:
         return EvictionDecision(), EvictionPlanState(started_s=memory.started_s, past=memory.past)
     if memory.passed_s is not None and 0 <= frame.at_s - memory.passed_s < config.interval_s:
@@ -132,7 +132,7 @@ def decide(  # noqa: PLR0917  # all that a decision rests on, in the order in wh
     readings, kept = _read(config, scene, memory)
     pressures = [pressure for reading in readings.values() for pressure in reading.pressures]
     if config.triggers.interference.enabled:
-        pressures += [pressure_of(one.named) for _, one in sorted(asked.items())]
+        pressures += [pressure_of(request.named) for _, request in sorted(requests.items())]
     grounds = SelectionContext(
         config=config,
         scene=scene,
@@ -142,8 +142,8 @@ def decide(  # noqa: PLR0917  # all that a decision rests on, in the order in wh
         started_s=memory.started_s,
     )
     everything = not frame.enforce or config.dry_run
-    dry = [one for one in pressures if everything or _config_of(config, one.trigger).dry_run]
-    picks, refusals = select(grounds, [one for one in pressures if one not in dry])
+    dry = [shortage for shortage in pressures if everything or _config_of(config, shortage.trigger).dry_run]
+    picks, refusals = select(grounds, [shortage for shortage in pressures if shortage not in dry])
     orders = tuple(_order(config, pick, scene) for pick in picks)
     would: tuple[EvictionOrder, ...] = ()
     if dry:
@@ -154,8 +154,11 @@ def decide(  # noqa: PLR0917  # all that a decision rests on, in the order in wh
             for pick in shown
             if pick.pressure in dry and pick.candidate.pod.uid not in real
         )
-        keys = {(one.trigger, one.subject, one.good) for one in dry}
-        refusals = [*refusals, *(one for one in left if (one.trigger, one.subject, one.good) in keys)]
+        keys = {(shortage.trigger, shortage.subject, shortage.good) for shortage in dry}
+        refusals = [
+            *refusals,
+            *(refusal for refusal in left if (refusal.trigger, refusal.subject, refusal.good) in keys),
+        ]
     turns = tuple(turn_of(order, frame.pods[order.uid], frame) for order in orders)
     under_way = {turn.id for turn in memory.past.turns if turn.open}
     reasons = {order: reason for order, reason in memory.reasons.items() if order in under_way}
@@ -169,9 +172,9 @@ def decide(  # noqa: PLR0917  # all that a decision rests on, in the order in wh
         readings=readings,
     )
     for order in orders:
-        named_by = asked[order.uid].named if order.cause == NAME else None
+        named_by = requests[order.uid].named if order.cause == NAME else None
         reasons[order.id] = reason_of(order, named_by, frame.at_s)
-    told, news = _news(decision, memory.told, frame.at_s)
+    announceds, news = _news(decision, memory.told, frame.at_s)
     decision = replace(decision, news=news)
     return decision, EvictionPlanState(
         started_s=memory.started_s,
@@ -179,9 +182,9 @@ def decide(  # noqa: PLR0917  # all that a decision rests on, in the order in wh
         passed_s=frame.at_s,
         triggers=kept,
         ending=ending,
-        asked={uid: one for uid, one in asked.items() if uid not in {order.uid for order in orders}},
+        asked={uid: request for uid, request in requests.items() if uid not in {order.uid for order in orders}},
         reasons=reasons,
-        told=told,
+        told=announceds,
         last=decision,
     )
 
@@ -199,13 +202,13 @@ def _read(
 
 
 def _config_of(config: EvictionConfig, trigger: str) -> TriggerConfig:
-    found: TriggerConfig = getattr(config.triggers, trigger)
-    return found
+    trigger_config: TriggerConfig = getattr(config.triggers, trigger)
+    return trigger_config
 
 
-def _stands(asked: PendingRequest, ill: Suffering | None, now: float) -> bool:
+def _stands(request: PendingRequest, ill: Suffering | None, now: float) -> bool:
     """Whether a rule's wish is still one."""
-    return now - asked.at_s <= _ASKED_S and (ill is None or (asked.named.rule, asked.named.victim) in ill)
+    return now - request.at_s <= _ASKED_S and (ill is None or (request.named.rule, request.named.victim) in ill)
 
 
 def _leaving(
@@ -213,12 +216,12 @@ def _leaving(
 ) -> dict[str, PendingRelease]:
     """Whose goods are on their way: our victims, and whom others are ending, as long as that may take."""
     ours = past.leaving(config.limits, frame)
-    found = {uid: PendingRelease(turn.trigger, turn.subject, turn.frees) for uid, turn in ours.items()}
+    releases = {uid: PendingRelease(turn.trigger, turn.subject, turn.frees) for uid, turn in ours.items()}
     for uid, since in ending.items():
         grace = frame.pods[uid].grace_s or 0.0
         if frame.at_s - since <= grace + config.credit_s:
-            found.setdefault(uid, PendingRelease())
-    return found
+            releases.setdefault(uid, PendingRelease())
+    return releases
 
 
 def _order(config: EvictionConfig, pick: Victim, scene: EvictionContext) -> EvictionOrder:
@@ -259,7 +262,7 @@ def _standing(order: EvictionOrder, before: Sequence[EvictionOrder]) -> Eviction
 
 
 def _news(
-    decision: EvictionDecision, told: Mapping[str, Announced], now: float
+    decision: EvictionDecision, announceds: Mapping[str, Announced], now: float
 ) -> tuple[dict[str, Announced], tuple[str, ...]]:
     """Log lines for new orders, dry-run orders and refusals, and for their end; each once."""
     lines: dict[str, str] = {}
@@ -277,13 +280,13 @@ def _news(
     for name, reading in decision.readings.items():
         if not reading.known:
             lines[f"blind {name}"] = f"{name}: cannot evaluate: {reading.words}"
-    news = [line for key, line in lines.items() if key not in told]
-    kept = {key: Announced(told[key].line if key in told else line, now) for key, line in lines.items()}
-    for key, one in told.items():
+    news = [line for key, line in lines.items() if key not in announceds]
+    kept = {key: Announced(announceds[key].line if key in announceds else line, now) for key, line in lines.items()}
+    for key, announced in announceds.items():
         if key in kept:
             continue
-        if now - one.at_s <= _OVER_S:
-            kept[key] = one
+        if now - announced.at_s <= _OVER_S:
+            kept[key] = announced
         elif not key.startswith("evict "):
-            news.append(f"ended: {one.line}")
+            news.append(f"ended: {announced.line}")
     return kept, tuple(news)

@@ -33,7 +33,7 @@ class EvictionReason(Struct, frozen=True, kw_only=True):
 
 def unhealthy(findings: Iterable[RuleVerdict]) -> Suffering:
     """Of the findings of one moment."""
-    return frozenset((one.rule, one.title) for one in findings if one.verdict is not Verdict.OK)
+    return frozenset((verdict.rule, verdict.title) for verdict in findings if verdict.verdict is not Verdict.OK)
 
 
 def reason_of(order: EvictionOrder, named: RequestedVictim | None, now: float) -> EvictionReason:
@@ -68,5 +68,6 @@ def _presses(reason: EvictionReason, readings: Mapping[str, TriggerResult], ill:
     if reading is None:
         return False  # it was switched off
     return not reading.known or any(
-        one.subject == reason.subject and (one.only is None or reason.uid in one.only) for one in reading.pressures
+        shortage.subject == reason.subject and (shortage.only is None or reason.uid in shortage.only)
+        for shortage in reading.pressures
     )

@@ -82,25 +82,25 @@ def format_amount(good: EvictedResource, value: float) -> str:
 def _memory(pod: PodSnapshot, place: str, scene: EvictionContext) -> float | None:
     # Anonymous memory: page cache counts as free in what the triggers judge, and comes back without an eviction.
     if place.startswith("numa:"):
-        here = scene.value(pod_at(pod.uid, place), "memory.numa_rss")
-        if here is not None or len(scene.places("numa:")) != 1:
-            return here
+        value = scene.value(pod_at(pod.uid, place), "memory.numa_rss")
+        if value is not None or len(scene.places("numa:")) != 1:
+            return value
     whole = scene.value(pod.subject, "memory.rss")
     return scene.value(pod.subject, "memory.use") if whole is None else whole
 
 
 def _fs(signal: str) -> Callable[[PodSnapshot, str, EvictionContext], float | None]:
     def measure(pod: PodSnapshot, place: str, scene: EvictionContext) -> float | None:
-        here = scene.value(pod_at(pod.uid, place), signal)
-        return scene.value(pod.subject, signal) if here is None and place == "fs:nodefs" else here
+        value = scene.value(pod_at(pod.uid, place), signal)
+        return scene.value(pod.subject, signal) if value is None and place == "fs:nodefs" else value
 
     return measure
 
 
 def _sum(*signals: str) -> Callable[[PodSnapshot, str, EvictionContext], float | None]:
     def measure(pod: PodSnapshot, _place: str, scene: EvictionContext) -> float | None:
-        found = [value for signal in signals if (value := scene.value(pod.subject, signal)) is not None]
-        return sum(found) if found else None
+        values = [value for signal in signals if (value := scene.value(pod.subject, signal)) is not None]
+        return sum(values) if values else None
 
     return measure
 

@@ -127,13 +127,13 @@ class _Selector:
         plans = [(pressure, plan) for pressure in pressures if (plan := self._plan(pressure)) is not None]
         if not plans:
             return
-        first = min(plans, key=lambda one: one[1].chosen[0].order)
+        first = min(plans, key=lambda pair: pair[1].chosen[0].order)
         for pressure, plan in plans:
             if self._picks or pressure is not first[0]:
-                words = "another pod is evicted in this pass; waiting for the effect"
+                message = "another pod is evicted in this pass; waiting for the effect"
                 if not self._picks:
-                    words = f"{first[1].chosen[0].pod.title} ranks first"
-                self._refuse(pressure, RefusalReason.TURN, words, self._lines(pressure, plan, (), words))
+                    message = f"{first[1].chosen[0].pod.title} ranks first"
+                self._refuse(pressure, RefusalReason.TURN, message, self._lines(pressure, plan, (), message))
         if not self._picks:
             pressure, plan = first
             self._take(pressure, plan, most=1)
@@ -156,32 +156,32 @@ class _Selector:
         weighed = rank(config, scene, pressure, need=need, spared=self._spared, features=features)
         classes = "/".join(cls for cls in config.classes if cls in pressure.classes)
         if not weighed.candidates:
-            why, words = RefusalReason.NOBODY, "no pod may be evicted for this"
+            why, message = RefusalReason.NOBODY, "no pod may be evicted for this"
             if weighed.unknown:
-                why, words = (
+                why, message = (
                     RefusalReason.UNKNOWN,
                     f"usage of {weighed.unknown} candidates is unknown",
                 )
             elif weighed.small:
-                why, words = (
+                why, message = (
                     RefusalReason.NOT_THEIRS,
                     f"evicting {classes} pods cannot fix it: none uses enough of the resource",
                 )
-            self._refuse(pressure, why, words, render(pressure, weighed, (), {}))
+            self._refuse(pressure, why, message, render(pressure, weighed, (), {}))
             return None
         if need is not None and not pressure.named and weighed.relief * 100 < need * config.owned_percent:
             freed, lacking = format_amount(pressure.good, weighed.relief), format_amount(pressure.good, need)
-            words = (
+            message = (
                 f"evicting {classes} pods cannot fix it: all candidates use {freed} together, {lacking} must be freed"
             )
-            waiting = {one.pod.uid: "cannot fix it" for one in weighed.candidates}
-            self._refuse(pressure, RefusalReason.NOT_THEIRS, words, render(pressure, weighed, (), waiting))
+            waiting = {candidate.pod.uid: "cannot fix it" for candidate in weighed.candidates}
+            self._refuse(pressure, RefusalReason.NOT_THEIRS, message, render(pressure, weighed, (), waiting))
             return None
         chosen = pick_minimum(weighed.candidates, need, self._owners, owner_of)
         if not chosen:
-            words = "eviction limit of their owners reached"
-            waiting = {one.pod.uid: words for one in weighed.candidates}
-            self._refuse(pressure, RefusalReason.LIMIT, words, render(pressure, weighed, (), waiting))
+            message = "eviction limit of their owners reached"
+            waiting = {candidate.pod.uid: message for candidate in weighed.candidates}
+            self._refuse(pressure, RefusalReason.LIMIT, message, render(pressure, weighed, (), waiting))
             return None
         return _ShortagePlan(weighed, chosen)
 
@@ -189,21 +189,23 @@ class _Selector:
         """Add the victims that the limits allow."""
         free = max(0, self._room.count - len(self._picks))
         going = plan.chosen[: free if most is None else min(free, most)]
-        words = self._room.reason if free < len(plan.chosen) else "one per pass"
+        message = self._room.reason if free < len(plan.chosen) else "one per pass"
         if not going:
-            self._refuse(pressure, RefusalReason.LIMIT, words, self._lines(pressure, plan, (), words))
+            self._refuse(pressure, RefusalReason.LIMIT, message, self._lines(pressure, plan, (), message))
             return
-        ranking = self._lines(pressure, plan, going, words)
-        for one in going:
-            self._picks.append(Victim(pressure, one, ranking))
-            self._leaving[one.pod.uid] = PendingRelease(pressure.trigger, pressure.subject, {pressure.good: one.relief})
-            self._spared[one.pod.uid] = "already selected"
-            self._owners[owner_of(one.pod)] -= 1
+        ranking = self._lines(pressure, plan, going, message)
+        for candidate in going:
+            self._picks.append(Victim(pressure, candidate, ranking))
+            self._leaving[candidate.pod.uid] = PendingRelease(
+                pressure.trigger, pressure.subject, {pressure.good: candidate.relief}
+            )
+            self._spared[candidate.pod.uid] = "already selected"
+            self._owners[owner_of(candidate.pod)] -= 1
 
     def _lines(
-        self, pressure: Shortage, plan: _ShortagePlan, going: Sequence[Candidate], words: str
+        self, pressure: Shortage, plan: _ShortagePlan, going: Sequence[Candidate], message: str
     ) -> tuple[str, ...]:
-        waiting = {one.pod.uid: words for one in plan.chosen if one not in going}
+        waiting = {candidate.pod.uid: message for candidate in plan.chosen if candidate not in going}
         return render(pressure, plan.weighed, going, waiting)
 
     def _refuse(self, pressure: Shortage, why: RefusalReason, reason: str, ranking: tuple[str, ...] = ()) -> None:

@@ -41,11 +41,11 @@ def section(
             _trigger(config, name, decision.readings.get(name), memory, dry=dry, now=now)
             for name in TriggersConfig.__struct_fields__
         ],
-        "pressures": [_pressure(one) for one in decision.pressures],
-        "would": [_order(one) for one in decision.would],
+        "pressures": [_pressure(shortage) for shortage in decision.pressures],
+        "would": [_order(order) for order in decision.would],
         "open": [_case(case) for case in sorted(known, key=lambda case: case.begun_s) if case.open],
         "ended": [_case(case) for case in ended[:_ENDED]],
-        "refusals": [_refusal(one) for one in decision.refusals],
+        "refusals": [_refusal(refusal) for refusal in decision.refusals],
         "room": _room(config, memory, now),
     }
 
@@ -74,32 +74,32 @@ def _trigger(
     }
 
 
-def _pressure(one: Shortage) -> Row:
+def _pressure(shortage: Shortage) -> Row:
     return {
-        "trigger": one.trigger,
-        "subject": one.subject,
-        "good": str(one.good),
-        "need": one.need,
-        "hard": one.hard,
-        "classes": [str(cls) for cls in one.classes],
-        "evidence": one.evidence,
+        "trigger": shortage.trigger,
+        "subject": shortage.subject,
+        "good": str(shortage.good),
+        "need": shortage.need,
+        "hard": shortage.hard,
+        "classes": [str(cls) for cls in shortage.classes],
+        "evidence": shortage.evidence,
     }
 
 
-def _order(one: EvictionOrder) -> Row:
+def _order(order: EvictionOrder) -> Row:
     return {
-        "id": one.id,
-        "uid": one.uid,
-        "title": one.title,
-        "owner": one.owner,
-        "cause": one.cause,
-        "subject": one.subject,
-        "evidence": one.evidence,
-        "forced": one.forced,
-        "grace_s": one.grace_s,
-        "frees": dict(one.frees),
-        "decided_at": one.decided_s,
-        "ranking": list(one.ranking),
+        "id": order.id,
+        "uid": order.uid,
+        "title": order.title,
+        "owner": order.owner,
+        "cause": order.cause,
+        "subject": order.subject,
+        "evidence": order.evidence,
+        "forced": order.forced,
+        "grace_s": order.grace_s,
+        "frees": dict(order.frees),
+        "decided_at": order.decided_s,
+        "ranking": list(order.ranking),
     }
 
 
@@ -116,15 +116,15 @@ def _case(case: EvictionCase) -> Row:
     }
 
 
-def _refusal(one: Refusal) -> Row:
+def _refusal(refusal: Refusal) -> Row:
     return {
-        "trigger": one.trigger,
-        "subject": one.subject,
-        "good": str(one.good),
-        "why": str(one.why),
-        "reason": one.reason,
-        "evidence": one.evidence,
-        "ranking": list(one.ranking),
+        "trigger": refusal.trigger,
+        "subject": refusal.subject,
+        "good": str(refusal.good),
+        "why": str(refusal.why),
+        "reason": refusal.reason,
+        "evidence": refusal.evidence,
+        "ranking": list(refusal.ranking),
     }
 
 

@@ -77,7 +77,7 @@ class Ranking(Struct, frozen=True, kw_only=True):
     @property
     def relief(self) -> float:
         """What all candidates hold together."""
-        return sum(one.relief for one in self.candidates)
+        return sum(candidate.relief for candidate in self.candidates)
 
 
 def standing_of(pod: PodSnapshot, config: ExemptionsConfig) -> PriorityKey:
@@ -135,8 +135,8 @@ def rank(
             )
         elif relief is None or relief > 0:
             staying.append((pod.title, relief, reason))
-    candidates.sort(key=lambda one: one.order)
-    staying.sort(key=lambda one: (-(one[1] or 0.0), one[0]))
+    candidates.sort(key=lambda candidate: candidate.order)
+    staying.sort(key=lambda row: (-(row[1] or 0.0), row[0]))
     return Ranking(candidates=tuple(candidates), spared=tuple(staying), small=small, unknown=unknown)
 
 
@@ -150,35 +150,35 @@ def pick_minimum(
     """
     left = dict(owners)
     if need is None:
-        return next(([one] for one in candidates if left.get(owner(one.pod), 0) > 0), [])
+        return next(([candidate] for candidate in candidates if left.get(owner(candidate.pod), 0) > 0), [])
     taken: list[Candidate] = []
     gap = need
-    for _, tier in groupby(candidates, key=lambda one: one.standing):
-        for one in _fewest(list(tier), gap, left, owner):
-            taken.append(one)
-            gap -= one.relief
+    for _, tier in groupby(candidates, key=lambda candidate: candidate.standing):
+        for item in _fewest(list(tier), gap, left, owner):
+            taken.append(item)
+            gap -= item.relief
         if gap <= 0:
             break
     surplus = -gap
     kept: list[Candidate] = []
     # The most valuable pod is tried first: is the need covered without it?
-    for one in sorted(taken, key=lambda one: one.order, reverse=True):
-        if 0 <= one.relief <= surplus:
-            surplus -= one.relief
+    for item in sorted(taken, key=lambda candidate: candidate.order, reverse=True):
+        if 0 <= item.relief <= surplus:
+            surplus -= item.relief
         else:
-            kept.append(one)
-    return sorted(kept, key=lambda one: one.order)
+            kept.append(item)
+    return sorted(kept, key=lambda candidate: candidate.order)
 
 
 def _fewest(tier: list[Candidate], need: float, left: dict[str, int], owner: Owner) -> list[Candidate]:
     """The fewest of a tier that cover ``need``, of several ways the one whose last member ranks first; else all."""
     taken: list[Candidate] = []
     while need > 0:
-        free = [one for one in tier if left.get(owner(one.pod), 0) > 0]
+        free = [candidate for candidate in tier if left.get(owner(candidate.pod), 0) > 0]
         if not free:
             break
-        enough = [one for one in free if one.relief >= need]
-        chosen = enough[0] if enough else max(free, key=lambda one: one.relief)
+        enough = [candidate for candidate in free if candidate.relief >= need]
+        chosen = enough[0] if enough else max(free, key=lambda candidate: candidate.relief)
         tier.remove(chosen)
         taken.append(chosen)
         left[owner(chosen.pod)] -= 1
@@ -193,31 +193,31 @@ def render(
 
     ``waiting``: by uid, why a chosen pod is not evicted in this pass.
     """
-    uids = {one.pod.uid for one in going}
-    found = []
-    for place, one in enumerate(weighed.candidates, 1):
-        word = "evict" if one.pod.uid in uids else f"wait: {waiting.get(one.pod.uid)}"
-        if one.pod.uid not in uids and one.pod.uid not in waiting:
+    uids = {candidate.pod.uid for candidate in going}
+    texts = []
+    for place, item in enumerate(weighed.candidates, 1):
+        word = "evict" if item.pod.uid in uids else f"wait: {waiting.get(item.pod.uid)}"
+        if item.pod.uid not in uids and item.pod.uid not in waiting:
             word = "not needed: pressure already covered"
-        found.append(f"{place}. {word}: {_describe(pressure.good, one)}")
+        texts.append(f"{place}. {word}: {_describe(pressure.good, item)}")
     for title, relief, reason in weighed.spared:
         holds = "usage unknown" if relief is None else format_amount(pressure.good, relief)
-        found.append(f"-. exempt: {title}: {reason} ({holds})")
-    return tuple(found)
+        texts.append(f"-. exempt: {title}: {reason} ({holds})")
+    return tuple(texts)
 
 
-def _describe(good: EvictedResource, one: Candidate) -> str:
-    standing, pod = one.standing, one.pod
-    words = [f"class {pod.pod_class}"]
+def _describe(good: EvictedResource, candidate: Candidate) -> str:
+    standing, pod = candidate.standing, candidate.pod
+    parts = [f"class {pod.pod_class}"]
     if standing.eviction_priority:
-        words.append(f"eviction priority {standing.eviction_priority}")
-    words.append(f"priority {standing.priority}")
+        parts.append(f"eviction priority {standing.eviction_priority}")
+    parts.append(f"priority {standing.priority}")
     if standing.label_priority != standing.priority:
-        words.append(f"label priority {standing.label_priority}")
+        parts.append(f"label priority {standing.label_priority}")
     if standing.mark:
-        words.append("preferred" if standing.mark < 0 else "avoided")
-    words.append(f"{format_amount(good, one.relief)}, age {duration(one.age_s)}")
-    return f"{pod.title}: {', '.join(words)}"
+        parts.append("preferred" if standing.mark < 0 else "avoided")
+    parts.append(f"{format_amount(good, candidate.relief)}, age {duration(candidate.age_s)}")
+    return f"{pod.title}: {', '.join(parts)}"
 
 
 def _too_little(good: EvictedResource, relief: float | None, least: float) -> str | None:

@@ -60,8 +60,8 @@ class EvictionReply(Struct, frozen=True, kw_only=True):
 def parse_reply(answer: HttpResponse) -> EvictionReply:
     """What the API server means, now."""
     status = status_of(answer)
-    words = f"HTTP {answer.status}: {' '.join((status.message or answer.excerpt).split())[:200]}".rstrip()
-    return EvictionReply(said=_answer_of(answer, status), words=words, wait_s=wait_s_of(answer, status, time.time()))
+    message = f"HTTP {answer.status}: {' '.join((status.message or answer.excerpt).split())[:200]}".rstrip()
+    return EvictionReply(said=_answer_of(answer, status), words=message, wait_s=wait_s_of(answer, status, time.time()))
 
 
 def _answer_of(answer: HttpResponse, status: ApiStatus) -> EvictionAnswer:
@@ -179,26 +179,26 @@ class ApiEviction:
                     outcome=EvictionOutcome.GONE, detail=f"ended during the API server's answer ({reply.words})"
                 )
 
-    def _given_up(self, case: EvictionCase, words: str) -> EvictionResult:
+    def _given_up(self, case: EvictionCase, message: str) -> EvictionResult:
         """It was not accepted: the next means' turn, unless a disruption budget has refused."""
         if not case.budget:
-            return EvictionResult(outcome=None, detail=words)
-        if case.budget not in words:
-            words = f"{case.budget}; {words}"
+            return EvictionResult(outcome=None, detail=message)
+        if case.budget not in message:
+            message = f"{case.budget}; {message}"
         if (why := pdb_blocks(case, self._config)) is not None:
-            return EvictionResult(outcome=EvictionOutcome.REFUSED, detail=f"{why}: {words}")
+            return EvictionResult(outcome=EvictionOutcome.REFUSED, detail=f"{why}: {message}")
         return EvictionResult(
-            outcome=None, detail=f"refused by its disruption budget; hard_over_budget is set: {words}"
+            outcome=None, detail=f"refused by its disruption budget; hard_over_budget is set: {message}"
         )
 
-    async def _unknown(self, work: EvictionWork, words: str) -> EvictionResult:
+    async def _unknown(self, work: EvictionWork, message: str) -> EvictionResult:
         """The API server has no such pod: the kubelet ends what is left of it here, as of any it should not have."""
         await work.thaw()
         if await work.wait_empty(work.grace_s + self._config.margin_s):
             return EvictionResult(
-                outcome=EvictionOutcome.GONE, detail=f"the pod no longer exists at the API server ({words})"
+                outcome=EvictionOutcome.GONE, detail=f"the pod no longer exists at the API server ({message})"
             )
-        return EvictionResult(outcome=None, detail=f"the pod does not exist at the API server, but it runs ({words})")
+        return EvictionResult(outcome=None, detail=f"the pod does not exist at the API server, but it runs ({message})")
 
     async def _once(self, work: EvictionWork) -> EvictionReply:
         """One request; two where the version was not what we took it for. Errors: `SourceError`."""
@@ -235,10 +235,10 @@ class ApiEviction:
                 listed = _decode_resources(answer.body).resources if answer.ok else []
             except msgspec.MsgspecError:
                 listed = []
-            found = next((one for one in listed if one.name == _EVICTION and one.version), None)
-            if found is None:
+            resource = next((item for item in listed if item.name == _EVICTION and item.version), None)
+            if resource is None:
                 return _NEWEST
-            self._version = f"{found.group}/{found.version}"
+            self._version = f"{resource.group}/{resource.version}"
         return self._version
 
 

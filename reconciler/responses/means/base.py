@@ -93,7 +93,7 @@ class EvictionWork(Protocol):
         that was `resumed` keeps its time, see `elapsed_s`.
         """
 
-    async def refused(self, words: str) -> None:
+    async def refused(self, message: str) -> None:
         """Journal that a disruption budget has refused, and how it said so."""
 
     def check(self) -> None:

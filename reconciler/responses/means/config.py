@@ -75,12 +75,12 @@ def is_name(text: str) -> bool:
 
 def signal_number(name: str) -> int:
     """The number of a signal that may be used as a notice. Errors: `ValueError`."""
-    found = signal.Signals.__members__.get(name)
-    if found is None or found in _ENDING:
+    signals = signal.Signals.__members__.get(name)
+    if signals is None or signals in _ENDING:
         raise ValueError(
             f"signal: expected one that does not terminate a process, such as SIGUSR1 or SIGHUP; got {name!r}"
         )
-    return int(found)
+    return int(signals)
 
 
 class ApiMeans(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -68,8 +68,8 @@ class CriEviction:
                 return EvictionResult(outcome=EvictionOutcome.DONE, detail="containers stopped by the runtime")
         except (SourceError, CgroupError) as exc:
             return EvictionResult(outcome=None, detail=str(exc))
-        told = "; ".join(problems) if pod is not None else "pod unknown to the runtime"
-        return EvictionResult(outcome=None, detail=told or "the runtime reports it stopped, but processes are running")
+        text = "; ".join(problems) if pod is not None else "pod unknown to the runtime"
+        return EvictionResult(outcome=None, detail=text or "the runtime reports it stopped, but processes are running")
 
     async def _stop(self, client: CriClient, pod: PodMeta, work: EvictionWork) -> Sequence[str]:
         """Both calls, and what went wrong. A container that cannot be stopped does not keep the sandbox from it."""
@@ -86,7 +86,7 @@ class CriEviction:
                 failed.add(identifier)
 
         for _ in range(_ROUNDS):
-            live = {one.id for one in pod.containers if one.id is not None} - failed
+            live = {meta.id for meta in pod.containers if meta.id is not None} - failed
             if not live:
                 break
             left_s = grace_left(grace_s, work.elapsed_s())

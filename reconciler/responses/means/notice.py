@@ -40,9 +40,9 @@ def parse_request(config: NoticeConfig, annotation: str | None) -> tuple[NoticeR
     A pod cannot choose a command: that would be run as root on the node.
     """
     default = {NoticeKind.VOLUME: config.volume, NoticeKind.SIGNAL: config.signal}.get(config.kind, "")
-    asked = NoticeRequest(kind=config.kind, name=default)
+    request = NoticeRequest(kind=config.kind, name=default)
     if annotation is None:
-        return asked, ""
+        return request, ""
     kind, _, name = annotation.partition(":")
     if kind == NoticeKind.NONE and not name:
         return NoticeRequest(kind=NoticeKind.NONE), ""
@@ -50,7 +50,10 @@ def parse_request(config: NoticeConfig, annotation: str | None) -> tuple[NoticeR
         return NoticeRequest(kind=NoticeKind.VOLUME, name=name), ""
     if kind == NoticeKind.SIGNAL and _is_signal(name):
         return NoticeRequest(kind=NoticeKind.SIGNAL, name=name), ""
-    return asked, f"annotation bypassd/eviction-notice: {annotation[:60]!r}: expected none, volume:NAME or signal:NAME"
+    return (
+        request,
+        f"annotation bypassd/eviction-notice: {annotation[:60]!r}: expected none, volume:NAME or signal:NAME",
+    )
 
 
 class NoticeMessage(Struct, frozen=True, kw_only=True, rename="camel"):

@@ -79,23 +79,23 @@ class PodTermination:
 
         Errors: `OwnPodError` when we are one of them.
         """
-        slices, found = TimeSlice(), set[int]()
+        slices, members = TimeSlice(), set[int]()
         for group in tree.groups():
-            found.update(group.pids())
+            members.update(group.pids())
             await slices.checkpoint()
-        if self._ourselves in found:
+        if self._ourselves in members:
             raise OwnPodError("this daemon runs in it")
-        return found
+        return members
 
     async def starts(self, pids: Iterable[int]) -> dict[int, int]:
         """The start time of each process that is still there and may be signalled."""
-        slices, found = TimeSlice(), dict[int, int]()
+        slices, starts = TimeSlice(), dict[int, int]()
         for pid in pids:
             stat = read_stat(pid, self.proc)
             if stat is not None and self._ours(pid, stat):
-                found[pid] = stat.start
+                starts[pid] = stat.start
             await slices.checkpoint()
-        return found
+        return starts
 
     async def signal(self, tree: Subtree, number: int, only: Mapping[int, int] | None = None) -> int:
         """Send ``number`` to every member, once; to how many. ``only``: those ids with those start times."""
@@ -114,20 +114,20 @@ class PodTermination:
     def _signal_some(
         self, group: SubtreeGroup, pids: Iterable[int], number: int, only: Mapping[int, int] | None
     ) -> set[int]:
-        held = [one for pid in pids if (one := self._hold(pid)) is not None]
+        held = [handle for pid in pids if (handle := self._hold(pid)) is not None]
         try:
             # Only now: see the module's text.
             members = set(group.pids()) if held else set()
             sent = set[int]()
-            for one in held:
-                wanted = only is None or only.get(one.pid) == one.stat.start
-                if one.pid in members and wanted and self._send(one, number):
-                    sent.add(one.pid)
+            for handle in held:
+                wanted = only is None or only.get(handle.pid) == handle.stat.start
+                if handle.pid in members and wanted and self._send(handle, number):
+                    sent.add(handle.pid)
             return sent
         finally:
-            for one in held:
-                if one.number >= 0:
-                    os.close(one.number)
+            for handle in held:
+                if handle.number >= 0:
+                    os.close(handle.number)
 
     def _hold(self, pid: int) -> ProcessHandle | None:
         if pid <= 1 or pid == self._ourselves:

@@ -62,13 +62,13 @@ class WatchWrite:
 
     def answers(self) -> list[Answer]:
         """What it has done so far, in order."""
-        found = []
+        answers = []
         with open(self._log, encoding="utf-8") as file:
             for line in file:
                 container, signal_ns, last_ns, failed = line.split()
-                found.append(
+                answers.append(
                     Answer(
                         container=container, signal_ns=int(signal_ns), last_write_ns=int(last_ns), failed=int(failed)
                     )
                 )
-        return found
+        return answers

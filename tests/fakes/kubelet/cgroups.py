@@ -208,6 +208,6 @@ class KubeletCgroups(KubeletNames):
             raise RuntimeError(f"systemd refuses {unit}: {done.stderr.strip()}")
 
     @staticmethod
-    def _systemctl(*words: str) -> None:
+    def _systemctl(*message: str) -> None:
         if shutil.which("systemctl"):
-            subprocess.run(["systemctl", *words], check=False, capture_output=True)
+            subprocess.run(["systemctl", *message], check=False, capture_output=True)

@@ -114,7 +114,7 @@ class Acting:
             foreign=ForeignWrites(ForeignRules(rounds=2)),
             attribution=self.names,
             files=self.files,
-            alert=lambda kind, words, setting: self.alerts.append((kind, words)),
+            alert=lambda kind, message, setting: self.alerts.append((kind, message)),
         )
         self.writer = KernelWriter(hierarchy, files=self.files)
         self.actuator = CgroupActuator(

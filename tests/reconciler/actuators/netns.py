@@ -17,11 +17,11 @@ from reconciler.actuators.network.tc_pods import RealPodTc
 _NEW_NETWORK = 0x4000_0000
 
 
-def ip(*words: str) -> None:
+def ip(*message: str) -> None:
     """Run ``ip``; skips where the machine does not let it."""
-    done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
+    done = subprocess.run(["ip", *message], capture_output=True, text=True, check=False)
     if done.returncode:
-        pytest.skip(f"REAL KERNEL TEST NOT RUN: ip {' '.join(words)}: {done.stderr.strip()}")
+        pytest.skip(f"REAL KERNEL TEST NOT RUN: ip {' '.join(message)}: {done.stderr.strip()}")
 
 
 def namespace(stack: ExitStack, side: str) -> str:

@@ -110,8 +110,8 @@ class World:
         copy = self.path / "copy"
         shutil.rmtree(copy, ignore_errors=True)
         self.model.install(str(copy))
-        found = read_capability(str(copy))
-        return replace(found, root=MOUNT) if found.status is ResctrlStatus.READY else found
+        capability = read_capability(str(copy))
+        return replace(capability, root=MOUNT) if capability.status is ResctrlStatus.READY else capability
 
     # The mounter
 
@@ -136,9 +136,9 @@ class World:
 
     # Pods
 
-    def spawn(self, one: Pod, threads: int = 1, parent: int = 0, box: int = 0) -> int:
+    def spawn(self, item: Pod, threads: int = 1, parent: int = 0, box: int = 0) -> int:
         pid = self.model.fake_tasks.spawn(threads, parent)
-        self.boxes.pids.setdefault(f"/cpuset{one.containers[box].group.path}", []).append(pid)
+        self.boxes.pids.setdefault(f"/cpuset{item.containers[box].group.path}", []).append(pid)
         return pid
 
     def places(self, *pids: int) -> list[str]:
@@ -166,10 +166,10 @@ class World:
         return sorted(set(self.model.groups(MOUNT)) - {"info", "mon_data", "mon_groups"})
 
 
-def annotated(one: Pod, **annotations: str) -> Pod:
+def annotated(item: Pod, **annotations: str) -> Pod:
     names = {"limit": CACHE_LIMIT, "resctrl": RESCTRL}
-    return replace(one, annotations={names[key]: value for key, value in annotations.items()})
+    return replace(item, annotations={names[key]: value for key, value in annotations.items()})
 
 
-def wants(one: Pod, low: int, high: int) -> Pod:
-    return annotated(one, resctrl=f'{{"llc": {{"schemata": {{"range": [{low}, {high}]}}}}}}')
+def wants(item: Pod, low: int, high: int) -> Pod:
+    return annotated(item, resctrl=f'{{"llc": {{"schemata": {{"range": [{low}, {high}]}}}}}}')

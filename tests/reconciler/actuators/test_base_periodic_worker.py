@@ -82,12 +82,12 @@ async def test_slow_work_is_done_in_one_thread_at_a_time() -> None:
         with busy:
             return threading.current_thread() is not threading.main_thread()
 
-    found: list[bool] = []
+    flags: list[bool] = []
 
     async def one() -> None:
-        found.append(await actor.turns.work(work))
+        flags.append(await actor.turns.work(work))
 
     async with trio.open_nursery() as nursery:
         for _ in range(4):
             nursery.start_soon(one)
-    assert found == [True] * 4
+    assert flags == [True] * 4

@@ -30,8 +30,8 @@ def test_only_holds_whose_time_has_not_come_are_in_force() -> None:
 )
 def test_a_hold_covers_its_target_and_nothing_else(target: str, covered: bool) -> None:
     holds = active([Hold(target=target, reason="r", by="me")], 0)
-    found = holding(holds, path="/kubepods/podu/c", knob="cpu.set", pod_uid="u")
-    assert (found is not None) is covered
+    hold = holding(holds, path="/kubepods/podu/c", knob="cpu.set", pod_uid="u")
+    assert (hold is not None) is covered
 
 
 @pytest.mark.parametrize(

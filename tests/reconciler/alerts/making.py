@@ -27,7 +27,7 @@ def notice(key: str = "k", kind: AlertKind = AlertKind.EVICTION_DONE, **more: An
 
 
 def told(notices: Sequence[Incident]) -> list[tuple[str, int]]:
-    return [(one.alert.key, one.count) for one in notices]
+    return [(incident.alert.key, incident.count) for incident in notices]
 
 
 class FakeSink(BaseSink):

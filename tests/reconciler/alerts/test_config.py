@@ -48,7 +48,7 @@ def refused(text: str) -> str:
 
 def test_a_whole_configuration_is_read() -> None:
     config = bound(WHOLE)
-    assert [(name, one.how) for name, one in config.sinks.items()] == [
+    assert [(name, sink_config.how) for name, sink_config in config.sinks.items()] == [
         ("log", "journal"),
         ("oncall", "alertmanager"),
         ("chat", "webhook"),

@@ -109,25 +109,25 @@ def run() -> Iterator[Run]:
     ) as server:
         assert server.stdin is not None
         assert server.stdout is not None
-        asked, answers = server.stdin, server.stdout
+        io, answers = server.stdin, server.stdout
 
         def ask(directory: Path, kill_at: int) -> int:
-            asked.write(f"{directory} {kill_at}\n")
-            asked.flush()
+            io.write(f"{directory} {kill_at}\n")
+            io.flush()
             code = int(answers.readline())
             assert code in {0, -signal.SIGKILL}
             return code
 
         yield ask
-        asked.close()
+        io.close()
 
 
 def told(directory: Path, sink: str) -> dict[str, set[str]]:
-    found: dict[str, set[str]] = {}
+    texts: dict[str, set[str]] = {}
     for text in (directory / f"sink-{sink}").read_text().splitlines():
         key, name = json.loads(text)
-        found.setdefault(key, set()).add(name)
-    return found
+        texts.setdefault(key, set()).add(name)
+    return texts
 
 
 def test_killed_at_any_step_and_started_again_every_alert_reaches_every_sink_under_one_id(
@@ -146,9 +146,9 @@ def test_killed_at_any_step_and_started_again_every_alert_reaches_every_sink_und
         killed += sum(run(directory, at) != 0 for _ in range(2 if "BYPASSD_FULL" in os.environ else 1))
         run(directory, 0)
         for sink in "ab":
-            found = told(directory, sink)
-            assert sorted(found) == ["event-0", "event-1"], (at, sink)
-            assert all(len(names) == 1 for names in found.values()), (at, sink, found)
+            texts = told(directory, sink)
+            assert sorted(texts) == ["event-0", "event-1"], (at, sink)
+            assert all(len(names) == 1 for names in texts.values()), (at, sink, texts)
         store = Store(str(directory / "state.db"), boot="b")
         assert [key for key, _ in store.rows(META) if key.startswith("alert:")] == [], at
         store.close()

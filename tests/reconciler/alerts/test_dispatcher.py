@@ -46,13 +46,13 @@ async def test_every_sink_is_told_and_a_durable_alert_is_in_the_store_until_all_
     world.teller.send(alert(durable=True))
     world.teller.send(alert("plain"))
     await settled(world)
-    assert sorted(key for _, told in world.made["a"].log for key, _ in told) == ["k", "plain"]
+    assert sorted(key for _, pairs in world.made["a"].log for key, _ in pairs) == ["k", "plain"]
     (row,) = world.rows()
     assert row.startswith(PREFIX)
     assert world.teller.status()["stored"][0]["to"] == ["b"]  # type: ignore[index]
     world.made["b"].broken = None
     await trio.sleep(10)
-    assert sorted(key for _, told in world.made["b"].log for key, _ in told) == ["k", "plain"]
+    assert sorted(key for _, pairs in world.made["b"].log for key, _ in pairs) == ["k", "plain"]
     assert (world.rows(), world.teller.stored) == ([], 0)
     nursery.cancel_scope.cancel()
 
@@ -108,9 +108,9 @@ async def test_a_store_that_takes_nothing_is_said_once_and_the_alert_told_all_th
     world.teller.send(alert(durable=True))
     assert not await world.teller.send_durable(alert("two", durable=True))
     await trio.sleep(20)
-    assert {"k", "two"} <= {key for _, told in world.made["a"].log for key, _ in told}
+    assert {"k", "two"} <= {key for _, pairs in world.made["a"].log for key, _ in pairs}
     assert "alerts are kept in memory only: the disk is full" in world.teller.problems()
-    assert [one.message for one in caplog.records].count("alerts are kept in memory only") == 1
+    assert [record.message for record in caplog.records].count("alerts are kept in memory only") == 1
     broken = False
     await trio.sleep(6)
     assert (len(world.rows()), world.teller.problems()) == (2, ["alerts to b: no"])
@@ -192,7 +192,7 @@ async def test_of_a_batch_that_is_refused_for_good_only_the_guilty_one_is_given_
     plain = sink.send
 
     async def send(notices: Sequence[Incident]) -> None:
-        if any(one.alert.key == "bad" for one in notices):
+        if any(incident.alert.key == "bad" for incident in notices):
             raise SinkError("400", permanent=True)
         await plain(notices)
 
@@ -200,7 +200,7 @@ async def test_of_a_batch_that_is_refused_for_good_only_the_guilty_one_is_given_
     for key in ("x", "bad", "y"):
         world.teller.send(alert(key))
     await trio.sleep(5)
-    assert sorted(key for _, told in sink.log for key, _ in told) == ["x", "y"]
+    assert sorted(key for _, pairs in sink.log for key, _ in pairs) == ["x", "y"]
     assert world.teller.couriers()[0].outbox.tally.failed == 1
     nursery.cancel_scope.cancel()
 
@@ -214,16 +214,16 @@ async def test_a_failing_sink_is_told_to_the_others_once_and_never_to_itself(
     world.made["b"].broken = SinkError("no door")
     world.teller.send(alert())
     await trio.sleep(600)
-    about = [one for one in world.made["a"].notices if one.alert.kind is AlertKind.SOURCE]
-    assert [(one.alert.summary, one.has_ended) for one in about] == [
+    about = [incident for incident in world.made["a"].notices if incident.alert.kind is AlertKind.SOURCE]
+    assert [(incident.alert.summary, incident.has_ended) for incident in about] == [
         ("alerts to b cannot be delivered: no door", False)
     ]
-    assert [one.message for one in caplog.records].count("delivery failed, retrying") == 1
+    assert [record.message for record in caplog.records].count("delivery failed, retrying") == 1
     world.made["b"].broken = None
     await trio.sleep(600)
-    about = [one for one in world.made["a"].notices if one.alert.kind is AlertKind.SOURCE]
-    assert [one.has_ended for one in about] == [False, True]
-    assert [one.alert.key for one in world.made["b"].notices] == ["k"]
+    about = [incident for incident in world.made["a"].notices if incident.alert.kind is AlertKind.SOURCE]
+    assert [incident.has_ended for incident in about] == [False, True]
+    assert [incident.alert.key for incident in world.made["b"].notices] == ["k"]
     nursery.cancel_scope.cancel()
 
 
@@ -239,8 +239,8 @@ async def test_what_an_earlier_run_left_is_told_with_its_id_and_goes_on_counting
     await nursery.start(world.teller.run)
     world.teller.send(alert(durable=True))
     await settled(world)
-    (one,) = world.made["a"].notices
-    assert (f"{PREFIX}{one.id}", one.count, world.rows(), world.made["new"].notices) == (row, 1, [], [])
+    (incident,) = world.made["a"].notices
+    assert (f"{PREFIX}{incident.id}", incident.count, world.rows(), world.made["new"].notices) == (row, 1, [], [])
     nursery.cancel_scope.cancel()
 
 
@@ -314,13 +314,17 @@ async def test_a_test_tells_each_sink_around_its_filters_and_says_what_came_of_i
     world.made["b"].broken = SinkError("no door")
     world.teller.reconfigure(replace(world.config, labels={"cluster": "east"}))
     results = await world.teller.test(None, "ana")
-    assert [(one["sink"], one["ok"], one["detail"]) for one in results] == [
+    assert [(result["sink"], result["ok"], result["detail"]) for result in results] == [
         ("a", True, "taken"),
         ("b", False, "no door"),
     ]
-    (told,) = world.made["a"].notices
-    assert (told.alert.kind, told.labels, told.alert.details) == (AlertKind.TEST, {"cluster": "east"}, {"by": "ana"})
-    assert [one["sink"] for one in await world.teller.test("a", "ana")] == ["a"]
+    (incident,) = world.made["a"].notices
+    assert (incident.alert.kind, incident.labels, incident.alert.details) == (
+        AlertKind.TEST,
+        {"cluster": "east"},
+        {"by": "ana"},
+    )
+    assert [fields["sink"] for fields in await world.teller.test("a", "ana")] == ["a"]
     nursery.cancel_scope.cancel()
 
 
@@ -332,9 +336,9 @@ async def test_words_that_no_sink_can_write_are_made_writable_and_bounded(
     odd = alert("a\udcff", durable=True, summary="x" * 9999, details={"comm\udc80\x1b": "\udc80ü\n<0>\u202e"})
     assert await world.teller.send_durable(odd)
     await settled(world)
-    (one,) = world.made["a"].notices
-    assert (one.alert.key, len(one.alert.summary)) == (r"a\udcff", 4096)
-    assert one.alert.details == {r"comm\udc80\x1b": r"\udc80ü" + "\n" + r"<0>\u202e"}
+    (incident,) = world.made["a"].notices
+    assert (incident.alert.key, len(incident.alert.summary)) == (r"a\udcff", 4096)
+    assert incident.alert.details == {r"comm\udc80\x1b": r"\udc80ü" + "\n" + r"<0>\u202e"}
     nursery.cancel_scope.cancel()
 
 
@@ -348,6 +352,6 @@ async def test_the_teller_goes_on_with_everything_after_it_was_started_again(
             world.teller.send(alert(key, durable=True))
             await trio.sleep(0.5)
             nursery.cancel_scope.cancel()
-    assert [one.alert.key for one in world.made["a"].notices] == ["one", "two"]
+    assert [incident.alert.key for incident in world.made["a"].notices] == ["one", "two"]
     assert Store(str(tmp_path / "state.db")).rows(META)
     assert world.rows() == []

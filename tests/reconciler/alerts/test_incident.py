@@ -15,7 +15,7 @@ def test_tellings_of_one_kind_and_key_are_one_incident_until_its_end() -> None:
     after = incidents.take(alert(kind=AlertKind.INTERFERENCE, at_s=9002.0))
     assert first.id == second.id == end.id != after.id
     assert (second.count, second.first_s, second.last_s, second.labels) == (2, 1000.0, 9000.0, {"pod": "a"})
-    assert [one.status for one in (first, second, end, after)] == ["firing", "firing", "resolved", "firing"]
+    assert [incident.status for incident in (first, second, end, after)] == ["firing", "firing", "resolved", "firing"]
 
 
 def test_an_event_that_was_quiet_for_long_is_another_one() -> None:
@@ -26,7 +26,7 @@ def test_an_event_that_was_quiet_for_long_is_another_one() -> None:
 
 
 def test_the_id_is_the_same_in_the_next_run_and_differs_by_kind_key_and_start() -> None:
-    made = [Incidents(1).take(one).id for one in (alert(), alert(), alert("other"), alert(kind=AlertKind.STORE))]
+    made = [Incidents(1).take(item).id for item in (alert(), alert(), alert("other"), alert(kind=AlertKind.STORE))]
     assert made[0] == made[1] == f"{made[0][:16]}-f4240"
     assert len({*made, Incidents(1).take(alert(at_s=1000.001)).id}) == 4
 

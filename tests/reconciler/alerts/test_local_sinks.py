@@ -109,7 +109,7 @@ async def test_where_no_journal_listens_alerts_go_to_the_log_which_is_told_once(
 ) -> None:
     made = sink(JournalSinkConfig(socket=str(tmp_path / "none")))
     await made.send([notice("a"), notice("b")])
-    assert [one.message for one in caplog.records] == [
+    assert [record.message for record in caplog.records] == [
         "no journald socket; alerts go to this log",
         "warning: about a",
         "warning: about b",
@@ -117,7 +117,7 @@ async def test_where_no_journal_listens_alerts_go_to_the_log_which_is_told_once(
     caplog.clear()
     (tmp_path / "none").touch()
     await made.send([notice("c")])
-    assert [one.message for one in caplog.records] == ["warning: about c"]
+    assert [record.message for record in caplog.records] == ["warning: about c"]
 
 
 async def test_a_journal_that_takes_nothing_now_is_an_error(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ async def test_a_journal_that_takes_nothing_now_is_an_error(tmp_path: Path) -> N
 def test_every_kind_has_a_message_id_of_its_own() -> None:
     assert set(MESSAGE_IDS) == set(AlertKind)
     assert len(set(MESSAGE_IDS.values())) == len(AlertKind)
-    assert all(len(one) == 32 and int(one, 16) for one in MESSAGE_IDS.values())
+    assert all(len(message_id) == 32 and int(message_id, 16) for message_id in MESSAGE_IDS.values())
 
 
 # A command
@@ -147,7 +147,7 @@ async def test_a_command_gets_the_document_on_standard_input_and_its_words_uncha
     made = sink(script(tmp_path, f'cat > {tmp_path}/in; echo "$1|$2|$BYPASSD_NODE|$PWD|$(nice)" > {tmp_path}/out'))
     await made.send([notice("a"), notice("b")])
     body = json.loads((tmp_path / "in").read_text())
-    assert [one["key"] for one in body["alerts"]] == ["a", "b"]
+    assert [alert["key"] for alert in body["alerts"]] == ["a", "b"]
     assert (tmp_path / "out").read_text() == f"one two|$HOME|n1|/|{os.nice(0)}\n"
 
 
@@ -237,7 +237,7 @@ async def test_a_file_that_has_grown_is_moved_on_and_the_oldest_goes(tmp_path: P
     made = sink(FileSinkConfig(path=str(path), rotate_bytes=4096, keep=2))
     for number in range(60):
         await made.send([notice(str(number), summary="x" * 800)])
-    names = sorted(one.name for one in tmp_path.iterdir())
+    names = sorted(entry.name for entry in tmp_path.iterdir())
     assert names == ["alerts", "alerts.1", "alerts.2"]
     kept = [json.loads(line)["key"] for name in reversed(names) for line in (tmp_path / name).read_text().splitlines()]
     assert kept == [str(number) for number in range(60 - len(kept), 60)]
@@ -245,7 +245,7 @@ async def test_a_file_that_has_grown_is_moved_on_and_the_oldest_goes(tmp_path: P
     none = sink(FileSinkConfig(path=str(path), rotate_bytes=4096, keep=0))
     for number in range(9):
         await none.send([notice(str(number), summary="x" * 800)])
-    assert sorted(one.name for one in tmp_path.iterdir()) == names
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == names
 
 
 @pytest.mark.parametrize(("what", "words"), [("directory", "EISDIR"), ("link", "ELOOP"), ("missing", "ENOENT")])

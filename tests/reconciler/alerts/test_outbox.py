@@ -161,7 +161,7 @@ def test_an_end_that_was_given_up_is_told_when_it_comes_again() -> None:
     (end,) = outbox.take(0)
     assert outbox.dropped([end.id], 1) == [end.id]
     outbox.offer(incidents.take(alert(kind=AlertKind.INTERFERENCE, resolved=True, durable=True, at_s=1002.0)), 2)
-    assert [one.id for one in outbox.take(2)] == [end.id]
+    assert [incident.id for incident in outbox.take(2)] == [end.id]
 
 
 class Boxes(RuleBasedStateMachine):
@@ -217,8 +217,8 @@ class Boxes(RuleBasedStateMachine):
             self.durable.pop(batch[0].id, None)
 
     def _seen(self, batch: tuple[Incident, ...]) -> None:
-        for one in batch:
-            self.seen[one.id] = one.count
+        for incident in batch:
+            self.seen[incident.id] = incident.count
 
     @invariant()
     def every_telling_is_in_one_count(self) -> None:

@@ -51,31 +51,31 @@ def to_file(name: str = "lines") -> AlertsConfig:
 async def test_alerts_are_counted_with_and_without_sinks_and_early_ones_are_told_later(
     tmp_path: Path, nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
-    one = telling(tmp_path, to_file())
-    one.send(alert("early"))
-    await nursery.start(one.run)
-    one.send(alert("late", severity=Severity.CRITICAL))
+    service = telling(tmp_path, to_file())
+    service.send(alert("early"))
+    await nursery.start(service.run)
+    service.send(alert("late", severity=Severity.CRITICAL))
     await trio.sleep(1)
     text = (tmp_path / "alerts").read_text()
     assert ('"early"' in text, '"late"' in text) == (True, True)
-    numbers = one.numbers()
+    numbers = service.numbers()
     assert numbers.told == {("eviction-done", "warning"): 1, ("eviction-done", "critical"): 1}
     assert numbers.sinks["lines"].outcomes["told"] == 2
     nursery.cancel_scope.cancel()
 
 
 async def test_a_reload_brings_the_first_sink(tmp_path: Path, nursery: trio.Nursery, autojump_clock: MockClock) -> None:
-    one = telling(tmp_path, AlertsConfig())
-    await nursery.start(one.run)
-    one.send(alert("nobody hears it"))
-    assert await one.send_durable(alert("this neither", durable=True))
+    service = telling(tmp_path, AlertsConfig())
+    await nursery.start(service.run)
+    service.send(alert("nobody hears it"))
+    assert await service.send_durable(alert("this neither", durable=True))
     with pytest.raises(InputError, match="there is none"):
-        await one.test(None, "ana")
-    one.reconfigure(to_file(), ApiServer())
+        await service.test(None, "ana")
+    service.reconfigure(to_file(), ApiServer())
     await trio.sleep(0.5)
     with pytest.raises(InputError, match="expected one of lines"):
-        await one.test("linse", "ana")
-    (result,) = await one.test("lines", "ana")
+        await service.test("linse", "ana")
+    (result,) = await service.test("lines", "ana")
     assert (result["sink"], result["kind"], result["ok"]) == ("lines", "file", True)
     assert "TEST alert from bypassd (ana@" in (tmp_path / "alerts").read_text()
     nursery.cancel_scope.cancel()
@@ -84,11 +84,11 @@ async def test_a_reload_brings_the_first_sink(tmp_path: Path, nursery: trio.Nurs
 async def test_what_is_staged_is_told_once_its_batch_is_stored(
     tmp_path: Path, nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
-    one = telling(tmp_path, to_file())
-    await nursery.start(one.run)
+    service = telling(tmp_path, to_file())
+    await nursery.start(service.run)
     batch = StoreBatch()
-    stored = await one.stage(batch, alert("case", durable=True))
-    await trio.to_thread.run_sync(one._store.apply, batch, limiter=one._lane)
+    stored = await service.stage(batch, alert("case", durable=True))
+    await trio.to_thread.run_sync(service._store.apply, batch, limiter=service._lane)
     stored()
     await trio.sleep(0.5)
     assert '"case"' in (tmp_path / "alerts").read_text()
@@ -116,8 +116,8 @@ async def test_alerts_left_for_sinks_that_are_gone_are_let_go_from_the_store(
 async def test_a_source_that_stays_down_is_told_and_its_return_too(
     tmp_path: Path, nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
-    one = telling(tmp_path, to_file(), (SourceStatus(name="cri", ok=False, detail="no answer"),))
-    await nursery.start(one.run)
+    service = telling(tmp_path, to_file(), (SourceStatus(name="cri", ok=False, detail="no answer"),))
+    await nursery.start(service.run)
     await trio.sleep(50)
     assert not (tmp_path / "alerts").exists()
     await trio.sleep(60)
@@ -130,7 +130,7 @@ def test_each_outage_is_told_once_and_a_short_one_never() -> None:
 
     def look(now: float, **sources: bool) -> list[tuple[str, bool]]:
         statuses = [SourceStatus(name=name, ok=ok, detail="down") for name, ok in sources.items()]
-        return [(one.key, one.has_ended) for one in watch.check(statuses, now, 1000.0 + now)]
+        return [(item.key, item.has_ended) for item in watch.check(statuses, now, 1000.0 + now)]
 
     assert look(0, cri=False, kubelet=False, store=False) == []
     assert look(50, cri=True, kubelet=False, store=False) == []
@@ -143,9 +143,9 @@ def test_each_outage_is_told_once_and_a_short_one_never() -> None:
 
 def test_what_the_parts_tell_in_words_becomes_an_alert_that_knows_file_and_pod() -> None:
     setting = Setting(path="/kubepods/x", knob="cpu.set", value=None, policy="reclaimed", reason="pool", pod_uid="u1")
-    told = as_alert("yield", "tuned wrote it 3 times", setting, {})
-    assert (told.kind, told.key, told.kind.lasts) == (AlertKind.TUG_OF_WAR, "yield:/kubepods/x:cpu.set", False)
-    assert told.labels == {"cause": "yield", "knob": "cpu.set", "uid": "u1"}
+    message = as_alert("yield", "tuned wrote it 3 times", setting, {})
+    assert (message.kind, message.key, message.kind.lasts) == (AlertKind.TUG_OF_WAR, "yield:/kubepods/x:cpu.set", False)
+    assert message.labels == {"cause": "yield", "knob": "cpu.set", "uid": "u1"}
     bad, well = as_alert("store", "the disk is full", None, {}), as_alert("store", STORE_IS_WELL, None, {})
     assert (bad.key, bad.severity, bad.has_ended, well.key, well.has_ended) == (
         "store",
@@ -159,7 +159,7 @@ def test_what_the_parts_tell_in_words_becomes_an_alert_that_knows_file_and_pod()
     waits = ComponentStatus(name="web", health=ComponentHealth.WAITING, failures=1, error="port in use")
     runs = ComponentStatus(name="web", health=ComponentHealth.RUNNING, failures=1)
     assert component_alert(waits).summary == "component web component web failed, restarting: port in use"
-    assert [component_alert(one).has_ended for one in (waits, runs)] == [False, True]
+    assert [component_alert(status).has_ended for status in (waits, runs)] == [False, True]
 
 
 def test_kinds_that_end_others_are_known_to_the_document_of_the_store() -> None:

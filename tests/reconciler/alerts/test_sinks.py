@@ -177,7 +177,7 @@ async def test_files_with_secrets_are_read_at_each_request_and_a_missing_one_is_
     for path in ("/one", "/two"):
         url.write_text(f"http://127.0.0.1:{port}{path}")
         assert await sent(made, notice()) is None
-    assert [one[""] for one in server.requests] == ["POST /one HTTP/1.1", "POST /two HTTP/1.1"]
+    assert [texts[""] for texts in server.requests] == ["POST /one HTTP/1.1", "POST /two HTTP/1.1"]
     nursery.cancel_scope.cancel()
 
 
@@ -244,9 +244,9 @@ def test_the_severity_of_a_states_beginning_identifies_it_to_its_end_and_an_even
     tellings = [("warning", False), ("critical", False), ("info", True)]
     state = [alert("s", AlertKind.STORE, severity=severity(word), resolved=over) for word, over in tellings]
     event = [alert("e", severity=severity(word), at_s=at) for at, word in enumerate(("info", "critical"), 1000)]
-    entries = [made.entry(incidents.take(one), 2000.0) for one in (*state, *event)]
+    entries = [made.entry(incidents.take(item), 2000.0) for item in (*state, *event)]
     labels = [entry["labels"] for entry in entries]
-    assert [one["severity"] for one in labels if isinstance(one, dict)] == [*["warning"] * 3, "info", "critical"]
+    assert [label["severity"] for label in labels if isinstance(label, dict)] == [*["warning"] * 3, "info", "critical"]
 
 
 def test_an_event_is_active_for_its_time_and_an_end_never_comes_before_its_beginning() -> None:
@@ -260,13 +260,13 @@ async def test_all_instances_are_told_and_one_that_takes_it_is_enough(
     nursery: trio.Nursery, caplog: pytest.LogCaptureFixture
 ) -> None:
     good, bad = HttpPeer([Reply()]), HttpPeer([Reply(status="500 No")])
-    ports = [await nursery.start(one.serve) for one in (good, bad)]
+    ports = [await nursery.start(peer.serve) for peer in (good, bad)]
     section = AlertmanagerSinkConfig(urls=tuple(f"http://127.0.0.1:{port}/am/" for port in ports))
     made = sink("alertmanager", section)
     assert [await sent(made, notice()) for _ in range(2)] == [None, None]
-    assert [one[""] for one in good.requests] == ["POST /am/api/v2/alerts HTTP/1.1"] * 2
+    assert [texts[""] for texts in good.requests] == ["POST /am/api/v2/alerts HTTP/1.1"] * 2
     assert len(bad.requests) == 2
-    assert [one.message for one in caplog.records] == ["delivery to one of several Alertmanagers failed"]
+    assert [record.message for record in caplog.records] == ["delivery to one of several Alertmanagers failed"]
     good.replies = [Reply(status="503 No", headers=("Retry-After: 9",))]
     error = await sent(made, notice())
     assert error is not None
@@ -287,15 +287,15 @@ async def events(
     timeout_s = 0.5 if replies[0].hang_s else 10.0
     made = sink("kubernetes", KubernetesSinkConfig(api=api), apiserver=address, timeout_s=timeout_s)
     error = await sent(made, *notices)
-    words = [one[""].removesuffix(" HTTP/1.1") for one in server.requests]
+    parts = [texts[""].removesuffix(" HTTP/1.1") for texts in server.requests]
     nursery.cancel_scope.cancel()
-    return [(word, json.loads(body)) for word, body in zip(words, server.bodies, strict=True)], error
+    return [(word, json.loads(body)) for word, body in zip(parts, server.bodies, strict=True)], error
 
 
 async def test_an_event_on_the_pod_names_it_by_uid(nursery: trio.Nursery) -> None:
     made = notice(labels=POD)
-    [(asked, body)], error = await events(nursery, [Reply(b"{}", status="201 Created")], made)
-    assert (asked, error) == ("POST /api/v1/namespaces/shop/events", None)
+    [(text, body)], error = await events(nursery, [Reply(b"{}", status="201 Created")], made)
+    assert (text, error) == ("POST /api/v1/namespaces/shop/events", None)
     assert body == {
         "apiVersion": "v1",
         "kind": "Event",
@@ -315,8 +315,8 @@ async def test_an_event_on_the_pod_names_it_by_uid(nursery: trio.Nursery) -> Non
 
 async def test_an_event_without_a_pod_is_on_the_node_and_an_end_is_one_of_its_own(nursery: trio.Nursery) -> None:
     made = notice(kind=AlertKind.STORE, resolved=True)
-    [(asked, body)], _ = await events(nursery, [Reply(status="201 Created")], made, api=EventApi.EVENTS)
-    assert asked == "POST /apis/events.k8s.io/v1/namespaces/default/events"
+    [(text, body)], _ = await events(nursery, [Reply(status="201 Created")], made, api=EventApi.EVENTS)
+    assert text == "POST /apis/events.k8s.io/v1/namespaces/default/events"
     assert body["regarding"] == {"kind": "Node", "name": "n1", "uid": "n1", "apiVersion": "v1"}
     assert (body["metadata"]["name"], body["reason"], body["type"]) == (f"n1.{made.id}-over", "StoreResolved", "Normal")
     assert (body["eventTime"], body["note"], "series" in body) == ("1970-01-01T00:16:40.000000Z", "about k", False)
@@ -335,14 +335,14 @@ async def test_more_of_the_same_counts_the_event_up_and_one_that_has_expired_is_
     incidents = Incidents(3600)
     incidents.take(alert())
     again = incidents.take(alert(at_s=1001.0))
-    asked, error = await events(nursery, [Reply(status="404 Gone"), Reply(status="201 Made")], again, api=api)
-    assert [one.partition(" ")[0] for one, _ in asked] == ["PATCH", "POST"]
-    assert (asked[0][0].endswith(f"/events/n1.{again.id}"), asked[0][1], error) == (True, change, None)
+    pairs, error = await events(nursery, [Reply(status="404 Gone"), Reply(status="201 Made")], again, api=api)
+    assert [text.partition(" ")[0] for text, _ in pairs] == ["PATCH", "POST"]
+    assert (pairs[0][0].endswith(f"/events/n1.{again.id}"), pairs[0][1], error) == (True, change, None)
 
 
 async def test_one_that_is_there_already_after_a_crash_is_counted_and_not_made_twice(nursery: trio.Nursery) -> None:
-    asked, error = await events(nursery, [Reply(status="409 Conflict"), Reply(b"{}")], notice())
-    assert ([one.partition(" ")[0] for one, _ in asked], error) == (["POST", "PATCH"], None)
+    pairs, error = await events(nursery, [Reply(status="409 Conflict"), Reply(b"{}")], notice())
+    assert ([text.partition(" ")[0] for text, _ in pairs], error) == (["POST", "PATCH"], None)
 
 
 @pytest.mark.parametrize(

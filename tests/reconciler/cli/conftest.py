@@ -49,12 +49,12 @@ def daemon(document: dict[str, Any]) -> Iterator[FakeDaemon]:
 def run(capsys: pytest.CaptureFixture[str]) -> Run:
     """Run ``bypassctl`` with these words."""
 
-    def call(*words: str) -> Ran:
+    def call(*message: str) -> Ran:
         try:
-            code = main(words)
+            code = main(message)
         except SystemExit as exc:
             code = int(exc.code or 0)
-        told = capsys.readouterr()
-        return Ran(code, told.out, told.err)
+        result = capsys.readouterr()
+        return Ran(code, result.out, result.err)
 
     return call

@@ -89,8 +89,10 @@ def test_without_a_daemon_the_sinks_are_built_from_the_configuration(run: Run, t
     assert ran.code == Exit.NOT_OK
     assert "testing the configured sinks without the daemon" in ran.err
     assert "/nowhere/tell: cannot run: No such file or directory" in ran.out
-    told = json.loads((tmp_path / "alerts").read_text())
-    assert (told["kind"], told["labels"]) == ("test", {"cluster": "east"}), "it takes the way of every other alert"
+    message = json.loads((tmp_path / "alerts").read_text())
+    assert (message["kind"], message["labels"]) == ("test", {"cluster": "east"}), (
+        "it takes the way of every other alert"
+    )
     assert run("alert", "test", "--sink", "lines", "--config", str(config)).code == Exit.OK
     ran = run("alert", "test", "--sink", "linse", "--config", str(config))
     assert (ran.code, ran.err.splitlines()[-1]) == (Exit.USAGE, "bypassctl: sink: 'linse': expected one of lines, bad")
@@ -124,17 +126,19 @@ def test_with_the_daemon_down_the_store_tells_what_has_yet_to_be_told(run: Run, 
 
     async def left() -> None:
         store = Store(path)
-        one = AlertService(config, store, trio.CapacityLimiter(1), ground=SinkContext(node="n"), apiserver=ApiServer())
-        await one.send_durable(
+        service = AlertService(
+            config, store, trio.CapacityLimiter(1), ground=SinkContext(node="n"), apiserver=ApiServer()
+        )
+        await service.send_durable(
             Alert(kind=AlertKind.CLEARED, key="v", summary="it is over", at_s=1700000000.0, durable=True)
         )
         store.close()
 
     trio.run(left)
-    words = ("--store", path, "--socket", str(tmp_path / "none"))
-    ran = run("alerts", *words)
+    parts = ("--store", path, "--socket", str(tmp_path / "none"))
+    ran = run("alerts", *parts)
     assert ran.code == Exit.OK
     assert "pager" in ran.out
     assert "ended: it is over" in ran.out
-    (row,) = json.loads(run("alerts", "-o", "json", *words).out)["alerts"]["stored"]
+    (row,) = json.loads(run("alerts", "-o", "json", *parts).out)["alerts"]["stored"]
     assert (row["labels"], row["to"], row["status"]) == ({"cluster": "east"}, ["pager"], "resolved")

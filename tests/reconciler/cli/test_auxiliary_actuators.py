@@ -92,7 +92,7 @@ async def test_a_reload_a_hold_and_a_restore_reach_it_through_the_next_look(mach
         agent.reconfigure(machine.config())
         assert await look() != {0}
         done = await agent.restore()
-        assert ("core cookie", "reclaimed", True) in {(one.file, one.path, one.ok) for one in done}
+        assert ("core cookie", "reclaimed", True) in {(result.file, result.path, result.ok) for result in done}
         assert await look() == {0}
 
 
@@ -112,7 +112,7 @@ async def test_it_is_shown_and_counted_like_a_control_file(machine: Machine, run
         document = _document(agent)
         snapshot = StatusReport(agent, FakePulse(), statuses=tuple, reload=tuple).metrics()
     [pod] = [pod for pod in document["pods"] if pod["uid"] == BATCH]
-    [setting] = [one for one in pod["containers"][0]["settings"] if one["knob"] == CORE_COOKIE]
+    [setting] = [entry for entry in pod["containers"][0]["settings"] if entry["knob"] == CORE_COOKIE]
     assert (setting["wanted"], setting["state"], setting["policy"]) == ("reclaimed", "written", "core_sched")
     assert document["budget"]["reasons"]["core_sched"] == "BE pods share cores only with BE pods"
     assert list(document["sides"]["core_sched"]["cookies"]) == ["reclaimed"]

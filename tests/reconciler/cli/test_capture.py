@@ -24,8 +24,8 @@ from tests.reconciler.cli.conftest import Ran, Run
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 
 
-def plan(run: Run, root: str, *words: str) -> dict[str, Any]:
-    ran = run("plan", "--root", root, "-o", "json", *words)
+def plan(run: Run, root: str, *message: str) -> dict[str, Any]:
+    ran = run("plan", "--root", root, "-o", "json", *message)
     assert (ran.code, ran.err) == (Exit.OK, "")
     answer: dict[str, Any] = json.loads(ran.out)
     return answer
@@ -50,7 +50,7 @@ def test_a_capture_behaves_as_the_node(run: Run, tmp_path: Path, mode: Mode) -> 
     after = plan(run, str(tmp_path / "captured"))
     assert steady(after) == steady(before)
     assert after["node"]["cgroups"] == mode
-    assert {one["state"] for one in after["settings"]} == {"would write"}
+    assert {setting["state"] for setting in after["settings"]} == {"would write"}
     assert Hierarchy.detect(str(tmp_path / "captured")).versions() == Hierarchy.detect(live.root).versions()
     assert read_topology(str(tmp_path / "captured")) == read_topology(live.root)
 
@@ -67,10 +67,10 @@ def test_the_plan_is_what_the_agent_does(run: Run, live: LiveNode, tmp_path: Pat
     }
     document = live.document()
     assert planned["pools"] == document["pools"]
-    wanted = {(one["path"], one["knob"]): one["value"] for one in document["settings"]}
-    assert {(one["path"], one["knob"]): one["value"] for one in planned["settings"]} == wanted
-    written = {(one["path"], one["file"]): one["wanted"] for one in document["files"]}
-    assert {(one["path"], one["file"]): one["text"] for one in planned["writes"]} == written
+    wanted = {(setting["path"], setting["knob"]): setting["value"] for setting in document["settings"]}
+    assert {(setting["path"], setting["knob"]): setting["value"] for setting in planned["settings"]} == wanted
+    written = {(file["path"], file["file"]): file["wanted"] for file in document["files"]}
+    assert {(write["path"], write["file"]): write["text"] for write in planned["writes"]} == written
     # Planned again where the agent has been: its pools are remembered, as a second life of the agent does.
     again = plan(run, live.root)
     assert again["sources"]["store"].endswith("state.db")
@@ -89,14 +89,14 @@ def test_a_capture_holds_no_secret_and_is_for_its_owner_only(run: Run, live: Liv
         file.write("staticPodPath: /etc/kubernetes/manifests\n")
     target = tmp_path / "captured"
     capture(run, live.root, str(target))
-    found = [path for path in target.rglob("*") if path.is_file()]
-    assert not [path for path in found if SECRET in path.read_text(errors="replace")]
-    names = {str(path.relative_to(target)) for path in found}
+    paths = [path for path in target.rglob("*") if path.is_file()]
+    assert not [path for path in paths if SECRET in path.read_text(errors="replace")]
+    names = {str(path.relative_to(target)) for path in paths}
     assert {"etc/kubernetes/manifests/web.yaml", "etc/containerd/config.toml", "etc/bypassd/config.yaml"} <= names
     assert not {"etc/bypassd/token", "var/lib/kubelet/pki/kubelet.key"} & names
     assert f"run/containerd/runc/k8s.io/{container_id(WEB)}/state.json" in names
     assert f"sys/fs/cgroup/cpuset{group(WEB)}/cpuset.cpus" in names
-    assert {oct(path.stat().st_mode & 0o777) for path in found} == {"0o600"}
+    assert {oct(path.stat().st_mode & 0o777) for path in paths} == {"0o600"}
     assert oct(target.stat().st_mode & 0o777) == "0o700"
 
 
@@ -126,9 +126,9 @@ def test_a_missing_part_is_reported_and_does_not_stop_the_capture(run: Run, live
         file.write("staticPodPath: /etc/kubernetes/manifests\n")
     ran = run("capture", str(tmp_path / "captured"), "--root", live.root, "--interval", "0", "-o", "json")
     assert ran.code == Exit.OK
-    told = json.loads(ran.out)
-    assert told["problems"] == ["/etc/kubernetes/manifests/broken.yaml: not captured, cannot be masked: not YAML"]
-    assert told["files"] > 100
+    message = json.loads(ran.out)
+    assert message["problems"] == ["/etc/kubernetes/manifests/broken.yaml: not captured, cannot be masked: not YAML"]
+    assert message["files"] > 100
 
 
 def test_recorded_answers_classify_the_pods_and_survive_being_captured_again(
@@ -139,21 +139,23 @@ def test_recorded_answers_classify_the_pods_and_survive_being_captured_again(
     live.put(recorded.CRI, msgspec.json.encode(CriAnswers(pods=(web,))).decode())
     shutil.copy(FIXTURES / "meta/kubelet-pods.json", f"{live.root}/{recorded.KUBELET_PODS}")
     capture(run, live.root, str(tmp_path / "captured"))
-    found = plan(run, str(tmp_path / "captured"))
-    (pod,) = [pod for pod in found["pods"] if pod["uid"] == WEB]
+    fields = plan(run, str(tmp_path / "captured"))
+    (pod,) = [pod for pod in fields["pods"] if pod["uid"] == WEB]
     assert (pod["class"], pod["meta_source"]) == ("reclaimed", "cri+bundle+cgroup")
-    assert found["sources"]["kubelet"] == "6 pods"
-    assert found["sources"]["cri"] == "1 pods"
-    told = read_recorded(str(tmp_path / "captured"))
-    assert told.cri is not None
-    assert told.cri.pods == (web,)
+    assert fields["sources"]["kubelet"] == "6 pods"
+    assert fields["sources"]["cri"] == "1 pods"
+    node = read_recorded(str(tmp_path / "captured"))
+    assert node.cri is not None
+    assert node.cri.pods == (web,)
 
 
 def test_a_hold_and_a_refusal_of_the_kernel_are_in_the_plan(run: Run, live: LiveNode) -> None:
     live.document()
     live.kernel.write(f"{live.root}/sys/fs/cgroup/cpu/kubepods/besteffort", "cpu.cfs_quota_us", "-1")
-    found = plan(run, live.root)
-    assert [(one["file"], one["text"]) for one in found["writes"]] == [("cpu.cfs_quota_us", found["writes"][0]["text"])]
+    fields = plan(run, live.root)
+    assert [(write["file"], write["text"]) for write in fields["writes"]] == [
+        ("cpu.cfs_quota_us", fields["writes"][0]["text"])
+    ]
     out = run("plan", "--root", live.root).out
     assert "plan for a copied node; configured mode observe" in out
     assert "writes in this order (1)" in out
@@ -211,8 +213,8 @@ def recording(tmp_path: Path) -> str:
 
 
 def test_a_recorded_node_is_planned_for(run: Run, recording: str, tmp_path: Path) -> None:
-    found = plan(run, recording)
-    assert found["node"] | {"name": None} == {
+    fields = plan(run, recording)
+    assert fields["node"] | {"name": None} == {
         "name": None,
         "described": False,
         "machine": "2 cores",
@@ -223,12 +225,12 @@ def test_a_recorded_node_is_planned_for(run: Run, recording: str, tmp_path: Path
         "cpus": "0-1",
         "kubelet_policy": "static",
     }
-    (owner,) = [name for name in found["pools"] if name.startswith("dedicated/")]
-    assert found["pools"][owner] == "1"
-    classes = {pod["class"] for pod in found["pods"]}
+    (owner,) = [name for name in fields["pools"] if name.startswith("dedicated/")]
+    assert fields["pools"][owner] == "1"
+    classes = {pod["class"] for pod in fields["pods"]}
     assert "dedicated" in classes
     capture(run, recording, str(tmp_path / "captured"))
-    assert steady(plan(run, str(tmp_path / "captured"))) == steady(found)
+    assert steady(plan(run, str(tmp_path / "captured"))) == steady(fields)
 
 
 def test_a_pod_list_of_the_recording_is_masked(run: Run, recording: str, tmp_path: Path) -> None:
@@ -244,10 +246,17 @@ def test_plain_files_are_read_as_control_files(recording: str) -> None:
 
 def test_the_plan_has_the_documented_keys_and_is_the_same_each_time(run: Run, live: LiveNode, tmp_path: Path) -> None:
     capture(run, live.root, str(tmp_path / "captured"))
-    one, other = plan(run, str(tmp_path / "captured")), plan(run, str(tmp_path / "captured"))
-    assert {**one, "at": 0} == {**other, "at": 0}
+    fields, other = plan(run, str(tmp_path / "captured")), plan(run, str(tmp_path / "captured"))
+    assert {**fields, "at": 0} == {**other, "at": 0}
     text = (FIXTURES.parents[1] / "docs/plan.md").read_text()
-    for key in (*one, *one["node"], *one["sources"], *one["settings"][0], *one["writes"][0], *one["budget"]):
+    for key in (
+        *fields,
+        *fields["node"],
+        *fields["sources"],
+        *fields["settings"][0],
+        *fields["writes"][0],
+        *fields["budget"],
+    ):
         assert f"`{key}`" in text or f"`{key}[]`" in text or f" {key}" in text, key
 
 

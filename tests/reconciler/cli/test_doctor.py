@@ -53,7 +53,7 @@ def view(root: str) -> InspectedNode:
 
 
 def states(root: str) -> dict[str, tuple[CheckState, str, str]]:
-    return {one.name: (one.state, one.found, one.fix) for one in examine(view(root))}
+    return {result.name: (result.state, result.found, result.fix) for result in examine(view(root))}
 
 
 def test_a_node_that_has_it_all_is_all_ok_on_one_screen(run: Run, good: LiveNode) -> None:
@@ -63,15 +63,15 @@ def test_a_node_that_has_it_all_is_all_ok_on_one_screen(run: Run, good: LiveNode
     assert "OK: 0 errors, 0 warnings" in ran.out
     assert len(ran.out.splitlines()) <= 24
     assert {state for state, _, _ in states(good.root).values()} == {CheckState.OK}
-    found = states(good.root)
-    assert found["kubepods"][1] == "/kubepods: 3 pods, 3 containers"
-    assert found["checkpoints"][1] == "policy static, 1 exclusive container, checksum OK"
-    assert found["CPU manager"][1] == "static policy, reserved 0; exclusive CPUs are respected"
-    assert found["runtime"][1] == "events from /run/containerd/runc/k8s.io: 3 of 3 containers"
-    assert found["resctrl"][1] == "L3 12 ways; 16 groups"
-    assert found["PSI"][1] == "node, groups, triggers any window"
-    assert found["scheduler"][1] == "CFS burst, idle class"
-    assert found["store"][1].endswith("state.db: 4 files")
+    rows = states(good.root)
+    assert rows["kubepods"][1] == "/kubepods: 3 pods, 3 containers"
+    assert rows["checkpoints"][1] == "policy static, 1 exclusive container, checksum OK"
+    assert rows["CPU manager"][1] == "static policy, reserved 0; exclusive CPUs are respected"
+    assert rows["runtime"][1] == "events from /run/containerd/runc/k8s.io: 3 of 3 containers"
+    assert rows["resctrl"][1] == "L3 12 ways; 16 groups"
+    assert rows["PSI"][1] == "node, groups, triggers any window"
+    assert rows["scheduler"][1] == "CFS burst, idle class"
+    assert rows["store"][1].endswith("state.db: 4 files")
 
 
 def test_every_lack_has_a_fix(good: LiveNode) -> None:
@@ -83,20 +83,20 @@ def test_every_lack_has_a_fix(good: LiveNode) -> None:
     shutil.rmtree(f"{root}/run/containerd/runc")
     good.put("var/lib/kubelet/cpu_manager_state", "{")
     good.put("proc/sys/fs/inotify/max_user_watches", "40\n")
-    found = states(root)
+    rows = states(root)
     for name in ("kernel", "PSI", "PMU", "resctrl", "runtime", "checkpoints", "inotify"):
-        state, _, fix = found[name]
+        state, _, fix = rows[name]
         assert state is CheckState.WARN, name
         assert fix, name
-    assert "mount -t resctrl" in found["resctrl"][2]
-    assert "max_user_watches=8192" in found["inotify"][2]
+    assert "mount -t resctrl" in rows["resctrl"][2]
+    assert "max_user_watches=8192" in rows["inotify"][2]
 
 
 def test_a_capability_that_root_lacks_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(checks, "has_capability", lambda _root, bit: bit != 1)
-    (one,) = [one for one in checks.agent(view("/"), QueryResults()) if one.name == "rights"]
-    assert (one.state, one.found) == (CheckState.WARN, "root without DAC_OVERRIDE")
+    (result,) = [item for item in checks.agent(view("/"), QueryResults()) if item.name == "rights"]
+    assert (result.state, result.found) == (CheckState.WARN, "root without DAC_OVERRIDE")
 
 
 def test_scheduler_features_are_read_from_the_files_of_kubepods(good: LiveNode) -> None:
@@ -131,7 +131,7 @@ def test_an_obstacle_is_bad_with_exit_code_1(run: Run, good: LiveNode) -> None:
     ran = run("doctor", "--root", good.root, "-o", "json")
     assert ran.code == Exit.NOT_OK
     answer = json.loads(ran.out)
-    bad = {one["check"]: one for one in answer["findings"] if one["state"] == "bad"}
+    bad = {finding["check"]: finding for finding in answer["findings"] if finding["state"] == "bad"}
     assert bad.keys() == {"config", "store"}
     assert "(and 1 more)" in bad["config"]["found"]
     assert answer["bad"] == 2
@@ -148,26 +148,26 @@ def test_a_directory_that_is_no_node_has_no_cgroups(run: Run, tmp_path: Path) ->
 
 def test_a_narrowed_besteffort_directory_conflicts_with_the_static_cpu_manager(good: LiveNode) -> None:
     good.put("etc/bypassd/config.yaml", "policies:\n  reclaimed:\n    besteffort_cpuset: true\n")
-    state, found, fix = states(good.root)["CPU manager"]
+    state, text, fix = states(good.root)["CPU manager"]
     assert state is CheckState.WARN
-    assert "besteffort_cpuset is enabled" in found
+    assert "besteffort_cpuset is enabled" in text
     assert "besteffort_cpuset: false" in fix
 
 
 def test_answers_and_refusals_of_kubelet_and_runtime_are_reported(good: LiveNode) -> None:
     node = view(good.root)
-    asked = QueryResults(
+    results = QueryResults(
         kubelet_version="v1.21.4",
         cri_version=RuntimeVersion(name="containerd", version="1.7.2", api="v1"),
         cri_conditions=(RuntimeCondition(type="NetworkReady", ok=False, message="no CNI"),),
     )
-    (manager,) = [one for one in kubelet(node, asked) if one.name == "CPU manager"]
+    (manager,) = [result for result in kubelet(node, results) if result.name == "CPU manager"]
     assert manager.state is CheckState.WARN
     assert "before 1.22" in manager.found
-    (nri,) = [one for one in runtime(node, asked) if one.name == "NRI"]
+    (nri,) = [result for result in runtime(node, results) if result.name == "NRI"]
     assert (nri.state, nri.found) == (CheckState.OK, "containerd 1.7.2 supports it; disabled")
     good.put("var/run/nri/nri.sock", "")
-    (nri,) = [one for one in runtime(node, asked) if one.name == "NRI"]
+    (nri,) = [result for result in runtime(node, results) if result.name == "NRI"]
     assert nri.state is CheckState.WARN
 
 
@@ -183,11 +183,11 @@ def test_on_this_machine_doctor_reads_everything_and_changes_nothing(run: Run) -
     if os.geteuid() != 0:
         pytest.skip("needs root: fanotify marks and the capabilities of the daemon")
     ran = run("doctor", "-o", "json")
-    found = {one["check"]: one for one in json.loads(ran.out)["findings"]}
-    assert len(found) == 22
-    for one in found.values():
-        assert bool(one["fix"]) == (one["state"] != "ok"), one
-    assert found["cgroups"]["state"] in {"ok", "warn"}
+    fields = {finding["check"]: finding for finding in json.loads(ran.out)["findings"]}
+    assert len(fields) == 22
+    for entry in fields.values():
+        assert bool(entry["fix"]) == (entry["state"] != "ok"), entry
+    assert fields["cgroups"]["state"] in {"ok", "warn"}
     assert asking.query_node(look(parser().parse_args(["doctor"]))).fanotify is not None
 
 
@@ -213,8 +213,8 @@ def test_core_scheduling_is_probed_on_the_running_kernel(
     there = view(good.root)
     assert "core scheduling" not in states(good.root)
     node = replace(there, root="/", config=replace(there.config, policies=policies))
-    [found] = [one for one in machine.machine(node) if one.name == "core scheduling"]
-    assert (found.state, found.found, found.fix) == expected
+    [result] = [item for item in machine.machine(node) if item.name == "core scheduling"]
+    assert (result.state, result.found, result.fix) == expected
 
 
 def test_resctrl_groups_are_counted_and_foreign_ones_that_use_all_are_reported(good: LiveNode) -> None:
@@ -223,8 +223,8 @@ def test_resctrl_groups_are_counted_and_foreign_ones_that_use_all_are_reported(g
     good.put("sys/fs/resctrl/info/L3_MON/num_rmids", "32\n")
     good.put("sys/fs/resctrl/bypassd-be/tasks", "")
     good.put("sys/fs/resctrl/theirs/tasks", "")
-    found = "L3 12 ways; 3 groups, 32 monitoring ids; 1 of bypassd, 1 of other programs"
-    assert states(good.root)["resctrl"] == (CheckState.OK, found, "")
+    text = "L3 12 ways; 3 groups, 32 monitoring ids; 1 of bypassd, 1 of other programs"
+    assert states(good.root)["resctrl"] == (CheckState.OK, text, "")
     good.put("sys/fs/resctrl/more/tasks", "")
     state, _, fix = states(good.root)["resctrl"]
     assert (state, fix) == (CheckState.WARN, "all control groups are used by other programs: none left for pod classes")

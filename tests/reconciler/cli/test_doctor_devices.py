@@ -35,7 +35,7 @@ def with_disk(live: LiveNode, scheduler: str = "none [bfq]") -> None:
 def found(live: LiveNode, config: PoliciesConfig) -> list[tuple[str, CheckState, str]]:
     node = look(parser().parse_args(["doctor", "--root", live.root]))
     there = replace(node, config=replace(node.config, policies=config))
-    return [(one.name, one.state, one.found) for one in devices(there)]
+    return [(result.name, result.state, result.found) for result in devices(there)]
 
 
 def disk(*names: str, weight: int | None = 10) -> PoliciesConfig:
@@ -63,9 +63,9 @@ def test_a_disk_is_reported_with_its_scheduler(
 def test_two_names_of_one_disk_with_different_settings_are_reported(live: LiveNode) -> None:
     with_disk(live)
     rules = (DiskRule(name="8:1", write_bps=MEGA), DiskRule(name="8:0", write_bps=2 * MEGA))
-    told = found(live, PoliciesConfig(disk=DiskPolicyConfig(enabled=True, devices=rules)))
-    words = "8:1 and 8:0 are both sda 8:0: the smaller write_bps applies"
-    assert told[2:] == [("disk", CheckState.WARN, words)]
+    rows = found(live, PoliciesConfig(disk=DiskPolicyConfig(enabled=True, devices=rules)))
+    message = "8:1 and 8:0 are both sda 8:0: the smaller write_bps applies"
+    assert rows[2:] == [("disk", CheckState.WARN, message)]
 
 
 def test_a_missing_disk_is_reported(live: LiveNode) -> None:
@@ -106,13 +106,13 @@ def test_a_kernel_without_the_modules_that_redirect_packets_is_reported(
 ) -> None:
     live.put("sys/class/net/eth0/speed", "1000\n")
     live.put("proc/sys/kernel/osrelease", "6.1.0-test\n")
-    live.put("lib/modules/6.1.0-test/modules.builtin", "".join(f"kernel/net/{one}.ko\n" for one in builtin.split()))
-    lines = "".join(f"kernel/net/{one}.ko.zst: kernel/net/other.ko.zst\n" for one in modules.split())
+    live.put("lib/modules/6.1.0-test/modules.builtin", "".join(f"kernel/net/{part}.ko\n" for part in builtin.split()))
+    lines = "".join(f"kernel/net/{part}.ko.zst: kernel/net/other.ko.zst\n" for part in modules.split())
     live.put("lib/modules/6.1.0-test/modules.dep", lines)
     config = NetworkConfig(enabled=True, interfaces=(InterfaceRule(name="eth0"),))
-    told = [words for _, _, words in found(live, PoliciesConfig(network=config)) if "lacks" in words]
+    texts = [message for _, _, message in found(live, PoliciesConfig(network=config)) if "lacks" in message]
     expected = f"this kernel lacks {absent}: BE pods with their own network namespace are not limited"
-    assert told == ([expected] if absent else [])
+    assert texts == ([expected] if absent else [])
 
 
 def test_a_plan_without_a_daemon_knows_the_disks_and_what_is_wrong_with_others(live: LiveNode) -> None:

@@ -32,7 +32,7 @@ def found(live: LiveNode, policies: PoliciesConfig = OFF, swap: int = 0) -> dict
     live.put("proc/meminfo", MEMINFO.format(swap=swap))
     node = look(parser().parse_args(["doctor", "--root", live.root]))
     there = replace(node, config=replace(node.config, policies=policies))
-    return {one.name: (one.state, one.found, one.fix) for one in memory(there)}
+    return {result.name: (result.state, result.found, result.fix) for result in memory(there)}
 
 
 def test_one_line_when_something_is_on_and_none_else(live: LiveNode) -> None:
@@ -46,13 +46,13 @@ def test_one_line_when_something_is_on_and_none_else(live: LiveNode) -> None:
 def test_a_node_without_memory_figures_is_unknown(live: LiveNode) -> None:
     live.put("proc/meminfo", "MemTotal: 5 kB\n")
     node = look(parser().parse_args(["doctor", "--root", live.root]))
-    assert [(one.state, one.found) for one in memory(node)] == [(CheckState.WARN, "unknown")]
+    assert [(result.state, result.found) for result in memory(node)] == [(CheckState.WARN, "unknown")]
 
 
 def test_directories_without_hierarchical_accounting_are_reported(live: LiveNode) -> None:
     live.put(f"{V1}/memory.use_hierarchy", "0\n")
-    state, words, fix = found(live)["memory"]
-    assert (state, words) == (CheckState.WARN, "16 GiB, no swap; kubepods does not count the memory of its pods")
+    state, message, fix = found(live)["memory"]
+    assert (state, message) == (CheckState.WARN, "16 GiB, no swap; kubepods does not count the memory of its pods")
     assert "memory.use_hierarchy" in fix
     live.put(f"{V1}/memory.use_hierarchy", "1\n")
     assert found(live) == {}
@@ -107,5 +107,5 @@ def test_the_marks_are_shown_where_they_are_set(live: LiveNode) -> None:
     assert found(live, on)["memory watermarks"][0] is CheckState.WARN
     live.put("proc/sys/vm/watermark_scale_factor", "10\n")
     live.put("proc/sys/vm/min_free_kbytes", "67584\n")
-    told = "vm.min_free_kbytes 67584, vm.watermark_scale_factor 10"
-    assert found(live, on)["memory watermarks"] == (CheckState.OK, told, "")
+    text = "vm.min_free_kbytes 67584, vm.watermark_scale_factor 10"
+    assert found(live, on)["memory watermarks"] == (CheckState.OK, text, "")

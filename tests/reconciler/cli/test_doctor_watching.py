@@ -39,12 +39,12 @@ def view(live: LiveNode, config: str) -> InspectedNode:
     return node
 
 
-def found(live: LiveNode, config: str, asked: QueryResults | None = None) -> dict[str, CheckResult]:
-    """On a copied node; with ``asked`` on one that runs, with the copy's cgroups."""
+def found(live: LiveNode, config: str, results: QueryResults | None = None) -> dict[str, CheckResult]:
+    """On a copied node; with ``results`` on one that runs, with the copy's cgroups."""
     node = view(live, config)
-    if asked is not None:
+    if results is not None:
         node = replace(node, root="/")
-    return {one.name: one for one in watching.watching(node, asked or QueryResults())}
+    return {result.name: result for result in watching.watching(node, results or QueryResults())}
 
 
 def with_rights(monkeypatch: pytest.MonkeyPatch, effective: int, mounts: str = "") -> QueryResults:
@@ -83,9 +83,9 @@ def test_a_node_that_can_do_it_all_takes_a_line_for_each_and_stays_on_its_screen
 def test_a_rule_that_cannot_be_judged_here_is_named_with_the_remedy(good: LiveNode) -> None:
     shutil.rmtree(f"{good.root}/sys/bus")
     strict = f"{WATCH}  rules:\n    cache: {{when: [[{{cpi: {{proxies: false}}}}]]}}\n"
-    state, told, fix = found(good, strict)["interference"][1:]
+    state, text, fix = found(good, strict)["interference"][1:]
     assert state is CheckState.WARN
-    assert told == "4 rules, 0 enforced; not available: cache (no cpi)"
+    assert text == "4 rules, 0 enforced; not available: cache (no cpi)"
     assert fix == "see PMU above; or set enabled: false for these rules"
     assert found(good, f"{WATCH}  rules:\n    cache: {{enabled: false}}\n")["interference"].state is CheckState.OK
     # As shipped, the rule makes do with how long the pod waits for a CPU.
@@ -95,8 +95,8 @@ def test_a_rule_that_cannot_be_judged_here_is_named_with_the_remedy(good: LiveNo
 def test_another_group_of_a_rule_is_proof_enough_and_the_nodes_pressure_needs_no_groups(good: LiveNode) -> None:
     os.unlink(f"{good.root}/sys/fs/cgroup/cpuacct/kubepods/cpu.pressure")
     # The rule memory has a second group without pressure.
-    state, told, fix = found(good, WATCH)["interference"][1:]
-    assert (state, told) == (CheckState.WARN, "4 rules, 0 enforced; not available: io (no io.pressure)")
+    state, text, fix = found(good, WATCH)["interference"][1:]
+    assert (state, text) == (CheckState.WARN, "4 rules, 0 enforced; not available: io (no io.pressure)")
     assert fix.startswith("set interference.private_cgroup2: true for the pressure of pods")
     assert found(good, f"{WATCH}  private_cgroup2: true\n")["interference"].state is CheckState.OK
     node_only = f"{WATCH}  rules:\n    io: {{when: [[{{pressure: {{resource: io, of: node}}}}]]}}\n"
@@ -121,17 +121,17 @@ def test_every_lacking_signal_has_its_remedy(good: LiveNode, when: str, signal: 
 
 
 def test_whether_pressure_is_reported_or_polled(good: LiveNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = with_rights(monkeypatch, EVERYTHING)
-    asked.pressure_window_s, asked.pressure_problem = 1.0, ""
-    assert found(good, EVICT, asked)["pressure events"][1:3] == (
+    results = with_rights(monkeypatch, EVERYTHING)
+    results.pressure_window_s, results.pressure_problem = 1.0, ""
+    assert found(good, EVICT, results)["pressure events"][1:3] == (
         CheckState.OK,
         "memory and CPU pressure, within 1 s",
     )
-    asked = with_rights(monkeypatch, EVERYTHING & ~(1 << 24))
-    asked.pressure_window_s, asked.pressure_problem = 1.0, ""
-    assert "lacks CAP_SYS_RESOURCE" in found(good, EVICT, asked)["pressure events"].found
-    asked.pressure_window_s, asked.pressure_problem = None, "psi: not supported here"
-    refused = found(good, EVICT, asked)["pressure events"]
+    results = with_rights(monkeypatch, EVERYTHING & ~(1 << 24))
+    results.pressure_window_s, results.pressure_problem = 1.0, ""
+    assert "lacks CAP_SYS_RESOURCE" in found(good, EVICT, results)["pressure events"].found
+    results.pressure_window_s, results.pressure_problem = None, "psi: not supported here"
+    refused = found(good, EVICT, results)["pressure events"]
     assert (refused.state, refused.found) == (CheckState.WARN, "none: psi: not supported here; polled each 1 s")
     assert "pressure events" not in found(good, EVICT), "a copied node"
 
@@ -165,9 +165,9 @@ def test_what_a_share_of_the_cache_moves_by_is_told_where_something_is_missing(
     monkeypatch.setattr(watching, "_monitors", lambda _: False)
     assert found(good, moving)["cache share"].found.startswith("BE share adjusted by cache misses only: no memory b")
     shutil.rmtree(f"{good.root}/sys/bus")
-    one = found(good, moving)["cache share"]
-    assert one.found == "BE share stays at level low: no cache misses and no memory bandwidth measured"
-    assert one.fix == "see PMU above; mount resctrl with monitoring (CMT, MBM)"
+    result = found(good, moving)["cache share"]
+    assert result.found == "BE share stays at level low: no cache misses and no memory bandwidth measured"
+    assert result.fix == "see PMU above; mount resctrl with monitoring (CMT, MBM)"
 
 
 def test_counters_that_are_there_but_not_for_us_say_why(good: LiveNode, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,30 +179,30 @@ def test_counters_that_are_there_but_not_for_us_say_why(good: LiveNode, monkeypa
 
 
 def test_a_mode_that_writes_nothing_is_told_where_a_rule_is_enforced(good: LiveNode) -> None:
-    told = found(good, f"mode: observe\n{WATCH}  rules:\n    cpu: {{dry_run: false}}\n")["interference"].found
-    assert told.startswith("4 rules, 1 enforced (mode is observe: no action is taken)")
+    text = found(good, f"mode: observe\n{WATCH}  rules:\n    cpu: {{dry_run: false}}\n")["interference"].found
+    assert text.startswith("4 rules, 1 enforced (mode is observe: no action is taken)")
 
 
 def test_without_taskstats_waiting_is_read_by_thread(good: LiveNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = with_rights(monkeypatch, EVERYTHING)
-    assert "run queue" not in found(good, WATCH, asked)
-    one = found(good, WATCH, with_rights(monkeypatch, EVERYTHING & ~(1 << 12)))["run queue"]
-    assert one.state is CheckState.WARN
-    assert one.found == "taskstats: the daemon lacks CAP_NET_ADMIN; using schedstat of each thread"
-    asked = with_rights(monkeypatch, EVERYTHING)
-    asked.taskstats_problem = "taskstats: not compiled in"
-    assert found(good, WATCH, asked)["run queue"].found.startswith("taskstats: not compiled in; using schedstat")
+    results = with_rights(monkeypatch, EVERYTHING)
+    assert "run queue" not in found(good, WATCH, results)
+    result = found(good, WATCH, with_rights(monkeypatch, EVERYTHING & ~(1 << 12)))["run queue"]
+    assert result.state is CheckState.WARN
+    assert result.found == "taskstats: the daemon lacks CAP_NET_ADMIN; using schedstat of each thread"
+    results = with_rights(monkeypatch, EVERYTHING)
+    results.taskstats_problem = "taskstats: not compiled in"
+    assert found(good, WATCH, results)["run queue"].found.startswith("taskstats: not compiled in; using schedstat")
     # Nobody asks for the run queue: nothing is missing.
     off = f"{WATCH}  rules:\n    cpu: {{enabled: false}}\n    cache: {{enabled: false}}\n"
-    nobody = found(good, f"{off}    io: {{enabled: false}}\n    memory: {{enabled: false}}\n", asked)
+    nobody = found(good, f"{off}    io: {{enabled: false}}\n    memory: {{enabled: false}}\n", results)
     assert "run queue" not in nobody
 
 
 def test_a_daemon_that_may_not_mount_is_told_how_to_allow_it(good: LiveNode, monkeypatch: pytest.MonkeyPatch) -> None:
     config = f"{WATCH}  private_cgroup2: true\n"
-    one = found(good, config, with_rights(monkeypatch, EVERYTHING))["private cgroup2"]
-    assert (one.state, one.found) == (CheckState.WARN, f"the daemon has not mounted {POINT}")
-    assert "SystemCallFilter=mount umount2" in one.fix
+    result = found(good, config, with_rights(monkeypatch, EVERYTHING))["private cgroup2"]
+    assert (result.state, result.found) == (CheckState.WARN, f"the daemon has not mounted {POINT}")
+    assert "SystemCallFilter=mount umount2" in result.fix
     mounted = with_rights(monkeypatch, EVERYTHING, f"36 35 0:31 / {POINT} rw - cgroup2 bypassd rw\n")
     assert "private cgroup2" not in found(good, config, mounted)
 
@@ -212,21 +212,21 @@ def test_probes_that_cannot_be_asked_say_what_they_lack(good: LiveNode, monkeypa
         f"{WATCH}  probes:\n    db: {{pods: ['db-*'], command: {{argv: [/bin/true], user: probes}}}}\n"
         "    own: {pods: ['db-*'], command: {argv: [/bin/true], user: root}}\n"
     )
-    asked = with_rights(monkeypatch, EVERYTHING & ~(1 << 7))
-    one = found(good, probes, asked)["probes"]
-    assert one.found == "db: the daemon cannot switch users"
-    assert "CAP_SETUID" in one.fix
+    results = with_rights(monkeypatch, EVERYTHING & ~(1 << 7))
+    result = found(good, probes, results)["probes"]
+    assert result.found == "db: the daemon cannot switch users"
+    assert "CAP_SETUID" in result.fix
     assert "probes" not in found(good, probes, with_rights(monkeypatch, EVERYTHING))
     by_ip = f"{WATCH}  probes:\n    cart: {{pods: ['cart-*'], http: {{url: 'http://{{ip}}:80/'}}}}\n"
-    assert "{ip} has no value" in found(good, by_ip, asked)["probes"].found
-    asked.kubelet_body = b"{}"
-    assert "probes" not in found(good, by_ip, asked)
+    assert "{ip} has no value" in found(good, by_ip, results)["probes"].found
+    results.kubelet_body = b"{}"
+    assert "probes" not in found(good, by_ip, results)
 
 
 def test_what_the_daemon_may_not_write_is_seen_with_its_own_mounts(
     good: LiveNode, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    asked = with_rights(monkeypatch, EVERYTHING)
+    results = with_rights(monkeypatch, EVERYTHING)
     config = f"{WATCH}  record: {{directory: {tmp_path}/rec}}\n{EVICT}"
     seen: list[str] = []
 
@@ -236,7 +236,7 @@ def test_what_the_daemon_may_not_write_is_seen_with_its_own_mounts(
 
     monkeypatch.setattr(os.path, "isdir", lambda path: not path.endswith("/rec"))
     monkeypatch.setattr(os, "access", access)
-    there = found(good, config, asked)
+    there = found(good, config, results)
     assert (there["recording"].found, there["recording"].state) == (
         f"{tmp_path}/rec is not writable",
         CheckState.WARN,
@@ -248,19 +248,21 @@ def test_what_the_daemon_may_not_write_is_seen_with_its_own_mounts(
 @pytest.mark.parametrize("dry", [True, False])
 def test_means_that_cannot_be_used_say_why(good: LiveNode, monkeypatch: pytest.MonkeyPatch, dry: bool) -> None:
     config = f"mode: enforce\n{EVICT}  dry_run: {str(dry).lower()}\n"
-    asked = with_rights(monkeypatch, EVERYTHING)
-    assert found(good, config, asked)["eviction"].state is CheckState.OK
-    asked.api_problem = "API server: HTTP 401"
-    one = found(good, config, asked)["eviction"]
-    assert one.state is CheckState.WARN
-    assert one.found.endswith("; by cri, signal (per process); unusable: api: API server: HTTP 401")
-    asked.cri_version, asked.cri_problem = None, "CRI: no answer"
+    results = with_rights(monkeypatch, EVERYTHING)
+    assert found(good, config, results)["eviction"].state is CheckState.OK
+    results.api_problem = "API server: HTTP 401"
+    result = found(good, config, results)["eviction"]
+    assert result.state is CheckState.WARN
+    assert result.found.endswith("; by cri, signal (per process); unusable: api: API server: HTTP 401")
+    results.cri_version, results.cri_problem = None, "CRI: no answer"
     weak = with_rights(monkeypatch, EVERYTHING & ~(1 << 5))
     weak.cri_version, weak.cri_problem, weak.api_problem = None, "CRI: no answer", "none"
-    one = found(good, config, weak)["eviction"]
+    result = found(good, config, weak)["eviction"]
     # Nobody could go though pods are to: that is in the way. In a dry run nobody goes anyway.
-    assert one.state is (CheckState.WARN if dry else CheckState.BAD)
-    assert "no usable method; unusable: api: none; cri: CRI: no answer; signal: the daemon lacks CAP_KILL" in one.found
+    assert result.state is (CheckState.WARN if dry else CheckState.BAD)
+    assert (
+        "no usable method; unusable: api: none; cri: CRI: no answer; signal: the daemon lacks CAP_KILL" in result.found
+    )
 
 
 def test_whether_pods_really_go_and_why_not(good: LiveNode) -> None:
@@ -294,10 +296,10 @@ DENIED = json.dumps({"status": {"allowed": False, "reason": "no role"}}).encode(
 async def test_the_api_server_is_asked_whether_we_may_evict(
     nursery: trio.Nursery, good: LiveNode, reply: Reply, problem: str
 ) -> None:
-    server, asked = HttpPeer([reply]), QueryResults()
+    server, results = HttpPeer([reply]), QueryResults()
     port = await nursery.start(server.serve)
-    await ask_api(view(good, f"apiserver: {{server: 'http://127.0.0.1:{port}'}}\n"), asked)
-    assert asked.api_problem == problem
+    await ask_api(view(good, f"apiserver: {{server: 'http://127.0.0.1:{port}'}}\n"), results)
+    assert results.api_problem == problem
     assert server.requests[0][""] == "POST /apis/authorization.k8s.io/v1/selfsubjectaccessreviews HTTP/1.1"
     wanted = {"verb": "create", "resource": "pods", "subresource": "eviction"}
     assert json.loads(server.bodies[0])["spec"]["resourceAttributes"] == wanted
@@ -305,21 +307,21 @@ async def test_the_api_server_is_asked_whether_we_may_evict(
 
 
 async def test_no_way_to_the_api_server_is_a_reason_and_not_an_error(good: LiveNode) -> None:
-    asked = QueryResults()
-    await ask_api(view(good, "apiserver: {enabled: false}\n"), asked)
-    assert asked.api_problem is not None
-    assert asked.api_problem.endswith("apiserver.enabled is false")
+    results = QueryResults()
+    await ask_api(view(good, "apiserver: {enabled: false}\n"), results)
+    assert results.api_problem is not None
+    assert results.api_problem.endswith("apiserver.enabled is false")
 
 
 def test_containers_of_a_runtime_with_another_driver_are_outside_of_kubepods(good: LiveNode) -> None:
     node = view(good, "")
-    (there,) = [one for one in kubelet(node, QueryResults()) if one.name == "kubepods"]
+    (there,) = [result for result in kubelet(node, QueryResults()) if result.name == "kubepods"]
     assert there.state is CheckState.OK
     assert node.hierarchy is not None
     root = node.hierarchy.trigger_directory("/")
     name = f"kubepods-besteffort-pod1.slice:cri-containerd:{container_id('e1')}"
     os.makedirs(f"{root}/system.slice/containerd.service/{name}")
-    (there,) = [one for one in kubelet(node, QueryResults()) if one.name == "kubepods"]
+    (there,) = [result for result in kubelet(node, QueryResults()) if result.name == "kubepods"]
     assert there.state is CheckState.WARN
     assert "1 outside, such as /system.slice/containerd.service/kubepods-besteffort-pod1" in there.found
     assert "SystemdCgroup = true" in there.fix
@@ -342,9 +344,9 @@ def test_pressure_that_is_compiled_in_but_off_is_told_from_none(
     good.put("proc/cmdline", f"{line}\n")
     from reconciler.cli.doctor import examine
 
-    (one,) = [one for one in examine(view(good, "")) if one.name == "PSI"]
-    assert (one.state, one.found) == (CheckState.WARN, found_)
-    assert one.fix.startswith(fix)
+    (result,) = [item for item in examine(view(good, "")) if item.name == "PSI"]
+    assert (result.state, result.found) == (CheckState.WARN, found_)
+    assert result.fix.startswith(fix)
 
 
 def test_the_daemon_is_the_holder_of_the_lock_if_that_is_one_here(

@@ -79,10 +79,10 @@ def test_each_pool_has_a_letter_of_its_own_as_long_as_there_are_some() -> None:
         "reclaimed": "B",
     }
     many = {f"dedicated/u/{number}": "" for number in range(12)} | {f"shared/{number}": "" for number in range(30)}
-    found = marks(many)
-    assert found.keys() == many.keys()
-    assert {mark.text for name, mark in found.items() if name.startswith("dedicated")} == {"D"}
-    assert found["shared/9"].text == "Z"
+    texts = marks(many)
+    assert texts.keys() == many.keys()
+    assert {mark.text for name, mark in texts.items() if name.startswith("dedicated")} == {"D"}
+    assert texts["shared/9"].text == "Z"
 
 
 def test_be_work_on_a_containers_own_cpus_shows() -> None:
@@ -122,10 +122,10 @@ def test_every_cpu_is_drawn_once_with_its_own_letter(
 
 def test_the_document_has_every_cpu_under_its_socket_node_and_core() -> None:
     topology = parse("2 sockets x 2 cores x 2 threads; distance 10 21; offline 7; memory nodes 1 of 4K")
-    found = placement(topology, as_sets({"shared": "0-3", "reclaimed": "3"}))
-    assert found["offline"] == "7"
-    assert found["memory_nodes"] == [{"id": 2, "memory_bytes": 4096, "distances": [21, 21, 10]}]
-    first: dict[str, Any] = found["sockets"][0]["nodes"][0]
+    fields = placement(topology, as_sets({"shared": "0-3", "reclaimed": "3"}))
+    assert fields["offline"] == "7"
+    assert fields["memory_nodes"] == [{"id": 2, "memory_bytes": 4096, "distances": [21, 21, 10]}]
+    first: dict[str, Any] = fields["sockets"][0]["nodes"][0]
     assert (first["id"], first["memory_bytes"], first["distances"]) == (0, None, [10, 21, 21])
     assert first["cores"][1] == {
         "id": 1,
@@ -133,7 +133,7 @@ def test_the_document_has_every_cpu_under_its_socket_node_and_core() -> None:
         "kind": "P",
         "cpus": [{"id": 1, "pools": ["shared"]}, {"id": 5, "pools": []}],
     }
-    last = found["sockets"][1]["nodes"][0]["cores"][1]
+    last = fields["sockets"][1]["nodes"][0]["cores"][1]
     assert last["cpus"] == [{"id": 3, "pools": ["reclaimed", "shared"]}]
 
 

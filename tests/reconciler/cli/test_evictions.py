@@ -60,16 +60,16 @@ def document(*, dry: bool = True, cases: bool = False, enabled: bool = True, use
         ]
         planner.cases = [shown[1]]
         decision = planner.step()
-    found = section(config, decision, planner.memory, shown, enforce=True, now=world.at)
-    plain: dict[str, Any] = json.loads(json.dumps(found))
+    fields = section(config, decision, planner.memory, shown, enforce=True, now=world.at)
+    plain: dict[str, Any] = json.loads(json.dumps(fields))
     return plain
 
 
-def ran(run: Run, tmp_path: Path, eviction: dict[str, Any] | None, *words: str) -> tuple[int, list[str], str]:
+def ran(run: Run, tmp_path: Path, eviction: dict[str, Any] | None, *message: str) -> tuple[int, list[str], str]:
     daemon = FakeDaemon({"eviction": eviction} if eviction is not None else {})
     with listening(daemon, str(tmp_path / "s")) as socket:
-        found = run("evictions", *words, "--socket", socket)
-    return found.code, found.out.splitlines(), found.err
+        result = run("evictions", *message, "--socket", socket)
+    return result.code, result.out.splitlines(), result.err
 
 
 def test_a_dry_run_shows_who_would_go_with_the_ranking(run: Run, tmp_path: Path) -> None:
@@ -113,14 +113,14 @@ def test_what_is_under_way_and_what_has_ended(run: Run, tmp_path: Path) -> None:
 
 
 def test_it_is_one_document_for_programs(run: Run, tmp_path: Path) -> None:
-    found = document()
-    code, lines, _ = ran(run, tmp_path, found, "-o", "json")
+    fields = document()
+    code, lines, _ = ran(run, tmp_path, fields, "-o", "json")
     assert code == Exit.OK
-    assert json.loads("\n".join(lines)) == {"eviction": found}
-    (would,) = found["would"]
+    assert json.loads("\n".join(lines)) == {"eviction": fields}
+    (would,) = fields["would"]
     assert (would["uid"], would["grace_s"], would["frees"]) == ("batch-7", 30.0, {"memory": 15 * GI})
-    assert found["room"] == {"count": 3, "reason": "limit per pass"}
-    assert [one["mode"] for one in found["triggers"] if one["name"] == "suppression"] == ["off"]
+    assert fields["room"] == {"count": 3, "reason": "limit per pass"}
+    assert [trigger["mode"] for trigger in fields["triggers"] if trigger["name"] == "suppression"] == ["off"]
 
 
 def test_switched_off_and_without_a_daemon(run: Run, tmp_path: Path) -> None:
@@ -132,6 +132,6 @@ def test_switched_off_and_without_a_daemon(run: Run, tmp_path: Path) -> None:
 
 
 def test_nobody_goes_for_what_is_not_lacking(run: Run, tmp_path: Path) -> None:
-    found = document(used=10)
-    assert (found["pressures"], found["would"], found["refusals"]) == ([], [], [])
-    assert ran(run, tmp_path, found)[0] == Exit.OK
+    fields = document(used=10)
+    assert (fields["pressures"], fields["would"], fields["refusals"]) == ([], [], [])
+    assert ran(run, tmp_path, fields)[0] == Exit.OK

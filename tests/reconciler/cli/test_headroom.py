@@ -70,10 +70,10 @@ def test_without_a_daemon_headroom_is_read_from_the_store_if_there_is_any(run: R
             await agent.keeper.flush()
 
     trio.run(lambda: measured(seconds=0))
-    words = ("headroom", "--root", str(live.root), "--store", live.config.store.path)
-    ran = run(*words)
+    parts = ("headroom", "--root", str(live.root), "--store", live.config.store.path)
+    ran = run(*parts)
     assert (ran.code, ran.err.splitlines()[-1]) == (Exit.NOT_FOUND, "bypassctl: no headroom published yet")
     trio.run(lambda: measured(seconds=60))
-    found = json.loads(run(*words, "-o", "json").out)["headroom"]
-    assert found["milli"] > 0
-    assert [one["numa_node"] for one in found["nodes"]] == [0]
+    result = json.loads(run(*parts, "-o", "json").out)["headroom"]
+    assert result["milli"] > 0
+    assert [node["numa_node"] for node in result["nodes"]] == [0]

@@ -54,8 +54,8 @@ def test_a_hold_that_makes_no_sense_is_a_usage_error_in_the_daemons_words(run: R
 
 @pytest.mark.parametrize("text", ["1", "h", "-1h", "-.5h", "0s", "1w", "1e99d", "nand", "infd", "31d", "720.1h", ""])
 def test_a_time_is_a_number_with_a_unit_above_zero_and_bounded(run: Run, text: str) -> None:
-    for words in ([f"--for={text}"], ["--for", text]):
-        ran = run("hold", "node", *words, "--reason", "x")
+    for parts in ([f"--for={text}"], ["--for", text]):
+        ran = run("hold", "node", *parts, "--reason", "x")
         assert ran.code == Exit.USAGE
         assert "expected a duration such as 90s, 15m, 1h or 2d, above 0 and at most 30d" in ran.err
 
@@ -123,8 +123,8 @@ def test_a_bad_configuration_is_refused_by_reload(run: Run, daemon: FakeDaemon) 
 
 
 def test_an_order_without_a_daemon_says_what_to_do(run: Run, tmp_path: Path) -> None:
-    for words in (["reload"], ["hold", "node", "--until-released", "--reason", "x"], ["release", "node"]):
-        ran = run(*words, "--socket", str(tmp_path / "none"), "--store", str(tmp_path / "none"))
+    for parts in (["reload"], ["hold", "node", "--until-released", "--reason", "x"], ["release", "node"]):
+        ran = run(*parts, "--socket", str(tmp_path / "none"), "--store", str(tmp_path / "none"))
         assert ran.code == Exit.UNREACHABLE
         assert "this command needs the running daemon" in ran.err
 
@@ -170,7 +170,7 @@ def test_restoring_one_pod_leaves_the_others_files_in_the_ledger(run: Run, offli
     quota = f"{offline.root}/sys/fs/cgroup/cpu/kubepods/besteffort"
     assert offline.kernel.read(quota, "cpu.cfs_quota_us") == "160000\n"
     answer = json.loads(run("restore", "-o", "json", "--root", offline.root).out)
-    assert [one["file"] for one in answer["files"]] == ["cpu.cfs_quota_us"]
+    assert [file["file"] for file in answer["files"]] == ["cpu.cfs_quota_us"]
 
 
 def test_after_the_first_restore_a_changed_value_is_foreign(run: Run, offline: LiveNode) -> None:
@@ -278,5 +278,5 @@ def test_a_partly_lost_store_is_restored_as_far_as_known_and_is_no_success(run: 
     ran = run("restore", "-o", "json", "--root", offline.root)
     answer = json.loads(ran.out)
     assert (ran.code, answer["lost"], answer["left"]) == (Exit.NOT_OK, True, 0)
-    assert "cpu.cfs_quota_us" not in {one["file"] for one in answer["files"]}
+    assert "cpu.cfs_quota_us" not in {file["file"] for file in answer["files"]}
     assert "may be lost" in ran.err

@@ -162,8 +162,8 @@ def scene(daemon: FakeDaemon, _root: LiveNode, tmp_path: Path, monkeypatch: pyte
         "POST /reload": (200, {"mode": f"observe{HOSTILE}"}),
     }
     frames = [
-        replace(one, pods={uid: replace(pod, title=f"{pod.title}{UTF_8}") for uid, pod in one.pods.items()})
-        for one in trouble()
+        replace(frame, pods={uid: replace(pod, title=f"{pod.title}{UTF_8}") for uid, pod in frame.pods.items()})
+        for frame in trouble()
     ]
     record(tmp_path / "a.rec", frames)
     (tmp_path / "simulate.yaml").write_text(CONFIG)
@@ -223,12 +223,12 @@ def test_every_command_is_tried_here() -> None:
 
 @pytest.mark.parametrize("name", WORDS)
 def test_no_command_writes_what_others_have_chosen_as_it_is(scene: Scene, run: Run, name: str) -> None:
-    (command,) = (one for one in COMMANDS if one.name == name)
+    (command,) = (item for item in COMMANDS if item.name == name)
     for form in command.formats:
-        words = [name, *scene.words(name), *(["-o", form] if len(command.formats) > 1 else [])]
+        parts = [name, *scene.words(name), *(["-o", form] if len(command.formats) > 1 else [])]
         if form == "msgpack":
             continue  # binary: it is no text, and goes to no terminal
-        ran = run(*words)
+        ran = run(*parts)
         assert ran.code in {Exit.OK, Exit.NOT_OK}, ran.err
         check(ran.out)
         check(ran.err)
@@ -268,7 +268,7 @@ def test_nor_from_the_store_of_a_daemon_that_is_down(scene: Scene, run: Run, nam
 @pytest.mark.parametrize("name", WORDS)
 def test_nor_what_a_command_says_of_a_mistake(scene: Scene, run: Run, name: str) -> None:
     scene.daemon.raw = f"HTTP/1.1 503 x\r\n\r\n{json.dumps({'error': HOSTILE})}".encode()
-    for words in (
+    for parts in (
         [*scene.words(name)],
         [*scene.words(name), f"--{UTF_8}"],
         [*scene.words(name), UTF_8],
@@ -276,7 +276,7 @@ def test_nor_what_a_command_says_of_a_mistake(scene: Scene, run: Run, name: str)
         [*scene.words(name), "--root", UTF_8],
         ["--output", UTF_8],
     ):
-        ran = run(name, *words)
+        ran = run(name, *parts)
         check(ran.out)
         check(ran.err)
 

@@ -76,11 +76,11 @@ def impostor() -> Iterator[Impostor]:
     )
     if os.geteuid() != 0 or shutil.which("cc") is None or namespaces.returncode:
         pytest.skip("NOT RUN: needs root, a C compiler and user namespaces for everybody")
-    with tempfile.TemporaryDirectory(dir="/tmp") as directory, socket.socket() as asked:
-        asked.bind(("127.0.0.1", 0))
-        asked.listen()
-        asked.setblocking(False)
-        made = Impostor(Path(directory), asked)
+    with tempfile.TemporaryDirectory(dir="/tmp") as directory, socket.socket() as request:
+        request.bind(("127.0.0.1", 0))
+        request.listen()
+        request.setblocking(False)
+        made = Impostor(Path(directory), request)
         try:
             yield made
         finally:
@@ -121,10 +121,10 @@ def test_a_capture_and_a_plan_have_nothing_of_it(run: Run, impostor: Impostor, c
 
 
 def test_the_daemon_says_why_no_process_is_believed(live: LiveNode) -> None:
-    (source,) = (one for one in live.document()["sources"] if one["name"] == "kubelet process")
+    (source,) = (entry for entry in live.document()["sources"] if entry["name"] == "kubelet process")
     assert source["ok"]
     for pid in (7, 8):
         live.put(f"proc/{pid}/cmdline", "kubelet\0--port=1\0")
-    (source,) = (one for one in live.document()["sources"] if one["name"] == "kubelet process")
+    (source,) = (entry for entry in live.document()["sources"] if entry["name"] == "kubelet process")
     assert not source["ok"]
     assert "7, 8" in source["detail"]

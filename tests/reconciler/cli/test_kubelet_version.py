@@ -31,30 +31,30 @@ def program() -> Iterator[Path]:
 
 async def version_of(path: Path, program: tuple[int, int] | None) -> str | None:
     kubelet = KubeletConfig(pid=1, executable=str(path), program=program)
-    asked = QueryResults()
-    await _ask_version(cast("InspectedNode", SimpleNamespace(kubelet=kubelet)), asked)
-    return asked.kubelet_version
+    results = QueryResults()
+    await _ask_version(cast("InspectedNode", SimpleNamespace(kubelet=kubelet)), results)
+    return results.kubelet_version
 
 
 async def test_the_verified_program_says_its_version(program: Path) -> None:
-    found = program.stat()
-    assert await version_of(program, (found.st_dev, found.st_ino)) == "v1.22.17"
+    status = program.stat()
+    assert await version_of(program, (status.st_dev, status.st_ino)) == "v1.22.17"
 
 
 async def test_it_runs_as_nobody_without_our_environment(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET", "hush")
     program.write_text('#!/bin/sh\necho "v1.2.$(id -u | cut -c1-4)+${SECRET-none}"\n')
-    found = program.stat()
-    assert await version_of(program, (found.st_dev, found.st_ino)) == "v1.2.6553+none"
+    status = program.stat()
+    assert await version_of(program, (status.st_dev, status.st_ino)) == "v1.2.6553+none"
 
 
 async def test_no_other_file_is_executed(program: Path) -> None:
-    found = program.stat()
-    assert await version_of(program, (found.st_dev, found.st_ino + 1)) is None
+    status = program.stat()
+    assert await version_of(program, (status.st_dev, status.st_ino + 1)) is None
     assert await version_of(program, None) is None
     for mode in (0o777, 0o775):
         program.chmod(mode)
-        assert await version_of(program, (found.st_dev, found.st_ino)) is None
+        assert await version_of(program, (status.st_dev, status.st_ino)) is None
     program.chmod(0o755)
     program.parent.chmod(0o1777)
-    assert await version_of(program, (found.st_dev, found.st_ino)) is None
+    assert await version_of(program, (status.st_dev, status.st_ino)) is None

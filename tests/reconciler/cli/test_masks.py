@@ -91,11 +91,11 @@ def test_a_configuration_stays_readable_without_its_secrets() -> None:
     )
     masked = masks.mask_config_text(text)
     assert "hunter2" not in masked
-    found = yaml.safe_load(masked)
-    assert found["cgroupDriver"] == "systemd"
-    assert found["authentication"] == {"webhook": {"enabled": True}}
-    assert found["token_file"] == "/etc/token"
-    assert found["staticPodURLHeader"] == {}
+    result = yaml.safe_load(masked)
+    assert result["cgroupDriver"] == "systemd"
+    assert result["authentication"] == {"webhook": {"enabled": True}}
+    assert result["token_file"] == "/etc/token"
+    assert result["staticPodURLHeader"] == {}
 
 
 def test_of_containerd_only_what_is_read_is_kept() -> None:
@@ -215,9 +215,9 @@ interference:
 def test_a_configuration_stays_the_same_with_masked_values() -> None:
     masked = masks.mask_own_config(OWN)
     assert "hunter2" not in masked
-    found = yaml.load(masked, Loader=yaml.BaseLoader)["interference"]
-    assert (found["share"], found["on"]) == ("0.50", "yes")
-    assert found["probes"] == [
+    result = yaml.load(masked, Loader=yaml.BaseLoader)["interference"]
+    assert (result["share"], result["on"]) == ("0.50", "yes")
+    assert result["probes"] == [
         {
             "name": "a",
             "http": {"url": "https://MASKED@h/x?MASKED", "path": "/h?MASKED"},

@@ -41,19 +41,19 @@ def pods(path: Path, text: str = PODS) -> str:
     return str(file)
 
 
-def plan(run: Run, *words: str) -> dict[str, Any]:
-    ran = run("plan", *words, "-o", "json")
+def plan(run: Run, *message: str) -> dict[str, Any]:
+    ran = run("plan", *message, "-o", "json")
     assert ran.code == 0, ran.err
-    found: dict[str, Any] = json.loads(ran.out)
-    return found
+    fields: dict[str, Any] = json.loads(ran.out)
+    return fields
 
 
 def test_a_described_machine_with_pods_is_planned_for(run: Run, tmp_path: Path) -> None:
     machine = "2 sockets x 8 cores x 2 threads; distance 10 21"
-    found = plan(run, "--machine", machine, "--pods", pods(tmp_path), "--config", config(tmp_path))
-    assert found["node"]["machine"] == machine
-    assert (found["node"]["described"], found["node"]["cpus"], found["node"]["mode"]) == (True, "0-31", "enforce")
-    classes = {pod["title"]: (pod["class"], pod["qos"]) for pod in found["pods"]}
+    fields = plan(run, "--machine", machine, "--pods", pods(tmp_path), "--config", config(tmp_path))
+    assert fields["node"]["machine"] == machine
+    assert (fields["node"]["described"], fields["node"]["cpus"], fields["node"]["mode"]) == (True, "0-31", "enforce")
+    classes = {pod["title"]: (pod["class"], pod["qos"]) for pod in fields["pods"]}
     assert classes == {
         "shop/db": ("dedicated", "Guaranteed"),
         "default/web-0": ("shared", "Burstable"),
@@ -62,17 +62,17 @@ def test_a_described_machine_with_pods_is_planned_for(run: Run, tmp_path: Path) 
         "default/crunch-0": ("reclaimed", "Burstable"),
         "default/crunch-1": ("reclaimed", "Burstable"),
     }
-    assert found["budget"]["used"]["online_milli"] == 900
-    assert found["writes"] == []
-    assert {one["state"] for one in found["settings"]} == {"wanted"}
+    assert fields["budget"]["used"]["online_milli"] == 900
+    assert fields["writes"] == []
+    assert {setting["state"] for setting in fields["settings"]} == {"wanted"}
     drawn = {
         cpu["id"]: set(cpu["pools"])
-        for socket in found["placement"]["sockets"]
+        for socket in fields["placement"]["sockets"]
         for node in socket["nodes"]
         for core in node["cores"]
         for cpu in core["cpus"]
     }
-    for name, text in found["pools"].items():
+    for name, text in fields["pools"].items():
         assert CpuSet(cpu for cpu, names in drawn.items() if name in names) == CpuSet.parse(text)
 
 
@@ -90,31 +90,31 @@ def test_the_screen_shows_the_machine_and_the_drawing(
 
 
 def test_a_containers_own_pool_is_shown_by_the_name_of_its_pod(run: Run, live: Any) -> None:
-    found = plan(run, "--root", live.root)
-    (owner,) = (name for name in found["pools"] if name.startswith("dedicated/"))
-    lines = plain(blocks(found)).splitlines()
-    title = next(pod["title"] for pod in found["pods"] if pod["uid"] == owner.split("/")[1])
+    fields = plan(run, "--root", live.root)
+    (owner,) = (name for name in fields["pools"] if name.startswith("dedicated/"))
+    lines = plain(blocks(fields)).splitlines()
+    title = next(pod["title"] for pod in fields["pods"] if pod["uid"] == owner.split("/")[1])
     assert f"1  dedicated {title}/main  7" in lines
-    assert f"1  dedicated {owner.removeprefix('dedicated/')}  7" in plain(blocks({**found, "pods": []})).splitlines()
+    assert f"1  dedicated {owner.removeprefix('dedicated/')}  7" in plain(blocks({**fields, "pods": []})).splitlines()
 
 
 def test_no_pods_are_an_empty_machine(run: Run, tmp_path: Path) -> None:
-    found = plan(run, "--machine", "4 cores", "--config", config(tmp_path))
-    assert found["pods"] == []
-    assert found["pools"]["shared"] == "0-3"
+    fields = plan(run, "--machine", "4 cores", "--config", config(tmp_path))
+    assert fields["pods"] == []
+    assert fields["pools"]["shared"] == "0-3"
     assert "4 cores" in run("plan", "--machine", "4 cores", "--config", config(tmp_path)).out
 
 
 def test_the_same_words_give_the_same_plan(run: Run, tmp_path: Path) -> None:
-    words = ("--machine", "2 sockets x 8 cores", "--pods", pods(tmp_path), "--config", config(tmp_path))
-    one, other = plan(run, *words), plan(run, *words)
-    assert {**one, "at": 0} == {**other, "at": 0}
+    parts = ("--machine", "2 sockets x 8 cores", "--pods", pods(tmp_path), "--config", config(tmp_path))
+    fields, other = plan(run, *parts), plan(run, *parts)
+    assert {**fields, "at": 0} == {**other, "at": 0}
 
 
 def test_a_captured_node_has_the_drawing_and_the_text_of_its_machine(run: Run, live: Any) -> None:
-    found = plan(run, "--root", live.root)
-    assert (found["node"]["described"], found["node"]["machine"]) == (False, "8 cores")
-    cores = found["placement"]["sockets"][0]["nodes"][0]["cores"]
+    fields = plan(run, "--root", live.root)
+    assert (fields["node"]["described"], fields["node"]["machine"]) == (False, "8 cores")
+    cores = fields["placement"]["sockets"][0]["nodes"][0]["cores"]
     assert cores[0]["cpus"] == [{"id": 0, "pools": ["reserved"]}]
     assert "socket 0  node 0  CPU 0-7\n" in run("plan", "--root", live.root).out
 
@@ -165,8 +165,8 @@ def test_a_pods_file_with_a_mistake_is_refused_with_its_place(tmp_path: Path, te
 
 
 def test_a_quantity_that_is_none_spoils_itself_only(tmp_path: Path) -> None:
-    found, problems = read_pods_file(pods(tmp_path, "- {name: a, requests: {cpu: lots, memory: 1Gi}}"))
-    assert found[0].meta.containers[0].requests.memory_bytes == 1 << 30
+    result, problems = read_pods_file(pods(tmp_path, "- {name: a, requests: {cpu: lots, memory: 1Gi}}"))
+    assert result[0].meta.containers[0].requests.memory_bytes == 1 << 30
     assert problems == [
         "default/a: container main: requests: cpu: 'lots': expected a quantity such as 100m, 4Gi, 1e3 or 0.5"
     ]
@@ -202,5 +202,5 @@ def test_kubectls_own_list_is_read(run: Run, tmp_path: Path) -> None:
     file.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": [item]}))
     ((pod,), problems) = read_pods_file(str(file))
     assert (pod.meta.name, pod.qos, pod.pod_class, problems) == ("web-0", QosClass.BURSTABLE, None, [])
-    found = plan(run, "--machine", "8 cores", "--pods", str(file), "--config", config(tmp_path))
-    assert [(one["title"], one["class"]) for one in found["pods"]] == [("shop/web-0", PodClass.SHARED.value)]
+    fields = plan(run, "--machine", "8 cores", "--pods", str(file), "--config", config(tmp_path))
+    assert [(entry["title"], entry["class"]) for entry in fields["pods"]] == [("shop/web-0", PodClass.SHARED.value)]

@@ -52,36 +52,36 @@ def config(tmp_path: Path) -> str:
 def test_a_described_machines_plan_has_every_resource(run: Run, tmp_path: Path, config: str) -> None:
     pods = tmp_path / "pods.yaml"
     pods.write_text(PODS_FILE)
-    words = ("plan", "--machine", "4 cores x 2 threads", "--pods", str(pods), "--config", config)
-    ran = run(*words, "-o", "json")
+    parts = ("plan", "--machine", "4 cores x 2 threads", "--pods", str(pods), "--config", config)
+    ran = run(*parts, "-o", "json")
     assert ran.code == 0, ran.err
     document = json.loads(ran.out)
-    found = document["resources"]
-    uids = {one["title"]: one for one in document["pods"]}
+    result = document["resources"]
+    uids = {entry["title"]: entry for entry in document["pods"]}
     be = uids["default/crunch"]["group"]
-    ((path, score),) = found["oom_scores"]["scores"].items()
+    ((path, score),) = result["oom_scores"]["scores"].items()
     assert (path.startswith(f"{be}/"), score) == (True, 1000)
-    assert found["cookies"]["groups"] == {path: "reclaimed"}
-    assert [one["name"] for one in found["network"]["interfaces"]] == ["eth0"]
-    assert found["memory"]["reclaim"]["interval_s"] == 6.0
-    assert found["disk"]["takers"] == 1
-    assert (found["cache"]["reclaimed"]["cat_range_end_percent"], found["cache"]["groups"]) == (30, None)
-    assert found["sysctls"]["values"] == {"vm.min_free_kbytes": None, "vm.watermark_scale_factor": None}
+    assert result["cookies"]["groups"] == {path: "reclaimed"}
+    assert [interface["name"] for interface in result["network"]["interfaces"]] == ["eth0"]
+    assert result["memory"]["reclaim"]["interval_s"] == 6.0
+    assert result["disk"]["takers"] == 1
+    assert (result["cache"]["reclaimed"]["cat_range_end_percent"], result["cache"]["groups"]) == (30, None)
+    assert result["sysctls"]["values"] == {"vm.min_free_kbytes": None, "vm.watermark_scale_factor": None}
     assert {"cache", "core_sched", "disk", "memory_reclaim", "network", "oom_score", "watermarks"} <= {
-        policy for policy, reason in found["reasons"].items() if reason != "off"
+        policy for policy, reason in result["reasons"].items() if reason != "off"
     }
-    rows = {tuple(line.split()[:2]) for line in run(*words).out.splitlines()}
+    rows = {tuple(line.split()[:2]) for line in run(*parts).out.splitlines()}
     assert {("oom.score", "1000"), ("core.cookie", "reclaimed")} <= rows
 
 
 def test_without_any_of_it_the_plan_says_so_and_the_screen_is_as_short_as_before(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "none.yaml"
     path.write_text("mode: enforce\n")
-    words = ("plan", "--machine", "4 cores", "--config", str(path))
-    document = json.loads(run(*words, "-o", "json").out)
-    found = document["resources"]
-    assert [found[name] for name in ("network", "cache", "cookies", "oom_scores", "sysctls")] == [None] * 5
-    assert set(found["reasons"].values()) == {"off"}
+    parts = ("plan", "--machine", "4 cores", "--config", str(path))
+    document = json.loads(run(*parts, "-o", "json").out)
+    result = document["resources"]
+    assert [result[name] for name in ("network", "cache", "cookies", "oom_scores", "sysctls")] == [None] * 5
+    assert set(result["reasons"].values()) == {"off"}
     assert "POLICY" not in plain(blocks(document))
 
 
@@ -129,16 +129,16 @@ def test_a_simulation_ends_with_what_each_configuration_plans(run: Run, tmp_path
     path = record(tmp_path / "a.rec", [replace(last, samples=samples, pods={**PODS, "hog": hog})])
     other = tmp_path / "other.yaml"
     other.write_text("mode: enforce\n")
-    words = ("simulate", "--record", path, "--config", config, "--against", str(other))
-    document = json.loads(run(*words, "-o", "json").out)
-    found, against = document["resources"], document["against"]["resources"]
-    assert found["oom_scores"]["scores"] == {"/kubepods/podhog/main": 1000}
-    assert found["cookies"]["groups"] == {"/kubepods/podhog/main": "reclaimed"}
-    assert found["sysctls"]["values"]["vm.min_free_kbytes"] == 1 << 20
-    assert found["disk"]["takers"] == 1
+    parts = ("simulate", "--record", path, "--config", config, "--against", str(other))
+    document = json.loads(run(*parts, "-o", "json").out)
+    result, against = document["resources"], document["against"]["resources"]
+    assert result["oom_scores"]["scores"] == {"/kubepods/podhog/main": 1000}
+    assert result["cookies"]["groups"] == {"/kubepods/podhog/main": "reclaimed"}
+    assert result["sysctls"]["values"]["vm.min_free_kbytes"] == 1 << 20
+    assert result["disk"]["takers"] == 1
     assert against["oom_scores"] is None
     assert set(against["reasons"].values()) == {"off"}
-    assert "oom_score" in run(*words).out
+    assert "oom_score" in run(*parts).out
 
 
 def test_every_field_of_the_plan_is_shown() -> None:

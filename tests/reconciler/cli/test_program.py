@@ -204,8 +204,8 @@ def test_only_the_last_column_is_wrapped() -> None:
 
 
 def test_a_long_line_is_wrapped_under_its_indent_and_a_long_word_stays_whole() -> None:
-    found = screen.plain([Line(("ab cd ", StyledText("abcdefghij", "bad")), 2)], 8)
-    assert found == "  ab cd\n  abcdefghij\n"
+    text = screen.plain([Line(("ab cd ", StyledText("abcdefghij", "bad")), 2)], 8)
+    assert text == "  ab cd\n  abcdefghij\n"
 
 
 @pytest.mark.parametrize("columns", [80, 120])
@@ -286,6 +286,6 @@ def test_doctor_knows_a_denied_daemon_from_one_that_is_down(
 ) -> None:
     node = SimpleNamespace(socket=daemon.socket)
     denied(monkeypatch, daemon.socket)
-    asked = QueryResults()
-    _ask_daemon(cast("InspectedNode", node), asked)
-    assert asked.daemon_reasons == (f"{daemon.socket}: permission denied; use sudo",)
+    results = QueryResults()
+    _ask_daemon(cast("InspectedNode", node), results)
+    assert results.daemon_reasons == (f"{daemon.socket}: permission denied; use sudo",)

@@ -29,8 +29,8 @@ CPI = "{when: [[cpi: {every_s: 10s, within_s: 60s, samples: 10}]]}"
 
 def record(path: Path, frames: list[SampleFrame]) -> str:
     packer, out = RecordingWriter(), io.BytesIO()
-    for one in frames:
-        packer.add(one)
+    for sample_frame in frames:
+        packer.add(sample_frame)
         if len(packer) == 30:
             out.write(packer.block())
     path.write_bytes(HEAD + out.getvalue() + packer.block())
@@ -62,14 +62,16 @@ def test_a_recording_tells_who_would_have_been_found_and_what_would_have_been_do
 
 
 def test_as_json_every_incident_has_its_evidence_and_suspects(run: Run, recording: str, config: str) -> None:
-    told = json.loads(run("simulate", "--record", recording, "--config", config, "-o", "json").out)
-    (incident,) = told["incidents"]
+    message = json.loads(run("simulate", "--record", recording, "--config", config, "-o", "json").out)
+    (incident,) = message["incidents"]
     assert incident["victim"] == "ns/web"
     assert incident["suspects"][0]["title"] == "ns/hog"
     assert incident["evidence"]
     assert incident["over"] is False
-    assert [one["turn"] for one in told["responses"]][:2] == ["applied", "applied"]
-    assert not [one for one in told["responses"] if one["turn"] in {"undone", "helped"}], "it had no effect to judge by"
+    assert [response["turn"] for response in message["responses"]][:2] == ["applied", "applied"]
+    assert not [response for response in message["responses"] if response["turn"] in {"undone", "helped"}], (
+        "it had no effect to judge by"
+    )
 
 
 def test_two_configurations_side_by_side(run: Run, recording: str, config: str, tmp_path: Path) -> None:
@@ -84,8 +86,8 @@ def test_a_gap_begins_a_new_past(run: Run, config: str, tmp_path: Path) -> None:
     first = [frame(second, hog_milli=100.0, wait=0.5) for second in range(30)]
     later = [frame(3600 + second, hog_milli=2500.0, wait=40.0) for second in range(30)]
     path = record(tmp_path / "gap.rec", first + later)
-    told = json.loads(run("simulate", "--record", path, "--config", config, "-o", "json").out)
-    assert told["gaps"] == 1
+    message = json.loads(run("simulate", "--record", path, "--config", config, "-o", "json").out)
+    assert message["gaps"] == 1
 
 
 def test_whom_a_rule_would_have_evicted_is_among_the_evictions(run: Run, recording: str, tmp_path: Path) -> None:
@@ -95,11 +97,12 @@ def test_whom_a_rule_would_have_evicted_is_among_the_evictions(run: Run, recordi
         + "eviction: {enabled: true, limits: {quiet_s: 0}, spared: {young_s: 0}}\n"
     )
     ran = run("simulate", "--record", recording, "--config", str(path), "-o", "json")
-    told = json.loads(ran.out)
-    assert [(one["pod"], one["cause"]) for one in told["evictions"]] == [("ns/hog", "interference")]
-    assert [one["words"] for one in told["responses"] if one["turn"] == "asked"] == ["evict ns/hog", "evict ns/calm"][
-        :1
-    ]
+    message = json.loads(ran.out)
+    assert [(eviction["pod"], eviction["cause"]) for eviction in message["evictions"]] == [("ns/hog", "interference")]
+    assert [response["words"] for response in message["responses"] if response["turn"] == "asked"] == [
+        "evict ns/hog",
+        "evict ns/calm",
+    ][:1]
     shown = run("simulate", "--record", recording, "--config", str(path)).out
     assert "would evict (cpu)" in shown
 
@@ -107,12 +110,12 @@ def test_whom_a_rule_would_have_evicted_is_among_the_evictions(run: Run, recordi
 @pytest.mark.parametrize("known", [True, False])
 def test_what_the_daemon_had_learned_of_workloads_is_known_to_the_replay(run: Run, tmp_path: Path, known: bool) -> None:
     brain = InterferenceEngine(learning())
-    for one in lasting(1500):
-        brain.evaluate_now(one)
+    for sample_frame in lasting(1500):
+        brain.evaluate_now(sample_frame)
     seconds = list(lasting(60, 1500))
     packer = RecordingWriter()
-    for one in seconds:
-        packer.add(one)
+    for sample_frame in seconds:
+        packer.add(sample_frame)
     head = begin(LearnedState(brain.remember().learned)) if known else HEAD
     (tmp_path / "later.rec").write_bytes(head + packer.block())
     config = tmp_path / "cache.yaml"
@@ -126,10 +129,10 @@ def test_what_the_daemon_had_learned_of_workloads_is_known_to_the_replay(run: Ru
 
 def test_only_a_part_is_reported_and_the_rest_makes_the_past(run: Run, recording: str, config: str) -> None:
     begin = 1.7e9 + 80
-    told = json.loads(
+    message = json.loads(
         run("simulate", "--record", recording, "--config", config, "--from", str(begin), "-o", "json").out
     )
-    assert (told["frames"], told["incidents"]) == (10, [])
+    assert (message["frames"], message["incidents"]) == (10, [])
     nothing = run("simulate", "--record", recording, "--config", config, "--from", "2030-01-01")
     assert nothing.code == Exit.NOT_FOUND
     wrong = run("simulate", "--record", recording, "--config", config, "--to", "yesterday")

@@ -43,10 +43,10 @@ def test_status_is_one_screen_of_80_columns(run: Run, daemon: FakeDaemon) -> Non
 
 def test_status_asks_only_for_what_it_shows(run: Run, daemon: FakeDaemon) -> None:
     run("status", "--socket", daemon.socket)
-    ((asked, _),) = daemon.asked
-    assert asked.startswith("GET /state?section=agent,")
-    assert "files" not in asked
-    assert "history" not in asked
+    ((text, _),) = daemon.asked
+    assert text.startswith("GET /state?section=agent,")
+    assert "files" not in text
+    assert "history" not in text
 
 
 def test_a_daemon_that_is_not_ready_is_not_ok(run: Run, daemon: FakeDaemon) -> None:
@@ -121,10 +121,10 @@ def test_explain_shows_foreign_writes_refusals_holds_and_failures(run: Run, daem
         {"target": f"pod:{BATCH}", "reason": "debug", "by": "ana", "until": None},
         {"target": "pod:other", "reason": "not this one", "by": "ana", "until": None},
     ]
-    for one in daemon.document["files"]:
-        if one["path"] == pod["group"]:
-            one |= {"foreign_count": 4, "process": "systemd[1]", "writer": "systemd", "yielded": True, "failures": 2}
-            one["failed_errno"] = 22
+    for file in daemon.document["files"]:
+        if file["path"] == pod["group"]:
+            file |= {"foreign_count": 4, "process": "systemd[1]", "writer": "systemd", "yielded": True, "failures": 2}
+            file["failed_errno"] = 22
     out = run("explain", BATCH, "--socket", daemon.socket).out
     assert "cpu.weight  2  yielded; actual 1024" in out
     assert "left to systemd" in out
@@ -184,7 +184,7 @@ def test_explain_lists_the_pods_processes_sanitized(
 
 def test_explain_as_json_joins_settings_with_their_files(run: Run, daemon: FakeDaemon) -> None:
     facts = json.loads(run("explain", BATCH, "-o", "json", "--socket", daemon.socket).out)
-    knobs = {one["knob"]: one["file"]["original"] for group in facts["groups"] for one in group["settings"]}
+    knobs = {setting["knob"]: setting["file"]["original"] for group in facts["groups"] for setting in group["settings"]}
     assert knobs == {"cpu.weight": "1024", "cpu.set": "0-7"}
 
 
@@ -238,8 +238,8 @@ def test_the_dump_is_the_document(
 
 
 def test_the_dump_can_be_one_section_and_its_table_names_every_row(run: Run, daemon: FakeDaemon) -> None:
-    found = json.loads(run("dump", "--section", "pools", "-o", "json", "--socket", daemon.socket).out)
-    assert list(found) == ["schema", "kind", "source", "at", "pools"]
+    result = json.loads(run("dump", "--section", "pools", "-o", "json", "--socket", daemon.socket).out)
+    assert list(result) == ["schema", "kind", "source", "at", "pools"]
     out = run("dump", "--socket", daemon.socket).out
     assert "cpu.cfs_quota_us  160000  160000  -1          us      /kubepods/besteffort\n" in out
     assert out.count("  ci/batch-7/bbbbbbbbbbbb\n") >= 4, "settings, files and history of one container"
@@ -255,11 +255,11 @@ def test_with_the_daemon_down_the_store_is_shown_and_that_is_said(run: Run, live
     ran = run("dump", "-o", "json", "--root", live.root)
     assert ran.code == Exit.OK
     assert ran.err == (f"bypassctl: copied node; showing the state file {live.root}/var/lib/bypassd/state.db\n")
-    found = json.loads(ran.out)
-    assert found["source"] == "store"
-    assert found["files"] == document["files"]
-    assert found["pools"] == document["pools"]
-    assert {pod["title"] for pod in found["pods"]} == {"shop/web-0", "ci/batch-7", "shop/db-0"}
+    result = json.loads(ran.out)
+    assert result["source"] == "store"
+    assert result["files"] == document["files"]
+    assert result["pools"] == document["pools"]
+    assert {pod["title"] for pod in result["pods"]} == {"shop/web-0", "ci/batch-7", "shop/db-0"}
 
 
 def test_a_section_that_only_a_daemon_has_is_a_mistake_without_one(run: Run, live: LiveNode) -> None:

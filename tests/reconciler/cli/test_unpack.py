@@ -38,7 +38,7 @@ def unpacked(tmp_path: Path, path: str) -> dict[str, bytes]:
     target = tmp_path / "target"
     target.mkdir()
     unpack(path, str(target))
-    return {str(one.relative_to(target)): one.read_bytes() for one in target.rglob("*") if one.is_file()}
+    return {str(item.relative_to(target)): item.read_bytes() for item in target.rglob("*") if item.is_file()}
 
 
 @pytest.mark.parametrize("mode", ["w:gz", "w:"])

@@ -195,12 +195,14 @@ def test_explain_tells_of_an_eviction_of_the_pod(
 
 def test_explain_as_json_has_all_of_it(run: Run, watching: FakeDaemon) -> None:
     watching.document["eviction"] = evictions("would")
-    told = json.loads(run("explain", BATCH, "-o", "json", "--socket", watching.socket).out)["interference"]
-    assert [(one["victim"], one["place"], one["score"]) for one in told["blamed"]] == [(f"pod:{WEB}", 1, 0.94)]
-    assert [(one["title"], one["response"]) for one in told["in_force"]] == [("shop/web-0", "squeeze")]
-    assert told["measure"]["squeezed"]["cpu_milli"] == 1790
-    assert [one["state"] for one in told["evictions"]] == ["would"]
-    assert (told["findings"], told["steps"]) == ([], [])
+    message = json.loads(run("explain", BATCH, "-o", "json", "--socket", watching.socket).out)["interference"]
+    assert [(entry["victim"], entry["place"], entry["score"]) for entry in message["blamed"]] == [
+        (f"pod:{WEB}", 1, 0.94)
+    ]
+    assert [(entry["title"], entry["response"]) for entry in message["in_force"]] == [("shop/web-0", "squeeze")]
+    assert message["measure"]["squeezed"]["cpu_milli"] == 1790
+    assert [eviction["state"] for eviction in message["evictions"]] == ["would"]
+    assert (message["findings"], message["steps"]) == ([], [])
 
 
 def test_status_has_one_line_of_what_is_watched_and_stays_on_its_screen(run: Run, watching: FakeDaemon) -> None:

@@ -25,8 +25,8 @@ async def test_look_hold_release_restore_and_reload(live: LiveNode, capsys: pyte
         show = StatusReport(agent, FakePulse(), statuses=list, reload=tuple)
         await live.look(agent)
 
-        async def run(*words: str) -> tuple[int, str]:
-            code = await trio.to_thread.run_sync(main, [*words, "--socket", socket])
+        async def run(*message: str) -> tuple[int, str]:
+            code = await trio.to_thread.run_sync(main, [*message, "--socket", socket])
             return code, capsys.readouterr().out
 
         async with trio.open_nursery() as nursery:
@@ -64,10 +64,10 @@ async def test_every_requested_section_exists(live: LiveNode) -> None:
             (web,) = components(HttpSection(enabled=False, socket=socket), show, show)
             await nursery.start(web.run)
             options = parser().parse_args(["dump", "--socket", socket])
-            found = await trio.to_thread.run_sync(fetch, options)
-            assert found.live
+            document = await trio.to_thread.run_sync(fetch, options)
+            assert document.live
             text = (Path(__file__).parents[3] / "docs/state.md").read_text()
-            for key in (*found.body, *found.body["agent"], *found.body["budget"], *found.body["pods"][0]):
+            for key in (*document.body, *document.body["agent"], *document.body["budget"], *document.body["pods"][0]):
                 assert f"`{key}`" in text, key
             with pytest.raises(client.DaemonRefused, match="section"):
                 await trio.to_thread.run_sync(client.ask, socket, "GET", "/state?section=nonsense")

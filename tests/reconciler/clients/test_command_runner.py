@@ -103,18 +103,18 @@ async def test_a_death_by_signal_is_told_by_its_name(tmp_path: Path) -> None:
 
 
 async def test_one_program_runs_several_times_side_by_side(tmp_path: Path) -> None:
-    one = Command([script(tmp_path, 'read x; sleep 0.5; echo "$x"')], most_output=100)
-    found: list[bytes] = []
+    item = Command([script(tmp_path, 'read x; sleep 0.5; echo "$x"')], most_output=100)
+    chunks: list[bytes] = []
 
     async def run(given: bytes) -> None:
-        found.append((await one.run(10, given)).output)
+        chunks.append((await item.run(10, given)).output)
 
     began = time.monotonic()
     async with trio.open_nursery() as nursery:
         for each in (b"a\n", b"b\n", b"c\n", b"d\n", b"e\n", b"f\n"):
             nursery.start_soon(run, each)
     assert time.monotonic() - began < 2.5
-    assert sorted(found) == [b"a\n", b"b\n", b"c\n", b"d\n", b"e\n", b"f\n"]
+    assert sorted(chunks) == [b"a\n", b"b\n", b"c\n", b"d\n", b"e\n", b"f\n"]
 
 
 # Its end
@@ -168,16 +168,16 @@ async def test_one_that_cannot_be_killed_is_told_and_not_started_again(monkeypat
     spared: list[int] = []
     monkeypatch.setattr(command, "_KILL_S", 0.2)
     monkeypatch.setattr(os, "killpg", lambda group, _: spared.append(group))
-    one = Command(["/bin/sleep", "300"])
-    done = await one.run(0.2)
+    item = Command(["/bin/sleep", "300"])
+    done = await item.run(0.2)
     assert (done.status, done.problem) == (None, "it did not end within 200 ms and could not be killed")
     with pytest.raises(OSError, match=rf"the previous process \(pid {spared[0]}\) cannot be killed"):
-        await one.run(0.2)
+        await item.run(0.2)
     assert len(spared) == 1
     os.kill(spared[0], signal.SIGKILL)
     await gone(spared[0])
     monkeypatch.undo()
-    assert (await one.run(0.2)).status == -signal.SIGKILL
+    assert (await item.run(0.2)).status == -signal.SIGKILL
     assert not Path(f"/proc/{spared[0]}").exists()
 
 
@@ -217,14 +217,14 @@ async def test_one_that_starts_too_late_is_not_waited_for_and_is_killed(
         return started[0]
 
     monkeypatch.setattr(command.ProcessSpawn, "_popen", slow)
-    one = Command(["/bin/sleep", "300"])
+    item = Command(["/bin/sleep", "300"])
     began = time.monotonic()
     if by_cancelling:
         with trio.move_on_after(0.2):
-            await one.run(60)
+            await item.run(60)
     else:
         with pytest.raises(OSError, match="not started in time"):
-            await one.run(0.2)
+            await item.run(0.2)
     assert time.monotonic() - began < 5
     late.set()
     assert await trio.to_thread.run_sync(answers.wait, 10)
@@ -242,13 +242,13 @@ async def test_it_inherits_neither_environment_nor_descriptors(tmp_path: Path, m
     given = os.open(tmp_path, os.O_RDONLY)
     os.set_inheritable(given, True)
     try:
-        found = await output_of("/bin/sh", "-c", "ls /proc/self/fd | wc -l; pwd; env", given=b"x")
+        text = await output_of("/bin/sh", "-c", "ls /proc/self/fd | wc -l; pwd; env", given=b"x")
     finally:
         os.close(given)
-    count, where, *environment = found.split()
+    count, where, *environment = text.split()
     # Three standard ones and the directory that is being listed.
     assert (count, where) == ("4", "/")
-    assert {one.partition("=")[0] for one in environment} - {"PWD", "OLDPWD", "SHLVL", "_"} == {"PATH", "LANG"}
+    assert {item.partition("=")[0] for item in environment} - {"PWD", "OLDPWD", "SHLVL", "_"} == {"PATH", "LANG"}
 
 
 @pytest.mark.skipif(not ROOT, reason="NOT RUN: only root has a priority to give up")

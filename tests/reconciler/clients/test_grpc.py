@@ -251,11 +251,11 @@ async def test_a_cancelled_question_makes_room_for_one_that_waits(pair: Pair) ->
 
 
 async def test_when_the_task_that_reads_for_all_is_cancelled_another_reads_on(pair: Pair) -> None:
-    asked = trio.Event()
+    event = trio.Event()
 
     async def third_only(peer: Peer) -> None:
         streams = [await peer.asked_for() for _ in range(3)]
-        asked.set()
+        event.set()
         await peer.until(StreamReset)
         for stream in streams[1:]:
             await peer.answer(stream, peer.requests[stream][1])
@@ -273,7 +273,7 @@ async def test_when_the_task_that_reads_for_all_is_cancelled_another_reads_on(pa
             for number, scope in enumerate(scopes):
                 nursery.start_soon(ask, scope, number)
                 await trio.testing.wait_all_tasks_blocked(0.02)
-            await asked.wait()
+            await event.wait()
             scopes[0].cancel()
     assert sorted(answers) == [b"\1", b"\2"]
 

@@ -26,7 +26,7 @@ async def test_an_exchange_gives_status_headers_and_body_and_keeps_the_connectio
         second = await session.exchange("PATCH", "/b", b"{}")
     assert (first.status, first.ok, first.headers["retry-after"], first.excerpt) == (429, False, "7", "slow down")
     assert (second.status, second.ok) == (201, True)
-    assert [one[""] for one in server.requests] == ["POST /a HTTP/1.1", "PATCH /b HTTP/1.1"]
+    assert [texts[""] for texts in server.requests] == ["POST /a HTTP/1.1", "PATCH /b HTTP/1.1"]
     assert (server.bodies, server.connections) == ([b'{"b":1}', b"{}"], 1)
     nursery.cancel_scope.cancel()
 
@@ -36,7 +36,7 @@ async def test_of_a_long_answer_the_beginning_is_kept_and_the_connection_too(nur
     port = await nursery.start(server.serve)
     async with HttpSession(HttpEndpoint(name="x", url=f"http://127.0.0.1:{port}")) as session:
         answers = [await session.exchange("GET", "/", most=100) for _ in range(2)]
-    assert [len(one.body) for one in answers] == [100, 100]
+    assert [len(response.body) for response in answers] == [100, 100]
     assert server.connections == 1
     nursery.cancel_scope.cancel()
 
@@ -140,9 +140,9 @@ async def test_what_is_asked_of_a_server_below_a_path_of_its_url(nursery: trio.N
     ],
 )
 def test_the_host_field_is_the_urls_own(url: str, host: str) -> None:
-    asked, told = _address(url, "/x")
-    assert told == host
-    assert asked.host == (b"::1" if "::1" in url else b"name")
+    request, text = _address(url, "/x")
+    assert text == host
+    assert request.host == (b"::1" if "::1" in url else b"name")
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:port", "ftp://127.0.0.1", "http://", "http://a b"])

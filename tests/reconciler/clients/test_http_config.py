@@ -26,7 +26,7 @@ from reconciler.signals.probe_config import HttpProbe
 def test_headers_are_held_to_the_same_everywhere(
     make: type[WebhookSinkConfig | HttpProbe], headers: dict[str, str], files: dict[str, str], words: str
 ) -> None:
-    for check in (check_headers, lambda one, two: make(url="http://h", headers=one, header_files=two)):
+    for check in (check_headers, lambda item, two: make(url="http://h", headers=item, header_files=two)):
         with pytest.raises(ValueError, match=words):
             check(headers, files)
     make(url="http://h", headers={"X-Team_1": "a b"}, header_files={"Cookie": "/a"})

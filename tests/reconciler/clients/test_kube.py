@@ -195,7 +195,10 @@ async def test_a_changed_kubeconfig_is_followed_and_a_broken_one_is_an_error_unt
     write(tmp_path, "/k", texts[1])
     await api.request("GET", "/c")
     await api.aclose()
-    assert [[one[""] for one in server.requests] for server in servers] == [["GET /a HTTP/1.1"], ["GET /c HTTP/1.1"]]
+    assert [[request[""] for request in server.requests] for server in servers] == [
+        ["GET /a HTTP/1.1"],
+        ["GET /c HTTP/1.1"],
+    ]
     nursery.cancel_scope.cancel()
 
 
@@ -232,8 +235,8 @@ def test_a_settings_mistake_is_one_message() -> None:
         ({"server": "https://a", "client_cert_file": "/c"}, "must both be set"),
         ({"server": "https://a", "kubeconfig": "/k"}, "only one of them"),
     ]
-    for wrong, words in wrongs:
-        with pytest.raises(ValueError, match=words):
+    for wrong, message in wrongs:
+        with pytest.raises(ValueError, match=message):
             ApiServer(**wrong)
 
 

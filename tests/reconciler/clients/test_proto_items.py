@@ -16,19 +16,19 @@ def framed(message: bytes) -> bytes:
 def test_items_are_those_of_the_message_in_any_parts(names: list[str], size: int) -> None:
     items = [cri_pb2.PodSandbox(id=name) for name in names]
     text = framed(cri_pb2.ListPodSandboxResponse(items=items).SerializeToString())
-    found: list[str] = []
-    cutter = MessageItems(lambda item, length: found.append(cri_pb2.PodSandbox.FromString(item[:length]).id))
+    texts: list[str] = []
+    cutter = MessageItems(lambda item, length: texts.append(cri_pb2.PodSandbox.FromString(item[:length]).id))
     for at in range(0, len(text), size):
         cutter.feed(text[at : at + size])
-    assert (found, cutter.broken) == (names, False)
+    assert (texts, cutter.broken) == (names, False)
 
 
 def test_an_item_that_is_too_long_is_passed_over_and_the_next_is_read() -> None:
     items = [cri_pb2.PodSandbox(id="x" * 500), cri_pb2.PodSandbox(id="y")]
-    found: list[tuple[int, int]] = []
-    cutter = MessageItems(lambda item, length: found.append((len(item), length)), longest=100)
+    pairs: list[tuple[int, int]] = []
+    cutter = MessageItems(lambda item, length: pairs.append((len(item), length)), longest=100)
     cutter.feed(framed(cri_pb2.ListPodSandboxResponse(items=items).SerializeToString()))
-    assert found == [(0, 503), (3, 3)]
+    assert pairs == [(0, 503), (3, 3)]
 
 
 @pytest.mark.parametrize("message", [b"\xff" * 40, b"\x0b\x01", b"\x0f\x01", b"\x0a" + b"\xff" * 30])

@@ -168,8 +168,8 @@ def test_a_host_name_is_no_address(tmp_path: Path) -> None:
 def test_an_override_knows_where_it_was_written(tmp_path: Path) -> None:
     path = place(tmp_path, main="classes:\n  overrides:\n  - {class: shared, pod: a/b}\n  - {class: system, uid: u}\n")
     overrides = load(path).config.classes.overrides
-    assert [one.origin for one in overrides] == [f"{path}:3:5", f"{path}:4:5"]
-    assert [one.pod_class for one in overrides] == [PodClass.SHARED, PodClass.SYSTEM]
+    assert [override.origin for override in overrides] == [f"{path}:3:5", f"{path}:4:5"]
+    assert [override.pod_class for override in overrides] == [PodClass.SHARED, PodClass.SYSTEM]
 
 
 def test_a_reload_takes_what_can_change_and_names_what_needs_a_restart(tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_the_samples_in_the_example_can_be_used() -> None:
         r"^# ?((?:classes|alerts):|  +.*)$", r"\1", example().partition("\n# Classes")[2], flags=re.MULTILINE
     )
     config = bind(Config, [Text("sample", "#" + sample)]).value
-    assert [one.pod_class for one in config.classes.selectors] == [PodClass.RECLAIMED]
+    assert [selector.pod_class for selector in config.classes.selectors] == [PodClass.RECLAIMED]
     assert list(config.alerts.sinks) == ["team"]
 
 
@@ -244,8 +244,8 @@ def _uncommented(match: re.Match[str]) -> str:
 
 def test_the_example_of_classes_can_be_used() -> None:
     rules = bind(Config, [Text("example", CLASSES_EXAMPLE)]).value.classes
-    assert [one.pod_class for one in rules.overrides] == [PodClass.SHARED]
-    assert [one.pod_class for one in rules.selectors] == [PodClass.RECLAIMED, PodClass.SYSTEM]
+    assert [override.pod_class for override in rules.overrides] == [PodClass.SHARED]
+    assert [selector.pod_class for selector in rules.selectors] == [PodClass.RECLAIMED, PodClass.SYSTEM]
 
 
 def test_every_setting_with_a_number_or_a_switch_is_described() -> None:
@@ -261,8 +261,8 @@ def test_explain_shows_value_source_and_words(tmp_path: Path) -> None:
     path = place(tmp_path, main="kubelet:\n  timeout_s: 500ms\nwrites: {foreign: {rounds: 7}}\n")
     loaded = load(path)
     text = explain(loaded)
-    words = "timeout for the kubelet's answer or its next part; 10 times that for the whole answer"
-    assert f"kubelet.timeout_s = 500ms   [{path}:2:14]\n  {words}\n" in text
+    message = "timeout for the kubelet's answer or its next part; 10 times that for the whole answer"
+    assert f"kubelet.timeout_s = 500ms   [{path}:2:14]\n  {message}\n" in text
     assert explain(loaded, "http.port") == (
         "http.port = 9470   [default]\n  TCP port to listen on\n  a whole number from 1 to 65535\n"
         "  a change needs a restart\n"

@@ -124,7 +124,7 @@ def test_what_is_shown_still_helps(tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError) as caught:
         load.load(str(file))
-    assert [str(one).partition("config.yaml:")[2] for one in caught.value.problems] == [
+    assert [str(problem).partition("config.yaml:")[2] for problem in caught.value.problems] == [
         "3:18: alerts.sinks.a.webhook: url: expected http://HOST[:PORT][/PATH] or https://…; got 12 characters",
         "4:30: alerts.sinks.b.alertmanager.urls: expected a list; got a text of 13 characters; write [ ] around it",
         "5:43: alerts.sinks.c.webhook.headers: expected keys with values; got a text of 6 characters",

@@ -143,14 +143,14 @@ async def test_a_container_that_has_lost_its_last_cpu_is_named(node: Node) -> No
     node.put(node.main(PINNED), "7")
     with node.agent() as agent:
         await node.live.look(agent)
-        told: list[str] = []
-        agent.replug._tell = told.append
+        texts: list[str] = []
+        agent.replug._tell = texts.append
         await node.switch(agent, off="7")
         await node.switch(agent, on="7")
         assert node.cpus(node.main(PINNED)) == "7"
-    assert f"; no CPU left for {node.main(PINNED)}: its processes run in the parent group" in told[0]
-    assert "no CPU left" not in told[1]
-    assert "restored in " in told[1]
+    assert f"; no CPU left for {node.main(PINNED)}: its processes run in the parent group" in texts[0]
+    assert "no CPU left" not in texts[1]
+    assert "restored in " in texts[1]
 
 
 async def test_a_new_cpu_is_handed_down_as_well(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def test_the_answer_is_the_next_state_and_the_one_before_stays_as_it_was(invento
 
 
 def test_no_other_module_assigns_an_attribute_of_the_inventory() -> None:
-    found = [
+    texts = [
         f"{path.relative_to(PRODUCT)}:{target.lineno}"
         for path in PRODUCT.rglob("*.py")
         for statement in ast.walk(ast.parse(path.read_text()))
@@ -82,4 +82,4 @@ def test_no_other_module_assigns_an_attribute_of_the_inventory() -> None:
         for target in (statement.targets if isinstance(statement, ast.Assign) else [statement.target])
         if isinstance(target, ast.Attribute) and ast.unparse(target.value).split(".")[-1] in {"knowledge", "inventory"}
     ]
-    assert found == []
+    assert texts == []

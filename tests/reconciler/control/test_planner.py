@@ -50,9 +50,9 @@ def test_the_whole_plan_is_its_parts() -> None:
     view = node(pod("b"), pod("a"), online("c"))
     desired = plan(view, None, CONFIG)
     parts = [*plan_parents(view, desired.plan, CONFIG)[0]]
-    for one in view.pods.values():
-        parts += plan_pod(one, view, desired.plan, CONFIG)[0]
-    assert list(desired.settings) == sorted(one.key for one in parts)
+    for item in view.pods.values():
+        parts += plan_pod(item, view, desired.plan, CONFIG)[0]
+    assert list(desired.settings) == sorted(setting.key for setting in parts)
     assert set(desired.settings.values()) == set(parts)
 
 
@@ -60,7 +60,7 @@ def test_the_whole_plan_is_its_parts() -> None:
 def test_a_policy_that_is_off_has_no_say(name: str) -> None:
     section = replace(getattr(CONFIG, name), enabled=False)
     desired = plan(node(pod("b"), pod("a"), online("c")), None, replace(CONFIG, **{name: section}))
-    assert not [one for one in desired.settings.values() if one.policy == name]
+    assert not [setting for setting in desired.settings.values() if setting.policy == name]
     policy = next(policy for policy in POLICIES if policy.name == name)
     assert desired.plan.pools.reasons.get(name) == ("off" if policy.decide_node is not None else None)
     assert desired.plan.reasons.get(name) == ("off" if policy.decide_resources is not None else None)
@@ -114,11 +114,11 @@ def test_limits_go_to_the_tighter_wish_and_all_else_by_precedence(
 def test_refusals_are_sorted_and_their_settings_are_not_in_the_plan() -> None:
     view = node(pod("b"), pod("a"), versions={"cpu": 1})
     desired = plan(view, None, CONFIG)
-    assert [(one.rule, one.setting.path) for one in desired.refusals] == [
+    assert [(refusal.rule, refusal.setting.path) for refusal in desired.refusals] == [
         ("controller-missing", "/kubepods/besteffort/poda/id-main"),
         ("controller-missing", "/kubepods/besteffort/podb/id-main"),
     ]
-    assert not {one.setting.key for one in desired.refusals} & set(desired.settings)
+    assert not {refusal.setting.key for refusal in desired.refusals} & set(desired.settings)
 
 
 # --- properties ----------------------------------------------------------------------------------------------------
@@ -137,8 +137,8 @@ levels = st.sampled_from(list(QosClass))
 
 @st.composite
 def containers(draw: st.DrawFn, name: str) -> Container:
-    asked = draw(quantities)
-    return container(name, kind=draw(st.sampled_from(list(ContainerKind))), requests=asked, limits=asked)
+    resources = draw(quantities)
+    return container(name, kind=draw(st.sampled_from(list(ContainerKind))), requests=resources, limits=resources)
 
 
 @st.composite
@@ -346,11 +346,11 @@ def test_pods_that_come_and_go_move_fewer_cpus_than_planning_from_scratch(
 
 
 def crowd(count: int) -> dict[str, Pod]:
-    asked = Resources(batch_cpu_milli=500, batch_memory_bytes=1 << 30)
-    batch = (container("a", requests=asked, limits=asked), container("b", requests=asked, limits=asked))
+    resources = Resources(batch_cpu_milli=500, batch_memory_bytes=1 << 30)
+    batch = (container("a", requests=resources, limits=resources), container("b", requests=resources, limits=resources))
     return {
-        one.uid: one
-        for one in (
+        item.uid: item
+        for item in (
             pod(f"u{number:04}", *batch) if number % 2 else online(f"u{number:04}", container("a"), container("b"))
             for number in range(count)
         )

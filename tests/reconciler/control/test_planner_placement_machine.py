@@ -55,21 +55,21 @@ class BeOffTheFirst(Plugin):
 
 def odd(topology: Topology, slow: int, gone: int) -> Topology:
     """Its highest CPUs are efficiency cores, and some of the others offline."""
-    offline = CpuSet(one for one in topology.online if one % 5 == 3).lowest(gone)
+    offline = CpuSet(number for number in topology.online if number % 5 == 3).lowest(gone)
     cpus = tuple(
         Cpu(
-            id=one.id,
-            core=one.core,
-            socket=one.socket,
-            node=one.node,
-            l3=one.l3,
-            thread=one.thread,
-            kind=CpuKind.EFFICIENCY if one.id >= len(topology.online) - slow else CpuKind.PERFORMANCE,
+            id=item.id,
+            core=item.core,
+            socket=item.socket,
+            node=item.node,
+            l3=item.l3,
+            thread=item.thread,
+            kind=CpuKind.EFFICIENCY if item.id >= len(topology.online) - slow else CpuKind.PERFORMANCE,
         )
-        for one in topology.cpus
-        if one.id not in offline
+        for item in topology.cpus
+        if item.id not in offline
     )
-    numa = tuple(NumaNode(id=node, memory_bytes=8) for node in sorted({one.node for one in cpus}))
+    numa = tuple(NumaNode(id=node, memory_bytes=8) for node in sorted({item.node for item in cpus}))
     return Topology(online=topology.online - offline, cpus=cpus, offline=offline, numa=numa)
 
 
@@ -148,12 +148,13 @@ class PlacementMachine(RuleBasedStateMachine):
     def arrives(
         self, cls: PodClass, qos: QosClass, milli: list[int], init: int | None, memory: int, wish: CpuPreferences
     ) -> None:
-        uid = next(one for one in UIDS if one not in self.view.pods)
+        uid = next(text for text in UIDS if text not in self.view.pods)
         kinds: list[Container] = [container("pause", kind=ContainerKind.SANDBOX)]
         if init is not None:
             kinds.append(container("init", kind=ContainerKind.INIT, requests=Resources(cpu_milli=init)))
         kinds += [
-            container(f"c{at}", requests=Resources(cpu_milli=one, memory_bytes=memory)) for at, one in enumerate(milli)
+            container(f"c{at}", requests=Resources(cpu_milli=number, memory_bytes=memory))
+            for at, number in enumerate(milli)
         ]
         self._set(replace(pod(uid, *kinds, cls=cls, qos=qos), wish=wish))
 
@@ -162,7 +163,7 @@ class PlacementMachine(RuleBasedStateMachine):
     def leaves(self, data: st.DataObject) -> None:
         uid = data.draw(st.sampled_from(sorted(self.view.pods)))
         gone = self.view.pods[uid]
-        self.view = replace(self.view, pods={key: one for key, one in self.view.pods.items() if key != uid})
+        self.view = replace(self.view, pods={key: item for key, item in self.view.pods.items() if key != uid})
         self.tree = {path: cpus for path, cpus in self.tree.items() if not path.startswith(gone.group.path)}
         self.sticky = {key: cpus for key, cpus in self.sticky.items() if not key.startswith(f"{uid}/")}
         self.look()
@@ -171,14 +172,14 @@ class PlacementMachine(RuleBasedStateMachine):
     @rule(data=st.data(), milli=st.integers(0, 5000))
     def is_resized(self, data: st.DataObject, milli: int) -> None:
         uid = data.draw(st.sampled_from(sorted(self.view.pods)))
-        one = self.view.pods[uid]
-        asked = Resources(cpu_milli=milli)
+        item = self.view.pods[uid]
+        resources = Resources(cpu_milli=milli)
         self.sticky = {key: cpus for key, cpus in self.sticky.items() if not key.startswith(f"{uid}/")}
         self._set(
             replace(
-                one,
+                item,
                 containers=tuple(
-                    replace(each, requests=asked) if each.name == "c0" else each for each in one.containers
+                    replace(each, requests=resources) if each.name == "c0" else each for each in item.containers
                 ),
             )
         )
@@ -189,16 +190,16 @@ class PlacementMachine(RuleBasedStateMachine):
         """Its directory goes; it comes again with the next event that concerns it, or with the pod."""
         uid = data.draw(st.sampled_from(sorted(self.view.pods)))
         whole = self.view.pods[uid]
-        without = replace(whole, containers=tuple(one for one in whole.containers if one.name != "c0"))
+        without = replace(whole, containers=tuple(item for item in whole.containers if item.name != "c0"))
         self._set(without)
         self._set(whole)
 
     @rule(online=st.integers(0, 16_000), reclaimed=st.integers(0, 8000), later=st.sampled_from([0.1, 2.0, 40.0]))
     def is_used(self, online: int, reclaimed: int, later: float) -> None:
         uses = {
-            one.group.path: GroupUse(cpu_milli=online // max(1, len(self.view.pods)))
-            for one in self.view.pods.values()
-            if one.pod_class.online
+            item.group.path: GroupUse(cpu_milli=online // max(1, len(self.view.pods)))
+            for item in self.view.pods.values()
+            if item.pod_class.online
         }
         used = cpu(online=online, reclaimed=reclaimed)
         self.view = replace(self.view, cpu=used, uses=uses, now=self.view.now + later)
@@ -231,8 +232,8 @@ class PlacementMachine(RuleBasedStateMachine):
         self.pools = decode_plan(plan_row(NodePlan(pools=self.pools))).pools
         self.look()
         self.view = replace(self.view, pods=pods)
-        for one in pods.values():
-            self._make(one)
+        for item in pods.values():
+            self._make(item)
         self.look()
         for key, cpus in held.items():
             if not key.endswith("(init)"):
@@ -240,21 +241,21 @@ class PlacementMachine(RuleBasedStateMachine):
 
     # What is looked at
 
-    def _set(self, one: Pod) -> None:
-        known = self.view.pods.get(one.uid)
+    def _set(self, item: Pod) -> None:
+        known = self.view.pods.get(item.uid)
         if known is not None:
-            for group in (each.group.path for each in known.containers if each not in one.containers):
+            for group in (each.group.path for each in known.containers if each not in item.containers):
                 self.tree.pop(group, None)
-        self.view = replace(self.view, pods={**self.view.pods, one.uid: one})
-        self._make(one)
+        self.view = replace(self.view, pods={**self.view.pods, item.uid: item})
+        self._make(item)
         self.look()
 
-    def _make(self, one: Pod) -> None:
+    def _make(self, item: Pod) -> None:
         """As the runtime makes them: the pod's directory has all CPUs, its containers what their parent has."""
         everything = self.tree["/kubepods"]
-        self.tree.setdefault(one.group.path, everything)
-        for each in one.containers:
-            self.tree.setdefault(each.group.path, self.tree[one.group.path])
+        self.tree.setdefault(item.group.path, everything)
+        for each in item.containers:
+            self.tree.setdefault(each.group.path, self.tree[item.group.path])
 
     def look(self) -> None:
         before = NodePlan(pools=self.pools) if self.pools is not None else None
@@ -271,9 +272,11 @@ class PlacementMachine(RuleBasedStateMachine):
 
     def _carry_out(self, desired: Desired) -> None:
         changes = [
-            KnobChange(path=one.path, knob="cpu.set", have=self.tree[one.path], want=one.value, why=one.reason)
-            for one in desired.settings.values()
-            if one.knob == "cpu.set"
+            KnobChange(
+                path=setting.path, knob="cpu.set", have=self.tree[setting.path], want=setting.value, why=setting.reason
+            )
+            for setting in desired.settings.values()
+            if setting.knob == "cpu.set"
         ]
         known = {(path, "cpu.set"): cpus for path, cpus in self.tree.items()}
         steps = order_changes(changes, known, self.view.versions)
@@ -286,9 +289,9 @@ class PlacementMachine(RuleBasedStateMachine):
             assert value <= parent
             below = [cpus for path, cpus in self.tree.items() if path.startswith(f"{step.path}/")]
             assert all(cpus <= value for cpus in below)
-        for one in desired.settings.values():
-            if one.knob == "cpu.set":
-                assert self.tree[one.path] == one.value
+        for item in desired.settings.values():
+            if item.knob == "cpu.set":
+                assert self.tree[item.path] == item.value
 
     # What holds
 
@@ -300,7 +303,7 @@ class PlacementMachine(RuleBasedStateMachine):
         own = list(pools.dedicated.values())
         assert sum(map(len, own)) == len(pools.dedicated_cpus), "no CPU in two exclusive pools"
         others = [pools.shared, *pools.named.values()]
-        assert not any(one & pools.dedicated_cpus for one in others)
+        assert not any(cpus & pools.dedicated_cpus for cpus in others)
         lent = self.config.reclaimed.share_exclusive
         refused = CpuSet.union(
             cpus
@@ -339,7 +342,7 @@ class PlacementMachine(RuleBasedStateMachine):
             return
         pools = self.pools
         # With fewer CPUs than pools some run in the shared one, which the reasons tell.
-        own = [one for one in pools.named.values() if one != pools.shared]
+        own = [cpus for cpus in pools.named.values() if cpus != pools.shared]
         assert sum(map(len, own)) == len(CpuSet.union(own))
         bound = {key.rpartition("-NUMA")[2] for key in pools.named if "-NUMA" in key}
         free = CpuSet.union([pools.shared, *own]) | (EMPTY if pools.separate else pools.reclaimed)

@@ -138,8 +138,8 @@ def went_back(quotas: tuple[str, str]) -> bool:
 
 async def test_a_loan_grows_by_fifths_with_its_pod_and_goes_back_by_fifths(node: LiveNode) -> None:
     async with looking(node, BURST) as seconds:
-        found = [await seconds.next() for _ in range(5)]
-        container, pod = zip(*found, strict=True)
+        pairs = [await seconds.next() for _ in range(5)]
+        container, pod = zip(*pairs, strict=True)
         assert container == ("10000", "12000", "14400", "17280", "20736")
         assert pod == ("30000", "32000", "34400", "37280", "40736")
         for _ in range(12):

@@ -66,10 +66,10 @@ def right(run: Run, whole: Run, path: str, case: object) -> None:
     wrong = differences(run.early, whole.early)
     uid = owner(path)
     if uid is not None:
-        assert {owner(one) for one in wrong} <= {uid}, (case, wrong)
+        assert {owner(text) for text in wrong} <= {uid}, (case, wrong)
     elif not path.startswith(NODE_WIDE) and not path.endswith(NODE_WIDE):
         # The newest pod may have to wait for the next look at everything; whatever else was found at the start.
-        assert {owner(one) for one in wrong} <= {LATE}, (case, wrong)
+        assert {owner(text) for text in wrong} <= {LATE}, (case, wrong)
     assert not differences(run.late, whole.late), case
     assert not differences(run.restored, whole.restored), case
 

@@ -78,8 +78,8 @@ def test_with_the_default_configuration_nothing_is_loaded_that_only_some_nodes_u
     modules = loaded(DAEMON)
     for package in OPT_IN:
         prefix = f"reconciler.{package}."
-        found = {name.removeprefix(prefix) for name in modules if name.startswith(prefix)}
-        assert found == NEEDED.get(package, set()), package
+        texts = {name.removeprefix(prefix) for name in modules if name.startswith(prefix)}
+        assert texts == NEEDED.get(package, set()), package
     assert not NEVER & modules
 
 

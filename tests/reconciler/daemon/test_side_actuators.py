@@ -79,7 +79,7 @@ async def test_it_is_made_when_it_is_wanted_for_the_first_time_and_stays(nursery
     side.planned(situation(enforce=True))
     side.planned(situation(enforce=False))
     (real,) = made
-    assert [one.enforce for one in real.situations] == [True, False]
+    assert [snapshot.enforce for snapshot in real.situations] == [True, False]
     await real.ran.wait()
     assert (side.status(), side.problems()) == ({"seen": 2}, ["one"])
     # What is shown and counted of the real one must not end at what loads it.
@@ -90,7 +90,7 @@ async def test_it_is_made_when_it_is_wanted_for_the_first_time_and_stays(nursery
         == CacheUsage(at_s=2.0)
         == side_actuators.cache_use([LazyActuator("no", make, lambda _: False), side])
     )
-    assert [one.path for one in await side.restore("uid")] == ["uid"]
+    assert [result.path for result in await side.restore("uid")] == ["uid"]
 
 
 async def test_what_an_earlier_run_left_is_taken_care_of_at_once(nursery: trio.Nursery) -> None:

@@ -42,15 +42,15 @@ def at_minutes(bad: set[int], good: float = 1.0, value: float = 2.0) -> Callable
     ],
 )
 def test_three_outliers_in_five_minutes(bad: set[int], expected: str) -> None:
-    found = verdicts(run(at_minutes(bad), 10, memory()))[6::6]
-    assert found == expected
+    text = verdicts(run(at_minutes(bad), 10, memory()))[6::6]
+    assert text == expected
 
 
 def test_learns_before_it_judges() -> None:
     opinions = run(lambda index: 1.0 + index % 7 * 0.01, 70)
-    found = verdicts(opinions)
+    text = verdicts(opinions)
     # 60 values, each known to be no part of trouble five minutes later.
-    assert found.index("o") in range(65 * 6, 67 * 6)
+    assert text.index("o") in range(65 * 6, 67 * 6)
     assert opinions[100].evidence.endswith("of 60 samples")
 
 
@@ -197,9 +197,9 @@ def test_another_measure_begins_another_past() -> None:
         "cpu.pressure": 1,
     }
     opinions = judged(DETECTOR, CpiConfig(), Scene({VICTIM: signals}, every_s=60), 16, memory())
-    found = verdicts(opinions)
-    assert found[7] == "i"
-    assert found[-1] == "u"  # the proxy has nothing learned
+    text = verdicts(opinions)
+    assert text[7] == "i"
+    assert text[-1] == "u"  # the proxy has nothing learned
     assert opinions[-1].evidence.startswith("cpu.pressure: learning baseline, 0 of 60")
 
 

@@ -38,9 +38,9 @@ def test_the_example_of_a_rule_is_read() -> None:
 def test_the_table_of_signals_has_every_signal_with_its_unit_and_subjects() -> None:
     table = PAGE.partition("## Signals")[2]
     lacking = [
-        f"| `{one.name}` | {one.unit} | {', '.join(one.of)} | {one.summary} |"
-        for one in SIGNALS.values()
-        if f"| `{one.name}` | {one.unit} | {', '.join(one.of)} |" not in table
+        f"| `{definition.name}` | {definition.unit} | {', '.join(definition.of)} | {definition.summary} |"
+        for definition in SIGNALS.values()
+        if f"| `{definition.name}` | {definition.unit} | {', '.join(definition.of)} |" not in table
     ]
     assert not lacking, "docs/detectors.md lacks these rows:\n" + "\n".join(lacking)
     assert set(re.findall(r"^\| `([a-z0-9_.]+)` \|", table, re.MULTILINE)) <= SIGNALS.keys()
@@ -50,7 +50,9 @@ def test_numbers_of_the_text_are_the_defaults() -> None:
     compared = set()
     for name, shown in re.findall(r"`([a-z_]+)` \((\d+)(?: s| %)?\)", PAGE):
         values = {
-            getattr(one.config_type(), name) for one in DETECTORS.values() if name in one.config_type.__struct_fields__
+            getattr(detector.config_type(), name)
+            for detector in DETECTORS.values()
+            if name in detector.config_type.__struct_fields__
         }
         assert not values or float(shown) in values, (name, shown)
         compared |= {name} if values else set()

@@ -28,8 +28,8 @@ def peers_test_fires(values: list[float], count: int) -> bool:
 def test_a_spike_on_a_flat_line_is_found_at_the_least_number_of_samples(count: int, height: float) -> None:
     values = [1.0] * (count - 1) + [height]
     assert not peers_test_fires(values, count)  # the flaw of the peer
-    found = verdicts(run([1.0, *values], count + 1, samples=11))
-    assert found == "u" * 11 + "o" * (count - 11) + "s"
+    text = verdicts(run([1.0, *values], count + 1, samples=11))
+    assert text == "u" * 11 + "o" * (count - 11) + "s"
 
 
 def test_a_flat_line_finds_nothing_in_rounding() -> None:
@@ -47,18 +47,18 @@ def test_a_step_is_found_each_time_until_it_is_the_new_normal() -> None:
     made = random.Random(2)
     values = [made.gauss(5, 0.3) + (20 if at >= 50 else 0) for at in range(160)]
     opinions = run(values, 160, relearn_s=40)
-    found = verdicts(opinions)
-    assert found[50:53] == "ssi"
-    assert set(found[52:90]) == {"i"}  # the outliers do not become part of what they are compared with
-    assert set(found[91:]) == {"o"}
+    text = verdicts(opinions)
+    assert text[50:53] == "ssi"
+    assert set(text[52:90]) == {"i"}  # the outliers do not become part of what they are compared with
+    assert set(text[91:]) == {"o"}
     assert opinions[90].evidence.endswith("; for 40 s: accepted as the new normal")
     assert opinions[60].evidence.endswith("; 11 in a row")
 
 
 def test_what_lasts_longer_than_the_kept_past_is_the_new_normal_too() -> None:
-    found = verdicts(run(lambda at: 5.0 if at < 50 else 25.0, 400, relearn_s=3600))
-    assert found[100] == "i"
-    assert found[-1] == "o"
+    text = verdicts(run(lambda at: 5.0 if at < 50 else 25.0, 400, relearn_s=3600))
+    assert text[100] == "i"
+    assert text[-1] == "o"
 
 
 def test_recovery_is_seen_at_once() -> None:
@@ -82,10 +82,10 @@ def test_floors_widen_what_is_usual() -> None:
 
 def test_gaps_break_a_row_and_a_sample_seen_twice_counts_once() -> None:
     values: list[float | None] = [5.0] * 20 + [50, None, None, 50] + [None] * 5 + [50, 50]
-    found = verdicts(run(values, len(values)))
-    assert found[20:24] == "ssss"  # two outliers, the first seen three times
-    assert found[24:29] == "sssuu"
-    assert "i" not in found
+    text = verdicts(run(values, len(values)))
+    assert text[20:24] == "ssss"  # two outliers, the first seen three times
+    assert text[24:29] == "sssuu"
+    assert "i" not in text
 
 
 def test_fewer_samples_than_eleven_are_unknown() -> None:

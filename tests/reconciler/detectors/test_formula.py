@@ -97,11 +97,11 @@ VALUES = st.fixed_dictionaries({name: st.integers(0, 9).map(float) for name in N
 @given(truths(SMALL), VALUES)
 def test_it_is_worth_what_python_says(tree: Node, values: dict[str, float]) -> None:
     expected = oracle(render(tree), values)
-    found = truth(tree, scene({**values}).step())
+    flag = truth(tree, scene({**values}).step())
     # Where python stops at a division by zero, ours may still know: the other side decides.
-    if expected is not None and found is not None:
-        assert found is expected
-    if found is None:
+    if expected is not None and flag is not None:
+        assert flag is expected
+    if flag is None:
         assert "/" in render(tree)
 
 
@@ -110,12 +110,12 @@ def test_what_is_known_despite_unknowns_holds_whatever_they_are(
     tree: Node, values: dict[str, float], missing: set[str]
 ) -> None:
     known: dict[str, Values] = {name: value for name, value in values.items() if name not in missing}
-    found = truth(tree, scene(known).step())
-    if found is None:
+    flag = truth(tree, scene(known).step())
+    if flag is None:
         return
     for tried in itertools.product((0.0, 3.0, 100.0), repeat=len(missing)):
         expected = oracle(render(tree), {**values, **dict(zip(sorted(missing), tried, strict=True))})
-        assert expected in {None, found}
+        assert expected in {None, flag}
 
 
 @pytest.mark.parametrize(

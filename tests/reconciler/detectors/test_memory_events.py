@@ -54,8 +54,8 @@ def test_gap_is_what_the_node_lacks_to_its_low_watermark() -> None:
 
 def test_a_kill_counts_at_once_and_for_a_while() -> None:
     kills: list[float] = [0, 0, 1, *[0.0] * 30]
-    found = verdicts(run({"oom.kills": kills, "memory.refaults": 0}, WELL, 33, kill_s=20))
-    assert found == "oo" + "i" * 20 + "o" * 11
+    text = verdicts(run({"oom.kills": kills, "memory.refaults": 0}, WELL, 33, kill_s=20))
+    assert text == "oo" + "i" * 20 + "o" * 11
     assert run({"oom.kills": kills}, WELL, 5)[-1].evidence.startswith("1 OOM kills in the last 60 s, ")
 
 

@@ -27,18 +27,18 @@ def test_a_spike_is_averaged_away_and_a_step_is_found() -> None:
 
 
 def test_recovery_needs_a_low_average_for_a_while() -> None:
-    found = verdicts(run(lambda at: 50 if 20 <= at < 40 else 0, 70))
+    text = verdicts(run(lambda at: 50 if 20 <= at < 40 else 0, 70))
     # The last bad second leaves the window at 50; avg10 is at most 5 % from the second before it.
-    assert found.rindex("i") == 52
-    assert set(found[53:]) == {"o"}
+    assert text.rindex("i") == 52
+    assert set(text[53:]) == {"o"}
 
 
 def test_counter_gaps_are_unknown_and_clear_nothing() -> None:
     opinions = run(lambda at: None if 30 <= at < 45 else 50, 60)
-    found = verdicts(opinions)
-    assert found[28:33] == "iiiii"  # the last sample is fresh for 3 s
-    assert set(found[33:48]) == {"u"}
-    assert found[-1] == "i"
+    text = verdicts(opinions)
+    assert text[28:33] == "iiiii"  # the last sample is fresh for 3 s
+    assert set(text[33:48]) == {"u"}
+    assert text[-1] == "i"
 
 
 @pytest.mark.parametrize(
@@ -55,10 +55,10 @@ def test_rising(values: Values, fires: bool) -> None:
 
 
 def test_a_stall_that_has_ended_is_not_rising() -> None:
-    found = verdicts(run(lambda at: 40 if 60 <= at < 80 else 0, 120, form="rising", for_s=16))
+    text = verdicts(run(lambda at: 40 if 60 <= at < 80 else 0, 120, form="rising", for_s=16))
     # avg60 passes 10 % at 75 and stays there for long; at 91, when its time is up, avg10 is low.
-    assert "i" not in found
-    assert found[-1] == "o"
+    assert "i" not in text
+    assert text[-1] == "o"
 
 
 def test_a_stall_that_falls_fast_is_not_rising() -> None:

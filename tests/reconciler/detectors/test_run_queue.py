@@ -24,10 +24,10 @@ def noise(seed: int, mean: float = 0.5, spread: float = 0.2) -> list[float]:
 
 
 def test_a_step_is_found_within_three_windows() -> None:
-    found = verdicts(run(lambda at: 20 if at >= 30 else 0.2, 60))
-    assert found.index("s") <= 31
-    assert 34 <= found.index("i") <= 36
-    assert set(found[36:]) == {"i"}
+    text = verdicts(run(lambda at: 20 if at >= 30 else 0.2, 60))
+    assert text.index("s") <= 31
+    assert 34 <= text.index("i") <= 36
+    assert set(text[36:]) == {"i"}
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -38,15 +38,15 @@ def test_noise_is_never_interference(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_a_small_step_far_out_of_the_own_past_is_found(seed: int) -> None:
     values = noise(seed, 0.5, 0.05)
-    found = verdicts(run([*values[:150], *(value + 3 for value in values[:30])], 180))
-    assert "i" not in found[:150]
-    assert "i" in found[150:162]
+    text = verdicts(run([*values[:150], *(value + 3 for value in values[:30])], 180))
+    assert "i" not in text[:150]
+    assert "i" in text[150:162]
 
 
 def test_a_spike_of_one_window_is_only_suspect() -> None:
-    found = verdicts(run(lambda at: 40 if at in {30, 31} else 0.2, 60))
-    assert "s" in found
-    assert "i" not in found
+    text = verdicts(run(lambda at: 40 if at in {30, 31} else 0.2, 60))
+    assert "s" in text
+    assert "i" not in text
 
 
 @pytest.mark.parametrize(
@@ -79,9 +79,9 @@ def test_a_wait_told_one_sample_after_the_throttling_is_still_its_own() -> None:
 
 
 def test_throttling_that_ended_does_not_hide_a_neighbour() -> None:
-    found = verdicts(run(60, 60, cpu__throttled=lambda at: 40 if at < 20 else 0))
-    assert "i" not in found[:24]
-    assert set(found[30:]) == {"i"}
+    text = verdicts(run(60, 60, cpu__throttled=lambda at: 40 if at < 20 else 0))
+    assert "i" not in text[:24]
+    assert set(text[30:]) == {"i"}
 
 
 def test_without_a_figure_for_throttling_nobody_is_blamed() -> None:
@@ -109,22 +109,22 @@ def test_trouble_leaves_no_trace_in_the_own_past(throttled: float | None, letter
 
 def test_missing_and_stale_samples_are_unknown() -> None:
     assert verdicts(run([], 3)) == "uuu"
-    found = verdicts(run(lambda at: None if at >= 20 else 0.1, 30))
-    assert found[19] == "o"
-    assert found[-1] == "u"
+    text = verdicts(run(lambda at: None if at >= 20 else 0.1, 30))
+    assert text[19] == "o"
+    assert text[-1] == "u"
     assert verdicts(run(0.1, 20, cpu__delay=[]))[-1] == "u"
 
 
 def test_gaps_do_not_hide_what_could_be_interference() -> None:
     # Two bad windows seen, three not: it could be three bad ones.
-    found = verdicts(run(lambda at: 30 if at in {36, 37, 38, 39} else None if 30 <= at < 36 else 0.1, 40))
-    assert found[-1] == "u"
+    text = verdicts(run(lambda at: 30 if at in {36, 37, 38, 39} else None if 30 <= at < 36 else 0.1, 40))
+    assert text[-1] == "u"
 
 
 def test_recovery_is_seen_at_once_and_the_past_is_unharmed() -> None:
-    found = verdicts(run(lambda at: 20 if 100 <= at < 200 else 0.3, 300))
-    assert set(found[106:200]) == {"i"}
-    assert set(found[211:]) == {"o"}
+    text = verdicts(run(lambda at: 20 if 100 <= at < 200 else 0.3, 300))
+    assert set(text[106:200]) == {"i"}
+    assert set(text[211:]) == {"o"}
     again = verdicts(run(lambda at: 20 if 100 <= at < 200 or at >= 250 else 0.3, 300))
     assert again.index("i", 250) <= 256
 
@@ -145,8 +145,8 @@ def test_gap_is_what_waits_in_the_bad_windows() -> None:
 
 
 def test_samples_five_seconds_apart_make_windows_of_five_seconds() -> None:
-    found = verdicts(run(lambda at: 20 if at >= 20 else 0.1, 40, every_s=5))
-    assert found.index("i") == 22
+    text = verdicts(run(lambda at: 20 if at >= 20 else 0.1, 40, every_s=5))
+    assert text.index("i") == 22
 
 
 def test_memory_of_a_restarted_pod_is_a_new_one() -> None:

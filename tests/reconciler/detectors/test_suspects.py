@@ -39,8 +39,8 @@ def done(work: Generator[None, None, tuple[Suspect, ...]]) -> tuple[Suspect, ...
         try:
             next(work)
         except StopIteration as end:
-            found: tuple[Suspect, ...] = end.value
-            return found
+            suspects: tuple[Suspect, ...] = end.value
+            return suspects
 
 
 def pearsons(suspect: Suspect) -> float:
@@ -60,12 +60,12 @@ def test_of_several_the_one_that_goes_with_the_waiting_is_first() -> None:
         "ended": {"cpu.use": lambda at: 1500 if at < 70 else 5},
         "random": {"cpu.use": [made.uniform(0, 1500) for _ in range(STEPS)]},
     }
-    found = ranked([be(uid) for uid in uses], uses)
-    assert names(found) == ["began", "steady", "random"]
-    assert found[0].score > 1.2 * found[1].score
-    assert [abs(pearsons(suspect)) > 0.4 for suspect in found] == [True, False, False]
-    assert found[0].reason.startswith("used 1.20 CPU (")
-    assert "with cpu.wait: " in found[0].reason
+    suspects = ranked([be(uid) for uid in uses], uses)
+    assert names(suspects) == ["began", "steady", "random"]
+    assert suspects[0].score > 1.2 * suspects[1].score
+    assert [abs(pearsons(suspect)) > 0.4 for suspect in suspects] == [True, False, False]
+    assert suspects[0].reason.startswith("used 1.20 CPU (")
+    assert "with cpu.wait: " in suspects[0].reason
 
 
 def test_a_rhythm_is_followed() -> None:
@@ -78,8 +78,8 @@ def test_a_rhythm_is_followed() -> None:
         "steady": {"cpu.use": 1000},
     }
     victim: dict[str, Values] = {"cpu.wait": lambda at: 15 if burst(at) else 0.2}
-    found = ranked([be(uid) for uid in uses], uses, victim=victim)
-    assert names(found) == ["in step", "steady"]
+    suspects = ranked([be(uid) for uid in uses], uses, victim=victim)
+    assert names(suspects) == ["in step", "steady"]
 
 
 def test_waiting_that_is_much_for_this_victim_alone_is_followed_too() -> None:
@@ -89,9 +89,9 @@ def test_waiting_that_is_much_for_this_victim_alone_is_followed_too() -> None:
         "began": {"cpu.use": lambda at: 900 if at >= 80 else 5},
         "steady": {"cpu.use": 900},
     }
-    found = ranked([be("began"), be("steady")], uses, victim={"cpu.wait": wait})
-    assert names(found) == ["began", "steady"]
-    assert found[0].score > 0.8
+    suspects = ranked([be("began"), be("steady")], uses, victim={"cpu.wait": wait})
+    assert names(suspects) == ["began", "steady"]
+    assert suspects[0].score > 0.8
 
 
 def test_one_that_came_with_the_trouble_is_compared_with_the_time_before_it() -> None:
@@ -99,17 +99,17 @@ def test_one_that_came_with_the_trouble_is_compared_with_the_time_before_it() ->
         "new": {"cpu.use": lambda at: 1500 if at >= 70 else None},
         "old": {"cpu.use": 1500},
     }
-    found = ranked([be("new"), be("old")], uses)
-    assert names(found) == ["new", "old"]
-    assert found[0].score > 0.9
+    suspects = ranked([be("new"), be("old")], uses)
+    assert names(suspects) == ["new", "old"]
+    assert suspects[0].score > 0.9
 
 
 def test_when_it_has_always_been_bad_the_heaviest_is_first_and_equals_are_equal() -> None:
     uses: dict[str, dict[str, Values]] = {"a": {"cpu.use": 500}, "b": {"cpu.use": 1500}, "c": {"cpu.use": 1500}}
-    found = ranked([be(uid) for uid in uses], uses, victim={"cpu.wait": 20})
-    assert names(found) == ["b", "c", "a"]
-    assert found[0].score == found[1].score > 0.7
-    assert found[2].score < 0.35
+    suspects = ranked([be(uid) for uid in uses], uses, victim={"cpu.wait": 20})
+    assert names(suspects) == ["b", "c", "a"]
+    assert suspects[0].score == suspects[1].score > 0.7
+    assert suspects[2].score < 0.35
 
 
 @pytest.mark.parametrize(
@@ -127,11 +127,11 @@ def test_who_did_nothing_is_not_blamed(uses: dict[str, Values]) -> None:
 
 def test_cpus_that_the_victim_does_not_run_on_do_not_count() -> None:
     pods = [be("apart", cpus="4-7"), be("half", cpus="2-5"), be("all", cpus="0-3"), be("unknown", cpus="")]
-    found = ranked(pods, {pod.uid: {"cpu.use": 1000} for pod in pods}, victim={"cpu.wait": 20})
-    scores = {suspect.uid: suspect.score for suspect in found}
+    suspects = ranked(pods, {pod.uid: {"cpu.use": 1000} for pod in pods}, victim={"cpu.wait": 20})
+    scores = {suspect.uid: suspect.score for suspect in suspects}
     assert set(scores) == {"half", "all", "unknown"}
     assert scores["half"] == pytest.approx(scores["all"] / 2, abs=0.002)
-    reason = next(suspect.reason for suspect in found if suspect.uid == "half")
+    reason = next(suspect.reason for suspect in suspects if suspect.uid == "half")
     assert reason.startswith("used 0.50 CPU (20 % of all other pods) on the victim's CPUs (50 % of its CPUs)")
     # Caches and disks know nothing of CPUs.
     assert names(ranked([be("apart", cpus="4-7")], {"apart": {"disk.read": 1e8}}, ContendedResource.IO)) == ["apart"]
@@ -140,9 +140,9 @@ def test_cpus_that_the_victim_does_not_run_on_do_not_count() -> None:
 def test_online_pods_are_told_as_such_and_the_victim_never() -> None:
     pods = [facts("online"), facts("system", PodClass.SYSTEM), be("b")]
     uses: dict[str, dict[str, Values]] = {"online": {"cpu.use": 900}, "system": {"cpu.use": 50}, "b": {"cpu.use": 800}}
-    found = ranked(pods, uses, victim={"cpu.wait": 20, "cpu.use": 4000})
-    assert names(found) == ["online", "b", "system"]
-    assert [suspect.reason.endswith("; online pod: reported, never limited") for suspect in found] == [
+    suspects = ranked(pods, uses, victim={"cpu.wait": 20, "cpu.use": 4000})
+    assert names(suspects) == ["online", "b", "system"]
+    assert [suspect.reason.endswith("; online pod: reported, never limited") for suspect in suspects] == [
         True,
         False,
         True,
@@ -158,9 +158,9 @@ def test_the_victim_s_own_quota_lowers_all() -> None:
 
 def test_the_victim_at_its_own_limit_lowers_all() -> None:
     limited = facts("v", limits=Resources(cpu_milli=1000))
-    found = ranked([limited, be("b")], {"b": {"cpu.use": 900}}, victim={"cpu.wait": 20, "cpu.use": 990})
-    assert found[0].reason.endswith("; but the victim is at its own limit (0.99 of 1.00 CPU)")
-    assert found[0].score < 0.5
+    suspects = ranked([limited, be("b")], {"b": {"cpu.use": 900}}, victim={"cpu.wait": 20, "cpu.use": 990})
+    assert suspects[0].reason.endswith("; but the victim is at its own limit (0.99 of 1.00 CPU)")
+    assert suspects[0].score < 0.5
     own: dict[str, Values] = {"memory.pressure": 30, "memory.use": 99.0 * MIB, "memory.limit": 100.0 * MIB}
     memory = ranked([be("b")], {"b": {"memory.use": 500.0 * MIB}}, ContendedResource.MEMORY, own)
     assert memory[0].reason.endswith("; but the victim is at its own limit (99 MiB of 100 MiB)")
@@ -174,10 +174,10 @@ def test_memory_by_growth_before_size() -> None:
         "thrashes": {"memory.use": 300.0 * MIB, "memory.refaults": 500},
     }
     victim: dict[str, Values] = {"memory.pressure": lambda at: 30 if at >= 75 else 0}
-    found = ranked([be(uid) for uid in uses], uses, ContendedResource.MEMORY, victim)
-    assert names(found)[0] == "grows"
-    assert found[0].reason.startswith("grew by 870 MiB (100 % of all other pods), held ")
-    assert any("refaulted 500 pages/s" in suspect.reason for suspect in found if suspect.uid == "thrashes")
+    suspects = ranked([be(uid) for uid in uses], uses, ContendedResource.MEMORY, victim)
+    assert names(suspects)[0] == "grows"
+    assert suspects[0].reason.startswith("grew by 870 MiB (100 % of all other pods), held ")
+    assert any("refaulted 500 pages/s" in suspect.reason for suspect in suspects if suspect.uid == "thrashes")
 
 
 def test_disks_by_bytes_and_requests() -> None:
@@ -186,9 +186,9 @@ def test_disks_by_bytes_and_requests() -> None:
         "small": {"disk.read": 4e6, "disk.ops": 1000},
         "idle": {"disk.read": 10e3, "disk.ops": 1},
     }
-    found = ranked([be(uid) for uid in uses], uses, ContendedResource.IO, {"io.pressure": 40})
-    assert names(found) == ["stream", "small"]
-    assert found[0].reason.startswith(
+    suspects = ranked([be(uid) for uid in uses], uses, ContendedResource.IO, {"io.pressure": 40})
+    assert names(suspects) == ["stream", "small"]
+    assert suspects[0].reason.startswith(
         "transferred 95.4 MiB/s (96.1 % of all other pods), disk requests: 100 per s (9.08 %"
     )
 
@@ -206,9 +206,9 @@ def test_cache_and_network() -> None:
 def test_without_any_symptom_use_alone_counts_and_for_the_node_as_well() -> None:
     uses: dict[str, dict[str, Values]] = {"a": {"cpu.use": 900}, "b": {"cpu.use": 300}}
     pods = [be("a", cpus="0-1"), be("b", cpus="7")]
-    assert [one.score for one in ranked([be("a"), be("b")], uses, victim={})] == [1.0, 0.333]
-    found = ranked(pods, uses, victim={"cpu.pressure": 40}, subject=NODE)
-    assert names(found) == ["a", "b"]
+    assert [suspect.score for suspect in ranked([be("a"), be("b")], uses, victim={})] == [1.0, 0.333]
+    suspects = ranked(pods, uses, victim={"cpu.pressure": 40}, subject=NODE)
+    assert names(suspects) == ["a", "b"]
 
 
 def test_late_samples_are_paired_by_time_and_gaps_left_out() -> None:
@@ -218,15 +218,15 @@ def test_late_samples_are_paired_by_time_and_gaps_left_out() -> None:
     for series in (hog, wait):
         for gap in made.sample(range(STEPS - 1), 20):
             series[gap] = None
-    found = ranked([be("b")], {"b": {"cpu.use": hog}}, victim={"cpu.wait": wait})
-    assert found[0].score > 0.8
+    suspects = ranked([be("b")], {"b": {"cpu.use": hog}}, victim={"cpu.wait": wait})
+    assert suspects[0].score > 0.8
 
 
 def test_no_more_are_told_than_a_person_reads() -> None:
     pods = [be(f"p{number}") for number in range(40)]
-    found = ranked(pods, {pod.uid: {"cpu.use": 100.0 + index} for index, pod in enumerate(pods)})
-    assert len(found) == MOST
-    assert found[0].uid == "p39"
+    suspects = ranked(pods, {pod.uid: {"cpu.use": 100.0 + index} for index, pod in enumerate(pods)})
+    assert len(suspects) == MOST
+    assert suspects[0].uid == "p39"
 
 
 def test_its_signals_are_in_the_catalog() -> None:

@@ -46,8 +46,8 @@ def test_below() -> None:
 def test_gap_is_told_in_the_resource_s_unit_only() -> None:
     assert run(700, 1, "cpu.wait_milli", above=500.0)[0].gap == 200
     assert run(700, 1, "cpu.wait", above=500.0)[0].gap is None
-    found = run(3e9, 1, "memory.available", NODE, above=None, below=4e9)[0]
-    assert (found.gap, found.resource) == (1e9, ContendedResource.MEMORY)
+    verdict = run(3e9, 1, "memory.available", NODE, above=None, below=4e9)[0]
+    assert (verdict.gap, verdict.resource) == (1e9, ContendedResource.MEMORY)
     assert run(3e9, 1, "memory.available", NODE, above=None, below=4e9, resource=ContendedResource.IO)[0].gap is None
 
 
@@ -77,10 +77,10 @@ def test_a_pause_of_the_daemon_is_no_time_in_breach() -> None:
 
 def test_what_is_measured_once_a_minute_is_not_stale_in_between() -> None:
     values = [3.0 if at % 60 == 0 and at < 200 else None for at in range(400)]
-    found = verdicts(run(values, 400, "cpi", above=2.0, for_s=100))
-    assert found[:120] == "s" * 120  # two samples, 60 s apart
-    assert found[120:311] == "i" * 191
-    assert set(found[311:]) == {"u"}
+    text = verdicts(run(values, 400, "cpi", above=2.0, for_s=100))
+    assert text[:120] == "s" * 120  # two samples, 60 s apart
+    assert text[120:311] == "i" * 191
+    assert set(text[311:]) == {"u"}
 
 
 def test_evidence_has_number_limit_and_time() -> None:

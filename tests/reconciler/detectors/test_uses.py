@@ -10,11 +10,11 @@ from state.evidence import Sample, SampleFrame
 
 
 def closest(base: list[float], times: list[float], within_s: float) -> list[int | None]:
-    found: list[int | None] = []
+    numbers: list[int | None] = []
     for at in base:
         best = min(range(len(times)), key=lambda place: (abs(times[place] - at), place), default=None)
-        found.append(best if best is not None and abs(times[best] - at) < within_s else None)
-    return found
+        numbers.append(best if best is not None and abs(times[best] - at) < within_s else None)
+    return numbers
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -16,12 +16,12 @@ Points = Sequence[tuple[float, float]]
 
 def stood(points: Points, start: float, end: float, fresh_s: float) -> list[tuple[float, float]]:
     """(value, seconds that it stands for in the window)."""
-    found = []
+    pairs = []
     for index, (at, value) in enumerate(points):
         span = at - points[index - 1][0] if index else fresh_s / STALE_S
         if start < at <= end:
-            found.append((value, min(span, fresh_s, at - start)))
-    return found
+            pairs.append((value, min(span, fresh_s, at - start)))
+    return pairs
 
 
 def a_series(made: random.Random, every_s: float) -> SampleSeries:
@@ -43,17 +43,17 @@ def test_a_window_is_its_samples_by_the_time_that_they_stand_for(seed: int) -> N
         length = every_s * made.choice([1, 2, 10, 60])
         parts = stood(points, end - length, end, fresh_s)
         seen_s = sum(span for _, span in parts)
-        found, window = weighed(series, end - length, end, fresh_s), span(series, end - length, end, fresh_s)
+        pair, window = weighed(series, end - length, end, fresh_s), span(series, end - length, end, fresh_s)
         if not parts:
-            assert (found, window) == (None, None)
+            assert (pair, window) == (None, None)
             continue
         expected = sum(value * span for value, span in parts) / seen_s
-        assert found == pytest.approx((expected, seen_s), rel=1e-12)
+        assert pair == pytest.approx((expected, seen_s), rel=1e-12)
         assert window is not None
-        assert (window.mean, window.seen_s) == found
+        assert (window.mean, window.seen_s) == pair
         assert (window.low, window.high) == (min(value for value, _ in parts), max(value for value, _ in parts))
         enough = seen_s >= COVERED * max(length, every_s) - every_s
-        assert mean(series, end, length, fresh_s) == (found[0] if enough else None)
+        assert mean(series, end, length, fresh_s) == (pair[0] if enough else None)
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -74,8 +74,8 @@ def test_windows_of_waiting_are_each_what_lies_in_them(seed: int) -> None:
         seen_s = sum(span for _, span in parts)
         enough = parts and seen_s >= length / 2
         expected.append(sum(value * span for value, span in parts) / seen_s if enough else None)
-    found = _seen(config, sight, series)
-    assert [one is None for one in found] == [one is None for one in expected]
-    assert [one for one in found if one is not None] == pytest.approx(
-        [one for one in expected if one is not None], rel=1e-12
+    values = _seen(config, sight, series)
+    assert [value is None for value in values] == [value is None for value in expected]
+    assert [value for value in values if value is not None] == pytest.approx(
+        [value for value in expected if value is not None], rel=1e-12
     )

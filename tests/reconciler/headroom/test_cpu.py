@@ -46,18 +46,18 @@ def run(
     """One sample each 10 s, from second 10 on or from where the state was."""
     state = state or SmoothedAmount()
     start = state.known_at or 0.0
-    found = []
-    for index, one in enumerate(samples, 1):
-        state = step(state, one, start + 10.0 * index, config.smoothing)
-        found.append(state)
-    return found
+    amounts = []
+    for index, headroom_sample in enumerate(samples, 1):
+        state = step(state, headroom_sample, start + 10.0 * index, config.smoothing)
+        amounts.append(state)
+    return amounts
 
 
 def reports(
     samples: Sequence[HeadroomSample], state: SmoothedAmount | None = None, config: HeadroomConfig = CONFIG
 ) -> list[int]:
     """The sums promised, each once as long as it lasts."""
-    sums = [one.total for one in run(samples, state, config)]
+    sums = [amount.total for amount in run(samples, state, config)]
     return [value for index, value in enumerate(sums) if index == 0 or value != sums[index - 1]]
 
 
@@ -180,7 +180,7 @@ def test_nodes_are_promised_one_by_one() -> None:
 def test_unknown_holds_then_falls_to_nothing_and_says_so() -> None:
     state = run([sample(3000)] * 20)[-1]
     states = run([sample(None)] * 30, state)
-    assert [one.total for one in states] == [3000] * 24 + [0] * 6
+    assert [amount.total for amount in states] == [3000] * 24 + [0] * 6
     assert "unknown: no increase" in states[0].reason
     assert "headroom 0" in states[-1].reason
 
@@ -238,20 +238,20 @@ def _as_sample(reading: tuple[int, int, int, int] | None) -> HeadroomSample:
 def test_never_above_what_was_there_in_the_window_nor_above_the_pools(
     readings: list[tuple[int, int, int, int]],
 ) -> None:
-    samples = [_as_sample(one) for one in readings]
+    samples = [_as_sample(reading) for reading in readings]
     for index, state in enumerate(run(samples)):
         tops = samples[index].tops
         assert all(0 <= milli <= tops[node] for node, milli in state.amounts.items())
         if state.window and samples[index].supply is not None and state.count == 0:
             for node, milli in state.amounts.items():
-                assert milli <= max(one.amounts[node] for one in state.window)
-        seen = [one for one in samples[: index + 1] if one.supply is not None]
-        assert state.total <= max((max(0, one.budget) for one in seen), default=0)
+                assert milli <= max(mean.amounts[node] for mean in state.window)
+        seen = [headroom_sample for headroom_sample in samples[: index + 1] if headroom_sample.supply is not None]
+        assert state.total <= max((max(0, headroom_sample.budget) for headroom_sample in seen), default=0)
 
 
 @given(st.lists(_READING, max_size=60))
 def test_steps_up_are_bounded_and_none_is_taken_on_an_unknown(readings: list[tuple[int, int, int, int]]) -> None:
-    samples = [_as_sample(one) for one in readings]
+    samples = [_as_sample(reading) for reading in readings]
     before = SmoothedAmount()
     for index, state in enumerate(run(samples)):
         for node, milli in state.amounts.items():
@@ -264,7 +264,7 @@ def test_steps_up_are_bounded_and_none_is_taken_on_an_unknown(readings: list[tup
 
 @given(st.lists(_READING, max_size=30))
 def test_the_same_readings_give_the_same_promise(readings: list[tuple[int, int, int, int]]) -> None:
-    samples = [_as_sample(one) for one in readings]
+    samples = [_as_sample(reading) for reading in readings]
     assert run(samples) == run(samples)
 
 
@@ -274,6 +274,6 @@ def test_the_same_readings_give_the_same_promise(readings: list[tuple[int, int, 
     st.sets(st.integers(0, 7)),
 )
 def test_supply_is_never_more_than_the_cpus(idle: dict[int, float], used: int, reclaimed: set[int]) -> None:
-    found = update(pools(str(CpuSet(reclaimed))), TWO, cpu(reclaimed=used, idle=idle), CONFIG)
-    assert found.supply is not None
-    assert all(0 <= milli <= found.tops[node] for node, milli in found.supply.items())
+    headroom_sample = update(pools(str(CpuSet(reclaimed))), TWO, cpu(reclaimed=used, idle=idle), CONFIG)
+    assert headroom_sample.supply is not None
+    assert all(0 <= milli <= headroom_sample.tops[node] for node, milli in headroom_sample.supply.items())

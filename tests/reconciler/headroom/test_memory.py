@@ -18,8 +18,8 @@ NODE = NodeMemoryReading(total_bytes=100 * GIGA, available_bytes=60 * GIGA, age_
 def supply(node: NodeMemoryReading | None, be_kept: int | None, **own: int) -> float | None:
     """In GiB."""
     config = replace(CONFIG, memory=MemoryHeadroomConfig(**own))
-    found = update(node, be_kept, None, config, stale_after_s=10.0).supply
-    return None if found is None else found[WHOLE] / GIGA
+    numbers = update(node, be_kept, None, config, stale_after_s=10.0).supply
+    return None if numbers is None else numbers[WHOLE] / GIGA
 
 
 def pods_limited(limit: int, left: int) -> NodeMemoryReading:
@@ -52,12 +52,12 @@ def test_a_reading(
 
 def promised(*readings: tuple[NodeMemoryReading | None, int | None], bound: int | None = None) -> list[float]:
     """One reading each 10 s; the promises in GiB, each once as long as it lasts."""
-    state, found = SmoothedAmount(), list[float]()
+    state, values = SmoothedAmount(), list[float]()
     for index, (node, be_kept) in enumerate(readings, 1):
         reading = update(node, be_kept, bound, CONFIG, stale_after_s=10.0)
         state = step(state, reading, 10.0 * index, smoothing_of(CONFIG))
-        found += [state.total / GIGA] if not found or found[-1] != state.total / GIGA else []
-    return found
+        values += [state.total / GIGA] if not values or values[-1] != state.total / GIGA else []
+    return values
 
 
 def test_it_grows_by_steps_falls_at_once_and_is_nothing_when_unknown_for_long() -> None:
@@ -89,7 +89,7 @@ def test_it_is_never_more_than_is_there(
     node = replace(NODE, available_bytes=available * GIGA)
     if limit is not None:
         node = replace(node, pods_bytes=limit * GIGA, pods_available_bytes=min(left, limit) * GIGA)
-    found = supply(node, be_kept * GIGA, reserve_bytes=reserve * GIGA)
-    assert found is not None
-    assert 0 <= found <= max(0, min(100, limit or 100) - reserve)
-    assert found <= max(0, available + be_kept - reserve)
+    value = supply(node, be_kept * GIGA, reserve_bytes=reserve * GIGA)
+    assert value is not None
+    assert 0 <= value <= max(0, min(100, limit or 100) - reserve)
+    assert value <= max(0, available + be_kept - reserve)

@@ -52,11 +52,11 @@ class Machine:
         self.report = HeadroomReport(config, memory=self.memory, clock=self.clock, wall=self.clock.wall)
 
     def add(self, uid: str, cls: PodClass, qos: QosClass, gigas: int) -> None:
-        one = pod(uid, cls=cls, qos=qos)
-        self.known.pods[uid] = one
-        self.kernel.make_group(one.group.path)
+        item = pod(uid, cls=cls, qos=qos)
+        self.known.pods[uid] = item
+        self.kernel.make_group(item.group.path)
         tree = next(tree for tree in self.kernel.trees if "memory" in {each.name for each in tree.controllers})
-        self.kernel.charge(tree.mount + one.group.path, anon=gigas * GIGA)
+        self.kernel.charge(tree.mount + item.group.path, anon=gigas * GIGA)
 
     async def gigas(self, seconds: int = 20) -> float:
         """What is promised after so long."""
@@ -96,8 +96,8 @@ async def test_before_the_first_plan_nothing_is_read_and_nothing_promised(machin
 
 async def test_an_online_pod_in_besteffort_that_cannot_be_read_makes_it_unknown(machine: Machine) -> None:
     assert await machine.gigas() == 5
-    one = pod("gone", cls=PodClass.SHARED, qos=QosClass.BESTEFFORT)
-    machine.known.pods["gone"] = one
+    item = pod("gone", cls=PodClass.SHARED, qos=QosClass.BESTEFFORT)
+    machine.known.pods["gone"] = item
     assert await machine.gigas() == 5
     assert "memory use unknown" in str(machine.memory.status()["reason"])
     assert await machine.gigas(300) == 0
@@ -108,8 +108,8 @@ async def test_it_is_told_beside_the_cpus_kept_and_gone_on_with(machine: Machine
     assert promised == 5
     machine.report.state = replace(machine.report.state, amounts={0: 1000}, known_at=machine.clock.now)
     assert machine.report.document()["memory_bytes"] == 5 * GIGA
-    told = machine.report.status()["memory"]
-    assert told == machine.memory.status()
+    message = machine.report.status()["memory"]
+    assert message == machine.memory.status()
     kept = machine.report.persisted()
     assert kept is not None
     assert (kept.memory_bytes, kept.memory_at) == (5 * GIGA, machine.clock.wall())

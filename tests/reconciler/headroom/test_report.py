@@ -43,31 +43,31 @@ def report(clock: Clock, kept: HeadroomState | None = None, **config: Any) -> He
     return HeadroomReport(HeadroomConfig(**config), kept, node="n1", clock=clock, wall=clock.wall)
 
 
-def look(told: HeadroomReport, clock: Clock, seconds: int = 60, *, known: bool = True) -> None:
+def look(headroom_report: HeadroomReport, clock: Clock, seconds: int = 60, *, known: bool = True) -> None:
     for _ in range(seconds):
         clock.now += 1
-        told.update(pools(), TOPOLOGY, cpu(idle=IDLE) if known else None, clock.now)
+        headroom_report.update(pools(), TOPOLOGY, cpu(idle=IDLE) if known else None, clock.now)
 
 
 def test_before_the_first_plan_nothing_is_said() -> None:
     clock = Clock()
-    told = report(clock)
-    told.update(None, TOPOLOGY, cpu(idle=IDLE), clock.now)
-    assert told.status() == {
+    headroom_report = report(clock)
+    headroom_report.update(None, TOPOLOGY, cpu(idle=IDLE), clock.now)
+    assert headroom_report.status() == {
         "milli": 0,
         "reason": "not measured yet",
         "known_s": None,
         "nodes": [],
         "memory": None,
     }
-    assert told.persisted() is None
+    assert headroom_report.persisted() is None
 
 
 def test_the_document_has_each_memory_node() -> None:
     clock = Clock()
-    told = report(clock)
-    look(told, clock)
-    assert told.status() == {
+    headroom_report = report(clock)
+    look(headroom_report, clock)
+    assert headroom_report.status() == {
         "milli": 4000,
         "reason": "mean of 30 s",
         "known_s": 0.0,
@@ -87,23 +87,23 @@ def test_a_scrape_has_one_series_for_each_node() -> None:
 
 def test_the_store_is_not_written_for_each_reading() -> None:
     clock = Clock()
-    told = report(clock)
-    look(told, clock)
+    headroom_report = report(clock)
+    look(headroom_report, clock)
     rows = set()
     for _ in range(600):
-        look(told, clock, 1)
-        kept = told.persisted()
+        look(headroom_report, clock, 1)
+        kept = headroom_report.persisted()
         assert kept is not None
-        assert clock.wall() - kept.at <= told.config.unknown_hold_s / 2
+        assert clock.wall() - kept.at <= headroom_report.config.unknown_hold_s / 2
         rows.add(kept.at)
     assert len(rows) <= 6
 
 
 def test_a_restart_keeps_the_promise_and_a_long_absence_does_not() -> None:
     clock = Clock()
-    told = report(clock)
-    look(told, clock)
-    kept = told.persisted()
+    headroom_report = report(clock)
+    look(headroom_report, clock)
+    kept = headroom_report.persisted()
     clock.now += 60
     assert report(clock, kept).state.amounts == {0: 2000, 1: 2000}
     clock.now += 600
@@ -126,14 +126,14 @@ def test_the_store_gives_back_what_it_took(tmp_path: Path) -> None:
 
 async def test_the_file_is_whole_and_says_until_when_it_holds(tmp_path: Path) -> None:
     clock, path = Clock(), tmp_path / "headroom.json"
-    told = report(clock, file=str(path))
-    look(told, clock)
-    await told.write()
-    found = json.loads(path.read_text())
-    assert found["cpu_milli"] == 4000
-    assert found["numa_nodes"] == {"0": {"cpu_milli": 2000}, "1": {"cpu_milli": 2000}}
-    assert (found["schema"], found["kind"], found["node"]) == (1, "bypassd-headroom", "n1")
-    assert found["valid_until"] == clock.wall() + 240
+    headroom_report = report(clock, file=str(path))
+    look(headroom_report, clock)
+    await headroom_report.write()
+    result = json.loads(path.read_text())
+    assert result["cpu_milli"] == 4000
+    assert result["numa_nodes"] == {"0": {"cpu_milli": 2000}, "1": {"cpu_milli": 2000}}
+    assert (result["schema"], result["kind"], result["node"]) == (1, "bypassd-headroom", "n1")
+    assert result["valid_until"] == clock.wall() + 240
     assert os.listdir(tmp_path) == ["headroom.json"]
     assert path.stat().st_mode & 0o777 == 0o644
 
@@ -141,20 +141,20 @@ async def test_the_file_is_whole_and_says_until_when_it_holds(tmp_path: Path) ->
 async def test_no_file_is_written_unless_configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     clock = Clock()
-    told = report(clock)
-    look(told, clock)
-    await told.write()
-    assert (os.listdir(tmp_path), told.statuses()) == ([], [])
+    headroom_report = report(clock)
+    look(headroom_report, clock)
+    await headroom_report.write()
+    assert (os.listdir(tmp_path), headroom_report.statuses()) == ([], [])
 
 
 async def test_a_file_that_cannot_be_written_is_a_problem_until_it_can(tmp_path: Path) -> None:
     clock, path = Clock(), tmp_path / "later" / "headroom.json"
-    told = report(clock, file=str(path))
-    await told.write()
-    assert [(one.ok, one.detail) for one in told.statuses()] == [(False, f"{path}: ENOENT")]
+    headroom_report = report(clock, file=str(path))
+    await headroom_report.write()
+    assert [(status.ok, status.detail) for status in headroom_report.statuses()] == [(False, f"{path}: ENOENT")]
     path.parent.mkdir()
-    await told.write()
-    assert [one.ok for one in told.statuses()] == [True]
+    await headroom_report.write()
+    assert [status.ok for status in headroom_report.statuses()] == [True]
 
 
 async def test_the_file_follows_each_change_and_never_runs_out(
@@ -162,9 +162,9 @@ async def test_the_file_follows_each_change_and_never_runs_out(
 ) -> None:
     autojump_clock.autojump_threshold = 0.05
     clock, path = Clock(), tmp_path / "headroom.json"
-    told = report(clock, file=str(path))
-    await nursery.start(told.run)
-    look(told, clock, 31)
+    headroom_report = report(clock, file=str(path))
+    await nursery.start(headroom_report.run)
+    look(headroom_report, clock, 31)
     await trio.sleep(1)
     assert json.loads(path.read_text())["cpu_milli"] == 4000
     clock.now += 30
@@ -175,13 +175,13 @@ async def test_the_file_follows_each_change_and_never_runs_out(
 
 def test_a_new_configuration_takes_hold_at_once() -> None:
     clock = Clock()
-    told = report(clock)
-    look(told, clock)
-    told.config = replace(told.config, unknown_hold_s=5.0)
-    look(told, clock, 4, known=False)
-    assert told.state.total == 4000
-    look(told, clock, 4, known=False)
-    assert told.state.total == 0
+    headroom_report = report(clock)
+    look(headroom_report, clock)
+    headroom_report.config = replace(headroom_report.config, unknown_hold_s=5.0)
+    look(headroom_report, clock, 4, known=False)
+    assert headroom_report.state.total == 4000
+    look(headroom_report, clock, 4, known=False)
+    assert headroom_report.state.total == 0
 
 
 def test_a_failed_replacement_leaves_the_old_file_and_nothing_beside_it(tmp_path: Path) -> None:

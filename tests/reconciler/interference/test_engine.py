@@ -84,25 +84,25 @@ def config(**rules: RuleConfig) -> InterferenceConfig:
 
 
 def judged(brain: InterferenceEngine, scene: Iterator[SampleFrame]) -> list[Evaluation]:
-    return [brain.evaluate_now(one) for one in scene]
+    return [brain.evaluate_now(sample_frame) for sample_frame in scene]
 
 
 def words(judgements: list[Evaluation]) -> list[str]:
-    return [f"{change.turn}: {change.words}" for one in judgements for change in one.changes]
+    return [f"{change.turn}: {change.words}" for evaluation in judgements for change in evaluation.changes]
 
 
 def test_a_hog_is_found_named_and_squeezed() -> None:
     brain = InterferenceEngine(config(cpu=ENFORCED))
     judgements = judged(brain, trouble())
-    (begun,) = [finding for one in judgements for finding in one.begun]
+    (begun,) = [finding for evaluation in judgements for finding in evaluation.begun]
     assert (begun.rule, begun.title, begun.suspects[0].title) == ("cpu", "ns/web", "ns/hog")
-    asked = [one.measures.squeezed for one in judgements if one.measures.squeezed]
-    assert set(asked[0]) == {"hog"}
+    squeeze_limits = [evaluation.measures.squeezed for evaluation in judgements if evaluation.measures.squeezed]
+    assert set(squeeze_limits[0]) == {"hog"}
     assert words(judgements)[0].startswith("applied: hold: BE budget at most ")
     assert words(judgements)[1].startswith("applied: squeeze ns/hog: 2.50 -> ")
     assert words(judgements)[2].startswith("applied: squeeze ns/hog: 2.50 -> 1.25"), "enlarged once"
     assert words(judgements)[3].startswith("undone: squeeze ns/hog"), "nothing changes in these frames"
-    first = next(number for number, one in enumerate(judgements) if one.begun)
+    first = next(number for number, evaluation in enumerate(judgements) if evaluation.begun)
     assert 40 <= first <= 52, "five windows of two seconds"
 
 
@@ -112,7 +112,7 @@ def test_well_again_it_is_over_and_everything_is_given_back() -> None:
     )
     judged(brain, trouble())
     calm = judged(brain, (frame(90 + second, hog_milli=300.0, wait=0.5) for second in range(120)))
-    assert [finding.title for one in calm for finding in one.over] == ["ns/web"]
+    assert [finding.title for evaluation in calm for finding in evaluation.over] == ["ns/web"]
     assert calm[-1].measures == Restrictions()
     assert {finding.verdict for finding in calm[-1].findings if finding.rule == "cpu"} == {Verdict.OK}
 
@@ -121,7 +121,7 @@ def test_numbers_are_told_of_everyone_but_who_is_well_and_was_before() -> None:
     brain = InterferenceEngine(config(cpu=ENFORCED))
     judgements = judged(brain, trouble(60))
     judgements += judged(brain, (frame(60 + second, hog_milli=50.0, wait=0.5) for second in range(60)))
-    ours = [finding for one in judgements for finding in one.findings if finding.rule == "cpu"]
+    ours = [finding for evaluation in judgements for finding in evaluation.findings if finding.rule == "cpu"]
     before = Verdict.UNKNOWN
     silent = 0
     for finding in ours:
@@ -129,17 +129,17 @@ def test_numbers_are_told_of_everyone_but_who_is_well_and_was_before() -> None:
         assert bool(finding.evidence) is not quiet
         before, silent = finding.verdict, silent + quiet
     assert silent > 50
-    (over,) = [finding for one in judgements for finding in one.over]
+    (over,) = [finding for evaluation in judgements for finding in evaluation.over]
     assert over.evidence[0].startswith("waits for a CPU 0.5 % of the time")
 
 
 def test_judging_lets_others_run_and_at_once_gives_the_same() -> None:
     pods = PODS | {f"p{number}": facts(f"p{number}", PodClass.RECLAIMED) for number in range(200)}
     busy = {f"pod:p{number}": {"cpu.use": Sample(100.0 + number)} for number in range(200)}
-    scene = [replace(one, pods=pods, samples={**one.samples, **busy}) for one in trouble(60)]
-    one, other = InterferenceEngine(config()), InterferenceEngine(config())
+    scene = [replace(sample_frame, pods=pods, samples={**sample_frame.samples, **busy}) for sample_frame in trouble(60)]
+    engine, other = InterferenceEngine(config()), InterferenceEngine(config())
     for frame_of in scene:
-        looking, yields = one.evaluate(frame_of), 0
+        looking, yields = engine.evaluate(frame_of), 0
         judgement: Evaluation | None = None
         while judgement is None:
             try:
@@ -162,37 +162,51 @@ def test_its_own_quota_is_nobodys_fault() -> None:
         for second in range(90)
     )
     judgements = judged(brain, own)
-    assert not [finding for one in judgements for finding in one.begun]
+    assert not [finding for evaluation in judgements for finding in evaluation.begun]
     assert judgements[-1].measures == Restrictions()
 
 
 def test_whom_no_pod_can_have_disturbed_is_no_victim_of_one() -> None:
     alone = (
-        replace(one, pods={"web": PODS["web"]}, samples={key: one.samples[key] for key in (NODE, "pod:web")})
-        for one in trouble()
+        replace(
+            sample_frame,
+            pods={"web": PODS["web"]},
+            samples={key: sample_frame.samples[key] for key in (NODE, "pod:web")},
+        )
+        for sample_frame in trouble()
     )
     judgements = judged(InterferenceEngine(config(cpu=ENFORCED)), alone)
-    assert not [finding for one in judgements for finding in one.begun]
+    assert not [finding for evaluation in judgements for finding in evaluation.begun]
     (last,) = [finding for finding in judgements[-1].findings if finding.rule == "cpu"]
     assert last.verdict is Verdict.SUSPECT
     assert last.evidence[-1] == "no suspect found"
-    told = RuleConfig(dry_run=False, needs_suspect=False)
+    rule_config = RuleConfig(dry_run=False, needs_suspect=False)
     alone = (
-        replace(one, pods={"web": PODS["web"]}, samples={key: one.samples[key] for key in (NODE, "pod:web")})
-        for one in trouble()
+        replace(
+            sample_frame,
+            pods={"web": PODS["web"]},
+            samples={key: sample_frame.samples[key] for key in (NODE, "pod:web")},
+        )
+        for sample_frame in trouble()
     )
-    assert [one for one in judged(InterferenceEngine(config(cpu=told)), alone) if one.begun]
+    assert [evaluation for evaluation in judged(InterferenceEngine(config(cpu=rule_config)), alone) if evaluation.begun]
 
 
 def test_who_used_far_less_than_the_victim_lacks_is_not_why() -> None:
     """The machine is busy with something that is no pod: the BE pods that run a little are not blamed for it."""
     busy = (frame(second, hog_milli=60.0, wait=90.0 if second > 40 else 0.5) for second in range(90))
     strong = (
-        replace(one, samples={**one.samples, "pod:web": {**one.samples["pod:web"], "cpu.wait_milli": Sample(2000.0)}})
-        for one in busy
+        replace(
+            sample_frame,
+            samples={
+                **sample_frame.samples,
+                "pod:web": {**sample_frame.samples["pod:web"], "cpu.wait_milli": Sample(2000.0)},
+            },
+        )
+        for sample_frame in busy
     )
     judgements = judged(InterferenceEngine(config(cpu=ENFORCED)), strong)
-    assert not [finding for one in judgements for finding in one.begun]
+    assert not [finding for evaluation in judgements for finding in evaluation.begun]
 
 
 @pytest.mark.parametrize(("own", "found"), [(1e6, True), (5e9, False)])
@@ -218,31 +232,31 @@ def test_who_moves_far_less_than_the_victim_itself_is_not_why_its_disk_is_slow(o
         )
 
     judgements = judged(InterferenceEngine(config(io=ENFORCED)), (disk(second) for second in range(90)))
-    assert [one.rule for judgement in judgements for one in judgement.begun] == (["io"] if found else [])
+    assert [verdict.rule for judgement in judgements for verdict in judgement.begun] == (["io"] if found else [])
 
 
 def test_shadow_is_the_default_and_touches_nothing() -> None:
     brain = InterferenceEngine(config())
     judgements = judged(brain, trouble())
-    assert [finding.rule for one in judgements for finding in one.begun] == ["cpu"]
-    assert any(change.shadow for one in judgements for change in one.changes)
-    assert all(one.measures == Restrictions() for one in judgements)
+    assert [finding.rule for evaluation in judgements for finding in evaluation.begun] == ["cpu"]
+    assert any(change.shadow for evaluation in judgements for change in evaluation.changes)
+    assert all(evaluation.measures == Restrictions() for evaluation in judgements)
 
 
 def test_on_a_node_that_only_observes_every_rule_is_in_shadow() -> None:
     brain = InterferenceEngine(config(cpu=ENFORCED))
-    judgements = judged(brain, (replace(one, enforce=False) for one in trouble()))
-    assert [finding.rule for one in judgements for finding in one.begun] == ["cpu"]
-    assert any(change.shadow for one in judgements for change in one.changes)
-    assert all(one.measures == Restrictions() for one in judgements)
+    judgements = judged(brain, (replace(sample_frame, enforce=False) for sample_frame in trouble()))
+    assert [finding.rule for evaluation in judgements for finding in evaluation.begun] == ["cpu"]
+    assert any(change.shadow for evaluation in judgements for change in evaluation.changes)
+    assert all(evaluation.measures == Restrictions() for evaluation in judgements)
     assert brain.ladder.useless == {}
 
 
 def test_nothing_is_done_before_there_is_a_past() -> None:
     brain = InterferenceEngine(replace(config(cpu=ENFORCED), settle_s=80))
     judgements = judged(brain, trouble())
-    assert [one for one in judgements if one.begun]
-    assert not [one for one in judgements if one.changes and one.at_s < 1080]
+    assert [evaluation for evaluation in judgements if evaluation.begun]
+    assert not [evaluation for evaluation in judgements if evaluation.changes and evaluation.at_s < 1080]
 
 
 def test_off_and_disabled_watch_nothing() -> None:
@@ -309,14 +323,14 @@ def both(entry: DetectorEntry) -> RuleConfig:
 def test_in_a_group_all_must_agree() -> None:
     busy = DetectorEntry(threshold=ThresholdConfig(signal="cpu.use", above=10_000.0))
     brain = InterferenceEngine(config(mine=both(busy), cpu=RuleConfig(enabled=False)))
-    assert not [one for one in judged(brain, trouble()) if one.begun]
+    assert not [evaluation for evaluation in judged(brain, trouble()) if evaluation.begun]
 
 
 def test_between_groups_one_is_enough_and_one_that_cannot_answer_takes_no_part() -> None:
     missing = DetectorEntry(threshold=ThresholdConfig(signal="service.latency", above=10.0))
     rule = RuleConfig(dry_run=False, when=((missing,), (DetectorEntry(run_queue=RunQueueConfig()),)))
     judgements = judged(InterferenceEngine(config(mine=rule, cpu=RuleConfig(enabled=False))), trouble())
-    assert [finding.rule for one in judgements for finding in one.begun] == ["mine"]
+    assert [finding.rule for evaluation in judgements for finding in evaluation.begun] == ["mine"]
     alone = InterferenceEngine(config(mine=RuleConfig(when=((missing,),)), cpu=RuleConfig(enabled=False)))
     verdicts = {finding.verdict for finding in judged(alone, trouble())[-1].findings if finding.rule == "mine"}
     assert verdicts == {Verdict.UNKNOWN}
@@ -332,32 +346,36 @@ def test_what_one_group_found_is_not_over_because_another_is_well_while_the_firs
     late = DetectorEntry(threshold=ThresholdConfig(signal="service.latency", above=100.0, for_s=5, clear_s=5))
     rule = RuleConfig(dry_run=False, when=((late,), (DetectorEntry(run_queue=RunQueueConfig()),)))
     brain = InterferenceEngine(config(mine=rule, **{name: RuleConfig(enabled=False) for name in SHIPPED}))
-    found = judged(brain, (slow(second, 400.0, 0.5) for second in range(60)))
-    assert found[-1].findings[0].verdict is Verdict.INTERFERED
+    evaluations = judged(brain, (slow(second, 400.0, 0.5) for second in range(60)))
+    assert evaluations[-1].findings[0].verdict is Verdict.INTERFERED
     blind = judged(brain, (slow(60 + second, None, 0.5) for second in range(300)))
-    assert {one.findings[0].verdict for one in blind[60:]} == {Verdict.UNKNOWN}
-    assert not [finding for one in blind for finding in one.over]
+    assert {evaluation.findings[0].verdict for evaluation in blind[60:]} == {Verdict.UNKNOWN}
+    assert not [finding for evaluation in blind for finding in evaluation.over]
     assert "service.latency" in blind[-1].findings[0].evidence[0]
     assert blind[-1].measures != Restrictions(), "nothing is given back"
     well = judged(brain, (slow(360 + second, 20.0, 0.5) for second in range(60)))
-    assert [finding.title for one in well for finding in one.over] == ["ns/web"]
+    assert [finding.title for evaluation in well for finding in evaluation.over] == ["ns/web"]
 
 
 def test_a_group_that_never_found_anything_may_be_blind() -> None:
     late = DetectorEntry(threshold=ThresholdConfig(signal="service.latency", above=100.0))
     rule = RuleConfig(dry_run=False, when=((late,), (DetectorEntry(run_queue=RunQueueConfig()),)))
     brain = InterferenceEngine(config(mine=rule, **{name: RuleConfig(enabled=False) for name in SHIPPED}))
-    found = judged(brain, trouble())
-    assert [one for one in found if one.begun]
-    assert [one for one in judged(brain, (slow(90 + second, None, 0.5) for second in range(60))) if one.over]
+    evaluations = judged(brain, trouble())
+    assert [evaluation for evaluation in evaluations if evaluation.begun]
+    assert [
+        evaluation
+        for evaluation in judged(brain, (slow(90 + second, None, 0.5) for second in range(60)))
+        if evaluation.over
+    ]
 
 
 def test_who_is_watched_can_be_chosen() -> None:
     none = RuleConfig(victims=VictimSelector(namespaces=("other-*",)), when=SHIPPED["cpu"].when)
     assert not [
-        one
-        for one in judged(InterferenceEngine(config(mine=none)), trouble())
-        if "mine" in {f.rule for f in one.findings}
+        evaluation
+        for evaluation in judged(InterferenceEngine(config(mine=none)), trouble())
+        if "mine" in {f.rule for f in evaluation.findings}
     ]
 
 
@@ -374,8 +392,8 @@ def test_a_recording_gives_the_same_judgements() -> None:
     scene = list(trouble())
     packer, file = RecordingWriter(), io.BytesIO()
     file.write(HEAD)
-    for number, one in enumerate(scene):
-        packer.add(one)
+    for number, sample_frame in enumerate(scene):
+        packer.add(sample_frame)
         if number % 7 == 0:
             file.write(packer.block())
     file.write(packer.block())
@@ -431,26 +449,31 @@ def test_whom_a_shadow_wants_gone_is_told_apart_from_who_is_to_go() -> None:
     rules = {"cpu": RuleConfig(dry_run=False, responses=responses)}
     wanted = [
         [
-            (len(one.named), len(one.would))
-            for one in judged(InterferenceEngine(config(**rules)), trouble())
-            if one.changes
+            (len(evaluation.named), len(evaluation.would))
+            for evaluation in judged(InterferenceEngine(config(**rules)), trouble())
+            if evaluation.changes
         ]
     ]
     wanted.append(
         [
-            (len(one.named), len(one.would))
-            for one in judged(InterferenceEngine(config(**rules)), (replace(one, enforce=False) for one in trouble()))
-            if one.changes
+            (len(evaluation.named), len(evaluation.would))
+            for evaluation in judged(
+                InterferenceEngine(config(**rules)),
+                (replace(sample_frame, enforce=False) for sample_frame in trouble()),
+            )
+            if evaluation.changes
         ]
     )
     wanted.append(
         [
-            (len(one.named), len(one.would))
-            for one in judged(InterferenceEngine(config(**rules), evicts=False), trouble())
-            if one.named
+            (len(evaluation.named), len(evaluation.would))
+            for evaluation in judged(InterferenceEngine(config(**rules), evicts=False), trouble())
+            if evaluation.named
         ]
     )
-    assert [one[0] for one in wanted] == [(1, 0), (0, 1), (1, 0)], "a dry run of evictions decides as a real one would"
+    assert [pairs[0] for pairs in wanted] == [(1, 0), (0, 1), (1, 0)], (
+        "a dry run of evictions decides as a real one would"
+    )
 
 
 def test_what_was_useless_is_remembered_over_a_restart() -> None:

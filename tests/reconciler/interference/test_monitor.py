@@ -211,10 +211,10 @@ async def test_facts_that_have_not_changed_are_the_same_and_those_that_have_are_
             return scene.observer.frame.pods
 
         before, again = await facts(), await facts()
-        assert all(again[uid] is one for uid, one in before.items())
+        assert all(again[uid] is snapshot for uid, snapshot in before.items())
         await scene.agent.holds.put(Hold(target=f"pod:{BATCH}", reason="mine", by="ana"))
         held = await facts()
-        assert {uid for uid, one in held.items() if one is not again[uid]} == {BATCH}
+        assert {uid for uid, snapshot in held.items() if snapshot is not again[uid]} == {BATCH}
         assert held[BATCH].held
         pods = scene.agent.knowledge.pods
         pods[BATCH] = replace(pods[BATCH], deleting=True)
@@ -264,7 +264,7 @@ async def test_a_hold_on_a_pods_directory_is_one_on_the_pod(live: LiveNode, insi
         assert watching._forbidden(order) == "on hold by ana: mine"
         await scene.seconds(1)
         assert scene.observer.frame is not None
-        assert {uid for uid, one in scene.observer.frame.pods.items() if one.held} == {BATCH}
+        assert {uid for uid, snapshot in scene.observer.frame.pods.items() if snapshot.held} == {BATCH}
 
 
 @pytest.mark.parametrize(("step", "useless"), [(EvictionStep.ASK, 0), (EvictionStep.STOP, 1)])
@@ -278,10 +278,10 @@ async def test_an_eviction_that_is_refused_says_nothing_and_one_under_way_is_jud
         scene.orders.step = step
         await scene.seconds(100)
         assert len(scene.observer.engine.ladder.useless) == useless
-        asked = [one.summary for one in scene.told if "evict ci/batch-7" in one.summary]
-        assert asked[0] == "victim shop/web-0 (cpu), asked: evict ci/batch-7"
-        assert ("not carried out" in asked[1]) is (not useless)
-        assert ("no effect" in asked[1]) is bool(useless)
+        texts = [alert.summary for alert in scene.told if "evict ci/batch-7" in alert.summary]
+        assert texts[0] == "victim shop/web-0 (cpu), asked: evict ci/batch-7"
+        assert ("not carried out" in texts[1]) is (not useless)
+        assert ("no effect" in texts[1]) is bool(useless)
 
 
 async def test_where_evictions_are_a_dry_run_nobody_is_asked_and_whom_it_would_evict_is_told(live: LiveNode) -> None:
@@ -294,8 +294,8 @@ async def test_where_evictions_are_a_dry_run_nobody_is_asked_and_whom_it_would_e
         await scene.seconds(100)
         assert scene.orders.submitted == []
         assert not scene.observer.engine.ladder.useless
-        told = [one.summary for one in scene.told if "evict" in one.summary]
-        assert told == ["victim shop/web-0 (cpu), would do: evict ci/batch-7"]
+        texts = [alert.summary for alert in scene.told if "evict" in alert.summary]
+        assert texts == ["victim shop/web-0 (cpu), would do: evict ci/batch-7"]
 
 
 async def test_a_pod_that_is_being_ended_is_not_frozen(live: LiveNode) -> None:
@@ -367,14 +367,14 @@ async def test_the_document_shows_victim_evidence_suspects_and_steps(live: LiveN
         scene.script.bad = True
         await scene.seconds(10)
         scene.agent.watching.observer = scene.observer
-        found = scene.agent.watching.status()
+        fields = scene.agent.watching.status()
         numbers = scene.agent.watching.numbers()
         scene.agent.watching.observer = None
-    assert msgspec.json.encode(found)
-    (finding,) = [one for one in found["findings"] if one["verdict"] == "interfered"]  # type: ignore[attr-defined]
+    assert msgspec.json.encode(fields)
+    (finding,) = [entry for entry in fields["findings"] if entry["verdict"] == "interfered"]  # type: ignore[attr-defined]
     assert finding["suspects"][0]["title"] == "ci/batch-7"
-    assert found["ladder"][0]["steps"][0]["words"].startswith("squeeze ci/batch-7")  # type: ignore[index]
-    assert found["signals"]["problems"] == {"cpi": "no PMU here"}  # type: ignore[index]
+    assert fields["ladder"][0]["steps"][0]["words"].startswith("squeeze ci/batch-7")  # type: ignore[index]
+    assert fields["signals"]["problems"] == {"cpi": "no PMU here"}  # type: ignore[index]
     assert numbers is not None
     assert numbers.verdicts["cpu", "interfered"] == 1
     assert numbers.steps == {"squeeze": 1}

@@ -25,14 +25,14 @@ def pools(**changes: object) -> Pools:
 
 
 def test_requests_are_the_sum_of_app_containers_and_missing_ones_are_marked() -> None:
-    one = pod(
+    item = pod(
         "be",
         container("main", requests=Resources(batch_cpu_milli=2000, batch_memory_bytes=1 << 30)),
         container("side", requests=Resources(batch_cpu_milli=500)),
         container("pause", kind=ContainerKind.SANDBOX),
         container("init", kind=ContainerKind.INIT, requests=Resources(batch_cpu_milli=9000)),
     )
-    facts = snapshot_of(one, None)
+    facts = snapshot_of(item, None)
     assert facts.requests == Resources(batch_cpu_milli=2500, batch_memory_bytes=1 << 30)
     assert facts.partial == ("batch_memory_bytes",)
     assert facts.limits == Resources()
@@ -46,16 +46,16 @@ def test_requests_are_the_sum_of_app_containers_and_missing_ones_are_marked() ->
 
 
 def test_a_pods_batch_requests_follow_one_rule_for_each_container() -> None:
-    one = pod(
+    item = pod(
         "be",
         container("main", requests=Resources(batch_cpu_milli=2000, memory_bytes=3 << 30)),
         container("side", requests=Resources(cpu_milli=500, memory_bytes=5 << 30, batch_memory_bytes=1 << 30)),
         container("none", requests=Resources(batch_cpu_milli=0, cpu_milli=700)),
         container("init", kind=ContainerKind.INIT, requests=Resources(batch_cpu_milli=9000)),
     )
-    facts = snapshot_of(one, None)
+    facts = snapshot_of(item, None)
     assert (facts.be_cpu_milli, facts.be_memory_bytes) == (2500, 4 << 30)
-    assert (cpu_request(facts), memory_request(facts)) == asked([one]) == (2500, 4 << 30)
+    assert (cpu_request(facts), memory_request(facts)) == asked([item]) == (2500, 4 << 30)
     old = replace(facts, be_cpu_milli=None, be_memory_bytes=None)
     assert (cpu_request(old), memory_request(old)) == (2000, 1 << 30)
     nothing = snapshot_of(pod("bare", container("main")), None)

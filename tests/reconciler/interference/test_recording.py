@@ -39,7 +39,7 @@ pods = st.dictionaries(
         created_s=number,
     ),
     max_size=3,
-).map(lambda found: {uid: replace(one, uid=uid) for uid, one in found.items()})
+).map(lambda snapshots: {uid: replace(snapshot, uid=uid) for uid, snapshot in snapshots.items()})
 a_frame = st.builds(
     SampleFrame,
     at_s=number,
@@ -55,8 +55,8 @@ a_frame = st.builds(
 def recorded(parts: list[list[SampleFrame]]) -> bytes:
     packer, blocks = RecordingWriter(), [HEAD]
     for part in parts:
-        for one in part:
-            packer.add(one)
+        for frame in part:
+            packer.add(frame)
         blocks.append(packer.block())
     return b"".join(blocks)
 
@@ -67,31 +67,31 @@ def read(data: bytes) -> list[SampleFrame]:
 
 @given(st.lists(st.lists(a_frame, max_size=4), max_size=3))
 def test_what_is_read_is_what_was_written(parts: list[list[SampleFrame]]) -> None:
-    assert read(recorded(parts)) == [one for part in parts for one in part]
+    assert read(recorded(parts)) == [frame for part in parts for frame in part]
 
 
 @given(st.lists(st.lists(a_frame, min_size=1, max_size=3), min_size=1, max_size=3), st.data())
 def test_a_torn_file_ends_with_its_last_whole_block(parts: list[list[SampleFrame]], data: st.DataObject) -> None:
     whole = recorded(parts)
     cut = data.draw(st.integers(len(HEAD), len(whole)))
-    told = read(whole[:cut])
-    every = [one for part in parts for one in part]
-    assert told == every[: len(told)]
+    sample_frames = read(whole[:cut])
+    every = [frame for part in parts for frame in part]
+    assert sample_frames == every[: len(sample_frames)]
     ends = [0]
     for part in parts:
         ends.append(ends[-1] + len(part))
-    assert len(told) in ends
+    assert len(sample_frames) in ends
 
 
 def test_what_was_learned_stands_before_the_frames_and_an_older_file_has_none() -> None:
-    one = a_second(1.0)
+    frame = a_second(1.0)
     packer = RecordingWriter()
-    packer.add(one)
+    packer.add(frame)
     block = packer.block()
     learned = LearnedState({"cpi": {"cache 0.0 shop/web": msgspec.Raw(msgspec.msgpack.encode([1, 2]))}})
-    assert list(recording.read(io.BytesIO(begin(learned) + block), "x.rec")) == [learned, one]
-    assert list(frames(io.BytesIO(begin(learned) + block), "x.rec")) == [one]
-    assert list(recording.read(io.BytesIO(HEAD + block), "x.rec")) == [one]
+    assert list(recording.read(io.BytesIO(begin(learned) + block), "x.rec")) == [learned, frame]
+    assert list(frames(io.BytesIO(begin(learned) + block), "x.rec")) == [frame]
+    assert list(recording.read(io.BytesIO(HEAD + block), "x.rec")) == [frame]
     assert read((begin(learned) + block)[:-1]) == []
     with pytest.raises(InputError, match="frames of version 2"):
         read(begin(learned) + pack(b"\x93\x01\x02\x03"))
@@ -177,8 +177,10 @@ async def test_a_night_in_files_of_an_hour_reads_back_in_order(tmp_path: Path) -
     names = sorted(os.listdir(config.directory or ""))
     assert len(names) == 3
     assert all(os.stat(tmp_path / "rec" / name).st_mode & 0o777 == 0o600 for name in names)
-    told = [one for name in names for one in frames(io.BytesIO((tmp_path / "rec" / name).read_bytes()), name)]
-    assert [one.at_s for one in told] == list(range(250))
+    sample_frames = [
+        frame for name in names for frame in frames(io.BytesIO((tmp_path / "rec" / name).read_bytes()), name)
+    ]
+    assert [frame.at_s for frame in sample_frames] == list(range(250))
     assert (recorder.lost, recorder.problem) == (0, None)
 
 
@@ -225,7 +227,7 @@ async def recorded_seconds(recorder: Recorder, config: RecordConfig, first: int,
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [one.message.partition(":")[0].partition(";")[0] for one in caplog.records]
+    return [record.message.partition(":")[0].partition(";")[0] for record in caplog.records]
 
 
 async def test_a_full_disk_is_said_once_leaves_no_empty_files_and_costs_the_blocks_alone(
@@ -246,8 +248,8 @@ async def test_a_full_disk_is_said_once_leaves_no_empty_files_and_costs_the_bloc
     assert said(caplog) == ["cannot write the recording", "writing the recording again"]
     names = sorted(os.listdir(tmp_path))
     assert len(names) == 2, "a new file when it is due, and not with each failure"
-    told = [one.at_s for name in names for one in frames(io.BytesIO((tmp_path / name).read_bytes()), name)]
-    assert {*range(90), *range(2150, 2200)} <= set(told), "half a block does not hide those behind it"
+    values = [frame.at_s for name in names for frame in frames(io.BytesIO((tmp_path / name).read_bytes()), name)]
+    assert {*range(90), *range(2150, 2200)} <= set(values), "half a block does not hide those behind it"
 
 
 async def test_room_is_made_before_a_file_is_begun(tmp_path: Path) -> None:
@@ -309,10 +311,10 @@ def test_many_blocks_that_unpack_to_far_more_are_refused_together(monkeypatch: p
     monkeypatch.setattr(recording, "MOST_RATIO", 10)
     # A block without a frame, but with a long name.
     body = msgspec.msgpack.encode([["x" * (1 << 19)], [], [], []])
-    one = pack(body)
-    read(HEAD + one)
+    data = pack(body)
+    read(HEAD + data)
     with pytest.raises(InputError, match="unpacked"):
-        read(HEAD + one * 8)
+        read(HEAD + data * 8)
 
 
 def test_a_block_that_is_cut_within_but_sealed_is_refused() -> None:

@@ -89,8 +89,8 @@ async def test_a_share_that_moves_has_misses_counted_and_goes_by_them(
 
 
 def level(world: World) -> tuple[int, int]:
-    found: Any = world.side.status()["level"]
-    return found["cache_percent"], found["mba_percent"]
+    result: Any = world.side.status()["level"]
+    return result["cache_percent"], result["mba_percent"]
 
 
 async def until(met: Callable[[], bool]) -> None:

@@ -277,7 +277,11 @@ def test_the_work_is_linear_in_demands_and_domains_on_a_large_machine(count: int
     # Per demand: the whole cores once, and for each of at most two pools the domains of three levels and a few cores.
     domains = 1024 // threads + 128 + 16 + 8
     assert got.steps <= count * 2 * domains
-    held = [replace(one, held=got.cpus[one.key]) for one in demands if one.key not in got.refused]
+    held = [
+        replace(cpu_demand, held=got.cpus[cpu_demand.key])
+        for cpu_demand in demands
+        if cpu_demand.key not in got.refused
+    ]
     kept = allocate(held, topology.online, topology)
     assert kept.cpus == got.cpus
     # Who stays is looked at once, and its cores once.

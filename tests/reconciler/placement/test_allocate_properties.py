@@ -36,7 +36,7 @@ def machines(draw: st.DrawFn) -> Topology:
 
 def demands_on(topology: Topology) -> st.SearchStrategy[list[CpuDemand]]:
     sets = st.sets(st.sampled_from(sorted(topology.online)), max_size=8).map(CpuSet)
-    one = st.builds(
+    strategy = st.builds(
         CpuDemand,
         key=st.integers(0, 99).map(lambda number: f"pod-{number:02}/c"),
         count=st.integers(1, max(1, len(topology.online) // 2)),
@@ -54,8 +54,8 @@ def demands_on(topology: Topology) -> st.SearchStrategy[list[CpuDemand]]:
         explicit=st.none() | st.none() | sets,
         priority=st.integers(-1, 1),
     )
-    one = one.map(lambda made: replace(made, spread_cores=made.spread_cores and not made.full_cores))
-    return st.lists(one, max_size=8, unique_by=lambda demand: demand.key)
+    strategy = strategy.map(lambda made: replace(made, spread_cores=made.spread_cores and not made.full_cores))
+    return st.lists(strategy, max_size=8, unique_by=lambda demand: demand.key)
 
 
 def check(demands: list[CpuDemand], free: CpuSet, topology: Topology, got: Allocation) -> None:
@@ -91,22 +91,22 @@ def test_any_demands_on_any_machine(data: st.DataObject) -> None:
     check(demands, free, topology, got)
     assert allocate(data.draw(st.permutations(demands)), free, topology) == got, "the order does not matter"
     claims: dict[int, int] = {}
-    for one in demands:
-        for cpu in one.held:
+    for cpu_demand in demands:
+        for cpu in cpu_demand.held:
             claims[cpu] = claims.get(cpu, 0) + 1
-    for one in demands:
-        alone = one.held <= free and all(claims[cpu] == 1 for cpu in one.held)
-        if one.held and alone:
-            assert one.key in got.cpus, "what held something is never left with nothing"
-            if len(one.held) == one.count and not one.full_cores:
-                assert got.cpus[one.key] == one.held, "what is right never moves"
-        if one.held or one.key in got.refused or got.cpus[one.key] == one.explicit:
+    for cpu_demand in demands:
+        alone = cpu_demand.held <= free and all(claims[cpu] == 1 for cpu in cpu_demand.held)
+        if cpu_demand.held and alone:
+            assert cpu_demand.key in got.cpus, "what held something is never left with nothing"
+            if len(cpu_demand.held) == cpu_demand.count and not cpu_demand.full_cores:
+                assert got.cpus[cpu_demand.key] == cpu_demand.held, "what is right never moves"
+        if cpu_demand.held or cpu_demand.key in got.refused or got.cpus[cpu_demand.key] == cpu_demand.explicit:
             continue
-        if one.nodes:
-            assert set(map(topology.node_of, got.cpus[one.key])) <= set(one.nodes)
-        for node in {topology.node_of(cpu) for cpu in got.cpus[one.key]}:
-            assert got.closed.get(node, one.key) == one.key, "an exclusive node takes no newcomers"
-    again = [replace(one, held=got.cpus.get(one.key, EMPTY)) for one in demands]
+        if cpu_demand.nodes:
+            assert set(map(topology.node_of, got.cpus[cpu_demand.key])) <= set(cpu_demand.nodes)
+        for node in {topology.node_of(cpu) for cpu in got.cpus[cpu_demand.key]}:
+            assert got.closed.get(node, cpu_demand.key) == cpu_demand.key, "an exclusive node takes no newcomers"
+    again = [replace(item, held=got.cpus.get(item.key, EMPTY)) for item in demands]
     settled = allocate(again, free, topology)
     for key in set(got.cpus) - set(got.refused):
         assert settled.cpus[key] == got.cpus[key], "a second look moves nobody"
@@ -116,7 +116,7 @@ def test_any_demands_on_any_machine(data: st.DataObject) -> None:
 def test_nothing_is_refused_that_fits(data: st.DataObject) -> None:
     topology = data.draw(machines())
     full, single = data.draw(st.sampled_from([(False, False), (True, False), (False, True)]))
-    one = demand(
+    cpu_demand = demand(
         "pod",
         data.draw(st.integers(1, len(topology.online))),
         full_cores=full,
@@ -127,10 +127,10 @@ def test_nothing_is_refused_that_fits(data: st.DataObject) -> None:
         pod_class=data.draw(st.sampled_from([PodClass.DEDICATED, PodClass.RECLAIMED])),
     )
     free = data.draw(st.sets(st.sampled_from(sorted(topology.online))).map(CpuSet))
-    usable = topology.whole_cores(free) if one.full_cores else free
+    usable = topology.whole_cores(free) if cpu_demand.full_cores else free
     usable = CpuSet(min(core & free) for core in topology.cores() if core & free) if single else usable
-    got = allocate([one], free, topology)
-    assert bool(got.refused) == (len(usable) < one.count)
+    got = allocate([cpu_demand], free, topology)
+    assert bool(got.refused) == (len(usable) < cpu_demand.count)
 
 
 class Node(RuleBasedStateMachine):
@@ -156,7 +156,8 @@ class Node(RuleBasedStateMachine):
         self.before = dict(self.demands)
         self.got = allocate(list(self.demands.values()), self.free(), self.topology)
         self.demands = {
-            key: replace(one, held=self.got.cpus.get(key, EMPTY), explicit=None) for key, one in self.demands.items()
+            key: replace(cpu_demand, held=self.got.cpus.get(key, EMPTY), explicit=None)
+            for key, cpu_demand in self.demands.items()
         }
 
     @rule(

@@ -28,23 +28,23 @@ def bound(topology: Topology, *demands: CpuDemand, free: str | None = None, **mo
     return bind(demands, topology.online if free is None else CpuSet.parse(free), topology, **settings)
 
 
-def nodes(found: NodeBinding) -> dict[str, str]:
-    return {one.uid: str(CpuSet(one.nodes)) for one in found.demands}
+def nodes(binding: NodeBinding) -> dict[str, str]:
+    return {cpu_demand.uid: str(CpuSet(cpu_demand.nodes)) for cpu_demand in binding.demands}
 
 
 def test_each_newcomer_sees_what_the_ones_before_it_leave() -> None:
-    found = bound(TWO, demand("a", 6), demand("b", 4), demand("c", 4))
-    assert nodes(found) == {"a": "0", "b": "1", "c": "1"}
+    binding = bound(TWO, demand("a", 6), demand("b", 4), demand("c", 4))
+    assert nodes(binding) == {"a": "0", "b": "1", "c": "1"}
 
 
 def test_who_holds_cpus_or_has_a_schedulers_choice_is_left_alone_and_counted() -> None:
-    found = bound(TWO, demand("a", 4, "0-3"), demand("b", 4, explicit="4-7"), demand("c", 5))
-    assert nodes(found) == {"a": "", "b": "", "c": "0-1"}
-    assert set(found.reasons) == {"c/c"}
+    binding = bound(TWO, demand("a", 4, "0-3"), demand("b", 4, explicit="4-7"), demand("c", 5))
+    assert nodes(binding) == {"a": "", "b": "", "c": "0-1"}
+    assert set(binding.reasons) == {"c/c"}
 
 
 def test_without_a_policy_only_who_asks_is_bound() -> None:
-    found = bound(
+    binding = bound(
         TWO,
         demand("a", 2),
         demand("b", 2, numa_binding=True),
@@ -53,7 +53,7 @@ def test_without_a_policy_only_who_asks_is_bound() -> None:
         policy=TopologyPolicy.NONE,
         affinity={"c/c": {"gpu": CpuSet([1])}},
     )
-    assert nodes(found) == {"a": "", "b": "0", "c": ""}
+    assert nodes(binding) == {"a": "", "b": "0", "c": ""}
 
 
 COMPANY: dict[str, tuple[CpuDemand, CpuPreferences, CpuDemand, CpuPreferences, str, str]] = {
@@ -127,38 +127,38 @@ COMPANY: dict[str, tuple[CpuDemand, CpuPreferences, CpuDemand, CpuPreferences, s
 def test_company(
     old: CpuDemand, old_wish: CpuPreferences, new: CpuDemand, new_wish: CpuPreferences, expected: str, reason: str
 ) -> None:
-    found = bound(TWO, old, new, wishes={"a": old_wish, "b": new_wish})
-    assert nodes(found) == {"a": "", "b": expected}
-    assert reason in found.reasons["b/c"]
+    binding = bound(TWO, old, new, wishes={"a": old_wish, "b": new_wish})
+    assert nodes(binding) == {"a": "", "b": expected}
+    assert reason in binding.reasons["b/c"]
 
 
 def test_apart_on_one_node_less_loses() -> None:
     """Both fit one node only where the other pod is: fewer nodes come first."""
-    found = bound(FOUR, demand("a", 1, "0"), demand("b", 3), free="0-5,8-9,12-13", wishes={"a": APART, "b": APART})
-    assert nodes(found)["b"] == "0"
-    assert "shares node 0 with pods to avoid" in found.reasons["b/c"]
+    binding = bound(FOUR, demand("a", 1, "0"), demand("b", 3), free="0-5,8-9,12-13", wishes={"a": APART, "b": APART})
+    assert nodes(binding)["b"] == "0"
+    assert "shares node 0 with pods to avoid" in binding.reasons["b/c"]
 
 
 def test_containers_of_one_pod_keep_each_other_company() -> None:
-    one = demand("a", 2, "0,8")
+    cpu_demand = demand("a", 2, "0,8")
     other = CpuDemand(key="a/d", count=2)
     for wish in (ALONE, APART):
-        found = bound(TWO, one, other, wishes={"a": wish})
-        assert found.demands[1].nodes == (0,)
+        binding = bound(TWO, cpu_demand, other, wishes={"a": wish})
+        assert binding.demands[1].nodes == (0,)
 
 
 @pytest.mark.parametrize(("count", "expected"), [(1, False), (2, True), (4, True), (5, False)])
 def test_a_number_of_nodes_means_cpus_on_each_of_them(count: int, expected: bool) -> None:
     """A number that the machine does not have is nobody's."""
-    found = bound(FOUR, demand("a", 4), wishes={"a": CpuPreferences(node_count=count)})
-    assert found.demands[0].every_node is expected
-    assert len(found.demands[0].nodes) == (count if count < 5 else 1)
+    binding = bound(FOUR, demand("a", 4), wishes={"a": CpuPreferences(node_count=count)})
+    assert binding.demands[0].every_node is expected
+    assert len(binding.demands[0].nodes) == (count if count < 5 else 1)
 
 
 def test_a_bound_pod_without_cpus_of_its_own_is_company_too() -> None:
     wishes = {"shared": BOUND, "a": ALONE}
-    found = bound(TWO, demand("a", 2), wishes=wishes, seated={"shared": CpuSet([0])})
-    assert nodes(found) == {"a": "1"}
+    binding = bound(TWO, demand("a", 2), wishes=wishes, seated={"shared": CpuSet([0])})
+    assert nodes(binding) == {"a": "1"}
 
 
 def test_whole_cores_and_single_threads_are_counted_where_they_are_asked_for() -> None:
@@ -210,17 +210,17 @@ def test_memory(known: NumaFreeMemory | None, demands: tuple[CpuDemand, ...], ex
 
 
 def test_memory_that_the_kubelet_has_given_out_counts_instead() -> None:
-    found = bound(
+    binding = bound(
         TWO, demand("a", 2), memory=memory(0, 60, a=20), affinity={"a/c": {"memory": CpuSet([0])}}, prefer_cpu=False
     )
-    assert nodes(found) == {"a": "0"}
-    assert found.reasons["a/c"] == "cpu and memory on NUMA node 0"
+    assert nodes(binding) == {"a": "0"}
+    assert binding.reasons["a/c"] == "cpu and memory on NUMA node 0"
 
 
 @pytest.mark.parametrize(("prefer_cpu", "expected"), [(True, "1"), (False, "0")], ids=["the CPUs'", "the merge's"])
 def test_memory_and_cpus_that_are_not_together(prefer_cpu: bool, expected: str) -> None:
     """The CPUs are free on node 1 only, the memory on node 0: where the CPUs are is decided by prefer_cpu."""
     known = memory(60, 10, a=20)
-    found = bound(TWO, demand("a", 3), free="0-1,4-7", memory=known, prefer_cpu=prefer_cpu)
-    assert str(CpuSet(found.demands[0].nodes)) in {expected, "0-1"}
-    assert "not all on the same nodes" in found.reasons["a/c"]
+    binding = bound(TWO, demand("a", 3), free="0-1,4-7", memory=known, prefer_cpu=prefer_cpu)
+    assert str(CpuSet(binding.demands[0].nodes)) in {expected, "0-1"}
+    assert "not all on the same nodes" in binding.reasons["a/c"]

@@ -62,9 +62,9 @@ wishes = st.builds(
 @st.composite
 def newcomers(draw: st.DrawFn) -> tuple[list[CpuDemand], Mapping[str, CpuPreferences]]:
     made: list[CpuDemand] = []
-    asked: dict[str, CpuPreferences] = {}
+    preferences: dict[str, CpuPreferences] = {}
     for uid in "abcd"[: draw(st.integers(1, 4))]:
-        asked[uid] = wish = draw(wishes)
+        preferences[uid] = wish = draw(wishes)
         more: dict[str, Any] = draw(st.sampled_from([{}, {"full_cores": True}, {"spread_cores": True}]))
         made.append(
             demand(
@@ -77,34 +77,34 @@ def newcomers(draw: st.DrawFn) -> tuple[list[CpuDemand], Mapping[str, CpuPrefere
                 **more,
             )
         )
-    return made, asked
+    return made, preferences
 
 
-def would_fit(one: CpuDemand, free: CpuSet, topology: Topology, got: NodeBindingChoice) -> bool:
+def would_fit(cpu_demand: CpuDemand, free: CpuSet, topology: Topology, got: NodeBindingChoice) -> bool:
     closed = CpuSet.union(topology.node_cpus(node) for node in got.allocation.closed)
-    if one.numa_exclusive:
+    if cpu_demand.numa_exclusive:
         closed |= CpuSet.union(topology.node_cpus(topology.node_of(cpu)) for cpu in got.allocation.owned)
     left = free - got.allocation.owned - closed
-    if one.full_cores:
+    if cpu_demand.full_cores:
         left = topology.whole_cores(left)
-    elif one.spread_cores and one.strict_cores:
+    elif cpu_demand.spread_cores and cpu_demand.strict_cores:
         left = CpuSet(min(core & left) for core in topology.cores() if core & left)
-    return len(left) >= one.count
+    return len(left) >= cpu_demand.count
 
 
 @given(newcomers(), st.sampled_from([TWO, FOUR]), st.data())
 def test_no_request_is_refused_while_enough_is_left(
     drawn: tuple[list[CpuDemand], Mapping[str, CpuPreferences]], topology: Topology, data: st.DataObject
 ) -> None:
-    demands, asked = drawn
+    demands, preferences = drawn
     assert len(demands) <= ROUNDS
     free = CpuSet(data.draw(st.sets(st.sampled_from(sorted(topology.online)))))
-    got = chosen(topology, demands, free, asked)
-    assert chosen(topology, demands[::-1], free, asked) == got, "the order does not matter"
-    for one in demands:
-        assert (one.key in got.allocation.refused) == (one.key not in got.allocation.cpus)
-        if one.key in got.allocation.refused:
-            assert not would_fit(one, free, topology, got), got.allocation.refused[one.key]
+    got = chosen(topology, demands, free, preferences)
+    assert chosen(topology, demands[::-1], free, preferences) == got, "the order does not matter"
+    for cpu_demand in demands:
+        assert (cpu_demand.key in got.allocation.refused) == (cpu_demand.key not in got.allocation.cpus)
+        if cpu_demand.key in got.allocation.refused:
+            assert not would_fit(cpu_demand, free, topology, got), got.allocation.refused[cpu_demand.key]
         else:
-            assert len(got.allocation.cpus.get(one.key, EMPTY)) >= one.count
-            assert got.reasons[one.key]
+            assert len(got.allocation.cpus.get(cpu_demand.key, EMPTY)) >= cpu_demand.count
+            assert got.reasons[cpu_demand.key]

@@ -244,7 +244,7 @@ def test_what_cannot_be_loaded_is_one_clear_message(name: str, expected: str) ->
 
 def test_weights_of_the_config_are_laid_over_the_built_in_ones() -> None:
     chain = load(PlacementConfig(plugins={"l3": 0, "nodes": 1.5, f"{HERE}:OddFirst": 3}))
-    assert {one.name: one.weight for one in chain.plugins} == {
+    assert {plugin.name: plugin.weight for plugin in chain.plugins} == {
         **{name: weight for name, weight in weights().items() if name != "l3"},
         "nodes": 1.5,
         f"{HERE}:OddFirst": 3,

@@ -84,10 +84,10 @@ def test_a_cpu_counts_when_the_list_of_its_pools_changes(before: Pools, after: P
         sets = {"reserved": of.reserved, "shared": of.shared, "reclaimed": of.reclaimed, **of.named}
         return {name for name, mine in sets.items() if cpu in mine}
 
-    found = moved(before, after)
-    assert found.cpus == sum(owners(before, cpu) != owners(after, cpu) for cpu in range(8))
+    churn = moved(before, after)
+    assert churn.cpus == sum(owners(before, cpu) != owners(after, cpu) for cpu in range(8))
     names = {"reserved", "shared", "reclaimed", *before.named, *after.named}
-    assert found.pools_changed == sum(
+    assert churn.pools_changed == sum(
         any((name in owners(before, cpu)) != (name in owners(after, cpu)) for cpu in range(8)) for name in names
     )
-    assert found.pools_changed == 0 or found.cpus > 0
+    assert churn.pools_changed == 0 or churn.cpus > 0

@@ -19,11 +19,11 @@ FOUR_NODES = uniform(sockets=2, nodes=4, cores=16, threads=2)
 @pytest.mark.parametrize(("topology", "lives"), [(ONE_NODE, 600), (FOUR_NODES, 100)], ids=["16 CPUs", "32 CPUs"])
 def test_where_pools_may_be_anywhere_no_packer_ever_moves_less(topology: Topology, lives: int) -> None:
     for seed in range(lives):
-        found = live(topology, 20, seed, bound=False, taken=False)
-        assert len(found.ours) == 19
-        for mine, one, other in zip(found.ours, found.in_topology_order, found.core_by_core, strict=True):
+        result = live(topology, 20, seed, bound=False, taken=False)
+        assert len(result.ours) == 19
+        for mine, item, other in zip(result.ours, result.in_topology_order, result.core_by_core, strict=True):
             # Each packer against what it had itself: what a pool grows by has to come from somewhere, and no more.
-            assert mine.moved == mine.least <= min(one.moved, other.moved)
+            assert mine.moved == mine.least <= min(item.moved, other.moved)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_with_bound_pools_and_cpus_that_come_and_go_a_life_moves_less_than_from_
     total = [0, 0, 0]
     beaten = 0
     for seed in range(lives):
-        moved = [sum(one.moved for one in steps) for steps in live(topology, 20, seed)[:3]]
+        moved = [sum(item.moved for item in steps) for steps in live(topology, 20, seed)[:3]]
         total = [before + more for before, more in zip(total, moved, strict=True)]
         beaten += moved[0] > min(moved[1:])
     assert total[0] <= part * min(total[1:])
@@ -57,11 +57,11 @@ def test_at_every_event_the_sizes_are_met_inside_the_bounds_and_nothing_is_share
     for event in life(FOUR_NODES, 20, random.Random(seed), bound=True, taken=True):
         packed = ours(event, held, FOUR_NODES)
         union = EMPTY
-        for name, found in packed.items():
-            assert len(found) == event.sizes[name]
-            assert found <= event.within.get(name, event.free)
-            assert not found & union
-            union |= found
+        for name, cpus in packed.items():
+            assert len(cpus) == event.sizes[name]
+            assert cpus <= event.within.get(name, event.free)
+            assert not cpus & union
+            union |= cpus
         assert union <= event.free
         done = step(event, held, packed, FOUR_NODES)
         assert done.moved >= done.least

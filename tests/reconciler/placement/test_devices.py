@@ -42,8 +42,8 @@ def test_devices_of_unknown_or_any_place_ask_for_nothing(devices: dict[int, tupl
 
 
 def test_only_addresses_without_a_node_are_looked_up() -> None:
-    found = state({-1: ("0000:3B:02.1", "GPU-f3b1", "../0000:3b:02.1"), 0: ("0000:86:00.0",)})
-    assert unplaced_addresses(found) == {"0000:3b:02.1"}
+    device_state = state({-1: ("0000:3B:02.1", "GPU-f3b1", "../0000:3b:02.1"), 0: ("0000:86:00.0",)})
+    assert unplaced_addresses(device_state) == {"0000:3b:02.1"}
 
 
 def test_the_bus_tells_the_node_and_minus_one_is_unknown(tmp_path: Path) -> None:
@@ -51,8 +51,8 @@ def test_the_bus_tells_the_node_and_minus_one_is_unknown(tmp_path: Path) -> None
         device = tmp_path / "sys/bus/pci/devices" / address
         device.mkdir(parents=True)
         (device / "numa_node").write_text(text)
-    asked = {"0000:3b:02.1", "0000:86:00.0", "0000:af:00.0", "0000:d8:00.0", "../etc"}
-    assert read_pci_nodes(asked, str(tmp_path)) == {"0000:3b:02.1": 1}
+    texts = {"0000:3b:02.1", "0000:86:00.0", "0000:af:00.0", "0000:d8:00.0", "../etc"}
+    assert read_pci_nodes(texts, str(tmp_path)) == {"0000:3b:02.1": 1}
 
 
 def test_what_is_given_out_already_is_told_by_container_and_resource() -> None:
@@ -62,8 +62,8 @@ def test_what_is_given_out_already_is_told_by_container_and_resource() -> None:
     )
     memory = MemoryManagerState(policy="Static", entries={UID: {"main": blocks}, "other": {"main": ()}})
     devices = state({0: ("near-both", "a"), 1: ("near-both",), -1: ("0000:3b:02.1", "GPU-1")})
-    found = affinity_of(memory, devices, {"0000:3b:02.1": 3})
-    assert found == {
+    cpus = affinity_of(memory, devices, {"0000:3b:02.1": 3})
+    assert cpus == {
         f"{UID}/main": {"hugepages-1Gi": CpuSet((1,)), "memory": CpuSet((0, 1)), NICS: CpuSet((0, 3))},
     }
     assert affinity_of(None, None, {}) == {}

@@ -19,8 +19,8 @@ def use(milli: int = 0, **more: Any) -> GroupUse:
 
 
 def web(request: int | None = None, limit: int | None = None) -> Pod:
-    one = container("main", requests=Resources(cpu_milli=request), limits=Resources(cpu_milli=limit))
-    return online("web", one)
+    item = container("main", requests=Resources(cpu_milli=request), limits=Resources(cpu_milli=limit))
+    return online("web", item)
 
 
 @pytest.mark.parametrize(
@@ -71,9 +71,9 @@ def test_a_pods_limit_holds_only_when_every_container_has_one() -> None:
     both = online(
         "both", container("a", limits=Resources(cpu_milli=500)), container("b", limits=Resources(cpu_milli=500))
     )
-    one = online("one", container("a", limits=Resources(cpu_milli=500)), container("b"))
+    pod = online("one", container("a", limits=Resources(cpu_milli=500)), container("b"))
     assert estimate([both], {both.group.path: use(990)}, CONFIG).milli == 1000
-    assert estimate([one], {one.group.path: use(990)}, CONFIG).milli == 1238
+    assert estimate([pod], {pod.group.path: use(990)}, CONFIG).milli == 1238
 
 
 def test_use_of_now_knows_what_it_does_not_know() -> None:
@@ -104,8 +104,8 @@ def test_many_small_steps_fade_as_much_as_one_large_one() -> None:
     start = many = remembered(None, {"/a": use(100)}, 0.0, 300.0)
     for _ in range(300):
         many = remembered(many, {"/a": use(0)}, 1.0, 300.0)
-    one = remembered(start, {"/a": use(0)}, 300.0, 300.0)
-    assert many["/a"].peak_milli == pytest.approx(one["/a"].peak_milli)
+    group_uses = remembered(start, {"/a": use(0)}, 300.0, 300.0)
+    assert many["/a"].peak_milli == pytest.approx(group_uses["/a"].peak_milli)
 
 
 def test_only_what_comes_after_the_start_is_young() -> None:
@@ -160,7 +160,7 @@ def test_the_need_covers_the_use_and_nothing_beyond_a_limit(of: GroupUse, asked:
 @given(st.lists(_USE, max_size=6), st.randoms())
 def test_the_order_of_pods_does_not_matter(uses: list[GroupUse], random: Any) -> None:
     pods = [online(f"p{index}") for index in range(len(uses))]
-    told = {pod.group.path: of for pod, of in zip(pods, uses, strict=True)}
-    before = estimate(pods, told, CONFIG)
+    group_uses = {pod.group.path: of for pod, of in zip(pods, uses, strict=True)}
+    before = estimate(pods, group_uses, CONFIG)
     random.shuffle(pods)
-    assert estimate(pods, told, CONFIG) == before
+    assert estimate(pods, group_uses, CONFIG) == before

@@ -22,9 +22,11 @@ def hints(name: str, text: str | None) -> ResourceHints:
     """``"0* 0-1 2-3*"``: one hint a word, preferred with a star. None: does not care; "": cannot be had."""
     if text is None:
         return ResourceHints(name=name)
-    words = text.split()
-    found = tuple(TopologyHint(nodes=CpuSet.parse(word.rstrip("*")), preferred=word.endswith("*")) for word in words)
-    return ResourceHints(name=name, hints=found)
+    parts = text.split()
+    topology_hints = tuple(
+        TopologyHint(nodes=CpuSet.parse(word.rstrip("*")), preferred=word.endswith("*")) for word in parts
+    )
+    return ResourceHints(name=name, hints=topology_hints)
 
 
 def brief(merged: MergedHint) -> str:
@@ -88,10 +90,12 @@ def test_the_reason_names_what_each_resource_prefers() -> None:
 
 
 def test_the_higher_score_wins_between_equals_and_never_against_fewer_nodes() -> None:
-    def scored(*found: tuple[str, int]) -> ResourceHints:
+    def scored(*result: tuple[str, int]) -> ResourceHints:
         return ResourceHints(
             name="cpu",
-            hints=tuple(TopologyHint(nodes=CpuSet.parse(nodes), preferred=True, score=score) for nodes, score in found),
+            hints=tuple(
+                TopologyHint(nodes=CpuSet.parse(nodes), preferred=True, score=score) for nodes, score in result
+            ),
         )
 
     assert brief(merge([scored(("0", 1), ("2", 5), ("0-1", 9))], BEST, FOUR)) == "2*"
@@ -125,18 +129,18 @@ def test_closer_nodes_win_between_equally_many_only_when_distances_count() -> No
 Plain = tuple[int | None, bool]
 
 
-def narrower(one: int, other: int, topology: Topology | None) -> bool:
+def narrower(number: int, other: int, topology: Topology | None) -> bool:
     """Whether the kubelet takes the first one of two masks."""
-    if one.bit_count() != other.bit_count():
-        return one.bit_count() < other.bit_count()
-    if topology is not None and (gap := spread(topology, one) - spread(topology, other)):
+    if number.bit_count() != other.bit_count():
+        return number.bit_count() < other.bit_count()
+    if topology is not None and (gap := spread(topology, number) - spread(topology, other)):
         return gap < 0
-    return one < other
+    return number < other
 
 
 def spread(topology: Topology, mask: int) -> int:
     nodes = list(CpuSet.from_mask(mask))
-    return sum(topology.distance(one, other) for one in nodes for other in nodes)
+    return sum(topology.distance(node, other) for node in nodes for other in nodes)
 
 
 def better(best: tuple[int, bool] | None, new: tuple[int, bool], size: int, topology: Topology | None) -> bool:
@@ -163,13 +167,13 @@ def exhaustive(
     resources: Sequence[ResourceHints], policy: TopologyPolicy, nodes: CpuSet, topology: Topology | None
 ) -> str:
     lists: list[list[Plain]] = []
-    for one in resources:
-        if one.hints is None:
+    for resource_hints in resources:
+        if resource_hints.hints is None:
             lists.append([(None, True)])
-        elif not one.hints:
+        elif not resource_hints.hints:
             lists.append([(None, False)])
         else:
-            lists.append([(hint.nodes.mask, hint.preferred) for hint in one.hints])
+            lists.append([(hint.nodes.mask, hint.preferred) for hint in resource_hints.hints])
     if policy is SINGLE:
         lists = [[(m, p) for m, p in each if p and (m is None or m.bit_count() == 1)] for each in lists]
     size = max((min((m.bit_count() for m, _ in each if m is not None), default=0) for each in lists), default=0)
@@ -207,10 +211,13 @@ def test_on_four_nodes_the_merge_is_the_kubelets(
     nodes, resources = given_
     topology = RING if near else None
     merged = merge(resources, policy, nodes, closest=topology)
-    found = f"{merged.nodes}{'*' * merged.preferred}" if merged.admitted or policy is not SINGLE else "refused"
-    assert found == exhaustive(resources, policy, nodes, topology)
+    text = f"{merged.nodes}{'*' * merged.preferred}" if merged.admitted or policy is not SINGLE else "refused"
+    assert text == exhaustive(resources, policy, nodes, topology)
     assert merged.admitted is (merged.preferred or policy is BEST)
-    shuffled = [ResourceHints(name=one.name, hints=one.hints and one.hints[::-1]) for one in resources[::-1]]
+    shuffled = [
+        ResourceHints(name=resource_hints.name, hints=resource_hints.hints and resource_hints.hints[::-1])
+        for resource_hints in resources[::-1]
+    ]
     again = merge(shuffled, policy, nodes, closest=topology)
     assert (again.nodes, again.preferred) == (merged.nodes, merged.preferred)
 
@@ -222,7 +229,7 @@ many = st.lists(st.integers(1, 255), min_size=1, max_size=12)
 def test_counted_intersections_are_those_that_trying_finds(lists: list[list[int]], shift: int) -> None:
     """Also with nodes that are not numbered from 0."""
     options = [NodeMaskOptions((mask << shift, False, 0) for mask in each) for each in lists]
-    expected = {functools.reduce(int.__and__, one) << shift for one in itertools.product(*lists)} - {0}
+    expected = {functools.reduce(int.__and__, numbers) << shift for numbers in itertools.product(*lists)} - {0}
     rank = NodeMaskRanker()
     assert reachable(options, 255 << shift, rank, size=1, limit=None) == dict.fromkeys(sorted(expected), 0)
     assert rank.steps == (len(lists) + 1) * 8 * 256
@@ -263,16 +270,16 @@ def test_numeric_aligns_cpu_and_memory_and_nests_the_rest(
     cpu: str | None, memory: str | None, device: str | None, expected: str
 ) -> None:
     merged = merge([hints("cpu", cpu), hints("memory", memory), hints("gpu", device)], NUMERIC, FOUR)
-    found = " ".join(f"{name}={nodes}" for name, nodes in merged.by_resource.items())
-    assert (found if merged.admitted else "refused") == expected
+    text = " ".join(f"{name}={nodes}" for name, nodes in merged.by_resource.items())
+    assert (text if merged.admitted else "refused") == expected
 
 
 def every_chain(resources: Sequence[ResourceHints]) -> tuple[int, int] | None:
     """More preferred resources, then fewer nodes in the widest: the best of every combination; None: refused."""
-    cared = [one for one in resources if one.hints is not None]
+    cared = [resource_hints for resource_hints in resources if resource_hints.hints is not None]
     best: tuple[int, int] | None = None
-    for chosen in itertools.product(*(one.hints or () for one in cared)):
-        named = dict(zip((one.name for one in cared), chosen, strict=True))
+    for chosen in itertools.product(*(resource_hints.hints or () for resource_hints in cared)):
+        named = dict(zip((resource_hints.name for resource_hints in cared), chosen, strict=True))
         aligned = [hint for name, hint in named.items() if name in ("cpu", "memory")]
         if aligned and (len({hint.nodes for hint in aligned}) > 1 or not any(hint.preferred for hint in aligned)):
             continue
@@ -292,13 +299,18 @@ def test_numeric_finds_a_chain_as_good_as_trying_everything(drawn: tuple[tuple[T
     expected = every_chain(resources)
     assert merged.admitted is (expected is not None)
     if expected is not None:
-        told = {one.name: {hint.nodes: hint for hint in sorted(one.hints, key=lambda hint: hint.preferred)}
-                for one in resources if one.hints is not None}  # fmt: skip
+        topology_hints = {
+            offered.name: {hint.nodes: hint for hint in sorted(offered.hints, key=lambda hint: hint.preferred)}
+            for offered in resources
+            if offered.hints is not None
+        }
         preferred = sum(
-            told[name][nodes].preferred for name, nodes in merged.by_resource.items() if name in ("gpu", "nic")
+            topology_hints[name][nodes].preferred
+            for name, nodes in merged.by_resource.items()
+            if name in ("gpu", "nic")
         )
         assert (-preferred, max((len(nodes) for nodes in merged.by_resource.values()), default=0)) == expected
-        assert merged.by_resource.keys() == told.keys()
+        assert merged.by_resource.keys() == topology_hints.keys()
 
 
 # --- Bounds -----------------------------------------------------------------------------------------------------------

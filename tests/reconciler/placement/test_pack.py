@@ -89,9 +89,9 @@ def test_an_unbound_pool_keeps_away_from_nodes_that_others_are_bound_to() -> Non
 
 def test_too_little_is_shared_and_nobody_is_left_with_nothing() -> None:
     packed = pack({"a": 6, "b": 6, "n": 4}, {}, FLAT.online, FLAT, {"n": FLAT.node_cpus(0)})
-    assert {name: len(found) for name, found in packed.items()} == {"a": 2, "b": 2, "n": 4}
+    assert {name: len(cpu_set) for name, cpu_set in packed.items()} == {"a": 2, "b": 2, "n": 4}
     packed = pack({"a": 6, "n": 8, "m": 8}, {}, FLAT.online, FLAT, dict.fromkeys("nm", FLAT.node_cpus(0)))
-    assert {name: len(found) for name, found in packed.items()} == {"a": 4, "n": 2, "m": 2}
+    assert {name: len(cpu_set) for name, cpu_set in packed.items()} == {"a": 4, "n": 2, "m": 2}
 
 
 def test_offline_and_unknown_cpus_are_never_given() -> None:
@@ -114,7 +114,7 @@ def test_when_many_pools_want_one_node_each_of_the_bound_ones_is_served() -> Non
     within = {f"b{index}": topology.node_cpus(index // 2) for index in range(6)}
     sizes = {**dict.fromkeys(before, 15), **dict.fromkeys(within, 16)}
     packed = pack(sizes, held, topology.online, topology, within)
-    assert {name: len(found) for name, found in packed.items()} == sizes
+    assert {name: len(cpu_set) for name, cpu_set in packed.items()} == sizes
     assert all(packed[name] <= within[name] for name in within)
 
 
@@ -147,14 +147,14 @@ def best(
 ) -> dict[tuple[int, ...], int]:
     """The most CPUs that can be kept, by numbers that the pools can have: every assignment, CPU by CPU."""
     names = sorted(sizes)
-    found = {(0,) * len(names): 0}
+    numbers = {(0,) * len(names): 0}
     for cpu in free:
-        for counts, kept in list(found.items()):
+        for counts, kept in list(numbers.items()):
             for index, name in enumerate(names):
                 if counts[index] < sizes[name] and (name not in within or cpu in within[name]):
                     more = (*counts[:index], counts[index] + 1, *counts[index + 1 :])
-                    found[more] = max(found.get(more, 0), kept + (cpu in held.get(name, EMPTY)))
-    return found
+                    numbers[more] = max(numbers.get(more, 0), kept + (cpu in held.get(name, EMPTY)))
+    return numbers
 
 
 @given(cases())
@@ -165,15 +165,15 @@ def test_the_sum_is_the_largest_and_the_movement_the_least_that_there_can_be(
     packed = pack(sizes, held, free, topology, within)
     assert list(packed) == sorted(sizes)
     union = EMPTY
-    for name, found in packed.items():
-        assert found <= (within.get(name, free) & free)
-        assert len(found) <= sizes[name]
-        assert not found & union
-        union |= found
+    for name, cpu_set in packed.items():
+        assert cpu_set <= (within.get(name, free) & free)
+        assert len(cpu_set) <= sizes[name]
+        assert not cpu_set & union
+        union |= cpu_set
     possible = best(free, sizes, held, within)
     assert len(union) == max(sum(counts) for counts in possible)
-    counts = tuple(len(found) for found in packed.values())
-    kept = sum(len(found & held.get(name, EMPTY)) for name, found in packed.items())
+    counts = tuple(len(item) for item in packed.values())
+    kept = sum(len(result & held.get(name, EMPTY)) for name, result in packed.items())
     assert kept == possible[counts]
 
 
@@ -192,7 +192,7 @@ def test_no_pool_has_nothing_while_another_could_spare_one(
     case: tuple[Topology, CpuSet, dict[str, int], dict[str, CpuSet], dict[str, CpuSet]],
 ) -> None:
     topology, free, sizes, held, within = case
-    counts = tuple(len(found) for found in pack(sizes, held, free, topology, within).values())
+    counts = tuple(len(cpu_set) for cpu_set in pack(sizes, held, free, topology, within).values())
     possible = best(free, sizes, held, within)
     names = sorted(sizes)
     for index, name in enumerate(names):
@@ -205,10 +205,10 @@ def test_no_pool_has_nothing_while_another_could_spare_one(
 
 @given(st.dictionaries(st.sampled_from(NAMES), st.integers(0, 12), min_size=1), st.integers(1, 16))
 def test_a_cut_without_bounds_is_even_in_parts_of_the_size(sizes: dict[str, int], count: int) -> None:
-    found = attainable(sizes, cells((1 << count) - 1, dict.fromkeys(sizes, (1 << count) - 1)))
-    assert sum(found.values()) == min(count, sum(sizes.values()))
+    numbers = attainable(sizes, cells((1 << count) - 1, dict.fromkeys(sizes, (1 << count) - 1)))
+    assert sum(numbers.values()) == min(count, sum(sizes.values()))
     for name, size in sizes.items():
         for other, its in sizes.items():
             # Nobody who waits for the next CPU has a smaller part than another had before its last.
-            if found[name] < size and found[other] > 1:
-                assert found[name] / size >= (found[other] - 1) / its
+            if numbers[name] < size and numbers[other] > 1:
+                assert numbers[name] / size >= (numbers[other] - 1) / its

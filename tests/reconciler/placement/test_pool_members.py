@@ -17,8 +17,8 @@ ALL = CpuSet.span(8)
 
 
 def asking(uid: str, milli: int = 1000, cls: PodClass = PodClass.SHARED, **wish: object) -> Pod:
-    one = pod(uid, container("main", requests=Resources(cpu_milli=milli)), cls=cls)
-    return replace(one, wish=CpuPreferences(**wish))  # type: ignore[arg-type]
+    item = pod(uid, container("main", requests=Resources(cpu_milli=milli)), cls=cls)
+    return replace(item, wish=CpuPreferences(**wish))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -40,18 +40,18 @@ def asking(uid: str, milli: int = 1000, cls: PodClass = PodClass.SHARED, **wish:
     ids=str,
 )
 def test_the_pool_of_a_pod(one: Pod, pool: str | None) -> None:
-    found = members({"a": one}, ALL, TWO, {})
-    assert found.bound.get("a") == pool
+    result = members({"a": one}, ALL, TWO, {})
+    assert result.bound.get("a") == pool
     if pool is not None:
-        assert [each.uid for each in found.pods[pool]] == ["a"]
-    assert next(iter(found.pods)) == DEFAULT
+        assert [each.uid for each in result.pods[pool]] == ["a"]
+    assert next(iter(result.pods)) == DEFAULT
 
 
 def test_pods_bound_to_no_node_yet_go_where_the_least_is_asked_for() -> None:
     pods = {uid: asking(uid, milli, numa_binding=True) for uid, milli in (("a", 3000), ("b", 1000), ("c", 1000))}
-    found = members(pods, ALL, TWO, {})
-    assert found.bound == {"a": "shared/share-NUMA0", "b": "shared/share-NUMA1", "c": "shared/share-NUMA1"}
-    assert found.nodes == {"shared/share-NUMA0": 0, "shared/share-NUMA1": 1}
+    result = members(pods, ALL, TWO, {})
+    assert result.bound == {"a": "shared/share-NUMA0", "b": "shared/share-NUMA1", "c": "shared/share-NUMA1"}
+    assert result.nodes == {"shared/share-NUMA0": 0, "shared/share-NUMA1": 1}
 
 
 def test_a_pod_stays_on_its_node_whatever_comes_later() -> None:
@@ -83,10 +83,10 @@ def test_pods_that_share_their_node_with_no_other_bound_one(
     if owner is not None:
         pods["own"] = asking("own", cls=PodClass.DEDICATED, numa_binding=True)
         owners["own"] = CpuSet((owner,))
-    found = members(pods, ALL, TWO, {}, owners)
-    assert " ".join(found.bound[uid][-1] for uid in "ab") == expected
-    assert bound_nodes({**found.bound, "c": "shared/batch", "d": "shared/x-NUMA"}) == {
-        uid: CpuSet((int(found.bound[uid][-1]),)) for uid in "ab"
+    result = members(pods, ALL, TWO, {}, owners)
+    assert " ".join(result.bound[uid][-1] for uid in "ab") == expected
+    assert bound_nodes({**result.bound, "c": "shared/batch", "d": "shared/x-NUMA"}) == {
+        uid: CpuSet((int(result.bound[uid][-1]),)) for uid in "ab"
     }
 
 
@@ -96,24 +96,24 @@ def test_a_node_that_is_not_to_be_shared_is_taken_when_there_is_no_other() -> No
 
 
 def test_a_node_without_free_cpus_is_none() -> None:
-    found = members({"a": asking("a", numa_binding=True, nodes=(0,))}, cpus("4-7"), TWO, {"a": "shared/share-NUMA0"})
-    assert found.bound == {"a": "shared/share-NUMA1"}
+    result = members({"a": asking("a", numa_binding=True, nodes=(0,))}, cpus("4-7"), TWO, {"a": "shared/share-NUMA0"})
+    assert result.bound == {"a": "shared/share-NUMA1"}
 
 
 def test_who_owns_cpus_is_in_no_pool() -> None:
     pods = {uid: asking(uid, cls=PodClass.DEDICATED) for uid in ("a", "b")}
-    assert [one.uid for one in members(pods, ALL, TWO, {}, {"a": cpus("0")}).pods[DEFAULT]] == ["b"]
+    assert [item.uid for item in members(pods, ALL, TWO, {}, {"a": cpus("0")}).pods[DEFAULT]] == ["b"]
 
 
 def test_a_pod_asks_for_what_its_app_containers_ask_for() -> None:
-    one = pod(
+    item = pod(
         "a",
         container("init", kind=ContainerKind.INIT, requests=Resources(cpu_milli=9000)),
         container("main", requests=Resources(cpu_milli=1500)),
         container("told-by-shares", spec=RuntimeSpec(shares=512)),
         container("pause", kind=ContainerKind.SANDBOX, spec=RuntimeSpec(shares=1024)),
     )
-    assert request_milli(one) == 2000
+    assert request_milli(item) == 2000
 
 
 @pytest.mark.parametrize("milli", [10, 100, 333, 1000, 1001, 1500, 63_999])

@@ -80,11 +80,11 @@ def test_a_pool_without_pods_needs_nothing(policy: ProvisionPolicy) -> None:
 def test_one_pool_may_have_another_policy() -> None:
     pod = web(request=2000)
     config = ProvisionConfig(pools={"shared/batch": ProvisionPolicy.NONE})
-    told = [
+    numbers = [
         demand(pool, [pod], using([(pod, 8000)]), {}, None, now=NOW, config=config)[0]
         for pool in ("shared", "shared/batch")
     ]
-    assert told == [10000, 2000]
+    assert numbers == [10000, 2000]
 
 
 def test_a_restart_moves_nothing_and_a_sampler_that_stays_silent_starves_nobody() -> None:
@@ -97,10 +97,10 @@ def test_a_restart_moves_nothing_and_a_sampler_that_stays_silent_starves_nobody(
 @pytest.mark.parametrize("policy", list(ProvisionPolicy))
 def test_the_reason_does_not_follow_each_sample(policy: ProvisionPolicy) -> None:
     pod, config = web(request=1000), ProvisionConfig(policy=policy)
-    told = {
+    texts = {
         demand("shared", [pod], using([(pod, milli)]), {}, size(8), now=NOW, config=config)[1] for milli in (5000, 5001)
     }
-    assert len(told) == 1
+    assert len(texts) == 1
 
 
 def test_dynamic_quota_and_the_budget_law_are_one_formula() -> None:
@@ -154,8 +154,8 @@ def test_gains_are_settings() -> None:
 
 
 def test_asking_often_adds_nothing_up() -> None:
-    told = {pid_step({USAGE: PidIndicator(0.9, 0.6)}, size(10), NOW + index / 10, PID) for index in range(20)}
-    assert len(told) == 1
+    pairs = {pid_step({USAGE: PidIndicator(0.9, 0.6)}, size(10), NOW + index / 10, PID) for index in range(20)}
+    assert len(pairs) == 1
 
 
 @pytest.mark.parametrize(
@@ -222,15 +222,15 @@ def test_the_indicators_of_a_pool_are_those_of_its_pods_together(
     """Waiting of 250 beside running of 1000; cycles of 800 and 200 by their instructions of 800 and 50: 1000/850."""
     pods = [web("a"), web("b")]
     uses = using([(pods[0], 500), (pods[1], 500)])
-    told = pool_indicators(pods, uses, measured, WAIT_AND_CPI)
-    assert (told["cpu_sched_wait"], told["cpi"]) == (wait, cpi)
+    indicators = pool_indicators(pods, uses, measured, WAIT_AND_CPI)
+    assert (indicators["cpu_sched_wait"], indicators["cpi"]) == (wait, cpi)
 
 
 def test_pods_that_hardly_run_have_no_say_in_the_cpi() -> None:
     pods = [web("a"), web("b")]
     uses = using([(pods[0], 500), (pods[1], 19)])
-    told = pool_indicators(pods, uses, {"a": seen(0, 3.0), "b": seen(0)}, WAIT_AND_CPI)
-    assert told == {"cpu_sched_wait": (0.0, 10.0, 0.0), "cpi": (3.0, 2.0, 0.0)}
+    indicators = pool_indicators(pods, uses, {"a": seen(0, 3.0), "b": seen(0)}, WAIT_AND_CPI)
+    assert indicators == {"cpu_sched_wait": (0.0, 10.0, 0.0), "cpi": (3.0, 2.0, 0.0)}
     assert "cpi" not in pool_indicators(pods[1:], uses, {}, WAIT_AND_CPI)
 
 
@@ -298,9 +298,9 @@ _NAMES = st.sampled_from([USAGE, "cpi", "cpu_sched_wait", "other"])
 @given(st.dictionaries(_NAMES, _INDICATOR), st.integers(0, 256), st.integers(0, 300_000), st.floats(0, 2000))
 def test_steps_are_bounded(told: dict[str, PidIndicator], cpus: int, wanted: int, changed_at: float) -> None:
     before = size(cpus, wanted, changed_at)
-    found, _ = pid_step(told, before, NOW, PID)
+    number, _ = pid_step(told, before, NOW, PID)
     start = min(wanted, cpus * 1000)
-    assert found == wanted or max(0, start - PID.down_milli) <= found <= start + PID.up_milli
+    assert number == wanted or max(0, start - PID.down_milli) <= number <= start + PID.up_milli
 
 
 @given(st.dictionaries(_NAMES, _INDICATOR, min_size=1), _NAMES.filter(lambda name: name != "other"))

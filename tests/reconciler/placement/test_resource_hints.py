@@ -45,16 +45,16 @@ def test_hints_are_the_sets_with_enough_and_preferred_those_as_small_as_on_an_em
 
 def test_cpus_are_counted_by_node() -> None:
     machine = uniform(sockets=2, nodes=4, cores=8, threads=2)
-    found = cpu_capacity(machine, CpuSet.parse("0-1,8,2"), 2)
-    assert found.total == {0: 4, 1: 4, 2: 4, 3: 4}
-    assert found.free == {0: 3, 1: 1, 2: 0, 3: 0}
-    assert shown(hints_of([found], machine).hints[0]) == "0* 0-1 0,2 0,3 0-2 0-1,3 0,2-3 0-3"
+    capacity = cpu_capacity(machine, CpuSet.parse("0-1,8,2"), 2)
+    assert capacity.total == {0: 4, 1: 4, 2: 4, 3: 4}
+    assert capacity.free == {0: 3, 1: 1, 2: 0, 3: 0}
+    assert shown(hints_of([capacity], machine).hints[0]) == "0* 0-1 0,2 0,3 0-2 0-1,3 0,2-3 0-3"
 
 
 def test_aligned_by_socket_all_sets_within_as_few_sockets_are_preferred() -> None:
     machine = uniform(sockets=2, nodes=4, cores=8, threads=2)
-    found = cpu_capacity(machine, CpuSet.span(16) - machine.node_cpus(0), 4, align_socket=True)
-    assert shown(hints_of([found], machine).hints[0]) == "1* 2* 3* 0-1* 0,2 1-2 0,3 1,3 2-3* 0-2 0-1,3 0,2-3 1-3 0-3"
+    capacity = cpu_capacity(machine, CpuSet.span(16) - machine.node_cpus(0), 4, align_socket=True)
+    assert shown(hints_of([capacity], machine).hints[0]) == "1* 2* 3* 0-1* 0,2 1-2 0,3 1,3 2-3* 0-2 0-1,3 0,2-3 1-3 0-3"
 
 
 def test_a_leaning_supply_scores_what_is_left() -> None:
@@ -101,17 +101,18 @@ def test_on_large_machines_one_or_two_nodes_for_all_are_always_found(
     supplies = [supply("cpu", want_cpu, cpu, 4), supply("memory", want_mem, mem, 4)]
     (cpu_hints, mem_hints), _ = hints_of(supplies, machine)
     both = {hint.nodes for hint in cpu_hints.hints or ()} & {hint.nodes for hint in mem_hints.hints or ()}
-    found = min((len(nodes) for nodes in both), default=99)
+    number = min((len(nodes) for nodes in both), default=99)
     pairs = [
-        len({one, other})
-        for one in range(12)
-        for other in range(one, 12)
-        if sum(cpu[node] for node in {one, other}) >= want_cpu and sum(mem[node] for node in {one, other}) >= want_mem
+        len({index, other})
+        for index in range(12)
+        for other in range(index, 12)
+        if sum(cpu[node] for node in {index, other}) >= want_cpu
+        and sum(mem[node] for node in {index, other}) >= want_mem
     ]
     if pairs:
-        assert found == min(pairs)
+        assert number == min(pairs)
     elif sum(cpu) >= want_cpu and sum(mem) >= want_mem:
-        assert 2 < found <= 12
+        assert 2 < number <= 12
 
 
 @pytest.mark.parametrize("count", [12, 16, 32, 64])
@@ -125,7 +126,7 @@ def test_the_sets_and_the_steps_on_large_machines_are_bounded(count: int, resour
     assert count > EXACT
     hints, steps = hints_of(supplies, machine)
     sets = count * (2 * resources + 3) + resources + 1
-    assert all(len(one.hints or ()) <= sets for one in hints)
+    assert all(len(resource_hints.hints or ()) <= sets for resource_hints in hints)
     assert steps <= 3 * resources * count**2 + resources * count + resources * sets
     assert merge(hints, TopologyPolicy.BEST_EFFORT, CpuSet.span(count)).nodes
 
@@ -161,15 +162,15 @@ def test_the_fewest_hints_merge_as_all_do(
     machine = uniform(sockets=2, nodes=6, cores=6)
     every = CpuSet.span(6)
     all_of_them = hints_of(supplies, machine)
-    one = merge(few.hints, policy, every, closest=machine)
+    hint = merge(few.hints, policy, every, closest=machine)
     other = merge(all_of_them.hints, policy, every, closest=machine)
-    assert (one.nodes, one.preferred, one.admitted, one.reason) == (
+    assert (hint.nodes, hint.preferred, hint.admitted, hint.reason) == (
         other.nodes,
         other.preferred,
         other.admitted,
         other.reason,
     )
-    assert one.preferred
+    assert hint.preferred
     assert few.steps <= all_of_them.steps
 
 

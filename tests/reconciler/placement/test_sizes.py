@@ -29,8 +29,8 @@ def size(cpus: int, *, at: float = 0.0, shrunk: float = 0.0) -> PoolSize:
     ],
 )
 def test_a_new_pool_gets_what_it_wants_at_once(wanted: int, threads: int, config: SizeConfig, expected: int) -> None:
-    found = regulate(None, wanted, 7.0, config, threads=threads)
-    assert (found.cpus, found.changed_at, found.wanted_milli) == (expected, 7.0, wanted)
+    pool_size = regulate(None, wanted, 7.0, config, threads=threads)
+    assert (pool_size.cpus, pool_size.changed_at, pool_size.wanted_milli) == (expected, 7.0, wanted)
 
 
 @pytest.mark.parametrize(
@@ -55,13 +55,13 @@ def test_a_new_pool_gets_what_it_wants_at_once(wanted: int, threads: int, config
     ],
 )
 def test_a_step(before: int, wanted: int, after_s: float, threads: int, expected: int) -> None:
-    found = regulate(size(before, at=100.0), wanted, 100.0 + after_s, PLAIN, threads=threads)
-    assert found.cpus == expected
+    pool_size = regulate(size(before, at=100.0), wanted, 100.0 + after_s, PLAIN, threads=threads)
+    assert pool_size.cpus == expected
     if expected == before:
-        assert found == size(before, at=100.0)
+        assert pool_size == size(before, at=100.0)
     else:
-        assert found.changed_at == 100.0 + after_s
-        assert (found.shrunk_at == found.changed_at) == (expected < before)
+        assert pool_size.changed_at == 100.0 + after_s
+        assert (pool_size.shrunk_at == pool_size.changed_at) == (expected < before)
 
 
 def test_a_pool_that_has_just_grown_does_not_shrink_at_once() -> None:
@@ -97,28 +97,30 @@ def test_a_step_goes_towards_the_demand_and_within_its_limit(
     before: int, wanted: int, elapsed: float, threads: int, config: SizeConfig
 ) -> None:
     previous = size(before, at=100.0)
-    found = regulate(previous, wanted, 100.0 + elapsed, config, threads=threads)
+    pool_size = regulate(previous, wanted, 100.0 + elapsed, config, threads=threads)
     goal = regulate(None, wanted, 0.0, config, threads=threads).cpus
     unit = threads if config.whole_cores else 1
-    assert min(before, goal) <= found.cpus <= max(before, goal)
+    assert min(before, goal) <= pool_size.cpus <= max(before, goal)
     up = max(config.grow_step_cpus, before * config.grow_step_percent // 100)
     down = max(config.shrink_step_cpus, before * config.shrink_step_percent // 100)
-    assert before - max(down, unit) <= found.cpus <= before + up + unit - 1
-    if found.cpus != before:
-        assert found.cpus % unit == 0
+    assert before - max(down, unit) <= pool_size.cpus <= before + up + unit - 1
+    if pool_size.cpus != before:
+        assert pool_size.cpus % unit == 0
 
 
 @given(wanted=st.integers(0, 100_000), before=st.integers(1, 100), threads=st.sampled_from([1, 2]))
 def test_a_steady_demand_ends_in_a_steady_size(wanted: int, before: int, threads: int) -> None:
-    one = size(before)
+    pool_size = size(before)
     for turn in range(1, 60):
-        one = regulate(one, wanted, 30.0 * turn, SizeConfig(), threads=threads)
+        pool_size = regulate(pool_size, wanted, 30.0 * turn, SizeConfig(), threads=threads)
     goal = regulate(None, wanted, 0.0, SizeConfig(), threads=threads).cpus
     # At most the band of noise above, and whatever it is: it stays.
     assert (
-        goal <= one.cpus <= max(goal, regulate(None, wanted + 500 * threads, 0.0, SizeConfig(), threads=threads).cpus)
+        goal
+        <= pool_size.cpus
+        <= max(goal, regulate(None, wanted + 500 * threads, 0.0, SizeConfig(), threads=threads).cpus)
     )
-    assert regulate(one, wanted, 1e6, SizeConfig(), threads=threads) == one
+    assert regulate(pool_size, wanted, 1e6, SizeConfig(), threads=threads) == pool_size
 
 
 def test_what_the_cut_leaves_is_remembered_once() -> None:
@@ -147,9 +149,9 @@ def test_what_the_cut_leaves_is_remembered_once() -> None:
     ],
 )
 def test_the_cut(sizes: dict[str, int], available: int, minimums: dict[str, int], expected: dict[str, int]) -> None:
-    found = fit(sizes, available, minimums)
-    assert found == FittedSizes(sizes=expected)
-    assert list(found.sizes) == sorted(sizes)
+    fitted_sizes = fit(sizes, available, minimums)
+    assert fitted_sizes == FittedSizes(sizes=expected)
+    assert list(fitted_sizes.sizes) == sorted(sizes)
 
 
 def test_fewer_cpus_than_pools_are_shared_by_those_that_ask_for_least() -> None:
@@ -167,39 +169,39 @@ floors = st.dictionaries(names, st.integers(0, 8))
 
 def exact(sizes: Mapping[str, int], available: int, minimums: Mapping[str, int]) -> dict[str, Fraction]:
     """Step 1 of the rule in fractions, found by halving: the level at which max(minimum, level x size) fills it."""
-    asked = {name: max(1, minimums.get(name, 0), size) for name, size in sizes.items()}
+    numbers = {name: max(1, minimums.get(name, 0), size) for name, size in sizes.items()}
     least = {name: max(1, minimums.get(name, 0)) for name in sizes}
     if sum(least.values()) > available:
-        asked, least = least, dict.fromkeys(least, 1)
+        numbers, least = least, dict.fromkeys(least, 1)
     # The level is linear between the points at which a pool leaves its minimum.
-    points = sorted({Fraction(least[name], asked[name]) for name in asked} | {Fraction(0), Fraction(1)})
+    points = sorted({Fraction(least[name], numbers[name]) for name in numbers} | {Fraction(0), Fraction(1)})
 
     def total(level: Fraction) -> Fraction:
-        return sum((max(Fraction(least[name]), level * asked[name]) for name in asked), Fraction(0))
+        return sum((max(Fraction(least[name]), level * numbers[name]) for name in numbers), Fraction(0))
 
     low = max(point for point in points if total(point) <= available)
     high = min((point for point in points if point > low), default=low)
-    slope = sum(asked[name] for name in asked if low * asked[name] >= least[name])
+    slope = sum(numbers[name] for name in numbers if low * numbers[name] >= least[name])
     level = min(high, low + (available - total(low)) / slope) if slope else low
-    return {name: max(Fraction(least[name]), level * asked[name]) for name in asked}
+    return {name: max(Fraction(least[name]), level * numbers[name]) for name in numbers}
 
 
 @given(sizes=asks, available=st.integers(0, 200), minimums=floors)
 def test_the_sum_fits_nobody_has_nothing_and_each_is_next_to_its_share(
     sizes: dict[str, int], available: int, minimums: dict[str, int]
 ) -> None:
-    found = fit(sizes, available, minimums)
-    assert sum(found.sizes.values()) + found.shared_cpus <= available
-    assert sorted([*found.sizes, *found.shared]) == sorted(sizes)
-    assert all(cpus >= 1 for cpus in found.sizes.values())
-    asked = sum(max(1, minimums.get(name, 0), size) for name, size in sizes.items())
-    assert bool(found.shared) == (available < len(sizes))
-    if available >= asked:
-        assert sum(found.sizes.values()) == asked
-    elif not found.shared:
-        assert sum(found.sizes.values()) == available
+    fitted_sizes = fit(sizes, available, minimums)
+    assert sum(fitted_sizes.sizes.values()) + fitted_sizes.shared_cpus <= available
+    assert sorted([*fitted_sizes.sizes, *fitted_sizes.shared]) == sorted(sizes)
+    assert all(cpus >= 1 for cpus in fitted_sizes.sizes.values())
+    number = sum(max(1, minimums.get(name, 0), size) for name, size in sizes.items())
+    assert bool(fitted_sizes.shared) == (available < len(sizes))
+    if available >= number:
+        assert sum(fitted_sizes.sizes.values()) == number
+    elif not fitted_sizes.shared:
+        assert sum(fitted_sizes.sizes.values()) == available
         for name, share in exact(sizes, available, minimums).items():
-            assert abs(found.sizes[name] - share) < 1
+            assert abs(fitted_sizes.sizes[name] - share) < 1
 
 
 @given(sizes=asks, available=st.integers(0, 200), minimums=floors, data=st.data())
@@ -216,7 +218,7 @@ def test_a_pool_that_asks_for_more_gets_no_less(
 ) -> None:
     assume(name in sizes)
     before, after = (
-        fit(one, available, minimums).sizes.get(name, 0) for one in (sizes, {**sizes, name: sizes[name] + more})
+        fit(numbers, available, minimums).sizes.get(name, 0) for numbers in (sizes, {**sizes, name: sizes[name] + more})
     )
     assert after >= before
 
@@ -225,9 +227,9 @@ def test_a_pool_that_asks_for_more_gets_no_less(
 def test_of_two_pools_with_the_same_minimum_the_one_that_asks_for_more_has_no_less(
     sizes: dict[str, int], available: int, minimum: int
 ) -> None:
-    found = fit(sizes, available, dict.fromkeys(sizes, minimum)).sizes
-    for name, cpus in found.items():
-        assert all(cpus >= found[other] for other in found if sizes[name] > sizes[other])
+    numbers = fit(sizes, available, dict.fromkeys(sizes, minimum)).sizes
+    for name, cpus in numbers.items():
+        assert all(cpus >= numbers[other] for other in numbers if sizes[name] > sizes[other])
 
 
 @given(sizes=asks, available=st.integers(6, 200), minimums=floors)

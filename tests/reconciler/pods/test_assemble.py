@@ -71,7 +71,7 @@ def test_the_ids_of_one_source_meet_the_requests_of_another() -> None:
         containers=(ContainerMeta(name="main", id="aa"), ContainerMeta(name="setup", id="bb")),
     )
     pod = assemble(known(cri, kubelet), ClassRules())
-    assert [(one.name, one.kind, one.requests.batch_cpu_milli) for one in pod.containers] == [
+    assert [(container.name, container.kind, container.requests.batch_cpu_milli) for container in pod.containers] == [
         ("main", ContainerKind.APP, 500),
         ("setup", ContainerKind.INIT, None),
     ]

@@ -168,10 +168,10 @@ def test_a_system_pod_with_cpus_of_its_own_is_no_contradiction() -> None:
 
 def test_an_override_contradicts_marks_on_purpose_but_not_another_override() -> None:
     facts = pod(labels={KOORDINATOR: "BE"})
-    one = ClassOverride(pod_class=PodClass.SHARED, pod="default/web-*", origin="classes.yaml:3:3")
+    override = ClassOverride(pod_class=PodClass.SHARED, pod="default/web-*", origin="classes.yaml:3:3")
     two = ClassOverride(pod_class=PodClass.DEDICATED, uid="u-1")
-    assert classify(facts, ClassRules(overrides=(one,))).problems == ()
-    result = classify(facts, ClassRules(overrides=(one, two)))
+    assert classify(facts, ClassRules(overrides=(override,))).problems == ()
+    result = classify(facts, ClassRules(overrides=(override, two)))
     assert result.pod_class is PodClass.SHARED
     assert result.source == "override: default/web-* (classes.yaml:3:3)"
     assert result.problems == (
@@ -353,8 +353,8 @@ def test_globs_do_not_reach_over_the_slash_and_unknown_names_fit_none() -> None:
 
 
 def test_the_configurations_overrides_come_before_the_files() -> None:
-    one, two = ClassOverride(pod_class=PodClass.SHARED, uid="1"), ClassOverride(pod_class=PodClass.SYSTEM, uid="1")
-    assert merge_rules(ClassRules(overrides=(one,)), (two,)).overrides == (one, two)
+    override, two = ClassOverride(pod_class=PodClass.SHARED, uid="1"), ClassOverride(pod_class=PodClass.SYSTEM, uid="1")
+    assert merge_rules(ClassRules(overrides=(override,)), (two,)).overrides == (override, two)
 
 
 LAST = LastClass(pod_class=PodClass.RECLAIMED, source="label x=BE")
@@ -367,23 +367,23 @@ def test_a_pod_whose_labels_cannot_be_read_keeps_its_last_class(
     labels: dict[str, str] | None, annotations: dict[str, str] | None
 ) -> None:
     facts = msgspec.structs.replace(pod(labels=labels, annotations=annotations, exclusive=True), last=LAST)
-    found = classify(facts, NONE)
-    assert (found.pod_class, found.certain, found.last) == (PodClass.RECLAIMED, False, LAST)
-    assert found.source.startswith(LAST.source)
-    assert len(found.problems) == 1
+    classification = classify(facts, NONE)
+    assert (classification.pod_class, classification.certain, classification.last) == (PodClass.RECLAIMED, False, LAST)
+    assert classification.source.startswith(LAST.source)
+    assert len(classification.problems) == 1
     override = ClassRules(overrides=(ClassOverride(uid="u-1", pod_class=PodClass.SHARED),))
     assert (classify(facts, override).pod_class, classify(facts, override).last) == (PodClass.SHARED, LAST)
 
 
 def test_what_is_read_now_counts_more_than_the_last_class_and_becomes_it() -> None:
     facts = msgspec.structs.replace(pod(), last=LAST)
-    found = classify(facts, NONE)
-    assert (found.pod_class, found.certain) == (PodClass.SHARED, True)
-    assert found.last == LastClass(pod_class=PodClass.SHARED, source=found.source)
+    classification = classify(facts, NONE)
+    assert (classification.pod_class, classification.certain) == (PodClass.SHARED, True)
+    assert classification.last == LastClass(pod_class=PodClass.SHARED, source=classification.source)
     override = ClassRules(overrides=(ClassOverride(uid="u-1", pod_class=PodClass.SYSTEM),))
-    assert classify(facts, override).last == found.last, "an override is no reading"
+    assert classify(facts, override).last == classification.last, "an override is no reading"
 
 
 def test_a_pod_of_which_labels_were_never_read_has_its_qos_and_is_marked_so() -> None:
-    found = classify(pod(labels=None, annotations=None), NONE)
-    assert (found.pod_class, found.certain, found.last) == (PodClass.SHARED, False, None)
+    classification = classify(pod(labels=None, annotations=None), NONE)
+    assert (classification.pod_class, classification.certain, classification.last) == (PodClass.SHARED, False, None)

@@ -78,14 +78,14 @@ def test_what_is_no_map_of_texts_is_unknown_and_said(text: bytes) -> None:
 def test_what_is_kept_of_a_pod_is_bounded_in_memory_and_the_class_is_kept_first() -> None:
     # As much as the API server takes; one wide character makes each of a text cost four bytes.
     wide = "\U0001f4a9"
-    found = {f"{wide}{number}": wide + "a" * 300 for number in range(40)}
-    found |= {key: wide + "a" * (most - 200) for key, most in sorted(ANNOTATIONS.items(), reverse=True)}
-    found["katalyst.kubewharf.io/qos_level"] = "reclaimed_cores"
+    result = {f"{wide}{number}": wide + "a" * 300 for number in range(40)}
+    result |= {key: wide + "a" * (most - 200) for key, most in sorted(ANNOTATIONS.items(), reverse=True)}
+    result["katalyst.kubewharf.io/qos_level"] = "reclaimed_cores"
     labels = {f"{wide}{number}": wide + "a" * 60 for number in range(100)} | {"koordinator.sh/qosClass": "BE"}
     for raw in (False, True):
         problems: list[str] = []
         reader = MarkReader()
-        given = [msgspec.Raw(msgspec.json.encode(one)) if raw else one for one in (found, labels)]
+        given = [msgspec.Raw(msgspec.json.encode(item)) if raw else item for item in (result, labels)]
         annotations = reader.annotations(given[0], problems)
         kept = reader.labels(given[1], problems)
         assert annotations is not None

@@ -82,7 +82,7 @@ async def test_a_new_pod_is_asked_about_at_once_and_marked_when_it_is_told(
     await trio.sleep(1)
     assert dirty.take_nowait().keys == {"pod:u"}
     assert [at for at, _ in cri.asked] == [0.0, 0.003, 0.013, 0.063]
-    assert [one.labels for one in metadata.get("u")] == [{"app": "u"}]
+    assert [pod_meta.labels for pod_meta in metadata.get("u")] == [{"app": "u"}]
 
 
 async def test_wanting_does_not_wait_and_what_is_known_is_not_asked_again(
@@ -121,7 +121,7 @@ async def test_the_first_look_waits_for_the_kubelet_and_then_for_the_runtime(
     metadata = Metadata(DirtyKeys(), kubelet=kubelet, cri=cri)
     await metadata.prefetch(["a", "b"], 1.0)
     assert round(trio.current_time(), 3) == 0.3
-    assert [one.source for uid in ("a", "b") for one in metadata.get(uid)] == ["kubelet", "cri"]
+    assert [pod_meta.source for uid in ("a", "b") for pod_meta in metadata.get(uid)] == ["kubelet", "cri"]
 
 
 async def test_the_first_look_does_not_wait_for_ever(autojump_clock: trio.testing.MockClock) -> None:
@@ -166,9 +166,9 @@ async def test_pods_that_are_gone_are_forgotten(nursery: trio.Nursery, autojump_
     await trio.sleep(0.5)
     metadata.keep_only([])
     assert metadata.get("u") == []
-    asked = len(cri.asked)
+    number = len(cri.asked)
     await trio.sleep(30)
-    assert len(cri.asked) == asked
+    assert len(cri.asked) == number
 
 
 def test_news_of_a_known_pod_has_the_kubelet_asked_and_nobody_else() -> None:

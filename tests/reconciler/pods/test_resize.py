@@ -111,21 +111,21 @@ def test_the_state_in_old_and_new_words(
 def test_what_counts_is_what_is_admitted(
     status: Resize | None, kubelet: Resize | None, requests: int, limits: int, words: str | None
 ) -> None:
-    found = effective(amounts(2000), amounts(4000), status, kubelet)
-    assert (found.requests.cpu_milli, found.limits.cpu_milli, found.resize) == (requests, limits, words)
+    resources = effective(amounts(2000), amounts(4000), status, kubelet)
+    assert (resources.requests.cpu_milli, resources.limits.cpu_milli, resources.resize) == (requests, limits, words)
 
 
 def test_zero_and_nothing_are_the_same_and_batch_resources_stay() -> None:
     spec = Resources(batch_cpu_milli=500, batch_memory_bytes=GIB)
-    found = effective(spec, spec, None, Resize(requests=amounts(0), limits=Resources()))
-    assert found == (spec, spec, None)
+    resources = effective(spec, spec, None, Resize(requests=amounts(0), limits=Resources()))
+    assert resources == (spec, spec, None)
     smaller = effective(Resources(cpu_milli=100, batch_cpu_milli=500), spec, None, Resize(requests=amounts(50)))
     assert smaller.requests == Resources(cpu_milli=50, batch_cpu_milli=500)
 
 
 def test_memory_is_told_in_bytes() -> None:
-    found = effective(amounts(memory=2 * GIB), Resources(), None, Resize(requests=amounts(memory=GIB)))
-    assert found.resize == f"proposed: requests.memory {GIB} -> {2 * GIB}"
+    resources = effective(amounts(memory=2 * GIB), Resources(), None, Resize(requests=amounts(memory=GIB)))
+    assert resources.resize == f"proposed: requests.memory {GIB} -> {2 * GIB}"
 
 
 def test_the_checkpoints_become_what_is_granted() -> None:
@@ -134,8 +134,8 @@ def test_the_checkpoints_become_what_is_granted() -> None:
         resizes={"u": "Deferred"},
     )
     actuated = AllocationState(pods={"u": {"main": AllocatedTexts(requests={"cpu": "1"}, limits={})}})
-    found = granted(allocated, actuated)
-    assert found["u"]["main"] == Resize(
+    resizes = granted(allocated, actuated)
+    assert resizes["u"]["main"] == Resize(
         requests=amounts(1500, GIB),
         limits=amounts(2000),
         actual_requests=amounts(1000),
@@ -190,8 +190,8 @@ def test_a_pod_list_of_1_27_with_a_deferred_resize() -> None:
             resources={"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"cpu": "2"}},
         ),
     )
-    words = "deferred: requests.cpu 1000m -> 2000m, limits.cpu 2000m -> 4000m"
-    assert seen(meta) == (1000, 2000, words)
+    message = "deferred: requests.cpu 1000m -> 2000m, limits.cpu 2000m -> 4000m"
+    assert seen(meta) == (1000, 2000, message)
 
 
 def test_a_pod_list_of_1_33_with_a_pending_resize() -> None:
@@ -205,8 +205,8 @@ def test_a_pod_list_of_1_33_with_a_pending_resize() -> None:
             resources={"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"cpu": "2"}},
         ),
     )
-    words = "deferred: requests.cpu 1000m -> 2000m, limits.cpu 2000m -> 4000m (node is full)"
-    assert seen(meta) == (1000, 2000, words)
+    message = "deferred: requests.cpu 1000m -> 2000m, limits.cpu 2000m -> 4000m (node is full)"
+    assert seen(meta) == (1000, 2000, message)
 
 
 def test_a_pod_list_without_any_resize_means_the_spec() -> None:

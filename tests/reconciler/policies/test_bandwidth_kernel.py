@@ -52,12 +52,12 @@ class Real:
         )
 
     def view(self, cls: PodClass, qos: QosClass, *, pinned: bool = False) -> NodeView:
-        one = pod("p", self._container(), cls=cls, qos=qos)
-        placed = replace(one.containers[0], group=GroupRef(path=self.container))
-        here: Pod = replace(one, group=GroupRef(path=self.pod), containers=(placed,))
+        item = pod("p", self._container(), cls=cls, qos=qos)
+        placed = replace(item.containers[0], group=GroupRef(path=self.container))
+        current: Pod = replace(item, group=GroupRef(path=self.pod), containers=(placed,))
         owners = {"p/main": "1"} if pinned else {}
         return replace(
-            node(here, topology=2, kubelet=kubelet(default="0" if pinned else "0-1", exclusive=owners)),
+            node(current, topology=2, kubelet=kubelet(default="0" if pinned else "0-1", exclusive=owners)),
             kubepods=self.root,
             versions=self.versions,
             knobs=offered(self.hierarchy, self.pod),

@@ -15,12 +15,16 @@ MAIN = f"{POD}/id-main"
 
 
 def batch(cpu_milli: int | None, memory: int | None = None, name: str = "main") -> Container:
-    asked = Resources(batch_cpu_milli=cpu_milli, batch_memory_bytes=memory)
-    return container(name, requests=asked, limits=asked)
+    resources = Resources(batch_cpu_milli=cpu_milli, batch_memory_bytes=memory)
+    return container(name, requests=resources, limits=resources)
 
 
 def of(desired: Desired, path: str = MAIN) -> dict[str, object]:
-    return {one.knob: one.value for one in desired.settings.values() if one.path == path and one.policy == "batch"}
+    return {
+        setting.knob: setting.value
+        for setting in desired.settings.values()
+        if setting.path == path and setting.policy == "batch"
+    }
 
 
 @pytest.mark.parametrize(("milli", "shares"), [(0, 2), (1, 2), (1000, 1024), (1500, 1536), (300_000, 262_144)])
@@ -35,8 +39,8 @@ def test_request_and_limits_become_weight_quota_and_memory_limit() -> None:
 
 
 def test_a_pod_weighs_what_its_containers_asked_for_together() -> None:
-    one = pod("be", batch(500), batch(1000, name="side"), container("pause", kind=ContainerKind.SANDBOX))
-    assert of(plan(node(one), None, CONFIG), POD) == {"cpu.weight": 1536, "cpu.quota": 150_000}
+    item = pod("be", batch(500), batch(1000, name="side"), container("pause", kind=ContainerKind.SANDBOX))
+    assert of(plan(node(item), None, CONFIG), POD) == {"cpu.weight": 1536, "cpu.quota": 150_000}
 
 
 @pytest.mark.parametrize(
@@ -90,8 +94,8 @@ def test_where_containers_are_bounded_one_by_one_the_tighter_bound_holds() -> No
 
 
 def test_a_container_without_a_limit_keeps_the_others_theirs() -> None:
-    one = pod("be", batch(500, 1 << 30), container("free"))
-    desired = plan(node(one), None, CONFIG)
+    item = pod("be", batch(500, 1 << 30), container("free"))
+    desired = plan(node(item), None, CONFIG)
     assert of(desired)["memory.max"] == 1 << 30
     assert of(desired, "/kubepods/besteffort/podbe/id-free") == {}
 

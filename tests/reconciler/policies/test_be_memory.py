@@ -106,15 +106,19 @@ def test_it_stays_in_bounds_and_only_a_calm_node_raises_it(
 def test_the_bound_is_the_besteffort_directorys(versions: dict[str, int], hard: int, wanted: dict[str, int]) -> None:
     config = PoliciesConfig(be_memory=BeMemoryConfig(enabled=True, hard_percent=hard))
     desired = plan(node(pod("be"), versions=versions, reclaimed_memory_bytes=50 * GIGA + 4097), None, config)
-    found = {one.knob: one.value for one in desired.settings.values() if one.policy == "be_memory"}
-    assert found == wanted
-    assert {one.path for one in desired.settings.values() if one.policy == "be_memory"} == {"/kubepods/besteffort"}
+    values = {setting.knob: setting.value for setting in desired.settings.values() if setting.policy == "be_memory"}
+    assert values == wanted
+    assert {setting.path for setting in desired.settings.values() if setting.policy == "be_memory"} == {
+        "/kubepods/besteffort"
+    }
 
 
 def test_an_online_pod_in_besteffort_is_not_bounded_and_a_be_pod_elsewhere_is_named() -> None:
     view = node(pod("a", cls=PodClass.SHARED), versions=V2, reclaimed_memory_bytes=50 * GIGA)
     desired = plan(view, None, ON)
-    assert [one.rule for one in desired.refusals if one.setting.policy == "be_memory"] == ["online-under-memory"]
+    assert [refusal.rule for refusal in desired.refusals if refusal.setting.policy == "be_memory"] == [
+        "online-under-memory"
+    ]
     view = node(pod("b", qos=QosClass.BURSTABLE), versions=V2, reclaimed_memory_bytes=50 * GIGA)
     assert (
         "1 BE pods outside besteffort are not limited, such as ns/b" in plan_node(view, None, ON).reasons["be_memory"]

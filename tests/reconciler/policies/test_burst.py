@@ -33,7 +33,7 @@ def web(*containers: Container, wish: CpuPreferences = CpuPreferences()) -> Pod:
 
 
 def bursts(desired: Desired) -> dict[str, object]:
-    return {one.path: one.value for one in desired.settings.values() if one.knob == "cpu.burst"}
+    return {setting.path: setting.value for setting in desired.settings.values() if setting.knob == "cpu.burst"}
 
 
 def view(*pods: Pod, pod_quota: int | None = 250_000, knobs: frozenset[str] = MAINLINE) -> NodeView:
@@ -114,9 +114,9 @@ def test_a_burst_is_of_the_quota_in_force_not_of_the_limit() -> None:
 
 
 def test_pinned_containers_and_their_lifted_pod_have_none() -> None:
-    one = pod("p", limited(), limited("side", 50_000), cls=PodClass.DEDICATED, qos=QosClass.GUARANTEED)
+    item = pod("p", limited(), limited("side", 50_000), cls=PodClass.DEDICATED, qos=QosClass.GUARANTEED)
     have = {("/kubepods/podp", "cpu.quota"): 150_000}
-    seen = node(one, kubelet=kubelet(default="0-5", exclusive={"p/main": "6-7"}), actual=have)
+    seen = node(item, kubelet=kubelet(default="0-5", exclusive={"p/main": "6-7"}), actual=have)
     desired = plan(seen, None, ON)
     assert bursts(desired) == {"/kubepods/podp/id-side": 50_000}
     assert desired.refusals == ()
@@ -147,7 +147,7 @@ async def test_no_burst_ever_stands_above_its_quota(tmp_path: Path, mode: Mode) 
     lines: list[list[str]] = []
     for config in (ON, PoliciesConfig(burst=BurstConfig(enabled=True), normalise=NormaliseConfig(ratio=2.0)), ON):
         seen = node(web(), versions=versions, actual=dict(known))
-        wanted = {key: one.value for key, one in plan(seen, None, config).settings.items() if key in known}
+        wanted = {key: setting.value for key, setting in plan(seen, None, config).settings.items() if key in known}
         # What the plan no longer has goes back to what it was.
         changes = [
             KnobChange(path=path, knob=knob, want=wanted.get((path, knob), 100_000 if knob == "cpu.quota" else 0))

@@ -137,7 +137,7 @@ def test_the_level_stays_within_its_bounds_and_never_grows_on_what_is_unknown(st
             assert getattr(LEVELS.low, name) <= value <= getattr(LEVELS.high, name)
             assert value <= before + LAW.step_up_percent
             buses = bool(strain.bandwidth) and not strain.blind and strain.age_s <= LAW.stale_s
-            counted = sum(one.age_s <= LAW.miss_stale_s for one in strain.misses.values())
+            counted = sum(sample.age_s <= LAW.miss_stale_s for sample in strain.misses.values())
             if strain.online and not buses and counted < strain.online:
                 assert value <= before
         state = after

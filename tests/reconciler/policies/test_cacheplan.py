@@ -28,10 +28,10 @@ def online(uid: str, cls: PodClass = PodClass.SHARED, **annotations: object) -> 
     return annotated(pod(uid, cls=cls, qos=QosClass.BURSTABLE), annotations)
 
 
-def annotated(one: Pod, annotations: dict[str, object]) -> Pod:
+def annotated(item: Pod, annotations: dict[str, object]) -> Pod:
     names = {"resctrl": RESCTRL, "limit": CACHE_LIMIT}
     return replace(
-        one,
+        item,
         annotations={
             names[key]: value if isinstance(value, str) else json.dumps(value) for key, value in annotations.items()
         },
@@ -168,7 +168,7 @@ def test_levels_of_be_pods() -> None:
 
 
 def shown(plan: CachePlan) -> dict[str, tuple[int, int]]:
-    return {name: (one["L3"][0], one["MB"][0]) for name, one in held(plan).items()}
+    return {name: (numbers["L3"][0], numbers["MB"][0]) for name, numbers in held(plan).items()}
 
 
 def test_no_level_lifts_a_pod_above_its_class() -> None:
@@ -197,7 +197,7 @@ def test_when_groups_run_out_pods_share_by_class_and_it_shows() -> None:
 
 def test_a_class_without_pods_keeps_its_group_until_somebody_needs_the_place() -> None:
     having = frozenset({BE})
-    assert [one.name for one in plan_cache(CacheRequest(), [], INTEL, level=LOW, having=having).groups] == [BE]
+    assert [group.name for group in plan_cache(CacheRequest(), [], INTEL, level=LOW, having=having).groups] == [BE]
     asking = [online(f"p{number}", resctrl=llc(0, 20 + 10 * number)) for number in range(7)]
     full = plan_cache(CacheRequest(), asking, INTEL, level=LOW, having=having)
     assert len(full.groups) == 7
@@ -329,6 +329,6 @@ def test_every_plan_is_legal_within_the_budget_and_the_same_again(
         check_schemata(group.schemata, machine)
     if plan.default is not None:
         check_schemata(plan.default, machine)
-    assert plan.members.keys() == {one.uid for one in pods}
+    assert plan.members.keys() == {item.uid for item in pods}
     assert set(plan.members.values()) <= {"", *names}
     assert planned(wish, *reversed(pods), machine=machine, foreign=foreign) == plan

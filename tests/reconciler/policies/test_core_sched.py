@@ -42,16 +42,16 @@ ALL = tuple(CookieGroups)
 def test_the_group_of_a_pod(
     cls: PodClass, labels: dict[str, str], expected: tuple[str | None, str | None, str | None]
 ) -> None:
-    one = replace(pod("p", cls=cls), labels=labels)
-    found = [core_group(one, groups) for groups in ALL]
-    assert tuple(group.name if group else None for group in found) == expected
+    item = replace(pod("p", cls=cls), labels=labels)
+    result = [core_group(item, groups) for groups in ALL]
+    assert tuple(group.name if group else None for group in result) == expected
 
 
 def test_a_label_that_means_nothing_is_told_and_does_no_harm() -> None:
-    found = core_group(replace(pod("p"), labels={POLICY_LABEL: "Exclusive"}), CookieGroups.RECLAIMED)
-    assert found is not None
-    assert found.name == "reclaimed"
-    assert found.reason == f"the pod is BE; {POLICY_LABEL}: 'Exclusive' is none of '', 'none', 'exclusive'"
+    group = core_group(replace(pod("p"), labels={POLICY_LABEL: "Exclusive"}), CookieGroups.RECLAIMED)
+    assert group is not None
+    assert group.name == "reclaimed"
+    assert group.reason == f"the pod is BE; {POLICY_LABEL}: 'Exclusive' is none of '', 'none', 'exclusive'"
 
 
 def test_it_is_wanted_where_cores_have_two_threads_and_somebody_asks() -> None:
@@ -73,7 +73,7 @@ def test_the_plan_has_the_group_of_every_container_but_sandboxes() -> None:
     be = pod("b", container("main"), container("pause", kind=ContainerKind.SANDBOX))
     cookies = plan_node(node(be, online("web"), topology=uniform(cores=2, threads=2)), None, on).cookies
     assert cookies is not None
-    assert {path: (one.group, one.setting.knob) for path, one in cookies.members.items()} == {
+    assert {path: (member.group, member.setting.knob) for path, member in cookies.members.items()} == {
         be.containers[0].group.path: ("reclaimed", CORE_COOKIE)
     }
 

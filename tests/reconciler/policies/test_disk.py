@@ -29,8 +29,8 @@ SIDECAR = container("side"), container("main"), container("pause", kind=Containe
 def wanted(view: NodeView, config: DiskPolicyConfig) -> dict[tuple[str, str], str]:
     """What the disk policy alone gets through, as texts; nothing of it may be refused."""
     desired = plan(view, None, PoliciesConfig(disk=config))
-    assert [one for one in desired.refusals if one.setting.policy == "disk"] == []
-    ours = {key: str(one.value) for key, one in desired.settings.items() if one.policy == "disk"}
+    assert [refusal for refusal in desired.refusals if refusal.setting.policy == "disk"] == []
+    ours = {key: str(setting.value) for key, setting in desired.settings.items() if setting.policy == "disk"}
     return {(path.removeprefix("/kubepods/"), knob): text for (path, knob), text in ours.items()}
 
 
@@ -191,12 +191,12 @@ def test_two_names_of_one_disk_are_one_rule(
     view = here(V2, pod("a"), disks=TWO_NAMES)
     assert wanted(view, settings) == expected
     reason = plan(view, None, PoliciesConfig(disk=settings)).plan.reasons["disk"]
-    assert [words for words in reason.split("; ") if "both" in words or "found" in words] == told
+    assert [message for message in reason.split("; ") if "both" in message or "found" in message] == told
 
 
 def test_nothing_is_wanted_unless_it_is_enabled() -> None:
     view = here(V2, pod("a"), online("b"))
-    assert not [one for one in plan(view, None, PoliciesConfig()).settings.values() if one.policy == "disk"]
+    assert not [setting for setting in plan(view, None, PoliciesConfig()).settings.values() if setting.policy == "disk"]
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_the_parts_never_exceed_the_whole_by_more_than_the_least(
 ) -> None:
     view = here(versions, *(pod(f"p{number}", qos=qos) for number, qos in enumerate(levels)))
     desired = plan(view, None, PoliciesConfig(disk=config(read_bps=limit)))
-    values = [one.value for one in desired.settings.values() if one.policy == "disk"]
+    values = [setting.value for setting in desired.settings.values() if setting.policy == "disk"]
     parts = [value["254:0"]["rbps"] for value in values if isinstance(value, DeviceLimits)]
     assert parts
     whole = sum(part for part in parts if isinstance(part, int))

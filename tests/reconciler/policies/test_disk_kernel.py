@@ -88,11 +88,11 @@ class Real:
         return {self.hierarchy.directory("blkio", group), self.hierarchy.trigger_directory(group)}
 
     def view(self) -> NodeView:
-        one = pod("p")
-        placed = replace(one.containers[0], group=GroupRef(path=self.container))
-        here = replace(one, group=GroupRef(path=self.pod), containers=(placed,))
+        item = pod("p")
+        placed = replace(item.containers[0], group=GroupRef(path=self.container))
+        current = replace(item, group=GroupRef(path=self.pod), containers=(placed,))
         return replace(
-            node(here),
+            node(current),
             kubepods=self.root,
             besteffort=f"{self.root}/besteffort",
             burstable=f"{self.root}/burstable",
@@ -104,12 +104,12 @@ class Real:
     async def bring(self, config: DiskPolicyConfig) -> Mapping[tuple[str, str], Setting]:
         """Bring the groups to what the policy wants, through the actuator and its ledger."""
         desired = plan(self.view(), None, PoliciesConfig(disk=config))
-        assert [one for one in desired.refusals if one.setting.policy == "disk"] == []
-        ours = {key: one for key, one in desired.settings.items() if one.policy == "disk"}
+        assert [refusal for refusal in desired.refusals if refusal.setting.policy == "disk"] == []
+        ours = {key: setting for key, setting in desired.settings.items() if setting.policy == "disk"}
         for path in (f"{self.root}/besteffort", self.pod, self.container):
             inode = os.stat(self.hierarchy.trigger_directory(path)).st_ino
-            here = {knob: setting for (group, knob), setting in ours.items() if group == path}
-            await self.actuator.apply([GroupTarget(group=GroupRef(path=path, inode=inode), settings=here)])
+            settings = {knob: setting for (group, knob), setting in ours.items() if group == path}
+            await self.actuator.apply([GroupTarget(group=GroupRef(path=path, inode=inode), settings=settings)])
         return ours
 
     def read(self, path: str, file: str) -> str:
@@ -172,7 +172,7 @@ async def test_limits_read_back_as_wanted_and_restore_leaves_the_files_as_they_w
     if weighed:
         assert real.read(f"{real.root}/besteffort", "blkio.bfq.weight") == "20\n"
     done = await restore_all(real.hierarchy, real.ledger, real.writer)
-    assert {one.undo for one in done} == {RestoreOutcome.RESTORED}
+    assert {result.undo for result in done} == {RestoreOutcome.RESTORED}
     assert {file: real.read(real.container, file) for file in FILES.values()} == before
     if weighed:
         assert real.read(f"{real.root}/besteffort", "blkio.bfq.weight") == "100\n"

@@ -35,17 +35,17 @@ def app(name: str, milli: int, kind: ContainerKind = ContainerKind.APP) -> Conta
 
 
 def dedicated(uid: str, *containers: Container, **wish: Any) -> Pod:
-    one = pod(uid, *(containers or (app("main", 2000),)), cls=PodClass.DEDICATED, qos=QosClass.GUARANTEED)
-    return replace(one, wish=CpuPreferences(**wish))
+    item = pod(uid, *(containers or (app("main", 2000),)), cls=PodClass.DEDICATED, qos=QosClass.GUARANTEED)
+    return replace(item, wish=CpuPreferences(**wish))
 
 
 def sets(view: NodeView, previous: Pools | None = None, config: PoliciesConfig = CONFIG) -> dict[str, str]:
     """CPU sets wanted, by ``uid/container``."""
     desired = plan(view, NodePlan(pools=previous) if previous is not None else None, config)
     return {
-        f"{one.pod_uid}/{str(one.container_id).removeprefix('id-')}": str(one.value)
-        for one in desired.settings.values()
-        if one.knob == "cpu.set"
+        f"{setting.pod_uid}/{str(setting.container_id).removeprefix('id-')}": str(setting.value)
+        for setting in desired.settings.values()
+        if setting.knob == "cpu.set"
     }
 
 
@@ -55,10 +55,10 @@ def test_a_dedicated_pod_gets_cpus_of_its_own_and_everybody_else_is_moved_off_th
     own = pools.dedicated["d/main"]
     assert len(own) == 2
     assert not own & (pools.shared | pools.reclaimed)
-    found = sets(view)
-    assert found["d/main"] == str(own)
-    assert cpus(found["o/main"]) == pools.shared
-    assert not cpus(found["be/main"]) & own
+    texts = sets(view)
+    assert texts["d/main"] == str(own)
+    assert cpus(texts["o/main"]) == pools.shared
+    assert not cpus(texts["be/main"]) & own
 
 
 @pytest.mark.parametrize("policy", [CpuPolicy.STATIC, CpuPolicy.UNKNOWN])
@@ -99,10 +99,10 @@ def test_how_many_cpus_a_container_owns(one: Container, count: int) -> None:
 
 def test_a_side_car_runs_on_the_cpus_of_its_pods_largest_container() -> None:
     view = node(dedicated("d", app("small", 1000), app("large", 3000), app("side", 100)))
-    found = sets(view)
-    assert found["d/side"] == found["d/large"]
-    assert found["d/small"] != found["d/large"]
-    assert not cpus(found["d/small"]) & cpus(found["d/large"])
+    texts = sets(view)
+    assert texts["d/side"] == texts["d/large"]
+    assert texts["d/small"] != texts["d/large"]
+    assert not cpus(texts["d/small"]) & cpus(texts["d/large"])
 
 
 def test_the_init_containers_cpus_go_over_to_the_app_container() -> None:
@@ -143,10 +143,10 @@ def test_an_init_container_that_nobody_told_as_one_hands_its_cpus_on_as_well() -
 
 
 def test_an_init_container_beside_apps_runs_on_all_that_its_pod_has() -> None:
-    found = sets(
+    texts = sets(
         node(dedicated("d", app("a", 1000), app("b", 1000), app("init", 500, ContainerKind.INIT)), topology=SMT)
     )
-    assert cpus(found["d/init"]) == cpus(found["d/a"]) | cpus(found["d/b"])
+    assert cpus(texts["d/init"]) == cpus(texts["d/a"]) | cpus(texts["d/b"])
 
 
 def test_a_container_that_restarts_finds_its_cpus_again() -> None:
@@ -184,8 +184,8 @@ def test_a_pod_whose_labels_nobody_has_told_yet_keeps_what_it_had() -> None:
         wish=CpuPreferences(),
     )
     assert plan_pools(node(untold), first, CONFIG).dedicated == first.dedicated
-    told = replace(untold, classification=replace(untold.classification, certain=True))
-    assert plan_pools(node(told), first, CONFIG).dedicated == {}
+    message = replace(untold, classification=replace(untold.classification, certain=True))
+    assert plan_pools(node(message), first, CONFIG).dedicated == {}
 
 
 def test_some_cpus_stay_for_everybody_else() -> None:
@@ -276,8 +276,8 @@ def test_a_required_wish_that_cannot_be_had_is_told() -> None:
         "the whole machine"
     )
     softer = node(dedicated("a", app("main", 9000), spread_cores=True), topology=SMT)
-    told = plan_pools(softer, None, CONFIG).reasons["dedicated/a/main"]
-    assert told.endswith("chosen; only 8 cores for its 9 CPUs")
+    text = plan_pools(softer, None, CONFIG).reasons["dedicated/a/main"]
+    assert text.endswith("chosen; only 8 cores for its 9 CPUs")
 
 
 def test_a_bound_pod_of_the_shared_pool_is_company() -> None:
@@ -295,7 +295,7 @@ def test_a_bound_pod_of_the_shared_pool_is_company() -> None:
 # Memory
 
 GIB = 2**30
-ROOMY = replace(SMT, numa=tuple(NumaNode(id=one, memory_bytes=64 * GIB) for one in (0, 1)))
+ROOMY = replace(SMT, numa=tuple(NumaNode(id=number, memory_bytes=64 * GIB) for number in (0, 1)))
 
 
 def hungry(uid: str, gib: int) -> Pod:

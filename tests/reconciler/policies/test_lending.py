@@ -31,9 +31,9 @@ def test_a_pod_gets_its_containers_loans_on_top_of_what_it_has_itself() -> None:
 def test_no_child_is_above_a_pod_that_held_them_before(period: int, rows: list[tuple[int, int, int]]) -> None:
     """v1 refuses a child whose share of time is above its parent's."""
     loans = [(borrower(limit, own), limit + more) for limit, own, more in rows]
-    own_us = -(-max(one.limit_us * period / one.period_us for one, _ in loans) // 1)
+    own_us = -(-max(quota_borrower.limit_us * period / quota_borrower.period_us for quota_borrower, _ in loans) // 1)
     total = pod_quota_us(int(own_us), period, loans)
-    assert all(lent * period <= total * one.period_us for one, lent in loans)
+    assert all(lent * period <= total * quota_borrower.period_us for quota_borrower, lent in loans)
 
 
 @given(st.dictionaries(st.text(max_size=3), st.floats(0, 1e6), max_size=6), st.floats(-10, 1e6))
@@ -43,4 +43,4 @@ def test_what_is_granted_is_never_more_than_the_room_and_never_more_than_was_ask
     granted = rationed(wants, room)
     assert granted.keys() == wants.keys()
     assert sum(granted.values()) <= max(room, 0.0) + 1e-3
-    assert all(0.0 <= granted[path] <= asked for path, asked in wants.items())
+    assert all(0.0 <= granted[path] <= value for path, value in wants.items())

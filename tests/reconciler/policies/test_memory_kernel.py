@@ -75,11 +75,11 @@ class Tree:
         )
 
     @staticmethod
-    def _placed(one: Pod, path: str) -> Pod:
+    def _placed(item: Pod, path: str) -> Pod:
         containers: tuple[Container, ...] = tuple(
-            replace(each, group=GroupRef(path=f"{path}/{each.id}")) for each in one.containers
+            replace(each, group=GroupRef(path=f"{path}/{each.id}")) for each in item.containers
         )
-        return replace(one, group=GroupRef(path=path), containers=containers)
+        return replace(item, group=GroupRef(path=path), containers=containers)
 
     async def bring(self, *, reclaim: bool = True) -> dict[tuple[str, str], StepOutcome]:
         """Write every memory setting that is wanted, as the actuator does."""
@@ -92,7 +92,7 @@ class Tree:
         ordered = order_changes(changes, {}, self.hierarchy.versions())
         assert not ordered.blocked
         outcomes = await KernelWriter(self.hierarchy).perform(ordered.steps)
-        return {(one.step.path, one.step.knob): one for one in outcomes}
+        return {(outcome.step.path, outcome.step.knob): outcome for outcome in outcomes}
 
     def read(self, path: str, file: str) -> str:
         return REAL.read(self.hierarchy.directory("memory", path), file).strip()
@@ -131,7 +131,7 @@ def tree() -> Iterator[Tree]:
 async def test_limits_and_soft_limits_read_back_for_a_running_process(tree: Tree) -> None:
     held = tree.start(tree.main, HOLD.format(size=8 * MEGA))
     outcomes = await tree.bring()
-    assert all(one.ok for one in outcomes.values()), outcomes
+    assert all(outcome.ok for outcome in outcomes.values()), outcomes
     assert int(tree.read(tree.main, "memory.limit_in_bytes")) == 64 * MEGA
     soft = (48 * MEGA + (64 - 48) * MEGA * 90 // 100) // 4096 * 4096
     assert int(tree.read(tree.main, "memory.soft_limit_in_bytes")) == soft

@@ -25,7 +25,11 @@ def sized(request: int | None, limit: int | None, name: str = "main", *, batch: 
 
 
 def of(desired: Desired, path: str) -> dict[str, object]:
-    return {one.knob: one.value for one in desired.settings.values() if one.path == path and one.policy == "memory_qos"}
+    return {
+        setting.knob: setting.value
+        for setting in desired.settings.values()
+        if setting.path == path and setting.policy == "memory_qos"
+    }
 
 
 @pytest.mark.parametrize(
@@ -57,13 +61,15 @@ def test_what_is_protected_is_asked_for_and_what_is_bounded_is_above_it(
     request: int, limit: int | None, lowest: int, low: int, throttling: int
 ) -> None:
     of_class = ClassMemory(min_percent=lowest, low_percent=low, throttling_percent=throttling)
-    found = amounts(request, limit, 1 << 40, of_class)
-    assert found.min_bytes <= request
-    assert found.low_bytes == 0 or found.min_bytes <= found.low_bytes <= request
-    if found.high_bytes is not None:
-        assert found.min_bytes <= found.high_bytes < (1 << 40 if limit is None else limit)
-        assert request - PAGE < found.high_bytes
-    assert not any(number % PAGE for number in (found.min_bytes, found.low_bytes, found.high_bytes or 0))
+    memory_amounts = amounts(request, limit, 1 << 40, of_class)
+    assert memory_amounts.min_bytes <= request
+    assert memory_amounts.low_bytes == 0 or memory_amounts.min_bytes <= memory_amounts.low_bytes <= request
+    if memory_amounts.high_bytes is not None:
+        assert memory_amounts.min_bytes <= memory_amounts.high_bytes < (1 << 40 if limit is None else limit)
+        assert request - PAGE < memory_amounts.high_bytes
+    assert not any(
+        number % PAGE for number in (memory_amounts.min_bytes, memory_amounts.low_bytes, memory_amounts.high_bytes or 0)
+    )
 
 
 def test_online_requests_are_protected_all_the_way_up_and_be_is_throttled_near_its_limit() -> None:
@@ -78,15 +84,15 @@ def test_online_requests_are_protected_all_the_way_up_and_be_is_throttled_near_i
     assert of(desired, "/kubepods") == {"memory.low": 3 * GIGA + MEGA}
     assert of(desired, "/kubepods/besteffort") == of(desired, be.group.path) == {}
     assert of(desired, f"{be.group.path}/id-main") == {"memory.high": GIGA * 19 // 10 // PAGE * PAGE}
-    assert not [one for one in desired.refusals if one.setting.policy == "memory_qos"]
+    assert not [refusal for refusal in desired.refusals if refusal.setting.policy == "memory_qos"]
 
 
 def test_on_v1_there_are_soft_limits_and_nothing_else() -> None:
     web = pod("web", sized(GIGA, None), cls=PodClass.SHARED, qos=QosClass.BURSTABLE)
     be = pod("be", sized(GIGA, 2 * GIGA, batch=True))
     desired = plan(node(web, be, versions=V1, node_memory=MEMORY, knobs=frozenset({"memory.soft"})), None, ON)
-    found = {one.key: one.value for one in desired.settings.values() if one.policy == "memory_qos"}
-    assert found == {(f"{be.group.path}/id-main", "memory.soft"): GIGA * 19 // 10 // PAGE * PAGE}
+    values = {setting.key: setting.value for setting in desired.settings.values() if setting.policy == "memory_qos"}
+    assert values == {(f"{be.group.path}/id-main", "memory.soft"): GIGA * 19 // 10 // PAGE * PAGE}
     assert "cgroup v1 has no memory.low" in desired.plan.reasons["memory_qos"]
 
 
@@ -107,7 +113,9 @@ def test_a_pods_own_percentages_go_before_its_classes(wish: MemoryPreferences, w
 
 def test_the_pause_container_gets_nothing_and_an_unlimited_container_of_an_unknown_node_no_bound() -> None:
     be = pod("be", sized(GIGA, None), container("pause", kind=ContainerKind.SANDBOX))
-    assert not [one for one in plan(node(be, versions=V2), None, ON).settings.values() if one.policy == "memory_qos"]
+    assert not [
+        setting for setting in plan(node(be, versions=V2), None, ON).settings.values() if setting.policy == "memory_qos"
+    ]
 
 
 def test_without_directories_only_pods_and_containers_are_protected() -> None:
@@ -121,4 +129,4 @@ def test_without_directories_only_pods_and_containers_are_protected() -> None:
 def test_it_is_off_unless_asked_for() -> None:
     web = pod("web", sized(GIGA, None), cls=PodClass.SHARED, qos=QosClass.BURSTABLE)
     desired = plan(node(web, versions=V2, node_memory=MEMORY), None, PoliciesConfig())
-    assert not [one for one in desired.settings.values() if one.policy == "memory_qos"]
+    assert not [setting for setting in desired.settings.values() if setting.policy == "memory_qos"]

@@ -197,8 +197,8 @@ def test_no_more_is_taken_than_lies_on_the_short_node() -> None:
     ],
 )
 def test_relief_leaves_each_container_something(used: int, cache: int, version: int, want: int | None) -> None:
-    one = group(used=used * MEGA, cache=cache * MEGA)
-    action = relieve([one], {}, {1: 150 * MEGA}, WISH, version=version)
+    group_memory = group(used=used * MEGA, cache=cache * MEGA)
+    action = relieve([group_memory], {}, {1: 150 * MEGA}, WISH, version=version)
     assert (None if action is None else action.want_bytes // MEGA) == want
 
 

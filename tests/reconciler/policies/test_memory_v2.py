@@ -79,19 +79,19 @@ class Node:
         ordered = order_changes(changes, {}, self.versions)
         assert not ordered.blocked
         outcomes = await KernelWriter(self.hierarchy, files=self.kernel).perform(ordered.steps)
-        return {(one.step.path, one.step.knob): one.ok for one in outcomes}
+        return {(outcome.step.path, outcome.step.knob): outcome.ok for outcome in outcomes}
 
     def _changes(self, path: str, settings: object) -> list[KnobChange]:
         assert isinstance(settings, dict)
-        found = []
+        changes = []
         for knob in CATALOG.values():
             if knob.controller != "memory" or knob.file(2) is None:
                 continue
             have = knob.decode(self.read(path, knob.file(2) or ""), 2)
             setting = settings.get((path, knob.name))
             want = setting.value if setting is not None else knob.decode(knob.default(2), 2)
-            found.append(KnobChange(path=path, knob=knob.name, want=want, have=have, reclaim=True))
-        return found
+            changes.append(KnobChange(path=path, knob=knob.name, want=want, have=have, reclaim=True))
+        return changes
 
 
 @pytest.fixture

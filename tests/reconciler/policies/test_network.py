@@ -18,9 +18,9 @@ VIEW = node(pod("a", container("main"), container("pause", kind=ContainerKind.SA
 
 def test_a_be_pods_directory_and_containers_have_its_class_and_nobody_else() -> None:
     desired = plan(VIEW, None, ON)
-    ours = {path: one.value for (path, knob), one in desired.settings.items() if knob == "net.classid"}
+    ours = {path: setting.value for (path, knob), setting in desired.settings.items() if knob == "net.classid"}
     assert ours == {"/kubepods/besteffort/poda": BE_CLASS, "/kubepods/besteffort/poda/id-main": BE_CLASS}
-    assert [one for one in desired.refusals if one.setting.knob == "net.classid"] == []
+    assert [refusal for refusal in desired.refusals if refusal.setting.knob == "net.classid"] == []
     assert desired.plan.network == NetworkRequest(
         interfaces=(InterfaceRequest(name="eth0", link_mbit=100),), pods_by="eth0"
     )
@@ -35,18 +35,20 @@ def test_pods_with_a_network_of_their_own_need_no_class_ids(versions: dict[str, 
     wish = desired.plan.network
     assert wish is not None
     assert (wish.classes, wish.pods_by) == (versions is CLASSES, "eth0")
-    assert bool([one for one in desired.settings.values() if one.policy == "network"]) is wish.classes
-    told = "except for pods in the host network: no net_cls controller is mounted" in desired.plan.reasons["network"]
-    assert told is not wish.classes
+    assert bool([setting for setting in desired.settings.values() if setting.policy == "network"]) is wish.classes
+    reported = (
+        "except for pods in the host network: no net_cls controller is mounted" in desired.plan.reasons["network"]
+    )
+    assert reported is not wish.classes
 
 
 def test_pods_leave_by_the_interface_that_is_said_or_else_the_first() -> None:
     two = (InterfaceRule(name="eth0"), InterfaceRule(name="eth1"))
-    for by, found in ((None, "eth0"), ("eth1", "eth1")):
+    for by, text in ((None, "eth0"), ("eth1", "eth1")):
         config = PoliciesConfig(network=NetworkConfig(enabled=True, interfaces=two, pods_by=by))
         wish = plan(VIEW, None, config).plan.network
         assert wish is not None
-        assert wish.pods_by == found
+        assert wish.pods_by == text
     wish = plan(VIEW, None, NO_PODS).plan.network
     assert wish is not None
     assert wish.pods_by == ""
@@ -67,7 +69,7 @@ def test_nothing_is_wanted_where_it_cannot_work(view: object, config: PoliciesCo
     desired = plan(view, None, config)
     assert desired.plan.network is None
     assert words in desired.plan.reasons["network"]
-    assert not [one for one in desired.settings.values() if one.policy == "network"]
+    assert not [setting for setting in desired.settings.values() if setting.policy == "network"]
 
 
 @pytest.mark.parametrize(

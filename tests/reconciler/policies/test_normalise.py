@@ -42,8 +42,8 @@ def test_a_quota_is_divided_and_rounded_up(
 ) -> None:
     view = node(online("web", limited(quota)), versions=versions)
     desired = plan(view, None, at(ratio))
-    found = {key: one.value for key, one in desired.settings.items() if one.policy == "normalise"}
-    assert found == ({} if expected is None else {(MAIN, "cpu.quota"): expected})
+    values = {key: setting.value for key, setting in desired.settings.items() if setting.policy == "normalise"}
+    assert values == ({} if expected is None else {(MAIN, "cpu.quota"): expected})
     assert desired.refusals == ()
 
 
@@ -56,12 +56,12 @@ def test_it_is_the_smallest_whole_number_that_is_enough(amount: int, hundredths:
 
 @pytest.mark.parametrize("cls", [PodClass.SYSTEM, PodClass.DEDICATED, PodClass.RECLAIMED])
 def test_only_shared_pods_count_in_reference_cpus(cls: PodClass) -> None:
-    one = pod("web", limited(200_000), cls=cls, qos=QosClass.BURSTABLE)
-    assert "normalise" not in {each.policy for each in plan(node(one), None, at(2.0)).settings.values()}
+    item = pod("web", limited(200_000), cls=cls, qos=QosClass.BURSTABLE)
+    assert "normalise" not in {each.policy for each in plan(node(item), None, at(2.0)).settings.values()}
 
 
 def test_containers_with_cpus_of_their_own_and_the_pause_container_are_left_out() -> None:
-    one = pod(
+    item = pod(
         "web",
         limited(200_000),
         limited(50_000, "side"),
@@ -69,20 +69,20 @@ def test_containers_with_cpus_of_their_own_and_the_pause_container_are_left_out(
         cls=PodClass.SHARED,
         qos=QosClass.GUARANTEED,
     )
-    view = node(one, kubelet=kubelet(default="0-5", exclusive={"web/main": "6-7"}))
-    found = [key for key, each in plan(view, None, at(2.0)).settings.items() if each.policy == "normalise"]
-    assert found == [("/kubepods/podweb/id-side", "cpu.quota")]
+    view = node(item, kubelet=kubelet(default="0-5", exclusive={"web/main": "6-7"}))
+    pairs = [key for key, each in plan(view, None, at(2.0)).settings.items() if each.policy == "normalise"]
+    assert pairs == [("/kubepods/podweb/id-side", "cpu.quota")]
 
 
 def test_a_loan_stands_while_it_lasts() -> None:
-    one = online("web", limited(100_000))
-    assert (MAIN, "cpu.quota") not in plan(node(one, lent_us={MAIN: 120_000}), None, at(2.0)).settings
-    assert plan(node(one, lent_us={MAIN: 50_000}), None, at(2.0)).settings[MAIN, "cpu.quota"].value == 50_000
+    item = online("web", limited(100_000))
+    assert (MAIN, "cpu.quota") not in plan(node(item, lent_us={MAIN: 120_000}), None, at(2.0)).settings
+    assert plan(node(item, lent_us={MAIN: 50_000}), None, at(2.0)).settings[MAIN, "cpu.quota"].value == 50_000
 
 
 def test_batch_limits_are_in_reference_cpus_too() -> None:
-    asked = Resources(batch_cpu_milli=500)
-    view = node(pod("be", container("main", requests=asked, limits=asked)))
+    resources = Resources(batch_cpu_milli=500)
+    view = node(pod("be", container("main", requests=resources, limits=resources)))
     desired = plan(view, None, at(1.25))
     assert desired.settings["/kubepods/besteffort/podbe/id-main", "cpu.quota"].value == 40_000
     assert desired.settings["/kubepods/besteffort/podbe", "cpu.quota"].value == 40_000

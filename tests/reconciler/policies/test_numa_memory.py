@@ -24,16 +24,16 @@ def dedicated(wish: CpuPreferences, spec: RuntimeSpec | None = None) -> Pod:
     return replace(pod("db", main, cls=PodClass.DEDICATED, qos=QosClass.GUARANTEED), wish=wish)
 
 
-def mems(one: Pod, **more: object) -> list[Setting]:
-    view = node(one, topology=TWO, **{"kubelet": NONE, **more})
-    return [found for found in plan(view, None, ON).settings.values() if found.knob == "cpu.mems"]
+def mems(item: Pod, **more: object) -> list[Setting]:
+    view = node(item, topology=TWO, **{"kubelet": NONE, **more})
+    return [setting for setting in plan(view, None, ON).settings.values() if setting.knob == "cpu.mems"]
 
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_bound_dedicated_container_takes_memory_where_its_cpus_are(number: int) -> None:
-    one = dedicated(CpuPreferences(numa_binding=True, nodes=(number,)))
-    (found,) = mems(one)
-    assert (found.path, str(found.value)) == (f"{one.group.path}/id-main", str(number))
+    item = dedicated(CpuPreferences(numa_binding=True, nodes=(number,)))
+    (setting,) = mems(item)
+    assert (setting.path, str(setting.value)) == (f"{item.group.path}/id-main", str(number))
 
 
 @pytest.mark.parametrize(
@@ -61,34 +61,35 @@ def test_everybody_else_is_left_alone(one: Pod, more: dict[str, object]) -> None
 
 
 def test_devices_of_a_node_are_no_choice_of_memory() -> None:
-    one = dedicated(CpuPreferences(numa_binding=True, nodes=(1,)))
-    (found,) = mems(one, kubelet=replace(NONE, affinity={"db/main": {"vendor/gpu": cpus("1")}}))
-    assert str(found.value) == "1"
+    item = dedicated(CpuPreferences(numa_binding=True, nodes=(1,)))
+    (setting,) = mems(item, kubelet=replace(NONE, affinity={"db/main": {"vendor/gpu": cpus("1")}}))
+    assert str(setting.value) == "1"
 
 
 def test_a_be_pod_that_asks_for_a_node_takes_its_memory_there() -> None:
-    one = replace(pod("be"), wish=CpuPreferences(numa_binding=True, nodes=(1,)))
-    (found,) = mems(one)
-    assert str(found.value) == "1"
+    item = replace(pod("be"), wish=CpuPreferences(numa_binding=True, nodes=(1,)))
+    (setting,) = mems(item)
+    assert str(setting.value) == "1"
 
 
 def test_an_online_pod_of_a_pool_on_one_node_does_so_too() -> None:
-    one = pod("web", cls=PodClass.SHARED, qos=QosClass.BURSTABLE)
-    view = node(one, topology=TWO)
+    item = pod("web", cls=PodClass.SHARED, qos=QosClass.BURSTABLE)
+    view = node(item, topology=TWO)
     whole = plan_node(view, None, ON)
     bound = replace(whole, pools=replace(whole.pools, bound={"web": "shared/batch-NUMA1"}))
-    settings, refusals = plan_pod(one, view, bound, ON)
-    assert [str(found.value) for found in settings if found.knob == "cpu.mems"] == ["1"]
+    settings, refusals = plan_pod(item, view, bound, ON)
+    assert [str(setting.value) for setting in settings if setting.knob == "cpu.mems"] == ["1"]
     assert not refusals
-    settings, _ = plan_pod(one, view, replace(whole, pools=replace(whole.pools, bound={"web": "shared/batch"})), ON)
-    assert not [found for found in settings if found.knob == "cpu.mems"]
+    settings, _ = plan_pod(item, view, replace(whole, pools=replace(whole.pools, bound={"web": "shared/batch"})), ON)
+    assert not [setting for setting in settings if setting.knob == "cpu.mems"]
 
 
 def test_a_node_without_memory_means_the_nearest_that_has_some() -> None:
     machine = parse("2 sockets x 2 cores x 1 threads; memory nodes 1 of 1T")
     assert nodes_with_memory(cpus("0-1"), machine) == cpus("0-1")
     bare = replace(
-        machine, numa=tuple(replace(one, memory_bytes=0 if one.id == 1 else 1 << 30) for one in machine.numa)
+        machine,
+        numa=tuple(replace(numa_node, memory_bytes=0 if numa_node.id == 1 else 1 << 30) for numa_node in machine.numa),
     )
     assert nodes_with_memory(cpus("1"), bare) == cpus("0")
 
@@ -107,13 +108,13 @@ def test_moving_pages_is_never_done_in_the_loop(have: str, version: int, slow: b
 
 def migrating(phase: Phase = Phase.SETTLED, version: int = 1, *, migrate: bool = True) -> dict[str, object]:
     """What is wanted of a bound container, by knob."""
-    one = dedicated(CpuPreferences(numa_binding=True, nodes=(1,)))
-    one = replace(one, containers=tuple(replace(box, phase=phase) for box in one.containers))
+    item = dedicated(CpuPreferences(numa_binding=True, nodes=(1,)))
+    item = replace(item, containers=tuple(replace(box, phase=phase) for box in item.containers))
     on = replace(ON, numa_memory=NumaMemoryPolicyConfig(enabled=True, migrate=migrate))
     knobs = frozenset({"cpu.mems", "cpu.mems_migrate"} if version == 1 else {"cpu.mems"})
-    view = node(one, topology=TWO, kubelet=NONE, versions={"cpuset": version, "cpu": version}, knobs=knobs)
-    found = plan(view, None, on).settings.values()
-    return {setting.knob: setting.value for setting in found if setting.knob.startswith("cpu.mems")}
+    view = node(item, topology=TWO, kubelet=NONE, versions={"cpuset": version, "cpu": version}, knobs=knobs)
+    values_view = plan(view, None, on).settings.values()
+    return {setting.knob: setting.value for setting in values_view if setting.knob.startswith("cpu.mems")}
 
 
 def test_pages_of_running_containers_follow_where_that_is_asked_for_and_possible() -> None:

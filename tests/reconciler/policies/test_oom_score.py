@@ -37,7 +37,7 @@ def test_the_plan_has_every_be_container_that_has_started_when_it_is_on() -> Non
     assert scores is not None
     assert (scores.dry_run, scores.sweep_s) == (True, 3.0)
     path = be.containers[0].group.path
-    assert {key: (one.knob, one.value, one.pod_uid) for key, one in scores.settings.items()} == {
+    assert {key: (setting.knob, setting.value, setting.pod_uid) for key, setting in scores.settings.items()} == {
         path: (OOM_SCORE, 1000, "b")
     }
     assert plan_node(node(be), None, PoliciesConfig()).oom_scores is None

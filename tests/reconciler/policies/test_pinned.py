@@ -30,8 +30,8 @@ def guaranteed(*containers: Container, cls: PodClass = PodClass.DEDICATED) -> Po
     return pod("p", *containers, cls=cls, qos=QosClass.GUARANTEED)
 
 
-def lifted(one: Pod, view: KubeletView = OWNS) -> list[str]:
-    desired = plan(node(one, kubelet=view), None, CONFIG)
+def lifted(item: Pod, view: KubeletView = OWNS) -> list[str]:
+    desired = plan(node(item, kubelet=view), None, CONFIG)
     assert all(setting.value is None for setting in desired.settings.values() if setting.policy == "pinned")
     return [path for (path, knob), setting in desired.settings.items() if setting.policy == "pinned"]
 
@@ -58,41 +58,41 @@ def test_the_quota_goes_where_it_bounds_nothing(one: Pod, paths: list[str]) -> N
 
 
 def test_a_container_whose_quota_is_not_known_counts_as_having_one_and_bars_the_pod() -> None:
-    one = guaranteed(limited("main"), limited("side"))
-    blind = replace(one, containers=(one.containers[0], replace(one.containers[1], spec=None)))
+    item = guaranteed(limited("main"), limited("side"))
+    blind = replace(item, containers=(item.containers[0], replace(item.containers[1], spec=None)))
     assert lifted(blind) == [MAIN]
-    blind = replace(one, containers=(replace(one.containers[0], spec=None), one.containers[1]))
+    blind = replace(item, containers=(replace(item.containers[0], spec=None), item.containers[1]))
     assert lifted(blind) == [POD, MAIN]
 
 
 def test_a_container_of_unknown_name_beside_one_that_owns_cpus_keeps_its_quota() -> None:
-    one = guaranteed(limited("main"), limited("other"))
-    nameless = replace(one, containers=(one.containers[0], replace(one.containers[1], name=None)))
+    item = guaranteed(limited("main"), limited("other"))
+    nameless = replace(item, containers=(item.containers[0], replace(item.containers[1], name=None)))
     assert lifted(nameless) == [POD, MAIN]
 
 
 def test_cpus_that_we_chose_count_before_the_runtime_was_told() -> None:
-    one = guaranteed(limited("main", cpuset="0-7"), limited("side", cpuset="0-7"))
-    view = node(one, kubelet=kubelet(CpuPolicy.NONE))
+    item = guaranteed(limited("main", cpuset="0-7"), limited("side", cpuset="0-7"))
+    view = node(item, kubelet=kubelet(CpuPolicy.NONE))
     pools = replace(plan_pools(view, None, CONFIG), dedicated={"p/main": cpus("6-7")}, placed=("p/main",))
-    assert [is_pinned(one, each, pools) for each in one.containers] == [True, False]
-    assert lifts_pod(one, pools)
-    assert not is_pinned(one, one.containers[0], replace(pools, placed=()))
+    assert [is_pinned(item, each, pools) for each in item.containers] == [True, False]
+    assert lifts_pod(item, pools)
+    assert not is_pinned(item, item.containers[0], replace(pools, placed=()))
 
 
 def test_nothing_is_lifted_where_nothing_is_owned_or_the_policy_is_off() -> None:
-    one = guaranteed(limited("main"))
-    assert lifted(one, kubelet(default="0-7")) == []
+    item = guaranteed(limited("main"))
+    assert lifted(item, kubelet(default="0-7")) == []
     off = PoliciesConfig(pinned=PinnedConfig(enabled=False))
-    assert "pinned" not in {each.policy for each in plan(node(one, kubelet=OWNS), None, off).settings.values()}
+    assert "pinned" not in {each.policy for each in plan(node(item, kubelet=OWNS), None, off).settings.values()}
 
 
 def test_a_kubelet_that_rewrites_every_containers_quota_is_not_fought() -> None:
-    one = guaranteed(limited("main"))
-    view = node(one, kubelet=kubelet(default="0-5", exclusive={"p/main": "6-7"}, reasserts_s=10.0))
-    settings, refusals = plan_pod(one, view, plan_node(view, None, CONFIG), CONFIG)
+    item = guaranteed(limited("main"))
+    view = node(item, kubelet=kubelet(default="0-5", exclusive={"p/main": "6-7"}, reasserts_s=10.0))
+    settings, refusals = plan_pod(item, view, plan_node(view, None, CONFIG), CONFIG)
     assert [setting for setting in settings if setting.policy == "pinned"] == []
-    assert [(one.setting.path, one.rule) for one in refusals] == [(MAIN, "kubelet-reasserts")]
+    assert [(refusal.setting.path, refusal.rule) for refusal in refusals] == [(MAIN, "kubelet-reasserts")]
 
 
 # On the kernel: the pod first, and back the same way
@@ -117,8 +117,8 @@ async def test_the_pod_is_lifted_before_its_container_and_bounded_before_it(
     for path, quota in limits.items():
         kernel.make_group(path)
         kernel.write(hierarchy.directory("cpu", path), file, str(quota))
-    one = guaranteed(limited("main"))
-    wanted = plan(node(one, kubelet=OWNS, versions=versions), None, CONFIG).settings
+    item = guaranteed(limited("main"))
+    wanted = plan(node(item, kubelet=OWNS, versions=versions), None, CONFIG).settings
     have = {(path, "cpu.quota"): quota for path, quota in limits.items()}
     changes = [
         KnobChange(path=path, knob=knob, want=each.value) for (path, knob), each in wanted.items() if path in limits

@@ -129,7 +129,7 @@ def test_the_first_content_is_the_containers_own_and_always_the_same() -> None:
     contents = [first_tokens(f"container-{number}", 2000) for number in range(200)]
     assert contents == [first_tokens(f"container-{number}", 2000) for number in range(200)]
     assert (min(contents) < 100, max(contents) > 900) == (True, True), "spread over half a bucket"
-    assert all(0 <= one < 1000 for one in contents)
+    assert all(0 <= content < 1000 for content in contents)
 
 
 # The guard
@@ -154,9 +154,9 @@ def idle(share: float, cpus: int = 8) -> dict[int, float]:
 )
 def test_the_guard(idle_share: float, reclaimed: int, state: NodeCpuState, room: int) -> None:
     use = cpu(reclaimed=reclaimed, idle=idle(idle_share))
-    found = guard(BurstGuard(), use, pools(), 1.0, 50)
-    assert found.state is state
-    assert found.room_milli == pytest.approx(room, abs=9)
+    burst_guard = guard(BurstGuard(), use, pools(), 1.0, 50)
+    assert burst_guard.state is state
+    assert burst_guard.room_milli == pytest.approx(room, abs=9)
 
 
 def test_the_guard_leaves_out_cpus_that_somebody_owns() -> None:
@@ -167,14 +167,14 @@ def test_the_guard_leaves_out_cpus_that_somebody_owns() -> None:
 
 
 def test_the_guard_takes_the_mean_of_five_looks() -> None:
-    found = BurstGuard()
+    burst_guard = BurstGuard()
     for second in range(5):
-        found = guard(found, cpu(idle=idle(0.9)), pools(), float(second), 50)
-    found = guard(found, cpu(idle=idle(0.0)), pools(), 5.0, 50)
-    assert found.state is NodeCpuState.IDLE, "one look of five is 28 percent on average"
+        burst_guard = guard(burst_guard, cpu(idle=idle(0.9)), pools(), float(second), 50)
+    burst_guard = guard(burst_guard, cpu(idle=idle(0.0)), pools(), 5.0, 50)
+    assert burst_guard.state is NodeCpuState.IDLE, "one look of five is 28 percent on average"
     for second in range(6, 9):
-        found = guard(found, cpu(idle=idle(0.0)), pools(), float(second), 50)
-    assert found.state is NodeCpuState.OVERLOAD
+        burst_guard = guard(burst_guard, cpu(idle=idle(0.0)), pools(), float(second), 50)
+    assert burst_guard.state is NodeCpuState.OVERLOAD
 
 
 @pytest.mark.parametrize("use", [None, cpu(age=None), cpu(age=9.0)], ids=["never read", "no age", "old"])
@@ -200,7 +200,7 @@ def test_all_steps_of_one_second_together_fit_below_the_threshold() -> None:
     """Koordinator raises every one by a fifth, however many there are."""
     room = BurstGuard(state=NodeCpuState.IDLE, room_milli=500)
     after = step_all({}, many(50), room, 1.0, CONFIG)
-    assert {one.quota_us for one in after.values()} == {101_000}
+    assert {burst_state.quota_us for burst_state in after.values()} == {101_000}
 
 
 def test_a_container_that_is_gone_is_forgotten() -> None:
@@ -234,23 +234,23 @@ looks = st.builds(
 def test_no_sequence_breaks_the_law(seconds: list[tuple[list[BurstSample], NodeCpuState, int, float]]) -> None:
     states: dict[str, BurstState] = {}
     now = 100.0
-    for found, state, room, passed in seconds:
+    for burst_samples, state, room, passed in seconds:
         now += passed
-        samples = {f"/c{n}": one for n, one in enumerate(found)}
+        samples = {f"/c{n}": burst_sample for n, burst_sample in enumerate(burst_samples)}
         after = step_all(states, samples, BurstGuard(state=state, room_milli=room), now, CONFIG)
         grown = 0.0
-        for path, one in samples.items():
-            limit, held = one.borrower.limit_us, states.get(path)
+        for path, item in samples.items():
+            limit, held = item.borrower.limit_us, states.get(path)
             quota = after[path].quota_us
-            top = max(limit, min(limit * one.percent // 100, one.cpus * one.borrower.period_us))
+            top = max(limit, min(limit * item.percent // 100, item.cpus * item.borrower.period_us))
             assert limit <= quota <= top
             same = held is not None and held.limit_us == limit
             base = held.quota_us if held is not None and same else limit
             if quota > base:
-                assert one.use_milli is not None
-                assert one.throttled
+                assert item.use_milli is not None
+                assert item.throttled
                 assert state is NodeCpuState.IDLE
-                grown += (quota - base) * 1000 / one.borrower.period_us
+                grown += (quota - base) * 1000 / item.borrower.period_us
         assert grown <= room + 1e-6
         states = after
 
@@ -263,8 +263,8 @@ def bounded(name: str = "main", quota: int | None = LIMIT, **more: Any) -> Conta
 
 
 def test_only_settled_containers_of_online_pods_with_a_known_quota_borrow() -> None:
-    def names(one: Pod) -> list[str]:
-        return [found.container_id for found in borrowers(one, pools())]
+    def names(item: Pod) -> list[str]:
+        return [borrower.container_id for borrower in borrowers(item, pools())]
 
     pause = container("pause", kind=ContainerKind.SANDBOX)
     assert names(online("a", pause, bounded(), bounded("free", None), bounded("none", -1))) == ["id-main"]
@@ -286,25 +286,25 @@ def test_only_settled_containers_of_online_pods_with_a_known_quota_borrow() -> N
     ],
 )
 def test_who_takes_part(asked: BurstLimit | None, every: bool, only_asked: bool) -> None:
-    one = replace(online("a", bounded()), wish=CpuPreferences(burst_policy=asked))
-    assert takes_part(one, CONFIG) is every
-    assert takes_part(one, QuotaBurstConfig(enabled=True, only_asked=True)) is only_asked
+    item = replace(online("a", bounded()), wish=CpuPreferences(burst_policy=asked))
+    assert takes_part(item, CONFIG) is every
+    assert takes_part(item, QuotaBurstConfig(enabled=True, only_asked=True)) is only_asked
 
 
-def planned(one: Pod, lent: dict[str, int], config: PoliciesConfig = ON, **more: Any) -> dict[tuple[str, str], Any]:
-    view = node(one, lent_us=lent, **more)
-    settings, refusals = plan_pod(one, view, plan_node(view, None, config), config)
+def planned(item: Pod, lent: dict[str, int], config: PoliciesConfig = ON, **more: Any) -> dict[tuple[str, str], Any]:
+    view = node(item, lent_us=lent, **more)
+    settings, refusals = plan_pod(item, view, plan_node(view, None, config), config)
     assert not refusals
     return {(setting.path.rpartition("/")[2], setting.knob): setting.value for setting in settings}
 
 
 @pytest.mark.parametrize("versions", [{}, {"versions": V2}], ids=["v1", "v2"])
 def test_a_loan_becomes_the_containers_quota_and_its_pods(versions: dict[str, Any]) -> None:
-    one = online("a", bounded(), bounded("side"))
-    lent = {f"{one.group.path}/id-main": 120_000, one.group.path: 220_000}
-    known = {(one.group.path, "cpu.quota"): 200_000}
-    found = planned(one, lent, actual=known, **versions)
-    assert found == {("id-main", "cpu.quota"): 120_000, ("poda", "cpu.quota"): 220_000}
+    item = online("a", bounded(), bounded("side"))
+    lent = {f"{item.group.path}/id-main": 120_000, item.group.path: 220_000}
+    known = {(item.group.path, "cpu.quota"): 200_000}
+    fields = planned(item, lent, actual=known, **versions)
+    assert fields == {("id-main", "cpu.quota"): 120_000, ("poda", "cpu.quota"): 220_000}
 
 
 @pytest.mark.parametrize(
@@ -316,34 +316,34 @@ def test_a_loan_becomes_the_containers_quota_and_its_pods(versions: dict[str, An
     ],
 )
 def test_a_loan_is_cut_to_the_limit_of_the_moment(lent: int, value: int | None) -> None:
-    one = online("a", bounded())
-    path = f"{one.group.path}/id-main"
-    assert planned(one, {path: lent}) == ({("id-main", "cpu.quota"): value} if value else {})
+    item = online("a", bounded())
+    path = f"{item.group.path}/id-main"
+    assert planned(item, {path: lent}) == ({("id-main", "cpu.quota"): value} if value else {})
 
 
 def test_a_loan_is_made_on_the_normalised_limit() -> None:
     """On CPUs twice as fast a limit of one CPU is half a CPU: that is what is lent on, and three times that the top."""
-    one, on = online("a", bounded()), PoliciesConfig(quota_burst=CONFIG, normalise=NormaliseConfig(ratio=2.0))
-    path = f"{one.group.path}/id-main"
-    half = borrowers(one, replace(pools(), quota_ratio=2.0))
-    assert [(found.limit_us, found.limit_milli) for found in half] == [(50_000, 500)]
+    item, on = online("a", bounded()), PoliciesConfig(quota_burst=CONFIG, normalise=NormaliseConfig(ratio=2.0))
+    path = f"{item.group.path}/id-main"
+    half = borrowers(item, replace(pools(), quota_ratio=2.0))
+    assert [(borrower.limit_us, borrower.limit_milli) for borrower in half] == [(50_000, 500)]
     for lent, value in ((0, 50_000), (50_000, 50_000), (60_000, 60_000), (120_000, 120_000), (300_000, 150_000)):
-        assert planned(one, {path: lent}, on) == {("id-main", "cpu.quota"): value}
+        assert planned(item, {path: lent}, on) == {("id-main", "cpu.quota"): value}
 
 
 def test_nothing_is_wanted_where_the_policy_is_off_or_the_kubelet_rewrites_quotas() -> None:
-    one = online("a", bounded())
-    lent = {f"{one.group.path}/id-main": 120_000}
-    assert planned(one, lent, PoliciesConfig()) == {}
-    assert planned(one, lent, kubelet=kubelet(reasserts_s=10.0)) == {}
-    assert planned(one, lent, actual={(f"{one.group.path}/id-main", "cpu.period"): 50_000}) == {}
-    assert planned(replace(one, wish=CpuPreferences(burst_policy=BurstLimit.CLOSED)), lent) == {}
-    assert planned(one, lent) != {}
+    item = online("a", bounded())
+    lent = {f"{item.group.path}/id-main": 120_000}
+    assert planned(item, lent, PoliciesConfig()) == {}
+    assert planned(item, lent, kubelet=kubelet(reasserts_s=10.0)) == {}
+    assert planned(item, lent, actual={(f"{item.group.path}/id-main", "cpu.period"): 50_000}) == {}
+    assert planned(replace(item, wish=CpuPreferences(burst_policy=BurstLimit.CLOSED)), lent) == {}
+    assert planned(item, lent) != {}
 
 
 def test_a_pods_own_percentage_is_its_ceiling() -> None:
-    one = replace(online("a", bounded()), wish=CpuPreferences(quota_burst_percent=110))
-    assert planned(one, {f"{one.group.path}/id-main": 300_000}) == {("id-main", "cpu.quota"): 110_000}
+    item = replace(online("a", bounded()), wish=CpuPreferences(quota_burst_percent=110))
+    assert planned(item, {f"{item.group.path}/id-main": 300_000}) == {("id-main", "cpu.quota"): 110_000}
 
 
 def test_a_new_container_starts_with_no_loan() -> None:

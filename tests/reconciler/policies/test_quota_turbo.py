@@ -192,8 +192,8 @@ nodes = st.builds(
 @given(st.lists(st.tuples(st.lists(samples, max_size=4), nodes), max_size=12))
 def test_no_sequence_breaks_the_law(ticks: list[tuple[list[TurboSample], TurboNode]]) -> None:
     states: dict[str, TurboState] = {}
-    for found, on in ticks:
-        looks = {f"/c{n}": look for n, look in enumerate(found)}
+    for turbo_samples, on in ticks:
+        looks = {f"/c{n}": look for n, look in enumerate(turbo_samples)}
         after = step(states, looks, on, CONFIG)
         assert after == step(states, dict(reversed(looks.items())), on, CONFIG)
         grown = 0.0

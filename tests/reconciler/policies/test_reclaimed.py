@@ -27,11 +27,11 @@ DIRECTORY = "/kubepods/besteffort"
 
 def of(desired: Desired, path: str) -> dict[str, object]:
     """Knob -> value of one group."""
-    return {one.knob: one.value for one in desired.settings.values() if one.path == path}
+    return {setting.knob: setting.value for setting in desired.settings.values() if setting.path == path}
 
 
 def values(settings: tuple[Setting, ...]) -> dict[tuple[str, str], object]:
-    return {one.key: one.value for one in settings}
+    return {setting.key: setting.value for setting in settings}
 
 
 def test_be_containers_get_the_pool_the_least_weight_and_their_directory_the_budget() -> None:
@@ -120,7 +120,7 @@ def test_a_container_with_cpus_of_its_own_is_left_alone_whatever_its_label() -> 
 
 def test_a_container_without_a_name_in_a_pod_with_exclusive_cpus_is_left_alone() -> None:
     mine = pod("g", container("main"), qos=QosClass.GUARANTEED)
-    unnamed = replace(mine, containers=tuple(replace(one, name=None) for one in mine.containers))
+    unnamed = replace(mine, containers=tuple(replace(item, name=None) for item in mine.containers))
     view = node(unnamed, kubelet=kubelet(default="0-6", exclusive={"g/main": "7"}))
     assert plan_pod(unnamed, view, plan_node(view, None, BOTH), BOTH)[0][0].path == "/kubepods/podg"
     assert of(plan(view, None, BOTH), "/kubepods/podg/id-main") == {}
@@ -221,12 +221,12 @@ def test_more_takers_than_the_budget_has_parts_each_get_the_kernels_minimum() ->
     view = node(*crowd, online("p", qos=QosClass.BESTEFFORT), cpu=cpu(online=8000))
     desired = plan(view, None, BOTH)
     assert desired.plan.pools.budget_milli == 160
-    assert {of(desired, f"{one.group.path}/id-main")["cpu.quota"] for one in crowd} == {1000}
+    assert {of(desired, f"{item.group.path}/id-main")["cpu.quota"] for item in crowd} == {1000}
 
 
 def test_the_sandbox_is_left_alone_and_a_container_that_may_be_one_is_bounded() -> None:
-    one = pod("be", container("pause", kind=ContainerKind.SANDBOX), container("what", kind=ContainerKind.UNKNOWN))
-    desired = plan(node(one), None, BOTH)
+    item = pod("be", container("pause", kind=ContainerKind.SANDBOX), container("what", kind=ContainerKind.UNKNOWN))
+    desired = plan(node(item), None, BOTH)
     assert of(desired, f"{DIRECTORY}/podbe/id-pause") == {}
     assert "cpu.set" in of(desired, f"{DIRECTORY}/podbe/id-what")
 
@@ -247,8 +247,8 @@ NARROW = PoliciesConfig(reclaimed=ReclaimedConfig(besteffort_cpuset=True))
 
 
 def narrow(view_kubelet: KubeletView) -> Desired:
-    one = pod("be", container("main"), container("pause", kind=ContainerKind.SANDBOX))
-    return plan(node(one, kubelet=view_kubelet, cpu=cpu(online=2000)), None, NARROW)
+    item = pod("be", container("main"), container("pause", kind=ContainerKind.SANDBOX))
+    return plan(node(item, kubelet=view_kubelet, cpu=cpu(online=2000)), None, NARROW)
 
 
 def test_under_policy_none_the_directory_and_all_below_it_can_be_narrowed() -> None:

@@ -25,7 +25,9 @@ from tests.reconciler.nodes import cpu, cpus, kubelet, node, pod
 HERE = __name__
 SMT = uniform(cores=4, threads=2)
 FLAT = uniform(cores=8, threads=1)
-HYBRID = replace(SMT, cpus=tuple(replace(one, kind=CpuKind.EFFICIENCY) if one.core < 2 else one for one in SMT.cpus))
+HYBRID = replace(
+    SMT, cpus=tuple(replace(item, kind=CpuKind.EFFICIENCY) if item.core < 2 else item for item in SMT.cpus)
+)
 ASKED: list[str] = []
 
 
@@ -96,8 +98,8 @@ def test_a_failing_rule_is_skipped_and_reported() -> None:
     view = node(pod("be"), cpu=cpu())
     pools = plan_pools(view, None, rules("Broken"))
     assert pools.reclaimed == plan_pools(view, None, PoliciesConfig()).reclaimed
-    told = f"; plug-in {HERE}:Broken failed and was skipped: reclaimed: pre_score: RuntimeError: no idea"
-    assert pools.reasons["reclaimed"].endswith(told)
+    text = f"; plug-in {HERE}:Broken failed and was skipped: reclaimed: pre_score: RuntimeError: no idea"
+    assert pools.reasons["reclaimed"].endswith(text)
 
 
 def test_without_a_cpu_set_there_is_nothing_to_order() -> None:
@@ -172,11 +174,11 @@ def lending(view: NodeView) -> CpuSet:
 
 
 def owner(uid: str, *, lends: bool | None = None, certain: bool = True) -> Pod:
-    one = pod(uid, cls=PodClass.DEDICATED)
+    item = pod(uid, cls=PodClass.DEDICATED)
     return replace(
-        one,
-        wish=replace(one.wish, lends=lends),
-        classification=replace(one.classification, certain=certain),
+        item,
+        wish=replace(item.wish, lends=lends),
+        classification=replace(item.classification, certain=certain),
     )
 
 

@@ -28,18 +28,18 @@ def want(path: str, knob: str, value: CpuSet | int | None) -> Setting:
     return Setting(path=path, knob=knob, value=value, policy="test", reason="test")
 
 
-def refused(view: NodeView, one: Pod | None, *settings: Setting) -> list[str]:
+def refused(view: NodeView, item: Pod | None, *settings: Setting) -> list[str]:
     """Rules that refuse, in the order of the settings."""
-    return [refusal.rule for refusal in judge(view, one, *settings)]
+    return [refusal.rule for refusal in judge(view, item, *settings)]
 
 
-def judge(view: NodeView, one: Pod | None, *settings: Setting) -> list[Refusal]:
+def judge(view: NodeView, instance: Pod | None, *settings: Setting) -> list[Refusal]:
     scene = RefusalContext(
         view=view,
         pools=plan_pools(view, None, CONFIG),
         wanted={setting.key: setting for setting in settings},
-        pod=one,
-        containers={item.group.path: item for item in one.containers} if one is not None else {},
+        pod=instance,
+        containers={item.group.path: item for item in instance.containers} if instance is not None else {},
     )
     allowed, refusals = check(scene)
     assert len(allowed) + len(refusals) == len(settings)
@@ -52,7 +52,7 @@ APP = pod(
     container("pause", kind=ContainerKind.SANDBOX),
     qos=QosClass.BURSTABLE,
 )
-POD, A, PAUSE = APP.group.path, *(one.group.path for one in APP.containers)
+POD, A, PAUSE = APP.group.path, *(item.group.path for item in APP.containers)
 NODE = node(APP)
 
 
@@ -138,10 +138,10 @@ def test_an_online_pod_in_besteffort_is_neither_narrowed_nor_bounded_with_it() -
 def test_a_pods_quota_is_refused_while_a_containers_own_is_not_known() -> None:
     blind = pod("p", container("a"), qos=QosClass.BURSTABLE)
     unknown = type(blind.containers[0])(id="id-a", name="a", group=blind.containers[0].group)
-    one = type(blind)(
+    item = type(blind)(
         uid="p", qos=blind.qos, group=blind.group, containers=(unknown,), classification=blind.classification
     )
-    assert refused(node(one), one, want(POD, "cpu.quota", 800_000)) == ["quota-below-child"]
+    assert refused(node(item), item, want(POD, "cpu.quota", 800_000)) == ["quota-below-child"]
 
 
 def test_ratios_are_compared_not_numbers() -> None:
@@ -243,8 +243,8 @@ def test_every_refusal_says_why_in_words() -> None:
 
 
 def test_pods_of_guaranteed_qos_hang_below_kubepods_itself() -> None:
-    one = pod("g", cls=PodClass.RECLAIMED, qos=QosClass.GUARANTEED)
+    item = pod("g", cls=PodClass.RECLAIMED, qos=QosClass.GUARANTEED)
     bounded = {("/kubepods", "cpu.quota"): 100_000}
-    assert refused(node(one, actual=bounded), one, want(one.group.path, "cpu.quota", 100_001)) == [
+    assert refused(node(item, actual=bounded), item, want(item.group.path, "cpu.quota", 100_001)) == [
         "v1-quota-above-parent"
     ]

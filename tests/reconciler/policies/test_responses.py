@@ -22,8 +22,8 @@ YIELDS = (BE, "cpu.weight")
 
 def wanted(view: NodeView, measures: Restrictions) -> dict[tuple[str, str], object]:
     desired = planned(view, measures)
-    assert not [one for one in desired.refusals if one.setting.policy == "responses"]
-    return {key: one.value for key, one in desired.settings.items() if one.policy == "responses"}
+    assert not [refusal for refusal in desired.refusals if refusal.setting.policy == "responses"]
+    return {key: setting.value for key, setting in desired.settings.items() if setting.policy == "responses"}
 
 
 def planned(view: NodeView, measures: Restrictions) -> Desired:
@@ -46,8 +46,8 @@ def test_a_held_budget_is_a_ceiling_and_says_why() -> None:
 @pytest.mark.parametrize("versions", [ALL_V1, ALL_V2], ids=["v1", "v2"])
 def test_a_squeezed_pod_of_one_container_has_its_quota_there(versions: dict[str, int]) -> None:
     squeeze = Restrictions(squeezed={"be": SqueezeLimit(cpu_milli=250, reason="for ns/web")})
-    found = wanted(node(pod("be"), online("web"), versions=versions), squeeze)
-    assert found == {(f"{BE}/id-main", "cpu.quota"): 25_000, YIELDS: 2}
+    fields = wanted(node(pod("be"), online("web"), versions=versions), squeeze)
+    assert fields == {(f"{BE}/id-main", "cpu.quota"): 25_000, YIELDS: 2}
 
 
 def test_several_containers_without_quotas_of_their_own_share_the_pods() -> None:
@@ -67,11 +67,11 @@ def test_containers_that_the_runtime_gives_quotas_are_bounded_each_by_what_they_
             container("small", spec=spec, requests=Resources(batch_cpu_milli=100)),
         )
 
-    found = wanted(
+    fields = wanted(
         node(asks("big", 300), versions=ALL_V1),
         Restrictions(squeezed={"be": SqueezeLimit(cpu_milli=200)}),
     )
-    assert found == {(f"{BE}/id-big", "cpu.quota"): 15_000, (f"{BE}/id-small", "cpu.quota"): 5_000, YIELDS: 2}
+    assert fields == {(f"{BE}/id-big", "cpu.quota"): 15_000, (f"{BE}/id-small", "cpu.quota"): 5_000, YIELDS: 2}
 
 
 def test_a_weight_that_it_has_asked_for_waits_until_it_is_squeezed_no_more() -> None:
@@ -84,8 +84,8 @@ def test_a_weight_that_it_has_asked_for_waits_until_it_is_squeezed_no_more() -> 
 
 
 def test_a_quota_is_never_below_what_the_kernel_takes() -> None:
-    found = wanted(node(pod("be"), versions=ALL_V1), Restrictions(squeezed={"be": SqueezeLimit(cpu_milli=1)}))
-    assert found == {(f"{BE}/id-main", "cpu.quota"): 1_000, YIELDS: 2}
+    fields = wanted(node(pod("be"), versions=ALL_V1), Restrictions(squeezed={"be": SqueezeLimit(cpu_milli=1)}))
+    assert fields == {(f"{BE}/id-main", "cpu.quota"): 1_000, YIELDS: 2}
 
 
 def test_memory_is_squeezed_where_the_kernel_has_a_bound_that_does_not_kill() -> None:
@@ -111,8 +111,8 @@ def test_disks_are_squeezed_where_a_limit_binds() -> None:
 
 @pytest.mark.parametrize("versions", [ALL_V1, ALL_V2], ids=["v1", "v2"])
 def test_a_frozen_pod_is_frozen_as_a_whole(versions: dict[str, int]) -> None:
-    found = wanted(node(pod("be"), versions=versions), Restrictions(frozen={"be": "for ns/web, at most 30 s"}))
-    assert found == {(BE, "freeze"): 1}
+    fields = wanted(node(pod("be"), versions=versions), Restrictions(frozen={"be": "for ns/web, at most 30 s"}))
+    assert fields == {(BE, "freeze"): 1}
 
 
 def test_an_online_pod_is_left_alone_whatever_is_asked() -> None:
@@ -126,7 +126,7 @@ def test_an_online_pod_is_left_alone_whatever_is_asked() -> None:
 def test_switched_off_responses_reach_nobody() -> None:
     view = replace(node(pod("be"), versions=ALL_V1), measures=Restrictions(frozen={"be": "x"}, budget_milli=1))
     desired = plan(view, None, PoliciesConfig(responses=ResponsesConfig(enabled=False)))
-    assert not [one for one in desired.settings.values() if one.policy == "responses"]
+    assert not [setting for setting in desired.settings.values() if setting.policy == "responses"]
     assert desired.plan.pools.budget_milli > 1
 
 

@@ -27,7 +27,7 @@ PAUSE = container("pause", kind=ContainerKind.SANDBOX)
 
 
 def of(desired: Desired, knob: str) -> dict[str, object]:
-    return {path: one.value for (path, name), one in desired.settings.items() if name == knob}
+    return {path: setting.value for (path, name), setting in desired.settings.items() if name == knob}
 
 
 @pytest.mark.parametrize("knob", ["cpu.idle", "cpu.identity", "cpu.qos"])
@@ -66,8 +66,8 @@ def test_be_pods_own_directories_are_idle_and_no_other() -> None:
 
 
 def test_a_be_pod_with_cpus_of_its_own_is_not_idle_on_them() -> None:
-    one = pod("be", qos=QosClass.GUARANTEED)
-    assert of(plan(node(one, kubelet=kubelet(default="0-6", exclusive={"be/main": "7"})), None, ON), "cpu.idle") == {}
+    item = pod("be", qos=QosClass.GUARANTEED)
+    assert of(plan(node(item, kubelet=kubelet(default="0-6", exclusive={"be/main": "7"})), None, ON), "cpu.idle") == {}
 
 
 # Group identity
@@ -75,7 +75,7 @@ def test_a_be_pod_with_cpus_of_its_own_is_not_idle_on_them() -> None:
 
 def test_both_sides_have_their_identity_at_every_level() -> None:
     view = node(pod("be", container("main"), PAUSE), online("web"), pod("sys", cls=PodClass.SYSTEM), knobs=ANOLIS)
-    view = replace(view, pods={uid: one for uid, one in view.pods.items() if uid != "sys"})
+    view = replace(view, pods={uid: item for uid, item in view.pods.items() if uid != "sys"})
     desired = plan(view, None, ON)
     assert of(desired, "cpu.identity") == {
         BURSTABLE: 2,
@@ -115,14 +115,14 @@ def test_be_pods_and_their_containers_go_offline_and_no_directory_above() -> Non
 
 
 def test_an_uncertain_class_sets_no_permanent_level() -> None:
-    one = pod("be")
-    unsure = replace(one, classification=replace(one.classification, certain=False))
+    item = pod("be")
+    unsure = replace(item, classification=replace(item.classification, certain=False))
     assert of(offline(unsure), "cpu.qos") == {}
 
 
 def test_a_pod_that_became_online_has_the_reason_that_the_kernel_keeps_its_level() -> None:
-    one = online("be", qos=QosClass.BESTEFFORT)
-    desired = offline(one, seen={(BE, "cpu.qos"): -1, (f"{BE}/id-main", "cpu.qos"): 0})
+    item = online("be", qos=QosClass.BESTEFFORT)
+    desired = offline(item, seen={(BE, "cpu.qos"): -1, (f"{BE}/id-main", "cpu.qos"): 0})
     assert of(desired, "cpu.qos") == {}
     (refusal,) = desired.refusals
     assert (refusal.setting.path, refusal.rule) == (BE, "one-way")

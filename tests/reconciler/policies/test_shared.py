@@ -21,13 +21,13 @@ TWO = uniform(sockets=2, nodes=2, cores=8, threads=2)
 
 
 def asking(uid: str, milli: int = 1000, cls: PodClass = PodClass.SHARED, **wish: Any) -> Pod:
-    one = pod(
+    item = pod(
         uid,
         container("pause", kind=ContainerKind.SANDBOX),
         container("main", requests=Resources(cpu_milli=milli)),
         cls=cls,
     )
-    return replace(one, wish=CpuPreferences(**wish))
+    return replace(item, wish=CpuPreferences(**wish))
 
 
 def config(**shared: Any) -> PoliciesConfig:
@@ -38,9 +38,9 @@ def sets(view: NodeView, given: PoliciesConfig, previous: Pools | None = None) -
     """CPU sets wanted of online pods' containers, by uid."""
     desired = plan(view, NodePlan(pools=previous) if previous is not None else None, given)
     return {
-        str(one.pod_uid): str(one.value)
-        for one in desired.settings.values()
-        if one.knob == "cpu.set" and one.policy == "shared"
+        str(setting.pod_uid): str(setting.value)
+        for setting in desired.settings.values()
+        if setting.knob == "cpu.set" and setting.policy == "shared"
     }
 
 
@@ -75,13 +75,13 @@ def test_a_numa_bound_pool_lies_on_its_node() -> None:
     assert pools.bound == {"a": "shared/db-NUMA1", "b": "shared/share-NUMA0"}
     assert pools.named["shared/db-NUMA1"] <= TWO.node_cpus(1)
     assert pools.named["shared/share-NUMA0"] <= TWO.node_cpus(0)
-    assert [len(one) for one in pools.named.values()] == [3, 2]
+    assert [len(cpu_set) for cpu_set in pools.named.values()] == [3, 2]
 
 
 def test_pools_that_do_not_fit_are_cut_in_proportion_and_never_to_nothing() -> None:
     view = node(asking("a", 6000), asking("b", 12_000, pool="big"), asking("c", 100, pool="small"))
     pools = plan_pools(view, None, config())
-    assert {key: len(one) for key, one in pools.named.items()} == {"shared/big": 5, "shared/small": 1}
+    assert {key: len(cpu_set) for key, cpu_set in pools.named.items()} == {"shared/big": 5, "shared/small": 1}
     assert len(pools.shared) == 2
 
 
@@ -97,9 +97,9 @@ def test_more_pools_than_cpus_share_one() -> None:
     view = node(*(asking(name, 1000, pool=name) for name in "abcdef"), topology=4)
     pools = plan_pools(view, None, config())
     assert all(pools.named.values())
-    own = [one for one in pools.named.values() if one != pools.shared]
-    assert len(own) + len({one for one in pools.named.values() if one == pools.shared}) <= 4
-    assert not any(one & pools.shared for one in own)
+    own = [cpu_set for cpu_set in pools.named.values() if cpu_set != pools.shared]
+    assert len(own) + len({cpu_set for cpu_set in pools.named.values() if cpu_set == pools.shared}) <= 4
+    assert not any(cpu_set & pools.shared for cpu_set in own)
 
 
 def test_who_comes_later_moves_nobody_that_need_not() -> None:
@@ -204,8 +204,8 @@ def test_be_work_bound_to_a_node_gets_the_pools_part_there() -> None:
     view = node(be, topology=TWO, cpu=cpu(online=13_000))
     given = PoliciesConfig(reclaimed=ReclaimedConfig(minimum_per_node=1))
     pools = plan_pools(view, None, given)
-    assert all(pools.reclaimed & TWO.node_cpus(one) for one in TWO.nodes())
-    (setting,) = [one for one in plan(view, None, given).settings.values() if one.knob == "cpu.set"]
+    assert all(pools.reclaimed & TWO.node_cpus(number) for number in TWO.nodes())
+    (setting,) = [item for item in plan(view, None, given).settings.values() if item.knob == "cpu.set"]
     assert setting.value == pools.reclaimed & TWO.node_cpus(1)
     assert setting.reason == "BE pool on NUMA node 1"
 

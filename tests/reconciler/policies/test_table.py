@@ -126,7 +126,7 @@ def test_a_half_defined_policy_is_refused(wrong: AnyPolicy, message: str) -> Non
 
 
 def test_two_policies_of_one_precedence_are_refused() -> None:
-    assert [one.name for one in check_precedence((policy(), policy("two", precedence=2)))] == ["one", "two"]
+    assert [item.name for item in check_precedence((policy(), policy("two", precedence=2)))] == ["one", "two"]
     with pytest.raises(ValueError, match="policy two: has the precedence of one"):
         check_precedence((policy(), policy("two")))
 

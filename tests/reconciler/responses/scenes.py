@@ -111,7 +111,7 @@ class World:
 
     def frame(self) -> SampleFrame:
         samples: Mapping[str, Mapping[str, Sample]] = {
-            subject: {name: Sample(value) for name, value in here.items()} for subject, here in self.uses.items()
+            subject: {name: Sample(value) for name, value in values.items()} for subject, values in self.uses.items()
         }
         return SampleFrame(
             at_s=self.now,

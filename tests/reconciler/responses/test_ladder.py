@@ -177,8 +177,8 @@ def test_each_shortage_has_its_squeeze_and_cpu_where_the_kernel_has_none(
 ) -> None:
     world = World(SQUEEZE, resource=resource, knobs=knobs)
     world.go(BAD, 4.0, gap=float(2 << 30) if resource is ContendedResource.MEMORY else 5.0)
-    found = world.measures.squeezed["hog"]
-    assert (found.cpu_milli, found.memory_high_bytes, found.disk_bps, found.disks) == (
+    squeeze_limit = world.measures.squeezed["hog"]
+    assert (squeeze_limit.cpu_milli, squeeze_limit.memory_high_bytes, squeeze_limit.disk_bps, squeeze_limit.disks) == (
         expected.cpu_milli,
         expected.memory_high_bytes,
         expected.disk_bps,

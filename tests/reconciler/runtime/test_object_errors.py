@@ -89,5 +89,5 @@ def test_an_error_is_counted_by_its_number() -> None:
     refused = cgroup_error("/x", OSError(errno.EMFILE, "x"), "read")
     caused = SourceError("tree", "x")
     caused.__cause__ = OSError(errno.EACCES, "x")
-    found = [error_name(one) for one in (refused, caused, CgroupGoneError("/x", "inode"), OSError(errno.EIO, "x"))]
-    assert found == ["EMFILE", "EACCES", "CgroupGoneError", "EIO"]
+    texts = [error_name(error) for error in (refused, caused, CgroupGoneError("/x", "inode"), OSError(errno.EIO, "x"))]
+    assert texts == ["EMFILE", "EACCES", "CgroupGoneError", "EIO"]

@@ -122,8 +122,8 @@ async def test_the_watchdog_pings_only_while_the_heart_beats(
     nursery.cancel_scope.cancel()
     # It looks every 5 s, and a beat is good for 5 s: the one at 9 s serves the look at 10 s, not the one at 15 s.
     assert pings == [0, 5, 10, 20, 50]
-    told = [record.getMessage() for record in caplog.records]
-    assert told == ["the main loop makes no progress", "the main loop makes progress again"] * 2 + [told[0]]
+    texts = [record.getMessage() for record in caplog.records]
+    assert texts == ["the main loop makes no progress", "the main loop makes progress again"] * 2 + [texts[0]]
 
 
 def test_no_value_begins_another_field_and_none_keeps_a_state_from_being_sent(tmp_path: Path) -> None:

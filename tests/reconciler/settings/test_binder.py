@@ -214,7 +214,7 @@ def test_any_text_is_a_configuration_or_a_list_of_placed_problems(text: str) -> 
         problems: list[str] = [] if accepted(text) else ["unreachable"]
     except ConfigError as exc:
         problems = [str(problem) for problem in exc.problems] or ["an error without a problem"]
-    assert all(re.fullmatch(r"f0:[1-9]\d*:[1-9]\d*: .+", one, re.DOTALL) for one in problems)
+    assert all(re.fullmatch(r"f0:[1-9]\d*:[1-9]\d*: .+", problem, re.DOTALL) for problem in problems)
 
 
 def test_a_field_that_no_file_can_hold_fails_at_once() -> None:

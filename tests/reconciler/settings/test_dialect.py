@@ -58,25 +58,25 @@ def in_classes(directory: Path, entry: str) -> tuple[ClassOverride, ...] | list[
 
 @pytest.mark.parametrize("entry", ACCEPTED)
 def test_both_files_read_an_entry_alike(entry: str, tmp_path: Path) -> None:
-    (one,), (other,) = in_config(tmp_path, entry), in_classes(tmp_path, entry)
-    assert isinstance(one, ClassOverride)
+    (item,), (other,) = in_config(tmp_path, entry), in_classes(tmp_path, entry)
+    assert isinstance(item, ClassOverride)
     assert isinstance(other, ClassOverride)
-    assert (one.pod_class, one.uid, one.pod, one.labels, one.reason) == (
+    assert (item.pod_class, item.uid, item.pod, item.labels, item.reason) == (
         other.pod_class,
         other.uid,
         other.pod,
         other.labels,
         other.reason,
     )
-    assert one.labels.match_labels == ACCEPTED[entry]
+    assert item.labels.match_labels == ACCEPTED[entry]
 
 
 @pytest.mark.parametrize("entry", REFUSED)
 def test_both_files_refuse_an_entry_alike(entry: str, tmp_path: Path) -> None:
-    one, other = in_config(tmp_path, entry), in_classes(tmp_path, entry)
-    assert isinstance(one, list)
+    item, other = in_config(tmp_path, entry), in_classes(tmp_path, entry)
+    assert isinstance(item, list)
     assert isinstance(other, list)
-    assert REFUSED[entry] in one[0]
+    assert REFUSED[entry] in item[0]
     assert [text.rpartition("overrides[0]: ")[2] for text in other] == [
-        *(text for text in one),
+        *(text for text in item),
     ] or REFUSED[entry] in other[0]

@@ -104,10 +104,10 @@ def scene(
     return SampleContext(view=view, pools=pools, wanted=tuple(wanted or SIGNALS))
 
 
-def read(reader: Reader, here: SampleContext, now: float = 100.0, sheet: SampleSheet | None = None) -> SampleSheet:
+def read(reader: Reader, context: SampleContext, now: float = 100.0, sheet: SampleSheet | None = None) -> SampleSheet:
     """One pass of one reader."""
     filled = sheet or SampleSheet()
-    trio.run(reader.read, here, filled, now)
+    trio.run(reader.read, context, filled, now)
     return filled
 
 

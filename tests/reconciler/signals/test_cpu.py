@@ -57,8 +57,8 @@ def test_text_without_a_usable_cpu_line_is_refused(text: str) -> None:
 
 def test_this_machines_own_file_is_read() -> None:
     with open("/proc/stat", encoding="ascii") as file:
-        found = parse_stat(file.read())
-    assert len(found) == os.sysconf("SC_NPROCESSORS_ONLN")
+        result = parse_stat(file.read())
+    assert len(result) == os.sysconf("SC_NPROCESSORS_ONLN")
 
 
 def test_idle_shares_need_a_difference() -> None:

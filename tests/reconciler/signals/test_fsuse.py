@@ -71,10 +71,10 @@ async def _until_told(reader: DirectoryUsageReader, tree: Tree, *uids: str, name
 async def test_volumes_logs_and_the_top_layer_are_counted(tmp_path: Path) -> None:
     tree, _ = _node(tmp_path)
     sheet = await _until_told(_reader(tree), tree, "a", "b")
-    found = values(sheet)
-    assert 120_000 <= found["fs.use"] < 300_000
+    result = values(sheet)
+    assert 120_000 <= result["fs.use"] < 300_000
     # Three files and the directories that they are in.
-    assert found["fs.inodes_use"] == 3 + 1 + 4 + 2
+    assert result["fs.inodes_use"] == 3 + 1 + 4 + 2
     assert "pod:b" not in sheet.samples
 
 
@@ -86,11 +86,11 @@ async def test_layers_on_a_file_system_of_the_images_are_told_apart(
     real = os.stat
 
     def stat(path: Any, **more: Any) -> Any:
-        found = real(path, **more)
+        status = real(path, **more)
         if not str(path).startswith(images):
-            return found
-        values = list(found)
-        values[2] = found.st_dev + 1
+            return status
+        values = list(status)
+        values[2] = status.st_dev + 1
         return os.stat_result(values)
 
     monkeypatch.setattr(os, "stat", stat)
@@ -102,7 +102,7 @@ async def test_layers_on_a_file_system_of_the_images_are_told_apart(
         PodProcesses(tree.hierarchy), "/var/lib/kubelet", images="var/lib/containerd", root=str(tree.root), du=du
     )
     sheet = await _until_told(reader, tree, "a", "b")
-    assert {subject: found["fs.use"].value for subject, found in sheet.samples.items()} == {
+    assert {subject: samples["fs.use"].value for subject, samples in sheet.samples.items()} == {
         "pod:a": 14,
         "pod:a@fs:imagefs": 100,
     }

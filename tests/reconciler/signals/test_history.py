@@ -54,7 +54,7 @@ def test_signals_that_share_their_times_are_told_as_if_each_had_its_own(seed: in
             since = now - made.choice([-1.0, 0.0, 1.0, 2.5, 50.0])
             later = [(at, value) for at, value, _ in kept if at > since]
             assert series.since(since) == later
-            assert series.tail(since) == [*[one[:2] for one in kept[: len(kept) - len(later)][-1:]], *later]
+            assert series.tail(since) == [*[row[:2] for row in kept[: len(kept) - len(later)][-1:]], *later]
             assert history.fresh("pod:a", name, now, 1.0) == (kept[-1][1] if now - kept[-1][0] <= 1.0 else None)
 
 

@@ -42,8 +42,8 @@ class Fake:
         return _Source(self, target)
 
     def times(self, url: str) -> list[float]:
-        first = next((at for at, asked in self.asked if asked == url), 0.0)
-        return [round(at - first, 3) for at, asked in self.asked if asked == url]
+        first = next((at for at, text in self.asked if text == url), 0.0)
+        return [round(at - first, 3) for at, text in self.asked if text == url]
 
 
 class _Source:
@@ -77,8 +77,8 @@ class Bench:
         """Look each second, as the observer does."""
         for _ in range(seconds):
             await trio.sleep(1)
-            found = await self.look()
-        return found
+            samples = await self.look()
+        return samples
 
 
 async def ten(target: ProbeTarget) -> ProbeResult:
@@ -157,8 +157,8 @@ async def test_nothing_to_tell_is_no_failure_and_the_last_answer_grows_old_until
     await bench.look()
     await bench.sleep(6)
     quiet = True
-    found = await bench.sleep(4)
-    assert 4 <= found["web-1"].age_s <= 6.01
+    samples = await bench.sleep(4)
+    assert 4 <= samples["web-1"].age_s <= 6.01
     assert await bench.sleep(4) == {}
     assert bench.reader.problems() == {}
 
@@ -192,11 +192,11 @@ async def test_an_answer_of_several_pods_is_each_ones_half_sure_and_goes_on_when
     bench = Bench(fake, {"p": probe("http://svc/", interval_s=1.0)}, web(1), web(2))
     await nursery.start(bench.reader.run)
     await bench.look()
-    found = await bench.sleep(3)
-    assert {uid: sample.confidence for uid, sample in found.items()} == {"web-1": 0.5, "web-2": 0.5}
+    samples = await bench.sleep(3)
+    assert {uid: sample.confidence for uid, sample in samples.items()} == {"web-1": 0.5, "web-2": 0.5}
     bench.pods = [web(2)]
-    found = await bench.sleep(1)
-    assert {uid: sample.confidence for uid, sample in found.items()} == {"web-2": 1.0}
+    samples = await bench.sleep(1)
+    assert {uid: sample.confidence for uid, sample in samples.items()} == {"web-2": 1.0}
     assert fake.made == 1
 
 
@@ -225,8 +225,8 @@ async def test_problems_are_few_whoever_has_them(nursery: trio.Nursery, autojump
     await nursery.start(bench.reader.run)
     await bench.look()
     await bench.sleep(3)
-    told = bench.reader.problems()[SIGNAL]
-    assert told == "; ".join(f"probe p, pod ns/web-{number}: no" for number in (1, 2, 3)) + "; and 4 more"
+    text = bench.reader.problems()[SIGNAL]
+    assert text == "; ".join(f"probe p, pod ns/web-{number}: no" for number in (1, 2, 3)) + "; and 4 more"
 
 
 async def test_the_end_closes_every_source(autojump_clock: MockClock) -> None:
@@ -255,16 +255,16 @@ def test_failures_double_the_wait_within_bounds() -> None:
     ],
 )
 async def test_each_kind_has_its_source(kind: dict[str, CommandProbe], name: str) -> None:
-    one = Probe(pods=("x",), **kind)  # type: ignore[arg-type]  # one of three
-    target = ProbeTarget(key=ProbeTargetKey("p", ""), title="t", probe=one, uids=(), argv=("/a",), url="http://h/")
+    item = Probe(pods=("x",), **kind)  # type: ignore[arg-type]  # one of three
+    target = ProbeTarget(key=ProbeTargetKey("p", ""), title="t", probe=item, uids=(), argv=("/a",), url="http://h/")
     source = source_of(target, trio.CapacityLimiter(1))
     assert type(source).__name__ == name
     await source.aclose()
 
 
 async def test_a_real_program_feeds_a_real_sheet(nursery: trio.Nursery, tmp_path: Path) -> None:
-    one = Probe(pods=("web-*",), interval_s=0.2, command=CommandProbe(argv=("/bin/echo", "7.5")))
-    reader = LatencyReader({"p": one}, clock=trio.current_time)
+    item = Probe(pods=("web-*",), interval_s=0.2, command=CommandProbe(argv=("/bin/echo", "7.5")))
+    reader = LatencyReader({"p": item}, clock=trio.current_time)
     await nursery.start(reader.run)
     sheet = SampleSheet()
     with trio.fail_after(10):

@@ -69,8 +69,8 @@ def test_the_nodes_memory() -> None:
 
 
 def test_meminfo_of_the_machine_and_of_a_numa_node_reads_the_same() -> None:
-    found = meminfo_bytes(MEMINFO)
-    assert found == {"MemTotal": 1000 << 10, "MemFree": 10 << 10, "MemAvailable": 400 << 10} | {
+    numbers = meminfo_bytes(MEMINFO)
+    assert numbers == {"MemTotal": 1000 << 10, "MemFree": 10 << 10, "MemAvailable": 400 << 10} | {
         "SwapTotal": 50 << 10,
         "SwapFree": 20 << 10,
     }
@@ -84,8 +84,8 @@ def test_a_meminfo_without_what_is_needed_is_an_error(text: str) -> None:
 
 
 def test_zones_are_summed_by_node_and_those_without_pages_count_nothing() -> None:
-    found = parse_zoneinfo(ZONES)
-    assert found == {
+    nodes = parse_zoneinfo(ZONES)
+    assert nodes == {
         0: ZoneNode(
             managed_bytes=4400 * PAGE,
             free_bytes=1100 * PAGE,
@@ -101,7 +101,7 @@ def test_zones_are_summed_by_node_and_those_without_pages_count_nothing() -> Non
             high_bytes=90 * PAGE,
         ),
     }
-    assert {number: shortage(node) for number, node in found.items()} == {0: Shortage.NONE, 1: Shortage.HARD}
+    assert {number: shortage(node) for number, node in nodes.items()} == {0: Shortage.NONE, 1: Shortage.HARD}
 
 
 def test_no_zone_is_an_error() -> None:
@@ -112,10 +112,10 @@ def test_no_zone_is_an_error() -> None:
 @given(st.text(alphabet="Node 01,zone\n pagesfremildhgt9:", max_size=200))
 def test_any_text_is_zones_or_a_value_error(text: str) -> None:
     try:
-        found = parse_zoneinfo(text)
+        nodes = parse_zoneinfo(text)
     except ValueError:
         return
-    assert all(node.managed_bytes > 0 for node in found.values())
+    assert all(node.managed_bytes > 0 for node in nodes.values())
 
 
 def zone(free: int) -> ZoneNode:
@@ -150,4 +150,4 @@ def test_this_machines_files_can_be_read() -> None:
     zones = parse_zoneinfo(Path("/proc/zoneinfo").read_text())
     assert 0 < memory.available_bytes <= memory.total_bytes
     assert zones
-    assert all(one.low_bytes <= one.high_bytes for one in zones.values())
+    assert all(node.low_bytes <= node.high_bytes for node in zones.values())

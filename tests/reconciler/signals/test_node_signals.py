@@ -133,9 +133,9 @@ def test_load_disks_and_cpu_of_the_node(tmp_path: Path) -> None:
     read(reader, scene(tree))
     tree.now += 2.0
     tree.proc("diskstats", disks.format(30, 500, 2500))
-    here = scene(tree)
+    context = scene(tree)
     cpu = NodeCpu(busy_milli=1500, online_milli=1, reclaimed_milli=1, idle={0: 0.25, 1: 0.5}, age_s=0.4)
-    sheet = read(reader, SampleContext(view=_with(here, cpu=cpu), pools=None, wanted=here.wanted))
+    sheet = read(reader, SampleContext(view=_with(context, cpu=cpu), pools=None, wanted=context.wanted))
     assert values(sheet, "node") == {
         "cpu.use": 1500,
         "cpu.idle": 750.0,
@@ -150,8 +150,8 @@ def test_load_disks_and_cpu_of_the_node(tmp_path: Path) -> None:
     assert sheet.samples["node"]["cpu.use"].age_s == 0.4
 
 
-def _with(here: SampleContext, **fields: object) -> NodeView:
-    return replace(here.view, **fields)
+def _with(context: SampleContext, **fields: object) -> NodeView:
+    return replace(context.view, **fields)
 
 
 def test_other_texts_are_no_load() -> None:
@@ -161,40 +161,40 @@ def test_other_texts_are_no_load() -> None:
 
 async def test_a_file_system_that_hangs_delays_nobody_and_is_told(tmp_path: Path) -> None:
     release = threading.Event()
-    asked = []
+    texts = []
 
     def ask_slowly(path: str) -> FreeSpace:
-        asked.append(path)
+        texts.append(path)
         if path == "/hangs":
             release.wait(20)
         return statvfs(str(tmp_path))
 
     now = [1000.0]
     reader = FileSystems({"nodefs": "/hangs", "imagefs": "/fine"}, asks=ask_slowly, clock=lambda: now[0])
-    here = SampleContext(view=scene(Tree(tmp_path)).view, pools=None, wanted=())
+    context = SampleContext(view=scene(Tree(tmp_path)).view, pools=None, wanted=())
     began = time.monotonic()
     sheet = SampleSheet()
     deadline = began + 10
     while "fs:imagefs" not in sheet.samples and time.monotonic() < deadline:
-        await reader.read(here, sheet, 0.0)
+        await reader.read(context, sheet, 0.0)
         await trio.sleep(0.01)
     assert "fs:nodefs" not in sheet.samples
     assert sheet.samples["fs:imagefs"]["fs.size"].value > 0
     now[0] += 60.0
     for _ in range(3):
-        await reader.read(here, SampleSheet(), 0.0)
+        await reader.read(context, SampleSheet(), 0.0)
     # No second thread beside the one that hangs.
-    assert asked.count("/hangs") == 1
+    assert texts.count("/hangs") == 1
     release.set()
     await reader.aclose()
 
 
 async def test_a_directory_that_is_not_there_is_a_problem(tmp_path: Path) -> None:
     reader = FileSystems({"nodefs": str(tmp_path / "missing")})
-    here = SampleContext(view=scene(Tree(tmp_path)).view, pools=None, wanted=())
+    context = SampleContext(view=scene(Tree(tmp_path)).view, pools=None, wanted=())
     with trio.fail_after(10):
         while not reader.problems():
-            await reader.read(here, SampleSheet(), 0.0)
+            await reader.read(context, SampleSheet(), 0.0)
             await trio.sleep(0.01)
     assert "No such file" in reader.problems()["fs.available"]
 
@@ -225,11 +225,11 @@ def test_pools_by_cpu_without_throttling(tmp_path: Path) -> None:
     tree = Tree(tmp_path)
     pod = tree.pod()
     reader = PoolReader(root=str(tmp_path), clock=tree.clock)
-    here = scene(tree, pod, pools=POOLS)
+    context = scene(tree, pod, pools=POOLS)
     cpu = NodeCpu(busy_milli=1, online_milli=1, reclaimed_milli=1, idle={2: 0.5, 3: 0.25}, age_s=0.0)
-    here = SampleContext(view=_with(here, cpu=cpu), pools=POOLS, wanted=here.wanted)
+    context = SampleContext(view=_with(context, cpu=cpu), pools=POOLS, wanted=context.wanted)
     tree.proc("schedstat", _schedstat(cpu0=(0, 0), cpu1=(0, 0), cpu2=(0, 0), cpu3=(0, 0)))
-    read(reader, here)
+    read(reader, context)
     tree.now += 2.0
     tree.proc(
         "schedstat", _schedstat(cpu0=(0, 0), cpu1=(0, 0), cpu2=(1_000_000_000, 0), cpu3=(2_000_000_000, 2_000_000_000))
@@ -237,8 +237,8 @@ def test_pools_by_cpu_without_throttling(tmp_path: Path) -> None:
     sheet = SampleSheet()
     sheet.put("pod:a", "cpu.wait_own", 500.0)
     sheet.put("pod:a", "memory.use", 77.0)
-    found = values(read(reader, here, 102.0, sheet), "pool:shared")
-    assert found == {
+    result = values(read(reader, context, 102.0, sheet), "pool:shared")
+    assert result == {
         "pool.cpus": 2,
         "cpu.idle": 750.0,
         "cpu.use": 1250.0,
@@ -276,9 +276,9 @@ def test_be_work_as_a_whole(tmp_path: Path) -> None:
         requests=Resources(batch_cpu_milli=1500, cpu_milli=2, memory_bytes=100),
     )
     online = tree.pod("on", requests=Resources(cpu_milli=900, memory_bytes=900))
-    here = scene(tree, be, online, pools=POOLS)
+    context = scene(tree, be, online, pools=POOLS)
     view = _with(
-        here,
+        context,
         cpu=NodeCpu(busy_milli=1, online_milli=1, reclaimed_milli=333, age_s=0.2),
         node_memory=NodeMemoryReading(total_bytes=10, available_bytes=5, reclaimed_bytes=4, age_s=0.1),
     )
@@ -314,8 +314,8 @@ def test_be_work_as_a_whole(tmp_path: Path) -> None:
 def test_what_be_work_can_use_is_the_smaller_of_cpus_and_quotas(
     tmp_path: Path, actual: dict[tuple[str, str], int], given: dict[str, int] | None, expected: int
 ) -> None:
-    here = scene(Tree(tmp_path))
-    assert limit_milli(_with(here, actual=actual), replace(POOLS, quota_milli=given)) == expected
+    context = scene(Tree(tmp_path))
+    assert limit_milli(_with(context, actual=actual), replace(POOLS, quota_milli=given)) == expected
 
 
 def test_where_a_pod_may_run(tmp_path: Path) -> None:
@@ -325,20 +325,22 @@ def test_where_a_pod_may_run(tmp_path: Path) -> None:
     assert pod_cpus(pod, view, None) == CpuSet(range(4))
     assert pod_cpus(pod, view, POOLS) == CpuSet([2, 3])
     assert pod_cpus(own, view, POOLS) == CpuSet([1])
-    here = scene(tree, pod, own)
-    set_now = _with(here, actual={(pod.containers[0].group.path, "cpu.set"): CpuSet([0, 9])})
+    context = scene(tree, pod, own)
+    set_now = _with(context, actual={(pod.containers[0].group.path, "cpu.set"): CpuSet([0, 9])})
     assert pod_cpus(pod, set_now, POOLS) == CpuSet([0])
 
 
 def test_where_a_pod_may_run_is_known_when_it_is_of_all_its_containers_but_the_sandbox(tmp_path: Path) -> None:
     tree = Tree(tmp_path)
     pod = online("web", container("a"), container("b"), container("pause", kind=ContainerKind.SANDBOX))
-    a, b, _ = (one.group.path for one in pod.containers)
-    here = scene(tree, pod)
+    a, b, _ = (item.group.path for item in pod.containers)
+    context = scene(tree, pod)
 
     def found(**known: CpuSet) -> CpuSet:
         paths = {"a": a, "b": b}
-        return pod_cpus(pod, _with(here, actual={(paths[name], "cpu.set"): cpus for name, cpus in known.items()}), None)
+        return pod_cpus(
+            pod, _with(context, actual={(paths[name], "cpu.set"): cpus for name, cpus in known.items()}), None
+        )
 
     assert found(a=CpuSet([1]), b=CpuSet([2, 9])) == CpuSet([1, 2])
     assert found(a=CpuSet([1])) == CpuSet(range(4))

@@ -56,9 +56,9 @@ class Machine:
         await self.nursery.start(self.reader.run)
         return self.reader
 
-    def add(self, one: Pod) -> Path:
-        self.pods[one.uid] = one
-        path = Path(f"{self.directory}{one.group.path}")
+    def add(self, item: Pod) -> Path:
+        self.pods[item.uid] = item
+        path = Path(f"{self.directory}{item.group.path}")
         path.mkdir(parents=True, exist_ok=True)
         return path
 
@@ -98,26 +98,26 @@ async def test_an_online_pod_is_counted_for_a_window_and_what_it_told_grows_old(
     machine: Callable[..., Machine],
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    one = machine(counters=2)
-    path = one.add(online("web"))
-    one.add(pod("be"))
-    reader = await one.start()
-    assert await one.look() == {}
-    await one.sleep(2)
+    item = machine(counters=2)
+    path = item.add(online("web"))
+    item.add(pod("be"))
+    reader = await item.start()
+    assert await item.look() == {}
+    await item.sleep(2)
     assert reader.descriptors == 4  # cycles and instructions: three events do not fit two counters
-    one.fake.run(path, 0, 4.0, {0: 3e9, 1: 2e9})
-    await one.sleep(12)
+    item.fake.run(path, 0, 4.0, {0: 3e9, 1: 2e9})
+    await item.sleep(12)
     assert reader.descriptors == 0
-    assert one.fake.events == {}
-    found = await one.look()
-    assert list(found) == ["pod:web"]
-    assert list(found["pod:web"]) == ["cpi"]
-    sample = found["pod:web"]["cpi"]
+    assert item.fake.events == {}
+    samples = await item.look()
+    assert list(samples) == ["pod:web"]
+    assert list(samples["pod:web"]) == ["cpi"]
+    sample = samples["pod:web"]["cpi"]
     assert sample.value == pytest.approx(1.5)
     assert sample.confidence == 1.0
     before = sample.age_s
-    await one.wait(7)
-    assert (await one.look())["pod:web"]["cpi"].age_s == pytest.approx(before + 7)
+    await item.wait(7)
+    assert (await item.look())["pod:web"]["cpi"].age_s == pytest.approx(before + 7)
     assert reader.problems()["llc.misses"].startswith("refused by the kernel")
 
 
@@ -125,57 +125,57 @@ async def test_misses_are_per_thousand_instructions_and_shared_counters_lower_th
     machine: Callable[..., Machine],
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    one = machine(counters=3)
-    path = one.add(online("web"))
+    item = machine(counters=3)
+    path = item.add(online("web"))
     (path / "inner").mkdir()
-    await one.start()
-    await one.look()
-    await one.sleep(2)
-    other = one.fake.open(attributes(CYCLES, leader=True), -1, 0, -1, 8)
-    one.fake.enable(other)
-    one.fake.run(path / "inner", 0, 1.0, {0: 4e9, 1: 2e9, 3: 6e6})
-    await one.sleep(12)
-    found = (await one.look())["pod:web"]
-    assert found["cpi"].value == pytest.approx(2.0)
-    assert found["llc.misses"].value == pytest.approx(3.0)
-    assert found["cpi"].confidence == pytest.approx(3 / 4)
+    await item.start()
+    await item.look()
+    await item.sleep(2)
+    other = item.fake.open(attributes(CYCLES, leader=True), -1, 0, -1, 8)
+    item.fake.enable(other)
+    item.fake.run(path / "inner", 0, 1.0, {0: 4e9, 1: 2e9, 3: 6e6})
+    await item.sleep(12)
+    samples = (await item.look())["pod:web"]
+    assert samples["cpi"].value == pytest.approx(2.0)
+    assert samples["llc.misses"].value == pytest.approx(3.0)
+    assert samples["cpi"].confidence == pytest.approx(3 / 4)
 
 
 async def test_nothing_is_opened_while_nobody_wants_it_and_all_is_closed_when_nobody_does_any_more(
     machine: Callable[..., Machine],
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    one = machine()
-    one.add(online("web"))
-    reader = await one.start()
-    await one.look("cpu.wait")
-    await one.wait(5)
-    assert one.fake.calls == []
-    await one.look("cpi")
-    await one.wait(2)
+    item = machine()
+    item.add(online("web"))
+    reader = await item.start()
+    await item.look("cpu.wait")
+    await item.wait(5)
+    assert item.fake.calls == []
+    await item.look("cpi")
+    await item.wait(2)
     assert reader.descriptors == 6
-    await one.look("cpu.wait")
-    await one.wait(2)
-    assert one.fake.events == {}
+    await item.look("cpu.wait")
+    await item.wait(2)
+    assert item.fake.events == {}
 
 
 async def test_few_pods_are_counted_at_a_time_and_all_in_a_period(
     machine: Callable[..., Machine], autojump_clock: trio.testing.MockClock
 ) -> None:
-    one = machine()
+    item = machine()
     for number in range(24):
-        one.add(online(f"web{number:02}"))
-    reader = await one.start()
+        item.add(online(f"web{number:02}"))
+    reader = await item.start()
     most = 0
-    told: set[str] = set()
-    await one.look()
+    texts: set[str] = set()
+    await item.look()
     for _ in range(75):
-        await one.wait(1)
-        for uid in one.pods:
-            one.fake.run(one.path(uid), 1, 0.1, {0: 2e8, 1: 1e8})
-        told |= (await one.look()).keys()
+        await item.wait(1)
+        for uid in item.pods:
+            item.fake.run(item.path(uid), 1, 0.1, {0: 2e8, 1: 1e8})
+        texts |= (await item.look()).keys()
         most = max(most, reader.descriptors)
-    assert len(told) == 24
+    assert len(texts) == 24
     # 24 pods for 10 of 60 seconds are 4 at a time; windows end on ticks, hence one or two more.
     assert 4 * 6 <= most <= 6 * 6
     assert reader.problems() == {}
@@ -185,24 +185,24 @@ async def test_a_pod_that_goes_is_let_go_at_once_and_one_that_comes_anew_has_no_
     machine: Callable[..., Machine],
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    one = machine()
-    path = one.add(online("web"))
-    reader = await one.start()
-    await one.look()
-    await one.sleep(2)
-    assert one.fake.holding(path) == 6
-    one.fake.run(path, 0, 1.0, {0: 2e9, 1: 1e9})
-    one.fake.remove(path)
-    gone = one.pods.pop("web")
-    await one.sleep(2)
-    assert one.fake.holding(path) == 0
-    one.fake.removed.clear()
-    again = one.add(replace(gone, group=GroupRef(path=gone.group.path, inode=77)))
-    await one.sleep(3)
-    assert one.fake.holding(again) == 6
-    one.pods["web"] = replace(gone, group=GroupRef(path=gone.group.path, inode=78))
-    await one.sleep(1)
-    assert await one.look() == {}
+    item = machine()
+    path = item.add(online("web"))
+    reader = await item.start()
+    await item.look()
+    await item.sleep(2)
+    assert item.fake.holding(path) == 6
+    item.fake.run(path, 0, 1.0, {0: 2e9, 1: 1e9})
+    item.fake.remove(path)
+    gone = item.pods.pop("web")
+    await item.sleep(2)
+    assert item.fake.holding(path) == 0
+    item.fake.removed.clear()
+    again = item.add(replace(gone, group=GroupRef(path=gone.group.path, inode=77)))
+    await item.sleep(3)
+    assert item.fake.holding(again) == 6
+    item.pods["web"] = replace(gone, group=GroupRef(path=gone.group.path, inode=78))
+    await item.sleep(1)
+    assert await item.look() == {}
     assert reader.problems() == {}
 
 
@@ -210,49 +210,49 @@ async def test_cancelling_gives_all_descriptors_back(tmp_path: Path, autojump_cl
     # The way out has a deadline, and time must not leap over the thread.
     autojump_clock.autojump_threshold = 0.1
     async with trio.open_nursery() as nursery:
-        one = Machine(tmp_path, nursery)
-        one.add(online("web"))
-        reader = await one.start()
-        await one.look()
-        await one.wait(3)
+        item = Machine(tmp_path, nursery)
+        item.add(online("web"))
+        reader = await item.start()
+        await item.look()
+        await item.wait(3)
         assert reader.descriptors == 6
         nursery.cancel_scope.cancel()
-    assert one.fake.events == {}
+    assert item.fake.events == {}
 
 
 async def test_without_a_pmu_both_signals_say_why_and_it_is_tried_again_now_and_then(
     machine: Callable[..., Machine],
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    one = machine(refusal=errno.EACCES)
-    path = one.add(online("web"))
-    reader = await one.start()
-    await one.look()
-    await one.sleep(3)
+    item = machine(refusal=errno.EACCES)
+    path = item.add(online("web"))
+    reader = await item.start()
+    await item.look()
+    await item.sleep(3)
     assert set(reader.problems()) == {"cpi", "llc.misses"}
     assert "kernel.perf_event_paranoid" in reader.problems()["cpi"]
-    assert one.fake.calls == ["open"]
-    one.fake.refusal = 0
-    await one.wait(590)
+    assert item.fake.calls == ["open"]
+    item.fake.refusal = 0
+    await item.wait(590)
     assert "cpi" in reader.problems()
-    await one.wait(15)
+    await item.wait(15)
     assert reader.problems() == {}
-    assert one.fake.holding(path) == 6
+    assert item.fake.holding(path) == 6
 
 
 async def test_the_bound_on_descriptors_holds_and_says_what_it_costs(
     machine: Callable[..., Machine], autojump_clock: trio.testing.MockClock
 ) -> None:
-    one = machine()
+    item = machine()
     for number in range(12):
-        one.add(online(f"web{number:02}"))
-    reader = await one.start(PerfConfig(descriptors=8))
-    await one.look()
-    await one.sleep(30)
+        item.add(online(f"web{number:02}"))
+    reader = await item.start(PerfConfig(descriptors=8))
+    await item.look()
+    await item.sleep(30)
     assert reader.descriptors == 6
     assert reader.problems() == {"cpi": "8 file descriptors allow one measurement per pod every 99 s"}
-    one.cpus = 4
-    await one.sleep(15)
+    item.cpus = 4
+    await item.sleep(15)
     assert reader.problems()["cpi"].startswith("12 pods need up to 12 file descriptors each, 8 are allowed")
 
 
@@ -260,32 +260,32 @@ async def test_where_no_descriptor_is_left_what_is_open_stays_and_no_more_is_ask
     machine: Callable[..., Machine],
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    one = machine(most=7)
+    item = machine(most=7)
     for number in range(24):
-        one.add(online(f"web{number:02}"))
-    reader = await one.start()
-    await one.look()
-    await one.sleep(4)
+        item.add(online(f"web{number:02}"))
+    reader = await item.start()
+    await item.look()
+    await item.sleep(4)
     assert reader.descriptors == 6
     assert "no file descriptor is left (EMFILE)" in reader.problems()["cpi"]
-    refused = one.fake.calls.count("open")
-    await one.sleep(5)
-    assert one.fake.calls.count("open") == refused
+    refused = item.fake.calls.count("open")
+    await item.sleep(5)
+    assert item.fake.calls.count("open") == refused
 
 
 async def test_a_pod_without_a_group_there_is_told_and_the_others_are_counted(
     machine: Callable[..., Machine], autojump_clock: trio.testing.MockClock
 ) -> None:
-    one = machine()
-    one.add(online("a")).rmdir()
-    one.add(online("b"))
-    reader = await one.start()
-    await one.look()
-    await one.sleep(4)
+    item = machine()
+    item.add(online("a")).rmdir()
+    item.add(online("b"))
+    reader = await item.start()
+    await item.look()
+    await item.sleep(4)
     assert reader.descriptors == 6
     assert reader.problems() == {"cpi": "pod ns/a: no group for hardware counters"}
-    del one.pods["a"]
-    await one.sleep(2)
+    del item.pods["a"]
+    await item.sleep(2)
     assert reader.problems() == {}
 
 
@@ -294,15 +294,15 @@ async def test_a_processor_whose_event_is_of_the_second_level_is_believed_less(
 ) -> None:
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/cpuinfo").write_text("processor\t: 0\nvendor_id\t: AuthenticAMD\n")
-    one = machine()
-    path = one.add(online("web"))
-    reader = await one.start()
-    await one.look()
-    await one.sleep(2)
-    one.fake.run(path, 0, 1.0, {0: 2e9, 1: 1e9, 3: 1e6})
-    await one.sleep(12)
-    found = (await one.look())["pod:web"]
-    assert (found["cpi"].confidence, found["llc.misses"].confidence) == (1.0, 0.5)
+    item = machine()
+    path = item.add(online("web"))
+    reader = await item.start()
+    await item.look()
+    await item.sleep(2)
+    item.fake.run(path, 0, 1.0, {0: 2e9, 1: 1e9, 3: 1e6})
+    await item.sleep(12)
+    samples = (await item.look())["pod:web"]
+    assert (samples["cpi"].confidence, samples["llc.misses"].confidence) == (1.0, 0.5)
     assert "second-level" in reader.problems()["llc.misses"]
 
 
@@ -343,18 +343,18 @@ def test_a_bound_stretches_the_period_by_what_is_wanted_of_it() -> None:
 async def test_a_pod_is_counted_where_its_containers_may_run(
     machine: Callable[..., Machine], autojump_clock: trio.testing.MockClock
 ) -> None:
-    one = machine(cpus=8)
-    one.cpus = 8
+    item = machine(cpus=8)
+    item.cpus = 8
     web = online("web", container("a"), container("b"), container("pause", kind=ContainerKind.SANDBOX))
-    one.add(web)
+    item.add(web)
     a, b, _ = (f"{web.group.path}/id-{name}" for name in ("a", "b", "pause"))
     # Nobody reads where a sandbox may run.
-    one.actual = {(a, "cpu.set"): CpuSet([1, 2]), (b, "cpu.set"): CpuSet([2, 9])}
-    reader = await one.start()
-    await one.look()
-    await one.sleep(2)
+    item.actual = {(a, "cpu.set"): CpuSet([1, 2]), (b, "cpu.set"): CpuSet([2, 9])}
+    reader = await item.start()
+    await item.look()
+    await item.sleep(2)
     assert reader.descriptors == 3 * 2
-    assert {event.cpu for event in one.fake.events.values()} == {1, 2}
+    assert {event.cpu for event in item.fake.events.values()} == {1, 2}
 
 
 def test_a_window_longer_than_its_period_is_refused() -> None:

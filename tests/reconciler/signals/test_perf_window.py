@@ -113,14 +113,14 @@ def test_the_kernel_refuses_what_the_fake_refuses(kernel: tuple[PerfCalls, Path]
 
 def test_a_group_that_is_gone_is_enoent_and_an_open_window_outlives_it(kernel: tuple[PerfCalls, Path]) -> None:
     calls, group = kernel
-    one, number = window(calls, group, (TASK_CLOCK,)), opened(group)
+    perf_window, number = window(calls, group, (TASK_CLOCK,)), opened(group)
     if isinstance(calls, FakePerf):
         calls.remove(group)
     else:
         group.rmdir()
     assert error_of(lambda: PerfWindow(calls, (TASK_CLOCK,), number, (0,))) == errno.ENOENT
-    assert one.count() is None
-    one.close()
+    assert perf_window.count() is None
+    perf_window.close()
     os.close(number)
 
 
@@ -130,19 +130,19 @@ def test_this_kernel_counts_a_group_of_events_of_the_groups_below(real: Path) ->
     inside.mkdir()
     events = (TASK_CLOCK, CPU_CLOCK, SWITCHES)
     cpus = os.sched_getaffinity(0)
-    one = window(RealPerf(), real, events, tuple(cpus))
-    assert one.descriptors == 3 * len(cpus)
+    perf_window = window(RealPerf(), real, events, tuple(cpus))
+    assert perf_window.descriptors == 3 * len(cpus)
     hog = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         began = time.monotonic()
         (inside / "cgroup.procs").write_text(str(hog.pid))
         time.sleep(0.5)
-        counts = one.count()
+        counts = perf_window.count()
         took_s = time.monotonic() - began
     finally:
         hog.kill()
         hog.wait()
-        one.close()
+        perf_window.close()
         while (inside / "cgroup.procs").read_text():
             time.sleep(0.01)
         inside.rmdir()
@@ -158,15 +158,15 @@ def test_this_kernel_counts_a_group_of_events_of_the_groups_below(real: Path) ->
 @pytest.mark.kernel
 def test_a_removed_group_is_freed_once_its_window_is_closed(real: Path) -> None:
     def dying() -> int:
-        words = (UNIFIED / "cgroup.stat").read_text().split()
-        return int(words[words.index("nr_dying_descendants") + 1])
+        parts = (UNIFIED / "cgroup.stat").read_text().split()
+        return int(parts[parts.index("nr_dying_descendants") + 1])
 
-    one = window(RealPerf(), real, (TASK_CLOCK,))
+    perf_window = window(RealPerf(), real, (TASK_CLOCK,))
     real.rmdir()
     deadline = time.monotonic() + 20
     with_window = dying()
     assert with_window >= 1
-    one.close()
+    perf_window.close()
     # Others on this machine remove groups, too: less than before is enough.
     while dying() >= with_window:
         assert time.monotonic() < deadline, "the group was not freed"
@@ -178,46 +178,46 @@ def test_a_removed_group_is_freed_once_its_window_is_closed(real: Path) -> None:
 
 def test_counts_are_scaled_to_the_whole_time_and_say_how_much_of_it_was_counted(group: Path) -> None:
     fake = FakePerf(group.parents[1], counters=3)
-    one, other = window(fake, group.parent), window(fake, group)
+    perf_window, other = window(fake, group.parent), window(fake, group)
     fake.run(group, 0, 2.0, {0: 4e9, 1: 2e9, 3: 6e6})
     fake.run(group, 1, 1.0, {0: 1e9, 1: 1e9, 3: 1e6})
-    counts = one.count()
+    counts = perf_window.count()
     assert counts is not None
     # Six events wanted three counters: each was counted half of the time, and half as much.
     assert counts.coverage == pytest.approx(0.5)
     assert counts.busy_s == pytest.approx(3.0)
     assert counts.values == pytest.approx({"cycles": 5e9, "instructions": 3e9, "cache misses": 7e6})
-    for each in (one, other):
+    for each in (perf_window, other):
         each.close()
     assert fake.events == {}
 
 
 def test_a_group_that_did_not_run_tells_nothing(group: Path) -> None:
     fake = FakePerf(group.parents[1])
-    one = window(fake, group)
-    assert one.count() is None
-    one.close()
+    perf_window = window(fake, group)
+    assert perf_window.count() is None
+    perf_window.close()
 
 
 def test_a_cpu_that_goes_offline_takes_only_its_own_counts_along(group: Path) -> None:
     fake = FakePerf(group.parents[1])
-    one = window(fake, group)
+    perf_window = window(fake, group)
     fake.run(group, 0, 1.0, {0: 3e9, 1: 1e9})
     fake.run(group, 1, 1.0, {0: 9e9, 1: 1e9})
     fake.unplug(1)
-    counts = one.count()
+    counts = perf_window.count()
     assert counts is not None
     assert (counts.values["cycles"], counts.busy_s) == (3e9, 1.0)
-    one.close()
+    perf_window.close()
     assert fake.events == {}
 
 
 def test_offline_cpus_are_not_opened_and_none_online_is_an_error(group: Path) -> None:
     fake = FakePerf(group.parents[1])
     fake.unplug(0)
-    one = window(fake, group)
-    assert one.descriptors == 3
-    one.close()
+    perf_window = window(fake, group)
+    assert perf_window.descriptors == 3
+    perf_window.close()
     fake.unplug(1)
     assert error_of(lambda: window(fake, group)) == errno.ENODEV
     assert fake.events == {}

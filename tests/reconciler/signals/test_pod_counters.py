@@ -149,9 +149,9 @@ def test_texts_about_disks() -> None:
         "   7       0 loop0 0 0 0 0 0 0 0 0 0 0 0\n"
         "   8       1 sda1 5 6 7 8\n"
     )
-    found = parse_diskstats(lines)
-    assert found.keys() == {"sda", "sdb"}
-    device, times = found["sdb"]
+    pairs = parse_diskstats(lines)
+    assert pairs.keys() == {"sda", "sdb"}
+    device, times = pairs["sdb"]
     assert (device, times.io, times.busy_ms, times.waited_ms) == ("8:16", IoCounters(4096, 8192, 4), 5, 6)
 
 
@@ -177,7 +177,7 @@ def _disks(tmp_path: Path) -> None:
 def test_stacked_devices_are_not_counted_twice(tmp_path: Path) -> None:
     _disks(tmp_path)
     devices = DiskDevices(str(tmp_path))
-    assert [devices.counts(one) for one in ("8:0", "253:0", "7:0", "9:9")] == [True, False, False, True]
+    assert [devices.counts(item) for item in ("8:0", "253:0", "7:0", "9:9")] == [True, False, False, True]
     assert whole_disks(str(tmp_path)) == ("8:0",)
     tree = Tree(tmp_path, 2)
     pod = tree.pod()

@@ -37,7 +37,7 @@ def test_rates_between_two_passes_and_the_quota_that_throttled_most(tmp_path: Pa
     tree = Tree(tmp_path)
     pod = tree.pod(containers=2)
     reader = PodCpu(tree.hierarchy, clock=tree.clock)
-    first, second = (one.group.path for one in pod.containers)
+    first, second = (container.group.path for container in pod.containers)
     _usage(tree, pod.group.path, 1_000_000_000)
     for path in (pod.group.path, first, second):
         tree.put("cpu", path, "cpu.stat", V1.format(10, 0, 0))
@@ -47,8 +47,8 @@ def test_rates_between_two_passes_and_the_quota_that_throttled_most(tmp_path: Pa
     _usage(tree, pod.group.path, 2_000_000_000)
     tree.put("cpu", first, "cpu.stat", V1.format(30, 5, 100_000_000))
     tree.put("cpu", second, "cpu.stat", V1.format(30, 15, 700_000_000))
-    found = values(read(reader, scene(tree, pod)))
-    assert found == {"cpu.use": 500.0, "cpu.throttled": 75.0, "cpu.throttled_milli": 400.0}
+    result = values(read(reader, scene(tree, pod)))
+    assert result == {"cpu.use": 500.0, "cpu.throttled": 75.0, "cpu.throttled_milli": 400.0}
     throttling = reader.throttling("a")
     assert throttling is not None
     assert (throttling.own_ns, throttling.above_ns, throttling.cpus) == (800_000_000, 0, 0.4)
@@ -107,8 +107,8 @@ def test_one_file_has_it_all_on_v2(tmp_path: Path) -> None:
     read(reader, scene(tree, pod))
     tree.now += 1.0
     tree.put("unified", pod.group.path, "cpu.stat", V2.replace("5000000", "5300000").replace("450000", "700000"))
-    found = values(read(reader, scene(tree, pod)))
-    assert found == {"cpu.use": 300.0, "cpu.throttled": 0.0, "cpu.throttled_milli": 250.0}
+    result = values(read(reader, scene(tree, pod)))
+    assert result == {"cpu.use": 300.0, "cpu.throttled": 0.0, "cpu.throttled_milli": 250.0}
 
 
 def test_a_counter_that_was_counted_anew_tells_nothing(tmp_path: Path) -> None:

@@ -42,10 +42,10 @@ def source(argv: list[str], *, timeout_s: float = 5.0, slots: int = 4, **more: o
     return CommandSource(target, trio.CapacityLimiter(slots))
 
 
-async def words_of(one: CommandSource) -> str:
+async def words_of(command_source: CommandSource) -> str:
     with pytest.raises(SourceError) as caught:
-        await one.measure()
-    return str(caught.value).replace(one._target.argv[0], "P")
+        await command_source.measure()
+    return str(caught.value).replace(command_source._target.argv[0], "P")
 
 
 async def test_a_number_is_read_in_its_unit(tmp_path: Path) -> None:
@@ -75,9 +75,9 @@ async def test_a_bad_answer_is_told_in_words(tmp_path: Path, script: str, words:
 
 
 async def test_endless_output_is_cut_and_the_program_killed(tmp_path: Path) -> None:
-    one = source([program(tmp_path, "exec yes 1234567890")], timeout_s=30)
+    command_source = source([program(tmp_path, "exec yes 1234567890")], timeout_s=30)
     began = time.monotonic()
-    assert await words_of(one) == f"probe p: P: it printed more than {MOST_OUTPUT >> 10} KiB and was killed"
+    assert await words_of(command_source) == f"probe p: P: it printed more than {MOST_OUTPUT >> 10} KiB and was killed"
     assert time.monotonic() - began < 10
 
 
@@ -101,35 +101,38 @@ async def test_only_so_many_run_at_once_and_waiting_takes_nothing_of_the_time(tm
     path = program(tmp_path, "sleep 0.4; echo 1")
     slots = trio.CapacityLimiter(1)
     ones = [source([path], timeout_s=1.5) for _ in range(3)]
-    found: list[ProbeResult] = []
+    results: list[ProbeResult] = []
 
     async def one(of: CommandSource) -> None:
         of._slots = slots
-        found.append(await of.measure())
+        results.append(await of.measure())
 
     began = time.monotonic()
     async with trio.open_nursery() as nursery:
         for each in ones:
             nursery.start_soon(one, each)
     assert time.monotonic() - began >= 1.2
-    assert found == [ProbeResult(1.0)] * 3
+    assert results == [ProbeResult(1.0)] * 3
 
 
 async def test_one_that_hangs_is_killed_and_one_that_cannot_be_killed_is_told_and_not_started_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     spared: list[int] = []
-    one = source(["/bin/sleep", "300"], timeout_s=0.2)
-    assert await words_of(one) == "probe p: P: it did not end within 200 ms and was killed"
+    command_source = source(["/bin/sleep", "300"], timeout_s=0.2)
+    assert await words_of(command_source) == "probe p: P: it did not end within 200 ms and was killed"
     monkeypatch.setattr(program_runner, "_KILL_S", 0.2)
     monkeypatch.setattr(os, "killpg", lambda group, _: spared.append(group))
-    assert await words_of(one) == "probe p: P: it did not end within 200 ms and could not be killed"
-    assert await words_of(one) == f"probe p: P: cannot run: the previous process (pid {spared[0]}) cannot be killed"
+    assert await words_of(command_source) == "probe p: P: it did not end within 200 ms and could not be killed"
+    assert (
+        await words_of(command_source)
+        == f"probe p: P: cannot run: the previous process (pid {spared[0]}) cannot be killed"
+    )
     monkeypatch.undo()
     os.kill(spared[0], signal.SIGKILL)
     with trio.fail_after(5):
         while True:
-            if "was killed" in await words_of(one):
+            if "was killed" in await words_of(command_source):
                 break
 
 
@@ -154,8 +157,8 @@ async def test_without_the_right_to_become_somebody_else_it_says_so(monkeypatch:
 
     # As refused by the kernel to a service whose capabilities are bounded.
     monkeypatch.setattr(subprocess, "Popen", refused)
-    words = "cannot run it as nobody: needs CAP_SETUID and CAP_SETGID"
-    assert words in await words_of(source(["/bin/echo", "1"]))
+    message = "cannot run it as nobody: needs CAP_SETUID and CAP_SETGID"
+    assert message in await words_of(source(["/bin/echo", "1"]))
 
 
 # Numbers

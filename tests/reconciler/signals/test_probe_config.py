@@ -109,8 +109,8 @@ def test_a_mistake_is_told_with_its_place(text: str, place: str, words: str) -> 
 
 
 def test_a_probe_of_nobody_is_refused() -> None:
-    words = "f:1:13: probes.a: a probe needs namespaces, pods or labels"
-    assert refused("probes: {a: {command: {argv: [/a]}}}") == [words]
+    message = "f:1:13: probes.a: a probe needs namespaces, pods or labels"
+    assert refused("probes: {a: {command: {argv: [/a]}}}") == [message]
 
 
 @pytest.mark.parametrize(
@@ -139,11 +139,11 @@ def test_hosts_that_he_could_choose_are_refused(host: str) -> None:
 
 
 def test_nothing_secret_is_shown() -> None:
-    one = HttpProbe(url="http://h/hook?key=hush", headers={"X-Team": "hush"}, header_files={"Cookie": "/hush"})
-    text = repr(Probe(pods=("x",), http=one)) + repr(CommandProbe(argv=("/a", "hush")))
+    probe = HttpProbe(url="http://h/hook?key=hush", headers={"X-Team": "hush"}, header_files={"Cookie": "/hush"})
+    text = repr(Probe(pods=("x",), http=probe)) + repr(CommandProbe(argv=("/a", "hush")))
     assert "hush" not in text
     assert "X-Team" in text
-    assert isinstance(one, TlsTrust)
+    assert isinstance(probe, TlsTrust)
 
 
 def test_a_probes_name_can_be_shown() -> None:

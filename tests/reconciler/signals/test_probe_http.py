@@ -58,9 +58,9 @@ async def peer(nursery: trio.Nursery, *replies: Reply, tls: ssl.SSLContext | Non
     return server
 
 
-async def words_of(one: HttpSource | PrometheusSource) -> str:
+async def words_of(source: HttpSource | PrometheusSource) -> str:
     with pytest.raises(SourceError) as caught:
-        await one.measure()
+        await source.measure()
     return str(caught.value)
 
 
@@ -69,8 +69,8 @@ async def words_of(one: HttpSource | PrometheusSource) -> str:
 
 async def test_the_time_of_an_answer_is_measured_on_a_kept_connection(nursery: trio.Nursery) -> None:
     server = await peer(nursery, Reply(b"x" * 100_000, hang_s=0.05), Reply(b"y"))
-    one = http(server)
-    first, second = await one.measure(), await one.measure()
+    source = http(server)
+    first, second = await source.measure(), await source.measure()
     assert first.ms is not None
     assert second.ms is not None
     assert 50 <= first.ms < 500
@@ -82,11 +82,11 @@ async def test_the_time_of_an_answer_is_measured_on_a_kept_connection(nursery: t
 
 async def test_with_connect_each_request_makes_a_connection_and_that_counts(nursery: trio.Nursery) -> None:
     server = await peer(nursery, Reply(b"x", close=True))
-    one = http(server, connect=True)
+    source = http(server, connect=True)
     for _ in range(3):
-        found = await one.measure()
-        assert found.ms is not None
-        assert found.ms > 0
+        result = await source.measure()
+        assert result.ms is not None
+        assert result.ms > 0
     assert server.connections == 3
     assert server.requests[-1]["connection"] == "close"
     nursery.cancel_scope.cancel()
@@ -106,11 +106,11 @@ async def test_a_bad_answer_is_unknown_and_said_and_the_next_good_one_counts(
     nursery: trio.Nursery, reply: Reply, words: str
 ) -> None:
     server = await peer(nursery, reply, Reply(b"ok"))
-    one = http(server)
-    said = await words_of(one)
+    source = http(server)
+    said = await words_of(source)
     assert said.startswith(f"probe p: http://127.0.0.1:{server.port}")
     assert words in said.lower() or words in said
-    assert (await one.measure()).confidence == 1.0
+    assert (await source.measure()).confidence == 1.0
     nursery.cancel_scope.cancel()
 
 
@@ -123,8 +123,8 @@ async def test_a_refused_connection_is_said(nursery: trio.Nursery) -> None:
 
 async def test_a_late_answer_counts_where_that_is_asked_for_and_a_refused_one_never(nursery: trio.Nursery) -> None:
     server = await peer(nursery, Reply(hang_s=60))
-    one = http(server, count_late=True)
-    assert await one.measure() == ProbeResult(500.0, 0.5)
+    source = http(server, count_late=True)
+    assert await source.measure() == ProbeResult(500.0, 0.5)
     nursery.cancel_scope.cancel()
 
 
@@ -144,8 +144,8 @@ async def test_a_number_is_read_from_the_answer(nursery: trio.Nursery) -> None:
     assert await http(server, measure="value").measure() == ProbeResult(12.5)
     assert await http(server, measure="value", field="a.p99", unit=LatencyUnit.S).measure() == ProbeResult(250.0)
     url = f"probe p: http://127.0.0.1:{server.port}/x"
-    one = http(server, path="/x", measure="value", field="a")
-    assert await words_of(one) == f"{url}: no 'a' in the JSON: 'a' is missing"
+    source = http(server, path="/x", measure="value", field="a")
+    assert await words_of(source) == f"{url}: no 'a' in the JSON: 'a' is missing"
     assert await words_of(http(server, measure="value")) == f"{url}: the answer is larger than 64 KiB"
     nursery.cancel_scope.cancel()
 
@@ -163,18 +163,18 @@ async def test_tokens_and_headers_come_from_files_and_are_in_no_message(nursery:
     server = await peer(nursery, Reply(b"x", status="500 Oh"), Reply(b"ok"), tls=context)
     given = {"X-Key": str(tmp_path / "key")}
     trust: dict[str, Any] = {"token_file": str(tmp_path / "token"), "ca_file": str(tmp_path / "ca.pem")}
-    one = http(server, "/x?key=hush", scheme="https", **trust, header_files=given, headers={"X-Team": "a"})
-    said = await words_of(one)
+    source = http(server, "/x?key=hush", scheme="https", **trust, header_files=given, headers={"X-Team": "a"})
+    said = await words_of(source)
     assert server.requests[0]["authorization"] == "Bearer hush-token"
     assert (server.requests[0]["x-key"], server.requests[0]["x-team"]) == ("hush-key", "a")
-    assert "hush" not in said + repr(one._config)
+    assert "hush" not in said + repr(source._config)
     (tmp_path / "key").write_text("newer\n")
-    await one.measure()
+    await source.measure()
     assert server.requests[1]["x-key"] == "newer"
     (tmp_path / "key").write_text("a\nb\n")
-    assert "expected one line of plain ASCII text" in await words_of(one)
+    assert "expected one line of plain ASCII text" in await words_of(source)
     (tmp_path / "key").unlink()
-    assert "No such file" in await words_of(one)
+    assert "No such file" in await words_of(source)
     nursery.cancel_scope.cancel()
 
 
@@ -186,8 +186,8 @@ async def test_a_certificate_is_checked_unless_told_otherwise(nursery: trio.Nurs
     server = await peer(nursery, Reply(b"ok"), tls=context)
     assert "certificate is not trusted" in await words_of(http(server, scheme="https"))
     for more in ({"ca_file": str(tmp_path / "ca.pem")}, {"insecure_skip_verify": True}):
-        one = http(server, scheme="https", **more)
-        assert (await one.measure()).ms is not None
+        source = http(server, scheme="https", **more)
+        assert (await source.measure()).ms is not None
     nursery.cancel_scope.cancel()
 
 
@@ -212,8 +212,8 @@ class Service:
         self.server.replies = [Reply(generate_latest(self.registry))]
 
     def observe(self, path: str, *seconds: float) -> None:
-        for one in seconds:
-            self.seconds.labels(path).observe(one)
+        for second in seconds:
+            self.seconds.labels(path).observe(second)
 
 
 @pytest.fixture
@@ -224,55 +224,55 @@ async def service(nursery: trio.Nursery) -> Service:
 
 
 async def test_a_quantile_is_of_what_came_since_the_last_scrape(nursery: trio.Nursery, service: Service) -> None:
-    one = metrics(service.server, 'req_seconds{path=~"/a|/b"}', quantile=0.5)
+    source = metrics(service.server, 'req_seconds{path=~"/a|/b"}', quantile=0.5)
     service.observe("/a", *[0.7] * 1000)
     service.publish()
-    assert (await one.measure()).ms is None
+    assert (await source.measure()).ms is None
     service.observe("/a", *[0.15] * 30)
     service.observe("/b", *[0.15] * 30)
     service.observe("/c", *[0.7] * 900)
     service.publish()
-    found = await one.measure()
-    assert found.ms == pytest.approx(150.0)
-    assert found.confidence == 1.0
+    result = await source.measure()
+    assert result.ms == pytest.approx(150.0)
+    assert result.confidence == 1.0
     # Nothing came: nothing is told, and nothing is wrong.
-    assert (await one.measure()).ms is None
+    assert (await source.measure()).ms is None
     assert service.server.requests[0]["accept"].startswith("text/plain;version=0.0.4")
     nursery.cancel_scope.cancel()
 
 
 async def test_a_restarted_service_begins_anew(nursery: trio.Nursery, service: Service) -> None:
-    one = metrics(service.server, "req_seconds", quantile=0.5)
+    source = metrics(service.server, "req_seconds", quantile=0.5)
     service.observe("/a", *[0.7] * 1000)
     service.publish()
-    await one.measure()
+    await source.measure()
     service.restart()
     service.observe("/a", *[0.3] * 500)
     service.publish()
-    assert (await one.measure()).ms == pytest.approx(300.0)
+    assert (await source.measure()).ms == pytest.approx(300.0)
     nursery.cancel_scope.cancel()
 
 
 async def test_few_requests_and_the_last_bucket_are_believed_less(nursery: trio.Nursery, service: Service) -> None:
-    one = metrics(service.server, "req_seconds")
+    source = metrics(service.server, "req_seconds")
     service.observe("/a", 0.1)
     service.publish()
-    await one.measure()
+    await source.measure()
     service.observe("/a", *[0.15] * 20)
     service.publish()
-    found = await one.measure()
-    assert found.ms == pytest.approx(199.0)
-    assert found.confidence == pytest.approx(0.2)
+    result = await source.measure()
+    assert result.ms == pytest.approx(199.0)
+    assert result.confidence == pytest.approx(0.2)
     service.observe("/a", *[5.0] * 1000)
     service.publish()
-    assert await one.measure() == ProbeResult(800.0, 0.5)
+    assert await source.measure() == ProbeResult(800.0, 0.5)
     nursery.cancel_scope.cancel()
 
 
 async def test_a_mean_is_of_what_came_since_the_last_scrape(nursery: trio.Nursery, service: Service) -> None:
     for select in ("req_seconds", "sum_seconds"):
         service.restart()
-        one = metrics(service.server, select, read="mean")
+        source = metrics(service.server, select, read="mean")
 
         def observe(*seconds: float, of: str = select) -> None:
             for each in seconds:
@@ -281,29 +281,29 @@ async def test_a_mean_is_of_what_came_since_the_last_scrape(nursery: trio.Nurser
             service.publish()
 
         observe(9.0)
-        assert (await one.measure()).ms is None
+        assert (await source.measure()).ms is None
         observe(0.1, 0.3)
-        assert (await one.measure()).ms == pytest.approx(200.0)
-        assert (await one.measure()).ms is None
+        assert (await source.measure()).ms == pytest.approx(200.0)
+        assert (await source.measure()).ms is None
     nursery.cancel_scope.cancel()
 
 
 async def test_of_gauges_the_highest_counts_and_one_without_a_value_does_not(
     nursery: trio.Nursery, service: Service
 ) -> None:
-    one = metrics(service.server, "last_seconds", read="gauge")
+    source = metrics(service.server, "last_seconds", read="gauge")
     service.gauge.labels("/a").set(0.1)
     service.gauge.labels("/b").set(0.25)
     service.gauge.labels("/c").set(math.nan)
     service.publish()
-    assert await one.measure() == ProbeResult(250.0)
+    assert await source.measure() == ProbeResult(250.0)
     service.gauge.clear()
     service.gauge.labels("/c").set(math.nan)
     service.publish()
-    assert (await one.measure()).ms is None
+    assert (await source.measure()).ms is None
     service.gauge.labels("/c").set(-1)
     service.publish()
-    assert "last_seconds is -1, not a time" in await words_of(one)
+    assert "last_seconds is -1, not a time" in await words_of(source)
     nursery.cancel_scope.cancel()
 
 
@@ -335,9 +335,9 @@ async def test_what_is_no_metric_is_told(nursery: trio.Nursery, reply: Reply, wo
 
 async def test_a_histogram_without_its_last_bucket_is_told(nursery: trio.Nursery) -> None:
     server = await peer(nursery, Reply(b'm_bucket{le="1"} 1\nm_bucket{le="2"} 1\nm_bucket{le="x"} 1\n'))
-    one = metrics(server, "m")
-    await one.measure()
-    assert 'no bucket le="+Inf"' in await words_of(one)
+    source = metrics(server, "m")
+    await source.measure()
+    assert 'no bucket le="+Inf"' in await words_of(source)
     nursery.cancel_scope.cancel()
 
 

@@ -83,13 +83,13 @@ def test_arguments_have_the_pods_words_and_stay_arguments() -> None:
 def test_pods_are_asked_each_on_its_own_where_the_question_names_them_and_together_where_not() -> None:
     view = node(web("web-1"), web("web-2", ip=None), online("db-1"))
     both = {"each": http("http://{ip}/"), "all": http("http://svc/"), "none": replace(http("http://x/"), pods=("q",))}
-    found = targets_of(both, view)
-    assert {key: target.uids for key, target in found.targets.items()} == {
+    targets = targets_of(both, view)
+    assert {key: target.uids for key, target in targets.targets.items()} == {
         ProbeTargetKey("each", "web-1"): ("web-1",),
         ProbeTargetKey("all", ""): ("web-1", "web-2"),
     }
-    assert list(found.problems) == [ProbeTargetKey("each", "web-2")]
-    assert found.problems[ProbeTargetKey("each", "web-2")].startswith("probe each, pod ns/web-2: {ip} has no value")
+    assert list(targets.problems) == [ProbeTargetKey("each", "web-2")]
+    assert targets.problems[ProbeTargetKey("each", "web-2")].startswith("probe each, pod ns/web-2: {ip} has no value")
 
 
 def test_a_url_is_split_where_a_placeholders_slash_does_not_count() -> None:

@@ -39,19 +39,19 @@ def test_samples_are_read_as_the_client_reads_them(rows: list[tuple[str, str, fl
     registry = CollectorRegistry()
     gauge = Gauge("wanted_seconds", "Help with \\ and\nlines", ["one", "other"], registry=registry)
     noise = Gauge("wanted_seconds_too", "Noise", ["one"], registry=registry)
-    for one, other, value in rows:
-        gauge.labels(one, other).set(value)
-        noise.labels(one).set(value)
+    for text, other, value in rows:
+        gauge.labels(text, other).set(value)
+        noise.labels(text).set(value)
     body = generate_latest(registry)
-    told = [
+    message = [
         (sample.name, dict(sample.labels), sample.value)
         for family in text_string_to_metric_families(body.decode())
         for sample in family.samples
         if sample.name == "wanted_seconds"
     ]
-    read = [(one.name, dict(one.labels), one.value) for one in series_of(body, ["wanted_seconds"])]
-    assert plain(read) == plain(told)
-    assert {(one, other) for one, other, _ in rows} == {(row[1]["one"], row[1]["other"]) for row in read}
+    read = [(series.name, dict(series.labels), series.value) for series in series_of(body, ["wanted_seconds"])]
+    assert plain(read) == plain(message)
+    assert {(item, other) for item, other, _ in rows} == {(row[1]["one"], row[1]["other"]) for row in read}
 
 
 @given(st.lists(st.tuples(st.sampled_from(["a", 'b"\\']), st.floats(0, 20)), max_size=30))
@@ -66,11 +66,13 @@ def test_histograms_are_read_from_both_formats(rows: list[tuple[str, float]]) ->
     for body in (generate_latest(registry), openmetrics):
         for path in {path for path, _ in rows}:
             selector = parse_selector('h{p="%s"}' % path.replace("\\", "\\\\").replace('"', '\\"'))  # noqa: UP031
-            found = {
-                float(one.labels["le"]): one.value for one in series_of(body, ["h_bucket"]) if selector.fits(one.labels)
+            values = {
+                float(series.labels["le"]): series.value
+                for series in series_of(body, ["h_bucket"])
+                if selector.fits(series.labels)
             }
             mine = [value for label, value in rows if label == path]
-            assert found == {
+            assert values == {
                 bound: float(sum(value <= bound for value in mine)) for bound in (0.1, 1.0, 10.0, math.inf)
             }
 
@@ -83,7 +85,7 @@ def test_timestamps_exemplars_and_odd_spacing_are_read_over() -> None:
         b'# m_bucket{le="3"} 8\n'
         b"m_bucketing 9\n"
     )
-    assert [(dict(one.labels), one.value) for one in series_of(body, ["m_bucket"])] == [
+    assert [(dict(series.labels), series.value) for series in series_of(body, ["m_bucket"])] == [
         ({"le": "1"}, 5.0),
         ({"le": "2"}, 6.0),
         ({}, 7.0),
@@ -105,18 +107,18 @@ def test_a_broken_line_of_the_metric_is_told_and_of_others_is_nobodys_business(l
 def test_any_bytes_are_read_or_refused_in_words(noise: bytes) -> None:
     body = b"m{" + noise + b"\nm 1\n"
     try:
-        found = list(series_of(body, ["m"]))
+        serieses = list(series_of(body, ["m"]))
     except ValueError as exc:
         assert "not a sample" in str(exc)  # noqa: PT017
     else:
-        assert found[-1].value == 1.0
+        assert serieses[-1].value == 1.0
 
 
 def test_ten_megabytes_of_others_cost_little() -> None:
     line = b'other_metric_with_a_name{label="some value",second="another"} 12345.678\n'
     body = line * (10_000_000 // len(line)) + b"m 1\n"
     began = time.thread_time()
-    assert [one.value for one in series_of(body, ["m", "m_bucket"])] == [1.0]
+    assert [series.value for series in series_of(body, ["m", "m_bucket"])] == [1.0]
     # 50 ms where this was written; reading every line takes seconds.
     assert time.thread_time() - began < 0.5
 
@@ -188,13 +190,13 @@ def test_a_quantile_lies_in_the_bucket_of_the_real_one(values: list[float], boun
     edges = [*sorted(bounds), math.inf]
     hist = histogram({edge: float(sum(value <= edge for value in values)) for edge in edges})
     assert hist is not None
-    found = quantile(hist, q)
-    assert found is not None
+    result = quantile(hist, q)
+    assert result is not None
     real = sorted(values)[max(0, math.ceil(q * len(values) - 1e-9) - 1)]
     index = next(at for at, edge in enumerate(edges) if real <= edge)
     low = 0.0 if index == 0 else edges[index - 1]
     high = edges[-2] if index == len(edges) - 1 else edges[index]
-    assert min(low, high) - 1e-9 <= found <= high + 1e-9
+    assert min(low, high) - 1e-9 <= result <= high + 1e-9
 
 
 # Counters
@@ -299,7 +301,7 @@ def test_a_text_tells_the_same_in_any_parts(text: bytes, size: int) -> None:
             reader.end()
         except ValueError:
             return "broken"
-        return [(one.name, dict(one.labels), str(one.value)) for one in reader.found]
+        return [(series.name, dict(series.labels), str(series.value)) for series in reader.found]
 
     assert told([text[at : at + size] for at in range(0, len(text), size)]) == told([text])
 

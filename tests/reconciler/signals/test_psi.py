@@ -126,10 +126,10 @@ def test_own_throttling_is_no_pressure_and_lowers_the_confidence(tmp_path: Path)
     read(reader, scene(tree, pod))
     tree.now += 1.0
     _pressure(tree, "unified", pod.group.path, cpu=(800_000, 500_000), memory=(500_000, 0))
-    found = read(reader, scene(tree, pod), 101.0).samples["pod:a"]
-    assert (found["cpu.pressure"].value, found["cpu.pressure"].confidence) == pytest.approx((20.0, 0.25))
-    assert (found["cpu.pressure_full"].value, found["cpu.pressure_full"].confidence) == pytest.approx((0.0, 0.1))
-    assert (found["memory.pressure"].value, found["memory.pressure"].confidence) == (50.0, 1.0)
+    samples = read(reader, scene(tree, pod), 101.0).samples["pod:a"]
+    assert (samples["cpu.pressure"].value, samples["cpu.pressure"].confidence) == pytest.approx((20.0, 0.25))
+    assert (samples["cpu.pressure_full"].value, samples["cpu.pressure_full"].confidence) == pytest.approx((0.0, 0.1))
+    assert (samples["memory.pressure"].value, samples["memory.pressure"].confidence) == (50.0, 1.0)
 
 
 def test_an_old_kernel_tells_no_full_cpu_pressure_and_why(tmp_path: Path) -> None:

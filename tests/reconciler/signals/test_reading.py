@@ -47,19 +47,19 @@ def test_a_signal_that_is_defined_twice_or_never_is_refused() -> None:
 def test_only_what_is_wanted_is_made_with_what_it_rests_on(tmp_path: Path) -> None:
     means = _means(tmp_path)
     assert build((), means) == ()
-    assert [one.name for one in build(["oom.kills"], means)] == ["memory"]
-    assert [one.name for one in build(["cpu.delay"], means)] == ["cpu", "runqueue"]
-    assert [one.name for one in build(["io.pressure"], means)] == ["cpu", "psi"]
-    assert [one.name for one in build(["load.runnable"], means)] == ["cpu", "runqueue", "node", "pools"]
-    assert {one.name for one in build(tuple(SIGNALS), means)} == ROWS.keys()
+    assert [reader.name for reader in build(["oom.kills"], means)] == ["memory"]
+    assert [reader.name for reader in build(["cpu.delay"], means)] == ["cpu", "runqueue"]
+    assert [reader.name for reader in build(["io.pressure"], means)] == ["cpu", "psi"]
+    assert [reader.name for reader in build(["load.runnable"], means)] == ["cpu", "runqueue", "node", "pools"]
+    assert {reader.name for reader in build(tuple(SIGNALS), means)} == ROWS.keys()
 
 
 def test_whoever_is_still_wanted_keeps_its_past_unless_the_means_are_others(tmp_path: Path) -> None:
     means = _means(tmp_path)
     before = build(["cpu.use", "oom.kills"], means)
     after = build(["cpu.use", "cpu.delay"], _again(means), before)
-    kept = {one.name: one for one in before}
-    assert [one.name for one in after] == ["cpu", "runqueue", "node", "pools"]
+    kept = {reader.name: reader for reader in before}
+    assert [reader.name for reader in after] == ["cpu", "runqueue", "node", "pools"]
     assert after[0] is kept["cpu"]
     other = build(["cpu.use"], _again(means, private_cgroup2=True), before)
     assert other[0] is not kept["cpu"]
@@ -113,9 +113,9 @@ async def test_a_reader_pays_for_its_own_steps_only(tmp_path: Path) -> None:
     woken = trio.Event()
     reader = MeteredReader(Busy(woken), SharedReaders(_means(tmp_path)))
     (tmp_path / "other").mkdir()
-    here = scene(Tree(tmp_path / "other"))
+    context = scene(Tree(tmp_path / "other"))
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(reader.read, here, SampleSheet(), 1.0)
+        nursery.start_soon(reader.read, context, SampleSheet(), 1.0)
         await trio.testing.wait_all_tasks_blocked()
         _burn(0.2)
         woken.set()
@@ -126,13 +126,13 @@ async def test_a_reader_pays_for_its_own_steps_only(tmp_path: Path) -> None:
 async def test_errors_and_cancellation_pass_through(tmp_path: Path) -> None:
     shared = SharedReaders(_means(tmp_path))
     (tmp_path / "other").mkdir()
-    here = scene(Tree(tmp_path / "other"))
+    context = scene(Tree(tmp_path / "other"))
     with pytest.raises(ValueError, match="broken"):
-        await MeteredReader(Busy(error=ValueError("broken")), shared).read(here, SampleSheet(), 1.0)
+        await MeteredReader(Busy(error=ValueError("broken")), shared).read(context, SampleSheet(), 1.0)
     busy = Busy(trio.Event())
     reader = MeteredReader(busy, shared)
     with trio.move_on_after(0.05) as scope:
-        await reader.read(here, SampleSheet(), 1.0)
+        await reader.read(context, SampleSheet(), 1.0)
     assert scope.cancelled_caught
     assert busy.cancelled
     assert reader.cost.passes == 1

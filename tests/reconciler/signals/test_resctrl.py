@@ -21,7 +21,7 @@ def sample(**groups: dict[int, float | None]) -> ResctrlUsage:
 
 
 def test_all_groups_together_are_the_domain_and_be_a_part_of_it() -> None:
-    found = strain(
+    contention = strain(
         sample(default={0: 12 * GIGA, 1: GIGA}, be={0: 4 * GIGA, 1: GIGA}),
         {"be"},
         bandwidth_mbps=20_000,
@@ -29,24 +29,24 @@ def test_all_groups_together_are_the_domain_and_be_a_part_of_it() -> None:
         misses={},
         now=12.0,
     )
-    assert found.bandwidth == {0: 80.0, 1: 10.0}
-    assert found.reclaimed == {0: 25.0, 1: 50.0}
-    assert (found.age_s, found.blind) == (2.0, False)
+    assert contention.bandwidth == {0: 80.0, 1: 10.0}
+    assert contention.reclaimed == {0: 25.0, 1: 50.0}
+    assert (contention.age_s, contention.blind) == (2.0, False)
 
 
 def test_a_domain_with_an_unknown_group_is_unknown() -> None:
     partly = sample(default={0: None, 1: GIGA}, be={0: GIGA, 1: GIGA})
-    found = strain(partly, {"be"}, bandwidth_mbps=20_000, online=1, misses={"web": Sample(3.0)}, now=10.0)
-    assert found.bandwidth == {1: 10.0}
-    assert (found.misses, found.blind) == ({"web": Sample(3.0)}, True)
+    contention = strain(partly, {"be"}, bandwidth_mbps=20_000, online=1, misses={"web": Sample(3.0)}, now=10.0)
+    assert contention.bandwidth == {1: 10.0}
+    assert (contention.misses, contention.blind) == ({"web": Sample(3.0)}, True)
     nothing = strain(sample(default={0: None}), set(), bandwidth_mbps=20_000, online=1, misses={}, now=10.0)
     assert nothing.bandwidth is None
     assert strain(None, set(), bandwidth_mbps=1, online=0, misses={}, now=0.0).bandwidth is None
 
 
 def test_without_a_group_of_bes_own_its_part_is_not_told() -> None:
-    found = strain(sample(default={0: GIGA}), set(), bandwidth_mbps=20_000, online=1, misses={}, now=10.0)
-    assert found.reclaimed == {}
+    contention = strain(sample(default={0: GIGA}), set(), bandwidth_mbps=20_000, online=1, misses={}, now=10.0)
+    assert contention.reclaimed == {}
 
 
 def test_a_young_monitoring_group_may_hold_the_last_tenants_lines() -> None:
@@ -72,9 +72,9 @@ def test_a_sum_whose_parts_are_not_all_known_is_not_known() -> None:
     model.traffic(path, 0, 1000)
     assert sampler.sample([""], watched, 1.0).groups[""][0].total_s is not None
     model.answer(path, 0, "Unavailable")
-    found = sampler.sample([""], watched, 2.0)
-    assert found.groups[""][0].total_s is None
-    assert found.groups[""][1].total_s is not None
+    resctrl_usage = sampler.sample([""], watched, 2.0)
+    assert resctrl_usage.groups[""][0].total_s is None
+    assert resctrl_usage.groups[""][1].total_s is not None
 
 
 def test_a_monitoring_group_that_goes_takes_no_bandwidth_from_its_control_group() -> None:
@@ -131,5 +131,5 @@ def test_where_nobody_has_read_what_went_the_interval_is_unknown() -> None:
     model.answer(ours, 0, "Unavailable")
     assert sampler.sample([""], {"web": ("", "bypassd-web")}, 5.0).groups[""][0].total_s is None
     model.rmdir(ours)
-    found = sampler.sample([""], {}, 6.0).groups[""]
-    assert (found[0].total_s, found[1].total_s) == (None, 0.0)
+    rates = sampler.sample([""], {}, 6.0).groups[""]
+    assert (rates[0].total_s, rates[1].total_s) == (None, 0.0)

@@ -60,7 +60,7 @@ def test_why_is_told_by_signal() -> None:
     off = ResctrlReader(lambda: None).problems()
     assert off.keys() == set(reader.signals)
     assert set(reader.signals) <= SIGNALS.keys()
-    assert all("policies.cache" in words for words in off.values())
+    assert all("policies.cache" in message for message in off.values())
 
 
 def test_misses_of_a_frame_grow_old_with_it_and_those_of_another_level_are_none() -> None:

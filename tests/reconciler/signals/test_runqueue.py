@@ -63,8 +63,8 @@ def test_waiting_and_running_of_all_processes(tmp_path: Path) -> None:
     assert values(read(reader, scene(tree, tree.pod()))) == {}
     tree.now += 2.0
     answers.known = {11: Delays(2 * SECOND, 500 * MS, 200), 12: Delays(500 * MS, 0, 50)}
-    found = values(read(reader, scene(tree, tree.pod()), 102.0))
-    assert found == {
+    result = values(read(reader, scene(tree, tree.pod()), 102.0))
+    assert result == {
         "cpu.wait": pytest.approx(25.0),
         "cpu.wait_milli": pytest.approx(250.0),
         "cpu.wait_own": 0.0,
@@ -162,8 +162,8 @@ def _threads(tree: Tree, pid: int, threads: Mapping[int, Delays]) -> None:
         for old in place.iterdir():
             (old / "schedstat").unlink()
             old.rmdir()
-    for tid, one in threads.items():
-        tree.proc(f"{pid}/task/{tid}/schedstat", f"{one.run_ns} {one.wait_ns} {one.switches}\n")
+    for tid, delays in threads.items():
+        tree.proc(f"{pid}/task/{tid}/schedstat", f"{delays.run_ns} {delays.wait_ns} {delays.switches}\n")
 
 
 def test_without_taskstats_threads_are_read_and_those_that_ended_drop_out(tmp_path: Path) -> None:
@@ -201,10 +201,10 @@ def test_processes_outside_of_this_pid_namespace_are_told(tmp_path: Path) -> Non
 @given(st.text(max_size=40))
 def test_any_text_is_a_line_of_schedstat_or_an_error(text: str) -> None:
     try:
-        found = parse_schedstat(text)
+        delays = parse_schedstat(text)
     except ValueError:
         return
-    assert [int(word) for word in text.split()] == list(found)
+    assert [int(word) for word in text.split()] == list(delays)
 
 
 def test_nested_groups_count_and_sandboxes_do_not(tmp_path: Path) -> None:

@@ -54,10 +54,10 @@ class Machine:
     def pod(self, uid: str, *, unified: bool = True, quota_us: int = -1, cpu: int | None = None) -> Pod:
         path = f"{self.top}/pod{uid}"
         inner = f"{path}/{uid[0] * 64}"
-        for one in (path, inner):
+        for text in (path, inner):
             for controller in (*CONTROLLERS, *([UNIFIED] if unified else [])):
-                os.makedirs(self.hierarchy.directory(controller, one), exist_ok=True)
-            self._cpuset(one)
+                os.makedirs(self.hierarchy.directory(controller, text), exist_ok=True)
+            self._cpuset(text)
         Path(self.hierarchy.directory("cpu", inner), "cpu.cfs_quota_us").write_text(str(quota_us))
         if cpu is not None:
             Path(self.hierarchy.directory("cpuset", inner), "cpuset.cpus").write_text(str(cpu))
@@ -168,7 +168,7 @@ def test_two_groups_on_one_cpu_wait_for_each_other_and_both_ways_of_asking_agree
         def refuse() -> Taskstats:
             raise SourceError("taskstats", "not now")
 
-        asked, by_thread = RunQueue(processes, cpu), RunQueue(processes, cpu, taskstats=refuse)
+        queue, by_thread = RunQueue(processes, cpu), RunQueue(processes, cpu, taskstats=refuse)
         sheets: dict[str, SampleSheet] = {}
         psi = Psi(made.hierarchy, cpu)
 
@@ -176,14 +176,14 @@ def test_two_groups_on_one_cpu_wait_for_each_other_and_both_ways_of_asking_agree
             for number in range(2):
                 if number:
                     await trio.sleep(WAIT_S)
-                for name, reader in (("asked", asked), ("by thread", by_thread)):
+                for name, reader in (("asked", queue), ("by thread", by_thread)):
                     sheets[name] = SampleSheet()
                     now = time.monotonic()
                     await cpu.read(made.scene(), sheets[name], now)
                     await reader.read(made.scene(), sheets[name], now)
                 await psi.read(made.scene(), sheets["asked"], time.monotonic())
 
-            await asked.aclose()
+            await queue.aclose()
 
         trio.run(both)
     for name in ("a", "b"):
@@ -212,12 +212,12 @@ def test_threads_that_have_ended_are_still_counted_by_process() -> None:
         assert process.stdin is not None
         process.stdout.readline()
         stats = Taskstats()
-        found = stats.query([process.pid, 2**22 - 1])
+        delays = stats.query([process.pid, 2**22 - 1])
         stats.close()
         main = int(Path(f"/proc/{process.pid}/schedstat").read_text().split()[0])
         process.communicate(b"\n")
-    assert found.keys() == {process.pid}
-    assert found[process.pid].run_ns > main + 200_000_000 / 4
+    assert delays.keys() == {process.pid}
+    assert delays[process.pid].run_ns > main + 200_000_000 / 4
 
 
 @contextmanager
@@ -310,7 +310,7 @@ def test_restore_without_a_daemon_gives_one_pods_processes_back() -> None:
         tree.attach(uid, [pid], pod.group.path)
         assert _place(pid) == f"/bypassd-psi-{uid}"
         done = restore_groups(made.hierarchy, uid)
-        assert [(one.path, one.undo) for one in done] == [(tree.directory(uid), RestoreOutcome.RESTORED)]
+        assert [(result.path, result.undo) for result in done] == [(tree.directory(uid), RestoreOutcome.RESTORED)]
         assert _place(pid) == "/"
         assert restore_groups(made.hierarchy, uid) == []
 
@@ -320,8 +320,8 @@ def test_a_process_that_is_not_in_the_pod_is_never_taken() -> None:
         pod = made.pod("a", unified=False)
         stray = subprocess.Popen(["sleep", "60"])
         made.processes.append(stray)
-        found = tree.attach("a", [stray.pid, 2**22 - 1], pod.group.path)
-        assert (found.moved, found.foreign) == (0, None)
+        result = tree.attach("a", [stray.pid, 2**22 - 1], pod.group.path)
+        assert (result.moved, result.foreign) == (0, None)
         assert tree.uids() == frozenset()
         assert _place(stray.pid) == "/"
 

@@ -47,10 +47,10 @@ class Busy(Plain):
 async def test_a_task_begins_and_ends_with_its_reader(nursery: trio.Nursery, autojump_clock: MockClock) -> None:
     log: list[str] = []
     tasks = ReaderTasks(nursery)
-    one, two = Busy(log, "one"), Busy(log, "two")
-    tasks.arrange([Plain(), one])
+    busy, two = Busy(log, "one"), Busy(log, "two")
+    tasks.arrange([Plain(), busy])
     await wait_all_tasks_blocked()
-    tasks.arrange([one, two])
+    tasks.arrange([busy, two])
     await wait_all_tasks_blocked()
     assert log == ["+one", "+two"]
     tasks.arrange([two])

@@ -77,18 +77,18 @@ def test_growth_is_never_negative_and_never_of_no_time(readings: list[tuple[floa
     for step, count in readings:
         now += step
         growth.rotate()
-        found = growth.grown("key", now, (count,))
-        if found is not None:
-            assert found.interval_s >= 0.05
-            assert found.by[0] is None or found.by[0] >= 0
+        increase = growth.grown("key", now, (count,))
+        if increase is not None:
+            assert increase.interval_s >= 0.05
+            assert increase.by[0] is None or increase.by[0] >= 0
 
 
 def test_a_key_that_a_pass_leaves_out_is_forgotten_and_quick_readings_add_up() -> None:
     growth = CounterDelta()
     for at_s, count, expected in ((1.0, 10, None), (1.01, 20, None), (1.2, 30, 20)):
         growth.rotate()
-        found = growth.grown("key", at_s, (count,))
-        assert (None if found is None else found.by[0]) == expected
+        increase = growth.grown("key", at_s, (count,))
+        assert (None if increase is None else increase.by[0]) == expected
     growth.rotate()
     growth.rotate()
     assert growth.grown("key", 3.0, (99,)) is None

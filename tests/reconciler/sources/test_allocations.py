@@ -277,18 +277,18 @@ def test_whatever_is_read_a_running_pod_keeps_its_cpus_for_the_confirmation_time
     known.read(state("0-6", a="7"), 0)
     known.view(pods("a", "b"), 0)
     now = 0.0
-    for found, later in readings:
+    for result, later in readings:
         if now + later >= 30:
             break
         now += later
-        known.read(found, now)
+        known.read(result, now)
         view = known.view(pods("a", "b"), now)
         parts = [cpus for containers in view.exclusive.values() for cpus in containers.values()]
         union = EMPTY
         for cpus in (*parts, view.default_cpus):
             assert not union & cpus, "no CPU has two places"
             union |= cpus
-        named = isinstance(found, CpuManagerState) and {"a", "b"} & found.entries.keys()
+        named = isinstance(result, CpuManagerState) and {"a", "b"} & result.entries.keys()
         if not named and "a" not in view.exclusive:
             # Only another owner's claim may have ended it.
             assert view.exclusive.keys() <= {"b"}

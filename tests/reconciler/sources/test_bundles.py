@@ -87,7 +87,9 @@ def test_a_recorded_bundle_tells_pod_container_and_resources(
     assert meta.labels is None
     assert meta.annotations is None, "the runtime's own annotations are not the pod's"
     assert meta.sandbox_ids == ((ID,) if kind is ContainerKind.SANDBOX else (made.sandbox_id,))
-    assert [(one.name, one.id) for one in meta.containers] == ([(container, ID)] if container else [])
+    assert [(container_meta.name, container_meta.id) for container_meta in meta.containers] == (
+        [(container, ID)] if container else []
+    )
 
 
 def test_the_untrimmed_bundle_tells_the_same_as_the_trimmed_one() -> None:

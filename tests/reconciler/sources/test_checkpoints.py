@@ -214,8 +214,8 @@ def test_memory_and_devices_in_use_tell_their_nodes(tmp_path: Path, recording: s
             directory.mkdir(parents=True, exist_ok=True)
             (directory / name).write_text((FIXTURES / recording / name).read_text())
     view = CheckpointSource(Marks(), root=str(tmp_path)).view({})
-    found = {f"{key[35:]} {name}" for key, near in view.affinity.items() for name in near}
-    assert found == expected
+    texts = {f"{key[35:]} {name}" for key, near in view.affinity.items() for name in near}
+    assert texts == expected
     assert all(nodes == CpuSet((0,)) for near in view.affinity.values() for nodes in near.values())
 
 
@@ -229,17 +229,17 @@ def allocations(cpu: str) -> str:
 
 
 def granted_cpu(source: CheckpointSource) -> int | None:
-    found = source.view(pod("u")).granted.get("u", {}).get("main")
-    return found.requests.cpu_milli if found is not None and found.requests is not None else None
+    resize = source.view(pod("u")).granted.get("u", {}).get("main")
+    return resize.requests.cpu_milli if resize is not None and resize.requests is not None else None
 
 
 def test_recorded_allocations_are_granted(tmp_path: Path) -> None:
     recorded = FIXTURES / "inplace-1.27-three-pods" / "pod_status_manager_state"
     rename_in(tmp_path, recorded.read_text(), "pod_status_manager_state")
     source = CheckpointSource(Marks(), root=str(tmp_path))
-    found = source.view({}).granted["11111111-1111-4111-8111-111111111111"]["main"]
-    assert found.requests == Resources(cpu_milli=1000, memory_bytes=64 * 2**20)
-    assert found.limits is None
+    resize = source.view({}).granted["11111111-1111-4111-8111-111111111111"]["main"]
+    assert resize.requests == Resources(cpu_milli=1000, memory_bytes=64 * 2**20)
+    assert resize.limits is None
 
 
 def test_the_newer_file_alone_counts_where_there_is_one(tmp_path: Path) -> None:

@@ -35,11 +35,11 @@ def check_burstable(pod: PodMeta | None) -> None:
     assert pod.annotations is not None
     assert pod.annotations["example.io/priority"] == "low"
     assert pod.static
-    assert {(one.name, one.kind) for one in pod.containers} == {
+    assert {(meta.name, meta.kind) for meta in pod.containers} == {
         ("main", ContainerKind.APP),
         ("side", ContainerKind.APP),
     }
-    assert MAIN in {one.id for one in pod.containers}
+    assert MAIN in {meta.id for meta in pod.containers}
     assert pod.sandbox_ids == (SANDBOX,)
     assert pod.grace_s == 2
 
@@ -47,7 +47,7 @@ def check_burstable(pod: PodMeta | None) -> None:
 async def test_recorded_lists_become_pods_with_labels_and_annotations(runtime: FakeRuntime) -> None:
     async with CriClient(str(runtime.socket)) as cri:
         pods = {pod.uid: pod for pod in await cri.pods()}
-    assert len(pods) == len({one.metadata.uid for one in runtime.sandboxes})
+    assert len(pods) == len({sandbox.metadata.uid for sandbox in runtime.sandboxes})
     check_burstable(pods[BURSTABLE])
 
 
@@ -58,7 +58,7 @@ async def test_exited_containers_are_left_out(runtime: FakeRuntime) -> None:
     async with CriClient(str(runtime.socket)) as cri:
         pod = await cri.pod(BURSTABLE)
     assert pod is not None
-    assert [one.name for one in pod.containers] == ["side"]
+    assert [meta.name for meta in pod.containers] == ["side"]
 
 
 async def test_one_pod_is_asked_for_by_its_uid(runtime: FakeRuntime) -> None:
@@ -82,7 +82,7 @@ async def test_a_container_whose_sandbox_is_not_listed_tells_names_but_not_label
 
 async def test_of_several_sandboxes_the_newest_tells(runtime: FakeRuntime) -> None:
     newest = cri_pb2.PodSandbox()
-    newest.CopyFrom(next(one for one in runtime.sandboxes if one.id == SANDBOX))
+    newest.CopyFrom(next(sandbox for sandbox in runtime.sandboxes if sandbox.id == SANDBOX))
     newest.id = "f" * 64
     newest.created_at += 10**9
     newest.labels["app"] = "newer"
@@ -97,14 +97,14 @@ async def test_of_several_sandboxes_the_newest_tells(runtime: FakeRuntime) -> No
 
 async def test_a_sandbox_that_is_too_long_or_long_in_vain_costs_no_other_its_labels(runtime: FakeRuntime) -> None:
     for number in range(60):
-        one = cri_pb2.PodSandbox()
-        one.CopyFrom(next(one for one in runtime.sandboxes if one.id == SANDBOX))
-        one.id, one.metadata.uid = f"{number:064}", f"uid-{number}"
-        one.annotations["x"] = "y" * 250_000
-        one.annotations["volcano.sh/qos-level"] = "BE"
+        sandbox = cri_pb2.PodSandbox()
+        sandbox.CopyFrom(next(entry for entry in runtime.sandboxes if entry.id == SANDBOX))
+        sandbox.id, sandbox.metadata.uid = f"{number:064}", f"uid-{number}"
+        sandbox.annotations["x"] = "y" * 250_000
+        sandbox.annotations["volcano.sh/qos-level"] = "BE"
         for key in range(200):
-            one.annotations[f"k{key}"] = "z" * 100
-        runtime.sandboxes.append(one)
+            sandbox.annotations[f"k{key}"] = "z" * 100
+        runtime.sandboxes.append(sandbox)
     huge = cri_pb2.PodSandbox()
     huge.CopyFrom(runtime.sandboxes[-1])
     huge.id, huge.metadata.uid = "e" * 64, "huge"
@@ -143,7 +143,7 @@ async def test_an_older_runtime_is_asked_in_v1alpha2(place: Path) -> None:
         async with CriClient(str(runtime.socket)) as cri:
             check_burstable(await cri.pod(BURSTABLE))
             assert (await cri.version()).api == "v1alpha2"
-        assert {asked.split()[0] for asked in runtime.asked} == {"v1alpha2"}
+        assert {text.split()[0] for text in runtime.asked} == {"v1alpha2"}
 
 
 async def test_a_socket_that_speaks_no_cri_is_one_clear_error(place: Path) -> None:
@@ -238,23 +238,23 @@ async def test_questions_do_not_wait_for_each_other_and_a_given_up_one_leaves_no
 
 
 async def test_many_tasks_may_ask_at_once(runtime: FakeRuntime) -> None:
-    found: list[PodMeta | None] = []
+    metas: list[PodMeta | None] = []
     async with CriClient(str(runtime.socket), timeout_s=20) as cri:
 
         async def ask() -> None:
-            found.append(await cri.pod(BURSTABLE))
+            metas.append(await cri.pod(BURSTABLE))
 
         async with trio.open_nursery() as nursery:
             for _ in range(80):
                 nursery.start_soon(ask)
-    assert len(found) == 80
-    for pod in found:
+    assert len(metas) == 80
+    for pod in metas:
         check_burstable(pod)
 
 
 async def test_five_hundred_pods_are_one_answer(runtime: FakeRuntime) -> None:
-    sandbox = next(one for one in runtime.sandboxes if one.id == SANDBOX)
-    container = next(one for one in runtime.containers if one.id == MAIN)
+    sandbox = next(entry for entry in runtime.sandboxes if entry.id == SANDBOX)
+    container = next(entry for entry in runtime.containers if entry.id == MAIN)
     for number in range(500):
         sandbox.id = container.pod_sandbox_id = f"{number:064x}"
         sandbox.metadata.uid = f"uid-{number}"
@@ -270,7 +270,7 @@ async def test_five_hundred_pods_are_one_answer(runtime: FakeRuntime) -> None:
         pod = pods[f"uid-{number}"]
         assert pod.labels is not None
         assert pod.labels["number"] == str(number)
-        assert {one.id for one in pod.containers} >= {f"one-{number}", f"two-{number}"}
+        assert {meta.id for meta in pod.containers} >= {f"one-{number}", f"two-{number}"}
 
 
 async def test_another_release_behind_the_same_socket_is_asked_in_its_own_version(place: Path) -> None:
@@ -371,7 +371,7 @@ async def test_a_real_containerd_answers_every_question(containerd: Path, monkey
             except SourceError:
                 await trio.sleep(0.1)
         assert (version.name, version.api) == ("containerd", "v1")
-        conditions = {one.type: one for one in await cri.status()}
+        conditions = {condition.type: condition for condition in await cri.status()}
         assert conditions["RuntimeReady"].ok
         assert not conditions["NetworkReady"].ok
         assert "cni" in conditions["NetworkReady"].message
@@ -380,5 +380,5 @@ async def test_a_real_containerd_answers_every_question(containerd: Path, monkey
     monkeypatch.setattr("reconciler.sources.cri._APIS", ("v1alpha2",))
     async with CriClient(str(containerd), timeout_s=10) as old:
         assert (await old.version()).api == "v1alpha2"
-        assert {one.type for one in await old.status()} == set(conditions)
+        assert {condition.type for condition in await old.status()} == set(conditions)
         assert await old.pod(BURSTABLE) is None

@@ -74,20 +74,24 @@ def tree(home: Path) -> Tree:
 def test_the_one_kubelet_that_is_the_hosts_is_believed(tree: Tree) -> None:
     program = tree.program()
     tree.add(40, program)
-    found = tree.search()
-    assert found.process is not None
-    assert (found.process.pid, found.process.arguments, found.process.executable) == (40, ("--port=1",), str(program))
-    assert found.process.program == (program.stat().st_dev, program.stat().st_ino)
-    assert (found.problems, found.rejections) == ((), 0)
+    search = tree.search()
+    assert search.process is not None
+    assert (search.process.pid, search.process.arguments, search.process.executable) == (
+        40,
+        ("--port=1",),
+        str(program),
+    )
+    assert search.process.program == (program.stat().st_dev, program.stat().st_ino)
+    assert (search.problems, search.rejections) == ((), 0)
 
 
 def test_a_program_for_many_purposes_is_a_kubelet_by_its_first_argument(tree: Tree) -> None:
     program = tree.program("bin/hyperkube")
     tree.add(40, program, argv=(str(program), "kubelet", "--port=1"))
     tree.add(41, program, argv=(str(program), "kube-proxy"))
-    found = tree.search()
-    assert found.process is not None
-    assert (found.process.pid, found.process.arguments) == (40, ("--port=1",))
+    search = tree.search()
+    assert search.process is not None
+    assert (search.process.pid, search.process.arguments) == (40, ("--port=1",))
 
 
 @pytest.mark.parametrize("uids", ["1000 0 0 0", "0 1000 0 0", "0 0 1000 0", "0 0 0 1000", "1 1 1 1", "", "0 0"])
@@ -125,7 +129,7 @@ def test_the_name_must_be_that_of_the_program_too(tree: Tree) -> None:
     tree.add(40, tree.program("bin/python3"), argv=("kubelet",))
     tree.add(41, tree.program("bin/kubelet"), argv=("kubeletd",))
     tree.add(42, tree.program("bin/hyperkube"), argv=("kubelet",))
-    assert (tree.search().process, [one.pid for one in tree.search().rejected]) == (None, [40, 42])
+    assert (tree.search().process, [rejected.pid for rejected in tree.search().rejected]) == (None, [40, 42])
 
 
 def test_a_program_that_another_user_can_change_is_not_trusted(tree: Tree) -> None:
@@ -161,9 +165,9 @@ def test_a_program_that_was_replaced_or_removed_is_not_believed(tree: Tree) -> N
 def test_of_two_that_could_be_it_none_is_believed_and_both_are_named(tree: Tree) -> None:
     tree.add(40, tree.program())
     tree.add(41, tree.program("other/kubelet"))
-    found = tree.search()
-    assert (found.process, [one.pid for one in found.candidates]) == (None, [40, 41])
-    (problem,) = found.problems
+    search = tree.search()
+    assert (search.process, [process.pid for process in search.candidates]) == (None, [40, 41])
+    (problem,) = search.problems
     assert "40, 41" in problem
 
 
@@ -171,9 +175,9 @@ def test_a_child_that_has_not_yet_its_own_program_is_no_second_kubelet(tree: Tre
     program = tree.program()
     tree.add(40, program)
     tree.add(41, program, parent=40)
-    found = tree.search()
-    assert found.process is not None
-    assert found.process.pid == 40
+    search = tree.search()
+    assert search.process is not None
+    assert search.process.pid == 40
 
 
 def test_the_operator_s_word_names_one_of_two_and_one_in_a_container(tree: Tree) -> None:
@@ -183,9 +187,9 @@ def test_the_operator_s_word_names_one_of_two_and_one_in_a_container(tree: Tree)
     (Path(tree.root) / "proc/41/root").symlink_to("/")
     (Path(tree.root) / "proc/40/root").symlink_to("/")
     for program, pid in ((first, 40), (second, 41)):
-        found = tree.search(program)
-        assert found.process is not None
-        assert (found.process.pid, found.problems) == (pid, ())
+        search = tree.search(program)
+        assert search.process is not None
+        assert (search.process.pid, search.problems) == (pid, ())
 
 
 @pytest.mark.parametrize(
@@ -204,8 +208,8 @@ def test_a_named_program_may_have_many_purposes(
     program = tree.program(f"bin/{name}")
     tree.add(40, program, argv=argv)
     (Path(tree.root) / "proc/40/root").symlink_to("/")
-    found = tree.search(program)
-    assert (None if found.process is None else found.process.arguments, found.problems) == (arguments, ())
+    search = tree.search(program)
+    assert (None if search.process is None else search.process.arguments, search.problems) == (arguments, ())
 
 
 @pytest.mark.parametrize(
@@ -255,17 +259,17 @@ def test_what_is_read_of_a_process_is_bounded(tree: Tree, monkeypatch: pytest.Mo
         return text
 
     monkeypatch.setattr(os, "read", read)
-    found = tree.search()
-    assert (found.process, found.rejections, len(found.problems)) == (None, 301, 5)
+    search = tree.search()
+    assert (search.process, search.rejections, len(search.problems)) == (None, 301, 5)
     assert sum(sizes) < 301 * 8192 + 300_000
 
 
 def test_a_copied_node_s_process_is_a_name_only(tmp_path: Path) -> None:
     (tmp_path / "proc/7").mkdir(parents=True)
     (tmp_path / "proc/7/cmdline").write_bytes(b"/usr/bin/kubelet\0--port=1\0")
-    found = find_host_process(root=str(tmp_path))
-    assert found.process is not None
-    assert (found.process.pid, found.process.executable, found.process.program) == (7, "", None)
+    search = find_host_process(root=str(tmp_path))
+    assert search.process is not None
+    assert (search.process.pid, search.process.executable, search.process.program) == (7, "", None)
 
 
 # Real processes
@@ -274,8 +278,8 @@ def test_a_copied_node_s_process_is_a_name_only(tmp_path: Path) -> None:
 def kubelets_of(search: HostSearch, pid: int) -> tuple[bool, str]:
     """Whether the process is a candidate, and why it is not."""
     return (
-        any(one.pid == pid for one in search.candidates),
-        next((one.reason for one in search.rejected if one.pid == pid), ""),
+        any(process.pid == pid for process in search.candidates),
+        next((rejected.reason for rejected in search.rejected if rejected.pid == pid), ""),
     )
 
 

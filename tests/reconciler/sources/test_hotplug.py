@@ -69,9 +69,9 @@ class Watching:
 
 @pytest.fixture
 def watching(tmp_path: Path) -> Iterator[Watching]:
-    one = Watching(tmp_path)
-    yield one
-    one.close()
+    item = Watching(tmp_path)
+    yield item
+    item.close()
 
 
 async def test_an_event_of_the_kernel_has_the_topology_read_again(

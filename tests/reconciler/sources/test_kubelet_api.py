@@ -269,12 +269,12 @@ async def test_the_more_a_list_costs_the_later_comes_the_next(
 async def test_who_waits_when_it_stops_is_told(nursery: trio.Nursery) -> None:
     port = await nursery.start(HttpPeer([Reply(EMPTY), Reply(EMPTY, hang_s=60)]).serve)
     pods = KubeletPods(HttpEndpoint(name="kubelet", url=f"http://127.0.0.1:{port}"), gap_s=0)
-    told: list[str] = []
+    texts: list[str] = []
 
     async def wait() -> None:
         with pytest.raises(SourceError) as caught:
             await pods.refresh()
-        told.append(str(caught.value))
+        texts.append(str(caught.value))
 
     async with trio.open_nursery() as runner:
         await runner.start(pods.run)
@@ -284,7 +284,7 @@ async def test_who_waits_when_it_stops_is_told(nursery: trio.Nursery) -> None:
         await trio.sleep(0.05)
         runner.cancel_scope.cancel()
     await trio.sleep(0.05)
-    assert told == ["kubelet: is no longer used", "kubelet: is no longer used"]
+    assert texts == ["kubelet: is no longer used", "kubelet: is no longer used"]
     nursery.cancel_scope.cancel()
 
 

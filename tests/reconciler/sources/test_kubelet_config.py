@@ -38,9 +38,9 @@ def node(root: Path, files: dict[str, str] | None = None, **processes: tuple[str
         path.write_text(text)
     (root / "proc").mkdir(parents=True, exist_ok=True)
     (root / "proc/self").mkdir()
-    for pid, words in processes.items():
+    for pid, parts in processes.items():
         (root / "proc" / pid[1:]).mkdir()
-        (root / "proc" / pid[1:] / "cmdline").write_bytes(b"".join(word.encode() + b"\0" for word in words))
+        (root / "proc" / pid[1:] / "cmdline").write_bytes(b"".join(word.encode() + b"\0" for word in parts))
     return str(root)
 
 
@@ -200,23 +200,23 @@ def test_what_the_flags_name_is_not_used_where_another_user_can_change_it(tmp_pa
     for file in files.values():
         file.write_text("port: 7\n")
     flags = (f"--root-dir={tmp_path}/root", f"--config={files['k.yaml']}", f"--config-dir={tmp_path}")
-    found = HostSearch(process=HostProcess(pid=7, arguments=flags))
-    config = read_kubelet_config(search=lambda: found)
+    search = HostSearch(process=HostProcess(pid=7, arguments=flags))
+    config = read_kubelet_config(search=lambda: search)
     assert (config.pid, config.port, config.root_dir) == (7, 10250, "/var/lib/kubelet")
     assert len(config.problems) == 3
-    ours = read_kubelet_config("/", str(files["k.yaml"]), root_dir=str(tmp_path / "root"), search=lambda: found)
+    ours = read_kubelet_config("/", str(files["k.yaml"]), root_dir=str(tmp_path / "root"), search=lambda: search)
     assert (ours.port, ours.root_dir) == (7, str(tmp_path / "root"))
 
 
-def _same(found: HostSearch) -> HostSearch:
-    return found
+def _same(search: HostSearch) -> HostSearch:
+    return search
 
 
 def test_a_configuration_file_that_is_a_pipe_or_a_device_is_one_message(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (str(tmp_path / "pipe"), "/dev/zero"):
-        found = HostSearch(process=HostProcess(pid=7, arguments=(f"--config={path}",)))
-        for config in (read_kubelet_config(search=partial(_same, found)), read_kubelet_config("/", path)):
+        search = HostSearch(process=HostProcess(pid=7, arguments=(f"--config={path}",)))
+        for config in (read_kubelet_config(search=partial(_same, search)), read_kubelet_config("/", path)):
             assert config.port == 10250
             assert len([problem for problem in config.problems if path in problem or "tmp" in problem]) == 1
 

@@ -117,7 +117,7 @@ def test_a_directory_is_read_like_the_kubelet_does(tmp_path: Path) -> None:
     (place / "sub.yaml").mkdir()
     read = ManifestDirectory("/etc/kubernetes/manifests", str(tmp_path)).read()
     assert read.problems == ()
-    assert [one.meta.name for one in read.found] == ["web", "b", "c"]
+    assert [item.meta.name for item in read.found] == ["web", "b", "c"]
     assert read.found[0].path == "/etc/kubernetes/manifests/a.json"
 
 
@@ -129,7 +129,7 @@ def test_one_bad_file_is_one_message_and_the_others_hold(tmp_path: Path) -> None
     (place / "huge").write_bytes(b"#" * (1024 * 1024 + 1))
     (place / "dangling").symlink_to(place / "nowhere")
     read = ManifestDirectory("/etc/kubernetes/manifests", str(tmp_path)).read()
-    assert [one.meta.name for one in read.found] == ["good"]
+    assert [item.meta.name for item in read.found] == ["good"]
     shown = "/etc/kubernetes/manifests"
     assert len(read.problems) == 4
     assert read.problems[0].startswith(f"{shown}/bad.yaml:3:1: ")
@@ -142,16 +142,16 @@ def test_a_file_that_breaks_keeps_its_last_good_pod_until_it_is_removed(tmp_path
     place = directory(tmp_path)
     manifests = ManifestDirectory("/etc/kubernetes/manifests", str(tmp_path))
     (place / "a.yaml").write_text(POD.format(name="a"))
-    assert [one.meta.name for one in manifests.read().found] == ["a"]
+    assert [item.meta.name for item in manifests.read().found] == ["a"]
     (place / "new").write_text("kind: Pod\n")
     os.rename(place / "new", place / "a.yaml")
     for _ in range(2):
         broken = manifests.read()
-        assert [one.meta.name for one in broken.found] == ["a"]
+        assert [item.meta.name for item in broken.found] == ["a"]
         assert len(broken.problems) == 1
     (place / "new").write_text(POD.format(name="b"))
     os.rename(place / "new", place / "a.yaml")
-    assert ([one.meta.name for one in manifests.read().found], manifests.read().problems) == (["b"], ())
+    assert ([item.meta.name for item in manifests.read().found], manifests.read().problems) == (["b"], ())
     (place / "a.yaml").unlink()
     assert manifests.read().found == ()
 

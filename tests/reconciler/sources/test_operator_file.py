@@ -27,7 +27,7 @@ overrides:
 def test_all_three_ways_to_name_pods_become_overrides_that_know_their_line() -> None:
     read = read_overrides(GOOD, "/etc/bypassd/classes.yaml")
     assert read.problems == ()
-    assert [(str(one.pod_class), one.title) for one in read.overrides] == [
+    assert [(str(override.pod_class), override.title) for override in read.overrides] == [
         ("shared", "payments/api-* (classes.yaml:3)"),
         ("reclaimed", "team=batch critical DoesNotExist (classes.yaml:6)"),
         ("dedicated", "uid 6f1d0c5e-9d0c-4b63-9a3c-0a0f6d0b7a11 (classes.yaml:10)"),
@@ -75,7 +75,7 @@ overides: []
 
 def test_every_problem_is_told_with_its_place_and_the_good_entries_hold() -> None:
     read = read_overrides(BAD, "f.yaml")
-    assert [(one.uid, one.title) for one in read.overrides] == [
+    assert [(override.uid, override.title) for override in read.overrides] == [
         ("7", "uid 7 (f.yaml:9)"),
         (None, "good/one (f.yaml:11)"),
     ]

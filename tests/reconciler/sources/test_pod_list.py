@@ -44,7 +44,7 @@ def test_a_recorded_list_is_read_with_everything_we_use() -> None:
 def test_init_containers_and_finished_pods_are_read() -> None:
     pods, problems = decode_pods((FIXTURES / "kubelet-pods-with-finished-job.json").read_bytes())
     assert problems == ()
-    kinds = {(pod.name, one.name): one.kind for pod in pods for one in pod.containers}
+    kinds = {(pod.name, meta.name): meta.kind for pod in pods for meta in pod.containers}
     assert ContainerKind.INIT in {kind for (name, _), kind in kinds.items() if name == "with-init-node1"}
     assert any((name or "").startswith("job") for name, _ in kinds)
 
@@ -130,7 +130,9 @@ def test_owner_priority_sidecars_and_ephemeral_containers() -> None:
     (meta,), problems = decode_pods(pod_list(pod))
     assert problems == ()
     assert (meta.owner, meta.priority_class, meta.priority, meta.qos) == ("ReplicaSet/web-5d", "high", 100, None)
-    assert [(one.name, one.kind.value, one.id) for one in meta.containers] == [
+    assert [
+        (container_meta.name, container_meta.kind.value, container_meta.id) for container_meta in meta.containers
+    ] == [
         ("once", "init", None),
         ("proxy", "app", None),
         ("main", "app", "ab"),
@@ -196,7 +198,7 @@ MARKED = {"uid": "1", "labels": {"koordinator.sh/qosClass": "BE"}, "annotations"
         ({"metadata": MARKED, "status": {"conditions": [7]}}, MARKED["labels"]),
         ({"metadata": MARKED, "spec": {"volumes": ["x" * (LONGEST_POD + 1)]}}, MARKED["labels"]),
     ],
-    ids=lambda one: repr(one)[:80],
+    ids=lambda item: repr(item)[:80],
 )
 def test_of_a_pod_that_is_broken_in_part_the_rest_is_read_and_said(bad: object, labels: object) -> None:
     pods, problems = decode_pods(pod_list(pod_json("a"), bad, pod_json("b")))
@@ -229,7 +231,7 @@ def test_a_list_is_the_same_however_it_is_cut(size: int, seed: int) -> None:
     for part in chunks(body, size):
         reader.feed(part)
     reader.end()
-    assert [(one.meta.uid, one.meta.labels) for one in reader.pods] == [
+    assert [(pod.meta.uid, pod.meta.labels) for pod in reader.pods] == [
         (f"u{number}", labels) for number, labels in enumerate(marks)
     ]
 
@@ -265,18 +267,18 @@ def test_items_longer_than_the_chunks_are_cut_at_their_end(seed: int, size: int)
         if kind < 3:
             return (text, 0, None)[kind]
         inner = [value(depth - 1) for _ in range(picked.randrange(4))]
-        return inner if kind < 5 else {f"{text}{number}": one for number, one in enumerate(inner)}
+        return inner if kind < 5 else {f"{text}{number}": item for number, item in enumerate(inner)}
 
     pods = [
         {"metadata": value(2), "s": [value(picked.randrange(40)) for _ in range(picked.choice((0, 3, 60, 900)))]}
         for _ in range(picked.randrange(1, 6))
     ]
     texts = [json.dumps(pod, ensure_ascii=picked.random() < 0.5).encode() for pod in pods]
-    found: list[bytes] = []
-    cutter = Cutter(lambda item, length, first: found.append(item))
+    result: list[bytes] = []
+    cutter = Cutter(lambda item, length, first: result.append(item))
     for part in chunks(b'{"x":[1,{"items":[2]}],"items":[' + b", ".join(texts) + b'],"kind":"PodList"}', size):
         cutter.feed(part)
-    assert [one.strip() for one in found] == texts
+    assert [data.strip() for data in result] == texts
     assert cutter.envelope == b'{"x":[1,{"items":[2]}],"items":[],"kind":"PodList"}'
 
 
@@ -299,7 +301,7 @@ def test_a_list_of_any_length_is_read_in_the_memory_of_one_pod() -> None:
             assert peak - before < 4 * len(text)
     finally:
         tracemalloc.stop()
-    assert [one.meta.annotations for one in reader.pods] == [{"volcano.sh/qos-level": "BE"}] * 20
+    assert [item.meta.annotations for item in reader.pods] == [{"volcano.sh/qos-level": "BE"}] * 20
 
 
 @pytest.mark.parametrize(

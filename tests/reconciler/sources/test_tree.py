@@ -106,16 +106,16 @@ async def test_scanning_finds_every_pod_of_every_class(tree: Tree, driver: Drive
         make_pod(tree, layout, qos, f"pod-{number}", containers=number)
     tree.make(f"{layout.qos(QosClass.BURSTABLE)}/somebody-else")
     tree.make(f"{layout.pod(QosClass.BURSTABLE, 'pod-1')}/not-a-container")
-    found = source.scan()
-    assert {uid: (pod.qos, set(pod.containers)) for uid, pod in found.items()} == {
+    dirs = source.scan()
+    assert {uid: (pod.qos, set(pod.containers)) for uid, pod in dirs.items()} == {
         f"pod-{number}": (qos, {container_id(index) for index in range(number)}) for number, qos in enumerate(QosClass)
     }
-    for uid, pod in found.items():
+    for uid, pod in dirs.items():
         assert pod.group.path == layout.pod(pod.qos, uid)
         for group in (pod.group, *pod.containers.values()):
             assert group.inode == os.stat(tree.trigger_directory(group.path)).st_ino
         assert source.rescan(uid) == pod
-    assert (await source.scan_gently()).pods == found
+    assert (await source.scan_gently()).pods == dirs
     assert source.rescan("pod-9") is None
 
 
@@ -124,9 +124,9 @@ def test_of_two_directories_with_one_uid_the_later_made_counts(real: Tree) -> No
     for qos in (QosClass.BESTEFFORT, QosClass.GUARANTEED):
         real.make(CGROUPFS.pod(qos, UID))
     assert source.scan()[UID].qos is QosClass.GUARANTEED
-    found = source.rescan(UID)
-    assert found is not None
-    assert found.qos is QosClass.GUARANTEED
+    dirs = source.rescan(UID)
+    assert dirs is not None
+    assert dirs.qos is QosClass.GUARANTEED
 
 
 def test_a_tree_that_cannot_be_read_is_not_an_empty_one(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:

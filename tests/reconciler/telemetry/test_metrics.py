@@ -166,9 +166,9 @@ def test_what_is_known_of_cache_and_bandwidth_is_shown_and_what_is_not_has_no_se
     seen = scraped(
         replace(full(), cache=cache, cache_age_s=2.5, pods=(known, replace(known, uid="u2", llc_bytes=None)))
     )
-    found = {key: value for key, value in seen.items() if "llc" in key[0] or "memory_bandwidth" in key[0]}
+    values = {key: value for key, value in seen.items() if "llc" in key[0] or "memory_bandwidth" in key[0]}
     labels = (("namespace", "prod"), ("pod", 'we"ird\n'), ("uid", "u1"))
-    assert found == {
+    assert values == {
         ("bypassd_llc_occupancy_bytes", (("cache", "0"), ("class", ""), ("group", "(default)"))): 4096,
         ("bypassd_llc_occupancy_bytes", (("cache", "1"), ("class", "reclaimed"), ("group", "bypassd-be"))): 0,
         ("bypassd_memory_bandwidth_bytes_per_second", (("cache", "0"), ("class", ""), ("group", "(default)"))): 2e9,
@@ -238,10 +238,10 @@ def test_what_is_watched_has_series_only_where_something_is() -> None:
         orders={"done": 2, "open": 1},
         would=1,
     )
-    found = scraped(replace(full(), watched=watched))
-    assert found["bypassd_interference_victims", (("rule", "cpu"), ("verdict", "interfered"))] == 1
-    assert found["bypassd_response_steps", (("response", "squeeze"),)] == 1
-    assert found["bypassd_response_changes_total", (("response", "squeeze"), ("turn", "applied"))] == 3
-    assert found["bypassd_signal_read_seconds_total", (("reader", "runqueue"),)] == 0.25
-    assert found["bypassd_evictions", (("outcome", "open"),)] == 1
-    assert found["bypassd_evictions_wanted", ()] == 1
+    values = scraped(replace(full(), watched=watched))
+    assert values["bypassd_interference_victims", (("rule", "cpu"), ("verdict", "interfered"))] == 1
+    assert values["bypassd_response_steps", (("response", "squeeze"),)] == 1
+    assert values["bypassd_response_changes_total", (("response", "squeeze"), ("turn", "applied"))] == 3
+    assert values["bypassd_signal_read_seconds_total", (("reader", "runqueue"),)] == 0.25
+    assert values["bypassd_evictions", (("outcome", "open"),)] == 1
+    assert values["bypassd_evictions_wanted", ()] == 1

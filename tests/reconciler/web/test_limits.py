@@ -105,16 +105,16 @@ async def test_an_answer_is_never_older_than_its_question() -> None:
 async def test_one_round_makes_what_all_who_wait_want() -> None:
     shown = FakeShown()
     answers = Answers(shown, HttpCounts())
-    found: dict[tuple[str, str], bytes] = {}
+    chunks: dict[tuple[str, str], bytes] = {}
 
     async def ask(section: str, form: str) -> None:
-        found[section, form] = await answers.state([section], form)
+        chunks[section, form] = await answers.state([section], form)
 
     await answers.state(["pods"], "json")
     async with trio.open_nursery() as nursery:
         for section, form in (("pods", "json"), ("pools", "json"), ("pools", "yaml")):
             nursery.start_soon(ask, section, form)
-    assert found == {
+    assert chunks == {
         ("pods", "json"): b'{"pods":{"u1":{"class":"reclaimed","cpus":"0-3"}}}\n',
         ("pools", "json"): b'{"pools":{"a 1":[2]}}\n',
         ("pools", "yaml"): b'pools: {"a 1":[2]}\n',
@@ -208,10 +208,10 @@ async def test_clients_are_known_by_uid_and_by_network(tmp_path: Path) -> None:
         await stream.aclose()
         listener = (await trio.open_tcp_listeners(0, host="127.0.0.1"))[0]
         there = await trio.open_tcp_stream("127.0.0.1", listener.socket.getsockname()[1], local_address="127.8.9.1")
-        here = await listener.accept()
-        assert client_of(here.socket) == "loopback"
-        for one in (here, there, listener):
-            await one.aclose()
+        current = await listener.accept()
+        assert client_of(current.socket) == "loopback"
+        for item in (current, there, listener):
+            await item.aclose()
 
 
 async def test_too_many_requests_get_429_and_when_to_come_again(tmp_path: Path) -> None:
@@ -264,7 +264,9 @@ async def test_a_process_without_free_descriptors_accepts_again_later(
     async with serving(tmp_path) as site:
         assert (await site.tcp.get("/healthz")).status_code == 200
         assert (await site.unix.get("/healthz")).status_code == 200
-    assert len([one for one in caplog.records if one.levelname == "WARNING"]) <= 2, "one per listener and window"
+    assert len([record for record in caplog.records if record.levelname == "WARNING"]) <= 2, (
+        "one per listener and window"
+    )
 
 
 async def test_a_body_of_many_chunks_leaves_the_loop_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -352,8 +354,8 @@ async def test_readers_read_everything_and_command_nothing(tmp_path: Path) -> No
     reader = str(tmp_path / "r")
     group = grp.getgrgid(os.getgid()).gr_name
     async with serving(tmp_path, reader_group=group, reader_socket=reader) as site:
-        found = os.lstat(reader)
-        assert (stat.S_IMODE(found.st_mode), found.st_gid) == (0o660, os.getgid())
+        result = os.lstat(reader)
+        assert (stat.S_IMODE(result.st_mode), result.st_gid) == (0o660, os.getgid())
         assert stat.S_IMODE(os.lstat(site.path).st_mode) == 0o600
         for request, status in (
             (b"GET /state HTTP/1.1", b"200"),

@@ -24,9 +24,9 @@ BIG = 8 << 20
 def slow_readers(path: str, requests: Sequence[bytes], stack: ExitStack) -> None:
     """Connections that ask and do not read."""
     for request in requests:
-        one = stack.enter_context(socket.socket(socket.AF_UNIX))
-        one.connect(path)
-        one.sendall(request)
+        item = stack.enter_context(socket.socket(socket.AF_UNIX))
+        item.connect(path)
+        item.sendall(request)
 
 
 async def test_many_slow_readers_are_sent_one_body(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,8 +87,8 @@ async def test_bodies_in_flight_are_bounded_in_bytes(tmp_path: Path, monkeypatch
 
 
 def test_a_body_counts_once_and_the_first_may_have_any_size() -> None:
-    bodies, one, other = Bodies(10), b"x" * 20, b"y" * 5
-    with bodies.sending(one), bodies.sending(one):
+    bodies, data, other = Bodies(10), b"x" * 20, b"y" * 5
+    with bodies.sending(data), bodies.sending(data):
         assert bodies.bytes == 20
         with pytest.raises(Busy), bodies.sending(other):
             pass
@@ -101,15 +101,15 @@ def test_a_body_counts_once_and_the_first_may_have_any_size() -> None:
 async def test_documents_of_one_round_are_one_object_and_within_the_budget() -> None:
     shown = FakeShown()
     answers = Answers(shown, HttpCounts())
-    found: list[bytes] = []
+    chunks: list[bytes] = []
 
     async def ask() -> None:
-        found.append(await answers.state(["pods"], "json"))
+        chunks.append(await answers.state(["pods"], "json"))
 
     async with trio.open_nursery() as nursery:
         for _ in range(6):
             nursery.start_soon(ask)
-    assert len({id(one) for one in found}) <= 2
+    assert len({id(data) for data in chunks}) <= 2
     with answers.bodies.sending(b"x" * limits.BODY_BYTES), pytest.raises(Busy):
         await answers.state(["pods"], "json")
 

@@ -347,8 +347,8 @@ async def test_a_port_in_use_is_taken_when_it_gets_free_and_the_controls_never_s
 def test_a_disabled_listener_is_not_served() -> None:
     shown, control = FakeShown(), FakeControl()
     assert components(HttpSection(enabled=False, socket=None), shown, control) == []
-    assert [one.name for one in components(HttpSection(enabled=False), shown, control)] == ["web socket"]
-    assert [one.name for one in components(HttpSection(socket=None), shown, control)] == ["web"]
+    assert [component.name for component in components(HttpSection(enabled=False), shown, control)] == ["web socket"]
+    assert [component.name for component in components(HttpSection(socket=None), shown, control)] == ["web"]
 
 
 def test_the_controls_are_routes_of_roots_socket_only_and_the_state_of_unix_sockets() -> None:

@@ -53,15 +53,15 @@ def _judge(
     over = [value or 0.0 for value in mean]
     need = min(release_milli(config, use, limit, request), release_milli(config, over[0], over[1], over[2]))
     share = over[1] / over[2] * 100 if over[2] > 0 else 100.0
-    words = (
+    message = (
         f"BE limit {fmt.cpus(over[1])} of {fmt.cpus(over[2])} CPU requested ({fmt.percent(round(share))}, "
         f"threshold {fmt.percent(config.lower_percent)}), in use {fmt.cpus(over[0])}, "
         f"mean of {fmt.duration(config.window_s)}"
     )
     if need <= 0:
-        return TriggerResult(words=words), NoState()
-    pressure = Shortage(trigger=TRIGGER.name, good=EvictedResource.CPU_REQUEST, need=need, evidence=words)
-    return TriggerResult(words=words, pressures=(pressure,)), NoState()
+        return TriggerResult(words=message), NoState()
+    pressure = Shortage(trigger=TRIGGER.name, good=EvictedResource.CPU_REQUEST, need=need, evidence=message)
+    return TriggerResult(words=message, pressures=(pressure,)), NoState()
 
 
 TRIGGER: Final = Trigger(

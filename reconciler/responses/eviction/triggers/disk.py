@@ -32,8 +32,8 @@ def _bytes(
         return None
     least = minimum.available_bytes
     wanted = total * minimum.available_percent / 100 if least is None else float(least)
-    words = f"{subject}: {size(free)} of {size(total)} free (threshold {size(wanted)})"
-    return words, wanted + total * config.margin_percent / 100 - free if free < wanted else 0.0
+    message = f"{subject}: {size(free)} of {size(total)} free (threshold {size(wanted)})"
+    return message, wanted + total * config.margin_percent / 100 - free if free < wanted else 0.0
 
 
 def _inodes(
@@ -44,8 +44,8 @@ def _inodes(
     if free is None or not total:
         return None
     wanted = total * minimum.inodes_percent / 100
-    words = f"{subject}: {free:.0f} of {total:.0f} inodes free (threshold {wanted:.0f})"
-    return words, wanted + total * config.margin_percent / 100 - free if free < wanted else 0.0
+    message = f"{subject}: {free:.0f} of {total:.0f} inodes free (threshold {wanted:.0f})"
+    return message, wanted + total * config.margin_percent / 100 - free if free < wanted else 0.0
 
 
 def _same(scene: EvictionContext) -> bool:
@@ -64,20 +64,20 @@ def _judge(
     config: DiskTriggerConfig, scene: EvictionContext, memory: DurationTracker | None
 ) -> tuple[TriggerResult, DurationTracker]:
     lacking: dict[str, tuple[str, EvictedResource, float, str]] = {}
-    words: list[str] = []
+    parts: list[str] = []
     judged: list[tuple[str, FsMinimum]] = [("fs:nodefs", config.nodefs)]
     if not _same(scene):
         judged.append(("fs:imagefs", config.imagefs))
     for subject, minimum in judged:
         for good, judge in ((EvictedResource.DISK, _bytes), (EvictedResource.INODES, _inodes)):
-            found = judge(config, minimum, scene, subject)
-            if found is None:
+            pair = judge(config, minimum, scene, subject)
+            if pair is None:
                 continue
-            words.append(found[0])
-            if found[1] > 0:
-                lacking[f"{subject} {good}"] = (subject, good, found[1], found[0])
+            parts.append(pair[0])
+            if pair[1] > 0:
+                lacking[f"{subject} {good}"] = (subject, good, pair[1], pair[0])
     since = (memory or DurationTracker()).observe(scene.now, lacking)
-    if not words:
+    if not parts:
         return not_measurable("fs.available", "fs.inodes_free"), since
     pressures = tuple(
         Shortage(
@@ -86,12 +86,12 @@ def _judge(
             good=good,
             need=need,
             hard=True,
-            evidence=f"{told}; {format_amount(good, need)} to free",
+            evidence=f"{text}; {format_amount(good, need)} to free",
         )
-        for key, (subject, good, need, told) in lacking.items()
+        for key, (subject, good, need, text) in lacking.items()
         if (since.lasted(key, scene.now) or 0.0) >= config.for_s
     )
-    return TriggerResult(words="; ".join(words), pressures=pressures), since
+    return TriggerResult(words="; ".join(parts), pressures=pressures), since
 
 
 TRIGGER: Final = Trigger(

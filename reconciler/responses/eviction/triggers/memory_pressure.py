@@ -38,16 +38,16 @@ def _free(config: MemoryPressureConfig, scene: EvictionContext) -> tuple[str, Sh
         return None
     bound = max(float(config.free_bytes), scene.value(NODE, "memory.low") or 0.0)
     cache = scene.value(NODE, "memory.inactive_file")
-    words = f"{size(free)} of {size(total)} free (threshold {size(bound)})"
+    message = f"{size(free)} of {size(total)} free (threshold {size(bound)})"
     if free >= bound or (cache is not None and cache >= config.droppable_percent / 100 * total):
-        return words, None
-    return words, Shortage(
+        return message, None
+    return message, Shortage(
         trigger=TRIGGER.name,
         good=EvictedResource.MEMORY,
         need=bound - free,
         least=_LEAST_PART * total,
         hard=True,
-        evidence=words,
+        evidence=message,
     )
 
 
@@ -61,8 +61,8 @@ def _stalled(config: MemoryPressureConfig, scene: EvictionContext) -> tuple[str,
     pods = [value for value in known if value is not None]
     suffering = sum(value > config.pod_percent for value in pods)
     mean = sum(pods) / len(pods) if pods else 0.0
-    words = f"memory pressure {percent(node)}, online pods above the limit: {suffering}, their mean {percent(mean)}"
-    return words, node >= config.node_percent and suffering >= config.pods and mean >= config.mean_percent
+    message = f"memory pressure {percent(node)}, online pods above the limit: {suffering}, their mean {percent(mean)}"
+    return message, node >= config.node_percent and suffering >= config.pods and mean >= config.mean_percent
 
 
 def _judge(
@@ -71,7 +71,7 @@ def _judge(
     free, stalled = _free(config, scene), _stalled(config, scene)
     if free is None and stalled is None:
         return not_measurable("memory.free", "memory.pressure"), DurationTracker()
-    words = [told[0] for told in (free, stalled) if told is not None]
+    parts = [pair[0] for pair in (free, stalled) if pair is not None]
     pressures = [free[1]] if free is not None and free[1] is not None else []
     since = (memory or DurationTracker()).observe(scene.now, (_STALL,) if stalled is not None and stalled[1] else ())
     lasted = since.lasted(_STALL, scene.now)
@@ -86,7 +86,7 @@ def _judge(
                 evidence=f"{stalled[0]}, for {duration(lasted)}",
             )
         )
-    return TriggerResult(words="; ".join(words), pressures=tuple(pressures)), since
+    return TriggerResult(words="; ".join(parts), pressures=tuple(pressures)), since
 
 
 TRIGGER: Final = Trigger(

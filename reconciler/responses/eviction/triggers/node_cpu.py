@@ -37,12 +37,13 @@ def _judge(config: NodeCpuConfig, scene: EvictionContext, _memory: NoState | Non
         ), NoState()
     need = min(release_milli(config, use, idle), release_milli(config, mean_use, mean_idle))
     percent = mean_use / max(1.0, mean_use + mean_idle) * 100
-    words = f"CPU use {fmt.percent(percent)}, mean of {fmt.duration(config.window_s)} "
-    words += f"(threshold {fmt.percent(config.threshold_percent)})"
+    message = f"CPU use {fmt.percent(percent)}, mean of {fmt.duration(config.window_s)} "
+    message += f"(threshold {fmt.percent(config.threshold_percent)})"
     if need <= 0:
-        return TriggerResult(words=words), NoState()
+        return TriggerResult(words=message), NoState()
     return TriggerResult(
-        words=words, pressures=(Shortage(trigger=TRIGGER.name, good=EvictedResource.CPU, need=need, evidence=words),)
+        words=message,
+        pressures=(Shortage(trigger=TRIGGER.name, good=EvictedResource.CPU, need=need, evidence=message),),
     ), NoState()
 
 

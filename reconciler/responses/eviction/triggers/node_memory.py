@@ -23,18 +23,18 @@ def _judge(config: NodeMemoryConfig, scene: EvictionContext, _memory: NoState | 
         return not_measurable(*TRIGGER.signals), NoState()
     used = max(0.0, total - available)
     percent = used / total * 100
-    words = f"{size(used)} of {size(total)} used, {fmt.percent(percent)} "
-    words += f"(threshold {fmt.percent(config.threshold_percent)})"
+    message = f"{size(used)} of {size(total)} used, {fmt.percent(percent)} "
+    message += f"(threshold {fmt.percent(config.threshold_percent)})"
     if percent < config.threshold_percent:
-        return TriggerResult(words=words), NoState()
+        return TriggerResult(words=message), NoState()
     pressure = Shortage(
         trigger=TRIGGER.name,
         good=EvictedResource.MEMORY,
         need=used - total * config.left_percent / 100,
-        evidence=words,
+        evidence=message,
         hard=True,
     )
-    return TriggerResult(words=words, pressures=(pressure,)), NoState()
+    return TriggerResult(words=message, pressures=(pressure,)), NoState()
 
 
 TRIGGER: Final = Trigger(

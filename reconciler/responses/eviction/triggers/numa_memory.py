@@ -89,24 +89,24 @@ def _judge(
     before = memory.by_node if memory is not None else {}
     counts: dict[str, int] = {}
     pressures: list[Shortage] = []
-    words: list[str] = []
+    parts: list[str] = []
     known = False
     for subject in scene.places("numa:"):
         marks = marks_of(config, scene, subject)
         count = before.get(subject, 0)
         if marks is None:
             counts[subject] = count
-            words.append(f"{subject}: unknown")
+            parts.append(f"{subject}: unknown")
             continue
         known = True
         if marks.critical:
             count = max(count, config.all_passes - 2)
         count = min(count + 1, config.all_passes) if marks.short else max(0, count - 1)
         counts[subject] = count
-        told = f"{subject}: {size(marks.free)} of {size(marks.total)} free (threshold {size(marks.low)})"
+        text = f"{subject}: {size(marks.free)} of {size(marks.total)} free (threshold {size(marks.low)})"
         if marks.dropped:
-            told += ", page cache can be dropped"
-        words.append(told)
+            text += ", page cache can be dropped"
+        parts.append(text)
         every = count >= config.all_passes
         if marks.short and (every or marks.critical or count >= config.reclaimed_passes):
             pressures.append(
@@ -118,12 +118,12 @@ def _judge(
                     least=_LEAST_PART * marks.total,
                     hard=True,
                     classes=EVERY if every else RECLAIMED,
-                    evidence=f"{told}, for {count} passes{', below the min watermark' if marks.critical else ''}",
+                    evidence=f"{text}, for {count} passes{', below the min watermark' if marks.critical else ''}",
                 )
             )
     if not known:
         return not_measurable("memory of NUMA nodes"), ShortPasses(counts)
-    return TriggerResult(words="; ".join(words), pressures=tuple(pressures)), ShortPasses(counts)
+    return TriggerResult(words="; ".join(parts), pressures=tuple(pressures)), ShortPasses(counts)
 
 
 TRIGGER: Final = Trigger(

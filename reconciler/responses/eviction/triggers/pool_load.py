@@ -62,7 +62,7 @@ def _judge(config: PoolLoadConfig, scene: EvictionContext, memory: LoadRings | N
     before = memory.by_pool if memory is not None else {}
     rings: dict[str, LoadRing] = {}
     pressures: list[Shortage] = []
-    words: list[str] = []
+    parts: list[str] = []
     for subject in scene.places(_PREFIX):
         name = subject.removeprefix(_PREFIX)
         ring = _ring(config, scene, subject, before.get(name)) if evaluate_pool(name) else None
@@ -70,11 +70,11 @@ def _judge(config: PoolLoadConfig, scene: EvictionContext, memory: LoadRings | N
             continue
         rings[name] = ring
         if len(ring.ratios) < config.samples:
-            words.append(f"{name}: {len(ring.ratios)} of {config.samples} samples")
+            parts.append(f"{name}: {len(ring.ratios)} of {config.samples} samples")
             continue
         reached = _reached(config, ring)
-        told = f"{name}: {number(ring.ratios[-1])} tasks per CPU"
-        words.append(told)
+        text = f"{name}: {number(ring.ratios[-1])} tasks per CPU"
+        parts.append(text)
         if reached is None:
             continue
         ratio, above = reached
@@ -89,7 +89,7 @@ def _judge(config: PoolLoadConfig, scene: EvictionContext, memory: LoadRings | N
                 good=EvictedResource.LOAD,
                 need=need,
                 hard=ratio == config.hard_ratio,
-                evidence=f"{told}, above {ratio:g} in {above} of {config.samples} samples",
+                evidence=f"{text}, above {ratio:g} in {above} of {config.samples} samples",
                 classes=(PodClass.RECLAIMED, PodClass.SHARED),
                 only=frozenset(uid for uid, pod in scene.frame.pods.items() if pod.pool == name),
             )
@@ -97,7 +97,7 @@ def _judge(config: PoolLoadConfig, scene: EvictionContext, memory: LoadRings | N
     if not rings:
         return not_measurable("load of online pools"), LoadRings()
     known = any(len(ring.ratios) >= config.samples for ring in rings.values())
-    return TriggerResult(words="; ".join(words), pressures=tuple(pressures), known=known), LoadRings(rings)
+    return TriggerResult(words="; ".join(parts), pressures=tuple(pressures), known=known), LoadRings(rings)
 
 
 def _reached(config: PoolLoadConfig, ring: LoadRing) -> tuple[float, int] | None:

@@ -39,7 +39,7 @@ def _judge(
 ) -> tuple[TriggerResult, NoState]:
     pods = list(scene.pods(*RECLAIMED))
     pressures: list[Shortage] = []
-    words: list[str] = []
+    parts: list[str] = []
     for good, ratio, signal, requested in (
         (EvictedResource.CPU_REQUEST, config.cpu_ratio, "be.budget", sum(cpu_request(pod) or 0 for pod in pods)),
         (
@@ -53,15 +53,15 @@ def _judge(
         if there is None:
             continue
         available = format_amount(good, there).removesuffix(" requested")
-        told = f"BE: {format_amount(good, requested)}, {available} available (threshold {ratio:g} times that)"
-        words.append(told)
+        text = f"BE: {format_amount(good, requested)}, {available} available (threshold {ratio:g} times that)"
+        parts.append(text)
         if requested > ratio * there:
             pressures.append(
-                Shortage(trigger=TRIGGER.name, good=good, need=requested - ratio * there, hard=True, evidence=told)
+                Shortage(trigger=TRIGGER.name, good=good, need=requested - ratio * there, hard=True, evidence=text)
             )
-    if not words:
+    if not parts:
         return not_measurable(*TRIGGER.signals), NoState()
-    return TriggerResult(words="; ".join(words), pressures=tuple(pressures)), NoState()
+    return TriggerResult(words="; ".join(parts), pressures=tuple(pressures)), NoState()
 
 
 TRIGGER: Final = Trigger(

@@ -59,10 +59,10 @@ def _judge(
         judged += 1
         most = threshold(pod, config.ratio) * request
         if rss > most:
-            words = (
+            message = (
                 f"{pod.title} uses {size(rss)}, more than {number(most / request)} times its request of {size(request)}"
             )
-            over[pod.uid] = (pod, rss - most, words)
+            over[pod.uid] = (pod, rss - most, message)
     since = (memory or DurationTracker()).observe(scene.now, over)
     if not judged:
         return not_measurable("memory.rss of pods with requests"), since
@@ -72,12 +72,12 @@ def _judge(
             subject=pod.subject,
             good=EvictedResource.MEMORY,
             need=excess,
-            evidence=words,
+            evidence=text,
             classes=EVERY,
             only=frozenset((uid,)),
             named=True,
         )
-        for uid, (pod, excess, words) in over.items()
+        for uid, (pod, excess, text) in over.items()
         if (since.lasted(uid, scene.now) or 0.0) >= config.for_s
     )
     return TriggerResult(words=f"{len(over)} of {judged} pods above the threshold", pressures=pressures), since

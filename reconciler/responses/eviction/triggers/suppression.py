@@ -69,19 +69,19 @@ def _judge(
     since = (memory or DurationTracker()).observe(scene.now, suffering)
     overdue = [uid for uid in suffering if (since.lasted(uid, scene.now) or 0.0) >= config.for_s]
     relation = f"{fmt.number(total / supply)} times" if supply > 0 else "more than"
-    words = f"BE requests {fmt.cpu(total)}, {relation} the limit of {fmt.cpus(supply)}"
+    message = f"BE requests {fmt.cpu(total)}, {relation} the limit of {fmt.cpus(supply)}"
     if suffering:
-        words += f"; above the tolerance of {len(suffering)} pods, of {len(overdue)} for {fmt.duration(config.for_s)}"
+        message += f"; above the tolerance of {len(suffering)} pods, of {len(overdue)} for {fmt.duration(config.for_s)}"
     if not overdue:
-        return TriggerResult(words=words), since
+        return TriggerResult(words=message), since
     pressure = Shortage(
         trigger=TRIGGER.name,
         good=EvictedResource.CPU_REQUEST,
         need=total - min(tolerated[uid] for uid in overdue) * supply,
-        evidence=words,
+        evidence=message,
         only=frozenset(overdue),
     )
-    return TriggerResult(words=words, pressures=(pressure,)), since
+    return TriggerResult(words=message, pressures=(pressure,)), since
 
 
 TRIGGER: Final = Trigger(

@@ -208,7 +208,7 @@ async def test_a_signal_amid_a_look_writes_nothing_that_the_look_has_given_up(tm
     acting.files.write = write  # type: ignore[method-assign]
     kept: dict[str, CpuSet | int | None] = {"cpu.weight": 3}
     await acting.actuator.apply([acting.target(BE, {"cpu.quota": 200_000}), acting.target(GROUP, kept)])
-    assert [[one.file for one in result.writes] for result in acting.results] == [["cpu.shares"]]
+    assert [[write.file for write in result.writes] for result in acting.results] == [["cpu.shares"]]
     assert (acting.read(GROUP, "cpu.set"), acting.read(GROUP, "cpu.weight")) == ("0-3", "3")
     assert [entry.knob for entry in acting.ledger.group(GROUP)] == ["cpu.weight"]
     acting.close()
@@ -267,7 +267,7 @@ async def test_killed_at_any_write_the_tree_can_be_brought_back(tmp_path: Path, 
             assert after.read(GROUP, "cpu.set") == "0"
             assert after.read(BE, "cpu.quota") == "20000"
         done = await restore_all(hierarchy, after.ledger, after.writer, files=after.files)
-        assert [one for one in done if not one.ok] == []
+        assert [result for result in done if not result.ok] == []
         assert snapshot(kernel, hierarchy) == before, f"stopped after {stopped_at} writes"
         assert len(after.ledger) == 0
         after.close()
@@ -283,7 +283,9 @@ async def test_restore_leaves_what_somebody_else_changed_and_says_so(tmp_path: P
     acting = Acting(kernel, hierarchy, tmp_path)
     await acting.actuator.apply([acting.target(GROUP, {"cpu.weight": 3, "cpu.set": CpuSet.parse("1")})])
     acting.write(GROUP, "cpu.weight", "77")
-    done = {one.file: one for one in await restore_all(hierarchy, acting.ledger, acting.writer, files=acting.files)}
+    done = {
+        result.file: result for result in await restore_all(hierarchy, acting.ledger, acting.writer, files=acting.files)
+    }
     assert done["cpu.shares"].undo is RestoreOutcome.FOREIGN
     assert done["cpuset.cpus"].undo is RestoreOutcome.RESTORED
     assert acting.read(GROUP, "cpu.weight") == "77"

@@ -75,7 +75,7 @@ async def test_a_kill_between_two_devices_is_undone_like_any_other(tmp_path: Pat
         second = Acting(kernel, hierarchy, path)
         adopt_unjournaled_writes(hierarchy, second.ledger, files=kernel)
         done = await restore_all(hierarchy, second.ledger, second.writer, files=kernel)
-        assert all(one.ok for one in done), done
+        assert all(result.ok for result in done), done
         assert lines(kernel, hierarchy, mode, GROUP) == set()
         second.close()
 
@@ -91,7 +91,7 @@ async def test_the_hot_lane_writes_every_device_before_the_program_runs(tmp_path
     await acting.actuator.apply([acting.target(GROUP, WANTED[mode], signalled=True)])
     assert acting.alerts == []
     done = await restore_all(hierarchy, acting.ledger, acting.writer, files=kernel)
-    assert {one.undo for one in done} == {RestoreOutcome.RESTORED}
+    assert {result.undo for result in done} == {RestoreOutcome.RESTORED}
     assert lines(kernel, hierarchy, mode, GROUP) == set()
     acting.close()
 
@@ -108,7 +108,7 @@ async def test_the_cost_model_of_the_machine_is_set_and_removed(tmp_path: Path) 
     assert kernel.read(root, "io.cost.qos").startswith("254:0 enable=1 ctrl=auto")
     assert kernel.read(root, "io.cost.model").startswith("254:0 ctrl=user model=linear rbps=5")
     done = await restore_all(hierarchy, acting.ledger, acting.writer, files=kernel)
-    assert {one.undo for one in done} == {RestoreOutcome.RESTORED}
+    assert {result.undo for result in done} == {RestoreOutcome.RESTORED}
     assert kernel.read(root, "io.cost.qos").startswith("254:0 enable=0 ctrl=auto")
     assert kernel.read(root, "io.cost.model").startswith("254:0 ctrl=auto")
     acting.close()

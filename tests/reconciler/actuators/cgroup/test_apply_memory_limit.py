@@ -77,7 +77,7 @@ async def test_a_value_reported_as_stuck_is_recorded_once_it_is_written(tmp_path
     act.judge.statuses.look_again(act.actuator._under_way[GROUP, "memory.max"], 0.0)
     await act.actuator.apply([lowered])
     assert act.stood(GROUP, "memory.max") == "refused"
-    assert [(kind, "not done within 0.1 s" in words) for kind, words in act.alerts] == [("refused", True)]
+    assert [(kind, "not done within 0.1 s" in message) for kind, message in act.alerts] == [("refused", True)]
     files.go_on.set()
     with trio.fail_after(5):
         await act.actuator._writer.quiet()

@@ -31,8 +31,8 @@ class Told:
         raise AssertionError
 
     def take(self) -> Sequence[ObservedWrite]:
-        told, self.told = self.told, []
-        return told
+        writes, self.told = self.told, []
+        return writes
 
     def close(self) -> None: ...
 

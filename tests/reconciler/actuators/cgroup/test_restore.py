@@ -80,12 +80,12 @@ class Node:
         Path(f"{self.kubelet}/cpu_manager_state").write_text(render_cpu_manager_state(policy, default, entries))
 
     def place(self, path: str, knob: str) -> tuple[str, str]:
-        found = CATALOG[knob]
-        version = self.hierarchy.version(found.controller)
+        result = CATALOG[knob]
+        version = self.hierarchy.version(result.controller)
         assert version is not None
-        file = found.file(version)
+        file = result.file(version)
         assert file is not None
-        return self.hierarchy.directory(found.controller, path), file
+        return self.hierarchy.directory(result.controller, path), file
 
     def read(self, path: str, knob: str) -> str:
         return self.kernel.read(*self.place(path, knob)).rstrip("\n")
@@ -204,7 +204,9 @@ def test_a_container_gets_what_its_record_says(tmp_path: Path, row: Row, flushed
     (done,) = node.restore()
     assert (done.undo, node.read(GROUP, row.knob)) == (row.outcome, row.holds)
     again = node.restore()
-    assert [one.undo for one in again] == ([RestoreOutcome.FOREIGN] if row.outcome is RestoreOutcome.FOREIGN else [])
+    assert [result.undo for result in again] == (
+        [RestoreOutcome.FOREIGN] if row.outcome is RestoreOutcome.FOREIGN else []
+    )
     assert node.read(GROUP, row.knob) == row.holds
 
 
@@ -386,7 +388,7 @@ def test_a_restore_that_is_killed_is_finished_by_the_next(tmp_path: Path, writes
 
     with suppress(BaseExceptionGroup, Stopped):
         node.restore(Stops(node.kernel, "", 0, lambda: None))  # type: ignore[arg-type]
-    assert all(one.ok for one in node.restore())
+    assert all(result.ok for result in node.restore())
     assert _tree(node) == before
     assert node.restore() == []
 
@@ -484,11 +486,17 @@ def test_every_file_holds_what_it_would_hold_had_the_agent_never_run(
             agent.kill()
             agent = None
     done = node.restore()
-    found = _tree(node)
+    result = _tree(node)
     for place, text in model.items():
         if place not in blurred:
-            assert found[place] == text, (place, [(one.file, one.undo.value, one.text, one.detail) for one in done])
-    for one in done:
-        assert one.ok or one.undo is RestoreOutcome.FOREIGN, one
+            assert result[place] == text, (
+                place,
+                [
+                    (restore_result.file, restore_result.undo.value, restore_result.text, restore_result.detail)
+                    for restore_result in done
+                ],
+            )
+    for item in done:
+        assert item.ok or item.undo is RestoreOutcome.FOREIGN, item
     node.restore()
-    assert _tree(node) == found, "a second time does nothing"
+    assert _tree(node) == result, "a second time does nothing"

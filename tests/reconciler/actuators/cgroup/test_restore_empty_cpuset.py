@@ -43,7 +43,7 @@ async def test_a_group_above_that_we_narrowed_too_is_passed_over(tmp_path: Path)
     narrow = CpuSet.parse("1")
     await acting.actuator.apply([acting.target(path, {"cpu.set": narrow}) for path in (GROUP, POD, BE)])
     done = await restore_all(hierarchy, acting.ledger, acting.writer, files=acting.files)
-    assert [one.undo for one in done] == [RestoreOutcome.RESTORED] * 3
+    assert [result.undo for result in done] == [RestoreOutcome.RESTORED] * 3
     assert [acting.read(path, "cpu.set") for path in (BE, POD, GROUP)] == ["0-3"] * 3
     acting.close()
 

@@ -84,7 +84,7 @@ async def test_restore_gives_back_the_weight_after_a_crash_at_any_write(
     adopt_unjournaled_writes(hierarchy, again.ledger, files=again.files)
     done = await restore_all(hierarchy, again.ledger, again.writer, files=again.files)
     assert values(kernel, hierarchy) == ("0", LEAST[mode])
-    assert {one.undo for one in done} <= {RestoreOutcome.RESTORED, RestoreOutcome.ALREADY}
+    assert {result.undo for result in done} <= {RestoreOutcome.RESTORED, RestoreOutcome.ALREADY}
     assert len(again.ledger) == 0
     again.close()
 
@@ -146,5 +146,5 @@ async def test_an_unreadable_weight_ends_nothing_and_is_no_original(
         await acting.actuator.apply([acting.target(POD, {"cpu.idle": 1})])
         await acting.actuator.apply([acting.target(POD, {})])
     assert acting.judge.errors.counts["file", "ValueError"] > 0
-    assert not [one for one in acting.ledger if one.file == WEIGHT[mode]]
+    assert not [entry for entry in acting.ledger if entry.file == WEIGHT[mode]]
     acting.close()

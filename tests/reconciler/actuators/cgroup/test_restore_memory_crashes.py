@@ -65,14 +65,14 @@ def made(root: Path, mode: Mode) -> tuple[FakeKernel, Hierarchy]:
 
 def settings(kernel: FakeKernel, hierarchy: Hierarchy) -> dict[tuple[str, str], str]:
     """The text of every file that the lives may touch."""
-    found = {}
+    texts = {}
     for path in PATHS:
         for name, knob in CATALOG.items():
             version = hierarchy.version(knob.controller)
             file = knob.file(version) if version is not None else None
             if file is not None and name.startswith(("memory.", "cpu.mems")):
-                found[path, name] = kernel.read(hierarchy.directory(knob.controller, path), file)
-    return found
+                texts[path, name] = kernel.read(hierarchy.directory(knob.controller, path), file)
+    return texts
 
 
 async def live(acting: Acting, wanted: Mapping[str, Mapping[str, Value]]) -> None:
@@ -105,7 +105,7 @@ async def test_memory_is_as_before_after_a_kill_at_any_write(tmp_path: Path, mod
             for _ in range(2):
                 await live(after, LIVES[mode][-1])
         done = await restore_all(hierarchy, after.ledger, after.writer, files=after.files)
-        assert [one for one in done if not one.ok] == [], stopped_at
+        assert [result for result in done if not result.ok] == [], stopped_at
         assert settings(kernel, hierarchy) == before, f"stopped after {stopped_at} writes"
         assert kernel.killed == []
         assert len(after.ledger) == 0

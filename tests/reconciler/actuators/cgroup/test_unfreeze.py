@@ -93,13 +93,13 @@ async def test_a_hold_keeps_every_value_but_this(live: LiveNode) -> None:
 def test_the_unit_thaws_what_a_killed_daemon_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     live = LiveNode(tmp_path)
     trio.run(killed_while_frozen, live)
-    words = ("thaw", "--root", live.root, "--store", live.config.store.path)
+    parts = ("thaw", "--root", live.root, "--store", live.config.store.path)
     # The command reads real files: let the mirror show what the fake kernel holds.
     assert Path(f"{live.root}/sys/fs/cgroup/freezer{group(BATCH)}/freezer.state").read_text() == "FROZEN\n"
-    assert main(words) == Exit.OK
+    assert main(parts) == Exit.OK
     assert capsys.readouterr().out == f"{group(BATCH)}: unfrozen\n"
     assert Path(f"{live.root}/sys/fs/cgroup/freezer{group(BATCH)}/freezer.state").read_text().startswith("THAWED")
-    assert main(words) == Exit.OK
+    assert main(parts) == Exit.OK
     assert capsys.readouterr().out == ""
 
 
@@ -129,13 +129,13 @@ def test_the_unit_thaws_a_pod_that_was_being_killed(
     store.apply(batch)
     store.close()
     state.write_text("FROZEN\n")
-    words = ("thaw", "--root", live.root, "--store", live.config.store.path)
-    assert main(words) == Exit.OK
+    parts = ("thaw", "--root", live.root, "--store", live.config.store.path)
+    assert main(parts) == Exit.OK
     thawed = at == "killed"
     assert capsys.readouterr().out == (f"{group(BATCH)}: unfrozen\n" if thawed else "")
     assert state.read_text().startswith("THAWED") is thawed
     assert inside.read_text() == "THAWED\n"
-    assert main(words) == Exit.OK
+    assert main(parts) == Exit.OK
     assert capsys.readouterr().out == ""
 
 

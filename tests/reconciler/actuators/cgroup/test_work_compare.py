@@ -34,5 +34,5 @@ def entry(writer: str) -> LedgerEntry:
 def test_one_file_needs(
     known: str | None, actual: str, wanted: str | None, seen: str | None, restore: str | None, move: FileAction
 ) -> None:
-    found = FileState(actual=actual, wanted=wanted, seen=seen, restore=restore)
-    assert compare(None if known is None else entry(known), found) is move
+    file_state = FileState(actual=actual, wanted=wanted, seen=seen, restore=restore)
+    assert compare(None if known is None else entry(known), file_state) is move

@@ -34,8 +34,8 @@ SMT = uniform(cores=4, threads=2)
 BATCH, CRUNCH, WEB, SHOP = pod("batch"), pod("crunch"), online("web"), online("shop")
 
 
-def place(one: Pod, index: int = 0) -> str:
-    return one.containers[index].group.path
+def place(item: Pod, index: int = 0) -> str:
+    return item.containers[index].group.path
 
 
 class World:
@@ -72,8 +72,8 @@ class World:
 
     def run(self, *pods: Pod, threads: int = 2) -> None:
         """Start the pods' containers, each with one process of so many threads."""
-        for one in pods:
-            for box in one.containers:
+        for item in pods:
+            for box in item.containers:
                 self.cores.group(box.group.path)
                 leader = self.cores.spawn(box.group.path)
                 for _ in range(threads - 1):
@@ -88,12 +88,12 @@ class World:
 
     def one(self, *pods: Pod) -> int:
         """The one cookie that all threads of these pods have."""
-        found = set().union(*(self.cores.cookies(box.group.path) for one in pods for box in one.containers))
-        assert len(found) == 1, found
-        return found.pop()
+        numbers = set().union(*(self.cores.cookies(box.group.path) for item in pods for box in item.containers))
+        assert len(numbers) == 1, numbers
+        return numbers.pop()
 
-    def state(self, one: Pod, index: int = 0) -> str:
-        return self.side.standings[place(one, index)][CORE_COOKIE].state
+    def state(self, item: Pod, index: int = 0) -> str:
+        return self.side.standings[place(item, index)][CORE_COOKIE].state
 
 
 @pytest.fixture(params=[1, 2], ids=["v1", "v2"])
@@ -361,7 +361,9 @@ async def test_restore_takes_them_from_every_thread_wherever_it_is(world: World)
     world.cores.move(world.cores.tids(place(BATCH))[0], "/elsewhere")
     done = await world.side.restore()
     assert world.cores.alive == set()
-    assert [(one.path, one.undo, one.detail) for one in done] == [("reclaimed", RestoreOutcome.RESTORED, "4 threads")]
+    assert [(result.path, result.undo, result.detail) for result in done] == [
+        ("reclaimed", RestoreOutcome.RESTORED, "4 threads")
+    ]
     assert read_rows(Ledger(world.store), CODEC).ours == {}
     # What was planned before is no reason to begin again; the next look says what holds now.
     await world.side.sweep()
@@ -375,7 +377,7 @@ async def test_restore_of_one_pod_leaves_the_others(world: World) -> None:
     world.run(BATCH, CRUNCH)
     await world.look(BATCH, CRUNCH)
     cookie = world.one(CRUNCH)
-    assert [one.detail for one in await world.side.restore("batch")] == ["2 threads"]
+    assert [result.detail for result in await world.side.restore("batch")] == ["2 threads"]
     assert (world.one(BATCH), world.one(CRUNCH)) == (0, cookie)
 
 
@@ -383,7 +385,7 @@ async def test_restore_without_a_daemon_needs_only_the_store(world: World) -> No
     world.run(BATCH, WEB)
     await world.look(BATCH, WEB)
     world.again()
-    assert [one.ok for one in restore_cookies(world.cores, Ledger(world.store), proc=world.cores.proc)] == [True]
+    assert [result.ok for result in restore_cookies(world.cores, Ledger(world.store), proc=world.cores.proc)] == [True]
     assert world.cores.alive == set()
     assert restore_cookies(world.cores, Ledger(world.store), proc=world.cores.proc) == []
 

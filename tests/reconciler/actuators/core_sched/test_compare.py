@@ -138,10 +138,10 @@ def test_doing_it_leads_to_a_state_where_nothing_is_left_to_do(
     there = {path: {next(numbers): cookie for cookie in cookies} for path, cookies in threads.items()}
     first = decide(wanted, {path: ObservedThreads(threads=here) for path, here in there.items()}, ours)
     given_out = dict.fromkeys(first.drops, 0)
-    for new, one in enumerate(first.shares, start=1000):
-        cookie = one.cookie or new
-        ours = {**ours, cookie: one.group}
-        given_out |= dict.fromkeys(one.tids, cookie)
+    for new, assignment in enumerate(first.shares, start=1000):
+        cookie = assignment.cookie or new
+        ours = {**ours, cookie: assignment.group}
+        given_out |= dict.fromkeys(assignment.tids, cookie)
     after = {
         path: ObservedThreads(threads={tid: given_out.get(tid, cookie) for tid, cookie in here.items()})
         for path, here in there.items()
@@ -149,7 +149,7 @@ def test_doing_it_leads_to_a_state_where_nothing_is_left_to_do(
     assert not decide(wanted, after, ours)
     now = current(wanted, after, ours)
     assert len(set(now.values())) == len(now)
-    for path, here in after.items():
-        for cookie in here.threads.values():
+    for path, observed_threads in after.items():
+        for cookie in observed_threads.threads.values():
             # A foreign one, the group's, or (where none is wanted) none.
             assert cookie not in ours or cookie == now.get(wanted.get(path, ""), 0)

@@ -62,11 +62,11 @@ class Live:
         self.actuator = self.make()
 
     def process(self, score: int, command: list[str] | None = None) -> int:
-        one = subprocess.Popen(command or ["sleep", "60"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        self.started.append(one)
-        REAL.write(f"/proc/{one.pid}", "oom_score_adj", str(score))
-        REAL.write(self.hierarchy.trigger_directory(self.main), "cgroup.procs", str(one.pid))
-        return one.pid
+        popen = subprocess.Popen(command or ["sleep", "60"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.started.append(popen)
+        REAL.write(f"/proc/{popen.pid}", "oom_score_adj", str(score))
+        REAL.write(self.hierarchy.trigger_directory(self.main), "cgroup.procs", str(popen.pid))
+        return popen.pid
 
     def move(self, pid: int, inside: str) -> None:
         """Into a group below the container's, made level by level as its own manager would."""
@@ -90,19 +90,19 @@ class Live:
         wish: MemoryPreferences | None = None,
         holds: dict[str, Hold] | None = None,
     ) -> None:
-        one = pod("be", container("main"), cls=cls)
+        item = pod("be", container("main"), cls=cls)
         inode = REAL.inode(self.hierarchy.trigger_directory(self.main))
-        main = replace(one.containers[0], group=GroupRef(path=self.main, inode=inode))
-        one = replace(one, group=GroupRef(path=self.pod), containers=(main,), memory=wish or MemoryPreferences())
-        view = node(one, versions=self.hierarchy.versions())
+        main = replace(item.containers[0], group=GroupRef(path=self.main, inode=inode))
+        item = replace(item, group=GroupRef(path=self.pod), containers=(main,), memory=wish or MemoryPreferences())
+        view = node(item, versions=self.hierarchy.versions())
         plan = plan_node(view, None, PoliciesConfig(oom_score=config))
         self.actuator.planned(PlanSnapshot(view=view, plan=plan, enforce=enforce, holds=holds or {}))
         await self.actuator.sweep()
 
     def end(self) -> None:
-        for one in self.started:
-            one.kill()
-            one.communicate()
+        for popen in self.started:
+            popen.kill()
+            popen.communicate()
         self.store.close()
 
 
@@ -134,13 +134,13 @@ async def test_all_processes_get_the_number_and_each_its_own_back(live: Live) ->
 @pytest.mark.kernel
 async def test_a_child_born_under_our_number_gets_its_containers_back(live: Live) -> None:
     parent = live.process(100, ["python3", "-c", FORK])
-    one = live.started[-1]
-    assert one.stdin is not None
-    assert one.stdout is not None
-    one.stdout.readline()
+    popen = live.started[-1]
+    assert popen.stdin is not None
+    assert popen.stdout is not None
+    popen.stdout.readline()
     await live.sweep()
-    one.stdin.write(b"\n")
-    one.stdin.flush()
+    popen.stdin.write(b"\n")
+    popen.stdin.flush()
     children = Path(f"/proc/{parent}/task/{parent}/children")
     with trio.fail_after(20):
         while not children.read_text().split():  # noqa: ASYNC110  # a process wakes nobody
@@ -161,7 +161,7 @@ async def test_processes_in_groups_that_a_container_has_made_count_as_its_own(li
     assert [score(pid) for pid in (first, inner, moved)] == [1000, 1000, 1000]
     live.move(moved, "system.slice/one.service")
     done = await live.actuator.restore() if daemon else restore_scores(live.hierarchy, Ledger(live.store))
-    assert [one.undo for one in done] == [RestoreOutcome.RESTORED]
+    assert [result.undo for result in done] == [RestoreOutcome.RESTORED]
     assert [score(pid) for pid in (first, inner, moved)] == [100, 300, 100]
 
 
@@ -175,8 +175,10 @@ async def test_a_crash_loses_nothing_and_a_changed_wish_keeps_the_original(live:
     await live.sweep(wish=MemoryPreferences(oom_priority=-50))
     assert (score(pid), score(late)) == (950, 950)
     live.crash()
-    assert [one.undo for one in restore_scores(live.hierarchy, Ledger(live.store), "another")] == []
-    assert [one.undo for one in restore_scores(live.hierarchy, Ledger(live.store), "be")] == [RestoreOutcome.RESTORED]
+    assert [result.undo for result in restore_scores(live.hierarchy, Ledger(live.store), "another")] == []
+    assert [result.undo for result in restore_scores(live.hierarchy, Ledger(live.store), "be")] == [
+        RestoreOutcome.RESTORED
+    ]
     assert (score(pid), score(late)) == (100, 200)
     assert restore_scores(live.hierarchy, Ledger(live.store)) == []
 
@@ -222,7 +224,7 @@ async def test_killed_at_any_step_each_process_gets_its_own_back(live: Live, dae
             ended = False
         live.crash()
         done = await live.actuator.restore() if daemon else restore_scores(live.hierarchy, Ledger(live.store))
-        assert all(one.ok for one in done), (steps, done)
+        assert all(result.ok for result in done), (steps, done)
         assert {pid: score(pid) for pid in pids} == pids, f"killed after {steps} changes"
         assert read_rows(Ledger(live.store), CODEC).containers == {}
         if ended:
@@ -279,9 +281,9 @@ async def test_what_cannot_be_remembered_is_not_written(live: Live, monkeypatch:
 async def test_a_container_that_is_gone_is_forgotten(live: Live) -> None:
     pid = live.process(100)
     await live.sweep()
-    for one in live.started:
-        one.kill()
-        one.communicate()
+    for popen in live.started:
+        popen.kill()
+        popen.communicate()
     live.started.clear()
     assert not os.path.exists(f"/proc/{pid}")
     await live.sweep(OomScoreConfig())
@@ -289,8 +291,8 @@ async def test_a_container_that_is_gone_is_forgotten(live: Live) -> None:
 
 
 def standing(live: Live) -> tuple[str, str, str | None]:
-    found = live.actuator.standings[live.main]["oom.score"]
-    return found.state, found.wanted, found.actual
+    status = live.actuator.standings[live.main]["oom.score"]
+    return status.state, status.wanted, status.actual
 
 
 @pytest.mark.kernel

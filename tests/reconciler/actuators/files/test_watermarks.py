@@ -182,7 +182,7 @@ async def test_somebody_elses_value_is_left_and_told_and_not_given_back(kernel: 
     kernel.set(SCALE, BEFORE[SCALE])
     assert (await turn(side, situation()))[SCALE] == "yielded"
     kernel.set(SCALE, 77)
-    undone = {one.file: one.undo for one in await side.restore()}
+    undone = {result.file: result.undo for result in await side.restore()}
     assert undone == {MIN_FREE: RestoreOutcome.RESTORED, SCALE: RestoreOutcome.FOREIGN}
     assert kernel.values() == {MIN_FREE: BEFORE[MIN_FREE], SCALE: 77}
     assert await side.restore() == []
@@ -194,7 +194,7 @@ async def test_a_changed_wish_keeps_the_first_original(kernel: Kernel, make: Mak
     assert (await turn(side, situation(replace(ON, scale_factor=70))))[SCALE] == "written"
     assert kernel.values()[SCALE] == 70
     assert read_rows(Ledger(store), CODEC).values[SCALE].original == BEFORE[SCALE]
-    assert [one.undo for one in await side.restore()] == [RestoreOutcome.RESTORED] * 2
+    assert [result.undo for result in await side.restore()] == [RestoreOutcome.RESTORED] * 2
     assert kernel.values() == BEFORE
     assert await side.restore("a-pod") == ()
 
@@ -240,7 +240,7 @@ async def test_a_crash_at_any_step_is_undone(
             ledger = Ledger(store)
             table = side_actuators.restore_table_without_daemon(str(kernel.root), ledger, None)
             undone = await restore_ledger(ledger, table, side_actuators.codec_of)
-        assert all(one.ok for one in undone), (steps, undone)
+        assert all(result.ok for result in undone), (steps, undone)
         assert kernel.values() == BEFORE, steps
         assert read_rows(Ledger(store), CODEC).values == {}
         if finished:
@@ -258,7 +258,7 @@ async def test_a_crash_at_any_step_is_gone_on_from(kernel: Kernel, make: Make, a
     side = make()
     assert set((await turn(side, situation())).values()) <= {"written", "in place"}
     assert kernel.values() == OURS
-    assert [one.undo for one in await side.restore()] == [RestoreOutcome.RESTORED] * 2
+    assert [result.undo for result in await side.restore()] == [RestoreOutcome.RESTORED] * 2
     assert kernel.values() == BEFORE
 
 

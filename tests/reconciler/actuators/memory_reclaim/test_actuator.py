@@ -87,12 +87,12 @@ class Machine:
 
     def said(self) -> list[tuple[str, str, int]]:
         """The same in the words of the file, with the errno that was answered."""
-        found = []
+        rows = []
         for path, text, code in self.kernel.writes:
             directory, _, file = path.rpartition("/")
             if file in {"memory.reclaim", "memory.force_empty"}:
-                found.append((directory.rpartition("/id-")[2], text, code))
-        return found
+                rows.append((directory.rpartition("/id-")[2], text, code))
+        return rows
 
     def plan(
         self,
@@ -103,19 +103,19 @@ class Machine:
         cls: PodClass = PodClass.RECLAIMED,
         holds: dict[str, Hold] | None = None,
     ) -> None:
-        asked = Resources(batch_memory_bytes=request * MEGA)
-        view = self.view(*(container(name, requests=asked) for name in names), cls=cls)
+        resources = Resources(batch_memory_bytes=request * MEGA)
+        view = self.view(*(container(name, requests=resources) for name in names), cls=cls)
         plan = plan_node(view, None, PoliciesConfig(memory_reclaim=config))
         self.reclaimer.planned(PlanSnapshot(view=view, plan=plan, enforce=enforce, holds=holds or {}))
 
     def view(self, *containers: Container, cls: PodClass) -> NodeView:
-        one = pod("be", *containers, cls=cls)
+        item = pod("be", *containers, cls=cls)
         trigger = self.hierarchy.trigger_directory
         placed = tuple(
             replace(each, group=GroupRef(path=each.group.path, inode=self.kernel.inode(trigger(each.group.path))))
-            for each in one.containers
+            for each in item.containers
         )
-        return node(replace(one, containers=placed), versions=self.hierarchy.versions())
+        return node(replace(item, containers=placed), versions=self.hierarchy.versions())
 
     async def look(self) -> None:
         situation = self.reclaimer._situation

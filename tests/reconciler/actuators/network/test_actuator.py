@@ -139,19 +139,19 @@ class Running:
 
 async def test_the_ceiling_follows_what_online_work_uses(tmp_path: Path) -> None:
     tc = FakeTc(eth0="mq")
-    one = Running(tc, tmp_path)
+    running = Running(tc, tmp_path)
     now = situation("eth0")
-    await one.round(now)
+    await running.round(now)
     assert tc.roots["eth0"].complete
     assert tc.rates[2] == ClassRates(link=100 * MBIT, floor=10 * MBIT, ceiling=10 * MBIT)
-    assert roots(one.store) == {"eth0": "mq"}
+    assert roots(running.store) == {"eth0": "mq"}
     for _ in range(12):
-        await one.round(now)
+        await running.round(now)
     assert tc.rates[2].ceiling == 40 * MBIT
     calls = tc.calls
-    await one.round(now, be=30)
+    await running.round(now, be=30)
     assert tc.calls == calls, "nothing is changed where nothing changes"
-    assert one.network.status() == {
+    assert running.network.status() == {
         "interfaces": {
             "eth0": {
                 "instead_of": "mq",
@@ -167,15 +167,15 @@ async def test_the_ceiling_follows_what_online_work_uses(tmp_path: Path) -> None
         "pods_devices": {},
         "pods_in_host_network": 0,
     }
-    await one.round(now, online=60)
+    await running.round(now, online=60)
     assert tc.rates[2].ceiling == 20 * MBIT
-    await one.round(now, online=95)
+    await running.round(now, online=95)
     assert tc.rates[2].ceiling == 10 * MBIT
-    await one.round(situation())
+    await running.round(situation())
     assert tc.roots["eth0"] == RootQdisc(index=2, kind="mq", handle=0)
-    assert roots(one.store) == {}
-    assert one.network.problems() == []
-    one.store.close()
+    assert roots(running.store) == {}
+    assert running.network.problems() == []
+    running.store.close()
 
 
 @pytest.mark.parametrize(
@@ -191,37 +191,37 @@ async def test_the_ceiling_follows_what_online_work_uses(tmp_path: Path) -> None
 )
 async def test_what_is_not_ours_to_change_is_left_alone(tmp_path: Path, now: PlanSnapshot, state: str) -> None:
     tc = FakeTc(eth0="mq", eth1="cake")
-    one = Running(tc, tmp_path)
-    await one.round(now)
+    running = Running(tc, tmp_path)
+    await running.round(now)
     assert tc.calls == 0
-    facts = one.network.status()["interfaces"]
+    facts = running.network.status()["interfaces"]
     assert isinstance(facts, dict)
     assert [line["state"] for line in facts.values()] == [state]
-    assert await one.network.restore() == ()
-    one.store.close()
+    assert await running.network.restore() == ()
+    running.store.close()
 
 
 async def test_an_interface_without_a_speed_needs_one_in_the_configuration(tmp_path: Path) -> None:
-    one = Running(FakeTc(eth0="mq"), tmp_path)
+    running = Running(FakeTc(eth0="mq"), tmp_path)
     wish = NetworkRequest(interfaces=(InterfaceRequest(name="eth0"),))
     now = situation("eth0")
-    await one.round(replace(now, plan=replace(now.plan, network=wish)))
-    assert one.network.problems() == ["eth0: its driver reports no speed; set link_mbit in the configuration"]
-    one.store.close()
+    await running.round(replace(now, plan=replace(now.plan, network=wish)))
+    assert running.network.problems() == ["eth0: its driver reports no speed; set link_mbit in the configuration"]
+    running.store.close()
 
 
 async def test_a_tree_goes_where_the_links_speed_is_not_known_any_more(tmp_path: Path) -> None:
     tc = FakeTc(eth0="mq")
-    one = Running(tc, tmp_path)
+    running = Running(tc, tmp_path)
     now = situation("eth0")
     untold = replace(now.plan, network=NetworkRequest(interfaces=(InterfaceRequest(name="eth0"),)))
-    await one.round(now)
-    await one.round(replace(now, plan=untold, enforce=False))
+    await running.round(now)
+    await running.round(replace(now, plan=untold, enforce=False))
     assert tc.roots["eth0"].complete
-    await one.round(replace(now, plan=untold))
+    await running.round(replace(now, plan=untold))
     assert tc.roots["eth0"] == RootQdisc(index=2, kind="mq", handle=0)
-    assert roots(one.store) == {}
-    one.store.close()
+    assert roots(running.store) == {}
+    running.store.close()
 
 
 async def test_after_a_kill_at_any_step_restore_gives_the_default_back(tmp_path: Path) -> None:
@@ -237,8 +237,8 @@ async def test_after_a_kill_at_any_step_restore_gives_the_default_back(tmp_path:
         tc.left = None
         store = Store(str(path / "state.db"))
         done = restore_trees(tc, store)
-        assert [one.path for one in done] == ["eth0"]
-        assert all(one.ok for one in done)
+        assert [result.path for result in done] == ["eth0"]
+        assert all(result.ok for result in done)
         assert tc.roots["eth0"] == RootQdisc(index=2, kind="mq", handle=0)
         assert restore_trees(tc, store) == []
         store.close()
@@ -256,7 +256,7 @@ async def test_a_next_run_goes_on_with_the_tree_that_is_there(tmp_path: Path) ->
     await second.round(situation("eth0"))
     assert tc.rates[2].ceiling == 10 * MBIT, "nothing is known of online work yet"
     done = await second.network.restore()
-    assert [(one.path, one.undo, one.text) for one in done] == [("eth0", RestoreOutcome.RESTORED, "mq")]
+    assert [(result.path, result.undo, result.text) for result in done] == [("eth0", RestoreOutcome.RESTORED, "mq")]
     second.store.close()
 
 
@@ -270,7 +270,7 @@ async def test_a_tree_that_a_lost_store_does_not_know_is_found_by_its_handle(tmp
     second = Running(tc, tmp_path)
     await second.round(situation("eth0"))
     assert roots(second.store) == {"eth0": ""}
-    assert {one.path: one.undo for one in restore_trees(tc, second.store)} == {
+    assert {result.path: result.undo for result in restore_trees(tc, second.store)} == {
         "eth0": RestoreOutcome.RESTORED,
         "eth1": RestoreOutcome.RESTORED,
     }
@@ -280,23 +280,23 @@ async def test_a_tree_that_a_lost_store_does_not_know_is_found_by_its_handle(tmp
 
 async def test_a_removed_tree_is_put_back_and_an_interface_that_goes_is_told(tmp_path: Path) -> None:
     tc = FakeTc(eth0="mq")
-    one = Running(tc, tmp_path)
+    running = Running(tc, tmp_path)
     now = situation("eth0")
-    await one.round(now)
+    await running.round(now)
     tc.remove(2)
-    await one.round(now)
+    await running.round(now)
     assert tc.roots["eth0"].complete
-    del tc.roots["eth0"], one.pods.links["eth0"]
-    await one.round(now)
-    assert one.network.problems() == ["eth0: no such interface"]
-    done = await one.network.restore()
-    assert [one.undo for one in done] == [RestoreOutcome.GONE]
-    one.store.close()
+    del tc.roots["eth0"], running.pods.links["eth0"]
+    await running.round(now)
+    assert running.network.problems() == ["eth0: no such interface"]
+    done = await running.network.restore()
+    assert [result.undo for result in done] == [RestoreOutcome.GONE]
+    running.store.close()
 
 
 def test_a_speed_is_what_the_driver_tells(tmp_path: Path) -> None:
     for name, text in (("eth0", "25000\n"), ("veth0", "-1\n"), ("odd", "fast\n")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "speed").write_text(text)
-    found = {name: link_mbit(name, str(tmp_path)) for name in ("eth0", "veth0", "odd", "none")}
-    assert found == {"eth0": 25_000, "veth0": None, "odd": None, "none": None}
+    numbers = {name: link_mbit(name, str(tmp_path)) for name in ("eth0", "veth0", "odd", "none")}
+    assert numbers == {"eth0": 25_000, "veth0": None, "odd": None, "none": None}

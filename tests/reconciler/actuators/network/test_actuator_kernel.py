@@ -93,13 +93,13 @@ class Cable:
         """Megabits a second that each of ``be`` and ``online`` gets through when all send at once."""
         command = [sys.executable, "-c", RECEIVER, self.right, "7001", "7002"]
         receiver = await trio.lowlevel.open_process(command, stdout=subprocess.PIPE)
-        found: dict[int, float] = {}
+        values: dict[int, float] = {}
 
         async def send(number: int, which: str) -> None:
             group = self.group if which == "be" else ""
             port = "7001" if which == "be" else "7002"
             done = await trio.run_process([sys.executable, "-c", SENDER, self.left, group, port], capture_stdout=True)
-            found[number] = float(done.stdout) / MBIT
+            values[number] = float(done.stdout) / MBIT
 
         try:
             assert receiver.stdout is not None
@@ -111,7 +111,7 @@ class Cable:
         finally:
             receiver.kill()
             await receiver.wait()
-        return [found[number] for number in range(len(senders))]
+        return [values[number] for number in range(len(senders))]
 
 
 def _net_cls(stack: ExitStack, path: Path) -> str:
@@ -184,7 +184,7 @@ async def test_be_is_held_to_its_ceiling_and_gives_way_to_online_work(cable: Cab
         assert online_alone > 50, f"online may have it all: {online_alone:.1f}"
         nursery.cancel_scope.cancel()
     done = await network.restore()
-    assert [(one.path, one.undo, one.text) for one in done] == [("v0", RestoreOutcome.RESTORED, "noqueue")]
+    assert [(result.path, result.undo, result.text) for result in done] == [("v0", RestoreOutcome.RESTORED, "noqueue")]
     root = cable.tc.root("v0")
     assert root is not None
     assert (root.kind, root.handle) == ("noqueue", 0)
@@ -209,7 +209,7 @@ async def test_a_tree_of_which_only_a_part_was_made_is_completed_and_removed_wit
     cable.tc.change(root.index, ClassRates(link=80 * MBIT, floor=8 * MBIT, ceiling=20 * MBIT))
     assert cable.tc.counted(root.index) is not None
     done = restore_network(cable.tc, cable.pod_tc, Ledger(cable.store))
-    assert [(one.path, one.undo) for one in done] == [("v0", RestoreOutcome.RESTORED)]
+    assert [(result.path, result.undo) for result in done] == [("v0", RestoreOutcome.RESTORED)]
     assert restore_network(cable.tc, cable.pod_tc, Ledger(cable.store)) == []
     assert cable.tc.root("nothing") is None
 

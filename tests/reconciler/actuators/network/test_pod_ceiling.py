@@ -87,8 +87,8 @@ class World:
         return (self.pods.filters, self.pods.disciplines, GATHER in self.pods.links) == ({}, {}, False)
 
     def state(self, uid: str) -> tuple[str, str]:
-        found = self.network.standings[f"/kubepods/besteffort/pod{uid}"][SHARE]
-        return found.state, found.detail
+        status = self.network.standings[f"/kubepods/besteffort/pod{uid}"][SHARE]
+        return status.state, status.detail
 
 
 @pytest.fixture
@@ -198,11 +198,11 @@ async def test_a_device_that_somebody_removes_is_made_anew_at_once(world: World)
 async def test_a_device_of_the_name_that_is_none_of_ours_stops_everything_and_is_left(world: World) -> None:
     world.pods.links[GATHER] = Link(index=99, name=GATHER, kind="dummy")
     await world.round()
-    words = "network: bypassd-be is there, a dummy of somebody else"
-    assert world.network.problems() == [words]
-    assert world.state("be") == ("refused", words)
+    message = "network: bypassd-be is there, a dummy of somebody else"
+    assert world.network.problems() == [message]
+    assert world.state("be") == ("refused", message)
     assert (world.pods.filters, world.steps.taken) == ({}, 0)
-    assert [one.undo for one in await world.network.restore()] == []
+    assert [result.undo for result in await world.network.restore()] == []
     assert world.pods.links[GATHER].kind == "dummy"
 
 
@@ -268,8 +268,8 @@ async def test_all_are_let_go_while_the_interface_is_not_there_or_its_speed_is_t
         assert world.pods.filters == {}
         assert world.pods.disciplines == {"veth-be": "clsact"}, "what was there before stays"
         assert read_rows(Ledger(world.store), CODEC).cables == {}
-        words = "eth0: no such interface" if lost is WISH else NO_SPEED
-        assert (world.state("be"), world.network.problems()) == (("blocked", words), [words])
+        message = "eth0: no such interface" if lost is WISH else NO_SPEED
+        assert (world.state("be"), world.network.problems()) == (("blocked", message), [message])
         world.pods.links["eth0"] = eth0
     for _ in range(13):
         await world.round()
@@ -338,11 +338,11 @@ async def test_pods_in_the_hosts_network_and_others_have_one_ceiling_together(wo
 async def test_one_pod_can_be_restored_and_then_all(world: World) -> None:
     await world.round()
     done = await world.network.restore("be")
-    assert [(one.path, one.undo) for one in done] == [("veth-be", RestoreOutcome.RESTORED)]
+    assert [(result.path, result.undo) for result in done] == [("veth-be", RestoreOutcome.RESTORED)]
     assert set(world.pods.filters) == {"veth-second"}
     assert await world.network.restore("be") == ()
     done = await world.network.restore()
-    assert [(one.path, one.undo) for one in done] == [
+    assert [(result.path, result.undo) for result in done] == [
         ("veth-second", RestoreOutcome.RESTORED),
         (GATHER, RestoreOutcome.RESTORED),
     ]
@@ -367,7 +367,7 @@ async def test_after_a_kill_at_any_step_restore_leaves_nothing_and_the_next_run_
             world.steps.left = None
             world.life()
             if restored:
-                assert all(one.ok for one in restore_network(world.tc, world.pods, Ledger(world.store)))
+                assert all(result.ok for result in restore_network(world.tc, world.pods, Ledger(world.store)))
                 assert world.clean
                 assert restore_network(world.tc, world.pods, Ledger(world.store)) == []
             else:
@@ -385,7 +385,7 @@ async def test_a_lost_store_does_not_hide_what_stands(world: World) -> None:
     (world.path / "state.db").unlink()
     world.life()
     done = restore_network(world.tc, world.pods, Ledger(world.store))
-    assert [one.path for one in done] == ["veth-be", "veth-second", GATHER]
+    assert [result.path for result in done] == ["veth-be", "veth-second", GATHER]
     assert world.clean
 
 

@@ -69,37 +69,35 @@ class World:
     def counting(self, left: list[int]) -> "Counting":
         return Counting(library(self.host), left)
 
-    def tc_command(self, *words: str) -> str:
+    def tc_command(self, *message: str) -> str:
         done = subprocess.run(
-            ["ip", "netns", "exec", self.host, "tc", *words], capture_output=True, text=True, check=False
+            ["ip", "netns", "exec", self.host, "tc", *message], capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
 
     def dump(self) -> str:
         """Everything of traffic control, and the devices."""
-        found = subprocess.run(
-            ["ip", "-n", self.host, "-br", "link"], capture_output=True, text=True, check=True
-        ).stdout
-        found += self.tc_command("qdisc", "show")
+        text = subprocess.run(["ip", "-n", self.host, "-br", "link"], capture_output=True, text=True, check=True).stdout
+        text += self.tc_command("qdisc", "show")
         for name in ("eth0", "veth-be", GATHER):
-            if name in found:
-                found += self.tc_command("class", "show", "dev", name)
-                found += self.tc_command("filter", "show", "dev", name)
-                found += self.tc_command("filter", "show", "dev", name, "ingress")
-        return found
+            if name in text:
+                text += self.tc_command("class", "show", "dev", name)
+                text += self.tc_command("filter", "show", "dev", name)
+                text += self.tc_command("filter", "show", "dev", name, "ingress")
+        return text
 
     @property
     def index(self) -> int:
-        found = self.tc.device("veth-be")
-        assert found is not None
-        return found.index
+        link = self.tc.device("veth-be")
+        assert link is not None
+        return link.index
 
     @property
     def gather(self) -> int:
-        found = self.tc.ifb()
-        assert found is not None
-        return found.index
+        ifb_state = self.tc.ifb()
+        assert ifb_state is not None
+        return ifb_state.index
 
     def entry(self) -> IngressState:
         return self.tc.entries([self.index])[self.index]
@@ -134,11 +132,11 @@ def wanted(*, on: bool = True) -> PlanSnapshot:
 async def test_a_cable_is_found_from_outside_and_its_packets_are_led(world: World) -> None:
     own = os.open("/proc/self/ns/net", os.O_RDONLY)
     try:
-        found = world.tc.cables({"be": world.file, "host": own})
+        links = world.tc.cables({"be": world.file, "host": own})
     finally:
         os.close(own)
-    assert [one.name for one in found["be"]] == ["veth-be"]
-    assert found["host"] == (), "no cable leads there"
+    assert [link.name for link in links["be"]] == ["veth-be"]
+    assert links["host"] == (), "no cable leads there"
     network = world.network()
     await network._round(wanted())
     assert world.led
@@ -172,13 +170,13 @@ class Counting:
     def __getattr__(self, name: str) -> Any:  # as above
         return getattr(self._made, name)
 
-    def tc(self, *words: Any, **more: Any) -> Any:
+    def tc(self, *message: Any, **more: Any) -> Any:
         self._change()
-        return self._made.tc(*words, **more)
+        return self._made.tc(*message, **more)
 
-    def link(self, *words: Any, **more: Any) -> Any:
+    def link(self, *message: Any, **more: Any) -> Any:
         self._change()
-        return self._made.link(*words, **more)
+        return self._made.link(*message, **more)
 
     def _change(self) -> None:
         if self._left[0] == 0:
@@ -197,7 +195,7 @@ async def test_after_a_kill_before_any_change_of_the_kernel_restore_gives_everyt
             await network._round(wanted(on=False))
             ended.append(steps)
         world.again()
-        assert all(one.ok for one in restore_network(FakeTc(), world.tc, Ledger(world.store)))
+        assert all(result.ok for result in restore_network(FakeTc(), world.tc, Ledger(world.store)))
         assert world.dump() == world.clean, f"killed before change {steps + 1}"
     assert ended, "there are more steps than were tried"
     assert len(ended) < 6, "the steps have become fewer than what is tried"
@@ -235,7 +233,7 @@ async def test_what_was_led_to_a_device_that_is_gone_is_led_to_the_new_one(world
     await network._round(wanted())
     await network._round(wanted())
     assert world.led
-    assert all(one.ok for one in await network.restore())
+    assert all(result.ok for result in await network.restore())
     assert world.dump() == world.clean
 
 
@@ -245,7 +243,10 @@ async def test_a_lost_store_does_not_hide_what_stands(world: World) -> None:
     (world.path / "state.db").unlink()
     world.store = Store(str(world.path / "state.db"))
     done = restore_network(FakeTc(), world.tc, Ledger(world.store))
-    assert {one.path: one.undo for one in done} == {"veth-be": RestoreOutcome.RESTORED, GATHER: RestoreOutcome.RESTORED}
+    assert {result.path: result.undo for result in done} == {
+        "veth-be": RestoreOutcome.RESTORED,
+        GATHER: RestoreOutcome.RESTORED,
+    }
     assert world.dump() == world.clean
 
 
@@ -255,9 +256,9 @@ async def test_a_device_of_the_name_that_is_no_ifb_is_left(world: World) -> None
     await network._round(wanted())
     assert network.problems() == ["network: bypassd-be exists as a veth of another program"]
     assert restore_network(FakeTc(), world.tc, Ledger(world.store)) == []
-    found = world.tc.device(GATHER)
-    assert found is not None
-    assert found.kind == "veth"
+    link = world.tc.device(GATHER)
+    assert link is not None
+    assert link.kind == "veth"
 
 
 async def test_a_pod_that_goes_takes_its_cable_with_it(world: World) -> None:
@@ -311,19 +312,19 @@ def test_the_namespace_of_a_pod_is_that_of_its_pause_process(tmp_path: Path) -> 
         boxes = tuple(
             Container(id=name, kind=kind, group=GroupRef(path=f"{path}/{name}")) for name, kind in kinds.items()
         )
-        one = replace(pod("a"), containers=boxes, group=GroupRef(path=path))
-        early = replace(one, uid="b", containers=(replace(boxes[0], phase=Phase.CREATING),))
+        item = replace(pod("a"), containers=boxes, group=GroupRef(path=path))
+        early = replace(item, uid="b", containers=(replace(boxes[0], phase=Phase.CREATING),))
         deadline = time.monotonic() + 10
         while os.stat(f"/proc/{started['pause']}/ns/net").st_ino == os.stat("/proc/self/ns/net").st_ino:
             assert time.monotonic() < deadline
             time.sleep(0.01)
         with RealNetworkNamespaces(hierarchy) as spaces:
-            found = spaces.of([one, early, pod("gone")])
+            namespaces = spaces.of([item, early, pod("gone")])
             assert spaces.own == os.stat("/proc/self/ns/net").st_ino
-            assert {uid: space.inode for uid, space in found.items()} == {
+            assert {uid: space.inode for uid, space in namespaces.items()} == {
                 "a": os.stat(f"/proc/{started['pause']}/ns/net").st_ino
             }
-            file = found["a"].file
-            assert os.fstat(file).st_ino == found["a"].inode
+            file = namespaces["a"].file
+            assert os.fstat(file).st_ino == namespaces["a"].inode
         with pytest.raises(OSError, match="Bad file"):
             os.fstat(file)

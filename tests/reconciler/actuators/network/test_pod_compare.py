@@ -37,8 +37,8 @@ def steps(
         there=frozenset(cables if there else ()),
         gather=gather,
     )
-    found = decide({"a": pod("a")}, seen, cables, holds or {}, silent=silent, classes=classes)
-    return dict(found.lead), dict(found.let_go), set(found.forget), found.stands.get("a")
+    egress_steps = decide({"a": pod("a")}, seen, cables, holds or {}, silent=silent, classes=classes)
+    return dict(egress_steps.lead), dict(egress_steps.let_go), set(egress_steps.forget), egress_steps.stands.get("a")
 
 
 AT = PodEgress(cables=(CABLE,))
@@ -104,9 +104,9 @@ def test_one_cable_that_is_somebodys_does_not_free_the_other() -> None:
         there=frozenset(),
         gather=UP,
     )
-    found = decide({"a": pod("a")}, seen, {}, {}, silent=frozenset(), classes=True)
-    assert set(found.lead) == {"veth7"}
-    assert found.stands["a"] == ("blocked", "net1: a filter (bpf, pref 1)")
+    egress_steps = decide({"a": pod("a")}, seen, {}, {}, silent=frozenset(), classes=True)
+    assert set(egress_steps.lead) == {"veth7"}
+    assert egress_steps.stands["a"] == ("blocked", "net1: a filter (bpf, pref 1)")
 
 
 def test_a_pod_that_is_no_be_pod_any_more_is_let_go_and_one_whose_device_is_gone_forgotten() -> None:

@@ -47,12 +47,12 @@ async def test_the_second_sweep_writes_nothing(world: World) -> None:
 
 
 @pytest.mark.parametrize("release", [(5, 10), (6, 1), (6, 12)])
-@pytest.mark.parametrize("shape", [one for one in SHAPES.values() if one is not NONE], ids=lambda one: one.name)
+@pytest.mark.parametrize("shape", [shape for shape in SHAPES.values() if shape is not NONE], ids=lambda item: item.name)
 async def test_every_machine_takes_what_it_is_given(tmp_path: Path, shape: Shape, release: tuple[int, int]) -> None:
     await taken(World(tmp_path, shape, release))
 
 
-@pytest.mark.parametrize("shape", MPAM_SHAPES.values(), ids=lambda one: one.name)
+@pytest.mark.parametrize("shape", MPAM_SHAPES.values(), ids=lambda item: item.name)
 async def test_so_does_arms(tmp_path: Path, shape: Shape) -> None:
     world = World(tmp_path, shape, (7, 0))
     await taken(world)
@@ -190,15 +190,15 @@ async def test_when_groups_run_out_pods_share_and_it_shows(tmp_path: Path) -> No
     world = World(tmp_path, INTEL_L2)
     world.config = NO_MONITOR
     pods = [wants(online(f"p{number}"), 0, 20 + 10 * number) for number in range(4)]
-    pids = [world.spawn(one) for one in pods]
+    pids = [world.spawn(pod) for pod in pods]
     world.spawn(BATCH)
     await world.sweep(BATCH, *pods)
     assert len(world.controls()) == 3
-    crowded = [one for one, place in zip(pods, world.places(*pids), strict=True) if place == MOUNT]
+    crowded = [pod for pod, place in zip(pods, world.places(*pids), strict=True) if place == MOUNT]
     assert len(crowded) == 2
-    for one in crowded:
-        assert "no free control group" in world.side.standings[one.group.path][RESCTRL_GROUP].detail
-        assert any(problem.startswith(f"{one.title}: no free control group") for problem in world.side.problems())
+    for item in crowded:
+        assert "no free control group" in world.side.standings[item.group.path][RESCTRL_GROUP].detail
+        assert any(problem.startswith(f"{item.title}: no free control group") for problem in world.side.problems())
     assert [deed.code for deed in world.model.deeds if deed.code] == []
 
 

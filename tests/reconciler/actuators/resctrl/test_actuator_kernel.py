@@ -85,23 +85,23 @@ class Machine:
         offered = None
         if root is not None:
             ResctrlModel(INTEL).install(str(path / "copy"))
-            found = replace(read_capability(str(path / "copy")), root=root)
+            capability = replace(read_capability(str(path / "copy")), root=root)
 
             def offered() -> Capability:
-                return found
+                return capability
 
         make = partial(ResctrlActuator, hierarchy, Ledger(self.store), trio.CapacityLimiter(1), capability=offered)
         self.side = CacheLoop(make, misses=dict)
 
     def pod(self) -> Pod:
-        one = pod("bomb")
-        box = replace(one.containers[0], group=GroupRef(path=self.group))
-        return replace(one, group=GroupRef(path=self.group), containers=(box,))
+        item = pod("bomb")
+        box = replace(item.containers[0], group=GroupRef(path=self.group))
+        return replace(item, group=GroupRef(path=self.group), containers=(box,))
 
     def run(self, code: str) -> "subprocess.Popen[str]":
         """A program in the group, which has said that it is ready."""
-        words = [sys.executable, "-c", f"input()\n{code}"]
-        process = subprocess.Popen(words, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        parts = [sys.executable, "-c", f"input()\n{code}"]
+        process = subprocess.Popen(parts, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self.started.append(process)
         Path(self.hierarchy.trigger_directory(self.group), "cgroup.procs").write_text(f"{process.pid}\n")
         assert process.stdin is not None
@@ -172,12 +172,12 @@ async def test_every_thread_of_a_program_is_moved_and_goes_home_at_restore(machi
     assert tids <= members(REAL, be)
     assert tids <= members(REAL, f"{be}/mon_groups/bypassd-bomb")
     done = await machine.side.restore()
-    assert all(one.ok for one in done)
+    assert all(result.ok for result in done)
     assert not os.path.exists(be)
     if ours():
         # The mount was ours, and is gone: what it held is in no group at all.
         assert not os.path.ismount(machine.root)
-        assert {one.file for one in done} == {"group", "mount"}
+        assert {result.file for result in done} == {"group", "mount"}
     else:
         assert tids <= members(REAL, machine.root)
 
@@ -250,7 +250,7 @@ def test_what_a_kill_right_after_mounting_left_is_taken_away_and_nobody_elses(tm
     try:
         assert os.path.ismount("/sys/fs/resctrl")
         undone = restore_resctrl("/", Ledger(store), None)
-        assert [one.file for one in undone if one.undo is RestoreOutcome.RESTORED] == (
+        assert [result.file for result in undone if result.undo is RestoreOutcome.RESTORED] == (
             ["mount"] if whose == "ours" else []
         )
         assert os.path.ismount("/sys/fs/resctrl") == (whose != "ours")

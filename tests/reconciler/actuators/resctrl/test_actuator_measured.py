@@ -64,17 +64,17 @@ async def test_what_is_measured_is_told_to_signals_and_metrics(world: World) -> 
     world.model.answer(f"{MOUNT}/mon_groups/bypassd-web", 1, "Unavailable")
     world.model.occupancy(group, 0, 1 << 20)
     await world.sweep(BATCH, WEB, seconds=2.0)
-    found = world.side.measured()
-    assert found is not None
-    assert found.at_s == world.model.now()
-    assert found.pods["batch"].occupancy_bytes == 1 << 20
-    assert found.pods["batch"].total_bytes_s == pytest.approx(4e9, rel=0.01)
-    assert found.pods["web"] == CacheConsumption()
-    assert found.groups["bypassd-be"][1].total_bytes_s == pytest.approx(1e9, rel=0.01)
-    assert found.groups["(default)"][1].total_bytes_s is None
-    assert found.classes == {"bypassd-be": "reclaimed"}
-    assert found.level == ShareLevel(cache_percent=20, mba_percent=10)
-    assert found.lacks == {}
+    cache_usage = world.side.measured()
+    assert cache_usage is not None
+    assert cache_usage.at_s == world.model.now()
+    assert cache_usage.pods["batch"].occupancy_bytes == 1 << 20
+    assert cache_usage.pods["batch"].total_bytes_s == pytest.approx(4e9, rel=0.01)
+    assert cache_usage.pods["web"] == CacheConsumption()
+    assert cache_usage.groups["bypassd-be"][1].total_bytes_s == pytest.approx(1e9, rel=0.01)
+    assert cache_usage.groups["(default)"][1].total_bytes_s is None
+    assert cache_usage.classes == {"bypassd-be": "reclaimed"}
+    assert cache_usage.level == ShareLevel(cache_percent=20, mba_percent=10)
+    assert cache_usage.lacks == {}
     world.config = CachePolicyConfig()
     await world.sweep(BATCH, WEB)
     assert world.side.measured() is None
@@ -84,28 +84,28 @@ async def test_why_something_is_not_measured_is_told(tmp_path: Path) -> None:
     both = {"llc.occupancy", "memory.bandwidth"}
     blind = World(tmp_path / "blind", L2_ONLY)
     blind.side.planned(blind.situation(BATCH))
-    told = blind.side.measured()
-    assert told is not None
-    assert dict(told.lacks) == dict.fromkeys(both, "resctrl not checked yet")
+    cache_usage = blind.side.measured()
+    assert cache_usage is not None
+    assert dict(cache_usage.lacks) == dict.fromkeys(both, "resctrl not checked yet")
     await blind.sweep(BATCH)
-    told = blind.side.measured()
-    assert told is not None
-    assert told.lacks.keys() == both
-    assert "no mbm_total_bytes in info/L3_MON" in told.lacks["memory.bandwidth"]
+    cache_usage = blind.side.measured()
+    assert cache_usage is not None
+    assert cache_usage.lacks.keys() == both
+    assert "no mbm_total_bytes in info/L3_MON" in cache_usage.lacks["memory.bandwidth"]
     few = World(
         tmp_path / "few",
         replace_monitor(INTEL, MonitorShape(rmids=9, domains=(0, 1), threshold=1 << 30, cache_bytes=16 << 20)),
     )
     await few.sweep(BATCH, WEB)
-    told = few.side.measured()
-    assert told is not None
-    assert dict(told.lacks) == dict.fromkeys(both, "1 of 2 pods monitored now, with 1 monitoring groups")
+    cache_usage = few.side.measured()
+    assert cache_usage is not None
+    assert dict(cache_usage.lacks) == dict.fromkeys(both, "1 of 2 pods monitored now, with 1 monitoring groups")
     gone = World(tmp_path / "gone")
     gone.model.umount()
     await gone.sweep(BATCH)
-    told = gone.side.measured()
-    assert told is not None
-    assert "not mounted" in told.lacks["llc.occupancy"]
+    cache_usage = gone.side.measured()
+    assert cache_usage is not None
+    assert "not mounted" in cache_usage.lacks["llc.occupancy"]
 
 
 async def test_where_ids_are_few_pods_are_watched_in_turns(tmp_path: Path) -> None:
@@ -113,8 +113,8 @@ async def test_where_ids_are_few_pods_are_watched_in_turns(tmp_path: Path) -> No
     world = World(tmp_path, few)
     world.config = CachePolicyConfig(enabled=True, dwell_s=10)
     pods = [online(f"p{number}") for number in range(5)]
-    for one in pods:
-        world.spawn(one)
+    for pod in pods:
+        world.spawn(pod)
     seen: set[str] = set()
     for _ in range(12):
         await world.sweep(*pods, seconds=5.0)
@@ -130,8 +130,8 @@ async def test_ids_that_are_still_busy_are_waited_for(tmp_path: Path) -> None:
     world = World(tmp_path, busy)
     world.config = CachePolicyConfig(enabled=True, dwell_s=2)
     pods = [online("p1"), online("p2")]
-    for one in pods:
-        world.spawn(one)
+    for pod in pods:
+        world.spawn(pod)
     await world.sweep(*pods)
     world.model.occupancy(f"{MOUNT}/mon_groups/bypassd-p1", 0, 1 << 20)
     for _ in range(6):
@@ -190,8 +190,8 @@ async def test_bes_ways_shrink_at_a_victims_misses_and_grow_back_slowly(world: W
 
 
 def level(world: World) -> tuple[int, int]:
-    found: Any = world.side.status()["level"]
-    return found["cache_percent"], found["mba_percent"]
+    result: Any = world.side.status()["level"]
+    return result["cache_percent"], result["mba_percent"]
 
 
 async def test_counters_that_cannot_be_read_never_raise_be(world: World) -> None:

@@ -61,8 +61,8 @@ async def test_restore_brings_everything_back_and_twice_does_nothing(world: Worl
     await world.sweep(BATCH, WEB)
     assert "L3:0=ff0;1=ff0" in world.model.read(MOUNT, "schemata")
     done = await world.side.restore()
-    assert all(one.ok for one in done)
-    assert {one.file for one in done} == {"group", "schemata"}
+    assert all(result.ok for result in done)
+    assert {result.file for result in done} == {"group", "schemata"}
     assert world.state() == before
     assert read_rows(Ledger(world.store), CODEC) == ResctrlState()
     assert await world.side.restore() == []
@@ -97,8 +97,8 @@ async def test_restore_after_a_kill_at_any_step_and_of_the_restore_too(
 ) -> None:
     step, died = 0, Counter[str]()
     while True:
-        here = tmp_path / str(step)
-        world = World(here)
+        path = tmp_path / str(step)
+        world = World(path)
         world.config = replace(SYSTEM, mount=mount)
         if mount:
             world.model.umount()
@@ -114,7 +114,7 @@ async def test_restore_after_a_kill_at_any_step_and_of_the_restore_too(
                 died[str(exc)] += 1
         world.store.close()
         for attempt in range(100):
-            store = Store(str(here / "state.db"), boot="boot-1")
+            store = Store(str(path / "state.db"), boot="boot-1")
             with monkeypatch.context() as patched:
                 try:
                     # Each attempt gets one act further than the last.
@@ -127,10 +127,10 @@ async def test_restore_after_a_kill_at_any_step_and_of_the_restore_too(
                 finally:
                     store.close()
             break
-        assert all(one.ok for one in done), (step, done)
+        assert all(result.ok for result in done), (step, done)
         assert (world.model.mountinfo() == "") == mount, step
         assert before is None or world.state() == before, step
-        store = Store(str(here / "state.db"), boot="boot-1")
+        store = Store(str(path / "state.db"), boot="boot-1")
         assert read_rows(Ledger(store), CODEC) == ResctrlState(), step
         store.close()
         if died["nothing"]:
@@ -195,7 +195,7 @@ async def test_the_default_groups_values_that_somebody_changed_since_are_left(wo
     world.config = SYSTEM
     await world.sweep()
     world.model.write(MOUNT, "schemata", "L3:0=3f;1=3f\n")
-    done = {one.file: one for one in await world.side.restore()}
+    done = {result.file: result for result in await world.side.restore()}
     assert done["schemata"].undo is RestoreOutcome.FOREIGN
     assert "L3:0=03f;1=03f" in world.model.read(MOUNT, "schemata")
 
@@ -215,8 +215,8 @@ async def test_one_pod_is_freed_alone(world: World) -> None:
     await world.sweep(BATCH, CRUNCH)
     world.boxes.pids["/cpuset/kubepods"] = []
     done = await world.side.restore("batch")
-    assert all(one.ok for one in done)
-    assert {one.file for one in done} == {"tasks", "mon_group"}
+    assert all(result.ok for result in done)
+    assert {result.file for result in done} == {"tasks", "mon_group"}
     assert world.places(batch) == [MOUNT] * 2
     assert world.places(crunch)[0].startswith(BE)
 
@@ -250,7 +250,7 @@ async def test_a_mount_of_ours_comes_and_goes_and_one_of_others_stays(world: Wor
     await world.sweep(BATCH)
     assert world.places(batch) == [BE]
     done = await world.side.restore()
-    assert [one.file for one in done] == ["group", "mount"]
+    assert [result.file for result in done] == ["group", "mount"]
     assert world.model.mountinfo() == ""
     world.model.mount()
     await world.sweep(BATCH)
@@ -302,7 +302,7 @@ async def test_a_mount_of_ours_with_groups_of_others_stays(world: World) -> None
     world.config = replace(NO_MONITOR, mount=True)
     await world.sweep(BATCH)
     world.model.mkdir(f"{MOUNT}/theirs")
-    done = {one.file: one for one in await world.side.restore()}
+    done = {result.file: result for result in await world.side.restore()}
     assert done["mount"].undo is RestoreOutcome.FOREIGN
     assert "theirs" in done["mount"].detail
     assert world.controls() == ["theirs"]

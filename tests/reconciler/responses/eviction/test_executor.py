@@ -261,5 +261,5 @@ async def test_a_store_that_was_lost_gets_all_cases_again(bench: Bench) -> None:
     Path(bench.path).unlink()
     pods[1].end()
     await carried_out(evictor, order_for("b"))
-    assert [one.order.uid for one in bench.rows()] == ["a", "b"]
+    assert [eviction_case.order.uid for eviction_case in bench.rows()] == ["a", "b"]
     assert bench.rows()[0] == case

@@ -218,20 +218,20 @@ def live(world: World, answers: str, die_at: int) -> bool:
 def final(world: World) -> tuple[EvictionCase, Counter[str]]:
     store = Store(world.store, boot="boot-1")
     (case,) = cases_of(store.rows(EVICTIONS))
-    told = Counter[str]()
+    counts = Counter[str]()
     for _, body in store.history():
         entry = msgspec.msgpack.decode(body)
         if "key" in entry:
-            told[entry["kind"]] += 1
+            counts[entry["kind"]] += 1
     store.close()
-    return case, told
+    return case, counts
 
 
 @pytest.fixture
 def other() -> Iterator[Victim]:
-    with a_victim("other") as one:
-        one.sleep()
-        yield one
+    with a_victim("other") as victim:
+        victim.sleep()
+        yield victim
 
 
 def series(
@@ -253,13 +253,13 @@ def series(
             later = 0
             while not whole and not live(world, answers, later if FULL and later < 6 else 10_000):
                 later += 1
-            case, told = final(world)
-            check(world, case, told)
+            case, counts = final(world)
+            check(world, case, counts)
             assert {victim.frozen(), victim.frozen("/c")} == {"THAWED"}, point
             assert len(other.pids()) == 1, point
             assert case.step is EvictionStep.ENDED
-            assert sum(told.values()) == 2, (point, told)
-            assert told["eviction-planned"] == 1
+            assert sum(counts.values()) == 2, (point, counts)
+            assert counts["eviction-planned"] == 1
         if whole:
             return point
     raise AssertionError("it never came to its own end")
@@ -272,10 +272,10 @@ def series(
 def test_killed_at_any_point_one_pod_ends_one_end_is_told_and_nothing_stays_frozen(
     tmp_path: Path, other: Victim, answers: str, means: EvictionMethodName
 ) -> None:
-    def check(world: World, case: EvictionCase, told: Counter[str]) -> None:
+    def check(world: World, case: EvictionCase, counts: Counter[str]) -> None:
         assert world.victim.empty()
         assert (case.outcome, case.means) == (EvictionOutcome.DONE, means)
-        assert told["eviction-done"] == 1
+        assert counts["eviction-done"] == 1
 
     begun = time.monotonic()
     points = series(tmp_path, other, answers, check)
@@ -286,9 +286,9 @@ def test_killed_at_any_point_one_pod_ends_one_end_is_told_and_nothing_stays_froz
 def test_killed_at_any_point_a_refused_pod_lives_runs_and_its_notice_is_withdrawn(
     tmp_path: Path, other: Victim
 ) -> None:
-    def check(world: World, case: EvictionCase, told: Counter[str]) -> None:
+    def check(world: World, case: EvictionCase, counts: Counter[str]) -> None:
         assert len(world.victim.pids()) == 2
-        assert (case.outcome, told["eviction-refused"]) == (EvictionOutcome.REFUSED, 1)
+        assert (case.outcome, counts["eviction-refused"]) == (EvictionOutcome.REFUSED, 1)
         assert not world.notice.exists()
 
     assert series(tmp_path, other, "refuses", check) >= 8

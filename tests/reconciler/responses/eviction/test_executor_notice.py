@@ -28,12 +28,12 @@ async def test_the_pod_is_told_first_and_its_acknowledgement_ends_the_wait(bench
     pod.freeze()
     note = volume(bench, "a") / "notice.json"
     begun = time.monotonic()
-    words: dict[str, Any] = {}
+    parts: dict[str, Any] = {}
 
     async def program() -> None:
         await until(note.exists)
         assert not pod.frozen  # who stands still cannot read
-        words.update(msgspec.json.decode(note.read_bytes()))
+        parts.update(msgspec.json.decode(note.read_bytes()))
         note.unlink()
 
     way = ScriptedWay(EvictionMethodName.CRI, ends(pod))
@@ -43,7 +43,7 @@ async def test_the_pod_is_told_first_and_its_acknowledgement_ends_the_wait(bench
         (case,) = await carried_out(bench.evictor(way, config=config), order_for("a"))
     assert time.monotonic() - begun < 5
     assert (case.outcome, case.tried) == (EvictionOutcome.DONE, ("notice: acknowledged",))
-    assert (words["uid"], words["cause"], words["graceS"]) == ("a", "node_memory", 1.0)
+    assert (parts["uid"], parts["cause"], parts["graceS"]) == ("a", "node_memory", 1.0)
 
 
 async def test_without_an_answer_the_wait_is_bounded_and_a_pod_that_is_spared_is_told(bench: Bench) -> None:

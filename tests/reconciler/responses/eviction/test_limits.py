@@ -148,7 +148,7 @@ def test_cases_tell_how_orders_ended_and_an_order_without_a_case_lapses() -> Non
     assert sorted(past.leaving(LIMITS, world.frame())) == ["a"]
     world.at = START + 70
     past = update(past, [case("a", EvictionOutcome.DONE, ended=WALL + 65)], world.frame())
-    assert sorted((one.uid, one.outcome, one.ended_s) for one in past.turns) == [
+    assert sorted((record.uid, record.outcome, record.ended_s) for record in past.turns) == [
         ("a", EvictionOutcome.DONE, START + 65),
         ("b", EvictionOutcome.ABANDONED, START + 61),
     ]
@@ -160,7 +160,10 @@ def test_cases_of_an_earlier_run_count_although_nothing_else_was_kept() -> None:
     world = World()
     cases = [case("a", EvictionOutcome.DONE, decided=WALL - 40, ended=WALL - 20), case("b", None, decided=WALL + 999)]
     past = update(EvictionHistory(), cases, world.frame())
-    assert [(one.uid, one.at_s, one.open) for one in past.turns] == [("a", START - 40, False), ("b", START, True)]
+    assert [(record.uid, record.at_s, record.open) for record in past.turns] == [
+        ("a", START - 40, False),
+        ("b", START, True),
+    ]
     assert room(LIMITS, past, START).count == 0
     assert cooldown_left(past, "node_memory", 30, START) == 10
 
@@ -171,9 +174,9 @@ def test_the_past_survives_a_restart_and_a_clock_that_was_set_back_lifts_no_limi
     row = msgspec.msgpack.encode(saved_history(past, world.frame()))
     stored = msgspec.msgpack.decode(row, type=EvictionHistory)
     again = load_history(stored, at_s=50.0, wall_s=WALL + 10)
-    assert [one.at_s for one in again.turns] == pytest.approx([10.0, 35.0])
+    assert [record.at_s for record in again.turns] == pytest.approx([10.0, 35.0])
     assert room(LIMITS, again, 50.0).count == 0
     back = load_history(stored, at_s=50.0, wall_s=WALL - 3600)
-    assert [one.at_s for one in back.turns] == [50.0, 50.0]
+    assert [record.at_s for record in back.turns] == [50.0, 50.0]
     assert cooldown_left(back, "node_memory", 30, 50.0) == 30.0
     assert room(LIMITS, back, 51.0).count == 0

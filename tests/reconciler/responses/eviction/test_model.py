@@ -79,8 +79,8 @@ class Node(RuleBasedStateMachine):
         for (uid, facts), gib in zip(UNTOUCHABLE.items(), held, strict=True):
             self.world.pods[uid] = be(uid, requests=batch(None, GI), **facts)
             self.world.put(f"pod:{uid}", memory__rss=gib * GI)
-        for one in pods:
-            self.a_pod_comes(*one)
+        for pod in pods:
+            self.a_pod_comes(*pod)
 
     @rule(gib=st.integers(0, 30), priority=PRIORITIES, owner=OWNERS, cls=CLASSES)
     def a_pod_comes(self, gib: int, priority: int, owner: str, cls: PodClass) -> None:
@@ -169,9 +169,9 @@ class Node(RuleBasedStateMachine):
             coming += self.rss("ending") if now - self.started <= 60 else 0.0
             # Nobody goes for what is coming back already, and none of those who go could have stayed.
             assert coming < need
-            mine = [one for one in together if one.cause == "node_memory"]
-            total = sum(self.rss(one.uid) for one in mine)
-            assert total - min(self.rss(one.uid) for one in mine) < need
+            mine = [eviction_order for eviction_order in together if eviction_order.cause == "node_memory"]
+            total = sum(self.rss(eviction_order.uid) for eviction_order in mine)
+            assert total - min(self.rss(eviction_order.uid) for eviction_order in mine) < need
 
     def rss(self, uid: str) -> float:
         return self.world.samples.get(f"pod:{uid}", {}).get("memory.rss", 0.0)
@@ -189,9 +189,9 @@ class Node(RuleBasedStateMachine):
         assert sum(now - at < 60 for at, _ in counted) <= LIMITS.per_minute
         assert sum(now - at < 600 for at, _ in counted) <= LIMITS.per_10_minutes
         for owner in {owner for _, owner in counted}:
-            recent = sum(now - at < 600 and one == owner for at, one in counted)
+            recent = sum(now - at < 600 and text == owner for at, text in counted)
             assert recent <= LIMITS.per_owner
-            there_were = {order.uid for _, order, one in self.ordered if one == owner}
+            there_were = {order.uid for _, order, text in self.ordered if text == owner}
             there_were |= {uid for uid, pod in self.world.pods.items() if pod.owner == owner}
             assert recent <= math.ceil(len(there_were) * LIMITS.per_owner_percent / 100)
 

@@ -82,7 +82,7 @@ def test_success_starts_the_pause_of_its_trigger_alone() -> None:
     del world.samples["pod:a"]
     planner.cases = [case(order, EvictionOutcome.DONE, WALL + world.at - START)]
     world.put("pod:c", memory__rss=2 * GI)
-    assert [one.uid for one in planner.step().orders] == ["c"]
+    assert [eviction_order.uid for eviction_order in planner.step().orders] == ["c"]
     assert planner.run(27) == []
     assert reasons(planner.decision)["node_memory"].startswith("cooling: cooldown after the last eviction")
     assert "b" in planner.run(5)
@@ -254,7 +254,7 @@ def test_a_pass_is_made_only_when_its_time_has_come() -> None:
     planner = Planner(full(be("a"), a=15), memory(interval_s=5.0))
     assert len(planner.step().orders) == 1
     steps = [planner.step() for _ in range(4)]
-    assert [(one.orders, one.news) for one in steps] == [((), ())] * 4
+    assert [(decision.orders, decision.news) for decision in steps] == [((), ())] * 4
     assert steps[-1].pressures
     assert "coming" in reasons(planner.step())["node_memory"]
 
@@ -323,13 +323,16 @@ def test_a_node_on_which_nothing_is_enforced_is_a_dry_run() -> None:
     world = full(be("a"), a=15)
     planner = Planner(world, memory())
     world.enforce = False
-    assert [(one.orders, len(one.would)) for one in (planner.step(), planner.step())] == [((), 1)] * 2
+    assert [(decision.orders, len(decision.would)) for decision in (planner.step(), planner.step())] == [((), 1)] * 2
     frame, memory_now = world.frame(), planner.memory
     outcomes = [
         decide(planner.config, replace(frame, at_s=frame.at_s + 1, enforce=enforce), world.history, memory_now)[0]
         for enforce in (False, True)
     ]
-    assert [([one.uid for one in found.orders], len(found.would)) for found in outcomes] == [([], 1), (["a"], 0)]
+    assert [([order.uid for order in decision.orders], len(decision.would)) for decision in outcomes] == [
+        ([], 1),
+        (["a"], 0),
+    ]
 
 
 def test_switched_off_nothing_is_judged_and_the_past_is_kept() -> None:

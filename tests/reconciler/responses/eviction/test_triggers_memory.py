@@ -286,7 +286,9 @@ def test_disk_minima_by_file_system(world: World, good: EvictedResource | None, 
 def test_images_on_the_nodes_own_file_system_are_not_judged_apart(size: float, available: float, judged: bool) -> None:
     world = fs(15 * GI)
     world.samples |= fs(available * GI, name="imagefs", size=size * GI).samples
-    assert [one.subject for one in Judge(disk.TRIGGER, world, DISK).now().pressures] == ["fs:imagefs"] * judged
+    assert [shortage.subject for shortage in Judge(disk.TRIGGER, world, DISK).now().pressures] == [
+        "fs:imagefs"
+    ] * judged
 
 
 def test_disk_minimum_in_bytes_and_a_file_system_without_inodes() -> None:

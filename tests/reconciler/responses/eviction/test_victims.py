@@ -186,8 +186,8 @@ def test_the_ranking_and_that_the_order_of_the_pods_does_not_matter() -> None:
         world = World(*(be(uid, **facts) for uid, facts, _ in rows))  # type: ignore[arg-type]
         for uid, _, gib in rows:
             world.put(f"pod:{uid}", memory__rss=gib * GI)
-        found = rank(EvictionConfig(), world.scene(), pressure, need=GI, spared={}, features=())
-        assert [one.pod.uid for one in found.candidates] == [uid for uid, _, _ in RANKED]
+        ranking = rank(EvictionConfig(), world.scene(), pressure, need=GI, spared={}, features=())
+        assert [candidate.pod.uid for candidate in ranking.candidates] == [uid for uid, _, _ in RANKED]
 
 
 def test_a_line_is_printed_for_each_who_was_weighed() -> None:
@@ -213,12 +213,12 @@ def test_a_line_is_printed_for_each_who_was_weighed() -> None:
 
 def candidates(*rows: tuple[str, float] | tuple[str, float, int]) -> list[Candidate]:
     """(name, relief, priority): ranked as given within a priority."""
-    found = []
+    result = []
     for index, (uid, relief, *rest) in enumerate(rows):
         pod = be(uid, priority=rest[0] if rest else 0)
         age = 1.0 + index * relief if relief else 1.0
-        found.append(Candidate(pod=pod, standing=standing_of(pod, ExemptionsConfig()), relief=relief, age_s=age))
-    return sorted(found, key=lambda one: one.order)
+        result.append(Candidate(pod=pod, standing=standing_of(pod, ExemptionsConfig()), relief=relief, age_s=age))
+    return sorted(result, key=lambda candidate: candidate.order)
 
 
 @pytest.mark.parametrize(
@@ -240,13 +240,13 @@ def candidates(*rows: tuple[str, float] | tuple[str, float, int]) -> list[Candid
 )
 def test_the_fewest_go_that_are_enough(rows: list[Any], need: float | None, going: list[str]) -> None:
     ranked = candidates(*rows)
-    found = pick_minimum(ranked, need, {owner_of(one.pod): 9 for one in ranked}, owner_of)
-    assert [one.pod.uid for one in found] == going
+    result = pick_minimum(ranked, need, {owner_of(candidate.pod): 9 for candidate in ranked}, owner_of)
+    assert [candidate.pod.uid for candidate in result] == going
 
 
 def test_an_owner_whose_pods_have_gone_is_passed_over() -> None:
     ranked = candidates(("a", 5), ("b", 5))
-    assert [one.pod.uid for one in pick_minimum(ranked, 4, {"ci/ReplicaSet/b": 1}, owner_of)] == ["b"]
+    assert [candidate.pod.uid for candidate in pick_minimum(ranked, 4, {"ci/ReplicaSet/b": 1}, owner_of)] == ["b"]
     assert pick_minimum(ranked, 4, {}, owner_of) == []
     assert pick_minimum(ranked, None, {}, owner_of) == []
 

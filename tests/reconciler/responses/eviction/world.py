@@ -57,14 +57,14 @@ class World:
 
     def put(self, subject: str = NODE, /, **signals: float | None) -> None:
         """Set samples from now on, ``memory__free=1``; None: no longer measured."""
-        here = self.samples.setdefault(subject, {})
+        values = self.samples.setdefault(subject, {})
         for key, value in signals.items():
             name = key.replace("__", ".")
             assert name in SIGNALS, name
             if value is None:
-                here.pop(name, None)
+                values.pop(name, None)
             else:
-                here[name] = value
+                values[name] = value
 
     @property
     def wall(self) -> float:
@@ -155,10 +155,10 @@ class Planner:
 
     def run(self, seconds: float) -> list[str]:
         """uids ordered in this time."""
-        found: list[str] = []
+        texts: list[str] = []
         for _ in range(int(seconds)):
-            found += [order.uid for order in self.step().orders]
-        return found
+            texts += [order.uid for order in self.step().orders]
+        return texts
 
 
 def uids(pressures: Iterable[Any]) -> list[str]:
@@ -167,4 +167,4 @@ def uids(pressures: Iterable[Any]) -> list[str]:
 
 def reasons(decision: EvictionDecision) -> Mapping[str, str]:
     """Why nobody goes, by trigger."""
-    return {one.trigger: f"{one.why}: {one.reason}" for one in decision.refusals}
+    return {refusal.trigger: f"{refusal.why}: {refusal.reason}" for refusal in decision.refusals}

@@ -57,9 +57,9 @@ class Pod:
 
 @pytest.fixture
 def pod(tmp_path: Path) -> Iterator[Pod]:
-    one = Pod(tmp_path)
-    yield one
-    one.tree.close()
+    item = Pod(tmp_path)
+    yield item
+    item.tree.close()
 
 
 async def evict(
@@ -88,7 +88,7 @@ async def test_an_accepted_eviction_is_done_when_nobody_is_left(nursery: trio.Nu
     result, server, work = await evict(nursery, pod, listed("v1"), CREATED, before=step)
     assert result.outcome is EvictionOutcome.DONE
     assert (work.steps, work.case.accepted) == ([EvictionStep.ASK, EvictionStep.WAIT], True)
-    assert [one[""] for one in server.requests] == [
+    assert [texts[""] for texts in server.requests] == [
         "GET /api/v1 HTTP/1.1",
         "POST /api/v1/namespaces/shop/pods/web-1/eviction HTTP/1.1",
     ]

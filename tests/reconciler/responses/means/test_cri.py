@@ -32,8 +32,8 @@ def runtime(place: Path) -> Iterator[FakeRuntime]:
 @pytest.fixture
 def tree(tmp_path: Path) -> Iterator[Subtree]:
     (tmp_path / "cgroup.procs").write_text("4242\n")
-    with Subtree({"x": (os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY), 1)}) as one:
-        yield one
+    with Subtree({"x": (os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY), 1)}) as subtree:
+        yield subtree
 
 
 def order(grace_s: float | None = None) -> EvictionOrder:
@@ -55,7 +55,7 @@ def recording(runtime: FakeRuntime, tmp_path: Path, *, ends: bool = True) -> lis
 
 
 def ids(runtime: FakeRuntime) -> set[str]:
-    return {one.id for one in runtime.containers if one.pod_sandbox_id == SANDBOX}
+    return {container.id for container in runtime.containers if container.pod_sandbox_id == SANDBOX}
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ async def test_all_containers_get_their_grace_and_then_the_sandbox_goes(
     async with CriClient(str(runtime.socket)) as cri:
         result = await CriEviction(CONFIG, lambda: cri).terminate(work)
     assert (result.outcome, work.steps) == (EvictionOutcome.DONE, [EvictionStep.STOP])
-    assert set(stops[:-1]) == {(one, used) for one in ids(runtime)}
+    assert set(stops[:-1]) == {(text, used) for text in ids(runtime)}
     assert len(stops) == 3
     assert stops[-1] == (SANDBOX, -1)
 
@@ -85,7 +85,7 @@ async def test_taken_up_again_only_what_is_left_of_the_grace_is_given(
     async with CriClient(str(runtime.socket)) as cri:
         result = await CriEviction(CONFIG, lambda: cri).terminate(work)
     assert (result.outcome, work.steps) == (EvictionOutcome.DONE, [])
-    assert set(stops[:-1]) == {(one, 3) for one in ids(runtime)}
+    assert set(stops[:-1]) == {(text, 3) for text in ids(runtime)}
 
 
 async def test_who_may_never_have_been_asked_gets_a_little_grace_however_long_ago_that_was(
@@ -97,7 +97,7 @@ async def test_who_may_never_have_been_asked_gets_a_little_grace_however_long_ag
     async with CriClient(str(runtime.socket)) as cri:
         result = await CriEviction(CONFIG, lambda: cri).terminate(FakeWork(case, tree, resumed=EvictionStep.STOP))
     assert result.outcome is EvictionOutcome.DONE
-    assert set(stops[:-1]) == {(one, 2) for one in ids(runtime)}
+    assert set(stops[:-1]) == {(text, 2) for text in ids(runtime)}
 
 
 async def test_a_container_that_is_started_meanwhile_gets_its_grace_too(
@@ -112,7 +112,7 @@ async def test_a_container_that_is_started_meanwhile_gets_its_grace_too(
         before(identifier, grace)
         if identifier == first[0]:
             late = cri_pb2.Container()
-            late.CopyFrom(next(one for one in runtime.containers if one.id == identifier))
+            late.CopyFrom(next(container for container in runtime.containers if container.id == identifier))
             late.id, late.state = "late", cri_pb2.CONTAINER_RUNNING
             runtime.containers.append(late)
 
@@ -134,7 +134,7 @@ async def test_a_runtime_whose_containers_never_end_is_not_asked_without_end(
         before(identifier, grace)
         if grace >= 0:
             again = cri_pb2.Container()
-            again.CopyFrom(next(one for one in runtime.containers if one.id == identifier))
+            again.CopyFrom(next(container for container in runtime.containers if container.id == identifier))
             again.id, again.state = f"{identifier}+", cri_pb2.CONTAINER_RUNNING
             runtime.containers.append(again)
 
@@ -204,20 +204,20 @@ async def test_a_stop_that_hangs_ends_after_the_grace_and_the_margin(
             cri, pod, FakeWork(EvictionCase(order=order(0.1), target=EvictionTarget(grace_s=0.1)), tree)
         )
     assert len(problems) == len(ids(runtime))
-    assert all("StopContainer: no answer within" in one for one in problems)
+    assert all("StopContainer: no answer within" in problem for problem in problems)
 
 
 async def test_without_a_socket_it_is_not_tried_until_there_is_one(
     runtime: FakeRuntime, tree: Subtree, tmp_path: Path
 ) -> None:
     recording(runtime, tmp_path)
-    found: list[CriClient] = []
-    way = CriEviction(CONFIG, lambda: found[0] if found else None)
+    clients: list[CriClient] = []
+    way = CriEviction(CONFIG, lambda: clients[0] if clients else None)
     work = FakeWork(EvictionCase(order=order()), tree)
     assert way.unusable(work.case) == "no CRI socket"
     assert (await way.terminate(work)).detail == "no CRI socket"
     assert work.steps == []
     async with CriClient(str(runtime.socket)) as cri:
-        found.append(cri)
+        clients.append(cri)
         assert way.unusable(work.case) is None
         assert (await way.terminate(work)).outcome is EvictionOutcome.DONE

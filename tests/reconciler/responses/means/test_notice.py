@@ -134,8 +134,8 @@ def test_a_pod_may_choose_but_not_a_command_or_a_place_outside(
     annotation: str | None, wish: NoticeRequest, problem: bool
 ) -> None:
     config = NoticeConfig(kind=NoticeKind.SIGNAL, signal="SIGUSR2")
-    found, words = parse_request(config, annotation)
-    assert (found, bool(words)) == (wish, problem)
+    request, message = parse_request(config, annotation)
+    assert (request, bool(message)) == (wish, problem)
 
 
 def test_a_settings_mistake_is_one_message() -> None:
@@ -148,16 +148,16 @@ def test_a_settings_mistake_is_one_message() -> None:
         (lambda: NoticeConfig(volume="a/b"), "volume: expected a name"),
         (lambda: NoticeConfig(file=".hidden"), "file: expected a name"),
     ]
-    for make, words in mistakes:
-        with pytest.raises(ValueError, match=words):
+    for make, message in mistakes:
+        with pytest.raises(ValueError, match=message):
             make()
 
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Iterator[Subtree]:
     (tmp_path / "cgroup.procs").write_text("4000001\n")
-    with Subtree({"x": (os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY), 1)}) as one:
-        yield one
+    with Subtree({"x": (os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY), 1)}) as subtree:
+        yield subtree
 
 
 def case() -> EvictionCase:

@@ -26,8 +26,8 @@ CONFIG = EvictionMeans(kill_s=15.0)
 
 @pytest.fixture
 def victim() -> Iterator[Victim]:
-    with a_victim("signal") as one:
-        yield one
+    with a_victim("signal") as item:
+        yield item
 
 
 @pytest.fixture
@@ -180,10 +180,10 @@ async def test_a_pid_that_somebody_else_has_by_now_is_not_signalled(
     looks: list[list[int]] = []
 
     def pids(group: SubtreeGroup) -> list[int]:
-        if process.pid not in (found := real(group)):
-            return found
+        if process.pid not in (pids := real(group)):
+            return pids
         # Every first look at a group is followed by one when the listed ones are held.
-        looks.append(found if len(looks) % 2 else [bystander.pid])
+        looks.append(pids if len(looks) % 2 else [bystander.pid])
         return looks[-1]
 
     monkeypatch.setattr(SubtreeGroup, "pids", pids)
