@@ -212,8 +212,6 @@ def parser() -> Parser:
         command.add_argument("--config", default=None, metavar="FILE", help=f"default: {DEFAULT_PATH}")
     observe = "plan and report without writing, whatever mode the file sets"
     run.add_argument("--observe", action="store_true", help=observe)
-        "--observe", action="store_true", help="plan and report without writing, whatever mode the file sets"
-    )
     run.add_argument("--dry-run", action=_Renamed, nargs=0, const="--observe", help=argparse.SUPPRESS)
     return top
 

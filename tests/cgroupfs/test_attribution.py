@@ -92,7 +92,7 @@ async def test_a_writer_that_has_ended_is_unknown_but_its_write_is_told(watch: F
     write(f"{cpu}{GROUP}/cpu.shares", "99")
     found = await writes(watch)
     assert found[0].writer.kind is WriterKind.UNKNOWN
-    assert "has ended" in str(found[0].writer)
+    assert "(exited)" in str(found[0].writer)
     assert found[0].group == GROUP
 
 
@@ -199,7 +199,7 @@ async def test_without_fanotify_writes_are_told_without_the_writer(
     watch = watch_writes([cpu], files={"cpu.shares"})
     assert isinstance(watch, InotifyWrites)
     assert len(caplog.messages) == 1
-    assert "writers are unknown" in caplog.messages[0]
+    assert "writers unknown" in caplog.messages[0]
     watch.follow(cpu, GROUP)
     write(f"{cpu}{GROUP}/cpu.cfs_quota_us", "50000")
     write(f"{cpu}{GROUP}/cpu.shares", "55")

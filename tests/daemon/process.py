@@ -30,7 +30,7 @@ def bounded(node: DirectoryNode, box: Box) -> bool:
     return node.cpus(box) != "0-1" and node.shares(box) == "2"
 
 
-def configuration(node: DirectoryNode, **more: object) -> dict[str, object]:
+def configuration(node: DirectoryNode, /, **more: object) -> dict[str, object]:
     """Quick to notice, and with a budget that the machine's noise does not move."""
     base = node.daemon_config(
         operator_file=f"{node.root}/classes.yaml",
