@@ -210,9 +210,8 @@ def parser() -> Parser:
     check = commands.add_parser("check-config", help="validate the configuration and report all errors")
     for command in (run, check):
         command.add_argument("--config", default=None, metavar="FILE", help=f"default: {DEFAULT_PATH}")
-    run.add_argument(
-        "--observe", action="store_true", help="plan and report without writing, whatever mode the file sets"
-    )
+    observe = "plan and report without writing, whatever mode the file sets"
+    run.add_argument("--observe", action="store_true", help=observe)
     run.add_argument("--dry-run", action=_Renamed, nargs=0, const="--observe", help=argparse.SUPPRESS)
     return top
 
