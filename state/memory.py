@@ -51,7 +51,7 @@ class NodeMemoryReading(Struct, frozen=True, kw_only=True):
         return available if self.pods_available_bytes is None else min(available, self.pods_available_bytes)
 
 
-class Shortage(StrEnum):
+class MemoryShortage(StrEnum):
     """How short of memory a NUMA node is."""
 
     NONE = "none"

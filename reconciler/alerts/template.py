@@ -69,7 +69,7 @@ class Template:
 
     def render(self, notices: Sequence[Incident], node: str) -> str:
         """The body: of the first notice where a template is of one alert."""
-        return self._text.substitute(_Values(self._values(notices, node), self._json))
+        return self._text.substitute(_TemplateValues(self._values(notices, node), self._json))
 
     def _values(self, notices: Sequence[Incident], node: str) -> Mapping[str, object]:
         if not self.each:
@@ -102,7 +102,7 @@ class Template:
 
 
 @final
-class _Values(dict[str, str]):
+class _TemplateValues(dict[str, str]):
     """What is put in: escaped for a JSON text, and empty for a label that an alert does not have."""
 
     def __init__(self, values: Mapping[str, object], json: bool) -> None:

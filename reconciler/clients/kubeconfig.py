@@ -34,7 +34,7 @@ class _Cluster(Struct, rename="kebab"):
     proxy_url: str | None = None
 
 
-class _User(
+class _KubeconfigUser(
     Struct,
     rename={
         "token_file": "tokenFile",
@@ -104,7 +104,7 @@ def read_kubeconfig(
     cluster_at = (*_chosen(document, "clusters", config.clusters, context.cluster), "cluster")
     user_at = (*_chosen(document, "users", config.users, context.user), "user")
     cluster = _typed(document, cluster_at, _Cluster)
-    user = _typed(document, user_at, _User) if document.value(user_at) is not None else _User()
+    user = _typed(document, user_at, _KubeconfigUser) if document.value(user_at) is not None else _KubeconfigUser()
     _refuse_unusable(document, user_at, user)
     if cluster.proxy_url:
         raise document.refusal((*cluster_at, "proxy-url"), "no proxy: bypassd connects to the API server directly")
@@ -160,7 +160,7 @@ def _chosen(document: YamlDocument, group: str, entries: list[_Named], wanted: s
     raise InputError(f"{document.place((group,))}: {group}", names, missing)
 
 
-def _refuse_unusable(document: YamlDocument, at: Path, user: _User) -> None:
+def _refuse_unusable(document: YamlDocument, at: Path, user: _KubeconfigUser) -> None:
     for key, value in (("exec", user.exec), ("auth-provider", user.auth_provider)):
         if value is not None:
             shown = value.get("command") or value.get("name") if isinstance(value, Mapping) else "..."

@@ -17,7 +17,7 @@ from reconciler.actuators.base import PlanSnapshot
 from reconciler.actuators.memory_reclaim.actuator import ReclaimActuator
 from reconciler.policies.memory_reclaim_control import ReclaimHistory, missing_bytes, probe, relieve
 from reconciler.signals.memory import parse_meminfo, parse_zoneinfo, shortages
-from state.memory import ReclaimRequest, Shortage
+from state.memory import MemoryShortage, ReclaimRequest
 from state.undo import RestoreResult
 
 
@@ -42,7 +42,7 @@ class MemoryReclaimLoop:
         self._situation: PlanSnapshot | None = None
         self._news = trio.Event()
         self._tried: dict[str, ReclaimHistory] = {}
-        self._short: dict[int, Shortage] = {}
+        self._short: dict[int, MemoryShortage] = {}
         self._problem = ""
         self._running: trio.CancelScope | None = None
 

@@ -23,7 +23,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from reconciler.runtime.format import percent, size
-from state.memory import GroupMemory, NodeMemoryReading, ReclaimAction, ReclaimRequest, Shortage, ZoneNode
+from state.memory import GroupMemory, MemoryShortage, NodeMemoryReading, ReclaimAction, ReclaimRequest, ZoneNode
 
 _LEAST: Final = 1 << 20
 """Less than this is not worth an action."""
@@ -82,11 +82,11 @@ def probe(
     return action, kept
 
 
-def missing_bytes(nodes: Mapping[int, ZoneNode], short: Mapping[int, Shortage]) -> dict[int, int]:
+def missing_bytes(nodes: Mapping[int, ZoneNode], short: Mapping[int, MemoryShortage]) -> dict[int, int]:
     """By NUMA node that is hard pressed: what it lacks to be at rest."""
     numbers: dict[int, int] = {}
     for number in sorted(nodes):
-        if short.get(number) is Shortage.HARD:
+        if short.get(number) is MemoryShortage.HARD:
             node = nodes[number]
             numbers[number] = max(_LEAST, node.rest_bytes - node.free_bytes)
     return numbers

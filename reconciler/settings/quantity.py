@@ -40,7 +40,7 @@ _LARGEST_EXPONENT: Final = 30
 _LARGEST_WHOLE: Final = 10**_LONGEST
 
 
-class Number(NamedTuple):
+class ParsedNumber(NamedTuple):
     """A number as it was written: its exact ``value`` without suffix and exponent, and these two as text.
 
     ``digits`` is what stands before them, without a sign; ``spaced``: a space is between.
@@ -53,14 +53,14 @@ class Number(NamedTuple):
     spaced: bool
 
 
-def split_number(text: str) -> Number | None:
+def split_number(text: str) -> ParsedNumber | None:
     """The parts of a number with a suffix; None for any other text, and for one of more than 64 characters."""
     match = _SHAPE.fullmatch(text) if len(text) <= _LONGEST else None
     if match is None:
         return None
     sign, digits, space, exponent, suffix = match.groups()
     value = Fraction(digits)
-    return Number(-value if sign == "-" else value, digits, suffix or "", exponent or "", bool(space))
+    return ParsedNumber(-value if sign == "-" else value, digits, suffix or "", exponent or "", bool(space))
 
 
 def parse_quantity(text: str | int) -> Fraction:

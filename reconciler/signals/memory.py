@@ -9,7 +9,7 @@ from typing import Final
 
 from cgroupfs.bounded import digits
 from cgroupfs.codecs import PAGE
-from state.memory import NodeMemoryReading, Shortage, ZoneNode
+from state.memory import MemoryShortage, NodeMemoryReading, ZoneNode
 
 _NODE: Final = re.compile(r"Node (\d{1,4}), zone +(\w+)")
 _FIELD: Final = re.compile(r" +(?:pages )?(free|min|low|high|managed) +(\d{1,20})")
@@ -81,22 +81,22 @@ def parse_zoneinfo(text: str) -> dict[int, ZoneNode]:
     }
 
 
-def shortage(node: ZoneNode) -> Shortage:
+def shortage(node: ZoneNode) -> MemoryShortage:
     """Hard at the mark where the kernel starts to reclaim, soft up to as far above its resting mark as that one lies.
 
     Where we differ from Katalyst: its marks are a fixed 4 GiB a node, which is a quarter of a small machine; the
     kernel's own follow ``min_free_kbytes`` and ``watermark_scale_factor``, which an administrator sets.
     """
     if node.free_bytes <= node.low_bytes:
-        return Shortage.HARD
-    return Shortage.SOFT if node.free_bytes < node.rest_bytes else Shortage.NONE
+        return MemoryShortage.HARD
+    return MemoryShortage.SOFT if node.free_bytes < node.rest_bytes else MemoryShortage.NONE
 
 
-def shortages(nodes: Mapping[int, ZoneNode], before: Mapping[int, Shortage]) -> dict[int, Shortage]:
+def shortages(nodes: Mapping[int, ZoneNode], before: Mapping[int, MemoryShortage]) -> dict[int, MemoryShortage]:
     """How short each node is now; a shortage that was hard is over only when it is not even soft any more."""
-    result: dict[int, Shortage] = {}
+    result: dict[int, MemoryShortage] = {}
     for number, node in sorted(nodes.items()):
         now = shortage(node)
-        held = before.get(number) is Shortage.HARD and now is Shortage.SOFT
-        result[number] = Shortage.HARD if held else now
+        held = before.get(number) is MemoryShortage.HARD and now is MemoryShortage.SOFT
+        result[number] = MemoryShortage.HARD if held else now
     return result

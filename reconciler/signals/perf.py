@@ -56,7 +56,7 @@ _SECOND_LEVEL: Final = 0.5
 _SECOND_LEVEL_VENDORS: Final = ("AuthenticAMD", "HygonGenuine")
 
 
-class _Open(NamedTuple):
+class _OpenCounters(NamedTuple):
     window: PerfWindow
     since_s: float
 
@@ -94,7 +94,7 @@ class PerfReader:
         self._pods: dict[str, Pod] = {}
         self._offer = PerfSupport()
         self._tried_s = -math.inf
-        self._open: dict[PerfKey, _Open] = {}
+        self._open: dict[PerfKey, _OpenCounters] = {}
         self._begun: dict[str, float] = {}
         self._known: dict[PerfKey, _PerfTarget] = {}
         self._scarce: tuple[int, float] | None = None
@@ -246,7 +246,7 @@ class PerfReader:
             self._begun[start.key.uid] = now
             self._refused.pop(start.key.uid, None)
         for key, window in done.opened.items():
-            self._open[key] = _Open(window, at_s)
+            self._open[key] = _OpenCounters(window, at_s)
         for key, counts in done.counted.items():
             if counts is not None:
                 self._known[key] = _PerfTarget(counts, at_s)

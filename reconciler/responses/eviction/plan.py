@@ -17,7 +17,7 @@ from reconciler.responses.eviction.limits import EvictionHistory, turn_of, updat
 from reconciler.responses.eviction.reasons import EvictionReason, Suffering, expired, reason_of, still_active, unhealthy
 from reconciler.responses.eviction.resources import EvictedResource, usage_of
 from reconciler.responses.eviction.samples import EvictionContext
-from reconciler.responses.eviction.select import PendingRelease, Refusal, SelectionContext, Victim, select
+from reconciler.responses.eviction.select import EvictionRefusal, PendingRelease, SelectionContext, Victim, select
 from reconciler.responses.eviction.triggers.base import Shortage, TriggerResult
 from reconciler.responses.eviction.triggers.named import NAME, RequestedVictim, pressure_of
 from reconciler.responses.eviction.triggers.table import TRIGGERS
@@ -44,7 +44,7 @@ class EvictionDecision(Struct, frozen=True, kw_only=True):
     orders: tuple[EvictionOrder, ...] = ()
     would: tuple[EvictionOrder, ...] = ()
     over: Mapping[str, str] = {}
-    refusals: tuple[Refusal, ...] = ()
+    refusals: tuple[EvictionRefusal, ...] = ()
     pressures: tuple[Shortage, ...] = ()
     readings: Mapping[str, TriggerResult] = {}
     news: tuple[str, ...] = ()

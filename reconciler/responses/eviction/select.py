@@ -44,7 +44,7 @@ class RefusalReason(StrEnum):
         return self in {RefusalReason.COOLING, RefusalReason.COMING, RefusalReason.TURN}
 
 
-class Refusal(Struct, frozen=True, kw_only=True):
+class EvictionRefusal(Struct, frozen=True, kw_only=True):
     """A shortage for which no pod is evicted now, the reason, and the ranking as far as it was made."""
 
     trigger: str
@@ -68,7 +68,7 @@ class Selection(NamedTuple):
     """One pass over all pressures."""
 
     picks: list[Victim]
-    refusals: list[Refusal]
+    refusals: list[EvictionRefusal]
 
 
 class PendingRelease(NamedTuple):
@@ -112,7 +112,7 @@ class _Selector:
         self._leaving = dict(grounds.leaving)
         self._spared = {uid: reason for uid, pod in scene.frame.pods.items() if (reason := self._stays(pod))}
         self._picks: list[Victim] = []
-        self._refusals: list[Refusal] = []
+        self._refusals: list[EvictionRefusal] = []
 
     def run(self, pressures: Sequence[Shortage]) -> Selection:
         for pressure in pressures:
@@ -210,7 +210,7 @@ class _Selector:
 
     def _refuse(self, pressure: Shortage, why: RefusalReason, reason: str, ranking: tuple[str, ...] = ()) -> None:
         self._refusals.append(
-            Refusal(
+            EvictionRefusal(
                 trigger=pressure.trigger,
                 subject=pressure.subject,
                 good=pressure.good,

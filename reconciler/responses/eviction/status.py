@@ -11,7 +11,7 @@ from typing import Final
 from reconciler.responses.eviction.config import EvictionConfig, TriggersConfig
 from reconciler.responses.eviction.limits import cooldown_left, room
 from reconciler.responses.eviction.plan import EvictionDecision, EvictionPlanState
-from reconciler.responses.eviction.select import Refusal
+from reconciler.responses.eviction.select import EvictionRefusal
 from reconciler.responses.eviction.triggers.base import Shortage, TriggerResult
 from state.eviction import EvictionCase, EvictionOrder
 
@@ -116,7 +116,7 @@ def _case(case: EvictionCase) -> Row:
     }
 
 
-def _refusal(refusal: Refusal) -> Row:
+def _refusal(refusal: EvictionRefusal) -> Row:
     return {
         "trigger": refusal.trigger,
         "subject": refusal.subject,

@@ -12,7 +12,7 @@ from reconciler.policies.memory_reclaim_control import (
     relieve,
 )
 from reconciler.signals.memory import shortages
-from state.memory import GroupMemory, NodeMemoryReading, ReclaimRequest, Shortage, ZoneNode
+from state.memory import GroupMemory, MemoryShortage, NodeMemoryReading, ReclaimRequest, ZoneNode
 
 MEGA = 1 << 20
 GIGA = 1 << 30
@@ -128,8 +128,10 @@ ZONES = {
 
 
 def test_a_short_node_lacks_what_brings_it_to_rest() -> None:
-    assert missing_bytes(ZONES, {0: Shortage.NONE, 1: Shortage.HARD}) == {1: ZONES[1].rest_bytes - 50 * MEGA}
-    assert missing_bytes(ZONES, {0: Shortage.SOFT, 1: Shortage.SOFT}) == missing_bytes(ZONES, {}) == {}
+    assert missing_bytes(ZONES, {0: MemoryShortage.NONE, 1: MemoryShortage.HARD}) == {
+        1: ZONES[1].rest_bytes - 50 * MEGA
+    }
+    assert missing_bytes(ZONES, {0: MemoryShortage.SOFT, 1: MemoryShortage.SOFT}) == missing_bytes(ZONES, {}) == {}
 
 
 @pytest.mark.parametrize(
@@ -159,10 +161,12 @@ def test_whose_cache_goes(groups: list[GroupMemory], version: int, chosen: str |
 
 def test_what_is_missing_ends_the_shortage() -> None:
     short = ZONES[1]
-    given = missing_bytes(ZONES, {1: Shortage.HARD})[1]
+    given = missing_bytes(ZONES, {1: MemoryShortage.HARD})[1]
     helped = replace(short, free_bytes=short.free_bytes + given)
-    assert shortages({1: helped}, {1: Shortage.HARD}) == {1: Shortage.NONE}
-    assert shortages({1: replace(helped, free_bytes=helped.free_bytes - 1)}, {1: Shortage.HARD}) == {1: Shortage.HARD}
+    assert shortages({1: helped}, {1: MemoryShortage.HARD}) == {1: MemoryShortage.NONE}
+    assert shortages({1: replace(helped, free_bytes=helped.free_bytes - 1)}, {1: MemoryShortage.HARD}) == {
+        1: MemoryShortage.HARD
+    }
 
 
 @pytest.mark.parametrize("version", [1, 2])

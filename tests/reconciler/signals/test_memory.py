@@ -13,7 +13,7 @@ from reconciler.signals.memory import (
     shortage,
     shortages,
 )
-from state.memory import NodeMemoryReading, Shortage, ZoneNode
+from state.memory import MemoryShortage, NodeMemoryReading, ZoneNode
 
 MEMINFO = (
     "MemTotal: 1000 kB\nMemFree: 10 kB\nMemAvailable: 400 kB\nSwapTotal: 50 kB\nSwapFree: 20 kB\nHugePages_Total: 0\n"
@@ -101,7 +101,10 @@ def test_zones_are_summed_by_node_and_those_without_pages_count_nothing() -> Non
             high_bytes=90 * PAGE,
         ),
     }
-    assert {number: shortage(node) for number, node in nodes.items()} == {0: Shortage.NONE, 1: Shortage.HARD}
+    assert {number: shortage(node) for number, node in nodes.items()} == {
+        0: MemoryShortage.NONE,
+        1: MemoryShortage.HARD,
+    }
 
 
 def test_no_zone_is_an_error() -> None:
@@ -125,15 +128,17 @@ def zone(free: int) -> ZoneNode:
 @pytest.mark.parametrize(
     ("free", "before", "after"),
     [
-        (1_000, Shortage.NONE, Shortage.HARD),
-        (1_001, Shortage.NONE, Shortage.SOFT),
-        (1_001, Shortage.HARD, Shortage.HARD),
-        (2_999, Shortage.HARD, Shortage.HARD),
-        (3_000, Shortage.HARD, Shortage.NONE),
-        (3_000, Shortage.SOFT, Shortage.NONE),
+        (1_000, MemoryShortage.NONE, MemoryShortage.HARD),
+        (1_001, MemoryShortage.NONE, MemoryShortage.SOFT),
+        (1_001, MemoryShortage.HARD, MemoryShortage.HARD),
+        (2_999, MemoryShortage.HARD, MemoryShortage.HARD),
+        (3_000, MemoryShortage.HARD, MemoryShortage.NONE),
+        (3_000, MemoryShortage.SOFT, MemoryShortage.NONE),
     ],
 )
-def test_a_hard_shortage_ends_when_it_is_not_even_soft(free: int, before: Shortage, after: Shortage) -> None:
+def test_a_hard_shortage_ends_when_it_is_not_even_soft(
+    free: int, before: MemoryShortage, after: MemoryShortage
+) -> None:
     assert shortages({0: zone(free)}, {0: before}) == {0: after}
 
 
@@ -141,8 +146,8 @@ def test_a_hard_shortage_ends_when_it_is_not_even_soft(free: int, before: Shorta
 def test_a_shortage_ends_at_the_mark_of_rest(managed: int, rest: int) -> None:
     node = ZoneNode(managed_bytes=managed, free_bytes=rest - 1, low_bytes=1_000, high_bytes=2_000)
     assert node.rest_bytes == rest
-    assert shortage(node) is Shortage.SOFT
-    assert shortage(replace(node, free_bytes=rest)) is Shortage.NONE
+    assert shortage(node) is MemoryShortage.SOFT
+    assert shortage(replace(node, free_bytes=rest)) is MemoryShortage.NONE
 
 
 def test_this_machines_files_can_be_read() -> None:
