@@ -5,7 +5,7 @@ newest view and plan. It compares its field of the plan with what is there, make
 needs to undo it. What it does must be found again without it: `restore` also works while no daemon runs, and after a
 crash.
 
-A side actuator that is loaded when the first plan wants it: most nodes want none, and each is memory on every node.
+An auxiliary actuator is loaded when the first plan wants it: most nodes want none, and each costs memory.
 
 One that an earlier run has left something of is loaded at once, so that what is no longer wanted is taken back.
 
@@ -13,7 +13,7 @@ What it changes has rows of its kind in the ledger (`reconciler.actuators.codec`
 are there exactly while there is something to take back: by them alone the daemon knows, at its next start, which side
 actuators it has to load (`reconciler.daemon.side_actuators`).
 
-When a side actuator acts: after each look that concerns it, and every so often; and how it does slow work.
+When an auxiliary actuator acts: after each look that concerns it, and every so often; and how it does slow work.
 
 Every one of them has the same four rules. The newest situation counts, and those between are skipped. Never two acts at
 once, `restore` among them. After a restore nothing is done before the next look, because what is known of mode and
@@ -38,7 +38,7 @@ from state.undo import RestoreResult
 
 
 class PlanSnapshot(Struct, frozen=True, kw_only=True):
-    """What a side actuator goes by. ``enforce`` False: look and tell, but change nothing (observe mode)."""
+    """What an auxiliary actuator goes by. ``enforce`` False: look and tell, but change nothing (observe mode)."""
 
     view: NodeView
     plan: NodePlan
@@ -74,7 +74,7 @@ class AuxiliaryActuator(Protocol):
 
 @runtime_checkable
 class GroupOutcomes(Protocol):
-    """A side actuator whose outcomes belong to groups: shown and counted beside those of control files."""
+    """An auxiliary actuator whose outcomes belong to groups: shown and counted beside those of control files."""
 
     @property
     def standings(self) -> Mapping[str, Mapping[str, SettingStatus]]:
@@ -83,7 +83,7 @@ class GroupOutcomes(Protocol):
 
 @runtime_checkable
 class RestrictionsCache(Protocol):
-    """A side actuator that measures what pods use of cache and memory bandwidth."""
+    """An auxiliary actuator that measures what pods use of cache and memory bandwidth."""
 
     def measured(self) -> CacheUsage | None:
         """The newest; None while nobody wants it."""
@@ -157,7 +157,7 @@ T = TypeVar("T")
 
 @final
 class PeriodicWorker:
-    """The task of one side actuator, without what it does."""
+    """The task of one auxiliary actuator, without what it does."""
 
     def __init__(
         self,

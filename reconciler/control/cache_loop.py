@@ -1,7 +1,7 @@
 """The loop that divides cache and memory bandwidth: read resctrl, move BE's share, plan, and have the plan applied.
 
-A side actuator: after each look, and every few seconds because ``exec`` brings threads in that inherit nothing. What
-the actuator has read (`reconciler.actuators.resctrl.actuator`) is the input of the law
+An auxiliary actuator: runs after each look, and every few seconds because ``exec`` brings threads in that inherit
+nothing. What the actuator has read (`reconciler.actuators.resctrl.actuator`) is the input of the law
 (`reconciler.policies.cachelevel`) and of the plan (`reconciler.policies.cacheplan`); the actuator gets the plan and
 compares.
 """

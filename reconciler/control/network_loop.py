@@ -1,6 +1,6 @@
 """The loop that keeps BE's part of each named interface: read the counters, let the law decide, set the rates.
 
-A side actuator. The law is `reconciler.policies.network_control`; trees, rates and counters are
+An auxiliary actuator. The law is `reconciler.policies.network_control`; trees, rates and counters are
 `reconciler.actuators.network.actuator`'s, and BE pods with a network of their own `actuators.network.pod_ceiling`'s.
 Where both hold BE pods of one interface, the law's ceiling is given out to them by what each uses.
 
@@ -95,12 +95,12 @@ class NetworkLoop:
         return self._pods.standings
 
     def planned(self, situation: PlanSnapshot) -> None:
-        """See `SideActuator`. Wakes the task when something else is wanted than before, or pods have come or gone."""
+        """See `AuxiliaryActuator`. Wakes the task when the plan or the pods have changed."""
         before = self._turns.situation
         self._turns.planned(situation, wake=before is None or _wanted(before) != _wanted(situation))
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """See `SideActuator`."""
+        """See `AuxiliaryActuator`."""
         await self._turns.run(task_status=task_status)
 
     async def sweep(self) -> None:
@@ -108,7 +108,7 @@ class NetworkLoop:
         await self._turns.sweep()
 
     async def restore(self, only: str | None = None) -> Sequence[RestoreResult]:
-        """See `SideActuator`. A tree is nobody's in particular: of a single pod only its own cables are undone."""
+        """See `AuxiliaryActuator`. A tree is nobody's in particular: of a single pod only its own cables are undone."""
         async with self._turns.restoring():
             done = await self._trees.undo(only)
             if done is None:
@@ -119,7 +119,7 @@ class NetworkLoop:
             return done
 
     def status(self) -> Mapping[str, object]:
-        """See `SideActuator`. Rates in bytes a second."""
+        """See `AuxiliaryActuator`. Rates in bytes a second."""
         interfaces = {
             name: {
                 "instead_of": self._trees.roots.get(name),
@@ -137,7 +137,7 @@ class NetworkLoop:
         return {"interfaces": interfaces, "pods_devices": cables, "pods_in_host_network": self._pods.in_host}
 
     def problems(self) -> Sequence[str]:
-        """See `SideActuator`."""
+        """See `AuxiliaryActuator`."""
         texts = [f"{name}: {line.problem}" for name, line in sorted(self.lines.items()) if line.problem]
         return [*texts, *([self._pods.problem] if self._pods.problem else [])]
 

@@ -1,6 +1,6 @@
 """The loop that takes memory from BE containers: read the node and the containers, let the laws decide, have it done.
 
-A side actuator, with a look each interval in the loop. The laws are `reconciler.policies.memory_reclaim_control`;
+An auxiliary actuator, with a look each interval in the loop. The laws are `reconciler.policies.memory_reclaim_control`;
 reading containers and taking from them is `reconciler.actuators.memory_reclaim.actuator`.
 """
 

@@ -1,4 +1,4 @@
-"""The registration of the side actuators: which there are, when they are loaded, how all are undone without a daemon.
+"""The auxiliary actuators: which there are, when they are loaded, how all are undone without a daemon.
 
 A new one is a file in `actuators` that implements `AuxiliaryActuator`, with a codec where it changes values that must
 be restored, and one entry in each table and function here.

@@ -1,4 +1,4 @@
-"""Gives the threads of the pods' containers their core scheduling cookies, and keeps it so. A side actuator.
+"""Gives the threads of the pods' containers their core scheduling cookies, and keeps it so. An auxiliary actuator.
 
 After each look, and every few seconds because ``exec`` brings processes in that inherit nothing: read all threads and
 their cookies, compare, hand out, look again until nothing is left to do. A new cookie's number is in the store before

@@ -1,4 +1,4 @@
-"""Gives the processes of BE pods their ``oom_score_adj``, and takes it back. A side actuator.
+"""Gives the processes of BE pods their ``oom_score_adj``, and takes it back. An auxiliary actuator.
 
 After each look, and now and then for processes that came by ``exec`` into a container: read the processes of every BE
 container, those in groups that it has made below its own too, compare, write. A process that is forked has its

@@ -1,4 +1,4 @@
-"""Sets the kernel's memory marks in /proc/sys/vm, and gives back what was there. A side actuator.
+"""Sets the kernel's memory marks in /proc/sys/vm, and gives back what was there. An auxiliary actuator.
 
 The original is durable before the first write, together with every value of ours that may stand there after a crash.
 A value that is neither has come from somebody else (sysctl, tuned, the kernel itself as memory is plugged in): it is

@@ -69,7 +69,7 @@ class IfbState(Struct, frozen=True, kw_only=True):
 
 
 class PodTc(Protocol):
-    """What `actuators.podshare` asks of the kernel. All raise `SourceError` for what the kernel refuses."""
+    """What `actuators.network.pod_ceiling` asks of the kernel. All raise `SourceError` for what the kernel refuses."""
 
     def cables(self, spaces: Mapping[str, int]) -> dict[str, tuple[Link, ...]]:
         """The cables that lead into namespaces (open files of them), by whatever names these."""
