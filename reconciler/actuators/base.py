@@ -82,7 +82,7 @@ class GroupOutcomes(Protocol):
 
 
 @runtime_checkable
-class RestrictionsCache(Protocol):
+class CacheUsageSource(Protocol):
     """An auxiliary actuator that measures what pods use of cache and memory bandwidth."""
 
     def measured(self) -> CacheUsage | None:
@@ -149,7 +149,7 @@ class LazyActuator:
 
     def measured(self) -> CacheUsage | None:
         """The real one's, where it measures."""
-        return self._real.measured() if isinstance(self._real, RestrictionsCache) else None
+        return self._real.measured() if isinstance(self._real, CacheUsageSource) else None
 
 
 T = TypeVar("T")

@@ -1,15 +1,10 @@
 """The whole agent, put together from its parts: what the daemon runs, and what the command line asks about.
 
-store, ledger ── keeper                      (outermost: what is learnt last is still written)
-witness, kubelet, metadata, checkpoints      (who knows)
-tree, runtime signal                         (what happens)
-reconciler                                   (the worker; essential)
-ticker                                       (the clock)
-
-The files that people write by hand and change at any time: class rules of the operator's, static pods' manifests.
-
-What is wrong in one is told once and leaves the rest of it, or
-what was read last, in force.
+store, ledger, persistence                        (outermost: the last state is still written)
+write attribution, kubelet, metadata, checkpoints (sources)
+group tree, runtime signal                        (events)
+reconciler                                        (the worker; essential)
+sampler                                           (the clock)
 """
 
 import os
@@ -50,16 +45,14 @@ from reconciler.control.persistence import StateWriter, read_classes, read_holds
 from reconciler.control.reconciler import Reconciler
 from reconciler.control.sampler import Sampler
 from reconciler.daemon import side_actuators
+from reconciler.daemon.operator_files import OperatorFiles
 from reconciler.headroom.memory_sampler import MemoryHeadroom
 from reconciler.headroom.report import HeadroomReport, read_kept
 from reconciler.interference import service
-from reconciler.pods.classify import merge_rules
 from reconciler.pods.marks import MarkReader
 from reconciler.pods.metadata import Metadata
-from reconciler.pods.selectors import ClassRules
 from reconciler.runtime.counters import AgentCounters
 from reconciler.runtime.object_errors import ObjectErrors
-from reconciler.runtime.safe_files import FileRule
 from reconciler.runtime.supervisor import Component, ComponentTask
 from reconciler.runtime.workqueue import DirtyKeys
 from reconciler.sources.checkpoints import CheckpointSource
@@ -67,8 +60,6 @@ from reconciler.sources.cri import CriClient
 from reconciler.sources.disks import DiskSource
 from reconciler.sources.hotplug import HotplugSource
 from reconciler.sources.kubelet_api import KubeletPods
-from reconciler.sources.manifests import ManifestDirectory, resolve
-from reconciler.sources.operator_file import OperatorFile
 from reconciler.sources.runtime_signal import RuntimeEvent, RuntimeEvents
 from reconciler.sources.tree import TreeSource
 from state.cache import CacheUsage
@@ -80,76 +71,6 @@ from state.plan import NodePlan
 from state.schema import PLACES
 from state.store import Store, boot_id
 from state.undo import RestoreResult
-
-
-@final
-class OperatorFiles:
-    """See the module's text."""
-
-    def __init__(self, config: Config, place: NodeEnvironment, marks: MarkReader | None = None) -> None:
-        """Reads nothing yet. Which files there are is the configuration's, else the kubelet's."""
-        self._place = place
-        self._marks = marks
-        self._log = get_log("agent")
-        self._operator: OperatorFile | None = None
-        self._manifests: ManifestDirectory | None = None
-        self._problems: dict[str, str] = {}
-        self.open(config)
-
-    def open(self, config: Config) -> None:
-        """Have the readers of these files ready; what was read of others is forgotten."""
-        root, manifests = config.node.root, config.static_manifests or self._place.kubelet.static_pod_path
-        self._operator = OperatorFile(config.operator_file, root) if config.operator_file else None
-        rule = FileRule.OPERATOR if config.static_manifests else FileRule.ROOT
-        self._manifests = ManifestDirectory(manifests, root, rule, self._marks) if manifests else None
-        self._problems.clear()
-
-    def prefetch(self) -> None:
-        """Read what has changed, so that `rules` and `read_manifests` find it read: for a thread, as YAML is slow.
-
-        What goes wrong is met again by those.
-        """
-        if self._operator is not None:
-            self._operator.read()
-        if self._manifests is not None:
-            with suppress(SourceError):
-                self._manifests.read()
-
-    def rules(self, configured: ClassRules) -> ClassRules:
-        """The class rules of the configuration with those of the operator's file before them."""
-        if self._operator is None:
-            return configured
-        overrides = self._operator.read()
-        self._note("operator's file", "; ".join(overrides.problems))
-        return merge_rules(configured, overrides.overrides)
-
-    def read_manifests(self, metadata: Metadata, pods: Mapping[str, Pod]) -> bool:
-        """Bring what the manifests tell to the metadata of the pods that exist; whether it is news."""
-        if self._manifests is None:
-            return False
-        try:
-            manifests = self._manifests.read()
-        except SourceError as exc:
-            self._note("manifests", str(exc))
-            return False
-        self._note("manifests", "; ".join(manifests.problems))
-        names = {uid: (pod.namespace or "", pod.name or "") for uid, pod in pods.items()}
-        before = dict(metadata.manifests)
-        metadata.set_manifests(resolve(manifests.found, names, self._place.kubelet.node_name))
-        return before != metadata.manifests
-
-    def statuses(self) -> list[SourceStatus]:
-        """Each file that has been read, and what is wrong with it."""
-        return [
-            SourceStatus(name=name, ok=not problem, age_s=0.0, detail=problem)
-            for name, problem in self._problems.items()
-        ]
-
-    def _note(self, name: str, problem: str) -> None:
-        if problem and self._problems.get(name) != problem:
-            self._log.warning("an operator's file cannot be used completely", file=name, problem=problem)
-        self._problems[name] = problem
-
 
 _FILES_S: Final = 30.0
 _PATIENCE_S: Final = 0.5

@@ -16,7 +16,7 @@ from msgspec import Struct
 from cgroupfs.errors import SourceError
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
-from reconciler.actuators.base import AuxiliaryActuator, LazyActuator, PlanSnapshot, RestrictionsCache
+from reconciler.actuators.base import AuxiliaryActuator, CacheUsageSource, LazyActuator, PlanSnapshot
 from reconciler.actuators.codec import RowCodec
 from reconciler.actuators.restore import UndoKind
 from reconciler.config.environment import NodeEnvironment
@@ -149,7 +149,7 @@ def build(config: Config, place: NodeEnvironment, means: ActuatorContext) -> tup
 
 def cache_use(sides: Iterable[AuxiliaryActuator]) -> CacheUsage | None:
     """What is measured of caches and memory bandwidth, by whichever of them measures it; None: by none, now."""
-    return next((use for side in sides if isinstance(side, RestrictionsCache) and (use := side.measured())), None)
+    return next((use for side in sides if isinstance(side, CacheUsageSource) and (use := side.measured())), None)
 
 
 def restore_table(sides: Iterable[AuxiliaryActuator], only: str | None) -> dict[str, UndoKind]:

@@ -898,7 +898,7 @@ EXCEPTED: Final = {
     r"reconciler\.cli\.kernel:read_value": "the text alone",
     r"reconciler\.cli\.nodeview:read_(text|number)": "here as nodeview",
     r"reconciler\.cli\.unpack:unpack": "here as archive",
-    r"reconciler\.daemon\.agent:OperatorFiles\.read_manifests": "by ManifestDirectory.read",
+    r"reconciler\.daemon\.operator_files:OperatorFiles\.read_manifests": "by ManifestDirectory.read",
     r"reconciler\.config\.environment:read_kubelet": "by read_kubelet_config",
     r"reconciler\.actuators\.memory_reclaim\.actuator:ReclaimActuator\.read": "several files, by their parsers",
     r"reconciler\.placement\.chain:load": "a name in our own table",

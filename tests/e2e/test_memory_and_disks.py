@@ -69,7 +69,11 @@ def used(container: Running) -> int:
 
 
 def alive(container: Running) -> bool:
-    return os.path.exists(f"/proc/{container.init_pid()}")
+    """Whether its program runs; runc deletes the state of a dead container whenever it comes to it."""
+    try:
+        return os.path.exists(f"/proc/{container.init_pid()}")
+    except FileNotFoundError:
+        return False
 
 
 def test_limits_are_set_hold_a_growing_pod_and_are_removed(
