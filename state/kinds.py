@@ -1,6 +1,6 @@
 """The kinds of object that have values in the ledger.
 
-A new kind is one name here, one codec (`reconciler.actuators.codec`) and its entry in the table of
+Each kind has a codec (`reconciler.actuators.codec`), which the auxiliary actuator of the kind names in its row of
 `reconciler.daemon.side_actuators`.
 """
 
@@ -10,6 +10,8 @@ CGROUP: Final = "cgroup"
 """Control files. The actuator of `reconciler.actuators.cgroup` writes and restores them."""
 SYSCTL: Final = "sysctl"
 """Values in /proc/sys. Object ``/``, field the kernel's name."""
+FILE: Final = "file"
+"""Other files outside of every cgroup. Object ``/``, field the name in `reconciler.actuators.files.catalog`."""
 PROCESS: Final = "process"
 """Values of processes, by /proc. Object the group path of their container."""
 COOKIE: Final = "core_sched"

@@ -44,20 +44,16 @@ class OomScorePlan(Struct, frozen=True, kw_only=True):
     dry_run: bool = False
 
 
-class SysctlTarget(Struct, frozen=True, kw_only=True):
-    """One value of ``/proc/sys``. ``setting``: None while the value cannot be computed; then it stays as it is.
+class FileTarget(Struct, frozen=True, kw_only=True):
+    """The value of one file of the node. ``setting``: None while the value cannot be computed; then it stays as it is.
 
-    ``most_rise``: by how much it may be raised now, None: by any amount. It is never set below what was there before.
+    ``most_rise``: by how much it may be raised now, None: by any amount. ``only_raise``: never below the original.
+    ``dry_run``: show it, change nothing.
     """
 
     setting: Setting | None
     most_rise: int | None = None
-
-
-class SysctlPlan(Struct, frozen=True, kw_only=True):
-    """Values of ``/proc/sys``, by the kernel's name. ``dry_run``: show it, change nothing."""
-
-    targets: Mapping[str, SysctlTarget] = {}
+    only_raise: bool = False
     dry_run: bool = False
 
 
@@ -67,7 +63,8 @@ class NodePlan(Struct, frozen=True, kw_only=True):
     ``pools``: CPUs and the BE budget. ``memory``: bounds of BE, sums that protect online pods, reclaim. ``disk``: how
     BE's limits are divided. ``network``: BE's share of interfaces. ``cache``: shares of caches and memory bandwidth;
     the groups follow from it and from what resctrl offers (`state.cache.CachePlan`). ``cookies``: core scheduling.
-    ``oom_scores``, ``sysctls``: values in ``/proc``. None: not managed. ``reasons``: by policy, of all but the pools.
+    ``oom_scores``: of containers' processes. ``files``: of the node, outside of every cgroup, by name. None: not
+    managed. ``reasons``: by policy, of all but the pools.
     """
 
     pools: Pools
@@ -77,7 +74,7 @@ class NodePlan(Struct, frozen=True, kw_only=True):
     cache: CacheRequest | None = None
     cookies: CookiePlan | None = None
     oom_scores: OomScorePlan | None = None
-    sysctls: SysctlPlan | None = None
+    files: Mapping[str, FileTarget] = {}
     reasons: Mapping[str, str] = {}
 
 

@@ -22,7 +22,7 @@ class SettingState(StrEnum):
     DUE = "due"
     """A wait is over; the next look compares the file again."""
     WAITING = "waiting"
-    """Another program has written the file; the agent's answer waits."""
+    """Not written yet: another program has written the file, or a condition is not met; the detail says which."""
     YIELDED = "yielded"
     """Another program has written the file again and again; it keeps the other's value for a while."""
     HELD = "held"

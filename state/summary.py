@@ -60,7 +60,7 @@ def resource_facts(plan: NodePlan, cache: CachePlan | None) -> dict[str, object]
 
     ``cache``: the groups that follow from the shares and from what resctrl offers; None: that is not known.
     """
-    cookies, scores, sysctls = plan.cookies, plan.oom_scores, plan.sysctls
+    cookies, scores = plan.cookies, plan.oom_scores
     return {
         "memory": to_builtins(plan.memory),
         "disk": to_builtins(plan.disk),
@@ -78,15 +78,15 @@ def resource_facts(plan: NodePlan, cache: CachePlan | None) -> dict[str, object]
             "dry_run": scores.dry_run,
             "scores": {path: setting.value for path, setting in sorted(scores.settings.items())},
         },
-        "sysctls": None
-        if sysctls is None
-        else {
-            "dry_run": sysctls.dry_run,
-            "values": {
-                name: None if target.setting is None else target.setting.value
-                for name, target in sysctls.targets.items()
-            },
-            "most_rise": {name: target.most_rise for name, target in sysctls.targets.items()},
+        "files": {
+            name: {
+                "value": None if target.setting is None else target.setting.value,
+                "policy": None if target.setting is None else target.setting.policy,
+                "most_rise": target.most_rise,
+                "only_raise": target.only_raise,
+                "dry_run": target.dry_run,
+            }
+            for name, target in sorted(plan.files.items())
         },
         "reasons": dict(plan.reasons),
     }

@@ -69,6 +69,54 @@ def added(title: str) -> tuple[list[str], list[tuple[str, int]]]:
     return new, [(step.path, len(step.text.splitlines())) for step in steps if step.kind != "new"]
 
 
+ACT: Final = """
+import sys
+from contextlib import closing
+
+import trio
+
+from cgroupfs.files import REAL
+from reconciler.actuators.base import PlanSnapshot
+from reconciler.actuators.files.node_files import NodeFiles, restore_files
+from reconciler.control.planner import plan_node
+from reconciler.policies.huge_pages import HugePagesConfig
+from reconciler.policies.table import PoliciesConfig
+from state.ledger import Ledger
+from state.store import Store
+from tests.reconciler.nodes import node
+
+DEFRAG = "sys/kernel/mm/transparent_hugepage/defrag"
+WORDS = "always defer defer+madvise madvise never"
+
+
+class Kernel:
+    def write(self, directory, file, text):
+        assert text in WORDS.split()
+        shown = " ".join(f"[{word}]" if word == text else word for word in WORDS.split())
+        with open(f"{directory}/{file}", "w") as opened:
+            opened.write(shown)
+
+    def __getattr__(self, name):
+        return getattr(REAL, name)
+
+
+root = sys.argv[1]
+with closing(Store(f"{root}/state.db", boot="b", version="1", node="n", history_limit=10)) as store:
+    ledger = Ledger(store)
+    side = NodeFiles(ledger, trio.CapacityLimiter(1), root=root, files=Kernel())
+    view = node()
+    plan = plan_node(view, None, PoliciesConfig(huge_pages=HugePagesConfig(enabled=True)))
+    side.planned(PlanSnapshot(view=view, plan=plan, enforce=True))
+    trio.run(side.sweep)
+    status = side.standings["/"]["thp.defrag"]
+    print(status.state, status.actual, open(f"{root}/{DEFRAG}").read())
+    print([(row.kind, row.original, row.ours) for row in ledger.of_kind("file")])
+    print(*(result.undo for result in restore_files(ledger, root=root, files=Kernel())))
+    print(open(f"{root}/{DEFRAG}").read(), len(ledger))
+"""
+"""Put into the copy and run there: one sweep on a node of files, and a restore."""
+
+
 class Copy:
     """A copy of the project in which steps are carried out."""
 
@@ -132,8 +180,8 @@ def test_each_addition_is_as_small_as_its_title_promises() -> None:
 
     new, changed = added(FILE)
     assert FILE.endswith("one file, one codec, one line")
-    assert new == ["reconciler/policies/slow_clock.py"]
-    assert {path for path, _ in changed} == {"cgroupfs/codecs.py", "cgroupfs/knobs.py", "reconciler/policies/table.py"}
+    assert new == ["reconciler/policies/huge_pages.py"]
+    assert {path for path, _ in changed} == {"reconciler/actuators/files/catalog.py", "reconciler/policies/table.py"}
     assert ("reconciler/policies/table.py", 1) in changed
 
     new, changed = added(DETECTOR)
@@ -153,9 +201,24 @@ def test_a_policy_on_a_known_file_is_planned(copy: Copy) -> None:
 
 
 @pytest.mark.slow
-def test_a_policy_on_a_new_file_is_planned(copy: Copy) -> None:
+def test_a_policy_on_a_new_file_is_planned_written_and_restored(copy: Copy) -> None:
     copy.follow(POLICY, commands=False)
     copy.follow(FILE)
+    # The actuator on a node of files: the policy's value is written, and a restore without a daemon undoes it.
+    node = copy.root / "node"
+    defrag = node / "sys/kernel/mm/transparent_hugepage/defrag"
+    defrag.parent.mkdir(parents=True)
+    defrag.write_text("always defer defer+madvise [madvise] never\n")
+    (copy.root / "act.py").write_text(ACT)
+    done = subprocess.run(
+        [sys.executable, "act.py", str(node)], cwd=copy.root, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout.splitlines() == [
+        "written 2 always [defer] defer+madvise madvise never",
+        "[('file', '1', ('2',))]",
+        "restored",
+        "always defer defer+madvise [madvise] never 0",
+    ], done.stderr
 
 
 @pytest.mark.slow
@@ -227,7 +290,7 @@ def test_the_copy_is_clean_and_its_documentation_is_generated(copy: Copy) -> Non
     page = (copy.root / "docs" / "config.md").read_text()
     for name in (
         "policies.pids_limit",
-        "policies.slow_clock",
+        "policies.huge_pages",
         "interference.rules.NAME.when[][].blocked_tasks",
         "alerts.sinks.NAME.tcp",
     ):

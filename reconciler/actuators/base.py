@@ -1,44 +1,48 @@
-"""What an actuator is that brings something else than cgroup files to the plan: cache, network, tasks' attributes.
+"""Auxiliary actuators: they set what is not in a cgroup file, such as resctrl, queueing disciplines, threads' cookies.
 
-It has a task of its own, so that nothing it does can hold up a look or the hot lane. After each look it is handed the
-newest view and plan. It compares its field of the plan with what is there, makes the difference, and keeps what it
-needs to undo it. What it does must be found again without it: `restore` also works while no daemon runs, and after a
-crash.
+Each is a component with a task of its own, so that nothing it does delays a reconciliation or the fast path. After each
+reconciliation it is handed the newest view and plan; it compares its field of the plan with the node, writes the
+difference, and records what a restore needs. `restore` must also work while no daemon runs, and after a crash.
 
-An auxiliary actuator is loaded when the first plan wants it: most nodes want none, and each costs memory.
+Before a value is changed, a row of its kind is durable in the ledger (`reconciler.actuators.codec`), and the row stays
+exactly as long as there is something to restore. By the rows alone the daemon knows at its next start which auxiliary
+actuators it has to load.
 
-One that an earlier run has left something of is loaded at once, so that what is no longer wanted is taken back.
+Most nodes need none of them and each costs memory, so each is loaded when a plan wants it for the first time, or at
+start where an earlier run has left rows of its kinds (`LazyActuator`).
 
-What it changes has rows of its kind in the ledger (`reconciler.actuators.codec`), durable before anything is done. They
-are there exactly while there is something to take back: by them alone the daemon knows, at its next start, which side
-actuators it has to load (`reconciler.daemon.side_actuators`).
+`PeriodicWorker` has the four rules of all of them. The newest situation counts, and those between are skipped. Never
+two sweeps at once, `restore` among them. After a restore nothing is done before the next reconciliation, because mode
+and holds may have changed. All that blocks runs in one thread of its own, never in the loop.
 
-When an auxiliary actuator acts: after each look that concerns it, and every so often; and how it does slow work.
-
-Every one of them has the same four rules. The newest situation counts, and those between are skipped. Never two acts at
-once, `restore` among them. After a restore nothing is done before the next look, because what is known of mode and
-holds is older. All that blocks runs in one thread of its own, never in the loop.
+A new one is a module that ends in ``ACTUATOR = ActuatorKind(...)`` and a row in `reconciler.daemon.side_actuators`.
 """
 
 import math
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Protocol, TypeVar, final, runtime_checkable
+from typing import Any, Protocol, TypeVar, final, runtime_checkable
 
 import trio
 from msgspec import Struct
 
+from cgroupfs.files import REAL, FileOps
+from cgroupfs.hierarchy import Hierarchy
 from reconciler.actuators.cgroup.status import SettingStatus
+from reconciler.actuators.codec import RowCodec
 from reconciler.runtime.wakeup import WakeUp
 from state.cache import CacheUsage
+from state.evidence import Sample
+from state.ledger import Ledger
 from state.model import Hold, NodeView
 from state.plan import NodePlan
 from state.undo import RestoreResult
 
 
 class PlanSnapshot(Struct, frozen=True, kw_only=True):
-    """What an auxiliary actuator goes by. ``enforce`` False: look and tell, but change nothing (observe mode)."""
+    """What an auxiliary actuator works from. ``enforce`` False: compare and report, change nothing (observe mode)."""
 
     view: NodeView
     plan: NodePlan
@@ -46,18 +50,55 @@ class PlanSnapshot(Struct, frozen=True, kw_only=True):
     holds: Mapping[str, Hold] = {}
 
 
+class ActuatorContext(Struct, frozen=True, kw_only=True):
+    """What an auxiliary actuator is built from.
+
+    ``root``: the node's root; ``store_lane``: the limiter of everything that writes to the store; ``writes``: counts by
+    knob and outcome; ``misses``: the newest cache misses of pods by uid, per 1000 instructions, with their age as of
+    the call; a pod that is not in it was not measured (`reconciler.signals.resctrl_reader.misses_of`).
+    """
+
+    hierarchy: Hierarchy
+    root: str
+    ledger: Ledger
+    store_lane: trio.CapacityLimiter
+    writes: Counter[tuple[str, str]]
+    misses: Callable[[], Mapping[str, Sample]]
+    files: FileOps = REAL
+
+
+class OfflineContext(Struct, frozen=True, kw_only=True):
+    """What a restore without a daemon is made from. ``only``: the uid of one pod; None: everything."""
+
+    root: str
+    ledger: Ledger
+    only: str | None = None
+
+
+class ActuatorKind(Struct, frozen=True, kw_only=True):
+    """What a module of an auxiliary actuator offers.
+
+    ``codecs``: of the rows that it has in the ledger, by kind. ``undo``: restores those without a daemon, for a thread;
+    it raises `StoreError` when the result cannot be recorded, and `SourceError` on a node where it never wrote.
+    """
+
+    codecs: Mapping[str, RowCodec[Any]]  # of each kind's own state
+    build: Callable[[ActuatorContext], "AuxiliaryActuator"]
+    undo: Callable[[OfflineContext], Sequence[RestoreResult]] | None = None
+
+
 class AuxiliaryActuator(Protocol):
-    """One of them. Registered in `reconciler.daemon.side_actuators`."""
+    """One of them."""
 
     @property
     def name(self) -> str:
         """Its component's and its state section's name, such as ``resctrl``."""
 
     def planned(self, situation: PlanSnapshot) -> None:
-        """A look is over. Must not wait: it only keeps the situation and wakes `run`."""
+        """A reconciliation is over. Must not wait: it only keeps the situation and wakes `run`."""
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Bring things to the newest situation, for ever. Never raises for something that the node refuses."""
+        """Bring the node to the newest plan, for ever. Never raises for something that the kernel refuses."""
 
     async def restore(self, only: str | None = None) -> Sequence[RestoreResult]:
         """Undo everything, or what was done for one pod (uid). Errors: none; they are in the answer.
@@ -91,7 +132,7 @@ class CacheUsageSource(Protocol):
 
 @final
 class LazyActuator:
-    """`AuxiliaryActuator`: nothing at all until ``wanted`` says so of a situation, then the one that ``make`` makes."""
+    """`AuxiliaryActuator`: empty until a situation is ``wanted``; from then on the one that ``make`` builds."""
 
     def __init__(
         self,
@@ -101,7 +142,7 @@ class LazyActuator:
         *,
         leftover: bool = False,
     ) -> None:
-        """``leftover``: there is something to take back, wanted or not."""
+        """``leftover``: there is something to restore, wanted or not; it is built at once."""
         self._name = name
         self._make = make
         self._wanted = wanted
@@ -157,7 +198,7 @@ T = TypeVar("T")
 
 @final
 class PeriodicWorker:
-    """The task of one auxiliary actuator, without what it does."""
+    """When an auxiliary actuator acts, and how it does slow work."""
 
     def __init__(
         self,
@@ -167,12 +208,12 @@ class PeriodicWorker:
         gap_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``period_s``: how often to act without a look, None: only after one; ``gap_s``: at least, between two."""
+        """``period_s``: of sweeps without a reconciliation, None: only after one; ``gap_s``: at least, between two."""
         self.situation: PlanSnapshot | None = None
-        """The newest; None before the first look and after a restore."""
+        """The newest; None before the first reconciliation and after a restore."""
         self.sweeps = 0
         self.swept_s = 0.0
-        """How many acts there were, and how long the last one took."""
+        """Number of sweeps, and how long the last one took (s)."""
         self._act = act
         self._period_s = period_s
         self._gap_s = gap_s
@@ -182,13 +223,13 @@ class PeriodicWorker:
         self._lane = trio.CapacityLimiter(1)
 
     def planned(self, situation: PlanSnapshot, *, wake: bool) -> None:
-        """A look is over. ``wake``: something of it concerns this actuator; else it comes into use when it is due."""
+        """A reconciliation is over. ``wake``: it concerns this actuator; else its situation is used when it is due."""
         self.situation = situation
         if wake:
             self._woken.set()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Act, for ever."""
+        """Sweep, for ever."""
         task_status.started()
         while True:
             period_s = self._period_s(self.situation) if self.situation is not None else None
@@ -208,7 +249,7 @@ class PeriodicWorker:
 
     @asynccontextmanager
     async def restoring(self) -> AsyncIterator[PlanSnapshot | None]:
-        """No act while this lasts, and none after it before the next look. Gives the last situation."""
+        """No sweep while this lasts, and none after it before the next reconciliation. Gives the last situation."""
         async with self._alone:
             last, self.situation = self.situation, None
             yield last

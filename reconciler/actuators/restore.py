@@ -25,12 +25,13 @@ async def restore_ledger(
 ) -> list[RestoreResult]:
     """Undo every kind in the order of the table; what became of each value.
 
+    A function that the table has for several kinds is called once.
     ``only``: the table undoes what was done for one pod uid; only rows of that pod are reported as not understood.
     Errors: `StoreError` when something could not be recorded; every kind is undone all the same.
     """
     done: list[RestoreResult] = []
     unrecorded: StoreError | None = None
-    for undo in table.values():
+    for undo in dict.fromkeys(table.values()):
         try:
             done += await undo()
         except StoreError as exc:

@@ -108,8 +108,8 @@ def _targets(fields: dict[str, Any], titles: dict[str, str], names: dict[str, st
         yield CORE_COOKIE, group, group_title(path, titles)
     for uid, group in (fields["cache"] or {}).get("members", {}).items():
         yield RESCTRL_GROUP, group, names.get(uid, uid)
-    for name, value in (fields["sysctls"] or {}).get("values", {}).items():
-        yield name, "-" if value is None else str(value), "the machine"
+    for name, file in fields["files"].items():
+        yield name, "-" if file["value"] is None else str(file["value"]), "the machine"
 
 
 def _pool(name: str, titles: dict[str, str]) -> str:

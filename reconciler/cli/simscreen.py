@@ -13,7 +13,6 @@ _MOST: Final = 40
 _ITEMS: Final = {
     "core_sched": ("cookies", "groups"),
     "oom_score": ("oom_scores", "scores"),
-    "watermarks": ("sysctls", "values"),
     "network": ("network", "interfaces"),
 }
 """Where the plan of a policy names its items."""
@@ -141,6 +140,8 @@ def _resources(document: dict[str, Any]) -> Iterator[Block]:
 
 def _count(plan: dict[str, Any], policy: str) -> str:
     """How many containers, interfaces or values a plan names, where it names any."""
+    if files := sum(file["policy"] == policy for file in plan["files"].values()):
+        return str(files)
     field, items = _ITEMS.get(policy, ("", ""))
     part = plan.get(field)
     return str(len(part[items])) if part else "-"

@@ -16,16 +16,18 @@ from msgspec.structs import replace
 
 from cgroupfs.errors import AgentError
 from cgroupfs.log import get_log
-from reconciler.actuators.base import PeriodicWorker, PlanSnapshot
+from reconciler.actuators.base import ActuatorContext, ActuatorKind, OfflineContext, PeriodicWorker, PlanSnapshot
 from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.actuators.resctrl.actuator import ResctrlActuator, ResctrlReading
 from reconciler.actuators.resctrl.mount import ResctrlWorker
+from reconciler.actuators.resctrl.undo import CODEC, restore_resctrl
 from reconciler.policies.cachelevel import LevelState, begin, step
 from reconciler.policies.cacheplan import is_dynamic, plan_cache
 from reconciler.signals.resctrl import ResctrlUsage, strain
 from resctrl.groups import DEFAULT
 from state.cache import CacheMode, CachePlan, CacheRequest, CacheUsage
 from state.evidence import Sample
+from state.kinds import RESCTRL
 from state.model import PodClass
 from state.undo import RestoreResult
 
@@ -168,3 +170,23 @@ def _period_s(situation: PlanSnapshot) -> float | None:
 def _substance(situation: PlanSnapshot) -> tuple[object, ...]:
     """What a sweep goes by. Pods that have not changed are the same objects, so that comparing costs little."""
     return situation.enforce, situation.plan.cache, situation.holds, situation.view.pods
+
+
+def _build(context: ActuatorContext) -> CacheLoop:
+    make = partial(
+        ResctrlActuator,
+        context.hierarchy,
+        context.ledger,
+        context.store_lane,
+        root=context.root,
+        writes=context.writes,
+        cgroups=context.files,
+    )
+    return CacheLoop(make, misses=context.misses)
+
+
+def _undo(context: OfflineContext) -> Sequence[RestoreResult]:
+    return restore_resctrl(context.root, context.ledger, context.only)
+
+
+ACTUATOR: Final = ActuatorKind(codecs={RESCTRL: CODEC}, build=_build, undo=_undo)

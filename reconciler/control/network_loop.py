@@ -10,6 +10,7 @@ no law would ever correct the guess. A link that is down tells no speed; until i
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final, final
 
 import trio
@@ -18,18 +19,19 @@ from msgspec.structs import replace
 
 from cgroupfs.errors import SourceError, StoreError
 from cgroupfs.log import get_log
-from reconciler.actuators.base import PeriodicWorker, PlanSnapshot
+from reconciler.actuators.base import ActuatorContext, ActuatorKind, OfflineContext, PeriodicWorker, PlanSnapshot
 from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.actuators.codec import LedgerState
 from reconciler.actuators.network.actuator import NetworkActuator
-from reconciler.actuators.network.namespaces import NetworkNamespaces
+from reconciler.actuators.network.namespaces import NetworkNamespaces, RealNetworkNamespaces
 from reconciler.actuators.network.netlink import Link, link_mbit
 from reconciler.actuators.network.pod_ceiling import PodEgressCeiling
 from reconciler.actuators.network.pod_compare import pods_of
-from reconciler.actuators.network.tc import NAME, ClassRates, Tc
-from reconciler.actuators.network.tc_pods import PodTc
-from reconciler.actuators.network.undo import CODEC
+from reconciler.actuators.network.tc import NAME, ClassRates, RealTc, Tc
+from reconciler.actuators.network.tc_pods import PodTc, RealPodTc
+from reconciler.actuators.network.undo import CODEC, restore_network
 from reconciler.policies.network_control import limits_of, split, step, use
+from state.kinds import NETWORK
 from state.ledger import Ledger
 from state.network import ByteCounters, InterfaceRequest, LinkLimits, NetworkRequest, Throughput
 from state.undo import RestoreResult
@@ -244,3 +246,15 @@ def _wanted(situation: PlanSnapshot) -> tuple[object, ...]:
     wish = situation.plan.network
     pods = pods_of(situation) if wish is not None and wish.pods_by else None
     return wish, situation.enforce, "node" in situation.holds, pods
+
+
+def _build(context: ActuatorContext) -> NetworkLoop:
+    spaces = partial(RealNetworkNamespaces, context.hierarchy, files=context.files)
+    return NetworkLoop(RealTc(), RealPodTc(), spaces, context.ledger, context.store_lane)
+
+
+def _undo(context: OfflineContext) -> Sequence[RestoreResult]:
+    return restore_network(RealTc(), RealPodTc(), context.ledger, context.only)
+
+
+ACTUATOR: Final = ActuatorKind(codecs={NETWORK: CODEC}, build=_build, undo=_undo)

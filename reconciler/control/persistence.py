@@ -325,7 +325,7 @@ class StateWriter:
 
 def _persisted(plan: NodePlan | None) -> NodePlan | None:
     """The plan without what is not in the row `POOLS`."""
-    return None if plan is None else replace(plan, cookies=None, oom_scores=None, sysctls=None)
+    return None if plan is None else replace(plan, cookies=None, oom_scores=None, files={})
 
 
 def _titles(pods: Mapping[str, Pod], plan: NodePlan | None) -> dict[str, dict[str, object]]:

@@ -7,13 +7,13 @@ reading containers and taking from them is `reconciler.actuators.memory_reclaim.
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import final
+from typing import Final, final
 
 import trio
 from msgspec.structs import replace
 
 from cgroupfs.files import REAL, FileOps
-from reconciler.actuators.base import PlanSnapshot
+from reconciler.actuators.base import ActuatorContext, ActuatorKind, PlanSnapshot
 from reconciler.actuators.memory_reclaim.actuator import ReclaimActuator
 from reconciler.policies.memory_reclaim_control import ReclaimHistory, missing_bytes, probe, relieve
 from reconciler.signals.memory import parse_meminfo, parse_zoneinfo, shortages
@@ -141,3 +141,11 @@ class MemoryReclaimLoop:
 
 def _wish(situation: PlanSnapshot | None) -> ReclaimRequest | None:
     return situation.plan.memory.reclaim if situation is not None else None
+
+
+def _build(context: ActuatorContext) -> MemoryReclaimLoop:
+    actuator = ReclaimActuator(context.hierarchy, files=context.files)
+    return MemoryReclaimLoop(actuator, root=context.root, files=context.files)
+
+
+ACTUATOR: Final = ActuatorKind(codecs={}, build=_build)

@@ -33,7 +33,7 @@ from reconciler.sources.tree import PodDirs, TreeSource
 from state.entry import LedgerEntry
 from state.ledger import Ledger
 from state.model import GroupRef, KubeletView, NodeView, Pod, PodClass, Pools, Refusal, Setting
-from state.plan import NodePlan
+from state.plan import FileTarget, NodePlan
 
 _LOG: Final = get_log("reconciler")
 _FIRST_LABELS_S: Final = 1.0
@@ -540,13 +540,13 @@ def _values(settings: Mapping[str, Setting]) -> dict[str, object]:
 def _substance(plan: NodePlan) -> NodePlan:
     """The plan without what leads to no control file and does not concern an actuator before the next look."""
     pools = replace(plan.pools, reasons={}, sizes={}, remembered={}, budget_at=0.0, unknown_since=None, budget_milli=0)
-    cookies, scores, sysctls = plan.cookies, plan.oom_scores, plan.sysctls
+    cookies, scores = plan.cookies, plan.oom_scores
     return replace(
         plan,
         pools=pools,
         # Of pods, and pods change by a look only; of free memory, at each reading.
         cookies=replace(cookies, members={}) if cookies is not None else None,
         oom_scores=replace(scores, settings={}) if scores is not None else None,
-        sysctls=replace(sysctls, targets=dict.fromkeys(sysctls.targets)) if sysctls is not None else None,
+        files={name: FileTarget(setting=None, dry_run=target.dry_run) for name, target in plan.files.items()},
         reasons={},
     )

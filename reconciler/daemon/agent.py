@@ -23,7 +23,7 @@ from cgroupfs.log import get_log
 from cgroupfs.usage import UsageReader
 from cgroupfs.writer import KernelWriter
 from reconciler import __version__
-from reconciler.actuators.base import PlanSnapshot
+from reconciler.actuators.base import ActuatorContext, PlanSnapshot
 from reconciler.actuators.cgroup.apply import CgroupActuator
 from reconciler.actuators.cgroup.conflict import ForeignWrites, WriteAttribution
 from reconciler.actuators.cgroup.decide import ChangeDetector
@@ -202,14 +202,16 @@ class Agent:
             planned=self._planned,
         )
         self.watching = service.InterferenceService(self, self.telling)
-        means = side_actuators.ActuatorContext(
+        means = ActuatorContext(
+            hierarchy=place.hierarchy,
+            root=place.root,
             ledger=self.ledger,
             store_lane=self.store_lane,
             writes=self.actuator.writes,
             files=files,
             misses=self.watching.misses,
         )
-        self.sides = side_actuators.build(config, place, means)
+        self.sides = side_actuators.build(means)
         self.usage = UsageReader(place.hierarchy, ops=files)
         node = place.kubelet.node_name or os.uname().nodename
         self.memory_headroom = MemoryHeadroom(

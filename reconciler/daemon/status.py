@@ -68,7 +68,7 @@ def nothing_in_force(agent: Agent) -> str | None:
             continue
         paths = (pod.group.path, *(container.group.path for container in pod.containers))
         statuses = [status for path in paths for status in agent.judge.statuses.by_group.get(path, {}).values()]
-        bad = [status.detail for status in statuses if status.kind.is_failing()]
+        bad = [status.detail for status in statuses if status.state.is_failing()]
         if statuses and not bad:
             return None
         pods += bool(bad)
@@ -98,7 +98,7 @@ def snapshot(agent: Agent, *, ready: bool, components: Sequence[ComponentStatus]
     for standings in standings_by_group(agent):
         for standing in standings.values():
             settings[standing.setting.knob, _bucket(standing)] += 1
-            yielded += standing.kind is SettingState.YIELDED
+            yielded += standing.state is SettingState.YIELDED
         yield
     pods: list[PodMetrics] = []
     if agent.config.http.pod_metrics:
@@ -154,9 +154,9 @@ def standings_by_group(agent: Agent) -> list[Mapping[str, SettingStatus]]:
 
 
 def _bucket(standing: SettingStatus) -> str:
-    if standing.kind.is_in_force():
+    if standing.state.is_in_force():
         return "in_force"
-    return "left_alone" if standing.kind.is_left_to_others() else "pending"
+    return "left_alone" if standing.state.is_left_to_others() else "pending"
 
 
 def _pod_metrics(agent: Agent, pod: Pod, cache: CacheUsage | None) -> PodMetrics:
@@ -477,7 +477,7 @@ class StatusReport:
             f"{status.setting.path}: {status.setting.knob}: {status.detail}"
             for statuses in standings_by_group(agent)
             for status in statuses.values()
-            if status.kind is SettingState.UNREADABLE
+            if status.state is SettingState.UNREADABLE
         ][:_LINES]
         texts += agent.telling.problems()
         texts += [_named(side.name, problem) for side in agent.sides for problem in side.problems()]

@@ -2,8 +2,8 @@
 
 Below the low mark kswapd reclaims beside the work, below the min mark every allocation does so itself and waits. A
 higher ``vm.watermark_scale_factor`` wakes kswapd earlier and lets it rest later; a higher ``vm.min_free_kbytes`` lifts
-all marks. They hold for the machine as a whole. Off by default. The actuator of this name
-(`reconciler.actuators.files.watermarks`) writes them, and remembers what was there.
+all marks. They hold for the machine as a whole. Off by default. `reconciler.actuators.files.node_files` writes them
+and records the originals.
 
 Source: Koordinator's sysreconcile (``min_free_kbytes`` = memory x factor / 10000, and the scale factor) and Katalyst's
 ``watermark_scale_factor``, 10 to 500 there; kernel documentation, admin-guide/sysctl/vm. Where we differ:
@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from reconciler.policies.base import Policy, PolicyConfig
 from state.memory import MACHINE, MIN_FREE, SCALE, NodeMemoryReading
 from state.model import NodeView, Setting
-from state.plan import NodePlan, SysctlPlan, SysctlTarget
+from state.plan import FileTarget, NodePlan
 
 NAME: Final = "watermarks"
 _REASONS: Final[Mapping[str, str]] = {
@@ -85,16 +85,16 @@ def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, 
     del previous
     node = view.node_memory
     known = values(node.total_bytes, config) if node is not None else {}
-    targets: dict[str, SysctlTarget] = {}
+    targets: dict[str, FileTarget] = {}
     for name, factor in ((MIN_FREE, config.min_free_factor), (SCALE, config.scale_factor)):
         if factor is not None:
-            targets[name] = SysctlTarget(setting=None)
+            setting, rise = None, None
             if node is not None:
                 setting = Setting(path=MACHINE, knob=name, value=known[name], policy=NAME, reason=_REASONS[name])
-                targets[name] = SysctlTarget(setting=setting, most_rise=most_rise(name, node))
+                rise = most_rise(name, node)
+            targets[name] = FileTarget(setting=setting, most_rise=rise, only_raise=True, dry_run=config.dry_run)
     reason = f"{' and '.join(targets)} for the machine" if targets else "both unmanaged"
-    sysctls = SysctlPlan(targets=targets, dry_run=config.dry_run)
-    return replace(plan, sysctls=sysctls, reasons={**plan.reasons, NAME: reason})
+    return replace(plan, files={**plan.files, **targets}, reasons={**plan.reasons, NAME: reason})
 
 
 POLICY = Policy(

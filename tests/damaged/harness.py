@@ -177,7 +177,7 @@ def feed_row(key: str, call: Callable[[Store], object]) -> Callable[[bytes, Path
 def feed_kinds(text: str) -> object:
     """Rows of every kind whose texts are all this one."""
     states = []
-    for codec in map(codec_of, KINDS.values()):
+    for codec in (codec_of(kind) for kinds in KINDS.values() for kind in kinds):
         assert codec is not None
         fields = {"oom_score_adj", f"oom_score_adj of {text}", "core cookie", "schemata", "mount", "root qdisc", text}
         rows = [

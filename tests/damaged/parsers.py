@@ -889,7 +889,7 @@ EXCEPTED: Final = {
     r"reconciler\.sources\.pod_list:read_pod": "by kubelet_api:decode_pods",
     r"reconciler\.actuators\.network\.tc:load_classifier": "loads a program of ours into the kernel",
     r"reconciler\.actuators\.codec:ValueAccess\.read": "a protocol",
-    r"reconciler\.actuators\.files\.watermarks:\w+\.read": "a number, ValueError is caught there",
+    r"reconciler\.actuators\.files\.node_files:\w+\.(read|value)": "a number, ValueError is caught there",
     r"reconciler\.pods\.annotations:(JsonAnnotation\.read|read_plain)": "here as JsonAnnotation and wish_of",
     r"reconciler\.actuators\.cgroup\.(decide:ChangeDetector\.detect|control_files:ControlFileCache\.load)": "no text",
     r"reconciler\.clients\.grpc:parse_status": "two header fields; tests/reconciler/clients/test_grpc.py",

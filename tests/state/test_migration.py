@@ -14,16 +14,16 @@ import pytest
 from reconciler.actuators.codec import RowCodec, read_rows
 from reconciler.actuators.core_sched import tasks
 from reconciler.actuators.core_sched.tasks import CookieState
-from reconciler.actuators.files import oom_score, watermarks
+from reconciler.actuators.files import node_files, oom_score
+from reconciler.actuators.files.node_files import FileRows, NodeFileState
 from reconciler.actuators.files.oom_score import OomScoreRows, OomScoreState
-from reconciler.actuators.files.watermarks import SysctlRows, SysctlState
 from reconciler.actuators.network import undo as network
 from reconciler.actuators.network.undo import NetworkState, Redirect
 from reconciler.actuators.resctrl import undo as resctrl
 from reconciler.actuators.resctrl.undo import ResctrlState
 from state.dump import from_store
 from state.entry import LedgerEntry, row_key
-from state.kinds import CGROUP
+from state.kinds import CGROUP, SYSCTL
 from state.ledger import Ledger
 from state.reader import read_dump, read_tables
 from state.schema import FILES, HOLDS, META, RUNNING, VERSION, seal, unseal
@@ -45,10 +45,10 @@ KNOWN: dict[RowCodec[Any], msgspec.Struct] = {
             f"{POD}/second": OomScoreState(pod_uid=UID, inode=42, ours=[1000], original=0),
         }
     ),
-    watermarks.CODEC: SysctlRows(
+    node_files.CODECS[SYSCTL]: FileRows(
         values={
-            "vm.min_free_kbytes": SysctlState(original=67584, ours=(200000, 250000)),
-            "vm.watermark_scale_factor": SysctlState(original=10, ours=(150,)),
+            "vm.min_free_kbytes": NodeFileState(original=67584, ours=(200000, 250000), policy="watermarks"),
+            "vm.watermark_scale_factor": NodeFileState(original=10, ours=(150,), policy="watermarks"),
         }
     ),
     tasks.CODEC: CookieState(ours={0x9BFF8A4412C0: "online", 0x9BFF8A4413C0: "reclaimed", 2**63 + 5: "reclaimed"}),
@@ -216,7 +216,7 @@ def test_a_private_row_of_an_earlier_boot_is_dropped(path: str) -> None:
         connection.execute("UPDATE meta SET row = ? WHERE key = ?", (seal(key, body), key))
         connection.commit()
     with closing(Store(path, boot=BOOT)) as store:
-        assert read_rows(Ledger(store), watermarks.CODEC) == SysctlRows()
+        assert read_rows(Ledger(store), node_files.CODECS[SYSCTL]) == FileRows()
         assert key not in dict(store.rows(META))
 
 

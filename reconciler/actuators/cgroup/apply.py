@@ -367,7 +367,7 @@ class CgroupActuator:
         for name, setting in target.settings.items():
             file = self.judge.control_files.find(target.group.path, name)
             standing = self.judge.statuses.get((target.group.path, name))
-            if file is None or standing is None or not standing.kind.is_in_force():
+            if file is None or standing is None or not standing.state.is_in_force():
                 continue
             slow = file.knob.lowering_is_slow or name == _MOVES_PAGES
             if self._ledger.get(file.key) is None or slow or not self.judge.may_write(setting):

@@ -20,20 +20,15 @@ _UNREAD: Final = "\0unread"
 class SettingStatus(NamedTuple):
     """How one wanted setting stands, for ``diff``, ``explain`` and the live table.
 
-    ``state`` is a `SettingState` or its text; ask `kind`. Texts are the kernel's; ``at`` is wall-clock seconds.
+    ``wanted`` and ``actual`` are the kernel's texts; ``at`` is wall-clock seconds.
     """
 
     setting: Setting
-    state: str
+    state: SettingState
     wanted: str
     actual: str | None
     detail: str
     at: float
-
-    @property
-    def kind(self) -> SettingState:
-        """The state, to be asked."""
-        return SettingState(self.state)
 
 
 class _Retry(NamedTuple):
@@ -162,7 +157,7 @@ class StatusTable:
                     uids.add(retry.pod_uid)
         for path, statuses in self.by_group.items():
             for knob, standing in statuses.items():
-                if standing.kind.is_waiting() and not waits((path, knob)):
+                if standing.state.is_waiting() and not waits((path, knob)):
                     statuses[knob] = standing._replace(state=SettingState.DUE)
                     uids.add(standing.setting.pod_uid)
         return uids

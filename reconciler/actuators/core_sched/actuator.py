@@ -22,19 +22,21 @@ from cgroupfs.errors import StoreError
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.log import get_log
-from reconciler.actuators.base import PeriodicWorker, PlanSnapshot
+from reconciler.actuators.base import ActuatorContext, ActuatorKind, OfflineContext, PeriodicWorker, PlanSnapshot
 from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.actuators.codec import LedgerState
 from reconciler.actuators.core_sched import compare, tasks
 from reconciler.actuators.core_sched.compare import CookieAssignment, CookieSteps, ObservedThreads
-from reconciler.actuators.core_sched.prctl import CookieCarrier, Prctl, unable
-from reconciler.actuators.core_sched.tasks import CODEC, CookieState
+from reconciler.actuators.core_sched.prctl import CookieCarrier, Prctl, RealPrctl, unable
+from reconciler.actuators.core_sched.tasks import CODEC, CookieState, restore_cookies
 from reconciler.actuators.holds import holding
 from state.cpu import CORE_COOKIE, CORE_SCHED
 from state.entry import US, LedgerEvent
+from state.kinds import COOKIE
 from state.ledger import Ledger
 from state.model import Setting
 from state.plan import CookieMember, CookiePlan
+from state.setting_state import SettingState
 from state.undo import RestoreResult
 
 _LOG: Final = get_log("core_sched")
@@ -46,15 +48,15 @@ _PRUNE_S: Final = 60.0
 
 
 class _CookieTarget(NamedTuple):
-    """One container: where its threads are, which cookie they are to have, and what stands against.
+    """One container: where its threads are, and which cookie they are to have.
 
-    ``member`` None: no cookie.
+    ``member`` None: no cookie. ``left``: the state because of which nothing is written, with ``detail``; None: written.
     """
 
     path: str
     directory: str
     member: CookieMember | None
-    left: str = ""
+    left: SettingState | None = None
     detail: str = ""
 
 
@@ -176,17 +178,18 @@ class CoreSched:
                 path = container.group.path
                 member = cookies.members.get(path)
                 hold = holding(situation.holds, path=path, knob=CORE_COOKIE, pod_uid=uid)
-                left, detail = "", ""
+                left: SettingState | None = None
+                detail = ""
                 if hold is not None:
-                    left, detail = "held", f"{hold.reason} (by {hold.by})"
+                    left, detail = SettingState.HELD, f"{hold.reason} (by {hold.by})"
                 elif not situation.enforce or cookies.dry_run:
-                    left, detail = "would write", member.setting.reason if member is not None else ""
+                    left, detail = SettingState.WOULD_WRITE, member.setting.reason if member is not None else ""
                 places.append(_CookieTarget(path, self._hierarchy.trigger_directory(path), member, left, detail))
         return places
 
     async def _bring(self, places: Sequence[_CookieTarget]) -> None:
         wanted = {target.path: target.member.group for target in places if target.member is not None}
-        left = frozenset(target.path for target in places if target.left)
+        left = frozenset(target.path for target in places if target.left is not None)
         where = [(target.path, target.directory) for target in places]
         written: set[int] = set()
         self._unrecorded, refused = "", Counter[str]()
@@ -289,24 +292,24 @@ class CoreSched:
             actual = member.group if count.right == count.total else f"{count.right} of {_threads(count.total)}"
             standing = SettingStatus(member.setting, state, member.group, actual, detail, time.time())
             known = before.get(path, {}).get(CORE_COOKIE)
-            if fresh and (known is None or known.wanted != member.group or known.state == "would write"):
+            if fresh and (known is None or known.wanted != member.group or known.state is SettingState.WOULD_WRITE):
                 self._note("write", path, group=member.group, why=member.setting.reason, setting=member.setting)
             self.standings[path] = {CORE_COOKIE: standing}
 
     def _state(
         self, target: _CookieTarget, seen: ObservedThreads, tally: compare.ThreadTally, *, fresh: bool
-    ) -> tuple[str, str]:
+    ) -> tuple[SettingState, str]:
         if tally.right == tally.total and not seen.problem:
-            return "written" if fresh else "in place", _threads(tally.total)
-        if target.left:
+            return SettingState.WRITTEN if fresh else SettingState.IN_PLACE, _threads(tally.total)
+        if target.left is not None:
             return target.left, target.detail
         if seen.problem:
-            return "refused", seen.problem
+            return SettingState.REFUSED, seen.problem
         if tally.foreign and not tally.wrong:
-            return "yielded", f"{tally.foreign} of {_threads(tally.total)} keep their own cookie"
+            return SettingState.YIELDED, f"{tally.foreign} of {_threads(tally.total)} keep their own cookie"
         if self._unrecorded:
-            return "not recorded", self._unrecorded
-        return "waiting", self._refused or "new threads appear faster than cookies can be assigned"
+            return SettingState.NOT_RECORDED, self._unrecorded
+        return SettingState.WAITING, self._refused or "new threads appear faster than cookies can be assigned"
 
     def _note(self, kind: str, path: str, *, group: str, why: str, setting: Setting | None = None) -> None:
         self._ledger.note(
@@ -344,3 +347,21 @@ def _tallies(
         for path, group in wanted.items()
         if path in seen
     }
+
+
+def _build(context: ActuatorContext) -> CoreSched:
+    return CoreSched(
+        RealPrctl(),
+        context.hierarchy,
+        context.ledger,
+        context.store_lane,
+        writes=context.writes,
+        files=context.files,
+    )
+
+
+def _undo(context: OfflineContext) -> Sequence[RestoreResult]:
+    return restore_cookies(RealPrctl(), context.ledger, context.only)
+
+
+ACTUATOR: Final = ActuatorKind(codecs={COOKIE: CODEC}, build=_build, undo=_undo)

@@ -1,4 +1,4 @@
-"""Single files of the kernel that are no control files: ``oom_score_adj``, ``/proc/sys``.
+"""Files of the kernel that are no control files: ``oom_score_adj`` of processes, and files of the node (`catalog`).
 
 Belongs here: reading them, writing them, and undoing that.
 

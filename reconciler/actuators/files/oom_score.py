@@ -26,7 +26,7 @@ from cgroupfs.bounded import whole
 from cgroupfs.errors import StoreError, errno_name
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
-from reconciler.actuators.base import PeriodicWorker, PlanSnapshot
+from reconciler.actuators.base import ActuatorContext, ActuatorKind, OfflineContext, PeriodicWorker, PlanSnapshot
 from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.actuators.codec import LedgerState, RowCodec, undo_rows
 from reconciler.actuators.holds import holding
@@ -37,6 +37,7 @@ from state.ledger import Ledger
 from state.memory import OOM_SCORE
 from state.model import Setting
 from state.plan import OomScorePlan
+from state.setting_state import SettingState
 from state.undo import RestoreOutcome, RestoreResult
 
 FILE: Final = "oom_score_adj"
@@ -279,9 +280,9 @@ class OomScores:
                 setting = plan.settings.get(path)
                 hold = holding(situation.holds, path=path, knob=OOM_SCORE, pod_uid=uid)
                 if hold is not None:
-                    left[path] = _left(setting, "held", f"{hold.reason} (by {hold.by})")
+                    left[path] = _left(setting, SettingState.HELD, f"{hold.reason} (by {hold.by})")
                 elif not situation.enforce or plan.dry_run:
-                    left[path] = _left(setting, "would write", "")
+                    left[path] = _left(setting, SettingState.WOULD_WRITE, "")
                 elif setting is not None:
                     wanted[path] = setting, container.group.inode
         return wanted, left
@@ -354,7 +355,7 @@ def _period_s(situation: PlanSnapshot) -> float | None:
     return plan.sweep_s if plan is not None else None
 
 
-def _left(setting: Setting | None, state: str, detail: str) -> SettingStatus | None:
+def _left(setting: Setting | None, state: SettingState, detail: str) -> SettingStatus | None:
     if setting is None:
         return None
     return SettingStatus(setting, state, str(setting.value), None, detail or setting.reason, time.time())
@@ -366,8 +367,26 @@ def _standing(setting: Setting, outcome: Counter[str] | None, *, recorded: bool)
     refused = ", ".join(f"{count} processes: {code}" for code, count in sorted((outcome or {}).items()) if code)
     if not recorded:
         return SettingStatus(
-            setting, "not recorded", wanted, None, "the oom_score_adj of its processes cannot be recorded", time.time()
+            setting,
+            SettingState.NOT_RECORDED,
+            wanted,
+            None,
+            "the oom_score_adj of its processes cannot be recorded",
+            time.time(),
         )
     if refused:
-        return SettingStatus(setting, "refused", wanted, None, refused, time.time())
-    return SettingStatus(setting, "written" if outcome else "in place", wanted, wanted, "", time.time())
+        return SettingStatus(setting, SettingState.REFUSED, wanted, None, refused, time.time())
+    return SettingStatus(
+        setting, SettingState.WRITTEN if outcome else SettingState.IN_PLACE, wanted, wanted, "", time.time()
+    )
+
+
+def _build(context: ActuatorContext) -> OomScores:
+    return OomScores(context.hierarchy, context.ledger, context.store_lane, root=context.root, files=context.files)
+
+
+def _undo(context: OfflineContext) -> Sequence[RestoreResult]:
+    return restore_scores(Hierarchy.detect(context.root), context.ledger, context.only, root=context.root)
+
+
+ACTUATOR: Final = ActuatorKind(codecs={PROCESS: CODEC}, build=_build, undo=_undo)

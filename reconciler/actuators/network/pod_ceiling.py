@@ -18,11 +18,12 @@ from reconciler.actuators.base import PeriodicWorker, PlanSnapshot
 from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.actuators.codec import LedgerState
 from reconciler.actuators.network.namespaces import NetworkNamespaces
-from reconciler.actuators.network.pod_compare import TO_DO, EgressSteps, ObservedLinks, PodEgress, decide, pods_of
+from reconciler.actuators.network.pod_compare import EgressSteps, ObservedLinks, PodEgress, decide, pods_of
 from reconciler.actuators.network.tc_pods import SLOTS, IfbState, IngressState, PodTc
 from reconciler.actuators.network.undo import NetworkState, Redirect, release, undo_pods
 from state.model import Pod, PodClass, Setting
 from state.network import SHARE
+from state.setting_state import SettingState
 
 _LOG: Final = get_log("pod_ceiling")
 NAME: Final = "network"
@@ -109,7 +110,7 @@ class PodEgressCeiling:
         self._look_at = min(self._whole_at, self._clock() + _SOON_S) if waits else self._whole_at
         self.standings = {
             view[uid].group.path: {SHARE: _standing(view[uid], *_after_link(state, message, uid, done), by)}
-            for uid, (state, message) in steps.stands.items()
+            for uid, (state, message) in steps.states.items()
         }
 
     async def end(self) -> None:
@@ -274,19 +275,21 @@ def _placed(lead: Mapping[str, Redirect], cables: Mapping[str, Redirect]) -> dic
     return placed
 
 
-def _after_link(state: str, message: str, uid: str, done: Mapping[str, str]) -> tuple[str, str]:
-    """How a pod stands after what was done for it."""
-    if state != TO_DO:
+def _after_link(
+    state: SettingState | None, message: str, uid: str, done: Mapping[str, str]
+) -> tuple[SettingState, str]:
+    """The state of a pod after what was done for it."""
+    if state is not None:
         return state, message
     if uid not in done:
-        return "would write", message
-    return ("refused", done[uid]) if done[uid] else ("written", message)
+        return SettingState.WOULD_WRITE, message
+    return (SettingState.REFUSED, done[uid]) if done[uid] else (SettingState.WRITTEN, message)
 
 
-def _standing(pod: Pod, state: str, message: str, by: str) -> SettingStatus:
+def _standing(pod: Pod, state: SettingState, message: str, by: str) -> SettingStatus:
     wanted = f"BE share of {by}"
     setting = Setting(
         path=pod.group.path, knob=SHARE, value=None, policy=NAME, reason="shared by BE pods", pod_uid=pod.uid
     )
-    actual = wanted if state in {"in place", "written"} else None
+    actual = wanted if state.is_in_force() else None
     return SettingStatus(setting, state, wanted, actual, message, time.time())

@@ -16,12 +16,11 @@ from reconciler.actuators.network.tc_pods import IfbState, IngressState
 from reconciler.actuators.network.undo import Redirect
 from state.model import Hold, Pod
 from state.network import SHARE
+from state.setting_state import SettingState
 
 _NO_CABLE: Final = "no veth pair of its namespace ends here; macvlan, ipvlan and physical devices are not limited"
 _OTHER_WAY: Final = "in place, but bypassed by its packets (XDP, tcx)"
 _HOST: Final = "in the host network, where only net_cls identifies its packets"
-TO_DO: Final = "to do"
-"""How a pod stands whose cables are to be led away now; what becomes of that is told when it is done."""
 
 
 class PodEgress(Struct, frozen=True, kw_only=True):
@@ -43,12 +42,15 @@ class ObservedLinks(Struct, frozen=True, kw_only=True):
 
 
 class EgressSteps(Struct, frozen=True, kw_only=True):
-    """What is to be done, by a cable's name, and how each pod stands before it is done: state and words."""
+    """What is to be done, by the name of a veth device, and the state of each pod before that, with its reason.
+
+    The state None: the pod's packets are to be redirected now; the result of the write is its state.
+    """
 
     lead: Mapping[str, Redirect]
     let_go: Mapping[str, Redirect]
     forget: frozenset[str]
-    stands: Mapping[str, tuple[str, str]]
+    states: Mapping[str, tuple[SettingState | None, str]]
 
 
 def decide(
@@ -66,34 +68,34 @@ def decide(
     ``silent``: indices where packets come out that do not take our way; ``unknown``: why nobody can be held, if so.
     """
     lead: dict[str, Redirect] = {}
-    stands: dict[str, tuple[str, str]] = {}
+    states: dict[str, tuple[SettingState | None, str]] = {}
     right: set[str] = set()
     """What of ours is to stay."""
     for uid, place in seen.places.items():
         hold = holding(holds, path=pods[uid].group.path, knob=SHARE, pod_uid=uid)
         if hold is not None or place.waits:
             right |= {name for name, led in cables.items() if led.pod_uid == uid}
-            stands[uid] = ("waiting", "no process yet")
+            states[uid] = (SettingState.WAITING, "no process yet")
             if hold is not None:
-                stands[uid] = ("held", f"{hold.reason} (by {hold.by})")
+                states[uid] = (SettingState.HELD, f"{hold.reason} (by {hold.by})")
         elif place.host:
             if not classes:
-                stands[uid] = ("blocked", _HOST)
+                states[uid] = (SettingState.BLOCKED, _HOST)
         elif place.problem or unknown or not place.cables:
-            stands[uid] = ("blocked", place.problem or unknown or _NO_CABLE)
+            states[uid] = (SettingState.BLOCKED, place.problem or unknown or _NO_CABLE)
         else:
             free = [link for link in place.cables if not seen.entries[link.index].others]
             right |= {link.name for link in free}
             todo = {link.name: led for link in free if (led := _to_lead(link, uid, seen, cables)) is not None}
             lead |= todo
-            stands[uid] = _stand(place, seen, silent, todo=bool(todo))
+            states[uid] = _state(place, seen, silent, todo=bool(todo))
     gone = frozenset(name for name in cables if name not in seen.there and name not in lead)
     let_go = {
         name: led
         for name, led in cables.items()
         if name not in right and name not in gone and not _held(led, pods, holds)
     }
-    return EgressSteps(lead=lead, let_go=let_go, forget=gone, stands=stands)
+    return EgressSteps(lead=lead, let_go=let_go, forget=gone, states=states)
 
 
 def _to_lead(cable: Link, uid: str, seen: ObservedLinks, cables: Mapping[str, Redirect]) -> Redirect | None:
@@ -109,14 +111,16 @@ def _to_lead(cable: Link, uid: str, seen: ObservedLinks, cables: Mapping[str, Re
     return Redirect(index=cable.index, pod_uid=uid, made=made)
 
 
-def _stand(place: PodEgress, seen: ObservedLinks, silent: frozenset[int], *, todo: bool) -> tuple[str, str]:
+def _state(
+    place: PodEgress, seen: ObservedLinks, silent: frozenset[int], *, todo: bool
+) -> tuple[SettingState | None, str]:
     names = ", ".join(sorted(link.name for link in place.cables))
     for cable in place.cables:
         if message := seen.entries[cable.index].others:
-            return "blocked", f"{cable.name}: {message}"
+            return SettingState.BLOCKED, f"{cable.name}: {message}"
         if cable.index in silent:
-            return "blocked", f"{cable.name}: {_OTHER_WAY}"
-    return (TO_DO if todo else "in place"), names
+            return SettingState.BLOCKED, f"{cable.name}: {_OTHER_WAY}"
+    return (None if todo else SettingState.IN_PLACE), names
 
 
 def _held(led: Redirect, pods: Mapping[str, Pod], holds: Mapping[str, Hold]) -> bool:

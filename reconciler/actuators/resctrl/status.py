@@ -18,6 +18,7 @@ from resctrl.monitor import BandwidthRate, total
 from resctrl.schemata import format_schemata
 from state.cache import CACHE, RESCTRL_GROUP, CacheConsumption, CachePlan, CacheRequest, CacheUsage
 from state.model import NodeView, Setting
+from state.setting_state import SettingState
 
 _DEFAULT: Final = "(default)"
 _COUNTERS: Final = {"llc.occupancy": "llc_occupancy", "memory.bandwidth": "mbm_total_bytes"}
@@ -166,18 +167,18 @@ def _standings(
 
 def _state(
     status: ResctrlActuatorStatus, uid: str, situation: PlanSnapshot, setting: Setting, *, writes: bool
-) -> tuple[str, str]:
+) -> tuple[SettingState, str]:
     outcome = status.outcome
     hold = holding(situation.holds, path=setting.path, knob=RESCTRL_GROUP, pod_uid=uid)
     if hold is not None:
-        return "held", f"{hold.reason} (by {hold.by})"
+        return SettingState.HELD, f"{hold.reason} (by {hold.by})"
     if not writes:
-        return "would write", setting.reason
+        return SettingState.WOULD_WRITE, setting.reason
     if uid in outcome.unsettled:
-        return "waiting", outcome.unsettled[uid]
+        return SettingState.WAITING, outcome.unsettled[uid]
     if uid in outcome.foreign:
-        return "yielded", f"{outcome.foreign[uid]} threads are in a group of another program"
-    return "in place", status.plan.crowded.get(uid) or f"{outcome.threads.get(uid, 0)} threads"
+        return SettingState.YIELDED, f"{outcome.foreign[uid]} threads are in a group of another program"
+    return SettingState.IN_PLACE, status.plan.crowded.get(uid) or f"{outcome.threads.get(uid, 0)} threads"
 
 
 def _use(rates: Mapping[int, BandwidthRate]) -> Mapping[str, object]:

@@ -24,9 +24,9 @@ from reconciler.actuators.codec import (
 )
 from reconciler.actuators.core_sched import tasks
 from reconciler.actuators.core_sched.tasks import CookieState
-from reconciler.actuators.files import oom_score, watermarks
+from reconciler.actuators.files import node_files, oom_score
+from reconciler.actuators.files.node_files import FileRows, NodeFileState
 from reconciler.actuators.files.oom_score import OomScoreRows, OomScoreState
-from reconciler.actuators.files.watermarks import SysctlRows, SysctlState
 from reconciler.actuators.network import undo as network
 from reconciler.actuators.network.undo import NetworkState, Redirect
 from reconciler.actuators.resctrl import undo as resctrl
@@ -50,18 +50,16 @@ SCHEMATA = st.dictionaries(
     max_size=3,
 )
 PROCESSES = st.tuples(st.integers(1, 2**22), st.integers(0, 2**40)).map(lambda pair: f"{pair[0]}:{pair[1]}")
-STATES: list[tuple[RowCodec[Any], st.SearchStrategy[msgspec.Struct]]] = [
-    (
-        watermarks.CODEC,
-        st.builds(
-            SysctlRows,
-            values=st.dictionaries(
-                NAMES,
-                st.builds(SysctlState, original=NUMBERS, ours=st.lists(NUMBERS, max_size=3).map(tuple)),
-                max_size=3,
-            ),
-        ),
+FILE_ROWS = st.builds(
+    FileRows,
+    values=st.dictionaries(
+        NAMES,
+        st.builds(NodeFileState, original=NUMBERS, ours=st.lists(NUMBERS, max_size=3).map(tuple), policy=NAMES),
+        max_size=3,
     ),
+)
+STATES: list[tuple[RowCodec[Any], st.SearchStrategy[msgspec.Struct]]] = [
+    *((codec, FILE_ROWS) for codec in node_files.CODECS.values()),
     (
         oom_score.CODEC,
         st.builds(
@@ -117,7 +115,7 @@ CODECS = pytest.mark.parametrize(("codec", "states"), STATES, ids=[codec.kind fo
 
 
 def test_every_kind_of_the_table_is_tried_here() -> None:
-    assert {codec.kind for codec, _ in STATES} == set(side_actuators.KINDS.values())
+    assert {codec.kind for codec, _ in STATES} == {kind for kinds in side_actuators.KINDS.values() for kind in kinds}
 
 
 @CODECS
@@ -171,12 +169,16 @@ def ledger(tmp_path: Path) -> Ledger:
     return Ledger(Store(str(tmp_path / "state.db"), boot="b"))
 
 
-def values(**originals: int) -> SysctlRows:
-    return SysctlRows(values={name: SysctlState(original=value, ours=(7,)) for name, value in originals.items()})
+def values(**originals: int) -> FileRows:
+    return FileRows(
+        values={
+            name: NodeFileState(original=value, ours=(7,), policy="watermarks") for name, value in originals.items()
+        }
+    )
 
 
 async def test_what_cannot_be_made_durable_does_not_count(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-    state = LedgerState(watermarks.CODEC, ledger, trio.CapacityLimiter(1))
+    state = LedgerState(node_files.CODECS[SYSCTL], ledger, trio.CapacityLimiter(1))
     first, second = values(a=1), values(a=1, b=2)
     await state.save(first)
 
@@ -189,27 +191,31 @@ async def test_what_cannot_be_made_durable_does_not_count(ledger: Ledger, monkey
         with pytest.raises(StoreError):
             await state.save(second)
         with pytest.raises(StoreError):
-            await state.save(SysctlRows())
-    assert (state.now, read_rows(ledger, watermarks.CODEC)) == (first, first)
+            await state.save(FileRows())
+    assert (state.now, read_rows(ledger, node_files.CODECS[SYSCTL])) == (first, first)
     await state.save(second)
-    assert (state.now, read_rows(ledger, watermarks.CODEC)) == (second, second)
+    assert (state.now, read_rows(ledger, node_files.CODECS[SYSCTL])) == (second, second)
 
 
 async def test_a_lost_store_gets_the_rows_again(ledger: Ledger, tmp_path: Path) -> None:
     ledger.first_touches([entry()])
-    write_rows(ledger, watermarks.CODEC, values(a=1))
+    write_rows(ledger, node_files.CODECS[SYSCTL], values(a=1))
     for part in tmp_path.iterdir():
         part.unlink()
-    write_rows(ledger, watermarks.CODEC, values(a=1, b=2))
+    write_rows(ledger, node_files.CODECS[SYSCTL], values(a=1, b=2))
     again = Ledger(Store(str(tmp_path / "state.db"), boot="b"))
-    assert read_rows(again, watermarks.CODEC) == values(a=1, b=2)
+    assert read_rows(again, node_files.CODECS[SYSCTL]) == values(a=1, b=2)
     assert len(list(again.control_files())) == 1
 
 
 def test_the_history_has_the_first_touch_and_the_end(ledger: Ledger) -> None:
-    write_rows(ledger, watermarks.CODEC, values(a=1))
-    write_rows(ledger, watermarks.CODEC, SysctlRows(values={"a": SysctlState(original=1, ours=(7, 8))}))
-    write_rows(ledger, watermarks.CODEC, SysctlRows(), dropped="restored")
+    write_rows(ledger, node_files.CODECS[SYSCTL], values(a=1))
+    write_rows(
+        ledger,
+        node_files.CODECS[SYSCTL],
+        FileRows(values={"a": NodeFileState(original=1, ours=(7, 8), policy="watermarks")}),
+    )
+    write_rows(ledger, node_files.CODECS[SYSCTL], FileRows(), dropped="restored")
     events = [msgspec.msgpack.decode(body) for _, body in reversed(ledger._store.history())]
     assert [(event["kind"], event["file"], event["before"], event.get("after")) for event in events] == [
         ("touch", "a", "1", None),
@@ -219,12 +225,12 @@ def test_the_history_has_the_first_touch_and_the_end(ledger: Ledger) -> None:
 
 def test_a_row_that_nobody_understands_stays_and_control_files_are_not_touched(ledger: Ledger) -> None:
     ledger.first_touches([entry()])
-    write_rows(ledger, watermarks.CODEC, values(a=1))
+    write_rows(ledger, node_files.CODECS[SYSCTL], values(a=1))
     (row,) = ledger.of_kind(SYSCTL)
     strange = replace(row, file="b", original="a number")
     ledger.record([strange])
-    write_rows(ledger, watermarks.CODEC, SysctlRows())
-    assert [left.file for left in not_understood(ledger, watermarks.CODEC)] == ["b"]
+    write_rows(ledger, node_files.CODECS[SYSCTL], FileRows())
+    assert [left.file for left in not_understood(ledger, node_files.CODECS[SYSCTL])] == ["b"]
     assert [left.file for left in ledger.of_kind(SYSCTL)] == ["b"]
     assert [kept.key for kept in ledger.control_files()] == [entry().key]
     assert [dropped.key for dropped in ledger.prune(lambda _: None)] == [entry().key]
@@ -317,7 +323,7 @@ async def test_a_kind_that_cannot_be_recorded_keeps_no_other_from_being_undone(l
 
 
 async def test_one_walk_reports_what_no_table_can_undo(ledger: Ledger) -> None:
-    write_rows(ledger, watermarks.CODEC, values(a=1))
+    write_rows(ledger, node_files.CODECS[SYSCTL], values(a=1))
     (row,) = ledger.of_kind(SYSCTL)
     ledger.record(
         [

@@ -66,7 +66,8 @@ def test_a_described_machines_plan_has_every_resource(run: Run, tmp_path: Path, 
     assert result["memory"]["reclaim"]["interval_s"] == 6.0
     assert result["disk"]["takers"] == 1
     assert (result["cache"]["reclaimed"]["cat_range_end_percent"], result["cache"]["groups"]) == (30, None)
-    assert result["sysctls"]["values"] == {"vm.min_free_kbytes": None, "vm.watermark_scale_factor": None}
+    values = {name: file["value"] for name, file in result["files"].items()}
+    assert values == {"vm.min_free_kbytes": None, "vm.watermark_scale_factor": None}
     assert {"cache", "core_sched", "disk", "memory_reclaim", "network", "oom_score", "watermarks"} <= {
         policy for policy, reason in result["reasons"].items() if reason != "off"
     }
@@ -80,7 +81,8 @@ def test_without_any_of_it_the_plan_says_so_and_the_screen_is_as_short_as_before
     parts = ("plan", "--machine", "4 cores", "--config", str(path))
     document = json.loads(run(*parts, "-o", "json").out)
     result = document["resources"]
-    assert [result[name] for name in ("network", "cache", "cookies", "oom_scores", "sysctls")] == [None] * 5
+    assert [result[name] for name in ("network", "cache", "cookies", "oom_scores")] == [None] * 4
+    assert result["files"] == {}
     assert set(result["reasons"].values()) == {"off"}
     assert "POLICY" not in plain(blocks(document))
 
@@ -91,8 +93,11 @@ def test_the_marks_of_a_copied_node_follow_its_memory(run: Run, tmp_path: Path, 
     (proc / "meminfo").write_text("MemTotal: 104857600 kB\nMemAvailable: 52428800 kB\n")
     ran = run("plan", "--root", live.root, "--config", config, "-o", "json")
     assert ran.code == 0, ran.err
-    values = json.loads(ran.out)["resources"]["sysctls"]["values"]
-    assert values == {"vm.min_free_kbytes": 1 << 20, "vm.watermark_scale_factor": 50}
+    files = json.loads(ran.out)["resources"]["files"]
+    assert {name: file["value"] for name, file in files.items()} == {
+        "vm.min_free_kbytes": 1 << 20,
+        "vm.watermark_scale_factor": 50,
+    }
 
 
 def test_the_groups_of_a_machine_with_resctrl_are_in_the_plan(tmp_path: Path) -> None:
@@ -134,7 +139,7 @@ def test_a_simulation_ends_with_what_each_configuration_plans(run: Run, tmp_path
     result, against = document["resources"], document["against"]["resources"]
     assert result["oom_scores"]["scores"] == {"/kubepods/podhog/main": 1000}
     assert result["cookies"]["groups"] == {"/kubepods/podhog/main": "reclaimed"}
-    assert result["sysctls"]["values"]["vm.min_free_kbytes"] == 1 << 20
+    assert result["files"]["vm.min_free_kbytes"]["value"] == 1 << 20
     assert result["disk"]["takers"] == 1
     assert against["oom_scores"] is None
     assert set(against["reasons"].values()) == {"off"}

@@ -67,7 +67,7 @@ def test_a_plan_is_read_as_it_was_written_less_what_is_planned_anew(tmp_path: Pa
     assert back is not None
     assert (back.memory, back.disk, back.network) == (plan.memory, plan.disk, plan.network)
     assert msgspec.to_builtins(back.cache) == msgspec.to_builtins(plan.cache)
-    assert (back.cookies, back.oom_scores, back.sysctls) == (None, None, None)
+    assert (back.cookies, back.oom_scores, back.files) == (None, None, {})
     assert (back.pools.shared, back.pools.reclaimed) == (plan.pools.shared, plan.pools.reclaimed)
     assert convert_plan(msgspec.msgpack.decode(plan_row(plan))) == back
 

@@ -26,6 +26,8 @@ NEEDED = {
         "base",
         "cgroup",
         "codec",
+        "files",
+        "files.catalog",
         "holds",
         "restore",
         *(f"cgroup.{name}" for name in ("apply", "compare", "conflict", "control_files", "decide", "fastpath")),

@@ -11,14 +11,15 @@ import trio
 from reconciler.actuators.base import AuxiliaryActuator, GroupOutcomes, LazyActuator, PlanSnapshot
 from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.actuators.core_sched.actuator import CoreSched
-from reconciler.actuators.files import oom_score, watermarks
+from reconciler.actuators.files import node_files, oom_score
 from reconciler.control.cache_loop import CacheLoop
 from reconciler.control.network_loop import NetworkLoop
 from reconciler.control.planner import plan_node
+from reconciler.control.reclaim_loop import MemoryReclaimLoop
 from reconciler.daemon import side_actuators
 from reconciler.policies.table import PoliciesConfig
 from state.cache import CacheUsage
-from state.kinds import COOKIE, NETWORK, PROCESS, RESCTRL, SYSCTL
+from state.kinds import COOKIE, FILE, NETWORK, PROCESS, RESCTRL, SYSCTL
 from state.undo import RestoreOutcome, RestoreResult
 from tests.reconciler.nodes import node
 
@@ -104,17 +105,18 @@ async def test_what_an_earlier_run_left_is_taken_care_of_at_once(nursery: trio.N
 
 def test_the_kinds_by_which_leftovers_are_known_are_those_that_the_modules_write() -> None:
     names = {
-        CoreSched.name: COOKIE,
-        oom_score.OomScores.name: PROCESS,
-        NetworkLoop.name: NETWORK,
-        CacheLoop.name: RESCTRL,
-        watermarks.Watermarks.name: SYSCTL,
+        CoreSched.name: {COOKIE},
+        oom_score.OomScores.name: {PROCESS},
+        NetworkLoop.name: {NETWORK},
+        CacheLoop.name: {RESCTRL},
+        MemoryReclaimLoop.name: set(),
+        node_files.NodeFiles.name: {SYSCTL, FILE},
     }
-    assert names == side_actuators.KINDS
-    for kind in names.values():
-        codec = side_actuators.codec_of(kind)
-        assert codec is not None
-        assert codec.kind == kind
+    assert names == {name: set(kinds) for name, kinds in side_actuators.KINDS.items()}
+    for row in side_actuators.TABLE:
+        kind = row.load()
+        assert {name: codec.kind for name, codec in kind.codecs.items()} == {name: name for name in row.kinds}
+        assert (kind.undo is not None) == bool(row.kinds)
     assert side_actuators.codec_of("unknown") is None
 
 
@@ -139,7 +141,7 @@ def test_the_daemon_imports_nothing_that_only_some_nodes_use(module: str) -> Non
             "reconciler.actuators.network.tc_pods",
             "reconciler.actuators.network.netlink",
         ),
-        *("reconciler.actuators.files.watermarks", "reconciler.actuators.files.oom_score"),
+        *("reconciler.actuators.files.node_files", "reconciler.actuators.files.oom_score"),
         *("pyroute2", "rich", "grpc", "httpx2", "httpcore2", "prometheus_client", "h11", "starlette"),
     ):
         assert name not in loaded, name

@@ -200,7 +200,7 @@ async def test_cache_misses_reach_the_cache_share_that_moves(
         made.append(CacheLoop(*args, **{**given, "clock": world.model.now}))
         return made[-1]
 
-    monkeypatch.setattr("reconciler.actuators.resctrl.actuator.ResctrlActuator", make)
+    monkeypatch.setattr("reconciler.control.cache_loop.ResctrlActuator", make)
     monkeypatch.setattr("reconciler.control.cache_loop.CacheLoop", make_loop)
     monkeypatch.setattr(side_actuators, "_is_this_machine", lambda _root: True)
     moving = CachePolicyConfig(enabled=True, mode=CacheMode.DYNAMIC, monitor=False)

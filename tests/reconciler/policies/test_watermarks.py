@@ -8,7 +8,7 @@ from reconciler.control.planner import plan_node
 from reconciler.policies.table import PoliciesConfig
 from reconciler.policies.watermarks import WatermarksConfig, most_rise, taken_bytes, values
 from state.memory import MIN_FREE, SCALE, NodeMemoryReading
-from state.plan import SysctlTarget
+from state.plan import FileTarget
 from tests.reconciler.nodes import node
 
 GIGA = 1 << 30
@@ -60,12 +60,10 @@ def test_no_mark_goes_up_on_a_reading_that_is_old_or_of_unknown_age(age: float |
 def test_the_plan_has_each_mark_that_is_switched_on() -> None:
     on = PoliciesConfig(watermarks=WatermarksConfig(enabled=True, min_free_factor=100, dry_run=True))
     view = replace(node(), node_memory=machine(2.0))
-    sysctls = plan_node(view, None, on).sysctls
-    assert sysctls is not None
-    assert sysctls.dry_run
-    wanted = {name: target.setting.value for name, target in sysctls.targets.items() if target.setting is not None}
+    files = plan_node(view, None, on).files
+    assert all(target.dry_run and target.only_raise for target in files.values())
+    wanted = {name: target.setting.value for name, target in files.items() if target.setting is not None}
     assert wanted == {MIN_FREE: 1 << 20, SCALE: 50}
-    unknown = plan_node(node(), None, on).sysctls
-    assert unknown is not None
-    assert unknown.targets == {MIN_FREE: SysctlTarget(setting=None), SCALE: SysctlTarget(setting=None)}
-    assert plan_node(view, None, PoliciesConfig()).sysctls is None
+    unknown = plan_node(node(), None, on).files
+    assert unknown == dict.fromkeys((MIN_FREE, SCALE), FileTarget(setting=None, only_raise=True, dry_run=True))
+    assert plan_node(view, None, PoliciesConfig()).files == {}

@@ -9,6 +9,7 @@ from reconciler.actuators.network.pod_compare import ObservedLinks, PodEgress, d
 from reconciler.actuators.network.tc_pods import IfbState, IngressState
 from reconciler.actuators.network.undo import Redirect
 from state.model import Hold
+from state.setting_state import SettingState
 from tests.reconciler.nodes import pod
 
 CABLE = Link(index=7, name="veth7", kind="veth")
@@ -29,7 +30,7 @@ def steps(
     *,
     there: bool = True,
     classes: bool = True,
-) -> tuple[dict[str, Redirect], dict[str, Redirect], set[str], tuple[str, str] | None]:
+) -> tuple[dict[str, Redirect], dict[str, Redirect], set[str], tuple[SettingState | None, str] | None]:
     """Led, let go, forgotten; and how the pod stands. ``place`` None: it is no BE pod any more."""
     seen = ObservedLinks(
         places={"a": place} if place is not None else {},
@@ -38,7 +39,7 @@ def steps(
         gather=gather,
     )
     egress_steps = decide({"a": pod("a")}, seen, cables, holds or {}, silent=silent, classes=classes)
-    return dict(egress_steps.lead), dict(egress_steps.let_go), set(egress_steps.forget), egress_steps.stands.get("a")
+    return dict(egress_steps.lead), dict(egress_steps.let_go), set(egress_steps.forget), egress_steps.states.get("a")
 
 
 AT = PodEgress(cables=(CABLE,))
@@ -64,9 +65,9 @@ AT = PodEgress(cables=(CABLE,))
     ],
 )
 def test_what_is_not_led_yet_is_led(entry: IngressState, cables: Mapping[str, Redirect], made: bool) -> None:
-    lead, let_go, forget, stands = steps(AT, entry, cables)
+    lead, let_go, forget, state_of_pod = steps(AT, entry, cables)
     assert lead == {"veth7": Redirect(index=7, pod_uid="a", made=made)}
-    assert (let_go, forget, stands) == ({}, set(), ("to do", "veth7"))
+    assert (let_go, forget, state_of_pod) == ({}, set(), (None, "veth7"))
 
 
 @pytest.mark.parametrize("gather", [None, IfbState(index=3)], ids=["gone", "half made"])
@@ -89,11 +90,11 @@ def test_what_is_right_stays_as_it_is() -> None:
     ids=["another's filter came", "another's filter is there", "an online pod's namespace", "no veth pair"],
 )
 def test_where_somebody_else_is_concerned_ours_goes(place: PodEgress, entry: IngressState, state: str) -> None:
-    lead, let_go, forget, stands = steps(place, entry)
+    lead, let_go, forget, state_of_pod = steps(place, entry)
     assert (lead, let_go, forget) == ({}, THERE, set())
-    assert stands is not None
-    assert stands[0] == "blocked"
-    assert state in stands[1]
+    assert state_of_pod is not None
+    assert state_of_pod[0] == "blocked"
+    assert state in state_of_pod[1]
 
 
 def test_one_cable_that_is_somebodys_does_not_free_the_other() -> None:
@@ -106,7 +107,7 @@ def test_one_cable_that_is_somebodys_does_not_free_the_other() -> None:
     )
     egress_steps = decide({"a": pod("a")}, seen, {}, {}, silent=frozenset(), classes=True)
     assert set(egress_steps.lead) == {"veth7"}
-    assert egress_steps.stands["a"] == ("blocked", "net1: a filter (bpf, pref 1)")
+    assert egress_steps.states["a"] == ("blocked", "net1: a filter (bpf, pref 1)")
 
 
 def test_a_pod_that_is_no_be_pod_any_more_is_let_go_and_one_whose_device_is_gone_forgotten() -> None:
@@ -136,8 +137,8 @@ def test_a_pod_in_the_hosts_network_is_held_by_its_class_or_said_not_to_be() -> 
 
 
 def test_packets_that_take_another_way_are_told() -> None:
-    lead, let_go, _, stands = steps(AT, silent=frozenset({7}))
+    lead, let_go, _, state_of_pod = steps(AT, silent=frozenset({7}))
     assert (lead, let_go) == ({}, {})
-    assert stands is not None
-    assert stands[0] == "blocked"
-    assert "XDP" in stands[1]
+    assert state_of_pod is not None
+    assert state_of_pod[0] == "blocked"
+    assert "XDP" in state_of_pod[1]

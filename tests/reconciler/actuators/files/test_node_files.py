@@ -14,12 +14,13 @@ from msgspec.structs import replace
 from cgroupfs.files import REAL, Directory, FileOps
 from reconciler.actuators.base import PlanSnapshot
 from reconciler.actuators.codec import read_rows
-from reconciler.actuators.files.watermarks import CODEC, Sysctls, Watermarks, restore_marks
+from reconciler.actuators.files.node_files import CODECS, FileAccess, NodeFiles, restore_files
 from reconciler.actuators.restore import restore_ledger
 from reconciler.control.planner import plan_node
 from reconciler.daemon import side_actuators
 from reconciler.policies.table import PoliciesConfig
 from reconciler.policies.watermarks import WatermarksConfig
+from state.kinds import SYSCTL
 from state.ledger import Ledger
 from state.memory import MIN_FREE, SCALE, NodeMemoryReading
 from state.model import Hold
@@ -100,7 +101,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
         yield made
 
 
-Make = Callable[[], Watermarks]
+Make = Callable[[], NodeFiles]
 
 
 @pytest.fixture
@@ -108,7 +109,7 @@ def make(kernel: Kernel, store: Store) -> Make:
     """The next life of the daemon."""
     # Both hand on what they do not have themselves.
     files, dying = cast(FileOps, kernel), cast(Store, DyingStore(store, kernel))
-    return lambda: Watermarks(Ledger(dying), trio.CapacityLimiter(1), root=str(kernel.root), files=files)
+    return lambda: NodeFiles(Ledger(dying), trio.CapacityLimiter(1), root=str(kernel.root), files=files)
 
 
 def situation(
@@ -123,7 +124,7 @@ def situation(
     return PlanSnapshot(view=view, plan=plan, enforce=enforce, holds=holds or {})
 
 
-async def turn(side: Watermarks, now: PlanSnapshot) -> dict[str, str]:
+async def turn(side: NodeFiles, now: PlanSnapshot) -> dict[str, str]:
     """One turn; how the values stand after it."""
     side.planned(now)
     await side.sweep()
@@ -160,7 +161,9 @@ async def test_what_an_administrator_has_set_higher_stays(kernel: Kernel, make: 
     assert (await turn(side, situation()))[SCALE] == "in place"
     assert kernel.values()[SCALE] == 90
     assert "never set below" in side.standings["/"][SCALE].detail
-    assert SCALE not in read_rows(Ledger(store), CODEC).values, "who has written nothing has nothing to give back"
+    assert SCALE not in read_rows(Ledger(store), CODECS[SYSCTL]).values, (
+        "who has written nothing has nothing to give back"
+    )
 
 
 @pytest.mark.parametrize("memory", [replace(RICH, available_bytes=GIGA // 100), replace(RICH, age_s=None)])
@@ -193,7 +196,7 @@ async def test_a_changed_wish_keeps_the_first_original(kernel: Kernel, make: Mak
     await turn(side, situation())
     assert (await turn(side, situation(replace(ON, scale_factor=70))))[SCALE] == "written"
     assert kernel.values()[SCALE] == 70
-    assert read_rows(Ledger(store), CODEC).values[SCALE].original == BEFORE[SCALE]
+    assert read_rows(Ledger(store), CODECS[SYSCTL]).values[SCALE].original == BEFORE[SCALE]
     assert [result.undo for result in await side.restore()] == [RestoreOutcome.RESTORED] * 2
     assert kernel.values() == BEFORE
     assert await side.restore("a-pod") == ()
@@ -242,7 +245,7 @@ async def test_a_crash_at_any_step_is_undone(
             undone = await restore_ledger(ledger, table, side_actuators.codec_of)
         assert all(result.ok for result in undone), (steps, undone)
         assert kernel.values() == BEFORE, steps
-        assert read_rows(Ledger(store), CODEC).values == {}
+        assert read_rows(Ledger(store), CODECS[SYSCTL]).values == {}
         if finished:
             break
         steps += 1
@@ -265,7 +268,7 @@ async def test_a_crash_at_any_step_is_gone_on_from(kernel: Kernel, make: Make, a
 async def test_a_row_of_another_boot_tells_of_nothing(kernel: Kernel, make: Make, store: Store, tmp_path: Path) -> None:
     await turn(make(), situation())
     with closing(Store(str(tmp_path / "state.db"), boot="c", version="1", node="n1", history_limit=100)) as later:
-        assert restore_marks(Ledger(later), root=str(kernel.root)) == []
+        assert restore_files(Ledger(later), root=str(kernel.root)) == []
 
 
 async def test_it_acts_when_its_wish_changes_and_each_minute(
@@ -292,11 +295,11 @@ async def test_it_acts_when_its_wish_changes_and_each_minute(
 @pytest.mark.kernel
 def test_this_kernel_takes_what_it_has() -> None:
     """The machine keeps its values: each is written over itself."""
-    sysctls = Sysctls("/", REAL)
+    access = FileAccess("/", REAL)
     for name in BEFORE:
-        there = sysctls.read(name)
+        there = access.value(name)
         assert isinstance(there, int)
         if not os.access(f"/proc/sys/{name.replace('.', '/')}", os.W_OK):
             pytest.skip("REAL KERNEL TEST NOT RUN: /proc/sys/vm is not writable here")
-        assert sysctls.write(name, there) == ""
-        assert sysctls.read(name) == there
+        assert access.set(name, there) == ""
+        assert access.value(name) == there

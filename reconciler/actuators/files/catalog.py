@@ -1,0 +1,54 @@
+"""The files of the node, outside of every cgroup, that policies may set: where each is, and the codec of its text.
+
+A policy names one in a `state.plan.FileTarget`; `reconciler.actuators.files.node_files` writes it, records the
+original, shows it, and restores it. A new file is one entry of the catalog; where its text is of a new form, with a
+codec of its own. The values are integers, so that a target can be bounded (`FileTarget.most_rise`).
+
+Source: kernel documentation, admin-guide/sysctl/vm. ``watermark_scale_factor`` came with Linux 4.6; /proc/sys is
+read-only in containers that are not privileged.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from msgspec import Struct
+
+from cgroupfs.bounded import whole
+from state.kinds import FILE, SYSCTL
+from state.memory import MIN_FREE, SCALE
+
+
+class FileCodec(Struct, frozen=True):
+    """The text of a file: what is read from it as a number (errors: `ValueError`), and what is written."""
+
+    decode: Callable[[str], int]
+    encode: Callable[[int], str]
+
+
+NUMBER: Final = FileCodec(lambda text: whole(text.strip()), str)
+"""A whole number."""
+
+
+class NodeFile(Struct, frozen=True):
+    """One file. ``path``: below the node's root; ``name``: in plans, holds and documents, the kernel's own name."""
+
+    name: str
+    path: str
+    codec: FileCodec = NUMBER
+
+    @property
+    def kind(self) -> str:
+        """The kind of its row in the ledger."""
+        return SYSCTL if self.path.startswith("proc/sys/") else FILE
+
+
+def _sysctl(name: str) -> NodeFile:
+    return NodeFile(name, f"proc/sys/{name.replace('.', '/')}")
+
+
+_FILES: Final = (
+    _sysctl(MIN_FREE),
+    _sysctl(SCALE),
+)
+FILES: Final[Mapping[str, NodeFile]] = {file.name: file for file in _FILES}
+"""By name."""

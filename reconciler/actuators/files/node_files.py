@@ -1,0 +1,339 @@
+"""Sets files of the node outside of every cgroup (`reconciler.actuators.files.catalog`). An auxiliary actuator.
+
+The original is durable before the first write, together with every value of ours that the file may have after a crash.
+A value that is neither was written by another program (sysctl, tuned, the kernel itself as memory is plugged in): it
+is left as it is, reported, and no longer restored.
+"""
+
+import os
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Final, final
+
+import trio
+from msgspec import Struct
+from msgspec.structs import replace
+
+from cgroupfs.bounded import whole
+from cgroupfs.errors import StoreError, errno_name
+from cgroupfs.files import REAL, FileOps
+from reconciler.actuators.base import ActuatorContext, ActuatorKind, OfflineContext, PeriodicWorker, PlanSnapshot
+from reconciler.actuators.cgroup.status import SettingStatus
+from reconciler.actuators.codec import LedgerState, RowCodec, undo_rows, undo_values
+from reconciler.actuators.files.catalog import FILES, NodeFile
+from reconciler.actuators.holds import holding
+from state.entry import LedgerEntry
+from state.kinds import FILE, SYSCTL
+from state.ledger import Ledger
+from state.memory import MACHINE
+from state.model import Setting
+from state.plan import FileTarget
+from state.setting_state import SettingState
+from state.undo import RestoreOutcome, RestoreResult
+
+NAME: Final = "node_files"
+_PERIOD_S: Final = 60.0
+_COUNTED: Final = frozenset({SettingState.WRITTEN, SettingState.REFUSED})
+
+
+class NodeFileState(Struct, frozen=True, kw_only=True):
+    """One file: its original value, and the values of ours that it may have, the newest last."""
+
+    original: int
+    ours: tuple[int, ...]
+    policy: str
+
+
+class FileRows(Struct, frozen=True, kw_only=True):
+    """The changed files of one kind, by name."""
+
+    values: Mapping[str, NodeFileState] = {}
+
+
+def _codec(kind: str) -> RowCodec[FileRows]:
+    """The rows of one kind: object ``/``, field the file's name."""
+
+    def load(rows: Iterable[LedgerEntry]) -> FileRows:
+        values = {}
+        for row in rows:
+            with suppress(ValueError):
+                # The name is looked up later and never followed as a path.
+                if row.path == MACHINE and row.original is not None and "/" not in row.file:
+                    ours = tuple(map(whole, row.ours))
+                    values[row.file] = NodeFileState(original=whole(row.original), ours=ours, policy=row.policy or "")
+        return FileRows(values=values)
+
+    def dump(state: FileRows) -> Iterable[LedgerEntry]:
+        for name, value in state.values.items():
+            yield _row(kind, name, value)
+
+    return RowCodec(kind=kind, load=load, dump=dump)
+
+
+def _row(kind: str, name: str, value: NodeFileState) -> LedgerEntry:
+    ours = tuple(map(str, value.ours))
+    return LedgerEntry(
+        kind=kind,
+        controller="",
+        path=MACHINE,
+        file=name,
+        knob=name,
+        original=str(value.original),
+        ours=ours,
+        wanted=ours[-1] if ours else None,
+        policy=value.policy,
+    )
+
+
+CODECS: Final = {kind: _codec(kind) for kind in (SYSCTL, FILE)}
+
+
+class FileAccess:
+    """Reads and writes the files; as a `ValueAccess` it restores them. Everything in here is for a thread."""
+
+    def __init__(self, root: str, files: FileOps, catalog: Mapping[str, NodeFile] = FILES) -> None:
+        """``catalog``: the files by name; a name that is not in it is never opened."""
+        self.catalog = catalog
+        self._root = root
+        self._files = files
+
+    def value(self, name: str) -> int | str:
+        """The value; a text: why there is none."""
+        file = self.catalog.get(name)
+        if file is None:
+            return f"this version has no file named {name}"
+        directory, base = os.path.split(os.path.join(self._root, file.path))
+        try:
+            return file.codec.decode(self._files.read(directory, base))
+        except FileNotFoundError:
+            return f"this kernel has no {name}"
+        except OSError as exc:
+            return f"cannot read: {errno_name(exc.errno)}"
+        except ValueError:
+            return f"/{file.path} has an unexpected text"
+
+    def set(self, name: str, value: int) -> str:
+        """Write the value and read it back. Empty when it is in place, else why not."""
+        file = self.catalog[name]
+        directory, base = os.path.split(os.path.join(self._root, file.path))
+        try:
+            self._files.write(directory, base, file.codec.encode(value))
+        except OSError as exc:
+            return errno_name(exc.errno)
+        except ValueError as exc:
+            return str(exc)
+        result = self.value(name)
+        return "" if result == value else f"accepted, but it reads {result}"
+
+    def is_same(self, row: LedgerEntry) -> bool:
+        """Such a file is the same for as long as the kernel runs."""
+        return row.path == MACHINE
+
+    def read(self, row: LedgerEntry) -> str:
+        """The value. Errors: `ValueError` says why there is none."""
+        value = self.value(row.file)
+        if isinstance(value, str):
+            raise ValueError(value)  # noqa: TRY004  # the kernel's answer, no mistake of types
+        return str(value)
+
+    def write(self, row: LedgerEntry, text: str) -> None:
+        """Write the value. Errors: `ValueError` with the errno's name."""
+        if refused := self.set(row.file, whole(text)):
+            raise ValueError(refused)
+
+
+def undo(access: FileAccess, kind: str, state: FileRows) -> tuple[list[RestoreResult], FileRows]:
+    """Write the originals back; and what is left to be restored. For a thread. Errors: none."""
+    rows = sorted((_row(kind, name, value) for name, value in state.values.items()), key=lambda row: row.file)
+    done, left = undo_values(rows, access)
+    return done, CODECS[kind].load(left)
+
+
+def restore_files(ledger: Ledger, *, root: str = "/", files: FileOps = REAL) -> list[RestoreResult]:
+    """Restore all of them while no daemon runs. Errors: `StoreError` when that cannot be recorded; it is done then."""
+    access = FileAccess(root, files)
+    return [
+        result for kind, codec in CODECS.items() for result in undo_rows(ledger, codec, partial(undo, access, kind))
+    ]
+
+
+@final
+class NodeFiles:
+    """See the module's text."""
+
+    name = NAME
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        lane: trio.CapacityLimiter,
+        *,
+        root: str = "/",
+        files: FileOps = REAL,
+        catalog: Mapping[str, NodeFile] = FILES,
+    ) -> None:
+        """``lane``: the store's limiter."""
+        self.counts: Counter[str] = Counter()
+        self.standings: dict[str, dict[str, SettingStatus]] = {}
+        self._access = FileAccess(root, files, catalog)
+        self._rows = {kind: LedgerState(codec, ledger, lane) for kind, codec in CODECS.items()}
+        self._turns = PeriodicWorker(self._sweep, _period_s)
+        self._confirmed: set[str] = set()
+        """Files in which a value of ours was read in this run: any other value there is another program's."""
+        self._values: dict[str, int | str] = {}
+
+    # The interface of an auxiliary actuator
+
+    def planned(self, situation: PlanSnapshot) -> None:
+        """A reconciliation is over. The values do not depend on pods: only a changed target is worth a sweep now."""
+        before = self._turns.situation
+        changed = before is None or _relevant(before) != _relevant(situation)
+        self._turns.planned(situation, wake=changed and bool(situation.plan.files or self._changed))
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Compare after each change of the targets, and each minute, for ever."""
+        await self._turns.run(task_status=task_status)
+
+    async def sweep(self) -> None:
+        """Bring the files to what the newest plan wants."""
+        await self._turns.sweep()
+
+    async def restore(self, only: str | None = None) -> Sequence[RestoreResult]:
+        """Restore all of them; none belongs to a pod."""
+        async with self._turns.restoring():
+            return await self._restore(self._changed) if only is None else ()
+
+    def status(self) -> Mapping[str, object]:
+        """Present, original and wanted values by name; counts."""
+        changed = self._changed
+        values = {
+            name: {
+                "now": value if isinstance(value, int) else None,
+                "original": changed[name].original if name in changed else None,
+                "wanted": status.setting.value if (status := self._status(name)) is not None else None,
+                "state": status.state if status is not None else None,
+                "detail": status.detail if status is not None else "",
+            }
+            for name, value in sorted(self._values.items())
+        }
+        return {"values": values, "counts": dict(sorted(self.counts.items()))}
+
+    def problems(self) -> Sequence[str]:
+        """The wanted values that are not in place, and why."""
+        return [
+            f"{name}: {status.detail}"
+            for name, status in sorted(self.standings.get(MACHINE, {}).items())
+            if status.state.is_failing() or status.state.is_absent() or status.state is SettingState.YIELDED
+        ]
+
+    # One sweep
+
+    @property
+    def _changed(self) -> Mapping[str, NodeFileState]:
+        """The files that have a row in the ledger."""
+        return {name: value for rows in self._rows.values() for name, value in rows.now.values.items()}
+
+    def _status(self, name: str) -> SettingStatus | None:
+        return self.standings.get(MACHINE, {}).get(name)
+
+    async def _sweep(self, situation: PlanSnapshot) -> None:
+        targets = situation.plan.files
+        names = sorted({*targets, *self._changed})
+        self._values = await self._turns.work(lambda: {name: self._access.value(name) for name in names})
+        held = {name for name in names if holding(situation.holds, path=MACHINE, knob=name, pod_uid=None) is not None}
+        if situation.enforce:
+            await self._restore(
+                {name: file for name, file in self._changed.items() if name not in targets and name not in held}
+            )
+        statuses: dict[str, SettingStatus] = {}
+        for name, target in targets.items():
+            if (setting := target.setting) is None:
+                continue  # the value cannot be computed now; the present one stays
+            dry = not situation.enforce or target.dry_run
+            state, detail = await self._bring(setting, target, held=name in held, dry=dry)
+            value = self._values[name]
+            actual = str(value) if isinstance(value, int) else None
+            statuses[name] = SettingStatus(setting, state, str(setting.value), actual, detail, time.time())
+            if state in _COUNTED:
+                self.counts[state] += 1
+        self.standings = {MACHINE: statuses} if statuses else {}
+
+    async def _bring(self, setting: Setting, wanted: FileTarget, *, held: bool, dry: bool) -> tuple[SettingState, str]:
+        """Bring one file to its value; its state then, and why."""
+        name, value = setting.knob, setting.value
+        assert isinstance(value, int)
+        present, before = self._values[name], self._changed.get(name)
+        if isinstance(present, str):
+            return SettingState.MISSING, present
+        original = present if before is None else before.original
+        target = max(value, original) if wanted.only_raise else value
+        if before is not None and self._is_foreign(name, present, before):
+            return SettingState.YIELDED, f"set to {present} by another program; unchanged"
+        if present == target:
+            if before is not None:
+                self._confirmed.add(name)
+            return SettingState.IN_PLACE, "" if target == value else f"never set below its original value {original}"
+        if held:
+            return SettingState.HELD, "on hold by an operator"
+        if dry:
+            return SettingState.WOULD_WRITE, ""
+        if wanted.most_rise is not None and target - present > wanted.most_rise:
+            return SettingState.WAITING, "not enough available memory for it"
+        ours = (*(() if before is None else before.ours[-1:]), target)
+        rows = self._rows[self._access.catalog[name].kind]
+        fresh = NodeFileState(original=original, ours=ours, policy=setting.policy)
+        try:
+            await rows.save(FileRows(values={**rows.now.values, name: fresh}))
+        except StoreError as exc:
+            return SettingState.NOT_RECORDED, str(exc)
+        refused = await self._turns.work(partial(self._access.set, name, target))
+        if refused:
+            return SettingState.REFUSED, refused
+        self._confirmed.add(name)
+        self._values[name] = target
+        return SettingState.WRITTEN, ""
+
+    def _is_foreign(self, name: str, present: int, before: NodeFileState) -> bool:
+        """Neither ours, nor the original that is still there when a crash came before the write."""
+        return present not in before.ours and (name in self._confirmed or present != before.original)
+
+    async def _restore(self, chosen: Mapping[str, NodeFileState]) -> list[RestoreResult]:
+        done: list[RestoreResult] = []
+        for kind, rows in self._rows.items():
+            mine = {name: file for name, file in chosen.items() if name in rows.now.values}
+            if not mine:
+                continue
+            results, failed = await self._turns.work(partial(undo, self._access, kind, FileRows(values=mine)))
+            over = mine.keys() - failed.values.keys()
+            self._confirmed -= over
+            left = {name: file for name, file in rows.now.values.items() if name not in over}
+            try:
+                await rows.save(FileRows(values=left), dropped="restored")
+            except StoreError as exc:
+                results = [replace(result, undo=RestoreOutcome.REFUSED, detail=str(exc)) for result in results]
+            done += results
+        return done
+
+
+def _relevant(situation: PlanSnapshot) -> tuple[object, ...]:
+    """What of a situation matters here."""
+    targets = {name: (target.setting, target.dry_run) for name, target in situation.plan.files.items()}
+    return targets, situation.enforce, situation.holds
+
+
+def _period_s(situation: PlanSnapshot) -> float | None:
+    return _PERIOD_S if situation.plan.files else None
+
+
+def _build(context: ActuatorContext) -> NodeFiles:
+    return NodeFiles(context.ledger, context.store_lane, root=context.root, files=context.files)
+
+
+def _undo_offline(context: OfflineContext) -> Sequence[RestoreResult]:
+    return restore_files(context.ledger, root=context.root) if context.only is None else ()
+
+
+ACTUATOR: Final = ActuatorKind(codecs=CODECS, build=_build, undo=_undo_offline)
