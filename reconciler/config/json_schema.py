@@ -97,10 +97,11 @@ def _choice(choices: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _text(kind: StrType, *, path: bool) -> dict[str, Any]:
-    bounds = {"minLength": kind.min_length, "maxLength": kind.max_length, "pattern": "^/" if path else kind.pattern}
+    pattern = "^/" if path else kind.pattern
+    bounds = {"minLength": kind.min_length, "maxLength": kind.max_length, "pattern": pattern}
     strict = {key: value for key, value in bounds.items() if value is not None}
     # What an editor takes for a number or a truth value is text as well, where the bounds allow such a text.
-    kinds = ["string", *(name for name, text in _BARE.items() if re.search(strict.get("pattern", ""), text))]
+    kinds = ["string", *(name for name, text in _BARE.items() if re.search(pattern or "", text))]
     return {"type": kinds if len(kinds) > 1 else "string", **strict}
 
 
