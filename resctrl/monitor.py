@@ -199,7 +199,7 @@ class MonitorGroups:
         return numbers
 
     def create(self, control: str, name: str) -> bool:
-        """Make one; False when it was there. Errors as `Groups.create`."""
+        """Make one; False when it was there. Errors as `ControlGroups.create`."""
         path = self._own(control, name)
         try:
             self.files.mkdir(path)

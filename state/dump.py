@@ -112,7 +112,7 @@ HOLD_DEFAULTS: Final[Mapping[str, object]] = {
 Row = Mapping[str, object]
 
 _ENDS: Final = frozenset({"interference-cleared", "response-undone"})
-"""Kinds of alerts that are an end; a test holds them against `Kind.began`."""
+"""Kinds of alerts that are an end; a test holds them against `AlertKind.began`."""
 
 
 def document(

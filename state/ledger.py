@@ -191,8 +191,8 @@ class Ledger:
     def adopt(self, entries: Iterable[LedgerEntry]) -> int:
         """After the store was lost: enter live files that carry our values, with what is known of their originals.
 
-        Like `first_touches`, but an entry without an original is marked `Origin.UNKNOWN`, and the live value of a file
-        is never taken for its original afterwards.
+        Like `first_touches`, but an entry without an original is marked `OriginalSource.UNKNOWN`, and the live value of
+        a file is never taken for its original afterwards.
         Errors: `StoreError`.
         """
         made = []

@@ -1,8 +1,8 @@
 """The durable file of everything remembered: SQLite in WAL mode, ``synchronous=FULL``.
 
-It knows keyed tables and a bounded history, not what the rows mean: `state.ledger` and `state.records` do. All calls
-are synchronous and belong to ONE lane (one thread at a time): call them from a worker thread with a limiter of one.
-Two threads inside at once raise instead of interleaving.
+It knows keyed tables and a bounded history, not what the rows mean: `state.ledger` and other owners (`state.rows`) do.
+All calls are synchronous and belong to ONE lane (one thread at a time): call them from a worker thread with a limiter
+of one. Two threads inside at once raise instead of interleaving.
 
 States: *writable*; *unwritable* (full disk, read-only mount, missing right): every write raises `StoreError`, what can
 be read was read, and the file is tried again every ``retry_s``. A damaged file is moved aside

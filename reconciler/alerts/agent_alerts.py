@@ -20,7 +20,7 @@ _KINDS: Final[Mapping[str, tuple[AlertKind, Severity]]] = {
 
 
 def as_alert(kind: str, message: str, setting: Setting | None, pods: Mapping[str, Pod]) -> Alert:
-    """One alert; of a kind that is not in the table it is `Kind.OTHER`, a warning."""
+    """One alert; of a kind that is not in the table it is `AlertKind.OTHER`, a warning."""
     alert_kind, severity = _KINDS.get(kind, (AlertKind.OTHER, Severity.WARNING))
     resolved = kind == "store" and message == STORE_IS_WELL
     labels = {"cause": kind}

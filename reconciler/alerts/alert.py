@@ -66,8 +66,8 @@ class Alert(Struct, frozen=True, kw_only=True):
 
     ``at_s``: seconds since the epoch. ``labels`` tell them apart for routing (pod, namespace, rule, cause), ``details``
     are for reading. ``durable``: must be told even if the daemon dies now. Neither holds a secret. The labels
-    ``namespace``, ``pod`` and ``uid`` name the pod that it is about. A kind that ends another (`Kind.began`) with the
-    same key is the end of that one.
+    ``namespace``, ``pod`` and ``uid`` name the pod that it is about. A kind that ends another (`AlertKind.began`) with
+    the same key is the end of that one.
     """
 
     kind: AlertKind

@@ -80,7 +80,7 @@ class _Record:
 
 @final
 class Outbox:
-    """One sink's. `offer` what there is, `take` what is due, then say `landed`, `failed` or `gave_up` of it."""
+    """One sink's. `offer` what there is, `take` what is due, then say `delivered`, `failed` or `dropped` of it."""
 
     def __init__(self, name: str, rules: SinkRules, wall_offset_s: float = 0.0) -> None:
         """``wall_offset_s``: what makes ``now`` seconds since the epoch."""
@@ -173,7 +173,7 @@ class Outbox:
         self._flying.clear()
 
     def dropped(self, ids: Collection[str], now: float) -> list[str]:
-        """These are told no more; the others wait again. The answer: as `landed`."""
+        """These are told no more; the others wait again. The answer: as `delivered`."""
         done = []
         for key, record, notice, pending in self._came_back(ids):
             self.tally.failed += pending

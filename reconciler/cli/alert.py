@@ -68,7 +68,7 @@ def _directly(options: Namespace) -> Sequence[Mapping[str, object]]:
     try:
         config = load.load(places.config_path(options), required=options.config is not None).config
     except ConfigError as exc:
-        raise CliError(str(exc), Exit.USAGE) from exc
+        raise CliError(str(exc), Exit.USAGE, lines=exc.problems) from exc
     kubelet = read_kubelet(config)
     ground = SinkContext(
         node=kubelet.node_name or os.uname().nodename, root=config.node.root, kubelets=kubelet.kubeconfig

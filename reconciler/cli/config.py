@@ -7,7 +7,7 @@ from reconciler.cli import places
 from reconciler.cli.exits import CliError, Exit
 from reconciler.config import load
 from reconciler.config.docs import explain
-from reconciler.runtime.streams import complain_lines, write
+from reconciler.runtime.streams import write
 from reconciler.settings.binder import ConfigError
 
 
@@ -18,9 +18,7 @@ def run(options: Namespace) -> int:
     try:
         loaded = load.load(places.config_path(options), required=options.config is not None)
     except ConfigError as exc:
-        # One line each, unlike other mistakes: every one of them has a place of its own.
-        complain_lines(exc.problems)
-        return Exit.USAGE
+        raise CliError(str(exc), Exit.USAGE, lines=exc.problems) from exc
     try:
         text = explain(loaded, options.key)
     except KeyError as exc:

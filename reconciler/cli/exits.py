@@ -1,5 +1,6 @@
 """What the program ends with, the same for every command; docs/bypassctl.1.md has the table from here."""
 
+from collections.abc import Iterable
 from enum import IntEnum
 
 from cgroupfs.errors import AgentError
@@ -25,8 +26,12 @@ class Exit(IntEnum):
 
 
 class CliError(AgentError):
-    """Ends the program with ``code`` and one line on standard error."""
+    """Ends the program with ``code`` and one line on standard error; with ``lines``, those instead.
 
-    def __init__(self, message: str, code: Exit) -> None:
+    Lines are for the mistakes of a configuration: each has its place.
+    """
+
+    def __init__(self, message: str, code: Exit, *, lines: Iterable[object] = ()) -> None:
         super().__init__(message)
         self.code = code
+        self.lines = tuple(lines)

@@ -44,7 +44,7 @@ def _until_written(parts: Sequence[str], only: str | None) -> int:
     except streams.OutputError:
         raise
     except CliError as exc:
-        code = _failed(str(exc), exc.code)
+        code = _failed(str(exc), exc.code, exc.lines)
     except InputError as exc:
         code = _failed(str(exc), Exit.USAGE)
     except AgentError as exc:
@@ -53,10 +53,13 @@ def _until_written(parts: Sequence[str], only: str | None) -> int:
     return code
 
 
-def _failed(text: str, code: Exit) -> int:
+def _failed(text: str, code: Exit, lines: Sequence[object] = ()) -> int:
     # In the order in which it happened, where both go to one terminal.
     streams.finish()
-    streams.complain(text)
+    if lines:
+        streams.complain_lines(lines)
+    else:
+        streams.complain(text)
     return int(code)
 
 

@@ -73,5 +73,5 @@ def _configured(options: Namespace) -> tuple[str | None, str | None, str]:
     try:
         config = load.load(config_path(options)).config
     except ConfigError as exc:
-        raise CliError(str(exc), Exit.USAGE) from exc
+        raise CliError(str(exc), Exit.USAGE, lines=exc.problems) from exc
     return config.http.socket, config.http.reader_socket, config.store.path

@@ -60,7 +60,7 @@ def run(options: Namespace) -> int:
     try:
         document = _node(options) if options.machine is None else _machine(options)
     except ConfigError as exc:
-        raise CliError(str(exc), Exit.USAGE) from exc
+        raise CliError(str(exc), Exit.USAGE, lines=exc.problems) from exc
     if options.output == "table":
         show(blocks(document))
     else:

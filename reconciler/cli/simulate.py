@@ -203,7 +203,7 @@ def _load(options: Namespace, path: str) -> Config:
     try:
         return load.load(path, required=required).config
     except ConfigError as exc:
-        raise CliError(str(exc), Exit.USAGE) from exc
+        raise CliError(str(exc), Exit.USAGE, lines=exc.problems) from exc
 
 
 def _time(text: str | None) -> float | None:

@@ -18,6 +18,8 @@ from reconciler.settings.schema import FieldSchema, ListType, Schema, section_of
 from reconciler.settings.units import Unit
 
 DRAFT: Final = "https://json-schema.org/draft/2020-12/schema"
+_BARE: Final = {"number": "1", "boolean": "true"}
+"""JSON types of bare words of YAML, each with one such word."""
 _CPU_LIST: Final = r"^\s*([0-9]+(-[0-9]+)?(\s*,\s*[0-9]+(-[0-9]+)?)*)?\s*$"
 
 
@@ -95,10 +97,12 @@ def _choice(choices: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _text(kind: StrType, *, path: bool) -> dict[str, Any]:
-    bounds = {"minLength": kind.min_length, "maxLength": kind.max_length, "pattern": "^/" if path else kind.pattern}
+    pattern = "^/" if path else kind.pattern
+    bounds = {"minLength": kind.min_length, "maxLength": kind.max_length, "pattern": pattern}
     strict = {key: value for key, value in bounds.items() if value is not None}
-    # Without bounds what an editor takes for a number, a truth value or a date is text as well.
-    return {"type": "string", **strict} if strict else {"type": ["string", "number", "boolean"]}
+    # What an editor takes for a number or a truth value is text as well, where the bounds allow such a text.
+    kinds = ["string", *(name for name, text in _BARE.items() if re.search(pattern or "", text))]
+    return {"type": kinds if len(kinds) > 1 else "string", **strict}
 
 
 def _number(schema: Schema) -> dict[str, Any]:

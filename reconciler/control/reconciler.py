@@ -157,7 +157,9 @@ class Reconciler:
             try:
                 async with self._one_look:
                     await self.reconcile(batch)
-                self.problem = self._unlisted
+                if batch.everything or self.problem is None:
+                    # A failed look is over with the next whole one only: what it was to find is not known before.
+                    self.problem = self._unlisted
             except (AgentError, OSError) as exc:
                 # Unknown is not empty: what is applied stays, and we look again.
                 self.errors.counted(NODE, exc)

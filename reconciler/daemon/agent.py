@@ -307,11 +307,11 @@ class Agent:
     # The runtime's signal passes through here, so that the parts need not know each other
 
     def on_settled(self, container_id: str, at: float, which: RuntimeEvent) -> None:
-        """`SignalHandler`."""
+        """`RuntimeEventHandler`."""
         self.reconciler.wait_idle(container_id, at, which)
 
     def gone(self, container_id: str) -> None:
-        """`SignalHandler`."""
+        """`RuntimeEventHandler`."""
         self.checkpoints.reassertion.gone(container_id)
         self.reconciler.gone(container_id)
 

@@ -1,8 +1,8 @@
 """What the agent shows of itself: the state document and the metrics, and the commands that root may give it.
 
-Implements what the web part asks for (`Shown`, `Control`). The document's shape is `state.dump`'s, with the daemon's
-own knowledge in ``pods`` (containers, how each setting stands, times), ``directories`` (the same for the groups above
-the pods) and ``budget``.
+Implements what the web part asks for (`StatusProvider`, `ControlHandler`). The document's shape is `state.dump`'s, with
+the daemon's own knowledge in ``pods`` (containers, how each setting stands, times), ``directories`` (the same for the
+groups above the pods) and ``budget``.
 
 How everything stands and the numbers of one scrape, gathered from the agent's parts. Nothing here decides.
 """

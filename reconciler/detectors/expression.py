@@ -95,7 +95,7 @@ def newest(ref: Ref, sight: VictimView) -> float | None:
 
 
 def degree(node: Node, sight: VictimView) -> float:
-    """How far a true or false thing is beyond its limit, as `Opinion.severity`: 1.0 is just at it, unknown is 0.0."""
+    """How far a truth value is beyond its limit, as `DetectorVerdict.severity`: 1.0 is just at it, unknown is 0.0."""
     if isinstance(node, Unary):
         flag = truth(node, sight)
         return float(bool(flag))

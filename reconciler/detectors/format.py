@@ -34,5 +34,5 @@ def resource_of(signal: str) -> ContendedResource:
 
 
 def gap_of(resource: ContendedResource, signal: str, beyond: float) -> float | None:
-    """``beyond`` as `Opinion.gap`; None when the signal's unit is not the unit of this resource."""
+    """``beyond`` as `DetectorVerdict.gap`; None when the signal's unit is not the unit of this resource."""
     return abs(beyond) if SIGNALS[signal].unit == _GAPS.get(resource) else None

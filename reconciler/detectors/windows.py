@@ -93,7 +93,7 @@ def measured(sight: VictimView, subject: str | None, signal: str, length_s: floa
 
 
 def mean(series: SampleSeries, now: float, length_s: float, fresh_s: float, ago_s: float = 0.0) -> float | None:
-    """The mean of such a window that ended ``ago_s`` before ``now``. ``fresh_s``: see `Sight.patience_s`."""
+    """The mean of such a window that ended ``ago_s`` before ``now``. ``fresh_s``: see `VictimView.patience_s`."""
     spacing = fresh_s / STALE_S
     length = max(length_s, spacing)
     end = now - ago_s

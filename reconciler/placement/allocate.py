@@ -6,7 +6,7 @@
 3. A scheduler's choice is taken as it is when all of it is free (and whole cores where they are asked for). Else the
    CPUs are chosen as if it had not been made, and a note says so.
 4. Growing ones, and those that lost CPUs, take neighbours of what they keep.
-5. Newcomers, through the chain of plug-ins, in the order of `Run.ordered`.
+5. Newcomers, through the chain of plug-ins, in the order of `PluginRunner.ordered`.
 
 Who cannot get its count keeps what it held, with the reason in ``refused``; one that lost all of it gets what there is.
 

@@ -16,7 +16,7 @@ _NOBODY: Final = CpuPreferences()
 
 @final
 class NumaOccupancy:
-    """The seats so far. A pod takes one by `sit` or `sit_pod`, and none is given back: one of these is one choice."""
+    """The nodes assigned so far, by `assign` and `assign_pod`; none is given back: one of these is one choice."""
 
     def __init__(self, wishes: Mapping[str, CpuPreferences]) -> None:
         """``wishes`` by pod uid."""

@@ -19,7 +19,7 @@ where asked (prefer-closest-numa-nodes), then the higher score, then the lower n
 and the container's CPUs end up anywhere. When asked, a single node that the CPUs prefer wins over a merge that is not
 preferred: a device on the other node is one crossing a request, CPUs away from their memory one each cache miss.
 
-Source: the kubelet's topology manager (KEP-693, KEP-3545, KEP-4622). `numeric` has Katalyst's policy of that name.
+Source: the kubelet's topology manager (KEP-693, KEP-3545, KEP-4622). ``numeric`` is Katalyst's.
 
 The values of topology hints: what one resource says, and what came of all of them.
 

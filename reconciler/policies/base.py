@@ -1,6 +1,6 @@
 """What a policy is: a name, a config, and up to four pure functions.
 
-A new policy is one file that ends in ``POLICY = Policy(...)`` and one row in `table.py`. All functions see
+A new policy is one file that ends in ``POLICY = Policy(...)`` and one row in `policies.table`. All functions see
 the `NodeView` of the moment and nothing else; they keep no reference to it, write nothing, and give the same answer
 for the same arguments.
 """

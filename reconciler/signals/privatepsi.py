@@ -45,7 +45,7 @@ class _AttachOutcome(NamedTuple):
 
 @final
 class PrivateGroups:
-    """`psi.Groups` on a `PrivateTree`. ``wanted`` False: only remove what an earlier run has left."""
+    """`psi.PressureGroups` on a `PrivateTree`. ``wanted`` False: only remove what an earlier run has left."""
 
     def __init__(self, tree: PrivateTree, processes: PodProcesses, *, wanted: bool = True) -> None:
         self._wanted = wanted

@@ -3,7 +3,8 @@
 A task that its own quota (or a directory's above) stops stands in the run queue as well: the kernel counts it as
 waiting, whatever the version (measured on 6.18: one spinner with a quota of 20 % waits 80 % of the time). That part is
 taken off: the throttled time of the pod's run queues, for as many tasks as it has on each of its CPUs on average. It is
-an estimate; the share of the waiting that it does not explain is the sample's confidence, and `cpu.wait_own` tells it.
+an estimate; the share of the waiting that it does not explain is the sample's confidence, and ``cpu.wait_own`` tells
+it.
 
 A task is counted when it gets the CPU, not while it waits. What a process did between the last sample and its end is
 lost; where that shows (the processes known have used less than the pod's groups) the confidence is less.

@@ -1,7 +1,7 @@
 """What is counted and measured: plain numbers on the loop, and the frozen snapshot that a scrape shows.
 
 Nothing here knows Prometheus; `reconciler.telemetry.prometheus` makes its text from the newest snapshot. The
-loop's task is the only writer, so counting is an addition without a lock, and `Counters.values` is the only copy.
+loop's task is the only writer, so counting is an addition without a lock, and `AgentCounters.values` is the only copy.
 """
 
 import os

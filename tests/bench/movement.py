@@ -43,7 +43,7 @@ class Event(NamedTuple):
 class Step(NamedTuple):
     """What one packer did at one event. ``least``: the CPUs that no packer could have left where it had them.
 
-    ``split`` and ``caches`` as in `Cost`; ``pools``: how many have another set than before, each at least a write.
+    ``split`` and ``caches`` as in `PackCost`; ``pools``: how many have another set than before, each at least a write.
     """
 
     moved: int

@@ -18,7 +18,7 @@ HOST = 1
 
 
 class FakeSpaces:
-    """`Spaces`: the inode of each pod's namespace, which is its file, too."""
+    """`NetworkNamespaces`: the inode of each pod's namespace, which is its file, too."""
 
     own = HOST
 

@@ -11,7 +11,7 @@ from state.eviction import EvictionCase, EvictionStep
 
 
 class FakeWork:
-    """`Work` without an evictor around it."""
+    """`EvictionWork` without an evictor around it."""
 
     def __init__(
         self,

@@ -42,7 +42,7 @@ _HOT_LIMIT_BYTES: Final = 64 << 20
 
 
 class GroupFollower(Protocol):
-    """Watches the groups that hold files of ours; `Witness` is one."""
+    """Watches the groups that hold files of ours; `conflict.WriteAttribution` is one."""
 
     def follow(self, path: str) -> None: ...
 

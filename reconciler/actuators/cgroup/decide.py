@@ -73,7 +73,7 @@ class RecentReleases:
         self._files = {place: pair for place, pair in self._files.items() if place[0] != path}
 
     def places(self, target: GroupTarget) -> list[tuple[str, str]]:
-        """The files of a group that `put_right` is about: those given back before the runtime's signal."""
+        """The files of a group that `reassert_runtime` is about: those given back before the runtime's signal."""
         if not target.signalled or target.container is None:
             return []
         return [place for place in self._files if place[0] == target.group.path]

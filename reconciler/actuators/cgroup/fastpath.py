@@ -63,7 +63,7 @@ class _Prepared:
 
 @final
 class FastPath:
-    """Prepared writes by container id. `fire` is called by the source that reads the runtime's signal."""
+    """Prepared writes by container id. `execute` is called by the source that reads the runtime's signal."""
 
     def __init__(self, report: Callable[[FastResult], None], *, files: FileOps = REAL, root: str = "/") -> None:
         """``report`` is called once per firing, after the writes; it only notes and marks."""

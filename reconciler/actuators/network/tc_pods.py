@@ -309,7 +309,7 @@ def _added(link: Any, kind: str, index: int) -> bool:
 @contextmanager
 def _lacking(code: int, what: str) -> Iterator[None]:
     """Say what the kernel lacks when it answers so."""
-    from pyroute2.netlink.exceptions import NetlinkError  # see `actuators.tc`
+    from pyroute2.netlink.exceptions import NetlinkError  # see `actuators.network.tc`
 
     try:
         yield

@@ -4,8 +4,8 @@ What is read is the planner's next input (`reconciler.control.cache_loop`); the 
 the groups, values and threads that are there, and the difference is made. All file work runs in the worker thread of
 the loop, in slices; on hardware a single ``mkdir`` interrupts other CPUs.
 
-What cannot be found again by the groups' prefix is in the store before the first touch (`resctrl_undo`). When the
-policy is switched off everything is undone, as with any other policy.
+What cannot be found again by the groups' prefix is in the store before the first touch (`actuators.resctrl.undo`). When
+the policy is switched off everything is undone, as with any other policy.
 """
 
 import time

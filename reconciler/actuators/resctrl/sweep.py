@@ -1,8 +1,8 @@
 """One sweep over resctrl: bring groups, their values, the pods' threads and the monitoring groups to a plan.
 
-Synchronous and slow, for a worker thread; `Sweep.steps` stops after every act, so that a thread is never kept for
-long. The order: BE's values first, then the default group's, then the online ones; a thread is moved only into a group
-whose values stand; groups that nobody needs go last, and earlier only where their place is needed. So stopping
+Synchronous and slow, for a worker thread; `ResctrlSweep.steps` stops after every act, so that a thread is never kept
+for long. The order: BE's values first, then the default group's, then the online ones; a thread is moved only into a
+group whose values stand; groups that nobody needs go last, and earlier only where their place is needed. So stopping
 anywhere leaves every thread in a legal group, and the next sweep goes on from what is there.
 """
 

@@ -64,7 +64,7 @@ class AlertmanagerSinkConfig(TlsTrust, frozen=True, kw_only=True, forbid_unknown
 
 @final
 class AlertmanagerSink(BaseSink):
-    """`Sink`."""
+    """`AlertSink`."""
 
     def __init__(self, setup: SinkSetup) -> None:
         config = setup.config.section(AlertmanagerSinkConfig)

@@ -25,7 +25,7 @@ class FileSinkConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 @final
 class FileSink(BaseSink):
-    """`Sink`. The file is opened anew each time, so that anybody may move it away."""
+    """`AlertSink`. The file is opened anew each time, so that anybody may move it away."""
 
     def __init__(self, setup: SinkSetup) -> None:
         config = setup.config.section(FileSinkConfig)

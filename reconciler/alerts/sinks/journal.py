@@ -57,7 +57,7 @@ class JournalSinkConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 @final
 class JournalSink(BaseSink):
-    """`Sink`. Where no journal listens, alerts go to the daemon's own log, which is told once."""
+    """`AlertSink`. Where no journal listens, alerts go to the daemon's own log, which is told once."""
 
     def __init__(self, setup: SinkSetup) -> None:
         config = setup.config.section(JournalSinkConfig)

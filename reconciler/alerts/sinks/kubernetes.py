@@ -41,7 +41,7 @@ class KubernetesSinkConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 @final
 class KubernetesSink(BaseSink):
-    """`Sink`."""
+    """`AlertSink`."""
 
     def __init__(self, setup: SinkSetup) -> None:
         config = setup.config.section(KubernetesSinkConfig)

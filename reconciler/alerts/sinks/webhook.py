@@ -66,7 +66,7 @@ class WebhookSinkConfig(TlsTrust, frozen=True, kw_only=True, forbid_unknown_fiel
 
 @final
 class WebhookSink(BaseSink):
-    """`Sink`."""
+    """`AlertSink`."""
 
     def __init__(self, setup: SinkSetup) -> None:
         config = setup.config.section(WebhookSinkConfig)

@@ -65,7 +65,7 @@ class _CaseEnd(Exception):
 
 @final
 class CaseRunner:
-    """`base.Work` for one case. ``changed`` is called with every case that has become durable."""
+    """`EvictionWork` for one case. ``changed`` is called with every case that has become durable."""
 
     def __init__(self, case: EvictionCase, tools: CaseTools, changed: Callable[[EvictionCase], None]) -> None:
         self._case = case
@@ -78,7 +78,7 @@ class CaseRunner:
         self._way: EvictionMethodName | None = case.means
         self._broken: str | None = None
 
-    # As `base.Work`
+    # As `EvictionWork`
 
     @property
     def case(self) -> EvictionCase:
@@ -87,7 +87,7 @@ class CaseRunner:
 
     @property
     def resumed(self) -> EvictionStep | None:
-        """See `base.Work`."""
+        """See `EvictionWork`."""
         return self._resumed
 
     @property
@@ -107,7 +107,7 @@ class CaseRunner:
         return grace_of(self._case.order, self._case.target.grace_s, self._tools.config)
 
     def check(self) -> None:
-        """See `base.Work`."""
+        """See `EvictionWork`."""
         why = self._tools.forbidden(self._case)
         if why is not None:
             more = "; the API server had already accepted it" if self._case.accepted else ""
@@ -126,7 +126,7 @@ class CaseRunner:
     async def step(
         self, step: EvictionStep, *, accepted: bool = False, pid_starts: Mapping[int, int] | None = None
     ) -> None:
-        """See `base.Work`."""
+        """See `EvictionWork`."""
         if accepted:
             self._case = replace(self._case, accepted=True)  # known from here on, whatever `check` says
         self.check()
@@ -146,16 +146,16 @@ class CaseRunner:
         self._stepped = trio.current_time()
 
     async def refused(self, message: str) -> None:
-        """See `base.Work`. The first word of it is enough."""
+        """See `EvictionWork`. The first word of it is enough."""
         if not self._case.budget:
             await self._write(replace(self._case, budget=message))
 
     async def thaw(self) -> None:
-        """See `base.Work`."""
+        """See `EvictionWork`."""
         await thaw(self.tree)
 
     async def wait_empty(self, within_s: float) -> bool:
-        """See `base.Work`."""
+        """See `EvictionWork`."""
         return await wait_empty(self.tree, within_s)
 
     # The whole of it

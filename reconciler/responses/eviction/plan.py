@@ -1,7 +1,8 @@
 """One pass: triggers, victims, limits, and a decision. Pure: the same frames and cases give the same orders.
 
-A dry run decides exactly as an enforced one would at the same moment: its orders stand in `Decision.would`. Where some
-triggers are enforced and others are not, what is ordered is decided without the others, and what would be with all.
+A dry run decides exactly as an enforced one would at the same moment: its orders stand in `EvictionDecision.would`.
+Where some triggers are enforced and others are not, what is ordered is decided without the others, and what would be
+with all.
 """
 
 from collections.abc import Mapping, Sequence

@@ -107,7 +107,7 @@ _decode_resources = msgspec.json.Decoder(_Resources).decode
 
 @final
 class ApiEviction:
-    """`Way` through the API server."""
+    """`EvictionMethod` through the API server."""
 
     means = EvictionMethodName.API
 

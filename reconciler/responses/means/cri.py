@@ -37,7 +37,7 @@ _NO_SOCKET: Final = "no CRI socket"
 
 @final
 class CriEviction:
-    """`Way` through the runtime.
+    """`EvictionMethod` through the runtime.
 
     ``client``: the one to ask, or None while there is none; asked each time, as a runtime may be started later than
     this daemon. It is this way's own: a long stop must not keep other questions waiting.

@@ -29,7 +29,7 @@ _LONGEST_PAUSE_S: Final = 0.5
 
 @final
 class SignalEviction:
-    """`Way` by signals. Needs nothing but the right to signal, so it is the last resort."""
+    """`EvictionMethod` by signals. Needs nothing but the right to signal, so it is the last resort."""
 
     means = EvictionMethodName.SIGNAL
 

@@ -289,13 +289,20 @@ def test_what_answers_on_the_socket_may_be_anything(scene: Scene, run: Run) -> N
         check(ran.err)
 
 
-def test_a_configurations_problems_are_lines_of_their_own(run: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "command",
+    ["config show", "status", "restore", "plan", "plan --machine 4_cores", "alert test"],
+)
+def test_a_configurations_problems_are_lines_of_their_own(run: Run, tmp_path: Path, command: str) -> None:
     path = tmp_path / "bad.yaml"
-    path.write_text(yaml.safe_dump({f"key{UTF_8}": UTF_8, "mode": UTF_8, "log": {"level": UTF_8}}))
-    ran = run("config", "show", "--config", str(path))
+    mistakes = {f"key{UTF_8}": UTF_8, "mode": UTF_8, "log": {"level": UTF_8}, "store": {"path": UTF_8}}
+    path.write_text(yaml.safe_dump(mistakes))
+    words = [word.replace("_", " ") for word in command.split()]
+    ran = run(*words, "--config", str(path))
     assert ran.code == Exit.USAGE
     check(ran.err)
-    assert all(line.startswith(str(path)) for line in ran.err.splitlines())
+    assert len(ran.err.splitlines()) == len(mistakes)
+    assert all(line.startswith(f"{path}:") for line in ran.err.splitlines())
 
 
 def test_msgpack_is_never_written_to_a_terminal(

@@ -181,6 +181,12 @@ def test_the_defaults_conform() -> None:
         ("classes: {overrides: [{uid: a}]}", False),
         ("classes: {overrides: }", True),
         ("eviction: {classes: [reclaimed, online]}", False),
+        ("policies: {reserve: {cpus: 0}}", True),
+        ("policies: {reserve: {cpus: true}}", False),
+        ("policies: {exclusive: {avoid_irqs: [1]}}", True),
+        ("policies: {disk: {devices: [{name: 253}]}}", True),
+        ("http: {reader_group: on}", True),
+        ("runtime: {state_dir: 1}", False),
     ],
 )
 def test_it_accepts_what_the_reader_accepts(text: str, good: bool) -> None:

@@ -44,7 +44,7 @@ class Quota:
 
 
 class Private:
-    """`Groups` that somebody else fills."""
+    """`PressureGroups` that somebody else fills."""
 
     def __init__(self, directories: Mapping[str, str]) -> None:
         self.directories = dict(directories)
@@ -65,7 +65,7 @@ class Private:
 
 
 class Unsupported:
-    """`Reads` on a kernel that has PSI switched off: its files exist and answer EOPNOTSUPP."""
+    """`ReadOps` on a kernel that has PSI switched off: its files exist and answer EOPNOTSUPP."""
 
     def read(self, directory: str, file: str) -> str:
         if file.endswith(".pressure") or directory.endswith("/pressure"):

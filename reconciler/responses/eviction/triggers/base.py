@@ -1,7 +1,7 @@
 """What a trigger is: a pure function from the recent past to pressures, with what it chose to remember.
 
 A new trigger is one file that ends in ``TRIGGER = Trigger(...)``, its section in `TriggersConfig`, and one row in
-`table.py`. It says what is lacking, where, and how much; who goes for it, and whether anybody may, is decided
+`triggers.table`. It says what is lacking, where, and how much; who goes for it, and whether anybody may, is decided
 elsewhere. It does not look at who is leaving: what leaving pods hold is credited later, the same for all triggers.
 """
 

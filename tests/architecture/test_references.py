@@ -1,0 +1,224 @@
+"""What docstrings, comments and documents name in our program exists: modules, files, classes, functions, fields.
+
+In backticks (one on each side) a docstring names a thing of this program, or of a library that it imports; a word of
+a file, a file's name and a value have two.
+"""
+
+import ast
+import builtins
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import pytest
+
+ROOT: Final = Path(__file__).parents[2]
+PACKAGES: Final = ("cgroupfs", "resctrl", "state", "reconciler", "tests")
+FOLDERS: Final = ("cgroupfs", "resctrl", "state", "reconciler", "tests", "deploy")
+ROOMS: Final = tuple(sorted(path.parent.name for path in ROOT.glob("reconciler/*/__init__.py")))
+DOCUMENTS: Final = (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("tests/**/*.md"))
+# Names things that its reader makes, which tests/test_contributing.py makes and runs; the past has other names.
+NOT_READ: Final = {ROOT / "docs/contributing.md", ROOT / "CHANGELOG.md"}
+OTHERS: Final = {*dir(builtins), "PATH"}
+"""First words in backticks that are not ours, beside the modules that our code imports."""
+
+_NAME: Final = re.compile(r"(?<!`)`([A-Za-z_][\w.]*)(?:\(\))?`(?!`)")
+_MODULE: Final = re.compile(rf"(?<![\w./-])((?:{'|'.join(PACKAGES)})(?:\.[A-Za-z_]\w*)+)(?![\w/])")
+_FILE: Final = re.compile(rf"(?<![\w./-])((?:{'|'.join((*FOLDERS, *ROOMS))})/(?:[\w-]+/)*\w+\.py)\b")
+_SUFFIXES: Final = ("json", "db", "md", "py", "yaml", "writes")
+"""``state.json`` is a file, and a package has no such module."""
+
+
+class Place(NamedTuple):
+    """One line of text, and where it is."""
+
+    file: Path
+    line: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.file.relative_to(ROOT)}:{self.line}"
+
+
+class Module(NamedTuple):
+    """What one module defines: at its top, and anywhere (arguments and attributes, too)."""
+
+    top: frozenset[str]
+    every: frozenset[str]
+
+
+@cache
+def sources() -> tuple[Path, ...]:
+    return tuple(sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py")))
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
+def module(path: Path) -> Module:
+    parsed = tree(path)
+    top = frozenset(name for node in parsed.body for inner in _shallow(node) for name in _defined(inner))
+    return Module(top, frozenset(name for node in ast.walk(parsed) for name in _defined(node)))
+
+
+def _shallow(node: ast.AST) -> Iterator[ast.AST]:
+    """A statement and what it assigns; of a function or class the name only."""
+    yield node
+    if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        for inner in ast.iter_child_nodes(node):
+            yield from _shallow(inner)
+
+
+def _defined(node: ast.AST) -> Iterator[str]:
+    match node:
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+            yield name
+        case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()) | ast.arg(arg=name):
+            yield name
+        case ast.alias(name=name, asname=other):
+            yield from (other or name).split(".")
+        case ast.Call(args=[ast.Constant(value=str(name)), *_]):
+            # TypeVar, NewType.
+            yield name
+        case _:
+            return
+
+
+@cache
+def by_name() -> dict[str, tuple[Path, ...]]:
+    """Modules and packages by the last part of their name."""
+    modules: dict[str, tuple[Path, ...]] = {}
+    for path in sources():
+        name = path.parent.name if path.name == "__init__.py" else path.stem
+        modules[name] = (*modules.get(name, ()), path)
+    return modules
+
+
+@cache
+def everything() -> frozenset[str]:
+    return frozenset(by_name()).union(*(module(path).every for path in sources()))
+
+
+@cache
+def libraries() -> frozenset[str]:
+    """The first words of what is imported from elsewhere."""
+    names = set()
+    for path in sources():
+        for node in ast.walk(tree(path)):
+            match node:
+                case ast.Import(names=imported):
+                    names |= {item.name.partition(".")[0] for item in imported}
+                case ast.ImportFrom(module=str(name), level=0):
+                    names.add(name.partition(".")[0])
+    return frozenset(names - set(PACKAGES))
+
+
+def dotted(path: Path) -> tuple[str, ...]:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return parts[:-1] if parts[-1] == "__init__" else parts
+
+
+def exists(name: str) -> bool:
+    """A module by a whole name or the end of it, perhaps with a name in it; a class with a field; any name of ours."""
+    parts = tuple(name.split("."))
+    if parts[0] in OTHERS or parts[0] in libraries():
+        return True
+    for length in range(len(parts), 0, -1):
+        rest = parts[length:]
+        found = [path for path in by_name().get(parts[length - 1], ()) if dotted(path)[-length:] == parts[:length]]
+        if found and (not rest or any(rest[0] in module(path).top and _within(rest) for path in found)):
+            return True
+    return not (len(parts) > 1 and parts[0] in PACKAGES) and _within(parts)
+
+
+@cache
+def classes() -> dict[str, tuple[Path, ...]]:
+    """The modules that have a class of a name."""
+    homes: dict[str, tuple[Path, ...]] = {}
+    for path in sources():
+        for node in tree(path).body:
+            if isinstance(node, ast.ClassDef):
+                homes[node.name] = (*homes.get(node.name, ()), path)
+    return homes
+
+
+def _within(parts: tuple[str, ...]) -> bool:
+    """Whether these are names that follow each other; of a class of ours, in the module that has it."""
+    if not set(parts) <= everything():
+        return False
+    homes = classes().get(parts[0], ())
+    return len(parts) < 2 or not homes or any(parts[1] in module(path).every for path in homes)
+
+
+def written(path: Path) -> Iterator[Place]:
+    """The comments and docstrings of a source, each line by itself."""
+    with io.StringIO(path.read_text(encoding="utf-8")) as source:
+        for token in tokenize.generate_tokens(source.readline):
+            if token.type == tokenize.COMMENT:
+                yield Place(path, token.start[0], token.string)
+    for node in ast.walk(tree(path)):
+        match node:
+            case ast.Expr(value=ast.Constant(value=str(text))):
+                yield from (Place(path, node.lineno + number, line) for number, line in enumerate(text.splitlines()))
+
+
+def documents() -> Iterator[Place]:
+    for path in DOCUMENTS:
+        if path not in NOT_READ:
+            lines = path.read_text(encoding="utf-8").splitlines()
+            yield from (Place(path, number, line) for number, line in enumerate(lines, start=1))
+
+
+@cache
+def places() -> tuple[Place, ...]:
+    return (*(place for path in sources() for place in written(path)), *documents())
+
+
+def test_every_name_in_backticks_exists() -> None:
+    named = [
+        (place, match[1]) for place in places() if place.file.suffix == ".py" for match in _NAME.finditer(place.text)
+    ]
+    assert len(named) > 1000
+    assert [f"{place}: {name}" for place, name in named if not exists(name)] == []
+
+
+def test_every_module_that_is_named_exists() -> None:
+    named = [(place, match[1]) for place in places() for match in _MODULE.finditer(place.text)]
+    wrong = [f"{place}: {name}" for place, name in named if name.split(".")[1] not in _SUFFIXES and not exists(name)]
+    assert len(named) > 200
+    assert wrong == []
+
+
+def test_every_file_that_is_named_exists() -> None:
+    named = [(place, match[1]) for place in places() for match in _FILE.finditer(place.text)]
+    assert len(named) > 60
+    assert [f"{place}: {name}" for place, name in named if not _is_file(name)] == []
+
+
+def _is_file(name: str) -> bool:
+    return any((ROOT / base / name).is_file() for base in ("", "reconciler", "tests/reconciler", "tests"))
+
+
+@pytest.mark.parametrize(
+    ("name", "good"),
+    [
+        ("reconciler.control.planner", True),
+        ("reconciler.planner", False),
+        ("state.ledger.Ledger", True),
+        ("state.records", False),
+        ("planner.plan_node", True),
+        ("planner.plan_nodes", False),
+        ("Ledger.ours", True),
+        ("Ledger.wrote_it", False),
+        ("NoSuchClassOfOurs", False),
+    ],
+)
+def test_a_name_that_does_not_exist_is_found(name: str, good: bool) -> None:
+    assert exists(name) is good
