@@ -245,7 +245,8 @@ class ChangeDetector:
         actual = knob.normal(raw, version)
         self.control_files.store(file, actual)
         entry = self._ledger.get(file.key)
-        if entry is not None and self.enforce:
+        if entry is not None and self.may_write(setting):
+            # A value that is only shown is never ours: a program that writes it meanwhile would be restored over.
             self._ledger.want(file.key, wanted, policy=setting.policy, reason=setting.reason)
         move = compare(
             entry, FileState(actual, wanted, self.control_files.last_seen(entry, file, actual), restore=None)

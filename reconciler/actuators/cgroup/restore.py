@@ -53,7 +53,7 @@ _AS_ABOVE: Final = "was empty, which is impossible for a group with processes: n
 def adopt_unjournaled_writes(hierarchy: Hierarchy, ledger: Ledger, *, files: FileOps = REAL) -> int:
     """Note what stands in our files as written by us; how many values were not noted yet."""
     adopted = 0
-    for entry in list(ledger):
+    for entry in ledger.control_files():
         knob = CATALOG.get(entry.knob)
         version = hierarchy.version(entry.controller)
         if entry.writer not in {US, ""} or knob is None or version is None:
@@ -285,7 +285,7 @@ def unfreeze(hierarchy: Hierarchy, ledger: Ledger, *, files: FileOps = REAL) -> 
     knob = CATALOG[FREEZE]
     done: list[str] = []
     failed: list[str] = []
-    for entry in [ledger_entry for ledger_entry in ledger if ledger_entry.knob == FREEZE]:
+    for entry in [row for row in ledger.control_files() if row.knob == FREEZE]:
         version = hierarchy.version(entry.controller)
         if version is None:
             continue

@@ -14,7 +14,7 @@ what that is.
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Final, final
@@ -254,8 +254,7 @@ class OomScores:
         self._problems = []
         wanted, left = self._wanted(situation)
         self.standings = {path: {OOM_SCORE: status} for path, status in left.items() if status is not None}
-        gone = {path: kept for path, kept in self._kept.items() if path not in wanted and path not in left}
-        await self._give_back(gone)
+        await self._give_back(await self._turns.work(partial(self._unwanted, situation, {*wanted, *left})))
         news, writes = await self._turns.work(partial(self._compare, wanted))
         unrecorded: set[str] = set()
         if news and not await self._keep({**self._kept, **news}):
@@ -267,6 +266,23 @@ class OomScores:
         self._problems += [
             f"{count} processes keep their oom_score_adj: {code}" for code, count in refused.items() if code
         ]
+
+    def _unwanted(self, situation: PlanSnapshot, known: Collection[str]) -> dict[str, OomScoreState]:
+        """The containers with a row that are not in the view any more: restored where writing is allowed.
+
+        Where it is not, only rows without a process are dropped: the group is gone, and nothing is written.
+        """
+        plan = situation.plan.oom_scores or OomScorePlan()
+        frozen = not situation.enforce or plan.dry_run
+        return {
+            path: kept
+            for path, kept in self._kept.items()
+            if path not in known
+            and (
+                not (frozen or holding(situation.holds, path=path, knob=OOM_SCORE, pod_uid=kept.pod_uid or None))
+                or not self._processes.scores_of(path, kept.inode)
+            )
+        }
 
     @staticmethod
     def _wanted(situation: PlanSnapshot) -> tuple[dict[str, tuple[Setting, int]], dict[str, SettingStatus | None]]:
@@ -303,11 +319,13 @@ class OomScores:
             differ = [key for key, has in numbers.items() if has != number]
             if not differ:
                 continue
+            # A number of ours that is wanted differently now has its original already. At the first write none is
+            # ours, and a process that has the wanted number has it of its own.
+            others = numbers.keys() if kept is None else differ
             if kept is None:
                 original = next(iter(numbers.values()))
                 kept = OomScoreState(pod_uid=uid, inode=inode, ours=[], original=original)
-            # One of ours that is wanted differently now has its original already.
-            odd = {key: numbers[key] for key in differ if numbers[key] not in {kept.original, *kept.ours}}
+            odd = {key: numbers[key] for key in others if numbers[key] not in {kept.original, *kept.ours}}
             after = OomScoreState(
                 pod_uid=uid,
                 inode=inode,

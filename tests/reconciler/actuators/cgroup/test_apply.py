@@ -98,6 +98,20 @@ async def test_a_held_file_is_left_as_it_is(tmp_path: Path) -> None:
     acting.close()
 
 
+async def test_a_value_that_was_never_written_is_not_ours(tmp_path: Path) -> None:
+    """Wanted under a hold only: a program that writes this very value is another program all the same."""
+    kernel, hierarchy = make_node(tmp_path)
+    acting = Acting(kernel, hierarchy, tmp_path)
+    await acting.actuator.apply([acting.target(GROUP, {"cpu.weight": 3})])
+    hold = Hold(target="knob:cpu.weight", reason="test", by="me")
+    acting.judge.holds = {hold.target: hold}
+    await acting.actuator.apply([acting.target(GROUP, {"cpu.weight": 300})])
+    acting.write(GROUP, "cpu.weight", "300")
+    (done,) = await restore_all(hierarchy, acting.ledger, acting.writer, files=acting.files)
+    assert (done.undo, acting.read(GROUP, "cpu.weight")) == (RestoreOutcome.FOREIGN, "300")
+    acting.close()
+
+
 async def test_a_foreign_value_is_corrected_then_waited_for_then_left(tmp_path: Path) -> None:
     kernel, hierarchy = make_node(tmp_path)
     acting = Acting(kernel, hierarchy, tmp_path)

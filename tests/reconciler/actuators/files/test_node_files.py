@@ -20,6 +20,7 @@ from reconciler.control.planner import plan_node
 from reconciler.daemon import side_actuators
 from reconciler.policies.table import PoliciesConfig
 from reconciler.policies.watermarks import WatermarksConfig
+from state.entry import LedgerEntry
 from state.kinds import SYSCTL
 from state.ledger import Ledger
 from state.memory import MIN_FREE, SCALE, NodeMemoryReading
@@ -290,6 +291,22 @@ async def test_it_acts_when_its_wish_changes_and_each_minute(
     await trio.sleep(60)
     assert "another program" in side.problems()[0]
     nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("name", [".tmp.w.file", "../w", "vm/../../w", "w", ""])
+async def test_a_row_with_a_name_of_its_own_is_never_a_path(
+    kernel: Kernel, make: Make, store: Store, tmp_path: Path, name: str
+) -> None:
+    for place in (tmp_path / "w", tmp_path / "node/proc/sys/w", kernel.vm / "file"):
+        place.write_text("7\n")
+    row = LedgerEntry(
+        kind=SYSCTL, controller="", path="/", file=name, knob=name, original="5", ours=("7",), wanted="7", policy="x"
+    )
+    Ledger(store).record([row], [], kind="gone")
+    done = restore_files(Ledger(store), root=str(kernel.root), files=cast(FileOps, kernel))
+    done += await make().restore()
+    assert kernel.steps == 0, "nothing is written"
+    assert not [result for result in done if result.ok]
 
 
 @pytest.mark.kernel

@@ -99,10 +99,13 @@ class Live:
         self.actuator.planned(PlanSnapshot(view=view, plan=plan, enforce=enforce, holds=holds or {}))
         await self.actuator.sweep()
 
-    def end(self) -> None:
+    def end_processes(self) -> None:
         for popen in self.started:
             popen.kill()
             popen.communicate()
+
+    def end(self) -> None:
+        self.end_processes()
         self.store.close()
 
 
@@ -308,3 +311,38 @@ async def test_how_each_container_stands_is_told(live: Live) -> None:
     assert standing(live) == ("in place", "1000", "1000")
     await live.sweep(cls=PodClass.SHARED)
     assert live.actuator.standings == {}
+
+
+@pytest.mark.kernel
+async def test_a_process_that_had_the_wanted_number_of_its_own_keeps_it(live: Live) -> None:
+    first, own = live.process(100), live.process(1000)
+    await live.sweep()
+    assert (score(first), score(own)) == (1000, 1000)
+    assert all(result.ok for result in await live.actuator.restore())
+    assert (score(first), score(own)) == (100, 1000)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize(
+    ("enforce", "config", "holds"),
+    [
+        (False, ON, {}),
+        (True, replace(ON, dry_run=True), {}),
+        (True, ON, {"node": Hold(target="node", reason="mine", by="me")}),
+    ],
+    ids=["observe", "dry run", "hold"],
+)
+async def test_a_container_that_the_view_lacks_is_not_written_where_nothing_may_be(
+    live: Live, *, enforce: bool, config: OomScoreConfig, holds: dict[str, Hold]
+) -> None:
+    pid = live.process(100)
+    await live.sweep()
+    plan = plan_node(node(), None, PoliciesConfig(oom_score=config))
+    empty = PlanSnapshot(view=node(), plan=plan, enforce=enforce, holds=holds)
+    live.actuator.planned(empty)
+    await live.actuator.sweep()
+    assert score(pid) == 1000
+    assert set(read_rows(Ledger(live.store), CODEC).containers) == {live.main}
+    live.end_processes()
+    await live.actuator.sweep()
+    assert read_rows(Ledger(live.store), CODEC).containers == {}
