@@ -47,6 +47,14 @@ def cpus(container: Running) -> str:
     return container.read("cpuset", "cpuset.cpus")
 
 
+def is_restored(container: Running, before: str) -> bool:
+    """Whether its CPU set is ``before`` again; for an empty one (v2) all CPUs of its parent, as in `changes`."""
+    text = cpus(container)
+    if before:
+        return text == before
+    return text in {"", read(os.path.dirname(container.directory("cpuset")), "cpuset.cpus.effective")}
+
+
 def quota(container: Running) -> int | None:
     """A container's quota in microseconds; None without one."""
     return _quota(container.read("cpu", "cpu.max" if container.node.cgroups.v2 else "cpu.cfs_quota_us"))
