@@ -114,6 +114,14 @@ from tests.damaged.harness import (
     wrapped,
 )
 
+
+def _series(data: bytes) -> list[promtext.MetricSeries]:
+    reader = promtext.SeriesReader(["a", "http_seconds_bucket"])
+    reader.feed(data)
+    reader.end()
+    return reader.found
+
+
 KUBECONFIG: Final = b"""apiVersion: v1
 kind: Config
 current-context: a
@@ -307,11 +315,7 @@ PARSERS: Final[tuple[Parser, ...]] = (
             ("info/L3/min_cbm_bits", b"1\n"),
             ("info/L3/shareable_bits", b"c00\n"),
             ("info/L3/sparse_masks", b"1\n"),
-            ("info/MB/delay_linear", b"1\n"),
-            ("info/MB/thread_throttle_mode", b"max\n"),
             ("info/L3_MON/mon_features", b"llc_occupancy\nmbm_total_bytes\n"),
-            ("info/L3_MON/mbm_assign_mode", b"[default]\nmbm_event\n"),
-            ("info/L3_MON/max_threshold_occupancy", b"1\n"),
         )
     ),
     sysfs(
@@ -804,14 +808,14 @@ PARSERS: Final[tuple[Parser, ...]] = (
         b'http_seconds_bucket{job="a",path=~"/api.*"}',
     ),
     of_json(
-        "reconciler.signals.promtext:series_of",
-        lambda data: list(promtext.series_of(data, ["a", "http_seconds_bucket"])),
+        "reconciler.signals.promtext:SeriesReader",
+        _series,
         VALUE,
         b'{"a":1}',
     ),
     Parser(
-        "reconciler.signals.promtext:series_of (text)",
-        lambda data, _: list(promtext.series_of(data, ["a", "http_seconds_bucket"])),
+        "reconciler.signals.promtext:SeriesReader (text)",
+        lambda data, _: _series(data),
         VALUE,
         (b'# HELP\nhttp_seconds_bucket{le="0.5",a="b\\"c"} 12 1234\na 5\n',),
     ),

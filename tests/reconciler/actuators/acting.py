@@ -44,12 +44,6 @@ class StoppingFiles:
             raise Stopped
         self.count += 1
 
-    def open_dir(self, path: str) -> int:
-        return self.kernel.open_dir(path)
-
-    def close_dir(self, number: int) -> None:
-        self.kernel.close_dir(number)
-
     def inode(self, directory: Directory) -> int:
         return self.kernel.inode(directory)
 
