@@ -59,7 +59,7 @@ class AlertService:
         *,
         ground: SinkContext,
         apiserver: ApiServer,
-        statuses: Callable[[], Sequence[SourceStatus]] = tuple,
+        statuses: Callable[[], Sequence[SourceStatus]],
     ) -> None:
         """``lane``: the store's. ``statuses`` are looked at now and then while there is somebody to tell."""
         self._config = config

@@ -113,6 +113,7 @@ from tests.damaged.harness import (
     sysfs,
     wrapped,
 )
+from tests.fakes.marks import MARKS
 
 
 def _series(data: bytes) -> list[promtext.MetricSeries]:
@@ -535,7 +536,7 @@ PARSERS: Final[tuple[Parser, ...]] = (
         (InputError, SourceError),
         state_json(),
     ),
-    of_json("reconciler.sources.kubelet_api:decode_pods", decode_pods, VALUE, pod_list()),
+    of_json("reconciler.sources.kubelet_api:decode_pods", partial(decode_pods, marks=MARKS), VALUE, pod_list()),
     on_file(
         "reconciler.sources.kubelet_config:read_kubelet_config",
         "config.yaml",
@@ -606,14 +607,14 @@ PARSERS: Final[tuple[Parser, ...]] = (
     ),
     of_text(
         "reconciler.sources.manifests:read_manifest",
-        lambda text: manifests.read_manifest(text, "x"),
+        lambda text: manifests.read_manifest(text, "x", MARKS),
         (InputError,),
         POD,
     ),
     on_file(
         "reconciler.sources.manifests:ManifestDirectory.read",
         "m/pod.yaml",
-        lambda at: manifests.ManifestDirectory("/m", str(at)).read(),
+        lambda at: manifests.ManifestDirectory("/m", MARKS, str(at)).read(),
         (SourceError,),
         POD,
     ),
@@ -627,7 +628,7 @@ PARSERS: Final[tuple[Parser, ...]] = (
     on_file(
         "reconciler.cli.podsfile:read_pods_file",
         "pods.yaml",
-        lambda at: read_pods_file(str(at / "pods.yaml")),
+        lambda at: read_pods_file(str(at / "pods.yaml"), MARKS),
         (InputError, binder.ConfigError),
         PODS,
         b'{"kind":"List","items":[{"metadata":{"name":"a","uid":"u"}}]}',

@@ -16,6 +16,7 @@ from tests.e2e.pods import PodSpec, burstable, guaranteed
 from tests.fakes.kubelet.api import Behaviour
 from tests.fakes.kubelet.cpu_manager import CpuManager
 from tests.fakes.kubelet.fake import ID_DELAY_S, Assigned, FakeKubelet, Version, due, recorded_at_start
+from tests.fakes.marks import MARKS
 
 RECORDED = Path(__file__).parents[1] / "fixtures/kubelet"
 SHARED, ALONE = Assigned("shared", "0", exclusive=False), Assigned("alone", "1", exclusive=True)
@@ -105,7 +106,7 @@ def test_the_agent_understands_the_endpoint(kubelet: FakeKubelet) -> None:
     pod = burstable("web", cpu_request=250, cpu_limit=500, memory_limit=64 << 20)
     kubelet.admit(pod)
     with urllib.request.urlopen(f"http://127.0.0.1:{kubelet.api.port}/pods", timeout=5) as answer:
-        metas, problems = decode_pods(answer.read())
+        metas, problems = decode_pods(answer.read(), MARKS)
     assert problems == ()
     (meta,) = metas
     assert (meta.uid, meta.name, meta.qos) == (pod.uid, "web", "Burstable")

@@ -15,6 +15,7 @@ from reconciler.actuators.cgroup.conflict import ForeignWrites
 from reconciler.actuators.cgroup.decide import ChangeDetector
 from reconciler.actuators.cgroup.fastpath import FastPath, FastResult
 from reconciler.actuators.cgroup.foreign_rules import ForeignRules
+from reconciler.runtime.object_errors import ObjectErrors
 from state.ledger import Ledger
 from state.model import Container, GroupRef, Phase, RuntimeSpec, Setting
 from state.store import Store
@@ -109,6 +110,8 @@ class Acting:
             attribution=self.names,
             files=self.files,
             alert=lambda kind, message, setting: self.alerts.append((kind, message)),
+            held=lambda _hold: None,
+            errors=ObjectErrors(),
         )
         self.writer = KernelWriter(hierarchy, files=self.files)
         self.actuator = CgroupActuator(

@@ -175,7 +175,7 @@ def test_without_a_sink_neither_the_teller_nor_any_sink_is_loaded() -> None:
         "    store = Store(tempfile.mkdtemp() + '/s')\n"
         "    config = Config()\n"
         "    one = AlertService(config.alerts, store, trio.CapacityLimiter(1), ground=SinkContext(node='n'),\n"
-        "                  apiserver=config.apiserver)\n"
+        "                  apiserver=config.apiserver, statuses=list)\n"
         "    async with trio.open_nursery() as nursery:\n"
         "        await nursery.start(one.run)\n"
         "        one.send(as_alert('store', 'x', None, {}))\n"

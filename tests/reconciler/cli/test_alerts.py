@@ -127,7 +127,7 @@ def test_with_the_daemon_down_the_store_tells_what_has_yet_to_be_told(run: Run, 
     async def left() -> None:
         store = Store(path)
         service = AlertService(
-            config, store, trio.CapacityLimiter(1), ground=SinkContext(node="n"), apiserver=ApiServer()
+            config, store, trio.CapacityLimiter(1), ground=SinkContext(node="n"), apiserver=ApiServer(), statuses=list
         )
         await service.send_durable(
             Alert(kind=AlertKind.CLEARED, key="v", summary="it is over", at_s=1700000000.0, durable=True)
