@@ -880,7 +880,7 @@ LEFT_TO_SAFEFILES: Final = frozenset(
 """Readers whose files `reconciler.runtime.safe_files` opens, once it is there."""
 
 EXCEPTED: Final = {
-    r"cgroupfs\.bounded:read_file": "what bounds the others; tests/cgroupfs/test_bounded.py",
+    r"cgroupfs\.bounded:read_(file|open)": "what bounds the others; tests/cgroupfs/test_bounded.py",
     r"cgroupfs\.(files|kept):\w+\.read": "the text alone; what reads it is here",
     r"resctrl\.files:\w+\.read": "the text alone",
     r"cgroupfs\.naming:(Layout\.parse|detect_layout)": "names of directories, by naming:parse",
