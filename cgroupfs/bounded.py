@@ -40,14 +40,22 @@ def read_file(path: str, most: int, *, pipes: bool = False) -> bytes:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         elif not stat.S_ISREG(kind) and not (pipes and status.st_rdev == _NULL):
             raise OSError(errno.EINVAL, "not a regular file", path)
-        data = bytearray()
-        while part := os.read(number, min(_PART, most + 1 - len(data))):
-            data += part
-            if len(data) > most:
-                raise OSError(errno.EFBIG, f"more than {most} bytes", path)
-        return bytes(data)
+        return read_open(number, path, most)
     finally:
         os.close(number)
+
+
+def read_open(number: int, path: str, most: int) -> bytes:
+    """The rest of an open file. ``path``: for the error.
+
+    Units: ``most`` in bytes. Errors: `OSError`; EFBIG for a longer file.
+    """
+    data = bytearray()
+    while part := os.read(number, min(_PART, most + 1 - len(data))):
+        data += part
+        if len(data) > most:
+            raise OSError(errno.EFBIG, f"is longer than {most} bytes", path)
+    return bytes(data)
 
 
 def whole(text: str) -> int:

@@ -13,7 +13,6 @@ from cgroupfs.errors import translated
 Directory: TypeAlias = int | str
 """An open directory's number (survives renames, never follows a recycled path) or an absolute path."""
 
-_DIRECTORY_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _READ_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC
 _WRITE_FLAGS: Final = os.O_WRONLY | os.O_CLOEXEC
 _CHUNK: Final = 65_536
@@ -23,12 +22,6 @@ _CERTAINLY_WHOLE: Final = 1_024
 
 class FileOps(Protocol):
     """What the agent does to control files. All raise plain `OSError`, as the kernel answers."""
-
-    def open_dir(self, path: str) -> int:
-        """Open a directory; the number stays valid (and keeps its inode) when the path is reused."""
-
-    def close_dir(self, number: int) -> None:
-        """Give the number back."""
 
     def inode(self, directory: Directory) -> int:
         """The directory's inode number."""
@@ -90,12 +83,6 @@ def _read_all(number: int) -> str:
 @final
 class RealFiles:
     """`FileOps` on the running kernel."""
-
-    def open_dir(self, path: str) -> int:
-        return os.open(path, _DIRECTORY_FLAGS)
-
-    def close_dir(self, number: int) -> None:
-        os.close(number)
 
     def inode(self, directory: Directory) -> int:
         return os.stat(directory).st_ino

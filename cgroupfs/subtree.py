@@ -91,10 +91,6 @@ class Subtree:
             for below in _below(number):
                 yield bool((_read(number, f"{below}/{_PROCS}") or "").strip())
 
-    def populated(self) -> bool:
-        """Whether any process that has not exited is in it, or below it, in any hierarchy."""
-        return any(self.scan())
-
     def groups(self) -> "Iterator[SubtreeGroup]":
         """Every group of it, in every hierarchy, each above those below it."""
         for number, _ in self._found.values():

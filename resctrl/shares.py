@@ -88,11 +88,6 @@ def without_shared(cache: CacheCapability, mask: int) -> int:
     return _longest(cache, mask & ~cache.shared_ways) or mask
 
 
-def without(cache: CacheCapability, mask: int, taken: int) -> int | None:
-    """A mask without ``taken``, or its longest run; None when nothing legal is left."""
-    return _longest(cache, mask & ~taken) or None
-
-
 def bandwidth(part: BandwidthCapability, percent: int, full: int | None) -> int:
     """``percent`` of a memory bandwidth as the number to write. 100 is no limit.
 

@@ -12,6 +12,8 @@ import stat
 import zlib
 from typing import Final
 
+from cgroupfs.bounded import read_open
+
 MARK: Final = b"\xb1yp\xd1"
 _HEAD: Final = len(MARK) + 8
 LARGEST: Final = 256 << 20
@@ -47,12 +49,7 @@ def read(path: str) -> bytes:
     number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         _check(number, path)
-        parts: list[bytes] = []
-        while part := os.read(number, 1 << 20):
-            parts.append(part)
-            if len(parts) > LARGEST >> 20:
-                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)
-        return b"".join(parts)
+        return read_open(number, path, LARGEST)
     finally:
         os.close(number)
 

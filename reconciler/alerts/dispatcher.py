@@ -82,21 +82,6 @@ class AlertDispatcher:
         else:
             self._offer(notice)
 
-    async def send_durable(self, alert: Alert) -> bool:
-        """As `tell`, but on return it is in the store; False when that takes no rows now, and it is in memory only.
-
-        Takes as long as the disk does.
-        """
-        notice, fresh = self._take(alert, "")
-        to = self._wanting(notice)
-        if to and fresh:
-            self._queue.put(notice, to)
-        # One that has been told before is only waited for.
-        stored = await self._queue.flush() if to else True
-        if fresh:
-            self._offer(notice)
-        return stored
-
     def stage(self, batch: StoreBatch, alert: Alert) -> Callable[[], None]:
         """Put a durable alert into a batch of the caller's own, so that both are stored or neither.
 
@@ -104,14 +89,16 @@ class AlertDispatcher:
         run at the earliest.
         """
         notice, fresh = self._take(alert, "")
-        to = self._wanting(notice)
+        known = self._queue.rows.get(notice.id)
+        # One that was sent before is stored again only as long as a sink has yet to take it.
+        to = self._wanting(notice) if fresh else known.to if known is not None else ()
         if to:
             self._queue.stage(batch, notice, to)
 
         def stored() -> None:
-            if to:
-                self._queue.put(notice, to)
             if fresh:
+                if to:
+                    self._queue.put(notice, to)
                 self._offer(notice)
 
         return stored

@@ -59,7 +59,7 @@ class AlertService:
         *,
         ground: SinkContext,
         apiserver: ApiServer,
-        statuses: Callable[[], Sequence[SourceStatus]] = tuple,
+        statuses: Callable[[], Sequence[SourceStatus]],
     ) -> None:
         """``lane``: the store's. ``statuses`` are looked at now and then while there is somebody to tell."""
         self._config = config
@@ -80,13 +80,6 @@ class AlertService:
             self._teller.send(alert)
         elif self._config.sinks:
             self._early.append(alert)
-
-    async def send_durable(self, alert: Alert) -> bool:
-        """As `tell`; on return a durable one is in the store (False: in memory only). Nothing to keep without sinks."""
-        self._count(alert)
-        if self._teller is None and self._config.sinks:
-            await self._load()
-        return True if self._teller is None else await self._teller.send_durable(alert)
 
     async def stage(self, batch: StoreBatch, alert: Alert) -> Callable[[], None]:
         """Put a durable alert into a batch of the caller's, stored together; call the answer when it has been."""

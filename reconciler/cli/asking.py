@@ -13,11 +13,12 @@ from cgroupfs.attribution import FanotifyWatch
 from cgroupfs.errors import AgentError, SourceError
 from cgroupfs.pressure import PressureResource, node_pressure_file, try_trigger
 from reconciler.cli.client import Denied, Unreachable, exchange
-from reconciler.cli.nodeview import InspectedNode, read_number
+from reconciler.cli.nodeview import InspectedNode, marks_of, read_number
 from reconciler.clients.command import Command
 from reconciler.clients.http import HttpEndpoint, HttpResponse, HttpSession
 from reconciler.clients.kube import KubeApi, status_of
 from reconciler.config.environment import cri_client, cri_socket, kubelet_peer
+from reconciler.pods.marks import MarkReader
 from reconciler.runtime.safe_files import check_program
 from reconciler.signals.perf_abi import CACHE_MISSES, CYCLES, INSTRUCTIONS, RealPerf
 from reconciler.signals.perf_window import probe
@@ -74,6 +75,7 @@ def query_node(node: InspectedNode) -> QueryResults:
         results.taskstats_problem, results.perf_problem = _taskstats_problem(), _perf_problem()
         results.pressure_window_s, results.pressure_problem = _pressure_trigger(node)
     _ask_daemon(node, results)
+    marks = marks_of(node.config)
     peer = kubelet_peer(node.config.kubelet, node.kubelet)
     results.cri_socket = cri_socket(node.config.runtime, node.kubelet, node.root)
     eviction = node.config.eviction
@@ -84,8 +86,8 @@ def query_node(node: InspectedNode) -> QueryResults:
             if by_api:
                 nursery.start_soon(ask_api, node, results)
             if peer is not None:
-                nursery.start_soon(_ask_kubelet, peer, results)
-            if (client := cri_client(node.config.runtime, node.kubelet, node.root)) is not None:
+                nursery.start_soon(_ask_kubelet, peer, marks, results)
+            if (client := cri_client(node.config.runtime, node.kubelet, node.root, marks)) is not None:
                 nursery.start_soon(_ask_runtime, client, results)
             nursery.start_soon(_ask_version, node, results)
 
@@ -93,12 +95,12 @@ def query_node(node: InspectedNode) -> QueryResults:
     return results
 
 
-async def _ask_kubelet(peer: HttpEndpoint, results: QueryResults) -> None:
+async def _ask_kubelet(peer: HttpEndpoint, marks: MarkReader, results: QueryResults) -> None:
     results.kubelet_url = peer.shown
     try:
         async with HttpSession(peer) as session:
             results.kubelet_body = await session.get("/pods")
-        results.kubelet_pods, problems = decode_pods(results.kubelet_body)
+        results.kubelet_pods, problems = decode_pods(results.kubelet_body, marks)
         results.kubelet_problem = "; ".join(problems)
     except (SourceError, ValueError) as exc:
         results.kubelet_problem = str(exc)

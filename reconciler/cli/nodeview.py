@@ -17,9 +17,14 @@ from reconciler.cli import places
 from reconciler.config import load
 from reconciler.config.environment import read_kubelet, runtime_dirs
 from reconciler.config.model import Config
+from reconciler.config.read_keys import read_keys
+from reconciler.pods.classify import merge_rules
+from reconciler.pods.marks import MarkReader
+from reconciler.pods.selectors import ClassRules
 from reconciler.runtime.safe_files import FileRule, read_file
 from reconciler.settings.binder import ConfigError
 from reconciler.sources.kubelet_config import KubeletConfig
+from reconciler.sources.operator_file import OperatorFile
 from reconciler.sources.runtime_roots import RuntimeDirs
 from reconciler.sources.tree import PodDirs, TreeSource
 
@@ -51,6 +56,19 @@ class InspectedNode(Struct, frozen=True, kw_only=True):
     def containers(self) -> list[str]:
         """The ids of all containers that have a directory."""
         return [cid for pod in self.pods.values() for cid in pod.containers]
+
+
+def class_rules(config: Config) -> tuple[ClassRules, tuple[str, ...]]:
+    """The rules for pod classes, the operator's file included, and messages for what is wrong in that file."""
+    if config.operator_file is None:
+        return config.classes, ()
+    overrides = OperatorFile(config.operator_file, config.node.root).read()
+    return merge_rules(config.classes, overrides.overrides), overrides.problems
+
+
+def marks_of(config: Config) -> MarkReader:
+    """A reader of labels and annotations that keeps what the daemon keeps under this configuration."""
+    return MarkReader(read_keys(config, class_rules(config)[0]))
 
 
 class _NoMarks:

@@ -20,15 +20,15 @@ from cgroupfs.plan import KnobChange, WritePlan, order_changes
 from cgroupfs.probe import offered
 from reconciler.actuators.holds import active, holding
 from reconciler.cli.kernel import read_value, wanted_text
-from reconciler.cli.nodeview import NO_MARKS, read_text
+from reconciler.cli.nodeview import NO_MARKS, class_rules, read_text
 from reconciler.cli.nodeview import InspectedNode as Node
 from reconciler.cli.recorded import RecordedNode
 from reconciler.config.model import Lower
+from reconciler.config.read_keys import read_keys
 from reconciler.control.inventory import Inventory
 from reconciler.control.persistence import POOLS, convert_plan
 from reconciler.control.planner import plan
-from reconciler.pods.classify import merge_rules
-from reconciler.pods.selectors import ClassRules
+from reconciler.pods.marks import MarkReader
 from reconciler.policies.cachelevel import begin
 from reconciler.policies.cacheplan import plan_cache
 from reconciler.runtime.safe_files import FileRule
@@ -37,7 +37,6 @@ from reconciler.signals.memory import parse_meminfo
 from reconciler.sources.checkpoints import CheckpointSource
 from reconciler.sources.disks import DiskSource
 from reconciler.sources.manifests import ManifestDirectory, resolve
-from reconciler.sources.operator_file import OperatorFile
 from resctrl.capability import read_capability
 from resctrl.files import REAL as REAL_GROUPS
 from resctrl.groups import ControlGroups
@@ -87,21 +86,25 @@ def plan_node(node: Node, recorded_node: RecordedNode, *, files: FileOps = REAL)
     manifests: dict[str, PodMeta] = {}
     disks = DiskSource(lambda: [rule.name for rule in node.config.policies.disk.devices], NO_MARKS, root=node.root)
     problems += disks.problems
+    rules, refused = class_rules(node.config)
+    problems += refused
+    marks = MarkReader(read_keys(node.config, rules))
     knowledge = Inventory(
         topology=read_topology(node.root),
         versions=node.hierarchy.versions(),
         layout=node.layout,
         dirs=node.runtime,
-        rules=_rules(node, problems),
+        rules=rules,
         metas=lambda uid: [*recorded_node.metas(uid), *([manifests[uid]] if uid in manifests else [])],
         signalled=lambda _: False,
         disks=lambda: disks.found,
         indicators=dict,
+        marks=marks,
     )
     knowledge.take(knobs=offered(node.hierarchy, node.layout.kubepods, files))
     for uid, dirs in node.pods.items():
         knowledge.sample(uid, dirs)
-    manifests |= _manifests(node, knowledge, problems)
+    manifests |= _manifests(node, knowledge, marks, problems)
     if node.config.kubelet.enabled:
         checkpoints = CheckpointSource(NO_MARKS, root=node.root, kubelet_root=node.kubelet.root_dir)
         reserved, strict = node.kubelet.reserved_cpus, node.kubelet.strict_reserved
@@ -151,22 +154,13 @@ def _count(pods: tuple[PodMeta, ...] | None) -> str:
     return "no answer" if pods is None else f"{len(pods)} pods"
 
 
-def _rules(node: Node, problems: list[str]) -> ClassRules:
-    rules = node.config.classes
-    if node.config.operator_file is None:
-        return rules
-    overrides = OperatorFile(node.config.operator_file, node.root).read()
-    problems += overrides.problems
-    return merge_rules(rules, overrides.overrides)
-
-
-def _manifests(node: Node, knowledge: Inventory, problems: list[str]) -> dict[str, PodMeta]:
+def _manifests(node: Node, knowledge: Inventory, marks: MarkReader, problems: list[str]) -> dict[str, PodMeta]:
     directory = node.config.static_manifests or node.kubelet.static_pod_path
     if directory is None:
         return {}
     try:
         rule = FileRule.OPERATOR if node.config.static_manifests else FileRule.ROOT
-        manifests = ManifestDirectory(directory, node.root, rule).read()
+        manifests = ManifestDirectory(directory, marks, node.root, rule).read()
     except SourceError as exc:
         problems.append(str(exc))
         return {}

@@ -24,7 +24,7 @@ from reconciler.cli.capture import reading
 from reconciler.cli.described import LAYOUT, plan_machine
 from reconciler.cli.drawing import as_sets, placement
 from reconciler.cli.exits import CliError, Exit
-from reconciler.cli.nodeview import InspectedNode, look
+from reconciler.cli.nodeview import InspectedNode, look, marks_of
 from reconciler.cli.offline import OfflineSetting, PlanResult, plan_node
 from reconciler.cli.output import emit
 from reconciler.cli.planscreen import blocks
@@ -73,7 +73,7 @@ def _node(options: Namespace) -> dict[str, Any]:
         options.root = root
         try:
             node = look(options, strict=True)
-            recorded_node = read_recorded(node.root) if node.copied else ask_live(node)
+            recorded_node = read_recorded(node.root, marks_of(node.config)) if node.copied else ask_live(node)
             result = plan_node(node, recorded_node)
         except SourceError as exc:
             raise CliError(f"{root}: {exc}", Exit.UNREACHABLE) from exc
@@ -94,7 +94,7 @@ def _machine(options: Namespace) -> dict[str, Any]:
         raise CliError("--machine and --root exclude each other", Exit.USAGE)
     config = load.load(places.config_path(options), required=options.config is not None).config
     topology = parse(options.machine)
-    pods, problems = read_pods_file(options.pods) if options.pods is not None else ([], [])
+    pods, problems = read_pods_file(options.pods, marks_of(config)) if options.pods is not None else ([], [])
     about = PlanSubject(
         name="a described machine",
         mode=config.mode.value,

@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from cgroupfs.bounded import decoded, read_file
 from cgroupfs.errors import InputError
+from reconciler.pods.marks import MarkReader
 from reconciler.sources.cri import RuntimeCondition, RuntimeVersion
 from reconciler.sources.kubelet_api import decode_pods
 from state.model import PodMeta
@@ -74,14 +75,17 @@ class RecordedNode(Struct, frozen=True, kw_only=True):
         return [meta for meta in pods if meta.uid == uid]
 
 
-def read_recorded(root: str) -> RecordedNode:
-    """What lies in a captured tree. Errors: `InputError` for a file that is not what it should be."""
+def read_recorded(root: str, marks: MarkReader) -> RecordedNode:
+    """What lies in a captured tree. ``marks`` takes what is kept of labels and annotations.
+
+    Errors: `InputError` for a file that is not what it should be.
+    """
     answer = _bytes(root, KUBELET_PODS)
     pods: tuple[PodMeta, ...] | None = None
     problems: tuple[str, ...] = ()
     if answer is not None:
         try:
-            pods, problems = decode_pods(answer)
+            pods, problems = decode_pods(answer, marks)
         except ValueError as exc:
             raise InputError(os.path.join(root, KUBELET_PODS), str(exc), "the kubelet's answer to /pods") from exc
     return RecordedNode(

@@ -22,7 +22,6 @@ from reconciler.settings.schema import FieldSchema, ListType, Schema, section_of
 
 # Bare YAML words: everything else is quoted.
 _SAFE: Final = re.compile(r"[A-Za-z0-9/][A-Za-z0-9/._%-]*")
-_WIDTH: Final = 120
 
 _HEAD: Final = f"""\
 # Configuration of bypassd: what most nodes change, with the defaults. Uncomment what you change; SIGHUP reloads.

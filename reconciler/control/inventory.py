@@ -94,7 +94,7 @@ class Inventory:
         signalled: Callable[[str], bool],
         disks: Callable[[], Mapping[str, Disk]],
         indicators: Callable[[], Mapping[str, PodIndicators]],
-        marks: MarkReader | None = None,
+        marks: MarkReader,
         classes: Mapping[str, LastClass] | None = None,
         errors: ObjectErrors | None = None,
     ) -> None:
@@ -119,7 +119,7 @@ class Inventory:
         self._owners: dict[str, str] = {}
         self._errors = errors if errors is not None else ObjectErrors()
         self._dirs: dict[str, PodDirs] = {}
-        self._marks = marks or MarkReader()
+        self._marks = marks
         self._last = dict(classes or {})
         self._assembled: dict[str, tuple[PodInput, ClassRules, Pod]] = {}
 

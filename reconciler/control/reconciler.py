@@ -64,10 +64,10 @@ class Reconciler:
         kubelet: Callable[[Mapping[str, Pod]], KubeletView],
         updated: Callable[[str, float, bool], None],
         planned: Callable[[NodeView, NodePlan], None],
-        resync_s: float = 60.0,
-        verify_s: float = 2.0,
-        plan: NodePlan | None = None,
-        counters: AgentCounters | None = None,
+        resync_s: float,
+        verify_s: float,
+        plan: NodePlan | None,
+        counters: AgentCounters,
     ) -> None:
         """``plan``: the last plan of an earlier run, so that a restart moves nothing.
 
@@ -97,7 +97,7 @@ class Reconciler:
         self._ledger = ledger
         self._resync_s = resync_s
         self._verify = (*(delay for delay in _VERIFY_S if delay < verify_s), verify_s)
-        self._counters = counters or AgentCounters()
+        self._counters = counters
         self.timelines = Timelines(lane, actuator.judge.hierarchy, self._counters)
         self._one_look = trio.Lock()
         self.errors = actuator.judge.errors

@@ -49,7 +49,7 @@ from reconciler.daemon.operator_files import OperatorFiles
 from reconciler.headroom.memory_sampler import MemoryHeadroom
 from reconciler.headroom.report import HeadroomReport, read_kept
 from reconciler.interference import service
-from reconciler.pods.marks import MarkReader
+from reconciler.pods.marks import MarkReader, ReadKeys
 from reconciler.pods.metadata import Metadata
 from reconciler.runtime.counters import AgentCounters
 from reconciler.runtime.object_errors import ObjectErrors
@@ -121,7 +121,7 @@ class Agent:
             statuses=self.statuses,
         )
         self.holds = HoldManager(read_holds(self.store), self._hold, boot_id=self.store.boot)
-        self.marks = MarkReader()
+        self.marks = MarkReader(ReadKeys())
         self.by_hand = OperatorFiles(config, place, self.marks)
         self.checkpoints = CheckpointSource(self.dirty, root=place.root, kubelet_root=place.kubelet.root_dir)
         self.kubelet_pods = self._kubelet_pods()

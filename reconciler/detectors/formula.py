@@ -9,7 +9,7 @@ Arithmetic, one comparison at a time, ``and``, ``or``, ``not``; ``min``, ``max``
 
 Everything is checked when it is read: signals, who has them, numbers against truth values, length and depth.
 
-The tree of an expression over signals: what it is made of, which signals it names, and its text.
+The tree of an expression over signals: what it is made of and which signals it names.
 """
 
 import re
@@ -100,29 +100,6 @@ def refs(node: Node) -> Iterator[Ref]:
                 yield from refs(argument)
         case Number():
             pass
-
-
-def render(node: Node, around: int = 0) -> str:
-    """The text of a tree, which reads back as the same. ``around``: how tightly what stands around it binds."""
-    match node:
-        case Number():
-            # No exponent, which the language does not have.
-            return f"{Decimal(repr(node.value)):f}"
-        case Ref():
-            return node.signal if node.where == VICTIM else f"{node.where}.{node.signal}"
-        case Over():
-            return f"{node.function}({render(node.ref)}, {Decimal(repr(node.seconds)):f}s)"
-        case Call():
-            return f"{node.function}({', '.join(render(argument) for argument in node.arguments)})"
-        case Unary():
-            own = NOT if node.operator == "not" else MINUS
-            text = f"{node.operator}{' ' if own == NOT else ''}{render(node.operand, own)}"
-        case Binary():
-            own = BINDING[node.operator]
-            # To the left the same operator groups by itself; a comparison groups with none.
-            left = render(node.left, own + (own == COMPARE))
-            text = f"{left} {node.operator} {render(node.right, own + 1)}"
-    return f"({text})" if own < around else text
 
 
 def is_truth(node: Node) -> bool:

@@ -30,7 +30,6 @@ from state.memory import NodeMemoryReading
 WHOLE: Final = 0
 """The one part of a promise of memory."""
 _NO_BOUND: Final = 1 << 62
-_MIB: Final = 1 << 20
 
 
 class MemorySupply(Struct, frozen=True, kw_only=True):

@@ -151,11 +151,6 @@ def begin(learned: LearnedState) -> bytes:
     return _KIND + b"2\n" + pack(_ENCODE(learned))
 
 
-def frames(file: BinaryIO, name: str) -> Iterator[SampleFrame]:
-    """The frames of a recording alone, see `read`."""
-    return (item for item in read(file, name) if isinstance(item, SampleFrame))
-
-
 def read(file: BinaryIO, name: str) -> Iterator[LearnedState | SampleFrame]:
     """What was learned before, where the file has it, and the frames, the oldest first.
 

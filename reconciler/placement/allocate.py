@@ -92,13 +92,6 @@ def preference(
     return CpuPreference(tiers=run.tiers(demand, allowed), filters=filters, errors=dict(sorted(run.errors.items())))
 
 
-def preferred(
-    cpus: CpuSet, topology: Topology, chain: PluginChain | None = None, *, interrupts: CpuSet = EMPTY
-) -> tuple[CpuSet, ...]:
-    """The tiers of `preference`."""
-    return preference(cpus, topology, chain, interrupts=interrupts).tiers
-
-
 @final
 class _Allocator:
     """The state of one choice. Masks instead of sets: there are hundreds of them."""

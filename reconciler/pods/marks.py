@@ -155,7 +155,7 @@ def note(problems: list[str], problem: str) -> None:
 
 
 class ReadKeys(Struct, frozen=True, kw_only=True):
-    """Keys that are read."""
+    """Keys that the configuration names and that are read, too."""
 
     annotations: frozenset[str] = frozenset()
     labels: frozenset[str] = frozenset()
@@ -165,8 +165,8 @@ class ReadKeys(Struct, frozen=True, kw_only=True):
 class MarkReader:
     """Takes what is read out of a pod's labels and annotations. One for all sources, so that all keep the same."""
 
-    def __init__(self, configured: ReadKeys | None = None) -> None:
-        self._load(configured or ReadKeys())
+    def __init__(self, configured: ReadKeys) -> None:
+        self._load(configured)
 
     def use(self, configured: ReadKeys) -> bool:
         """From now on read the configuration's keys, too; True when they differ from before."""

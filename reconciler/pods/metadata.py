@@ -68,7 +68,6 @@ class Metadata:
         *,
         kubelet: PodList | None = None,
         cri: MetadataClient | None = None,
-        manifests: Iterable[PodMeta] = (),
     ) -> None:
         self._dirty = dirty
         self._kubelet = kubelet
@@ -81,7 +80,6 @@ class Metadata:
         self._again: dict[str, tuple[int, float]] = {}
         self._wake = WakeUp()
         self.manifests: dict[str, PodMeta] = {}
-        self.set_manifests(manifests)
 
     @property
     def has_cri(self) -> bool:

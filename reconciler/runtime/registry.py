@@ -63,10 +63,6 @@ class Registry(Mapping[str, T], Generic[T]):
             self._objects[name] = self._loaded(name, self._paths[name])
         return self._objects[name]
 
-    def module(self, name: str) -> str:
-        """The module of an entry, which this does not import."""
-        return split(self._paths[name])[0]
-
     def _loaded(self, name: str, path: str) -> T:
         try:
             result = load(path)

@@ -22,6 +22,8 @@ from contextlib import contextmanager
 from enum import Enum
 from typing import Final
 
+from cgroupfs.bounded import read_open
+
 LARGEST: Final = 1 << 20
 """Bytes of a configuration file, a certificate or a manifest."""
 _LINKS: Final = 16
@@ -53,21 +55,16 @@ def read_file(path: str, rule: FileRule, *, root: str = "/", largest: int = LARG
     longer than ``largest``.
     """
     with _opened(path, rule, root) as number:
-        status = os.fstat(number)
-        if stat.S_ISDIR(status.st_mode):
+        kind = os.fstat(number).st_mode
+        if stat.S_ISDIR(kind):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-        if not stat.S_ISREG(status.st_mode):
-            raise UntrustedFileError(path, f"is {_kind(status.st_mode)}, not a regular file")
+        if not stat.S_ISREG(kind):
+            raise UntrustedFileError(path, f"is {_kind(kind)}, not a regular file")
         reading = os.open(f"/proc/self/fd/{number}", _READ)
         try:
-            parts = bytearray()
-            while len(parts) <= largest and (part := os.read(reading, min(1 << 20, largest + 1 - len(parts)))):
-                parts += part
+            return read_open(reading, path, largest)
         finally:
             os.close(reading)
-    if len(parts) > largest:
-        raise OSError(errno.EFBIG, f"is longer than {largest} bytes", path)
-    return bytes(parts)
 
 
 def list_directory(path: str, rule: FileRule, *, root: str = "/") -> list[str]:

@@ -78,10 +78,6 @@ class Notifier:
         """The way out has begun."""
         return self.send(STOPPING=1, STATUS=status)
 
-    def extend(self, seconds: float) -> bool:
-        """Start or stop takes this long yet."""
-        return self.send(EXTEND_TIMEOUT_USEC=int(seconds * 1_000_000))
-
     def ping(self) -> bool:
         """The watchdog's sign of life."""
         return self.send(WATCHDOG=1)

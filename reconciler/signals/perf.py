@@ -107,11 +107,6 @@ class PerfReader:
         """How many are open now."""
         return sum(item.window.descriptors for item in self._open.values())
 
-    @property
-    def busy(self) -> bool:
-        """Whether the thread is at work."""
-        return self._limiter.borrowed_tokens > 0
-
     def problems(self) -> Mapping[str, str]:
         """See `Reader`."""
         missing = self._offer.missing

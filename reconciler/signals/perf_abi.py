@@ -20,8 +20,7 @@ from typing import Final, Protocol, final
 from msgspec import Struct
 
 HARDWARE: Final = 0
-SOFTWARE: Final = 1
-"""Types of events (``PERF_TYPE_*``)."""
+"""A type of event (``PERF_TYPE_HARDWARE``)."""
 
 FLAG_CGROUP: Final = 1 << 2
 FLAG_CLOEXEC: Final = 1 << 3

@@ -1,6 +1,6 @@
 """A probe that is a program: run as an ordinary user, and what it prints is the number.
 
-Programs of different probes run side by side, at most `AT_ONCE`.
+Programs of different probes run side by side, as many as `reconciler.signals.latency.LatencyReader` allows.
 """
 
 import errno
@@ -14,7 +14,6 @@ from reconciler.signals.probe_config import CommandProbe
 from reconciler.signals.probe_source import ProbeResult, failed, number_in
 from reconciler.signals.probe_targets import ProbeTarget
 
-AT_ONCE: Final = 4
 MOST_OUTPUT: Final = 64 * 1024
 
 

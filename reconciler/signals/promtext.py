@@ -218,17 +218,6 @@ def _series(line: bytes) -> MetricSeries:
         raise ValueError(f"not a sample: {_shown(line)}") from exc
 
 
-def series_of(body: bytes, names: Iterable[str]) -> list[MetricSeries]:
-    """The lines of these metrics, by their names as they stand in the text.
-
-    Errors: `ValueError` for one of their lines that is broken, with the line.
-    """
-    reader = SeriesReader(names)
-    reader.feed(body)
-    reader.end()
-    return reader.found
-
-
 def _labels(text: str) -> dict[str, str]:
     labels: dict[str, str] = {}
     at, text = 0, text.strip()

@@ -52,12 +52,12 @@ class Bundle(Struct, frozen=True, kw_only=True):
     annotations: Mapping[str, str] = {}
     spec: RuntimeSpec = RuntimeSpec()
 
-    def meta(self, reader: MarkReader | None = None) -> PodMeta | None:
+    def meta(self, reader: MarkReader) -> PodMeta | None:
         """What this tells of the pod; None when it does not even tell which. ``reader`` takes what is kept."""
         if self.pod_uid is None:
             return None
         own = {key: value for key, value in self.annotations.items() if not key.startswith((_CRI, _CRIO))}
-        marks = marks_of(self.labels or {}, own, reader or MarkReader())
+        marks = marks_of(self.labels or {}, own, reader)
         container = ContainerMeta(name=self.container_name or "", kind=self.kind, id=self.container_id)
         sandbox = self.container_id if self.kind is ContainerKind.SANDBOX else self.sandbox_id
         return PodMeta(

@@ -20,7 +20,7 @@ from msgspec import Struct
 from cgroupfs.errors import SourceError
 from reconciler.clients.grpc import Code, GrpcStatusError, UnaryCall, UnaryChannel
 from reconciler.clients.proto_items import LONGEST_ITEM, MessageItems
-from reconciler.pods.marks import LONGEST_NAME, MarkReader, note, too_long
+from reconciler.pods.marks import LONGEST_NAME, MarkReader, ReadKeys, note, too_long
 from reconciler.runtime.lazy import import_in_thread
 from reconciler.sources.podspec import CONFIG_SOURCE, MOST_CONTAINERS, STATIC_SOURCES, Marks, marks_of
 from state.model import ContainerKind, ContainerMeta, PodMeta
@@ -167,7 +167,7 @@ class CriClient:
         marks: MarkReader | None = None,
     ) -> None:
         self._problems: tuple[str, ...] = ()
-        self._marks = marks or MarkReader()
+        self._marks = marks or MarkReader(ReadKeys())
         self._socket = socket
         self._path = os.path.abspath(_under(root, socket))
         self._timeout_s = timeout_s

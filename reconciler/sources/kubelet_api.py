@@ -80,12 +80,12 @@ def choose_peer(access: KubeletAccess, kubelet: KubeletConfig) -> HttpEndpoint:
     )
 
 
-def decode_pods(body: bytes, marks: MarkReader | None = None) -> tuple[tuple[PodMeta, ...], tuple[str, ...]]:
+def decode_pods(body: bytes, marks: MarkReader) -> tuple[tuple[PodMeta, ...], tuple[str, ...]]:
     """The pods of one answer, and a message for each of which nothing could be used; the others hold.
 
     Errors: `ValueError` when the answer as a whole is no pod list (cut off, an error page, another kind).
     """
-    reader = PodListReader(NAME, marks or MarkReader())
+    reader = PodListReader(NAME, marks)
     for chunk in chunks(body):
         reader.feed(chunk)
     reader.end()
@@ -112,13 +112,13 @@ class KubeletPods:
         self,
         peer: HttpEndpoint,
         *,
-        on_change: Callable[[frozenset[str]], None] = lambda _: None,
+        on_change: Callable[[frozenset[str]], None],
+        marks: MarkReader,
         period_s: float = 30.0,
         gap_s: float = 0.2,
-        marks: MarkReader | None = None,
     ) -> None:
         self._peer = peer
-        self._marks = marks or MarkReader()
+        self._marks = marks
         self._on_change = on_change
         self._period_s = period_s
         self._gap_s = gap_s

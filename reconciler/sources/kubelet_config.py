@@ -51,7 +51,6 @@ class KubeletConfig(Struct, frozen=True, kw_only=True):
     cgroup_root: str = "/"
     cpu_manager_policy: str = "none"
     cpu_manager_options: Mapping[str, str] = {}
-    cpu_manager_reconcile: str = "10s"
     reserved_cpus: CpuSet = EMPTY
     static_pod_path: str | None = None
     root_dir: str = "/var/lib/kubelet"
@@ -133,7 +132,6 @@ _OPTIONS: Final = (
     _Option("cgroup_root", "cgroupRoot", "cgroup-root", _root),
     _Option("cpu_manager_policy", "cpuManagerPolicy", "cpu-manager-policy", _text),
     _Option("cpu_manager_options", "cpuManagerPolicyOptions", "cpu-manager-policy-options", _options),
-    _Option("cpu_manager_reconcile", "cpuManagerReconcilePeriod", "cpu-manager-reconcile-period", _text),
     _Option("reserved_cpus", "reservedSystemCPUs", "reserved-cpus", _cpus),
     _Option("static_pod_path", "staticPodPath", "pod-manifest-path", _text),
     _Option("root_dir", None, "root-dir", _text),

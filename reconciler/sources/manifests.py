@@ -56,7 +56,7 @@ class _Marked(Struct, frozen=True):
     metadata: _MarkedMeta = _MarkedMeta()
 
 
-def read_manifest(text: str, path: str, reader: MarkReader | None = None) -> Manifest:
+def read_manifest(text: str, path: str, reader: MarkReader) -> Manifest:
     """One file. ``reader`` takes what is kept of labels and annotations.
 
     Errors: `InputError` with file, line and column for what the kubelet would not take either.
@@ -69,7 +69,7 @@ def read_manifest(text: str, path: str, reader: MarkReader | None = None) -> Man
     pod, marked = _converted(document, PodObject), _converted(document, _Marked).metadata
     if not pod.metadata.name:
         raise document.refusal(("metadata",), "a name")
-    marks = marks_of(marked.labels or {}, marked.annotations or {}, reader or MarkReader())
+    marks = marks_of(marked.labels or {}, marked.annotations or {}, reader)
     try:
         meta = meta_of(pod, NAME, marks, uid=pod.metadata.uid or "?", static=True)
     except ValueError as exc:
@@ -121,10 +121,8 @@ class ManifestDirectory:
     ``path`` is as the kubelet names it; ``root`` the node's prefix; ``rule`` says who named it.
     """
 
-    def __init__(
-        self, path: str, root: str = "/", rule: FileRule = FileRule.OPERATOR, marks: MarkReader | None = None
-    ) -> None:
-        self._marks = marks or MarkReader()
+    def __init__(self, path: str, marks: MarkReader, root: str = "/", rule: FileRule = FileRule.OPERATOR) -> None:
+        self._marks = marks
         self._path = path
         self._root = root
         self._rule = rule

@@ -18,7 +18,7 @@ from prometheus_client.metrics_core import (
 )
 
 from reconciler.interference.service import InterferenceCounters
-from reconciler.runtime.cooperative import Steps, all_steps
+from reconciler.runtime.cooperative import Steps
 from reconciler.runtime.counters import HistogramValues
 from reconciler.runtime.supervisor import ComponentHealth
 from reconciler.telemetry.metrics import MetricsSnapshot, PodMetrics
@@ -65,13 +65,8 @@ def accepted(accept: str) -> str:
     return OPENMETRICS if "application/openmetrics-text" in kinds else TEXT
 
 
-def render(snapshot: MetricsSnapshot, accept: str = "") -> tuple[bytes, str]:
-    """The text and its content type: OpenMetrics where the ``Accept`` header asks for it."""
-    return all_steps(rendering(snapshot, accepted(accept)))
-
-
 def rendering(snapshot: MetricsSnapshot, form: str) -> Steps[tuple[bytes, str]]:
-    """The same in steps. ``form`` is what `accepted` returned."""
+    """The text and its content type, in steps. ``form`` is what `accepted` returned."""
     encoder, content_type = choose_encoder(form)
     written: list[bytes] = []
     for family in SnapshotCollector(snapshot).collect():

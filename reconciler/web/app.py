@@ -35,7 +35,6 @@ _JSON: Final = "application/json"
 _RETRY_S: Final = 5
 
 R = TypeVar("R", bound=Struct)
-Handler = Callable[[Request], Awaitable[Response]]
 
 
 def open_app(shown: StatusProvider, answers: Answers, hosts: Hosts | None = None, *, state: bool = False) -> Starlette:

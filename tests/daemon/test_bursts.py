@@ -48,12 +48,6 @@ class Machine:
         busy, idle = map(int, self._spent)
         return "cpu  0 0 0 0\n" + "".join(f"cpu{cpu} {busy} 0 0 {idle} 0 0 0 0 0 0\n" for cpu in (0, 1))
 
-    def open_dir(self, path: str) -> int:
-        return REAL.open_dir(path)
-
-    def close_dir(self, number: int) -> None:
-        REAL.close_dir(number)
-
     def inode(self, directory: Directory) -> int:
         return REAL.inode(directory)
 

@@ -11,7 +11,7 @@ from typing import Final, final
 
 from cgroupfs.codecs import Value
 from cgroupfs.errors import CgroupError, CgroupGoneError
-from cgroupfs.files import REAL, FileOps
+from cgroupfs.files import FileOps
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.knobs import CATALOG
 from reconciler.actuators.cgroup.compare import (
@@ -112,10 +112,10 @@ class ChangeDetector:
         ledger: Ledger,
         foreign: ForeignWrites,
         attribution: WriterLookup | None,
-        files: FileOps = REAL,
+        files: FileOps,
         alert: Alert,
-        held: Callable[[Hold], None] = lambda _hold: None,
-        errors: ObjectErrors | None = None,
+        held: Callable[[Hold], None],
+        errors: ObjectErrors,
     ) -> None:
         """``held`` is told of the holds that a person's own writes make, so that they are remembered."""
         self.hierarchy = hierarchy
@@ -137,7 +137,7 @@ class ChangeDetector:
         self.adoptable: list[FileWrite] = []
         """Files that hold what is wanted, and not what the kubelet and the runtime would have left there."""
         self.recent_releases = RecentReleases(self.control_files)
-        self.errors = errors if errors is not None else ObjectErrors()
+        self.errors = errors
         self._ledger = ledger
         self._files = files
         self._held = held

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple, TypeVar, final
 import msgspec
 from msgspec import Struct
 
+from cgroupfs.bounded import read_open
 from cgroupfs.codecs import Version
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.errors import AgentError
@@ -186,11 +187,8 @@ def _parsed(path: str, parse_one: _Parse[T]) -> T | None:
         try:
             if not stat.S_ISREG(os.fstat(number).st_mode):
                 return None
-            data = b""
-            while part := os.read(number, LARGEST_BYTES + 1 - len(data)):
-                data += part
+            return parse_one(read_open(number, path, LARGEST_BYTES), path)
         finally:
             os.close(number)
-        return None if len(data) > LARGEST_BYTES else parse_one(data, path)
     except (OSError, AgentError, ValueError, RecursionError):
         return None

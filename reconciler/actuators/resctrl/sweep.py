@@ -80,12 +80,12 @@ class ResctrlSweep:
         now: float,
         dwell_s: float,
         monitor: bool,
-        left_alone: Mapping[str, str] | None = None,
-        followed: Mapping[str, tuple[str, frozenset[int]]] | None = None,
+        left_alone: Mapping[str, str],
+        followed: Mapping[str, tuple[str, frozenset[int]]] | None,
     ) -> None:
         """``left_alone``: groups whose values others keep changing, and the words for it: theirs stand.
 
-        ``followed``: of the last sweep's outcome; without it every monitoring group is looked into.
+        ``followed``: of the last sweep's outcome; None: every monitoring group is looked into.
         """
         root = capability.root or ""
         self.outcome = SweepResult(watch=watch)
@@ -98,7 +98,7 @@ class ResctrlSweep:
         self._now = now
         self._dwell_s = dwell_s
         self._monitor = monitor
-        self._left_alone = left_alone or {}
+        self._left_alone = left_alone
         self._followed = followed or {}
         self._taken: frozenset[int] = frozenset()
         self._usable: set[str] = {DEFAULT}

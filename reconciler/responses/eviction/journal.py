@@ -40,11 +40,6 @@ class _CaseRow(Struct, frozen=True, kw_only=True):
 _FORM: Final = RowForm(_CaseRow, VERSION)
 
 
-def row_of(case: EvictionCase) -> bytes:
-    """The body of a case's row."""
-    return _FORM.encode(_CaseRow(case=case))
-
-
 def cases_of(rows: Iterable[tuple[str, bytes]]) -> list[EvictionCase]:
     """The cases in the rows of `state.schema.EVICTIONS`; what cannot be read is told and left out."""
     cases = []

@@ -26,12 +26,12 @@ from reconciler.policies.shared import PoolSizing, SharedConfig, SharedPoolMode
 from reconciler.runtime.supervisor import Component
 from reconciler.signals.readers import SampleContext, SampleSheet
 from reconciler.sources import pressure_events
-from reconciler.telemetry.prometheus import render
 from state.cache import CacheMode
 from state.evidence import pod_subject
 from tests.fakes.livenode import WEB, LiveNode, group
 from tests.fakes.web import FakePulse
 from tests.reconciler.actuators.resctrl_world import World
+from tests.reconciler.telemetry.rendered import render
 
 PROJECT = Path(__file__).parents[3]
 MEMINFO = "MemTotal: 16777216 kB\nMemFree: 8388608 kB\nMemAvailable: 8388608 kB\n"

@@ -11,7 +11,6 @@ from reconciler.cli.exits import Exit
 from reconciler.cli.main import main
 from reconciler.config.model import AgentMode
 from reconciler.daemon.agent import Agent
-from reconciler.responses.eviction.journal import row_of
 from state.eviction import EvictionCase, EvictionOrder, EvictionOutcome, EvictionStep, EvictionTarget
 from state.measures import Restrictions
 from state.model import Hold
@@ -19,6 +18,7 @@ from state.schema import EVICTIONS
 from state.store import Store, StoreBatch, boot_id
 from tests.fakes.kernel import Mode as KernelMode
 from tests.fakes.livenode import BATCH, LiveNode, container_id, group
+from tests.reconciler.responses.bench import row_of
 
 FROZEN = Restrictions(frozen={BATCH: "for shop/web-0, at most 30 s"})
 V1, V2 = "v1", "v2"
