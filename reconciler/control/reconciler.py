@@ -1,7 +1,7 @@
-"""The one worker: take what is marked, look at the world again, plan, and bring the groups concerned to the plan.
+"""The one worker: take the dirty marks, read the node again, plan, and bring the groups concerned to the plan.
 
-Edges only mark (`DirtyKeys`); everything that decides is read here. One look at a time, each ends in a node that is as
-wanted or in a noted reason why it is not, with a time to look again.
+Events only mark (`DirtyKeys`); every value that decides is read here. One reconcile pass at a time; each ends with a
+node that is as planned, or with a recorded reason why it is not and a time to retry.
 """
 
 import heapq
@@ -37,7 +37,7 @@ from state.plan import NodePlan
 
 _LOG: Final = get_log("reconciler")
 _FIRST_LABELS_S: Final = 1.0
-"""How long the first look after a start waits for labels: no pod is bounded by QoS that a label would have spared."""
+"""How long the first pass after a start waits for labels: no pod is limited by its QoS if a label exempts it."""
 _VERIFY_S: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 2.0, 5.0, 10.0)
 _ERROR_S: Final = 1.0
 _TICK: Final = frozenset({TICK})
@@ -71,23 +71,23 @@ class Reconciler:
     ) -> None:
         """``plan``: the last plan of an earlier run, so that a restart moves nothing.
 
-        ``planned`` is called after each look with what it went by; it must not wait.
-        ``kubelet``: what the kubelet has allocated, given the pods that exist. ``updated`` is told of each signal of
-        the runtime: container id, monotonic seconds, and whether the runtime's record differs from before.
+        ``planned`` is called after each pass with its input; it must not wait. ``kubelet``: the kubelet's allocations,
+        given the pods that exist. ``updated`` is called for each runtime event: container id, monotonic seconds, and
+        whether the runtime's record differs from before.
         """
         self.dirty = dirty
         self.knowledge = knowledge
         self.actuator = actuator
         self.policies = policies
         self.plan = plan
-        """The last one; None before the first look."""
+        """The last view; None before the first pass."""
         self.refusals: dict[str, tuple[Refusal, ...]] = {}
         self.wanted: dict[str, Wanted] = {}
         """By pod uid; the directories above the pods under ``""``."""
         self.ready = trio.Event()
         self.looks = 0
         self.changes = 0
-        """Counts looks that may have changed what is known or wanted: the keeper's reason to compare."""
+        """Counts passes that may have changed inventory or plan: the state writer compares when it differs."""
         self.look_s = 0.0
         self.busy_since: float | None = None
         self.problem: str | None = None
@@ -112,35 +112,35 @@ class Reconciler:
 
     @property
     def pools(self) -> Pools | None:
-        """The pools of the last plan; None before the first look."""
+        """The pools of the last plan; None before the first pass."""
         return self.plan.pools if self.plan is not None else None
 
     # The runtime's signal (called in the reader's task)
 
     def wait_idle(self, container_id: str, at: float, which: RuntimeEvent) -> None:
-        """The runtime has finished writing: ours now, then look."""
+        """The runtime has finished writing: write bypassd's values, then reconcile."""
         if which is RuntimeEvent.INIT_PID and not self._lane.awaits(container_id):
             return
         if which is not RuntimeEvent.FOUND or self._lane.awaits(container_id):
             self._lane.execute(container_id, at)
-        # What is merely found was written before anybody looked, by whomever: no news of the runtime.
+        # A container that was merely found was written earlier, by an unknown program: it is no runtime event.
         (self._found.add if which is RuntimeEvent.FOUND else self._found.discard)(container_id)
         self._signalled[container_id] = at
         self.dirty.mark(container_key(container_id))
 
     def gone(self, container_id: str) -> None:
-        """The runtime has forgotten the container; its directories tell the rest."""
+        """The runtime has deleted the container; its directories show the rest."""
         self.dirty.mark(container_key(container_id))
 
     def on_executed(self, result: FastResult) -> None:
-        """The hot lane has written."""
+        """The fast path has written."""
         self.actuator.on_executed(result)
         self.timelines.on_executed(result)
 
     # The worker
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Look for ever. Started after the first whole look."""
+        """Reconcile until cancelled. Reports its start after the first whole pass."""
         self.dirty.mark_all("start")
         resync_at = trio.current_time() + self._resync_s
         started = False
@@ -159,7 +159,7 @@ class Reconciler:
                     await self.reconcile(batch)
                 self.problem = self._unlisted
             except (AgentError, OSError) as exc:
-                # Unknown is not empty: what is applied stays, and we look again.
+                # Unknown is not empty: applied settings stay, and the pass is retried.
                 self.errors.counted(NODE, exc)
                 if self.problem != str(exc):
                     _LOG.warning(str(exc))
@@ -168,16 +168,16 @@ class Reconciler:
             self.busy_since = None
             if not started and self.problem is None:
                 started = True
-                # What comes from now on came after the loss, if there was one.
+                # Events from now on were sent after the loss, if there was one.
                 self.actuator.judge.lost = False
                 self.timelines.ready()
                 self.ready.set()
                 task_status.started()
 
     async def reconcile(self, batch: DirtyBatch) -> None:
-        """One look. What goes wrong with one pod is that pod's problem: the others are looked at all the same.
+        """One pass. A failure of one pod concerns that pod only: the others are reconciled all the same.
 
-        Errors: `AgentError` and `OSError` for what concerns the whole node; what was signalled is kept for the next.
+        Errors: `AgentError` and `OSError` for failures of the whole node; the marks are kept for the next pass.
         """
         began = time.monotonic()
         if batch.keys == _TICK and not batch.everything and not self._signalled and not self._tick():
@@ -239,9 +239,10 @@ class Reconciler:
         self._passed(began, changed=bool(seen or moved or targets))
 
     async def _compare_files(self, batch: DirtyBatch, began: float) -> None:
-        """Another program has written control files of these pods, and nothing else has happened: apply the last plan.
+        """Another program has written control files of these pods, and nothing else has changed: apply the last plan.
 
-        Nothing is listed, read from the runtime, or planned. A pod that is not known is looked at as a whole.
+        Nothing is listed, read from the runtime, or planned. A pod that is not in the inventory is reconciled as a
+        whole.
         """
         self._counters.event()
         targets: list[GroupTarget] = []
@@ -256,14 +257,14 @@ class Reconciler:
         self._passed(began, changed=bool(targets))
 
     def _passed(self, began: float, *, changed: bool) -> None:
-        """Count a look that is over. ``began``: monotonic seconds."""
+        """Count a finished pass. ``began``: monotonic seconds."""
         self.looks += 1
         self.changes += changed
         self.look_s = time.monotonic() - began
         self._counters.looked(self.look_s)
 
     async def _list(self) -> tuple[Mapping[str, PodDirs], set[str]]:
-        """Every pod's directories, and the pods to look at: of those whose directory cannot be read all stays."""
+        """Every pod's directories, and the pods to read: a pod whose directory cannot be read keeps its state."""
         listing = await self._tree.scan_gently()
         self._unlisted = None
         for path, exc in listing.unread.items():
@@ -279,7 +280,7 @@ class Reconciler:
         return listing.pods, listing.pods.keys() | known
 
     def _list_some(self, concerned: Iterable[str]) -> tuple[Mapping[str, PodDirs], set[str]]:
-        """The directories of these pods, and those of them that can be looked at."""
+        """The directories of these pods, and the pods among them that can be read."""
         listed: dict[str, PodDirs] = {}
         uids: set[str] = set()
         for uid in concerned:
@@ -297,13 +298,13 @@ class Reconciler:
         if cid not in self._found:
             self._updated(cid, at, changed)
         if ran and changed:
-            # A running container was given other values: a resize, of which the spec tells the rest.
+            # A running container was given other values: a resize; its spec has the rest.
             self._metadata.refresh()
 
     def _tick(self) -> bool:
-        """The clock has moved on: True when the pools ask for something else now, so that a look is due."""
+        """Time has passed: True when the pools differ now, so that a pass is due."""
         _, _, moved = self._plan_node()
-        # The look plans once more, and must find the difference again.
+        # The pass plans once more, and must find the difference again.
         self._moved = self._moved or moved
         return moved
 
@@ -323,7 +324,7 @@ class Reconciler:
         return uids
 
     async def _see(self, uids: Iterable[str], listed: Mapping[str, PodDirs]) -> dict[str, PodChange]:
-        """Assemble the pods concerned; ask about labels that nobody has told."""
+        """Assemble the pods concerned; request labels that no source has reported."""
         seen: dict[str, PodChange] = {}
         slices = TimeSlice()
         for uid in uids:
@@ -343,7 +344,7 @@ class Reconciler:
         return seen
 
     def _take_kubelet(self) -> set[str]:
-        """What the kubelet allocated, for the pods that exist now; the pods whose CPUs or resources changed by it."""
+        """The kubelet's allocations for the pods that exist now; the pods whose CPUs or resources changed by them."""
         before = self.knowledge.readings.kubelet
         after = self.knowledge.take(kubelet=self._kubelet(self.knowledge.pods)).kubelet
         touched = _differing(before.exclusive, after.exclusive)
@@ -370,10 +371,11 @@ class Reconciler:
                 self.actuator.forget(before[cid], cid)
         if seen.before is None or (seen.pod is not None and seen.pod.group == seen.before.group):
             if seen.pod is not None and (seen.before is None or seen.came):
-                # Again at each start: the pod's cpu directory comes after its cpuset's, and its quota may be resized.
+                # Again at each start: the pod's cpu directory appears after its cpuset directory, and its quota may be
+                # resized.
                 self.actuator.judge.control_files.load(seen.pod.group.path)
             return
-        # Gone, or made anew under its old uid (a static pod).
+        # Removed, or created again under its old uid (a static pod).
         self.actuator.forget(seen.before.group.path)
         if seen.pod is None:
             self.wanted.pop(seen.before.uid, None)
@@ -381,16 +383,16 @@ class Reconciler:
 
     @asynccontextmanager
     async def paused(self) -> AsyncIterator[None]:
-        """No look runs within the block; marks are kept for afterwards."""
+        """No pass runs within the block; marks are kept for afterwards."""
         async with self._one_look:
             yield
 
     # Planning
 
     def _plan_node(self) -> tuple[NodeView, NodePlan, bool]:
-        """The plan of this moment, and whether it asks for anything else than the last one did."""
+        """The plan of this moment, and whether it differs from the last one."""
         if not self.knowledge.readings.knobs:
-            # There may be no kubepods directory to look at yet.
+            # The kubepods directory may not exist yet.
             self.knowledge.take(knobs=self.actuator.judge.control_files.offered(self.knowledge.layout.kubepods))
         view = self.knowledge.view(time.monotonic(), self.actuator.judge.control_files.actual)
         before, plan = self.plan, plan_node(view, self.plan, self.policies)
@@ -421,7 +423,7 @@ class Reconciler:
     def _plan_pod(
         self, pod: Pod, view: NodeView, plan: NodePlan, signalled: Container[str], *, every: bool
     ) -> list[GroupTarget]:
-        """Plan one pod: its groups to look at, all that matter or (``every`` False) those whose settings changed."""
+        """Plan one pod: its groups to reconcile, all that matter or (``every`` False) those whose settings changed."""
         settings, refusals = plan_pod(pod, view, plan, self.policies)
         if refusals:
             self.refusals[pod.uid] = refusals
@@ -438,7 +440,7 @@ class Reconciler:
     def _targets(
         self, pod: Pod, wanted: Wanted, before: Wanted, signalled: Container[str], *, every: bool
     ) -> list[GroupTarget]:
-        """The pod's groups to look at. ``before``: what was wanted at the last look."""
+        """The pod's groups to reconcile. ``before``: their settings in the last pass."""
         targets = []
         groups = [(pod.group, None), *((item.group, item) for item in pod.containers)]
         for group, container in groups:
@@ -447,7 +449,7 @@ class Reconciler:
             if not settings and not ours and group.path not in before:
                 continue
             if container is None and not pod.containers:
-                # The kubelet is still at its own values there: it is done before the first container comes.
+                # The kubelet is still writing its own values there: it finishes before the first container starts.
                 continue
             if not every and _values(settings) == _values(before.get(group.path, {})):
                 continue
@@ -487,7 +489,7 @@ class Reconciler:
     # Small things
 
     def _prune(self) -> None:
-        """After a full look: drop what the ledger holds of groups that are gone. What cannot be told is kept."""
+        """After a full pass: drop the ledger's rows of groups that were removed. An undetermined group is kept."""
 
         def inode_now(entry: LedgerEntry) -> int | None:
             try:
@@ -499,7 +501,7 @@ class Reconciler:
         self._ledger.prune(inode_now)
 
     def _inode(self, path: str) -> int:
-        """The inode of a group's directory, 0 when it is gone. Errors: `OSError` when that cannot be told."""
+        """The inode of a group's directory, 0 when it was removed. Errors: `OSError` when that cannot be determined."""
         try:
             return os.stat(self.actuator.judge.hierarchy.trigger_directory(path)).st_ino
         except (FileNotFoundError, NotADirectoryError):
@@ -511,7 +513,7 @@ class Reconciler:
 
 
 def _caused(batch: DirtyBatch) -> bool:
-    """Whether anything but the clock and what it drives asked for the look."""
+    """Whether anything but the clock and what it drives requested the pass."""
     reported = any(key != TICK and not key.startswith(LOAN) for key in batch.keys)
     return reported or any(why != "periodic" for why in batch.everything)
 
@@ -538,13 +540,13 @@ def _values(settings: Mapping[str, Setting]) -> dict[str, object]:
 
 
 def _substance(plan: NodePlan) -> NodePlan:
-    """The plan without what leads to no control file and does not concern an actuator before the next look."""
+    """The plan without parts that lead to no control file and do not concern an actuator before the next pass."""
     pools = replace(plan.pools, reasons={}, sizes={}, remembered={}, budget_at=0.0, unknown_since=None, budget_milli=0)
     cookies, scores, sysctls = plan.cookies, plan.oom_scores, plan.sysctls
     return replace(
         plan,
         pools=pools,
-        # Of pods, and pods change by a look only; of free memory, at each reading.
+        # Of pods, and pods change by a pass only; of free memory, at each reading.
         cookies=replace(cookies, members={}) if cookies is not None else None,
         oom_scores=replace(scores, settings={}) if scores is not None else None,
         sysctls=replace(sysctls, targets=dict.fromkeys(sysctls.targets)) if sysctls is not None else None,

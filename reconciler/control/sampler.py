@@ -1,7 +1,7 @@
-"""The one clock of the agent: CPU use once a second, the idle buffer ten times a second while there is BE work.
+"""The agent's one clock: CPU use once a second, the idle buffer ten times a second while there is BE work.
 
-One task instead of many sleeping ones. It reads counters, lets the pure laws decide, and marks the node dirty when
-their answer has changed; the worker does the rest.
+One task instead of many sleeping ones. It reads counters, runs the pure control laws, and marks the node dirty when a
+result has changed; the worker does the rest.
 """
 
 import time
@@ -108,11 +108,11 @@ class Sampler:
             await trio.sleep_until(due)
 
     def tick(self, now: float, *, fast: bool) -> None:
-        """One look at the counters. ``fast``: the idle buffer has a say."""
+        """Read the counters once. ``fast``: for the idle buffer too."""
         try:
             reading = CpuReading(at_s=now, cpus=parse_stat(self._files.read(self._proc, "stat")))
         except (OSError, ValueError) as exc:
-            # Unknown: what is known grows older, and the laws do not raise anything on it.
+            # Unknown: the last reading ages, and the laws raise nothing on it.
             if self.problem is None:
                 _LOG.warning("cannot read the CPU counters", path=f"{self._proc}/stat", error=str(exc))
             self.problem = str(exc)
@@ -135,7 +135,7 @@ class Sampler:
             self._sampled()
 
     def _sample(self, reading: CpuReading, now: float) -> None:
-        """Who used the CPUs, from the directories' own counters: three reads, and one more for each odd pod."""
+        """CPU use by class, from the directories' own counters: three reads, plus one per pod outside its class."""
         knowledge = self._reconciler.knowledge
         odd = {
             pod.group.path: pod.pod_class
@@ -160,7 +160,7 @@ class Sampler:
         self._reconciler.dirty.mark(TICK)
 
     def _remember_memory(self, now: float) -> None:
-        """The node's memory, and what BE work may use of it by the law: the look after this sample plans by both."""
+        """The node's memory, and BE work's bound by the law: the pass after this sample plans by both."""
         reconciler, knowledge = self._reconciler, self._reconciler.knowledge
         self.memory.on_second(now)
         before = reconciler.plan.memory.reclaimed_high_bytes if reconciler.plan is not None else None
@@ -172,7 +172,10 @@ class Sampler:
         return self._memory.add(self._groups.current(now), now, half_life_s)
 
     def _step(self, reading: CpuReading, now: float) -> None:
-        """The idle buffer's look."""
+        """``held``: all holds, for a store that has to be rewritten.
+
+        ``check_s``: how often the store is checked for damage.
+        """
         pools = self._reconciler.pools
         if pools is None:
             return
@@ -194,7 +197,7 @@ class Sampler:
             self._reconciler.dirty.mark(TICK)
 
     def _reclaimed_works(self) -> bool:
-        """Whether BE work uses the CPU at all: where it does not, nothing can be taken from it (and nobody woken)."""
+        """Whether BE work uses the CPU at all: if it does not, nothing can be taken from it, and no task is woken."""
         cpu = self._reconciler.knowledge.readings.cpu
         if cpu is not None and cpu.reclaimed_milli <= _ASLEEP_MILLI:
             return False
