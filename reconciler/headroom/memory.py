@@ -28,7 +28,7 @@ from reconciler.runtime.format import size
 from state.memory import NodeMemoryReading
 
 WHOLE: Final = 0
-"""The one part of a promise of memory."""
+"""The one part of memory headroom."""
 _NO_BOUND: Final = 1 << 62
 _MIB: Final = 1 << 20
 
