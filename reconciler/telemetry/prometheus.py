@@ -1,7 +1,7 @@
 """Prometheus' text from a `MetricsSnapshot`. Imported by the web part only, and run in steps on the loop.
 
-A registry of our own without the library's default collectors: what they cost at every scrape, two numbers of ours
-replace. Names follow Prometheus' rules: base units, ``_total`` for counters.
+A registry without the library's default collectors: two numbers of the snapshot replace them, and their cost at every
+scrape is saved. Names follow Prometheus' rules: base units, ``_total`` for counters.
 """
 
 import re
@@ -66,7 +66,7 @@ def accepted(accept: str) -> str:
 
 
 def render(snapshot: MetricsSnapshot, accept: str = "") -> tuple[bytes, str]:
-    """The text and its content type: OpenMetrics where the ``Accept`` header asks for it."""
+    """The text and its content type: OpenMetrics where the ``Accept`` header requests it."""
     return all_steps(rendering(snapshot, accepted(accept)))
 
 
