@@ -1,7 +1,7 @@
 """idle_cores: less CPU time is idle in the victim's pool than a burst of it would need, and BE work uses some of it.
 
 Source: PerfIso (keep B cores idle always); the sizes are those of the policy ``idle_buffer``, which keeps to them ten
-times a second. This detector says that it could not, or is off. Where we differ: a pool that its own pods fill up is
+times a second. This detector reports that it could not, or is off. Difference: a pool that its own pods fill up is
 busy, not disturbed.
 """
 

@@ -25,7 +25,7 @@ from state.evidence import ContendedResource, DetectorVerdict, Verdict
 SHORT_S: Final = 10.0
 LONG_S: Final = 60.0
 _BEFORE_S: Final = 5.0
-"""How far apart the two avg10 are that tell whether it falls fast: oomd's tick."""
+"""Distance of the two avg10 that show whether it falls fast: oomd's tick."""
 _FULL: Final = "_full"
 _RESOURCES: Final = {"cpu": ContendedResource.CPU, "memory": ContendedResource.MEMORY, "io": ContendedResource.IO}
 

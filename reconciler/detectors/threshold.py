@@ -1,8 +1,8 @@
 """threshold: any signal above or below a value for a while, with a separate value and time at which it clears.
 
-Source: Volcano (breach at 80 %, clear at 30 %), crane (N above, M below), Koordinator; all of them one shape. Where we
-differ: durations instead of counts, unknown instead of zero for what is missing, and samples that were estimated can be
-refused by their confidence.
+Source: Volcano (breach at 80 %, clear at 30 %), crane (N above, M below), Koordinator; all of them one shape.
+Differences: durations instead of counts, unknown instead of zero for what is missing, and samples that were estimated
+can be refused by their confidence.
 """
 
 from typing import Annotated, Final
