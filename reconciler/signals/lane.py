@@ -1,7 +1,7 @@
-"""One slow job at a time in a thread that nobody waits for: a later pass takes its result, or sees that it hangs.
+"""A background job: one slow call at a time in a thread; a later pass takes its result, or detects that it is blocked.
 
-For what may block for ever, such as a file system whose server is gone: the thread is left to itself then, no second
-one is started beside it, and the program's end does not wait for it.
+For calls that may block for ever, such as on a file system whose server is down: the thread is then abandoned, no
+second one is started beside it, and the program's end does not wait for it.
 """
 
 import threading
