@@ -1,4 +1,4 @@
-"""Which sources of knowledge have been down long enough to tell. Pure."""
+"""Which sources have been down long enough for an alert. Pure."""
 
 from collections.abc import Iterable
 from typing import final
@@ -11,7 +11,7 @@ _TOLD_BY_THEMSELVES = frozenset({"store"})
 
 @final
 class SourceHealth:
-    """A source that is not well for ``down_s`` is told once, and once more when it is well again."""
+    """A source that is not ok for ``down_s`` is reported once, and once more when it is ok again."""
 
     def __init__(self, down_s: float) -> None:
         self.down_s = down_s
@@ -19,7 +19,7 @@ class SourceHealth:
         self._told: set[str] = set()
 
     def check(self, statuses: Iterable[SourceStatus], now: float, wall_s: float) -> list[Alert]:
-        """What is to be told. Units: ``now`` seconds of a clock that only goes forward, ``wall_s`` since the epoch."""
+        """The alerts to send. Units: ``now`` seconds of a clock that only runs forward, ``wall_s`` since the epoch."""
         alerts: list[Alert] = []
         seen = set()
         for status in statuses:

@@ -22,7 +22,7 @@ ONE: Final = (
 MANY: Final = ("text", "alerts", "total")
 EITHER: Final = ("node",)
 _RAW: Final = frozenset({"labels", "details", "alert", "alerts", "count", "total", "first_s", "last_s"})
-"""These are JSON values, and stand without quotes in a JSON body."""
+"""These are JSON values, and have no quotes in a JSON body."""
 _DOTTED: Final = frozenset({"labels.", "details"})
 _EXAMPLE: Final = Incident(
     id="0123456789abcdef-18c2f1e9a00",
@@ -90,7 +90,7 @@ class Template:
         }
 
     def _check(self) -> None:
-        """That a rendered body is JSON, whatever the alert's words are."""
+        """Check that a rendered body is JSON, whatever the alert's texts."""
         text = self.render([_EXAMPLE], "node")
         try:
             encoder.loads(text)
