@@ -1,4 +1,4 @@
-"""The node as commands look at it that ask it themselves (doctor, capture, plan): configuration, places, kubelet."""
+"""The node for commands that read it themselves (doctor, capture, plan): configuration, places, kubelet."""
 
 import logging
 import os
@@ -44,7 +44,7 @@ class InspectedNode(Struct, frozen=True, kw_only=True):
 
     @property
     def copied(self) -> bool:
-        """True for a copy of a node: there is nobody to ask."""
+        """True for a copy of a node: there is no program to query."""
         return self.root != "/"
 
     @property
@@ -54,7 +54,7 @@ class InspectedNode(Struct, frozen=True, kw_only=True):
 
 
 class _NoMarks:
-    """Nothing is marked: there is one look and nobody to look again."""
+    """Nothing is marked: the node is read once."""
 
     def mark(self, key: str, /) -> None:
         """Nothing."""
@@ -67,9 +67,9 @@ NO_MARKS = _NoMarks()
 
 
 def look(options: Namespace, *, strict: bool = False) -> InspectedNode:
-    """Look at the node that the command line names.
+    """Read the node that the command line names.
 
-    ``strict``: a wrong configuration raises `ConfigError` instead of giving way to the defaults.
+    ``strict``: a wrong configuration raises `ConfigError` instead of falling back to the defaults.
     """
     # What the parts log is in their answers too; a screen is no log.
     logging.basicConfig(handlers=[logging.NullHandler()])
@@ -140,7 +140,7 @@ def read_number(root: str, path: str) -> int | None:
 
 
 def has_capability(root: str, bit: int) -> bool:
-    """Whether this process (on a copied node: the one that copied) has a capability in effect."""
+    """Whether this process (on a copied node: the process that copied) has a capability in effect."""
     text = read_text(root, "proc/self/status") or ""
     held = _EFFECTIVE.search(text)
     return held is not None and bool(int(held[1], 16) >> bit & 1)

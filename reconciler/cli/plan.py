@@ -1,4 +1,4 @@
-"""``bypassctl plan``: what the agent would want and write on a captured node, or want of a machine that is described.
+"""``bypassctl plan``: the agent's plan and writes on a captured node, or its plan for a described machine.
 
 Shape of the JSON: docs/plan.md.
 """
@@ -43,7 +43,7 @@ _INTERVAL_S: Final = 1.0
 
 
 class PlanSubject(Struct, frozen=True, kw_only=True):
-    """What the plan is for. ``described``: a machine of words, on which nothing stands that could be written."""
+    """What the plan is for. ``described``: a described machine, which has no actual values."""
 
     name: str
     mode: str
@@ -106,7 +106,7 @@ def _machine(options: Namespace) -> dict[str, Any]:
 
 
 def ask_live(node: InspectedNode) -> RecordedNode:
-    """The same answers from a node that lives: what the agent would do here, before it is installed."""
+    """The same responses from a running node: what the agent would do here, before it is installed."""
     first = reading(node)
     results = query_node(node)
     time.sleep(_INTERVAL_S)
@@ -217,7 +217,7 @@ def _unpacked(root: str) -> Iterator[str]:
 
 @contextmanager
 def _ended_by_exception() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the program by way of everybody's clean-up, as SIGINT does."""
+    """SIGTERM and SIGHUP raise an exception, so that every clean-up runs, as for SIGINT."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
