@@ -1,4 +1,4 @@
-"""The items of a long protobuf answer, one at a time as it arrives: nothing but the item under way is kept.
+"""The items of a long protobuf response, one at a time as it arrives: nothing but the current item is kept.
 
 Source: Protocol Buffers, encoding; "gRPC over HTTP2" for the five bytes before the message.
 """

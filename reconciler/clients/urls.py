@@ -16,7 +16,7 @@ class Url(NamedTuple):
 
 def split_url(url: str) -> Url:
     """The parts. Errors: `ValueError`, without the URL's own words."""
-    from urllib.parse import unquote, urlsplit  # 4 ms that a program which asks nobody does not pay
+    from urllib.parse import unquote, urlsplit  # 4 ms that programs without requests save
 
     try:
         parts = urlsplit(url)
