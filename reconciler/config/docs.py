@@ -1,7 +1,7 @@
 """The configuration's texts: the example file, docs/config.md and ``config explain``, all from the declarations.
 
-``python -m reconciler.config.docs`` (in the project's directory) writes deploy/config.yaml and docs/config.md anew; a
-test compares them.
+``python -m reconciler.config.docs`` (in the project's directory) writes deploy/config.yaml and docs/config.md; a test
+compares them.
 """
 
 import json
