@@ -1,9 +1,9 @@
 """The registry: a table of plug-ins, one row each. Policies, detectors, signal readers, sinks and others use it.
 
 A row is a name and the object's path, ``package.module:ATTRIBUTE``. The name is the key in the configuration, in
-messages and in the documentation. Rows are checked when the table is imported; the module of a row is imported when
-its object is first used, so a table costs nothing for what a node does not use. `section_type` makes the configuration
-section that belongs to a table, so that a new row needs no second declaration.
+messages and in the documentation. Rows are checked when the table is imported; the module of a row is imported when its
+object is first used, so a table costs nothing for unused rows. `section_type` makes the configuration section that
+belongs to a table, so that a new row needs no second declaration.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
