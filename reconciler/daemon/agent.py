@@ -74,7 +74,7 @@ from state.undo import RestoreResult
 
 _FILES_S: Final = 30.0
 _PATIENCE_S: Final = 0.5
-"""How long one look waits for memory limits that are lowered, in all: enough for some 12 GB of page cache."""
+"""How long one pass waits for lowered memory limits, in all: enough for some 12 GB of page cache."""
 
 
 @final
@@ -167,7 +167,7 @@ class Agent:
             errors=self.errors,
         )
         if self.store.damage is not None:
-            # What stands in the files now may be ours: it must not be recorded as anybody's original.
+            # The files' present values may be bypassd's: they must not be recorded as originals.
             self.judge.lost = self.store.lost
             aside = f" and was moved to {self.store.quarantined}" if self.store.quarantined else ""
             saved = f"{len(self.ledger)} file records were recovered" if self.store.lost else "no data was lost"
@@ -294,7 +294,10 @@ class Agent:
         self.store.close()
 
     def thaw(self) -> list[str]:
-        """Let run again what we have frozen; whoever still wants it frozen asks again. The group paths."""
+        """Thaw every group that bypassd has frozen; a response that still needs it freezes again.
+
+        Returns the group paths.
+        """
         done, failed = unfreeze(self.place.hierarchy, self.ledger, files=self.files)
         for path in done:
             self.log.info("runs again", group=path)
@@ -302,7 +305,7 @@ class Agent:
             self.log.error(message)
         return done
 
-    # The runtime's signal passes through here, so that the parts need not know each other
+    # The runtime's events pass through here, so that the parts do not depend on each other
 
     def on_settled(self, container_id: str, at: float, which: RuntimeEvent) -> None:
         """`SignalHandler`."""
@@ -329,7 +332,7 @@ class Agent:
         self.headroom.update(self.reconciler.pools, self.knowledge.readings.topology, cpu, now)
 
     def scene(self) -> tuple[NodeView, NodePlan | None]:
-        """The node as it is known now, and the plan of the last look."""
+        """The node's present state, and the plan of the last pass."""
         return self.knowledge.view(time.monotonic(), self.judge.control_files.actual), self.reconciler.plan
 
     def cache_use(self) -> CacheUsage | None:
@@ -370,7 +373,7 @@ class Agent:
         return statuses
 
     def _kubelet_process(self) -> SourceStatus:
-        """Whether a process is believed to be the kubelet, and what of its settings could not be used."""
+        """Whether a process is verified as the kubelet, and which of its settings could not be used."""
         kubelet = self.place.kubelet
         detail = "; ".join(kubelet.problems)
         if not detail:
@@ -403,7 +406,7 @@ class Agent:
     # The operator's files
 
     async def _watch_files(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Look at the operator's file and at the static-pod manifests now and then; they change by hand."""
+        """Check the operator's file and the static-pod manifests at intervals; people change them."""
         await trio.to_thread.run_sync(self.by_hand.prefetch)
         self.by_hand.read_manifests(self.metadata, self.knowledge.pods)
         task_status.started()
@@ -413,7 +416,7 @@ class Agent:
             self.reread_files()
 
     def reread_files(self) -> None:
-        """Read them again; all pods are looked at again when a rule changed. A runtime's socket may have come, too."""
+        """Read them again; all pods are reconciled when a rule changed. A runtime's socket may exist by now, too."""
         if not self.metadata.has_cri and (cri := self._cri()) is not None:
             self.metadata.set_cri(cri)
             self.dirty.mark_all("runtime")
@@ -429,7 +432,7 @@ class Agent:
     # Alerts and commands
 
     def alert(self, kind: str, message: str, setting: Setting | None) -> None:
-        """Something that a person should get to know; told once per occasion."""
+        """An alert for people; sent once per occasion."""
         self.alerts[kind] += 1
         path = setting.path if setting is not None else ""
         knob = setting.knob if setting is not None else ""
@@ -441,7 +444,7 @@ class Agent:
         self.telling.send(as_alert(kind, message, setting, self.knowledge.pods))
 
     def _hold(self, now: Mapping[str, Hold]) -> None:
-        """Bring the holds in force to the judge; what a hold no longer covers is looked at again."""
+        """Pass the holds in force to the judge; targets of an ended hold are reconciled again."""
         if now != self.judge.holds:
             self.judge.holds = now
             self.dirty.mark_all("holds")
@@ -456,9 +459,9 @@ class Agent:
         return True
 
     async def restore(self, only: str | None = None, *, by: str = "") -> list[RestoreResult]:
-        """Put everything back and enforce no more until a reload says so; or one pod, which is then held for a while.
+        """Restore everything and enforce no more until a reload; or one pod, which is then held for a while.
 
-        A hold that a person has put on it stays as it is.
+        An operator's hold on it is unchanged.
 
         Errors: `StoreError` when the ledger cannot be written afterwards; the files are restored all the same.
         """
@@ -480,7 +483,7 @@ class Agent:
 
     async def _restore_control_files(self, only: str | None) -> list[RestoreResult]:
         async with self.reconciler.paused():
-            # What the runtime has told until now: it may be a newer value to restore to.
+            # The runtime's events until now: they may have a newer value to restore to.
             with suppress(SourceError):
                 await self.reconciler.reconcile(self.dirty.take_nowait())
             await self.actuator.commit()

@@ -1,10 +1,9 @@
-"""What the agent shows of itself: the state document and the metrics, and the commands that root may give it.
+"""The agent's view of itself: the state document and the metrics, and the commands that root may give it.
 
-Implements what the web part asks for (`Shown`, `Control`). The document's shape is `state.dump`'s, with the daemon's
-own knowledge in ``pods`` (containers, how each setting stands, times), ``directories`` (the same for the groups above
-the pods) and ``budget``.
-
-How everything stands and the numbers of one scrape, gathered from the agent's parts. Nothing here decides.
+Implements the web part's interface (`ShownAgent`, `AgentControl`). The document's shape is `state.dump`'s, with the
+daemon's own knowledge in ``pods`` (containers, the status of each setting, times), ``directories`` (the same for the
+groups above the pods) and ``budget``. Everything, the numbers of a scrape included, is gathered from the agent's parts;
+nothing here decides.
 """
 
 import os
@@ -44,7 +43,7 @@ from state.summary import budget_facts, pod_facts, pool_lists
 
 
 def standings_of(agent: Agent, path: str) -> Mapping[str, SettingStatus]:
-    """How everything stands that is wanted of one group, by knob."""
+    """The status of every setting of one group, by knob."""
     beside = [side.standings.get(path) for side in agent.sides if isinstance(side, GroupOutcomes)]
     statuses = agent.judge.statuses.by_group.get(path, {})
     return {knob: status for item in (statuses, *filter(None, beside)) for knob, status in item.items()}
@@ -56,10 +55,10 @@ def pods_in_order(agent: Agent) -> list[Pod]:
 
 
 def nothing_in_force(agent: Agent) -> str | None:
-    """Why not a single BE pod is as wanted, though something is to be had there; None when one is.
+    """Why not a single BE pod is as planned, though settings are available there; None when one is.
 
-    A pod that is refused what another one gets is that pod's problem, and no reason to call the node unready. Neither
-    is what a person or another writer wants, nor what is only practised (``mode: observe``).
+    A refusal of one pod that others do not get is that pod's problem, and does not make the node unready. Neither do
+    settings that a person or another writer wants, nor those of a dry run (``mode: observe``).
     """
     failing: Counter[str] = Counter()
     pods = 0
@@ -145,7 +144,7 @@ def snapshot(agent: Agent, *, ready: bool, components: Sequence[ComponentStatus]
 
 
 def standings_by_group(agent: Agent) -> list[Mapping[str, SettingStatus]]:
-    """How every wanted setting stands, by group. A list, as what it is made of may change between two steps."""
+    """The status of every setting, by group. A list, as its input may change between two steps."""
     statuses: list[Mapping[str, SettingStatus]] = list(agent.judge.statuses.by_group.values())
     for side in agent.sides:
         if isinstance(side, GroupOutcomes):
@@ -234,12 +233,12 @@ class StatusReport:
 
     @property
     def pulse(self) -> LoopHeartbeat:
-        """Whether the main loop lives."""
+        """Whether the main loop is running."""
         return self._pulse
 
     @property
     def sections(self) -> Sequence[str]:
-        """The document's parts that may be asked for one by one."""
+        """The document's parts that may be requested one by one."""
         return _SECTIONS
 
     def not_ready(self) -> Sequence[str]:
@@ -343,7 +342,7 @@ class StatusReport:
         }
 
     async def test_alerts(self, request: AlertTest) -> Mapping[str, object]:
-        """Tell the sinks of a test."""
+        """Send a test to the sinks."""
         self._agent.log.info("testing alerts", by=request.by or "unknown", sink=request.sink or "all")
         return {"sinks": list(await self._agent.telling.test(request.sink, request.by))}
 
@@ -453,7 +452,7 @@ class StatusReport:
                 yield from settings.values()
 
     def _history(self) -> list[dict[str, Any]]:
-        # By a connection of its own: the store's belongs to the lane, which may be at work.
+        # By a connection of its own: the store's belongs to its thread, which may be busy.
         try:
             return read_history(self._agent.store.path, _HISTORY)
         except AgentError:
@@ -491,7 +490,7 @@ class StatusReport:
 
 
 def distinct(lines: Sequence[str]) -> list[str]:
-    """Each line once, and none that another has with a name before it ("kubelet: x; y" has "x"), which says more.
+    """Each line once, and none that another has behind a name ("kubelet: x; y" has "x"), which is more specific.
 
     Linear in their bytes: tenants write some of them.
     """
