@@ -1,4 +1,4 @@
-"""How one wanted setting compares with its file, as an enum that answers questions.
+"""How one setting compares with its file: an enum with predicates.
 
 Nothing else is imported here: the command line sorts documents by it and loads nothing of the daemon for that.
 """
@@ -20,7 +20,7 @@ class SettingState(StrEnum):
     WOULD_WRITE = "would write"
     """Nothing is written on this node, or of this policy: observe mode, a dry run."""
     DUE = "due"
-    """A wait is over; the next look compares the file again."""
+    """A wait is over; the next pass compares the file again."""
     WAITING = "waiting"
     """Another program has written the file; the agent's answer waits."""
     YIELDED = "yielded"
@@ -64,7 +64,7 @@ class SettingState(StrEnum):
         return self is SettingState.WAITING or self is SettingState.YIELDED
 
     def is_failing(self) -> bool:
-        """Something does not work that a person may have to look at."""
+        """A failure that may need a person's attention."""
         return self in _FAILING
 
     def is_absent(self) -> bool:
