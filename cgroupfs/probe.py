@@ -1,4 +1,4 @@
-"""Which knobs this kernel offers, told from the files of a group."""
+"""Knobs that this kernel offers, by the files of a group."""
 
 from collections.abc import Mapping
 from typing import Protocol

@@ -1,4 +1,4 @@
-"""The whole agent, put together from its parts: what the daemon runs, and what the command line asks about.
+"""The whole agent, assembled from its parts: it is run by the daemon, and read by the command line.
 
 store, ledger, persistence                        (outermost: the last state is still written)
 write attribution, kubelet, metadata, checkpoints (sources)
