@@ -89,7 +89,7 @@ def _number(value: Value, low: int, high: int, what: str) -> str:
 
 
 def _level(value: Value, low: int, high: int, what: str) -> str:
-    """A number that may be negative: None is no level."""
+    """A number that may be negative: None: no level."""
     return _number(value if isinstance(value, int) else low - 1, low, high, what)
 
 

@@ -7,7 +7,7 @@ freed: the file as a whole is bypassd's for as long as it has a setting.
 Measured on kernels (v1: 6.18; v2: 6.1 and 6.12):
 
 - An unknown device and a *partition* are ENODEV, on v1 and v2, also for ``io.cost.*``: only whole disks have limits.
-- v1 takes any number up to 2^64 for ``*_iops_device`` and cuts it to 32 bits in silence; 2^32-1 is no limit.
+- v1 takes any number up to 2^64 for ``*_iops_device`` and cuts it to 32 bits in silence; 2^32-1 means no limit.
 - On v2 a 0 is ERANGE; a line may name some of the keys and keeps the others, so each line of bypassd names all of them.
 - ``io.cost.qos`` and ``io.cost.model`` never lose a line again: after bypassd's end it is ``enable=0 ctrl=auto`` or
   ``ctrl=auto``, which is the kernel's default, and counts as no line here.

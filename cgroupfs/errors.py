@@ -43,7 +43,7 @@ class InputError(AgentError):
 
 
 class SourceError(AgentError):
-    """A source of knowledge cannot be had now. Never a reason to undo what is applied."""
+    """A source is unavailable now. Never a reason to undo what is applied."""
 
     def __init__(self, source: str, message: str) -> None:
         super().__init__(f"{source}: {message}")
@@ -96,7 +96,7 @@ _DENIED: Final = frozenset({errno.EPERM, errno.EROFS})
 
 
 def errno_name(code: int | None) -> str:
-    """``EINVAL`` for 22; the number itself where there is no name."""
+    """``EINVAL`` for 22; the number itself if it has no name."""
     return errno.errorcode.get(code or 0, str(code))
 
 

@@ -119,7 +119,7 @@ def _kind(pid: int, comm: str, program: str, directory: str) -> WriterKind:
 
 
 def _component(pid: int, comm: str, names: set[str], program: str) -> WriterKind | None:
-    """What the process is by its name, which is no proof; None: nothing that has a name here."""
+    """What the process is by its name, which proves nothing; None: nothing that has a name here."""
     if names & _KUBELETS:
         return WriterKind.KUBELET
     if names & _RUNTIMES or _is_part(names):

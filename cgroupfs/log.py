@@ -1,9 +1,9 @@
 """The log of every package: messages with fields, on the standard library's loggers.
 
-_LOG: Final = get_log("loop", node="n1")
+    _LOG: Final = get_log("loop", node="n1")
     _LOG.warning("write refused", path=path, errno="EINVAL")
 
-The message is a constant text where it can be, so that equal events are equal lines; what differs goes into fields.
+The message is a constant text where it can be, so that equal events are equal lines; the variable parts are fields.
 `reconciler.runtime.logs` decides the destination and the form of lines.
 """
 

@@ -28,7 +28,7 @@ class Band(NamedTuple):
 
     @property
     def ratio(self) -> int | None:
-        """CPUs in 2^-20ths, rounded as the kernel does; None is no limit."""
+        """CPUs in 2^-20ths, rounded as the kernel does; None: no limit."""
         return None if self.quota is None else (self.quota << 20) // self.period
 
 

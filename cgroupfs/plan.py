@@ -1,6 +1,6 @@
 """From planned changes to ordered steps: pure, and the only place with the kernel's order rules.
 
-order_changes(changes, actual, versions) -> Plan(steps, blocked)
+    order_changes(changes, actual, versions) -> Plan(steps, blocked)
 
 Whatever prefix of the steps is done, planning again from there reaches the same end. A change that breaks a rule of the
 kernel becomes `BlockedChange` with the rule's name; none is dropped silently, and the kernel should refuse none of the
@@ -340,7 +340,7 @@ class _Planner:
         swap_first = limit is not None and _above(_bytes(limit.want), old_swap)
         for change in (swap, limit) if swap_first else (limit, swap):
             if change is not None:
-                # The kernel reclaims by itself before it answers EBUSY, unless nothing may be reclaimed.
+                # The kernel reclaims by itself before it fails with EBUSY, unless nothing may be reclaimed.
                 guarded = change.knob == "memory.max" and not change.reclaim and self._tightens(change)
                 self._step(change, guard=_USED[1] if guarded else None)
 
@@ -399,5 +399,5 @@ def _bytes(value: Value | UnsetType) -> int | None:
 
 
 def _above(number: int | None, other: int | None) -> bool:
-    """Is limit ``number`` above limit ``other``? None is no limit."""
+    """Is limit ``number`` above limit ``other``? None: no limit."""
     return other is not None and (number is None or number > other)

@@ -60,7 +60,7 @@ class Pressure(Struct, frozen=True, kw_only=True):
 def parse_pressure(text: str) -> Pressure:
     """Read a PSI file. The ``full`` line of cpu is absent before 5.13, ``some`` of irq always.
 
-    Errors: `ValueError` when there is no well-formed line, or a malformed one.
+    Errors: `ValueError` without a well-formed line, or a malformed one.
     """
     lines: dict[str, Stall] = {}
     for line in text.splitlines():

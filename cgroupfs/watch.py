@@ -191,10 +191,11 @@ class DirWatcher(Generic[T]):
         return iter([*self._by_path, *self._polled])
 
     def add(self, path: str, mask: int, token: T) -> bool:
-        """Watch (or, at a limit, poll) one directory. False when there is no such directory. List it afterwards.
+        """Watch (or, at a limit, poll) one directory. False when no such directory exists. List it afterwards.
 
         Errors: none; a directory that the kernel refuses for another reason than "not there" is polled, and `stats` has
         the reason.
+
         """
         watch = _Watch(path, mask, token, -1)
         code = self._watch(watch)

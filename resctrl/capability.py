@@ -237,7 +237,7 @@ def _bandwidth(
         minimum=_number(f"{directory}/min_bandwidth"),
         step=_number(f"{directory}/bandwidth_gran"),
         groups=_number(f"{directory}/num_closids"),
-        # On AMD the file has 0 because there is no delay at all; its numbers are absolute.
+        # On AMD the file has 0 because it has no delay at all; its numbers are absolute.
         linear=unit is not BandwidthUnit.PERCENT or _number(f"{directory}/delay_linear", default=1) == 1,
         throttle_mode=mode.strip() if mode else None,
         domains=domains.get(name, ()),

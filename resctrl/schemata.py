@@ -111,9 +111,10 @@ def _bandwidth_rule(part: BandwidthCapability, value: int) -> str | None:
 
 
 def bandwidth_bounds(part: BandwidthCapability) -> tuple[int, int]:
-    """Smallest and largest useful number; the largest is no limit. Units: the resource's own.
+    """Smallest and largest useful number; the largest means no limit. Units: the resource's own.
 
     AMD and MB/s accept 0 literally: such a group would never finish a memory access, so that one step is the minimum.
+
     """
     if part.unit is BandwidthUnit.PERCENT:
         return max(1, part.minimum), 100

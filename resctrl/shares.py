@@ -94,11 +94,12 @@ def without(cache: CacheCapability, mask: int, taken: int) -> int | None:
 
 
 def bandwidth(part: BandwidthCapability, percent: int, full: int | None) -> int:
-    """``percent`` of a memory bandwidth as the number to write. 100 is no limit.
+    """``percent`` of a memory bandwidth as the number to write. 100 means no limit.
 
     ``full``: what 100 percent is where the hardware takes absolute numbers, in MB/s per domain.
     Errors: `InputError` for a percent outside 1-100, or where ``full`` is needed and None.
     Source: Koordinator's mbaPercent. It assumes steps of 10 and, on every AMD machine, 20 GB/s a domain.
+
     """
     if not 1 <= percent <= 100:
         raise InputError(f"{part.name} share", percent, "a percent from 1 to 100")

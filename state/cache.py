@@ -213,7 +213,7 @@ class Contention(Struct, frozen=True, kw_only=True):
 
     ``misses``: by online pod, where they are counted. ``bandwidth``: in use by domain, of its memory's maximum; None:
     not measured. ``blind``: unknown for some domain. ``reclaimed``: BE's part of the bandwidth in use, by domain.
-    ``online``: how many online pods there are: without any, there is no victim. ``age_s``: of the bandwidth.
+    ``online``: how many online pods there are: without any, no victim exists. ``age_s``: of the bandwidth.
     """
 
     misses: Mapping[str, Sample] = {}

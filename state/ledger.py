@@ -435,7 +435,7 @@ class Ledger:
     def prune(self, inode_now: Callable[[LedgerEntry], int | None]) -> list[LedgerEntry]:
         """Drop the entries of groups that were removed or made again; return them.
 
-        ``inode_now`` returns the inode that an entry's group has now, None when there is no such directory.
+        ``inode_now`` returns the inode that an entry's group has now, None when no such directory exists.
         """
         dropped = []
         for entry in self.control_files():

@@ -1,6 +1,6 @@
 """A machine in one line of text: for plans without a node, for tests, and as the description of a machine.
 
-2 sockets x 2 nodes x 8 cores x 2 threads; l3 per 4 cores; offline 3; isolated 4-7; distance 10 12 32
+    2 sockets x 2 nodes x 8 cores x 2 threads; l3 per 4 cores; offline 3; isolated 4-7; distance 10 12 32
 
 `parse` makes a `Topology` of it, `describe` the text of a topology that is regular enough to have one. docs/machine.md
 describes every part.

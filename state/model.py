@@ -292,7 +292,7 @@ class NodeCpu(Struct, frozen=True, kw_only=True):
 class NumaMemory(Struct, frozen=True, kw_only=True):
     """What memory can be had by NUMA node, in bytes (`reconciler.signals.numa_memory`).
 
-    ``age_s`` None or large means unknown, and an unknown is no reason to choose a node.
+    ``age_s`` None or large means unknown, and an unknown does not justify choosing a node.
     """
 
     free: Mapping[int, int]

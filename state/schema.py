@@ -37,7 +37,7 @@ BOOT_BOUND: Final = (FILES, SETTINGS)
 """Tables about cgroups, which do not outlive a boot."""
 
 # One statement list per version; the index + 1 is the version it leads to. Never edit one that was released. Every
-# keyed table is (key, sealed row): the row's meaning is up to its owner, so a new field is no migration.
+# keyed table is (key, sealed row): the row's meaning is up to its owner, so a new field needs no migration.
 _KEYED_TABLE: Final = "CREATE TABLE {} (key TEXT PRIMARY KEY NOT NULL, row BLOB NOT NULL)"
 MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
     (
@@ -77,8 +77,8 @@ class NewerSchemaError(StoreError):
 def schema_version(connection: sqlite3.Connection, path: str) -> int:
     """The schema version of an open file; 0 is a file without any tables.
 
-    Errors: `NewerSchemaError`; `ValueError` when another program's tables are in it; `sqlite3.DatabaseError` when it
-    is no database.
+    Errors: `NewerSchemaError`; `ValueError` when another program's tables are in it; `sqlite3.DatabaseError` when it is
+    not a database.
     """
     application: int = connection.execute("PRAGMA application_id").fetchone()[0]
     version: int = connection.execute("PRAGMA user_version").fetchone()[0]

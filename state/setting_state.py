@@ -36,7 +36,7 @@ class SettingState(StrEnum):
     NOT_RECORDED = "not recorded"
     """The store does not take the original, so nothing is written."""
     MISSING = "missing"
-    """There is no such file on this node."""
+    """The file does not exist on this node."""
     GONE = "gone"
     """Its group has been removed."""
     UNKNOWN = "unknown"
@@ -68,7 +68,7 @@ class SettingState(StrEnum):
         return self in _FAILING
 
     def is_absent(self) -> bool:
-        """There is no file to hold it."""
+        """No file exists for it."""
         return self is SettingState.MISSING or self is SettingState.GONE
 
 

@@ -55,7 +55,7 @@ from state.schema2 import PRIVATE, convert
 __all__ = ["DEFAULT_PATH", "NewerSchemaError", "Store", "StoreBatch", "boot_id", "read_dump"]
 
 _DAMAGED: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
-# While opening, "no such table" and (code 0, Python's own) text that is no UTF-8 are damage too: our SQL is right.
+# While opening, "no such table" and (code 0, Python's own) text other than UTF-8 are damage too: our SQL is right.
 _DAMAGED_AT_OPEN: Final = _DAMAGED | {sqlite3.SQLITE_ERROR, 0}
 _PUT: Final = "INSERT INTO {} VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET row = excluded.row"
 Marks = tuple[tuple[int, ...] | None, ...]
@@ -241,7 +241,8 @@ class Store:
             if not (full or self._written_by_others() or self._copy.due):
                 return None
             if foreign:
-                # Pages that are in the WAL hide what was done to the file, until there is no WAL; so they go back now.
+                # Pages that are in the WAL hide what was done to the file, until the WAL is gone; so they are replaced
+                # now.
                 with suppress(sqlite3.Error):
                     self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
             wrong = self._examine()
@@ -267,7 +268,7 @@ class Store:
 
     @property
     def copy_problem(self) -> str | None:
-        """Why there is no second copy of the originals; None: there is."""
+        """Why no second copy of the originals exists; None: it does."""
         return self._copy.problem if self.writable else None
 
     def close(self) -> None:

@@ -48,7 +48,7 @@ class NumaNode(Struct, frozen=True, kw_only=True):
 
     ``distances``: to every node of the machine in ascending order of their numbers, itself included (the firmware's
     SLIT: 10 is local); empty where it is not known. ``memory_bytes``: all that the kernel manages there, 0 for a node
-    of CPUs only, None where it is not known. How much is free changes by the second and is no part of this.
+    of CPUs only, None where it is not known. How much is free changes by the second and is not included.
     """
 
     id: int
@@ -130,7 +130,7 @@ class Topology(Struct, frozen=True, kw_only=True, dict=True):
     def distance(self, number: int, other: int) -> int:
         """Distance of the memory of one node from another: 10 within a node, larger is slower.
 
-        Where the firmware reports nothing, 20 as in the kernel. Errors: `KeyError` when there is no such node.
+        Where the firmware reports nothing, 20 as in the kernel. Errors: `KeyError` when no such node exists.
         """
         return self._distances[number][other]
 

@@ -185,7 +185,7 @@ def _slow(devices: str, capacity: Mapping[int, int]) -> CpuSet:
 
 
 def _text(path: str) -> str:
-    """The file, or nothing at all where it cannot be had: every part of /sys is optional."""
+    """The file, or nothing at all if it is unreadable: every part of /sys is optional."""
     # Not with open(): its layers cost three times the system calls, and this is called thousands of times.
     try:
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -53,7 +53,7 @@ def texts(path: Path) -> Iterator[tuple[int, str]]:
     source = path.read_text(encoding="utf-8")
     tree = ast.parse(source)
     documented = not str(path.relative_to(ROOT)).startswith(DOCSTRINGS_LATER)
-    docstrings = {
+    hidden = {
         id(statement.value)
         for node in ast.walk(tree)
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
@@ -61,7 +61,7 @@ def texts(path: Path) -> Iterator[tuple[int, str]]:
         if isinstance(statement, ast.Expr)
     }
     for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and (documented or id(node) not in docstrings):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and (documented or id(node) not in hidden):
             yield node.lineno, node.value
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if documented and token.type == tokenize.COMMENT:

@@ -94,7 +94,7 @@ class AlertsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 def check_sink(config: AlertsConfig, only: str | None) -> None:
-    """Errors: `InputError` when there is no sink, or none of this name."""
+    """Errors: `InputError` without any sink, or without one of this name."""
     if not config.sinks:
         raise InputError("alerts.sinks", "", "at least one configured sink; there is none")
     if only is not None and only not in config.sinks:

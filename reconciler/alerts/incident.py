@@ -26,7 +26,7 @@ _LONGEST_DETAIL: Final = 65536
 class Incident(Struct, frozen=True, kw_only=True):
     """One incident now. ``alert`` is the newest one, ``labels`` are of the first: they identify it.
 
-    ``began_as``: the first alert's severity, which identifies a state as well: its end has a lower one, and is no other
+    ``began_as``: the first alert's severity, which identifies a state as well: its end has a lower one, and is the same
     alert. ``count``: alerts since it began. ``first_s``, ``last_s``: seconds since the epoch. ``besides``: the sink
     that never gets it, because it is about that sink.
     """
@@ -137,6 +137,6 @@ class Incidents:
 
     def _goes_on(self, known: Incident, alert: Alert) -> bool:
         if known.has_ended:
-            # A repeated end is no new incident; a beginning is.
+            # A repeated end is not a new incident; a beginning is.
             return alert.has_ended and alert.at_s - known.last_s < self.forget_s
         return alert.has_ended or alert.kind.lasts or alert.at_s - known.last_s < self.forget_s

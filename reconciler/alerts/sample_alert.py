@@ -57,7 +57,7 @@ async def try_sinks(tries: Sequence[tuple[SinkSetup, Callable[[], Awaitable[None
 async def try_all(
     config: AlertsConfig, apiserver: ApiServer, ground: SinkContext, only: str | None, by: str
 ) -> Sequence[Mapping[str, object]]:
-    """Build the configured sinks (or one), and send each a test. Errors: `InputError` when there is no such sink."""
+    """Build the configured sinks (or one), and send each a test. Errors: `InputError` when no such sink exists."""
     check_sink(config, only)
     notice = test_notice(config, by, time.time())
     setups = [

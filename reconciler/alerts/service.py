@@ -116,7 +116,7 @@ class AlertService:
         self._changed.set()
 
     async def test(self, only: str | None, by: str) -> Sequence[Mapping[str, object]]:
-        """Send a test to every sink (or one). Errors: `InputError` when there is no such sink, or none at all."""
+        """Send a test to every sink (or one). Errors: `InputError` without such a sink, or without any."""
         check_sink(self._config, only)
         return await (await self._load()).test(only, by)
 
@@ -182,4 +182,4 @@ class AlertService:
 
 
 def _nothing() -> None:
-    """There is no sink."""
+    """No sink is configured."""

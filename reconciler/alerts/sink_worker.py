@@ -141,7 +141,7 @@ class SinkWorker:
         else:
             self.outbox.failed()
         if exc.permanent:
-            # It answers: the next one may do well.
+            # The peer responds: the next one may succeed.
             return 0.0
         if self.problem is None:
             self._log.warning("delivery failed, retrying", error=str(exc))

@@ -108,7 +108,7 @@ async def _ask_version(node: InspectedNode, results: QueryResults) -> None:
     """Version that the verified kubelet's program prints.
 
     The file at its path is run, never the target of /proc: only root can change or replace that file, and it is the
-    file that the kubelet runs. It runs as user nobody.
+    file that the kubelet runs. It runs unprivileged.
     """
     path, program = node.kubelet.executable, node.kubelet.program
     if path is None or os.geteuid() != 0:

@@ -16,7 +16,7 @@ from reconciler.runtime import format as fmt
 
 
 def run(options: Namespace) -> int:
-    """Read the node and query its programs. `Exit.NOT_OK` when a finding is bad; a warning is no failure."""
+    """Read the node and query its programs. `Exit.NOT_OK` when a finding is bad; a warning is not a failure."""
     node = look(options)
     findings = examine(node)
     if options.output == "table":

@@ -1,4 +1,4 @@
-"""The state document, from the daemon when it answers, else from the store; and how to find a pod in it."""
+"""The state document, from the daemon when it responds, else from the store; and how to find a pod in it."""
 
 import os
 import time

@@ -18,7 +18,7 @@ from state.printable import printable
 from state.setting_state import SettingState
 
 BESIDE: Final = frozenset({"core.cookie", "resctrl.group", "oom.score", "net.share"})
-"""Settings outside of control files: there is no file to show."""
+"""Settings outside of control files: no file can be shown."""
 _LONGEST_MARK: Final = 200
 """Characters of one label or annotation."""
 _MOST_PROCESSES: Final = 10
@@ -33,7 +33,7 @@ _STAGES: Final = (
 
 
 def run(options: Namespace) -> int:
-    """Show one pod. Errors: `CliError` when there is no such pod."""
+    """Show one pod. Errors: `CliError` when no such pod exists."""
     document = fetch(options)
     facts = collect(document, find_pod(document.body, options.pod), options.history)
     facts["processes"] = _processes(facts["groups"]) if options.processes and document.live else []

@@ -34,7 +34,7 @@ def restore_without_daemon(
     """Take the lock, restore, and record the result, if that can be recorded.
 
     ``problem`` of the result: the fault of the store; ``lost``: files may be missing from the result. Errors:
-    `CliError` when there is no hierarchy, no store, or no reliable one (`Exit.UNREACHABLE`), or a daemon has the lock
+    `CliError` without a hierarchy, a store, or a reliable one (`Exit.UNREACHABLE`), or a daemon has the lock
     (`Exit.REFUSED`); `NewerSchemaError`.
     """
     logging.basicConfig(handlers=[logging.NullHandler()])
@@ -69,9 +69,9 @@ def restore_without_daemon(
 
 
 def thaw_without_daemon(store_path: str, root: str, *, files: FileOps = REAL) -> tuple[list[str], list[str]]:
-    """Thaw what a daemon that is no more has left frozen: group paths, and what could not be done.
+    """Thaw what a stopped daemon has left frozen: group paths, and what could not be done.
 
-    Nothing at all where there is no store, no hierarchy, or a daemon that watches over it.
+    Nothing at all without a store or a hierarchy, or with a daemon that watches over it.
     """
     logging.basicConfig(handlers=[logging.NullHandler()])
     try:

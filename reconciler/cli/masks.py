@@ -151,7 +151,7 @@ def _check_yaml(text: str) -> None:
 
 
 def mask_pods_text(text: str) -> str:
-    """The kubelet's list of pods: of each what the agent reads. Errors: `ValueError` for what is no JSON."""
+    """The kubelet's list of pods: of each what the agent reads. Errors: `ValueError` for text other than JSON."""
     return json.dumps(kept_pods(_loaded(text)))
 
 
@@ -161,7 +161,7 @@ def mask_bundle_text(text: str) -> str:
 
 
 def mask_json_text(text: str) -> str:
-    """A document of our own, by names and forms. Errors: `ValueError` for what is no JSON."""
+    """A document of our own, by names and forms. Errors: `ValueError` for text other than JSON."""
     return json.dumps(mask_json(_loaded(text)))
 
 

@@ -44,7 +44,7 @@ class InspectedNode(Struct, frozen=True, kw_only=True):
 
     @property
     def copied(self) -> bool:
-        """True for a copy of a node: there is no program to query."""
+        """True for a copy of a node: no program can be queried."""
         return self.root != "/"
 
     @property
@@ -71,7 +71,7 @@ def look(options: Namespace, *, strict: bool = False) -> InspectedNode:
 
     ``strict``: a wrong configuration raises `ConfigError` instead of falling back to the defaults.
     """
-    # What the parts log is in their answers too; a screen is no log.
+    # What the parts log is in their answers too; a screen is not a log.
     logging.basicConfig(handlers=[logging.NullHandler()])
     problems: dict[str, str] = {}
     config = Config()
@@ -120,7 +120,7 @@ def _layout(config: Config, hierarchy: Hierarchy, kubelet: KubeletConfig) -> Lay
 
 
 def read_text(root: str, path: str) -> str | None:
-    """A file of the node; None where it cannot be had, is no regular file or leads out of a copied node."""
+    """A file of the node; None where it is unreadable, not a regular file or leads out of a copied node."""
     try:
         content = read_file(f"/{path.lstrip('/')}", FileRule.OPERATOR, root=root, largest=_LARGEST)
     except OSError:

@@ -78,7 +78,7 @@ class PlanResult(NamedTuple):
 
 
 def plan_node(node: Node, recorded_node: RecordedNode, *, files: FileOps = REAL) -> PlanResult:
-    """Read and plan. Errors: `SourceError` when there is no hierarchy or no kubepods tree to plan for."""
+    """Read and plan. Errors: `SourceError` without a hierarchy or a kubepods tree to plan for."""
     if node.hierarchy is None:
         raise SourceError("cgroups", node.problems.get("cgroups", "no hierarchy"))
     if node.layout is None:

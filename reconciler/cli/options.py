@@ -177,7 +177,7 @@ def parser(only: str | None = None) -> argparse.ArgumentParser:
                 "--root", default="/", metavar="DIR", help="root of a copied node, instead of this node"
             ),
         ):
-            # Read by the generator of the completion files; it is no part of argparse.
+            # Read by the generator of the completion files; it is not part of argparse.
             vars(action)["complete"] = _FILES
     return top
 

@@ -1,8 +1,8 @@
 """The pods of a described machine: a short YAML list, or what ``kubectl get pods -o json`` writes.
 
-- {name: db, namespace: shop, class: dedicated, requests: {cpu: 4, memory: 8Gi}, limits: {cpu: 4, memory: 8Gi}}
-- {name: web, count: 3, requests: {cpu: 500m}, use: 300m}
-- {name: crunch, labels: {koordinator.sh/qosClass: BE}}
+    - {name: db, namespace: shop, class: dedicated, requests: {cpu: 4, memory: 8Gi}, limits: {cpu: 4, memory: 8Gi}}
+    - {name: web, count: 3, requests: {cpu: 500m}, use: 300m}
+    - {name: crunch, labels: {koordinator.sh/qosClass: BE}}
 
 The manual page has the table of keys. Facts that a real node has in cgroups are derived as the kubelet and the runtime
 would: QoS, group paths, shares, quotas.
@@ -67,7 +67,7 @@ class PodLine(Struct, frozen=True, forbid_unknown_fields=True, rename={"pod_clas
 
     @property
     def use_milli(self) -> int:
-        """The CPU in use, in thousandths; -1 for what is no quantity."""
+        """The CPU in use, in thousandths; -1 if it is not a quantity."""
         try:
             return milli(self.use)
         except ValueError:

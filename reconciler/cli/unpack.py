@@ -39,7 +39,7 @@ _NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEX
 def unpack(path: str, directory: str) -> None:
     """Unpack ``path`` (``.tar`` or ``.tar.gz``) into a new empty directory.
 
-    Errors: `InputError` for a file that is no such archive, or exceeds the limits.
+    Errors: `InputError` for a file other than such an archive, or exceeds the limits.
     """
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:

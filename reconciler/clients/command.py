@@ -26,7 +26,7 @@ _NOBODY: Final = 65534
 # A process may only give up such protection itself, and what is started here cannot do it before it is another's.
 _SHELL: Final = "/bin/sh"
 _UNPROTECT: Final = 'echo 0 2>/dev/null >/proc/self/oom_score_adj; exec "$0" "$@"'
-# Where there is no shell. Python ignores two signals, and the ignoring would be inherited.
+# Without a shell. Python ignores two signals, and the ignoring would be inherited.
 _UNPROTECT_SLOWLY: Final = """import os, signal, sys
 signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 signal.signal(signal.SIGXFSZ, signal.SIG_DFL)

@@ -93,8 +93,8 @@ class UnaryChannel:
     async def call(self, *questions: UnaryCall, timeout_s: float) -> list[bytes]:
         """The answers to ``questions``, which travel together, in their order.
 
-        Errors: `GrpcStatusError` with the peer's own words; `SourceError` when there is no socket, no connection, no
-        answer in time, or none that is one gRPC message.
+        Errors: `GrpcStatusError` with the peer's own words; `SourceError` without a socket, a connection, or a response
+        in time, or none that is one gRPC message.
         """
         begun = trio.current_time()
         try:

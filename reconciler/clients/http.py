@@ -246,7 +246,7 @@ class HttpSession:
     ) -> HttpResponse:
         """Any response of the peer, of its body the first ``most`` bytes. ``timeout_s`` None: the peer's.
 
-        ``shown`` replaces the path in messages, if that contains a secret. Errors: `SourceError` when there is no whole
+        ``shown`` replaces the path in messages, if that contains a secret. Errors: `SourceError` without a whole
         response: unreachable, silent, broken off.
         """
         request = _Request(method, path, body, headers or {})
@@ -488,7 +488,7 @@ def retry_after_s(text: str | None, now_s: float) -> float | None:
 
 
 def _address(base: str, path: str) -> "tuple[httpcore2.URL, str]":
-    """Target, address and the field ``Host`` of a request. Errors: `ValueError` for a ``base`` that is no URL."""
+    """Target, address and the field ``Host`` of a request. Errors: `ValueError` for an invalid ``base``."""
     import httpcore2
 
     root, prefix, _ = split_url(base)

@@ -50,7 +50,7 @@ class ConnectionLostError(Exception):
 class Http2Stream:
     """One call on its stream, and its response so far: all headers and trailers, and the body.
 
-    ``problem``: why there is no whole response although the connection is usable. With a ``sink`` the body is passed to
+    ``problem``: why the response is incomplete although the connection is usable. With a ``sink`` the body is passed to
     it as it arrives, and only its first ``kept`` bytes stay here; ``length`` counts all of it.
     """
 

@@ -86,7 +86,7 @@ def find_peer(
     """The endpoint: the operator's, else by the service account of a pod, else by the kubelet's.
 
     ``kubelets``: the kubeconfig in the kubelet's command line. A pod's own files are never below ``root``. Errors:
-    `SourceError` when there is no way, or the kubeconfig cannot be used.
+    `SourceError` if none is available, or the kubeconfig cannot be used.
     """
     if not config.enabled:
         raise SourceError(NAME, "apiserver.enabled is false")
@@ -174,7 +174,7 @@ class KubeApi:
         """The response, whatever it is. ``body`` becomes JSON. ``timeout_s`` None: as configured.
 
         ``content_type``: a patch has one of its own. Of the response's body ``most`` bytes are kept. Errors:
-        `SourceError` when there is no response.
+        `SourceError` without a response.
         """
         content = None if body is None else msgspec.json.encode(body)
         headers = {} if body is None else {"Content-Type": content_type}

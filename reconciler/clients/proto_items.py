@@ -20,7 +20,7 @@ _LENGTH: Final = 2
 class MessageItems:
     """Cuts the items (field 1, repeated) out of one gRPC message. ``take`` gets each with its whole length.
 
-    An item longer than ``longest`` is passed over and given as b"". What is no protobuf ends the cutting: `broken`.
+    An item longer than ``longest`` is passed over and given as b"". Invalid protobuf ends the cutting: `broken`.
     """
 
     def __init__(self, take: Callable[[bytes, int], None], *, longest: int = LONGEST_ITEM) -> None:

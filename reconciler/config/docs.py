@@ -180,7 +180,7 @@ def markdown() -> str:
         "Made by `python -m reconciler.config.docs` from the declarations in the code; do not edit.",
         "",
         f"bypassd reads `{DEFAULT_PATH}`, then `conf.d/*.yaml` beside it in name order. What comes later wins, setting",
-        "by setting; lists are replaced whole. Every problem of every file is told at once, as",
+        "by setting; lists are replaced whole. Every problem of every file is reported at once, as",
         "`file:line:column: setting: message`, and none of it is used then. `systemctl reload bypassd` (SIGHUP) reads",
         "the files again; a bad file leaves the old configuration in force, and a setting marked ↻ needs a restart.",
         "",

@@ -28,7 +28,7 @@ from state.topology_sysfs import read_topology
 
 
 def kubelet_peer(config: KubeletSection, kubelet_config: KubeletConfig) -> HttpEndpoint | None:
-    """The kubelet; None when it is not to be used, or when there is no sign of one on this machine."""
+    """The kubelet; None when it is not to be used, or without a sign of one on this machine."""
     if not config.enabled or config.endpoint is EndpointSection.OFF:
         return None
     if config.endpoint is EndpointSection.AUTO and not kubelet_config.sources and config.address is None:

@@ -32,8 +32,8 @@ class Loaded(Struct, frozen=True, kw_only=True):
 def load(path: str = DEFAULT_PATH, *, required: bool = False) -> Loaded:
     """Read ``path`` and ``conf.d/*.yaml`` beside it, in name order; later files win, setting by setting.
 
-    A missing file is no configuration at all, so the defaults apply, unless it is ``required``. Errors: `ConfigError`
-    with every problem of every file.
+    A missing file counts as no configuration at all, so the defaults apply, unless it is ``required``. Errors:
+    `ConfigError` with every problem of every file.
     """
     problems: list[ConfigProblem] = []
     texts = list(_texts(path, required=required, problems=problems))
@@ -98,7 +98,7 @@ def setting_count() -> int:
 def value_at(config: Config, path: str, top: Schema | None = None) -> object:
     """The value of a dotted name. ``top``: the schema, for repeated calls: making it takes 5 ms.
 
-    Errors: `AttributeError` for a name that is no setting.
+    Errors: `AttributeError` for an unknown setting.
     """
     value: object = config
     section = section_of(Config) if top is None else top

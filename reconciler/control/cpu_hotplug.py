@@ -1,12 +1,12 @@
 """CPU hot-plug: detect a change of the online CPUs, undo the kernel's changes of cpusets, reconcile everything.
 
-On cgroup v1 a CPU that goes offline is removed from every cpuset, and only the root cpuset gets it again when it
+On cgroup v1 a CPU that is set offline is removed from every cpuset, and only the root cpuset gets it again when it
 returns. The kubelet never rewrites its directories, and under policy none no container's either: every pod of the node,
 and every later one (a new directory copies its parent's set), would stay off that CPU until the machine reboots. So the
 removed CPUs are restored from the top down. On v2 the kernel keeps the configured set, and nothing has to be done.
 
-This is no setting of bypassd: it restores values of others, so it is not in the ledger and `restore` does not undo it.
-Files that hold a setting of bypassd are left to the plan, which follows from the new topology.
+This is not a setting of bypassd: it restores values of others, so it is not in the ledger and `restore` does not undo
+it. Files that hold a setting of bypassd are left to the plan, which follows from the new topology.
 
 The kernel moves the processes of a v1 cpuset that ran empty to the group above, and they are not moved back: such a
 container runs on its pod's CPUs until it is restarted. The log line names the groups that may be affected.

@@ -49,7 +49,7 @@ class HoldManager:
     ) -> None:
         """``in_force`` is called with the holds in force, by target, whenever they may have changed.
 
-        ``holds``: as stored, perhaps in another boot or by another version. ``wall`` and ``boot``: the clocks
+        ``holds``: as stored, possibly in another boot or by another version. ``wall`` and ``boot``: the clocks
         (seconds).
         """
         self._wall, self._boot, self._boot_id = wall, boot, boot_id

@@ -1,9 +1,7 @@
-"""Plans from the node's state to settings: first the node, then directories, then pods.
+"""From the node as it is to what is wanted: the node, then directories, then pods. Pure; the same view, the same plan.
 
-Pure: the same view gives the same plan.
-
-The parts work alone: a container start needs only `plan_pod`, which reads one pod and an existing `NodePlan`.
-Operators' holds are applied to the result, not here.
+The parts can be had alone: a container start needs only `plan_pod`, which looks at one pod and at a `NodePlan` that is
+already there. Operators' holds are applied to the result, not here.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

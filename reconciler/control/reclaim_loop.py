@@ -114,7 +114,7 @@ class MemoryReclaimLoop:
             node = parse_meminfo(self._files.read(self._proc, "meminfo"))
             zones = parse_zoneinfo(self._files.read(self._proc, "zoneinfo"))
         except (OSError, ValueError) as exc:
-            # Unknown is no shortage, and no room either.
+            # Unknown counts neither as shortage nor as room.
             self._problem = f"cannot read the node's memory: {exc}"
             return
         self._problem = ""

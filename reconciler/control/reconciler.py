@@ -123,7 +123,7 @@ class Reconciler:
             return
         if which is not RuntimeEvent.FOUND or self._lane.awaits(container_id):
             self._lane.execute(container_id, at)
-        # A container that was merely found was written earlier, by an unknown program: it is no runtime event.
+        # A container that was merely found was written earlier, by an unknown program: it is not a runtime event.
         (self._found.add if which is RuntimeEvent.FOUND else self._found.discard)(container_id)
         self._signalled[container_id] = at
         self.dirty.mark(container_key(container_id))

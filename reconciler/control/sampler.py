@@ -59,8 +59,8 @@ class Sampler:
     ) -> None:
         """``lagged`` gets the delay of each tick behind its due time (s): what the loop's other work costs.
 
-        ``read`` gets each CPU reading, and the newest one again when there is no new one. ``sampled`` is called once
-        per sample.
+        ``read`` gets each CPU reading, and the newest one again without a new one. ``sampled`` is called once per
+        sample.
         """
         self._sampled = sampled
         self._lagged = lagged

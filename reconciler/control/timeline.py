@@ -59,7 +59,7 @@ class Timelines:
         self._ready_at = 0.0
 
     def get(self, container_id: str) -> Timeline | None:
-        """One container's; None when there is no such container."""
+        """One container's; None when no such container exists."""
         return self._by_id.get(container_id)
 
     def ready(self) -> None:

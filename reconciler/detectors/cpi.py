@@ -8,7 +8,7 @@ Without a PMU another measure is used, in this order, named in the verdict: the 
 while the own quota stops the pod), CPU time for each byte of memory traffic (only while BE work moves as much as the
 victim does), time in which tasks waited for a CPU. Each measure has its own history.
 
-Source: CPI² (Google, EuroSys 2013), the merge as in rubik. Where we differ: outliers are learned like all others unless
+Source: CPI² (Google, EuroSys 2013), the merge as in rubik. Differences: outliers are learned like all others unless
 they were part of confirmed interference. rubik leaves out each one above mean + 2 sigma; sigma shrinks by that until
 healthy values are outliers. A level that lasts ``relearn_s`` is learned in any case: it is another version of the
 program.

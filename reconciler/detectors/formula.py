@@ -138,7 +138,7 @@ PLAIN: Final = ("min", "max", "abs")
 
 
 class FormulaError(ValueError):
-    """The text is no expression. ``column`` counts from 1 within it; the message begins with it."""
+    """The text is not an expression. ``column`` counts from 1 within it; the message begins with it."""
 
     def __init__(self, column: int, message: str) -> None:
         super().__init__(f"column {column}: {message}")
@@ -317,7 +317,7 @@ def _seconds(token: _Token) -> float | None:
 
 def _ref(token: _Token) -> Ref:
     place = _PLACE.fullmatch(token.text)
-    # "pool.cpus" is a signal by itself: a name in the catalog is no subject with a signal.
+    # "pool.cpus" is a signal by itself: a name in the catalog is not read as a subject and a signal.
     where, signal = (None, token.text) if place is None or token.text in SIGNALS else (place[1], place[2])
     try:
         of = SIGNALS[known_signal(signal)].of

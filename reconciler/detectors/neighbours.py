@@ -1,7 +1,7 @@
 """The use of BE pods beside a victim, and whether the victim's share of a resource has collapsed. Pure.
 
 Detectors that see a shortage check here whether any BE work takes part in it: an effect of the victim and other online
-pods on themselves is no interference.
+pods on themselves is not interference.
 """
 
 from bisect import bisect_right

@@ -98,7 +98,7 @@ class _Bad(NamedTuple):
 
 
 def _length(config: RunQueueConfig, sight: VictimView) -> float:
-    """A window is no shorter than the sample interval."""
+    """A window is at least as long as the sample interval."""
     return max(config.window_s, interval_s(sight))
 
 

@@ -10,7 +10,7 @@ A score has three factors, each 0-1:
   correlation, with the victim's symptom (run-queue wait for CPU) in place of CPI, and Pearson's where both vary.
 - own: less than 1 when the victim is at its own limit, which no neighbour caused.
 
-A pod whose use is not measured, or next to nothing, is no suspect. Online pods are reported as well, for people;
+A pod whose use is not measured, or next to nothing, is not a suspect. Online pods are reported as well, for people;
 responses are not decided here.
 
 Source: CPI² section 4.2 (correlation), Netflix (waiting reported together with own throttling). Difference: CPI² ranks

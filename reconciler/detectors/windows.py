@@ -102,5 +102,5 @@ def mean(series: SampleSeries, now: float, length_s: float, fresh_s: float, ago_
 
 
 def _covers(seen_s: float, length: float, spacing: float) -> bool:
-    # The newest sample may be almost one interval old: that part of the window is no gap.
+    # The newest sample may be almost one interval old: that part of the window is not a gap.
     return seen_s >= COVERED * length - spacing

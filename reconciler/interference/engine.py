@@ -96,7 +96,7 @@ class InterferenceEngine:
         self._ready = [ready(name, rule) for name, rule in self.rules.items()]
 
     def forget(self) -> None:
-        """Start over: nothing is in force, and there is no history. What was learned stays."""
+        """Start over: nothing is in force, and the history is empty. What was learned stays."""
         self.history, self.ladder = History(), let_go(self.ladder, self.config.responses)
         self._watches, self._active, self._first_s = {}, {}, None
 

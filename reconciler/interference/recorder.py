@@ -131,7 +131,7 @@ def _append(job: _Job, write: Callable[[int, memoryview], int]) -> int:
             while data:
                 data = data[write(number, data) :]
         except OSError:
-            # Data after half a block would never be read, and an empty file is no recording.
+            # Data after half a block would never be read, and an empty file is not a recording.
             with suppress(OSError):
                 os.ftruncate(number, before)
                 if not before:

@@ -158,9 +158,8 @@ def frames(file: BinaryIO, name: str) -> Iterator[SampleFrame]:
 def read(file: BinaryIO, name: str) -> Iterator[LearnedState | SampleFrame]:
     """What was learned before, where the file has it, and the frames, the oldest first.
 
-    A torn or damaged rest is the end.
-    Errors: `InputError` for a file that is no recording, of a version that is not known, or that unpacks to more than
-    a recording does.
+    A torn or damaged rest is the end. Errors: `InputError` for a file other than a recording, of a version that is not
+    known, or that unpacks to more than a recording does.
     """
     head = file.readline(64)
     version = _HEADS.get(head)

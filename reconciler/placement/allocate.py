@@ -1,7 +1,7 @@
 """Allocates CPUs to owners: held CPUs stay, then schedulers' choices, then resizes, then new demands.
 
 1. A demand whose held CPUs are all free and right keeps them: never moved, whatever would be better now. Right is the
-   count asked for, in whole cores where they are asked for; or the scheduler's own choice, of any count.
+   requested count, in whole cores where they are requested; or the scheduler's own choice, of any count.
 2. The free CPUs among those that the others hold stay theirs while they are resized. Shrinking releases at once.
 3. A scheduler's choice is used unchanged when all of it is free (and whole cores where they are requested). Else the
    CPUs are chosen as if it did not exist, and a note reports it.
@@ -14,7 +14,7 @@ what is available.
 Single threads (SpreadByPCPUs, required): each CPU that is chosen is on a core where the demand has no other; refused
 when there are too few cores. Held CPUs stay, as with every other wish that was added later.
 
-Whole cores: the kubelet's full-pcpus-only rejects a pod whose count is no multiple of the threads of a core
+Whole cores: the kubelet's full-pcpus-only rejects a pod whose count is not a multiple of the threads of a core
 (SMTAlignmentError). Here the pod runs already, so it gets the last core whole instead: no other demand could use its
 other thread. It is refused only when that core is unavailable. Two owners never share a core. A container without NUMA
 binding owns CPUs like any other; Katalyst returns an error.

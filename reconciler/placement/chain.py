@@ -2,14 +2,14 @@
 
 A rule is one small class, `Plugin`, that overrides one or more extension points:
 
-sort        in which order the demands choose
+    sort        in which order the demands choose
     filter      CPUs that this demand may not have
     post_filter which of those it may have after all when too few are left
     pre_score   single CPUs, in groups of one score each
     select      combinations worth a look: a handful, made out of the pools that the pre-scores give, no enumeration
     score       a whole combination, 0.0 to 1.0
-    allocate    told what a demand owns in the end
-    deallocate  told what it gave back
+    allocate    called with the CPUs that a demand owns in the end
+    deallocate  called with the CPUs that it released
 
 The best weighted sum of scores wins; of equal ones the combination that was selected first (plug-ins in the order of
 their names in `BUILT_IN`, then the site's). Inside a combination the built-in ones take the lowest free ids.
@@ -24,7 +24,7 @@ post-filter relaxes filters instead of evicting a pod. `reconciler.placement.plu
 docs/cpu-plugins.md describes how a site writes one.
 """
 
-# ruff: noqa: ARG002  (a plug-in that says nothing looks at nothing)
+# ruff: noqa: ARG002  (a plug-in's unused extension points use no argument)
 
 from collections.abc import Callable, Iterable
 from functools import cache

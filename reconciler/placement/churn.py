@@ -26,7 +26,7 @@ def moved(before: Pools | None, after: Pools) -> CpuChurn:
     """The difference between two plans. A first plan has moved nothing: the earlier owners are unknown.
 
     A CPU of two pools (BE work beside online pods) moves when it enters or leaves either, and counts once. A CPU that
-    goes on- or offline with all its pools counts as well: its work has to move.
+    is set on- or offline with all its pools counts as well: its work has to move.
     """
     if before is None:
         return NONE

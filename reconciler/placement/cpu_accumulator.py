@@ -1,7 +1,7 @@
 """Mask arithmetic of the choice of CPUs: fit a number into free CPUs, grow a set, shrink it, spread it over nodes.
 
 One rule at every level (sockets, NUMA nodes, L3 domains, cores, the larger first): a domain whose free CPUs are exactly
-the number asked for, else the smallest that holds it, else the largest one whole and then the same for the rest. From
+the requested number, else the smallest that holds it, else the largest one whole and then the same for the rest. From
 it follow whole sockets before nodes before L3 domains before cores before threads. Of equals, the one nearest to what
 is taken already, else the lowest number.
 

@@ -8,7 +8,8 @@ why:
   burst and move CPUs all the time; the Linux scheduler sizes tasks in the same way (util_est: up at once, down slowly).
   The half-life is minutes: Autopilot sizes by the peaks of 5-minute windows. Its 12 h are for limits that a restart is
   needed to correct; here a wrong size is corrected within seconds, and hours would keep idle CPUs from BE work.
-- A limit bounds the estimate: CPU that the pod's quota keeps from it anyway is no demand. Katalyst's margin exceeds it.
+- A limit bounds the estimate: CPU that the pod's quota keeps from it anyway does not count as demand. Katalyst's margin
+  exceeds it.
 - Old use is unknown use, and counts as the larger of the request and its last value: unknown never lowers a demand.
 - The fallback is one CPU, the maximum of a single busy thread. Four for each side-car without a request fill a node.
 """

@@ -126,7 +126,7 @@ class TopologyHint(Struct, frozen=True, kw_only=True):
 
 
 class ResourceHints(Struct, frozen=True, kw_only=True):
-    """All hints of one resource. None: it does not care where; empty: it cannot be had anywhere."""
+    """All hints of one resource. None: no preference; empty: unavailable on every node."""
 
     name: str
     hints: tuple[TopologyHint, ...] | None = None
@@ -217,7 +217,7 @@ def _aligned(options: dict[str, NodeMaskOptions], nodes: CpuSet, rank: NodeMaskR
 
 
 def _not_aligned(options: dict[str, NodeMaskOptions], nodes: CpuSet, rank: NodeMaskRanker, limit: int | None) -> int:
-    """The best that the resources have in common, those aside that cannot be had at all; all nodes when nothing is."""
+    """The best that the resources have in common, without those that are unavailable; all nodes when nothing is."""
     possible = [node_mask_options for node_mask_options in options.values() if node_mask_options.scores]
     size = max((node_mask_options.smallest for node_mask_options in possible), default=0)
     reached = reachable(possible, nodes.mask, rank, size=size, limit=limit)

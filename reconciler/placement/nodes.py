@@ -100,7 +100,7 @@ def _wide(search: HintSearch) -> bool:
 
 
 def _named(cpu: ResourceCapacity, others: Sequence[ResourceCapacity], wish: CpuPreferences) -> NodeChoice | None:
-    """The nodes that the annotations name; not admitted when they cannot be had."""
+    """The nodes that the annotations name; not admitted when they are unavailable."""
     if not wish.nodes:
         return None
     wanted = CpuSet(wish.nodes)

@@ -42,7 +42,7 @@ def members(
 
     A pod that is bound to no node by a scheduler is assigned to the node with the smallest requests for each free CPU;
     of equal ones to the lowest. A node without free CPUs is none, and one that is not to be shared (Katalyst's
-    ``numa_share`` false, of a pod there or its own) is taken only when there is no other.
+    ``numa_share`` false, of a pod there or its own) is taken only as a last resort.
     """
     owners = owners or {}
     company = NumaOccupancy({uid: pod.wish for uid, pod in pods.items()})

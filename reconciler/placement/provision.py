@@ -2,7 +2,7 @@
 
 Units: thousandths of a CPU; times are seconds on the view's clock; indicators are in a unit of their own.
 Source: Katalyst's provision policies none, canonical, rama (here: pid) and dynamic-quota, with its table of gains.
-Where we differ, and why:
+Differences, and why:
 
 - pid works. Katalyst's rama is off as soon as CPUs are reserved for allocation, which is its default.
 - A gain counts in sizes of the pool, not of the machine (so the numbers are ten times Katalyst's: a pool of a tenth of
@@ -308,8 +308,8 @@ def pid_step(
 ) -> tuple[int, str | None]:
     """The demand that brings the indicators to their targets, and which of them decided.
 
-    No reason means that there is no indicator with gains. Gains without an indicator have no say: this node cannot
-    measure them. The derivative gain is 0, as in the source.
+    No reason means that no indicator has gains. Gains without an indicator have no say: this node cannot measure them.
+    The derivative gain is 0, as in the source.
     """
     settled = not previous.changed_at <= now < previous.changed_at + config.settle_s
     steps: list[tuple[float, str]] = []

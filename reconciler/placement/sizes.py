@@ -4,7 +4,7 @@ Arithmetic only. Units: sizes are CPUs (hardware threads), demand is thousandths
 view's clock.
 
 Source: Katalyst's regulator (a fixed reserve on top of the estimate, at most 10 CPUs up a step, at most 2 down and 30 s
-apart, even numbers with SMT) and its proportional cut of pools that do not fit. Where we differ, and why:
+apart, even numbers with SMT) and its proportional cut of pools that do not fit. Differences, and why:
 
 - Headroom is a share of the demand with a small fixed minimum. Four CPUs on top for every pool is most of a small node.
 - Steps grow with the pool. By two CPUs per 30 s a pool of 200 that needs 20 shrinks for 45 minutes; by a tenth, eleven.
@@ -58,8 +58,8 @@ class SizeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class FittedSizes(Struct, frozen=True, kw_only=True):
     """Sizes that fit together. Sum of ``sizes`` plus ``shared_cpus`` is never above what is available.
 
-    ``sizes``: CPUs of their own, at least one each. ``shared``: pools for which there is no CPU of their own, sorted;
-    they have ``shared_cpus`` (one, or none where there is no CPU at all) together.
+    ``sizes``: CPUs of their own, at least one each. ``shared``: pools without a CPU of their own, sorted; they have
+    ``shared_cpus`` (one, or none without any CPU) together.
     """
 
     sizes: Mapping[str, int]

@@ -274,7 +274,7 @@ def _disagreements(claims: list[_Claim]) -> list[str]:
 
 
 def _compatible(first: _Claim, other: _Claim) -> bool:
-    """A system pod with CPUs of its own is no contradiction: both classes are protected and keep what they have."""
+    """A system pod with CPUs of its own does not contradict: both classes are protected and keep what they have."""
     return {first.pod_class, other.pod_class} == {PodClass.SYSTEM, PodClass.DEDICATED}
 
 

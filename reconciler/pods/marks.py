@@ -204,7 +204,7 @@ class _Table:
         self._decoder: msgspec.json.Decoder[Any] | None = None  # of a type that is made here
 
     def read(self, result: Raw | Mapping[str, str], problems: list[str]) -> dict[str, str] | None:
-        """What is kept of a map; None and a message: it is no map of texts."""
+        """What is kept of a map; None and a message: it is not a map of texts."""
         try:
             taken = self._decoded(result, problems) if isinstance(result, Raw) else self._picked(result)
         except (msgspec.MsgspecError, RecursionError, UnicodeError) as exc:

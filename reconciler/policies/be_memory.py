@@ -33,7 +33,7 @@ from state.plan import NodePlan
 
 NAME: Final = "be_memory"
 _STEP: Final = 1 << 20
-"""Bounds are whole MiB: a change of a page is no news."""
+"""Bounds are whole MiB: a change of a page is nothing new."""
 _LEAST: Final = 64 << 20
 
 

@@ -4,7 +4,7 @@ Units: thousandths of a CPU throughout; times are seconds on the view's clock. S
 Volcano's CPU throttle (capacity x limit - online use - system use, growth by at most a tenth). Differences, and why:
 
 - Only CPUs that BE work may run on count as capacity, and use on the others is not subtracted. A pinned pod's idle CPU
-  is no capacity for BE work, its busy CPU no reason to throttle it.
+  does not count as capacity for BE work, its busy CPU no reason to throttle it.
 - A missing or old signal has an end: peers keep the last budget for ever.
 - Growth is a rate (a step per interval), not a step per call: a burst of pod events does not speed it up.
 - Whole grains, and two of them before it grows: noise of one grain causes no write.

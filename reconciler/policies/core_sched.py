@@ -9,7 +9,7 @@ and the kubelet: with a cookie of their own online pods are also kept from those
 one of them runs beside. That is for pods that do not trust each other (``groups: class`` or ``pod``), not for latency.
 Sandboxes and system pods never get a cookie.
 
-There is no control file: `reconciler.actuators.core_sched.actuator` gives the cookies to the threads.
+It has no control file: `reconciler.actuators.core_sched.actuator` gives the cookies to the threads.
 
 Source: kernel documentation, admin-guide/hw-vuln/core-scheduling; Koordinator's coresched and its labels. Differences:
 in Koordinator every class is its own group by default; here a BE pod cannot opt out, as it would run beside online

@@ -6,10 +6,9 @@ short of memory. Off by default. Per pod: Koordinator's ``memoryQOS`` annotation
 
 Source: Koordinator's cgreconcile (minLimitPercent, lowLimitPercent, throttlingPercent), which follows the kubelet's
 MemoryQoS (KEP-2570): ``high = floor((request + (limit - request) x percent / 100) / page) x page``, the node's memory
-where there is no limit, never below ``min``; ``low`` is raised to ``min``. BE pods' requests are their batch memory.
-Differences:
+if unlimited, never below ``min``; ``low`` is raised to ``min``. BE pods' requests are their batch memory. Differences:
 
-- A ``memory.high`` that is no tighter than the container's limit is not written.
+- A ``memory.high`` that is not tighter than the container's limit is not written.
 - Protections count only as far as every directory above has them too (cgroup-v2, "effective"), so the pod's, the QoS
   level's and kubepods' own are the sums of those below; Koordinator's pods outside its sums have theirs cut silently.
 - The defaults protect the requests of online pods softly (``low``) and throttle BE pods near their limits, so that

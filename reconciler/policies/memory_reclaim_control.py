@@ -12,8 +12,9 @@ largest cache first. Differences:
 - Swap is used while it is *less* full than its threshold. The oomd plug-in has the test inverted.
 - Without room in swap no more is reclaimed than page cache that no process has mapped: reclaiming more makes the kernel
   scan for nothing and throw out program text.
-- A node is short when its free memory is near the kernel's own marks, not below a fixed number of GiB; missing data is
-  no shortage. Memory *available* is not a measure here: page cache that could be dropped counts into it.
+- A node is short when its free memory is near the kernel's own marks, not below a fixed number of GiB; missing data
+  does not count as a shortage. Memory *available* is not a measure here: page cache that could be dropped counts into
+  it.
 - Only cache on the short node counts: dropping another node's does not help.
 """
 

@@ -5,8 +5,8 @@ of the way between floor and ceiling a step, so that a burst of online traffic h
 one, counters that went backwards, an interface that could not be read) never raises the ceiling.
 
 Source: rubik's and volcano's network QoS, which have two states, low above the waterline and high below it; the link
-minus online's use is Heracles'. Differences: there is no jump in between, so that BE does not swing between two rates
-at each crossing, and the link never fills up above the waterline because of BE.
+minus online's use is Heracles'. Differences: the ceiling does not jump in between, so that BE does not swing between
+two rates at each crossing, and the link never fills up above the waterline because of BE.
 """
 
 from typing import Final

@@ -80,7 +80,10 @@ def by_rules(candidates: CpuSet, topology: Topology, config: PlacementConfig, *,
 
 @final
 class _SameShape:
-    """A topology as a key: the same object is the same machine. Comparing a thousand CPUs at each plan is no saving."""
+    """A topology as a key: the same object is the same machine.
+
+    Comparing a thousand CPUs at each plan saves nothing.
+    """
 
     __slots__ = ("topology",)
 

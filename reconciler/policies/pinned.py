@@ -42,7 +42,7 @@ def is_pinned(pod: Pod, container: Container, pools: Pools) -> bool:
 
 
 def lifts_pod(pod: Pod, pools: Pools) -> bool:
-    """True when the pod directory's quota is no good any more: see the module's text."""
+    """True when the pod directory's quota has no purpose any more: see the module's text."""
     pinned = False
     for container in pod.containers:
         if container.kind is ContainerKind.SANDBOX:

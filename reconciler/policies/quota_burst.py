@@ -142,7 +142,7 @@ def guard(before: BurstGuard, cpu: NodeCpu | None, pools: Pools, now: float, thr
     """The state of the shared CPUs: the mean of at most five samples and ten seconds.
 
     Shared are CPUs that no container owns. The use of BE pods there counts as room: they yield. A CPU whose idle time
-    is unknown is busy. Without a new reading the node is no better than cooling, and soon unknown.
+    is unknown is busy. Without a new reading the node is at best cooling, and soon unknown.
     """
     looks = tuple(look for look in before.looks if 0.0 <= now - look[0] < _GUARD_S)
     fresh = False
@@ -277,7 +277,7 @@ def customers(pods: Iterable[Pod], pools: Pools, config: QuotaBurstConfig) -> li
 
 
 def percent_of(pod: Pod, config: QuotaBurstConfig) -> int:
-    """The pod's own ceiling, else the config's. Below 100 is no loan at all, as 100 is."""
+    """The pod's own ceiling, else the config's. Below 100 means no loan at all, like 100."""
     own = pod.wish.quota_burst_percent
     return config.percent if own is None else max(100, own)
 

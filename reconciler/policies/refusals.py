@@ -53,7 +53,7 @@ def outside_kubepods(setting: Setting, scene: RefusalContext) -> str | None:
 
 
 def unknown_group(setting: Setting, scene: RefusalContext) -> str | None:
-    """A directory that is no QoS level and not of this pod may belong to another program by now."""
+    """A directory other than a QoS level and not of this pod may belong to another program by now."""
     if scene.pod is None:
         if setting.path in _levels(scene.view) or _of_machine(setting):
             return None

@@ -184,7 +184,7 @@ class _Escalation:
             climb = self._judge(climb, waiting, finding)
         step = next_step(self._chance(climb, ascent, finding))
         if step is not None and step.response is Response.EVICT and not (climb.shadow or self._evicts):
-            # There is no effect to wait for: the next step follows at once.
+            # No effect is pending: the next step follows at once.
             climb = self._take(climb, replace(step, judged=True, dry=True))
             step = next_step(self._chance(climb, ascent, finding))
         if step is None:

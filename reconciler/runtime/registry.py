@@ -24,7 +24,7 @@ class Registry(Mapping[str, T], Generic[T]):
     def __init__(self, kind: str, of: type, *rows: Row, check: Callable[[T], None] | None = None) -> None:
         """``kind``: what messages call an entry. ``of``: its class. ``check``: raises `ValueError` for a bad one.
 
-        Errors: `ValueError` for a name that is no identifier, and for a name or path that is in the table twice.
+        Errors: `ValueError` for a name other than an identifier, and for a name or path that is in the table twice.
         """
         self._kind: Final = kind
         self._of: Final = of

@@ -24,7 +24,7 @@ _STANDARD: Final = (0, 1, 2)
 class OutputError(AgentError):
     """Standard output cannot be written. The program's work is done all the same.
 
-    ``seen_enough``: the reader has closed the pipe (head, less), which is no failure.
+    ``seen_enough``: the reader has closed the pipe (head, less), which is not a failure.
     """
 
     def __init__(self, why: str, *, seen_enough: bool = False) -> None:

@@ -48,7 +48,8 @@ class Notifier:
         """Send ``NAME=value`` lines; whether they were handed over."""
         if self._socket is None:
             return False
-        # A line end would begin another field; what is no UTF-8, or too long for a datagram, would not be sent at all.
+        # A line end would begin another field; text other than UTF-8, or too long for a datagram, would not be sent at
+        # all.
         text = "\n".join(
             f"{name}={printable(' '.join(str(value).split()), _LONGEST)}" for name, value in states.items()
         )

@@ -343,7 +343,7 @@ def _shown(node: Node, secret: bool) -> str:
 
 
 def _redacted_key(key: str, secret: bool) -> str:
-    """A key, for a message. Where secrets are allowed, one that is no plain name may be a misplaced secret."""
+    """A key, for a message. Where secrets are allowed, a key other than a plain name may be a misplaced secret."""
     if secret and not _PLAIN.fullmatch(key):
         return f"({len(key)} characters)"
     return key if len(key) <= _MAX_SHOWN else f"{key[:_MAX_SHOWN]}..."

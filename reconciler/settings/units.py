@@ -14,7 +14,7 @@ from msgspec import Struct
 from reconciler.settings.quantity import SCALE, split_number
 
 _MAX_TEXT: Final = 40
-"""A longer text is no intended number; the bound also keeps the arithmetic small."""
+"""A longer text is not an intended number; the bound also keeps the arithmetic small."""
 
 
 class Unit(Struct, frozen=True, kw_only=True):

@@ -267,7 +267,7 @@ class _Composer:
         if len(text) > largest:
             raise self._error(None, f"larger than {largest >> 20} MiB; this is no configuration")
         try:
-            # libyaml cannot even report a surrogate, which is no valid text.
+            # libyaml cannot even report a surrogate, which is not valid text.
             text.encode()
         except UnicodeEncodeError as exc:
             line, column = text.count("\n", 0, exc.start) + 1, exc.start - text.rfind("\n", 0, exc.start)

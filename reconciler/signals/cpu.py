@@ -52,7 +52,7 @@ class CpuReading(Struct, frozen=True, kw_only=True):
 def parse_stat(text: str) -> dict[int, CpuTicks]:
     """The ``cpuN`` lines of /proc/stat. Offline CPUs have none.
 
-    Errors: `ValueError` when there is no such line, or one is not numbers.
+    Errors: `ValueError` without such a line, or with one that is not numbers.
     """
     cpus: dict[int, CpuTicks] = {}
     for line in text.splitlines():

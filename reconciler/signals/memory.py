@@ -50,7 +50,7 @@ def parse_meminfo(text: str) -> NodeMemoryReading:
 def parse_zoneinfo(text: str) -> dict[int, ZoneNode]:
     """Every NUMA node with memory, by number. Zones without pages of their own count nothing.
 
-    Errors: `ValueError` when there is no zone at all.
+    Errors: `ValueError` without any zone.
     """
     sums: dict[int, dict[str, int]] = {}
     node: dict[str, int] | None = None

@@ -28,7 +28,7 @@ _HALVED: Final = ("Active(file)", "Inactive(file)", "SReclaimable")
 def parse_node_meminfo(text: str) -> int:
     """What one node could give, in bytes, from its ``meminfo``.
 
-    Errors: `ValueError` when a line is missing: nothing is known then, and half of it is no answer.
+    Errors: `ValueError` when a line is missing: nothing is known then, and half of it is useless.
     """
     numbers = {name: int(kib) << 10 for name, kib in _LINE.findall(text)}
     missing = [name for name in ("MemFree", *_HALVED) if name not in numbers]

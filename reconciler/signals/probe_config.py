@@ -21,7 +21,7 @@ PLACEHOLDER: Final = re.compile(r"\{(?:(ip|name|namespace|uid)|(label|annotation
 """Placeholder for a value of the pod: ``{ip}``, ``{label:app}``, ``{annotation:prometheus.io/port}``."""
 
 # The pod's author chooses labels and annotations: they may give a port or a path, never the host that receives the
-# request (and perhaps a token).
+# request (and possibly a token).
 _URL: Final = re.compile(r"(\w+)://((?:\{[^{}]*\}|[^/?#{}])*)(.*)", re.DOTALL)
 _HOST: Final = re.compile(r"(?:\{ip\}|[^{}/:@]+|\[[0-9a-fA-F:.]+\])(?::(?:\d+|\{(?:label|annotation):[^{}]+\}))?")
 

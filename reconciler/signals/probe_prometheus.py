@@ -1,8 +1,8 @@
 """A probe that is a metric: the service's own histogram, summary or gauge, scraped where the pod exports it.
 
 A histogram's counters only grow, so a quantile is of the requests between two scrapes; the first scrape has no result.
-Matching series are added up, each after accounting for its restarts. Between scrapes without a request there is no
-value: the sample then ages, and the service's latency is unknown.
+Matching series are added up, each after accounting for its restarts. Between scrapes without a request the value is
+missing: the sample then ages, and the service's latency is unknown.
 """
 
 import math

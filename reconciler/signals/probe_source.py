@@ -13,7 +13,7 @@ _DEEPEST: Final = 64
 
 
 class ProbeResult(NamedTuple):
-    """Result of one measurement. ``ms`` None: no event that could be measured; that is no failure."""
+    """Result of one measurement. ``ms`` None: no event that could be measured; that is not a failure."""
 
     ms: float | None
     confidence: float = 1.0

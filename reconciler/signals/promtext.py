@@ -182,7 +182,7 @@ class SeriesReader:
         self._hold(data[cut:])
 
     def end(self) -> None:
-        """There is no more. Errors: as `feed`."""
+        """The end of the data. Errors: as `feed`."""
         self.feed(b"\n")
 
     def _hold(self, part: bytes) -> None:

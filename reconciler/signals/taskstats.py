@@ -131,9 +131,10 @@ class Taskstats:
 
 
 def parse_answer(answer: bytes) -> tuple[int, Delays] | None:
-    """The requested pid (it is the sequence number) and its times; None when there is no such process.
+    """The requested pid (it is the sequence number) and its times; None when no such process exists.
 
     Errors: `OSError` for any other refusal, `ValueError` for a malformed reply.
+
     """
     if len(answer) < _ANSWER:
         raise ValueError(f"a netlink message of {len(answer)} bytes")

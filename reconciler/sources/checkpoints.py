@@ -92,7 +92,7 @@ class CheckpointSource:
         self.memory: MemoryManagerState | CheckpointError | None = None
         self.devices: DeviceState | CheckpointError | None = None
         self.resizes: dict[str, AllocationState | CheckpointError] = {}
-        """The checkpoints as last read: the state, or why it is no use; those of in-place resizing by file name."""
+        """The checkpoints as last read: the state, or why it is unusable; those of in-place resizing by file name."""
         self._faults: dict[str, str] = {}
         self._granted: Granted = {}
         self._affinity: Mapping[str, Mapping[str, CpuSet]] = {}
@@ -287,7 +287,7 @@ class CheckpointSource:
 
 
 def _differ(now: object, before: object) -> bool:
-    """Errors compare by their text: the same fault again is no news."""
+    """Errors compare by their text: the same fault again is nothing new."""
     return str(now) != str(before) if isinstance(now, CheckpointError) else now != before
 
 

@@ -175,7 +175,7 @@ def open_uevents() -> socket.socket:
     """The kernel's uevents that begin with ``online@`` or ``offline@`` (CPUs, memory), without blocking.
 
     The kernel drops all others itself: each container brings dozens for its network devices, and none of them is worth
-    waking up for. Errors: `OSError` where there is no netlink (some sandboxes).
+    waking up for. Errors: `OSError` without netlink (some sandboxes).
     """
     # struct sock_filter: code, jump if true, jump if false, value. Loads are big-endian.
     program = b"".join(

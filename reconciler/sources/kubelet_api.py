@@ -83,7 +83,7 @@ def choose_peer(access: KubeletAccess, kubelet: KubeletConfig) -> HttpEndpoint:
 def decode_pods(body: bytes, marks: MarkReader | None = None) -> tuple[tuple[PodMeta, ...], tuple[str, ...]]:
     """The pods of one answer, and a message for each of which nothing could be used; the others hold.
 
-    Errors: `ValueError` when the answer as a whole is no pod list (cut off, an error page, another kind).
+    Errors: `ValueError` when the answer as a whole is not a pod list (cut off, an error page, another kind).
     """
     reader = PodListReader(NAME, marks or MarkReader())
     for chunk in chunks(body):
@@ -143,7 +143,7 @@ class KubeletPods:
         return self._problems
 
     def status(self, now: float) -> SourceStatus:
-        """Whether it answers, and how old the last good answer is at ``now`` (trio's clock)."""
+        """Whether it responds, and the age of the last good response at ``now`` (trio's clock)."""
         age = None if self._answered_at is None else now - self._answered_at
         return SourceStatus(name=NAME, ok=self._ok, age_s=age, detail=self._detail)
 

@@ -102,7 +102,7 @@ def resolve(manifests: Iterable[Manifest], names: Mapping[str, tuple[str, str]],
             continue
         namespace, short = meta.namespace or _DEFAULT_NAMESPACE, meta.name or ""
         suffixes = [node.lower()] if node else _suffixes(namespace, short, by_name)
-        # Two nodes' names cannot both fit on one node: an ambiguous prefix is no match at all.
+        # Two nodes' names cannot both fit on one node: an ambiguous prefix matches nothing.
         uid = by_name.get((namespace, f"{short}-{suffixes[0]}")) if len(suffixes) == 1 else None
         if uid is not None:
             pods.append(msgspec.structs.replace(meta, uid=uid, name=f"{short}-{suffixes[0]}"))

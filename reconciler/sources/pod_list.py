@@ -294,11 +294,11 @@ class PodListReader:
         self._cutter = Cutter(self._one)
 
     def feed(self, data: bytes) -> None:
-        """Take the next chunk. Errors: `ValueError` when it is no pod list."""
+        """Take the next chunk. Errors: `ValueError` when it is not a pod list."""
         self._cutter.feed(data)
 
     def end(self) -> None:
-        """There is no more. Errors: `ValueError` when it was no pod list, or not all of one (``pods`` hold)."""
+        """The end of the data. Errors: `ValueError` when it was not a pod list, or not all of one (``pods`` hold)."""
         try:
             envelope = _decode_envelope(self._cutter.envelope)
         except _UNREADABLE as exc:

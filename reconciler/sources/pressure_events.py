@@ -42,7 +42,7 @@ class PressureEvents:
         self._windows_us: dict[PressureResource, int] = {}
 
     def status(self) -> SourceStatus:
-        """Which triggers are armed. Polling continues without them, so a refusal is no failure of the agent."""
+        """Which triggers are armed. Polling continues without them, so a refusal is not a failure of the agent."""
         parts: list[str] = []
         for resource in RESOURCES:
             if (window_us := self._windows_us.get(resource)) is not None:

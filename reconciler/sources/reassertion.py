@@ -52,7 +52,7 @@ class Reassertion:
             self._last = at
 
     def restarted(self) -> None:
-        """The kubelet restarted, perhaps as another version: its first round rewrites everything in any version."""
+        """The kubelet restarted, possibly as another version: its first round rewrites everything in any version."""
         self._updates.clear()
         self._period = None
 

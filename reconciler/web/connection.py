@@ -2,7 +2,7 @@
 
 h11 reads and writes the protocol; what it leaves open is bounded here: how long a header may take, in how many pieces
 and lines it may come, how long a write to a peer that does not read may take, how many requests a connection may make.
-There is no HTTP/2, no upgrade and no pipelining: bytes behind a request are not read, the connection ends after its
+HTTP/2, upgrades and pipelining are not supported: bytes behind a request are not read, the connection ends after its
 response.
 """
 
@@ -191,7 +191,7 @@ class Connection:
         return {"type": "http.disconnect"}
 
     async def _send(self, message: Message) -> None:
-        """ASGI's send. A closed peer is no error of the app: `_answer` reports it when the app is done."""
+        """ASGI's send. A closed peer is not an error of the app: `_answer` reports it when the app is done."""
         if self._gone is not None:
             return
         if message["type"] == "http.response.start":

@@ -41,7 +41,7 @@ LONGEST_WAIT_S: Final = 1.0
 SHARE_BY_CLIENT: Final = 0.75
 """Of a listener's connections, what one client may hold."""
 BODY_BYTES: Final = 32 * 1024 * 1024
-"""Of the long responses that are being sent, in all. A larger one is sent when there is no other."""
+"""Of the long responses that are being sent, in all. A larger one is sent as a last resort."""
 LOG_WINDOW_S: Final = 60.0
 ROOT: Final = "uid 0"
 """Has no limits of its own but the listener's."""

@@ -24,7 +24,7 @@ ACCEPT_AGAIN_S: Final = 0.1
 
 
 class WebError(AgentError):
-    """A socket cannot be had: the address is in use, or the directory is missing."""
+    """A socket is unavailable: the address is in use, or the directory is missing."""
 
 
 @final
@@ -176,7 +176,7 @@ def _give(path: str, group: int) -> None:
 
 
 def group_id(name: str) -> int:
-    """The group's id; may query a directory service. Errors: `WebError` when there is no such group."""
+    """The group's id; may query a directory service. Errors: `WebError` when no such group exists."""
     try:
         return grp.getgrnam(name).gr_gid
     except KeyError as exc:

@@ -46,7 +46,7 @@ class HttpSink:
 
 
 def check(answer: HttpResponse, what: str) -> None:
-    """Errors: `SinkError` for every answer that is no success."""
+    """Errors: `SinkError` for every response other than a success."""
     if answer.ok:
         return
     message = f" {answer.excerpt}" if answer.excerpt else ""

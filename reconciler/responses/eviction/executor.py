@@ -63,10 +63,11 @@ class Evictor:
     ) -> None:
         """``api`` and what ``cri`` makes are for this alone. ``kubelet_dir``: its root directory, root prefix included.
 
-        ``cri`` is called again as long as it returns None: there is no socket (yet), or CRI is off.
+        ``cri`` is called again as long as it returns None: the socket is missing (yet), or CRI is off.
 
         ``pods``: a pod's present state, by uid. ``forbidden``: why an order must not be carried out (any more): a dry
         run, a hold; None: it may be.
+
         """
         self._hierarchy = hierarchy
         self._api = api

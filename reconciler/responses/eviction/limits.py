@@ -57,7 +57,7 @@ class EvictionHistory(Struct, frozen=True, kw_only=True):
     def leaving(self, config: LimitsConfig, frame: SampleFrame) -> dict[str, EvictionRecord]:
         """Victims being ended, by uid: of open turns, and partly ended ones until they are gone or may be tried again.
 
-        A case that waits for a disk ends as soon as the disk responds; it is no reason for another victim.
+        A case that waits for a disk ends as soon as the disk responds; it does not justify another victim.
         """
         return {
             turn.uid: turn
@@ -212,7 +212,7 @@ def _then(frame: SampleFrame, wall_s: float) -> float:
 def _counts(turn: EvictionRecord, since: float) -> bool:
     """Whether it counts in the time after ``since``: from the order to as long after its end.
 
-    A long grace is no way round a cap.
+    A long grace does not circumvent a cap.
     """
     return turn.outcome in _COUNTED and (turn.open or max(turn.at_s, turn.ended_s) > since)
 

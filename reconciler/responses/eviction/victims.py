@@ -28,7 +28,7 @@ _PRIORITY_CLASS: Final = "koordinator.sh/priority-class"
 # The middle of Koordinator's bands, for a pod without a reported priority (a runtime has only labels).
 _BANDS: Final = {"koord-prod": 9500, "koord-mid": 7500, "koord-batch": 5500, "koord-free": 3500}
 _LONGEST: Final = 12
-"""Digits of a number in a label: longer is no priority."""
+"""Digits of a number in a label: a longer text is not a priority."""
 
 Owner = Callable[[PodSnapshot], str]
 

@@ -4,8 +4,8 @@ The request has the pod's uid, so that a successor of the same name is never aff
 When it has been accepted, the kubelet ends the pod; it counts as ended when its cgroups are empty. After a refusal by a
 disruption budget the request is repeated as the reply's delay allows, and then the refusal is final: also where the API
 server fails meanwhile, and over a restart, as the refusal is in the journal. The core group's own list shows whether
-the server supports policy/v1 or only v1beta1 (before 1.22); that of policy is no proof, because 1.21 has v1 for budgets
-only.
+the server supports policy/v1 or only v1beta1 (before 1.22); that of policy proves nothing, because 1.21 has v1 for
+budgets only.
 
 Source: Kubernetes documentation, "API-initiated Eviction"; kubectl's drain; the API server's eviction handler.
 """
@@ -148,7 +148,7 @@ class ApiEviction:
         )
 
     async def _ask(self, work: EvictionWork) -> EvictionResult | None:
-        """Ask until it is accepted (None), refused, or there is no more point."""
+        """Request until it is accepted (None), refused, or it is pointless."""
         rules, wait_s = self._config.api, self._config.api.first_wait_s
         # A budget's time runs from the first request, also of an earlier run; that of failures from the first in this
         # run.

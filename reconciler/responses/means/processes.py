@@ -138,7 +138,7 @@ class PodTermination:
                 number = os.pidfd_open(pid)
             except OSError as exc:
                 if exc.errno not in _NO_PIDFD:
-                    return None  # it has ended (ESRCH), or is no whole process (EINVAL)
+                    return None  # it has ended (ESRCH), or is not a whole process (EINVAL)
                 self._pidfd = False
         stat = read_stat(pid, self.proc)
         if stat is None or not self._ours(pid, stat):

@@ -5,8 +5,8 @@ watermark and a margin the count jumps to one less than the count at which pods 
 BE pods are evicted at once and the others in the next pass.
 
 Unlike Katalyst: its margins are absolute, so that a small node is always short; here they are bounded by a part of the
-node. A page cache that fills the node also leaves little free memory, which is no shortage while plenty of that cache
-is easy to drop. A pass without readings changes nothing and evicts no pod.
+node. A page cache that fills the node also leaves little free memory, which does not count as a shortage while plenty
+of that cache is easy to drop. A pass without readings changes nothing and evicts no pod.
 
 Source: Katalyst, memory eviction plugin, NUMA memory pressure.
 """
