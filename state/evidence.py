@@ -151,14 +151,14 @@ class Suspect(Struct, frozen=True, kw_only=True):
 class DetectorVerdict(Struct, frozen=True, kw_only=True, gc=False):
     """One detector's verdict on one victim at one moment.
 
-    ``told``: the numbers as text; or a function that makes the text, as most are never read. ``severity``: measured by
+    ``text``: the numbers; or a function that makes the text, as most are never read. ``severity``: measured by
     threshold, 1.0 is just at it. ``gap``: how much of ``resource`` the victim lacks, where that is known (CPU:
     thousandths of a CPU; memory: bytes; io: bytes/s). ``proxy``: the measure used where the detector's own signal is
     unavailable.
     """
 
     verdict: Verdict
-    told: str | Callable[[], str]
+    text: str | Callable[[], str]
     resource: ContendedResource = ContendedResource.CPU
     severity: float = 0.0
     gap: float | None = None
@@ -166,8 +166,8 @@ class DetectorVerdict(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def evidence(self) -> str:
-        """``told`` as text."""
-        return self.told if isinstance(self.told, str) else self.told()
+        """The verdict's text."""
+        return self.text if isinstance(self.text, str) else self.text()
 
 
 class RuleVerdict(Struct, frozen=True, kw_only=True, gc=False):

@@ -42,7 +42,7 @@ class SinkNumbers(Struct, frozen=True, kw_only=True):
 class AlertNumbers(Struct, frozen=True, kw_only=True):
     """Alerts in the metrics: by kind and severity, and by sink."""
 
-    told: Mapping[tuple[str, str], int] = {}
+    counts: Mapping[tuple[str, str], int] = {}
     sinks: Mapping[str, SinkNumbers] = {}
     stored: int = 0
 
@@ -143,7 +143,7 @@ class AlertService:
                 failing=worker.problem is not None,
             )
         stored = self._teller.stored if self._teller is not None else 0
-        return AlertNumbers(told=dict(self.counts), sinks=sinks, stored=stored)
+        return AlertNumbers(counts=dict(self.counts), sinks=sinks, stored=stored)
 
     # Within
 

@@ -16,7 +16,7 @@ class SourceHealth:
     def __init__(self, down_s: float) -> None:
         self.down_s = down_s
         self._since: dict[str, float] = {}
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def check(self, statuses: Iterable[SourceStatus], now: float, wall_s: float) -> list[Alert]:
         """The alerts to send. Units: ``now`` seconds of a clock that only runs forward, ``wall_s`` since the epoch."""
@@ -28,16 +28,16 @@ class SourceHealth:
             seen.add(status.name)
             if status.ok:
                 self._since.pop(status.name, None)
-                if status.name in self._told:
-                    self._told.discard(status.name)
+                if status.name in self._reported:
+                    self._reported.discard(status.name)
                     alerts.append(_alert(status.name, f"{status.name} works again", wall_s, resolved=True))
                 continue
             since = self._since.setdefault(status.name, now)
-            if now - since >= self.down_s and status.name not in self._told:
-                self._told.add(status.name)
+            if now - since >= self.down_s and status.name not in self._reported:
+                self._reported.add(status.name)
                 alerts.append(_alert(status.name, f"{status.name}: {status.detail}", wall_s, resolved=False))
-        alerts += [_alert(name, f"{name} is no longer used", wall_s, resolved=True) for name in self._told - seen]
-        self._told &= seen
+        alerts += [_alert(name, f"{name} is no longer used", wall_s, resolved=True) for name in self._reported - seen]
+        self._reported &= seen
         self._since = {name: since for name, since in self._since.items() if name in seen}
         return alerts
 

@@ -66,7 +66,7 @@ class _NoMarks:
 NO_MARKS = _NoMarks()
 
 
-def look(options: Namespace, *, strict: bool = False) -> InspectedNode:
+def inspect_node(options: Namespace, *, strict: bool = False) -> InspectedNode:
     """Read the node that the command line names.
 
     ``strict``: a wrong configuration raises `ConfigError` instead of falling back to the defaults.

@@ -24,7 +24,7 @@ from reconciler.cli.capture import reading
 from reconciler.cli.described import LAYOUT, plan_machine
 from reconciler.cli.drawing import as_sets, placement
 from reconciler.cli.exits import CliError, Exit
-from reconciler.cli.nodeview import InspectedNode, look
+from reconciler.cli.nodeview import InspectedNode, inspect_node
 from reconciler.cli.offline import OfflineSetting, PlanResult, plan_node
 from reconciler.cli.output import emit
 from reconciler.cli.planscreen import blocks
@@ -72,7 +72,7 @@ def _node(options: Namespace) -> dict[str, Any]:
     with _unpacked(options.root) as root:
         options.root = root
         try:
-            node = look(options, strict=True)
+            node = inspect_node(options, strict=True)
             recorded_node = read_recorded(node.root) if node.copied else ask_live(node)
             result = plan_node(node, recorded_node)
         except SourceError as exc:

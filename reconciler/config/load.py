@@ -105,7 +105,7 @@ def value_at(config: Config, path: str, top: Schema | None = None) -> object:
     for name in path.split("."):
         field = section.fields.get(name)
         if field is None:
-            raise AttributeError(f"{path!r} is no setting")
+            raise AttributeError(f"{path!r} is not a setting")
         value, section = getattr(value, field.attribute), field.schema
     return value
 

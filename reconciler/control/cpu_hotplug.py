@@ -68,14 +68,14 @@ class CpusetRepair:
         self._tell = tell
         self._lacking: dict[str, CpuSet] = {}
         """CPUs that a directory lacked before the change: its pods are kept off them on purpose."""
-        online = reconciler.knowledge.readings.topology.online
+        online = reconciler.inventory.readings.topology.online
         for path in self._above():
             if have := self._read(path):
                 self._lacking[path] = online - have
 
     async def changed(self, change: CpuChange) -> None:
         """The online CPUs have changed. Waits for the reconcile pass that is under way."""
-        judge, knowledge = self._judge, self._reconciler.knowledge
+        judge, knowledge = self._judge, self._reconciler.inventory
         given: list[RestoredCpus] = []
         emptied: list[str] = []
         async with self._reconciler.paused():

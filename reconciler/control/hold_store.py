@@ -128,12 +128,12 @@ class HoldManager:
         """Remove expired holds; nothing else would reconcile what they covered."""
         task_status.started()
         while True:
-            self.look()
+            self.expire()
             self._changed.clear()
             left = [hold.until - self._wall() for hold in self.all.values() if hold.until is not None]
             await self._changed.wait(max(0.0, min([*left, _LOOK_S])))
 
-    def look(self) -> None:
+    def expire(self) -> None:
         """Remove expired holds and pass on those in force."""
         self._follow_clock()
         now = self._boot()

@@ -85,7 +85,7 @@ class NetworkLoop:
         self._trees = NetworkActuator(tc, pods, self._kept, self._turns, speed=speed)
         self._pods = PodEgressCeiling(pods, spaces, self._kept, self._turns, clock)
         self._last: tuple[object, float] = None, 0.0
-        self._told: dict[str, tuple[int, int]] = {}
+        self._links: dict[str, tuple[int, int]] = {}
         """By interface: its index, and the speed that its driver reported last."""
 
     # The seam
@@ -189,8 +189,8 @@ class NetworkLoop:
         if device is None:
             return None, None, "no such interface"
         if number is not None:
-            self._told[wish.name] = device.index, number
-        index, last = self._told.get(wish.name, (0, 0))
+            self._links[wish.name] = device.index, number
+        index, last = self._links.get(wish.name, (0, 0))
         speed = wish.link_mbit or (last if index == device.index else None)
         if speed is None:
             return device, None, "its driver reports no speed; set link_mbit in the configuration"

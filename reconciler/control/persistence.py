@@ -303,7 +303,7 @@ class StateWriter:
             for knob, setting in item.items()
         }
         _differences(batch, SETTINGS, settings, self._settings)
-        pods = dict(self._reconciler.knowledge.pods)
+        pods = dict(self._reconciler.inventory.pods)
         plan, before = _persisted(self._reconciler.plan), self._plan
         _differences(batch, ASSIGNMENTS, _titles(pods, plan), _titles(self._pods, before))
         if plan is not None and (self._fresh or plan != before):

@@ -57,7 +57,7 @@ class QuotaLender:
             if not self._reconciler.policies.quota_turbo.enabled:
                 self._publish({}, [])
             return
-        knowledge = self._reconciler.knowledge
+        knowledge = self._reconciler.inventory
         self._guard = quota_burst.guard(self._guard, knowledge.readings.cpu, pools, now, config.threshold_percent)
         customers = quota_burst.customers(knowledge.pods.values(), pools, config)
         cpus = len(knowledge.readings.topology.online)
@@ -98,7 +98,7 @@ class QuotaLender:
             self._load.forget()
         else:
             load, swing = self._load.add(reading, config.swing_window_s)
-        cpus = len(self._reconciler.knowledge.readings.topology.online)
+        cpus = len(self._reconciler.inventory.readings.topology.online)
         samples = {borrower.path: self._turbo_sample(borrower, now, config.interval_s) for _, borrower in customers}
         node = TurboNode(cpus=cpus, load_percent=load, swing=swing)
         self.turbo = quota_turbo.step(self.turbo, samples, node, config)
@@ -108,7 +108,7 @@ class QuotaLender:
         reconciler = self._reconciler
         if reconciler.pools is None:
             return []
-        pods = reconciler.knowledge.pods.values()
+        pods = reconciler.inventory.pods.values()
         return quota_turbo.customers(pods, reconciler.pools, reconciler.policies.quota_turbo)
 
     def _turbo_sample(self, borrower: QuotaBorrower, now: float, interval_s: float) -> TurboSample:
@@ -141,10 +141,10 @@ class QuotaLender:
             if isinstance(own, int):
                 period_us = period if isinstance(period, int) and period > 0 else PERIOD_US
                 lent[path] = lending.pod_quota_us(own, period_us, made)
-        before, then = self._reconciler.knowledge.readings.lent_us, self._owners
+        before, then = self._reconciler.inventory.readings.lent_us, self._owners
         if lent == before:
             return
-        self._reconciler.knowledge.take(lent_us=lent)
+        self._reconciler.inventory.take(lent_us=lent)
         self._owners = owners
         changed = {path for path in lent.keys() | before.keys() if lent.get(path) != before.get(path)}
         for uid in sorted({uid for path in changed for uid in (owners.get(path), then.get(path)) if uid is not None}):

@@ -76,7 +76,7 @@ class Reconciler:
         whether the runtime's record differs from before.
         """
         self.dirty = dirty
-        self.knowledge = knowledge
+        self.inventory = knowledge
         self.actuator = actuator
         self.policies = policies
         self.plan = plan
@@ -214,16 +214,16 @@ class Reconciler:
         slices = TimeSlice()
         for uid in sorted(looked):
             with self.errors.contained(pod_key(uid)):
-                targets += self._plan_pod(self.knowledge.pods[uid], view, plan, signalled, every=True)
+                targets += self._plan_pod(self.inventory.pods[uid], view, plan, signalled, every=True)
             await slices.checkpoint()
         if moved:
-            for uid, pod in list(self.knowledge.pods.items()):
+            for uid, pod in list(self.inventory.pods.items()):
                 if uid not in looked and (every or pod.pod_class is PodClass.RECLAIMED or uid in self.wanted):
                     with self.errors.contained(pod_key(uid)):
                         targets += self._plan_pod(pod, view, plan, signalled, every=False)
                     await slices.checkpoint()
         for uid in sorted(key.removeprefix(LOAN) for key in batch.keys if key.startswith(LOAN)):
-            if uid not in looked and (lent := self.knowledge.pods.get(uid)) is not None:
+            if uid not in looked and (lent := self.inventory.pods.get(uid)) is not None:
                 with self.errors.contained(pod_key(uid)):
                     targets += self._plan_pod(lent, view, plan, signalled, every=False)
                 await slices.checkpoint()
@@ -231,7 +231,7 @@ class Reconciler:
         self._planned(view, plan)
         self.timelines.looked(targets, signalled)
         if full:
-            self._metadata.keep_only(self.knowledge.pods.keys())
+            self._metadata.keep_only(self.inventory.pods.keys())
             self._prune()
         for key in (*map(pod_key, uids), *((NODE,) if full else ())):
             if self.errors.failures(key) == failed.get(key, 0):
@@ -247,7 +247,7 @@ class Reconciler:
         self._counters.event()
         targets: list[GroupTarget] = []
         for uid in sorted(key.removeprefix(FILES) for key in batch.keys):
-            pod, wanted = self.knowledge.pods.get(uid), self.wanted.get(uid, {})
+            pod, wanted = self.inventory.pods.get(uid), self.wanted.get(uid, {})
             if pod is None:
                 self.dirty.mark(pod_key(uid))
             else:
@@ -268,7 +268,7 @@ class Reconciler:
         listing = await self._tree.scan_gently()
         self._unlisted = None
         for path, exc in listing.unread.items():
-            name = self.knowledge.layout.parse(path)
+            name = self.inventory.layout.parse(path)
             uid = name.pod_uid if name is not None else None
             if uid is None:
                 # A QoS class's directory, with all its pods.
@@ -276,7 +276,7 @@ class Reconciler:
             self.errors.failed(pod_key(uid) if uid is not None else f"directory:{path}", exc)
         directories = {f"directory:{path}" for path in listing.unread}
         self.errors.keep("directory", directories)
-        known = {uid for uid, pod in self.knowledge.pods.items() if listing.knows(pod.group.path)}
+        known = {uid for uid, pod in self.inventory.pods.items() if listing.knows(pod.group.path)}
         return listing.pods, listing.pods.keys() | known
 
     def _list_some(self, concerned: Iterable[str]) -> tuple[Mapping[str, PodDirs], set[str]]:
@@ -293,8 +293,8 @@ class Reconciler:
 
     def _settle(self, cid: str, at: float) -> None:
         """The runtime has finished writing."""
-        ran = self.knowledge.runs(cid)
-        changed = self.knowledge.refresh(cid)
+        ran = self.inventory.runs(cid)
+        changed = self.inventory.refresh(cid)
         if cid not in self._found:
             self._updated(cid, at, changed)
         if ran and changed:
@@ -316,7 +316,7 @@ class Reconciler:
             if kind in {"pod", "files"}:
                 uids.add(name)
             elif kind == "container":
-                owner = self.knowledge.owner(name)
+                owner = self.inventory.owner(name)
                 if owner is None and (dirs := self._tree.locate(name)) is not None:
                     owner = dirs.uid
                 if owner is not None:
@@ -329,15 +329,15 @@ class Reconciler:
         slices = TimeSlice()
         for uid in uids:
             with self.errors.contained(pod_key(uid)):
-                seen[uid] = change = self.knowledge.sample(uid, listed.get(uid))
+                seen[uid] = change = self.inventory.sample(uid, listed.get(uid))
                 self._came_and_went(change)
             await slices.checkpoint()
-        unknown = [uid for uid, item in seen.items() if item.pod is not None and self.knowledge.unlabelled(uid)]
+        unknown = [uid for uid, item in seen.items() if item.pod is not None and self.inventory.unlabelled(uid)]
         if unknown and not self.ready.is_set():
             await self._metadata.prefetch(unknown, _FIRST_LABELS_S)
             for uid in unknown:
                 if self._metadata.get(uid):
-                    self.knowledge.reassemble(uid)
+                    self.inventory.reassemble(uid)
         else:
             # Planned by what is known now; the answer, some milliseconds from here, marks the pod again.
             self._metadata.request(unknown)
@@ -345,18 +345,18 @@ class Reconciler:
 
     def _take_kubelet(self) -> set[str]:
         """The kubelet's allocations for the pods that exist now; the pods whose CPUs or resources changed by them."""
-        before = self.knowledge.readings.kubelet
-        after = self.knowledge.take(kubelet=self._kubelet(self.knowledge.pods)).kubelet
+        before = self.inventory.readings.kubelet
+        after = self.inventory.take(kubelet=self._kubelet(self.inventory.pods)).kubelet
         touched = _differing(before.exclusive, after.exclusive)
-        if resized := _differing(before.granted, after.granted) & self.knowledge.pods.keys():
+        if resized := _differing(before.granted, after.granted) & self.inventory.pods.keys():
             self._metadata.refresh()
             touched |= resized
-        return {uid for uid in touched if self.knowledge.reassemble(uid) or uid in self.knowledge.pods}
+        return {uid for uid in touched if self.inventory.reassemble(uid) or uid in self.inventory.pods}
 
     def _came_and_went(self, seen: PodChange) -> None:
         for cid in seen.came:
             self.timelines.came(cid)
-            if not self.knowledge.signalled(cid):
+            if not self.inventory.signalled(cid):
                 at = trio.current_time()
                 for delay in self._verify:
                     heapq.heappush(self._later, (at + delay, container_key(cid)))
@@ -391,10 +391,10 @@ class Reconciler:
 
     def _plan_node(self) -> tuple[NodeView, NodePlan, bool]:
         """The plan of this moment, and whether it differs from the last one."""
-        if not self.knowledge.readings.knobs:
+        if not self.inventory.readings.knobs:
             # The kubepods directory may not exist yet.
-            self.knowledge.take(knobs=self.actuator.judge.control_files.offered(self.knowledge.layout.kubepods))
-        view = self.knowledge.view(time.monotonic(), self.actuator.judge.control_files.actual)
+            self.inventory.take(knobs=self.actuator.judge.control_files.offered(self.inventory.layout.kubepods))
+        view = self.inventory.view(time.monotonic(), self.actuator.judge.control_files.actual)
         before, plan = self.plan, plan_node(view, self.plan, self.policies)
         moved = self._moved or before is None or _substance(plan) != _substance(before)
         self._moved = False
@@ -509,7 +509,7 @@ class Reconciler:
 
     def classes(self) -> dict[str, PodClass]:
         """The class of every pod, by uid."""
-        return {uid: pod.pod_class for uid, pod in self.knowledge.pods.items()}
+        return {uid: pod.pod_class for uid, pod in self.inventory.pods.items()}
 
 
 def _caused(batch: DirtyBatch) -> bool:

@@ -77,8 +77,8 @@ class Sampler:
         self._irqs = IrqSampler(root)
         self.bursts = QuotaLender(reconciler, usage)
         self.memory = MemorySampler(
-            used=lambda: usage.memory_bytes(reconciler.knowledge.besteffort),
-            pods=lambda enough: usage.memory_use(reconciler.knowledge.layout.kubepods, enough_bytes=enough),
+            used=lambda: usage.memory_bytes(reconciler.inventory.besteffort),
+            pods=lambda enough: usage.memory_use(reconciler.inventory.layout.kubepods, enough_bytes=enough),
             root=root,
             files=files,
         )
@@ -116,7 +116,7 @@ class Sampler:
             if self.problem is None:
                 _LOG.warning("cannot read the CPU counters", path=f"{self._proc}/stat", error=str(exc))
             self.problem = str(exc)
-            known = self._reconciler.knowledge.take(cpu=self._sampler.current(now), uses=self._uses(now))
+            known = self._reconciler.inventory.take(cpu=self._sampler.current(now), uses=self._uses(now))
             self._read(known.cpu, now)
             self.bursts.on_second(now)
             self.bursts.evaluate(None, now)
@@ -126,7 +126,7 @@ class Sampler:
             self._step(reading, now)
         else:
             self._idle = self._before = None
-            self._reconciler.knowledge.take(reclaimed_ceiling_milli=None)
+            self._reconciler.inventory.take(reclaimed_ceiling_milli=None)
         self.bursts.evaluate(reading, now)
         if now - self._sampled_at >= self._sample_s * 0.9:
             self._sampled_at = now
@@ -136,7 +136,7 @@ class Sampler:
 
     def _sample(self, reading: CpuReading, now: float) -> None:
         """CPU use by class, from the directories' own counters: three reads, plus one per pod outside its class."""
-        knowledge = self._reconciler.knowledge
+        knowledge = self._reconciler.inventory
         odd = {
             pod.group.path: pod.pod_class
             for pod in knowledge.pods.values()
@@ -161,7 +161,7 @@ class Sampler:
 
     def _remember_memory(self, now: float) -> None:
         """The node's memory, and BE work's bound by the law: the pass after this sample plans by both."""
-        reconciler, knowledge = self._reconciler, self._reconciler.knowledge
+        reconciler, knowledge = self._reconciler, self._reconciler.inventory
         self.memory.on_second(now)
         before = reconciler.plan.memory.reclaimed_high_bytes if reconciler.plan is not None else None
         bound = self.memory.bound(reconciler.policies.be_memory, before, now)
@@ -179,7 +179,7 @@ class Sampler:
         pools = self._reconciler.pools
         if pools is None:
             return
-        used = self._usage.cpu_ns(self._reconciler.knowledge.besteffort)
+        used = self._usage.cpu_ns(self._reconciler.inventory.besteffort)
         before = self._before
         if before is not None and reading.at_s - before[0].at_s < SHORTEST_S:
             return
@@ -192,13 +192,13 @@ class Sampler:
         sample = idle_sample(before[0], reading, watched, reclaimed_ns=(before[1], used))
         config = self._reconciler.policies.idle_buffer
         self._idle = idle_buffer.step(self._idle, sample, now, config)
-        if self._idle.ceiling_milli != self._reconciler.knowledge.readings.reclaimed_ceiling_milli:
-            self._reconciler.knowledge.take(reclaimed_ceiling_milli=self._idle.ceiling_milli)
+        if self._idle.ceiling_milli != self._reconciler.inventory.readings.reclaimed_ceiling_milli:
+            self._reconciler.inventory.take(reclaimed_ceiling_milli=self._idle.ceiling_milli)
             self._reconciler.dirty.mark(TICK)
 
     def _reclaimed_works(self) -> bool:
         """Whether BE work uses the CPU at all: if it does not, nothing can be taken from it, and no task is woken."""
-        cpu = self._reconciler.knowledge.readings.cpu
+        cpu = self._reconciler.inventory.readings.cpu
         if cpu is not None and cpu.reclaimed_milli <= _ASLEEP_MILLI:
             return False
-        return any(pod.pod_class is PodClass.RECLAIMED for pod in self._reconciler.knowledge.pods.values())
+        return any(pod.pod_class is PodClass.RECLAIMED for pod in self._reconciler.inventory.pods.values())

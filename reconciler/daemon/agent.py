@@ -108,7 +108,7 @@ class Agent:
             )
         self.thaw()
         self.store_lane = trio.CapacityLimiter(1)
-        self.telling = AlertService(
+        self.alert_service = AlertService(
             config.alerts,
             self.store,
             self.store_lane,
@@ -122,7 +122,7 @@ class Agent:
         )
         self.holds = HoldManager(read_holds(self.store), self._hold, boot_id=self.store.boot)
         self.marks = MarkReader()
-        self.by_hand = OperatorFiles(config, place, self.marks)
+        self.operator_files = OperatorFiles(config, place, self.marks)
         self.checkpoints = CheckpointSource(self.dirty, root=place.root, kubelet_root=place.kubelet.root_dir)
         self.kubelet_pods = self._kubelet_pods()
         self.metadata = Metadata(self.dirty, kubelet=self.kubelet_pods, cri=self._cri())
@@ -132,12 +132,12 @@ class Agent:
         self.disks = DiskSource(
             lambda: [rule.name for rule in self.config.policies.disk.devices], self.dirty, root=place.root
         )
-        self.knowledge = Inventory(
+        self.inventory = Inventory(
             topology=place.topology,
             versions=place.hierarchy.versions(),
             layout=place.layout,
             dirs=place.runtime,
-            rules=self.by_hand.rules(config.classes),
+            rules=self.operator_files.rules(config.classes),
             metas=self.metadata.get,
             signalled=self.signal.covers,
             disks=lambda: self.disks.found,
@@ -146,8 +146,8 @@ class Agent:
             classes=read_classes(self.store),
             errors=self.errors,
         )
-        self.marks.use(read_keys(config, self.knowledge.rules))
-        self.witness = WriteAttribution(
+        self.marks.use(read_keys(config, self.inventory.rules))
+        self.attribution = WriteAttribution(
             place.hierarchy,
             self.dirty,
             kubepods=place.layout.kubepods,
@@ -160,7 +160,7 @@ class Agent:
             hierarchy=place.hierarchy,
             ledger=self.ledger,
             foreign=self.foreign,
-            attribution=self.witness,
+            attribution=self.attribution,
             files=files,
             alert=self.alert,
             held=self.holds.add_manual,
@@ -180,14 +180,14 @@ class Agent:
             ),
             lane=self.lane,
             store_lane=self.store_lane,
-            watched=self.witness,
+            watched=self.attribution,
         )
         for path in self.ledger.groups():
-            self.witness.follow(path)
+            self.attribution.follow(path)
         self.reconciler = Reconciler(
             dirty=self.dirty,
             tree=self.tree,
-            knowledge=self.knowledge,
+            knowledge=self.inventory,
             metadata=self.metadata,
             actuator=self.actuator,
             lane=self.lane,
@@ -201,7 +201,7 @@ class Agent:
             counters=self.counters,
             planned=self._planned,
         )
-        self.watching = service.InterferenceService(self, self.telling)
+        self.watching = service.InterferenceService(self, self.alert_service)
         means = side_actuators.ActuatorContext(
             ledger=self.ledger,
             store_lane=self.store_lane,
@@ -215,7 +215,7 @@ class Agent:
         self.memory_headroom = MemoryHeadroom(
             config.headroom,
             self.usage,
-            self.knowledge,
+            self.inventory,
             lambda: self.reconciler.plan,
             changed=lambda: self.headroom.changed(),  # noqa: PLW0108  (made below)
         )
@@ -231,7 +231,7 @@ class Agent:
             tell=lambda message: self.alert("hotplug", message, None),
         )
         self.hotplug = HotplugSource(place.topology, self.replug.changed, root=place.root)
-        self.ticker = Sampler(
+        self.sampler = Sampler(
             self.reconciler,
             self.usage,
             root=place.root,
@@ -259,7 +259,7 @@ class Agent:
     def components(self) -> list[list[Component]]:
         """The parts by lifetime, outermost first; the caller adds its own around them."""
         sources = [
-            Component(name="write attribution", run=self.witness.run),
+            Component(name="write attribution", run=self.attribution.run),
             Component(name="checkpoints", run=self.checkpoints.run),
             Component(name="metadata", run=self.metadata.run),
             Component(name="CPU hot-plug", run=self.hotplug.run),
@@ -270,7 +270,7 @@ class Agent:
         if self.kubelet_pods is not None:
             sources.append(Component(name="kubelet", run=_at_once(self.kubelet_pods.run)))
         return [
-            [Component(name="keeper", run=self.keeper.run), Component(name="alerts", run=self.telling.run)],
+            [Component(name="keeper", run=self.keeper.run), Component(name="alerts", run=self.alert_service.run)],
             sources,
             [
                 Component(name="cgroup tree", run=self.tree.run),
@@ -280,7 +280,7 @@ class Agent:
             [Component(name=side.name, run=side.run) for side in self.sides],
             [Component(name=service.NAME, run=self.watching.run)],
             [
-                Component(name="ticker", run=self.ticker.run),
+                Component(name="ticker", run=self.sampler.run),
                 Component(name="memory headroom", run=self.memory_headroom.run),
                 Component(name="headroom", run=self.headroom.run),
             ],
@@ -329,11 +329,11 @@ class Agent:
             side.planned(situation)
 
     def _read(self, cpu: NodeCpu | None, now: float) -> None:
-        self.headroom.update(self.reconciler.pools, self.knowledge.readings.topology, cpu, now)
+        self.headroom.update(self.reconciler.pools, self.inventory.readings.topology, cpu, now)
 
-    def scene(self) -> tuple[NodeView, NodePlan | None]:
+    def current(self) -> tuple[NodeView, NodePlan | None]:
         """The node's present state, and the plan of the last pass."""
-        return self.knowledge.view(time.monotonic(), self.judge.control_files.actual), self.reconciler.plan
+        return self.inventory.view(time.monotonic(), self.judge.control_files.actual), self.reconciler.plan
 
     def cache_use(self) -> CacheUsage | None:
         """What was measured last of caches and memory bandwidth; None: nothing is."""
@@ -354,14 +354,14 @@ class Agent:
             self.signal.status(),
             self.checkpoints.status(),
             *self.metadata.statuses(trio.current_time()),
-            self.witness.status(),
-            self.ticker.status(),
+            self.attribution.status(),
+            self.sampler.status(),
             *self.headroom.statuses(),
             *self.watching.statuses(),
             self.hotplug.status(),
             *([self.disks.status()] if self.config.policies.disk.devices else []),
         ]
-        statuses += self.by_hand.statuses()
+        statuses += self.operator_files.statuses()
         if self.config.kubelet.enabled:
             statuses.append(self._kubelet_process())
         if not self.store.writable:
@@ -407,12 +407,12 @@ class Agent:
 
     async def _watch_files(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Check the operator's file and the static-pod manifests at intervals; people change them."""
-        await trio.to_thread.run_sync(self.by_hand.prefetch)
-        self.by_hand.read_manifests(self.metadata, self.knowledge.pods)
+        await trio.to_thread.run_sync(self.operator_files.prefetch)
+        self.operator_files.read_manifests(self.metadata, self.inventory.pods)
         task_status.started()
         while True:
             await trio.sleep(_FILES_S)
-            await trio.to_thread.run_sync(self.by_hand.prefetch)
+            await trio.to_thread.run_sync(self.operator_files.prefetch)
             self.reread_files()
 
     def reread_files(self) -> None:
@@ -420,13 +420,13 @@ class Agent:
         if not self.metadata.has_cri and (cri := self._cri()) is not None:
             self.metadata.set_cri(cri)
             self.dirty.mark_all("runtime")
-        rules = self.by_hand.rules(self.config.classes)
+        rules = self.operator_files.rules(self.config.classes)
         if self.marks.use(read_keys(self.config, rules)):
             self.metadata.relist()
-        if rules != self.knowledge.rules:
-            self.knowledge.use_rules(rules)
+        if rules != self.inventory.rules:
+            self.inventory.use_rules(rules)
             self.dirty.mark_all("rules")
-        if self.by_hand.read_manifests(self.metadata, self.knowledge.pods):
+        if self.operator_files.read_manifests(self.metadata, self.inventory.pods):
             self.dirty.mark_all("manifests")
 
     # Alerts and commands
@@ -441,7 +441,7 @@ class Agent:
         self.ledger.note(
             LedgerEvent(at=time.time(), kind=f"alert:{kind}", path=path, file=knob, reason=message, pod_uid=uid)
         )
-        self.telling.send(as_alert(kind, message, setting, self.knowledge.pods))
+        self.alert_service.send(as_alert(kind, message, setting, self.inventory.pods))
 
     def _hold(self, now: Mapping[str, Hold]) -> None:
         """Pass the holds in force to the judge; targets of an ended hold are reconciled again."""
@@ -515,10 +515,10 @@ class Agent:
         before, self.config = self.config, config
         self.reconciler.policies = config.policies
         self.foreign.rules = config.writes.foreign
-        self.telling.reconfigure(config.alerts, config.apiserver)
+        self.alert_service.reconfigure(config.alerts, config.apiserver)
         self.headroom.config = self.memory_headroom.config = config.headroom
         if (before.operator_file, before.static_manifests) != (config.operator_file, config.static_manifests):
-            self.by_hand.open(config)
+            self.operator_files.open(config)
         self._apply_config(config)
         self.disks.refresh()
         self.watching.reconfigure()

@@ -131,7 +131,7 @@ class Daemon:
             self._notifier.ready(f"{self.config.mode.value}: not ready: {problem}")
             self._log.warning("not ready yet", problem=problem)
             await agent.reconciler.ready.wait()
-        pods = len(agent.knowledge.pods)
+        pods = len(agent.inventory.pods)
         self._notifier.ready(f"{self.config.mode.value}: {pods} pods")
         # Only now: the start itself is a second of work to which no work on the node should have to yield.
         _be_nice(self.config.node.nice, self._log)
@@ -156,9 +156,9 @@ class Daemon:
     def _component_changed(self, status: ComponentStatus) -> None:
         if status.health is ComponentHealth.WAITING and self.agent is not None:
             self.agent.alerts["component"] += 1
-            self.agent.telling.send(component_alert(status))
+            self.agent.alert_service.send(component_alert(status))
         elif status.health is ComponentHealth.RUNNING and status.failures and self.agent is not None:
-            self.agent.telling.send(component_alert(status))
+            self.agent.alert_service.send(component_alert(status))
 
     async def _signals(
         self, scope: trio.CancelScope, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED

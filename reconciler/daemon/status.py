@@ -51,7 +51,7 @@ def standings_of(agent: Agent, path: str) -> Mapping[str, SettingStatus]:
 
 def pods_in_order(agent: Agent) -> list[Pod]:
     """All pods, by class and title."""
-    return sorted(agent.knowledge.pods.values(), key=lambda pod: (pod.pod_class, pod.title))
+    return sorted(agent.inventory.pods.values(), key=lambda pod: (pod.pod_class, pod.title))
 
 
 def nothing_in_force(agent: Agent) -> str | None:
@@ -62,7 +62,7 @@ def nothing_in_force(agent: Agent) -> str | None:
     """
     failing: Counter[str] = Counter()
     pods = 0
-    for pod in agent.knowledge.pods.values():
+    for pod in agent.inventory.pods.values():
         if pod.pod_class is not PodClass.RECLAIMED:
             continue
         paths = (pod.group.path, *(container.group.path for container in pod.containers))
@@ -105,7 +105,7 @@ def snapshot(agent: Agent, *, ready: bool, components: Sequence[ComponentStatus]
         for pod in pods_in_order(agent):
             pods.append(_pod_metrics(agent, pod, cache))
             yield
-    pools, cpu = agent.reconciler.pools, agent.knowledge.readings.cpu
+    pools, cpu = agent.reconciler.pools, agent.inventory.readings.cpu
     refused = Counter(refusal.rule for refusals in agent.reconciler.refusals.values() for refusal in refusals)
     used = {}
     if cpu is not None:
@@ -117,7 +117,7 @@ def snapshot(agent: Agent, *, ready: bool, components: Sequence[ComponentStatus]
         mode=AgentMode.ENFORCE.value if agent.judge.enforce else AgentMode.OBSERVE.value,
         ready=ready,
         pods=tuple(pods),
-        pods_by_class=Counter(pod.pod_class.value for pod in agent.knowledge.pods.values()),
+        pods_by_class=Counter(pod.pod_class.value for pod in agent.inventory.pods.values()),
         pools={name: len(cpus) for name, cpus in _pool_sets(agent).items()},
         budget_milli=pools.budget_milli if pools is not None else None,
         used_milli=used,
@@ -131,7 +131,7 @@ def snapshot(agent: Agent, *, ready: bool, components: Sequence[ComponentStatus]
         sources=tuple(agent.statuses()),
         components=tuple(components),
         store_ok=agent.store.writable,
-        alerts=agent.telling.numbers(),
+        alerts=agent.alert_service.numbers(),
         watches=sum(stats.watches for stats in (agent.tree.stats, agent.signal.stats) if stats is not None),
         rss_bytes=rss_bytes(),
         cpu_s=times.user + times.system,
@@ -290,7 +290,7 @@ class StatusReport:
             "holds": lambda: [asdict(self._agent.holds.all[target]) for target in sorted(self._agent.holds.all)],
             "history": lambda: ({**EVENT_DEFAULTS, **row} for row in history),
             "sources": lambda: [asdict(status) for status in self._agent.statuses()],
-            "alerts": self._agent.telling.status,
+            "alerts": self._agent.alert_service.status,
             "interference": self._agent.watching.status,
             "eviction": self._agent.watching.eviction_facts,
             "problems": self._problems,
@@ -344,7 +344,7 @@ class StatusReport:
     async def test_alerts(self, request: AlertTest) -> Mapping[str, object]:
         """Send a test to the sinks."""
         self._agent.log.info("testing alerts", by=request.by or "unknown", sink=request.sink or "all")
-        return {"sinks": list(await self._agent.telling.test(request.sink, request.by))}
+        return {"sinks": list(await self._agent.alert_service.test(request.sink, request.by))}
 
     async def reload(self) -> Mapping[str, object]:
         """Read the configuration again."""
@@ -379,9 +379,9 @@ class StatusReport:
             "cgroups": agent.place.hierarchy.mode.value,
             "driver": agent.place.layout.driver.value,
             "kubepods": agent.place.layout.kubepods,
-            "cpus": str(agent.knowledge.readings.topology.online),
-            "kubelet_policy": agent.knowledge.readings.kubelet.policy.value,
-            "kubelet_reasserts_s": agent.knowledge.readings.kubelet.reasserts_s,
+            "cpus": str(agent.inventory.readings.topology.online),
+            "kubelet_policy": agent.inventory.readings.kubelet.policy.value,
+            "kubelet_reasserts_s": agent.inventory.readings.kubelet.reasserts_s,
             "ledger": agent.ledger.counts(),
             "looks": agent.reconciler.looks,
             "last_look_s": agent.reconciler.look_s,
@@ -401,10 +401,10 @@ class StatusReport:
         }
 
     def _budget(self) -> dict[str, object]:
-        plan, cpu = self._agent.reconciler.plan, self._agent.knowledge.readings.cpu
+        plan, cpu = self._agent.reconciler.plan, self._agent.inventory.readings.cpu
         if plan is None:
             return {}
-        return {**budget_facts(plan, cpu), "ceiling_milli": self._agent.knowledge.readings.reclaimed_ceiling_milli}
+        return {**budget_facts(plan, cpu), "ceiling_milli": self._agent.inventory.readings.reclaimed_ceiling_milli}
 
     def _pod(self, pod: Pod) -> dict[str, object]:
         agent = self._agent
@@ -466,7 +466,7 @@ class StatusReport:
         agent = self._agent
         texts = [_named(status.name, status.detail) for status in agent.statuses() if not status.ok]
         texts += [agent.keeper.problem] if agent.keeper.problem else []
-        held = agent.knowledge.readings.kubelet.problem
+        held = agent.inventory.readings.kubelet.problem
         texts += held.split("; ") if held else ()
         texts += agent.kubelet_pods.problems if agent.kubelet_pods is not None else ()
         texts += agent.ledger.problems
@@ -478,7 +478,7 @@ class StatusReport:
             for status in statuses.values()
             if status.kind is SettingState.UNREADABLE
         ][:_LINES]
-        texts += agent.telling.problems()
+        texts += agent.alert_service.problems()
         texts += [_named(side.name, problem) for side in agent.sides for problem in side.problems()]
         texts += [f"{pod.title}: {problem}" for pod in pods_in_order(agent) for problem in pod.classification.problems]
         if agent.store.quarantined:

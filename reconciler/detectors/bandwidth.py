@@ -78,7 +78,7 @@ def evaluate(
     )
     return DetectorVerdict(
         verdict=held.verdict,
-        told=", ".join(texts),
+        text=", ".join(texts),
         resource=ContendedResource.CACHE,
         severity=degree if blamed else 0.0,
     ), held

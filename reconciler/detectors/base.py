@@ -88,7 +88,7 @@ AnyDetector = Detector[Any, Any]
 
 def unknown(message: str | Callable[[], str]) -> DetectorVerdict:
     """The verdict where a signal is missing; ``message`` names it."""
-    return DetectorVerdict(verdict=Verdict.UNKNOWN, told=message)
+    return DetectorVerdict(verdict=Verdict.UNKNOWN, text=message)
 
 
 def check_detector(detector: AnyDetector) -> None:

@@ -71,7 +71,7 @@ def evaluate(
     if verdict is Verdict.OK and any(signs):
         verdict = Verdict.SUSPECT
     return DetectorVerdict(
-        verdict=verdict, told=", ".join(texts), resource=ContendedResource.CACHE, severity=min(degrees)
+        verdict=verdict, text=", ".join(texts), resource=ContendedResource.CACHE, severity=min(degrees)
     ), held
 
 

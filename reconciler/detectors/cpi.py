@@ -294,7 +294,7 @@ def _opinion(config: CpiConfig, sight: VictimView, measure: _Measure, past: PodP
     verdict = Verdict.INTERFERED if past.since_s is not None else Verdict.SUSPECT if past.bad else Verdict.OK
     return DetectorVerdict(
         verdict=verdict,
-        told=partial(_words, config, measure, past, past.last[1], limit),
+        text=partial(_words, config, measure, past, past.last[1], limit),
         resource=measure.resource,
         severity=severity(past.last[1], limit),
         gap=sight.value("cpu.wait_milli") if measure.name == "cpu.wait" and past.bad else None,

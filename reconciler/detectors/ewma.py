@@ -128,13 +128,13 @@ def evaluate(config: EwmaConfig, sight: VictimView, memory: EwmaMemory | None) -
     if run and at - start >= config.relearn_s:
         text += f"; for {duration(at - start)}: accepted as the new normal"
         after = EwmaMemory(at_s=at, from_s=start)
-        return DetectorVerdict(verdict=Verdict.OK, told=text, resource=resource), after
+        return DetectorVerdict(verdict=Verdict.OK, text=text, resource=resource), after
     if run > 1:
         text += f"; {run} in a row"
     verdict = Verdict.INTERFERED if run >= config.times else Verdict.SUSPECT if run else Verdict.OK
     return DetectorVerdict(
         verdict=verdict,
-        told=text,
+        text=text,
         resource=resource,
         severity=severity(max(0.0, distance), bound),
         gap=gap_of(resource, config.signal, distance - bound) if run else None,

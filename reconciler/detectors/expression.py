@@ -191,7 +191,7 @@ def evaluate(
     resource = config.resource or resource_of(named[0].signal)
     return DetectorVerdict(
         verdict=held.verdict,
-        told=text,
+        text=text,
         resource=resource,
         severity=degree(tree, sight),
         gap=sight.value("cpu.wait_milli") if bad and resource is ContendedResource.CPU else None,

@@ -73,7 +73,7 @@ def evaluate(
         text += ": used by online work"
     gap = min(short, be or 0.0) if short > 0 and blamed else None
     return DetectorVerdict(
-        verdict=held.verdict, told=text, severity=severity(idle, buffer, -1) if blamed else 0.0, gap=gap
+        verdict=held.verdict, text=text, severity=severity(idle, buffer, -1) if blamed else 0.0, gap=gap
     ), held
 
 

@@ -109,7 +109,7 @@ def evaluate(
         verdict = Verdict.SUSPECT
     return DetectorVerdict(
         verdict=verdict,
-        told=partial(_words, config, kills, refaults, node, first),
+        text=partial(_words, config, kills, refaults, node, first),
         resource=_MEMORY,
         severity=degree,
         gap=_gap(sight) if verdict is Verdict.INTERFERED else None,

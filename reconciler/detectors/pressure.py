@@ -102,7 +102,7 @@ def evaluate(
         verdict = Verdict.OK
     return DetectorVerdict(
         verdict=verdict,
-        told=partial(_words, config, held, verdict, short, long, before if falling else None),
+        text=partial(_words, config, held, verdict, short, long, before if falling else None),
         resource=_RESOURCES[config.resource],
         severity=severity(short, limit),
         gap=sight.value("cpu.wait_milli") if high and config.resource == "cpu" else None,

@@ -189,7 +189,7 @@ def _opinion(
     if not too_high and missing < config.bad:
         # The usual case.
         parts = partial(_words, seen[0], None, limit, "")
-        return DetectorVerdict(verdict=Verdict.OK, told=parts, severity=severity(seen[0], limit))
+        return DetectorVerdict(verdict=Verdict.OK, text=parts, severity=severity(seen[0], limit))
     high = [_details(config, sight, index, wait) for index, wait in too_high]
     high = [item for item in high if _hurts(config, item)]
     own = [item for item in high if item.throttled is not None and item.throttled > config.throttled_percent]
@@ -213,7 +213,7 @@ def _opinion(
     elif missing and len(bad) + len(untold) + missing >= config.bad:
         # What was not measured could make it interference.
         return unknown(f"{parts()}; only {len(seen)} of {config.windows} windows were measured")
-    return DetectorVerdict(verdict=verdict, told=parts, severity=severity(wait, limit), gap=gap)
+    return DetectorVerdict(verdict=verdict, text=parts, severity=severity(wait, limit), gap=gap)
 
 
 def _words(wait: float, worst: _Bad | None, limit: float, count: str) -> str:

@@ -99,7 +99,7 @@ def evaluate(
         text += ", not cleared yet"
     gap = gap_of(resource, config.signal, beyond) if beyond > 0 else None
     return DetectorVerdict(
-        verdict=held.verdict, told=text, resource=resource, severity=severity(value, limit, config.sign), gap=gap
+        verdict=held.verdict, text=text, resource=resource, severity=severity(value, limit, config.sign), gap=gap
     ), held
 
 

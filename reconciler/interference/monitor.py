@@ -170,7 +170,7 @@ class MonitoredNode(Protocol):
 
     place: NodeEnvironment
     files: FileOps
-    knowledge: Inventory
+    inventory: Inventory
     dirty: DirtyKeys
     store: Store
     store_lane: trio.CapacityLimiter
@@ -178,7 +178,7 @@ class MonitoredNode(Protocol):
     @property
     def config(self) -> Config: ...
 
-    def scene(self) -> tuple[NodeView, NodePlan | None]:
+    def current(self) -> tuple[NodeView, NodePlan | None]:
         """The node's present state, and the plan of the last pass."""
 
     def cache_use(self) -> CacheUsage | None:
@@ -371,7 +371,7 @@ class InterferenceMonitor:
 
     async def _frame(self, config: Config) -> SampleFrame:
         now = self._clock()
-        view, plan = self._node.scene()
+        view, plan = self._node.current()
         pools = plan.pools if plan is not None else None
         wanted = self._wanted(config)
         memory = plan.memory if plan is not None else MemoryPlan()
@@ -435,7 +435,7 @@ class InterferenceMonitor:
         return msgspec.structs.replace(measures, frozen=frozen)
 
     def _publish(self, measures: Restrictions) -> None:
-        knowledge, dirty = self._node.knowledge, self._node.dirty
+        knowledge, dirty = self._node.inventory, self._node.dirty
         before = knowledge.readings.measures
         if measures == before:
             return

@@ -157,7 +157,7 @@ class InterferenceService:
     def _pod(self, uid: str) -> PodSnapshot | None:
         from reconciler.interference.monitor import snapshot_of
 
-        pod = self._node.knowledge.pods.get(uid)
+        pod = self._node.inventory.pods.get(uid)
         return None if pod is None else snapshot_of(pod, None)
 
     def _forbidden(self, order: EvictionOrder) -> str | None:
@@ -167,7 +167,7 @@ class InterferenceService:
             return "eviction is disabled"
         if config.dry_run or not self._node.enforces():
             return "eviction is now a dry run"
-        pod = self._node.knowledge.pods.get(order.uid)
+        pod = self._node.inventory.pods.get(order.uid)
         hold = pod_hold(self._node.holds_now(), order.uid, () if pod is None else pod.paths)
         return None if hold is None else f"on hold by {hold.by}: {hold.reason}"
 

@@ -58,7 +58,7 @@ class BeCpuRules(NamedTuple):
 
     candidates: CpuSet
     tiers: Sequence[CpuSet] | None
-    told: str
+    message: str
 
 
 def by_rules(candidates: CpuSet, topology: Topology, config: PlacementConfig, *, interrupts: CpuSet) -> BeCpuRules:

@@ -265,7 +265,7 @@ class _Composer:
     def compose(self, text: str, largest: int) -> Node | None:
         """The first document's root; None without any. Errors: `YamlError`."""
         if len(text) > largest:
-            raise self._error(None, f"larger than {largest >> 20} MiB; this is no configuration")
+            raise self._error(None, f"larger than {largest >> 20} MiB; this is not a configuration")
         try:
             # libyaml cannot even report a surrogate, which is not valid text.
             text.encode()

@@ -68,6 +68,6 @@ class BackgroundJob(Generic[T]):
     async def wait_idle(self, within_s: float) -> bool:
         """Wait until no job is at work; False when one still is after this long."""
         with trio.move_on_after(within_s):
-            while self.busy_s():  # noqa: ASYNC110  # nobody waits for the thread, so it need not know the loop
+            while self.busy_s():  # noqa: ASYNC110  # the thread has no waiter, so it needs no reference to the loop
                 await trio.sleep(_LOOK_S)
         return not self.busy_s()

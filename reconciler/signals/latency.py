@@ -85,7 +85,7 @@ class LatencyReader:
         self._targets = ProbeTargets()
         self._changed = WakeUp()
         self._running: dict[ProbeTargetKey, _Running] = {}
-        self._told: dict[ProbeTargetKey, _LatencyState] = {}
+        self._results: dict[ProbeTargetKey, _LatencyState] = {}
         self._failures: dict[ProbeTargetKey, str] = {}
 
     async def read(self, scene: SampleContext, sheet: SampleSheet, now: float) -> None:
@@ -94,7 +94,7 @@ class LatencyReader:
         if targets != self._targets:
             self._targets = targets
             self._changed.set()
-        for key, latency_state in self._told.items():
+        for key, latency_state in self._results.items():
             target = targets.targets.get(key)
             age_s = max(0.0, now - latency_state.at_s)
             if target is None or latency_state.measured.ms is None or age_s > _kept_s(target.probe):
@@ -121,7 +121,7 @@ class LatencyReader:
                     self._arrange(nursery)
                     await self._changed.wait()
         finally:
-            for known in (self._running, self._told, self._failures):
+            for known in (self._running, self._results, self._failures):
                 known.clear()
 
     async def aclose(self) -> None:
@@ -135,7 +135,7 @@ class LatencyReader:
             if target is None or _asked(target) != _asked(running.target):
                 running.scope.cancel(reason="the probe was removed or changed")
                 del self._running[key]
-                self._told.pop(key, None)
+                self._results.pop(key, None)
                 self._failures.pop(key, None)
         for key, target in targets.items():
             if key not in self._running:
@@ -163,13 +163,13 @@ class LatencyReader:
             measured = await source.measure()
         except SourceError as exc:
             if not scope.cancel_called:
-                self._told.pop(target.key, None)
+                self._results.pop(target.key, None)
                 self._failures[target.key] = str(exc)
             return False
         if not scope.cancel_called:
             self._failures.pop(target.key, None)
             if measured.ms is not None:
-                self._told[target.key] = _LatencyState(measured, self._clock())
+                self._results[target.key] = _LatencyState(measured, self._clock())
         return True
 
 

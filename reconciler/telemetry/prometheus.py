@@ -217,7 +217,7 @@ def _parts(now: MetricsSnapshot) -> Iterator[Metric]:
 
 
 def _alerts(now: MetricsSnapshot) -> Iterator[Metric]:
-    pairs = sorted(now.alerts.told.items())
+    pairs = sorted(now.alerts.counts.items())
     yield _counters("alerts", "Alerts by kind and severity.", ("kind", "severity"), pairs)
     yield _gauge("alerts_stored", "Pending alerts in the store.", now.alerts.stored)
     if not now.alerts.sinks:

@@ -77,7 +77,7 @@ class EvictionPlanState(Struct, frozen=True, kw_only=True):
     asked: Mapping[str, PendingRequest] = {}
     reasons: Mapping[str, EvictionReason] = {}
     """Of the orders of this run that are under way, by order."""
-    told: Mapping[str, Announced] = {}
+    announced: Mapping[str, Announced] = {}
     last: EvictionDecision = EvictionDecision()
 
 
@@ -174,7 +174,7 @@ def decide(  # noqa: PLR0917  # all that a decision rests on, in the order in wh
     for order in orders:
         named_by = requests[order.uid].named if order.cause == NAME else None
         reasons[order.id] = reason_of(order, named_by, frame.at_s)
-    announceds, news = _news(decision, memory.told, frame.at_s)
+    announceds, news = _news(decision, memory.announced, frame.at_s)
     decision = replace(decision, news=news)
     return decision, EvictionPlanState(
         started_s=memory.started_s,
@@ -184,7 +184,7 @@ def decide(  # noqa: PLR0917  # all that a decision rests on, in the order in wh
         ending=ending,
         asked={uid: request for uid, request in requests.items() if uid not in {order.uid for order in orders}},
         reasons=reasons,
-        told=announceds,
+        announced=announceds,
         last=decision,
     )
 

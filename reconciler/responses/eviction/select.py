@@ -46,7 +46,7 @@ class RefusalReason(StrEnum):
 
 
 class EvictionRefusal(Struct, frozen=True, kw_only=True):
-    """A shortage for which no pod is evicted now, the reason, and the ranking as far as it was computed."""
+    """A shortage for which no pod is evicted now, the reason, and the ranking as far as computed."""
 
     trigger: str
     subject: str
