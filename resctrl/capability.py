@@ -84,7 +84,7 @@ class MonitorCapability(Struct, frozen=True, kw_only=True):
 
 
 class Capability(Struct, frozen=True, kw_only=True):
-    """What resctrl offers here, and what stands in the way. ``root`` is where it is mounted, prefix included."""
+    """Features of resctrl here, and the obstacles. ``root`` is where it is mounted, prefix included."""
 
     status: ResctrlStatus
     reason: str
@@ -132,7 +132,7 @@ def read_capability(root: str = "/") -> Capability:
         if os.path.exists(f"{directory}/cbm_mask"):
             caches.append(_cache(directory, name, domains, amd=amd))
         elif os.path.exists(f"{directory}/min_bandwidth"):
-            # A least of 0 does not tell AMD's numbers: Arm's MPAM may have that, too, and counts in percent.
+            # A minimum of 0 does not prove AMD's numbers: Arm's MPAM may have that, too, and counts in percent.
             absolute = amd or any((digits(value) or 0) > 100 for _, value in lines.get(name, ()))
             bandwidths.append(_bandwidth(directory, name, domains, absolute=absolute, mbps="mba_MBps" in options))
         else:
@@ -195,7 +195,7 @@ def _cache(directory: str, name: str, domains: Mapping[str, tuple[int, ...]], *,
         min_ways=_number(f"{directory}/min_cbm_bits"),
         groups=_number(f"{directory}/num_closids"),
         shared_ways=_number(f"{directory}/shareable_bits", 16, default=0),
-        # Kernels before 6.7 do not tell; AMD has always taken any mask, Intel contiguous ones only.
+        # Kernels before 6.7 do not report it; AMD has always taken any mask, Intel contiguous ones only.
         sparse=amd if sparse is None else sparse.strip() == "1",
         domains=domains.get(name, ()),
     )
@@ -204,7 +204,7 @@ def _cache(directory: str, name: str, domains: Mapping[str, tuple[int, ...]], *,
 def _bandwidth(
     directory: str, name: str, domains: Mapping[str, tuple[int, ...]], *, absolute: bool, mbps: bool
 ) -> BandwidthCapability:
-    """``absolute``: the numbers are AMD's, by the vendor or by what stands there: no percent is above 100."""
+    """``absolute``: the numbers are AMD's, by the vendor or by their values: no percent is above 100."""
     unit = BandwidthUnit.PERCENT
     if mbps:
         unit = BandwidthUnit.MBPS

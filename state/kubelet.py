@@ -1,7 +1,7 @@
-"""The kubelet's checkpoint files: what it allocated, read strictly and never written back.
+"""The kubelet's checkpoint files: its allocations, read strictly and never written back.
 
-Every way in which a file can be no use is told apart (`CheckpointFault`), because the answer differs: a torn or emptied
-file must never shrink protection, a foreign policy must be shown, a newer format needs a newer agent.
+Every way in which a file is unusable has its own code (`CheckpointFault`), because the reaction differs: a torn or
+emptied file must never shrink protection, a foreign policy must be shown, a newer format needs a newer agent.
 
 Source: fixtures recorded from kubelet 1.22, 1.26 and 1.27; formats of the CPU manager's version 1 from its source.
 """
@@ -152,7 +152,7 @@ def parse_cpu_manager_state(data: bytes, where: str = CPU_STATE) -> CpuManagerSt
             for name in read.mapping(entries, uid, f"{where}: entries"):
                 read.text(containers, name, f"{where}: entries.{uid}")
     stored = read.number(fields, "checksum", where, optional=True)
-    # Without entries the two versions cannot be told apart but by their checksums.
+    # Without entries only the checksums distinguish the two versions.
     versions = (version,) if entries else (2, 1)
     good = [each for each in versions if checksum.cpu_manager(policy_text, default_text, entries, each) == stored]
     if stored and not good:

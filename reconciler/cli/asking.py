@@ -1,4 +1,4 @@
-"""What can only be learnt by asking: kubelet, runtime, daemon, and the kernel's fanotify; answers or refusals."""
+"""Live queries of kubelet, runtime, daemon, and the kernel's fanotify; results or refusals."""
 
 import json
 import os
@@ -38,7 +38,7 @@ _VERSION: Final = re.compile(r"v(\d{1,4})\.(\d{1,4})\.(\d{1,4})[A-Za-z0-9.+-]{0,
 
 
 class QueryResults(Struct, kw_only=True):
-    """The answers. A None with an empty problem was not asked (a copied node, or nobody to ask)."""
+    """The results. A None with an empty problem was not queried (a copied node, or no peer)."""
 
     kubelet_version: str | None = None
     kubelet_url: str | None = None
@@ -56,17 +56,17 @@ class QueryResults(Struct, kw_only=True):
     fanotify: bool | None = None
     fanotify_problem: str = ""
     api_problem: str | None = None
-    """Why evictions cannot go through the API server; empty: they can; None: not asked."""
+    """Why evictions cannot use the API server; empty: they can; None: not queried."""
     taskstats_problem: str | None = None
     perf_problem: str | None = None
     pressure_window_s: float | None = None
-    """The window of a trigger on the node's memory pressure; None: not asked, or refused."""
+    """The window of a trigger on the node's memory pressure; None: not tried, or refused."""
     pressure_problem: str | None = None
-    """Why the kernel refuses a trigger; None: not asked."""
+    """Why the kernel refuses a trigger; None: not tried."""
 
 
 def query_node(node: InspectedNode) -> QueryResults:
-    """Ask everybody at once; takes no longer than the slowest deadline. Never raises."""
+    """Query all at once; takes no longer than the slowest deadline. Never raises."""
     results = QueryResults()
     if node.copied:
         return results
@@ -107,10 +107,10 @@ async def _ask_kubelet(peer: HttpEndpoint, marks: MarkReader, results: QueryResu
 
 
 async def _ask_version(node: InspectedNode, results: QueryResults) -> None:
-    """What the verified kubelet's program says of itself.
+    """Version that the verified kubelet's program prints.
 
-    Run is the file at its path, never what /proc leads to: only root can change that file or put another in its place,
-    and it is the one that the kubelet runs. It runs as nobody.
+    The file at its path is run, never the target of /proc: only root can change or replace that file, and it is the
+    file that the kubelet runs. It runs unprivileged.
     """
     path, program = node.kubelet.executable, node.kubelet.program
     if path is None or os.geteuid() != 0:
@@ -170,7 +170,7 @@ def _daemon_pid(node: InspectedNode) -> int | None:
 
 
 def _ask_kernel(node: InspectedNode, results: QueryResults) -> None:
-    """Open a fanotify group and mark the hierarchies: the only way to know."""
+    """Open a fanotify group and mark the hierarchies: the only reliable test."""
     if node.hierarchy is None:
         return
     try:
@@ -183,7 +183,7 @@ def _ask_kernel(node: InspectedNode, results: QueryResults) -> None:
 
 
 async def ask_api(node: InspectedNode, results: QueryResults) -> None:
-    """Whether we could evict a pod: asked as a question of rights, which does nothing."""
+    """Whether bypassd could evict a pod: a review of rights, which changes nothing."""
     api = KubeApi(node.config.apiserver, root=node.root, kubelets=node.kubelet.kubeconfig)
     wanted = {"verb": "create", "resource": "pods", "subresource": "eviction"}
     review = {

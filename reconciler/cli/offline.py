@@ -1,7 +1,7 @@
-"""The agent's own planning on a node that does not answer: a copied tree, with what was recorded of it.
+"""The agent's own planning on an offline node: a copied tree, with its recordings.
 
 The same parts as the daemon's (tree, bundles, checkpoints, classes, policies, order of writes), without its loop. The
-node is looked at once and nothing is written.
+node is read once and nothing is written.
 """
 
 import time
@@ -51,9 +51,9 @@ _BOUNDING: Final = ("cpu.set", "cpu.mems", "cpu.quota", "cpu.period", "cpu.burst
 
 
 class OfflineSetting(NamedTuple):
-    """One wanted setting against what is there. ``state``: in place, would write, held, missing, blocked, wanted.
+    """One planned setting and the actual value. ``state``: in place, would write, held, missing, blocked, wanted.
 
-    *wanted*: the machine is only described, so that nobody knows what is there.
+    *wanted*: the machine is only described, so that the actual value is unknown.
     """
 
     setting: Setting
@@ -64,7 +64,7 @@ class OfflineSetting(NamedTuple):
 
 
 class PlanResult(NamedTuple):
-    """What the agent knows of the node, wants there, and would write in this order."""
+    """The node's inventory, its plan, and the writes in their order."""
 
     view: NodeView
     desired: Desired
@@ -77,7 +77,7 @@ class PlanResult(NamedTuple):
 
 
 def plan_node(node: Node, recorded_node: RecordedNode, *, files: FileOps = REAL) -> PlanResult:
-    """Look and plan. Errors: `SourceError` when there is no hierarchy or no kubepods tree to plan for."""
+    """Read and plan. Errors: `SourceError` without a hierarchy or a kubepods tree to plan for."""
     if node.hierarchy is None:
         raise SourceError("cgroups", node.problems.get("cgroups", "no hierarchy"))
     if node.layout is None:
@@ -191,7 +191,7 @@ def _measure(node: RecordedNode, knowledge: Inventory, problems: list[str]) -> s
 
 
 def _memory(node: Node, problems: list[str]) -> NodeMemoryReading | None:
-    """What /proc/meminfo of the node says, taken as of now; None where it cannot be read."""
+    """The node's /proc/meminfo, as of now; None where it cannot be read."""
     text = read_text(node.root, "proc/meminfo")
     try:
         return msgspec.structs.replace(parse_meminfo(text), age_s=0.0) if text is not None else None

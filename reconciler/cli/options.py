@@ -65,7 +65,7 @@ def _restore(parser: argparse.ArgumentParser) -> None:
 
 def _hold(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", metavar="TARGET", help="node, pod:POD, knob:NAME or file:/GROUP/PATH")
-    # So that -5m is a wrong TIME and no option: its message says what a TIME is.
+    # So that -5m is a wrong TIME and no option: its message describes a TIME.
     parser._negative_number_matcher = _NEGATIVE  # noqa: SLF001
     lasts = parser.add_mutually_exclusive_group(required=True)
     lasts.add_argument("--for", dest="seconds", type=seconds, metavar="TIME", help="duration such as 1h; at most 30d")
@@ -178,7 +178,7 @@ def parser(only: str | None = None) -> argparse.ArgumentParser:
                 "--root", default="/", metavar="DIR", help="root of a copied node, instead of this node"
             ),
         ):
-            # What the generator of the completion files looks for; it is no part of argparse.
+            # Read by the generator of the completion files; it is not part of argparse.
             vars(action)["complete"] = _FILES
     return top
 

@@ -1,7 +1,7 @@
-"""What a capture holds beside the node's own files: the answers of kubelet and runtime, and two readings of CPU use.
+"""What a capture has beside the node's own files: responses of kubelet and runtime, and two readings of CPU use.
 
-They lie below ``bypassd-capture/`` in the captured tree. Written by ``capture``, read by ``plan``; a tree without them
-(a plain copy of a node) is a node whose kubelet and runtime do not answer.
+They are below ``bypassd-capture/`` in the captured tree. Written by ``capture``, read by ``plan``; a tree without them
+(a plain copy of a node) is a node whose kubelet and runtime do not respond.
 """
 
 import errno
@@ -70,7 +70,7 @@ class RecordedNode(Struct, frozen=True, kw_only=True):
     problems: tuple[str, ...] = ()
 
     def metas(self, uid: str) -> list[PodMeta]:
-        """What was told of one pod."""
+        """The reported metadata of one pod."""
         pods = (*(self.kubelet or ()), *(self.cri.pods if self.cri is not None else ()))
         return [meta for meta in pods if meta.uid == uid]
 

@@ -1,4 +1,4 @@
-"""A probe that is a program: run as an ordinary user, and what it prints is the number.
+"""A probe that is a program: run as an ordinary user; its output is the number.
 
 Programs of different probes run side by side, as many as `reconciler.signals.latency.LatencyReader` allows.
 """
@@ -27,7 +27,7 @@ class CommandSource:
         self._config: CommandProbe = config
         self._target = target
         self._slots = slots
-        # Who is not root is nobody special as it is.
+        # Without root the daemon's own user is unprivileged already.
         user = config.user or ("nobody" if os.geteuid() == 0 else None)
         self._program = Command(target.argv, user=user, most_output=MOST_OUTPUT)
 

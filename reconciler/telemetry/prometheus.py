@@ -1,7 +1,7 @@
 """Prometheus' text from a `MetricsSnapshot`. Imported by the web part only, and run in steps on the loop.
 
-A registry of our own without the library's default collectors: what they cost at every scrape, two numbers of ours
-replace. Names follow Prometheus' rules: base units, ``_total`` for counters.
+A registry without the library's default collectors: two numbers of the snapshot replace them, and their cost at every
+scrape is saved. Names follow Prometheus' rules: base units, ``_total`` for counters.
 """
 
 import re
@@ -212,7 +212,7 @@ def _parts(now: MetricsSnapshot) -> Iterator[Metric]:
 
 
 def _alerts(now: MetricsSnapshot) -> Iterator[Metric]:
-    pairs = sorted(now.alerts.told.items())
+    pairs = sorted(now.alerts.counts.items())
     yield _counters("alerts", "Alerts by kind and severity.", ("kind", "severity"), pairs)
     yield _gauge("alerts_stored", "Pending alerts in the store.", now.alerts.stored)
     if not now.alerts.sinks:

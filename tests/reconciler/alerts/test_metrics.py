@@ -13,7 +13,7 @@ from tests.reconciler.telemetry.rendered import render
 
 RULES = Path(__file__).parents[3] / "deploy/alert-rules.yaml"
 NUMBERS = AlertNumbers(
-    told={("store", "critical"): 2},
+    counts={("store", "critical"): 2},
     sinks={
         "oncall": SinkNumbers(
             outcomes={"told": 5, "ignored": 0, "folded": 1, "dropped": 0, "failed": 2},

@@ -60,7 +60,7 @@ async def test_alerts_are_counted_with_and_without_sinks_and_early_ones_are_told
     text = (tmp_path / "alerts").read_text()
     assert ('"early"' in text, '"late"' in text) == (True, True)
     numbers = service.numbers()
-    assert numbers.told == {("eviction-done", "warning"): 1, ("eviction-done", "critical"): 1}
+    assert numbers.counts == {("eviction-done", "warning"): 1, ("eviction-done", "critical"): 1}
     assert numbers.sinks["lines"].outcomes["told"] == 2
     nursery.cancel_scope.cancel()
 

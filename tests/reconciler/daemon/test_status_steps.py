@@ -48,7 +48,7 @@ async def test_the_metrics_have_a_step_for_every_pod_and_group(live: LiveNode) -
         show = StatusReport(agent, FakePulse(), statuses=list, reload=tuple)
         await live.look(agent)
         steps = sum(1 for _ in show.metrics_steps())
-        assert steps >= len(agent.knowledge.pods) + len(agent.judge.statuses.by_group)
+        assert steps >= len(agent.inventory.pods) + len(agent.judge.statuses.by_group)
 
 
 def many(count: int) -> MetricsSnapshot:

@@ -159,7 +159,7 @@ def test_the_built_in_rules_order_as_the_choice_does_by_itself(
     by_chain = choose_cpus(count, candidates, held & candidates, EMPTY, topology, tiers=tiers)
     assert by_chain == choose_cpus(count, candidates, held & candidates, EMPTY, topology)
     ruled = by_rules(candidates, topology, PlacementConfig(), interrupts=EMPTY)
-    assert (ruled.candidates, tuple(ruled.tiers or ()), ruled.told) == (candidates, tiers, "")
+    assert (ruled.candidates, tuple(ruled.tiers or ()), ruled.message) == (candidates, tiers, "")
 
 
 # Who lends
