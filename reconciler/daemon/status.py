@@ -35,7 +35,7 @@ from reconciler.telemetry.metrics import MetricsSnapshot, PodMetrics, rss_bytes
 from reconciler.web.interface import AlertTest, HoldRequest, RestoreRequest
 from state.cache import CacheConsumption, CacheUsage
 from state.dump import EVENT_DEFAULTS, document
-from state.entry import LedgerEntry
+from state.entry import US, LedgerEntry
 from state.model import Container, Hold, Pod, PodClass, Setting
 from state.reader import read_history
 from state.setting_state import SettingState
@@ -54,28 +54,37 @@ def pods_in_order(agent: Agent) -> list[Pod]:
     return sorted(agent.inventory.pods.values(), key=lambda pod: (pod.pod_class, pod.title))
 
 
+_OF_THE_NODE: Final = frozenset({SettingState.UNREADABLE, SettingState.NOT_RECORDED})
+"""Failures whose cause is the node's store or files, not the pod's own use."""
+
+
 def nothing_in_force(agent: Agent) -> str | None:
     """Why not a single BE pod is as planned, though settings are available there; None when one is.
 
-    A refusal of one pod that others do not get is that pod's problem, and does not make the node unready. Neither do
-    settings that a person or another writer wants, nor those of a dry run (``mode: observe``).
+    A refusal of one pod that others do not get is that pod's problem, and does not make the node unready; nor does a
+    refused setting of the only BE pod while others of it were written. The same holds for settings that a person or
+    another writer wants, and for those of a dry run (``mode: observe``).
     """
     failing: Counter[str] = Counter()
     pods = 0
+    only_its_own = True
     for pod in agent.inventory.pods.values():
         if pod.pod_class is not PodClass.RECLAIMED:
             continue
         paths = (pod.group.path, *(container.group.path for container in pod.containers))
         statuses = [status for path in paths for status in agent.judge.statuses.by_group.get(path, {}).values()]
+        states = {status.state for status in statuses}
         bad = [status.detail for status in statuses if status.state.is_failing()]
         if statuses and not bad:
             return None
+        written = any(entry.writer == US for path in paths for entry in agent.ledger.group(path))
+        only_its_own = only_its_own and written and not states & _OF_THE_NODE
         pods += bool(bad)
         failing.update(bad)
-    if not pods:
+    if not pods or (pods == 1 and only_its_own):
         return None
     reason, _ = failing.most_common(1)[0]
-    return f"no setting in force on any of {pods} BE pods: {failing.total()} settings fail: {reason}"
+    return f"no BE pod of {pods} is as planned: {failing.total()} settings fail: {reason}"
 
 
 def counters(agent: Agent) -> CounterValues:
