@@ -1,11 +1,12 @@
-"""Brings the cgroups of the given groups to exactly the settings that are wanted there, and no further.
+"""Brings the control files of the given groups to exactly the wanted settings.
 
-Look at every group, record the originals of first touches durably, write in the kernel's order, read back, note the
-outcomes, and have the hot lane ready for the runtime's next signal. Level-triggered: it keeps nothing that a new look
-would not find again, except the ledger.
+Per pass: compare every group, record the originals of first touches durably, write in the kernel's order, read back,
+record the outcomes, and prepare the fast path for the runtime's next signal. Level-triggered: apart from the ledger,
+all state can be rebuilt by another pass.
 
-One caller at a time (the worker). It waits in two places only: the store's lane (an fsync) and, not for long, the
-writer's slow lane. What the kernel is still at then stands as under way, and is entered when a later look finds it.
+One caller at a time (the worker). It waits in two places only: for the store's thread (an fsync) and, for a bounded
+time, for the blocking writer. A write that the kernel has not finished by then is recorded as under way; a later pass
+records its outcome.
 """
 
 import time
@@ -36,13 +37,13 @@ from state.setting_state import SettingState
 _LOG: Final = get_log("apply")
 _BOUNDING: Final = (*BOUNDS, "cpu.mems", "cpu.mems_migrate", "cpu.burst", "cpu.idle")
 _MOVES_PAGES: Final = "cpu.mems"
-"""Takes as long as it takes in a running container: never in the loop."""
+"""Migrates the pages of a running container; the duration is unbounded, so never in the event loop."""
 _HOT_LIMIT_BYTES: Final = 64 << 20
-"""A v2 memory limit below what the runtime's init uses would kill it at once; smaller ones go the guarded way."""
+"""A v2 memory limit below the usage of the runtime's init would kill it; smaller limits use the guarded write."""
 
 
 class GroupFollower(Protocol):
-    """Watches the groups that hold files of ours; `conflict.WriteAttribution` is one."""
+    """Watches the groups that hold managed files; implemented by `conflict.WriteAttribution`."""
 
     def follow(self, path: str) -> None: ...
 
@@ -51,7 +52,7 @@ class GroupFollower(Protocol):
 
 @final
 class CgroupActuator:
-    """The actuator for control files. See the module's text."""
+    """The actuator for control files."""
 
     def __init__(
         self,
@@ -63,9 +64,9 @@ class CgroupActuator:
         store_lane: trio.CapacityLimiter,
         watched: GroupFollower,
     ) -> None:
-        """``store_lane``: the one-thread limiter of everything that makes ledger rows durable.
+        """``store_lane``: the one-thread limiter of all calls that make ledger rows durable.
 
-        ``watched`` is told of each group that holds a file of ours from now on, and of its end.
+        ``watched`` is called for each group that gets its first managed file, and when the group is gone.
         """
         self.judge = judge
         self._ledger = ledger
@@ -74,14 +75,14 @@ class CgroupActuator:
         self._store_lane = store_lane
         self._watched = watched
         self.reclaim = False
-        """Whether a memory limit below the use may have memory taken from its group first."""
+        """Whether memory of a group may be reclaimed first when its limit is below its usage."""
         self._prepared: dict[str, dict[FileKey, FileWrite]] = {}
         self._under_way: dict[tuple[str, str], FileWrite] = {}
         self.writes: Counter[tuple[str, str]] = Counter()
         """By (knob, outcome): written, refused, blocked, under way, gone, changed, restored, hot."""
 
     async def apply(self, targets: Sequence[GroupTarget]) -> None:
-        """Bring these groups to what is wanted. No file's failure raises: it is noted, told, and tried again."""
+        """Apply the wanted settings. A file's failure never raises: it is recorded, reported and retried."""
         self._catch_up()
         for target in targets:
             self._retract(target)
@@ -102,12 +103,12 @@ class CgroupActuator:
             self._prepare(target, prepared.get(target.group.path, ()))
 
     async def commit(self) -> None:
-        """Wait, within bounds, until the kernel has done what is under way, and enter it."""
+        """Wait, for a bounded time, until the kernel has finished the writes under way, and record their outcomes."""
         await self._writer.quiet()
         self._catch_up()
 
     def forget(self, path: str, container_id: str | None = None) -> None:
-        """The group is gone: so is everything about it."""
+        """Drop all state of a group that is gone, and of its container."""
         for place in [place for place in self._under_way if place[0] == path]:
             del self._under_way[place]
         self.judge.forget(path)
@@ -118,7 +119,7 @@ class CgroupActuator:
             self._prepared.pop(container_id, None)
 
     def rebase(self, target: GroupTarget) -> None:
-        """The runtime's own record has changed: its values are what to restore to from now on."""
+        """The runtime's own record has changed: its values become the ones to restore."""
         if target.container is None:
             return
         for entry in self._ledger.group(target.group.path):
@@ -131,7 +132,7 @@ class CgroupActuator:
                 self._ledger.rebase(entry.key, text)
 
     def on_executed(self, result: FastResult) -> None:
-        """The hot lane has written for one container: enter what it did. Values are verified by the next look."""
+        """Record what the fast path wrote for one container. The next pass verifies the values."""
         works = self._prepared.get(result.container_id, {})
         for write, code in zip(result.writes, result.errnos, strict=True):
             work = works.get(write.key)
@@ -145,7 +146,7 @@ class CgroupActuator:
     # Recording
 
     async def _adopt(self) -> None:
-        """After the store was lost: enter what stands as wanted and can only be ours."""
+        """After the store was lost: record files that hold the wanted value and only bypassd can have written."""
         writes, self.judge.adoptable = self.judge.adoptable, []
         if not writes:
             return
@@ -161,7 +162,7 @@ class CgroupActuator:
             self._watched.follow(path)
 
     async def _record(self, work: list[FileWrite]) -> list[FileWrite]:
-        """Make the originals of first touches durable; where that cannot be, the files stay untouched."""
+        """Make the originals of first touches durable. If that fails, the files are not written."""
         beside = [other for write in work if (other := self.judge.side_effect(write)) is not None]
         firsts = [
             write for write in (*beside, *work) if not self._ledger.is_durable(write.key, write.target.group.inode)
@@ -174,7 +175,7 @@ class CgroupActuator:
             await trio.to_thread.run_sync(record, entries, limiter=self._store_lane)
         except StoreError as exc:
             for first in firsts:
-                # The keeper tells that the store takes nothing: once, not for every file.
+                # The store's failure is reported once by persistence, not for every file.
                 self.judge.statuses.refused(first, str(exc), SettingState.NOT_RECORDED, tell=False)
             barred = {write.key for write in firsts}
             return [write for write in work if write.key not in barred]
@@ -230,14 +231,14 @@ class CgroupActuator:
                 self._note(outcome, by_place[place])
 
     def _catch_up(self) -> None:
-        """Enter what has come of writes that were left under way."""
+        """Record the outcomes of writes that were left under way."""
         for outcome in self._writer.finished():
             work = self._under_way.pop((outcome.step.path, outcome.step.knob), None)
             if work is None:
                 continue
             self._note(outcome, work)
             if outcome.ok:
-                # Something else may be wanted by now.
+                # The wanted value may have changed meanwhile.
                 self.judge.statuses.look_again(work, time.monotonic())
 
     def _change(self, work: FileWrite) -> KnobChange:
@@ -256,7 +257,7 @@ class CgroupActuator:
         )
 
     def _relatives(self, work: Sequence[FileWrite]) -> Mapping[tuple[str, str], Value]:
-        """What is known of the groups that bound these: all of it when a directory moves, else those above."""
+        """Last values of the groups that bound these: all if a directory changes, else only those of ancestors."""
         if any(write.target.container is None for write in work):
             return self.judge.control_files.actual
         paths = {write.key[1] for write in work}
@@ -267,16 +268,16 @@ class CgroupActuator:
         return {(path, knob): actual[path, knob] for path in paths for knob in _BOUNDING if (path, knob) in actual}
 
     def _learn_above(self, path: str) -> None:
-        """The values of the groups above, which bound what may be written. Read once, then kept by whoever reads."""
+        """Read the ancestors' values, which bound the allowed ones, unless cached."""
         while (path := path.rpartition("/")[0]) and path != "/":
-            # Nothing is known, or it was read between the directory's mkdir and the kubelet's first write to it.
+            # Not cached, or read between the directory's mkdir and the kubelet's first write to it.
             if not self.judge.control_files.actual.get((path, "cpu.set")):
                 self.judge.control_files.load(path)
 
     def _note(self, outcome: StepOutcome, work: FileWrite) -> None:
         error = outcome.error
         if isinstance(error, CgroupUnderWayError):
-            # The first one stays: that is what the kernel is at, whatever is wanted of the file since.
+            # The first write stays: the kernel is still executing it, whatever has become wanted since.
             self._under_way.setdefault(work.place, work)
             self.writes[work.knob.name, "under way"] += 1
             self.judge.statuses.under_way(work, str(error))
@@ -309,13 +310,13 @@ class CgroupActuator:
         self._ledger.wrote(work.key, before=outcome.before, after=outcome.after)
         self.judge.statuses.record(work, SettingState.WRITTEN, actual=outcome.after)
 
-    # Being ready
+    # The fast path
 
     def _retract(self, target: GroupTarget) -> None:
-        """Fire nothing that is no longer wanted. Before the first wait, and before the ledger may drop a file.
+        """Drop prepared writes that are no longer wanted. Before the first await and any change of the ledger.
 
-        Else a signal that comes in between writes our old value into a file of which nothing is remembered: the look
-        has seen the runtime's value there, and taken the file for given back.
+        Otherwise a signal in between would write the old value into a file that has no ledger entry any more: the pass
+        has read the runtime's value there and taken the file for released.
         """
         container = target.container
         if container is None or container.id not in self._prepared:
@@ -332,7 +333,7 @@ class CgroupActuator:
         self._ready(target, kept)
 
     def _prepare(self, target: GroupTarget, fresh: Iterable[FileWrite]) -> None:
-        """Have the hot lane ready to write this container's settings at the runtime's next signal."""
+        """Prepare the fast path to write this container's settings at the runtime's next signal."""
         container = target.container
         if container is None:
             return
@@ -362,7 +363,7 @@ class CgroupActuator:
         self._lane.prepare(target.container.id, writes, procs=procs, settled=not target.creating)
 
     def _standing_works(self, target: GroupTarget, before: Mapping[FileKey, FileWrite]) -> dict[FileKey, FileWrite]:
-        """What is in force for a container whose runtime has finished: the settings that stand as ours."""
+        """The settings in force of a container whose runtime has finished."""
         works: dict[FileKey, FileWrite] = {}
         for name, setting in target.settings.items():
             file = self.judge.control_files.find(target.group.path, name)
@@ -381,9 +382,9 @@ class CgroupActuator:
 
 
 def _safe(steps: Iterable[WriteStep], works: Mapping[tuple[str, str], FileWrite]) -> list[WriteStep]:
-    """Nothing is given back over a value that came while the look was at it: that is its owner's newer one."""
+    """A release never overwrites a value that appeared after the comparison: it is the owner's newer one."""
     safe: list[WriteStep] = []
-    # What another write makes the kernel forget does not read as it was looked at.
+    # A file that another write resets no longer holds the compared value.
     begun = {(path, work.knob.resets) for (path, _), work in works.items()}
     for step in steps:
         place = (step.path, step.knob)
