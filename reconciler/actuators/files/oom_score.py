@@ -1,14 +1,14 @@
-"""Gives the processes of BE pods their ``oom_score_adj``, and takes it back. An auxiliary actuator.
+"""Sets ``oom_score_adj`` of the processes of BE pods, and restores it. An auxiliary actuator.
 
-After each look, and now and then for processes that came by ``exec`` into a container: read the processes of every BE
-container, those in groups that it has made below its own too, compare, write. A process that is forked has its
-parent's number, so most never need a write, and have no original of their own: what a container's oldest process had is
-the container's original, and who differs from that has its own remembered. Both are in the store before the first
-write. Taking back leaves what is not a number of ours.
+After each reconciliation, and periodically for processes that ``exec`` started in a container: list the processes of
+every BE container, including those of groups that it has created below its own, compare, write. A forked process has
+its parent's value, so most never need a write and have no original of their own: the value of a container's oldest
+process is the container's original, and each process with another value has its own recorded. Both are in the store
+before the first write. A restore leaves values that are not ours unchanged.
 
-Source: proc(5) on oom_score_adj. The file is its process' user's: others need CAP_DAC_OVERRIDE. A writer with
-CAP_SYS_RESOURCE also sets the least that the process itself may go back to; without it nobody, we included, goes below
-what that is.
+Source: proc(5) on oom_score_adj. The file belongs to the user of its process: others need CAP_DAC_OVERRIDE. A writer
+with CAP_SYS_RESOURCE also sets the minimum to which the process itself may return; without it no writer, bypassd
+included, goes below that minimum.
 """
 
 import os
@@ -42,14 +42,14 @@ from state.undo import RestoreOutcome, RestoreResult
 
 FILE: Final = "oom_score_adj"
 _OF_PROCESS: Final = f"{FILE} of "
-"""Before the ``pid:start`` of a process whose original is its own."""
+"""Prefix of the ``pid:start`` of a process that has an original of its own."""
 
 
 class OomScoreState(msgspec.Struct, frozen=True, kw_only=True):
-    """What is remembered of one container.
+    """The record of one container.
 
-    ``ours``: the numbers that we have given, the newest last. ``odd``: by ``pid:start``, what processes had that were
-    unlike the container's oldest one.
+    ``ours``: the values that we have written, the newest last. ``odd``: by ``pid:start``, the originals of processes
+    that differed from the container's oldest one.
     """
 
     pod_uid: str
@@ -60,7 +60,7 @@ class OomScoreState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OomScoreRows(msgspec.Struct, frozen=True, kw_only=True):
-    """All of them, by group path."""
+    """The records of all containers, by group path."""
 
     containers: Mapping[str, OomScoreState] = {}
 
@@ -111,7 +111,7 @@ CODEC: Final = RowCodec(kind=PROCESS, load=_load, dump=_dump)
 
 
 class OomScoreProcesses:
-    """The processes of groups and their numbers, by /proc. Everything in here is for a thread."""
+    """The processes of groups and their values, from /proc. All methods block and run in a thread."""
 
     def __init__(self, hierarchy: Hierarchy, root: str, files: FileOps) -> None:
         self._hierarchy = hierarchy
@@ -120,7 +120,7 @@ class OomScoreProcesses:
         self._files = files
 
     def scores_of(self, path: str, inode: int = 0) -> dict[str, int]:
-        """``pid:start`` to its number, of all processes in a group and below it, the oldest first; none: it is gone."""
+        """``pid:start`` -> value, of all processes in a group and below it, the oldest first; empty if it is gone."""
         rows: list[tuple[int, str, int]] = []
         try:
             if inode and self._files.inode(self._hierarchy.trigger_directory(path)) != inode:
@@ -132,11 +132,11 @@ class OomScoreProcesses:
                 start = self._start(pid)
                 rows.append((start, f"{pid}:{start}", int(self._files.read(f"{self._proc}/{pid}", FILE))))
             except (OSError, ValueError):
-                continue  # it has ended meanwhile
+                continue  # the process has exited
         return {key: number for _, key, number in sorted(rows)}
 
     def write(self, key: str, number: int) -> str:
-        """Set one process's number. Empty, ``gone``, or the errno's name."""
+        """Set one process's value. Returns an empty text, ``gone``, or the errno's name."""
         pid, _, start = key.partition(":")
         try:
             if self._start(pid) != int(start):
@@ -151,11 +151,11 @@ class OomScoreProcesses:
         return ""
 
     def _start(self, pid: str) -> int:
-        # The name in brackets may hold anything, brackets too: count from the last one.
+        # The name in brackets may contain any character, brackets too: count from the last bracket.
         return int(self._files.read(f"{self._proc}/{pid}", "stat").rpartition(")")[2].split()[19])
 
     def restore(self, path: str, kept: OomScoreState) -> list[RestoreResult]:
-        """Give every process of a container back what it, or else the container, had; one answer for the container."""
+        """Restore every process of a container to its own, else the container's original; one result per container."""
         failed = Counter[str]()
         given = 0
         for key, number in self.scores_of(path, kept.inode).items():
@@ -172,7 +172,7 @@ class OomScoreProcesses:
 def undo(
     processes: OomScoreProcesses, state: OomScoreRows, only: str | None = None
 ) -> tuple[list[RestoreResult], OomScoreRows]:
-    """Give everything back, or what one pod's containers had (uid); what is left to be given back. For a thread."""
+    """Restore all containers, or those of one pod (uid); returns the results and the remaining state. For a thread."""
     chosen = {path: kept for path, kept in sorted(state.containers.items()) if only in {None, kept.pod_uid}}
     done = [result for path, kept in chosen.items() for result in processes.restore(path, kept)]
     failed = {result.path for result in done if not result.ok}
@@ -183,14 +183,14 @@ def undo(
 def restore_scores(
     hierarchy: Hierarchy, ledger: Ledger, only: str | None = None, *, root: str = "/", files: FileOps = REAL
 ) -> list[RestoreResult]:
-    """Put everything back while no daemon runs. Errors: `StoreError` when that cannot be noted; it is done by then."""
+    """Restore everything while no daemon runs. Errors: `StoreError` if the result cannot be recorded."""
     processes = OomScoreProcesses(hierarchy, root, files)
     return undo_rows(ledger, CODEC, lambda state: undo(processes, state, only))
 
 
 @final
 class OomScores:
-    """See the module's text."""
+    """The auxiliary actuator for ``oom_score_adj``."""
 
     name = "oom_score"
 
@@ -203,51 +203,51 @@ class OomScores:
         root: str = "/",
         files: FileOps = REAL,
     ) -> None:
-        """``lane``: the store's limiter."""
+        """``lane``: the store's one-thread limiter."""
         self.counts: Counter[str] = Counter()
         self.standings: dict[str, dict[str, SettingStatus]] = {}
-        """By group path, then knob: as the judge's of control files."""
+        """By group path, then knob; as `cgroup.status.StatusTable.by_group`."""
         self._processes = OomScoreProcesses(hierarchy, root, files)
         self._rows = LedgerState(CODEC, ledger, lane)
         self._turns = PeriodicWorker(self._sweep, _period_s)
         self._problems: list[str] = []
 
-    # The seam
+    # The interface of an auxiliary actuator
 
     def planned(self, situation: PlanSnapshot) -> None:
-        """A look is over."""
+        """A reconciliation is over."""
         self._turns.planned(situation, wake=situation.plan.oom_scores is not None or bool(self._kept))
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Sweep after each look, and now and then, for ever."""
+        """Sweep after each reconciliation, and periodically, for ever."""
         await self._turns.run(task_status=task_status)
 
     async def sweep(self) -> None:
-        """Bring all BE processes to what the newest look wants; one sweep at a time."""
+        """Bring all BE processes to the newest plan's values; one sweep at a time."""
         await self._turns.sweep()
 
     async def restore(self, only: str | None = None) -> Sequence[RestoreResult]:
-        """Give everything back, or one pod's; the other pods keep what they have."""
+        """Restore everything, or one pod's containers; the other pods keep their values."""
         async with self._turns.restoring():
             chosen = {path: kept for path, kept in sorted(self._kept.items()) if only in {None, kept.pod_uid}}
             return await self._give_back(chosen)
 
     def status(self) -> Mapping[str, object]:
-        """The containers that have a number of ours, and counts."""
+        """The containers that have a value of ours, and counts."""
         return {
             "containers": {path: kept.ours[-1] for path, kept in sorted(self._kept.items())},
             "counts": dict(sorted(self.counts.items())),
         }
 
     def problems(self) -> Sequence[str]:
-        """What was refused at the last sweep."""
+        """The refused writes of the last sweep."""
         return self._problems
 
     # One sweep
 
     @property
     def _kept(self) -> Mapping[str, OomScoreState]:
-        """The containers that have a number of ours."""
+        """The containers that have a value of ours."""
         return self._rows.now.containers
 
     async def _sweep(self, situation: PlanSnapshot) -> None:
@@ -268,9 +268,9 @@ class OomScores:
         ]
 
     def _unwanted(self, situation: PlanSnapshot, known: Collection[str]) -> dict[str, OomScoreState]:
-        """The containers with a row that are not in the view any more: restored where writing is allowed.
+        """The containers with a row that are not in the view any more: restored if writing is allowed.
 
-        Where it is not, only rows without a process are dropped: the group is gone, and nothing is written.
+        Otherwise only rows without a process are dropped: the group is gone, and nothing is written.
         """
         plan = situation.plan.oom_scores or OomScorePlan()
         frozen = not situation.enforce or plan.dry_run
@@ -286,7 +286,7 @@ class OomScores:
 
     @staticmethod
     def _wanted(situation: PlanSnapshot) -> tuple[dict[str, tuple[Setting, int]], dict[str, SettingStatus | None]]:
-        """By container: what is wanted, and its inode; and how those stand that are left as they are."""
+        """By container: the wanted setting and the inode; and the status of those that are left unchanged."""
         plan = situation.plan.oom_scores or OomScorePlan()
         wanted: dict[str, tuple[Setting, int]] = {}
         left: dict[str, SettingStatus | None] = {}
@@ -306,7 +306,7 @@ class OomScores:
     def _compare(
         self, wanted: Mapping[str, tuple[Setting, int]]
     ) -> tuple[dict[str, OomScoreState], dict[str, tuple[int, list[str]]]]:
-        """In the lane: what has to be remembered anew, and which processes have another number than wanted."""
+        """In the thread: the new records, and the processes whose value differs from the wanted one."""
         news: dict[str, OomScoreState] = {}
         writes: dict[str, tuple[int, list[str]]] = {}
         for path, (setting, inode) in wanted.items():
@@ -319,8 +319,8 @@ class OomScores:
             differ = [key for key, has in numbers.items() if has != number]
             if not differ:
                 continue
-            # A number of ours that is wanted differently now has its original already. At the first write none is
-            # ours, and a process that has the wanted number has it of its own.
+            # A former value of ours already has its original. At the first write no value is ours, and a process that
+            # has the wanted value has it as its own original.
             others = numbers.keys() if kept is None else differ
             if kept is None:
                 original = next(iter(numbers.values()))
@@ -339,7 +339,7 @@ class OomScores:
         return news, writes
 
     def _write(self, writes: Mapping[str, tuple[int, list[str]]]) -> dict[str, Counter[str]]:
-        """In the lane. By container: the outcomes, the empty one of what was written; the dead do not count."""
+        """In the thread. By container: the outcomes, an empty one for a write; exited processes do not count."""
         counts: dict[str, Counter[str]] = {}
         for path, (number, keys) in writes.items():
             counts[path] = Counter(self._processes.write(key, number) for key in keys)
@@ -359,7 +359,7 @@ class OomScores:
         return done
 
     async def _keep(self, containers: Mapping[str, OomScoreState], *, dropped: str = "gone") -> bool:
-        """Remember these instead; whether that is durable, and in force."""
+        """Record these instead; returns whether that is durable, and in force."""
         try:
             await self._rows.save(OomScoreRows(containers=containers), dropped=dropped)
         except StoreError as exc:
@@ -380,7 +380,7 @@ def _left(setting: Setting | None, state: SettingState, detail: str) -> SettingS
 
 
 def _standing(setting: Setting, outcome: Counter[str] | None, *, recorded: bool) -> SettingStatus:
-    """How one container stands after a sweep."""
+    """The status of one container after a sweep."""
     wanted = str(setting.value)
     refused = ", ".join(f"{count} processes: {code}" for code, count in sorted((outcome or {}).items()) if code)
     if not recorded:

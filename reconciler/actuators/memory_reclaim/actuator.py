@@ -1,12 +1,12 @@
-"""Reads what BE containers have of memory, and takes from them what it is told to, one bounded action at a time.
+"""Reads the memory of BE containers, and reclaims requested amounts from them, one bounded action at a time.
 
-Reading is a few small files a container, in the loop. Actions run in one thread: so never two at once, for one
-container or for two. An action on cgroup v2 is cut into chunks, and ends between two of them when it is no longer
-wanted; ``force_empty`` on v1 is one call, 0.1 s for a full cache, which only a signal would end. Reclaiming leaves
-nothing to undo; what was taken is counted. `reconciler.control.reclaim_loop` says what is to be taken.
+Reading takes a few small files per container, in the event loop. Actions run in one thread: never two at once, for one
+container or for two. An action on cgroup v2 is split into chunks, and can be cancelled between two of them;
+``force_empty`` on v1 is one call, 0.1 s for a full cache, which only a signal would end. Reclaimed memory needs no
+restore; the amount is counted. `reconciler.control.reclaim_loop` decides the actions.
 
-Source: kernel documentation admin-guide/cgroup-v2 (memory.reclaim, 5.19: EAGAIN is "less than asked"; from 6.9 on with
-``swappiness=0``, which leaves all but page cache alone) and cgroup-v1/memory (force_empty).
+Source: kernel documentation admin-guide/cgroup-v2 (memory.reclaim, 5.19: EAGAIN is "less than requested"; from 6.9 on
+with ``swappiness=0``, which limits the reclaim to page cache) and cgroup-v1/memory (force_empty).
 """
 
 import errno
@@ -40,7 +40,7 @@ _LACKING: Final = "this kernel has no memory.reclaim (from Linux 5.19 on)"
 
 
 class ReclaimResult(NamedTuple):
-    """One action and what came of it. ``at``: wall-clock seconds; ``got`` None: not known."""
+    """One action and its outcome. ``at``: wall-clock seconds; ``got``: bytes, None: unknown."""
 
     action: ReclaimAction
     at: float
@@ -51,13 +51,13 @@ class ReclaimResult(NamedTuple):
 
 @final
 class ReclaimActuator:
-    """See the module's text."""
+    """The actuator for proactive reclaim."""
 
     def __init__(
         self, hierarchy: Hierarchy, *, files: FileOps = REAL, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.version = hierarchy.version("memory") or 0
-        """Of the memory controller."""
+        """The cgroup version of the memory controller, 0 without one."""
         self.counts: Counter[str] = Counter()
         """Actions by kind and outcome, and ``bytes``."""
         self.done: deque[ReclaimResult] = deque(maxlen=_KEPT)
@@ -68,10 +68,10 @@ class ReclaimActuator:
         self._clock = clock
         self._lane = trio.CapacityLimiter(1)
         self._knows_swappiness = True
-        """Until the kernel has refused it once. Used in the lane's thread only."""
+        """False after the kernel has refused it once. Used in the actuator's thread only."""
 
     async def read(self, situation: PlanSnapshot, wish: ReclaimRequest, *, by_node: bool) -> list[GroupMemory]:
-        """What each BE container has; ``by_node``: also where its page cache lies."""
+        """The memory of each BE container; ``by_node``: also its page cache by NUMA node."""
         group_memories: list[GroupMemory] = []
         since = self._clock()
         for uid in sorted(situation.view.pods):
@@ -92,7 +92,7 @@ class ReclaimActuator:
         return group_memories
 
     def _read_one(self, pod: Pod, container: Container, *, probing: bool, by_node: bool) -> GroupMemory | None:
-        """What a container has; None when it is gone or cannot be read."""
+        """The memory of a container; None if it is gone or cannot be read."""
         path = container.group.path
         directory = self._hierarchy.directory("memory", path)
         prefix, used = ("total_", "memory.usage_in_bytes") if self.version == 1 else ("", "memory.current")
@@ -123,7 +123,7 @@ class ReclaimActuator:
         )
 
     def _cache_on(self, directory: str) -> Mapping[int, int] | None:
-        """A group's page cache by NUMA node; None where the kernel does not tell that."""
+        """A group's page cache by NUMA node, in bytes; None if the kernel does not report it."""
         try:
             return parse_numa_cache(self._files.read(directory, "memory.numa_stat"), self.version, PAGE)
         except (OSError, ValueError):
@@ -142,14 +142,14 @@ class ReclaimActuator:
     # One action
 
     async def take(self, action: ReclaimAction, *, dry_run: bool) -> None:
-        """Do it; with ``dry_run`` only note it. Cancelled, it ends at its next chunk."""
+        """Run the action; with ``dry_run`` only record it. After a cancellation it ends at its next chunk."""
         if dry_run:
             self._note(ReclaimResult(action, time.time(), 0.0, None, "would reclaim"))
             return
         given_up: list[bool] = []
         started = self._clock()
         try:
-            # Abandoned when cancelled: it then stops at its next chunk, by itself.
+            # The thread is abandoned when cancelled: it then ends at its next chunk.
             got, outcome = await trio.to_thread.run_sync(
                 self._take, action, given_up, abandon_on_cancel=True, limiter=self._lane
             )
@@ -161,7 +161,7 @@ class ReclaimActuator:
         self._note(ReclaimResult(action, time.time(), self._clock() - started, got, outcome))
 
     def _take(self, action: ReclaimAction, given_up: Sequence[bool]) -> tuple[int | None, str]:
-        """In the lane's thread: ask the kernel, chunk by chunk."""
+        """In the actuator's thread: reclaim chunk by chunk."""
         directory = self._hierarchy.directory("memory", action.path)
         used = "memory.usage_in_bytes" if self.version == 1 else "memory.current"
         try:
@@ -175,7 +175,7 @@ class ReclaimActuator:
         return got, outcome
 
     def _lacks_reclaim(self, directory: str) -> bool:
-        """Whether the group is there and this kernel gave it no such file."""
+        """Whether the group exists and this kernel provides no such file in it."""
         try:
             names = self._files.files(directory)
         except OSError:
@@ -183,7 +183,7 @@ class ReclaimActuator:
         return bool(names) and self.version == 2 and _KNOB not in names
 
     def _ask(self, directory: str, action: ReclaimAction, given_up: Sequence[bool]) -> str:
-        """Errors: `OSError` as the kernel answers, less than asked (EAGAIN) excepted."""
+        """Errors: `OSError` as the kernel returns it, except EAGAIN (less than requested)."""
         if self.version == 1:
             self._files.write(directory, "memory.force_empty", "1")
             return "reclaimed"
@@ -202,7 +202,10 @@ class ReclaimActuator:
         return "reclaimed"
 
     def _ask_for(self, directory: str, chunk: int, *, cache_only: bool) -> None:
-        """Errors: `OSError` as the kernel answers. Before 6.9 it is asked for the amount alone, and may swap."""
+        """Reclaim one chunk. Before 6.9 only the amount can be requested, and the kernel may swap.
+
+        Errors: `OSError` as the kernel returns it.
+        """
         if cache_only and self._knows_swappiness:
             try:
                 self._files.write(directory, _KNOB, f"{chunk}{_CACHE_ONLY}")
@@ -221,6 +224,6 @@ class ReclaimActuator:
         if done.outcome == _LACKING:
             self.problems["kernel"] = _LACKING
         amount = size(done.action.want_bytes) if done.action.want_bytes else "all page cache"
-        # A relief is news; probes happen all the time, and are counted.
+        # A relief is logged as information; probes are frequent, and are only counted.
         write = _LOG.info if done.action.kind == "relief" and done.got is not None else _LOG.debug
         write("memory reclaim", path=done.action.path, amount=amount, outcome=done.outcome, reason=done.action.why)
