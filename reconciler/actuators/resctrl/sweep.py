@@ -1,9 +1,9 @@
-"""One sweep over resctrl: bring groups, their values, the pods' threads and the monitoring groups to a plan.
+"""One sweep over resctrl: brings groups, their values, the pods' threads and the monitoring groups to a plan.
 
-Synchronous and slow, for a worker thread; `ResctrlSweep.steps` stops after every act, so that a thread is never kept
-for long. The order: BE's values first, then the default group's, then the online ones; a thread is moved only into a
-group whose values stand; groups that nobody needs go last, and earlier only where their place is needed. So stopping
-anywhere leaves every thread in a legal group, and the next sweep goes on from what is there.
+Synchronous and slow, for a worker thread; `ResctrlSweep.steps` yields after every operation, so that the thread is
+never occupied for long. The order: BE's values first, then the default group's, then the online ones. A thread is moved
+only into a group whose values are in place. Unneeded groups are removed last, and earlier only if their id is needed.
+So after a stop at any point every thread is in a legal group, and the next sweep continues from the existing state.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ _LOW_ON_RMIDS: Final = "no free monitoring id yet"
 
 
 class GroupMember(NamedTuple):
-    """One pod: the group it is wanted in, its rank among the watched, and how its threads are read."""
+    """One pod: its wanted group, its rank for monitoring, and how its threads are read."""
 
     uid: str
     home: str
@@ -35,13 +35,13 @@ class GroupMember(NamedTuple):
 
 
 class SweepResult(Struct, kw_only=True):
-    """What came of a sweep. Filled while it runs; nobody else has it before the end.
+    """The outcome of a sweep. Filled while it runs; used by others only after the end.
 
-    ``homes``: pod -> group that it is in now, for pods that we placed. ``threads``: how many. ``unsettled``: pods with
-    threads that are not where they belong, and why. ``foreign``: pods with threads in others' groups. ``refused``:
-    groups that could not be brought to their values. ``rewritten``: groups whose values somebody else had changed.
-    ``watched``: pod -> control group and monitoring group. ``unwatched``: pods without one for now, and why.
-    ``followed``: pod -> control group and threads that are in its monitoring group. ``ours``: our groups at the end.
+    ``homes``: pod -> its group now, for pods that we placed. ``threads``: how many. ``unsettled``: pods with threads
+    outside their group, and why. ``foreign``: pods with threads in other programs' groups. ``refused``: groups whose
+    values could not be set. ``rewritten``: groups whose values another program had changed. ``watched``: pod -> control
+    group and monitoring group. ``unwatched``: pods without one for now, and why. ``followed``: pod -> control group and
+    threads that are in its monitoring group. ``ours``: our groups at the end.
     """
 
     homes: dict[str, str] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class SweepResult(Struct, kw_only=True):
 
 @final
 class ResctrlSweep:
-    """See the module's text. Errors: none; what does not work is in `outcome`."""
+    """One sweep. Errors: none; failures are recorded in `outcome`."""
 
     def __init__(
         self,
@@ -83,9 +83,9 @@ class ResctrlSweep:
         left_alone: Mapping[str, str] | None = None,
         followed: Mapping[str, tuple[str, frozenset[int]]] | None = None,
     ) -> None:
-        """``left_alone``: groups whose values others keep changing, and the words for it: theirs stand.
+        """``left_alone``: groups whose values other programs keep changing, with the reason text: not written.
 
-        ``followed``: of the last sweep's outcome; without it every monitoring group is looked into.
+        ``followed``: from the last sweep's outcome; without it every monitoring group is read.
         """
         root = capability.root or ""
         self.outcome = SweepResult(watch=watch)
@@ -107,13 +107,13 @@ class ResctrlSweep:
         self._known: dict[str, set[int]] = {}
 
     def steps(self) -> Iterator[None]:
-        """The sweep, one act after the other."""
+        """The sweep, one operation after the other."""
         try:
             self._taken = self._groups.of_others()
             for act in (self._values, self._threads, self._strangers, self._spare, self._watch):
                 yield from act()
         except AgentError as exc:
-            # The mount itself went away, or cannot be listed.
+            # The mount itself has disappeared, or cannot be listed.
             self.outcome.problem = str(exc)
 
     # Groups and their values
@@ -149,7 +149,7 @@ class ResctrlSweep:
             self._usable.add(name)
 
     def _make(self, name: str) -> None:
-        """Make a group, at the price of one that nobody needs any more, or of a monitoring group."""
+        """Create a group; if ids are exhausted, remove an unneeded group or a monitoring group first."""
         try:
             self._groups.create(name)
         except OutOfGroupsError as exc:
@@ -180,7 +180,7 @@ class ResctrlSweep:
             with contextlib.suppress(CgroupGoneError):
                 self._inside[name] = self._groups.members(name)
         for member in self._members:
-            # After the groups: whatever a member of one forks meanwhile is in both, or in neither.
+            # After the groups: a thread that a member forks meanwhile is in both, or in neither.
             self._known[member.uid] = member.threads()
             if member.held or member.home not in self._usable:
                 self._stay.append(member)
@@ -211,7 +211,7 @@ class ResctrlSweep:
             self.outcome.unsettled[member.uid] = f"refused: {dict(done.refused)}" if done.refused else message
 
     def _strangers(self) -> Iterator[None]:
-        """Threads in our groups that belong elsewhere: of pods that are to be in the default group, or of nobody."""
+        """Move threads out of our groups that do not belong there: of pods for the default group, or of no pod."""
         for name, inside in self._inside.items():
             members = [*self._stay, *(member for member in self._members if member.home == name)]
             if not inside - set().union(*(self._known[member.uid] for member in members)):
@@ -255,7 +255,7 @@ class ResctrlSweep:
             self.outcome.watch = MonitorAssignment()
             yield from self._unwatch(existing, {})
             return
-        # Every control group takes one id as well, also those that may still be made.
+        # Every control group takes one id as well, also those that may still be created.
         reserved = max(self._capability.control_groups, 1 + len(ours) + len(foreign))
         self.outcome.budget = budget = max(0, monitoring.groups - reserved - others)
         homes = {member.uid: self.outcome.homes.get(member.uid, DEFAULT) for member in self._members}
@@ -266,7 +266,7 @@ class ResctrlSweep:
         }
         before = self.outcome.watch
         if not before.since and existing:
-            # Those of the last run: they are watched already.
+            # Monitoring groups of the last run: they are watched already.
             before = MonitorAssignment(since={uid: self._now for uid in existing if uid in ranks})
         self.outcome.watch = watch = rotate(before, ranks, budget, self._now, self._dwell_s)
         held = {member.uid for member in self._members if member.held}
@@ -296,7 +296,8 @@ class ResctrlSweep:
         known = frozenset(self._known[uid])
         before = self._followed.get(uid)
         if there and before is not None and before[0] == control and known <= before[1]:
-            # Nobody new, and who is there was in it. A tasks file walks every thread of the machine: not for each pod.
+            # No new thread, and the present ones are in it. Reading a tasks file walks every thread of the machine: not
+            # for each pod.
             self.outcome.watched[uid], self.outcome.followed[uid] = (control, name), (control, known)
             return
         try:
@@ -315,7 +316,7 @@ class ResctrlSweep:
                 self.outcome.followed[uid] = control, known
 
     def _of_control(self, control: str, threads: Callable[[], set[int]]) -> set[int]:
-        """Only what is in the control group can be in a monitoring group of it."""
+        """The threads in the control group: only these can be in a monitoring group of it."""
         if control == DEFAULT:
             return threads().difference(self._taken, *self._inside.values())
         return threads() & self._groups.members(control)

@@ -1,9 +1,9 @@
-"""Undoing what was done to resctrl, with or without a daemon: groups by their prefix, the rest by the store.
+"""Restores resctrl, with or without a daemon: groups by their prefix, the rest from the store.
 
-Threads need no record: removing a group sends them to the default group, where all of them were, as threads that
-others had put into groups of theirs are never touched. In the ledger, before the first touch, are the default group's
-own values, that there may be groups of ours, and that a mount may be: the mount itself says whose it is by its source,
-so a kill between mounting and noting it loses nothing.
+Threads need no record: removing a group moves them to the default group, where all of them were, as threads in groups
+of other programs are never touched. Before the first touch the ledger records the default group's own values, that
+groups of ours may exist, and that a mount of ours may exist. The mount's source marks it as ours, so a kill between
+mounting and recording it loses nothing.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -38,11 +38,11 @@ Values = Mapping[str, Mapping[int, int]]
 
 
 class ResctrlState(Struct, frozen=True, kw_only=True):
-    """What is remembered: what of the node's own resctrl we have changed, and what it was before.
+    """The recorded state: our changes of the node's resctrl, and the originals.
 
-    ``groups``: there may be groups of ours. ``place``: where a mount of ours may be, None where somebody else has
-    mounted it. ``original``: the default group's values before the first touch; ``written``: the last that we wrote, or
-    were about to.
+    ``groups``: groups of ours may exist. ``place``: where a mount of ours may be, None if another program has mounted
+    it. ``original``: the default group's values before the first touch; ``written``: the last values that we wrote, or
+    were about to write.
     """
 
     groups: bool = False
@@ -107,22 +107,22 @@ CODEC: Final = RowCodec(kind=RESCTRL, load=_load, dump=_dump)
 
 
 def about_to_write(kept: ResctrlState, there: Values, wanted: Values) -> ResctrlState:
-    """What must be durable before the default group is written."""
+    """The state that must be durable before the default group is written."""
     new = {name: dict(domains) for name, domains in wanted.items()}
     if kept.original is not None and kept.written and kept.written[-1] == new:
         return kept
     original = {name: dict(domains) for name, domains in there.items()} if kept.original is None else kept.original
-    # The one before too: a crash may come before the write.
+    # The previous one too: a crash may precede the write.
     return replace(kept, original=original, written=(*kept.written, new)[-_WRITTEN:])
 
 
 def undo_all(
     files: GroupFiles, capability: Capability, kept: ResctrlState, mounter: Mounter
 ) -> tuple[list[RestoreResult], ResctrlState]:
-    """Everything; with what is still to be remembered because it could not be undone. Errors: none."""
+    """Restore everything; returns the results, and the state of what could not be restored. Errors: none."""
     root = capability.root
     if capability.status is not ResctrlStatus.READY or root is None:
-        # With the mount go all groups, and the kernel sets everything back. A mount that we cannot see may be there.
+        # Unmounting removes all groups, and the kernel resets everything. A mount that we cannot see may still exist.
         gone = capability.status is ResctrlStatus.NOT_MOUNTED and mounter.sees_the_host()
         return [], ResctrlState() if gone else kept
     done = _groups(files, root)
@@ -142,7 +142,7 @@ def undo_all(
 
 
 def undo_default(files: GroupFiles, capability: Capability, kept: ResctrlState) -> RestoreResult | None:
-    """The default group's own values; None when they were never touched."""
+    """Restore the default group's own values; None if they were never touched."""
     original, root = kept.original, capability.root
     if original is None or root is None:
         return None
@@ -165,7 +165,7 @@ def undo_default(files: GroupFiles, capability: Capability, kept: ResctrlState) 
 
 
 def undo_pod(files: GroupFiles, root: str, uid: str, threads: Callable[[], Collection[int]]) -> list[RestoreResult]:
-    """One pod's threads go to the default group; a group that had nobody else in it goes too. Errors: none."""
+    """Move one pod's threads to the default group, and remove a group that is empty then. Errors: none."""
     groups, monitors = ControlGroups(root, files), MonitorGroups(root, files)
     done: list[RestoreResult] = []
     try:
@@ -233,10 +233,10 @@ def _mount(files: GroupFiles, place: str, mounter: Mounter) -> RestoreResult:
 
 
 def threads_of(hierarchy: Hierarchy, path: str, files: FileOps = REAL) -> set[int]:
-    """All threads below a group, in the tree that is watched, however deep. What cannot be read has none.
+    """All threads of a group and of all groups below it, in the trigger hierarchy. Unreadable groups count as empty.
 
-    In a pod there may be a node of its own (kind, a CI runner), with pods in its groups: a thread that is not found
-    here is taken for a stranger's, and moved out of the group that it was born into.
+    A pod may contain a node of its own (kind, a CI runner), with pods in its groups: a thread that is missed here would
+    count as one of no pod, and be moved out of the group that it was forked in.
     """
     file = "tasks" if hierarchy.version(hierarchy.trigger) == 1 else "cgroup.threads"
     result: set[int] = set()
@@ -266,7 +266,7 @@ def restore_resctrl(
     capability: Capability | None = None,
     mounter: Mounter | None = None,
 ) -> list[RestoreResult]:
-    """Undo while no daemon runs. Errors: `StoreError` when what is left cannot be remembered."""
+    """Restore while no daemon runs. Errors: `StoreError` if the remaining state cannot be recorded."""
     try:
         result = read_capability(root) if capability is None else capability
     except InputError as exc:
