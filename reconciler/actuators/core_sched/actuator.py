@@ -1,12 +1,12 @@
-"""Gives the threads of the pods' containers their core scheduling cookies, and keeps it so. An auxiliary actuator.
+"""Assigns core scheduling cookies to the threads of the pods' containers. An auxiliary actuator.
 
-After each look, and every few seconds because ``exec`` brings processes in that inherit nothing: read all threads and
-their cookies, compare, hand out, look again until nothing is left to do. A new cookie's number is in the store before
-any thread gets it, so that after a crash it is known whose it is: by `restore`, and by the next run, which goes on with
-the cookies that are there.
+After each reconciliation, and every few seconds because processes started by ``exec`` inherit no cookie: read all
+threads and their cookies, compare, assign, and repeat until nothing is left to do. A new cookie's number is in the
+store before any thread gets it, so that its owner is known after a crash: to `restore`, and to the next run, which
+continues with the existing cookies.
 
-Source: kernel documentation, admin-guide/hw-vuln/core-scheduling. Where we differ from Koordinator, which keeps a
-helper process for each cookie and forgets them all with its cache: here the threads themselves keep a cookie alive.
+Source: kernel documentation, admin-guide/hw-vuln/core-scheduling. A difference from Koordinator, which runs a helper
+process for each cookie and loses all of them with its cache: here the threads themselves keep a cookie alive.
 """
 
 import time
@@ -42,15 +42,15 @@ from state.undo import RestoreResult
 _LOG: Final = get_log("core_sched")
 _ROUNDS: Final = 8
 _AT_ONCE: Final = 16
-"""New cookies that are made together: each is a thread of ours until it is in the store and handed out."""
+"""New cookies that are created together: each needs a thread of ours until it is in the store and assigned."""
 _GAP_S: Final = 0.2
 _PRUNE_S: Final = 60.0
 
 
 class _CookieTarget(NamedTuple):
-    """One container: where its threads are, and which cookie they are to have.
+    """One container: its directory of threads, and their wanted cookie.
 
-    ``member`` None: no cookie. ``left``: the state because of which nothing is written, with ``detail``; None: written.
+    ``member`` None: no cookie. ``left``: the state that forbids writing, with ``detail``; None: written.
     """
 
     path: str
@@ -61,7 +61,7 @@ class _CookieTarget(NamedTuple):
 
 
 class _CookieState(NamedTuple):
-    """How a container's threads stand, and whether some of them were given their cookie just now."""
+    """The cookies of a container's threads, and whether some were assigned just now."""
 
     tally: compare.ThreadTally
     fresh: bool
@@ -69,7 +69,7 @@ class _CookieState(NamedTuple):
 
 @final
 class CoreSched:
-    """See the module's text."""
+    """The auxiliary actuator for core scheduling."""
 
     name = CORE_SCHED
 
@@ -84,9 +84,9 @@ class CoreSched:
         files: FileOps = REAL,
         proc: str = "/proc",
     ) -> None:
-        """``lane``: the store's limiter. ``writes`` is counted in: by knob and outcome."""
+        """``lane``: the store's one-thread limiter. ``writes`` is counted up: by knob and outcome."""
         self.standings: dict[str, dict[str, SettingStatus]] = {}
-        """By group path, then knob: as the judge's of control files."""
+        """By group path, then knob; as `cgroup.status.StatusTable.by_group`."""
         self._prctl = prctl
         self._hierarchy = hierarchy
         self._ledger = ledger
@@ -101,23 +101,23 @@ class CoreSched:
         self._refused = ""
         self._pruned_at = 0.0
 
-    # The seam
+    # The interface of an auxiliary actuator
 
     def planned(self, situation: PlanSnapshot) -> None:
-        """A look is over."""
+        """A reconciliation is over."""
         concerned = situation.plan.cookies is not None or self._ours or self._unable or self.standings
         self._turns.planned(situation, wake=bool(concerned))
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Sweep after each look, and now and then, for ever."""
+        """Sweep after each reconciliation, and periodically, for ever."""
         await self._turns.run(task_status=task_status)
 
     async def sweep(self) -> None:
-        """Bring all threads to what the newest look wants; one sweep at a time."""
+        """Bring all threads to the newest plan's cookies; one sweep at a time."""
         await self._turns.sweep()
 
     async def restore(self, only: str | None = None) -> Sequence[RestoreResult]:
-        """Take our cookies away; from every thread of the machine, or from those of one pod."""
+        """Clear our cookies; from every thread of the machine, or from those of one pod."""
         async with self._turns.restoring():
             if not self._ours:
                 return ()
@@ -167,7 +167,7 @@ class CoreSched:
             if wish is None or time.monotonic() - self._pruned_at >= _PRUNE_S:
                 await self._prune()
         except OSError as exc:
-            # The last core lost its second thread amid it: the next sweep says so.
+            # The last core lost its second thread during the sweep: the next sweep reports it.
             _LOG.warning("core scheduling failed", error=str(exc))
 
     def _places(self, situation: PlanSnapshot) -> list[_CookieTarget]:
@@ -194,7 +194,7 @@ class CoreSched:
         written: set[int] = set()
         self._unrecorded, refused = "", Counter[str]()
         for _ in range(_ROUNDS):
-            # A copy: the loop has its own meanwhile. Thousands of threads: milliseconds, so not on the loop.
+            # A copy: the event loop changes its own meanwhile. Thousands of threads take milliseconds: not in the loop.
             look = partial(self._look, where, wanted, dict(self._ours), left, written)
             seen, steps = await self._turns.work(look)
             if not steps or self._unrecorded or refused:
@@ -216,17 +216,17 @@ class CoreSched:
         left: frozenset[str],
         written: set[int],
     ) -> tuple[dict[str, ObservedThreads], CookieSteps]:
-        """One look, in a worker thread: what is there, and what is to be done."""
+        """One reading, in a worker thread: the existing cookies, and the due steps."""
         seen = tasks.observe(where, self._file, self._prctl, self._files)
         if written:
-            # A thread that ended before it was given its cookie may have left its number to one that is none of ours.
+            # A thread that exited before it got its cookie may have left its id to a thread that is not managed.
             strangers = written.difference(*(threads.threads for threads in seen.values()))
             if taken := tasks.with_cookie(self._prctl, sorted(strangers), ours):
                 tasks.drop(self._prctl, taken)
         return seen, compare.decide(wanted, seen, ours, left)
 
     async def _share(self, shares: Sequence[CookieAssignment], refused: Counter[str]) -> set[int]:
-        """Hand cookies out; those that have to be made first are in the store before anybody gets one."""
+        """Assign cookies; new ones are in the store before any thread gets them."""
         written: set[int] = set()
         with ExitStack() as stack:
             carriers = [stack.enter_context(CookieCarrier()) for _ in shares]
@@ -245,7 +245,7 @@ class CoreSched:
                     given = await self._turns.work(give)
                     written.update(given.done)
                     self._count("written", given, refused)
-            # Ending threads are waited for: not here.
+            # Closing waits for the threads to end: not in the event loop.
             await self._turns.work(stack.pop_all().close)
         return written
 
@@ -254,7 +254,7 @@ class CoreSched:
         self._writes[CORE_COOKIE, "refused"] += sum(given.errors.values())
         refused.update(given.errors)
 
-    # What is remembered
+    # The recorded cookies
 
     async def _save(self, ours: Mapping[int, str], *, dropped: str = "gone") -> bool:
         try:
@@ -265,7 +265,7 @@ class CoreSched:
         return True
 
     async def _prune(self) -> None:
-        """Forget cookies that no thread of the machine has any more."""
+        """Drop cookies that no thread of the machine has any more."""
         self._pruned_at = time.monotonic()
         if not self._ours:
             return
@@ -274,7 +274,7 @@ class CoreSched:
         if held != self._ours.keys():
             await self._save({cookie: group for cookie, group in self._ours.items() if cookie in held})
 
-    # What is told
+    # Status and history
 
     def _stand(
         self,

@@ -1,10 +1,10 @@
-"""The threads of containers and their cookies: reading them, handing cookies out, and taking ours back.
+"""The threads of containers and their cookies: reading them, assigning cookies, and clearing ours.
 
-Everything here blocks and belongs in a worker thread. Threads come and go meanwhile: one that has ended is no error,
-and whoever calls looks again until nothing is left to do.
+Everything here blocks and runs in a worker thread. Threads start and exit meanwhile: an exited one is no error, and the
+caller repeats until nothing is left to do.
 
-Which cookies are ours is in the ledger: a cookie is there before any thread has it. By that alone they are taken back.
-A cookie's number means something on one boot only, as every row of the ledger.
+The ledger records which cookies are ours: a cookie is recorded before any thread has it, and the restore clears only
+these. A cookie's number is valid during one boot only, like every row of the ledger.
 """
 
 import errno
@@ -27,13 +27,13 @@ from state.ledger import Ledger
 from state.undo import RestoreOutcome, RestoreResult
 
 FILE: Final = "core cookie"
-"""What stands for a file's name in the ledger, in the history and in what restore reports."""
+"""In place of a file name, in the ledger, in the history and in the results of a restore."""
 _NONE: Final = "none"
 _HEX: Final = re.compile("0x[0-9a-f]{1,16}", re.ASCII)
 
 
 class CookieState(Struct, frozen=True, kw_only=True):
-    """What is recorded: cookie to group."""
+    """The recorded state: cookie to group."""
 
     ours: Mapping[int, str] = {}
 
@@ -70,7 +70,7 @@ CODEC: Final = RowCodec(kind=COOKIE, load=_load, dump=_dump)
 def undo(
     prctl: Prctl, state: CookieState, only: str | None = None, proc: str = "/proc"
 ) -> tuple[list[RestoreResult], CookieState]:
-    """Take our cookies back, from all threads or one pod's (uid); the cookies that threads still have. Errors: none."""
+    """Clear our cookies, of all threads or one pod's (uid); returns the cookies still in use as well. Errors: none."""
     if not state.ours:
         return [], state
     if why := unable(prctl):
@@ -81,12 +81,12 @@ def undo(
 
 
 def restore_cookies(prctl: Prctl, ledger: Ledger, only: str | None = None, proc: str = "/proc") -> list[RestoreResult]:
-    """Take our cookies back while no daemon runs, by what the ledger has of them. Errors: `StoreError`."""
+    """Clear our cookies while no daemon runs, as recorded in the ledger. Errors: `StoreError`."""
     return undo_rows(ledger, CODEC, lambda state: undo(prctl, state, only, proc))
 
 
 def refused(why: str) -> RestoreResult:
-    """What restore tells where this machine cannot take cookies away now."""
+    """The result of a restore if this machine cannot clear cookies now."""
     return RestoreResult(path="/", file=FILE, undo=RestoreOutcome.REFUSED, detail=why)
 
 
@@ -95,7 +95,7 @@ _GONE: Final = frozenset({errno.ENOENT, errno.ENODEV, errno.ENOTDIR})
 
 
 class AssignResult(NamedTuple):
-    """What became of a hand-out: threads that took it, and the errors of those that did not, by their number."""
+    """The outcome of an assignment: the threads that have it, and the errors of the others, by their number."""
 
     done: tuple[int, ...]
     errors: Mapping[str, int]
@@ -104,10 +104,10 @@ class AssignResult(NamedTuple):
 def observe(
     places: Iterable[tuple[str, str]], file: str, prctl: Prctl, files: FileOps = REAL
 ) -> dict[str, ObservedThreads]:
-    """The threads of each place (a name and its directory), in groups below it too; a place that is gone is left out.
+    """The threads of each place (a name and its directory) and of groups below it; a place that is gone is missing.
 
-    ``file`` lists threads: ``tasks`` on v1, ``cgroup.threads`` on v2.
-    Errors: `OSError` when the kernel has stopped offering core scheduling (ENODEV, EINVAL).
+    ``file`` lists threads: ``tasks`` on v1, ``cgroup.threads`` on v2. Errors: `OSError` if the kernel no longer offers
+    core scheduling (ENODEV, EINVAL).
     """
     threads: dict[str, ObservedThreads] = {}
     for name, directory in places:
@@ -136,7 +136,7 @@ def _cookies(tids: Sequence[int], prctl: Prctl) -> ObservedThreads:
     problem = ""
     for tid in tids:
         if not tid:
-            # The kernel's word for a process of a PID namespace that is not below ours.
+            # The kernel reports 0 for a process of a PID namespace that is not below ours.
             problem = "its processes are outside this PID namespace: bypassd needs the host's (hostPID)"
             continue
         try:
@@ -150,7 +150,7 @@ def _cookies(tids: Sequence[int], prctl: Prctl) -> ObservedThreads:
 
 
 def assign(carrier: CookieCarrier, prctl: Prctl, tids: Iterable[int]) -> AssignResult:
-    """Give the threads what the carrier has: its cookie, or none."""
+    """Give the threads the carrier's cookie, or none if it has none."""
 
     def hand_out() -> AssignResult:
         done, errors = [], Counter[str]()
@@ -168,9 +168,9 @@ def assign(carrier: CookieCarrier, prctl: Prctl, tids: Iterable[int]) -> AssignR
 
 
 def clear(carrier: CookieCarrier, prctl: Prctl, source: int, cookie: int) -> int:
-    """Have the carrier take up a group's cookie from one of its threads, or (``cookie`` 0) a new one; what it has now.
+    """Give the carrier a group's cookie, from one of its threads, or (``cookie`` 0) a new one; returns its cookie.
 
-    0 when the thread has ended or has another cookie by now: look again.
+    0 if the thread has exited or has another cookie by now: read again.
     """
 
     def take_up() -> int:
@@ -189,7 +189,7 @@ def clear(carrier: CookieCarrier, prctl: Prctl, source: int, cookie: int) -> int
 
 
 def drop(prctl: Prctl, tids: Iterable[int]) -> AssignResult:
-    """Take the cookies of these threads away."""
+    """Clear the cookies of these threads."""
     with CookieCarrier() as carrier:
         return assign(carrier, prctl, tids)
 
@@ -225,7 +225,7 @@ def cookie_threads(
 def take_back(
     prctl: Prctl, ours: Mapping[int, str], only: str | None = None, proc: str = "/proc"
 ) -> list[RestoreResult]:
-    """Take our cookies from every thread that has one, wherever it is by now; one line for each cookie."""
+    """Clear our cookies on every thread that has one, in any group; one result for each cookie."""
     taken: Counter[int] = Counter()
     failed: dict[int, str] = {}
     for _ in range(_ROUNDS):
@@ -257,7 +257,7 @@ def _numbers(directory: str) -> list[int]:
 
 
 def _is_of(directory: str, uid: str) -> bool:
-    """Whether a thread is in a pod's group, by either driver's name of it."""
+    """Whether a thread is in a pod's group, named by either cgroup driver."""
     try:
         with open(f"{directory}/cgroup", encoding="utf-8") as file:
             text = file.read()
