@@ -1,8 +1,9 @@
-"""Leads what BE pods with a network of their own send through one device, where they share BE's part of an interface.
+"""Redirects the traffic of BE pods with a network namespace of their own to one IFB, where they share BE's bandwidth.
 
-A look finds each BE pod's cables and what stands there. What is to be done follows (`actuators.network.pod_compare`),
-and is in the store before it is done. A look is made when pods come and go, and only now and then at all that stands
-already; nothing is asked between them. A pod that goes takes its cable with it, and all that was on it.
+A reading finds each BE pod's veth devices and the filters on them. The due steps are derived from it
+(`actuators.network.pod_compare`), and are in the store before they are done. A reading is made when pods start and end;
+redirects in place are read again only every `LOOK_S`; in between the kernel is not queried. A pod that ends removes its
+veth pair, and all filters on it.
 """
 
 import time
@@ -30,12 +31,12 @@ NAME: Final = "network"
 LOOK_S: Final = 30.0
 _SOON_S: Final = 2.0
 _SILENT: Final = 1 << 20
-"""Bytes out of a pod of which none took our way: more than what was on its way between two counts."""
+"""Bytes out of a pod none of which our filter counted: more than can be in transit between two counts."""
 
 
 @final
 class PodEgressCeiling:
-    """See the module's text. Everything in one task: that of `actuators.network`."""
+    """The shared ceiling of BE pods with their own network. Everything in one task: that of `actuators.network`."""
 
     def __init__(
         self,
@@ -48,7 +49,7 @@ class PodEgressCeiling:
         self.standings: dict[str, dict[str, SettingStatus]] = {}
         """By the path of a pod's group, then knob."""
         self.in_host = 0
-        """BE pods in the host's network, at the last look."""
+        """BE pods in the host's network, at the last reading."""
         self.problem = ""
         self._tc = tc
         self._spaces = spaces
@@ -66,28 +67,28 @@ class PodEgressCeiling:
 
     @property
     def cables(self) -> Mapping[str, Redirect]:
-        """All whose packets are led through our device."""
+        """All veth devices whose packets are redirected to our IFB."""
         return self._kept.now.cables
 
     @property
     def statuses(self) -> bool:
-        """Whether packets are led there now."""
+        """Whether packets are redirected now."""
         return bool(self.cables) and self._gather is not None
 
     async def bring(
         self, situation: PlanSnapshot, *, rate: int, classes: bool, enforce: bool, by: str, unknown: str = ""
     ) -> None:
-        """Look, when it is time to, and do what is to be done.
+        """Read when due, and do the due steps.
 
-        ``rate``: bytes a second that our device starts with; ``unknown``: why there is no rate to hold anybody to, and
-        then all are let go.
+        ``rate``: initial rate of our IFB, bytes per second; ``unknown``: why no rate is known; then all redirects are
+        removed.
         """
         unknown = unknown and f"{by}: {unknown}"
         key = pods_of(situation)
         if key == self._pods and unknown == self._unknown and self._clock() < self._look_at:
             return
         view = situation.view.pods
-        # After all were let go nothing may be taken for granted of what stood there before.
+        # After all redirects were removed the earlier readings are no longer valid.
         whole = self._clock() >= self._whole_at or unknown != self._unknown
         if whole:
             self._entries = {}
@@ -114,7 +115,7 @@ class PodEgressCeiling:
         }
 
     async def end(self) -> None:
-        """Nothing is wanted any more: take everything away."""
+        """The feature is off: remove everything."""
         self.standings, self.in_host = {}, 0
         self.forget_rates()
         if not self.cables and not self._kept.now.gather:
@@ -125,12 +126,12 @@ class PodEgressCeiling:
         await self._kept.save(left, dropped="restored")
 
     def forget_rates(self) -> None:
-        """Our device is gone, or made anew: what was known of it counts no more, and the next round looks."""
+        """Our IFB is gone or new: drop the cached state, so that the next round reads again."""
         self._gather, self._rate, self._pods, self._look_at, self._whole_at = None, None, None, 0.0, 0.0
         self._counted.clear()
 
     async def through(self) -> int | None:
-        """Bytes that went through our device; None without it, and then the next round looks what is wrong."""
+        """Bytes that our IFB has sent; None without it, and then the next round reads again."""
         if self._gather is None:
             return None
         try:
@@ -138,12 +139,12 @@ class PodEgressCeiling:
         except SourceError:
             count = None
         if count is None:
-            # Whoever has removed it has cut BE pods off: what is led to a device that is gone is dropped.
+            # A program that removed it has cut BE pods off: packets redirected to a removed device are dropped.
             self.forget_rates()
         return count
 
     async def limit(self, rate: int) -> None:
-        """Let so much through. Errors: `SourceError`; then the next round looks what is wrong."""
+        """Set the rate of our IFB, bytes per second. Errors: `SourceError`; then the next round reads again."""
         if self._gather is None or rate == self._rate:
             return
         try:
@@ -153,10 +154,10 @@ class PodEgressCeiling:
             raise
         self._rate = rate
 
-    # One look
+    # One reading
 
     def _look(self, pods: Mapping[str, Pod], sure: Mapping[int, IngressState]) -> ObservedLinks:
-        """In the thread. ``sure``: what need not be asked for again."""
+        """In the thread. ``sure``: states that need not be read again."""
         be = [pod for pod in pods.values() if pod.pod_class is PodClass.RECLAIMED]
         with self._spaces() as spaces:
             namespaces = spaces.of(be)
@@ -181,7 +182,7 @@ class PodEgressCeiling:
         there = {name for name, led in self.cables.items() if name in devices and devices[name].index == led.index}
         gather = self._tc.ifb()
         indices = {link.index for place in places.values() for link in place.cables}
-        # What was in order at the last whole look is taken for granted until the next: pods come and go more often.
+        # Redirects in place at the last full reading are not read again until the next: pods start and end more often.
         known = {index: entry for index, entry in sure.items() if gather is not None and entry.leads_to == gather.index}
         news = self._tc.entries(sorted(indices - known.keys()))
         return ObservedLinks(
@@ -192,7 +193,7 @@ class PodEgressCeiling:
         )
 
     def _silent(self, seen: ObservedLinks) -> Sequence[int]:
-        """Where packets come out, and none took our way since the last look."""
+        """The devices that sent packets of which our filter counted none since the last reading."""
         before, self._counted = self._counted, {}
         numbers = []
         for place in seen.places.values():
@@ -206,10 +207,10 @@ class PodEgressCeiling:
                     numbers.append(link.index)
         return numbers
 
-    # What is done
+    # The writes
 
     async def _do(self, steps: EgressSteps, seen: ObservedLinks, rate: int) -> tuple[Mapping[str, str], str]:
-        """What became of each pod's cables (empty: led there), and what stands against all of it, in words."""
+        """The result for each pod (empty: redirected), and the error that concerns all of them as a text."""
         kept = self._kept.now
         done: dict[str, str] = {}
         try:
@@ -223,12 +224,12 @@ class PodEgressCeiling:
             cables = {name: led for name, led in self.cables.items() if name not in over}
             await self._kept.save(replace(self._kept.now, cables=cables))
         except (SourceError, StoreError) as exc:
-            # What is in the store and was not done is seen at the next look, as it then is.
+            # A step that is in the store and was not done is found by the next reading.
             return {led.pod_uid: str(exc) for led in steps.lead.values()}, str(exc)
         return done, "; ".join(f"{name}: {message}" for name, message in sorted(failed.items()) if message)
 
     def _act(self, steps: EgressSteps, rate: int, done: dict[str, str]) -> dict[str, str]:
-        """In the thread. The cables that are not led now: with words when something of ours may be left there."""
+        """In the thread. The devices without a redirect now: with an error text if parts of ours may be left there."""
         failed: dict[str, str] = {}
         for name, led in sorted(steps.let_go.items()):
             answer = release(self._tc, name, led)
@@ -249,7 +250,7 @@ class PodEgressCeiling:
         return failed
 
     def _made(self, rate: int) -> int:
-        """Our device, whole. One that was whole keeps its rate."""
+        """The index of our complete IFB. One that was complete keeps its rate."""
         there = self._tc.ifb()
         if there is None or not there.complete:
             index = self._tc.make(rate)
@@ -265,7 +266,7 @@ class PodEgressCeiling:
 
 
 def _placed(lead: Mapping[str, Redirect], cables: Mapping[str, Redirect]) -> dict[str, Redirect]:
-    """With a slot for each, the one that it had or the lowest that is free. Errors: `SourceError`: none is left."""
+    """Assign a slot to each: its former one, or the lowest free one. Errors: `SourceError`: no slot is free."""
     kept = {name: cables[name].slot for name in lead if name in cables and cables[name].slot}
     taken = {led.slot for name, led in cables.items() if name not in lead} | set(kept.values())
     free = (slot for slot in range(1, SLOTS + 1) if slot not in taken)
@@ -278,7 +279,7 @@ def _placed(lead: Mapping[str, Redirect], cables: Mapping[str, Redirect]) -> dic
 def _after_link(
     state: SettingState | None, message: str, uid: str, done: Mapping[str, str]
 ) -> tuple[SettingState, str]:
-    """The state of a pod after what was done for it."""
+    """The state of a pod after the writes."""
     if state is not None:
         return state, message
     if uid not in done:

@@ -1,7 +1,7 @@
-"""What BE pods with a network of their own have and are to have, compared from one look at their links. Pure.
+"""Compares the actual redirects of BE pods with a network namespace of their own with the wanted ones. Pure.
 
-A pod is held only where nobody else is concerned: not in a namespace that an online pod has, too; not where somebody
-else's filter stands; not when an operator holds it. What is not known yet is left as it is.
+A pod is limited only if no other party is affected: not in a namespace that an online pod uses too; not with another
+program's filter on its veth device; not under an operator's hold. What is not determined yet stays unchanged.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ _HOST: Final = "in the host network, where only net_cls identifies its packets"
 
 
 class PodEgress(Struct, frozen=True, kw_only=True):
-    """Where one BE pod's packets come out. ``waits``: not to be told yet; ``problem``: why they cannot be held."""
+    """Where one BE pod's packets leave. ``waits``: not determined yet; ``problem``: why they cannot be limited."""
 
     waits: bool = False
     host: bool = False
@@ -33,7 +33,10 @@ class PodEgress(Struct, frozen=True, kw_only=True):
 
 
 class ObservedLinks(Struct, frozen=True, kw_only=True):
-    """One look. ``places``: BE pods' by uid; ``entries``: by index; ``there``: the cables of ours that still are."""
+    """One reading.
+
+    ``places``: BE pods' by uid; ``entries``: by index; ``there``: the redirected devices that still exist.
+    """
 
     places: Mapping[str, PodEgress]
     entries: Mapping[int, IngressState]
@@ -42,7 +45,7 @@ class ObservedLinks(Struct, frozen=True, kw_only=True):
 
 
 class EgressSteps(Struct, frozen=True, kw_only=True):
-    """What is to be done, by the name of a veth device, and the state of each pod before that, with its reason.
+    """The due steps by the name of a veth device, and the state of each pod before them, with its reason.
 
     The state None: the pod's packets are to be redirected now; the result of the write is its state.
     """
@@ -63,14 +66,14 @@ def decide(
     classes: bool,
     unknown: str = "",
 ) -> EgressSteps:
-    """What one look asks for.
+    """The steps that one reading requires.
 
-    ``silent``: indices where packets come out that do not take our way; ``unknown``: why nobody can be held, if so.
+    ``silent``: indices of devices whose packets bypass our filter; ``unknown``: why no pod can be limited, if so.
     """
     lead: dict[str, Redirect] = {}
     states: dict[str, tuple[SettingState | None, str]] = {}
     right: set[str] = set()
-    """What of ours is to stay."""
+    """The veth devices whose redirect stays."""
     for uid, place in seen.places.items():
         hold = holding(holds, path=pods[uid].group.path, knob=SHARE, pod_uid=uid)
         if hold is not None or place.waits:
@@ -99,14 +102,14 @@ def decide(
 
 
 def _to_lead(cable: Link, uid: str, seen: ObservedLinks, cables: Mapping[str, Redirect]) -> Redirect | None:
-    """What is to be remembered before a cable's packets are led away; None: they are already."""
+    """The record for a veth device before its packets are redirected; None: they are redirected already."""
     entry, known = seen.entries[cable.index], cables.get(cable.name)
     if known is not None and known.index != cable.index:
         known = None
     aim = seen.gather.index if seen.gather is not None and seen.gather.complete else None
     if known is not None and known.pod_uid == uid and entry.leads_to is not None and entry.leads_to == aim:
         return None
-    # A filter of ours that a lost store does not know came with its discipline.
+    # A filter of ours that a lost store does not contain was created with its qdisc.
     made = known.made if known is not None and entry.kind else not entry.kind or entry.leads_to is not None
     return Redirect(index=cable.index, pod_uid=uid, made=made)
 
@@ -124,13 +127,13 @@ def _state(
 
 
 def _held(led: Redirect, pods: Mapping[str, Pod], holds: Mapping[str, Hold]) -> bool:
-    """Whether a pod that is no BE pod any more is to be left as it is."""
+    """Whether a hold covers a pod that is no BE pod any more."""
     pod = pods.get(led.pod_uid)
     return pod is not None and holding(holds, path=pod.group.path, knob=SHARE, pod_uid=led.pod_uid) is not None
 
 
 def pods_of(situation: PlanSnapshot) -> object:
-    """What a look depends on: another one is made when it changes."""
+    """The inputs of a reading: another one is made when they change."""
     return (
         situation.enforce,
         frozenset(situation.holds),

@@ -1,7 +1,7 @@
-"""What is remembered of the network, and how it is undone: by the daemon, and while none runs.
+"""The recorded network state, and how it is restored: by the daemon, and while none runs.
 
-Everything is in the ledger before it is done, and told by marks besides (`state.network`), so that it is found when the
-store is lost. Whoever leads packets through a device that is gone drops them: filters go first, their device after.
+Everything is in the ledger before it is done, and also carries marks of ours (`state.network`), so that it is found if
+the store is lost. Packets redirected to a removed device are dropped: so filters are removed first, then their device.
 """
 
 from collections.abc import Iterable, Mapping
@@ -26,9 +26,9 @@ DEVICE: Final = "device"
 
 
 class Redirect(Struct, frozen=True, kw_only=True):
-    """A cable whose packets are led through our device.
+    """A veth device whose packets are redirected to our IFB.
 
-    ``made``: the discipline that our filter is in, is ours; ``slot``: the number of its class in our device.
+    ``made``: the qdisc of our filter is ours too; ``slot``: the number of its class in our IFB.
     """
 
     index: int
@@ -38,7 +38,7 @@ class Redirect(Struct, frozen=True, kw_only=True):
 
 
 class NetworkState(Struct, frozen=True, kw_only=True):
-    """``roots``: by interface, the kind of root that our tree stands in for; ``gather``: our device may be there."""
+    """``roots``: by interface, the kind of root that our tree replaced; ``gather``: our IFB may exist."""
 
     roots: Mapping[str, str] = {}
     gather: bool = False
@@ -47,7 +47,7 @@ class NetworkState(Struct, frozen=True, kw_only=True):
 
 _NONE: Final = "none"
 _INGRESS: Final = "ingress"
-"""The original of a cable that had an ingress discipline already, to which our filter was added."""
+"""The original of a veth device that had an ingress qdisc already, to which our filter was added."""
 _TREE: Final = "4250:"
 _SLOT: Final = "slot "
 
@@ -94,12 +94,12 @@ CODEC: Final = RowCodec(kind=NETWORK, load=_load, dump=_dump)
 
 
 def restore_network(tc: Tc, pods: PodTc, ledger: Ledger, only: str | None = None) -> list[RestoreResult]:
-    """Undo all of it while no daemon runs, also what a lost store does not tell of. Errors: `StoreError`."""
+    """Restore everything while no daemon runs, including what a lost store does not contain. Errors: `StoreError`."""
     return undo_rows(ledger, CODEC, lambda state: undo(tc, pods, state, only))
 
 
 def undo(tc: Tc, pods: PodTc, kept: NetworkState, only: str | None = None) -> tuple[list[RestoreResult], NetworkState]:
-    """Take everything away (``only``: one pod's part), and what there is to remember then. Errors: none."""
+    """Remove everything (``only``: one pod's part); returns the results and the remaining state. Errors: none."""
     done, left = undo_pods(pods, kept, only)
     if only is not None:
         return done, left
@@ -109,14 +109,14 @@ def undo(tc: Tc, pods: PodTc, kept: NetworkState, only: str | None = None) -> tu
 
 
 def undo_pods(pods: PodTc, kept: NetworkState, only: str | None = None) -> tuple[list[RestoreResult], NetworkState]:
-    """Take away what was done for pods with a network of their own, or one of them. Errors: none."""
+    """Remove the redirects of all pods with a network namespace of their own, or of one. Errors: none."""
     chosen = {name: led for name, led in kept.cables.items() if only in {None, led.pod_uid}}
     done = []
     if only is None:
         try:
             strays = {name: index for name, index in pods.led().items() if name not in chosen}
         except SourceError as exc:
-            # Without a network stack that answers there is nothing of ours on it, unless the store says so.
+            # If the network stack cannot be read, nothing of ours is assumed on it, unless the store records it.
             strays = {}
             done += [undone(GATHER, DEVICE, RestoreOutcome.REFUSED, str(exc))] if kept.gather and not chosen else []
         chosen |= {name: Redirect(index=index, pod_uid="", made=True) for name, index in strays.items()}
@@ -135,7 +135,7 @@ def undo_pods(pods: PodTc, kept: NetworkState, only: str | None = None) -> tuple
 
 
 def release(pods: PodTc, name: str, led: Redirect) -> RestoreResult:
-    """Let one cable's packets go their own way again. Errors: none."""
+    """Remove one veth device's redirect. Errors: none."""
     try:
         there = pods.device(name)
         if there is None or there.index != led.index:
@@ -148,7 +148,7 @@ def release(pods: PodTc, name: str, led: Redirect) -> RestoreResult:
 
 
 def remove_trees(tc: Tc, roots: Mapping[str, str], *, everywhere: bool = True) -> list[RestoreResult]:
-    """Take our trees away, wherever they are or from these interfaces; what is said of each. Errors: none."""
+    """Remove our trees, on all interfaces or on these; returns a result for each. Errors: none."""
     done = []
     try:
         qdiscs = {name: root for name, root in tc.names().items() if everywhere or name in roots}
@@ -171,7 +171,7 @@ def remove_trees(tc: Tc, roots: Mapping[str, str], *, everywhere: bool = True) -
 
 
 def undone(name: str, file: str, undo: RestoreOutcome, message: str = "") -> RestoreResult:
-    """What became of one trace; ``message``: what stands there now, or else why it does not."""
+    """The result for one object; ``message``: its current kind, or else the reason of the failure."""
     if undo is RestoreOutcome.RESTORED:
         return RestoreResult(path=name, file=file, undo=undo, text=message)
     return RestoreResult(path=name, file=file, undo=undo, detail=message)
