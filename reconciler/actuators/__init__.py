@@ -1,4 +1,4 @@
-"""Turns wanted settings into kernel state: compare, order, record, write, read back.
+"""What turns wanted settings into kernel state: compare, order, record, write, read back.
 
 Belongs here: every write to the node, a folder for each kind of object, with the records that a restore needs.
 

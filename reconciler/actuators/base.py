@@ -221,28 +221,28 @@ class PeriodicWorker:
         self._period_s = period_s
         self._gap_s = gap_s
         self._clock = clock
-        self._woken = WakeUp()
-        self._alone = trio.Lock()
-        self._lane = trio.CapacityLimiter(1)
+        self._wake_up = WakeUp()
+        self._lock = trio.Lock()
+        self._limiter = trio.CapacityLimiter(1)
 
     def planned(self, situation: PlanSnapshot, *, wake: bool) -> None:
         """Called after a reconciliation. ``wake``: sweep now; else the situation is used at the next sweep."""
         self.situation = situation
         if wake:
-            self._woken.set()
+            self._wake_up.set()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Sweep, for ever."""
         task_status.started()
         while True:
             period_s = self._period_s(self.situation) if self.situation is not None else None
-            await self._woken.wait(math.inf if period_s is None else period_s)
+            await self._wake_up.wait(math.inf if period_s is None else period_s)
             await self.sweep()
             await trio.sleep(self._gap_s)
 
     async def sweep(self) -> None:
         """Act once on the newest situation; without one nothing is done."""
-        async with self._alone:
+        async with self._lock:
             if self.situation is None:
                 return
             began = self._clock()
@@ -253,10 +253,10 @@ class PeriodicWorker:
     @asynccontextmanager
     async def restoring(self) -> AsyncIterator[PlanSnapshot | None]:
         """No sweep inside this block, and none after it before the next reconciliation. Yields the last situation."""
-        async with self._alone:
+        async with self._lock:
             last, self.situation = self.situation, None
             yield last
 
     async def work(self, work: Callable[[], T]) -> T:
         """Run blocking work in the actuator's one thread."""
-        return await trio.to_thread.run_sync(work, limiter=self._lane)
+        return await trio.to_thread.run_sync(work, limiter=self._limiter)

@@ -46,10 +46,10 @@ def write_rows(ledger: Ledger, codec: RowCodec[S], state: S, *, dropped: str = "
     changed.
     """
     before = {row.key: row for row in ledger.of_kind(codec.kind)}
-    known = {row.key for row in codec.dump(codec.load(before.values()))}
+    decoded = {row.key for row in codec.dump(codec.load(before.values()))}
     after = {row.key: row for row in codec.dump(state)}
     changed = [row for key, row in after.items() if key not in before or not _same(before[key], row)]
-    ledger.record(changed, sorted(known - after.keys()), kind=dropped)
+    ledger.record(changed, sorted(decoded - after.keys()), kind=dropped)
 
 
 def undo_rows(
@@ -69,8 +69,8 @@ def undo_rows(
 def not_understood(ledger: Ledger, codec: RowCodec[S]) -> list[LedgerEntry]:
     """The rows of a kind that its codec cannot decode."""
     rows = ledger.of_kind(codec.kind)
-    known = {row.key for row in codec.dump(codec.load(rows))}
-    return [row for row in rows if row.key not in known]
+    decoded = {row.key for row in codec.dump(codec.load(rows))}
+    return [row for row in rows if row.key not in decoded]
 
 
 def _same(before: LedgerEntry, after: LedgerEntry) -> bool:
@@ -87,13 +87,13 @@ class LedgerState(Generic[S]):
         """The state in the store."""
         self._codec = codec
         self._ledger = ledger
-        self._lane = lane
+        self._limiter = lane
 
     async def save(self, state: S, *, dropped: str = "gone") -> None:
         """Record this state; it is durable on return. Errors: `StoreError`: then the old one stays in force."""
         if state == self.now:
             return
-        await trio.to_thread.run_sync(self._write, state, dropped, limiter=self._lane)
+        await trio.to_thread.run_sync(self._write, state, dropped, limiter=self._limiter)
         self.now = state
 
     def _write(self, state: S, dropped: str) -> None:
@@ -121,28 +121,28 @@ _DROPPED: Final = frozenset(
 def undo_value(row: LedgerEntry, access: ValueAccess) -> RestoreResult:
     """Restore one original if the current value is ours. Errors: none; they are in the result."""
 
-    def answer(undo: RestoreOutcome, detail: str = "") -> RestoreResult:
+    def result(undo: RestoreOutcome, detail: str = "") -> RestoreResult:
         return RestoreResult(path=row.path, file=row.file, undo=undo, text=row.original or "", detail=detail)
 
     try:
         if not access.is_same(row):
-            return answer(RestoreOutcome.GONE)
+            return result(RestoreOutcome.GONE)
         if row.original is None:
-            return answer(RestoreOutcome.UNKNOWN)
+            return result(RestoreOutcome.UNKNOWN)
         actual = access.read(row)
         if actual == row.original:
-            return answer(RestoreOutcome.ALREADY)
+            return result(RestoreOutcome.ALREADY)
         if actual not in row.ours:
-            return answer(RestoreOutcome.FOREIGN)
+            return result(RestoreOutcome.FOREIGN)
         access.write(row, row.original)
         after = access.read(row)
     except OSError as exc:
-        return answer(RestoreOutcome.REFUSED, errno_name(exc.errno))
+        return result(RestoreOutcome.REFUSED, errno_name(exc.errno))
     except ValueError as exc:
-        return answer(RestoreOutcome.REFUSED, str(exc))
+        return result(RestoreOutcome.REFUSED, str(exc))
     if after != row.original:
-        return answer(RestoreOutcome.REFUSED, f"accepted, but it reads {after}")
-    return answer(RestoreOutcome.RESTORED)
+        return result(RestoreOutcome.REFUSED, f"accepted, but it reads {after}")
+    return result(RestoreOutcome.RESTORED)
 
 
 def undo_values(rows: Iterable[LedgerEntry], access: ValueAccess) -> tuple[list[RestoreResult], list[LedgerEntry]]:

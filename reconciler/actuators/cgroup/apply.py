@@ -38,7 +38,7 @@ _LOG: Final = get_log("apply")
 _BOUNDING: Final = (*BOUNDS, "cpu.mems", "cpu.mems_migrate", "cpu.burst", "cpu.idle")
 _MOVES_PAGES: Final = "cpu.mems"
 """Migrates the pages of a running container; the duration is unbounded, so never in the event loop."""
-_HOT_LIMIT_BYTES: Final = 64 << 20
+_FAST_LIMIT_BYTES: Final = 64 << 20
 """A v2 memory limit below the usage of the runtime's init would kill it; smaller limits use the guarded write."""
 
 
@@ -71,9 +71,9 @@ class CgroupActuator:
         self.judge = judge
         self._ledger = ledger
         self._writer = writer
-        self._lane = lane
+        self._fastpath = lane
         self._store_lane = store_lane
-        self._watched = watched
+        self._follower = watched
         self.reclaim = False
         """Whether memory of a group may be reclaimed first when its limit is below its usage."""
         self._prepared: dict[str, dict[FileKey, FileWrite]] = {}
@@ -83,7 +83,7 @@ class CgroupActuator:
 
     async def apply(self, targets: Sequence[GroupTarget]) -> None:
         """Apply the wanted settings. A file's failure never raises: it is recorded, reported and retried."""
-        self._catch_up()
+        self._collect_finished()
         for target in targets:
             self._retract(target)
         work: list[FileWrite] = []
@@ -97,7 +97,7 @@ class CgroupActuator:
         await self._write([write for write in work if not write.target.creating])
         prepared: dict[str, list[FileWrite]] = {}
         for item in work:
-            if item.target.creating and _may_be_hot(item):
+            if item.target.creating and _allowed_in_fastpath(item):
                 prepared.setdefault(item.key[1], []).append(item)
         for target in targets:
             self._prepare(target, prepared.get(target.group.path, ()))
@@ -105,7 +105,7 @@ class CgroupActuator:
     async def commit(self) -> None:
         """Wait, for a bounded time, until the kernel has finished the writes under way, and record their outcomes."""
         await self._writer.quiet()
-        self._catch_up()
+        self._collect_finished()
 
     def forget(self, path: str, container_id: str | None = None) -> None:
         """Drop all state of a group that is gone, and of its container."""
@@ -113,9 +113,9 @@ class CgroupActuator:
             del self._under_way[place]
         self.judge.forget(path)
         self._ledger.forget_group(path)
-        self._watched.forget(path)
+        self._follower.forget(path)
         if container_id is not None:
-            self._lane.drop(container_id)
+            self._fastpath.drop(container_id)
             self._prepared.pop(container_id, None)
 
     def rebase(self, target: GroupTarget) -> None:
@@ -159,7 +159,7 @@ class CgroupActuator:
             _LOG.warning("cannot record the values in force before the store was lost", error=str(exc))
             return
         for path in {write.key[1] for write in writes}:
-            self._watched.follow(path)
+            self._follower.follow(path)
 
     async def _record(self, work: list[FileWrite]) -> list[FileWrite]:
         """Make the originals of first touches durable. If that fails, the files are not written."""
@@ -180,7 +180,7 @@ class CgroupActuator:
             barred = {write.key for write in firsts}
             return [write for write in work if write.key not in barred]
         for path in {write.key[1] for write in firsts}:
-            self._watched.follow(path)
+            self._follower.follow(path)
         return work
 
     def _entry(self, work: FileWrite) -> LedgerEntry:
@@ -214,7 +214,7 @@ class CgroupActuator:
             return
         by_place = {write.place: write for write in work}
         for path in {write.key[1] for write in work}:
-            self._learn_above(path)
+            self._load_ancestors(path)
         changes = [self._change(write) for write in work]
         plan = order_changes(changes, self._relatives(work), self.judge.control_files.versions)
         for blocked in plan.blocked:
@@ -225,21 +225,21 @@ class CgroupActuator:
                 self.judge.statuses.refused(item, f"{blocked.rule}: {blocked.reason}", SettingState.BLOCKED)
         inodes = {write.target.group.path: write.target.group.inode for write in work}
         self._ledger.intend(intended(plan.steps))
-        for outcome in await self._writer.perform(_safe(plan.steps, by_place), inodes):
+        for outcome in await self._writer.perform(_guarded(plan.steps, by_place), inodes):
             place = (outcome.step.path, outcome.step.knob)
             if place in by_place:
-                self._note(outcome, by_place[place])
+                self._record_outcome(outcome, by_place[place])
 
-    def _catch_up(self) -> None:
+    def _collect_finished(self) -> None:
         """Record the outcomes of writes that were left under way."""
         for outcome in self._writer.finished():
             work = self._under_way.pop((outcome.step.path, outcome.step.knob), None)
             if work is None:
                 continue
-            self._note(outcome, work)
+            self._record_outcome(outcome, work)
             if outcome.ok:
                 # The wanted value may have changed meanwhile.
-                self.judge.statuses.look_again(work, time.monotonic())
+                self.judge.statuses.recheck(work, time.monotonic())
 
     def _change(self, work: FileWrite) -> KnobChange:
         have = work.knob.decode(work.actual, work.version)
@@ -267,14 +267,14 @@ class CgroupActuator:
         actual = self.judge.control_files.actual
         return {(path, knob): actual[path, knob] for path in paths for knob in _BOUNDING if (path, knob) in actual}
 
-    def _learn_above(self, path: str) -> None:
+    def _load_ancestors(self, path: str) -> None:
         """Read the ancestors' values, which bound the allowed ones, unless cached."""
         while (path := path.rpartition("/")[0]) and path != "/":
             # Not cached, or read between the directory's mkdir and the kubelet's first write to it.
             if not self.judge.control_files.actual.get((path, "cpu.set")):
                 self.judge.control_files.load(path)
 
-    def _note(self, outcome: StepOutcome, work: FileWrite) -> None:
+    def _record_outcome(self, outcome: StepOutcome, work: FileWrite) -> None:
         error = outcome.error
         if isinstance(error, CgroupUnderWayError):
             # The first write stays: the kernel is still executing it, whatever has become wanted since.
@@ -288,7 +288,7 @@ class CgroupActuator:
             return
         if isinstance(error, CgroupChangedError):
             self.writes[work.knob.name, "changed"] += 1
-            self.judge.statuses.look_again(work, time.monotonic())
+            self.judge.statuses.recheck(work, time.monotonic())
             return
         if error is not None or outcome.after is None:
             self.writes[work.knob.name, "refused"] += 1
@@ -301,7 +301,7 @@ class CgroupActuator:
         self._under_way.pop(work.place, None)
         self.judge.statuses.done(work)
         self.judge.control_files.actual[work.place] = work.knob.decode(outcome.after, work.version)
-        if work.move is FileAction.RELEASE:
+        if work.action is FileAction.RELEASE:
             self.writes[work.knob.name, "restored"] += 1
             self._ledger.restored(work.key, outcome.after)
             self.judge.recent_releases.record(work, outcome.after)
@@ -322,15 +322,15 @@ class CgroupActuator:
         if container is None or container.id not in self._prepared:
             return
         works = self._prepared[container.id]
-        kept = {key: write for key, write in works.items() if write.knob.name in target.settings}
-        if len(kept) == len(works):
+        remaining = {key: write for key, write in works.items() if write.knob.name in target.settings}
+        if len(remaining) == len(works):
             return
-        if not kept:
-            self._lane.drop(container.id)
+        if not remaining:
+            self._fastpath.drop(container.id)
             del self._prepared[container.id]
             return
-        self._prepared[container.id] = kept
-        self._ready(target, kept)
+        self._prepared[container.id] = remaining
+        self._set_prepared(target, remaining)
 
     def _prepare(self, target: GroupTarget, fresh: Iterable[FileWrite]) -> None:
         """Prepare the fast path to write this container's settings at the runtime's next signal."""
@@ -339,18 +339,18 @@ class CgroupActuator:
             return
         works: dict[FileKey, FileWrite] = {write.key: write for write in fresh}
         if not target.creating:
-            works = self._standing_works(target, self._prepared.get(container.id, {}))
+            works = self._works_in_force(target, self._prepared.get(container.id, {}))
         for work in works.values():
             if target.creating:
                 self.judge.statuses.record(work, SettingState.PREPARED)
         if not works:
-            self._lane.drop(container.id)
+            self._fastpath.drop(container.id)
             self._prepared.pop(container.id, None)
             return
         self._prepared[container.id] = works
-        self._ready(target, works)
+        self._set_prepared(target, works)
 
-    def _ready(self, target: GroupTarget, works: Mapping[FileKey, FileWrite]) -> None:
+    def _set_prepared(self, target: GroupTarget, works: Mapping[FileKey, FileWrite]) -> None:
         assert target.container is not None
         writes = [
             FastWrite(write.directory, write.key[2], text, write.key)
@@ -360,28 +360,28 @@ class CgroupActuator:
         if target.creating:
             self._ledger.intend((write.key, write.text) for write in works.values())
         procs = self.judge.hierarchy.trigger_directory(target.group.path)
-        self._lane.prepare(target.container.id, writes, procs=procs, settled=not target.creating)
+        self._fastpath.prepare(target.container.id, writes, procs=procs, settled=not target.creating)
 
-    def _standing_works(self, target: GroupTarget, before: Mapping[FileKey, FileWrite]) -> dict[FileKey, FileWrite]:
+    def _works_in_force(self, target: GroupTarget, before: Mapping[FileKey, FileWrite]) -> dict[FileKey, FileWrite]:
         """The settings in force of a container whose runtime has finished."""
         works: dict[FileKey, FileWrite] = {}
         for name, setting in target.settings.items():
             file = self.judge.control_files.find(target.group.path, name)
-            standing = self.judge.statuses.get((target.group.path, name))
-            if file is None or standing is None or not standing.state.is_in_force():
+            status = self.judge.statuses.get((target.group.path, name))
+            if file is None or status is None or not status.state.is_in_force():
                 continue
             slow = file.knob.lowering_is_slow or name == _MOVES_PAGES
             if self._ledger.get(file.key) is None or slow or not self.judge.may_write(setting):
                 continue
-            known = before.get(file.key)
-            if known is not None and known.text == standing.wanted and known.target.signalled == target.signalled:
-                works[file.key] = known
+            earlier = before.get(file.key)
+            if earlier is not None and earlier.text == status.wanted and earlier.target.signalled == target.signalled:
+                works[file.key] = earlier
             else:
-                works[file.key] = FileWrite(target, *file, setting, "", "", standing.wanted, FileAction.CHANGE)
+                works[file.key] = FileWrite(target, *file, setting, "", "", status.wanted, FileAction.CHANGE)
         return works
 
 
-def _safe(steps: Iterable[WriteStep], works: Mapping[tuple[str, str], FileWrite]) -> list[WriteStep]:
+def _guarded(steps: Iterable[WriteStep], works: Mapping[tuple[str, str], FileWrite]) -> list[WriteStep]:
     """A release never overwrites a value that appeared after the comparison: it is the owner's newer one."""
     safe: list[WriteStep] = []
     # A file that another write resets no longer holds the compared value.
@@ -389,14 +389,14 @@ def _safe(steps: Iterable[WriteStep], works: Mapping[tuple[str, str], FileWrite]
     for step in steps:
         place = (step.path, step.knob)
         work = works.get(place)
-        first = place not in begun and work is not None and work.move is FileAction.RELEASE
+        first = place not in begun and work is not None and work.action is FileAction.RELEASE
         begun.add(place)
         safe.append(replace(step, expects=work.actual) if first and work is not None else step)
     return safe
 
 
-def _may_be_hot(work: FileWrite) -> bool:
+def _allowed_in_fastpath(work: FileWrite) -> bool:
     value = work.setting.value if work.setting is not None else None
     return not (
-        work.knob.lowering_is_slow and work.version == 2 and isinstance(value, int) and value < _HOT_LIMIT_BYTES
+        work.knob.lowering_is_slow and work.version == 2 and isinstance(value, int) and value < _FAST_LIMIT_BYTES
     )

@@ -121,7 +121,7 @@ class FileWrite(NamedTuple):
     raw: str
     actual: str
     text: str
-    move: FileAction
+    action: FileAction
 
     @property
     def place(self) -> tuple[str, str]:

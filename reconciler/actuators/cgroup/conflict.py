@@ -49,7 +49,7 @@ _UPDATERS: Final = frozenset({_RUNTIME, _UNKNOWN})
 """Writers that may be a runtime in the middle of its update. Unknown: it exited, or the kernel reports no writers."""
 _UPDATE_S: Final = 0.25
 """Longest recorded ``runc update``: 11 ms; on a busy machine many times that."""
-_KEPT_WRITERS: Final = 10_000
+_MAX_WRITERS: Final = 10_000
 _DESCRIBE_S: Final = 1.0
 _FILES: Final = frozenset(form.file for knob in CATALOG.values() for form in knob.forms.values())
 """The files whose writers are recorded: those of the catalog's knobs."""
@@ -67,9 +67,9 @@ class ConflictAction(StrEnum):
 class ConflictDecision(NamedTuple):
     """The action, when to check again (monotonic seconds, None: no need), and the text for the event."""
 
-    answer: ConflictAction
-    again_at: float | None
-    words: str
+    action: ConflictAction
+    check_at: float | None
+    text: str
 
 
 _STATES: Final = {
@@ -189,18 +189,18 @@ class ForeignWriteHandler:
         self._ledger = ledger
         self._rules = rules
         self._attribution = attribution
-        self._standings = standings
+        self._statuses = standings
         self._alert = alert
-        self._held = held
+        self._on_hold = held
 
     def may_reassert(self, work: FileWrite, entry: LedgerEntry) -> bool:
         """Decide about a foreign value; record, count and report it."""
         now = time.monotonic()
-        kind, process = self._who(work)
+        kind, process = self._writer_of(work)
         if kind in _UPDATERS and self._mid_update(work, now):
             return False
         fresh = self.record(work, entry)
-        verdict = self._rules.decide(
+        decision = self._rules.decide(
             work.place,
             process or kind,
             now,
@@ -209,28 +209,28 @@ class ForeignWriteHandler:
             fresh=fresh,
         )
         if fresh:
-            _LOG.info(verdict.words, path=work.key[1], knob=work.knob.name, writer=kind, process=process)
-        if verdict.answer is ConflictAction.REASSERT:
+            _LOG.info(decision.text, path=work.key[1], knob=work.knob.name, writer=kind, process=process)
+        if decision.action is ConflictAction.REASSERT:
             return True
-        if verdict.answer is ConflictAction.HOLD:
-            until = time.time() + (verdict.again_at or now) - now
-            self._held(Hold(target=file_target(*work.place), reason="set manually", by=process, until=until))
-        state = _STATES[verdict.answer]
-        known = self._standings.get(work.place)
-        news = known is None or known.state != state
-        self._standings.record(work, state, verdict.words if known is None or news else known.detail)
-        if verdict.answer is not ConflictAction.WAIT and news:
-            yielded = verdict.answer is ConflictAction.YIELD
+        if decision.action is ConflictAction.HOLD:
+            until = time.time() + (decision.check_at or now) - now
+            self._on_hold(Hold(target=file_target(*work.place), reason="set manually", by=process, until=until))
+        state = _STATES[decision.action]
+        last = self._statuses.get(work.place)
+        changed = last is None or last.state != state
+        self._statuses.record(work, state, decision.text if last is None or changed else last.detail)
+        if decision.action is not ConflictAction.WAIT and changed:
+            yielded = decision.action is ConflictAction.YIELD
             self.yields += yielded
-            self._ledger.set_yielded(work.key, yielded=yielded, reason=verdict.words)
-            self._alert("yield" if yielded else "hold", verdict.words, work.setting)
+            self._ledger.set_yielded(work.key, yielded=yielded, reason=decision.text)
+            self._alert("yield" if yielded else "hold", decision.text, work.setting)
         return False
 
     def record(self, work: FileWrite, entry: LedgerEntry) -> bool:
         """Record a foreign value; False if it was recorded before."""
         if not (entry.writer == US or entry.seen is None or work.knob.normal(entry.seen, work.version) != work.actual):
             return False
-        kind, process = self._who(work)
+        kind, process = self._writer_of(work)
         self._ledger.saw(work.key, work.raw, writer=kind, process=process)
         self.writes[kind] += 1
         if kind == _KUBELET and work.target.container is None and work.target.pod_uid is not None:
@@ -270,14 +270,14 @@ class ForeignWriteHandler:
         if now >= since + _UPDATE_S:
             del self._updating[work.place]
             return False
-        self._standings.look_again(work, since + _UPDATE_S)
-        self._standings.record(work, SettingState.WAITING, "the runtime is writing")
+        self._statuses.recheck(work, since + _UPDATE_S)
+        self._statuses.record(work, SettingState.WAITING, "the runtime is writing")
         return True
 
-    def _who(self, work: FileWrite) -> tuple[str, str]:
-        seen = self._attribution.last_writer(work.directory, work.key[2]) if self._attribution is not None else None
-        if seen is not None:
-            return seen
+    def _writer_of(self, work: FileWrite) -> tuple[str, str]:
+        writer = self._attribution.last_writer(work.directory, work.key[2]) if self._attribution is not None else None
+        if writer is not None:
+            return writer
         return (_RUNTIME, "the runtime's update") if work.target.signalled else (_UNKNOWN, "")
 
 
@@ -307,11 +307,11 @@ class WriteAttribution:
         self._ours = ours
         self._make = watch
         self._watch: WriteWatch | None = None
-        self._seen: dict[tuple[str, str], tuple[str, str]] = {}
+        self._writers: dict[tuple[str, str], tuple[str, str]] = {}
         self._followed: set[str] = set()
         self.writes = 0
         self.lost = 0
-        self._described = 0, float("-inf")
+        self._last_logged = 0, float("-inf")
 
     def last_writer(self, directory: str, file: str) -> tuple[str, str] | None:
         """(kind, process) of the last foreign write of one file; None if none was observed.
@@ -320,26 +320,26 @@ class WriteAttribution:
         is.
         """
         if self._watch is not None:
-            self._take(self._watch.take())
-        return self._seen.get((directory, file))
+            self._record(self._watch.take())
+        return self._writers.get((directory, file))
 
     def follow(self, path: str) -> None:
         """Watch this group: it has managed files from now on."""
         if path not in self._followed:
             self._followed.add(path)
             if self._watch is not None:
-                self._each(path, self._watch.follow)
+                self._for_each_mount(path, self._watch.follow)
 
     def forget(self, path: str) -> None:
         """The group is gone."""
         if path in self._followed:
             self._followed.discard(path)
             if self._watch is not None:
-                self._each(path, self._watch.forget)
+                self._for_each_mount(path, self._watch.forget)
         for mount in self._hierarchy.mounts():
             directory = mount.path(path)
             for file in _FILES:
-                self._seen.pop((directory, file), None)
+                self._writers.pop((directory, file), None)
 
     def status(self) -> SourceStatus:
         """Whether writers are identified on this node."""
@@ -357,41 +357,41 @@ class WriteAttribution:
         watch = self._watch = self._make(directories, files=_FILES, below=self._kubepods)
         try:
             for path in self._followed:
-                self._each(path, watch.follow)
+                self._for_each_mount(path, watch.follow)
             task_status.started()
             while True:
-                self._take(await watch.next_batch())
+                self._record(await watch.next_batch())
         finally:
             self._watch = None
             watch.close()
 
-    def _take(self, batch: Iterable[ObservedWrite]) -> None:
+    def _record(self, batch: Iterable[ObservedWrite]) -> None:
         for write in batch:
             self.writes += 1
             if write.lost:
                 self.lost += 1
                 self._dirty.mark_all("lost writes")
             elif write.group and self._ours(write.group):
-                if len(self._seen) > _KEPT_WRITERS:
-                    self._seen.clear()
+                if len(self._writers) > _MAX_WRITERS:
+                    self._writers.clear()
                 directory = write.directory + write.group
                 if write.writer.person:
                     self._describe(write)
-                self._seen[directory, write.file] = (write.writer.kind.value, str(write.writer))
+                self._writers[directory, write.file] = (write.writer.kind.value, str(write.writer))
                 uid = self._owner(write.group)
                 self._dirty.mark(NODE if uid is None else files_key(uid))
 
     def _describe(self, write: ObservedWrite) -> None:
         """Log which process of a person wrote, once per process and at most once a second: it may exit soon."""
         now = time.monotonic()
-        if write.writer.pid == self._described[0] or now - self._described[1] < _DESCRIBE_S:
+        if write.writer.pid == self._last_logged[0] or now - self._last_logged[1] < _DESCRIBE_S:
             return
-        self._described = write.writer.pid, now
+        self._last_logged = write.writer.pid, now
         for facts in process_facts([write.writer.pid]):
             fields = {"pid": facts.pid, "name": facts.name, "command": facts.command, "uid": facts.uid}
             age_s = round(facts.age_s or 0.0, 1)
             _LOG.info("written by a person", path=write.group, file=write.file, age_s=age_s, **fields)
 
-    def _each(self, path: str, call: Callable[[str, str], None]) -> None:
+    def _for_each_mount(self, path: str, call: Callable[[str, str], None]) -> None:
         for mount in self._hierarchy.mounts():
             call(mount.directory, path)

@@ -130,12 +130,12 @@ class ControlFileCache:
         """
         if entry is None or entry.seen is None:
             return None
-        seen = file.knob.normal(entry.seen, file.version)
-        if seen != actual and file.knob.name == "cpu.set" and file.version == 1:
+        last = file.knob.normal(entry.seen, file.version)
+        if last != actual and file.knob.name == "cpu.set" and file.version == 1:
             lost = CpuSet(cpu for cpu, at in self.unplugged.items() if at >= entry.written_at)
-            if lost and CpuSet.parse(seen) - lost <= CpuSet.parse(actual) < CpuSet.parse(seen):
+            if lost and CpuSet.parse(last) - lost <= CpuSet.parse(actual) < CpuSet.parse(last):
                 return actual
-        return seen
+        return last
 
     def _read(self, directory: str, file: str) -> str:
         try:
@@ -186,11 +186,11 @@ def restore_text(
     knob, version = place
     if original is None or original.strip() or version != 2 or knob.name not in _SETS:
         return original
-    group = _above(entry.path)
+    group = _parent(entry.path)
     while group != "/" and ledger.get((entry.controller, group, entry.file)) is not None:
-        group = _above(group)
+        group = _parent(group)
     return read(group, f"{entry.file}.effective").strip()
 
 
-def _above(group: str) -> str:
+def _parent(group: str) -> str:
     return group.rpartition("/")[0] or "/"

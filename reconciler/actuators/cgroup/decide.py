@@ -50,8 +50,8 @@ class RecentReleases:
     brings a spec with the value that should be in the file, and no further event would cause a write.
     """
 
-    def __init__(self, known: ControlFileCache) -> None:
-        self._known = known
+    def __init__(self, control_files: ControlFileCache) -> None:
+        self._control_files = control_files
         self._files: dict[tuple[str, str], tuple[float, str]] = {}
         """(group path, knob) -> when (monotonic seconds), and the text of the file afterwards."""
 
@@ -85,12 +85,12 @@ class RecentReleases:
         """
         assert target.container is not None
         at, after = self._files[place]
-        file = self._known.find(*place)
+        file = self._control_files.find(*place)
         if file is None or time.monotonic() - at >= _RACE_S or place[1] in target.settings:
             del self._files[place]
             return None
         text = spec_text(file.knob, file.version, target.container.spec)
-        raw = self._known.text(file)
+        raw = self._control_files.text(file)
         del self._files[place]
         actual = file.knob.normal(raw, file.version)
         if text is None or actual != after or file.knob.normal(text, file.version) == after:
@@ -130,7 +130,7 @@ class ChangeDetector:
             attribution=attribution,
             standings=self.statuses,
             alert=alert,
-            held=self._hold_by_hand,
+            held=self._add_person_hold,
         )
         self.lost = False
         """The store was lost: a file's current value may be ours, and is not recorded as an original."""
@@ -140,7 +140,7 @@ class ChangeDetector:
         self.errors = errors if errors is not None else ObjectErrors()
         self._ledger = ledger
         self._files = files
-        self._held = held
+        self._on_hold = held
 
     def detect(self, target: GroupTarget) -> list[FileWrite]:
         """The writes of one group that are due now."""
@@ -148,13 +148,13 @@ class ChangeDetector:
         self.statuses.keep_only(path, target.settings)
         writes: list[FileWrite | None] = []
         try:
-            mute = self._masked(target)
+            masked_knobs = self._masked(target)
             for name, setting in target.settings.items():
-                if name not in mute:
+                if name not in masked_knobs:
                     with self._contained(target, name, setting):
                         writes.append(self._plan_set(target, name, setting))
             for entry in self._ledger.group(path):
-                if entry.knob not in target.settings and entry.knob not in mute:
+                if entry.knob not in target.settings and entry.knob not in masked_knobs:
                     with self._contained(target, entry.knob, None):
                         writes.append(self._plan_release(target, entry))
             for place in self.recent_releases.places(target):
@@ -269,7 +269,7 @@ class ChangeDetector:
 
     def _may_change(self, work: FileWrite, setting: Setting, entry: LedgerEntry | None) -> bool:
         """Whether the write may be done now; if not, the setting's status is recorded."""
-        if work.move is FileAction.NOTHING:
+        if work.action is FileAction.NOTHING:
             self.statuses.done(work)
             self.foreign_writes.resolve(work.place)
             self.statuses.record(work, SettingState.IN_PLACE)
@@ -283,7 +283,7 @@ class ChangeDetector:
             if entry is not None and entry.yielded:
                 self._ledger.set_yielded(work.key, yielded=False, reason="correct again")
             return False
-        foreign = entry if work.move is FileAction.FOREIGN else None
+        foreign = entry if work.action is FileAction.FOREIGN else None
         hold = self._hold(setting)
         if hold is not None:
             if foreign is not None:
@@ -304,9 +304,9 @@ class ChangeDetector:
     def _hold(self, setting: Setting) -> Hold | None:
         return holding(self.holds, path=setting.path, knob=setting.knob, pod_uid=setting.pod_uid)
 
-    def _hold_by_hand(self, hold: Hold) -> None:
+    def _add_person_hold(self, hold: Hold) -> None:
         self.holds = {**self.holds, hold.target: hold}
-        self._held(hold)
+        self._on_hold(hold)
 
     # One managed file whose knob has no wanted setting any more
 
@@ -354,7 +354,7 @@ class ChangeDetector:
         setting = work.target.settings.get(write.knob.name)
         if setting is not None and self.may_write(setting):
             return write._replace(
-                setting=setting, text=write.knob.encode(setting.value, write.version), move=FileAction.CHANGE
+                setting=setting, text=write.knob.encode(setting.value, write.version), action=FileAction.CHANGE
             )
         text = entry.seen if setting is not None and entry.writer == US else entry.restore_text
         return None if text is None else write._replace(text=text)

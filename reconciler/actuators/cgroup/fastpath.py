@@ -52,12 +52,12 @@ class FastResult(NamedTuple):
 
 
 class _Prepared:
-    __slots__ = ("fired", "procs", "writes")
+    __slots__ = ("procs", "signalled", "writes")
 
-    def __init__(self, writes: tuple[FastWrite, ...], procs: str, *, fired: bool) -> None:
+    def __init__(self, writes: tuple[FastWrite, ...], procs: str, *, signalled: bool) -> None:
         self.writes = writes
         self.procs = procs
-        self.fired = fired
+        self.signalled = signalled
 
 
 @final
@@ -83,9 +83,9 @@ class FastPath:
         ``procs``: the directory whose ``cgroup.procs`` lists the container's processes. ``settled``: the runtime has
         signalled before, so the next signal is an update and not a creation.
         """
-        known = self._prepared.get(container_id)
-        fired = settled or (known is not None and known.fired)
-        self._prepared[container_id] = _Prepared(tuple(writes), procs, fired=fired)
+        earlier = self._prepared.get(container_id)
+        signalled = settled or (earlier is not None and earlier.signalled)
+        self._prepared[container_id] = _Prepared(tuple(writes), procs, signalled=signalled)
 
     def drop(self, container_id: str) -> None:
         """Drop the writes of a container that is gone, held or no longer managed."""
@@ -98,7 +98,7 @@ class FastPath:
     def awaits(self, container_id: str) -> bool:
         """True until the first signal of a prepared container."""
         prepared = self._prepared.get(container_id)
-        return prepared is not None and not prepared.fired
+        return prepared is not None and not prepared.signalled
 
     def execute(self, container_id: str, signal_at: float) -> bool:
         """Execute the writes prepared for this container. False if there are none."""
@@ -108,8 +108,8 @@ class FastPath:
         write_now = self._files.write_now
         errnos = [write_now(write.directory, write.file, write.text) for write in prepared.writes]
         done_at = time.monotonic()
-        creation = not prepared.fired
-        prepared.fired = True
+        creation = not prepared.signalled
+        prepared.signalled = True
         before_exec = self.not_yet_executed(prepared.procs) if creation else None
         self._report(FastResult(container_id, signal_at, done_at, prepared.writes, errnos, before_exec, creation))
         return True

@@ -73,7 +73,7 @@ class Records:
         """Whether the runtime has a record of the file's container."""
         return self._state(entry) is not None
 
-    def undoing(self, entry: LedgerEntry, knob: Knob, version: Version) -> str | None:
+    def restore_text(self, entry: LedgerEntry, knob: Knob, version: Version) -> str | None:
         """The text that restores one file, by the records as they are now; None: unknown."""
         state = self._state(entry)
         text = entry.restore_text

@@ -46,7 +46,7 @@ _LOG: Final = get_log("restore")
 _ROUNDS: Final = 3
 _UPDATE_S: Final = 0.1
 """From the runtime's write to the rename of its record at most 11 ms were recorded."""
-_AS_ABOVE: Final = "was empty, which is impossible for a group with processes: now equal to its parent"
+_AS_PARENT: Final = "was empty, which is impossible for a group with processes: now equal to its parent"
 
 
 def adopt_unjournaled_writes(hierarchy: Hierarchy, ledger: Ledger, *, files: FileOps = REAL) -> int:
@@ -82,7 +82,7 @@ class _PendingRestore(NamedTuple):
     emptied: bool
 
 
-class _Scene(NamedTuple):
+class _RestoreContext(NamedTuple):
     hierarchy: Hierarchy
     ledger: Ledger
     files: FileOps
@@ -91,7 +91,7 @@ class _Scene(NamedTuple):
     def wanted(self, entry: LedgerEntry) -> str | None:
         """The value to restore; None: unknown. Errors: `ValueError`."""
         knob, version = CATALOG[entry.knob], self.hierarchy.version(entry.controller)
-        return None if version is None else self.records.undoing(entry, knob, version)
+        return None if version is None else self.records.restore_text(entry, knob, version)
 
 
 async def restore_all(
@@ -108,7 +108,7 @@ async def restore_all(
     After a daemon was killed `adopt_unjournaled_writes` comes first. The kernel's own rules order the writes; where
     they leave a choice, the last touched file is restored first.
     """
-    scene = _Scene(hierarchy, ledger, files, records)
+    scene = _RestoreContext(hierarchy, ledger, files, records)
     done: dict[FileKey, RestoreResult] = {}
     todo = [entry for entry in ledger.backwards() if only is None or entry.pod_uid == only]
     for _ in range(_ROUNDS):
@@ -127,12 +127,12 @@ async def restore_all(
 
 
 async def _round(
-    scene: _Scene, writer: StepWriter, todo: Sequence[LedgerEntry], done: dict[FileKey, RestoreResult]
+    scene: _RestoreContext, writer: StepWriter, todo: Sequence[LedgerEntry], done: dict[FileKey, RestoreResult]
 ) -> list[LedgerEntry]:
     """Compare these files and write where due. Returns those that changed meanwhile, to be compared again."""
     pending: list[_PendingRestore] = []
     for entry in todo:
-        result = _look(scene, entry)
+        result = _compare(scene, entry)
         if isinstance(result, RestoreResult):
             done[entry.key] = result
             if result.ok:
@@ -141,16 +141,16 @@ async def _round(
             pending.append(result)
     versions = scene.hierarchy.versions()
     changes = [_change(restore, versions[restore.entry.controller]) for restore in pending]
-    plan = order_changes(changes, _around(scene.hierarchy, pending, scene.files), versions)
+    plan = order_changes(changes, _bounding_values(scene.hierarchy, pending, scene.files), versions)
     by_place = {(restore.entry.path, restore.entry.knob): restore for restore in pending}
     for blocked in plan.blocked:
         item = by_place.pop((blocked.change.path, blocked.change.knob), None)
         if item is not None:
-            done[item.entry.key] = _undone(
+            done[item.entry.key] = _result(
                 item.entry, RestoreOutcome.REFUSED, item.actual, f"{blocked.rule}: {blocked.reason}"
             )
     inodes = {restore.entry.path: restore.entry.inode for restore in pending}
-    steps = list(_safe(plan.steps, by_place))
+    steps = list(_guarded(plan.steps, by_place))
     # If this restore is killed, the next one must recognise these values as ours.
     scene.ledger.intend(intended(steps))
     again: list[LedgerEntry] = []
@@ -162,15 +162,15 @@ async def _round(
         if isinstance(outcome.error, CgroupChangedError):
             undo = RestoreOutcome.FOREIGN
             again.append(item.entry)
-        done[item.entry.key] = _undone(item.entry, undo, outcome.before or "", str(outcome.error))
+        done[item.entry.key] = _result(item.entry, undo, outcome.before or "", str(outcome.error))
         by_place.pop((outcome.step.path, outcome.step.knob), None)
     for item in by_place.values():
-        detail = _AS_ABOVE if item.emptied else ""
-        done[item.entry.key] = _undone(item.entry, RestoreOutcome.RESTORED, item.restore, detail)
+        detail = _AS_PARENT if item.emptied else ""
+        done[item.entry.key] = _result(item.entry, RestoreOutcome.RESTORED, item.restore, detail)
     return again
 
 
-async def _updated(scene: _Scene, restored: Sequence[LedgerEntry]) -> list[LedgerEntry]:
+async def _updated(scene: _RestoreContext, restored: Sequence[LedgerEntry]) -> list[LedgerEntry]:
     """The files of containers whose record has changed since it was read: the runtime was in an update."""
     before = {entry.key: scene.wanted(entry) for entry in restored if scene.records.has(entry)}
     if not before:
@@ -180,7 +180,7 @@ async def _updated(scene: _Scene, restored: Sequence[LedgerEntry]) -> list[Ledge
     return [entry for entry in restored if entry.key in before and scene.wanted(entry) != before[entry.key]]
 
 
-def _safe(steps: Iterable[WriteStep], pending: Mapping[tuple[str, str], _PendingRestore]) -> Iterator[WriteStep]:
+def _guarded(steps: Iterable[WriteStep], pending: Mapping[tuple[str, str], _PendingRestore]) -> Iterator[WriteStep]:
     """A restore never overwrites a value that appeared after the comparison."""
     # A file that another write resets no longer holds the compared value.
     begun = {(path, CATALOG[restore.entry.knob].resets) for (path, _), restore in pending.items()}
@@ -191,7 +191,7 @@ def _safe(steps: Iterable[WriteStep], pending: Mapping[tuple[str, str], _Pending
         begun.add(place)
 
 
-def _look(scene: _Scene, entry: LedgerEntry) -> RestoreResult | _PendingRestore:
+def _compare(scene: _RestoreContext, entry: LedgerEntry) -> RestoreResult | _PendingRestore:
     """The restore that one file needs, or the result if it needs none."""
     hierarchy, ledger, files = scene.hierarchy, scene.ledger, scene.files
 
@@ -201,17 +201,17 @@ def _look(scene: _Scene, entry: LedgerEntry) -> RestoreResult | _PendingRestore:
     knob = CATALOG.get(entry.knob)
     version = hierarchy.version(entry.controller)
     if knob is None or version is None:
-        return _undone(entry, RestoreOutcome.GONE, "", f"no {entry.controller} controller on this node")
+        return _result(entry, RestoreOutcome.GONE, "", f"no {entry.controller} controller on this node")
     try:
         inode = files.inode(hierarchy.trigger_directory(entry.path))
         if not same_group(entry.inode, inode):
-            return _undone(entry, RestoreOutcome.GONE, "")
+            return _result(entry, RestoreOutcome.GONE, "")
         raw = files.read(hierarchy.directory(entry.controller, entry.path), entry.file).rstrip("\n")
     except OSError as exc:
         error = cgroup_error(entry.path, exc, "read")
         if isinstance(error, CgroupGoneError):
-            return _undone(entry, RestoreOutcome.GONE, "")
-        return _undone(entry, RestoreOutcome.REFUSED, "", str(error))
+            return _result(entry, RestoreOutcome.GONE, "")
+        return _result(entry, RestoreOutcome.REFUSED, "", str(error))
     try:
         actual = knob.normal(raw, version)
         text = scene.wanted(entry)
@@ -219,19 +219,19 @@ def _look(scene: _Scene, entry: LedgerEntry) -> RestoreResult | _PendingRestore:
         restore = None if original is None else knob.normal(original, version)
         ours = is_ours(knob, version, entry, ledger, actual)
     except (ValueError, AgentError, OSError) as exc:
-        return _undone(entry, RestoreOutcome.UNKNOWN, raw, str(exc))
+        return _result(entry, RestoreOutcome.UNKNOWN, raw, str(exc))
     if original is not None and entry.knob in masked(hierarchy, ledger, files, entry.path, ()):
         # Another managed file masks it, and restoring that one resets it.
         return _PendingRestore(entry, original, actual, original != text)
     if restore is not None and actual == restore:
-        return _undone(entry, RestoreOutcome.ALREADY, raw)
+        return _result(entry, RestoreOutcome.ALREADY, raw)
     # A crash between a write and its record leaves a file that holds the wanted value: ours as well.
     if entry.writer not in {US, ""} and entry.seen is not None and actual == knob.normal(entry.seen, version):
-        return _undone(entry, RestoreOutcome.FOREIGN, raw, f"by {entry.process or entry.writer}")
+        return _result(entry, RestoreOutcome.FOREIGN, raw, f"by {entry.process or entry.writer}")
     if not ours:
-        return _undone(entry, RestoreOutcome.FOREIGN, raw)
+        return _result(entry, RestoreOutcome.FOREIGN, raw)
     if original is None:
-        return _undone(entry, RestoreOutcome.UNKNOWN, raw)
+        return _result(entry, RestoreOutcome.UNKNOWN, raw)
     return _PendingRestore(entry, original, actual, original != text)
 
 
@@ -247,10 +247,10 @@ def _change(restore: _PendingRestore, version: int) -> KnobChange:
     )
 
 
-def _around(hierarchy: Hierarchy, pending: Sequence[_PendingRestore], files: FileOps) -> Known:
+def _bounding_values(hierarchy: Hierarchy, pending: Sequence[_PendingRestore], files: FileOps) -> Known:
     """The current values of these groups and their ancestors: they bound what may be written."""
     around: dict[tuple[str, str], Value] = {}
-    for path in {above for restore in pending for above in _above(restore.entry.path)}:
+    for path in {above for restore in pending for above in _with_ancestors(restore.entry.path)}:
         for name in ("cpu.set", "cpu.mems", "cpu.quota", "cpu.period"):
             knob = CATALOG[name]
             version = hierarchy.version(knob.controller)
@@ -265,14 +265,14 @@ def _around(hierarchy: Hierarchy, pending: Sequence[_PendingRestore], files: Fil
     return around
 
 
-def _above(path: str) -> list[str]:
+def _with_ancestors(path: str) -> list[str]:
     texts = [path]
     while (path := path.rpartition("/")[0]) and path != "/":
         texts.append(path)
     return texts
 
 
-def _undone(entry: LedgerEntry, undo: RestoreOutcome, text: str, detail: str = "") -> RestoreResult:
+def _result(entry: LedgerEntry, undo: RestoreOutcome, text: str, detail: str = "") -> RestoreResult:
     return RestoreResult(path=entry.path, file=entry.file, undo=undo, text=text, detail=detail)
 
 

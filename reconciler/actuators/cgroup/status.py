@@ -58,14 +58,14 @@ class StatusTable:
         """Record the status of a wanted setting."""
         if work.setting is not None:
             shown = work.actual if actual is None else actual
-            self._put(SettingStatus(work.setting, state, work.text, shown, detail, time.time()))
+            self._store(SettingStatus(work.setting, state, work.text, shown, detail, time.time()))
 
     def record_unread(self, setting: Setting, state: SettingState, detail: str) -> None:
         """The same for a setting whose file was not read."""
-        self._put(SettingStatus(setting, state, "", None, detail, time.time()))
+        self._store(SettingStatus(setting, state, "", None, detail, time.time()))
 
-    def _put(self, standing: SettingStatus) -> None:
-        self.by_group.setdefault(standing.setting.path, {})[standing.setting.knob] = standing
+    def _store(self, status: SettingStatus) -> None:
+        self.by_group.setdefault(status.setting.path, {})[status.setting.knob] = status
 
     def keep_only(self, path: str, knobs: Collection[str]) -> None:
         """Drop the status of all other knobs of a group: they have no wanted setting any more."""
@@ -93,10 +93,10 @@ class StatusTable:
         """Not possible now: report once (if ``tell``), and retry after a growing delay."""
         before = self._retries.get(work.key[1], {}).get(work.knob.name)
         delay = min(before.delay_s * 2, _RETRY_MAX_S) if before is not None and before.text == work.text else _RETRY_S
-        known = self.get(work.place)
+        last = self.get(work.place)
         self._retry(work, _Retry(time.monotonic() + delay, delay, work.text, work.target.pod_uid))
         self.record(work, state, reason)
-        if tell and (known is None or (known.state, known.detail) != (state, reason)):
+        if tell and (last is None or (last.state, last.detail) != (state, reason)):
             self._alert(state, reason, work.setting)
 
     def unreadable(self, path: str, knob: str, pod_uid: str | None, reason: str, setting: Setting | None) -> None:
@@ -113,9 +113,9 @@ class StatusTable:
             self._retries[path][knob] = _Retry(now + delay, delay, _UNREAD, pod_uid)
         if setting is None:
             return
-        known = self.get((path, knob))
+        last = self.get((path, knob))
         self.record_unread(setting, SettingState.UNREADABLE, reason)
-        if known is None or (known.state, known.detail) != (SettingState.UNREADABLE, reason):
+        if last is None or (last.state, last.detail) != (SettingState.UNREADABLE, reason):
             self._alert(SettingState.UNREADABLE, reason, setting)
 
     def readable(self, path: str, knob: str) -> None:
@@ -129,7 +129,7 @@ class StatusTable:
         self._retry(work, _Retry(time.monotonic() + _RETRY_S, _RETRY_S, work.text, work.target.pod_uid))
         self.record(work, SettingState.UNDER_WAY, detail)
 
-    def look_again(self, work: FileWrite, at: float) -> None:
+    def recheck(self, work: FileWrite, at: float) -> None:
         """Have the file checked again at ``at`` (monotonic seconds), though nothing was refused."""
         self._retry(work, _Retry(at, _RETRY_S, "", work.target.pod_uid))
 
@@ -156,10 +156,10 @@ class StatusTable:
                     retries[knob] = retry._replace(at=0.0)
                     uids.add(retry.pod_uid)
         for path, statuses in self.by_group.items():
-            for knob, standing in statuses.items():
-                if standing.state.is_waiting() and not waits((path, knob)):
-                    statuses[knob] = standing._replace(state=SettingState.DUE)
-                    uids.add(standing.setting.pod_uid)
+            for knob, status in statuses.items():
+                if status.state.is_waiting() and not waits((path, knob)):
+                    statuses[knob] = status._replace(state=SettingState.DUE)
+                    uids.add(status.setting.pod_uid)
         return uids
 
     def _retry(self, work: FileWrite, retry: _Retry) -> None:

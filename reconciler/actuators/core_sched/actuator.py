@@ -94,8 +94,8 @@ class CoreSched:
         self._files = files
         self._proc = proc
         self._file = "tasks" if hierarchy.version(hierarchy.trigger) == 1 else "cgroup.threads"
-        self._kept = LedgerState(CODEC, ledger, lane)
-        self._turns = PeriodicWorker(self._sweep, _period_s, gap_s=_GAP_S)
+        self._rows = LedgerState(CODEC, ledger, lane)
+        self._worker = PeriodicWorker(self._sweep, _period_s, gap_s=_GAP_S)
         self._unable = ""
         self._unrecorded = ""
         self._refused = ""
@@ -106,22 +106,22 @@ class CoreSched:
     def planned(self, situation: PlanSnapshot) -> None:
         """A reconciliation is over."""
         concerned = situation.plan.cookies is not None or self._ours or self._unable or self.standings
-        self._turns.planned(situation, wake=bool(concerned))
+        self._worker.planned(situation, wake=bool(concerned))
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Sweep after each reconciliation, and periodically, for ever."""
-        await self._turns.run(task_status=task_status)
+        await self._worker.run(task_status=task_status)
 
     async def sweep(self) -> None:
         """Bring all threads to the newest plan's cookies; one sweep at a time."""
-        await self._turns.sweep()
+        await self._worker.sweep()
 
     async def restore(self, only: str | None = None) -> Sequence[RestoreResult]:
         """Clear our cookies; from every thread of the machine, or from those of one pod."""
-        async with self._turns.restoring():
+        async with self._worker.restoring():
             if not self._ours:
                 return ()
-            done, left = await self._turns.work(partial(tasks.undo, self._prctl, self._kept.now, only, self._proc))
+            done, left = await self._worker.work(partial(tasks.undo, self._prctl, self._rows.now, only, self._proc))
             await self._save(left.ours, dropped="restored")
             for result in done:
                 self._note("restored" if result.ok else "failed", result.path, group=result.path, why=result.detail)
@@ -135,8 +135,8 @@ class CoreSched:
         return {
             "unable": self._unable,
             "cookies": groups,
-            "sweeps": self._turns.sweeps,
-            "last_sweep_s": self._turns.swept_s,
+            "sweeps": self._worker.sweeps,
+            "last_sweep_s": self._worker.swept_s,
         }
 
     def problems(self) -> Sequence[str]:
@@ -148,29 +148,29 @@ class CoreSched:
     @property
     def _ours(self) -> Mapping[int, str]:
         """Our cookies, each with its group."""
-        return self._kept.now.ours
+        return self._rows.now.ours
 
     async def _sweep(self, situation: PlanSnapshot) -> None:
-        wish = situation.plan.cookies
-        if wish is None and not self._ours:
+        plan = situation.plan.cookies
+        if plan is None and not self._ours:
             self.standings, self._unable, self._unrecorded, self._refused = {}, "", "", ""
             return
         why = unable(self._prctl)
         if why:
-            if wish is not None and why != self._unable:
+            if plan is not None and why != self._unable:
                 _LOG.warning("core scheduling is not available", reason=why)
-            self.standings, self._unable = {}, why if wish is not None else ""
+            self.standings, self._unable = {}, why if plan is not None else ""
             return
         self._unable = ""
         try:
-            await self._bring(self._places(situation))
-            if wish is None or time.monotonic() - self._pruned_at >= _PRUNE_S:
+            await self._apply(self._targets(situation))
+            if plan is None or time.monotonic() - self._pruned_at >= _PRUNE_S:
                 await self._prune()
         except OSError as exc:
             # The last core lost its second thread during the sweep: the next sweep reports it.
             _LOG.warning("core scheduling failed", error=str(exc))
 
-    def _places(self, situation: PlanSnapshot) -> list[_CookieTarget]:
+    def _targets(self, situation: PlanSnapshot) -> list[_CookieTarget]:
         cookies = situation.plan.cookies or CookiePlan()
         places = []
         for uid, pod in sorted(situation.view.pods.items()):
@@ -187,7 +187,7 @@ class CoreSched:
                 places.append(_CookieTarget(path, self._hierarchy.trigger_directory(path), member, left, detail))
         return places
 
-    async def _bring(self, places: Sequence[_CookieTarget]) -> None:
+    async def _apply(self, places: Sequence[_CookieTarget]) -> None:
         wanted = {target.path: target.member.group for target in places if target.member is not None}
         left = frozenset(target.path for target in places if target.left is not None)
         where = [(target.path, target.directory) for target in places]
@@ -195,20 +195,20 @@ class CoreSched:
         self._unrecorded, refused = "", Counter[str]()
         for _ in range(_ROUNDS):
             # A copy: the event loop changes its own meanwhile. Thousands of threads take milliseconds: not in the loop.
-            look = partial(self._look, where, wanted, dict(self._ours), left, written)
-            seen, steps = await self._turns.work(look)
+            read = partial(self._read, where, wanted, dict(self._ours), left, written)
+            seen, steps = await self._worker.work(read)
             if not steps or self._unrecorded or refused:
                 break
-            for first in range(0, len(steps.shares), _AT_ONCE):
-                written |= await self._share(steps.shares[first : first + _AT_ONCE], refused)
-            if steps.drops:
-                given = await self._turns.work(partial(tasks.drop, self._prctl, steps.drops))
-                self._count("restored", given, refused)
+            for first in range(0, len(steps.assignments), _AT_ONCE):
+                written |= await self._assign(steps.assignments[first : first + _AT_ONCE], refused)
+            if steps.clears:
+                assigned = await self._worker.work(partial(tasks.drop, self._prctl, steps.clears))
+                self._count("restored", assigned, refused)
         self._refused = "; ".join(f"{_threads(count)}: {message}" for message, count in sorted(refused.items()))
         count = partial(_tallies, wanted, seen, dict(self._ours), written)
-        self._stand(places, seen, await self._turns.work(count))
+        self._record_statuses(places, seen, await self._worker.work(count))
 
-    def _look(
+    def _read(
         self,
         where: Sequence[tuple[str, str]],
         wanted: Mapping[str, str],
@@ -220,45 +220,47 @@ class CoreSched:
         seen = tasks.observe(where, self._file, self._prctl, self._files)
         if written:
             # A thread that exited before it got its cookie may have left its id to a thread that is not managed.
-            strangers = written.difference(*(threads.threads for threads in seen.values()))
-            if taken := tasks.with_cookie(self._prctl, sorted(strangers), ours):
+            unmanaged = written.difference(*(threads.threads for threads in seen.values()))
+            if taken := tasks.with_cookie(self._prctl, sorted(unmanaged), ours):
                 tasks.drop(self._prctl, taken)
         return seen, compare.decide(wanted, seen, ours, left)
 
-    async def _share(self, shares: Sequence[CookieAssignment], refused: Counter[str]) -> set[int]:
+    async def _assign(self, shares: Sequence[CookieAssignment], refused: Counter[str]) -> set[int]:
         """Assign cookies; new ones are in the store before any thread gets them."""
         written: set[int] = set()
         with ExitStack() as stack:
             carriers = [stack.enter_context(CookieCarrier()) for _ in shares]
-            had = []
+            cookies = []
             for carrier, share in zip(carriers, shares, strict=True):
-                take = partial(tasks.clear, carrier, self._prctl, share.source, share.cookie)
-                had.append(await self._turns.work(take))
+                load = partial(tasks.load_carrier, carrier, self._prctl, share.source, share.cookie)
+                cookies.append(await self._worker.work(load))
             made = {
-                cookie: share.group for cookie, share in zip(had, shares, strict=True) if cookie and not share.cookie
+                cookie: share.group
+                for cookie, share in zip(cookies, shares, strict=True)
+                if cookie and not share.cookie
             }
             if made and not await self._save({**self._ours, **made}):
                 return written
-            for carrier, share, cookie in zip(carriers, shares, had, strict=True):
+            for carrier, share, cookie in zip(carriers, shares, cookies, strict=True):
                 if cookie:
-                    give = partial(tasks.assign, carrier, self._prctl, share.tids)
-                    given = await self._turns.work(give)
-                    written.update(given.done)
-                    self._count("written", given, refused)
+                    assign = partial(tasks.assign, carrier, self._prctl, share.tids)
+                    assigned = await self._worker.work(assign)
+                    written.update(assigned.done)
+                    self._count("written", assigned, refused)
             # Closing waits for the threads to end: not in the event loop.
-            await self._turns.work(stack.pop_all().close)
+            await self._worker.work(stack.pop_all().close)
         return written
 
-    def _count(self, outcome: str, given: tasks.AssignResult, refused: Counter[str]) -> None:
-        self._writes[CORE_COOKIE, outcome] += len(given.done)
-        self._writes[CORE_COOKIE, "refused"] += sum(given.errors.values())
-        refused.update(given.errors)
+    def _count(self, outcome: str, assigned: tasks.AssignResult, refused: Counter[str]) -> None:
+        self._writes[CORE_COOKIE, outcome] += len(assigned.done)
+        self._writes[CORE_COOKIE, "refused"] += sum(assigned.errors.values())
+        refused.update(assigned.errors)
 
     # The recorded cookies
 
     async def _save(self, ours: Mapping[int, str], *, dropped: str = "gone") -> bool:
         try:
-            await self._kept.save(CookieState(ours=dict(ours)), dropped=dropped)
+            await self._rows.save(CookieState(ours=dict(ours)), dropped=dropped)
         except StoreError as exc:
             self._unrecorded = f"no cookie is assigned that cannot be recorded: {exc}"
             return False
@@ -269,14 +271,14 @@ class CoreSched:
         self._pruned_at = time.monotonic()
         if not self._ours:
             return
-        look = partial(tasks.cookie_threads, self._prctl, dict(self._ours), None, self._proc)
-        held = set((await self._turns.work(look)).values())
+        read = partial(tasks.cookie_threads, self._prctl, dict(self._ours), None, self._proc)
+        held = set((await self._worker.work(read)).values())
         if held != self._ours.keys():
             await self._save({cookie: group for cookie, group in self._ours.items() if cookie in held})
 
     # Status and history
 
-    def _stand(
+    def _record_statuses(
         self,
         places: Sequence[_CookieTarget],
         seen: Mapping[str, ObservedThreads],
@@ -290,11 +292,13 @@ class CoreSched:
             count, fresh = cookie_states[path]
             state, detail = self._state(target, seen[path], count, fresh=fresh)
             actual = member.group if count.right == count.total else f"{count.right} of {_threads(count.total)}"
-            standing = SettingStatus(member.setting, state, member.group, actual, detail, time.time())
-            known = before.get(path, {}).get(CORE_COOKIE)
-            if fresh and (known is None or known.wanted != member.group or known.state is SettingState.WOULD_WRITE):
+            status = SettingStatus(member.setting, state, member.group, actual, detail, time.time())
+            earlier = before.get(path, {}).get(CORE_COOKIE)
+            if fresh and (
+                earlier is None or earlier.wanted != member.group or earlier.state is SettingState.WOULD_WRITE
+            ):
                 self._note("write", path, group=member.group, why=member.setting.reason, setting=member.setting)
-            self.standings[path] = {CORE_COOKIE: standing}
+            self.standings[path] = {CORE_COOKIE: status}
 
     def _state(
         self, target: _CookieTarget, seen: ObservedThreads, tally: compare.ThreadTally, *, fresh: bool
@@ -330,8 +334,8 @@ class CoreSched:
 
 
 def _period_s(situation: PlanSnapshot) -> float | None:
-    wish = situation.plan.cookies
-    return wish.sweep_s if wish is not None else None
+    plan = situation.plan.cookies
+    return plan.sweep_s if plan is not None else None
 
 
 def _threads(count: int) -> str:

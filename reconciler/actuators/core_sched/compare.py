@@ -29,11 +29,11 @@ class CookieAssignment(Struct, frozen=True, kw_only=True):
 class CookieSteps(Struct, frozen=True, kw_only=True):
     """The due steps. ``drops``: threads whose cookie is to be cleared."""
 
-    shares: tuple[CookieAssignment, ...] = ()
-    drops: tuple[int, ...] = ()
+    assignments: tuple[CookieAssignment, ...] = ()
+    clears: tuple[int, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.shares or self.drops)
+        return bool(self.assignments or self.clears)
 
 
 class ThreadTally(Struct, frozen=True, kw_only=True):
@@ -87,7 +87,7 @@ def decide(
         CookieAssignment(group=group, cookie=now.get(group, 0), source=source.get(group, 0), tids=tuple(need[group]))
         for group in sorted(need)
     )
-    return CookieSteps(shares=shares, drops=tuple(drops))
+    return CookieSteps(assignments=shares, clears=tuple(drops))
 
 
 def tally(group: str, seen: ObservedThreads, now: Mapping[str, int], ours: Mapping[int, str]) -> ThreadTally:

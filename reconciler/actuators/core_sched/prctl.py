@@ -24,7 +24,7 @@ _SHARE_FROM: Final = 3
 _THREAD: Final = 0
 """The scope of a call: one task. The other scopes, a process or a process group, are for writing only."""
 
-_WHY: Final = {
+_REASONS: Final = {
     errno.EINVAL: "this kernel has no core scheduling (CONFIG_SCHED_CORE, from Linux 5.14 on)",
     errno.ENODEV: "no core of this machine has two online threads: core scheduling has no effect",
     errno.ENOSYS: "this kernel has no prctl",
@@ -85,7 +85,7 @@ def unable(prctl: Prctl) -> str:
     try:
         own = prctl.get(0)
     except OSError as exc:
-        return _WHY.get(exc.errno or 0, str(exc))
+        return _REASONS.get(exc.errno or 0, str(exc))
     if own:
         # Every thread of bypassd would pass it on, and none could clear a cookie.
         return "bypassd itself has a core scheduling cookie: start it without one"

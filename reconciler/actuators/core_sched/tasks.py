@@ -75,7 +75,7 @@ def undo(
         return [], state
     if why := unable(prctl):
         return [refused(why)], state
-    done = take_back(prctl, state.ours, only, proc)
+    done = clear_all(prctl, state.ours, only, proc)
     held = set(cookie_threads(prctl, state.ours, None, proc).values())
     return done, CookieState(ours={cookie: group for cookie, group in state.ours.items() if cookie in held})
 
@@ -112,7 +112,7 @@ def observe(
     threads: dict[str, ObservedThreads] = {}
     for name, directory in places:
         try:
-            tids = sorted(set(_listed(directory, file, files)))
+            tids = sorted(set(_thread_ids(directory, file, files)))
         except OSError as exc:
             if exc.errno not in _GONE:
                 threads[name] = ObservedThreads(problem=f"cannot list its threads: {exc.strerror}")
@@ -121,11 +121,11 @@ def observe(
     return threads
 
 
-def _listed(directory: str, file: str, files: FileOps) -> Iterator[int]:
+def _thread_ids(directory: str, file: str, files: FileOps) -> Iterator[int]:
     yield from map(int, files.read(directory, file).split())
     for inner in files.groups(directory):
         try:
-            yield from _listed(f"{directory}/{inner}", file, files)
+            yield from _thread_ids(f"{directory}/{inner}", file, files)
         except OSError as exc:
             if exc.errno not in _GONE:
                 raise
@@ -145,7 +145,7 @@ def _cookies(tids: Sequence[int], prctl: Prctl) -> ObservedThreads:
             if exc.errno in {errno.ENODEV, errno.EINVAL}:
                 raise
             if exc.errno != errno.ESRCH:
-                problem = _words(exc)
+                problem = _error_text(exc)
     return ObservedThreads(threads=threads, problem=problem)
 
 
@@ -159,7 +159,7 @@ def assign(carrier: CookieCarrier, prctl: Prctl, tids: Iterable[int]) -> AssignR
                 prctl.share_to(tid)
             except OSError as exc:
                 if exc.errno != errno.ESRCH:
-                    errors[_words(exc)] += 1
+                    errors[_error_text(exc)] += 1
             else:
                 done.append(tid)
         return AssignResult(tuple(done), errors)
@@ -167,7 +167,7 @@ def assign(carrier: CookieCarrier, prctl: Prctl, tids: Iterable[int]) -> AssignR
     return carrier.call(hand_out)
 
 
-def clear(carrier: CookieCarrier, prctl: Prctl, source: int, cookie: int) -> int:
+def load_carrier(carrier: CookieCarrier, prctl: Prctl, source: int, cookie: int) -> int:
     """Give the carrier a group's cookie, from one of its threads, or (``cookie`` 0) a new one; returns its cookie.
 
     0 if the thread has exited or has another cookie by now: read again.
@@ -217,25 +217,29 @@ def cookie_threads(
                 cookie = prctl.get(tid)
             except OSError:
                 continue
-            if cookie in cookies and (only is None or _is_of(f"{proc}/{pid}/task/{tid}", only)):
+            if cookie in cookies and (only is None or _is_in_pod(f"{proc}/{pid}/task/{tid}", only)):
                 threads[tid] = cookie
     return threads
 
 
-def take_back(
+def clear_all(
     prctl: Prctl, ours: Mapping[int, str], only: str | None = None, proc: str = "/proc"
 ) -> list[RestoreResult]:
     """Clear our cookies on every thread that has one, in any group; one result for each cookie."""
     taken: Counter[int] = Counter()
     failed: dict[int, str] = {}
     for _ in range(_ROUNDS):
-        there = {tid: cookie for tid, cookie in cookie_threads(prctl, ours, only, proc).items() if cookie not in failed}
-        if not there:
+        holders = {
+            tid: cookie for tid, cookie in cookie_threads(prctl, ours, only, proc).items() if cookie not in failed
+        }
+        if not holders:
             break
-        given = drop(prctl, there)
-        taken.update(there[tid] for tid in given.done)
-        if given.errors:
-            failed |= dict.fromkeys((there[tid] for tid in there.keys() - set(given.done)), next(iter(given.errors)))
+        cleared = drop(prctl, holders)
+        taken.update(holders[tid] for tid in cleared.done)
+        if cleared.errors:
+            failed |= dict.fromkeys(
+                (holders[tid] for tid in holders.keys() - set(cleared.done)), next(iter(cleared.errors))
+            )
     return [
         RestoreResult(
             path=ours[cookie],
@@ -256,7 +260,7 @@ def _numbers(directory: str) -> list[int]:
         return []
 
 
-def _is_of(directory: str, uid: str) -> bool:
+def _is_in_pod(directory: str, uid: str) -> bool:
     """Whether a thread is in a pod's group, named by either cgroup driver."""
     try:
         with open(f"{directory}/cgroup", encoding="utf-8") as file:
@@ -266,6 +270,6 @@ def _is_of(directory: str, uid: str) -> bool:
     return f"pod{uid}" in text or f"pod{uid.replace('-', '_')}" in text
 
 
-def _words(exc: OSError) -> str:
+def _error_text(exc: OSError) -> str:
     name = errno.errorcode.get(exc.errno or 0, str(exc.errno))
     return f"prctl: {name}" + (" (CAP_SYS_PTRACE is needed)" if exc.errno == errno.EPERM else "")

@@ -183,7 +183,7 @@ class NodeFiles:
         self.standings: dict[str, dict[str, SettingStatus]] = {}
         self._access = FileAccess(root, files, catalog)
         self._rows = {kind: LedgerState(codec, ledger, lane) for kind, codec in CODECS.items()}
-        self._turns = PeriodicWorker(self._sweep, _period_s)
+        self._worker = PeriodicWorker(self._sweep, _period_s)
         self._confirmed: set[str] = set()
         """Files in which a value of ours was read in this run: any other value there is another program's."""
         self._values: dict[str, int | str] = {}
@@ -192,21 +192,21 @@ class NodeFiles:
 
     def planned(self, situation: PlanSnapshot) -> None:
         """A reconciliation is over. The values do not depend on pods: only a changed target wakes a sweep."""
-        before = self._turns.situation
+        before = self._worker.situation
         changed = before is None or _relevant(before) != _relevant(situation)
-        self._turns.planned(situation, wake=changed and bool(situation.plan.files or self._changed))
+        self._worker.planned(situation, wake=changed and bool(situation.plan.files or self._changed))
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Compare after each change of the targets, and each minute, for ever."""
-        await self._turns.run(task_status=task_status)
+        await self._worker.run(task_status=task_status)
 
     async def sweep(self) -> None:
         """Bring the files to the newest plan's values."""
-        await self._turns.sweep()
+        await self._worker.sweep()
 
     async def restore(self, only: str | None = None) -> Sequence[RestoreResult]:
         """Restore all of them; none belongs to a pod."""
-        async with self._turns.restoring():
+        async with self._worker.restoring():
             return await self._restore(self._changed) if only is None else ()
 
     def status(self) -> Mapping[str, object]:
@@ -245,7 +245,7 @@ class NodeFiles:
     async def _sweep(self, situation: PlanSnapshot) -> None:
         targets = situation.plan.files
         names = sorted({*targets, *self._changed})
-        self._values = await self._turns.work(lambda: {name: self._access.value(name) for name in names})
+        self._values = await self._worker.work(lambda: {name: self._access.value(name) for name in names})
         held = {name for name in names if holding(situation.holds, path=MACHINE, knob=name, pod_uid=None) is not None}
         if situation.enforce:
             await self._restore(
@@ -256,7 +256,7 @@ class NodeFiles:
             if (setting := target.setting) is None:
                 continue  # the value cannot be computed now; the current one stays
             dry = not situation.enforce or target.dry_run
-            state, detail = await self._bring(setting, target, held=name in held, dry=dry)
+            state, detail = await self._set(setting, target, held=name in held, dry=dry)
             value = self._values[name]
             actual = str(value) if isinstance(value, int) else None
             statuses[name] = SettingStatus(setting, state, str(setting.value), actual, detail, time.time())
@@ -264,7 +264,7 @@ class NodeFiles:
                 self.counts[state] += 1
         self.standings = {MACHINE: statuses} if statuses else {}
 
-    async def _bring(self, setting: Setting, wanted: FileTarget, *, held: bool, dry: bool) -> tuple[SettingState, str]:
+    async def _set(self, setting: Setting, wanted: FileTarget, *, held: bool, dry: bool) -> tuple[SettingState, str]:
         """Bring one file to its value; returns its state, with the reason."""
         name, value = setting.knob, setting.value
         assert isinstance(value, int)
@@ -292,7 +292,7 @@ class NodeFiles:
             await rows.save(FileRows(values={**rows.now.values, name: fresh}))
         except StoreError as exc:
             return SettingState.NOT_RECORDED, str(exc)
-        refused = await self._turns.work(partial(self._access.set, name, target))
+        refused = await self._worker.work(partial(self._access.set, name, target))
         if refused:
             return SettingState.REFUSED, refused
         self._confirmed.add(name)
@@ -309,7 +309,7 @@ class NodeFiles:
             mine = {name: file for name, file in chosen.items() if name in rows.now.values}
             if not mine:
                 continue
-            results, failed = await self._turns.work(partial(undo, self._access, kind, FileRows(values=mine)))
+            results, failed = await self._worker.work(partial(undo, self._access, kind, FileRows(values=mine)))
             over = mine.keys() - failed.values.keys()
             self._confirmed -= over
             left = {name: file for name, file in rows.now.values.items() if name not in over}

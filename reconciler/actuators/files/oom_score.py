@@ -83,14 +83,14 @@ def _load(rows: Iterable[LedgerEntry]) -> OomScoreRows:
                 whole(pid), whole(start)
                 odd.setdefault(row.path, {})[process] = original
     return OomScoreRows(
-        containers={path: msgspec.structs.replace(kept, odd=odd.get(path, {})) for path, kept in containers.items()}
+        containers={path: msgspec.structs.replace(record, odd=odd.get(path, {})) for path, record in containers.items()}
     )
 
 
 def _dump(state: OomScoreRows) -> Iterable[LedgerEntry]:
-    for path, kept in state.containers.items():
-        originals = {FILE: kept.original, **{f"{_OF_PROCESS}{process}": had for process, had in kept.odd.items()}}
-        ours = tuple(map(str, kept.ours))
+    for path, record in state.containers.items():
+        originals = {FILE: record.original, **{f"{_OF_PROCESS}{process}": had for process, had in record.odd.items()}}
+        ours = tuple(map(str, record.ours))
         for field, original in originals.items():
             yield LedgerEntry(
                 kind=PROCESS,
@@ -98,11 +98,11 @@ def _dump(state: OomScoreRows) -> Iterable[LedgerEntry]:
                 path=path,
                 file=field,
                 knob=OOM_SCORE,
-                inode=kept.inode,
+                inode=record.inode,
                 original=str(original),
                 ours=ours,
                 wanted=ours[-1] if ours else None,
-                pod_uid=kept.pod_uid or None,
+                pod_uid=record.pod_uid or None,
                 policy=OomScores.name,
             )
 
@@ -115,7 +115,7 @@ class OomScoreProcesses:
 
     def __init__(self, hierarchy: Hierarchy, root: str, files: FileOps) -> None:
         self._hierarchy = hierarchy
-        self._listed = PodProcesses(hierarchy, files)
+        self._pod_processes = PodProcesses(hierarchy, files)
         self._proc = os.path.join(root, "proc")
         self._files = files
 
@@ -127,7 +127,7 @@ class OomScoreProcesses:
                 return {}
         except OSError:
             return {}
-        for pid in map(str, self._listed.of_group(path)):
+        for pid in map(str, self._pod_processes.of_group(path)):
             try:
                 start = self._start(pid)
                 rows.append((start, f"{pid}:{start}", int(self._files.read(f"{self._proc}/{pid}", FILE))))
@@ -154,29 +154,29 @@ class OomScoreProcesses:
         # The name in brackets may contain any character, brackets too: count from the last bracket.
         return int(self._files.read(f"{self._proc}/{pid}", "stat").rpartition(")")[2].split()[19])
 
-    def restore(self, path: str, kept: OomScoreState) -> list[RestoreResult]:
+    def restore(self, path: str, record: OomScoreState) -> list[RestoreResult]:
         """Restore every process of a container to its own, else the container's original; one result per container."""
         failed = Counter[str]()
-        given = 0
-        for key, number in self.scores_of(path, kept.inode).items():
-            original = kept.odd.get(key, kept.original)
-            if number in kept.ours and number != original:
+        restored = 0
+        for key, number in self.scores_of(path, record.inode).items():
+            original = record.odd.get(key, record.original)
+            if number in record.ours and number != original:
                 outcome = self.write(key, original)
-                given += not outcome
+                restored += not outcome
                 failed[outcome] += bool(outcome) and outcome != "gone"
         why = "; ".join(f"{count} processes: {code}" for code, count in sorted(failed.items()) if count)
-        undo = RestoreOutcome.REFUSED if why else RestoreOutcome.RESTORED if given else RestoreOutcome.ALREADY
-        return [RestoreResult(path=path, file=FILE, undo=undo, text=str(kept.original), detail=why)]
+        undo = RestoreOutcome.REFUSED if why else RestoreOutcome.RESTORED if restored else RestoreOutcome.ALREADY
+        return [RestoreResult(path=path, file=FILE, undo=undo, text=str(record.original), detail=why)]
 
 
 def undo(
     processes: OomScoreProcesses, state: OomScoreRows, only: str | None = None
 ) -> tuple[list[RestoreResult], OomScoreRows]:
     """Restore all containers, or those of one pod (uid); returns the results and the remaining state. For a thread."""
-    chosen = {path: kept for path, kept in sorted(state.containers.items()) if only in {None, kept.pod_uid}}
-    done = [result for path, kept in chosen.items() for result in processes.restore(path, kept)]
+    chosen = {path: record for path, record in sorted(state.containers.items()) if only in {None, record.pod_uid}}
+    done = [result for path, record in chosen.items() for result in processes.restore(path, record)]
     failed = {result.path for result in done if not result.ok}
-    left = {path: kept for path, kept in state.containers.items() if path not in chosen or path in failed}
+    left = {path: record for path, record in state.containers.items() if path not in chosen or path in failed}
     return done, OomScoreRows(containers=left)
 
 
@@ -209,33 +209,35 @@ class OomScores:
         """By group path, then knob; as `cgroup.status.StatusTable.by_group`."""
         self._processes = OomScoreProcesses(hierarchy, root, files)
         self._rows = LedgerState(CODEC, ledger, lane)
-        self._turns = PeriodicWorker(self._sweep, _period_s)
+        self._worker = PeriodicWorker(self._sweep, _period_s)
         self._problems: list[str] = []
 
     # The interface of an auxiliary actuator
 
     def planned(self, situation: PlanSnapshot) -> None:
         """A reconciliation is over."""
-        self._turns.planned(situation, wake=situation.plan.oom_scores is not None or bool(self._kept))
+        self._worker.planned(situation, wake=situation.plan.oom_scores is not None or bool(self._containers))
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Sweep after each reconciliation, and periodically, for ever."""
-        await self._turns.run(task_status=task_status)
+        await self._worker.run(task_status=task_status)
 
     async def sweep(self) -> None:
         """Bring all BE processes to the newest plan's values; one sweep at a time."""
-        await self._turns.sweep()
+        await self._worker.sweep()
 
     async def restore(self, only: str | None = None) -> Sequence[RestoreResult]:
         """Restore everything, or one pod's containers; the other pods keep their values."""
-        async with self._turns.restoring():
-            chosen = {path: kept for path, kept in sorted(self._kept.items()) if only in {None, kept.pod_uid}}
-            return await self._give_back(chosen)
+        async with self._worker.restoring():
+            chosen = {
+                path: record for path, record in sorted(self._containers.items()) if only in {None, record.pod_uid}
+            }
+            return await self._restore(chosen)
 
     def status(self) -> Mapping[str, object]:
         """The containers that have a value of ours, and counts."""
         return {
-            "containers": {path: kept.ours[-1] for path, kept in sorted(self._kept.items())},
+            "containers": {path: record.ours[-1] for path, record in sorted(self._containers.items())},
             "counts": dict(sorted(self.counts.items())),
         }
 
@@ -246,7 +248,7 @@ class OomScores:
     # One sweep
 
     @property
-    def _kept(self) -> Mapping[str, OomScoreState]:
+    def _containers(self) -> Mapping[str, OomScoreState]:
         """The containers that have a value of ours."""
         return self._rows.now.containers
 
@@ -254,33 +256,33 @@ class OomScores:
         self._problems = []
         wanted, left = self._wanted(situation)
         self.standings = {path: {OOM_SCORE: status} for path, status in left.items() if status is not None}
-        await self._give_back(await self._turns.work(partial(self._unwanted, situation, {*wanted, *left})))
-        news, writes = await self._turns.work(partial(self._compare, wanted))
+        await self._restore(await self._worker.work(partial(self._unwanted, situation, {*wanted, *left})))
+        records, writes = await self._worker.work(partial(self._compare, wanted))
         unrecorded: set[str] = set()
-        if news and not await self._keep({**self._kept, **news}):
-            unrecorded = {path for path in news if writes.pop(path, None) is not None}
-        outcomes = await self._turns.work(partial(self._write, writes))
+        if records and not await self._save({**self._containers, **records}):
+            unrecorded = {path for path in records if writes.pop(path, None) is not None}
+        outcomes = await self._worker.work(partial(self._write, writes))
         for path, (setting, _) in wanted.items():
-            self.standings[path] = {OOM_SCORE: _standing(setting, outcomes.get(path), recorded=path not in unrecorded)}
+            self.standings[path] = {OOM_SCORE: _status(setting, outcomes.get(path), recorded=path not in unrecorded)}
         refused = sum(outcomes.values(), Counter[str]())
         self._problems += [
             f"{count} processes keep their oom_score_adj: {code}" for code, count in refused.items() if code
         ]
 
-    def _unwanted(self, situation: PlanSnapshot, known: Collection[str]) -> dict[str, OomScoreState]:
+    def _unwanted(self, situation: PlanSnapshot, managed: Collection[str]) -> dict[str, OomScoreState]:
         """The containers with a row that are not in the view any more: restored if writing is allowed.
 
         Otherwise only rows without a process are dropped: the group is gone, and nothing is written.
         """
         plan = situation.plan.oom_scores or OomScorePlan()
-        frozen = not situation.enforce or plan.dry_run
+        read_only = not situation.enforce or plan.dry_run
         return {
-            path: kept
-            for path, kept in self._kept.items()
-            if path not in known
+            path: record
+            for path, record in self._containers.items()
+            if path not in managed
             and (
-                not (frozen or holding(situation.holds, path=path, knob=OOM_SCORE, pod_uid=kept.pod_uid or None))
-                or not self._processes.scores_of(path, kept.inode)
+                not (read_only or holding(situation.holds, path=path, knob=OOM_SCORE, pod_uid=record.pod_uid or None))
+                or not self._processes.scores_of(path, record.inode)
             )
         }
 
@@ -296,9 +298,9 @@ class OomScores:
                 setting = plan.settings.get(path)
                 hold = holding(situation.holds, path=path, knob=OOM_SCORE, pod_uid=uid)
                 if hold is not None:
-                    left[path] = _left(setting, SettingState.HELD, f"{hold.reason} (by {hold.by})")
+                    left[path] = _unchanged_status(setting, SettingState.HELD, f"{hold.reason} (by {hold.by})")
                 elif not situation.enforce or plan.dry_run:
-                    left[path] = _left(setting, SettingState.WOULD_WRITE, "")
+                    left[path] = _unchanged_status(setting, SettingState.WOULD_WRITE, "")
                 elif setting is not None:
                     wanted[path] = setting, container.group.inode
         return wanted, left
@@ -307,36 +309,36 @@ class OomScores:
         self, wanted: Mapping[str, tuple[Setting, int]]
     ) -> tuple[dict[str, OomScoreState], dict[str, tuple[int, list[str]]]]:
         """In the thread: the new records, and the processes whose value differs from the wanted one."""
-        news: dict[str, OomScoreState] = {}
+        records: dict[str, OomScoreState] = {}
         writes: dict[str, tuple[int, list[str]]] = {}
         for path, (setting, inode) in wanted.items():
             number, uid = setting.value, setting.pod_uid or ""
             assert isinstance(number, int)
             numbers = self._processes.scores_of(path, inode)
-            kept = self._kept.get(path)
-            if kept is not None and kept.inode != inode:
-                kept = None
+            record = self._containers.get(path)
+            if record is not None and record.inode != inode:
+                record = None
             differ = [key for key, has in numbers.items() if has != number]
             if not differ:
                 continue
             # A former value of ours already has its original. At the first write no value is ours, and a process that
             # has the wanted value has it as its own original.
-            others = numbers.keys() if kept is None else differ
-            if kept is None:
+            others = numbers.keys() if record is None else differ
+            if record is None:
                 original = next(iter(numbers.values()))
-                kept = OomScoreState(pod_uid=uid, inode=inode, ours=[], original=original)
-            odd = {key: numbers[key] for key in others if numbers[key] not in {kept.original, *kept.ours}}
+                record = OomScoreState(pod_uid=uid, inode=inode, ours=[], original=original)
+            odd = {key: numbers[key] for key in others if numbers[key] not in {record.original, *record.ours}}
             after = OomScoreState(
                 pod_uid=uid,
                 inode=inode,
-                ours=[*(our for our in kept.ours if our != number), number],
-                original=kept.original,
-                odd={**odd, **{key: has for key, has in kept.odd.items() if key in numbers}},
+                ours=[*(our for our in record.ours if our != number), number],
+                original=record.original,
+                odd={**odd, **{key: has for key, has in record.odd.items() if key in numbers}},
             )
-            if after != self._kept.get(path):
-                news[path] = after
+            if after != self._containers.get(path):
+                records[path] = after
             writes[path] = number, differ
-        return news, writes
+        return records, writes
 
     def _write(self, writes: Mapping[str, tuple[int, list[str]]]) -> dict[str, Counter[str]]:
         """In the thread. By container: the outcomes, an empty one for a write; exited processes do not count."""
@@ -347,18 +349,20 @@ class OomScores:
             del counts[path]["gone"]
         return counts
 
-    async def _give_back(self, chosen: Mapping[str, OomScoreState]) -> list[RestoreResult]:
+    async def _restore(self, chosen: Mapping[str, OomScoreState]) -> list[RestoreResult]:
         done: list[RestoreResult] = []
         if not chosen:
             return done
-        for path, kept in chosen.items():
-            done += await self._turns.work(partial(self._processes.restore, path, kept))
+        for path, record in chosen.items():
+            done += await self._worker.work(partial(self._processes.restore, path, record))
         self._problems += [f"{result.path}: {result.detail}" for result in done if not result.ok]
         over = {result.path for result in done if result.ok}
-        await self._keep({path: kept for path, kept in self._kept.items() if path not in over}, dropped="restored")
+        await self._save(
+            {path: record for path, record in self._containers.items() if path not in over}, dropped="restored"
+        )
         return done
 
-    async def _keep(self, containers: Mapping[str, OomScoreState], *, dropped: str = "gone") -> bool:
+    async def _save(self, containers: Mapping[str, OomScoreState], *, dropped: str = "gone") -> bool:
         """Record these instead; returns whether that is durable, and in force."""
         try:
             await self._rows.save(OomScoreRows(containers=containers), dropped=dropped)
@@ -373,13 +377,13 @@ def _period_s(situation: PlanSnapshot) -> float | None:
     return plan.sweep_s if plan is not None else None
 
 
-def _left(setting: Setting | None, state: SettingState, detail: str) -> SettingStatus | None:
+def _unchanged_status(setting: Setting | None, state: SettingState, detail: str) -> SettingStatus | None:
     if setting is None:
         return None
     return SettingStatus(setting, state, str(setting.value), None, detail or setting.reason, time.time())
 
 
-def _standing(setting: Setting, outcome: Counter[str] | None, *, recorded: bool) -> SettingStatus:
+def _status(setting: Setting, outcome: Counter[str] | None, *, recorded: bool) -> SettingStatus:
     """The status of one container after a sweep."""
     wanted = str(setting.value)
     refused = ", ".join(f"{count} processes: {code}" for code, count in sorted((outcome or {}).items()) if code)

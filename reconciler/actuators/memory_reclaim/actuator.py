@@ -35,7 +35,7 @@ _KNOB: Final = "memory.reclaim"
 _CACHE_ONLY: Final = " swappiness=0"
 _CHUNK: Final = 16 << 20
 _SLICE_S: Final = 0.001
-_KEPT: Final = 50
+_HISTORY: Final = 50
 _LACKING: Final = "this kernel has no memory.reclaim (from Linux 5.19 on)"
 
 
@@ -60,17 +60,17 @@ class ReclaimActuator:
         """The cgroup version of the memory controller, 0 without one."""
         self.counts: Counter[str] = Counter()
         """Actions by kind and outcome, and ``bytes``."""
-        self.done: deque[ReclaimResult] = deque(maxlen=_KEPT)
+        self.done: deque[ReclaimResult] = deque(maxlen=_HISTORY)
         self.problems: dict[str, str] = {}
         """What cannot be read or done on this node, by subject."""
         self._hierarchy = hierarchy
         self._files = files
         self._clock = clock
         self._lane = trio.CapacityLimiter(1)
-        self._knows_swappiness = True
+        self._has_swappiness = True
         """False after the kernel has refused it once. Used in the actuator's thread only."""
 
-    async def read(self, situation: PlanSnapshot, wish: ReclaimRequest, *, by_node: bool) -> list[GroupMemory]:
+    async def read(self, situation: PlanSnapshot, request: ReclaimRequest, *, by_node: bool) -> list[GroupMemory]:
         """The memory of each BE container; ``by_node``: also its page cache by NUMA node."""
         group_memories: list[GroupMemory] = []
         since = self._clock()
@@ -84,14 +84,14 @@ class ReclaimActuator:
                 path = container.group.path
                 if holding(situation.holds, path=path, knob=_KNOB, pod_uid=uid) is not None:
                     continue
-                group_memory = self._read_one(pod, container, probing=wish.probe, by_node=by_node)
+                group_memory = self._memory_of(pod, container, probing=request.probe, by_node=by_node)
                 group_memories += [group_memory] if group_memory is not None else []
             if self._clock() - since > _SLICE_S:
                 await trio.lowlevel.checkpoint()
                 since = self._clock()
         return group_memories
 
-    def _read_one(self, pod: Pod, container: Container, *, probing: bool, by_node: bool) -> GroupMemory | None:
+    def _memory_of(self, pod: Pod, container: Container, *, probing: bool, by_node: bool) -> GroupMemory | None:
         """The memory of a container; None if it is gone or cannot be read."""
         path = container.group.path
         directory = self._hierarchy.directory("memory", path)
@@ -144,29 +144,29 @@ class ReclaimActuator:
     async def take(self, action: ReclaimAction, *, dry_run: bool) -> None:
         """Run the action; with ``dry_run`` only record it. After a cancellation it ends at its next chunk."""
         if dry_run:
-            self._note(ReclaimResult(action, time.time(), 0.0, None, "would reclaim"))
+            self._record(ReclaimResult(action, time.time(), 0.0, None, "would reclaim"))
             return
-        given_up: list[bool] = []
+        cancelled: list[bool] = []
         started = self._clock()
         try:
             # The thread is abandoned when cancelled: it then ends at its next chunk.
             got, outcome = await trio.to_thread.run_sync(
-                self._take, action, given_up, abandon_on_cancel=True, limiter=self._lane
+                self._reclaim, action, cancelled, abandon_on_cancel=True, limiter=self._lane
             )
         except trio.Cancelled:
-            self._note(ReclaimResult(action, time.time(), self._clock() - started, None, "cancelled"))
+            self._record(ReclaimResult(action, time.time(), self._clock() - started, None, "cancelled"))
             raise
         finally:
-            given_up.append(True)
-        self._note(ReclaimResult(action, time.time(), self._clock() - started, got, outcome))
+            cancelled.append(True)
+        self._record(ReclaimResult(action, time.time(), self._clock() - started, got, outcome))
 
-    def _take(self, action: ReclaimAction, given_up: Sequence[bool]) -> tuple[int | None, str]:
+    def _reclaim(self, action: ReclaimAction, cancelled: Sequence[bool]) -> tuple[int | None, str]:
         """In the actuator's thread: reclaim chunk by chunk."""
         directory = self._hierarchy.directory("memory", action.path)
         used = "memory.usage_in_bytes" if self.version == 1 else "memory.current"
         try:
             before = int(self._files.read(directory, used))
-            outcome = self._ask(directory, action, given_up)
+            outcome = self._reclaim_chunks(directory, action, cancelled)
             got = max(0, before - int(self._files.read(directory, used)))
         except OSError as exc:
             if exc.errno not in {errno.ENOENT, errno.ENODEV}:
@@ -182,18 +182,18 @@ class ReclaimActuator:
             return False
         return bool(names) and self.version == 2 and _KNOB not in names
 
-    def _ask(self, directory: str, action: ReclaimAction, given_up: Sequence[bool]) -> str:
+    def _reclaim_chunks(self, directory: str, action: ReclaimAction, cancelled: Sequence[bool]) -> str:
         """Errors: `OSError` as the kernel returns it, except EAGAIN (less than requested)."""
         if self.version == 1:
             self._files.write(directory, "memory.force_empty", "1")
             return "reclaimed"
         left = action.want_bytes
         while left > 0:
-            if given_up:
+            if cancelled:
                 return "cancelled"
             chunk = min(left, _CHUNK)
             try:
-                self._ask_for(directory, chunk, cache_only=action.cache_only)
+                self._reclaim_chunk(directory, chunk, cache_only=action.cache_only)
             except OSError as exc:
                 if exc.errno == errno.EAGAIN:
                     return "partly reclaimed"
@@ -201,23 +201,23 @@ class ReclaimActuator:
             left -= chunk
         return "reclaimed"
 
-    def _ask_for(self, directory: str, chunk: int, *, cache_only: bool) -> None:
+    def _reclaim_chunk(self, directory: str, chunk: int, *, cache_only: bool) -> None:
         """Reclaim one chunk. Before 6.9 only the amount can be requested, and the kernel may swap.
 
         Errors: `OSError` as the kernel returns it.
         """
-        if cache_only and self._knows_swappiness:
+        if cache_only and self._has_swappiness:
             try:
                 self._files.write(directory, _KNOB, f"{chunk}{_CACHE_ONLY}")
             except OSError as exc:
                 if exc.errno != errno.EINVAL:
                     raise
-                self._knows_swappiness = False
+                self._has_swappiness = False
             else:
                 return
         self._files.write(directory, _KNOB, str(chunk))
 
-    def _note(self, done: ReclaimResult) -> None:
+    def _record(self, done: ReclaimResult) -> None:
         self.done.append(done)
         self.counts[f"{done.action.kind} {done.outcome}"] += 1
         self.counts["bytes"] += done.got or 0

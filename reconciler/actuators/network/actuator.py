@@ -50,27 +50,27 @@ class NetworkActuator:
         self._tc = tc
         self._pod_tc = pods
         self._speed = speed
-        self._kept = kept
-        self._turns = turns
+        self._rows = kept
+        self._worker = turns
 
     @property
     def roots(self) -> Mapping[str, str]:
         """Interface with a tree of ours -> the kind of its former root qdisc."""
-        return self._kept.now.roots
+        return self._rows.now.roots
 
     @property
     def leftover(self) -> bool:
         """Whether anything of ours is installed."""
-        kept = self._kept.now
-        return bool(kept.roots or kept.gather or kept.cables)
+        kept = self._rows.now
+        return bool(kept.roots or kept.ifb or kept.redirects)
 
     async def undo(self, only: str | None = None) -> Sequence[RestoreResult] | None:
         """Remove everything, or one pod's redirects (uid); None: nothing is installed. Errors: `StoreError`."""
-        kept = self._kept.now
-        if not self.leftover or (only is not None and all(led.pod_uid != only for led in kept.cables.values())):
+        kept = self._rows.now
+        if not self.leftover or (only is not None and all(led.pod_uid != only for led in kept.redirects.values())):
             return None
-        done, left = await self._turns.work(partial(undo, self._tc, self._pod_tc, kept, only))
-        await self._kept.save(left, dropped="restored")
+        done, left = await self._worker.work(partial(undo, self._tc, self._pod_tc, kept, only))
+        await self._rows.save(left, dropped="restored")
         return done
 
     async def link(self, name: str, *, ask_speed: bool) -> tuple[Link | None, int | None]:
@@ -78,9 +78,9 @@ class NetworkActuator:
 
         None: the interface does not exist, or its driver reports no speed. Errors: `SourceError`.
         """
-        return await self._turns.work(partial(self._asked, name, ask_speed=ask_speed))
+        return await self._worker.work(partial(self._link_and_speed, name, ask_speed=ask_speed))
 
-    def _asked(self, name: str, *, ask_speed: bool) -> tuple[Link | None, int | None]:
+    def _link_and_speed(self, name: str, *, ask_speed: bool) -> tuple[Link | None, int | None]:
         device = self._pod_tc.device(name)
         return device, self._speed(name) if device is not None and ask_speed else None
 
@@ -89,33 +89,33 @@ class NetworkActuator:
 
         Without ``enforce`` only report the change. Errors: `SourceError`, `StoreError`.
         """
-        root = await self._turns.work(partial(self._tc.root, name))
+        root = await self._worker.work(partial(self._tc.root, name))
         if root is None:
             return TreeReading(problem="no such interface")
         if not (root.ours or root.default):
             return TreeReading(problem=f"its root qdisc {root.kind} belongs to another program: unchanged")
-        kept = self._kept.now
+        kept = self._rows.now
         if not root.complete and not enforce:
             return TreeReading(would=f"would replace {root.kind}")
         if enforce and name not in kept.roots:
             # Durable before any write; a tree from a lost store is recorded again.
             kind = "" if root.ours else root.kind
-            await self._kept.save(replace(kept, roots={**kept.roots, name: kind}))
+            await self._rows.save(replace(kept, roots={**kept.roots, name: kind}))
         if not root.complete:
-            await self._turns.work(partial(self._tc.install, index, rates))
-        return TreeReading(sent=await self._turns.work(partial(self._tc.counted, index)))
+            await self._worker.work(partial(self._tc.install, index, rates))
+        return TreeReading(sent=await self._worker.work(partial(self._tc.counted, index)))
 
     async def change(self, index: int, rates: ClassRates) -> None:
         """Set the rates of an interface's tree. Errors: `SourceError`."""
-        await self._turns.work(partial(self._tc.change, index, rates))
+        await self._worker.work(partial(self._tc.change, index, rates))
 
     async def drop(self, names: set[str]) -> None:
         """Remove the trees of interfaces that have no wanted tree any more, or cannot have one."""
-        kept = self._kept.now
+        kept = self._rows.now
         roots = {name: kept.roots[name] for name in names}
         if not roots:
             return
-        done = await self._turns.work(partial(remove_trees, self._tc, roots, everywhere=False))
+        done = await self._worker.work(partial(remove_trees, self._tc, roots, everywhere=False))
         left = {result.path for result in done if not result.ok}
         roots = {name: kind for name, kind in kept.roots.items() if name not in names or name in left}
-        await self._kept.save(replace(kept, roots=roots), dropped="restored")
+        await self._rows.save(replace(kept, roots=roots), dropped="restored")

@@ -50,7 +50,7 @@ _TCA_KIND: Final = 1
 _TCA_OPTIONS: Final = 2
 _U32_CLASS: Final = 1
 _U32_SELECTOR: Final = 5
-_U32_CAME_BY: Final = 8
+_U32_INDEV: Final = 8
 _EVERYTHING: Final = struct.pack("=BBBx12x16x", 1, 0, 1)
 """A selector that ends the search, of one key without a bit in its mask."""
 _ALL_PROTOCOLS: Final = 3
@@ -122,36 +122,36 @@ class Links:
             return None
 
     def _links(self, flags: int, question: bytes) -> Iterator[Link]:
-        for body in self._ask(_GET_LINK, flags, question, _NEW_LINK):
+        for body in self._request(_GET_LINK, flags, question, _NEW_LINK):
             try:
                 yield _link(body)
             except struct.error as exc:
                 raise SourceError(NAME, f"no answer from the kernel about devices: {exc}") from exc
 
-    def number(self, file: int) -> int | None:
+    def namespace_id(self, file: int) -> int | None:
         """Our namespace's id of another one, given an open file of it; None: no device connects to it."""
         body = _FAMILY_AND_FILE.pack(0, 8, _NSA_FILE, file)
-        for answer in self._ask(_GET_NSID, _REQUEST, body, _NEW_NSID):
+        for answer in self._request(_GET_NSID, _REQUEST, body, _NEW_NSID):
             for kind, value in _attributes(answer, 4):
                 if kind == _NSA_NSID and len(value) >= 4:
                     number = int(struct.unpack_from("=i", value)[0])
                     return number if number >= 0 else None
         return None
 
-    def sort(self, index: int, parent: int, preference: int, number: int, *, came_by: str, into: int) -> None:
+    def classify(self, index: int, parent: int, preference: int, number: int, *, came_by: str, into: int) -> None:
         """Classify packets by their input device into a class of another device's tree.
 
         ``number``: the filter's, from 1 on; ``came_by``: the input device; ``into``: the class.
         """
         options = _packed(_U32_CLASS, struct.pack("=I", into)) + _packed(_U32_SELECTOR, _EVERYTHING)
-        options += _packed(_U32_CAME_BY, came_by.encode() + b"\0")
+        options += _packed(_U32_INDEV, came_by.encode() + b"\0")
         info = preference << 16 | socket.htons(_ALL_PROTOCOLS)
         body = _FILTER.pack(0, index, _TABLE | number, parent, info)
         body += _packed(_TCA_KIND, b"u32\0") + _packed(_TCA_OPTIONS, options)
-        for _ in self._ask(_NEW_FILTER, _SET, body, 0):
+        for _ in self._request(_NEW_FILTER, _SET, body, 0):
             pass
 
-    def _ask(self, what: int, flags: int, body: bytes, answer: int) -> Iterator[memoryview]:
+    def _request(self, what: int, flags: int, body: bytes, answer: int) -> Iterator[memoryview]:
         try:
             self._socket.send(_HEADER.pack(_HEADER.size + len(body), what, flags, 1, 0) + body)
             while True:
@@ -162,7 +162,7 @@ class Links:
                     if kind == _DONE:
                         return
                     if kind == _ERROR:
-                        _refuse(received[at + _HEADER.size :])
+                        _raise_error(received[at + _HEADER.size :])
                     if kind == answer:
                         yield received[at + _HEADER.size : at + length]
                     at += max(_HEADER.size, length + 3 & ~3)
@@ -193,7 +193,7 @@ _ERRORS: Final[dict[int, type[SourceError]]] = {
 }
 
 
-def _refuse(body: memoryview) -> None:
+def _raise_error(body: memoryview) -> None:
     code = -int(struct.unpack_from("=i", body)[0])
     if code:
         raise _ERRORS.get(code, SourceError)(NAME, f"the kernel refused a request about devices: {errno_name(code)}")

@@ -18,17 +18,17 @@ from state.model import Hold, Pod
 from state.network import SHARE
 from state.setting_state import SettingState
 
-_NO_CABLE: Final = "no veth pair of its namespace ends here; macvlan, ipvlan and physical devices are not limited"
-_OTHER_WAY: Final = "in place, but bypassed by its packets (XDP, tcx)"
+_NO_VETH: Final = "no veth pair of its namespace ends here; macvlan, ipvlan and physical devices are not limited"
+_BYPASSED: Final = "in place, but bypassed by its packets (XDP, tcx)"
 _HOST: Final = "in the host network, where only net_cls identifies its packets"
 
 
 class PodEgress(Struct, frozen=True, kw_only=True):
     """Where one BE pod's packets leave. ``waits``: not determined yet; ``problem``: why they cannot be limited."""
 
-    waits: bool = False
+    pending: bool = False
     host: bool = False
-    cables: tuple[Link, ...] = ()
+    veths: tuple[Link, ...] = ()
     problem: str = ""
 
 
@@ -38,10 +38,10 @@ class ObservedLinks(Struct, frozen=True, kw_only=True):
     ``places``: BE pods' by uid; ``entries``: by index; ``there``: the redirected devices that still exist.
     """
 
-    places: Mapping[str, PodEgress]
-    entries: Mapping[int, IngressState]
-    there: frozenset[str]
-    gather: IfbState | None
+    egress: Mapping[str, PodEgress]
+    ingress: Mapping[int, IngressState]
+    present: frozenset[str]
+    ifb: IfbState | None
 
 
 class EgressSteps(Struct, frozen=True, kw_only=True):
@@ -50,16 +50,16 @@ class EgressSteps(Struct, frozen=True, kw_only=True):
     The state None: the pod's packets are to be redirected now; the result of the write is its state.
     """
 
-    lead: Mapping[str, Redirect]
-    let_go: Mapping[str, Redirect]
+    redirect: Mapping[str, Redirect]
+    release: Mapping[str, Redirect]
     forget: frozenset[str]
     states: Mapping[str, tuple[SettingState | None, str]]
 
 
 def decide(
     pods: Mapping[str, Pod],
-    seen: ObservedLinks,
-    cables: Mapping[str, Redirect],
+    links: ObservedLinks,
+    redirects: Mapping[str, Redirect],
     holds: Mapping[str, Hold],
     *,
     silent: frozenset[int],
@@ -70,66 +70,77 @@ def decide(
 
     ``silent``: indices of devices whose packets bypass our filter; ``unknown``: why no pod can be limited, if so.
     """
-    lead: dict[str, Redirect] = {}
+    due: dict[str, Redirect] = {}
     states: dict[str, tuple[SettingState | None, str]] = {}
-    right: set[str] = set()
+    staying: set[str] = set()
     """The veth devices whose redirect stays."""
-    for uid, place in seen.places.items():
+    for uid, egress in links.egress.items():
         hold = holding(holds, path=pods[uid].group.path, knob=SHARE, pod_uid=uid)
-        if hold is not None or place.waits:
-            right |= {name for name, led in cables.items() if led.pod_uid == uid}
+        if hold is not None or egress.pending:
+            staying |= {name for name, redirect in redirects.items() if redirect.pod_uid == uid}
             states[uid] = (SettingState.WAITING, "no process yet")
             if hold is not None:
                 states[uid] = (SettingState.HELD, f"{hold.reason} (by {hold.by})")
-        elif place.host:
+        elif egress.host:
             if not classes:
                 states[uid] = (SettingState.BLOCKED, _HOST)
-        elif place.problem or unknown or not place.cables:
-            states[uid] = (SettingState.BLOCKED, place.problem or unknown or _NO_CABLE)
+        elif egress.problem or unknown or not egress.veths:
+            states[uid] = (SettingState.BLOCKED, egress.problem or unknown or _NO_VETH)
         else:
-            free = [link for link in place.cables if not seen.entries[link.index].others]
-            right |= {link.name for link in free}
-            todo = {link.name: led for link in free if (led := _to_lead(link, uid, seen, cables)) is not None}
-            lead |= todo
-            states[uid] = _state(place, seen, silent, todo=bool(todo))
-    gone = frozenset(name for name in cables if name not in seen.there and name not in lead)
-    let_go = {
-        name: led
-        for name, led in cables.items()
-        if name not in right and name not in gone and not _held(led, pods, holds)
+            free = [link for link in egress.veths if not links.ingress[link.index].foreign]
+            staying |= {link.name for link in free}
+            todo = {
+                link.name: redirect
+                for link in free
+                if (redirect := _new_redirect(link, uid, links, redirects)) is not None
+            }
+            due |= todo
+            states[uid] = _state(egress, links, silent, todo=bool(todo))
+    gone = frozenset(name for name in redirects if name not in links.present and name not in due)
+    releases = {
+        name: redirect
+        for name, redirect in redirects.items()
+        if name not in staying and name not in gone and not _is_held(redirect, pods, holds)
     }
-    return EgressSteps(lead=lead, let_go=let_go, forget=gone, states=states)
+    return EgressSteps(redirect=due, release=releases, forget=gone, states=states)
 
 
-def _to_lead(cable: Link, uid: str, seen: ObservedLinks, cables: Mapping[str, Redirect]) -> Redirect | None:
+def _new_redirect(veth: Link, uid: str, links: ObservedLinks, redirects: Mapping[str, Redirect]) -> Redirect | None:
     """The record for a veth device before its packets are redirected; None: they are redirected already."""
-    entry, known = seen.entries[cable.index], cables.get(cable.name)
-    if known is not None and known.index != cable.index:
-        known = None
-    aim = seen.gather.index if seen.gather is not None and seen.gather.complete else None
-    if known is not None and known.pod_uid == uid and entry.leads_to is not None and entry.leads_to == aim:
+    entry, earlier = links.ingress[veth.index], redirects.get(veth.name)
+    if earlier is not None and earlier.index != veth.index:
+        earlier = None
+    target = links.ifb.index if links.ifb is not None and links.ifb.complete else None
+    if (
+        earlier is not None
+        and earlier.pod_uid == uid
+        and entry.redirects_to is not None
+        and entry.redirects_to == target
+    ):
         return None
     # A filter of ours that a lost store does not contain was created with its qdisc.
-    made = known.made if known is not None and entry.kind else not entry.kind or entry.leads_to is not None
-    return Redirect(index=cable.index, pod_uid=uid, made=made)
+    made = (
+        earlier.owns_qdisc if earlier is not None and entry.kind else not entry.kind or entry.redirects_to is not None
+    )
+    return Redirect(index=veth.index, pod_uid=uid, owns_qdisc=made)
 
 
 def _state(
-    place: PodEgress, seen: ObservedLinks, silent: frozenset[int], *, todo: bool
+    egress: PodEgress, links: ObservedLinks, silent: frozenset[int], *, todo: bool
 ) -> tuple[SettingState | None, str]:
-    names = ", ".join(sorted(link.name for link in place.cables))
-    for cable in place.cables:
-        if message := seen.entries[cable.index].others:
-            return SettingState.BLOCKED, f"{cable.name}: {message}"
-        if cable.index in silent:
-            return SettingState.BLOCKED, f"{cable.name}: {_OTHER_WAY}"
+    names = ", ".join(sorted(link.name for link in egress.veths))
+    for veth in egress.veths:
+        if message := links.ingress[veth.index].foreign:
+            return SettingState.BLOCKED, f"{veth.name}: {message}"
+        if veth.index in silent:
+            return SettingState.BLOCKED, f"{veth.name}: {_BYPASSED}"
     return (None if todo else SettingState.IN_PLACE), names
 
 
-def _held(led: Redirect, pods: Mapping[str, Pod], holds: Mapping[str, Hold]) -> bool:
+def _is_held(redirect: Redirect, pods: Mapping[str, Pod], holds: Mapping[str, Hold]) -> bool:
     """Whether a hold covers a pod that is no BE pod any more."""
-    pod = pods.get(led.pod_uid)
-    return pod is not None and holding(holds, path=pod.group.path, knob=SHARE, pod_uid=led.pod_uid) is not None
+    pod = pods.get(redirect.pod_uid)
+    return pod is not None and holding(holds, path=pod.group.path, knob=SHARE, pod_uid=redirect.pod_uid) is not None
 
 
 def pods_of(situation: PlanSnapshot) -> object:

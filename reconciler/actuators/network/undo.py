@@ -33,7 +33,7 @@ class Redirect(Struct, frozen=True, kw_only=True):
 
     index: int
     pod_uid: str
-    made: bool
+    owns_qdisc: bool
     slot: int = 0
 
 
@@ -41,8 +41,8 @@ class NetworkState(Struct, frozen=True, kw_only=True):
     """``roots``: by interface, the kind of root that our tree replaced; ``gather``: our IFB may exist."""
 
     roots: Mapping[str, str] = {}
-    gather: bool = False
-    cables: Mapping[str, Redirect] = {}
+    ifb: bool = False
+    redirects: Mapping[str, Redirect] = {}
 
 
 _NONE: Final = "none"
@@ -61,18 +61,18 @@ def _load(rows: Iterable[LedgerEntry]) -> NetworkState:
             gather = True
         elif row.file == FILTER and row.ours and (slot := digits(row.ours[-1].removeprefix(_SLOT))) is not None:
             made = row.original == _NONE
-            cables[row.path] = Redirect(index=row.inode, pod_uid=row.pod_uid or "", made=made, slot=slot)
-    return NetworkState(roots=roots, gather=gather, cables=cables)
+            cables[row.path] = Redirect(index=row.inode, pod_uid=row.pod_uid or "", owns_qdisc=made, slot=slot)
+    return NetworkState(roots=roots, ifb=gather, redirects=cables)
 
 
 def _dump(state: NetworkState) -> Iterable[LedgerEntry]:
     for name, kind in state.roots.items():
         yield _row(name, FILE, kind or None, _TREE)
-    if state.gather:
+    if state.ifb:
         yield _row(GATHER, DEVICE, _NONE, GATHER)
-    for name, led in state.cables.items():
-        row = _row(name, FILTER, _NONE if led.made else _INGRESS, f"{_SLOT}{led.slot}")
-        yield replace(row, inode=led.index, pod_uid=led.pod_uid or None)
+    for name, redirect in state.redirects.items():
+        row = _row(name, FILTER, _NONE if redirect.owns_qdisc else _INGRESS, f"{_SLOT}{redirect.slot}")
+        yield replace(row, inode=redirect.index, pod_uid=redirect.pod_uid or None)
 
 
 def _row(name: str, field: str, original: str | None, ours: str) -> LedgerEntry:
@@ -98,53 +98,57 @@ def restore_network(tc: Tc, pods: PodTc, ledger: Ledger, only: str | None = None
     return undo_rows(ledger, CODEC, lambda state: undo(tc, pods, state, only))
 
 
-def undo(tc: Tc, pods: PodTc, kept: NetworkState, only: str | None = None) -> tuple[list[RestoreResult], NetworkState]:
+def undo(tc: Tc, pods: PodTc, state: NetworkState, only: str | None = None) -> tuple[list[RestoreResult], NetworkState]:
     """Remove everything (``only``: one pod's part); returns the results and the remaining state. Errors: none."""
-    done, left = undo_pods(pods, kept, only)
+    done, left = undo_pods(pods, state, only)
     if only is not None:
         return done, left
-    trees = remove_trees(tc, kept.roots)
+    trees = remove_trees(tc, state.roots)
     refused = {result.path for result in trees if not result.ok}
-    return [*done, *trees], replace(left, roots={name: kind for name, kind in kept.roots.items() if name in refused})
+    return [*done, *trees], replace(left, roots={name: kind for name, kind in state.roots.items() if name in refused})
 
 
-def undo_pods(pods: PodTc, kept: NetworkState, only: str | None = None) -> tuple[list[RestoreResult], NetworkState]:
+def undo_pods(pods: PodTc, state: NetworkState, only: str | None = None) -> tuple[list[RestoreResult], NetworkState]:
     """Remove the redirects of all pods with a network namespace of their own, or of one. Errors: none."""
-    chosen = {name: led for name, led in kept.cables.items() if only in {None, led.pod_uid}}
+    chosen = {name: redirect for name, redirect in state.redirects.items() if only in {None, redirect.pod_uid}}
     done = []
     if only is None:
         try:
-            strays = {name: index for name, index in pods.led().items() if name not in chosen}
+            strays = {name: index for name, index in pods.redirected().items() if name not in chosen}
         except SourceError as exc:
             # If the network stack cannot be read, nothing of ours is assumed on it, unless the store records it.
             strays = {}
-            done += [undone(GATHER, DEVICE, RestoreOutcome.REFUSED, str(exc))] if kept.gather and not chosen else []
-        chosen |= {name: Redirect(index=index, pod_uid="", made=True) for name, index in strays.items()}
-    done += [release(pods, name, led) for name, led in sorted(chosen.items())]
+            done += (
+                [restore_result(GATHER, DEVICE, RestoreOutcome.REFUSED, str(exc))] if state.ifb and not chosen else []
+            )
+        chosen |= {name: Redirect(index=index, pod_uid="", owns_qdisc=True) for name, index in strays.items()}
+    done += [release(pods, name, redirect) for name, redirect in sorted(chosen.items())]
     refused = {result.path for result in done if not result.ok}
-    cables = {name: led for name, led in kept.cables.items() if name not in chosen or name in refused}
-    left = replace(kept, cables=cables)
+    remaining = {name: redirect for name, redirect in state.redirects.items() if name not in chosen or name in refused}
+    left = replace(state, redirects=remaining)
     if only is None and not refused:
         try:
             if pods.unmake():
-                done.append(undone(GATHER, DEVICE, RestoreOutcome.RESTORED))
-            left = replace(left, gather=False)
+                done.append(restore_result(GATHER, DEVICE, RestoreOutcome.RESTORED))
+            left = replace(left, ifb=False)
         except SourceError as exc:
-            done += [undone(GATHER, DEVICE, RestoreOutcome.REFUSED, str(exc))] if kept.gather else []
+            done += [restore_result(GATHER, DEVICE, RestoreOutcome.REFUSED, str(exc))] if state.ifb else []
     return done, left
 
 
-def release(pods: PodTc, name: str, led: Redirect) -> RestoreResult:
+def release(pods: PodTc, name: str, redirect: Redirect) -> RestoreResult:
     """Remove one veth device's redirect. Errors: none."""
     try:
-        there = pods.device(name)
-        if there is None or there.index != led.index:
-            return undone(name, FILTER, RestoreOutcome.GONE)
-        entry = pods.entries([led.index])[led.index]
-        pods.release(led.index, all_of_it=led.made)
+        device = pods.device(name)
+        if device is None or device.index != redirect.index:
+            return restore_result(name, FILTER, RestoreOutcome.GONE)
+        entry = pods.ingress([redirect.index])[redirect.index]
+        pods.release(redirect.index, all_of_it=redirect.owns_qdisc)
     except SourceError as exc:
-        return undone(name, FILTER, RestoreOutcome.REFUSED, str(exc))
-    return undone(name, FILTER, RestoreOutcome.ALREADY if entry.leads_to is None else RestoreOutcome.RESTORED)
+        return restore_result(name, FILTER, RestoreOutcome.REFUSED, str(exc))
+    return restore_result(
+        name, FILTER, RestoreOutcome.ALREADY if entry.redirects_to is None else RestoreOutcome.RESTORED
+    )
 
 
 def remove_trees(tc: Tc, roots: Mapping[str, str], *, everywhere: bool = True) -> list[RestoreResult]:
@@ -153,24 +157,26 @@ def remove_trees(tc: Tc, roots: Mapping[str, str], *, everywhere: bool = True) -
     try:
         qdiscs = {name: root for name, root in tc.names().items() if everywhere or name in roots}
     except SourceError as exc:
-        return [undone(name, FILE, RestoreOutcome.REFUSED, str(exc)) for name in sorted(roots)]
+        return [restore_result(name, FILE, RestoreOutcome.REFUSED, str(exc)) for name in sorted(roots)]
     for name in sorted(qdiscs.keys() | roots.keys()):
         try:
             root = qdiscs.get(name)
             if root is None:
                 done.append(
-                    undone(name, FILE, RestoreOutcome.ALREADY if tc.root(name) is not None else RestoreOutcome.GONE)
+                    restore_result(
+                        name, FILE, RestoreOutcome.ALREADY if tc.root(name) is not None else RestoreOutcome.GONE
+                    )
                 )
                 continue
             tc.remove(root.index)
             after = tc.root(name)
-            done.append(undone(name, FILE, RestoreOutcome.RESTORED, after.kind if after is not None else ""))
+            done.append(restore_result(name, FILE, RestoreOutcome.RESTORED, after.kind if after is not None else ""))
         except SourceError as exc:
-            done.append(undone(name, FILE, RestoreOutcome.REFUSED, str(exc)))
+            done.append(restore_result(name, FILE, RestoreOutcome.REFUSED, str(exc)))
     return done
 
 
-def undone(name: str, file: str, undo: RestoreOutcome, message: str = "") -> RestoreResult:
+def restore_result(name: str, file: str, undo: RestoreOutcome, message: str = "") -> RestoreResult:
     """The result for one object; ``message``: its current kind, or else the reason of the failure."""
     if undo is RestoreOutcome.RESTORED:
         return RestoreResult(path=name, file=file, undo=undo, text=message)

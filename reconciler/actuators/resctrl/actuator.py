@@ -91,7 +91,7 @@ class ResctrlActuator:
         self._cgroups = cgroups
         self._work = work
         self._clock = clock
-        self._place = ResctrlMount(
+        self._mount = ResctrlMount(
             ledger,
             store_lane,
             place=f"{root.rstrip('/')}/sys/fs/resctrl",
@@ -119,7 +119,7 @@ class ResctrlActuator:
         if only is None:
             done: Sequence[RestoreResult] = await self._undo()
         else:
-            capability = await self._place.offered(again=True)
+            capability = await self._mount.offered(again=True)
             if capability is None or capability.status is not ResctrlStatus.READY or capability.root is None:
                 return ()
             pod = situation.view.pods.get(only) if situation is not None else None
@@ -134,9 +134,9 @@ class ResctrlActuator:
             )
         return done
 
-    def measured(self, view: NodeView, wish: CacheRequest) -> CacheUsage:
+    def measured(self, view: NodeView, request: CacheRequest) -> CacheUsage:
         """The usage of pods and groups, and the size of BE's share."""
-        return show.measured(self._status(), view, wish)
+        return show.measured(self._status(), view, request)
 
     def status(self) -> dict[str, object]:
         """Its section of the state document; see `actuators.resctrl.status`."""
@@ -154,7 +154,7 @@ class ResctrlActuator:
 
     def _status(self) -> show.ResctrlActuatorStatus:
         return show.ResctrlActuatorStatus(
-            capability=self._place.capability,
+            capability=self._mount.capability,
             plan=self._plan,
             outcome=self._outcome,
             use=self.use,
@@ -165,25 +165,27 @@ class ResctrlActuator:
 
     # One sweep
 
-    async def observe(self, wish: CacheRequest, *, writes: bool) -> ResctrlReading | None:
+    async def observe(self, request: CacheRequest, *, writes: bool) -> ResctrlReading | None:
         """The machine's capability, the existing groups, and their usage; None if resctrl is not ready.
 
         ``writes``: mount resctrl if it is not mounted and the request wants that. Errors: `AgentError`.
         """
-        capability = await self._place.offered()
-        if capability is not None and capability.status is ResctrlStatus.NOT_MOUNTED and wish.mount and writes:
-            capability = await self._place.mount(wish)
-            self._note("mounted", self._place.kept.place or "", f"options: {', '.join(wish.mount_options) or 'none'}")
+        capability = await self._mount.offered()
+        if capability is not None and capability.status is ResctrlStatus.NOT_MOUNTED and request.mount and writes:
+            capability = await self._mount.mount(request)
+            self._note(
+                "mounted", self._mount.state.place or "", f"options: {', '.join(request.mount_options) or 'none'}"
+            )
         if capability is None or capability.status is not ResctrlStatus.READY or capability.root is None:
             self._plan, self._outcome, self.use, self.standings = CachePlan(), SweepResult(), None, {}
             self._problem = "" if capability is None else capability.reason
             return None
-        reading = await self._work(partial(self._look, capability, capability.root))
+        reading = await self._work(partial(self._read, capability, capability.root))
         self._ours, self._foreign, self.use, self._problem = reading.ours, reading.foreign, reading.use, ""
         return reading
 
     async def apply(
-        self, plan: CachePlan, wish: CacheRequest, situation: PlanSnapshot, reading: ResctrlReading, *, writes: bool
+        self, plan: CachePlan, request: CacheRequest, situation: PlanSnapshot, reading: ResctrlReading, *, writes: bool
     ) -> None:
         """Write the difference between the plan and the reading; without ``writes`` only report it.
 
@@ -191,11 +193,11 @@ class ResctrlActuator:
         """
         self._plan = plan
         if writes:
-            await self._bring(wish, situation, reading)
+            await self._apply(request, situation, reading)
         # About 3 µs for each pod: not in the event loop.
-        self.standings = await self._work(partial(show.standings, self._status(), situation, writes=writes))
+        self.standings = await self._work(partial(show.statuses, self._status(), situation, writes=writes))
 
-    def _look(self, capability: Capability, root: str) -> ResctrlReading:
+    def _read(self, capability: Capability, root: str) -> ResctrlReading:
         if self._sampler is None or self._sampler[0] != root:
             self._sampler = root, ResctrlSampler(MonitorGroups(root, self._files))
         groups = ControlGroups(root, self._files)
@@ -203,15 +205,15 @@ class ResctrlActuator:
         use = self._sampler[1].sample((DEFAULT, *ours, *foreign), self._outcome.watched, self._clock())
         return ResctrlReading(capability, ours, foreign, groups.schemata(DEFAULT), use, self._outcome.homes)
 
-    async def _bring(self, wish: CacheRequest, situation: PlanSnapshot, reading: ResctrlReading) -> None:
+    async def _apply(self, request: CacheRequest, situation: PlanSnapshot, reading: ResctrlReading) -> None:
         capability = reading.capability
-        await self._place.keep(replace(self._place.kept, groups=True))
+        await self._mount.save(replace(self._mount.state, groups=True))
         if self._plan.default is not None:
-            await self._place.keep(about_to_write(self._place.kept, reading.default, self._plan.default))
-        elif self._place.kept.original is not None:
-            undone = await self._work(partial(undo_default, self._files, capability, self._place.kept))
+            await self._mount.save(about_to_write(self._mount.state, reading.default, self._plan.default))
+        elif self._mount.state.original is not None:
+            undone = await self._work(partial(undo_default, self._files, capability, self._mount.state))
             if undone is not None and undone.ok:
-                await self._place.keep(replace(self._place.kept, original=None, written=()), dropped="restored")
+                await self._mount.save(replace(self._mount.state, original=None, written=()), dropped="restored")
         sweep = ResctrlSweep(
             self._files,
             capability,
@@ -219,8 +221,8 @@ class ResctrlActuator:
             await self._work(partial(self._members, situation)),
             watch=self._outcome.watch,
             now=self._clock(),
-            dwell_s=wish.dwell_s,
-            monitor=wish.monitor,
+            dwell_s=request.dwell_s,
+            monitor=request.monitor,
             left_alone=self._yielded(),
             followed=self._outcome.followed if self._sweeps % _EVERY else None,
         )
@@ -228,7 +230,7 @@ class ResctrlActuator:
         while not await self._work(partial(_advance, steps, _SLICE_S)):
             pass
         self._sweeps += 1
-        self._noted(sweep.outcome)
+        self._record_outcome(sweep.outcome)
         self._outcome, self._ours = sweep.outcome, sweep.outcome.ours
 
     def _members(self, situation: PlanSnapshot) -> list[GroupMember]:
@@ -253,8 +255,8 @@ class ResctrlActuator:
         """The policy is off: restore its changes. Errors: `AgentError`."""
         self._plan, self._outcome, self.use, self.standings = CachePlan(), SweepResult(), None, {}
         self._problem = ""
-        if self._place.to_undo or self._ours:
-            capability = await self._place.offered()
+        if self._mount.to_undo or self._ours:
+            capability = await self._mount.offered()
             if capability is not None and capability.status is ResctrlStatus.READY and capability.root is not None:
                 self._ours = tuple(await self._work(ControlGroups(capability.root, self._files).ours))
             if writes:
@@ -263,7 +265,7 @@ class ResctrlActuator:
 
     async def _undo(self) -> list[RestoreResult]:
         self._ours, self._outcome, self.standings, self._sampler = (), SweepResult(), {}, None
-        return await self._place.undo()
+        return await self._mount.undo()
 
     # Events and counts
 
@@ -274,7 +276,7 @@ class ResctrlActuator:
         message = f"changed {_PATIENCE} times by another program; unchanged until the plan changes"
         return {name: message for name, count in self._changed.items() if count >= _PATIENCE}
 
-    def _noted(self, outcome: SweepResult) -> None:
+    def _record_outcome(self, outcome: SweepResult) -> None:
         """Count the writes, and record foreign changes in the history."""
         before = {group.name: group.schemata for group in self._changed_plan.groups} if self._changed_plan else {}
         now = {group.name: group.schemata for group in self._plan.groups}
