@@ -116,9 +116,9 @@ class FakePodTc:
             redirected_bytes=self.gone_through,
         )
 
-    def redirect(self, cable: str, index: int, gather: int, slot: int) -> None:
+    def redirect(self, veth: str, index: int, ifb: int, slot: int) -> None:
         name = self._name(index)
-        assert name == cable
+        assert name == veth
         if self.refuses:
             raise SourceError("network", self.refuses)
         if name in self.others:
@@ -129,9 +129,9 @@ class FakePodTc:
             self._act()
             self.disciplines[name] = "clsact"
         self._act()
-        self.filters[name] = gather
+        self.filters[name] = ifb
 
-    def remove_class(self, gather: int, slot: int) -> None:
+    def remove_class(self, ifb: int, slot: int) -> None:
         if slot in self.slots:
             self._act()
             del self.slots[slot]

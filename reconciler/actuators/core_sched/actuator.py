@@ -196,7 +196,7 @@ class CoreSched:
         for _ in range(_ROUNDS):
             # A copy: the event loop changes its own meanwhile. Thousands of threads take milliseconds: not in the loop.
             read = partial(self._read, where, wanted, dict(self._ours), left, written)
-            seen, steps = await self._worker.work(read)
+            observed, steps = await self._worker.work(read)
             if not steps or self._unrecorded or refused:
                 break
             for first in range(0, len(steps.assignments), _AT_ONCE):
@@ -205,8 +205,8 @@ class CoreSched:
                 assigned = await self._worker.work(partial(tasks.drop, self._prctl, steps.clears))
                 self._count("restored", assigned, refused)
         self._refused = "; ".join(f"{_threads(count)}: {message}" for message, count in sorted(refused.items()))
-        count = partial(_tallies, wanted, seen, dict(self._ours), written)
-        self._record_statuses(places, seen, await self._worker.work(count))
+        count = partial(_tallies, wanted, observed, dict(self._ours), written)
+        self._record_statuses(places, observed, await self._worker.work(count))
 
     def _read(
         self,
@@ -217,13 +217,13 @@ class CoreSched:
         written: set[int],
     ) -> tuple[dict[str, ObservedThreads], CookieSteps]:
         """One reading, in a worker thread: the existing cookies, and the due steps."""
-        seen = tasks.observe(where, self._file, self._prctl, self._files)
+        observed = tasks.observe(where, self._file, self._prctl, self._files)
         if written:
             # A thread that exited before it got its cookie may have left its id to a thread that is not managed.
-            unmanaged = written.difference(*(threads.threads for threads in seen.values()))
+            unmanaged = written.difference(*(threads.threads for threads in observed.values()))
             if taken := tasks.with_cookie(self._prctl, sorted(unmanaged), ours):
                 tasks.drop(self._prctl, taken)
-        return seen, compare.decide(wanted, seen, ours, left)
+        return observed, compare.decide(wanted, observed, ours, left)
 
     async def _assign(self, shares: Sequence[CookieAssignment], refused: Counter[str]) -> set[int]:
         """Assign cookies; new ones are in the store before any thread gets them."""
@@ -232,14 +232,14 @@ class CoreSched:
             carriers = [stack.enter_context(CookieCarrier()) for _ in shares]
             cookies = []
             for carrier, share in zip(carriers, shares, strict=True):
-                load = partial(tasks.load_carrier, carrier, self._prctl, share.source, share.cookie)
+                load = partial(tasks.acquire, carrier, self._prctl, share.source, share.cookie)
                 cookies.append(await self._worker.work(load))
-            made = {
+            created = {
                 cookie: share.group
                 for cookie, share in zip(cookies, shares, strict=True)
                 if cookie and not share.cookie
             }
-            if made and not await self._save({**self._ours, **made}):
+            if created and not await self._save({**self._ours, **created}):
                 return written
             for carrier, share, cookie in zip(carriers, shares, cookies, strict=True):
                 if cookie:
@@ -281,7 +281,7 @@ class CoreSched:
     def _record_statuses(
         self,
         places: Sequence[_CookieTarget],
-        seen: Mapping[str, ObservedThreads],
+        observed: Mapping[str, ObservedThreads],
         cookie_states: Mapping[str, _CookieState],
     ) -> None:
         before, self.standings = self.standings, {}
@@ -290,7 +290,7 @@ class CoreSched:
             if member is None or path not in cookie_states:
                 continue
             count, fresh = cookie_states[path]
-            state, detail = self._state(target, seen[path], count, fresh=fresh)
+            state, detail = self._state(target, observed[path], count, fresh=fresh)
             actual = member.group if count.right == count.total else f"{count.right} of {_threads(count.total)}"
             status = SettingStatus(member.setting, state, member.group, actual, detail, time.time())
             earlier = before.get(path, {}).get(CORE_COOKIE)
@@ -301,14 +301,14 @@ class CoreSched:
             self.standings[path] = {CORE_COOKIE: status}
 
     def _state(
-        self, target: _CookieTarget, seen: ObservedThreads, tally: compare.ThreadTally, *, fresh: bool
+        self, target: _CookieTarget, observed: ObservedThreads, tally: compare.ThreadTally, *, fresh: bool
     ) -> tuple[SettingState, str]:
-        if tally.right == tally.total and not seen.problem:
+        if tally.right == tally.total and not observed.problem:
             return SettingState.WRITTEN if fresh else SettingState.IN_PLACE, _threads(tally.total)
         if target.left is not None:
             return target.left, target.detail
-        if seen.problem:
-            return SettingState.REFUSED, seen.problem
+        if observed.problem:
+            return SettingState.REFUSED, observed.problem
         if tally.foreign and not tally.wrong:
             return SettingState.YIELDED, f"{tally.foreign} of {_threads(tally.total)} keep their own cookie"
         if self._unrecorded:
@@ -343,13 +343,15 @@ def _threads(count: int) -> str:
 
 
 def _tallies(
-    wanted: Mapping[str, str], seen: Mapping[str, ObservedThreads], ours: Mapping[int, str], written: set[int]
+    wanted: Mapping[str, str], observed: Mapping[str, ObservedThreads], ours: Mapping[int, str], written: set[int]
 ) -> dict[str, _CookieState]:
-    now = compare.current(wanted, seen, ours)
+    now = compare.current(wanted, observed, ours)
     return {
-        path: _CookieState(compare.tally(group, seen[path], now, ours), not written.isdisjoint(seen[path].threads))
+        path: _CookieState(
+            compare.tally(group, observed[path], now, ours), not written.isdisjoint(observed[path].threads)
+        )
         for path, group in wanted.items()
-        if path in seen
+        if path in observed
     }
 
 

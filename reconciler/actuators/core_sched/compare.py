@@ -27,7 +27,7 @@ class CookieAssignment(Struct, frozen=True, kw_only=True):
 
 
 class CookieSteps(Struct, frozen=True, kw_only=True):
-    """The due steps. ``drops``: threads whose cookie is to be cleared."""
+    """The due steps. ``clears``: threads whose cookie is to be cleared."""
 
     assignments: tuple[CookieAssignment, ...] = ()
     clears: tuple[int, ...] = ()
@@ -49,7 +49,9 @@ class ThreadTally(Struct, frozen=True, kw_only=True):
         return self.right + self.foreign + self.wrong
 
 
-def current(wanted: Mapping[str, str], seen: Mapping[str, ObservedThreads], ours: Mapping[int, str]) -> dict[str, int]:
+def current(
+    wanted: Mapping[str, str], observed: Mapping[str, ObservedThreads], ours: Mapping[int, str]
+) -> dict[str, int]:
     """The cookie of each group that has one now. ``wanted``: container to group; ``ours``: cookie to group.
 
     Only cookies of the group's own threads count: a cookie without threads may be reused by the kernel for another
@@ -57,24 +59,27 @@ def current(wanted: Mapping[str, str], seen: Mapping[str, ObservedThreads], ours
     """
     votes: dict[str, Counter[int]] = {}
     for path, group in wanted.items():
-        for cookie in seen[path].threads.values() if path in seen else ():
+        for cookie in observed[path].threads.values() if path in observed else ():
             if ours.get(cookie) == group:
                 votes.setdefault(group, Counter())[cookie] += 1
     return {group: min(count, key=lambda cookie: (-count[cookie], cookie)) for group, count in votes.items()}
 
 
 def decide(
-    wanted: Mapping[str, str], seen: Mapping[str, ObservedThreads], ours: Mapping[int, str], left: Collection[str] = ()
+    wanted: Mapping[str, str],
+    observed: Mapping[str, ObservedThreads],
+    ours: Mapping[int, str],
+    left: Collection[str] = (),
 ) -> CookieSteps:
     """The due steps. ``left``: containers that stay unchanged; a container not in ``wanted`` wants no cookie."""
-    now = current(wanted, seen, ours)
+    now = current(wanted, observed, ours)
     need: dict[str, list[int]] = {}
     source: dict[str, int] = {}
     drops: list[int] = []
-    for path in sorted(seen):
+    for path in sorted(observed):
         group = wanted.get(path)
         target = now.get(group, 0) if group is not None else 0
-        for tid, cookie in sorted(seen[path].threads.items()):
+        for tid, cookie in sorted(observed[path].threads.items()):
             if group is not None and target and cookie == target:
                 source.setdefault(group, tid)
             elif path in left or (cookie and cookie not in ours):
@@ -90,9 +95,9 @@ def decide(
     return CookieSteps(assignments=shares, clears=tuple(drops))
 
 
-def tally(group: str, seen: ObservedThreads, now: Mapping[str, int], ours: Mapping[int, str]) -> ThreadTally:
+def tally(group: str, observed: ObservedThreads, now: Mapping[str, int], ours: Mapping[int, str]) -> ThreadTally:
     """Count the threads of a container of ``group``; ``now`` as returned by `current`."""
     target = now.get(group, 0)
-    right = sum(1 for cookie in seen.threads.values() if cookie and cookie == target)
-    foreign = sum(1 for cookie in seen.threads.values() if cookie and cookie not in ours)
-    return ThreadTally(right=right, foreign=foreign, wrong=len(seen.threads) - right - foreign)
+    right = sum(1 for cookie in observed.threads.values() if cookie and cookie == target)
+    foreign = sum(1 for cookie in observed.threads.values() if cookie and cookie not in ours)
+    return ThreadTally(right=right, foreign=foreign, wrong=len(observed.threads) - right - foreign)

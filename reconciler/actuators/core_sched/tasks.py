@@ -152,7 +152,7 @@ def _cookies(tids: Sequence[int], prctl: Prctl) -> ObservedThreads:
 def assign(carrier: CookieCarrier, prctl: Prctl, tids: Iterable[int]) -> AssignResult:
     """Give the threads the carrier's cookie, or none if it has none."""
 
-    def hand_out() -> AssignResult:
+    def share() -> AssignResult:
         done, errors = [], Counter[str]()
         for tid in tids:
             try:
@@ -164,16 +164,16 @@ def assign(carrier: CookieCarrier, prctl: Prctl, tids: Iterable[int]) -> AssignR
                 done.append(tid)
         return AssignResult(tuple(done), errors)
 
-    return carrier.call(hand_out)
+    return carrier.call(share)
 
 
-def load_carrier(carrier: CookieCarrier, prctl: Prctl, source: int, cookie: int) -> int:
+def acquire(carrier: CookieCarrier, prctl: Prctl, source: int, cookie: int) -> int:
     """Give the carrier a group's cookie, from one of its threads, or (``cookie`` 0) a new one; returns its cookie.
 
     0 if the thread has exited or has another cookie by now: read again.
     """
 
-    def take_up() -> int:
+    def take_cookie() -> int:
         if not cookie:
             prctl.create()
             return prctl.get(0)
@@ -185,7 +185,7 @@ def load_carrier(carrier: CookieCarrier, prctl: Prctl, source: int, cookie: int)
             raise
         return cookie if prctl.get(0) == cookie else 0
 
-    return carrier.call(take_up)
+    return carrier.call(take_cookie)
 
 
 def drop(prctl: Prctl, tids: Iterable[int]) -> AssignResult:

@@ -306,13 +306,13 @@ class NodeFiles:
     async def _restore(self, chosen: Mapping[str, NodeFileState]) -> list[RestoreResult]:
         done: list[RestoreResult] = []
         for kind, rows in self._rows.items():
-            mine = {name: file for name, file in chosen.items() if name in rows.now.values}
-            if not mine:
+            selected = {name: file for name, file in chosen.items() if name in rows.now.values}
+            if not selected:
                 continue
-            results, failed = await self._worker.work(partial(undo, self._access, kind, FileRows(values=mine)))
-            over = mine.keys() - failed.values.keys()
-            self._confirmed -= over
-            left = {name: file for name, file in rows.now.values.items() if name not in over}
+            results, failed = await self._worker.work(partial(undo, self._access, kind, FileRows(values=selected)))
+            finished = selected.keys() - failed.values.keys()
+            self._confirmed -= finished
+            left = {name: file for name, file in rows.now.values.items() if name not in finished}
             try:
                 await rows.save(FileRows(values=left), dropped="restored")
             except StoreError as exc:

@@ -89,7 +89,10 @@ def _load(rows: Iterable[LedgerEntry]) -> OomScoreRows:
 
 def _dump(state: OomScoreRows) -> Iterable[LedgerEntry]:
     for path, record in state.containers.items():
-        originals = {FILE: record.original, **{f"{_OF_PROCESS}{process}": had for process, had in record.odd.items()}}
+        originals = {
+            FILE: record.original,
+            **{f"{_OF_PROCESS}{process}": value for process, value in record.odd.items()},
+        }
         ours = tuple(map(str, record.ours))
         for field, original in originals.items():
             yield LedgerEntry(
@@ -356,9 +359,9 @@ class OomScores:
         for path, record in chosen.items():
             done += await self._worker.work(partial(self._processes.restore, path, record))
         self._problems += [f"{result.path}: {result.detail}" for result in done if not result.ok]
-        over = {result.path for result in done if result.ok}
+        finished = {result.path for result in done if result.ok}
         await self._save(
-            {path: record for path, record in self._containers.items() if path not in over}, dropped="restored"
+            {path: record for path, record in self._containers.items() if path not in finished}, dropped="restored"
         )
         return done
 

@@ -41,7 +41,7 @@ class NetworkActuator:
         self,
         tc: Tc,
         pods: PodTc,
-        kept: LedgerState[NetworkState],
+        state: LedgerState[NetworkState],
         turns: PeriodicWorker,
         *,
         speed: Callable[[str], int | None] = link_mbit,
@@ -50,7 +50,7 @@ class NetworkActuator:
         self._tc = tc
         self._pod_tc = pods
         self._speed = speed
-        self._rows = kept
+        self._rows = state
         self._worker = turns
 
     @property
@@ -61,15 +61,17 @@ class NetworkActuator:
     @property
     def leftover(self) -> bool:
         """Whether anything of ours is installed."""
-        kept = self._rows.now
-        return bool(kept.roots or kept.ifb or kept.redirects)
+        state = self._rows.now
+        return bool(state.roots or state.ifb or state.redirects)
 
     async def undo(self, only: str | None = None) -> Sequence[RestoreResult] | None:
         """Remove everything, or one pod's redirects (uid); None: nothing is installed. Errors: `StoreError`."""
-        kept = self._rows.now
-        if not self.leftover or (only is not None and all(led.pod_uid != only for led in kept.redirects.values())):
+        state = self._rows.now
+        if not self.leftover or (
+            only is not None and all(redirect.pod_uid != only for redirect in state.redirects.values())
+        ):
             return None
-        done, left = await self._worker.work(partial(undo, self._tc, self._pod_tc, kept, only))
+        done, left = await self._worker.work(partial(undo, self._tc, self._pod_tc, state, only))
         await self._rows.save(left, dropped="restored")
         return done
 
@@ -94,13 +96,13 @@ class NetworkActuator:
             return TreeReading(problem="no such interface")
         if not (root.ours or root.default):
             return TreeReading(problem=f"its root qdisc {root.kind} belongs to another program: unchanged")
-        kept = self._rows.now
+        state = self._rows.now
         if not root.complete and not enforce:
             return TreeReading(would=f"would replace {root.kind}")
-        if enforce and name not in kept.roots:
+        if enforce and name not in state.roots:
             # Durable before any write; a tree from a lost store is recorded again.
             kind = "" if root.ours else root.kind
-            await self._rows.save(replace(kept, roots={**kept.roots, name: kind}))
+            await self._rows.save(replace(state, roots={**state.roots, name: kind}))
         if not root.complete:
             await self._worker.work(partial(self._tc.install, index, rates))
         return TreeReading(sent=await self._worker.work(partial(self._tc.counted, index)))
@@ -111,11 +113,11 @@ class NetworkActuator:
 
     async def drop(self, names: set[str]) -> None:
         """Remove the trees of interfaces that have no wanted tree any more, or cannot have one."""
-        kept = self._rows.now
-        roots = {name: kept.roots[name] for name in names}
+        state = self._rows.now
+        roots = {name: state.roots[name] for name in names}
         if not roots:
             return
         done = await self._worker.work(partial(remove_trees, self._tc, roots, everywhere=False))
         left = {result.path for result in done if not result.ok}
-        roots = {name: kind for name, kind in kept.roots.items() if name not in names or name in left}
-        await self._rows.save(replace(kept, roots=roots), dropped="restored")
+        roots = {name: kind for name, kind in state.roots.items() if name not in names or name in left}
+        await self._rows.save(replace(state, roots=roots), dropped="restored")

@@ -138,13 +138,15 @@ class Links:
                     return number if number >= 0 else None
         return None
 
-    def classify(self, index: int, parent: int, preference: int, number: int, *, came_by: str, into: int) -> None:
+    def classify(
+        self, index: int, parent: int, preference: int, number: int, *, input_device: str, class_id: int
+    ) -> None:
         """Classify packets by their input device into a class of another device's tree.
 
-        ``number``: the filter's, from 1 on; ``came_by``: the input device; ``into``: the class.
+        ``number``: the filter's, from 1 on; ``input_device``: the input device; ``class_id``: the class.
         """
-        options = _packed(_U32_CLASS, struct.pack("=I", into)) + _packed(_U32_SELECTOR, _EVERYTHING)
-        options += _packed(_U32_INDEV, came_by.encode() + b"\0")
+        options = _packed(_U32_CLASS, struct.pack("=I", class_id)) + _packed(_U32_SELECTOR, _EVERYTHING)
+        options += _packed(_U32_INDEV, input_device.encode() + b"\0")
         info = preference << 16 | socket.htons(_ALL_PROTOCOLS)
         body = _FILTER.pack(0, index, _TABLE | number, parent, info)
         body += _packed(_TCA_KIND, b"u32\0") + _packed(_TCA_OPTIONS, options)

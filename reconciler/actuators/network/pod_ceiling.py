@@ -225,8 +225,8 @@ class PodEgressCeiling:
                 await self._rows.save(replace(state, ifb=True, redirects={**state.redirects, **steps.redirect}))
             failed = await self._worker.work(partial(self._write, steps, rate, done))
             finished = {*steps.release, *steps.forget, *failed} - {name for name, message in failed.items() if message}
-            cables = {name: redirect for name, redirect in self.cables.items() if name not in finished}
-            await self._rows.save(replace(self._rows.now, redirects=cables))
+            remaining = {name: redirect for name, redirect in self.cables.items() if name not in finished}
+            await self._rows.save(replace(self._rows.now, redirects=remaining))
         except (SourceError, StoreError) as exc:
             # A step that is in the store and was not done is found by the next reading.
             return {redirect.pod_uid: str(exc) for redirect in steps.redirect.values()}, str(exc)

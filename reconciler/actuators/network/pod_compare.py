@@ -24,7 +24,7 @@ _HOST: Final = "in the host network, where only net_cls identifies its packets"
 
 
 class PodEgress(Struct, frozen=True, kw_only=True):
-    """Where one BE pod's packets leave. ``waits``: not determined yet; ``problem``: why they cannot be limited."""
+    """Where one BE pod's packets leave. ``pending``: not determined yet; ``problem``: why they cannot be limited."""
 
     pending: bool = False
     host: bool = False
@@ -35,7 +35,7 @@ class PodEgress(Struct, frozen=True, kw_only=True):
 class ObservedLinks(Struct, frozen=True, kw_only=True):
     """One reading.
 
-    ``places``: BE pods' by uid; ``entries``: by index; ``there``: the redirected devices that still exist.
+    ``egress``: BE pods' by uid; ``ingress``: by device index; ``present``: the redirected devices that still exist.
     """
 
     egress: Mapping[str, PodEgress]
@@ -89,13 +89,13 @@ def decide(
         else:
             free = [link for link in egress.veths if not links.ingress[link.index].foreign]
             staying |= {link.name for link in free}
-            todo = {
+            missing = {
                 link.name: redirect
                 for link in free
                 if (redirect := _new_redirect(link, uid, links, redirects)) is not None
             }
-            due |= todo
-            states[uid] = _state(egress, links, silent, todo=bool(todo))
+            due |= missing
+            states[uid] = _state(egress, links, silent, missing=bool(missing))
     gone = frozenset(name for name in redirects if name not in links.present and name not in due)
     releases = {
         name: redirect
@@ -119,14 +119,14 @@ def _new_redirect(veth: Link, uid: str, links: ObservedLinks, redirects: Mapping
     ):
         return None
     # A filter of ours that a lost store does not contain was created with its qdisc.
-    made = (
+    owns_qdisc = (
         earlier.owns_qdisc if earlier is not None and entry.kind else not entry.kind or entry.redirects_to is not None
     )
-    return Redirect(index=veth.index, pod_uid=uid, owns_qdisc=made)
+    return Redirect(index=veth.index, pod_uid=uid, owns_qdisc=owns_qdisc)
 
 
 def _state(
-    egress: PodEgress, links: ObservedLinks, silent: frozenset[int], *, todo: bool
+    egress: PodEgress, links: ObservedLinks, silent: frozenset[int], *, missing: bool
 ) -> tuple[SettingState | None, str]:
     names = ", ".join(sorted(link.name for link in egress.veths))
     for veth in egress.veths:
@@ -134,7 +134,7 @@ def _state(
             return SettingState.BLOCKED, f"{veth.name}: {message}"
         if veth.index in silent:
             return SettingState.BLOCKED, f"{veth.name}: {_BYPASSED}"
-    return (None if todo else SettingState.IN_PLACE), names
+    return (None if missing else SettingState.IN_PLACE), names
 
 
 def _is_held(redirect: Redirect, pods: Mapping[str, Pod], holds: Mapping[str, Hold]) -> bool:

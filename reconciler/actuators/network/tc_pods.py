@@ -154,7 +154,7 @@ class RealPodTc:
             _class(link, ifb, _FIRST + slot, "replace-class")
             # If u32 cannot match the input device (CONFIG_NET_CLS_IND), all share the default class.
             with suppress(NotOfferedError):
-                links.classify(ifb, HANDLE, PREFERENCE, slot, came_by=veth, into=_FIRST + slot)
+                links.classify(ifb, HANDLE, PREFERENCE, slot, input_device=veth, class_id=_FIRST + slot)
             present = _ingress_state(link, index, _ingress_qdiscs(link).get(index, ""))
             if present.foreign:
                 raise SourceError(NAME, f"{veth}: {present.foreign} belongs to another program")
@@ -269,9 +269,9 @@ def _ingress_state(link: Any, index: int, kind: str) -> IngressState:
         return IngressState(kind=kind, foreign=f"a queueing discipline {kind}")
     redirects_to, foreign, passed = None, "", 0
     for entry in link.get_filters(index=index, parent=_FILTER_PARENT[kind]):
-        preference, called = entry["info"] >> 16, entry.get_attr("TCA_KIND")
-        if preference != PREFERENCE or called != "u32":
-            foreign = foreign or f"a filter of another program ({called}, pref {preference})"
+        preference, filter_kind = entry["info"] >> 16, entry.get_attr("TCA_KIND")
+        if preference != PREFERENCE or filter_kind != "u32":
+            foreign = foreign or f"a filter of another program ({filter_kind}, pref {preference})"
             continue
         # The kernel lists a u32 filter three times: its head, its table, and the filter itself, which has an action.
         redirects_to = redirects_to or 0

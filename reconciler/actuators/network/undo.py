@@ -28,7 +28,7 @@ DEVICE: Final = "device"
 class Redirect(Struct, frozen=True, kw_only=True):
     """A veth device whose packets are redirected to our IFB.
 
-    ``made``: the qdisc of our filter is ours too; ``slot``: the number of its class in our IFB.
+    ``owns_qdisc``: the qdisc of our filter is ours too; ``slot``: the number of its class in our IFB.
     """
 
     index: int
@@ -38,7 +38,7 @@ class Redirect(Struct, frozen=True, kw_only=True):
 
 
 class NetworkState(Struct, frozen=True, kw_only=True):
-    """``roots``: by interface, the kind of root that our tree replaced; ``gather``: our IFB may exist."""
+    """``roots``: by interface, the kind of root that our tree replaced; ``ifb``: our IFB may exist."""
 
     roots: Mapping[str, str] = {}
     ifb: bool = False
@@ -53,16 +53,16 @@ _SLOT: Final = "slot "
 
 
 def _load(rows: Iterable[LedgerEntry]) -> NetworkState:
-    roots, cables, gather = {}, {}, False
+    roots, redirects, ifb = {}, {}, False
     for row in rows:
         if row.file == FILE:
             roots[row.path] = row.original or ""
         elif row.file == DEVICE and row.path == GATHER:
-            gather = True
+            ifb = True
         elif row.file == FILTER and row.ours and (slot := digits(row.ours[-1].removeprefix(_SLOT))) is not None:
-            made = row.original == _NONE
-            cables[row.path] = Redirect(index=row.inode, pod_uid=row.pod_uid or "", owns_qdisc=made, slot=slot)
-    return NetworkState(roots=roots, ifb=gather, redirects=cables)
+            owns_qdisc = row.original == _NONE
+            redirects[row.path] = Redirect(index=row.inode, pod_uid=row.pod_uid or "", owns_qdisc=owns_qdisc, slot=slot)
+    return NetworkState(roots=roots, ifb=ifb, redirects=redirects)
 
 
 def _dump(state: NetworkState) -> Iterable[LedgerEntry]:
@@ -114,14 +114,14 @@ def undo_pods(pods: PodTc, state: NetworkState, only: str | None = None) -> tupl
     done = []
     if only is None:
         try:
-            strays = {name: index for name, index in pods.redirected().items() if name not in chosen}
+            unrecorded = {name: index for name, index in pods.redirected().items() if name not in chosen}
         except SourceError as exc:
             # If the network stack cannot be read, nothing of ours is assumed on it, unless the store records it.
-            strays = {}
+            unrecorded = {}
             done += (
                 [restore_result(GATHER, DEVICE, RestoreOutcome.REFUSED, str(exc))] if state.ifb and not chosen else []
             )
-        chosen |= {name: Redirect(index=index, pod_uid="", owns_qdisc=True) for name, index in strays.items()}
+        chosen |= {name: Redirect(index=index, pod_uid="", owns_qdisc=True) for name, index in unrecorded.items()}
     done += [release(pods, name, redirect) for name, redirect in sorted(chosen.items())]
     refused = {result.path for result in done if not result.ok}
     remaining = {name: redirect for name, redirect in state.redirects.items() if name not in chosen or name in refused}
