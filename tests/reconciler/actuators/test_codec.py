@@ -104,7 +104,11 @@ STATES: list[tuple[RowCodec[Any], st.SearchStrategy[msgspec.Struct]]] = [
             redirects=st.dictionaries(
                 NAMES,
                 st.builds(
-                    Redirect, index=st.integers(0, 2**31), pod_uid=UIDS, owns_qdisc=st.booleans(), slot=st.integers(0, 5000)
+                    Redirect,
+                    index=st.integers(0, 2**31),
+                    pod_uid=UIDS,
+                    owns_qdisc=st.booleans(),
+                    slot=st.integers(0, 5000),
                 ),
                 max_size=3,
             ),
