@@ -40,31 +40,17 @@ ALLOWED = {
     "user name or number to run as; null: nobody if bypassd is root",
 }
 """A value of a published field, which programs compare; and the name of a user."""
-DOCSTRINGS_LATER = (
-    *("reconciler/actuators/", "reconciler/daemon/side_actuators.py", "reconciler/control/planner.py"),
-    *("reconciler/policies/watermarks.py", "reconciler/policies/oom_score.py"),
-    *("reconciler/cli/planscreen.py", "reconciler/cli/simscreen.py", "state/plan.py", "state/kinds.py"),
-)
-"""Modules whose docstrings and comments are not rewritten yet."""
 
 
 def texts(path: Path) -> Iterator[tuple[int, str]]:
     """The string literals of a module, docstrings included; of an f-string its fixed parts. And the comments."""
     source = path.read_text(encoding="utf-8")
     tree = ast.parse(source)
-    documented = not str(path.relative_to(ROOT)).startswith(DOCSTRINGS_LATER)
-    hidden = {
-        id(statement.value)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-        for statement in node.body
-        if isinstance(statement, ast.Expr)
-    }
     for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and (documented or id(node) not in hidden):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.lineno, node.value
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if documented and token.type == tokenize.COMMENT:
+        if token.type == tokenize.COMMENT:
             yield token.start[0], token.string
 
 

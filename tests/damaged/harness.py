@@ -270,7 +270,7 @@ def binary_frame(kind: int) -> bytes:
 
 def feed_link(data: bytes) -> object:
     with netlink.Links(lambda: _OneAnswer(data)) as links:  # type: ignore[arg-type,return-value]
-        return links.all(), links.named("eth0"), links.number(0)
+        return links.all(), links.named("eth0"), links.namespace_id(0)
 
 
 class _OneAnswer:
