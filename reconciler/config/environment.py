@@ -6,6 +6,7 @@ From the configuration, with what was found on the node below it. Nothing is ask
 """
 
 import os
+from collections.abc import Callable
 from typing import Final
 
 import trio
@@ -123,8 +124,8 @@ def find_place(config: Config) -> NodeEnvironment | None:
     )
 
 
-async def wait_for_place(config: Config) -> NodeEnvironment:
-    """Look until there is a node to work on; says once what it waits for.
+async def wait_for_place(config: Config, waiting: Callable[[str], object]) -> NodeEnvironment:
+    """Read the node again until there is one to work on. ``waiting`` is called with what is missing, once for each.
 
     Errors: `SourceError` when no usable cgroup hierarchy is mounted. What merely cannot be read now is waited for.
     """
@@ -143,6 +144,7 @@ async def wait_for_place(config: Config) -> NodeEnvironment:
         if missing != said:
             _LOG.warning(missing)
             said = missing
+            waiting(missing)
         await trio.sleep(_AGAIN_S)
 
 
