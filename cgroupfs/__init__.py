@@ -1,1 +1,1 @@
-"""The kernel's cgroup files: where they are, what they mean, how to write them safely. Knows no pods and no policy."""
+"""The kernel's cgroup files: their places, their meaning, writing them safely. Independent of pods and policies."""

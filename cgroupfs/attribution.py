@@ -1,8 +1,8 @@
-"""Who wrote which control file: one fanotify mark per hierarchy, or inotify where the kernel lacks that.
+"""Attribution of writes to control files: one fanotify mark per hierarchy, or inotify where the kernel lacks that.
 
-fanotify names the writer's pid for every write below a mount, by anyone, through any mount of the same hierarchy; it
-needs CAP_SYS_ADMIN in the first user namespace. Each event comes with an open descriptor of the file, which must be
-closed whatever happens. Own writes come back, too, and are dropped first and cheaply.
+fanotify reports the writer's pid for every write below a mount, by any process, through any mount of the same
+hierarchy; it needs CAP_SYS_ADMIN in the first user namespace. Each event has an open descriptor of the file, which must
+be closed in any case. Own writes are reported, too, and are dropped first and cheaply.
 
 Source: fanotify(7), fanotify_init(2), fanotify_mark(2); measured on 5.10 to 6.18.
 """
@@ -64,7 +64,7 @@ class WriteWatch(Protocol):
         ...
 
     def forget(self, directory: str, group: str) -> None:
-        """The group is gone, or of no interest any more."""
+        """The group was removed, or is of no interest any more."""
         ...
 
     async def next_batch(self) -> Sequence[ObservedWrite]:
@@ -72,7 +72,7 @@ class WriteWatch(Protocol):
         ...
 
     def take(self) -> Sequence[ObservedWrite]:
-        """What is told already, without waiting; maybe nothing. `next_batch` does not tell it again."""
+        """The events reported so far, without waiting; may be empty. `next_batch` does not return them again."""
         ...
 
     def close(self) -> None:
@@ -81,10 +81,10 @@ class WriteWatch(Protocol):
 
 
 def watch_writes(directories: Iterable[str], *, files: Collection[str] | None = None, below: str = "/") -> WriteWatch:
-    """Watch the hierarchies mounted at ``directories``, the better way that this kernel and our rights allow.
+    """Watch the hierarchies mounted at ``directories``, in the better way that this kernel and the rights allow.
 
-    ``files``: names of interest (None: all). ``below``: the group whose subtree is of interest.
-    Errors: none; `WriteWatch.problem` tells what is missing, and it is logged once.
+    ``files``: names of interest (None: all). ``below``: the group whose subtree is of interest. Errors: none;
+    `WriteWatch.problem` has what is missing, and it is logged once.
     """
     try:
         watch: WriteWatch = FanotifyWatch(directories, files=files, below=below)
@@ -146,7 +146,7 @@ class FanotifyWatch:
             os.close(fd)
 
     async def next_batch(self) -> Sequence[ObservedWrite]:
-        """At least one write by somebody else. Cancelled, it loses none.
+        """At least one write by another process. Cancelled, it loses none.
 
         Errors: `trio.ClosedResourceError` after `close`.
         """
@@ -163,7 +163,7 @@ class FanotifyWatch:
                 return batch
 
     def take(self) -> Sequence[ObservedWrite]:
-        """The kernel tells of a write as it is done: whoever has read a foreign value finds its writer here."""
+        """The kernel reports a write as it is done: after reading a foreign value its writer is found here."""
         return self._read() if self._fd >= 0 else ()
 
     def _init(self) -> int:
@@ -196,10 +196,10 @@ class FanotifyWatch:
             return []
         except OSError as exc:
             if exc.errno in _REMOVED:
-                # Its group was removed before we came to read: what was written there is of no interest any more.
+                # Its group was removed before the read: the write is of no interest any more.
                 return []
             # EMFILE, ENFILE: the kernel has dropped the event whose file it could not open. Each write on the node is
-            # one such event: what is logged is that it began, and that it is over.
+            # one such event: only the begin and the end of the loss are logged.
             if exc.errno != self._losing:
                 _LOG.warning("events lost", watch=_NAME, errno=errno_name(exc.errno))
             self._losing = exc.errno or 0
@@ -264,7 +264,7 @@ class FanotifyWatch:
 
 @final
 class InotifyWrites:
-    """The fallback: writes to the followed groups by anyone, ourselves included, without the writer."""
+    """The fallback: writes to the followed groups by any process, this one included, without the writer."""
 
     def __init__(self, files: Collection[str] | None = None, why: str = "") -> None:
         self._files = None if files is None else frozenset(files)
@@ -282,7 +282,7 @@ class InotifyWrites:
         self._watcher.add(f"{directory}{group.rstrip('/')}", int(Mask.MODIFY | Mask.ONLYDIR), (directory, group))
 
     def forget(self, directory: str, group: str) -> None:
-        """Must be called when a group is gone: a removed group's watch stays otherwise."""
+        """Must be called when a group was removed: its watch stays otherwise."""
         self._watcher.remove(f"{directory}{group.rstrip('/')}")
 
     def close(self) -> None:
@@ -294,7 +294,10 @@ class InotifyWrites:
         return ()
 
     async def next_batch(self) -> Sequence[ObservedWrite]:
-        """At least one write, possibly our own: compare the value. A polled group is told with an empty ``file``."""
+        """At least one write, possibly an own one: compare the value.
+
+        A polled group is reported with an empty ``file``.
+        """
         while True:
             batch: list[ObservedWrite] = []
             for event in await self._watcher.next_batch():

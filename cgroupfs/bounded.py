@@ -1,7 +1,7 @@
-"""What every reader of outside data needs: files of bounded size, numbers of bounded length, decoders with one error.
+"""Common parts of readers of untrusted data: files of bounded size, numbers of bounded length, one error type.
 
-A control file is the kernel's; everything else may be anybody's: a pipe where a file is expected, 100,000 digits where
-a number is, a thousand arrays inside each other. Python answers these with errors of its own kinds (RecursionError,
+A control file is the kernel's; everything else is untrusted: a pipe where a file is expected, 100,000 digits where a
+number is, a thousand arrays inside each other. Python fails on these with errors of several types (RecursionError,
 ValueError from ``int``, MemoryError) or not at all (the open of a pipe waits for a writer).
 """
 
@@ -29,7 +29,7 @@ def read_file(path: str, most: int, *, pipes: bool = False) -> bytes:
     Units: ``most`` in bytes. Errors: `OSError`; EFBIG for a longer file, EINVAL for a device, a socket or a pipe (which
     is neither waited for nor read).
     """
-    # Without O_NONBLOCK the open of a pipe lasts until somebody writes to it.
+    # Without O_NONBLOCK the open of a pipe blocks until it has a writer.
     number = os.open(path, _READ)
     try:
         status = os.fstat(number)
@@ -40,14 +40,22 @@ def read_file(path: str, most: int, *, pipes: bool = False) -> bytes:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         elif not stat.S_ISREG(kind) and not (pipes and status.st_rdev == _NULL):
             raise OSError(errno.EINVAL, "not a regular file", path)
-        data = bytearray()
-        while part := os.read(number, min(_PART, most + 1 - len(data))):
-            data += part
-            if len(data) > most:
-                raise OSError(errno.EFBIG, f"more than {most} bytes", path)
-        return bytes(data)
+        return read_open(number, path, most)
     finally:
         os.close(number)
+
+
+def read_open(number: int, path: str, most: int) -> bytes:
+    """The rest of an open file. ``path``: for the error.
+
+    Units: ``most`` in bytes. Errors: `OSError`; EFBIG for a longer file.
+    """
+    data = bytearray()
+    while part := os.read(number, min(_PART, most + 1 - len(data))):
+        data += part
+        if len(data) > most:
+            raise OSError(errno.EFBIG, f"is longer than {most} bytes", path)
+    return bytes(data)
 
 
 def whole(text: str) -> int:
@@ -66,10 +74,10 @@ def digits(text: str) -> int | None:
 
 
 def decoded(decode: Callable[[_S], _T], data: _S, *, deepest: int | None = None) -> _T:
-    """What a decoder (of msgspec, json, msgpack or tomllib) makes of somebody else's data.
+    """The result of a decoder (of msgspec, json, msgpack or tomllib) on untrusted data.
 
     ``deepest``: how many lists and maps may be inside each other; give it where the value is walked without a type.
-    Errors: `ValueError`, which msgspec's own errors are: no other kind comes out.
+    Errors: `ValueError`, which msgspec's own errors are: no other type is raised.
     """
     try:
         result = decode(data)
@@ -81,7 +89,7 @@ def decoded(decode: Callable[[_S], _T], data: _S, *, deepest: int | None = None)
 
 
 def is_shallow(value: object, deepest: int) -> bool:
-    """Whether lists and maps are inside each other at most so deep: what is deeper breaks whoever walks it later."""
+    """Whether lists and maps are inside each other at most so deep: a deeper value breaks later recursion."""
     # By level and not by recursion, which is what it guards against.
     level: list[Any] = [value] if isinstance(value, dict | list) else []
     for _ in range(deepest):

@@ -1,4 +1,4 @@
-"""Waiting for a directory whose parents may not be there yet."""
+"""Waits for a directory whose parents may not exist yet."""
 
 import os
 from typing import Generic, TypeVar, final
@@ -42,6 +42,6 @@ class AncestorWatch(Generic[T]):
         return self._next.get(event.path) == event.name or (event.rescan and event.path in self._next)
 
     def cut(self, event: DirEvent[T]) -> None:
-        """The directory that the event names is gone: so are the watches on it and below, as far as they are ours."""
+        """The directory of the event was removed: so are this object's watches on it and below."""
         gone = os.path.join(event.path, event.name)
         self._watcher.remove_all(path for path in self._next if path == gone or path.startswith(f"{gone}/"))

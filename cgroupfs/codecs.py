@@ -1,7 +1,7 @@
 """The text forms of the knobs: how a value is written, read, and shown by the kernel.
 
-A `Codec` is three pure functions for one kind of control file; `cgroupfs.knobs` says which file has which. They raise
-`ValueError` for what the kernel would refuse or silently change.
+A `Codec` is three pure functions for one kind of control file; `cgroupfs.knobs` assigns them to files. They raise
+`ValueError` for values that the kernel would refuse or silently change.
 """
 
 import mmap
@@ -48,8 +48,8 @@ class Codec(NamedTuple):
 def shares_to_weight(shares: int) -> int:
     """``cpu.weight`` for kernel shares, by the formula of the kubelet and of runc before 1.3.
 
-    Source: Kubernetes KEP 2254. The kernel's own scale differs (1024 shares are weight 100 there, 39 here); we follow
-    the kubelet, because its containers stand beside ours in the same directory.
+    Source: Kubernetes KEP 2254. The kernel's own scale differs (1024 shares are weight 100 there, 39 here); bypassd
+    follows the kubelet, because its containers are in the same directory.
     """
     return 1 + (shares - MIN_SHARES) * 9_999 // 262_142
 
@@ -89,7 +89,7 @@ def _number(value: Value, low: int, high: int, what: str) -> str:
 
 
 def _level(value: Value, low: int, high: int, what: str) -> str:
-    """A number that may be negative: None is no level."""
+    """A number that may be negative: None: no level."""
     return _number(value if isinstance(value, int) else low - 1, low, high, what)
 
 
@@ -144,7 +144,7 @@ def _encode_frozen_v1(value: Value) -> str:
 
 
 def _decode_frozen_v1(text: str) -> Value:
-    # FREEZING: it was asked for, and some task sleeps where it cannot be stopped yet.
+    # FREEZING: requested, and some task sleeps where it cannot be stopped yet.
     word = words_of(text)[0]
     if word not in {"FROZEN", "FREEZING", "THAWED"}:
         raise ValueError(f"{shown(word)} is not a freezer state")
@@ -160,7 +160,7 @@ def _encode_qos(value: Value) -> str:
 
 
 def _encode_bytes(value: Value) -> str:
-    # 0 is refused on purpose: the next allocation of whatever is attached ends in the OOM killer.
+    # 0 is refused on purpose: the next allocation of any attached process ends in the OOM killer.
     return _number(value, PAGE, NO_MEMORY_LIMIT, "bytes")
 
 
@@ -173,7 +173,7 @@ def _encode_limit_v2(value: Value) -> str:
 
 
 def _encode_swap_v2(value: Value) -> str:
-    # Unlike memory, no swap at all is an ordinary wish.
+    # Unlike memory, no swap at all is an ordinary value.
     return "max" if value is None else _number(value, 0, NO_MEMORY_LIMIT, "bytes")
 
 

@@ -13,7 +13,7 @@ MOST_STRIDES: Final = 64
 _RANGE: Final = re.compile(r"(\d{1,8})(?:-(\d{1,8})(?::(\d{1,8})/(\d{1,8}))?)?", re.ASCII)
 _RUN: Final = re.compile("1+")
 _LONGEST_SHOWN: Final = 60
-_BLANKS: Final = " \t\n\v\f\r"  # the kernel's; str.strip alone knows more, such as the no-break space
+_BLANKS: Final = " \t\n\v\f\r"  # the kernel's; str.strip alone strips more, such as the no-break space
 
 
 @final
@@ -63,10 +63,11 @@ class CpuSet:
     def parse(cls, text: str) -> "CpuSet":
         """Read the kernel's list format: ``0-3,8``, blanks and empty items allowed, ``0-31:2/4`` too.
 
-        The text may be anybody's: the work is linear in its length, which is bounded, and so are the messages.
+        The text is untrusted: the work is linear in its length, which is bounded, and so are the messages.
 
         Errors: `ValueError` for anything the kernel would refuse with EINVAL, for a text longer than `LONGEST_LIST`,
         a number of more than eight digits, and more than `MOST_STRIDES` items with a stride.
+
         """
         if len(text) > LONGEST_LIST:
             raise ValueError(f"{_shown(text)} is not a CPU list: {len(text)} characters, at most {LONGEST_LIST}")
@@ -176,6 +177,6 @@ def _stride(used: int, group: int, length: int) -> int:
 
 
 def _shown(text: str) -> str:
-    """For a message: a bounded part of what may be anybody's text."""
+    """For a message: a bounded part of an untrusted text."""
     text = text[: _LONGEST_SHOWN + len(_BLANKS)].strip()
     return repr(text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}...")

@@ -1,16 +1,16 @@
 """The text forms of the knobs that are set per block device, and of the disk weights.
 
-The kernel takes one device in one write and keeps what it has of the others, so a whole file is reached by several
-writes: `Codec.writes` gives them, from what the file reads to what it shall read. A device that is not in the wanted
-text is freed: the file as a whole is ours for as long as something is wanted in it.
+The kernel takes one device in one write and keeps the values of the others, so a whole file needs several writes:
+`Codec.writes` returns them, from the present text to the planned one. A device that is not in the planned text is
+freed: the file as a whole is bypassd's for as long as it has a setting.
 
-What the kernels answered when asked (v1: 6.18; v2: 6.1 and 6.12):
+Measured on kernels (v1: 6.18; v2: 6.1 and 6.12):
 
 - An unknown device and a *partition* are ENODEV, on v1 and v2, also for ``io.cost.*``: only whole disks have limits.
-- v1 takes any number up to 2^64 for ``*_iops_device`` and cuts it to 32 bits in silence; 2^32-1 is no limit.
-- On v2 a 0 is ERANGE; a line may name some of the keys and keeps the others, so each of ours names all of them.
-- ``io.cost.qos`` and ``io.cost.model`` never lose a line again: without us it ends in ``enable=0 ctrl=auto`` or
-  ``ctrl=auto``, which is what the kernel had before, and counts as no line here.
+- v1 takes any number up to 2^64 for ``*_iops_device`` and cuts it to 32 bits in silence; 2^32-1 means no limit.
+- On v2 a 0 is ERANGE; a line may name some of the keys and keeps the others, so each line of bypassd names all of them.
+- ``io.cost.qos`` and ``io.cost.model`` never lose a line again: after bypassd's end it is ``enable=0 ctrl=auto`` or
+  ``ctrl=auto``, which is the kernel's default, and counts as no line here.
 - ``io.weight`` and ``io.bfq.weight`` read ``default N`` with one line per device of its own; v1 has a bare number.
 """
 
@@ -154,7 +154,7 @@ def _codec(show: Show, parse: Callable[[list[str]], Row], free: str) -> Codec:
         rows: dict[str, Row] = {}
         for line in text.splitlines():
             parts = line.split()
-            # A device that has gone stays in the file, without its name or its numbers.
+            # A removed device stays in the file, without its name or its numbers.
             if len(parts) > 1 and (row := parse(parts[1:])):
                 rows[parts[0]] = row
         return rows
@@ -223,7 +223,7 @@ def _bare_weight(low: int, high: int) -> Codec:
 
 
 def _default_weight(high: int) -> Codec:
-    """v2: ``default N``, and lines of single devices, which are left alone."""
+    """v2: ``default N``, and lines of single devices, which are not changed."""
 
     def decode(text: str) -> Value:
         for line in text.splitlines():

@@ -20,7 +20,7 @@ class DeviceLimits:
     """Device (``major:minor``) -> key -> value. Never empty: no limit at all is None, as for every knob.
 
     Value semantics: hashable, equal by content, whatever the order it was made in; devices are in the order of their
-    numbers. Errors: `ValueError` for a device that is no pair of numbers, and for nothing at all.
+    numbers. Errors: `ValueError` for a device other than a pair of numbers, and for an empty map.
     """
 
     __slots__ = ("_rows",)

@@ -1,15 +1,15 @@
-"""Every error bypassd raises on purpose, and the one table that turns an errno into one of them.
+"""All errors that bypassd raises on purpose, and the table that turns an errno into one of them.
 
 AgentError
-├─ InputError              a file, label, option or answer from outside is wrong; names where, what, what was expected
-├─ SourceError             a source of knowledge cannot be had now (kubelet, runtime, checkpoint); what is applied stays
+├─ InputError              a file, label, option or response from outside is invalid; names place, value, valid form
+├─ SourceError             a source is unavailable now (kubelet, runtime, checkpoint); applied settings stay
 ├─ StoreError              the ledger's file cannot be read or written; no first touches until it can
-└─ CgroupError             the kernel said no to one control file
-   ├─ CgroupGoneError      the group vanished under us; normal, look again
+└─ CgroupError             the kernel refused an access to one control file
+   ├─ CgroupGoneError      the group was removed meanwhile; normal, read again
    ├─ CgroupRefusedError   the value was refused; needs a policy change or a person
    ├─ CgroupBusyError      refused now, may be accepted later (another process or a child holds it)
-   │  ├─ CgroupUnderWayError   the kernel is still at it, or at another before it: look again soon
-   │  └─ CgroupChangedError    somebody else has written the file since it was looked at
+   │  ├─ CgroupUnderWayError   the kernel is still at it, or at another before it: retry soon
+   │  └─ CgroupChangedError    another program has written the file since it was read
    └─ CgroupDeniedError    the agent lacks the right, or the mount is read-only
 """
 
@@ -29,10 +29,10 @@ class AgentError(Exception):
 
 
 class InputError(AgentError):
-    """Something from outside is not what it must be.
+    """Input from outside is invalid.
 
-    ``where`` is a file, ``file:line:column``, a label's name or a URL; ``value`` what stood there; ``expected`` what
-    should have. The text of the exception is the one message a person gets to see.
+    ``where`` is a file, ``file:line:column``, a label's name or a URL; ``value`` the value there; ``expected`` the
+    valid form. The text of the exception is the one message for people.
     """
 
     def __init__(self, where: str, value: object, expected: str) -> None:
@@ -43,7 +43,7 @@ class InputError(AgentError):
 
 
 class SourceError(AgentError):
-    """A source of knowledge cannot be had now. Never a reason to undo what is applied."""
+    """A source is unavailable now. Never a reason to undo what is applied."""
 
     def __init__(self, source: str, message: str) -> None:
         super().__init__(f"{source}: {message}")
@@ -76,27 +76,27 @@ class CgroupBusyError(CgroupError):
 
 
 class CgroupUnderWayError(CgroupBusyError):
-    """Nobody waits longer for the kernel, which is at this write or at another one before it. Never an alert."""
+    """The wait for the kernel is over, which is at this write or at another one before it. Never an alert."""
 
 
 class CgroupChangedError(CgroupBusyError):
-    """The file no longer reads what the step rests on: look again. Never an alert."""
+    """The file no longer reads what the step assumes: read it again. Never an alert."""
 
 
 class CgroupDeniedError(CgroupError):
     """The agent may not do this at all: missing right, read-only mount."""
 
 
-# kernel-measured on 5.10 to 6.18: ENOENT answers an open, ENODEV an already open fd, when the group is gone. ESRCH is
-# an attach of a dead pid. Everything not listed is a refusal of the value.
+# kernel-measured on 5.10 to 6.18: when the group was removed an open fails with ENOENT, an already open fd with ENODEV.
+# ESRCH is an attach of a dead pid. Everything not listed is a refusal of the value.
 _GONE: Final = frozenset({errno.ENOENT, errno.ENODEV, errno.ESRCH, errno.ENOTCONN})
-# EMFILE, ENFILE: what is short is ours or the machine's, and says nothing about the file.
+# EMFILE, ENFILE: the shortage is this process's or the machine's, and proves nothing about the file.
 _BUSY: Final = frozenset({errno.EBUSY, errno.EAGAIN, errno.EINTR, errno.ENOMEM, errno.EMFILE, errno.ENFILE})
 _DENIED: Final = frozenset({errno.EPERM, errno.EROFS})
 
 
 def errno_name(code: int | None) -> str:
-    """``EINVAL`` for 22; the number itself where there is no name."""
+    """``EINVAL`` for 22; the number itself if it has no name."""
     return errno.errorcode.get(code or 0, str(code))
 
 

@@ -1,7 +1,7 @@
 """Opening, reading and writing single kernel files, inline: no threads, no buffering, no Python file objects.
 
-`FileOps` is the one door through which the agent touches control files, so that the same code runs on the real kernel
-(`REAL`) and on the strict fake one of the tests. A read costs 2-3 µs this way, ``open().read()`` 9.
+`FileOps` is the agent's only access to control files, so that the same code runs on the real kernel (`REAL`) and on the
+strict fake one of the tests. A read costs 2-3 µs this way, ``open().read()`` 9.
 """
 
 import errno
@@ -13,22 +13,15 @@ from cgroupfs.errors import translated
 Directory: TypeAlias = int | str
 """An open directory's number (survives renames, never follows a recycled path) or an absolute path."""
 
-_DIRECTORY_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _READ_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC
 _WRITE_FLAGS: Final = os.O_WRONLY | os.O_CLOEXEC
 _CHUNK: Final = 65_536
-# The kernel cuts long files at record boundaries near its buffer of one page; anything shorter came whole.
+# The kernel cuts long files at record boundaries near its buffer of one page; a shorter text is complete.
 _CERTAINLY_WHOLE: Final = 1_024
 
 
 class FileOps(Protocol):
     """What the agent does to control files. All raise plain `OSError`, as the kernel answers."""
-
-    def open_dir(self, path: str) -> int:
-        """Open a directory; the number stays valid (and keeps its inode) when the path is reused."""
-
-    def close_dir(self, number: int) -> None:
-        """Give the number back."""
 
     def inode(self, directory: Directory) -> int:
         """The directory's inode number."""
@@ -52,8 +45,8 @@ class FileOps(Protocol):
 def write_now(directory: Directory, file: str, text: str) -> int:
     """Write one control file as fast as Python can; 0 or the errno. Nothing is read back.
 
-    ``directory`` as a number saves the walk along the path (1.6 instead of 2.1 µs). The hot lane uses this between
-    the runtime's signal and the exec of the container's program.
+    ``directory`` as a number saves the walk along the path (1.6 instead of 2.1 µs). The fast path uses this between the
+    runtime's event and the exec of the container's program.
     """
     try:
         if isinstance(directory, int):
@@ -90,12 +83,6 @@ def _read_all(number: int) -> str:
 @final
 class RealFiles:
     """`FileOps` on the running kernel."""
-
-    def open_dir(self, path: str) -> int:
-        return os.open(path, _DIRECTORY_FLAGS)
-
-    def close_dir(self, number: int) -> None:
-        os.close(number)
 
     def inode(self, directory: Directory) -> int:
         return os.stat(directory).st_ino

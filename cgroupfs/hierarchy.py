@@ -1,8 +1,8 @@
-"""Where each controller lives on this node: v1, v2 or both, read from the mount table.
+"""The hierarchy of each controller on this node: v1, v2 or both, read from the mount table.
 
 A group path (``/kubepods/burstable/...``) means the same below every hierarchy; `Hierarchy.directory` turns it into a
-directory. "unified" is a pseudo-controller: the cgroup2 mount, whatever controllers it has (per-group PSI, kill and
-freeze need none).
+directory. "unified" is a pseudo-controller: the cgroup2 mount, with any controllers (per-group PSI, kill and freeze
+need none).
 
 Source: proc(5) on mountinfo; kernel documentation, admin-guide/cgroup-v1 and cgroup-v2.
 """
@@ -20,7 +20,7 @@ from cgroupfs.errors import SourceError
 
 UNIFIED: Final = "unified"
 FREEZER: Final = "freezer"
-"""A controller on v1; on v2 a file that every group has, so that there it is wherever the cgroup2 mount is."""
+"""A controller on v1; on v2 a file of every group, so that there it is wherever the cgroup2 mount is."""
 # What a v1 hierarchy may carry; its mount options hold other words beside these (xattr, clone_children, ...).
 _V1_CONTROLLERS: Final = frozenset(
     {"cpuset", "cpu", "cpuacct", "blkio", "memory", "devices", "freezer", "net_cls", "perf_event", "net_prio"}
@@ -69,7 +69,7 @@ class Hierarchy(Struct, frozen=True, kw_only=True):
     def detect(cls, root: str = "/") -> "Hierarchy":
         """Read ``<root>/proc/self/mountinfo``, and ``cgroup.controllers`` of the cgroup2 mount.
 
-        Errors: `SourceError` when no controller that the agent needs is mounted; it says what was looked for.
+        Errors: `SourceError` when no controller that the agent needs is mounted; it names the controllers.
         """
         table = os.path.join(root, "proc/self/mountinfo")
         try:
@@ -95,12 +95,12 @@ class Hierarchy(Struct, frozen=True, kw_only=True):
 
     @property
     def trigger(self) -> str:
-        """The controller whose tree is watched: what the runtime creates first."""
+        """The controller whose tree is watched: the first one that the runtime creates."""
         controller = next((name for name in _NEEDED if name in self.controllers), UNIFIED)
         return controller if self.version(controller) == 1 else UNIFIED
 
     def version(self, controller: str) -> int | None:
-        """1 or 2; None when the controller is not to be had."""
+        """1 or 2; None when the controller is unavailable."""
         mount = self.controllers.get(controller)
         return None if mount is None else mount.version
 
@@ -159,7 +159,7 @@ class _CgroupMount(Struct, frozen=True, kw_only=True):
         else:
             named = [word for word in self.options if word.startswith("name=")]
             controllers = (*sorted(self.options & _V1_CONTROLLERS), *named)
-        # "/../.." is how a mount of the host's root looks from inside a cgroup namespace: the whole tree.
+        # "/../.." is a mount of the host's root as seen from inside a cgroup namespace: the whole tree.
         root = "/" if set(self.root.split("/")) <= {"", ".."} else self.root
         version = 2 if self.fstype == "cgroup2" else 1
         return Mount(directory=self.point, version=version, controllers=controllers, root=root, writable=self.writable)
@@ -179,7 +179,7 @@ def _parse(text: bytes) -> list[_CgroupMount]:
         fstype, _, options = fields[fields.index(b"-", 6) + 1 :][:3]
         parents[ident] = parent
         points.append((ident, point))
-        # A bind mount whose source was removed: nothing can be done with it.
+        # A bind mount whose source was removed: it is unusable.
         if fstype not in {b"cgroup", b"cgroup2"} or fields[3].endswith(b"//deleted"):
             continue
         parts = frozenset(os.fsdecode(options).split(","))
@@ -200,7 +200,7 @@ def _parse(text: bytes) -> list[_CgroupMount]:
 
 
 def _hidden(ident: str, mount: _CgroupMount, points: Iterable[tuple[str, bytes]], parents: Mapping[str, str]) -> bool:
-    """Whether a later mount lies over this one: at the same place or above, without carrying it."""
+    """Whether a later mount covers this one: at the same place or above, without carrying it."""
     carriers: set[str] = set()
     above = ident
     while above in parents and above not in carriers:
@@ -237,7 +237,7 @@ def _preference(mount: _CgroupMount) -> tuple[bool, bool, bool, bool, bool, int]
 
 
 def _delegated(directory: str) -> tuple[str, ...]:
-    """The controllers that a cgroup2 group has; none when the group or the right to look is missing."""
+    """The controllers that a cgroup2 group has; none when the group or the right to read it is missing."""
     try:
         with open(os.path.join(directory, "cgroup.controllers"), encoding="ascii") as file:
             return tuple(file.read().split())

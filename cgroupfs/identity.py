@@ -1,11 +1,11 @@
-"""Who a process is, as far as it matters here: the kubelet, a runtime, systemd, a person, ourselves, or something else.
+"""Kind of a process: the kubelet, a runtime, systemd, a person, this daemon, or another program.
 
-A name is free to everybody. Kubelet, runtime and systemd are only processes of root's in the first user namespace and
-outside every pod's groups. In a pod's group only a runtime's shim is believed, and only if it shares the file systems
+Any process may take any name. Kubelet, runtime and systemd are only processes of root's in the first user namespace and
+outside every pod's groups. In a pod's group only a runtime's shim is accepted, and only if it shares the file systems
 and process ids of process 1, which no container does unless it has been given the whole node.
 
-Asked for the pid behind a write to a control file, a few dozen microseconds after it: short-lived writers (runc, a
-shell's echo) are often still there, but not always. What cannot be told is UNKNOWN and never guessed.
+Called for the pid behind a write to a control file, a few dozen microseconds after it: short-lived writers (runc, a
+shell's echo) often still exist, but not always. An undetermined one is UNKNOWN and never guessed.
 """
 
 import os
@@ -42,7 +42,7 @@ _HANDS: Final = frozenset(
 
 
 class WriterKind(StrEnum):
-    """Who wrote. What follows from it is decided elsewhere: a runtime is expected, a person is obeyed."""
+    """Kind of a writer. The reaction is decided elsewhere: a runtime is expected, a person's value is kept."""
 
     SELF = "self"
     KUBELET = "kubelet"
@@ -79,9 +79,9 @@ UNKNOWN_WRITER: Final = WriterProcess(kind=WriterKind.UNKNOWN)
 
 
 def identify(pid: int, root: str = "/") -> WriterProcess:
-    """Who process ``pid`` is now. Costs 10 to 40 µs; errors: none.
+    """The kind of process ``pid`` now. Costs 10 to 40 µs; errors: none.
 
-    ``pid`` 0 is what the kernel gives for a process outside our pid namespace.
+    ``pid`` 0 is the kernel's number for a process outside this pid namespace.
     """
     if pid <= 0:
         return UNKNOWN_WRITER
@@ -104,7 +104,7 @@ def _kind(pid: int, comm: str, program: str, directory: str) -> WriterKind:
     if component is not None and (not in_pod or _is_part(names)) and _is_hosts(directory, in_pod=in_pod):
         return component
     if in_pod:
-        # Whatever a container calls its processes, it is not the node's kubelet or runtime.
+        # A container may choose any names: its processes are not the node's kubelet or runtime.
         return WriterKind.OTHER
     unit = _unit(groups)
     if _has_terminal(_read(f"{directory}/stat")) or "/session-" in unit or "/user.slice" in unit:
@@ -119,7 +119,7 @@ def _kind(pid: int, comm: str, program: str, directory: str) -> WriterKind:
 
 
 def _component(pid: int, comm: str, names: set[str], program: str) -> WriterKind | None:
-    """What the process is by its name, which is no proof; None: nothing that has a name here."""
+    """What the process is by its name, which proves nothing; None: nothing that has a name here."""
     if names & _KUBELETS:
         return WriterKind.KUBELET
     if names & _RUNTIMES or _is_part(names):
@@ -156,7 +156,7 @@ def _hosts_spaces(proc: str, spaces: Iterable[str]) -> dict[str, str]:
 
 
 def _read(path: str, most: int = 4096) -> str:
-    """A file of /proc, empty when the process has ended or may not be looked at."""
+    """A file of /proc, empty when the process has ended or may not be read."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:

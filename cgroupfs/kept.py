@@ -1,8 +1,8 @@
 """Reading the same control files again and again: their descriptors stay open between two readings.
 
 An open, a read and a close of a file that was last read a second ago cost 11-14 µs, a read alone 3-5 (6.18, 110 pods;
-see docs/signals.md). A descriptor of a group that is gone answers ENODEV for ever, also when its name was made again,
-so a namesake is opened anew. Only for control files: one below /proc/<pid> would hold what its process held.
+see docs/signals.md). A descriptor of a removed group fails with ENODEV for ever, also when its name was made again, so
+a namesake is opened again. Only for control files: a descriptor below /proc/<pid> would keep its process's resources.
 
 The price is a descriptor and 5 KiB of kernel memory a file, so there is a bound, beyond which files are opened for each
 reading; files that are not read any more are closed within seconds.
@@ -73,7 +73,7 @@ class FdCache:
             try:
                 text = _read(known[0])
             except OSError:
-                # The group is gone; its name may be another's by now.
+                # The group was removed; its name may be another group's by now.
                 del self._open[key]
                 os.close(known[0])
             else:
@@ -101,7 +101,7 @@ class FdCache:
 
 def _read(number: int) -> str:
     data = os.pread(number, _CHUNK, 0)
-    # The kernel cuts at the end of a record: a part may be a little shorter than what was asked for.
+    # The kernel cuts at the end of a record: a part may be a little shorter than requested.
     if len(data) > _CHUNK // 2:
         parts = [data]
         while more := os.pread(number, _LONG, sum(map(len, parts))):

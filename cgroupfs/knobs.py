@@ -2,7 +2,7 @@
 
 A knob's value is a `CpuSet` (cpu.set, cpu.mems), a `DeviceLimits` (disks), an int in the knob's unit, or None for "no
 limit". Everything here is pure: text in, value out. Sources: kernel documentation admin-guide/cgroup-v1/* and
-admin-guide/cgroup-v2, and what kernels 5.10, 6.1, 6.12 and 6.18 answered when asked.
+admin-guide/cgroup-v2, and measurements on kernels 5.10, 6.1, 6.12 and 6.18.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -72,13 +72,12 @@ class KnobForm(NamedTuple):
 
 @final
 class Knob(NamedTuple):
-    """One thing the kernel lets us set, with one unit on both cgroup versions.
+    """One kernel parameter of a group, with one unit on both cgroup versions.
 
     ``lowering_is_slow``: a tighter value may make the kernel reclaim memory within the write (1 ms per 25 MB).
-    ``one_way``: the kernel never takes a higher value again (EINVAL); the group must be made anew.
-    ``resets``: a knob of the same group that the kernel sets to its default when this one is written back to 0, and
-    whose file tells nothing meanwhile.
-    ``root_only``: its file is in the root group, for the machine as a whole.
+    ``one_way``: the kernel never takes a higher value again (EINVAL); the group must be made again. ``resets``: a knob
+    of the same group that the kernel sets to its default when this one is written back to 0, and whose file is
+    meaningless meanwhile. ``root_only``: its file is in the root group, for the machine as a whole.
     """
 
     name: str
@@ -131,7 +130,7 @@ class Knob(NamedTuple):
         return self._form(version).rule
 
     def probe(self, version: Version, files: Collection[str]) -> bool:
-        """True when this kernel offers the knob, told from the file names of any group but the root."""
+        """True when this kernel offers the knob, by the file names of any group but the root."""
         form = self.forms.get(version)
         return form is not None and form.file in files
 
@@ -224,7 +223,7 @@ CATALOG: Final[Mapping[str, Knob]] = _catalog(
         {1: KnobForm("cpu.idle", IDLE, "0", "5.15"), 2: KnobForm("cpu.idle", IDLE, "0", "5.15")},
         resets="cpu.weight",
     ),
-    # Group identity of Anolis and Alibaba Cloud kernels: 2 is the highest, -1 yields to everybody.
+    # Group identity of Anolis and Alibaba Cloud kernels: 2 is the highest, -1 yields to all others.
     Knob(
         "cpu.identity",
         "cpu",
@@ -304,7 +303,7 @@ CATALOG: Final[Mapping[str, Knob]] = _catalog(
         "devices",
         {1: KnobForm("blkio.throttle.write_iops_device", WRITE_IOPS, "", "2.6.37")},
     ),
-    # CFQ's, gone with it in 5.0; BFQ's has a file of its own, and iocost's is v2's io.weight.
+    # CFQ's, removed with it in 5.0; BFQ's has a file of its own, and iocost's is v2's io.weight.
     Knob("blkio.weight", "blkio", "weight", {1: KnobForm("blkio.weight", CFQ_WEIGHT, "500", "2.6.33 to 4.20")}),
     Knob("blkio.bfq_weight", "blkio", "weight", {1: KnobForm("blkio.bfq.weight", BFQ_WEIGHT_V1, "100", "4.12")}),
     Knob("io.max", "io", "devices", {2: KnobForm("io.max", IO_MAX, "", "4.5")}),

@@ -3,8 +3,8 @@
     _LOG: Final = get_log("loop", node="n1")
     _LOG.warning("write refused", path=path, errno="EINVAL")
 
-The message is a constant text where it can be, so that equal events are equal lines; what differs goes into fields.
-`reconciler.runtime.logs` decides where lines go and how they look.
+The message is a constant text where it can be, so that equal events are equal lines; the variable parts are fields.
+`reconciler.runtime.logs` decides the destination and the form of lines.
 """
 
 import logging
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Final, final
 
 ROOT: Final = "bypassd"
-"""The logger above all of ours."""
+"""The logger above all loggers of bypassd."""
 
 
 @final
@@ -35,7 +35,7 @@ class BoundLog:
         self._log(logging.DEBUG, message, fields)
 
     def info(self, message: str, **fields: object) -> None:
-        """Something happened that an operator may look for later."""
+        """An event that an operator may search for later."""
         self._log(logging.INFO, message, fields)
 
     def warning(self, message: str, **fields: object) -> None:

@@ -1,6 +1,6 @@
-"""How the kubelet and the runtimes name groups, both ways, for both cgroup drivers.
+"""Group names of the kubelet and the runtimes, made and parsed, for both cgroup drivers.
 
-A group path starts with ``/`` and is the same below every controller's mount. The kubelet thinks in lists such as
+A group path starts with ``/`` and is the same below every controller's mount. The kubelet uses lists such as
 ``[kubepods, burstable, pod<uid>]``; the drivers only differ in how such a list becomes a path:
 
 cgroupfs   ``/kubepods/burstable/pod<uid>``
@@ -24,13 +24,13 @@ from cgroupfs.errors import InputError
 KUBEPODS: Final = "kubepods"
 _SLICE: Final = ".slice"
 _CONTAINER: Final = re.compile(r"(?:(?P<prefix>cri-containerd|crio|docker)-)?(?P<id>[0-9a-f]{64})(?P<scope>\.scope)?")
-# The kubelet takes whatever follows "pod" for the uid; a static pod's manifest may name any. The first character
-# keeps out what only happens to begin like a pod.
+# The kubelet takes the text after "pod" for the uid; a static pod's manifest may name any. The first character excludes
+# names that only begin like a pod's.
 _POD: Final = re.compile(r"pod(?P<uid>[0-9A-Za-z][0-9A-Za-z.-]*)")
 
 
 class QosClass(StrEnum):
-    """Kubernetes QoS class of a pod, as its cgroup path tells it."""
+    """Kubernetes QoS class of a pod, from its cgroup path."""
 
     GUARANTEED = "Guaranteed"
     BURSTABLE = "Burstable"
@@ -38,7 +38,7 @@ class QosClass(StrEnum):
 
     @property
     def directory(self) -> str:
-        """The kubelet's name of the class' own level; empty for Guaranteed, whose pods sit right below kubepods."""
+        """The kubelet's name of the class' own level; empty for Guaranteed, whose pods are directly below kubepods."""
         return "" if self is QosClass.GUARANTEED else self.value.lower()
 
 
@@ -46,14 +46,14 @@ _QOS_OF_DIRECTORY: Final = {qos.directory: qos for qos in QosClass if qos.direct
 
 
 class Driver(StrEnum):
-    """The kubelet's ``cgroupDriver``: who turns its names into directories."""
+    """The kubelet's ``cgroupDriver``: the component that turns its names into directories."""
 
     CGROUPFS = "cgroupfs"
     SYSTEMD = "systemd"
 
 
 class ContainerRuntime(StrEnum):
-    """Which runtime a container's directory name tells of; the values are the prefixes of their systemd scopes."""
+    """The runtime of a container, from its directory's name; the values are the prefixes of their systemd scopes."""
 
     CONTAINERD = "cri-containerd"
     CRIO = "crio"
@@ -70,7 +70,7 @@ class GroupKind(StrEnum):
 
 
 class GroupName(Struct, frozen=True, kw_only=True):
-    """What a group path means. ``runtime`` None: the name does not tell (a plain id: containerd or docker)."""
+    """Meaning of a group path. ``runtime`` None: the name does not show it (a plain id: containerd or docker)."""
 
     kind: GroupKind
     qos: QosClass | None = None
@@ -115,10 +115,10 @@ class Layout(Struct, frozen=True):
         return f"{self.pod(qos, uid)}/{name}"
 
     def parse(self, path: str) -> GroupName | None:
-        """What ``path`` means; None for everything outside kubepods, inside a container, or not made by these hands.
+        """Meaning of ``path``; None outside kubepods, inside a container, or for other creators.
 
-        Beside containers a pod's directory may hold systemd's ``.mount`` units, CRI-O's ``crio-conmon-`` scopes and
-        whatever else a person or a plug-in made: those are None.
+        Beside containers a pod's directory may have systemd's ``.mount`` units, CRI-O's ``crio-conmon-`` scopes and
+        groups of a person or a plug-in: those are None.
         """
         base = self.kubepods
         if path == base:
@@ -174,9 +174,9 @@ def unescape(name: str) -> str:
 
 
 def expand_slice(unit: str) -> str:
-    """The group path of a systemd slice: ``a-b.slice`` lives in ``/a.slice/a-b.slice``, ``-.slice`` is the root.
+    """The group path of a systemd slice: ``a-b.slice`` is at ``/a.slice/a-b.slice``, ``-.slice`` is the root.
 
-    Errors: `ValueError` for what systemd would not take for a slice.
+    Errors: `ValueError` for a name that systemd would not accept as a slice.
     """
     stem = unit.removesuffix(_SLICE)
     if stem == unit or not stem or "/" in unit:
@@ -242,10 +242,11 @@ def detect_layout(hierarchy: _Tree, kubelet_config: Mapping[str, object] | None 
     """The layout of this node (or copied node): what exists decides, the kubelet's configuration settles ties.
 
     ``kubelet_config`` is the KubeletConfiguration document (``cgroupDriver``, ``cgroupRoot``). When nothing exists yet
-    its answer is given, so that an agent started before the kubelet knows where to look. Looked for without it: both
-    drivers, at the root and one level down (a node in a container); deeper trees belong to some nested node.
+    its layout is returned, so that an agent started before the kubelet has the path. Searched without it: both drivers,
+    at the root and one level down (a node in a container); deeper trees belong to some nested node.
 
     Errors: `InputError` for an unknown ``cgroupDriver``.
+
     """
     configured = None if kubelet_config is None else _configured(kubelet_config)
     if configured is not None and _exists(hierarchy, configured):

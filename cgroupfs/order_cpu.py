@@ -28,7 +28,7 @@ class Band(NamedTuple):
 
     @property
     def ratio(self) -> int | None:
-        """CPUs in 2^-20ths, rounded as the kernel does; None is no limit."""
+        """CPUs in 2^-20ths, rounded as the kernel does; None: no limit."""
         return None if self.quota is None else (self.quota << 20) // self.period
 
 
@@ -112,7 +112,7 @@ def _quota_writes(path: str, old: Band, new: Band, version: Version, leaf: bool)
     elif old.quota is None:
         yield from (period, quota)
     elif leaf:
-        # Through the smaller of the two ratios in between: it cannot exceed the parent's, and nobody is below.
+        # Through the smaller of the two ratios in between: it cannot exceed the parent's, and no group is below.
         yield from (quota, period) if new.quota * new.period <= old.quota * old.period else (period, quota)
     else:
         # Either ratio in between may hit the parent's or a child's; without a limit no ratio is compared.
@@ -200,7 +200,7 @@ def _over_parent(final: Mapping[str, Band], have: Mapping[str, Band], goal: Mapp
         elif above in goal and goal[above].ratio != have[above].ratio:
             parents[above] = f"its child {path} has {_cpus(ratio)} CPU, more than {_cpus(limit)}"
         else:
-            # Neither has a new ratio, but what stood between them may have been lifted: that change is the culprit.
+            # Neither has a new ratio, but a limit between them may have been lifted: that change is the cause.
             lifted = _lifted_between(path, above, have, goal)
             if lifted is not None:
                 parents[lifted] = f"its child {path} has {_cpus(ratio)} CPU, more than the {_cpus(limit)} of {above}"

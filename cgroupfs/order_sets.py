@@ -4,7 +4,7 @@ The kernel's rule on v1: at every moment each child's set lies inside its parent
 6.1 on takes any order, 5.10 still refuses a parent that shrinks below a child, so both versions get the same order.
 
 A set costs O(all cpusets of the machine) to write, so each group is written once wherever that is possible, and twice
-(first the union of old and new) only where a child stands in the way.
+(first the union of old and new) only where a child requires it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -25,7 +25,7 @@ class SetMove(NamedTuple):
 
 
 class Family:
-    """Who is above and below whom among the known groups; only pairs with a changed group are kept."""
+    """Ancestors and descendants among the known groups; only pairs with a changed group are kept."""
 
     __slots__ = ("children", "parent")
 
@@ -49,10 +49,10 @@ class Family:
 def order_sets(
     want: Mapping[str, int], have: Mapping[str, int], version: Version
 ) -> tuple[list[SetMove], dict[str, str]]:
-    """The moves that take the changed groups (``want``) from ``have`` (every known group) to where they may go.
+    """The moves that take the changed groups (``want``) from ``have`` (every known group) as far as possible.
 
-    Returns the moves in order, and the changes that cannot be, as group -> the group that stands against it. CPUs are
-    given up before they are taken wherever the rule allows, so that no CPU is ever in two sets that exchange it.
+    Returns the moves in order, and the impossible changes, as group -> the group that blocks it. CPUs are released
+    before they are taken wherever the rule allows, so that no CPU is ever in two sets that exchange it.
     """
     family = Family(have, want)
     against = _infeasible(want, have, family) if version == 1 else {}
@@ -91,9 +91,9 @@ def _room(mask: int, version: Version) -> int:
 
 
 def _direct(goal: Mapping[str, int], have: Mapping[str, int], family: Family, version: Version) -> dict[str, int]:
-    """Groups that can be written once, children first, before anything above them grows: group -> 0 gives up, 1 takes.
+    """Groups that can be written once, children first, before a group above them grows: group -> 0 releases, 1 takes.
 
-    A group waits for the slowest of those below it, so one that only gives up counts as taking if a child takes.
+    A group waits for the slowest of those below it, so a group that only releases counts as taking if a child takes.
     """
     direct: dict[str, int] = {}
     for path in reversed(list(goal)):
@@ -110,8 +110,8 @@ def _direct(goal: Mapping[str, int], have: Mapping[str, int], family: Family, ve
 def _infeasible(want: Mapping[str, int], have: Mapping[str, int], family: Family) -> dict[str, str]:
     """Changes to leave out so that in the end every child lies inside its parent: group -> the group against it.
 
-    Of a pair in conflict the child loses if it is one of the changes, because its value is the one that the kernel
-    would refuse; else the parent. Afterwards whatever turns out to fit after all is let back in.
+    Of a pair in conflict the child is left out if it is one of the changes, because the kernel would refuse its value;
+    else the parent. Afterwards every change that fits after all is added again.
     """
     final = {**have, **want}
     against: dict[str, str] = {}

@@ -1,11 +1,11 @@
-"""From wanted changes to ordered steps: pure, and the only place that knows the kernel's order rules.
+"""From planned changes to ordered steps: pure, and the only place with the kernel's order rules.
 
     order_changes(changes, actual, versions) -> Plan(steps, blocked)
 
 Whatever prefix of the steps is done, planning again from there reaches the same end. A change that breaks a rule of the
-kernel becomes `BlockedChange` with the rule's name; none is dropped silently, and none of the steps is meant to be
-refused. Sets are ordered in `cgroupfs.order_sets`, bandwidth in `cgroupfs.order_cpu`, the rest (idle and weight,
-memory) here.
+kernel becomes `BlockedChange` with the rule's name; none is dropped silently, and the kernel should refuse none of the
+steps. Sets are ordered in `cgroupfs.order_sets`, bandwidth in `cgroupfs.order_cpu`, the rest (idle and weight, memory)
+here.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -41,17 +41,16 @@ _REST: Final = tuple(
 # Two numbers may be one to the kernel (pages, v2 weights); sets and bandwidth are never rounded.
 _ROUNDED: Final = frozenset({"bytes", "shares"})
 _ORDERED: Final = frozenset({*_SETS, *_BANDWIDTH})
-# Up to here it is cheaper to look for the relatives of the changed groups than to index everything that is known.
+# Up to here it is cheaper to search the relatives of the changed groups than to index all known groups.
 _FEW: Final = 16
 
 
 def order_changes(changes: Iterable[KnobChange], actual: Known, versions: Mapping[str, Version]) -> WritePlan:
     """Order the changes so that the kernel accepts every single step.
 
-    ``actual`` holds the values last read; the more of a changed group's relatives it holds, the more is known before
-    the kernel is asked. Of two changes of one knob of one group the later counts. A change whose value is there
-    already makes no step. Slow steps come last. What ``actual`` lacks of a relative's period and burst is taken to be
-    the kernel's default.
+    ``actual`` has the values last read; the more of a changed group's relatives it has, the more is known before the
+    write. Of two changes of one knob of one group the later counts. A change whose value is there already makes no
+    step. Slow steps come last. A relative's period or burst that ``actual`` lacks counts as the kernel's default.
     """
     return _Planner(actual, versions).plan(changes)
 
@@ -148,7 +147,7 @@ class _Planner:
         self._blocked.append(BlockedChange(change=change, rule=rule, reason=reason))
 
     def _value(self, path: str, knob: str) -> Value | UnsetType:
-        """The value there now, if known: a change's own word goes before the table."""
+        """The value there now, if known: a change's own value has precedence over the table."""
         key = path, knob
         return self._have[key] if key in self._have else self._actual.get(key, UNSET)
 
@@ -221,7 +220,7 @@ class _Planner:
                 texts[mask] = str(CpuSet.from_mask(mask))
             change = changes[path]
             why = f"{change.why} (first the union of old and new: child groups still need the old)" if interim else None
-            # What comes after a slow step in a tree of sets has to wait for it.
+            # Steps after a slow step in a tree of sets have to wait for it.
             moving |= name == "cpu.mems" and self._moves_pages(change, version)
             self._step(change, texts[mask], why, moving=moving)
         for path, other in against.items():
@@ -255,7 +254,7 @@ class _Planner:
             self._step(change)
             if change.want == 1:
                 continue
-            # Leaving idle sets the kernel's default weight, whatever was there before.
+            # Leaving idle sets the kernel's default weight, whatever the earlier value.
             after = weights.get(path) or self._there.get((path, "cpu.weight"))
             if after is not None:
                 self._step(after)
@@ -341,7 +340,7 @@ class _Planner:
         swap_first = limit is not None and _above(_bytes(limit.want), old_swap)
         for change in (swap, limit) if swap_first else (limit, swap):
             if change is not None:
-                # The kernel reclaims by itself before it answers EBUSY, unless nothing may be reclaimed.
+                # The kernel reclaims by itself before it fails with EBUSY, unless nothing may be reclaimed.
                 guarded = change.knob == "memory.max" and not change.reclaim and self._tightens(change)
                 self._step(change, guard=_USED[1] if guarded else None)
 
@@ -356,7 +355,7 @@ class _Planner:
     def _kills_nobody(self, change: KnobChange) -> bool:
         """True for a lowered v2 limit that stays above the memory in use, or may be brought there; else it is blocked.
 
-        Whatever was true here, the step looks again right before it writes.
+        The step checks again right before it writes.
         """
         used = change.usage_bytes
         if change.reclaim or (used is not None and isinstance(change.want, int) and change.want >= used):
@@ -400,5 +399,5 @@ def _bytes(value: Value | UnsetType) -> int | None:
 
 
 def _above(number: int | None, other: int | None) -> bool:
-    """Is limit ``number`` above limit ``other``? None is no limit."""
+    """Is limit ``number`` above limit ``other``? None: no limit."""
     return other is not None and (number is None or number > other)

@@ -47,9 +47,9 @@ class Stall(Struct, frozen=True, kw_only=True):
 
 
 class Pressure(Struct, frozen=True, kw_only=True):
-    """``some``: at least one task waited; ``full``: all did. None: this kernel does not tell that one.
+    """``some``: at least one task waited; ``full``: all did. None: this kernel does not report that line.
 
-    A group that is throttled by its own quota shows CPU pressure for it: take throttling off before calling it
+    A group that is throttled by its own quota shows CPU pressure for it: subtract throttling before calling it
     interference.
     """
 
@@ -60,7 +60,7 @@ class Pressure(Struct, frozen=True, kw_only=True):
 def parse_pressure(text: str) -> Pressure:
     """Read a PSI file. The ``full`` line of cpu is absent before 5.13, ``some`` of irq always.
 
-    Errors: `ValueError` when there is no well-formed line, or one that is not.
+    Errors: `ValueError` without a well-formed line, or a malformed one.
     """
     lines: dict[str, Stall] = {}
     for line in text.splitlines():
@@ -93,8 +93,8 @@ def group_pressure_file(hierarchy: Hierarchy, group_path: str, resource: Pressur
 def read_pressure(path: str) -> Pressure:
     """Read one PSI file.
 
-    Errors: `SourceError` when the kernel has PSI switched off (altogether or for the group), `CgroupGoneError` when
-    the group is gone, `InputError` for a file that is not PSI.
+    Errors: `SourceError` when the kernel has PSI switched off (altogether or for the group), `CgroupGoneError` when the
+    group was removed, `InputError` for a file that is not PSI.
     """
     try:
         return parse_pressure(read_text(path))
@@ -169,10 +169,11 @@ class PressureTrigger(trio.abc.AsyncResource):
     async def wait(self) -> None:
         """Return at the next event, or at once when one is waiting. Cancel-safe.
 
-        The wake-up itself is the event: the kernel hands it out once, and trio's look at the inner epoll takes it. One
-        that fires in the microseconds before that look is lost; while the stall lasts, the next window brings another.
+        The wake-up itself is the event: the kernel reports it once, and trio's poll of the inner epoll takes it. An
+        event in the microseconds before that poll is lost; while the stall lasts, the next window causes another.
 
         Errors: `CgroupGoneError` when the group was removed.
+
         """
         await trio.lowlevel.checkpoint()
         # An event from before this call must be taken here: registering with trio's own epoll would swallow it.
@@ -200,8 +201,8 @@ class PressureTrigger(trio.abc.AsyncResource):
 def open_trigger(path: str, spec: TriggerSpec) -> PressureTrigger:
     """Arm a trigger on a PSI file; the window is widened to what this process may have (see ``PressureTrigger.spec``).
 
-    Errors: `SourceError` when PSI is off or the right is missing, `CgroupGoneError` when the group is gone, else the
-    `CgroupError` of the kernel's refusal.
+    Errors: `SourceError` when PSI is off or the right is missing, `CgroupGoneError` when the group was removed, else
+    the `CgroupError` of the kernel's refusal.
     """
     fd, fitted = _fitting(path, spec)
     return PressureTrigger(path, fd, fitted)
@@ -254,6 +255,6 @@ def _refusal(path: str, spec: TriggerSpec, exc: OSError) -> Exception:
     if exc.errno in _UNSUPPORTED or (exc.errno == errno.ENOENT and os.path.isdir(os.path.dirname(path))):
         return _off(path)
     if exc.errno == errno.EACCES:
-        # What 5.10 answers to everybody without the capability, whatever the window.
+        # The error of 5.10 for every process without the capability, whatever the window.
         return SourceError("psi", f"{path}: a trigger needs CAP_SYS_RESOURCE on this kernel")
     return cgroup_error(path, exc, f"write {spec.text().rstrip()!r}")

@@ -1,15 +1,15 @@
-"""Groups of our own in the cgroup2 hierarchy of a node that does not use it, for what that hierarchy tells beside v1.
+"""Private groups in the cgroup2 hierarchy of a node that uses v1, for readings that v1 does not have.
 
-A kernel always has the cgroup2 hierarchy, mounted or not, and every process is in its root until somebody moves it. A
-process can be put into a group there without leaving its v1 groups: pressure, for one, is counted for it then. Nothing
-is limited. Only processes in the root are taken: one in another group is systemd's, the runtime's or somebody else's.
+A kernel always has the cgroup2 hierarchy, mounted or not, and every process is in its root until it is moved. A process
+can be put into a group there without leaving its v1 groups: pressure, for one, is counted for it then. Nothing is
+limited. Only processes in the root are taken: a process in another group is systemd's, the runtime's or another
+program's.
 
-Where nobody has mounted the hierarchy, it is mounted at a place of our own. Where somebody has, that mount is used: a
-second one without that one's options (``nsdelegate``, ``memory_recursiveprot``) would take them from the first.
+If the hierarchy is not mounted, it is mounted at a private place. If it is, that mount is used: a second one without
+its options (``nsdelegate``, ``memory_recursiveprot``) would remove them from the first.
 
-Everything here blocks and belongs in a thread: the first attach after a while takes the kernel 8-20 ms.
-Source: kernel documentation, admin-guide/cgroup-v2; the effect of a second mount: kernel/cgroup/cgroup.c
-(apply_cgroup_root_flags).
+Everything here blocks and belongs in a thread: the first attach after a while takes the kernel 8-20 ms. Source: kernel
+documentation, admin-guide/cgroup-v2; the effect of a second mount: kernel/cgroup/cgroup.c (apply_cgroup_root_flags).
 """
 
 import errno
@@ -40,7 +40,10 @@ def private_tree(hierarchy: Hierarchy) -> "PrivateTree | None":
 
 
 class AttachResult(NamedTuple):
-    """What became of some processes. ``foreign``: where one is that was left alone; None: all are ours now, or gone."""
+    """Result of attaching processes.
+
+    ``foreign``: the group of one that was not moved; None: all are attached, or ended.
+    """
 
     moved: int
     foreign: str | None
@@ -81,7 +84,7 @@ class PrivateTree:
         """Take our mount away, if it is one. Errors: `CgroupError`."""
         if self._mounted is not None or not self._is_mounted():
             return
-        # Whoever looks at all mounts of the node (an exporter, another agent) may just be in it.
+        # A program that reads all mounts of the node (an exporter, another agent) may be using it.
         code = _unmount(self._point)
         if code == errno.EBUSY:
             code = _unmount(self._point, _DETACH)
@@ -174,7 +177,7 @@ class PrivateTree:
                 return
 
     def clear(self, only: str | None = None) -> dict[str, CgroupError | None]:
-        """Remove every group of ours (``only``: one pod's) and the mount; by uid what became of each."""
+        """Remove every private group (``only``: one pod's) and the mount; returns the results by uid."""
         done: dict[str, CgroupError | None] = {}
         for uid in sorted(self.uids()):
             if only in {None, uid}:
@@ -207,7 +210,7 @@ class PrivateTree:
             return False
 
     def _is_mounted(self) -> bool:
-        """Whether the mount at our own place is there: one of an earlier run is ours as well."""
+        """Whether the mount at the private place exists: one of an earlier run is bypassd's as well."""
         try:
             lines = REAL.read(f"{self._proc}/self", "mountinfo").splitlines()
         except OSError:

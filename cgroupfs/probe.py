@@ -1,4 +1,4 @@
-"""Which knobs this kernel offers, told from the files of a group."""
+"""Knobs that this kernel offers, by the files of a group."""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -19,11 +19,12 @@ class HierarchyLookup(Protocol):
 
 
 def offered(mounts: HierarchyLookup, group: str, files: FileOps = REAL) -> frozenset[str]:
-    """The names of the knobs whose file a group has; empty while there is no such group.
+    """The names of the knobs whose file a group has; empty while no such group exists.
 
     Not the root (but for the few that only it has): it lacks most files, and has some that cannot be written. A
     kernel's patches and build options decide, not its release: distributions take features into old kernels, and
     leave them out of new ones.
+
     """
     versions = mounts.versions()
     listed: dict[tuple[str, bool], frozenset[str]] = {}

@@ -1,7 +1,7 @@
-"""The writer's slow lane: one thread for steps that may keep the kernel busy, for which nobody has to wait.
+"""The writer's thread for blocking steps: writes that may keep the kernel busy, and for which no task has to wait.
 
-A write that makes the kernel reclaim memory or move pages cannot be called back. Whoever has waited long enough leaves
-it there: the lane is taken until it ends, nothing else is begun in it meanwhile, and what came of it is told later.
+A write that makes the kernel reclaim memory or move pages cannot be interrupted. After a bounded wait it is left there:
+the thread is busy until it ends, no other step is begun in it meanwhile, and its result is reported later.
 """
 
 from collections.abc import Callable, Sequence
@@ -43,12 +43,12 @@ class BlockingWriter(Generic[T]):
         self._late: list[T] = []
 
     def at_work(self) -> BlockingJob[T] | None:
-        """What was left in the kernel and is there still; None: the lane is free."""
+        """Steps left in the kernel and still there; None: the thread is free."""
         self._collect()
         return self._left
 
     def late(self) -> list[T]:
-        """What has come of steps that were left; each is told once."""
+        """Results of steps that were left; each is returned once."""
         self._collect()
         items, self._late = self._late, []
         return items
@@ -60,7 +60,7 @@ class BlockingWriter(Generic[T]):
             await left.ended.wait()
 
     async def run(self, steps: Sequence[WriteStep], do: Callable[[WriteStep], T], done: list[T]) -> None:
-        """Do the steps in the lane's thread, and add what comes of them to ``done``.
+        """Do the steps in the thread, and add their results to ``done``.
 
         Cancelled: the step that the kernel is at is left there, and none after it is begun.
         """
@@ -77,7 +77,7 @@ class BlockingWriter(Generic[T]):
                     job.done.append(do(step))
             finally:
                 job.over = True
-                # The program may have ended meanwhile; then nobody waits.
+                # The program may have ended meanwhile; then no task waits.
                 with suppress(trio.RunFinishedError):
                     token.run_sync_soon(job.ended.set)
 
@@ -85,7 +85,7 @@ class BlockingWriter(Generic[T]):
             await trio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=self._one)
         finally:
             job.given_up = True
-            # In this order: a thread that was over before the count has nothing more to tell.
+            # In this order: a thread that was over before the count has no more results.
             over = job.over
             job.told = len(job.done)
             done += job.done[: job.told]

@@ -1,4 +1,4 @@
-"""The values a plan is made of: wanted changes, ordered steps, and what the kernel's rules do not let through.
+"""The values of a plan: planned changes, ordered steps, and changes that the kernel's rules block.
 
 They hold no references back to anything, so they are kept out of the garbage collector's rounds (``gc=False``): with
 thousands of them per plan that is a third of the planner's time.
@@ -16,11 +16,11 @@ Known: TypeAlias = Mapping[tuple[str, str], Value]
 
 
 class KnobChange(Struct, frozen=True, kw_only=True, gc=False):
-    """One wanted value of one knob on one group.
+    """One planned value of one knob on one group.
 
-    ``have`` is the value there now; UNSET means "look it up in the actual values". ``usage_bytes`` is the group's
-    memory use now (`memory.current`): without it no v2 memory limit is ever lowered. ``reclaim``: a memory limit
-    below the use may have memory taken from the group first; without it such a limit is not written.
+    ``have`` is the value there now; UNSET means that of the actual values. ``usage_bytes`` is the group's memory use
+    now (`memory.current`): without it no v2 memory limit is ever lowered. ``reclaim``: a memory limit below the use may
+    have memory taken from the group first; without it such a limit is not written.
     """
 
     path: str
@@ -36,10 +36,10 @@ class WriteStep(Struct, frozen=True, kw_only=True, gc=False):
     """One write of one control file.
 
     ``slow``: may take milliseconds in the kernel. ``guard`` names a file of the group whose number must not be above
-    the one written, at the moment of writing: a v2 memory limit below the usage kills at once. ``reclaim``: where it
-    is above, memory is taken from the group first, bounded in time, as far as the kernel finds any that it can take.
-    ``anyway``: then it is written whatever is left, because it kills nobody. ``expects``: written only while the file
-    reads this, in the knob's normal form; None: whatever it reads.
+    the written one, at the moment of writing: a v2 memory limit below the usage kills at once. ``reclaim``: where it is
+    above, memory is taken from the group first, bounded in time, as far as the kernel finds reclaimable memory.
+    ``anyway``: then it is written whatever is left, because it kills no process. ``expects``: written only while the
+    file reads this, in the knob's normal form; None: any text.
     """
 
     path: str

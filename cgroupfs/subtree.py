@@ -1,10 +1,10 @@
-"""One group with all groups below it, in every hierarchy that has it: who is in it; stop, thaw and kill them.
+"""One group with all groups below it, in every hierarchy that has it: list, freeze, thaw and kill its processes.
 
-The group is its directories, held open: what gets the same name later is not meant. On v1 a process is in one group of
-each hierarchy; it belongs to this one when any of them says so.
+The group is its directories, held open: a later group of the same name is never affected. On v1 a process is in one
+group of each hierarchy; it belongs to this one when it is in any of its directories.
 
 Source: kernel documentation, admin-guide/cgroup-v2 (cgroup.events, cgroup.kill, cgroup.freeze) and
-cgroup-v1/freezer-subsystem. Measured: a frozen v1 task dies by SIGKILL only when it is thawed, a v2 one at once.
+cgroup-v1/freezer-subsystem. Measured: a frozen v1 task ends by SIGKILL only when it is thawed, a v2 one at once.
 """
 
 import errno
@@ -17,7 +17,7 @@ from cgroupfs.errors import cgroup_error
 from cgroupfs.hierarchy import FREEZER, Hierarchy
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# Removed, being removed, or threaded: the processes of a threaded group are listed by the one above it.
+# Removed, being removed, or threaded: the processes of a threaded group are listed by the group above it.
 _NOBODY: Final = frozenset({errno.ENOENT, errno.ENODEV, errno.EOPNOTSUPP, errno.ENOTDIR})
 _STATE: Final = "freezer.state"
 _FREEZE: Final = "cgroup.freeze"
@@ -29,7 +29,7 @@ _CHUNK: Final = 1 << 16
 class Subtree:
     """Use as ``with Subtree.open(...) as tree``. Everything is inline reads and writes of control files.
 
-    Errors: `CgroupError` from what writes. A group that is gone has nobody in it, which is no error.
+    Errors: `CgroupError` of writes. A removed group has no process, which is not an error.
     """
 
     def __init__(self, found: Mapping[str, tuple[int, int]], freezer: str | None = None) -> None:
@@ -39,9 +39,9 @@ class Subtree:
 
     @classmethod
     def open(cls, hierarchy: Hierarchy, group: str, inodes: Mapping[str, int] | None = None) -> Self:
-        """The group as it is now; with ``inodes`` only where it is still that one. There may be nothing left of it.
+        """The group as it is now; with ``inodes`` only where it still has those. Nothing of it may be left.
 
-        Errors: `CgroupError` when a directory that is there cannot be opened.
+        Errors: `CgroupError` when an existing directory cannot be opened.
         """
         pairs: dict[str, tuple[int, int]] = {}
         for mount in hierarchy.mounts():
@@ -73,7 +73,7 @@ class Subtree:
 
     @property
     def inodes(self) -> dict[str, int]:
-        """What tells this group from a later one of its name, by mount directory."""
+        """Identity of this group among groups of its name, by mount directory."""
         return {directory: os.fstat(number).st_ino for directory, (number, _) in self._found.items()}
 
     @property
@@ -91,10 +91,6 @@ class Subtree:
             for below in _below(number):
                 yield bool((_read(number, f"{below}/{_PROCS}") or "").strip())
 
-    def populated(self) -> bool:
-        """Whether any process that has not exited is in it, or below it, in any hierarchy."""
-        return any(self.scan())
-
     def groups(self) -> "Iterator[SubtreeGroup]":
         """Every group of it, in every hierarchy, each above those below it."""
         for number, _ in self._found.values():
@@ -104,9 +100,10 @@ class Subtree:
     # Stopping
 
     def thawing(self) -> Iterator[bool]:
-        """Let every stopped group of it run again, whoever stopped it, one after another; True: this one was stopped.
+        """Thaw every frozen group of it, frozen by any program, one after another; True: this one was frozen.
 
-        A group above it that is stopped keeps it from running: `held_above`.
+        A frozen group above it keeps it from running: `held_above`.
+
         """
         for number, version in self._found.values():
             file, running = (_STATE, "THAWED") if version == 1 else (_FREEZE, "0")
@@ -123,13 +120,13 @@ class Subtree:
         return sum(self.thawing())
 
     def held_above(self) -> bool:
-        """Whether a v1 group above it is stopped: then nobody here dies before that one is thawed."""
+        """Whether a v1 group above it is frozen: then no process here ends before that one is thawed."""
         return any(
             (_read(number, "freezer.parent_freezing") or "").strip() == "1" for number, _ in self._found.values()
         )
 
     def stop(self) -> bool:
-        """Begin to stop all tasks of it; False where there is no freezer. `thaw` must follow, come what may."""
+        """Begin to stop all tasks of it; False without a freezer. `thaw` must follow, come what may."""
         number, version = self._found.get(self._freezer or "", (-1, 0))
         file, stopped = (_STATE, "FROZEN") if version == 1 else (_FREEZE, "1")
         return number >= 0 and _write(number, file, stopped)
@@ -142,7 +139,7 @@ class Subtree:
         return number >= 0 and "frozen 1" in (_read(number, "cgroup.events") or "")
 
     def kill(self) -> bool:
-        """SIGKILL to everybody at once, those who are just being forked included (v2, kernel 5.14); False: not here."""
+        """SIGKILL to all at once, also to processes being forked (v2, kernel 5.14); False: unavailable here."""
         done = False
         for number, version in self._found.values():
             done |= version == 2 and _write(number, "cgroup.kill", "1")
@@ -160,7 +157,7 @@ class SubtreeGroup:
         self.path = path
 
     def pids(self) -> list[int]:
-        """The processes in this very group. 0 is one that this pid namespace does not show."""
+        """The processes in this very group. 0 is one outside this pid namespace."""
         text = _read(self.number, f"{self.path}/{_PROCS}") or ""
         return [pid for word in text.split() if (pid := digits(word)) is not None]
 
@@ -205,7 +202,7 @@ def _read(number: int, file: str) -> str | None:
 
 
 def _write(number: int, file: str, text: str) -> bool:
-    """True when written; False when there is no such file, or no group any more."""
+    """True when written; False when no such file exists, or no group any more."""
     try:
         opened = os.open(file, os.O_WRONLY | os.O_CLOEXEC, dir_fd=number)
         try:

@@ -1,10 +1,10 @@
-"""The kernel's cumulative counters of a group, and what two readings of them say about the time between.
+"""The kernel's cumulative counters of a group, and the rates between two readings of them.
 
-A group is known by its inode: a namesake made later starts anew and never inherits the old one's last reading. What
-the kernel does not tell stays None; None is not zero.
+A group is identified by its inode: a later namesake starts anew and never inherits the old one's last reading. A value
+that the kernel does not report stays None; None is not zero.
 
-Units: CPU in thousandths of a CPU (``milli``), time in nanoseconds, memory in bytes, shares 0.0-1.0.
-Source: kernel documentation, admin-guide/cgroup-v1/cpuacct, admin-guide/cgroup-v2 and scheduler/sched-bwc.
+Units: CPU in thousandths of a CPU (``milli``), time in nanoseconds, memory in bytes, shares 0.0-1.0. Source: kernel
+documentation, admin-guide/cgroup-v1/cpuacct, admin-guide/cgroup-v2 and scheduler/sched-bwc.
 """
 
 import time
@@ -29,7 +29,7 @@ _SHORTEST_S: Final = 0.005
 
 
 class UsageCounters(Struct, frozen=True, kw_only=True):
-    """One reading. All but ``memory_bytes`` only grow while the group lives. ``at_s`` is on the monotonic clock."""
+    """One reading. All but ``memory_bytes`` only grow while the group exists. ``at_s`` is on the monotonic clock."""
 
     at_s: float
     cpu_ns: int | None = None
@@ -40,10 +40,10 @@ class UsageCounters(Struct, frozen=True, kw_only=True):
 
 
 class UsageRates(Struct, frozen=True, kw_only=True):
-    """What happened between two readings.
+    """Rates between two readings.
 
     ``throttled_share``: the part of the bandwidth periods in which the group hit its quota (0.0 without a quota);
-    ``throttled_milli``: how many CPUs' worth of time its run queues stood still for that, thousandths.
+    ``throttled_milli``: how many CPUs' worth of time its run queues were stopped for that, thousandths.
     """
 
     interval_s: float
@@ -56,8 +56,8 @@ class UsageRates(Struct, frozen=True, kw_only=True):
 class MemoryUsage(Struct, frozen=True, kw_only=True):
     """A group's memory and that of all below it. ``limit_bytes`` None: no limit of its own.
 
-    ``droppable_bytes``: page cache on the reclaim lists that nobody has to write to a disk first, so what the kernel
-    can take at once. Shared memory, which only swap can take, is not among it.
+    ``droppable_bytes``: page cache on the reclaim lists that is clean, so that the kernel can take it at once. Shared
+    memory, which only swap can take, is not among it.
     """
 
     limit_bytes: int | None
@@ -66,7 +66,7 @@ class MemoryUsage(Struct, frozen=True, kw_only=True):
 
     @property
     def kept_bytes(self) -> int:
-        """What stays in use whatever the kernel drops."""
+        """Memory that stays in use after dropping page cache."""
         return max(0, self.used_bytes - self.droppable_bytes)
 
 
@@ -92,7 +92,7 @@ def rates_between(before: UsageCounters, after: UsageCounters) -> UsageRates | N
 
 
 def grown(before: int | None, after: int | None) -> int | None:
-    """How much a counter grew; None when either reading lacks it or it was counted anew."""
+    """Increase of a counter; None when either reading lacks it or it was counted again."""
     if before is None or after is None or after < before:
         return None
     return after - before
@@ -134,7 +134,7 @@ class UsageReader:
         return replace(cpu, memory_bytes=memory_bytes)
 
     def read_cpu(self, path: str, inode: int = 0) -> UsageCounters:
-        """As `read`, of the CPU alone: for whoever asks every second of every container (two files on v1, one on v2).
+        """As `read`, of the CPU alone: for reading every container once a second (two files on v1, one on v2).
 
         Errors: `CgroupGoneError` as in `read`.
         """
@@ -145,7 +145,7 @@ class UsageReader:
         return cpu
 
     def cpu_ns(self, path: str) -> int | None:
-        """CPU time of a group alone, for whoever asks every second; None when it is gone or cannot be read."""
+        """CPU time of a group alone, for reading once a second; None when it was removed or cannot be read."""
         try:
             if self._acct_v1:
                 return self._number("cpuacct", path, "cpuacct.usage")
@@ -154,16 +154,16 @@ class UsageReader:
             return None
 
     def memory_bytes(self, path: str) -> int | None:
-        """Memory in use by a group and all below it, page cache included; None when it is gone or cannot be read."""
+        """Memory in use by a group and all below it, with page cache; None when it was removed or cannot be read."""
         try:
             return self._number("memory", path, self._memory_file)
         except (CgroupError, InputError):
             return None
 
     def memory_use(self, path: str, *, enough_bytes: int | None = None) -> MemoryUsage | None:
-        """A group's memory with what of it could be dropped; None when it is gone or cannot be read.
+        """A group's memory and the droppable part of it; None when it was removed or cannot be read.
 
-        ``enough_bytes``: who has so much left below its limit, or no limit, is not asked for its page cache.
+        ``enough_bytes``: of a group with so much left below its limit, or no limit, the page cache is not read.
         """
         try:
             used = self._number("memory", path, self._memory_file)

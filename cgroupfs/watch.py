@@ -1,13 +1,13 @@
-"""Directory watches (inotify) under trio: cheap per event, and honest about what the kernel does not tell.
+"""Directory watches (inotify) under trio: cheap per event, with explicit events for lost information.
 
-What is special about cgroup directories, and why this is not a plain wrapper:
+Cgroup directories are special, and need more than a plain wrapper:
 
-- A removed cgroup directory tells nothing to its own watch, and the watch stays and counts against the limit until it
-  is taken away. So the owner calls `DirWatcher.remove` when the *parent's* watch reports the removal.
+- A removed cgroup directory causes no event in its own watch, and the watch stays and counts against the limit until it
+  is removed. So the owner calls `DirWatcher.remove` when the *parent's* watch reports the removal.
 - A directory made again under its old name needs a new watch; `DirWatcher.add` notices and drops the old one.
-- Between a mkdir and the watch on the new directory things happen unseen: add the watch first, **then** list.
+- Changes between a mkdir and the watch on the new directory are not reported: add the watch first, **then** list.
 - When the watch limit (ENOSPC) or the instance limit (EMFILE) is hit, the directory is polled: its owner gets an event
-  with ``look`` set once per interval and lists again. That is said once, and inotify is tried again later.
+  with ``look`` set once per interval and lists again. That is logged once, and inotify is tried again later.
 """
 
 import errno
@@ -66,14 +66,13 @@ MOVED_TO: Final = int(Mask.MOVED_TO)
 APPEARED: Final = int(Mask.CREATE | Mask.MOVED_TO)
 VANISHED: Final = int(Mask.DELETE | Mask.MOVED_FROM)
 CHILDREN: Final = APPEARED | VANISHED | int(Mask.ONLYDIR)
-"""Tells of directories and files that come and go in a directory, not of writes."""
+"""Reports directories and files added to or removed from a directory, not writes."""
 
 
 class DirEvent(NamedTuple, Generic[T]):
-    """One thing that happened in a watched directory.
+    """One event in a watched directory.
 
-    ``token`` is what the watch was added with, None for an overflow. With ``look`` nothing is known:
-    list ``path`` again.
+    ``token`` is that of `add`, None for an overflow. With ``look`` nothing is known: list ``path`` again.
     """
 
     token: T | None
@@ -88,7 +87,7 @@ class DirEvent(NamedTuple, Generic[T]):
 
     @property
     def overflow(self) -> bool:
-        """Events were lost, of any watch: look at everything again."""
+        """Events were lost, of any watch: read everything again."""
         return bool(self.mask & _Q_OVERFLOW)
 
     @property
@@ -192,9 +191,11 @@ class DirWatcher(Generic[T]):
         return iter([*self._by_path, *self._polled])
 
     def add(self, path: str, mask: int, token: T) -> bool:
-        """Watch (or, at a limit, poll) one directory. False when there is no such directory. List it afterwards.
+        """Watch (or, at a limit, poll) one directory. False when no such directory exists. List it afterwards.
 
-        Errors: none; what the kernel refuses for another reason than "not there" is polled, and `stats` says why.
+        Errors: none; a directory that the kernel refuses for another reason than "not there" is polled, and `stats` has
+        the reason.
+
         """
         watch = _Watch(path, mask, token, -1)
         code = self._watch(watch)
@@ -370,7 +371,7 @@ class DirWatcher(Generic[T]):
         for watch in looks:
             code = self._watch(watch)
             if not code or code in _ABSENT:
-                # One that is gone gets its last look; its parent tells when it comes again.
+                # A removed directory gets its last event; its parent reports when it is made again.
                 del self._polled[watch.path]
             elif code in _LIMITS:
                 return

@@ -1,7 +1,7 @@
 """Performing steps: one write each, read back in the kernel's normal form, and an outcome for every one of them.
 
 Control files are written inline, because a write costs 2-40 µs and a thread 150; only steps that may make the kernel
-reclaim memory or move pages go to a thread of their own, `cgroupfs.slowlane`. `StepWriter` is what callers need of it.
+reclaim memory or move pages use a thread of their own, `cgroupfs.slowlane`. `StepWriter` is what callers need of it.
 """
 
 import errno
@@ -30,10 +30,12 @@ from cgroupfs.steps import WriteStep
 YIELD_S: Final = 0.001
 """How long the writer may hold the loop before it lets others run."""
 RECLAIM_S: Final = 1.0
-"""How long one step may take memory from its group in small pieces: enough for some 25 GB of page cache. The rest is
-for the next try, or for the kernel within the write where that kills nobody."""
+"""How long one step may take memory from its group in small pieces: enough for some 25 GB of page cache.
+
+The rest is left to the next try, or to the kernel within the write where that kills no process.
+"""
 _CHUNK: Final = 32 << 20
-"""Bytes asked for at once: about a millisecond of page cache, some more where pages go to swap."""
+"""Bytes requested at once: about a millisecond of page cache, some more where pages are swapped."""
 
 
 class GroupLookup(Protocol):
@@ -72,7 +74,7 @@ class StepWriter(Protocol):
         """Perform steps in order; one outcome each."""
 
     def finished(self) -> list[StepOutcome]:
-        """What has come of steps that `perform` left under way; each is told once."""
+        """Results of steps that `perform` left under way; each is returned once."""
 
     async def quiet(self) -> None:
         """Wait, within bounds, until nothing is under way any more."""
@@ -84,7 +86,7 @@ class KernelWriter:
 
     ``deadline_s`` bounds one `perform`: it is shielded from cancellation (a half-done plan is legal, but what was done
     must be recorded), so it must end by itself. ``patience_s``: how long it waits for lowered memory limits in all,
-    None: as long; then the one that the kernel is at is left under way. ``clock`` gives the outcomes' times.
+    None: as long; then the step that the kernel is at is left under way. ``clock`` gives the outcomes' times.
     """
 
     def __init__(
@@ -104,12 +106,12 @@ class KernelWriter:
         self._slow_lane: BlockingWriter[StepOutcome] = BlockingWriter()
 
     def write(self, step: WriteStep, inode: int = 0) -> StepOutcome:
-        """Perform one step now, in the calling task whatever ``step.slow`` says: a read, a write, a read.
+        """Perform one step now, in the calling task whatever ``step.slow``: a read, a write, a read.
 
-        That is four to six times the price of `cgroupfs.files.write_now`; the same value again costs one read.
+        That is four to six times the cost of `cgroupfs.files.write_now`; the same value again costs one read.
 
-        ``inode`` (not 0) is what the group's directory in the watched hierarchy must have. Never raises for what the
-        kernel answers; the outcome's ``error`` says it.
+        ``inode`` (not 0) is what the group's directory in the watched hierarchy must have. Never raises for an error of
+        the kernel; the outcome's ``error`` has it.
         """
         directory, seen, failed = _look(self._files, self._places, step, inode)
         before = None if seen is None else seen.rstrip("\n")
@@ -137,7 +139,7 @@ class KernelWriter:
         return StepOutcome(step=step, ok=ok, at=self._clock(), before=before, after=shown, wrote=True, error=error)
 
     def _unwritten(self, step: WriteStep, directory: str, text: str, exc: OSError) -> CgroupError:
-        """What a refused write means. ENODEV is a group that is gone, or, where disks are named, a disk that is."""
+        """Meaning of a refused write. ENODEV is a removed group, or, where disks are named, a removed disk."""
         path = f"{directory}/{step.file}"
         if exc.errno == errno.ENODEV and CATALOG[step.knob].unit == "devices":
             try:
@@ -152,9 +154,9 @@ class KernelWriter:
     async def perform(self, steps: Sequence[WriteStep], inodes: Mapping[str, int] | None = None) -> list[StepOutcome]:
         """Perform steps in their order: the fast ones inline, the slow ones in a thread.
 
-        Others run every millisecond. ``inodes`` is by group path. Steps for which nobody waits any longer end in a
-        `CgroupUnderWayError`, those that the deadline cuts off in a `CgroupBusyError`. The one that is in the kernel at
-        that moment may still come true, see `finished`; its file and the slow lane are left alone until then.
+        Others run every millisecond. ``inodes`` is by group path. Steps whose wait is over end in a
+        `CgroupUnderWayError`, those that the deadline cuts off in a `CgroupBusyError`. The step that is in the kernel
+        at that moment may still succeed, see `finished`; its file and the blocking thread are not used until then.
         """
         inodes = inodes or {}
         outcomes: list[StepOutcome] = []
@@ -170,7 +172,7 @@ class KernelWriter:
         return outcomes
 
     def finished(self) -> list[StepOutcome]:
-        """What has come of steps that `perform` left under way; each is told once."""
+        """Results of steps that `perform` left under way; each is returned once."""
         return self._slow_lane.late()
 
     async def quiet(self) -> None:
@@ -184,7 +186,7 @@ class KernelWriter:
         since = time.perf_counter()
         left = self._slow_lane.at_work()
         for step in steps:
-            # Of two writes of one file at a time nobody could say which comes last.
+            # With two concurrent writes of one file the last one would be undetermined.
             held = left is not None and left.holds(step)
             outcomes.append(self._not_done(step) if held else self.write(step, inodes.get(step.path, 0)))
             if time.perf_counter() - since > YIELD_S:
@@ -194,7 +196,7 @@ class KernelWriter:
     async def _perform_slow(
         self, steps: list[WriteStep], inodes: Mapping[str, int], outcomes: list[StepOutcome]
     ) -> bool:
-        """Hand the steps to the slow lane; False where not all of them are done, and none must follow."""
+        """Pass the steps to the blocking thread; False where not all of them are done, and none must follow."""
         if self._slow_lane.at_work() is not None:
             return False
         before = len(outcomes)
@@ -205,7 +207,7 @@ class KernelWriter:
         return len(outcomes) - before == len(steps)
 
     def _not_done(self, step: WriteStep) -> StepOutcome:
-        """The outcome of a step for which nobody waits any longer."""
+        """The outcome of a step whose wait is over."""
         left = self._slow_lane.at_work()
         stuck = left is not None and trio.current_time() - left.since >= self._deadline_s
         error: CgroupError
@@ -230,7 +232,7 @@ def _is(step: WriteStep, shown: str) -> bool:
 
 
 def _writes(step: WriteStep, seen: str) -> Sequence[str]:
-    """The single writes of a step. What nobody can read is left to the kernel to judge."""
+    """The single writes of a step. An unreadable text is left to the kernel's check."""
     try:
         return CATALOG[step.knob].writes(seen, step.text, step.version)
     except ValueError:
@@ -267,10 +269,10 @@ def _changed(step: WriteStep, directory: str, seen: str | None) -> CgroupError |
 def _guarded(
     files: FileOps, directory: str, step: WriteStep, clock: Callable[[], float] | None = None
 ) -> CgroupError | None:
-    """Why the step may not be done now: its limit is below what its guard file counts.
+    """Why the step must not be done now: its limit is below its guard file's number.
 
-    With a ``clock`` a step that may reclaim takes memory from the group first; without one it only could. What the
-    group allocates between this look and the write is the one gap that is left: some microseconds, and the kernel then
+    With a ``clock`` a step that may reclaim takes memory from the group first; without one it only could. Allocations
+    of the group between this check and the write are the one gap that is left: some microseconds, and the kernel then
     reclaims before it kills.
     """
     if step.guard is None:

@@ -1,1 +1,1 @@
-"""The kernel's resctrl files: what a machine's cache and bandwidth allocation offers. Knows no pods, no policy."""
+"""The kernel's resctrl files: cache and bandwidth allocation of a machine. Independent of pods and policies."""

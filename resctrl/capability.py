@@ -66,41 +66,28 @@ class CacheCapability(Struct, frozen=True, kw_only=True):
 
 
 class BandwidthCapability(Struct, frozen=True, kw_only=True):
-    """A memory bandwidth that can be limited: ``MB``, or ``SMBA`` for slow (CXL) memory. Numbers in ``unit``.
-
-    ``linear``: the number is proportional to what is let through. ``throttle_mode`` ``max``: the strictest setting of
-    a core's threads binds both; ``per-thread``: each its own; None: not told.
-    """
+    """A memory bandwidth that can be limited: ``MB``, or ``SMBA`` for slow (CXL) memory. Numbers in ``unit``."""
 
     name: str
     unit: BandwidthUnit
     minimum: int
     step: int
     groups: int
-    linear: bool = True
-    throttle_mode: str | None = None
     domains: tuple[int, ...] = ()
 
 
 class MonitorCapability(Struct, frozen=True, kw_only=True):
-    """What can be measured per group. ``groups``: how many may be watched at once, all control groups included.
-
-    ``recheck_bytes``: a freed monitoring id is given out again once it occupies less than this. ``assign_mode``: the
-    counter assignment in force on newer kernels, None where counters are simply there.
-    """
+    """What can be measured per group. ``groups``: how many may be watched at once, all control groups included."""
 
     features: tuple[str, ...]
     groups: int
-    recheck_bytes: int = 0
-    assign_mode: str | None = None
 
 
 class Capability(Struct, frozen=True, kw_only=True):
-    """What resctrl offers here, and what stands in the way. ``root`` is where it is mounted, prefix included."""
+    """Features of resctrl here, and the obstacles. ``root`` is where it is mounted, prefix included."""
 
     status: ResctrlStatus
     reason: str
-    cpu_flags: tuple[str, ...] = ()
     root: str | None = None
     options: tuple[str, ...] = ()
     caches: tuple[CacheCapability, ...] = ()
@@ -118,11 +105,6 @@ class Capability(Struct, frozen=True, kw_only=True):
         """How many control groups fit, the default one included: the scarcest resource decides. 0: none at all."""
         return min((part.groups for part in self.divisible), default=0)
 
-    @property
-    def cdp(self) -> bool:
-        """Whether code and data are divided separately."""
-        return any(cache.name.endswith("CODE") for cache in self.caches)
-
 
 def read_capability(root: str = "/") -> Capability:
     """What this node (or copied node) offers.
@@ -131,13 +113,12 @@ def read_capability(root: str = "/") -> Capability:
     """
     prefix = root.rstrip("/")
     cpuinfo = _text(f"{prefix}/proc/cpuinfo") or ""
-    flags = _cpu_flags(cpuinfo)
     place, options = _mount(_text(f"{prefix}/proc/self/mountinfo") or "", prefix)
     info = f"{place}/info"
     if not os.path.isdir(info):
         known = "resctrl" in (_text(f"{prefix}/proc/filesystems") or "").split()
-        status, reason = _missing(known, bool(flags), place)
-        return Capability(status=status, reason=reason, cpu_flags=flags)
+        status, reason = _missing(known, _flagged(cpuinfo), place)
+        return Capability(status=status, reason=reason)
     lines = {match[1]: _VALUE.findall(match[2]) for match in _LINE.finditer(_schemata(place))}
     domains = {name: tuple(int(domain) for domain, _ in values) for name, values in lines.items()}
     amd = "AuthenticAMD" in cpuinfo or "HygonGenuine" in cpuinfo
@@ -151,7 +132,7 @@ def read_capability(root: str = "/") -> Capability:
         if os.path.exists(f"{directory}/cbm_mask"):
             caches.append(_cache(directory, name, domains, amd=amd))
         elif os.path.exists(f"{directory}/min_bandwidth"):
-            # A least of 0 does not tell AMD's numbers: Arm's MPAM may have that, too, and counts in percent.
+            # A minimum of 0 does not prove AMD's numbers: Arm's MPAM may have that, too, and counts in percent.
             absolute = amd or any((digits(value) or 0) > 100 for _, value in lines.get(name, ()))
             bandwidths.append(_bandwidth(directory, name, domains, absolute=absolute, mbps="mba_MBps" in options))
         else:
@@ -159,7 +140,6 @@ def read_capability(root: str = "/") -> Capability:
     return Capability(
         status=ResctrlStatus.READY,
         reason=f"mounted at {place}",
-        cpu_flags=flags,
         root=place,
         options=options,
         caches=tuple(caches),
@@ -169,10 +149,10 @@ def read_capability(root: str = "/") -> Capability:
     )
 
 
-def _cpu_flags(cpuinfo: str) -> tuple[str, ...]:
-    """The flags that speak of resource control, of the first CPU; empty on machines other than x86."""
+def _flagged(cpuinfo: str) -> bool:
+    """Whether the first CPU has a flag of resource control; never on machines other than x86."""
     match = re.search(r"^flags\s*:(.*)$", cpuinfo, re.MULTILINE)
-    return tuple(sorted(_FLAGS.intersection(match[1].split()))) if match else ()
+    return match is not None and not _FLAGS.isdisjoint(match[1].split())
 
 
 def _mount(mountinfo: str, prefix: str) -> tuple[str, tuple[str, ...]]:
@@ -215,7 +195,7 @@ def _cache(directory: str, name: str, domains: Mapping[str, tuple[int, ...]], *,
         min_ways=_number(f"{directory}/min_cbm_bits"),
         groups=_number(f"{directory}/num_closids"),
         shared_ways=_number(f"{directory}/shareable_bits", 16, default=0),
-        # Kernels before 6.7 do not tell; AMD has always taken any mask, Intel contiguous ones only.
+        # Kernels before 6.7 do not report it; AMD has always taken any mask, Intel contiguous ones only.
         sparse=amd if sparse is None else sparse.strip() == "1",
         domains=domains.get(name, ()),
     )
@@ -224,22 +204,18 @@ def _cache(directory: str, name: str, domains: Mapping[str, tuple[int, ...]], *,
 def _bandwidth(
     directory: str, name: str, domains: Mapping[str, tuple[int, ...]], *, absolute: bool, mbps: bool
 ) -> BandwidthCapability:
-    """``absolute``: the numbers are AMD's, by the vendor or by what stands there: no percent is above 100."""
+    """``absolute``: the numbers are AMD's, by the vendor or by their values: no percent is above 100."""
     unit = BandwidthUnit.PERCENT
     if mbps:
         unit = BandwidthUnit.MBPS
     elif absolute:
         unit = BandwidthUnit.EIGHTH_GBPS
-    mode = _text(f"{directory}/thread_throttle_mode")
     return BandwidthCapability(
         name=name,
         unit=unit,
         minimum=_number(f"{directory}/min_bandwidth"),
         step=_number(f"{directory}/bandwidth_gran"),
         groups=_number(f"{directory}/num_closids"),
-        # On AMD the file says 0 because there is no delay at all; its numbers are absolute.
-        linear=unit is not BandwidthUnit.PERCENT or _number(f"{directory}/delay_linear", default=1) == 1,
-        throttle_mode=mode.strip() if mode else None,
         domains=domains.get(name, ()),
     )
 
@@ -248,12 +224,9 @@ def _monitoring(directory: str) -> MonitorCapability | None:
     features = _text(f"{directory}/mon_features")
     if features is None:
         return None
-    assigned = re.search(r"\[(\w+)\]", _text(f"{directory}/mbm_assign_mode") or "")
     return MonitorCapability(
         features=tuple(features.split()),
         groups=_number(f"{directory}/num_rmids"),
-        recheck_bytes=_number(f"{directory}/max_threshold_occupancy", default=0),
-        assign_mode=assigned[1] if assigned else None,
     )
 
 

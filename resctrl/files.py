@@ -1,7 +1,8 @@
-"""The one door to resctrl's files: what `cgroupfs.files` offers, and making and removing groups.
+"""The only access to resctrl's files: that of `cgroupfs.files`, and making and removing groups.
 
 The same code runs on the kernel (`REAL`) and on a strict model of it. On hardware a ``mkdir`` and a ``schemata`` write
-send interrupts to other CPUs, and a ``tasks`` file walks every thread of the machine: none of it belongs in the loop.
+send interrupts to other CPUs, and a ``tasks`` file walks every thread of the machine: all of it must stay out of the
+loop.
 """
 
 import os
@@ -23,7 +24,7 @@ class GroupFiles(Protocol):
         """One write of the whole value."""
 
     def inode(self, directory: str) -> int:
-        """The directory's inode number: tells a group from a later namesake."""
+        """The directory's inode number: distinguishes a group from a later one of the same name."""
 
     def listdir(self, directory: str) -> list[str]:
         """Names of all that is inside, in no order."""

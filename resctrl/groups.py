@@ -1,7 +1,7 @@
-"""Control groups: those of ours by their prefix, made under the hardware's budget, filled, and removed again.
+"""Control groups: bypassd's, by their prefix, made under the hardware's budget, filled, and removed again.
 
-Nothing here touches a group of another name. The kernel's own words (``last_cmd_status``) are part of every refusal.
-All calls are synchronous and slow: they belong into a worker thread, never into the loop.
+Groups of other names are never changed. The kernel's own message (``last_cmd_status``) is part of every refusal. All
+calls are synchronous and slow: they belong into a worker thread, never into the loop.
 """
 
 import errno
@@ -14,7 +14,7 @@ from resctrl.schemata import Schemata, check_schemata, differing, format_schemat
 from resctrl.tasks import members
 
 PREFIX: Final = "bypassd-"
-"""What all our groups' names begin with; whoever removes them needs to know nothing else."""
+"""Prefix of the names of all groups of bypassd; it is enough to remove them."""
 DEFAULT: Final = ""
 """The name of the default group, in which every thread begins."""
 _NO_GROUPS: Final = frozenset({"info", "mon_data", "mon_groups"})
@@ -51,7 +51,7 @@ class ControlGroups:
         return [name for name in self._all() if not name.startswith(self.prefix)]
 
     def of_others(self) -> frozenset[int]:
-        """The threads that others have put into groups of theirs. A group that goes away meanwhile has none."""
+        """The threads in groups of others. A group that is removed meanwhile has none."""
         numbers: set[int] = set()
         for name in self.foreign():
             try:
@@ -67,8 +67,8 @@ class ControlGroups:
     def create(self, name: str) -> bool:
         """Make a group; False when it was there.
 
-        Errors: `OutOfGroupsError`; `CgroupBusyError` while freed monitoring ids still occupy cache (the kernel looks
-        once a second: come again); `CgroupError`.
+        Errors: `OutOfGroupsError`; `CgroupBusyError` while freed monitoring ids still occupy cache (the kernel checks
+        once a second: try again); `CgroupError`.
         """
         path = self.path(self._own(name))
         try:
@@ -82,7 +82,7 @@ class ControlGroups:
         return True
 
     def remove(self, name: str) -> bool:
-        """Remove a group; its threads go to the default group. False when it was gone. Errors: `CgroupError`."""
+        """Remove a group; its threads move to the default group. False when there was none. Errors: `CgroupError`."""
         path = self.path(self._own(name))
         try:
             self.files.rmdir(path)
@@ -102,10 +102,10 @@ class ControlGroups:
             raise cgroup_error(f"{path}/schemata", exc, "read") from exc
 
     def set_schemata(self, name: str, wanted: Schemata, capability: Capability) -> dict[str, dict[int, int]]:
-        """Bring a group to ``wanted`` in one write and read it back; what was written, empty when it stood there.
+        """Bring a group to ``wanted`` in one write and read it back; returns the written text, empty without a change.
 
-        Errors: `InputError` for what is illegal here (nothing is written then); `CgroupRefusedError` with the
-        kernel's reason, or when something else reads back; `CgroupError`.
+        Errors: `InputError` for an illegal value here (nothing is written then); `CgroupRefusedError` with the kernel's
+        reason, or when something else reads back; `CgroupError`.
         """
         check_schemata(wanted, capability)
         wanted = writable(wanted, capability)

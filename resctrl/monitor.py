@@ -1,7 +1,7 @@
-"""What a group uses of cache and memory bandwidth: monitoring groups under the hardware's budget, read as rates.
+"""Cache and memory bandwidth use of a group: monitoring groups under the hardware's budget, read as rates.
 
-An unknown is None and never 0: a domain may answer ``Unavailable``, ``Error`` or ``Unassigned``, a counter that steps
-back was counted anew, and the first bytes of a fresh group may be the last tenant's.
+An unknown is None and never 0: a domain may read as ``Unavailable``, ``Error`` or ``Unassigned``, a counter that steps
+back was counted again, and the first bytes of a fresh group may be the last tenant's.
 
 Source: kernel documentation, filesystems/resctrl ("Resource monitoring rules"; "Sub-NUMA Clustering").
 """
@@ -26,7 +26,7 @@ _LOCAL: Final = "mbm_local_bytes"
 SHORTEST_S: Final = 0.05
 _WRAP: Final = 1 << 64
 _NEAR_WRAP: Final = _WRAP - (1 << 48)
-# More than any socket's memory can do by a factor of several; a jump like this is a counter that was counted anew.
+# More than any socket's memory can do by a factor of several; a jump like this is a counter that was reset.
 _FASTEST_BYTES_S: Final = 4e12
 
 
@@ -73,8 +73,8 @@ def rates(before: MonitorReading | None, after: MonitorReading) -> dict[int, Ban
 def without(before: MonitorReading, gone: Sequence[MonitorReading | None]) -> MonitorReading:
     """A control group's reading without monitoring groups that have been removed since.
 
-    With such a group its counts leave the control group's sum, and what is left looks like little traffic. ``gone``:
-    what each of them had counted by then; None: nobody knows, so nobody knows the rest either.
+    With such a group its counts leave the control group's sum, and the rest looks like little traffic. ``gone``: the
+    counts of each of them by then; None: unknown, so the rest is unknown, too.
     """
     parts = [reading for reading in gone if reading is not None]
     unread = len(parts) < len(gone)
@@ -123,7 +123,7 @@ def total(values: Mapping[int, BandwidthRate]) -> BandwidthRate:
 
 
 class MonitorAssignment(Struct, frozen=True, kw_only=True):
-    """Who has a monitoring group now, since when; and who had one until when. Seconds on the caller's clock."""
+    """The keys with a monitoring group now, since when; and former ones, until when. Seconds on the caller's clock."""
 
     since: Mapping[str, float] = {}
     until: Mapping[str, float] = {}
@@ -132,17 +132,17 @@ class MonitorAssignment(Struct, frozen=True, kw_only=True):
 def rotate(
     watch: MonitorAssignment, wanted: Mapping[str, int], budget: int, now: float, dwell_s: float
 ) -> MonitorAssignment:
-    """Who is watched next: ``wanted`` maps a key to its rank, lower first; at most ``budget`` of them at once.
+    """The next assignment: ``wanted`` maps a key to its rank, lower first; at most ``budget`` of them at once.
 
-    Who has not been watched for longest comes next within its rank; who has been for ``dwell_s`` makes place for one
-    that waits. A lower rank never waits for a higher one. Where all fit, nobody is moved.
+    The key without a group for longest is next within its rank; a key that has had one for ``dwell_s`` yields to a
+    waiting one. A lower rank never waits for a higher one. Where all fit, none is moved.
     """
     since = {key: at for key, at in watch.since.items() if key in wanted}
     until = {key: at for key, at in watch.until.items() if key in wanted}
     budget = max(0, budget)
     never = float("-inf")
     waiting = sorted(wanted.keys() - since.keys(), key=lambda key: (wanted[key], until.get(key, never), key))
-    # Who leaves first: the highest rank, and of one rank the longest there.
+    # Order of removal: the highest rank, and within a rank the longest assignment.
     leaving = sorted(since, key=lambda key: (-wanted[key], since[key], key))
     while len(since) > budget:
         key = leaving.pop(0)
@@ -180,7 +180,7 @@ class MonitorGroups:
         return f"{around}/mon_groups/{name}" if name else around
 
     def names(self, control: str) -> tuple[list[str], list[str]]:
-        """Ours and others' monitoring groups of one control group, sorted; none where it cannot have any."""
+        """Monitoring groups of one control group, bypassd's and others', sorted; none where it cannot have any."""
         try:
             texts = sorted(self.files.groups(f"{self.path(control)}/mon_groups"))
         except OSError:
@@ -189,12 +189,12 @@ class MonitorGroups:
         return ours, [name for name in texts if not name.startswith(self.prefix)]
 
     def inside(self, control: str) -> dict[str, int]:
-        """All monitoring groups of one control group, ours and others': path and inode."""
+        """All monitoring groups of one control group, bypassd's and others': path and inode."""
         numbers: dict[str, int] = {}
         for names in self.names(control):
             for name in names:
                 path = self.path(control, name)
-                with contextlib.suppress(OSError):  # it has just gone
+                with contextlib.suppress(OSError):  # it has just been removed
                     numbers[path] = self.files.inode(path)
         return numbers
 
@@ -212,7 +212,10 @@ class MonitorGroups:
         return True
 
     def remove(self, control: str, name: str) -> bool:
-        """Remove one; its threads count for the control group again. False when it was gone. Errors: `CgroupError`."""
+        """Remove one; its threads count for the control group again. False when there was none.
+
+        Errors: `CgroupError`.
+        """
         path = self._own(control, name)
         try:
             self.files.rmdir(path)
@@ -224,7 +227,7 @@ class MonitorGroups:
         return True
 
     def read(self, control: str, name: str = "", *, at_s: float) -> MonitorReading:
-        """All domains of one group. Errors: `CgroupGoneError` when the group is gone, `CgroupError`."""
+        """All domains of one group. Errors: `CgroupGoneError` when the group was removed, `CgroupError`."""
         path = self.path(control, name)
         data = f"{path}/mon_data"
         try:

@@ -1,11 +1,11 @@
-"""Mounting resctrl, and taking a mount of ours away again; never one that somebody else made.
+"""Mounting resctrl, and unmounting bypassd's own mount; never another one.
 
-A second mount anywhere is refused (EBUSY), and unmounting deletes every group, also those of others. So a mount of ours
-is told by its source, `SOURCE`, which the kernel shows in the mount table and does not care about: its number would not
-do, as the kernel gives numbers out again. And it is only taken away while nobody else has groups in it.
+A second mount anywhere is refused (EBUSY), and unmounting deletes every group, also those of others. So bypassd's mount
+is identified by its source, `SOURCE`, which the kernel shows in the mount table and ignores: its number would not do,
+as the kernel reuses numbers. And it is only unmounted while it has no groups of others.
 
 A process with mounts of its own (a container, a systemd unit with ``ProtectSystem``) must not mount it: the host would
-not see it, and it would go, with all groups, when that process ends.
+not have the mount, and it would vanish, with all groups, when that process ends.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ from typing import Final, Protocol, final
 from cgroupfs.errors import CgroupDeniedError, cgroup_error
 
 SOURCE: Final = "bypassd"
-"""What a mount of ours is of; everybody else's is of ``resctrl``, ``none`` or the like."""
+"""Source of bypassd's mount; other mounts have ``resctrl``, ``none`` or the like."""
 _NOSUID: Final = 2
 _NODEV: Final = 4
 _NOEXEC: Final = 8
@@ -35,11 +35,11 @@ class Mounter(Protocol):
         """What the resctrl mount there is of; None when there is none."""
 
     def sees_the_host(self) -> bool:
-        """Whether our mounts are those of process 1; also where that cannot be told."""
+        """Whether the daemon's mounts are those of process 1; also where that is unknown."""
 
 
 def unseen(place: str, options: Sequence[str]) -> CgroupDeniedError:
-    """Why a process with mounts of its own does not mount it, and who has to."""
+    """Why a process with mounts of its own does not mount it, and where it must be mounted."""
     return CgroupDeniedError(
         place,
         "mount: this process has a private mount namespace; mount resctrl on the host instead, in "

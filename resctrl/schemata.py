@@ -1,4 +1,4 @@
-"""The schemata file: parse it, check what is to be written, write it in the kernel's words, compare what it reads back.
+"""The schemata file: parse it, check new values, write them in the kernel's format, compare the text read back.
 
 A `Schemata` is resource name -> domain -> number: a bit mask for caches, the kernel's own unit for bandwidths. The text
 is never compared: kernels differ in the order of lines, pad masks with zeros and numbers with blanks, and round.
@@ -74,10 +74,10 @@ def _shown(name: str, value: int) -> str:
 
 
 def check_schemata(schemata: Schemata, capability: Capability) -> None:
-    """Refuse what the kernel would refuse, and an empty mask also where it would not.
+    """Refuse values that the kernel would refuse, and an empty mask also where it would not.
 
-    A group without any way cannot cache at all, which no policy of ours ever means.
-    Errors: `InputError` naming the resource, the domain and the rule.
+    A group without any way cannot cache at all, which no policy intends. Errors: `InputError` naming the resource, the
+    domain and the rule.
     """
     parts = {part.name: part for part in capability.divisible}
     for name, domains in sorted(schemata.items()):
@@ -111,9 +111,10 @@ def _bandwidth_rule(part: BandwidthCapability, value: int) -> str | None:
 
 
 def bandwidth_bounds(part: BandwidthCapability) -> tuple[int, int]:
-    """Smallest and largest number that makes sense; the largest is no limit. Units: the resource's own.
+    """Smallest and largest useful number; the largest means no limit. Units: the resource's own.
 
-    AMD and MB/s take 0 and mean it: such a group would never finish a memory access, so that one step is the least.
+    AMD and MB/s accept 0 literally: such a group would never finish a memory access, so that one step is the minimum.
+
     """
     if part.unit is BandwidthUnit.PERCENT:
         return max(1, part.minimum), 100
@@ -140,7 +141,7 @@ def rounded(part: BandwidthCapability, value: int) -> int:
 def largest(part: BandwidthCapability) -> int:
     """No limit, as a number that is safe to write.
 
-    5.10 rounds MB/s up to its step in 32 bits: the number that stands there at first comes round to 4 MB/s.
+    5.10 rounds MB/s up to its step in 32 bits: the initial number overflows to 4 MB/s.
     """
     most = bandwidth_bounds(part)[1]
     return most - most % max(1, part.step) if part.unit is BandwidthUnit.MBPS else most

@@ -1,9 +1,9 @@
-"""From percents to masks and bandwidths: pure arithmetic on what one machine offers.
+"""From percents to masks and bandwidths: pure arithmetic on the capability of one machine.
 
-Three peers are read. Koordinator: a class has the ways from ``ceil(w*start/100)`` to ``ceil(w*end/100)`` of the cache.
-rubik: a level has ``floor(w*percent/100)`` ways from the first. goresctrl: partitions that share no way, in proportion
-to what was asked, and classes laid over them. In all three a narrow range can come out empty, below the hardware's
-minimum or with holes, and the kernel refuses; here every answer is a legal mask.
+Three peers are sources. Koordinator: a class has the ways from ``ceil(w*start/100)`` to ``ceil(w*end/100)`` of the
+cache. rubik: a level has ``floor(w*percent/100)`` ways from the first. goresctrl: partitions that share no way, in
+proportion to their requests, and classes laid over them. In all three the result for a narrow range can be empty, below
+the hardware's minimum or with holes, and the kernel refuses it; here every result is a legal mask.
 
 Percents are rounded as they do, so that the same numbers give the same masks where theirs were legal.
 """
@@ -39,10 +39,10 @@ def percent_mask(cache: CacheCapability, percent: int, first: int = 0) -> int:
 def partitions(cache: CacheCapability, percents: Mapping[str, int]) -> dict[str, int]:
     """Masks that share no way, laid out in the order of ``percents`` from the first way.
 
-    The smallest request is served first, each gets its part of what is left in proportion to what is still asked, at
-    least the minimum, and the last takes the rest of what all asked for together.
-    Errors: `InputError` when they ask for more than 100 percent, or the minimums alone do not fit.
-    Source: goresctrl's partitions, which lays them out by name; here the caller says what lies lowest.
+    The smallest request is served first, each gets its part of the rest in proportion to the remaining requests, at
+    least the minimum, and the last takes the rest of the sum of requests. Errors: `InputError` when the requests exceed
+    100 percent, or the minimums alone do not fit. Source: goresctrl's partitions, which lays them out by name; here the
+    caller gives the order.
     """
     total = sum(percents.values())
     if any(percent <= 0 for percent in percents.values()) or total > 100:
@@ -68,7 +68,7 @@ def partitions(cache: CacheCapability, percents: Mapping[str, int]) -> dict[str,
 
 
 def overlay(cache: CacheCapability, partition: int, start_percent: int, end_percent: int) -> int:
-    """A range inside a partition instead of the whole cache; widened to the minimum, as far as the partition goes.
+    """A range inside a partition instead of the whole cache; widened to the minimum, as far as the partition extends.
 
     Source: goresctrl's classes inside partitions.
     """
@@ -80,25 +80,21 @@ def overlay(cache: CacheCapability, partition: int, start_percent: int, end_perc
 
 
 def without_shared(cache: CacheCapability, mask: int) -> int:
-    """A mask without the ways that devices write into, where something legal is left of it; else as it was.
+    """A mask without the ways that devices write into, if the rest is legal; else unchanged.
 
     ``shareable_bits`` are ways that DMA fills beside the CPUs: an online pod there loses its lines to network traffic.
-    All peers ignore them. Where ways must lie side by side the longest run counts, the lower one of two.
+    All peers ignore them. Where ways must be contiguous the longest run counts, the lower one of two.
     """
     return _longest(cache, mask & ~cache.shared_ways) or mask
 
 
-def without(cache: CacheCapability, mask: int, taken: int) -> int | None:
-    """A mask without ``taken``, or its longest run; None when nothing legal is left."""
-    return _longest(cache, mask & ~taken) or None
-
-
 def bandwidth(part: BandwidthCapability, percent: int, full: int | None) -> int:
-    """``percent`` of a memory bandwidth as the number to write. 100 is no limit.
+    """``percent`` of a memory bandwidth as the number to write. 100 means no limit.
 
     ``full``: what 100 percent is where the hardware takes absolute numbers, in MB/s per domain.
     Errors: `InputError` for a percent outside 1-100, or where ``full`` is needed and None.
     Source: Koordinator's mbaPercent. It assumes steps of 10 and, on every AMD machine, 20 GB/s a domain.
+
     """
     if not 1 <= percent <= 100:
         raise InputError(f"{part.name} share", percent, "a percent from 1 to 100")

@@ -1,8 +1,8 @@
-"""Moving threads between groups: one thread a write, until nothing is left to move or the bounds are reached.
+"""Moving threads between groups: one thread a write, until none is left to move or the bounds are reached.
 
-A group takes threads, not processes, and what a moved thread starts afterwards is born in its group. A process that
-forks while it is moved leaves children behind; so the list is read again until nobody is missing. A program that forks
-without end is caught in the end because its new children come from moved parents, but no single call waits for that.
+A group takes threads, not processes, and new threads start in the group of their creator. A process that forks while it
+is moved leaves children behind; so the list is read again until no thread is missing. A program that forks without end
+is moved completely in the end because its new children have moved parents, but no single call waits for that.
 
 Source: kernel documentation, filesystems/resctrl. Peers write each process id once per period and ignore errors; the
 threads of a process stay behind then.
@@ -27,9 +27,9 @@ Threads = Callable[[], Iterable[int]]
 
 
 class MoveResult(Struct, frozen=True, kw_only=True):
-    """How one call went. ``settled``: at its end nobody was missing. ``gone``: died on the way, which is fine.
+    """Result of one call. ``settled``: at its end no thread was missing. ``gone``: ended meanwhile, which is fine.
 
-    ``refused``: errno names with how many threads got them.
+    ``refused``: errno names with the number of threads that got them.
     """
 
     moved: int = 0
@@ -68,10 +68,10 @@ def members(files: GroupFiles, directory: str) -> frozenset[int]:
 def gather(
     files: GroupFiles, directory: str, threads: Threads, *, passes: int = PASSES, most: int = MOST_WRITES
 ) -> MoveResult:
-    """Bring all of ``threads`` into the group, and into no write more than ``most``.
+    """Bring all of ``threads`` into the group, in no more than ``most`` writes.
 
-    Errors: `CgroupError` when the group itself cannot be used (it is gone). What single threads were refused is in
-    the answer: EINVAL is what a monitoring group answers while a thread is not in its control group yet.
+    Errors: `CgroupError` when the group itself cannot be used (it was removed). Refusals of single threads are in the
+    result: writing to a monitoring group fails with EINVAL while a thread is not in its control group yet.
     """
     moved = gone = 0
     refused: dict[str, int] = {}
@@ -95,10 +95,10 @@ def gather(
 
 
 def expel(files: GroupFiles, directory: str, threads: Threads, to: str, *, most: int = MOST_WRITES) -> int:
-    """Send home who is in the group but not of ``threads``; how many were moved to the group ``to``.
+    """Move members of the group that are not in ``threads`` to the group ``to``; returns how many were moved.
 
     A thread's number may have been given to another program between reading it and writing it. The members are read
-    before ``threads``: whatever a member forks meanwhile is in both.
+    before ``threads``: a thread that a member forks meanwhile is in both.
     """
     inside = members(files, directory)
     strangers = sorted(inside - set(threads()))[:most]
@@ -106,7 +106,7 @@ def expel(files: GroupFiles, directory: str, threads: Threads, to: str, *, most:
 
 
 def _put(files: GroupFiles, directory: str, tid: int) -> int:
-    """0 or the errno. Errors: `CgroupGoneError` when it is the group that is gone."""
+    """0 or the errno. Errors: `CgroupGoneError` when the group itself was removed."""
     try:
         files.write(directory, "tasks", f"{tid}\n")
     except OSError as exc:

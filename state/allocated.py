@@ -1,9 +1,10 @@
 """The kubelet's checkpoints of in-place resizing: what it has admitted for each container, in every format so far.
 
-- 1.27 to 1.30, ``pod_status_manager_state``: requests only, and how far a pod's resize is (`kubelet.parse_pod_status`).
+- 1.27 to 1.30, ``pod_status_manager_state``: requests only, and the state of a pod's resize
+  (`kubelet.parse_pod_status`).
 - 1.31 and 1.32: the same name, the content as JSON inside a string; from 1.32 requests and limits.
-- from 1.33: ``allocated_pods_state`` (admitted) and ``actuated_pods_state`` (what the runtime was last told). From 1.34
-  the entries have another shape; the newest kubelets add the whole pods in protobuf and keep these entries beside it.
+- from 1.33: ``allocated_pods_state`` (admitted) and ``actuated_pods_state`` (the runtime's last values). From 1.34 the
+  entries have another shape; the newest kubelets add the whole pods in protobuf and keep these entries beside it.
 
 Read strictly and never written back, like all checkpoints. Source: KEP-1287; the kubelet's status/state and
 allocation/state packages; the checksum is checked against vectors of Kubernetes' own tests.
@@ -30,7 +31,7 @@ _PLAIN: Final = frozenset({"allocationEntries", "resizeStatusEntries", "checksum
 
 
 class AllocatedTexts(Struct, frozen=True, kw_only=True):
-    """One container's resources as the kubelet's quantity texts. ``limits`` None: this format does not tell them."""
+    """One container's resources as the kubelet's quantity texts. ``limits`` None: this format does not have them."""
 
     requests: Mapping[str, str]
     limits: Mapping[str, str] | None = None
@@ -90,7 +91,7 @@ def _by_container(content: Mapping[str, Any], where: str) -> dict[str, dict[str,
     at = f"{where}.allocationEntries"
     entries = {uid: read.mapping(pods, uid, at, optional=True) for uid in pods}
     shapes = [shape for entry in entries.values() for shape in entry.values() if isinstance(shape, dict) and shape]
-    # A container without any resources looks alike in both shapes; another one of the file tells which it is.
+    # A container without any resources looks alike in both shapes; another one of the file shows which it is.
     whole = any(_REQUIREMENTS & shape.keys() for shape in shapes)
     return {
         uid: {

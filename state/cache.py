@@ -1,7 +1,7 @@
-"""What is wanted of cache and memory bandwidth: shares by class, levels of BE, the law that moves them; and their use.
+"""Settings of cache and memory bandwidth: shares by class, levels of BE, the law's marks; and measured use.
 
-Values only: the policy `cache` gives them out, `reconciler.policies.cacheplan` turns them into masks on one machine.
-Units: percents of a cache's ways, of a memory bandwidth, or of what a law looks at.
+Values only: the policy `cache` produces them, `reconciler.policies.cacheplan` turns them into masks on one machine.
+Units: percents of a cache's ways, of a memory bandwidth, or of a law's input.
 """
 
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ class CacheMode(StrEnum):
 
 
 class MountOption(StrEnum):
-    """How resctrl is mounted where nobody has."""
+    """How resctrl is mounted if it is not."""
 
     CDP = "cdp"
     CDPL2 = "cdpl2"
@@ -80,7 +80,7 @@ class ShareLevel(Struct, frozen=True, kw_only=True):
 
 
 class ShareLevels(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """rubik's three sizes: what a BE pod asks for by annotation, and the bounds of the moving one."""
+    """rubik's three sizes: a BE pod requests one by annotation; they also bound the dynamic share."""
 
     low_cache_percent: Annotated[_Percent, Meta(description="low: ways, rounded down, at least the minimum")] = 20
     low_mba_percent: Annotated[_Percent, Meta(description="low: memory bandwidth")] = 10
@@ -96,7 +96,7 @@ class ShareLevels(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     @property
     def middle(self) -> ShareLevel:
-        """The one between."""
+        """The level between low and high."""
         return ShareLevel(cache_percent=self.middle_cache_percent, mba_percent=self.middle_mba_percent)
 
     @property
@@ -159,7 +159,7 @@ class LevelControl(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class CacheRequest(Struct, frozen=True, kw_only=True):
-    """The whole wish. ``system`` None: the default group is nobody's business. Bandwidths in MB/s per domain."""
+    """The policy's whole request. ``system`` None: the default group is unmanaged. Bandwidths in MB/s per domain."""
 
     dedicated: ClassShare = ClassShare()
     shared: ClassShare = ClassShare()
@@ -192,11 +192,11 @@ class CacheGroup(Struct, frozen=True, kw_only=True):
 
 
 class CachePlan(Struct, frozen=True, kw_only=True):
-    """What is wanted. ``members``: pod uid -> group; the default group for those that are in none.
+    """The planned groups. ``members``: pod uid -> group; the default group for those that are in none.
 
-    ``crowded``: pods that asked for a share of their own and share by class instead, with the reason. ``default``: what
-    the default group is to hold; None: it is left alone. ``level``: BE's share where it moves, and why it is so large.
-    BE's groups come first: it gives up before others take.
+    ``crowded``: pods that requested a share of their own and share by class instead, with the reason. ``default``: the
+    default group's planned content; None: it is unmanaged. ``level``: BE's share where it is dynamic, and the reason of
+    its size. BE's groups come first: BE releases before others take.
     """
 
     groups: tuple[CacheGroup, ...] = ()
@@ -209,12 +209,11 @@ class CachePlan(Struct, frozen=True, kw_only=True):
 
 
 class Contention(Struct, frozen=True, kw_only=True):
-    """How online pods fare. Units: percents, but for the misses: per 1000 instructions.
+    """State of online pods. Units: percents, but for the misses: per 1000 instructions.
 
-    ``misses``: by online pod, where something counts them. ``bandwidth``: in use by domain, of what its memory can do;
-    None: not measured. ``blind``: of some domain it is not known. ``reclaimed``: BE's part of what is in use, by
-    domain. ``online``: how many online pods there are: where there are none, nobody can suffer. ``age_s``: of the
-    bandwidth.
+    ``misses``: by online pod, where they are counted. ``bandwidth``: in use by domain, of its memory's maximum; None:
+    not measured. ``blind``: unknown for some domain. ``reclaimed``: BE's part of the bandwidth in use, by domain.
+    ``online``: how many online pods there are: without any, no victim exists. ``age_s``: of the bandwidth.
     """
 
     misses: Mapping[str, Sample] = {}
@@ -226,18 +225,19 @@ class Contention(Struct, frozen=True, kw_only=True):
 
 
 class CacheConsumption(Struct, frozen=True, kw_only=True):
-    """What somebody has of the last-level cache and of the memory bus. Bytes; bytes per second. None: not known."""
+    """Use of the last-level cache and of the memory bus. Bytes; bytes per second. None: unknown."""
 
     occupancy_bytes: int | None = None
     total_bytes_s: float | None = None
 
 
 class CacheUsage(Struct, frozen=True, kw_only=True):
-    """Everything that was measured at one moment of the monotonic clock; ``at_s`` None: nothing was.
+    """Everything measured at one moment of the monotonic clock; ``at_s`` None: nothing was.
 
-    ``pods``: by uid, all caches together, those alone that were watched. ``groups``: control groups, by cache; together
-    they are the machine. ``classes``: control group to the class of its pods, where that is one. ``level``: BE's share
-    where it moves. ``lacks``: why a signal is not to be had here, or not of every pod, by its name in the catalog.
+    ``pods``: by uid, all caches together, only those that were monitored. ``groups``: control groups, by cache;
+    together they are the machine. ``classes``: control group to the class of its pods, where that is one. ``level``:
+    BE's share where it is dynamic. ``lacks``: why a signal is unavailable here, or not available of every pod, by its
+    name in the catalog.
     """
 
     at_s: float | None = None

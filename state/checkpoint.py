@@ -1,4 +1,4 @@
-"""Strict reading of a JSON checkpoint that another program wrote: every fault told apart, every field refused by name.
+"""Strict reading of another program's JSON checkpoint: every fault has its own code, refused fields are named.
 
 Pure but for `read_checkpoint`. The formats themselves are in `state.kubelet`.
 """
@@ -85,7 +85,7 @@ def load(data: bytes, where: str, fields: set[str]) -> Object:
 
 
 def known(document: Mapping[str, Any], where: str, fields: set[str]) -> None:
-    """Refuse a field that this version does not know. Errors: `CheckpointError`."""
+    """Refuse a field that this version does not support. Errors: `CheckpointError`."""
     for name, value in document.items():
         if name not in fields:
             expected = f"only {', '.join(sorted(fields))}: this is the format of a newer kubelet"

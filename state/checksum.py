@@ -66,7 +66,7 @@ def devices(entries: Sequence[Json] | None, registered: Mapping[str, Json] | Non
 
 
 def pod_status(allocations: Mapping[str, Json], resizes: Mapping[str, str]) -> Iterator[int]:
-    """The possible checksums of pod_status_manager_state, likeliest first.
+    """The possible checksums of pod_status_manager_state, the most probable first.
 
     Several, because a zero that the kubelet made up itself hashes otherwise than one it read, and both are written "0".
     A quantity in a form that the kubelet never writes gives none at all.

@@ -1,4 +1,4 @@
-"""What pods ask of CPU placement beside their requests, how they use the CPU, and how large the online pools are.
+"""Pods' CPU placement preferences, their CPU use, and the sizes of online pools.
 
 Values only; `reconciler.pods.cpu_annotations` reads the annotations, `reconciler.signals` the counters, the policies
 decide.
@@ -21,7 +21,7 @@ CORE_COOKIE: Final = "core.cookie"
 
 
 class BurstLimit(StrEnum):
-    """What a pod asks of bursts beyond its limit. Katalyst's words, then Koordinator's."""
+    """A pod's setting of bursts beyond its limit. Katalyst's words, then Koordinator's."""
 
     CLOSED = "closed"
     """None at all (closed; none)."""
@@ -51,17 +51,17 @@ class TopologyPolicy(StrEnum):
 
 
 class CpuPreferences(Struct, frozen=True, kw_only=True):
-    """What a pod's annotations ask of its CPUs. None, empty and False: it does not say.
+    """A pod's CPU preferences from its annotations. None, empty and False: not set.
 
-    ``pool`` is Katalyst's ``cpuset_pool``. ``nodes`` are NUMA nodes that somebody has decided already (a scheduler's
-    result) or that the pod names; ``node_count`` on how many it wants CPUs, as many on each. ``cpus`` is a scheduler's
-    own choice of CPUs. ``full_cores``, ``distribute`` and ``align_socket`` are the kubelet's full-pcpus-only,
-    distribute-cpus-across-numa and align-by-socket for this pod alone. ``spread_cores``: every CPU on a core of its
-    own, instead of whole cores; ``strict_cores``: one of the two was required, so a person is told when it cannot be
-    had. ``apart``: see `AntiAffinity`. ``numa_share`` False: no other pod is to be bound to its nodes, if it is bound
-    itself. ``lends``: whether BE may use its own CPUs where the config lets it at all; False refuses. ``burst_percent``
-    is of the quota, 0 switches bursts off. ``quota_burst_percent``: how far a quota may be raised, of the limit (100 is
-    the limit itself), for at most ``quota_burst_s`` seconds at full use (-1: for ever).
+    ``pool`` is Katalyst's ``cpuset_pool``. ``nodes`` are NUMA nodes of a decision (a scheduler's result) or that the
+    pod names; ``node_count`` on how many it wants CPUs, as many on each. ``cpus`` is a scheduler's own choice of CPUs.
+    ``full_cores``, ``distribute`` and ``align_socket`` are the kubelet's full-pcpus-only, distribute-cpus-across-numa
+    and align-by-socket for this pod alone. ``spread_cores``: every CPU on a core of its own, instead of whole cores;
+    ``strict_cores``: one of the two was required, so a message reports when it is impossible. ``apart``: see
+    `AntiAffinity`. ``numa_share`` False: no other pod is to be bound to its nodes, if it is bound itself. ``lends``:
+    whether BE may use its own CPUs where the config lets it at all; False refuses. ``burst_percent`` is of the quota, 0
+    switches bursts off. ``quota_burst_percent``: how far a quota may be raised, of the limit (100 is the limit itself),
+    for at most ``quota_burst_s`` seconds at full use (-1: for ever).
     """
 
     pool: str | None = None
@@ -89,7 +89,7 @@ class CookieGroups(StrEnum):
     """Which pods may run on two threads of one core at the same time."""
 
     RECLAIMED = "reclaimed"
-    """BE pods with each other, everybody else with everybody else."""
+    """BE pods with each other, all other pods with each other."""
     CLASS = "class"
     """BE pods with each other, online pods with each other, the rest of the machine by itself."""
     POD = "pod"
@@ -99,9 +99,9 @@ class CookieGroups(StrEnum):
 class GroupUse(Struct, frozen=True, kw_only=True):
     """One group's CPU over the last sampling interval. Units: thousandths of a CPU; seconds.
 
-    ``throttled``: the share of its CFS periods in which it was throttled, 0.0-1.0; ``throttled_milli``: the CPU time it
-    was kept from using by that, as a rate; None where the group has no quota or the kernel does not tell. ``age_s`` is
-    of the newest reading, and an old one is unknown, never fine. ``peak_milli``: the fading peak of its use, and
+    ``throttled``: the share of its CFS periods in which it was throttled, 0.0-1.0; ``throttled_milli``: the CPU time
+    that this withheld, as a rate; None where the group has no quota or the kernel does not report it. ``age_s`` is of
+    the newest reading, and an old one is unknown, never good. ``peak_milli``: the fading peak of its use, and
     ``known_s``: for how long its use has been known (None: since before the agent started, or not kept), both by
     `reconciler.placement.estimate`.
     """
@@ -134,9 +134,9 @@ class PodIndicators(Struct, frozen=True, kw_only=True):
 
 
 class PoolSize(Struct, frozen=True, kw_only=True):
-    """How many CPUs an online pool is to have and why; what the step limits need to know of the last time.
+    """Planned size of an online pool and the reason; state of the step limits.
 
-    ``wanted_milli``: demand as estimated (thousandths of a CPU); ``cpus``: what it became after limits and sharing;
+    ``wanted_milli``: demand as estimated (thousandths of a CPU); ``cpus``: the size after limits and sharing;
     ``changed_at``, ``shrunk_at``: on the view's clock.
     """
 

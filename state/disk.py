@@ -1,4 +1,4 @@
-"""Disks as policies see them: the whole disk behind a name in the configuration, and who shares its limits."""
+"""Disks for policies: the whole disk behind a name in the configuration, and the groups that share its limits."""
 
 from msgspec import Struct
 
@@ -12,7 +12,7 @@ class Disk(Struct, frozen=True, kw_only=True):
 
     @property
     def title(self) -> str:
-        """How a person knows it."""
+        """Its name for people."""
         return f"{self.kernel} {self.device}"
 
 

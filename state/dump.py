@@ -1,7 +1,7 @@
 """The state dump: one document of plain values in a stable, documented shape, as JSON, YAML or msgpack.
 
 The daemon makes it from what it holds (``/state``), the command line from the store when the daemon is down; both look
-the same. Nothing heavy is imported here, for the command line's sake (YAML only when asked for).
+the same. Nothing heavy is imported here, for the command line's sake (YAML only on request).
 
 Shape (``schema`` 1; keys are added, never renamed or removed within one schema number; every key is always there):
 
@@ -12,17 +12,17 @@ Shape (``schema`` 1; keys are added, never renamed or removed within one schema 
 ``at``          when the document was made
 ``agent``       ``version``, ``node``, ``boot_id``, ``opened_at``, ``ledger`` (kind of object -> number of its rows)
 ``pools``       pool name -> CPU list; a pod's own CPUs are ``dedicated/<uid>/<container>``
-``headroom``    what BE may be promised (from the store: as it was when the row was written; null: nothing yet)
+``headroom``    allocatable to BE (from the store: at the time of its row; null: nothing yet)
 ``pods``        the daemon's pods (from the store: names and class only)
-``settings``    what the last plan wants: ``path knob value policy reason pod_uid container_id``
+``settings``    settings of the last plan: ``path knob value policy reason pod_uid container_id``
 ``files``       the ledger in the order of first touch: the fields of `state.entry.LedgerEntry`; of every kind
 ``holds``       the fields of `state.model.Hold`
 ``history``     newest first: ``seq`` and the fields of `state.entry.LedgerEvent`
-``sources``     sources of knowledge with their ages (empty from the store)
-``alerts``      ``sinks`` with their counts, ``stored`` (some sink has yet to take them), ``recent``, newest first
-``interference``  who suffers and what is done about it (empty from the store, and while nothing is watched)
-``eviction``    triggers, who would go, who goes, who went (null from the store, and while nothing is watched)
-``problems``    messages for a person
+``sources``     sources with their ages (empty from the store)
+``alerts``      ``sinks`` with their counts, ``stored`` (some sink has not taken them yet), ``recent``, newest first
+``interference``  victims and responses (empty from the store, and while detection is disabled)
+``eviction``    triggers; planned, open and past evictions (null from the store, and while disabled)
+``problems``    messages for people
 ==============  =======================================================================================================
 
 Units: times are wall-clock seconds since the epoch, 0.0 for never.

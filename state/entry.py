@@ -1,8 +1,8 @@
-"""Rows of the ledger: one `LedgerEntry` per value that we changed, one `LedgerEvent` per change of its state.
+"""Rows of the ledger: one `LedgerEntry` per value that bypassd changed, one `LedgerEvent` per change of its state.
 
-A value is named by three texts: the kind of object, which object, which field of it. Control files of cgroups are one
-kind, with the controller in the key; every other kind has a codec (`reconciler.actuators.codec`) that gives the texts
-their meaning.
+A value is named by three texts: the kind of object, the object, the field of it. Control files of cgroups are one kind,
+with the controller in the key; every other kind has a codec (`reconciler.actuators.codec`) that gives the texts their
+meaning.
 """
 
 from enum import StrEnum
@@ -13,36 +13,37 @@ import msgspec
 from state.kinds import CGROUP
 
 FileKey = tuple[str, str, str]
-"""(kind, object, field): the identity of a value. Of a control file (controller, group path, file name), wherever the
-hierarchy is mounted: a controller is a kind of its own there.
+"""(kind, object, field): the identity of a value.
+
+For a control file (controller, group path, file name), at any mount point: each controller is a kind there.
 """
 
 US: Final = "us"
 
 
 class OriginalSource(StrEnum):
-    """How an original came to be known."""
+    """Source of an original."""
 
     READ = "read"
     """Read from the file before our first write."""
     SPEC = "spec"
-    """What the runtime was told to write, noted before it did; corrected by what the first write finds."""
+    """The value in the runtime's spec, recorded before the runtime wrote it; corrected by the first write's reading."""
     UNKNOWN = "unknown"
-    """Adopted after the store was lost: nobody knows. Only a baseline can be restored."""
+    """Adopted after the store was lost: unknown. Only a baseline can be restored."""
 
 
 class LedgerEntry(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
     """One value. Texts are as the file gives them, without the final newline; None is "not known".
 
     ``kind``: of object; `CGROUP` for a control file, else ``path`` is the object and ``file`` the field, and
-    ``controller`` is empty. ``ours``: every value of ours that the object may have, the newest last, durable before it
-    is written; empty for control files, whose values are noted in `state.intents`.
+    ``controller`` is empty. ``ours``: every value of bypassd that the object may have, the newest last, durable before
+    it is written; empty for control files, whose values are noted in `state.intents`.
 
     ``inode`` is of the group's directory in the trigger hierarchy (as in `state.model.GroupRef`), or the index of a
-    network device, 0 if unknown: it tells the object from a later one of the same name. ``baseline`` is what the
-    kubelet and the runtime want there now (runc's state.json). ``order`` counts first touches. ``writer`` is `US` or
-    the kind of the foreign writer, with its ``process`` name. Units: all times are wall-clock seconds, 0.0 for never;
-    ``failed_errno`` 0 for none.
+    network device, 0 if unknown: it distinguishes the object from a later one of the same name. ``baseline`` is the
+    present value of the kubelet and the runtime (runc's state.json). ``order`` counts first touches. ``writer`` is `US`
+    or the kind of the foreign writer, with its ``process`` name. Units: all times are wall-clock seconds, 0.0 for
+    never; ``failed_errno`` 0 for none.
     """
 
     controller: str
@@ -80,7 +81,7 @@ class LedgerEntry(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
 
     @property
     def restore_text(self) -> str | None:
-        """What to write to undo us: the newest wish of the kubelet where known, else what was there before."""
+        """The text that undoes bypassd's change: the kubelet's newest value where known, else the original."""
         return self.original if self.baseline is None else self.baseline
 
 

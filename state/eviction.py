@@ -1,4 +1,4 @@
-"""One eviction from decision to proof: the order, the case that carries it out, and how it may end.
+"""One eviction from decision to proof: the order, the case that executes it, and its possible ends.
 
 The case is journalled before each step, so that a crash between any two leaves exactly one victim and one outcome.
 """
@@ -10,11 +10,11 @@ from msgspec import Struct
 
 
 class EvictionOrder(Struct, frozen=True, kw_only=True):
-    """One pod is to go. ``cause``: the trigger or rule; ``ranking``: why this one, a line for each that was weighed.
+    """An order to evict one pod. ``cause``: the trigger or rule; ``ranking``: a line for each candidate.
 
-    ``grace_s`` None: the pod's own. ``frees``: what it is expected to give back, by resource (``cpu`` thousandths of a
-    CPU, ``memory`` and ``disk`` bytes, ``inodes``). ``subject``: where it is lacking (`state.evidence`).
-    ``decided_s``: seconds since the epoch. ``forced``: a hard trigger; nothing but disruption budgets may hold it up.
+    ``grace_s`` None: the pod's own. ``frees``: its expected relief, by resource (``cpu`` thousandths of a CPU,
+    ``memory`` and ``disk`` bytes, ``inodes``). ``subject``: where it is lacking (`state.evidence`). ``decided_s``:
+    seconds since the epoch. ``forced``: a hard trigger; only disruption budgets may delay it.
     """
 
     id: str
@@ -62,22 +62,22 @@ class EvictionOutcome(StrEnum):
     """How a case ended."""
 
     DONE = "done"
-    """The pod's processes are gone, by us or by whom we asked."""
+    """The pod's processes have ended, by bypassd or by the method's agent."""
     GONE = "gone"
     """It went by itself before we did anything."""
     REFUSED = "refused"
-    """A disruption budget, or nobody may; it lives."""
+    """Refused by a disruption budget, or not permitted; the pod runs."""
     FAILED = "failed"
-    """Everything that was allowed has been tried; it lives, or part of it."""
+    """Every permitted method has been tried; the pod runs, or part of it."""
     ABANDONED = "abandoned"
-    """Given up: the reason has gone, the configuration was changed, or a person held the pod."""
+    """Given up: the reason no longer applies, the configuration was changed, or an operator held the pod."""
 
 
 class EvictionTarget(Struct, frozen=True, kw_only=True):
-    """The pod as it was found when the order came. What has the same name later and another inode is another one.
+    """The pod at the time of the order. A later pod of the same name has other inodes.
 
-    ``inodes``: of the pod's own group, by the directory that each hierarchy is mounted on. ``notice``: what it asks
-    to be told before, by annotation; None: as configured.
+    ``inodes``: of the pod's own group, by the directory that each hierarchy is mounted on. ``notice``: its request for
+    a notice, by annotation; None: as configured.
     """
 
     group: str = ""
@@ -88,11 +88,11 @@ class EvictionTarget(Struct, frozen=True, kw_only=True):
 
 
 class EvictionCase(Struct, frozen=True, kw_only=True):
-    """One order being carried out. Times: seconds since the epoch. ``tried``: means and what came of each.
+    """Execution of one order. Times: seconds since the epoch. ``tried``: methods and the result of each.
 
     ``boot``: the kernel's id of the boot that it belongs to. ``accepted``: the API server has taken the eviction.
-    ``rounds``: how often the kubelet has started the pod again under our hands. ``left``: means given up.
-    ``budget``: what the API server said when a disruption budget refused; empty: none has.
+    ``rounds``: how often the kubelet has started the pod again meanwhile. ``left``: methods given up. ``budget``: the
+    API server's message when a disruption budget refused; empty: none has.
     """
 
     order: EvictionOrder
@@ -111,7 +111,7 @@ class EvictionCase(Struct, frozen=True, kw_only=True):
     detail: str = ""
     ended_s: float = 0.0
     pid_starts: Mapping[str, int] = {}
-    """Process id -> start time (ticks since boot) of what we have signalled: never somebody who came later."""
+    """Process id -> start time (ticks since boot) of signalled processes: a later process of the same id differs."""
 
     @property
     def open(self) -> bool:

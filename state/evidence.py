@@ -1,7 +1,7 @@
 """The input of interference detection: a `SampleFrame` is everything measured at one moment; findings are its result.
 
-A frame holds plain numbers and facts only, so that it can be written to a file and judged again later by another
-configuration: detectors, ladder, eviction triggers and the choice of victims see frames and nothing else.
+A frame holds plain numbers and facts only, so that it can be written to a file and evaluated again later with another
+configuration: frames are the only input of detectors, ladder, eviction triggers and the choice of victims.
 
 Subjects are ``node``, ``pod:UID``, ``pool:NAME``, ``numa:N``, ``fs:NAME`` (a file system by what it is for, such as
 ``nodefs``), and ``pod:UID@numa:N`` or ``pod:UID@fs:NAME``: a pod's part of such a place. Signals are named in
@@ -37,9 +37,9 @@ def pod_at(uid: str, place: str) -> str:
 class Sample(Struct, frozen=True, array_like=True, gc=False):
     """One measured number in its signal's unit.
 
-    ``age_s``: how old it was when the frame was made. ``confidence``: 1.0 measured as the signal's name says; less
-    where it was estimated, scaled up from a part of the time, or taken from a proxy. What cannot be measured is not in
-    the frame at all: a missing sample is unknown, never fine.
+    ``age_s``: its age when the frame was made. ``confidence``: 1.0 measured exactly as the signal's definition; less
+    where it was estimated, scaled up from a part of the time, or taken from a proxy. An unavailable signal is not in
+    the frame at all: a missing sample is unknown, never good.
     """
 
     value: float
@@ -61,10 +61,10 @@ class PodSnapshot(Struct, frozen=True, kw_only=True):
 
     ``cpus``: the CPUs that its containers may run on, as a list; empty: not known. ``pool``: None for a system pod that
     runs everywhere. ``created_s``: wall-clock seconds at which its cgroup was made, 0.0: not known. ``terminating``:
-    somebody has begun to end it. ``grace_s``: the time that it gets to end, None: not known. ``certain``: some source
-    has told its labels. ``held``: a person wants it left alone. ``partial``: the fields of ``requests`` that not every
-    container of the pod has, so that the sum is less than the pod may use. ``be_cpu_milli``, ``be_memory_bytes``: what
-    it has asked for as BE work, container by container; None: nothing, or (an old recording) as ``requests`` have it.
+    its end has begun. ``grace_s``: the time that it gets to end, None: not known. ``certain``: some source has reported
+    its labels. ``held``: an operator's hold covers it. ``partial``: the fields of ``requests`` that not every container
+    of the pod has, so that the sum is less than the pod may use. ``be_cpu_milli``, ``be_memory_bytes``: its requests as
+    BE work, container by container; None: nothing, or (an old recording) as ``requests`` have it.
     """
 
     uid: str
@@ -95,7 +95,7 @@ class PodSnapshot(Struct, frozen=True, kw_only=True):
 
     @property
     def subject(self) -> str:
-        """What its samples stand under."""
+        """The subject of its samples."""
         return f"pod:{self.uid}"
 
     @property
@@ -121,7 +121,7 @@ class SampleFrame(Struct, frozen=True, kw_only=True):
 
 
 class Verdict(StrEnum):
-    """What a detector says of a victim."""
+    """A detector's result for a victim."""
 
     OK = "ok"
     SUSPECT = "suspect"
@@ -149,16 +149,16 @@ class Suspect(Struct, frozen=True, kw_only=True):
 
 
 class DetectorVerdict(Struct, frozen=True, kw_only=True, gc=False):
-    """What one detector says of one victim at one moment.
+    """One detector's verdict on one victim at one moment.
 
-    ``told``: the numbers, for a person; or what makes the words, as nobody reads most of them. ``severity``: measured
-    by threshold, 1.0 is just at it. ``gap``: how much of ``resource`` the victim lacks, where that can be told (CPU:
-    thousandths of a CPU; memory: bytes; io: bytes/s). ``proxy``: what the verdict rests on where the detector's own
-    signal is not to be had here.
+    ``text``: the numbers; or a function that makes the text, as most are never read. ``severity``: measured by
+    threshold, 1.0 is just at it. ``gap``: how much of ``resource`` the victim lacks, where that is known (CPU:
+    thousandths of a CPU; memory: bytes; io: bytes/s). ``proxy``: the measure used where the detector's own signal is
+    unavailable.
     """
 
     verdict: Verdict
-    told: str | Callable[[], str]
+    text: str | Callable[[], str]
     resource: ContendedResource = ContendedResource.CPU
     severity: float = 0.0
     gap: float | None = None
@@ -166,15 +166,15 @@ class DetectorVerdict(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def evidence(self) -> str:
-        """``told`` in words."""
-        return self.told if isinstance(self.told, str) else self.told()
+        """The verdict's text."""
+        return self.text if isinstance(self.text, str) else self.text()
 
 
 class RuleVerdict(Struct, frozen=True, kw_only=True, gc=False):
-    """What one rule says of one victim.
+    """One rule's verdict on one victim.
 
     ``since_s``: monotonic seconds since when the verdict has been the same. ``evidence`` is empty where the victim is
-    ``ok`` and was before. ``suspects`` ranked, the likeliest first.
+    ``ok`` and was before. ``suspects`` ranked, the most probable first.
     """
 
     rule: str
@@ -190,5 +190,5 @@ class RuleVerdict(Struct, frozen=True, kw_only=True, gc=False):
 
 
 def signature(pod: PodSnapshot) -> str:
-    """What tells a workload: pods of one owner run the same program. ``namespace/owner``, else the pod's own name."""
+    """Identity of a workload: pods of one owner run the same program. ``namespace/owner``, else the pod's own name."""
     return f"{pod.namespace or ''}/{pod.owner or pod.title}"

@@ -1,7 +1,7 @@
 """Files of checksummed frames: bounded reading, resynchronisation after damage, replacement by rename.
 
 A frame is a mark, the body's length, its CRC-32, and the body. A reader takes every whole frame, also after a damaged
-one, and says whether anything was left out.
+one, and reports whether anything was left out.
 
 Imports nothing heavy: the command line reads with this.
 """
@@ -12,10 +12,12 @@ import stat
 import zlib
 from typing import Final
 
+from cgroupfs.bounded import read_open
+
 MARK: Final = b"\xb1yp\xd1"
 _HEAD: Final = len(MARK) + 8
 LARGEST: Final = 256 << 20
-"""Bytes. A larger file is none of ours: 2,500 files take 1 MiB."""
+"""Bytes. A larger file is not bypassd's: 2,500 files take 1 MiB."""
 
 
 def frame(body: bytes) -> bytes:
@@ -43,22 +45,17 @@ def frames(data: bytes) -> tuple[list[bytes], bool]:
 
 
 def read(path: str) -> bytes:
-    """A file of ours: a regular one that this user owns, of at most `LARGEST` bytes. Errors: OSError."""
+    """Content of a regular file that this user owns, of at most `LARGEST` bytes. Errors: OSError."""
     number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         _check(number, path)
-        parts: list[bytes] = []
-        while part := os.read(number, 1 << 20):
-            parts.append(part)
-            if len(parts) > LARGEST >> 20:
-                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)
-        return b"".join(parts)
+        return read_open(number, path, LARGEST)
     finally:
         os.close(number)
 
 
 def open_to_append(path: str) -> int:
-    """Open (or make) a file of ours to append to it. Errors: OSError."""
+    """Open (or make) a file of this user to append to it. Errors: OSError."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     number = os.open(path, flags, 0o600)
     try:
@@ -91,7 +88,7 @@ def replace(path: str, data: bytes, *, sync: bool) -> int:
 
 
 def _check(number: int, path: str) -> None:
-    """Nobody else may say what was ours. Errors: OSError."""
+    """No other user may be able to write it. Errors: OSError."""
     status = os.fstat(number)
     if not stat.S_ISREG(status.st_mode) or status.st_uid not in {0, os.geteuid()}:
         raise OSError(errno.EPERM, "not a regular file owned by this user", path)

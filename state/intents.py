@@ -1,11 +1,12 @@
-"""The values that are about to be written: by them a restore after SIGKILL knows ours from everybody else's.
+"""Values about to be written: by them a restore after SIGKILL recognises bypassd's values.
 
 Outcomes reach the store in batches, some seconds after the writes. A daemon that is killed meanwhile leaves values that
-the store has not heard of, and to take any unknown value for ours would undo what the kubelet or the runtime wrote
+the store does not have, and treating any unknown value as bypassd's would undo writes of the kubelet or the runtime
 after the kill. So each value is appended to a small file just before it is written.
 
 The file must outlive the process but not the boot, and an append must never wait for a disk: it belongs on a tmpfs, the
-daemon's runtime directory (3 µs). It is best effort: a value that could not be noted is left by a restore, and said.
+daemon's runtime directory (3 µs). It is best effort: a value that could not be recorded is left by a restore, and
+reported.
 """
 
 import os
@@ -38,7 +39,7 @@ def read_intents(path: str) -> dict[str, frozenset[str]]:
 
 @final
 class Intents:
-    """The file in use. No method raises: ``problem`` says what failed."""
+    """The file in use. No method raises: ``problem`` has the failure."""
 
     def __init__(self, path: str) -> None:
         self.path = path

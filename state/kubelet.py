@@ -1,13 +1,11 @@
-"""The kubelet's checkpoint files: what it allocated, read strictly and never written back.
+"""The kubelet's checkpoint files: its allocations, read strictly and never written back.
 
-Every way in which a file can be no use is told apart (`CheckpointFault`), because the answer differs: a torn or emptied
-file must never shrink protection, a foreign policy must be shown, a newer format needs a newer agent. Writing is only
-for the embedded node: a kubelet that finds a wrong checksum refuses to start.
+Every way in which a file is unusable has its own code (`CheckpointFault`), because the reaction differs: a torn or
+emptied file must never shrink protection, a foreign policy must be shown, a newer format needs a newer agent.
 
 Source: fixtures recorded from kubelet 1.22, 1.26 and 1.27; formats of the CPU manager's version 1 from its source.
 """
 
-import json
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -41,7 +39,6 @@ __all__ = [
     "parse_memory_manager_state",
     "parse_pod_status",
     "read_checkpoint",
-    "render_cpu_manager_state",
 ]
 
 CPU_STATE: Final = "cpu_manager_state"
@@ -155,7 +152,7 @@ def parse_cpu_manager_state(data: bytes, where: str = CPU_STATE) -> CpuManagerSt
             for name in read.mapping(entries, uid, f"{where}: entries"):
                 read.text(containers, name, f"{where}: entries.{uid}")
     stored = read.number(fields, "checksum", where, optional=True)
-    # Without entries the two versions cannot be told apart but by their checksums.
+    # Without entries only the checksums distinguish the two versions.
     versions = (version,) if entries else (2, 1)
     good = [each for each in versions if checksum.cpu_manager(policy_text, default_text, entries, each) == stored]
     if stored and not good:
@@ -271,20 +268,6 @@ def parse_pod_status(data: bytes, where: str = POD_STATUS) -> PodStatusState:
     texts = {uid: read.text(resizes, uid, f"{where}: resizeStatusEntries") for uid in resizes}
     stored = read.number(fields, "checksum", where)
     return PodStatusState(allocations=allocations, resizes=texts, verified=stored in checksum.pod_status(raw, texts))
-
-
-def render_cpu_manager_state(
-    policy: str,
-    default_cpus: CpuSet | str,
-    entries: Mapping[str, Mapping[str, CpuSet | str]] | None = None,
-) -> str:
-    """cpu_manager_state exactly as a kubelet from 1.18 on writes it, checksum included. For the embedded node only."""
-    pods = {uid: {name: str(cpus) for name, cpus in values.items()} for uid, values in (entries or {}).items()}
-    content: dict[str, object] = {"policyName": policy, "defaultCpuSet": str(default_cpus)}
-    if pods:
-        content["entries"] = {uid: dict(sorted(texts.items())) for uid, texts in sorted(pods.items())}
-    content["checksum"] = checksum.cpu_manager(policy, str(default_cpus), pods)
-    return json.dumps(content, separators=(",", ":"), ensure_ascii=False)
 
 
 def _memory_table(fields: Object, where: str) -> MemoryTable:

@@ -1,17 +1,17 @@
-"""The ledger: for every value we ever changed, what it was before, what we want there, and what became of it.
+"""The ledger: for every value that bypassd ever changed, the original, the planned value, and the outcome.
 
 Control files of cgroups are most of it. Values elsewhere (/proc, resctrl, network, core scheduling) have rows of their
 own kinds in the same ledger: `of_kind` and `record`.
 
-The promise: an original is durable before the first write of its file and is never replaced afterwards, so that at
-any moment, after any crash, walking the control files in the order of `Ledger.backwards` and writing each entry's
-`LedgerEntry.restore_text` gives back the tree as it was, and the codec of each other kind gives back the rest.
-Everything else here (outcomes, last writer, failures) is for people and for backoff; it is kept in memory, written in
-batches by `flush`, and losing it loses no original. What a flush has not stored yet of our own writes is in
-`state.intents`: by that, and by what is stored, `Ledger.ours` knows our values after a SIGKILL.
+The promise: an original is durable before the first write of its file and is never replaced afterwards, so that at any
+moment, after any crash, walking the control files in the order of `Ledger.backwards` and writing each entry's
+`LedgerEntry.restore_text` restores the tree, and the codec of each other kind restores the rest. Everything else here
+(outcomes, last writer, failures) is for people and for backoff; it is kept in memory, written in batches by `flush`,
+and losing it loses no original. Own writes that no flush has stored yet are in `state.intents`: from those, and from
+the stored ones, `Ledger.ours` has bypassd's values after a SIGKILL.
 
 Threads: `first_touches`, `adopt`, `record` and `flush` make rows durable (an fsync) and belong in the store's worker
-lane. All other calls are dictionary work for the loop. Both may happen at once.
+thread. All other calls are dictionary work for the loop. Both may happen at once.
 """
 
 import threading
@@ -83,7 +83,7 @@ class Ledger:
             self._generation = 0
             self.problems = (str(exc),)
 
-    # Asking
+    # Queries
 
     def __len__(self) -> int:
         return sum(map(len, list(self._groups.values()))) + sum(map(len, list(self._kinds.values())))
@@ -134,7 +134,7 @@ class Ledger:
         return entry is not None and same_group(entry.inode, inode)
 
     def ours(self, entry: LedgerEntry) -> set[str]:
-        """Every text that we may have left in a file, as it was written; what else it holds is somebody else's."""
+        """Every text that bypassd may have left in a file, as written; any other content is another program's."""
         key = row_key(entry.key)
         with self._lock:
             texts = self._about.get(key, set()) | self._noted.get(key, set())
@@ -155,14 +155,14 @@ class Ledger:
         """All control files, last touched first: the order to restore in."""
         return sorted(self.control_files(), key=lambda entry: -entry.order)
 
-    # Durable at once (worker lane)
+    # Durable at once (store's thread)
 
     def first_touches(self, entries: Iterable[LedgerEntry]) -> int:
         """Record originals before the first write of their files, in one transaction; return how many were new.
 
-        A file that is known already (same inode) keeps its original: after a crash the live value may be our own.
-        One whose group was made anew replaces the old entry, which goes to the history.
-        Errors: `StoreError`; then nothing is recorded and none of the new files may be written.
+        A file that is known already (same inode) keeps its original: after a crash the live value may be bypassd's own.
+        An entry of a group made again replaces the old one, which is moved to the history. Errors: `StoreError`; then
+        nothing is recorded and none of the new files may be written.
         """
         given = list(entries)
 
@@ -305,9 +305,9 @@ class Ledger:
         return list(new.values())
 
     def _sync(self) -> None:
-        """Agree with a store that was opened anew since the last write: take what only it holds, give it the rest.
+        """Synchronise with a store that was opened again since the last write: take its additional rows, add others.
 
-        Taking comes first: an original on disk that we could not read at start is the true one, a live value is not.
+        Taking comes first: an original on disk that could not be read at start is the true one, a live value is not.
         """
         generation = self._store.ready()
         if generation == self._generation:
@@ -334,7 +334,7 @@ class Ledger:
     # Noting (the loop; durable with the next flush)
 
     def intend(self, values: Iterable[tuple[FileKey, str]]) -> None:
-        """These texts are about to be written: call it before each write, whatever comes of it. Costs some 5 µs."""
+        """These texts are about to be written: call it before each write, whatever its outcome. Costs some 5 µs."""
         fresh: list[tuple[str, str]] = []
         with self._lock:
             for key, text in values:
@@ -363,7 +363,10 @@ class Ledger:
             self._touch(entry)
 
     def wrote(self, key: FileKey, *, before: str | None, after: str, at: float | None = None) -> None:
-        """We wrote and read back. ``before`` is what stood there; it corrects an original that was only foretold."""
+        """A text was written and read back.
+
+        ``before`` is the previous content; it corrects an original of source `SPEC`.
+        """
         entry = self.get(key)
         if entry is None:
             return
@@ -392,7 +395,7 @@ class Ledger:
         self.note(replace(_event(entry, "failed", now), errno=errno, error=error))
 
     def saw(self, key: FileKey, text: str, *, writer: str, process: str = "", at: float | None = None) -> None:
-        """The file holds a value that we did not write; by whom, as far as is known."""
+        """The file has a value that bypassd did not write; with the writer, as far as known."""
         entry = self.get(key)
         if entry is None:
             return
@@ -413,11 +416,14 @@ class Ledger:
             self.note(replace(_event(entry, "yield" if yielded else "resume", self._clock()), reason=reason))
 
     def restored(self, key: FileKey, text: str) -> None:
-        """The file holds its old value again: it is no longer ours. Flush soon: till then a crash restores it again."""
+        """The file has its old value again: it is no longer bypassd's.
+
+        Flush soon: until then a crash restores it again.
+        """
         self._remove(key, "restored", after=text)
 
     def forget_group(self, path: str) -> list[LedgerEntry]:
-        """The group's directory is gone: drop its entries (and those below it) and return them."""
+        """The group's directory was removed: drop its entries (and those below it) and return them."""
         below = f"{path.rstrip('/')}/"
         dropped = [
             entry for each in self.groups() if each == path or each.startswith(below) for entry in self.group(each)
@@ -427,9 +433,9 @@ class Ledger:
         return dropped
 
     def prune(self, inode_now: Callable[[LedgerEntry], int | None]) -> list[LedgerEntry]:
-        """Drop the entries of groups that are gone or were made anew; return them.
+        """Drop the entries of groups that were removed or made again; return them.
 
-        ``inode_now`` tells the inode that an entry's group has now, None when there is no such directory.
+        ``inode_now`` returns the inode that an entry's group has now, None when no such directory exists.
         """
         dropped = []
         for entry in self.control_files():
@@ -474,7 +480,7 @@ class Ledger:
             self._dirty[entry.key] = None
 
     def _is_noted(self, entry: LedgerEntry) -> None:
-        """What came of the writes of a file is known: after the next flush the store has it."""
+        """The outcome of the writes of a file is known: after the next flush the store has it."""
         row = row_key(entry.key)
         with self._lock:
             texts = self._about.pop(row, None)

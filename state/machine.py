@@ -1,9 +1,9 @@
-"""A machine in one line of text: for plans without a node, for tests, and to say what a machine is like.
+"""A machine in one line of text: for plans without a node, for tests, and as the description of a machine.
 
     2 sockets x 2 nodes x 8 cores x 2 threads; l3 per 4 cores; offline 3; isolated 4-7; distance 10 12 32
 
-`parse` makes a `Topology` of it, `describe` the text of a topology that is regular enough to have one. What every part
-means stands in docs/machine.md.
+`parse` makes a `Topology` of it, `describe` the text of a topology that is regular enough to have one. docs/machine.md
+describes every part.
 """
 
 import re
@@ -61,7 +61,7 @@ def parse(text: str) -> Topology:
 def _shape(text: str) -> MachineDescription:
     counts: dict[str, int] = {}
     levels, *more = text.lower().split("+")
-    # An x, a comma or a multiplication sign between the levels says nothing: their names do.
+    # An x, a comma or a multiplication sign between the levels has no meaning: their names do.
     rest = _BETWEEN.sub(" ", levels).strip()
     while rest or not counts:
         match = _LEVEL.match(rest)
@@ -174,6 +174,6 @@ def describe(topology: Topology) -> str | None:
     """The shortest text that `parse` makes this topology of; None where there is none.
 
     Machines whose sockets differ, or whose CPUs, nodes or caches are numbered in another way than the three that
-    `parse` knows, have no text.
+    `parse` supports, have no text.
     """
     return next((explain(description) for description in suggestions(topology) if build(description) == topology), None)

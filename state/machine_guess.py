@@ -1,6 +1,6 @@
-"""Which described machine a topology may be of, and the words for it.
+"""Candidate descriptions of a topology, and their text.
 
-Guesses are checked by building them, so they only have to contain the right one; the likelier come first.
+Candidates are checked by building them, so they only have to include the right one; the more probable come first.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ _UNITS: Final = (("T", 40), ("G", 30), ("M", 20), ("K", 10))
 
 
 def suggestions(topology: Topology) -> Iterator[MachineDescription]:
-    """Descriptions that count as many CPUs as there are; none for a machine whose parts differ in size."""
+    """Descriptions with the topology's number of CPUs; none for a machine whose parts differ in size."""
     for shape in _shapes(topology):
         for numbered in NUMBERINGS:
             yield replace(shape, numbering=numbered)
@@ -89,7 +89,7 @@ def _distances(topology: Topology, domains: int, nodes: int) -> tuple[tuple[int,
 
 
 def explain(machine: MachineDescription) -> str:
-    """The text of a description; what is as if nothing were said is left out."""
+    """The text of a description; default values are left out."""
     counts = {"socket": machine.sockets, "node": machine.nodes, "core": machine.cores, "thread": machine.threads}
     shape = " x ".join(_count(number, name) for name, number in counts.items() if number > 1 or name == "core")
     parts = [f"{shape} + {machine.e_cores} e-cores" if machine.e_cores else shape]

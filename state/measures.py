@@ -7,9 +7,9 @@ from msgspec import Struct
 
 
 class SqueezeLimit(Struct, frozen=True, kw_only=True):
-    """What a suspect may have for now; None: not bounded by this. For whom and why is in ``reason``.
+    """Bounds of a suspect for now; None: not bounded by this. ``reason`` names the victim and the cause.
 
-    Units: thousandths of a CPU for the whole pod; bytes; bytes per second for reading and for writing, on each of
+    Units: for the whole pod thousandths of a CPU; bytes; bytes per second for reading and for writing, on each of
     ``disks`` (``major:minor`` of whole disks).
     """
 

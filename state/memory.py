@@ -1,4 +1,4 @@
-"""What is known of the node's memory, what pods ask of it beside their requests, and what has been decided about it.
+"""Memory of the node as read, pods' memory preferences beside their requests, and the decisions about it.
 
 Values only; `reconciler.signals.memory` reads the kernel, `reconciler.pods.cpu_annotations` the annotations, the
 policies decide. Units: bytes, percent.
@@ -112,10 +112,10 @@ class ReclaimRequest(Struct, frozen=True, kw_only=True):
 
 
 class GroupMemory(Struct, frozen=True, kw_only=True):
-    """One look at a container. ``droppable_bytes``: page cache that no process has mapped.
+    """One reading of a container. ``droppable_bytes``: page cache that no process has mapped.
 
-    ``droppable_on``: the same by NUMA node; None: not known, then all of it may lie anywhere. ``stalled_us``: time in
-    which some task waited for memory, growing; None: not known. ``asked_bytes``: its request.
+    ``droppable_on``: the same by NUMA node; None: unknown, then all of it may be on any node. ``stalled_us``: time in
+    which some task waited for memory, growing; None: unknown. ``asked_bytes``: its request.
     """
 
     path: str
@@ -156,11 +156,11 @@ class MemoryProtection(Struct, frozen=True, kw_only=True):
 
 
 class MemoryPlan(Struct, frozen=True, kw_only=True):
-    """What has been decided about memory for the node as a whole.
+    """Decisions about memory for the node as a whole.
 
-    ``reclaimed_high_bytes``: up to where all that lives below the besteffort directory may use memory unhindered;
-    ``reclaimed_max_bytes``: its limit; None: nothing is wanted. ``protected``: by group path of a QoS directory.
-    ``reclaim``: whether and how memory is taken from BE containers; None: it is not.
+    ``reclaimed_high_bytes``: the use of all groups below the besteffort directory that is not throttled;
+    ``reclaimed_max_bytes``: its limit; None: no setting. ``protected``: by group path of a QoS directory. ``reclaim``:
+    whether and how memory is taken from BE containers; None: it is not.
     """
 
     reclaimed_high_bytes: int | None = None

@@ -1,13 +1,13 @@
 """The store's second copy: the rows that must not be lost, in a file of another kind beside it (``<store>.copy``).
 
-It holds the ledger, holds, evictions, and what undoes everything beside control files; not what a look finds again.
-Each transaction is one frame with the store's serial number, appended after SQLite's own commit and before anybody acts
-on it: for a first touch that is before the file's first write. So the copy is never ahead of the store, unless the
-store was damaged, set back, deleted, or has lost its WAL; then it says what is missing.
+It holds the ledger, holds, evictions, and the originals of everything beside control files; not facts that a pass reads
+again. Each transaction is one frame with the store's serial number, appended after SQLite's own commit and before any
+action on it: for a first touch that is before the file's first write. So the copy is never ahead of the store, unless
+the store was damaged, set back, deleted, or has lost its WAL; then it has the missing rows.
 
-An append is not synced (5 µs instead of a second fsync per container start). What the rows are about are cgroups of
-this boot: they have to outlive the process, for which the page cache is enough, and not the kernel. It is synced when
-it is rewritten: at each opening, and when it has grown to twice its content.
+An append is not synced (5 µs instead of a second fsync per container start). The rows are about cgroups of this boot:
+they have to outlive the process, for which the page cache is enough, and not the kernel. It is synced when it is
+rewritten: at each opening, and when it has grown to twice its content.
 """
 
 import os
@@ -79,7 +79,7 @@ def serial_of(meta: Mapping[str, bytes]) -> int:
 def is_stale(copied: Copied, meta: Mapping[str, bytes]) -> bool:
     """Whether a version that keeps no copy has opened the store since, or has made it: a downgrade.
 
-    Such a copy says nothing of what was stored then; its serial counts other transactions.
+    Such a copy has no row of that time; its serial counts other transactions.
     """
     if LINEAGE in meta and meta[LINEAGE] != copied.rows[META].get(LINEAGE):
         # Another store of a version that keeps a copy was put in its place.
@@ -106,7 +106,7 @@ def merge(saved: Mapping[str, Mapping[str, bytes]], copied: Copied | None) -> tu
     complete = copied.whole and not behind and (SERIAL in meta or not meta)
     for table in MIRRORED:
         ours, theirs = rows.get(table, {}), copied.rows[table]
-        # A copy that has everything knows what is gone, too; else nothing is left out.
+        # A complete copy also shows which rows were removed; else none is left out.
         rows[table] = dict(theirs) if complete else {**theirs, **ours} if behind else {**ours, **theirs}
     rows[META][SERIAL] = msgpack.packb(max(copied.serial, serial_of(saved.get(META, {}))))
     return rows, not complete
@@ -114,7 +114,7 @@ def merge(saved: Mapping[str, Mapping[str, bytes]], copied: Copied | None) -> tu
 
 @final
 class CopyFile:
-    """The copy in use by the store that keeps it. No method raises: ``problem`` says what failed; None: it is whole."""
+    """The copy in use by the store that keeps it. No method raises: ``problem`` has the failure; None: it is whole."""
 
     def __init__(self, store: str) -> None:
         self.path = copy_path(store)
@@ -153,7 +153,7 @@ class CopyFile:
 
     @property
     def due(self) -> bool:
-        """True when it should be rewritten: it lacks something, is not as it was left, or has grown."""
+        """True when it should be rewritten: it lacks something, was changed by another program, or has grown."""
         if self.problem is not None or self._size > self._limit:
             return True
         try:

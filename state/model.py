@@ -1,7 +1,7 @@
-"""The values everything else speaks in: pods, what the kubelet allocated, signals, the NodeView, settings, pools.
+"""The common values: pods, the kubelet's allocations, signals, the NodeView, settings, pools.
 
 All are frozen. Sources produce the parts, `reconciler.pods.assemble` assembles them, policies read them and return
-settings; nobody changes one in place. Times are seconds on the monotonic clock unless a name says otherwise.
+settings; no value is changed in place. Times are seconds on the monotonic clock unless a name implies otherwise.
 """
 
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ class PodClass(StrEnum):
 
 
 class ContainerKind(StrEnum):
-    """What runs in a container's directory; the path alone cannot tell (UNKNOWN)."""
+    """The kind of container in a directory; the path alone does not show it (UNKNOWN)."""
 
     SANDBOX = "sandbox"
     INIT = "init"
@@ -60,7 +60,7 @@ class Resources(Struct, frozen=True, kw_only=True):
 
     @property
     def be_cpu_milli(self) -> int | None:
-        """What BE work of one container has asked for: under the names for BE work, else under the plain ones."""
+        """The CPU request of one container's BE work: under the names for BE work, else under the plain ones."""
         return self.cpu_milli if self.batch_cpu_milli is None else self.batch_cpu_milli
 
     @property
@@ -70,7 +70,7 @@ class Resources(Struct, frozen=True, kw_only=True):
 
 
 class RuntimeSpec(Struct, frozen=True, kw_only=True):
-    """What the runtime was told to set for one container: config.json at creation, runc's state.json afterwards.
+    """Values that the runtime got for one container: config.json at creation, runc's state.json afterwards.
 
     None means that the spec does not name the value, so runc leaves the kernel's default (or copies the parent's
     cpuset). This is the value to restore to. Units: CPU lists, kernel shares, microseconds, bytes (-1 unlimited).
@@ -87,7 +87,7 @@ class RuntimeSpec(Struct, frozen=True, kw_only=True):
 
 
 class GroupRef(Struct, frozen=True, kw_only=True):
-    """One cgroup: its path below every controller's mount, and the inode that tells it from a later namesake.
+    """One cgroup: its path below every controller's mount, and the inode that distinguishes it from a later namesake.
 
     ``path`` starts with ``/``; ``inode`` is of the directory in the trigger hierarchy (cpuset on v1), 0 if unknown.
     """
@@ -97,10 +97,10 @@ class GroupRef(Struct, frozen=True, kw_only=True):
 
 
 class Resize(Struct, frozen=True, kw_only=True):
-    """What one source tells of a container's in-place resize; None: it does not tell.
+    """One source's report of a container's in-place resize; None: not reported.
 
-    ``requests`` and ``limits``: what the kubelet has admitted; ``actual_*``: what the runtime has. ``state``: proposed,
-    in progress, deferred or infeasible, with the kubelet's ``message``. Only CPU and memory mean anything in here.
+    ``requests`` and ``limits``: admitted by the kubelet; ``actual_*``: the runtime's. ``state``: proposed, in progress,
+    deferred or infeasible, with the kubelet's ``message``. Only CPU and memory are meaningful in here.
     """
 
     requests: Resources | None = None
@@ -112,7 +112,7 @@ class Resize(Struct, frozen=True, kw_only=True):
 
 
 class ContainerMeta(Struct, frozen=True, kw_only=True):
-    """What a pod list, CRI or a manifest tells of one container; ``requests`` and ``limits`` as its spec wants them."""
+    """One container in a pod list, CRI or a manifest; ``requests`` and ``limits`` as in its spec."""
 
     name: str
     kind: ContainerKind = ContainerKind.APP
@@ -123,7 +123,10 @@ class ContainerMeta(Struct, frozen=True, kw_only=True):
 
 
 class PodMeta(Struct, frozen=True, kw_only=True):
-    """What one source tells of one pod. ``labels``/``annotations`` None means "this source cannot tell", not "none"."""
+    """One source's report of one pod.
+
+    ``labels``/``annotations`` None means "not reported by this source", not "none".
+    """
 
     uid: str
     source: str
@@ -138,9 +141,9 @@ class PodMeta(Struct, frozen=True, kw_only=True):
     ip: str | None = None
     static: bool = False
     deleting: bool = False
-    """The API server has been asked to delete it; the kubelet is ending it."""
+    """Its deletion was requested from the API server; the kubelet is ending it."""
     grace_s: float | None = None
-    """Seconds that it gets between SIGTERM and SIGKILL; while it is being deleted, what that was asked with."""
+    """Seconds between SIGTERM and SIGKILL; while it is being deleted, those of the deletion."""
     containers: tuple[ContainerMeta, ...] = ()
     sandbox_ids: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
@@ -150,8 +153,8 @@ class PodMeta(Struct, frozen=True, kw_only=True):
 class Container(Struct, frozen=True, kw_only=True):
     """One container directory that exists now.
 
-    ``requests`` and ``limits`` are what the kubelet has admitted; ``resize`` says what else the spec wants or the
-    runtime still lacks, for a person. None: nothing.
+    ``requests`` and ``limits`` are admitted by the kubelet; ``resize``: pending values of the spec, or missing ones of
+    the runtime, for people. None: nothing.
     """
 
     id: str
@@ -166,18 +169,18 @@ class Container(Struct, frozen=True, kw_only=True):
 
 
 class LastClass(Struct, frozen=True, kw_only=True):
-    """The class that a pod had when its labels and annotations were read, and where it came from."""
+    """The class that a pod had when its labels and annotations were read, and its source."""
 
     pod_class: PodClass
     source: str
 
 
 class Classification(Struct, frozen=True, kw_only=True):
-    """A pod's class, where it came from, and what disagreed. ``problems`` are messages for a person.
+    """A pod's class, its source, and the disagreements. ``problems`` are messages for people.
 
-    ``certain`` is False while no source has told the pod's labels and annotations: the class is then that of the last
-    time they were read, else what the QoS says, and a later answer may change it. ``last``: the class by what was
-    read last, without operators' overrides; None: they were never read.
+    ``certain`` is False while no source has reported the pod's labels and annotations: the class is then that of the
+    last time they were read, else by the QoS, and a later report may change it. ``last``: the class by the last
+    reading, without operators' overrides; None: they were never read.
     """
 
     pod_class: PodClass
@@ -209,7 +212,7 @@ class Pod(Struct, frozen=True, kw_only=True):
     wish: CpuPreferences = CpuPreferences()
     memory: MemoryPreferences = MemoryPreferences()
     meta_source: str = "cgroup"
-    """Which sources told what is known, strongest first, joined by "+"."""
+    """The sources that contributed, strongest first, joined by "+"."""
 
     @property
     def pod_class(self) -> PodClass:
@@ -228,7 +231,7 @@ class Pod(Struct, frozen=True, kw_only=True):
 
 
 class CpuPolicy(StrEnum):
-    """The kubelet's CPU manager policy as its checkpoint tells it."""
+    """The kubelet's CPU manager policy in its checkpoint."""
 
     NONE = "none"
     STATIC = "static"
@@ -236,14 +239,14 @@ class CpuPolicy(StrEnum):
 
 
 class KubeletView(Struct, frozen=True, kw_only=True):
-    """What the kubelet allocated, cross-checked with the cgroups that exist.
+    """The kubelet's allocations, cross-checked with the cgroups that exist.
 
-    ``exclusive`` maps pod uid -> container name -> CPUs. ``held``: the checkpoint just read was torn, empty or
-    of a foreign policy, so that these are the last good values (protection is never shrunk at once); ``problem`` says
-    which. ``granted``: pod uid -> container name -> what the kubelet has admitted (in-place resize).
-    ``affinity``: ``uid/container`` -> NUMA nodes of its memory and devices, by the resource's name.
-    ``reserved`` is ``reservedSystemCPUs``; ``reasserts_s`` the period of the kubelet's unconditional rewrite of
-    every container (1.21 and older, static), None where it only writes on change.
+    ``exclusive`` maps pod uid -> container name -> CPUs. ``held``: the checkpoint just read was torn, empty or of a
+    foreign policy, so that these are the last good values (protection is never shrunk at once); ``problem`` has the
+    reason. ``granted``: pod uid -> container name -> resources admitted by the kubelet (in-place resize). ``affinity``:
+    ``uid/container`` -> NUMA nodes of its memory and devices, by the resource's name. ``reserved`` is
+    ``reservedSystemCPUs``; ``reasserts_s`` the period of the kubelet's unconditional rewrite of every container (1.21
+    and older, static), None where it only writes on change.
     """
 
     policy: CpuPolicy = CpuPolicy.UNKNOWN
@@ -289,7 +292,7 @@ class NodeCpu(Struct, frozen=True, kw_only=True):
 class NumaMemory(Struct, frozen=True, kw_only=True):
     """What memory can be had by NUMA node, in bytes (`reconciler.signals.numa_memory`).
 
-    ``age_s`` None or large means unknown, and an unknown is no reason to choose a node.
+    ``age_s`` None or large means unknown, and an unknown does not justify choosing a node.
     """
 
     free: Mapping[int, int]
@@ -326,20 +329,20 @@ class Refusal(Struct, frozen=True, kw_only=True):
 
 
 class Pools(Struct, frozen=True, kw_only=True, dict=True):
-    """Every CPU of the node in its pool. ``dedicated`` is keyed ``uid/container``; overlaps only as ``reasons`` say.
+    """Every CPU of the node in its pool. ``dedicated`` is keyed ``uid/container``; overlaps are in ``reasons``.
 
     ``named``: online pools beside the default one, keyed ``shared/NAME``, ``shared/NAME-NUMA1`` or ``system/NAME``.
-    ``bound``: pod uid -> key of its pool in ``named``. ``placed``: the keys of ``dedicated`` whose CPUs we chose; the
-    others are the kubelet's. ``remembered``: last CPUs of placed containers that are gone, so that they get them again.
-    ``lenient``: the part of ``reserved`` where online pods may run too. ``confine_shared``: online containers of the
-    default pool get ``shared`` and ``lenient`` as their cpuset. ``separate``: ``reclaimed`` shares no CPU with online
-    pools. ``sizes``: by pool, for the step limits.
+    ``bound``: pod uid -> key of its pool in ``named``. ``placed``: the keys of ``dedicated`` whose CPUs bypassd chose;
+    the others are the kubelet's. ``remembered``: last CPUs of placed containers that were removed, so that they get
+    them again. ``lenient``: the part of ``reserved`` where online pods may run too. ``confine_shared``: online
+    containers of the default pool get ``shared`` and ``lenient`` as their cpuset. ``separate``: ``reclaimed`` shares no
+    CPU with online pools. ``sizes``: by pool, for the step limits.
 
-    ``budget_milli``: what BE pods may use together now (thousandths of a CPU). ``reasons`` explains each pool by name.
-    ``confined``: reclaimed containers get ``reclaimed`` as their cpuset. ``quota_milli``: how the budget is given out
-    as quotas, by group path (the besteffort directory) or pod uid; None: no quota is wanted. ``budget_at``: when the
-    budget last changed; ``unknown_since``: since when CPU use is not known (both on the view's clock). ``quota_ratio``:
-    how much more a CPU of this node does than the CPU that limits were made for; quotas are divided by it.
+    ``budget_milli``: CPU time that BE pods may use together now (thousandths of a CPU). ``reasons`` explains each pool
+    by name. ``confined``: reclaimed containers get ``reclaimed`` as their cpuset. ``quota_milli``: the division of the
+    budget into quotas, by group path (the besteffort directory) or pod uid; None: no quota is wanted. ``budget_at``:
+    when the budget last changed; ``unknown_since``: since when CPU use is not known (both on the view's clock).
+    ``quota_ratio``: speed of this node's CPU relative to the CPU that limits were made for; quotas are divided by it.
     """
 
     online_cpus: CpuSet
@@ -386,7 +389,7 @@ class Pools(Struct, frozen=True, kw_only=True, dict=True):
             return "dedicated"
         if pod.pod_class is PodClass.SYSTEM:
             return None
-        # A dedicated pod for which nobody has CPUs of its own is as any online pod.
+        # A dedicated pod without CPUs of its own is like any online pod.
         return "reclaimed" if pod.pod_class is PodClass.RECLAIMED else "shared"
 
 
@@ -410,19 +413,18 @@ class Hold(Struct, frozen=True, kw_only=True):
 
 
 class NodeView(Struct, frozen=True, kw_only=True):
-    """The node as it is known at one moment. Policies see this and nothing else.
+    """The node at one moment. The only input of policies.
 
     ``versions`` maps a controller's name to 1 or 2 (absent: not mounted); ``kubepods``, ``besteffort`` and
-    ``burstable`` are group paths; ``actual`` holds the values last read of groups that matter to a decision (QoS
-    and pod directories always, containers where read), keyed by (group path, knob); ``now`` is the monotonic clock.
-    ``reclaimed_ceiling_milli`` is what the idle buffer's ticker allows BE now; None: the ticker does not speak.
-    ``reclaimed_memory_bytes``: the same of the law that bounds BE memory.
-    ``uses``: CPU use and throttling by group path, of the groups that a policy asks for. ``lent_us``: quotas above the
-    limit that a burst law lends for now, by group path (µs of the group's period). ``knobs``: names of the knobs that
-    this kernel offers; empty: not looked yet. ``numa_memory``: of machines with more than one NUMA node. ``irq_cpus``:
-    CPUs that serve the interrupts of the interfaces that the config names. ``disks``: those that the config names, by
-    that name. ``measures``: what responses to interference ask for now. ``indicators``: by pod uid, for sizes of pools;
-    empty while no pool's size follows them.
+    ``burstable`` are group paths; ``actual`` holds the values last read of groups that matter to a decision (QoS and
+    pod directories always, containers where read), keyed by (group path, knob); ``now`` is the monotonic clock.
+    ``reclaimed_ceiling_milli`` is the idle buffer's ceiling of BE now; None: it sets none. ``reclaimed_memory_bytes``:
+    the same of the law that bounds BE memory. ``uses``: CPU use and throttling by group path, of the groups that a
+    policy asks for. ``lent_us``: quotas above the limit that a burst law lends for now, by group path (µs of the
+    group's period). ``knobs``: names of the knobs that this kernel offers; empty: not read yet. ``numa_memory``: of
+    machines with more than one NUMA node. ``irq_cpus``: CPUs that serve the interrupts of the interfaces that the
+    config names. ``disks``: those that the config names, by that name. ``measures``: demands of responses to
+    interference now. ``indicators``: by pod uid, for sizes of pools; empty while no pool's size follows them.
     """
 
     topology: Topology

@@ -5,12 +5,12 @@ from typing import Final
 from msgspec import Struct
 
 MAJOR: Final = 0x4250
-"""The major number of our queueing discipline (``4250:``): how it is told from anybody else's, also after a crash."""
+"""The major number of bypassd's queueing discipline (``4250:``): its identity, also after a crash."""
 HANDLE: Final = MAJOR << 16
 ONLINE_CLASS: Final = HANDLE | 0x10
 BE_CLASS: Final = HANDLE | 0x20
 GATHER: Final = "bypassd-be"
-"""The device of ours that the packets of BE pods with a network of their own are led through."""
+"""bypassd's device through which the packets of BE pods with a network namespace of their own are redirected."""
 PREFERENCE: Final = MAJOR
 """Of the filters that lead them there (``pref 16976``)."""
 SHARE: Final = "net.share"
@@ -18,7 +18,7 @@ SHARE: Final = "net.share"
 
 
 class InterfaceRequest(Struct, frozen=True, kw_only=True):
-    """One interface. ``link_mbit``: megabits a second, None: what the driver tells. The percents are of the link."""
+    """One interface. ``link_mbit``: megabits a second, None: the driver's. The percents are of the link."""
 
     name: str
     link_mbit: int | None = None
@@ -28,10 +28,11 @@ class InterfaceRequest(Struct, frozen=True, kw_only=True):
 
 
 class NetworkRequest(Struct, frozen=True, kw_only=True):
-    """All of them, and how often BE's ceiling follows what online work uses.
+    """All interfaces, and the interval of BE's ceiling, which follows the use of online work.
 
-    ``classes``: sockets of BE pods have a class of their own, by which an interface tells their packets; ``pods_by``:
-    the interface whose BE share those pods are held to that have a network of their own, empty: they are left alone.
+    ``classes``: sockets of BE pods have a class of their own, by which an interface classifies their packets;
+    ``pods_by``: the interface whose BE share also limits pods with a network namespace of their own, empty: they are
+    unmanaged.
     """
 
     interfaces: tuple[InterfaceRequest, ...] = ()

@@ -1,9 +1,9 @@
-r"""Text from outside as it may be written to a terminal, a log or a file that a person prints: the one sanitizer.
+r"""Sanitizes untrusted text for a terminal, a log or a file that a person prints.
 
 Names, labels, annotations, answers of probes and servers, kernel texts, names of processes and texts of exceptions are
-chosen by others. At the output's edge whatever could steer a terminal, begin a line, reorder what is read (U+202A to
-U+202E, U+2066 to U+2069) or hide (zero width, private use) is shown as an escape such as ``\x1b`` or ``\u202e``. Values
-in between stay as they are: escaped twice, or escaped and then compared, they would be other values.
+chosen by others. At output every character that could control a terminal, begin a line, reorder text (U+202A to U+202E,
+U+2066 to U+2069) or hide (zero width, private use) is shown as an escape such as ``\x1b`` or ``\u202e``. Values in
+between are not escaped: escaped twice, or escaped and then compared, they would be other values.
 
 Source: ECMA-48 (C0, C1); Unicode Technical Report 36, "Unicode Security Considerations", 2.10 and 3.
 """
@@ -17,9 +17,9 @@ _MARK: Final = "…(+{} characters)"
 
 
 def printable(text: str, longest: int | None = None) -> str:
-    """One line in which every character is visible; cut after ``longest`` characters, with a mark that says so.
+    """One line in which every character is visible; cut after ``longest`` characters, with a mark.
 
-    Line ends and tabs are escaped, too: a line end of ours stands between two values, never in one.
+    Line ends and tabs are escaped, too: a real line end separates values and is never in one.
     """
     if longest is not None and len(text) > longest:
         text = text[:longest] + _MARK.format(len(text) - longest)

@@ -1,7 +1,7 @@
-"""What is done with a damaged store: every row that is provably whole is saved, the file is moved aside, never deleted.
+"""Handling of a damaged store: every provably whole row is saved, the file is moved aside, never deleted.
 
-The order is what makes it safe to be killed at any point: the replacement is complete and on disk as ``<path>.new``
-before the damaged file is renamed, and `finish_interrupted` puts it in place if we died between the two renames.
+The order makes it safe to be killed at any point: the replacement is complete and on disk as ``<path>.new`` before the
+damaged file is renamed, and `finish_interrupted` puts it in place if the process ended between the two renames.
 """
 
 import os
@@ -19,9 +19,9 @@ _PARTS: Final = ("", "-wal", "-shm")
 
 
 def salvage(connection: sqlite3.Connection) -> dict[str, dict[str, bytes]]:
-    """Every row of the keyed tables that can still be read and whose seal holds, from a damaged file.
+    """Every row of the keyed tables that can still be read and whose seal is valid, from a damaged file.
 
-    Read from both ends, because a broken page ends a scan. Whatever is found is exactly what was written.
+    Read from both ends, because a broken page ends a scan. Every returned row is exactly as written.
     """
     chunks: dict[str, dict[str, bytes]] = {}
     try:
@@ -30,11 +30,11 @@ def salvage(connection: sqlite3.Connection) -> dict[str, dict[str, bytes]]:
     except sqlite3.Error:
         pass  # damaged: what can be read of it counts
     except ValueError:
-        return chunks  # its rows are computed by whoever has made it
+        return chunks  # its rows are computed by the table's creator
     for table in KEYED:
         rows = chunks.setdefault(table, {})
         for direction in ("ASC", "DESC"):
-            # A damaged index or text column ends this scan; what came before it counts.
+            # A damaged index or text column ends this scan; the rows before it count.
             with suppress(sqlite3.Error, UnicodeDecodeError):
                 for key, row in connection.execute(
                     f"SELECT key, row FROM {table} NOT INDEXED ORDER BY rowid {direction} LIMIT {MOST_ROWS}"  # noqa: S608
@@ -68,7 +68,7 @@ def replace_damaged(path: str, rescued: Mapping[str, Mapping[str, bytes]], now: 
     while os.path.lexists(aside):
         number += 1
         aside = f"{path}.corrupt-{stamp}-{number}"
-    # The main file first: a damaged one that lost only its WAL would be salvaged again, without the WAL's rows.
+    # The main file first: a damaged file that lost only its WAL would be salvaged again, without the WAL's rows.
     for part in _PARTS:
         with suppress(FileNotFoundError):
             os.rename(path + part, aside + part)
@@ -86,7 +86,7 @@ def finish_interrupted(path: str) -> None:
         _remove(fresh)
         return
     for part in _PARTS[1:]:
-        # Left of the damaged file, whose rows are in the replacement: they must not be taken for its own.
+        # Remains of the damaged file, whose rows are in the replacement: they must not be read as its own.
         with suppress(FileNotFoundError):
             os.unlink(path + part)
     os.rename(fresh, path)

@@ -1,9 +1,9 @@
 """Reading the store from another process, with the daemon up or down, without anything heavy imported.
 
-The command line must answer in well under 100 ms, so this needs only sqlite3 and msgpack.
+The command line must take well under 100 ms, so this needs only sqlite3 and msgpack.
 
-"Nothing" is an answer only where it is known: a store that may not be read, is damaged, or is gone from a directory in
-which bypassd has run is an error of its own, unless the store's second copy (`state.mirror`) has what it lacks.
+"Nothing" is a result only where it is certain: a store that may not be read, is damaged, or is missing from a directory
+in which bypassd has run is an error of its own, unless the store's second copy (`state.mirror`) has the missing rows.
 """
 
 import os
@@ -38,7 +38,7 @@ from state.schema import (
 from state.schema2 import convert
 
 _DEEPEST: Final = 32
-"""More than any row has; what is deeper breaks whoever renders it."""
+"""More than any row has; a deeper one breaks its renderer."""
 _MOST_PROBLEMS: Final = 100
 
 
@@ -51,7 +51,7 @@ class StoreDeniedError(StoreError):
 
 
 class LostStoreError(StoreError):
-    """bypassd has run here, and what it remembered is gone or damaged: what it has written is not known."""
+    """bypassd has run here, and its store is missing or damaged: its writes are unknown."""
 
 
 class Tables(NamedTuple):
@@ -71,7 +71,7 @@ def open_readonly(path: str) -> sqlite3.Connection:
     `NewerSchemaError`.
     """
     _look(path)
-    # SQLite would wait for whoever writes to a pipe.
+    # SQLite would wait for the writer of a pipe.
     if not os.path.isfile(path):
         raise StoreError(f"{path}: cannot be read: not a regular file")
     try:
@@ -212,7 +212,7 @@ def _note(problems: list[str], text: str) -> None:
 
 
 def _uri(path: str) -> str:
-    # By hand: urllib.parse costs the command line 4 ms.
+    # Encoded directly: importing urllib.parse costs the command line 4 ms.
     return path.replace("%", "%25").replace("?", "%3f").replace("#", "%23")
 
 

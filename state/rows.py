@@ -1,6 +1,6 @@
-"""Rows that their owner holds in memory, too: with a version, and all of them written again into a file that was lost.
+"""Rows that their owner holds in memory, too: with a version, and rewritten completely into a lost file.
 
-A row of a newer version is left as it is, so that an older daemon in between costs nothing.
+A row of a newer version is left unchanged, so that an older daemon in between costs nothing.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,7 +25,7 @@ _decode_version: Final = msgspec.msgpack.Decoder(_Versioned).decode
 
 @final
 class RowForm(Generic[R]):
-    """How rows of one kind are written. ``kind`` has a field ``v``, whose default is the newest ``version``."""
+    """The form of rows of one kind. ``kind`` has a field ``v``, whose default is the newest ``version``."""
 
     def __init__(self, kind: type[R], version: int) -> None:
         self._version = version
@@ -36,13 +36,13 @@ class RowForm(Generic[R]):
         return _encode(row)
 
     def decode(self, body: bytes) -> R | None:
-        """The row; None for one of a newer version. Errors: `ValueError` for one that cannot be read."""
+        """The row; None for one of a newer version. Errors: `ValueError` for an unreadable one."""
         return None if decoded(_decode_version, body).v > self._version else decoded(self._decoder.decode, body)
 
 
 @final
 class MirroredRows(Generic[R]):
-    """Writes one owner's rows of a table, whose keys all begin with ``prefix``; `write` is for the store's lane."""
+    """Writes one owner's rows of a table, whose keys all begin with ``prefix``; `write` is for the store's thread."""
 
     def __init__(self, store: Store, table: str, form: RowForm[R], prefix: str = "") -> None:
         self._store, self._table, self._form, self._prefix = store, table, form, prefix

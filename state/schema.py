@@ -12,7 +12,7 @@ from cgroupfs.errors import StoreError
 
 DEFAULT_PATH: Final = "/var/lib/bypassd/state.db"
 APPLICATION_ID: Final = 0x62797064
-"""``PRAGMA application_id``: the letters "bypd". Tells our file from another program's SQLite file."""
+"""``PRAGMA application_id``: the letters "bypd". Distinguishes the store from another program's SQLite file."""
 
 FILES: Final = "files"
 SETTINGS: Final = "settings"
@@ -23,9 +23,9 @@ EVICTIONS: Final = "evictions"
 """Evictions under way and lately ended, by order."""
 KEYED: Final = (FILES, SETTINGS, ASSIGNMENTS, HOLDS, META, EVICTIONS)
 SERIAL: Final = "serial"
-"""Row of META: counts the transactions. By it a store and its copy know which of them lacks something."""
+"""Row of META: counts the transactions. It shows whether a store or its copy lacks some."""
 OPENED_AT: Final = "opened_at"
-"""Row of META: when the store was opened last (wall-clock seconds), whatever version of bypassd did it."""
+"""Row of META: when the store was opened last (wall-clock seconds), by any version of bypassd."""
 LINEAGE: Final = "lineage"
 """Row of META: a random name that a store gets when a version that keeps a copy opens it first."""
 RUNNING: Final = "running"
@@ -36,8 +36,8 @@ PLACES: Final = "places"
 BOOT_BOUND: Final = (FILES, SETTINGS)
 """Tables about cgroups, which do not outlive a boot."""
 
-# One statement list per version; the index + 1 is the version it leads to. Never edit one that was released.
-# Every keyed table is (key, sealed row): what a row means is its owner's business, so a new field is no migration.
+# One statement list per version; the index + 1 is the version it leads to. Never edit one that was released. Every
+# keyed table is (key, sealed row): the row's meaning is up to its owner, so a new field needs no migration.
 _KEYED_TABLE: Final = "CREATE TABLE {} (key TEXT PRIMARY KEY NOT NULL, row BLOB NOT NULL)"
 MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
     (
@@ -77,8 +77,8 @@ class NewerSchemaError(StoreError):
 def schema_version(connection: sqlite3.Connection, path: str) -> int:
     """The schema version of an open file; 0 is a file without any tables.
 
-    Errors: `NewerSchemaError`; `ValueError` when another program's tables are in it; `sqlite3.DatabaseError` when it
-    is no database.
+    Errors: `NewerSchemaError`; `ValueError` when another program's tables are in it; `sqlite3.DatabaseError` when it is
+    not a database.
     """
     application: int = connection.execute("PRAGMA application_id").fetchone()[0]
     version: int = connection.execute("PRAGMA user_version").fetchone()[0]
@@ -97,10 +97,10 @@ def schema_version(connection: sqlite3.Connection, path: str) -> int:
 
 
 def guard(connection: sqlite3.Connection) -> None:
-    """For a file that anybody may have made: no statement runs for long, nothing of its schema is trusted.
+    """For an untrusted file: no statement runs for long, its schema is not trusted.
 
-    Call before the first statement. Lifted with `unguard`, for a connection that lives on.
-    Source: SQLite documentation, "Defense Against The Dark Arts", "Run-Time Limits".
+    Call before the first statement. Lifted with `unguard`, for a connection that is kept. Source: SQLite documentation,
+    "Defense Against The Dark Arts", "Run-Time Limits".
     """
     calls = 0
 
@@ -115,7 +115,7 @@ def guard(connection: sqlite3.Connection) -> None:
 
 
 def unguard(connection: sqlite3.Connection) -> None:
-    """Statements may run for as long as the connection lives; what was checked stays so."""
+    """Statements may run for as long as the connection exists; the checks stay in force."""
     connection.set_progress_handler(None, 0)
 
 

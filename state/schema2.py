@@ -1,8 +1,8 @@
-"""What schema 2 remembered outside of the ledger, as rows of the ledger.
+"""The rows that schema 2 kept outside of the ledger, as rows of the ledger.
 
 Up to schema 2 only cgroup files were in the ledger. Everything else that was changed had one private row for each
-feature in the table META. They become rows of the ledger when a store is opened, in the transaction of the opening,
-and each time a store that cannot be written is read. A private row that cannot be understood stays as it is.
+feature in the table META. They become rows of the ledger when a store is opened, in the transaction of the opening, and
+each time a store that cannot be written is read. An invalid private row is left unchanged.
 
 Pure, and imports nothing heavy: the command line reads a store without msgspec.
 """

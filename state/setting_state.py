@@ -1,4 +1,4 @@
-"""How one wanted setting compares with its file, as an enum that answers questions.
+"""How one setting compares with its file: an enum with predicates.
 
 Nothing else is imported here: the command line sorts documents by it and loads nothing of the daemon for that.
 """
@@ -20,7 +20,7 @@ class SettingState(StrEnum):
     WOULD_WRITE = "would write"
     """Nothing is written on this node, or of this policy: observe mode, a dry run."""
     DUE = "due"
-    """A wait is over; the next look compares the file again."""
+    """A wait is over; the next pass compares the file again."""
     WAITING = "waiting"
     """Not written yet: another program has written the file, or a condition is not met; the detail says which."""
     YIELDED = "yielded"
@@ -36,7 +36,7 @@ class SettingState(StrEnum):
     NOT_RECORDED = "not recorded"
     """The store does not take the original, so nothing is written."""
     MISSING = "missing"
-    """There is no such file on this node."""
+    """The file does not exist on this node."""
     GONE = "gone"
     """Its group has been removed."""
     UNKNOWN = "unknown"
@@ -64,11 +64,11 @@ class SettingState(StrEnum):
         return self is SettingState.WAITING or self is SettingState.YIELDED
 
     def is_failing(self) -> bool:
-        """Something does not work that a person may have to look at."""
+        """A failure that may need a person's attention."""
         return self in _FAILING
 
     def is_absent(self) -> bool:
-        """There is no file to hold it."""
+        """No file exists for it."""
         return self is SettingState.MISSING or self is SettingState.GONE
 
 

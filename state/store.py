@@ -1,16 +1,17 @@
-"""The durable file of everything remembered: SQLite in WAL mode, ``synchronous=FULL``.
+"""The durable store of the agent's state: SQLite in WAL mode, ``synchronous=FULL``.
 
-It knows keyed tables and a bounded history, not what the rows mean: `state.ledger` and other owners (`state.rows`) do.
-All calls are synchronous and belong to ONE lane (one thread at a time): call them from a worker thread with a limiter
-of one. Two threads inside at once raise instead of interleaving.
+It has keyed tables and a bounded history; `state.ledger` and `state.rows` define the rows' meaning. All calls are
+synchronous and belong to ONE thread at a time: call them from a worker thread with a limiter of one. Two threads inside
+at once raise instead of interleaving.
 
-States: *writable*; *unwritable* (full disk, read-only mount, missing right): every write raises `StoreError`, what can
-be read was read, and the file is tried again every ``retry_s``. A damaged file is moved aside
-(``state.db.corrupt-<time>``), what can be salvaged goes into a fresh one, and `quarantined` tells. A file that was
-deleted or replaced under us, or moved aside later, raises `generation`: owners then write everything they hold again.
+States: *writable*; *unwritable* (full disk, read-only mount, missing right): every write raises `StoreError`, readable
+rows were read, and the file is tried again every ``retry_s``. A damaged file is moved aside
+(``state.db.corrupt-<time>``), salvageable rows are written into a new one, and `quarantined` has the path. A file that
+was deleted or replaced while in use, or moved aside later, raises `generation`: owners then write everything they hold
+again.
 
 What must not be lost is kept twice (`state.mirror`): a damaged, deleted or set back file is made again from its copy,
-and `lost` says when even that was not enough. `check` finds such damage while the store is in use.
+and `lost` reports when even that was not enough. `check` finds such damage while the store is in use.
 
 Source: SQLite documentation, "Write-Ahead Logging", "Result and error codes".
 """
@@ -54,7 +55,7 @@ from state.schema2 import PRIVATE, convert
 __all__ = ["DEFAULT_PATH", "NewerSchemaError", "Store", "StoreBatch", "boot_id", "read_dump"]
 
 _DAMAGED: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
-# While opening, "no such table" and (code 0, Python's own) text that is no UTF-8 are damage too: our SQL is right.
+# While opening, "no such table" and (code 0, Python's own) text other than UTF-8 are damage too: our SQL is right.
 _DAMAGED_AT_OPEN: Final = _DAMAGED | {sqlite3.SQLITE_ERROR, 0}
 _PUT: Final = "INSERT INTO {} VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET row = excluded.row"
 Marks = tuple[tuple[int, ...] | None, ...]
@@ -143,9 +144,9 @@ class Store:
         self._copy = CopyFile(self.path)
         self._marks: Marks = ()
         self._foreign = False
-        """Another program has written the file since it was looked at."""
+        """Another program has written the file since the last check."""
         self._reopened: str | None = None
-        """What was found when the file had to be opened anew, until `check` says it."""
+        """The damage found when the file had to be opened again, until `check` returns it."""
         self._meta: dict[str, object] = {"boot_id": boot, "agent_version": version, "node": node, **(meta or {})}
         self._history_limit = history_limit
         self._retry_s = retry_s
@@ -164,8 +165,8 @@ class Store:
     def rows(self, table: str) -> list[tuple[str, bytes]]:
         """All rows of a keyed table, in the order they were first put. Also where the file can only be read.
 
-        Where nothing can be read that can be trusted there are none, and ``unreadable`` says why.
-        Errors: `StoreError` for damage that is met while the store is in use.
+        Without readable and trustworthy rows there are none, and ``unreadable`` has the reason. Errors: `StoreError`
+        for damage that occurs while the store is in use.
         """
         with self._alone():
             connection = self._connection
@@ -223,11 +224,11 @@ class Store:
             self._marks = self._look()
 
     def check(self, *, full: bool = False) -> str | None:
-        """Look for damage by others, and repair it; what was wrong, None: nothing.
+        """Check for damage by other programs, and repair it; returns the damage, None: none.
 
-        Cheap (20 µs) while nobody but this store has written its files; else, and when ``full``, everything is read
-        again past SQLite's cache. A repaired store has another `generation`: owners write what they hold again.
-        Errors: `StoreError` where the repair cannot be written.
+        Cheap (20 µs) while only this store has written its files; else, and when ``full``, everything is read again
+        past SQLite's cache. A repaired store has another `generation`: owners write what they hold again. Errors:
+        `StoreError` where the repair cannot be written.
         """
         with self._alone():
             reopened, self._reopened = self._reopened, None
@@ -240,7 +241,8 @@ class Store:
             if not (full or self._written_by_others() or self._copy.due):
                 return None
             if foreign:
-                # Pages that are in the WAL hide what was done to the file, until there is no WAL; so they go back now.
+                # Pages that are in the WAL hide what was done to the file, until the WAL is gone; so they are replaced
+                # now.
                 with suppress(sqlite3.Error):
                     self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
             wrong = self._examine()
@@ -266,7 +268,7 @@ class Store:
 
     @property
     def copy_problem(self) -> str | None:
-        """Why there is no second copy of the originals; None: there is."""
+        """Why no second copy of the originals exists; None: it does."""
         return self._copy.problem if self.writable else None
 
     def close(self) -> None:
@@ -298,7 +300,7 @@ class Store:
 
     def _ready(self) -> sqlite3.Connection:
         if self._connection is not None and self._identity != _identity(self.path):
-            # Deleted or replaced under us: SQLite would go on writing to a file that nobody can find again.
+            # Deleted or replaced while in use: SQLite would continue writing to a file without a name.
             self._drop(checkpoint=False)
             self._retry_at = 0.0
             self._reopened = "deleted or replaced by another program"
@@ -344,7 +346,7 @@ class Store:
         finish_interrupted(self.path)
         os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         _sync_directory(directory)
-        # check_same_thread: the lane is a worker thread, not always the same one.
+        # check_same_thread: the store's worker thread is not always the same one.
         connection = sqlite3.connect(self.path, timeout=2.0, isolation_level=None, check_same_thread=False)
         connection.text_factory = text_of
         self._connection = connection
@@ -357,7 +359,7 @@ class Store:
         check = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
         if check != "ok":
             raise ValueError(f"{self.path}: {check}")
-        # Every seal is looked at here, so that damage is found before anybody relies on a row.
+        # Every seal is checked here, so that damage is found before a row is used.
         counts = {table: sum(1 for _ in _each(connection, table)) for table in KEYED}
         meta = dict(_each(connection, META))
         self._serial = serial_of(meta)
@@ -454,7 +456,7 @@ class Store:
         )
 
     def _look(self) -> Marks:
-        """What tells that somebody else has written the file or its WAL; of the shared memory only which file it is."""
+        """State by which a write of another program to the file or its WAL shows; of shared memory only the file."""
         return (
             _mark(self.path),
             _mark(f"{self.path}-wal"),
@@ -576,7 +578,7 @@ def _identity(path: str) -> tuple[int, int]:
 def _check_header(path: str) -> None:
     """Bytes 18 and 19 are SQLite's write and read format, 1 or 2. Errors: ValueError.
 
-    Another write format makes it open the file read-only, which would look like a disk that may get better.
+    With another write format SQLite opens the file read-only, which would look like a disk error that may pass.
     """
     with open(path, "rb") as file:
         formats = file.read(20)[18:]

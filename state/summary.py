@@ -9,7 +9,7 @@ from state.plan import NodePlan
 
 
 def pod_facts(pod: Pod, pools: Pools | None) -> dict[str, object]:
-    """A pod for people: names, class, where the class came from, and the pool it runs in."""
+    """A pod for people: names, class, the source of the class, and the pool it runs in."""
     return {
         "uid": pod.uid,
         "title": pod.title,
@@ -38,7 +38,7 @@ def pool_lists(pools: Pools) -> dict[str, str]:
 
 
 def budget_facts(plan: NodePlan, cpu: NodeCpu | None) -> dict[str, object]:
-    """What BE work may use and why, and who used the CPUs (None: not known). Thousandths of a CPU."""
+    """BE work's budget and reason, and CPU use by class (None: unknown). Thousandths of a CPU."""
     pools, used = plan.pools, None
     if cpu is not None:
         used = {

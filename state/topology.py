@@ -1,8 +1,8 @@
-"""Where the CPUs are: threads in cores, cores under L3 caches, in NUMA nodes, in sockets; fast and slow kinds.
+"""CPU topology: threads in cores, cores under L3 caches, in NUMA nodes, in sockets; fast and slow kinds.
 
 Numbers that the kernel gives only per socket (core_id) or not at all are replaced by the lowest CPU of the group, so
-that every number here is unique on the machine. L3 keeps the kernel's cache id where there is one, because resctrl
-calls its domains by it. `state.topology_sysfs` reads a machine, `state.machine` a description of one.
+that every number here is unique on the machine. L3 keeps the kernel's cache id where there is one, because resctrl uses
+it for its domains. `state.topology_sysfs` reads a machine, `state.machine` a description of one.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -20,7 +20,7 @@ K = TypeVar("K")
 FULL_CAPACITY: Final = 1024
 LOCAL_DISTANCE: Final = 10
 REMOTE_DISTANCE: Final = 20
-"""What the kernel assumes of two nodes where the firmware tells nothing (include/linux/topology.h)."""
+"""The kernel's default distance of two nodes where the firmware reports none (include/linux/topology.h)."""
 
 
 class CpuKind(StrEnum):
@@ -48,7 +48,7 @@ class NumaNode(Struct, frozen=True, kw_only=True):
 
     ``distances``: to every node of the machine in ascending order of their numbers, itself included (the firmware's
     SLIT: 10 is local); empty where it is not known. ``memory_bytes``: all that the kernel manages there, 0 for a node
-    of CPUs only, None where it is not known. How much is free changes by the second and is no part of this.
+    of CPUs only, None where it is not known. How much is free changes by the second and is not included.
     """
 
     id: int
@@ -101,7 +101,7 @@ class Topology(Struct, frozen=True, kw_only=True, dict=True):
         return self._core_list
 
     def whole_cores(self, cpus: CpuSet) -> CpuSet:
-        """Those of ``cpus`` whose core lies inside ``cpus`` completely."""
+        """The CPUs of ``cpus`` whose core is inside ``cpus`` completely."""
         missing, whole = ~cpus.mask, 0
         for core in self._core_masks:
             if not core & missing:
@@ -123,14 +123,14 @@ class Topology(Struct, frozen=True, kw_only=True, dict=True):
     def memory_nodes(self) -> CpuSet:
         """The NUMA nodes that have memory, with CPUs or without: all that cpu.mems may name.
 
-        A node whose memory is not known counts as having some.
+        A node whose memory is unknown counts as having some.
         """
         return self._memory
 
     def distance(self, number: int, other: int) -> int:
-        """How far the memory of one node is from another: 10 within a node, larger is slower.
+        """Distance of the memory of one node from another: 10 within a node, larger is slower.
 
-        Where the firmware tells nothing, 20 as in the kernel. Errors: `KeyError` when there is no such node.
+        Where the firmware reports nothing, 20 as in the kernel. Errors: `KeyError` when no such node exists.
         """
         return self._distances[number][other]
 

@@ -1,8 +1,8 @@
 """Reads the topology of a machine, or of a copied one, from its /sys.
 
 Every part of /sys is optional: a virtual machine, a container and an old kernel each lack another one. A missing or
-nonsensical file is replaced by the simplest answer (own core, one socket, node 0, unknown distances) for what it would
-have told, and no further.
+invalid file is replaced by the simplest default (own core, one socket, node 0, unknown distances) for its own fact
+only.
 
 1,024 CPUs are some 5,000 small files: 30 ms, so a running daemon reads again in a thread.
 
@@ -70,7 +70,7 @@ def read_topology(root: str = "/") -> Topology:
 
 
 def read_online(root: str = "/") -> str | None:
-    """The kernel's list of online CPUs as it stands in its file, to see cheaply (3 µs) that it has changed."""
+    """The text of the kernel's list of online CPUs, to detect a change cheaply (3 µs)."""
     return _text(os.path.join(root, ONLINE)).strip() or None
 
 
@@ -79,7 +79,7 @@ def _online(base: str, root: str) -> CpuSet:
     if online:
         return online
     present = CpuSet(_numbered(base, _CPU_DIRECTORY))
-    # Without "online" each CPU says for itself; CPU 0 often cannot go offline and then has no such file.
+    # Without "online" each CPU has its own file; CPU 0 often cannot be offlined and then has none.
     online = CpuSet(cpu for cpu in present if _number(f"{base}/cpu{cpu}/online", 1) == 1)
     if not online:
         listed = (digits(cpu) for cpu in _STAT_CPU.findall(_text(os.path.join(root, "proc/stat"))))
@@ -132,7 +132,7 @@ def _numa(base: str, online: CpuSet) -> tuple[dict[int, int], tuple[NumaNode, ..
 
 
 def _distances(path: str, ids: list[int]) -> tuple[int, ...]:
-    """One number for each node that is there, in their order; anything else is not to be believed in part."""
+    """One number for each existing node, in their order; any other list is rejected as a whole."""
     parts = _text(path).split()
     distances = tuple(number for word in parts if (number := digits(word)) is not None and 0 < number <= _FARTHEST)
     return distances if len(parts) == len(distances) == len(ids) else ()
@@ -149,7 +149,7 @@ def _l3_of(base: str, online: CpuSet, package: Mapping[int, tuple[int, int]]) ->
     for cpu in online:
         cache = None if cpu in domains else _l3_directory(f"{base}/cpu{cpu}/cache")
         if cache is not None:
-            # The others are not asked: one that says otherwise would be nonsense, and 1,024 of them are slow.
+            # The other CPUs' files are not read: a difference would be invalid, and 1,024 of them are slow.
             for number in (_list(f"{cache}/shared_cpu_list") or EMPTY) & online | CpuSet([cpu]):
                 domains.setdefault(number, cpu)
             ids[cpu] = _number(f"{cache}/id", -1)
@@ -165,7 +165,7 @@ def _l3_of(base: str, online: CpuSet, package: Mapping[int, tuple[int, int]]) ->
 
 
 def _l3_directory(base: str) -> str | None:
-    # Where it is on every machine that has one; else wherever it is.
+    # The usual index of L3; else whichever index has it.
     if _number(f"{base}/index3/level", 0) == 3:
         return f"{base}/index3"
     for index in _numbered(base, _CACHE_DIRECTORY):
@@ -185,7 +185,7 @@ def _slow(devices: str, capacity: Mapping[int, int]) -> CpuSet:
 
 
 def _text(path: str) -> str:
-    """The file, or nothing at all where it cannot be had: every part of /sys is optional."""
+    """The file, or nothing at all if it is unreadable: every part of /sys is optional."""
     # Not with open(): its layers cost three times the system calls, and this is called thousands of times.
     try:
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -1,4 +1,4 @@
-"""What became of one value of the ledger that was restored, of whatever kind."""
+"""Result of restoring one value of the ledger, of any kind."""
 
 from enum import StrEnum
 
@@ -27,5 +27,5 @@ class RestoreResult(Struct, frozen=True, kw_only=True):
 
     @property
     def ok(self) -> bool:
-        """False where a person should look."""
+        """False if a person should check it."""
         return self.undo in {RestoreOutcome.RESTORED, RestoreOutcome.ALREADY, RestoreOutcome.GONE}

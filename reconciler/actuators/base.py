@@ -1,19 +1,19 @@
 """Auxiliary actuators: they set what is not in a cgroup file, such as resctrl, queueing disciplines, threads' cookies.
 
-Each is a component with a task of its own, so that nothing it does delays a reconciliation or the fast path. After each
-reconciliation it is handed the newest view and plan; it compares its field of the plan with the node, writes the
+Each is a component with a task of its own, so that it delays neither a reconciliation nor the fast path. After each
+reconciliation it receives the newest view and plan; it compares its part of the plan with the node, writes the
 difference, and records what a restore needs. `restore` must also work while no daemon runs, and after a crash.
 
 Before a value is changed, a row of its kind is durable in the ledger (`reconciler.actuators.codec`), and the row stays
-exactly as long as there is something to restore. By the rows alone the daemon knows at its next start which auxiliary
-actuators it has to load.
+exactly as long as there is something to restore. From the rows alone the daemon derives at its next start which
+auxiliary actuators to load.
 
 Most nodes need none of them and each costs memory, so each is loaded when a plan wants it for the first time, or at
-start where an earlier run has left rows of its kinds (`LazyActuator`).
+start if an earlier run has left rows of its kinds (`LazyActuator`).
 
-`PeriodicWorker` has the four rules of all of them. The newest situation counts, and those between are skipped. Never
-two sweeps at once, `restore` among them. After a restore nothing is done before the next reconciliation, because mode
-and holds may have changed. All that blocks runs in one thread of its own, never in the loop.
+`PeriodicWorker` implements four rules for all of them. The newest situation counts; those in between are skipped. Never
+two sweeps at once, `restore` included. After a restore nothing is done before the next reconciliation, because mode and
+holds may have changed. All blocking work runs in one thread of its own, never in the event loop.
 
 A new one is a module that ends in ``ACTUATOR = ActuatorKind(...)`` and a row in `reconciler.daemon.side_actuators`.
 """
@@ -42,7 +42,7 @@ from state.undo import RestoreResult
 
 
 class PlanSnapshot(Struct, frozen=True, kw_only=True):
-    """What an auxiliary actuator works from. ``enforce`` False: compare and report, change nothing (observe mode)."""
+    """The input of an auxiliary actuator. ``enforce`` False: compare and report, change nothing (observe mode)."""
 
     view: NodeView
     plan: NodePlan
@@ -51,11 +51,11 @@ class PlanSnapshot(Struct, frozen=True, kw_only=True):
 
 
 class ActuatorContext(Struct, frozen=True, kw_only=True):
-    """What an auxiliary actuator is built from.
+    """The arguments to build an auxiliary actuator.
 
-    ``root``: the node's root; ``store_lane``: the limiter of everything that writes to the store; ``writes``: counts by
-    knob and outcome; ``misses``: the newest cache misses of pods by uid, per 1000 instructions, with their age as of
-    the call; a pod that is not in it was not measured (`reconciler.signals.resctrl_reader.misses_of`).
+    ``root``: the node's root; ``store_lane``: the one-thread limiter of all calls that write to the store; ``writes``:
+    counts by knob and outcome; ``misses``: the newest cache misses of pods by uid, per 1000 instructions, with their
+    age as of the call; a pod without an entry was not measured (`reconciler.signals.resctrl_reader.misses_of`).
     """
 
     hierarchy: Hierarchy
@@ -68,7 +68,7 @@ class ActuatorContext(Struct, frozen=True, kw_only=True):
 
 
 class OfflineContext(Struct, frozen=True, kw_only=True):
-    """What a restore without a daemon is made from. ``only``: the uid of one pod; None: everything."""
+    """The input of a restore without a daemon. ``only``: the uid of one pod; None: everything."""
 
     root: str
     ledger: Ledger
@@ -76,10 +76,10 @@ class OfflineContext(Struct, frozen=True, kw_only=True):
 
 
 class ActuatorKind(Struct, frozen=True, kw_only=True):
-    """What a module of an auxiliary actuator offers.
+    """The entry points of an auxiliary actuator's module.
 
-    ``codecs``: of the rows that it has in the ledger, by kind. ``undo``: restores those without a daemon, for a thread;
-    it raises `StoreError` when the result cannot be recorded, and `SourceError` on a node where it never wrote.
+    ``codecs``: of its rows in the ledger, by kind. ``undo``: restores those without a daemon, in a thread; it raises
+    `StoreError` if the result cannot be recorded, and `SourceError` on a node where it never wrote.
     """
 
     codecs: Mapping[str, RowCodec[Any]]  # of each kind's own state
@@ -88,29 +88,29 @@ class ActuatorKind(Struct, frozen=True, kw_only=True):
 
 
 class AuxiliaryActuator(Protocol):
-    """One of them."""
+    """The interface of an auxiliary actuator."""
 
     @property
     def name(self) -> str:
-        """Its component's and its state section's name, such as ``resctrl``."""
+        """The name of its component and of its state section, such as ``resctrl``."""
 
     def planned(self, situation: PlanSnapshot) -> None:
-        """A reconciliation is over. Must not wait: it only keeps the situation and wakes `run`."""
+        """Called after each reconciliation. Must not wait: it only stores the situation and wakes `run`."""
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Bring the node to the newest plan, for ever. Never raises for something that the kernel refuses."""
+        """Apply the newest plan, for ever. Never raises for an error that the kernel returns."""
 
     async def restore(self, only: str | None = None) -> Sequence[RestoreResult]:
-        """Undo everything, or what was done for one pod (uid). Errors: none; they are in the answer.
+        """Restore everything, or one pod's values (uid). Errors: none; they are in the results.
 
-        In the answer ``file`` is what was changed (such as ``schemata``) and ``path`` where.
+        In a result ``file`` names what was changed (such as ``schemata``) and ``path`` the object.
         """
 
     def status(self) -> Mapping[str, object]:
         """Its section of the state document: plain values."""
 
     def problems(self) -> Sequence[str]:
-        """What does not work now, for a person."""
+        """What does not work now, as texts for people."""
 
 
 @runtime_checkable
@@ -124,15 +124,15 @@ class GroupOutcomes(Protocol):
 
 @runtime_checkable
 class CacheUsageSource(Protocol):
-    """An auxiliary actuator that measures what pods use of cache and memory bandwidth."""
+    """An auxiliary actuator that measures the cache and memory bandwidth of pods."""
 
     def measured(self) -> CacheUsage | None:
-        """The newest; None while nobody wants it."""
+        """The newest measurement; None while no plan requests it."""
 
 
 @final
 class LazyActuator:
-    """`AuxiliaryActuator`: empty until a situation is ``wanted``; from then on the one that ``make`` builds."""
+    """An `AuxiliaryActuator` that builds the real one with ``make`` as soon as a situation is ``wanted``."""
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class LazyActuator:
         *,
         leftover: bool = False,
     ) -> None:
-        """``leftover``: there is something to restore, wanted or not; it is built at once."""
+        """``leftover``: there is something to restore, so the real one is built at once."""
         self._name = name
         self._make = make
         self._wanted = wanted
@@ -151,11 +151,11 @@ class LazyActuator:
 
     @property
     def name(self) -> str:
-        """The real one's name, before there is one."""
+        """The real one's name, also before it is built."""
         return self._name
 
     def planned(self, situation: PlanSnapshot) -> None:
-        """Load it when it is wanted for the first time; from then on it stays."""
+        """Build the real one when it is wanted for the first time; it stays from then on."""
         if self._real is None and self._wanted(situation):
             self._real = self._make()
             self._loaded.set()
@@ -163,7 +163,7 @@ class LazyActuator:
             self._real.planned(situation)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Wait until it is wanted, then be the real one's task."""
+        """Wait until it is wanted, then run the real one's task."""
         if self._real is None:
             task_status.started()
             await self._loaded.wait()
@@ -172,7 +172,7 @@ class LazyActuator:
         await self._real.run(task_status=task_status)
 
     async def restore(self, only: str | None = None) -> Sequence[RestoreResult]:
-        """The real one's; without it there is nothing of it to undo."""
+        """The real one's; without it there is nothing to restore."""
         return await self._real.restore(only) if self._real is not None else ()
 
     def status(self) -> Mapping[str, object]:
@@ -180,16 +180,16 @@ class LazyActuator:
         return self._real.status() if self._real is not None else {}
 
     def problems(self) -> Sequence[str]:
-        """The real one's."""
+        """The real one's; empty without it."""
         return self._real.problems() if self._real is not None else ()
 
     @property
     def standings(self) -> Mapping[str, Mapping[str, SettingStatus]]:
-        """The real one's, where its outcomes belong to groups."""
+        """The real one's, if its outcomes belong to groups."""
         return self._real.standings if isinstance(self._real, GroupOutcomes) else {}
 
     def measured(self) -> CacheUsage | None:
-        """The real one's, where it measures."""
+        """The real one's, if it measures."""
         return self._real.measured() if isinstance(self._real, CacheUsageSource) else None
 
 
@@ -198,7 +198,7 @@ T = TypeVar("T")
 
 @final
 class PeriodicWorker:
-    """When an auxiliary actuator acts, and how it does slow work."""
+    """Schedules the sweeps of an auxiliary actuator, and runs its blocking work in a thread."""
 
     def __init__(
         self,
@@ -208,38 +208,41 @@ class PeriodicWorker:
         gap_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``period_s``: of sweeps without a reconciliation, None: only after one; ``gap_s``: at least, between two."""
+        """``period_s``: of sweeps without a reconciliation, None: only after one; ``gap_s``: minimum between two.
+
+        Seconds.
+        """
         self.situation: PlanSnapshot | None = None
         """The newest; None before the first reconciliation and after a restore."""
         self.sweeps = 0
         self.swept_s = 0.0
-        """Number of sweeps, and how long the last one took (s)."""
+        """Number of sweeps, and the duration of the last one (s)."""
         self._act = act
         self._period_s = period_s
         self._gap_s = gap_s
         self._clock = clock
-        self._woken = WakeUp()
-        self._alone = trio.Lock()
-        self._lane = trio.CapacityLimiter(1)
+        self._wake_up = WakeUp()
+        self._lock = trio.Lock()
+        self._limiter = trio.CapacityLimiter(1)
 
     def planned(self, situation: PlanSnapshot, *, wake: bool) -> None:
-        """A reconciliation is over. ``wake``: it concerns this actuator; else its situation is used when it is due."""
+        """Called after a reconciliation. ``wake``: sweep now; else the situation is used at the next sweep."""
         self.situation = situation
         if wake:
-            self._woken.set()
+            self._wake_up.set()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Sweep, for ever."""
         task_status.started()
         while True:
             period_s = self._period_s(self.situation) if self.situation is not None else None
-            await self._woken.wait(math.inf if period_s is None else period_s)
+            await self._wake_up.wait(math.inf if period_s is None else period_s)
             await self.sweep()
             await trio.sleep(self._gap_s)
 
     async def sweep(self) -> None:
-        """Act once, on the newest situation; without one nothing is done."""
-        async with self._alone:
+        """Act once on the newest situation; without one nothing is done."""
+        async with self._lock:
             if self.situation is None:
                 return
             began = self._clock()
@@ -249,11 +252,11 @@ class PeriodicWorker:
 
     @asynccontextmanager
     async def restoring(self) -> AsyncIterator[PlanSnapshot | None]:
-        """No sweep while this lasts, and none after it before the next reconciliation. Gives the last situation."""
-        async with self._alone:
+        """No sweep inside this block, and none after it before the next reconciliation. Yields the last situation."""
+        async with self._lock:
             last, self.situation = self.situation, None
             yield last
 
     async def work(self, work: Callable[[], T]) -> T:
-        """Do what blocks, in the actuator's one thread."""
-        return await trio.to_thread.run_sync(work, limiter=self._lane)
+        """Run blocking work in the actuator's one thread."""
+        return await trio.to_thread.run_sync(work, limiter=self._limiter)

@@ -1,11 +1,11 @@
-"""Rows of the ledger for values that are in no cgroup file, and how they are undone.
+"""Rows of the ledger for values that are in no cgroup file, and how they are restored.
 
-Each kind of object has one codec: what an actuator knows of its objects (its state) as rows, and back. The rows are in
-the store before anything is written, so that what was changed is known after a crash and while no daemon runs.
+Each kind of object has one codec between an actuator's state and rows. The rows are in the store before anything is
+written, so that the changed values are recorded after a crash and while no daemon runs.
 
-For a value that is only put back, `undo_values` does the rest with a `ValueAccess`: it checks the identity, compares
-the original, our values and the present one, writes and reads again. Where undoing is a procedure (a group, a queueing
-discipline, a cookie), the module of that kind has the procedure.
+For a plain value `undo_values` does the rest with a `ValueAccess`: it checks the identity, compares the original, our
+values and the current one, writes and reads again. A kind that needs a procedure instead (a group, a queueing
+discipline, a cookie) has it in its own module.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -24,9 +24,9 @@ S = TypeVar("S", bound=Struct)
 
 
 class RowCodec(Struct, Generic[S], frozen=True, kw_only=True):
-    """One kind. ``load`` leaves out rows that it cannot understand; it never raises.
+    """One kind. ``load`` skips rows that it cannot decode; it never raises.
 
-    A state is a value that can be compared, without rows: the state of an actuator that has changed nothing.
+    A state is a value that can be compared; without rows it is the state of an actuator that has changed nothing.
     """
 
     kind: str
@@ -35,28 +35,29 @@ class RowCodec(Struct, Generic[S], frozen=True, kw_only=True):
 
 
 def read_rows(ledger: Ledger, codec: RowCodec[S]) -> S:
-    """The state that the ledger has."""
+    """The state recorded in the ledger."""
     return codec.load(ledger.of_kind(codec.kind))
 
 
 def write_rows(ledger: Ledger, codec: RowCodec[S], state: S, *, dropped: str = "gone") -> None:
-    """Have the ledger hold this state (the store's lane). Rows that nobody understands stay.
+    """Make the ledger hold this state; runs in the store's thread. Rows that the codec cannot decode stay.
 
-    ``dropped``: the kind of the event that a row leaves in the history. Errors: `StoreError`: then nothing is changed.
+    ``dropped``: the kind of the event that a dropped row leaves in the history. Errors: `StoreError`: then nothing is
+    changed.
     """
     before = {row.key: row for row in ledger.of_kind(codec.kind)}
-    known = {row.key for row in codec.dump(codec.load(before.values()))}
+    decoded = {row.key for row in codec.dump(codec.load(before.values()))}
     after = {row.key: row for row in codec.dump(state)}
     changed = [row for key, row in after.items() if key not in before or not _same(before[key], row)]
-    ledger.record(changed, sorted(known - after.keys()), kind=dropped)
+    ledger.record(changed, sorted(decoded - after.keys()), kind=dropped)
 
 
 def undo_rows(
     ledger: Ledger, codec: RowCodec[S], undo: Callable[[S], tuple[Sequence[RestoreResult], S]]
 ) -> list[RestoreResult]:
-    """Undo one kind by what the ledger has of it, while no actuator of it runs.
+    """Restore one kind from its rows in the ledger, while no actuator of it runs.
 
-    ``undo``: what was done, and the state that is left. Errors: `StoreError` when that cannot be recorded.
+    ``undo`` returns the results and the remaining state. Errors: `StoreError` if that cannot be recorded.
     """
     before = read_rows(ledger, codec)
     done, left = undo(before)
@@ -66,10 +67,10 @@ def undo_rows(
 
 
 def not_understood(ledger: Ledger, codec: RowCodec[S]) -> list[LedgerEntry]:
-    """The rows of a kind that its codec cannot understand."""
+    """The rows of a kind that its codec cannot decode."""
     rows = ledger.of_kind(codec.kind)
-    known = {row.key for row in codec.dump(codec.load(rows))}
-    return [row for row in rows if row.key not in known]
+    decoded = {row.key for row in codec.dump(codec.load(rows))}
+    return [row for row in rows if row.key not in decoded]
 
 
 def _same(before: LedgerEntry, after: LedgerEntry) -> bool:
@@ -78,21 +79,21 @@ def _same(before: LedgerEntry, after: LedgerEntry) -> bool:
 
 @final
 class LedgerState(Generic[S]):
-    """The rows of one kind in use by the actuator that changes those objects."""
+    """The rows of one kind, used by the actuator that changes those objects."""
 
     def __init__(self, codec: RowCodec[S], ledger: Ledger, lane: trio.CapacityLimiter) -> None:
-        """``lane``: the store's limiter."""
+        """``lane``: the store's one-thread limiter."""
         self.now = read_rows(ledger, codec)
-        """What the store has."""
+        """The state in the store."""
         self._codec = codec
         self._ledger = ledger
-        self._lane = lane
+        self._limiter = lane
 
     async def save(self, state: S, *, dropped: str = "gone") -> None:
-        """Record this state; when it returns it is durable. Errors: `StoreError`: then the old one counts."""
+        """Record this state; it is durable on return. Errors: `StoreError`: then the old one stays in force."""
         if state == self.now:
             return
-        await trio.to_thread.run_sync(self._write, state, dropped, limiter=self._lane)
+        await trio.to_thread.run_sync(self._write, state, dropped, limiter=self._limiter)
         self.now = state
 
     def _write(self, state: S, dropped: str) -> None:
@@ -100,16 +101,16 @@ class LedgerState(Generic[S]):
 
 
 class ValueAccess(Protocol):
-    """How values of one kind are read and written. Everything in here is for a thread."""
+    """Reads and writes values of one kind. All methods block and run in a thread."""
 
     def is_same(self, row: LedgerEntry) -> bool:
-        """Whether the object is still the one that was changed, and no later one of its name."""
+        """Whether the object is the one that was changed, and not a later one of the same name."""
 
     def read(self, row: LedgerEntry) -> str:
-        """The present value, in the form of ``original``. Errors: `OSError`, `ValueError`."""
+        """The current value, in the form of ``original``. Errors: `OSError`, `ValueError`."""
 
     def write(self, row: LedgerEntry, text: str) -> None:
-        """Set it. Errors: `OSError`."""
+        """Set the value. Errors: `OSError`."""
 
 
 _DROPPED: Final = frozenset(
@@ -118,34 +119,34 @@ _DROPPED: Final = frozenset(
 
 
 def undo_value(row: LedgerEntry, access: ValueAccess) -> RestoreResult:
-    """Put one original back, if the present value is ours. Errors: none; they are in the answer."""
+    """Restore one original if the current value is ours. Errors: none; they are in the result."""
 
-    def answer(undo: RestoreOutcome, detail: str = "") -> RestoreResult:
+    def result(undo: RestoreOutcome, detail: str = "") -> RestoreResult:
         return RestoreResult(path=row.path, file=row.file, undo=undo, text=row.original or "", detail=detail)
 
     try:
         if not access.is_same(row):
-            return answer(RestoreOutcome.GONE)
+            return result(RestoreOutcome.GONE)
         if row.original is None:
-            return answer(RestoreOutcome.UNKNOWN)
+            return result(RestoreOutcome.UNKNOWN)
         actual = access.read(row)
         if actual == row.original:
-            return answer(RestoreOutcome.ALREADY)
+            return result(RestoreOutcome.ALREADY)
         if actual not in row.ours:
-            return answer(RestoreOutcome.FOREIGN)
+            return result(RestoreOutcome.FOREIGN)
         access.write(row, row.original)
         after = access.read(row)
     except OSError as exc:
-        return answer(RestoreOutcome.REFUSED, errno_name(exc.errno))
+        return result(RestoreOutcome.REFUSED, errno_name(exc.errno))
     except ValueError as exc:
-        return answer(RestoreOutcome.REFUSED, str(exc))
+        return result(RestoreOutcome.REFUSED, str(exc))
     if after != row.original:
-        return answer(RestoreOutcome.REFUSED, f"accepted, but it reads {after}")
-    return answer(RestoreOutcome.RESTORED)
+        return result(RestoreOutcome.REFUSED, f"accepted, but it reads {after}")
+    return result(RestoreOutcome.RESTORED)
 
 
 def undo_values(rows: Iterable[LedgerEntry], access: ValueAccess) -> tuple[list[RestoreResult], list[LedgerEntry]]:
-    """Put the originals back; with the rows that must stay in the ledger because that did not work."""
+    """Restore the originals. Returns the results, and the rows that stay in the ledger because their restore failed."""
     done, left = [], []
     for row in rows:
         result = undo_value(row, access)

@@ -1,4 +1,4 @@
-"""An operator's "leave this alone until": on a pod, a knob, a file, or the whole node. Pure."""
+"""An operator's hold on a pod, a knob, a file or the whole node: its limits, and which hold covers a file. Pure."""
 
 from collections.abc import Iterable, Mapping
 from typing import Final
@@ -16,9 +16,9 @@ from state.network import SHARE
 from state.printable import printable
 
 LONGEST_S: Final = 30 * 86400.0
-"""A hold with an end ends within this; one that is to last longer is one until it is released, by that word."""
+"""Longest duration of a hold with an end (s); a longer one must be explicitly without an end, until released."""
 MOST: Final = 1000
-"""Holds at the same time: a plan looks at each, and each is a row of the store."""
+"""Limit of simultaneous holds: every plan checks each of them, and each is a row of the store."""
 _LONGEST_TARGET: Final = 4096
 _LONGEST_REASON: Final = 500
 _LONGEST_BY: Final = 100
@@ -27,7 +27,7 @@ _EXPECTED = "node, pod:UID, knob:NAME, file:/GROUP/PATH or file:/GROUP/PATH:KNOB
 
 
 def check_target(target: str) -> str:
-    """The target itself, when it is one. Errors: `InputError` naming what it may be."""
+    """The target itself if it is valid. Errors: `InputError` naming the valid forms."""
     if len(target) > _LONGEST_TARGET or not target.isprintable():
         raise InputError("hold target", target, f"at most {_LONGEST_TARGET} printable characters: {_EXPECTED}")
     kind, _, rest = target.partition(":")
@@ -41,21 +41,21 @@ def check_target(target: str) -> str:
 
 
 def check_seconds(seconds: float | None, *, until_released: bool) -> None:
-    """Errors: `InputError` unless it is either a time within bounds, or the word that there is none."""
-    # A comparison that NaN fails.
+    """Errors: `InputError` unless it is either a duration within bounds or explicitly without an end."""
+    # NaN fails this comparison.
     if until_released == (seconds is not None) or (seconds is not None and not 0 < seconds <= LONGEST_S):
         value = "until_released" if until_released and seconds is None else seconds
         raise InputError("hold seconds", value, f"above 0 and at most {LONGEST_S:.0f}, or until_released: true")
 
 
 def check_reason(reason: str) -> None:
-    """Errors: `InputError` for none, or one that fills the screen of everybody who looks at the holds."""
+    """Errors: `InputError` if the reason is empty or too long to display."""
     if not reason.strip() or len(reason) > _LONGEST_REASON:
         raise InputError("hold reason", f"{len(reason)} characters", f"1 to {_LONGEST_REASON}")
 
 
 def tidied(hold: Hold) -> Hold:
-    """The hold with texts of bounded length that are safe to print: a process names itself."""
+    """The hold with texts of bounded length that are safe to print: a process chooses its own name."""
     return replace(hold, reason=printable(hold.reason, _LONGEST_REASON), by=printable(hold.by, _LONGEST_BY))
 
 
@@ -65,7 +65,7 @@ def active(holds: Iterable[Hold], now: float) -> dict[str, Hold]:
 
 
 def file_target(path: str, knob: str) -> str:
-    """The target that is one file of one group."""
+    """The target for one file of one group."""
     return f"file:{path}:{knob}"
 
 
@@ -79,9 +79,10 @@ def group_of(target: str) -> str | None:
 
 
 def pod_hold(holds: Mapping[str, Hold], uid: str | None = None, paths: Iterable[str] = ()) -> Hold | None:
-    """The hold that covers a whole pod, the widest first; without a pod, the node's. One on a knob or a file does not.
+    """The hold that covers a whole pod, the widest first; without a pod, the node's. Not a hold on a knob or a file.
 
-    ``holds``: those in force. ``paths``: the groups of the pod and its containers; a hold on either is one on the pod.
+    ``holds``: those in force. ``paths``: the groups of the pod and its containers; a hold on one of them covers the
+    pod.
     """
     if not holds:
         return None
@@ -90,7 +91,7 @@ def pod_hold(holds: Mapping[str, Hold], uid: str | None = None, paths: Iterable[
 
 
 def holding(holds: Mapping[str, Hold], *, path: str, knob: str, pod_uid: str | None) -> Hold | None:
-    """The hold that covers one file of one group, the widest first; None when it may be written."""
+    """The hold that covers one file of one group, the widest first; None if the file may be written."""
     if not holds:
         return None
     for target in ("node", f"pod:{pod_uid}", f"knob:{knob}", f"file:{path}", file_target(path, knob)):

@@ -1,8 +1,8 @@
-"""Restore: one walk over the ledger, with or without a daemon.
+"""Restore: one pass over the ledger, with or without a daemon.
 
-Each kind of object is undone by the function that the table has for it. The table is made by the daemon, whose
-actuators pause meanwhile, or from the ledger alone (`reconciler.daemon.side_actuators`). A row of a kind that the table
-does not have, or that its codec cannot understand, stays in the ledger and is reported.
+Each kind of object is restored by the function that the table has for it. The table is built by the daemon, whose
+actuators pause meanwhile, or from the ledger alone (`reconciler.daemon.side_actuators`). A row of a kind that is not in
+the table, or that its codec cannot decode, stays in the ledger and is reported.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -14,20 +14,21 @@ from state.ledger import Ledger
 from state.undo import RestoreOutcome, RestoreResult
 
 UndoKind = Callable[[], Awaitable[Sequence[RestoreResult]]]
-"""Undoes one kind and drops from the ledger what is undone."""
+"""Restores one kind and drops the restored rows from the ledger."""
 CodecOf = Callable[[str], RowCodec[Any] | None]  # of a kind's own state
-"""The codec of a kind; None for a kind that this version does not know."""
+"""The codec of a kind; None for a kind that this version does not support."""
 _NO_CODEC: Final = "its row cannot be understood or undone here"
 
 
 async def restore_ledger(
     ledger: Ledger, table: Mapping[str, UndoKind], codec_of: CodecOf, only: str | None = None
 ) -> list[RestoreResult]:
-    """Undo every kind in the order of the table; what became of each value.
+    """Restore every kind in the order of the table; returns the result of each value.
 
-    A function that the table has for several kinds is called once.
-    ``only``: the table undoes what was done for one pod uid; only rows of that pod are reported as not understood.
-    Errors: `StoreError` when something could not be recorded; every kind is undone all the same.
+    A function that the table has for several kinds is called once. ``only``: the table restores one pod's values (uid);
+    only undecodable rows of that pod are reported.
+
+    Errors: `StoreError` if a result could not be recorded; every kind is restored nevertheless.
     """
     done: list[RestoreResult] = []
     unrecorded: StoreError | None = None

@@ -1,4 +1,4 @@
-"""What the agent's parts tell in words, with a kind of their own, as alerts."""
+"""Turns the text messages of the agent's parts into alerts, with kinds of their own."""
 
 import time
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ def as_alert(kind: str, message: str, setting: Setting | None, pods: Mapping[str
     resolved = kind == "store" and message == STORE_IS_WELL
     labels = {"cause": kind}
     details: dict[str, str] = {}
-    # What is not about a file is told apart by its words; the store is one thing.
+    # Alerts without a file are identified by their text; the store is a single object.
     key = kind if kind == "store" else f"{kind}:{message}"
     if setting is not None:
         key = f"{kind}:{setting.path}:{setting.knob}"

@@ -1,4 +1,4 @@
-"""One thing worth telling: its kind, whom it is about, and what makes two of them the same."""
+"""An alert: its kind, its subject, and the identity by which two alerts are the same."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -40,12 +40,12 @@ class AlertKind(StrEnum):
 
     @property
     def began(self) -> "AlertKind":
-        """The kind of what this one is the end of; its own for a kind that begins something."""
+        """The kind of which this is the end; its own for a kind that begins something."""
         return _BEGAN.get(self, self)
 
     @property
     def lasts(self) -> bool:
-        """True for a state, which holds until somebody tells of its end; false for an event."""
+        """True for a state, which lasts until its end is reported; false for an event."""
         return self.began in _STATES
 
     @property
@@ -62,10 +62,10 @@ _STATES: Final = frozenset({AlertKind.INTERFERENCE, AlertKind.RESPONSE, AlertKin
 
 
 class Alert(Struct, frozen=True, kw_only=True):
-    """One of them. ``key``: alerts of one kind and key are one and the same thing, told again or over (``resolved``).
+    """An alert. ``key``: alerts of one kind and key are the same incident, repeated or over (``resolved``).
 
-    ``at_s``: seconds since the epoch. ``labels`` tell them apart for routing (pod, namespace, rule, cause), ``details``
-    are for reading. ``durable``: must be told even if the daemon dies now. Neither holds a secret. The labels
+    ``at_s``: seconds since the epoch. ``labels`` are for routing (pod, namespace, rule, cause), ``details`` are for
+    reading. ``durable``: must be delivered even if the daemon crashes now. Neither contains a secret. The labels
     ``namespace``, ``pod`` and ``uid`` name the pod that it is about. A kind that ends another (`AlertKind.began`) with
     the same key is the end of that one.
     """
@@ -82,5 +82,5 @@ class Alert(Struct, frozen=True, kw_only=True):
 
     @property
     def has_ended(self) -> bool:
-        """True when this tells of an end."""
+        """True when this reports an end."""
         return self.resolved or self.kind.began is not self.kind

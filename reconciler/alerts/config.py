@@ -1,4 +1,4 @@
-"""What can be set about alerts: named sinks, each with one section for its kind, and what it wants to be told.
+"""Configuration of alerts: named sinks, each with one section for its kind, and its filters.
 
 The section of a kind is declared with the sink, in `reconciler.alerts.sinks`; those files are loaded when a sink is
 configured.
@@ -48,12 +48,12 @@ class SinkConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @classmethod
     def sink_kinds(cls) -> tuple[str, ...]:
-        """The keys of which exactly one says where to send."""
+        """The keys of which exactly one sets the destination."""
         return cls.__struct_fields__[len(SinkConfig.__struct_fields__) :]
 
     @property
     def how(self) -> str:
-        """The kind of sink: the name of the one section that is given."""
+        """The kind of sink: the name of the one section that is set."""
         return next(name for name in self.sink_kinds() if getattr(self, name) is not None)
 
     def section(self, of: type[C]) -> C:
@@ -94,7 +94,7 @@ class AlertsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 def check_sink(config: AlertsConfig, only: str | None) -> None:
-    """Errors: `InputError` when there is no sink, or none of this name."""
+    """Errors: `InputError` without any sink, or without one of this name."""
     if not config.sinks:
         raise InputError("alerts.sinks", "", "at least one configured sink; there is none")
     if only is not None and only not in config.sinks:

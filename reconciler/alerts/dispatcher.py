@@ -1,6 +1,6 @@
-"""Who tells: alerts in, incidents made of them, durable ones into the store first, then each sink's outbox.
+"""Dispatches alerts: makes incidents of them, stores durable ones first, then offers them to each sink's outbox.
 
-`tell` never waits and never fails, whatever state disk and network are in.
+`send` never waits and never fails, whatever state disk and network are in.
 """
 
 import time
@@ -37,7 +37,7 @@ _RECENT: Final = 100
 
 @final
 class AlertDispatcher:
-    """See the module's text. A component; `tell` may be called before it runs."""
+    """See the module's text. A component; `send` may be called before it runs."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class AlertDispatcher:
     # In
 
     def send(self, alert: Alert, *, besides: str = "") -> None:
-        """Have it told to every sink that wants it, except ``besides``. A durable one is stored first, soon."""
+        """Send it to every sink that accepts it, except ``besides``. A durable alert is stored first, soon."""
         notice, fresh = self._take(alert, besides)
         if not fresh:
             return
@@ -82,36 +82,23 @@ class AlertDispatcher:
         else:
             self._offer(notice)
 
-    async def send_durable(self, alert: Alert) -> bool:
-        """As `tell`, but on return it is in the store; False when that takes no rows now, and it is in memory only.
-
-        Takes as long as the disk does.
-        """
-        notice, fresh = self._take(alert, "")
-        to = self._wanting(notice)
-        if to and fresh:
-            self._queue.put(notice, to)
-        # One that has been told before is only waited for.
-        stored = await self._queue.flush() if to else True
-        if fresh:
-            self._offer(notice)
-        return stored
-
     def stage(self, batch: StoreBatch, alert: Alert) -> Callable[[], None]:
-        """Put a durable alert into a batch of the caller's own, so that both are stored or neither.
+        """Add a durable alert to a batch of the caller's own, so that both are stored or neither.
 
-        The answer is to be called once the batch is stored, and has it told; without that call it is told by the next
-        run at the earliest.
+        Returns a function to call once the batch is stored, which sends the alert; without that call it is sent by the
+        next run at the earliest.
         """
         notice, fresh = self._take(alert, "")
-        to = self._wanting(notice)
+        known = self._queue.rows.get(notice.id)
+        # One that was sent before is stored again only as long as a sink has yet to take it.
+        to = self._wanting(notice) if fresh else known.to if known is not None else ()
         if to:
             self._queue.stage(batch, notice, to)
 
         def stored() -> None:
-            if to:
-                self._queue.put(notice, to)
             if fresh:
+                if to:
+                    self._queue.put(notice, to)
                 self._offer(notice)
 
         return stored
@@ -119,7 +106,7 @@ class AlertDispatcher:
     # Running
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Tell for ever. Started when what an earlier run left is known."""
+        """Send until cancelled. Reports its start when an earlier run's alerts are loaded."""
         await self._load()
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
@@ -130,12 +117,12 @@ class AlertDispatcher:
                 await self._write()
             finally:
                 self._nursery = None
-                # What has been told must not be told again only because the daemon was stopped in an orderly way.
+                # A delivered alert must not be sent again only because the daemon was stopped in an orderly way.
                 with trio.CancelScope(shield=True, deadline=trio.current_time() + _LAST_S):
                     await self._queue.flush()
 
     def reconfigure(self, config: AlertsConfig) -> None:
-        """Take a new configuration: sinks that go are no longer told, changed ones keep what waits for them."""
+        """Use a new configuration: removed sinks get nothing more, changed ones keep their pending alerts."""
         before, self._config = self._config, config
         self._queue.most = config.queue
         self._incidents.forget_s = self._forget_s(config)
@@ -156,7 +143,7 @@ class AlertDispatcher:
                 self._start(name, sink, None)
 
     async def test(self, only: str | None, by: str) -> Sequence[Mapping[str, object]]:
-        """Tell each sink (or one) of a test now, around filters and waits; what came of it, by sink."""
+        """Send a test to each sink (or one) now, around filters and waits; returns the result by sink."""
         notice = test_notice(self._config, by, self._clock())
         couriers = [worker for name, worker in self._couriers.items() if only in {None, name}]
         return await try_sinks([(worker.setup, partial(worker.deliver_once, notice)) for worker in couriers])
@@ -169,12 +156,12 @@ class AlertDispatcher:
         return tuple(self._couriers)
 
     def problems(self) -> list[str]:
-        """What keeps alerts from being told, for a person."""
+        """What prevents the delivery of alerts, as text for people."""
         texts = [f"alerts to {worker.name}: {worker.problem}" for worker in self._couriers.values() if worker.problem]
         return [*texts, *([self._queue.problem] if self._queue.problem else [])]
 
     def status(self) -> dict[str, object]:
-        """The state document's part: each sink, what has yet to be told, and the newest."""
+        """The state document's part: each sink, pending alerts, and the newest ones."""
         now = trio.current_time()
         sinks = [
             {
@@ -203,13 +190,13 @@ class AlertDispatcher:
 
     @property
     def stored(self) -> int:
-        """Alerts in the store that have yet to be told."""
+        """Pending alerts in the store."""
         return len(self._queue.rows)
 
     # Within
 
     def _take(self, alert: Alert, besides: str) -> tuple[Incident, bool]:
-        """The incident with this telling; False when this very telling is known."""
+        """The incident with this alert; False when this very alert is in it already."""
         labels = {**self._config.labels, **alert.labels}
         alert = sanitize(replace(alert, at_s=alert.at_s or self._clock(), labels=labels))
         notice = self._incidents.take(alert, besides)
@@ -236,7 +223,7 @@ class AlertDispatcher:
             self._soon.set()
 
     async def _load(self) -> None:
-        """Offer what an earlier run did not get told; what nobody takes any more is let go."""
+        """Offer the pending alerts of an earlier run; those that no sink accepts any more are removed."""
         if self._loaded:
             return
         try:
@@ -294,7 +281,7 @@ class AlertDispatcher:
             self._soon.set()
 
     def _sink_failing(self, name: str, error: str | None) -> None:
-        """Tell the others."""
+        """Report it to the other sinks."""
         message = (
             f"alerts to {name} are delivered again"
             if error is None

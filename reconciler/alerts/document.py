@@ -30,7 +30,7 @@ def entry(notice: Incident) -> dict[str, object]:
 
 
 def document(notices: Sequence[Incident], node: str) -> bytes:
-    """All that are told together."""
+    """All alerts of one delivery."""
     return _encode({"version": VERSION, "node": node, "alerts": [entry(notice) for notice in notices]})
 
 

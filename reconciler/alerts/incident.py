@@ -1,8 +1,8 @@
-"""What sinks are told: an alert with the id, count and times of the incident that it belongs to.
+"""What sinks get: an alert with the id, count and times of the incident that it belongs to.
 
-All tellings of one kind and key, from the first to the end, are one incident. Its id is made of both and of its first
-time, so that a teller that died before it knew whether it had told makes the same id again, and receivers can drop
-what they have.
+All alerts of one kind and key, from the first to the end, are one incident. Its id is made of both and of its first
+time, so that a daemon that crashed before it recorded a delivery makes the same id again, and receivers can drop a
+duplicate.
 """
 
 import hashlib
@@ -17,18 +17,18 @@ from reconciler.alerts.alert import Alert, AlertKind, Severity
 from state.printable import printable, printable_lines
 
 MOST: Final = 4096
-"""Incidents remembered; the one that was quiet for longest is forgotten first."""
+"""Incidents remembered; the incident without an alert for longest is dropped first."""
 _LONGEST_NAME: Final = 1024
 _LONGEST_SUMMARY: Final = 4096
 _LONGEST_DETAIL: Final = 65536
 
 
 class Incident(Struct, frozen=True, kw_only=True):
-    """One incident as it is now. ``alert`` is the newest telling, ``labels`` are of the first: they identify it.
+    """One incident now. ``alert`` is the newest one, ``labels`` are of the first: they identify it.
 
-    ``began_as``: the first telling's severity, which identifies a state as well: its end is quieter, and no other
-    alert. ``count``: tellings since it began. ``first_s``, ``last_s``: seconds since the epoch. ``besides``: the sink
-    that is never told of it, because it is about that sink.
+    ``began_as``: the first alert's severity, which identifies a state as well: its end has a lower one, and is the same
+    alert. ``count``: alerts since it began. ``first_s``, ``last_s``: seconds since the epoch. ``besides``: the sink
+    that never gets it, because it is about that sink.
     """
 
     id: str
@@ -52,9 +52,9 @@ class Incident(Struct, frozen=True, kw_only=True):
 
 
 def sanitize(alert: Alert) -> Alert:
-    """The alert in texts that every sink can write, of bounded length and safe to print wherever they end.
+    """The alert with texts that every sink can write, of bounded length and safe to print at any destination.
 
-    Their words may come from a process, a pod or the name of a file; a sink may be a terminal, a log or a chat.
+    The texts may be from a process, a pod or the name of a file; a sink may be a terminal, a log or a chat.
     """
     return replace(
         alert,
@@ -92,7 +92,7 @@ def stamp(at_s: float) -> str:
 
 @final
 class Incidents:
-    """Which alerts belong together. An event that is quiet for ``forget_s`` is another one when it comes again."""
+    """Groups alerts into incidents. An event without an alert for ``forget_s`` is another incident next time."""
 
     def __init__(self, forget_s: float, most: int = MOST) -> None:
         self.forget_s = forget_s
@@ -103,7 +103,7 @@ class Incidents:
         return len(self._known)
 
     def take(self, alert: Alert, besides: str = "") -> Incident:
-        """The incident with this telling in it. The very same telling once more changes nothing."""
+        """The incident with this alert added. The very same alert once more changes nothing."""
         name = (alert.kind.began, alert.key)
         known = self._known.pop(name, None)
         if known is not None and known.alert == alert:
@@ -125,18 +125,18 @@ class Incidents:
                 besides=besides,
                 began_as=alert.severity,
             )
-        # At the end of the order again: the first is the one that was quiet for longest.
+        # At the end of the order again: the first is the incident without an alert for longest.
         self._known[name] = notice
         if len(self._known) > self._most:
             del self._known[next(iter(self._known))]
         return notice
 
     def resume(self, notice: Incident) -> None:
-        """Take in one of an earlier run, so that what comes next goes on with its id."""
+        """Take over an incident of an earlier run, so that later alerts use its id."""
         self._known.setdefault((notice.alert.kind.began, notice.alert.key), notice)
 
     def _goes_on(self, known: Incident, alert: Alert) -> bool:
         if known.has_ended:
-            # An end that is told again is no news; a beginning is.
+            # A repeated end is not a new incident; a beginning is.
             return alert.has_ended and alert.at_s - known.last_s < self.forget_s
         return alert.has_ended or alert.kind.lasts or alert.at_s - known.last_s < self.forget_s

@@ -1,11 +1,11 @@
-"""What one sink is told, and when: filter, de-duplication, batches, repeats, resends, and a limit for storms. Pure.
+"""What one sink gets, and when: filter, de-duplication, batches, repeats, resends, and a limit for storms. Pure.
 
-Every telling that is offered ends in exactly one of the counts of `DeliveryStats`, or still waits. ``now`` is a clock
-that only goes forward; units: seconds.
+Every alert that is offered ends in exactly one of the counts of `DeliveryStats`, or is pending. ``now`` is a clock that
+only runs forward; units: seconds.
 
-A telling waits up to ``batch_delay_s`` for company; a critical one goes at once and takes along what waits. More of an
-incident that has been told is told after ``repeat_s``, with the count; its end and a louder one as if they were new.
-Of new incidents ``per_minute`` are told, the others counted and told once, in one notice; durable ones are told always.
+An alert waits up to ``batch_delay_s`` for others; a critical one is sent at once, with those that wait. Further alerts
+of a delivered incident are sent after ``repeat_s``, with the count; its end and a higher severity like new ones. Of new
+incidents ``per_minute`` are sent, the others counted and reported once, in one notice; durable ones are always sent.
 """
 
 import math
@@ -21,13 +21,13 @@ from reconciler.alerts.incident import Incident
 
 STORM_S: Final = 60.0
 KEPT: Final = 4096
-"""Incidents that a sink remembers to have been told."""
+"""Delivered incidents that a sink remembers."""
 
 
 class SinkRules(Struct, frozen=True, kw_only=True):
-    """One sink's wishes. ``kinds`` empty: all. ``resend_s``: a state is told this often until it ends; None: once.
+    """One sink's rules. ``kinds`` empty: all. ``resend_s``: a state is sent this often until it ends; None: once.
 
-    ``most``: tellings of incidents that wait at most; ``resolved``: whether ends are told.
+    ``most``: alerts that wait at most; ``resolved``: whether ends are sent.
     """
 
     minimum: Severity = Severity.INFO
@@ -59,7 +59,7 @@ class DeliveryStats(Struct):
 
 @final
 class _Record:
-    """What is known of one incident at this sink. ``due_at``: when it is to be told, infinity for not at all."""
+    """State of one incident at this sink. ``due_at``: when it is to be sent, infinity for never."""
 
     __slots__ = ("due_at", "folded", "loudest", "notice", "over_told", "pending", "since", "told_at")
 
@@ -87,7 +87,7 @@ class Outbox:
         self.rules = rules
         self.tally = DeliveryStats()
         self.lost: list[str] = []
-        """Incidents dropped since somebody emptied this."""
+        """Incidents dropped since this list was last emptied."""
         self._name = name
         self._records: dict[str, _Record] = {}
         self._flying: dict[str, tuple[Incident, int]] = {}
@@ -100,7 +100,7 @@ class Outbox:
     # In
 
     def offer(self, notice: Incident, now: float, *, age_s: float = 0.0) -> bool:
-        """Take in one telling, which has waited ``age_s`` already; False when it is not for this sink."""
+        """Add one alert, which has waited ``age_s`` already; False when it is not for this sink."""
         self.tally.offered += 1
         record = self._records.get(notice.id)
         if not self._wants(notice, record):
@@ -116,7 +116,7 @@ class Outbox:
         record.notice = notice
         record.pending += 1
         if notice.has_ended and record.over_told:
-            # Told to be over already: no news.
+            # Its end was delivered already: nothing new.
             self.tally.told += record.pending
             record.pending = 0
             return True
@@ -126,7 +126,7 @@ class Outbox:
         return True
 
     def wants(self, notice: Incident) -> bool:
-        """Whether this is one that the sink is told of."""
+        """Whether the sink accepts this alert."""
         return self._wants(notice, self._records.get(notice.id))
 
     def pending(self, key: str) -> bool:
@@ -145,7 +145,10 @@ class Outbox:
         return now if soon >= self.rules.batch_size else min([*due, self._storm_at])
 
     def take(self, now: float, most: int | None = None) -> tuple[Incident, ...]:
-        """What is to be told now, the longest due first; empty when nothing is. Until its end is said, nothing else."""
+        """The alerts to send now, the longest due first; empty when none is.
+
+        Until the result is reported, no others.
+        """
         if self.next_at(now) > now:
             return ()
         if self._storm_at <= now:
@@ -173,11 +176,11 @@ class Outbox:
         self._flying.clear()
 
     def dropped(self, ids: Collection[str], now: float) -> list[str]:
-        """These are told no more; the others wait again. The answer: as `delivered`."""
+        """Delivery of these was given up; the others wait again. Returns the same as `delivered`."""
         done = []
         for key, record, notice, pending in self._came_back(ids):
             self.tally.failed += pending
-            # Given up is not told: an end that comes again is news.
+            # Given up is not delivered: a repeated end is new.
             self._was_told(record, notice, now, over_told=False)
             if not record.pending:
                 done.append(key)
@@ -188,15 +191,15 @@ class Outbox:
 
     @property
     def waiting(self) -> int:
-        """Tellings that have not been told yet."""
+        """Alerts that have not been delivered yet."""
         return sum(record.pending for record in self._records.values())
 
     def age_s(self, now: float) -> float:
-        """How long ago the oldest of what waits should have been told; 0 when nothing is late."""
+        """Lateness of the oldest pending alert; 0 when none is late."""
         return max(0.0, now - min((record.due_at for record in self._records.values() if record.pending), default=now))
 
     def waited_s(self, key: str, now: float) -> float:
-        """How long one incident's telling has waited."""
+        """How long one incident's alert has waited."""
         record = self._records.get(key)
         return 0.0 if record is None or math.isinf(record.since) else now - record.since
 
@@ -208,7 +211,7 @@ class Outbox:
             return False
         if self.rules.kinds and not self.rules.kinds & {alert.kind, alert.kind.began}:
             return False
-        # Who was told of a beginning is told of the end, however quiet that is.
+        # A sink that got the beginning gets the end, whatever its severity.
         known = notice.has_ended and record is not None
         return known or alert.severity.rank >= self.rules.minimum.rank
 
@@ -222,7 +225,7 @@ class Outbox:
             return False
         self.tally.folded += 1
         if notice.has_ended and record is not None:
-            # Nobody knows of its beginning by name.
+            # Its beginning was never delivered by name.
             del self._records[notice.id]
             return True
         self._storm[notice.alert.kind.value] += 1

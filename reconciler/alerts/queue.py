@@ -1,7 +1,7 @@
 """Alerts that a crash must not lose, in the store until every sink has taken them or has given up. At least once.
 
-A row is there before anybody is told, and goes when nobody is left to tell. A daemon that dies between telling and
-removing tells again, with the same id. While the store cannot be written, rows are in memory only, and that is said.
+A row is written before the first delivery, and removed after the last one. A daemon that crashes between delivery and
+removal sends again, with the same id. While the store cannot be written, rows are in memory only, and that is reported.
 """
 
 import time
@@ -39,7 +39,7 @@ _FORM: Final = RowForm(QueueRow, VERSION)
 
 @final
 class DurableQueue:
-    """See the module's text. Only `flush` touches the disk, in the store's lane."""
+    """See the module's text. Only `flush` uses the disk, in the store's thread."""
 
     def __init__(
         self, store: Store, lane: trio.CapacityLimiter, most: int, clock: Callable[[], float] = time.time
@@ -58,7 +58,7 @@ class DurableQueue:
 
     @property
     def rows(self) -> Mapping[str, QueueRow]:
-        """What has yet to be told, by id, the longest kept first."""
+        """Pending alerts, by id, the oldest first."""
         return self._rows
 
     @property
@@ -67,7 +67,7 @@ class DurableQueue:
         return bool(self._dirty)
 
     def load(self, rows: Collection[tuple[str, bytes]]) -> None:
-        """Take in the rows of an earlier run. One that cannot be read is told and removed; a newer one is left."""
+        """Load the rows of an earlier run. An unreadable row is logged and removed; one of a newer version is left."""
         for key, body in rows:
             if not key.startswith(PREFIX):
                 continue
@@ -111,7 +111,7 @@ class DurableQueue:
             self._dirty.add(key)
 
     async def flush(self) -> bool:
-        """Bring the store up to date; False when it cannot be written now, which is told once."""
+        """Bring the store up to date; False when it cannot be written now, which is reported once."""
         async with self._turn:
             if not self._dirty and self._held.current:
                 return self.problem is None
@@ -135,7 +135,7 @@ class DurableQueue:
             return True
 
     def _write(self, changes: Mapping[str, QueueRow | None]) -> None:
-        """In the lane."""
+        """In the store's thread."""
         batch = StoreBatch()
         for key, row in changes.items():
             self._held.put(batch, key, row)

@@ -31,7 +31,7 @@ def test_notice(config: AlertsConfig, by: str, at_s: float) -> Incident:
 
 
 async def try_sinks(tries: Sequence[tuple[SinkSetup, Callable[[], Awaitable[None]]]]) -> Sequence[Mapping[str, object]]:
-    """Tell each once, all at the same time; what came of it, with the seconds that it took."""
+    """Send to each once, all at the same time; returns the results, with the seconds that each took."""
     results: dict[str, Mapping[str, object]] = {}
 
     async def one(setup: SinkSetup, send: Callable[[], Awaitable[None]]) -> None:
@@ -57,7 +57,7 @@ async def try_sinks(tries: Sequence[tuple[SinkSetup, Callable[[], Awaitable[None
 async def try_all(
     config: AlertsConfig, apiserver: ApiServer, ground: SinkContext, only: str | None, by: str
 ) -> Sequence[Mapping[str, object]]:
-    """Build the configured sinks (or one), and tell each of a test. Errors: `InputError` when there is no such sink."""
+    """Build the configured sinks (or one), and send each a test. Errors: `InputError` when no such sink exists."""
     check_sink(config, only)
     notice = test_notice(config, by, time.time())
     setups = [

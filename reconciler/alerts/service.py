@@ -1,6 +1,6 @@
-"""The agent's end of alerts: counts them all, and loads the teller when there is a sink, or something stored to tell.
+"""The agent's interface to alerts: counts all, and loads the dispatcher when there is a sink, or a stored alert.
 
-On a node without sinks nothing but this and the alert's words is loaded, and the daemon's log is where alerts are.
+On a node without sinks only this module and the alert's types are loaded, and alerts are in the daemon's log.
 """
 
 import time
@@ -31,7 +31,7 @@ _LOOK_S: Final = 10.0
 
 
 class SinkNumbers(Struct, frozen=True, kw_only=True):
-    """One sink in the metrics. ``late_s``: how long ago the oldest of what waits should have been told."""
+    """One sink in the metrics. ``late_s``: lateness of the oldest pending alert."""
 
     outcomes: Mapping[str, int] = {}
     waiting: int = 0
@@ -42,14 +42,14 @@ class SinkNumbers(Struct, frozen=True, kw_only=True):
 class AlertNumbers(Struct, frozen=True, kw_only=True):
     """Alerts in the metrics: by kind and severity, and by sink."""
 
-    told: Mapping[tuple[str, str], int] = {}
+    counts: Mapping[tuple[str, str], int] = {}
     sinks: Mapping[str, SinkNumbers] = {}
     stored: int = 0
 
 
 @final
 class AlertService:
-    """A component; `tell` may be called at any time, and never waits."""
+    """A component; `send` may be called at any time, and never waits."""
 
     def __init__(
         self,
@@ -59,9 +59,9 @@ class AlertService:
         *,
         ground: SinkContext,
         apiserver: ApiServer,
-        statuses: Callable[[], Sequence[SourceStatus]] = tuple,
+        statuses: Callable[[], Sequence[SourceStatus]],
     ) -> None:
-        """``lane``: the store's. ``statuses`` are looked at now and then while there is somebody to tell."""
+        """``lane``: the store's thread limiter. ``statuses`` are checked at intervals while there is a sink."""
         self._config = config
         self._apiserver = apiserver
         self._store = store
@@ -74,19 +74,12 @@ class AlertService:
         self.counts: Counter[tuple[str, str]] = Counter()
 
     def send(self, alert: Alert) -> None:
-        """Have it told to whom it may concern, and counted."""
+        """Count the alert and send it to the sinks that accept it."""
         self._count(alert)
         if self._teller is not None:
             self._teller.send(alert)
         elif self._config.sinks:
             self._early.append(alert)
-
-    async def send_durable(self, alert: Alert) -> bool:
-        """As `tell`; on return a durable one is in the store (False: in memory only). Nothing to keep without sinks."""
-        self._count(alert)
-        if self._teller is None and self._config.sinks:
-            await self._load()
-        return True if self._teller is None else await self._teller.send_durable(alert)
 
     async def stage(self, batch: StoreBatch, alert: Alert) -> Callable[[], None]:
         """Put a durable alert into a batch of the caller's, stored together; call the answer when it has been."""
@@ -96,7 +89,7 @@ class AlertService:
         return _nothing if self._teller is None else self._teller.stage(batch, alert)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Wait until there is somebody to tell, then be the teller's task, and watch the sources."""
+        """Wait until there is a sink, then run the dispatcher, and watch the sources."""
         if not self._config.sinks and not await self._left():
             task_status.started()
             task_status = trio.TASK_STATUS_IGNORED
@@ -116,14 +109,14 @@ class AlertService:
         self._changed.set()
 
     async def test(self, only: str | None, by: str) -> Sequence[Mapping[str, object]]:
-        """Tell every sink (or one) of a test. Errors: `InputError` when there is no such sink, or none at all."""
+        """Send a test to every sink (or one). Errors: `InputError` without such a sink, or without any."""
         check_sink(self._config, only)
         return await (await self._load()).test(only, by)
 
     # What there is
 
     def problems(self) -> list[str]:
-        """What keeps alerts from being told."""
+        """What prevents the delivery of alerts."""
         return self._teller.problems() if self._teller is not None else []
 
     def status(self) -> dict[str, object]:
@@ -143,7 +136,7 @@ class AlertService:
                 failing=worker.problem is not None,
             )
         stored = self._teller.stored if self._teller is not None else 0
-        return AlertNumbers(told=dict(self.counts), sinks=sinks, stored=stored)
+        return AlertNumbers(counts=dict(self.counts), sinks=sinks, stored=stored)
 
     # Within
 
@@ -182,4 +175,4 @@ class AlertService:
 
 
 def _nothing() -> None:
-    """Nobody is to be told."""
+    """No sink is configured."""

@@ -1,4 +1,4 @@
-"""The task of one sink: takes what is due from its outbox, tells it, tries again with growing waits, gives up."""
+"""The task of one sink: takes due alerts from its outbox, sends them, retries with growing waits, gives up."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ LONGEST_WAIT_S: Final = 300.0
 MARGIN_S: Final = 5.0
 """A sink has its own deadline; this much later it is cut off."""
 TELL_AFTER: Final = 3
-"""So many failed tries, one after the other, are told to the other sinks."""
+"""So many failed tries in a row are reported to the other sinks."""
 _CLOSE_S: Final = 2.0
 _MOST_TRIED: Final = 4096
 
@@ -38,7 +38,7 @@ class SinkWorker:
         settled: Callable[[Sequence[str], str], None],
         failing: Callable[[str, str | None], None],
     ) -> None:
-        """``failing`` is told the sink's name and its error when that has lasted, and None when it is over."""
+        """``failing`` is called with the sink's name and its error when that has lasted, and None when it is over."""
         self.name = setup.name
         self.setup = setup
         self.outbox = outbox
@@ -66,7 +66,7 @@ class SinkWorker:
         self._scope.cancel(reason="the sink was removed or changed")
 
     async def run(self) -> None:
-        """Tell for ever."""
+        """Send until cancelled."""
         self._scope = trio.CancelScope()
         self.outbox.failed()
         with self._scope:
@@ -84,12 +84,12 @@ class SinkWorker:
                     await sink.aclose()
 
     async def deliver_once(self, notice: Incident) -> None:
-        """Tell of this one now, around the outbox. Errors: `SinkError`."""
+        """Send this one now, around the outbox. Errors: `SinkError`."""
         await self._send(await self._made(), (notice,))
 
     async def _made(self) -> AlertSink:
         if self._sink is None:
-            # In a thread: the HTTP library takes a while to load, and nobody has asked the loop to wait for it.
+            # In a thread: the HTTP library takes a while to load, which must not block the loop.
             await prepare(self.setup)
         if self._sink is None:
             self._sink = self._build(self.setup)
@@ -123,7 +123,7 @@ class SinkWorker:
         """Take note; how long to wait until the next try."""
         now = trio.current_time()
         if exc.permanent and len(batch) > 1:
-            # One of them is to blame: the others must not suffer for it.
+            # One alert of the batch was refused: send the others separately.
             self._one_by_one = len(batch)
             self.outbox.failed()
             return 0.0
@@ -141,7 +141,7 @@ class SinkWorker:
         else:
             self.outbox.failed()
         if exc.permanent:
-            # It answers: the next one may do well.
+            # The peer responds: the next one may succeed.
             return 0.0
         if self.problem is None:
             self._log.warning("delivery failed, retrying", error=str(exc))
@@ -167,7 +167,7 @@ class SinkWorker:
 
 
 def rules_of(config: SinkConfig, most: int, sink: AlertSink | None = None) -> SinkRules:
-    """The configured rules, with the wishes of the sink's kind once there is one."""
+    """The configured rules, with those of the sink's kind once there is one."""
     repeat_s = sink.repeat_s if sink is not None else None
     return SinkRules(
         minimum=config.minimum,

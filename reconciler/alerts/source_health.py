@@ -1,4 +1,4 @@
-"""Which sources of knowledge have been down long enough to tell. Pure."""
+"""Which sources have been down long enough for an alert. Pure."""
 
 from collections.abc import Iterable
 from typing import final
@@ -11,15 +11,15 @@ _TOLD_BY_THEMSELVES = frozenset({"store"})
 
 @final
 class SourceHealth:
-    """A source that is not well for ``down_s`` is told once, and once more when it is well again."""
+    """A source that is not ok for ``down_s`` is reported once, and once more when it is ok again."""
 
     def __init__(self, down_s: float) -> None:
         self.down_s = down_s
         self._since: dict[str, float] = {}
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def check(self, statuses: Iterable[SourceStatus], now: float, wall_s: float) -> list[Alert]:
-        """What is to be told. Units: ``now`` seconds of a clock that only goes forward, ``wall_s`` since the epoch."""
+        """The alerts to send. Units: ``now`` seconds of a clock that only runs forward, ``wall_s`` since the epoch."""
         alerts: list[Alert] = []
         seen = set()
         for status in statuses:
@@ -28,16 +28,16 @@ class SourceHealth:
             seen.add(status.name)
             if status.ok:
                 self._since.pop(status.name, None)
-                if status.name in self._told:
-                    self._told.discard(status.name)
+                if status.name in self._reported:
+                    self._reported.discard(status.name)
                     alerts.append(_alert(status.name, f"{status.name} works again", wall_s, resolved=True))
                 continue
             since = self._since.setdefault(status.name, now)
-            if now - since >= self.down_s and status.name not in self._told:
-                self._told.add(status.name)
+            if now - since >= self.down_s and status.name not in self._reported:
+                self._reported.add(status.name)
                 alerts.append(_alert(status.name, f"{status.name}: {status.detail}", wall_s, resolved=False))
-        alerts += [_alert(name, f"{name} is no longer used", wall_s, resolved=True) for name in self._told - seen]
-        self._told &= seen
+        alerts += [_alert(name, f"{name} is no longer used", wall_s, resolved=True) for name in self._reported - seen]
+        self._reported &= seen
         self._since = {name: since for name, since in self._since.items() if name in seen}
         return alerts
 

@@ -1,8 +1,8 @@
 """A webhook's body with placeholders, checked when the configuration is read.
 
 ``${summary}`` and the like are of one alert: there is a request for each. ``${text}``, ``${alerts}`` and ``${total}``
-are to a whole batch: one request. A template uses one sort or the other; ``${node}`` goes with both.
-Source: string.Template for the form of a placeholder; ``$$`` is a dollar.
+are to a whole batch: one request. A template uses one sort or the other; ``${node}`` is allowed in both. Source:
+string.Template for the form of a placeholder; ``$$`` is a dollar.
 """
 
 import json as encoder
@@ -22,7 +22,7 @@ ONE: Final = (
 MANY: Final = ("text", "alerts", "total")
 EITHER: Final = ("node",)
 _RAW: Final = frozenset({"labels", "details", "alert", "alerts", "count", "total", "first_s", "last_s"})
-"""These are JSON values, and stand without quotes in a JSON body."""
+"""These are JSON values, and have no quotes in a JSON body."""
 _DOTTED: Final = frozenset({"labels.", "details"})
 _EXAMPLE: Final = Incident(
     id="0123456789abcdef-18c2f1e9a00",
@@ -46,7 +46,7 @@ class Template:
     """See the module's text."""
 
     def __init__(self, text: str, *, json: bool) -> None:
-        """Errors: `ValueError` for a placeholder that is none, two sorts together, or a body that is no JSON."""
+        """Errors: `ValueError` for a placeholder that is none, two sorts together, or a body other than JSON."""
         self._text = _Placeholders(text)
         self._json = json
         if not self._text.is_valid():
@@ -90,7 +90,7 @@ class Template:
         }
 
     def _check(self) -> None:
-        """That a rendered body is JSON, whatever the alert's words are."""
+        """Check that a rendered body is JSON, whatever the alert's texts."""
         text = self.render([_EXAMPLE], "node")
         try:
             encoder.loads(text)

@@ -1,4 +1,4 @@
-"""``bypassctl alert test``: tell every sink of a test, through the daemon, or without one from the configuration."""
+"""``bypassctl alert test``: send a test to every sink, through the daemon, or without one from the configuration."""
 
 from argparse import Namespace
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""``bypassctl alerts``: how the sinks are, what has yet to be told, and what was told lately."""
+"""``bypassctl alerts``: state of the sinks, pending alerts, and recent alerts."""
 
 from argparse import Namespace
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What can only be learnt by asking: kubelet, runtime, daemon, and the kernel's fanotify; answers or refusals."""
+"""Live queries of kubelet, runtime, daemon, and the kernel's fanotify; results or refusals."""
 
 import json
 import os
@@ -13,11 +13,12 @@ from cgroupfs.attribution import FanotifyWatch
 from cgroupfs.errors import AgentError, SourceError
 from cgroupfs.pressure import PressureResource, node_pressure_file, try_trigger
 from reconciler.cli.client import Denied, Unreachable, exchange
-from reconciler.cli.nodeview import InspectedNode, read_number
+from reconciler.cli.nodeview import InspectedNode, marks_of, read_number
 from reconciler.clients.command import Command
 from reconciler.clients.http import HttpEndpoint, HttpResponse, HttpSession
 from reconciler.clients.kube import KubeApi, status_of
 from reconciler.config.environment import cri_client, cri_socket, kubelet_peer
+from reconciler.pods.marks import MarkReader
 from reconciler.runtime.safe_files import check_program
 from reconciler.signals.perf_abi import CACHE_MISSES, CYCLES, INSTRUCTIONS, RealPerf
 from reconciler.signals.perf_window import probe
@@ -37,7 +38,7 @@ _VERSION: Final = re.compile(r"v(\d{1,4})\.(\d{1,4})\.(\d{1,4})[A-Za-z0-9.+-]{0,
 
 
 class QueryResults(Struct, kw_only=True):
-    """The answers. A None with an empty problem was not asked (a copied node, or nobody to ask)."""
+    """The results. A None with an empty problem was not queried (a copied node, or no peer)."""
 
     kubelet_version: str | None = None
     kubelet_url: str | None = None
@@ -55,17 +56,17 @@ class QueryResults(Struct, kw_only=True):
     fanotify: bool | None = None
     fanotify_problem: str = ""
     api_problem: str | None = None
-    """Why evictions cannot go through the API server; empty: they can; None: not asked."""
+    """Why evictions cannot use the API server; empty: they can; None: not queried."""
     taskstats_problem: str | None = None
     perf_problem: str | None = None
     pressure_window_s: float | None = None
-    """The window of a trigger on the node's memory pressure; None: not asked, or refused."""
+    """The window of a trigger on the node's memory pressure; None: not tried, or refused."""
     pressure_problem: str | None = None
-    """Why the kernel refuses a trigger; None: not asked."""
+    """Why the kernel refuses a trigger; None: not tried."""
 
 
 def query_node(node: InspectedNode) -> QueryResults:
-    """Ask everybody at once; takes no longer than the slowest deadline. Never raises."""
+    """Query all at once; takes no longer than the slowest deadline. Never raises."""
     results = QueryResults()
     if node.copied:
         return results
@@ -74,6 +75,7 @@ def query_node(node: InspectedNode) -> QueryResults:
         results.taskstats_problem, results.perf_problem = _taskstats_problem(), _perf_problem()
         results.pressure_window_s, results.pressure_problem = _pressure_trigger(node)
     _ask_daemon(node, results)
+    marks = marks_of(node.config)
     peer = kubelet_peer(node.config.kubelet, node.kubelet)
     results.cri_socket = cri_socket(node.config.runtime, node.kubelet, node.root)
     eviction = node.config.eviction
@@ -84,8 +86,8 @@ def query_node(node: InspectedNode) -> QueryResults:
             if by_api:
                 nursery.start_soon(ask_api, node, results)
             if peer is not None:
-                nursery.start_soon(_ask_kubelet, peer, results)
-            if (client := cri_client(node.config.runtime, node.kubelet, node.root)) is not None:
+                nursery.start_soon(_ask_kubelet, peer, marks, results)
+            if (client := cri_client(node.config.runtime, node.kubelet, node.root, marks)) is not None:
                 nursery.start_soon(_ask_runtime, client, results)
             nursery.start_soon(_ask_version, node, results)
 
@@ -93,22 +95,22 @@ def query_node(node: InspectedNode) -> QueryResults:
     return results
 
 
-async def _ask_kubelet(peer: HttpEndpoint, results: QueryResults) -> None:
+async def _ask_kubelet(peer: HttpEndpoint, marks: MarkReader, results: QueryResults) -> None:
     results.kubelet_url = peer.shown
     try:
         async with HttpSession(peer) as session:
             results.kubelet_body = await session.get("/pods")
-        results.kubelet_pods, problems = decode_pods(results.kubelet_body)
+        results.kubelet_pods, problems = decode_pods(results.kubelet_body, marks)
         results.kubelet_problem = "; ".join(problems)
     except (SourceError, ValueError) as exc:
         results.kubelet_problem = str(exc)
 
 
 async def _ask_version(node: InspectedNode, results: QueryResults) -> None:
-    """What the verified kubelet's program says of itself.
+    """Version that the verified kubelet's program prints.
 
-    Run is the file at its path, never what /proc leads to: only root can change that file or put another in its place,
-    and it is the one that the kubelet runs. It runs as nobody.
+    The file at its path is run, never the target of /proc: only root can change or replace that file, and it is the
+    file that the kubelet runs. It runs unprivileged.
     """
     path, program = node.kubelet.executable, node.kubelet.program
     if path is None or os.geteuid() != 0:
@@ -168,7 +170,7 @@ def _daemon_pid(node: InspectedNode) -> int | None:
 
 
 def _ask_kernel(node: InspectedNode, results: QueryResults) -> None:
-    """Open a fanotify group and mark the hierarchies: the only way to know."""
+    """Open a fanotify group and mark the hierarchies: the only reliable test."""
     if node.hierarchy is None:
         return
     try:
@@ -181,7 +183,7 @@ def _ask_kernel(node: InspectedNode, results: QueryResults) -> None:
 
 
 async def ask_api(node: InspectedNode, results: QueryResults) -> None:
-    """Whether we could evict a pod: asked as a question of rights, which does nothing."""
+    """Whether bypassd could evict a pod: a review of rights, which changes nothing."""
     api = KubeApi(node.config.apiserver, root=node.root, kubelets=node.kubelet.kubeconfig)
     wanted = {"verb": "create", "resource": "pods", "subresource": "eviction"}
     review = {

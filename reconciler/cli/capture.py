@@ -20,7 +20,7 @@ from reconciler.cli.blocks import StyledText
 from reconciler.cli.document import fetch
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.gather import CaptureCollector
-from reconciler.cli.nodeview import InspectedNode, look, read_text
+from reconciler.cli.nodeview import InspectedNode, inspect_node, read_text
 from reconciler.cli.output import emit
 from reconciler.cli.recorded import CaptureInfo, CriAnswers, UsageReading
 from reconciler.cli.screen import line, show
@@ -32,10 +32,10 @@ _LONGEST_S: Final = 60.0
 
 
 def run(options: Namespace) -> int:
-    """Take the capture. Files that could not be had are told, and are no failure."""
+    """Take the capture. Unreadable files are reported, and are no failure."""
     if not 0 <= options.interval <= _LONGEST_S:
         raise CliError(f"--interval {options.interval:g}: expected 0 to {_LONGEST_S:g} seconds", Exit.USAGE)
-    node = look(options)
+    node = inspect_node(options)
     name = node.kubelet.node_name or os.uname().nodename
     target = options.target or time.strftime(f"bypassd-capture-{name}-%Y%m%d-%H%M%S.tar.gz")
     with open_sink(target) as sink:
@@ -96,11 +96,11 @@ def reading(node: InspectedNode) -> UsageReading | None:
 
 def _answers(node: InspectedNode, sink: ArchiveWriter, results: QueryResults) -> None:
     if node.copied:
-        # The answers that the copy came with.
+        # The responses that the copy contains.
         for path, masked in ((recorded.KUBELET_PODS, masks.mask_pods_text), (recorded.CRI, masks.mask_json_text)):
             text = read_text(node.root, path)
             if text is not None:
-                with suppress(ValueError):  # what is no JSON is nobody's answer
+                with suppress(ValueError):  # no JSON: no response
                     sink.put(path, masked(text).encode())
         return
     if results.kubelet_body is not None:

@@ -1,7 +1,7 @@
-"""Questions and orders to the running daemon, over its unix socket.
+"""Requests and commands to the running daemon, over its unix socket.
 
-The request is written by hand: the standard library's client brings TLS and mail headers along, 25 ms that every
-``bypassctl status`` would pay for one line of HTTP to a process of our own.
+The request is written directly: the standard library's client imports TLS and mail headers, 25 ms that every
+``bypassctl status`` would pay for one line of HTTP to a process of the same program.
 """
 
 import json
@@ -31,13 +31,13 @@ class Denied(CliError):
     """The socket is there, but this user may not use it: not the same as a daemon that is down."""
 
     def __init__(self, path: str, group: str | None = None) -> None:
-        """``group``: whose members may do what was asked for, beside root."""
+        """``group``: its members may make the request, beside root."""
         way = f"use sudo or join group {group}" if group else "use sudo"
         super().__init__(f"{path}: permission denied; {way}", Exit.UNREACHABLE)
 
 
 class DaemonRefused(CliError):
-    """The daemon answered, and said no."""
+    """The daemon refused the request."""
 
     def __init__(self, status: int, words: str) -> None:
         code = Exit.NOT_FOUND if status == 404 else Exit.USAGE if status in _UNUSABLE else Exit.REFUSED
@@ -48,9 +48,9 @@ class DaemonRefused(CliError):
 def ask(
     path: str, method: str, target: str, body: object = None, *, timeout_s: float = _ANSWER_S
 ) -> Any:  # what a JSON answer holds has no static type
-    """One exchange; the decoded answer of a 2xx. ``target`` is a path as it goes over the wire (`quoted`).
+    """One exchange; the decoded body of a 2xx. ``target`` is a path in its form on the wire (`quoted`).
 
-    Errors: `Unreachable` when nobody answers; `Denied`; `DaemonRefused` with the daemon's own words.
+    Errors: `Unreachable` when no daemon responds; `Denied`; `DaemonRefused` with the daemon's message.
     """
     status, answer = exchange(path, method, target, body, timeout_s=timeout_s)
     try:

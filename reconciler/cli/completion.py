@@ -1,6 +1,6 @@
 """Makes the shells' completion files in deploy/completion from the command line's own declaration.
 
-``python -m reconciler.cli.completion`` (in the project's directory) writes them anew; a test compares them.
+``python -m reconciler.cli.completion`` (in the project's directory) writes them again; a test compares them.
 """
 
 from typing import Final

@@ -1,4 +1,4 @@
-"""What the commands that give orders share: the way to the daemon, and who asks."""
+"""Common parts of the commands that change something: the connection to the daemon, and the requester."""
 
 import os
 import pwd
@@ -17,7 +17,7 @@ RESTORE_S = 120.0
 def order(
     options: Namespace, method: str, target: str, body: object = None, *, timeout_s: float = 10.0
 ) -> Any:  # what a JSON answer holds has no static type
-    """Tell the daemon; its answer. Errors: `CliError` when it is down, or says no."""
+    """Send a command to the daemon; its response. Errors: `CliError` when it is down, or refuses."""
     socket = places.find(options).socket
     if socket is None:
         raise CliError("no socket configured", Exit.UNREACHABLE)
@@ -28,7 +28,7 @@ def order(
 
 
 def who() -> str:
-    """The person behind sudo, else the one logged in, else the user we run as."""
+    """The user behind sudo, else the one logged in, else the effective user."""
     name = os.environ.get("SUDO_USER")
     if name:
         return name

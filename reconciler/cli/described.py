@@ -1,7 +1,7 @@
-"""A plan for a machine that is only described: no node, no cgroups, nothing to compare with and nothing to write.
+"""A plan for a described machine: no node, no cgroups, nothing to compare with and nothing to write.
 
-The kubelet's policy is none there (it gives no CPUs away by itself), the kernel a mainline one with cgroup v1, and the
-CPU in use what the pods file says.
+The kubelet's policy is none there (it assigns no CPUs itself), the kernel a mainline one with cgroup v1, and the CPU in
+use is the pods file's.
 """
 
 from typing import Final
@@ -89,7 +89,7 @@ def _pod(pod: DescribedPod, rules: ClassRules) -> Pod:
 
 
 def _spec(container: ContainerMeta) -> RuntimeSpec:
-    """What the kubelet would have told the runtime."""
+    """The spec that the kubelet would have passed to the runtime."""
     number, limit = container.requests.cpu_milli, container.limits.cpu_milli
     return RuntimeSpec(
         shares=max(SHARES_MIN, (number or 0) * 1024 // 1000),

@@ -9,15 +9,15 @@ from reconciler.cli.blocks import Block, Cell, StyledText, Table
 from reconciler.cli.checks import agent, kubelet, machine, watching
 from reconciler.cli.checks.finding import CheckResult, CheckState
 from reconciler.cli.exits import Exit
-from reconciler.cli.nodeview import InspectedNode, look
+from reconciler.cli.nodeview import InspectedNode, inspect_node
 from reconciler.cli.output import emit
 from reconciler.cli.screen import blank, line, show
 from reconciler.runtime import format as fmt
 
 
 def run(options: Namespace) -> int:
-    """Look and ask. `Exit.NOT_OK` when something is bad; a warning is no failure."""
-    node = look(options)
+    """Read the node and query its programs. `Exit.NOT_OK` when a finding is bad; a warning is not a failure."""
+    node = inspect_node(options)
     findings = examine(node)
     if options.output == "table":
         show(_blocks(findings))

@@ -1,4 +1,4 @@
-"""The state document, from the daemon when it answers, else from the store; and how to find a pod in it."""
+"""The state document, from the daemon when it responds, else from the store; and how to find a pod in it."""
 
 import os
 import time
@@ -16,21 +16,21 @@ Row = dict[str, Any]
 
 
 class FetchedDocument(NamedTuple):
-    """The document. ``down`` says why it is not the daemon's; None when it is."""
+    """The document. ``down``: why it is not the daemon's; None when it is."""
 
     body: Row
     down: str | None
 
     @property
     def live(self) -> bool:
-        """True when a running daemon told it."""
+        """True when a running daemon produced it."""
         return self.down is None
 
 
 def fetch(options: Namespace, sections: Sequence[str] = (), *, say: bool = True) -> FetchedDocument:
-    """The document, with at least the ``sections`` (none: all). With ``say``, a daemon that is down is told.
+    """The document, with at least the ``sections`` (none: all). With ``say``, a daemon that is down is reported.
 
-    Errors: `CliError` when neither the daemon nor the store can be had, or this user may not use the socket.
+    Errors: `CliError` when neither the daemon nor the store is available, or this user may not use the socket.
     """
     where = places.find(options)
     if where.socket is None:
@@ -62,7 +62,7 @@ def _ask(path: str, reader: str | None, sections: Sequence[str]) -> Row:
 
 
 def _group(path: str) -> str | None:
-    """Whose members may use the readers' socket."""
+    """The group whose members may use the readers' socket."""
     import grp  # only for a message
 
     try:
@@ -93,7 +93,7 @@ def find_pod(body: Row, wanted: str) -> Row:
     Errors: `CliError` when there is none, or more than one.
     """
     pods: list[Row] = body["pods"]
-    # A pod that is gone may still be in the ledger or the history.
+    # A removed pod may still be in the ledger or the history.
     known = {pod["uid"] for pod in pods}
     for row in (*body["files"], *body["history"]):
         uid = row["pod_uid"]
@@ -116,7 +116,7 @@ def find_pod(body: Row, wanted: str) -> Row:
 
 
 def standings(body: Row) -> Iterator[tuple[Row | None, Row | None, Row]]:
-    """Every setting with how it stands, as ``(pod, container, setting)``; only the daemon knows."""
+    """Every setting with its status, as ``(pod, container, setting)``; only the daemon has it."""
     for group in body.get("directories", ()):
         for setting in group["settings"]:
             yield None, group, setting

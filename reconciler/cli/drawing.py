@@ -1,7 +1,7 @@
-"""The placement of CPUs as a drawing: a letter for each CPU, by pool, where it stands on the machine.
+"""Shows the placement of CPUs: a letter for each CPU, by pool, at its place in the topology.
 
 A block for each NUMA node; in it a column for each core, its threads one below the other, cores of one L3 cache side by
-side. The letters suffice where there is no colour. `placement` makes the document's part, `draw` the lines from it.
+side. The letters suffice without colours. `placement` makes the document's part, `draw` the lines from it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""``bypassctl evictions``: who is being evicted, who was, who would be, and why nobody is."""
+"""``bypassctl evictions``: open, past and planned evictions, and why no pod is evicted."""
 
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
@@ -13,11 +13,11 @@ from reconciler.cli.watched import OUTCOMES
 from reconciler.runtime import format as fmt
 
 _FEW: Final = 5
-"""Lines of a ranking without ``--all``, beside those who go."""
+"""Lines of a ranking without ``--all``, beside the victims."""
 
 
 def run(options: Namespace) -> int:
-    """Show them. Errors: `CliError` when no daemon tells."""
+    """Show them. Errors: `CliError` when no daemon responds."""
     document = fetch(options, ("eviction",))
     eviction: Row | None = document.body.get("eviction")
     if eviction is None:

@@ -18,7 +18,7 @@ class Exit(IntEnum):
     UNREACHABLE = 3
     """Neither daemon nor store can be had, or a command needs the daemon and it does not answer."""
     REFUSED = 4
-    """Reached, but it said no: another instance runs, the store is of a newer version, the daemon cannot do it now."""
+    """Reached, but refused: another instance runs, the store is of a newer version, the daemon cannot do it now."""
     NOT_FOUND = 5
     """No such pod, hold or setting."""
     OUTPUT = 6

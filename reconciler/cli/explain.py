@@ -18,7 +18,7 @@ from state.printable import printable
 from state.setting_state import SettingState
 
 BESIDE: Final = frozenset({"core.cookie", "resctrl.group", "oom.score", "net.share"})
-"""What is set beside control files: there is no file to tell of."""
+"""Settings outside of control files: no file can be shown."""
 _LONGEST_MARK: Final = 200
 """Characters of one label or annotation."""
 _MOST_PROCESSES: Final = 10
@@ -33,7 +33,7 @@ _STAGES: Final = (
 
 
 def run(options: Namespace) -> int:
-    """Show one pod. Errors: `CliError` when there is no such pod."""
+    """Show one pod. Errors: `CliError` when no such pod exists."""
     document = fetch(options)
     facts = collect(document, find_pod(document.body, options.pod), options.history)
     facts["processes"] = _processes(facts["groups"]) if options.processes and document.live else []
@@ -114,7 +114,7 @@ def _groups(document: FetchedDocument, pod: Row, files: Sequence[Row]) -> list[R
             setting | {"file": by_place.pop((group["path"], setting["knob"]), None)} for setting in group["settings"]
         ]
     for (path, _), file in by_place.items():
-        # Ours once, wanted no more: taken back, or left to whoever changed it.
+        # An earlier setting that is no longer planned: restored, or left because another program changed it.
         known = [fields for fields in groups if fields["path"] == path]
         if not known:
             known = [{"name": "group", "path": path, "settings": []}]
@@ -124,7 +124,7 @@ def _groups(document: FetchedDocument, pod: Row, files: Sequence[Row]) -> list[R
 
 
 def _from_store(body: Row, pod: Row, files: Sequence[Row]) -> list[Row]:
-    """Without a daemon nobody has looked: what was wanted last and what was seen last."""
+    """Without a daemon nothing is read: the last plan and the last values."""
     paths: dict[str, list[Row]] = {}
     seen = {(fields["path"], fields["knob"]): fields for fields in files}
     for setting in body["settings"]:
@@ -294,7 +294,7 @@ def _signal(facts: Row) -> Iterator[Block]:
 
 
 def _timeline(times: Row) -> Iterator[Cell]:
-    """``seen 12:10:01.123 > signal +21 ms``: each stage after the one before, in the order in which they happened."""
+    """``seen 12:10:01.123 > signal +21 ms``: each stage after the previous one, in the order in which they happened."""
     stages = sorted((times[key], order, name) for order, (name, key) in enumerate(_STAGES) if times[key])
     before = 0.0
     for at, _, name in stages:

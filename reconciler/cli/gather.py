@@ -1,4 +1,4 @@
-"""Which files a capture takes from a node, and what of each: the list is explicit, so that no secret file is ever read.
+"""Files that a capture takes from a node, and which parts: the list is explicit, so that no secret file is ever read.
 
 Every path is the node's own below the capture, so that the capture works wherever a root directory can be named.
 """
@@ -41,7 +41,7 @@ _TOPOLOGY: Final = (
     "sys/fs/resctrl/info/*/*",
 )
 _ABOVE: Final = ("cpuset.*", "cpu.*", "cpuacct.usage", "memory.limit_in_bytes", "memory.max", "cgroup.controllers")
-# Nobody reads them here, and what they hold is of this moment only.
+# Not needed, and their content is of this moment only.
 _SKIPPED: Final = frozenset({"tasks", "cgroup.procs", "cgroup.threads", "cgroup.event_control", "memory.kmem.slabinfo"})
 
 Masked = Callable[[str], str]
@@ -79,7 +79,7 @@ class CaptureCollector:
             self.all(self._tree(mount.path(node.layout.kubepods)), largest=_LARGEST_CONTROL, quiet=True)
 
     def kubelet(self) -> None:
-        """What it was told and what it allocated; of its flags only those that the agent reads."""
+        """The kubelet's configuration and allocations; of its flags only those that the agent reads."""
         node, kubelet_config = self._node, self._node.kubelet
         if kubelet_config.pid is not None:
             flags = [f"--{name}={masks.mask_text(value)}" for name, value in kubelet_config.flags.items()]
@@ -135,9 +135,9 @@ class CaptureCollector:
         quiet: bool = False,
         rule: FileRule | None = None,
     ) -> None:
-        """One file, if it is there. ``quiet``: many of these cannot be read, and nobody needs to know which.
+        """One file, if it exists. ``quiet``: many of these cannot be read, and the list of them is not needed.
 
-        ``rule``: who named the path; None: it is one of our own list.
+        ``rule``: the origin of the path; None: it is from the list in this module.
         """
         path = path.lstrip("/")
         if path in self._taken:

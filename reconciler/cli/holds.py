@@ -1,4 +1,4 @@
-"""``bypassctl holds``: what is left alone, until when and why."""
+"""``bypassctl holds``: the holds, until when and why."""
 
 import time
 from argparse import Namespace

@@ -1,4 +1,4 @@
-"""``bypassctl interference``: who suffers from whom, by what evidence, and what is being done about it."""
+"""``bypassctl interference``: victims and suspects, evidence, and responses in force."""
 
 from argparse import Namespace
 from collections.abc import Iterator
@@ -16,7 +16,10 @@ _MOST_UNKNOWN: Final = 5
 
 
 def run(options: Namespace) -> int:
-    """Show it. `Exit.NOT_OK` while somebody suffers. Errors: `CliError` when nothing is watched, or no daemon runs."""
+    """Show it. `Exit.NOT_OK` while a victim is interfered.
+
+    Errors: `CliError` when detection is disabled, or no daemon runs.
+    """
     document = fetch(options, ("interference",), say=False)
     if not document.live:
         raise CliError(f"{document.down}; interference is known to a running daemon only", Exit.UNREACHABLE)

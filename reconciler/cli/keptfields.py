@@ -1,8 +1,8 @@
-"""Which fields of pods, bundles, runtime states and containerd's configuration a capture keeps: those that are read.
+"""Fields of pods, bundles, runtime states and containerd's configuration that a capture keeps: those that are read.
 
-A shape is a map of fields, a list of one shape, or a word: ``""`` a value, ``"labels"``, ``"annotations"``,
-``"texts"`` a map of values, ``"pairs"`` a list of ``name=value``. In TOML ``*`` is any name. A field that the readers
-learn is added here; that a plan from a capture is the node's own is tested.
+A shape is a map of fields, a list of one shape, or a word: ``""`` a value, ``"labels"``, ``"annotations"``, ``"texts"``
+a map of values, ``"pairs"`` a list of ``name=value``. In TOML ``*`` is any name. A new field of the readers is added
+here; a test compares a plan from a capture with the node's own.
 
 Source: `reconciler.sources.podspec`, `reconciler.sources.bundles`, `reconciler.sources.runtime_roots`.
 """

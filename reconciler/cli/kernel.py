@@ -27,7 +27,7 @@ def compare_settings(
 
 
 def read_value(hierarchy: Hierarchy, path: str, knob: Knob, files: FileOps = REAL) -> str | None:
-    """A file's text in the kernel's normal form; None when there is no such file (the group is gone, or the knob)."""
+    """A file's text in the kernel's normal form; None when no such file exists (no such group, or knob)."""
     version = hierarchy.version(knob.controller)
     name = knob.file(version) if version else None
     if version is None or name is None:

@@ -31,11 +31,11 @@ from state.undo import RestoreResult
 def restore_without_daemon(
     store_path: str, root: str, only: str | None, *, files: FileOps = REAL
 ) -> dict[str, Any]:  # the shape of the daemon's own answer
-    """Take the lock, restore, and write down what was done, if that can be written down.
+    """Take the lock, restore, and record the result, if that can be recorded.
 
-    ``problem`` of the answer says what is wrong with the store; ``lost``: files may be missing from the answer.
-    Errors: `CliError` when there is no hierarchy, no store, or none that can be trusted (`Exit.UNREACHABLE`), or a
-    daemon has the lock (`Exit.REFUSED`); `NewerSchemaError`.
+    ``problem`` of the result: the fault of the store; ``lost``: files may be missing from the result. Errors:
+    `CliError` without a hierarchy, a store, or a reliable one (`Exit.UNREACHABLE`), or a daemon has the lock
+    (`Exit.REFUSED`); `NewerSchemaError`.
     """
     logging.basicConfig(handlers=[logging.NullHandler()])
     try:
@@ -69,9 +69,9 @@ def restore_without_daemon(
 
 
 def thaw_without_daemon(store_path: str, root: str, *, files: FileOps = REAL) -> tuple[list[str], list[str]]:
-    """Thaw what a daemon that is no more has left frozen: group paths, and what could not be done.
+    """Thaw what a stopped daemon has left frozen: group paths, and what could not be done.
 
-    Nothing at all where there is no store, no hierarchy, or a daemon that watches over it.
+    Nothing at all without a store or a hierarchy, or with a daemon that watches over it.
     """
     logging.basicConfig(handlers=[logging.NullHandler()])
     try:
@@ -102,7 +102,7 @@ def _opened(store_path: str, root: str) -> Store:
 
 
 def _restore(store_path: str, root: str, only: str | None, files: FileOps) -> tuple[list[RestoreResult], str | None]:
-    """What was done, and why that could not be recorded. Errors: `StoreError` when nothing of ours can be known."""
+    """The results, and why they could not be recorded. Errors: `StoreError` when the ledger cannot be read."""
     hierarchy = Hierarchy.detect(root)
     store = _opened(store_path, root)
     try:
@@ -113,7 +113,7 @@ def _restore(store_path: str, root: str, only: str | None, files: FileOps) -> tu
         if RUNNING in meta:
             adopt_unjournaled_writes(hierarchy, ledger, files=files)
             ledger.flush()
-            # Adopted once: from here on a value that is not ours is somebody else's again.
+            # Adopted once: from here on a differing value is another program's again.
             batch = StoreBatch()
             batch.delete(META, RUNNING)
             store.apply(batch)

@@ -1,7 +1,7 @@
 """The program ``bypassctl`` (and ``state-dump``, which is ``bypassctl dump``).
 
 Start-up is under 60 ms because a command's module is imported when the command is used, and the event loop, the HTTP
-library and the models only by commands that act or look at the node themselves.
+library and the models only by commands that act or read the node themselves.
 """
 
 import sys

@@ -1,9 +1,9 @@
 """What a capture must not carry: environment, arguments, tokens, keys, passwords. Pure: text in, masked text out.
 
-Of what others write (pods, bundles, containerd's configuration) only the fields that the agent reads are kept
+Of texts of others (pods, bundles, containerd's configuration) only the fields that the agent reads are kept
 (`reconciler.cli.keptfields`), and those are masked by name and form. Names are kept (labels, annotations, files of
-secrets), so that a plan made from the capture is the node's own; values go wherever a name or a form says that they may
-be a credential. When in doubt, masked.
+secrets), so that a plan made from the capture is the node's own; values are removed wherever a name or a form indicates
+a credential. When in doubt, masked.
 """
 
 import json
@@ -26,7 +26,7 @@ _SECRET_NAME: Final = re.compile(
     r"(?i)(?:pass(?:word|wd|phrase)?|secret|token|credentials?|auth(?:orization)?|bearer|cookie"
     r"|(?:api|private|access|secret)[-_.]?key(?:[-_.]?id)?|connection[-_.]?string)$"
 )
-# Whole values that are nobody's business, whatever is in them.
+# Whole values that are never kept, whatever their content.
 _ALWAYS: Final = frozenset({"env", "Env", "args", "command", "httpHeaders", "staticPodURLHeader", "stringData", "exec"})
 _MANIFESTS: Final = frozenset(
     {
@@ -78,7 +78,7 @@ Json = Any
 
 
 def mask_text(text: str) -> str:
-    """Free text: known forms of credentials, and values after a name that says so."""
+    """Free text: known forms of credentials, and values after a name that indicates one."""
     text = _LONG.sub(MASK, text)
     for form in _FORMS:
         text = form.sub(MASK, text)
@@ -151,7 +151,7 @@ def _check_yaml(text: str) -> None:
 
 
 def mask_pods_text(text: str) -> str:
-    """The kubelet's list of pods: of each what the agent reads. Errors: `ValueError` for what is no JSON."""
+    """The kubelet's list of pods: of each what the agent reads. Errors: `ValueError` for text other than JSON."""
     return json.dumps(kept_pods(_loaded(text)))
 
 
@@ -161,7 +161,7 @@ def mask_bundle_text(text: str) -> str:
 
 
 def mask_json_text(text: str) -> str:
-    """A document of our own, by names and forms. Errors: `ValueError` for what is no JSON."""
+    """A document of our own, by names and forms. Errors: `ValueError` for text other than JSON."""
     return json.dumps(mask_json(_loaded(text)))
 
 
@@ -270,7 +270,7 @@ def _toml_text(text: str) -> str:
 
 
 def _masked_yaml(text: str, left_out: tuple[str, ...]) -> str:
-    """Nodes, not values: what is not masked is written as it was, so that it is still read the same way."""
+    """Nodes, not values: an unmasked one is written unchanged, so that it is still read the same way."""
     try:
         _check_yaml(text)
         documents = list(yaml.compose_all(text, Loader=yaml.CSafeLoader))

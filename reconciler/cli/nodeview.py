@@ -1,4 +1,4 @@
-"""The node as commands look at it that ask it themselves (doctor, capture, plan): configuration, places, kubelet."""
+"""The node for commands that read it themselves (doctor, capture, plan): configuration, places, kubelet."""
 
 import logging
 import os
@@ -17,9 +17,14 @@ from reconciler.cli import places
 from reconciler.config import load
 from reconciler.config.environment import read_kubelet, runtime_dirs
 from reconciler.config.model import Config
+from reconciler.config.read_keys import read_keys
+from reconciler.pods.classify import merge_rules
+from reconciler.pods.marks import MarkReader
+from reconciler.pods.selectors import ClassRules
 from reconciler.runtime.safe_files import FileRule, read_file
 from reconciler.settings.binder import ConfigError
 from reconciler.sources.kubelet_config import KubeletConfig
+from reconciler.sources.operator_file import OperatorFile
 from reconciler.sources.runtime_roots import RuntimeDirs
 from reconciler.sources.tree import PodDirs, TreeSource
 
@@ -44,7 +49,7 @@ class InspectedNode(Struct, frozen=True, kw_only=True):
 
     @property
     def copied(self) -> bool:
-        """True for a copy of a node: there is nobody to ask."""
+        """True for a copy of a node: no program can be queried."""
         return self.root != "/"
 
     @property
@@ -53,8 +58,21 @@ class InspectedNode(Struct, frozen=True, kw_only=True):
         return [cid for pod in self.pods.values() for cid in pod.containers]
 
 
+def class_rules(config: Config) -> tuple[ClassRules, tuple[str, ...]]:
+    """The rules for pod classes, the operator's file included, and messages for what is wrong in that file."""
+    if config.operator_file is None:
+        return config.classes, ()
+    overrides = OperatorFile(config.operator_file, config.node.root).read()
+    return merge_rules(config.classes, overrides.overrides), overrides.problems
+
+
+def marks_of(config: Config) -> MarkReader:
+    """A reader of labels and annotations that keeps what the daemon keeps under this configuration."""
+    return MarkReader(read_keys(config, class_rules(config)[0]))
+
+
 class _NoMarks:
-    """Nothing is marked: there is one look and nobody to look again."""
+    """Nothing is marked: the node is read once."""
 
     def mark(self, key: str, /) -> None:
         """Nothing."""
@@ -66,12 +84,12 @@ class _NoMarks:
 NO_MARKS = _NoMarks()
 
 
-def look(options: Namespace, *, strict: bool = False) -> InspectedNode:
-    """Look at the node that the command line names.
+def inspect_node(options: Namespace, *, strict: bool = False) -> InspectedNode:
+    """Read the node that the command line names.
 
-    ``strict``: a wrong configuration raises `ConfigError` instead of giving way to the defaults.
+    ``strict``: a wrong configuration raises `ConfigError` instead of falling back to the defaults.
     """
-    # What the parts log is in their answers too; a screen is no log.
+    # What the parts log is in their answers too; a screen is not a log.
     logging.basicConfig(handlers=[logging.NullHandler()])
     problems: dict[str, str] = {}
     config = Config()
@@ -120,7 +138,7 @@ def _layout(config: Config, hierarchy: Hierarchy, kubelet: KubeletConfig) -> Lay
 
 
 def read_text(root: str, path: str) -> str | None:
-    """A file of the node; None where it cannot be had, is no regular file or leads out of a copied node."""
+    """A file of the node; None where it is unreadable, not a regular file or leads out of a copied node."""
     try:
         content = read_file(f"/{path.lstrip('/')}", FileRule.OPERATOR, root=root, largest=_LARGEST)
     except OSError:
@@ -140,7 +158,7 @@ def read_number(root: str, path: str) -> int | None:
 
 
 def has_capability(root: str, bit: int) -> bool:
-    """Whether this process (on a copied node: the one that copied) has a capability in effect."""
+    """Whether this process (on a copied node: the process that copied) has a capability in effect."""
     text = read_text(root, "proc/self/status") or ""
     held = _EFFECTIVE.search(text)
     return held is not None and bool(int(held[1], 16) >> bit & 1)

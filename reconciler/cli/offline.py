@@ -1,7 +1,7 @@
-"""The agent's own planning on a node that does not answer: a copied tree, with what was recorded of it.
+"""The agent's own planning on an offline node: a copied tree, with its recordings.
 
 The same parts as the daemon's (tree, bundles, checkpoints, classes, policies, order of writes), without its loop. The
-node is looked at once and nothing is written.
+node is read once and nothing is written.
 """
 
 import time
@@ -20,15 +20,15 @@ from cgroupfs.plan import KnobChange, WritePlan, order_changes
 from cgroupfs.probe import offered
 from reconciler.actuators.holds import active, holding
 from reconciler.cli.kernel import read_value, wanted_text
-from reconciler.cli.nodeview import NO_MARKS, read_text
+from reconciler.cli.nodeview import NO_MARKS, class_rules, read_text
 from reconciler.cli.nodeview import InspectedNode as Node
 from reconciler.cli.recorded import RecordedNode
 from reconciler.config.model import Lower
+from reconciler.config.read_keys import read_keys
 from reconciler.control.inventory import Inventory
 from reconciler.control.persistence import POOLS, convert_plan
 from reconciler.control.planner import plan
-from reconciler.pods.classify import merge_rules
-from reconciler.pods.selectors import ClassRules
+from reconciler.pods.marks import MarkReader
 from reconciler.policies.cachelevel import begin
 from reconciler.policies.cacheplan import plan_cache
 from reconciler.runtime.safe_files import FileRule
@@ -37,7 +37,6 @@ from reconciler.signals.memory import parse_meminfo
 from reconciler.sources.checkpoints import CheckpointSource
 from reconciler.sources.disks import DiskSource
 from reconciler.sources.manifests import ManifestDirectory, resolve
-from reconciler.sources.operator_file import OperatorFile
 from resctrl.capability import read_capability
 from resctrl.files import REAL as REAL_GROUPS
 from resctrl.groups import ControlGroups
@@ -52,9 +51,9 @@ _BOUNDING: Final = ("cpu.set", "cpu.mems", "cpu.quota", "cpu.period", "cpu.burst
 
 
 class OfflineSetting(NamedTuple):
-    """One wanted setting against what is there. ``state``: in place, would write, held, missing, blocked, wanted.
+    """One planned setting and the actual value. ``state``: in place, would write, held, missing, blocked, wanted.
 
-    *wanted*: the machine is only described, so that nobody knows what is there.
+    *wanted*: the machine is only described, so that the actual value is unknown.
     """
 
     setting: Setting
@@ -65,7 +64,7 @@ class OfflineSetting(NamedTuple):
 
 
 class PlanResult(NamedTuple):
-    """What the agent knows of the node, wants there, and would write in this order."""
+    """The node's inventory, its plan, and the writes in their order."""
 
     view: NodeView
     desired: Desired
@@ -78,7 +77,7 @@ class PlanResult(NamedTuple):
 
 
 def plan_node(node: Node, recorded_node: RecordedNode, *, files: FileOps = REAL) -> PlanResult:
-    """Look and plan. Errors: `SourceError` when there is no hierarchy or no kubepods tree to plan for."""
+    """Read and plan. Errors: `SourceError` without a hierarchy or a kubepods tree to plan for."""
     if node.hierarchy is None:
         raise SourceError("cgroups", node.problems.get("cgroups", "no hierarchy"))
     if node.layout is None:
@@ -87,21 +86,25 @@ def plan_node(node: Node, recorded_node: RecordedNode, *, files: FileOps = REAL)
     manifests: dict[str, PodMeta] = {}
     disks = DiskSource(lambda: [rule.name for rule in node.config.policies.disk.devices], NO_MARKS, root=node.root)
     problems += disks.problems
+    rules, refused = class_rules(node.config)
+    problems += refused
+    marks = MarkReader(read_keys(node.config, rules))
     knowledge = Inventory(
         topology=read_topology(node.root),
         versions=node.hierarchy.versions(),
         layout=node.layout,
         dirs=node.runtime,
-        rules=_rules(node, problems),
+        rules=rules,
         metas=lambda uid: [*recorded_node.metas(uid), *([manifests[uid]] if uid in manifests else [])],
         signalled=lambda _: False,
         disks=lambda: disks.found,
         indicators=dict,
+        marks=marks,
     )
     knowledge.take(knobs=offered(node.hierarchy, node.layout.kubepods, files))
     for uid, dirs in node.pods.items():
         knowledge.sample(uid, dirs)
-    manifests |= _manifests(node, knowledge, problems)
+    manifests |= _manifests(node, knowledge, marks, problems)
     if node.config.kubelet.enabled:
         checkpoints = CheckpointSource(NO_MARKS, root=node.root, kubelet_root=node.kubelet.root_dir)
         reserved, strict = node.kubelet.reserved_cpus, node.kubelet.strict_reserved
@@ -151,22 +154,13 @@ def _count(pods: tuple[PodMeta, ...] | None) -> str:
     return "no answer" if pods is None else f"{len(pods)} pods"
 
 
-def _rules(node: Node, problems: list[str]) -> ClassRules:
-    rules = node.config.classes
-    if node.config.operator_file is None:
-        return rules
-    overrides = OperatorFile(node.config.operator_file, node.root).read()
-    problems += overrides.problems
-    return merge_rules(rules, overrides.overrides)
-
-
-def _manifests(node: Node, knowledge: Inventory, problems: list[str]) -> dict[str, PodMeta]:
+def _manifests(node: Node, knowledge: Inventory, marks: MarkReader, problems: list[str]) -> dict[str, PodMeta]:
     directory = node.config.static_manifests or node.kubelet.static_pod_path
     if directory is None:
         return {}
     try:
         rule = FileRule.OPERATOR if node.config.static_manifests else FileRule.ROOT
-        manifests = ManifestDirectory(directory, node.root, rule).read()
+        manifests = ManifestDirectory(directory, marks, node.root, rule).read()
     except SourceError as exc:
         problems.append(str(exc))
         return {}
@@ -197,7 +191,7 @@ def _measure(node: RecordedNode, knowledge: Inventory, problems: list[str]) -> s
 
 
 def _memory(node: Node, problems: list[str]) -> NodeMemoryReading | None:
-    """What /proc/meminfo of the node says, taken as of now; None where it cannot be read."""
+    """The node's /proc/meminfo, as of now; None where it cannot be read."""
     text = read_text(node.root, "proc/meminfo")
     try:
         return msgspec.structs.replace(parse_meminfo(text), age_s=0.0) if text is not None else None

@@ -15,7 +15,6 @@ _FILES: Final = {"bash": "_shtab_compgen_files", "zsh": "_files"}
 _LONGEST_HOLD_S: Final = 30 * 86400.0
 """`reconciler.actuators.holds.LONGEST_S`, which is not imported here for the start-up's sake."""
 _NEGATIVE: Final = re.compile(r"-[\d.]")
-_DURATION: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 class CliCommand(NamedTuple):
@@ -30,11 +29,13 @@ class CliCommand(NamedTuple):
 
 def seconds(text: str) -> float:
     """``90s``, ``15m``, ``1h``, ``2d``. Errors: `argparse.ArgumentTypeError`."""
-    number, unit = text[:-1], text[-1:]
+    from reconciler.settings.units import SECONDS, parse_number
+
     try:
-        value = float(number) * _DURATION[unit]
-    except (ValueError, KeyError):
-        value = -1.0
+        # Without a unit a person may have meant minutes.
+        value = parse_number(text, SECONDS, whole=False) if text[-1:].isalpha() else 0.0
+    except ValueError:
+        value = 0.0
     if not 0 < value <= _LONGEST_HOLD_S:
         raise argparse.ArgumentTypeError(
             f"{text!r}: expected a duration such as 90s, 15m, 1h or 2d, above 0 and at most 30d"
@@ -64,7 +65,7 @@ def _restore(parser: argparse.ArgumentParser) -> None:
 
 def _hold(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", metavar="TARGET", help="node, pod:POD, knob:NAME or file:/GROUP/PATH")
-    # So that -5m is a wrong TIME and no option: its message says what a TIME is.
+    # So that -5m is a wrong TIME and no option: its message describes a TIME.
     parser._negative_number_matcher = _NEGATIVE  # noqa: SLF001
     lasts = parser.add_mutually_exclusive_group(required=True)
     lasts.add_argument("--for", dest="seconds", type=seconds, metavar="TIME", help="duration such as 1h; at most 30d")
@@ -177,7 +178,7 @@ def parser(only: str | None = None) -> argparse.ArgumentParser:
                 "--root", default="/", metavar="DIR", help="root of a copied node, instead of this node"
             ),
         ):
-            # What the generator of the completion files looks for; it is no part of argparse.
+            # Read by the generator of the completion files; it is not part of argparse.
             vars(action)["complete"] = _FILES
     return top
 

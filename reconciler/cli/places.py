@@ -1,4 +1,4 @@
-"""Where the daemon's socket and store are: as the command line says, else the configuration, else the usual places."""
+"""Paths of the daemon's socket and store: the command line's, else the configuration's, else the usual ones."""
 
 import os
 import re
@@ -11,7 +11,7 @@ DEFAULT_CONFIG: Final = "/etc/bypassd/config.yaml"
 DEFAULT_SOCKET: Final = "/run/bypassd/bypassd.sock"
 DEFAULT_READER: Final = "/run/bypassd/reader.sock"
 DEFAULT_STORE: Final = "/var/lib/bypassd/state.db"
-# A configuration that says nothing about places is not loaded: that costs as much as all the rest of the program.
+# A configuration without paths is not loaded: that costs as much as all the rest of the program.
 _SPEAKS: Final = re.compile(rb"""^[^#\n]*\b(?:socket|reader_socket|path|root)["']?\s*:""", re.MULTILINE)
 
 
@@ -32,7 +32,7 @@ def find(options: Namespace) -> AgentPaths:
     if (options.socket is None or options.store is None) and _config_speaks(options):
         socket, reader, store = _configured(options)
     if root != "/":
-        # A copied node has a store, but nobody lives there.
+        # A copied node has a store, but no daemon.
         socket, reader, store = None, None, os.path.join(root, store.lstrip("/"))
     if options.socket is not None:
         reader = None

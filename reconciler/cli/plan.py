@@ -1,4 +1,4 @@
-"""``bypassctl plan``: what the agent would want and write on a captured node, or want of a machine that is described.
+"""``bypassctl plan``: the agent's plan and writes on a captured node, or its plan for a described machine.
 
 Shape of the JSON: docs/plan.md.
 """
@@ -24,7 +24,7 @@ from reconciler.cli.capture import reading
 from reconciler.cli.described import LAYOUT, plan_machine
 from reconciler.cli.drawing import as_sets, placement
 from reconciler.cli.exits import CliError, Exit
-from reconciler.cli.nodeview import InspectedNode, look
+from reconciler.cli.nodeview import InspectedNode, inspect_node, marks_of
 from reconciler.cli.offline import OfflineSetting, PlanResult, plan_node
 from reconciler.cli.output import emit
 from reconciler.cli.planscreen import blocks
@@ -43,7 +43,7 @@ _INTERVAL_S: Final = 1.0
 
 
 class PlanSubject(Struct, frozen=True, kw_only=True):
-    """What the plan is for. ``described``: a machine of words, on which nothing stands that could be written."""
+    """What the plan is for. ``described``: a described machine, which has no actual values."""
 
     name: str
     mode: str
@@ -72,8 +72,8 @@ def _node(options: Namespace) -> dict[str, Any]:
     with _unpacked(options.root) as root:
         options.root = root
         try:
-            node = look(options, strict=True)
-            recorded_node = read_recorded(node.root) if node.copied else ask_live(node)
+            node = inspect_node(options, strict=True)
+            recorded_node = read_recorded(node.root, marks_of(node.config)) if node.copied else ask_live(node)
             result = plan_node(node, recorded_node)
         except SourceError as exc:
             raise CliError(f"{root}: {exc}", Exit.UNREACHABLE) from exc
@@ -94,7 +94,7 @@ def _machine(options: Namespace) -> dict[str, Any]:
         raise CliError("--machine and --root exclude each other", Exit.USAGE)
     config = load.load(places.config_path(options), required=options.config is not None).config
     topology = parse(options.machine)
-    pods, problems = read_pods_file(options.pods) if options.pods is not None else ([], [])
+    pods, problems = read_pods_file(options.pods, marks_of(config)) if options.pods is not None else ([], [])
     about = PlanSubject(
         name="a described machine",
         mode=config.mode.value,
@@ -106,7 +106,7 @@ def _machine(options: Namespace) -> dict[str, Any]:
 
 
 def ask_live(node: InspectedNode) -> RecordedNode:
-    """The same answers from a node that lives: what the agent would do here, before it is installed."""
+    """The same responses from a running node: what the agent would do here, before it is installed."""
     first = reading(node)
     results = query_node(node)
     time.sleep(_INTERVAL_S)
@@ -217,7 +217,7 @@ def _unpacked(root: str) -> Iterator[str]:
 
 @contextmanager
 def _ended_by_exception() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the program by way of everybody's clean-up, as SIGINT does."""
+    """SIGTERM and SIGHUP raise an exception, so that every clean-up runs, as for SIGINT."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

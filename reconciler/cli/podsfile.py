@@ -4,8 +4,8 @@
     - {name: web, count: 3, requests: {cpu: 500m}, use: 300m}
     - {name: crunch, labels: {koordinator.sh/qosClass: BE}}
 
-The manual page has the table of keys. What a real node would tell through cgroups is made up here as the kubelet and
-the runtime would have it: QoS, group paths, shares, quotas.
+The manual page has the table of keys. Facts that a real node has in cgroups are derived as the kubelet and the runtime
+would: QoS, group paths, shares, quotas.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,6 +17,7 @@ from msgspec import Meta, Struct
 from cgroupfs.bounded import decoded, read_file
 from cgroupfs.errors import InputError
 from cgroupfs.naming import QosClass
+from reconciler.pods.marks import MarkReader
 from reconciler.pods.resources import read_resources
 from reconciler.settings.binder import Text, bind_list
 from reconciler.settings.quantity import milli
@@ -67,7 +68,7 @@ class PodLine(Struct, frozen=True, forbid_unknown_fields=True, rename={"pod_clas
 
     @property
     def use_milli(self) -> int:
-        """The CPU in use, in thousandths; -1 for what is no quantity."""
+        """The CPU in use, in thousandths; -1 if it is not a quantity."""
         try:
             return milli(self.use)
         except ValueError:
@@ -83,8 +84,8 @@ class DescribedPod(NamedTuple):
     use_milli: int = 0
 
 
-def read_pods_file(path: str) -> tuple[list[DescribedPod], list[str]]:
-    """The pods, and a message for each part of one that cannot be used.
+def read_pods_file(path: str, marks: MarkReader) -> tuple[list[DescribedPod], list[str]]:
+    """The pods, and a message for each unusable part of one. ``marks`` takes what is kept of labels.
 
     Errors: `InputError` for a file that cannot be read or is neither of the two forms, `ConfigError` with every mistake
     of a list.
@@ -94,7 +95,7 @@ def read_pods_file(path: str) -> tuple[list[DescribedPod], list[str]]:
     except OSError as exc:
         raise InputError(path, exc.strerror or str(exc), "a readable file") from exc
     if body.lstrip().startswith(b"{"):
-        pods, problems = _kubectl(path, body)
+        pods, problems = _kubectl(path, body, marks)
     else:
         pods, problems = _listed(path, body)
     seen: set[str] = set()
@@ -107,13 +108,13 @@ def read_pods_file(path: str) -> tuple[list[DescribedPod], list[str]]:
     return pods, problems
 
 
-def _kubectl(path: str, body: bytes) -> tuple[list[DescribedPod], list[str]]:
+def _kubectl(path: str, body: bytes, marks: MarkReader) -> tuple[list[DescribedPod], list[str]]:
     try:
         answer = decoded(msgspec.json.decode, body, deepest=_DEEPEST)
         if isinstance(answer, dict) and answer.get("kind") == "List":
             # What kubectl calls the API server's PodList.
             body = msgspec.json.encode({**answer, "kind": "PodList"})
-        metas, problems = decode_pods(body)
+        metas, problems = decode_pods(body, marks)
     except ValueError as exc:
         raise InputError(path, str(exc), "what kubectl get pods -o json writes, or a YAML list") from exc
     return [DescribedPod(meta, meta.qos or qos_of(meta)) for meta in metas], list(problems)
@@ -155,7 +156,7 @@ def _container(line: ContainerLine, problems: list[str]) -> ContainerMeta:
     requests, bad_requests = read_resources(f"{where}: requests", line.requests)
     limits, bad_limits = read_resources(f"{where}: limits", line.limits)
     problems += (*bad_requests, *bad_limits)
-    # The API server's default: what has a limit and no request asks for the limit.
+    # The API server's default: without a request the limit is the request.
     requests = Resources(
         cpu_milli=limits.cpu_milli if requests.cpu_milli is None else requests.cpu_milli,
         memory_bytes=limits.memory_bytes if requests.memory_bytes is None else requests.memory_bytes,

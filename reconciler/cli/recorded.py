@@ -1,7 +1,7 @@
-"""What a capture holds beside the node's own files: the answers of kubelet and runtime, and two readings of CPU use.
+"""What a capture has beside the node's own files: responses of kubelet and runtime, and two readings of CPU use.
 
-They lie below ``bypassd-capture/`` in the captured tree. Written by ``capture``, read by ``plan``; a tree without them
-(a plain copy of a node) is a node whose kubelet and runtime do not answer.
+They are below ``bypassd-capture/`` in the captured tree. Written by ``capture``, read by ``plan``; a tree without them
+(a plain copy of a node) is a node whose kubelet and runtime do not respond.
 """
 
 import errno
@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from cgroupfs.bounded import decoded, read_file
 from cgroupfs.errors import InputError
+from reconciler.pods.marks import MarkReader
 from reconciler.sources.cri import RuntimeCondition, RuntimeVersion
 from reconciler.sources.kubelet_api import decode_pods
 from state.model import PodMeta
@@ -69,19 +70,22 @@ class RecordedNode(Struct, frozen=True, kw_only=True):
     problems: tuple[str, ...] = ()
 
     def metas(self, uid: str) -> list[PodMeta]:
-        """What was told of one pod."""
+        """The reported metadata of one pod."""
         pods = (*(self.kubelet or ()), *(self.cri.pods if self.cri is not None else ()))
         return [meta for meta in pods if meta.uid == uid]
 
 
-def read_recorded(root: str) -> RecordedNode:
-    """What lies in a captured tree. Errors: `InputError` for a file that is not what it should be."""
+def read_recorded(root: str, marks: MarkReader) -> RecordedNode:
+    """What lies in a captured tree. ``marks`` takes what is kept of labels and annotations.
+
+    Errors: `InputError` for a file that is not what it should be.
+    """
     answer = _bytes(root, KUBELET_PODS)
     pods: tuple[PodMeta, ...] | None = None
     problems: tuple[str, ...] = ()
     if answer is not None:
         try:
-            pods, problems = decode_pods(answer)
+            pods, problems = decode_pods(answer, marks)
         except ValueError as exc:
             raise InputError(os.path.join(root, KUBELET_PODS), str(exc), "the kubelet's answer to /pods") from exc
     return RecordedNode(

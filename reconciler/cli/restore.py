@@ -1,4 +1,4 @@
-"""``bypassctl restore``: put back what stood in every file before; through the daemon, or on its ledger."""
+"""``bypassctl restore``: write every file's original value; through the daemon, or on its ledger."""
 
 import sys
 from argparse import Namespace
@@ -21,7 +21,10 @@ _FINE = ("restored", "already as before", "its group is gone")
 
 
 def run(options: Namespace) -> int:
-    """Restore. `Exit.NOT_OK` when a file is left as it is, or more files may be ours than the store knows."""
+    """Restore.
+
+    `Exit.NOT_OK` when a file is left unchanged, or bypassd may have written more files than the store has.
+    """
     uid = None
     if options.pod is not None:
         document = fetch(options, ("pods", "files", "history"), say=False)
@@ -48,7 +51,7 @@ def _restore(options: Namespace, uid: str | None) -> dict[str, Any]:  # the daem
             pass
         else:
             return {"through": "daemon", **answer}
-    # The lock tells apart a daemon that is down from one that does not answer.
+    # The lock distinguishes a daemon that is down from one that does not respond.
     from reconciler.cli.ledger import restore_without_daemon  # the loop and the models
 
     return {"through": "ledger", **restore_without_daemon(where.store, options.root, uid)}

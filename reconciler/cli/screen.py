@@ -1,4 +1,4 @@
-"""What a command shows, as plain values; drawn with rich on a terminal where it is there, else as plain text.
+"""Output of a command, as plain values; printed with rich on a terminal if it is installed, else as plain text.
 
 A pipe gets plain text without wrapping, so that grep and awk work on it.
 """

@@ -1,7 +1,7 @@
-"""``bypassctl simulate``: a recording, judged by a configuration: who would have been found, and what would be done.
+"""``bypassctl simulate``: a recording, evaluated with a configuration: what would be found, and what would be done.
 
-Rules judge as they do in the daemon. What they would have done had no effect on what was recorded, so that every rule
-runs in shadow and every eviction as a dry run, whatever the configuration's modes say.
+Rules evaluate as in the daemon. Their responses would have had no effect on the recording, so every rule runs in shadow
+and every eviction as a dry run, whatever the configuration's modes.
 """
 
 import time
@@ -172,7 +172,7 @@ class _Run:
         self._told_evictions(frame, decision)
 
     def _told_evictions(self, frame: SampleFrame, decision: EvictionDecision) -> None:
-        """A dry run wants the same pod again and again, as it never goes: told once, until it is wanted no more."""
+        """A dry run requests the same pod repeatedly, as it is never evicted: reported once, until the request ends."""
         wanted = {order.uid: order for order in decision.would}
         for uid in self._would.keys() - wanted.keys():
             del self._would[uid]

@@ -1,8 +1,8 @@
-"""Where a capture goes: a directory, or a compressed archive. Both hold the files of a node under their own paths.
+"""Destination of a capture: a directory, or a compressed archive. Both contain a node's files under their own paths.
 
 A capture is written as root, often into a directory that others may write, too. So every name on the way is opened
-relative to the directory before it and never through a link of another user; a directory that exists already is taken
-only where nobody but root and this user can change it or put another in its place.
+relative to the directory before it and never through a link of another user; an existing directory is used only if no
+user but root and this one can change or replace it.
 """
 
 import errno
@@ -96,7 +96,7 @@ class TarSink:
             # One descriptor: the name of the directory may be another's a moment later.
             self._directory = os.open(above, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
-                # Somebody else may have put a link of this name into a directory that all may write.
+                # Another user may have put a link of this name into a world-writable directory.
                 with suppress(FileNotFoundError):
                     os.unlink(self._part, dir_fd=self._directory)
                 self._file = open(os.open(self._part, _NEW, 0o600, dir_fd=self._directory), "wb")  # noqa: SIM115
@@ -184,7 +184,7 @@ def _directory(path: str) -> tuple[int, str]:
             os.close(number)
             number = below
             status = os.fstat(number)
-            # A new one is ours, unless another user has replaced it since.
+            # A new directory is this user's, unless another user has replaced it since.
             made = made and status.st_uid == os.geteuid() and not status.st_mode & _WRITABLE
             unsafe = unsafe or _unsafe(status, part, last=not parts)
     except BaseException:
@@ -194,7 +194,7 @@ def _directory(path: str) -> tuple[int, str]:
 
 
 def _unsafe(status: os.stat_result, name: str, *, last: bool) -> str:
-    """Why others can change it. In a sticky directory they can replace nothing of ours, but add to it."""
+    """Why others can change it. In a sticky directory they can replace nothing of this user's, but add to it."""
     if status.st_uid not in {0, os.geteuid()}:
         return f"{name} is owned by uid {status.st_uid}"
     if status.st_mode & _WRITABLE and (last or not status.st_mode & stat.S_ISVTX):

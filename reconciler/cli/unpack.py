@@ -1,4 +1,4 @@
-"""Unpacks a captured node's archive, whoever made it: regular files of bounded number and size, inside one directory.
+"""Unpacks an untrusted archive of a captured node: regular files of bounded number and size, inside one directory.
 
 The library's own ``filter="data"`` is not relied on: before Python 3.11.13 a chain of links leads it out of the
 directory (CVE-2025-4517). `capture` writes no links, so here none is made. Its reading of headers is not used either:
@@ -26,7 +26,7 @@ FREE_BYTES: Final = 64 << 20
 """So much may come out of the smallest file."""
 MOST_FILES: Final = 200_000
 LARGEST_HEADER: Final = 64 << 10
-"""Bytes of a header that comes before a member's own: a long name, or pax records."""
+"""Bytes of a header before a member's own: a long name, or pax records."""
 _LONGEST_NAME: Final = 1_024
 _LONGEST_NUMBER: Final = 20
 _HEADERS: Final = 4
@@ -37,9 +37,9 @@ _NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEX
 
 
 def unpack(path: str, directory: str) -> None:
-    """Unpack ``path`` (``.tar`` or ``.tar.gz``) into an empty directory of ours.
+    """Unpack ``path`` (``.tar`` or ``.tar.gz``) into a new empty directory.
 
-    Errors: `InputError` for what is no such archive, or is more than one may hold.
+    Errors: `InputError` for a file other than such an archive, or exceeds the limits.
     """
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
@@ -60,9 +60,9 @@ def unpack(path: str, directory: str) -> None:
 
 
 def _members(source: "_Bounded", path: str) -> Iterator[tarfile.TarInfo]:
-    """The members with their final names and sizes. Whoever iterates reads each content, padding included.
+    """The members with their final names and sizes. The caller reads each content, padding included.
 
-    Errors: `InputError`; `tarfile.HeaderError` for a header that is none.
+    Errors: `InputError`; `tarfile.HeaderError` for an invalid header.
     """
     name: str | None = None
     size: int | None = None

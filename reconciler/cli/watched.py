@@ -16,7 +16,7 @@ _ENDED: Final = 3
 
 
 def of_pod(body: Row, pod: Row) -> Row:
-    """What concerns one pod, as plain values; empty while nothing is watched, or by a daemon that is down.
+    """Interference and evictions of one pod, as plain values; empty while detection is disabled, or without a daemon.
 
     ``findings`` of it as a victim and the ``steps`` taken for it; ``blamed``: findings of others that suspect it;
     ``in_force``: the steps against it; ``evictions``: ``state`` (open, would, ended) with the order or case.
@@ -59,7 +59,7 @@ def _step(climb: Row, step: Row) -> Row:
 
 
 def _measure(measures: Row, uid: str) -> Row:
-    """What the plan is asked for: the bounds and the freeze that are in force on this pod."""
+    """Demands on the plan: the bounds and the freeze that are in force on this pod."""
     squeezed = measures.get("squeezed", {}).get(uid)
     frozen = measures.get("frozen", {}).get(uid)
     return ({"squeezed": squeezed} if squeezed else {}) | ({"frozen": frozen} if frozen else {})

@@ -1,12 +1,9 @@
-"""An operator's program run once: no shell, a bound on all it does, and its whole process group ends with it.
+"""An operator's program, run once: no shell, bounds on all its resources, and its whole process group ends with it.
 
-It has an environment of its own and, see `reconciler.clients.command`, nothing of the daemon's standing. What it left
-behind in its group when it has ended is killed; who made a session of his own has left the group on purpose.
-
-How an operator's program starts: as nobody special, in a thread that may be given up.
-
-It inherits nothing of the daemon's standing: no protection from the OOM killer, no priority, no blocked signals, no
-supplementary groups of another user, three standard files and no other.
+The program is started as an unprivileged user, in a thread that may be abandoned. It has an environment of its own and
+inherits no privilege of the daemon: no protection from the OOM killer, no priority, no blocked signals, no
+supplementary groups of another user, three standard files and no other. Processes that it leaves in its group at its
+end are killed; a process that made a session of its own has left the group on purpose.
 """
 
 import errno
@@ -29,7 +26,7 @@ _NOBODY: Final = 65534
 # A process may only give up such protection itself, and what is started here cannot do it before it is another's.
 _SHELL: Final = "/bin/sh"
 _UNPROTECT: Final = 'echo 0 2>/dev/null >/proc/self/oom_score_adj; exec "$0" "$@"'
-# Where there is no shell. Python ignores two signals, and the ignoring would be inherited.
+# Without a shell. Python ignores two signals, and the ignoring would be inherited.
 _UNPROTECT_SLOWLY: Final = """import os, signal, sys
 signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
@@ -42,7 +39,7 @@ os.execv(sys.argv[1], sys.argv[1:])"""
 
 @final
 class ProcessSpawn:
-    """The start of one process, in a thread that may be abandoned; who is late with it ends it himself."""
+    """The start of one process, in a thread that may be abandoned; a late thread ends the process itself."""
 
     def __init__(
         self, argv: Sequence[str], user: str | None, environment: Mapping[str, str], *, stdin: bool, stdout: bool
@@ -72,17 +69,17 @@ class ProcessSpawn:
         raise OSError(errno.ETIMEDOUT, "it started too late")
 
     def give_up(self) -> "subprocess.Popen[bytes] | None":
-        """Nobody waits for it any more: what has been started by now is the caller's to end."""
+        """The result is not needed any more: a process that has started by now is the caller's to end."""
         with self._lock:
             self._over = True
             return self._process
 
     def _popen(self) -> "subprocess.Popen[bytes]":
         if not os.access(self._argv[0], os.X_OK):
-            os.stat(self._argv[0])  # there is none, perhaps
+            os.stat(self._argv[0])  # it may not exist
             raise PermissionError(errno.EACCES, "it is not executable")
         who = _user(self._user)
-        # Threads have the priority of who made them, which is the loop. For good: no other work of theirs needs it.
+        # Threads have the priority of their creator, which is the loop. For good: no other work of theirs needs it.
         if os.getpriority(os.PRIO_PROCESS, 0) < 0:
             os.setpriority(os.PRIO_PROCESS, 0, 0)
         blocked = signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -109,7 +106,7 @@ class _User(NamedTuple):
 
 
 def _user(name: str | None) -> _User | None:
-    """Whom to become; None: nobody else. Errors: `ValueError`."""
+    """The user to run as; None: the daemon's own. Errors: `ValueError`."""
     if name is None:
         return None
     try:
@@ -147,9 +144,9 @@ def close_pipes(process: "subprocess.Popen[bytes]") -> None:
 
 
 def kill(process: "subprocess.Popen[bytes]", number: signal.Signals) -> None:
-    """Signal its group, of which it is the first.
+    """Signal its group, of which it is the leader.
 
-    The group's number is the program's pid, and nobody else's while that has not been reaped.
+    The group's number is the program's pid, and is not reused while that has not been reaped.
     """
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, number)
@@ -181,10 +178,10 @@ class CommandResult(Struct, frozen=True, kw_only=True):
 
 @final
 class Command:
-    """One program with its arguments; it may run several times side by side.
+    """One program with its arguments; it may run several times in parallel.
 
-    ``user``: name or number whom to run it as, without supplementary groups; None: as we are. ``most_output``: more is
-    a failure; 0: standard output is not read. ``grace_s``: time between SIGTERM and SIGKILL; 0: no SIGTERM.
+    ``user``: name or number to run as, without supplementary groups; None: the daemon's own. ``most_output``: more is a
+    failure; 0: standard output is not read. ``grace_s``: time between SIGTERM and SIGKILL; 0: no SIGTERM.
     ``environment``: beside PATH and LANG.
     """
 
@@ -215,7 +212,7 @@ class Command:
         process = await self._start(deadline, stdin=bool(given))
         said = _Captured(self._most_output)
         status = None
-        # Its pipes stay open until it has ended: one that cleans up at SIGTERM may say so.
+        # Its pipes stay open until it has ended: a program that cleans up at SIGTERM may write to them.
         with ExitStack() as streams:
             try:
                 with trio.move_on_at(deadline) as scope:
@@ -237,7 +234,7 @@ class Command:
         process = None
         try:
             with trio.fail_at(deadline):
-                # Abandoned: a program on a file system that hangs must not hold up who wants it.
+                # Abandoned: a program on a blocked file system must not block its caller.
                 process = await trio.to_thread.run_sync(launch.run, abandon_on_cancel=True, limiter=self._lane)
                 return process
         except trio.TooSlowError:
@@ -325,7 +322,7 @@ def _stream(streams: ExitStack, pipe: IO[bytes] | None) -> trio.lowlevel.FdStrea
 
 
 async def _ended(process: "subprocess.Popen[bytes]") -> None:
-    """Return when it has ended, and leave it to be reaped. Looked at again and again: old kernels have no pidfd."""
+    """Return when it has ended, and leave it to be reaped. Polls, as old kernels have no pidfd."""
     wait_s = 0.001
     while not _is_over(process):
         await trio.sleep(wait_s)

@@ -1,10 +1,10 @@
 """Unary gRPC calls over a unix socket: all that CRI needs, for a tenth of what gRPC's own library costs.
 
-That library takes 17 MiB of a daemon that may have 50, and never gives them back; the HTTP/2 library is there already,
+That library takes 17 MiB of a daemon that may have 50, and never releases them; the HTTP/2 library is there already,
 for the web server. What is added here: framing, status, deadlines, and connecting again.
 
-**Asked again.** A connection kept from earlier may be dead without our knowing. A question that loses such a
-connection is asked once more on a new one; so this is only for questions that do no harm when asked twice.
+**Repeated calls.** A kept connection may be broken unnoticed. A call that loses such a connection is repeated once on a
+new one; so this is only for calls that are harmless when repeated.
 
 Source: "gRPC over HTTP2" in gRPC's documentation.
 """
@@ -41,8 +41,8 @@ _LARGEST_READ: Final = 1024 * 1024 * 1024
 class UnaryCall(NamedTuple):
     """One call: ``/package.Service/Method`` and the serialized request.
 
-    ``sink`` makes what gets the answer's bytes as they arrive, prefix and all; a question that is asked again makes a
-    new one. The answer itself is empty then.
+    ``sink`` makes the receiver of the response's bytes as they arrive, prefix and all; a repeated call makes a new one.
+    The response itself is empty then.
     """
 
     path: str
@@ -66,9 +66,9 @@ class GrpcStatusError(SourceError):
 
 @final
 class UnaryChannel:
-    """Asks one peer; connects when asked, and anew after a lost connection. Many tasks may ask at once.
+    """Calls to one peer; connects at the first call, and again after a lost connection. Many tasks may call at once.
 
-    ``source`` and ``shown`` (the socket as the operator knows it) begin every message. ``root_only``: only a socket of
+    ``source`` and ``shown`` (the operator's path of the socket) begin every message. ``root_only``: only a socket of
     root's, in directories of root's, on which a process of root's listens.
     """
 
@@ -93,15 +93,15 @@ class UnaryChannel:
     async def call(self, *questions: UnaryCall, timeout_s: float) -> list[bytes]:
         """The answers to ``questions``, which travel together, in their order.
 
-        Errors: `GrpcStatusError` with the peer's own words; `SourceError` when there is no socket, no connection, no
-        answer in time, or none that is one gRPC message.
+        Errors: `GrpcStatusError` with the peer's own words; `SourceError` without a socket, a connection, or a response
+        in time, or none that is one gRPC message.
         """
         begun = trio.current_time()
         try:
             with trio.fail_after(timeout_s):
                 exchanges = await self._run(questions, timeout_s)
         except trio.TooSlowError as exc:
-            # A peer that says nothing at all may be gone for good; one that answers others is kept.
+            # A peer without any response may be down for good; a connection with other responses is kept.
             if self._connection is not None and self._connection.heard_at < begun:
                 self.close()
             raise self._error(questions, _late(timeout_s)) from exc
@@ -148,7 +148,7 @@ class UnaryChannel:
             else:
                 self._connection = Http2Connection(sock)
                 return self._connection, False
-            # EAGAIN on a unix socket: the peer's queue of connections is full, and nothing tells when it is not.
+            # EAGAIN on a unix socket: the peer's queue of connections is full, and no event reports when it is not.
             await trio.sleep(FULL_S)
             if self._connection is not None and self._connection.usable():
                 return self._connection, True
@@ -171,7 +171,7 @@ class UnaryChannel:
 
 
 def _exchange(question: UnaryCall, timeout_s: float) -> Http2Stream:
-    # The peer's clock runs a little longer, so that it is ours that ends an unanswered question.
+    # The peer's clock runs a little longer, so that the client's ends an unanswered call.
     patience_ms = min(math.ceil(timeout_s * 1100), 99_999_999)
     headers = (
         (":method", "POST"),

@@ -1,9 +1,9 @@
-"""One HTTP client for everything that asks: the kubelet, the API server, webhooks and probes.
+"""The HTTP client of all parts: the kubelet, the API server, webhooks and probes.
 
-The only module that imports the HTTP library, and only when a session opens: with TLS it costs 5 MiB, which a node
-that needs no HTTP does not pay. It is httpcore2 and not httpx2 above it: of what that adds (redirects, cookies, forms,
-decoding) nothing is wanted here, and it takes 2 MiB more. Whatever goes wrong becomes one `SourceError` that names the
-asked and the reason.
+The only module that imports the HTTP library, and only when a session opens: with TLS it costs 5 MiB, which a node that
+needs no HTTP does not pay. It is httpcore2 and not httpx2 above it: its additions (redirects, cookies, forms, decoding)
+are not needed here, and it takes 2 MiB more. Every failure becomes one `SourceError` that names the peer and the
+reason.
 """
 
 import logging
@@ -34,21 +34,22 @@ if TYPE_CHECKING:
     import httpcore2
 
 LONGEST_WAIT_S: Final = 3600.0
-"""A server's wish that it be asked later counts up to here."""
+"""A delay that a server requests counts up to here."""
 _LONGEST_DATE: Final = 100
 """Characters of a Retry-After header."""
 _LARGEST: Final = 64 * 1024 * 1024
 # Of an answer that is passed on as it arrives: a bound on work, not on memory.
 _LONGEST_READ: Final = 1024 * 1024 * 1024
 _MOST_WAITS: Final = 10
-"""An answer that comes in parts is waited for as many times the peer's timeout in all."""
-# Of an answer that is read for what it says and not for its data.
+"""A response in parts may take this many times the peer's timeout in all."""
+# Of a response that is read for its message and not for its data.
 _MOST_KEPT: Final = 8 * 1024
 _LONGEST_TOKEN: Final = 64 * 1024
 _NO_HEADER: Final = "invalid character in a request header"
 _KEEPALIVE_S: Final = 120.0
 _CLOSE_S: Final = 1.0
-# With the system's certificates one is 0.8 MiB and takes 60 ms: sessions that trust the same share it while one lives.
+# With the system's certificates a context is 0.8 MiB and takes 60 ms: sessions with the same trust share it while one
+# exists.
 _CONTEXTS: Final[WeakValueDictionary[object, ssl.SSLContext]] = WeakValueDictionary()
 
 Take = Callable[[bytes], Awaitable[None]]
@@ -68,10 +69,10 @@ class InlineCredentials(Struct, frozen=True, kw_only=True):
 
 
 class HttpEndpoint(Struct, frozen=True, kw_only=True):
-    """Whom to ask and how to trust each other. All files are read again when they change.
+    """A peer and the mutual trust. All files are read again when they change.
 
     ``server_name``: the name in the peer's certificate, where the address is not in it. ``insecure``: accept any
-    certificate; then no token and no client certificate is shown. ``root_only``: those of the files that another
+    certificate; then no token and no client certificate is sent. ``root_only``: those of the files that another
     component named, which only root may be able to change.
     """
 
@@ -89,7 +90,7 @@ class HttpEndpoint(Struct, frozen=True, kw_only=True):
 
     @property
     def exposed(self) -> str:
-        """Why nothing may be asked with these credentials: who listens on the way could take them; empty: it may."""
+        """Why these credentials must not be used: an attacker on the way could take them; empty: they may."""
         if not (self.token_file or self.cert_file or self.inline.token or self.inline.cert):
             return ""
         if not self.secure:
@@ -122,10 +123,10 @@ class HttpEndpoint(Struct, frozen=True, kw_only=True):
 
 
 class HttpResponse(Struct, frozen=True, kw_only=True):
-    """What a peer answered, whatever it means. Header names are in small letters; ``body`` may have been cut.
+    """A peer's response, whatever it means. Header names are in lower case; ``body`` may have been cut.
 
-    ``seconds``: from the sending of the request to the end of the answer; ``connect_s``: what it took before that to
-    make a connection, 0.0 where one was there.
+    ``seconds``: from the sending of the request to the end of the response; ``connect_s``: the time before that to make
+    a connection, 0.0 where one existed.
     """
 
     status: int
@@ -136,7 +137,7 @@ class HttpResponse(Struct, frozen=True, kw_only=True):
 
     @property
     def ok(self) -> bool:
-        """Whether the peer says that it was done."""
+        """Whether the peer reports success."""
         return 200 <= self.status < 300
 
     @property
@@ -145,7 +146,7 @@ class HttpResponse(Struct, frozen=True, kw_only=True):
         return " ".join(self.body[:200].decode(errors="replace").split())[:120]
 
     def wait_s(self, now_s: float) -> float | None:
-        """How long the peer wants not to be asked; None: it says nothing. ``now_s``: seconds since the epoch."""
+        """The delay that the peer requests; None: none. ``now_s``: seconds since the epoch."""
         return retry_after_s(self.headers.get("retry-after"), now_s)
 
 
@@ -243,10 +244,10 @@ class HttpSession:
         timeout_s: float | None = None,
         shown: str | None = None,
     ) -> HttpResponse:
-        """Whatever the peer answers, of its body the first ``most`` bytes. ``timeout_s`` None: the peer's.
+        """Any response of the peer, of its body the first ``most`` bytes. ``timeout_s`` None: the peer's.
 
-        ``shown`` stands in messages for the path, where that holds a secret.
-        Errors: `SourceError` when there is no whole answer: unreachable, silent, broken off.
+        ``shown`` replaces the path in messages, if that contains a secret. Errors: `SourceError` without a whole
+        response: unreachable, silent, broken off.
         """
         request = _Request(method, path, body, headers or {})
         return await self._within(request, _what(method, path, shown), keep=most, timeout_s=timeout_s)
@@ -322,7 +323,7 @@ class HttpSession:
                 else:
                     body = await _body(answer.aiter_stream(), keep)
                 if not good and token:
-                    # What a server says of a request that it refuses may quote it, and is shown.
+                    # A server's message about a request that it refuses may quote it, and is shown.
                     body = body.replace(token.encode(), MASK.encode())
                 return HttpResponse(
                     status=answer.status,
@@ -336,7 +337,7 @@ class HttpSession:
             await self.aclose()
             raise self._error(f"{what}{_NO_HEADER}") from None
         except (SourceError, ValueError):
-            # Of `take`, or too long: the connection has a rest on it that nobody reads.
+            # From `take`, or too long: the connection has an unread rest.
             await self.aclose()
             raise
         except (httpcore2.NetworkError, httpcore2.ProtocolError, httpcore2.TimeoutException) as exc:
@@ -463,7 +464,7 @@ def _what(method: str, path: str, shown: str | None) -> str:
 
 
 def retry_after_s(text: str | None, now_s: float) -> float | None:
-    """A Retry-After header in seconds from now, bounded; None for none, or one that nobody can read.
+    """A Retry-After header in seconds from now, bounded; None for none, or an unreadable one.
 
     Source: RFC 9110, section 10.2.3: a number of seconds, or a date.
     """
@@ -487,19 +488,19 @@ def retry_after_s(text: str | None, now_s: float) -> float | None:
 
 
 def _address(base: str, path: str) -> "tuple[httpcore2.URL, str]":
-    """What to ask of whom, and the field ``Host``. Errors: `ValueError` for a ``base`` that is no URL."""
+    """Target, address and the field ``Host`` of a request. Errors: `ValueError` for an invalid ``base``."""
     import httpcore2
 
     root, prefix, _ = split_url(base)
     place = httpcore2.URL(root)
-    # What is encoded already stays; only what cannot stand in a request at all is encoded here.
+    # Encoded characters stay; only those that a request must not contain are encoded here.
     target = quote(prefix.rstrip("/") + path, safe=string.punctuation)
     url = httpcore2.URL(scheme=place.scheme, host=place.host, port=place.port, target=target)
     return url, root.partition("://")[2].removesuffix(":443" if place.scheme == b"https" else ":80")
 
 
 def _by_name(fields: list[tuple[bytes, bytes]]) -> dict[str, str]:
-    """Fields by their names in small letters; of one that came several times all values, as in one."""
+    """Fields by their names in lower case; of a repeated field all values, joined."""
     texts: dict[str, str] = {}
     for raw, value in fields:
         name, text = raw.decode("latin-1").lower(), value.decode("latin-1")
@@ -537,9 +538,11 @@ async def _pass_on(stream: AsyncGenerator[bytes], take: Take) -> bool:
 
 @contextmanager
 def _in_memory(content: bytes) -> Iterator[str]:
-    """OpenSSL takes certificates and keys from a file only: the path of one that never has a name. Errors: `OSError`.
+    """OpenSSL takes certificates and keys from a file only: the path of a memory file without a name.
 
-    So what was checked and what OpenSSL reads is the same.
+    Errors: `OSError`.
+
+    So the checked content and the content that OpenSSL reads are the same.
     """
     number = os.memfd_create("certificate", os.MFD_CLOEXEC)
     try:
@@ -561,7 +564,7 @@ def _version(path: str | None) -> object:
 
 
 def _reason(exc: Exception) -> str:
-    """What a person needs to know of a failed exchange: the innermost cause that says something."""
+    """The reason of a failed exchange, for people: the innermost cause with a text."""
     cause: BaseException | None = exc
     inner: BaseException = exc
     while cause is not None:

@@ -1,10 +1,10 @@
-"""One kept HTTP/2 connection to a unix socket, for small questions that many tasks may ask at once.
+"""One kept HTTP/2 connection to a unix socket, for small calls that many tasks may make at once.
 
-**Without a task of its own.** Whoever waits for an answer reads for all: one task reads, the others are parked and
-look again after each arrival; when the reader has what it wants, or is cancelled, the next one reads. Taking in what
-arrived never awaits, so a cancelled question cannot lose half a frame; its stream is reset and the connection stays
-good. The alternative, a background reader, would need a nursery that outlives every question, only to answer pings
-between them: a peer that hangs up over those is met by asking again on a new connection.
+**Without a task of its own.** A task that waits for a response reads for all: one task reads, the others are parked and
+check again after each arrival; when the reader has its response, or is cancelled, the next one reads. Processing
+received bytes never awaits, so a cancelled call cannot lose half a frame; its stream is reset and the connection stays
+usable. The alternative, a background reader, would need a nursery that outlives every call, only to answer pings
+between them: if a peer closes the connection because of those, the call is repeated on a new one.
 
 Source: RFC 9113.
 """
@@ -48,10 +48,10 @@ class ConnectionLostError(Exception):
 
 @final
 class Http2Stream:
-    """One question on its stream, and what has come back so far: all headers and trailers, and the body.
+    """One call on its stream, and its response so far: all headers and trailers, and the body.
 
-    ``problem`` tells why there is no whole answer although the connection is good. With a ``sink`` the body goes there
-    as it arrives, and only its first ``kept`` bytes stay here; ``length`` counts all of it.
+    ``problem``: why the response is incomplete although the connection is usable. With a ``sink`` the body is passed to
+    it as it arrives, and only its first ``kept`` bytes stay here; ``length`` counts all of it.
     """
 
     def __init__(
@@ -84,20 +84,20 @@ class Http2Stream:
 
 
 class _Protocol(H2Connection):
-    # The library remembers so many closed streams, to be lenient with late frames for them; 65536 if not told.
+    # The library remembers so many closed streams, to accept late frames for them; 65536 by default.
     MAX_CLOSED_STREAMS = 256
 
 
 @final
 class Http2Connection:
-    """Everything but the waits is synchronous; a failure is noted in ``lost`` and met by whoever waits.
+    """Everything but the waits is synchronous; a failure is recorded in ``lost`` and handled by the waiting tasks.
 
     Takes over the connected, non-blocking ``sock``.
     """
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
-        # What we send is constant and right: checking it anew would be a tenth of a question's price.
+        # The sent bytes are constant and valid: validating them again would be a tenth of a call's cost.
         config = H2Configuration(
             client_side=True, header_encoding=None, validate_outbound_headers=False, normalize_outbound_headers=False
         )
@@ -121,7 +121,7 @@ class Http2Connection:
         self.heard_at = -math.inf
 
     def usable(self) -> bool:
-        """Whether it is good for another question, after what arrived while nobody asked has been looked at."""
+        """Whether it can take another call, after processing what arrived without a call."""
         if self.lost is None and not self._reading:
             self._receive()
         return self.lost is None
@@ -160,7 +160,7 @@ class Http2Connection:
                 await self._arrivals.park()
                 continue
             self._reading = True
-            # No end, but a look now and then while bytes of ours wait for room.
+            # No end, but a retry at intervals while bytes wait for room.
             self._wait = trio.CancelScope(deadline=trio.current_time() + FULL_S if self._out else math.inf)
             try:
                 with self._wait, suppress(trio.ClosedResourceError):  # closed by another task, which noted why
@@ -172,7 +172,7 @@ class Http2Connection:
                 self._arrivals.unpark_all()
 
     def _has_room(self) -> bool:
-        # Before the peer has said how many it takes, one.
+        # Before the peer has announced its limit, one.
         most = self._protocol.remote_settings.max_concurrent_streams if self.heard_at > -math.inf else 1
         return self._protocol.open_outbound_streams < min(_AT_ONCE, most)
 
@@ -214,7 +214,7 @@ class Http2Connection:
             self._lose("connection closed by the server")
             return
         if self.heard_at == -math.inf and data[3:4] not in {b"", _SETTINGS_FRAME}:
-            # Looked at here, because the library would take the text of an HTTP/1 server for a frame of 4 MiB.
+            # Checked here, because the library would take the text of an HTTP/1 server for a frame of 4 MiB.
             self._lose(f"the answer is not HTTP/2: it begins with {data[:20]!r}")
             return
         self.heard_at = trio.current_time()
@@ -252,7 +252,7 @@ class Http2Connection:
             exchange.fail(f"request cancelled by the server ({_name(event.error_code)})")
 
     def _reset(self, stream: int) -> None:
-        """Tell the peer that nobody wants this answer any more."""
+        """Report to the peer that this response is not needed any more."""
         if self.lost is None:
             with suppress(H2Error):
                 self._protocol.reset_stream(stream, ErrorCodes.CANCEL)

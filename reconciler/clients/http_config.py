@@ -1,4 +1,4 @@
-"""What settings of everything that asks over HTTP have in common: how both sides know each other, and headers."""
+"""Common settings of HTTP clients: the mutual trust of both sides, and headers."""
 
 import os
 import re
@@ -19,7 +19,7 @@ _LONGEST: Final = 64 * 1024
 
 
 class TlsTrust(Struct, frozen=True, kw_only=True):
-    """How an HTTP server and we know each other."""
+    """Trust between an HTTP server and bypassd."""
 
     token_file: Annotated[
         str | None, Meta(description="file with a bearer token, read again when it changes", extra=_SECRET_PATH)
@@ -40,8 +40,8 @@ class TlsTrust(Struct, frozen=True, kw_only=True):
             raise ValueError("cert_file and key_file must both be set; one is missing")
 
     def peer(self, name: str, url: str, timeout_s: float) -> "HttpEndpoint":
-        """Whom to ask: the server at ``url``, which has neither path nor credentials."""
-        from reconciler.clients.http import HttpEndpoint  # who only reads a configuration asks nobody
+        """The endpoint: the server at ``url``, which has neither path nor credentials."""
+        from reconciler.clients.http import HttpEndpoint  # not needed to read a configuration
 
         return HttpEndpoint(
             name=name,
@@ -74,9 +74,9 @@ def check_headers(headers: Mapping[str, str], header_files: Mapping[str, str]) -
 
 
 def read_line(path: str, root: str = "/") -> str:
-    """A header's value, or a URL: the one line of a small file, read anew each time, as secrets are replaced.
+    """A header's value, or a URL: the one line of a small file, read again each time, as secrets are replaced.
 
-    ``root`` stands before paths of this machine. Errors: `ValueError` with the path, and nothing of what is in it.
+    ``root`` is the prefix of paths of this machine. Errors: `ValueError` with the path, and nothing of its content.
     """
     try:
         text = read_file(os.path.join(root, path.lstrip("/")), _LONGEST).decode().strip()

@@ -1,6 +1,7 @@
-"""A small client of the API server: one request at a time, JSON both ways, whatever it answers handed back.
+"""A small client of the API server: one request at a time, JSON both ways, every response returned to the caller.
 
-Whom to ask is found anew when the kubeconfig changes; tokens and certificates are read again when their files do.
+The endpoint is determined again when the kubeconfig changes; tokens and certificates are read again when their files
+do.
 """
 
 import os
@@ -27,7 +28,7 @@ KUBELETS_OWN: Final = (
     "/var/lib/rancher/k3s/agent/kubelet.kubeconfig",
     "/var/lib/rancher/rke2/agent/kubelet.kubeconfig",
 )
-"""Where kubelets have their kubeconfig, for one whose command line does not tell."""
+"""Usual paths of a kubelet's kubeconfig, if its command line has none."""
 
 
 class ApiStatusCause(Struct, frozen=True):
@@ -55,7 +56,7 @@ class ApiStatus(Struct, frozen=True):
     details: ApiStatusDetails | None = None
 
     def has_cause(self, reason: str) -> bool:
-        """Whether one of the causes is this one."""
+        """Whether this is one of the causes."""
         causes = self.details.causes if self.details is not None else None
         return any(cause.reason == reason for cause in causes or ())
 
@@ -73,7 +74,7 @@ def status_of(answer: HttpResponse) -> ApiStatus:
 
 
 def wait_s_of(answer: HttpResponse, status: ApiStatus, now_s: float) -> float | None:
-    """How long the API server wants not to be asked, by the header, else by its Status; None: it says nothing."""
+    """The delay that the API server requests, by the header, else by its Status; None: none."""
     number = status.details.retry_after_s if status.details is not None else 0
     wait_s = answer.wait_s(now_s)
     return min(float(number), LONGEST_WAIT_S) if wait_s is None and number > 0 else wait_s
@@ -82,10 +83,10 @@ def wait_s_of(answer: HttpResponse, status: ApiStatus, now_s: float) -> float | 
 def find_peer(
     config: ApiServer, *, root: str = "/", kubelets: str | None = None, environ: Mapping[str, str] = os.environ
 ) -> HttpEndpoint:
-    """Whom to ask: what the operator says, else the service account of a pod, else as the kubelet does.
+    """The endpoint: the operator's, else by the service account of a pod, else by the kubelet's.
 
-    ``kubelets``: the kubeconfig that the kubelet's command line names. A pod's own files are never below ``root``.
-    Errors: `SourceError` when there is no way, or the kubeconfig cannot be used.
+    ``kubelets``: the kubeconfig in the kubelet's command line. A pod's own files are never below ``root``. Errors:
+    `SourceError` if none is available, or the kubeconfig cannot be used.
     """
     if not config.enabled:
         raise SourceError(NAME, "apiserver.enabled is false")
@@ -133,7 +134,7 @@ def kubeconfig_path(
 
 @final
 class KubeApi:
-    """See the module's text. Requests of several tasks wait for each other: it is asked seldom, never in a hurry."""
+    """See the module's text. Requests of several tasks wait for each other: they are rare and not urgent."""
 
     def __init__(
         self,
@@ -153,7 +154,7 @@ class KubeApi:
         self._turn = trio.Lock()
 
     def unreachable(self) -> str | None:
-        """Why there is no point in asking, from files alone; None: it can be tried."""
+        """Why a request is pointless, from files alone; None: it can be tried."""
         try:
             peer = self._find()
         except SourceError as exc:
@@ -170,10 +171,10 @@ class KubeApi:
         content_type: str = "application/json",
         most: int = _MOST,
     ) -> HttpResponse:
-        """Its answer, whatever it is. ``body`` becomes JSON. ``timeout_s`` None: as configured.
+        """The response, whatever it is. ``body`` becomes JSON. ``timeout_s`` None: as configured.
 
-        ``content_type``: a patch has one of its own. Of the answer's body ``most`` bytes are kept.
-        Errors: `SourceError` when there is no answer.
+        ``content_type``: a patch has one of its own. Of the response's body ``most`` bytes are kept. Errors:
+        `SourceError` without a response.
         """
         content = None if body is None else msgspec.json.encode(body)
         headers = {} if body is None else {"Content-Type": content_type}
@@ -196,7 +197,7 @@ class KubeApi:
         return self._session
 
     def _find(self) -> HttpEndpoint:
-        """The peer, read anew when the kubeconfig has changed."""
+        """The peer, read again when the kubeconfig has changed."""
         path = kubeconfig_path(self._config, root=self._root, kubelets=self._kubelets, environ=self._environ)
         version = path, None if path is None else _version(os.path.join(self._root, path.lstrip("/")))
         if self._found is None or version != self._found[0]:

@@ -1,4 +1,4 @@
-"""How the API server is reached, as far as an operator has to say it. It is asked only by what is configured to."""
+"""Connection to the API server, as far as an operator has to configure it. Only configured features use it."""
 
 from typing import Annotated, Final
 

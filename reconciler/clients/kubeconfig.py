@@ -1,7 +1,7 @@
-"""Kubeconfig files, as far as they tell whom to ask and how: the current context's cluster and user.
+"""Kubeconfig files, as far as they define the endpoint: the current context's cluster and user.
 
-Read with places, so that a refusal names file, line and column. What would need a program to be run (``exec``), a
-vendor's plug-in (``auth-provider``) or a proxy is refused with a message that says what to give instead.
+Read with places, so that a refusal names file, line and column. Entries that need a program to be run (``exec``), a
+vendor's plug-in (``auth-provider``) or a proxy are refused with a message that names the alternative.
 
 Source: Kubernetes documentation, "kubeconfig (v1)".
 """
@@ -83,10 +83,10 @@ class _Config(Struct, rename={"current": "current-context"}):
 def read_kubeconfig(
     path: str, *, name: str, root: str = "/", timeout_s: float = 10.0, rule: FileRule = FileRule.OPERATOR
 ) -> HttpEndpoint:
-    """Whom the current context of ``path`` names; ``name`` is what messages call it.
+    """The endpoint of the current context of ``path``; ``name`` is its name in messages.
 
-    ``root`` is the prefix of all paths; ``rule`` holds for the file and for those that it names.
-    Errors: `SourceError` when the file cannot be read, `InputError` for what it says.
+    ``root`` is the prefix of all paths; ``rule`` is for the file and for those that it names. Errors: `SourceError`
+    when the file cannot be read, `InputError` for its content.
     """
     try:
         text = read_file(path, rule, root=root).decode()
@@ -110,7 +110,7 @@ def read_kubeconfig(
         raise document.refusal((*cluster_at, "proxy-url"), "no proxy: bypassd connects to the API server directly")
     if not cluster.server.startswith(("https://", "http://")):
         refusal = document.refusal((*cluster_at, "server"), "a URL such as https://10.0.0.1:6443")
-        # Before an @ stands a password.
+        # The part before an @ is a password.
         raise _unquoted(refusal) if "@" in cluster.server else refusal
     files = _Files(document, root, os.path.dirname(path))
     ca, cert = cluster.certificate_authority_data, user.client_certificate_data
@@ -144,12 +144,12 @@ def _typed(document: YamlDocument, at: Path, kind: type[_T]) -> _T:
 
 
 def _unquoted(error: InputError) -> InputError:
-    """The same without the value: whatever has the wrong form may be a token, a key, or a part of either."""
+    """The same without the value: a value of a wrong form may be a token, a key, or a part of either."""
     return InputError(error.where, "...", error.expected)
 
 
 def _chosen(document: YamlDocument, group: str, entries: list[_Named], wanted: str | None) -> Path:
-    """Where the entry of that name stands; the only one where none is named."""
+    """Place of the entry of that name; the only one where none is named."""
     if not wanted and len(entries) == 1:
         return (group, 0)
     for index, entry in enumerate(entries):
@@ -187,7 +187,7 @@ class _Files(Struct, frozen=True):
         return os.path.join(self.root, os.path.join(self.directory, path).lstrip("/")) if path else None
 
     def token(self, at: Path, text: str | None) -> str | None:
-        """A token that stands in the file itself. Errors: `InputError`, which does not show it."""
+        """A token in the file itself. Errors: `InputError`, which does not show it."""
         try:
             return checked_token(text) if text else None
         except ValueError as exc:

@@ -1,4 +1,4 @@
-"""The items of a long protobuf answer, one at a time as it arrives: nothing but the item under way is kept.
+"""The items of a long protobuf response, one at a time as it arrives: nothing but the current item is kept.
 
 Source: Protocol Buffers, encoding; "gRPC over HTTP2" for the five bytes before the message.
 """
@@ -20,7 +20,7 @@ _LENGTH: Final = 2
 class MessageItems:
     """Cuts the items (field 1, repeated) out of one gRPC message. ``take`` gets each with its whole length.
 
-    An item longer than ``longest`` is passed over and given as b"". What is no protobuf ends the cutting: `broken`.
+    An item longer than ``longest`` is passed over and given as b"". Invalid protobuf ends the cutting: `broken`.
     """
 
     def __init__(self, take: Callable[[bytes, int], None], *, longest: int = LONGEST_ITEM) -> None:

@@ -16,7 +16,7 @@ class Url(NamedTuple):
 
 def split_url(url: str) -> Url:
     """The parts. Errors: `ValueError`, without the URL's own words."""
-    from urllib.parse import unquote, urlsplit  # 4 ms that a program which asks nobody does not pay
+    from urllib.parse import unquote, urlsplit  # 4 ms that programs without requests save
 
     try:
         parts = urlsplit(url)
@@ -38,7 +38,7 @@ def split_url(url: str) -> Url:
 
 
 def check_url(name: str, url: str) -> None:
-    """Errors: `ValueError` that names the setting. Of what is no URL nothing is known to be no secret."""
+    """Errors: `ValueError` that names the setting. Any part of an invalid URL may be a secret."""
     try:
         split_url(url)
     except ValueError as exc:

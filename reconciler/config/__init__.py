@@ -1,6 +1,8 @@
 """The configuration's model, loading and documentation, and the environment in which the agent runs.
 
-Belongs here: the one model of all sections, the checks across sections, generated documents, and where the node is.
+Belongs here: the one model of all sections, the checks across sections, generated documents, and detecting the node's
+paths.
 
-Does not belong here: a section's own fields, which are beside what they configure, and the YAML language (`settings`).
+Does not belong here: a section's own fields, which are beside the code that they configure, and the YAML language
+(`settings`).
 """

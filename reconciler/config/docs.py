@@ -1,7 +1,7 @@
 """The configuration's texts: the example file, docs/config.md and ``config explain``, all from the declarations.
 
-``python -m reconciler.config.docs`` (in the project's directory) writes deploy/config.yaml and docs/config.md anew; a
-test compares them.
+``python -m reconciler.config.docs`` (in the project's directory) writes deploy/config.yaml and docs/config.md; a test
+compares them.
 """
 
 import json
@@ -22,7 +22,6 @@ from reconciler.settings.schema import FieldSchema, ListType, Schema, section_of
 
 # Bare YAML words: everything else is quoted.
 _SAFE: Final = re.compile(r"[A-Za-z0-9/][A-Za-z0-9/._%-]*")
-_WIDTH: Final = 120
 
 _HEAD: Final = f"""\
 # Configuration of bypassd: what most nodes change, with the defaults. Uncomment what you change; SIGHUP reloads.
@@ -180,7 +179,7 @@ def markdown() -> str:
         "Made by `python -m reconciler.config.docs` from the declarations in the code; do not edit.",
         "",
         f"bypassd reads `{DEFAULT_PATH}`, then `conf.d/*.yaml` beside it in name order. What comes later wins, setting",
-        "by setting; lists are replaced whole. Every problem of every file is told at once, as",
+        "by setting; lists are replaced whole. Every problem of every file is reported at once, as",
         "`file:line:column: setting: message`, and none of it is used then. `systemctl reload bypassd` (SIGHUP) reads",
         "the files again; a bad file leaves the old configuration in force, and a setting marked ↻ needs a restart.",
         "",

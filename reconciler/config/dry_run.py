@@ -1,7 +1,7 @@
-"""Which parts of the agent do not act: one answer for ``status``, ``dump`` and the web interface.
+"""Parts of the agent that do not act: one function for ``status``, ``dump`` and the web interface.
 
 ``mode: observe`` is the agent as a whole; ``dry_run`` is a part of it: a policy, all evictions, one trigger of them, a
-rule. What is switched off is not listed: it plans nothing.
+rule. Disabled parts are not listed: they plan nothing.
 """
 
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from reconciler.config.model import Config
 
 
 def dry_run_parts(config: Config) -> tuple[str, ...]:
-    """The dotted names of the enabled parts that are configured as a dry run, whatever ``mode`` is."""
+    """The dotted names of the enabled parts that are configured as a dry run, in any ``mode``."""
     return tuple(_parts(config))
 
 

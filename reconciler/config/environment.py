@@ -1,8 +1,7 @@
-"""Where the agent is: the node's hierarchies, names, runtime directories and kubelet, found once and said clearly.
+"""The agent's environment: the node's hierarchies, names, runtime directories and kubelet, detected once.
 
-Whom to ask on this node: the kubelet's address with our credentials, and the runtime's CRI socket.
-
-From the configuration, with what was found on the node below it. Nothing is asked here.
+Also the endpoints on this node: the kubelet's address with the agent's credentials, and the runtime's CRI socket, from
+the configuration and what was detected. No request is sent here.
 """
 
 import os
@@ -30,7 +29,7 @@ from state.topology_sysfs import read_topology
 
 
 def kubelet_peer(config: KubeletSection, kubelet_config: KubeletConfig) -> HttpEndpoint | None:
-    """The kubelet; None when it is not to be asked, or when there is no sign of one on this machine."""
+    """The kubelet; None when it is not to be used, or without a sign of one on this machine."""
     if not config.enabled or config.endpoint is EndpointSection.OFF:
         return None
     if config.endpoint is EndpointSection.AUTO and not kubelet_config.sources and config.address is None:
@@ -101,7 +100,7 @@ class NodeEnvironment(Struct, frozen=True, kw_only=True):
 
 
 def find_place(config: Config) -> NodeEnvironment | None:
-    """Look once. None while neither the kubelet's configuration nor a kubepods directory tells the layout.
+    """Detect once. None while neither the kubelet's configuration nor a kubepods directory defines the layout.
 
     Errors: `SourceError` when no usable cgroup hierarchy is mounted.
     """
@@ -127,7 +126,7 @@ def find_place(config: Config) -> NodeEnvironment | None:
 async def wait_for_place(config: Config, waiting: Callable[[str], object]) -> NodeEnvironment:
     """Read the node again until there is one to work on. ``waiting`` is called with what is missing, once for each.
 
-    Errors: `SourceError` when no usable cgroup hierarchy is mounted. What merely cannot be read now is waited for.
+    Errors: `SourceError` when no usable cgroup hierarchy is mounted. Files that only cannot be read now are waited for.
     """
     said = ""
     while True:

@@ -16,12 +16,12 @@ from reconciler.settings.schema import Schema, section_of, settings
 from reconciler.settings.yaml import MAX_BYTES, ConfigProblem, SourceLocation
 
 _LARGEST: Final = 4 * MAX_BYTES
-"""Bytes; what has more than `MAX_BYTES` characters is told with its place."""
+"""Bytes; a file with more than `MAX_BYTES` characters is reported with its place."""
 DEFAULT_PATH: Final = "/etc/bypassd/config.yaml"
 
 
 class Loaded(Struct, frozen=True, kw_only=True):
-    """A configuration in use. ``files`` were read, in order; ``origins`` tells where each given setting stands."""
+    """A configuration in use. ``files`` were read, in order; ``origins`` has the place of each given setting."""
 
     config: Config = Config()
     path: str = DEFAULT_PATH
@@ -30,10 +30,10 @@ class Loaded(Struct, frozen=True, kw_only=True):
 
 
 def load(path: str = DEFAULT_PATH, *, required: bool = False) -> Loaded:
-    """Read ``path`` and ``conf.d/*.yaml`` beside it, in name order; what comes later wins, setting by setting.
+    """Read ``path`` and ``conf.d/*.yaml`` beside it, in name order; later files win, setting by setting.
 
-    A missing file is no configuration at all, so the defaults hold, unless it is ``required``.
-    Errors: `ConfigError` with every problem of every file.
+    A missing file counts as no configuration at all, so the defaults apply, unless it is ``required``. Errors:
+    `ConfigError` with every problem of every file.
     """
     problems: list[ConfigProblem] = []
     texts = list(_texts(path, required=required, problems=problems))
@@ -50,9 +50,9 @@ def load(path: str = DEFAULT_PATH, *, required: bool = False) -> Loaded:
 def reload(old: Loaded) -> tuple[Loaded, tuple[str, ...]]:
     """Read the same files again: the new configuration, and the changed settings that only a restart can apply.
 
-    Those settings keep their old values in the answer, so that the running process and ``config explain`` agree. A
-    main file that was there and is gone is a mistake, not a wish for the defaults.
-    Errors: `ConfigError`; the caller keeps ``old``.
+    Those settings keep their old values in the result, so that the running process and ``config explain`` agree. A main
+    file that existed and was removed is an error, not a request for the defaults. Errors: `ConfigError`; the caller
+    keeps ``old``.
     """
     new = load(old.path, required=old.path in old.files)
     config, kept = _keep_fixed(old.config, new.config)
@@ -98,14 +98,14 @@ def setting_count() -> int:
 def value_at(config: Config, path: str, top: Schema | None = None) -> object:
     """The value of a dotted name. ``top``: the schema, for repeated calls: making it takes 5 ms.
 
-    Errors: `AttributeError` for a name that is no setting.
+    Errors: `AttributeError` for an unknown setting.
     """
     value: object = config
     section = section_of(Config) if top is None else top
     for name in path.split("."):
         field = section.fields.get(name)
         if field is None:
-            raise AttributeError(f"{path!r} is no setting")
+            raise AttributeError(f"{path!r} is not a setting")
         value, section = getattr(value, field.attribute), field.schema
     return value
 
@@ -139,7 +139,7 @@ def _texts(path: str, *, required: bool, problems: list[ConfigProblem]) -> Itera
 
 
 def _with_places(bound: BoundConfig[Config]) -> Config:
-    """The overrides know where they were written: ``explain`` shows it as the source of a pod's class."""
+    """The overrides with their place in the file: ``explain`` shows it as the source of a pod's class."""
     config = bound.value
     overrides = tuple(
         override if override.origin else replace(override, origin=str(bound.origins[f"classes.overrides[{index}]"]))

@@ -1,8 +1,7 @@
 """The configuration: everything that can be set, as frozen values with their defaults.
 
-Each setting is declared here once (or in the module that it steers); parser, checks, ``config explain``, the example
-file and docs/config.md derive from these structs through `reconciler.settings.schema`. `reconciler.config.load` loads
-them.
+Each setting is declared here once (or in the module that uses it); parser, checks, ``config explain``, the example file
+and docs/config.md derive from these structs through `reconciler.settings.schema`. `reconciler.config.load` loads them.
 """
 
 import ipaddress
@@ -42,7 +41,7 @@ class AgentMode(StrEnum):
 
 
 class EndpointSection(StrEnum):
-    """How the kubelet is asked for its pods."""
+    """Access to the kubelet's list of pods."""
 
     AUTO = "auto"
     HTTPS = "https"
@@ -73,7 +72,7 @@ def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
 
 
 class NodeSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The node itself, and how often it is looked at as a whole."""
+    """The node itself, and how often it is reconciled as a whole."""
 
     root: Annotated[
         str, Meta(description="prefix of every path read or written; for a copied node", extra=_PATH_RESTART)
@@ -186,7 +185,7 @@ class KubeletSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class RuntimeSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The container runtime: its directories tell when it has finished writing, its CRI socket knows the labels."""
+    """The container runtime: its directories report when it has finished writing, its CRI socket has the labels."""
 
     sockets: Annotated[
         tuple[str, ...],
@@ -211,7 +210,7 @@ class RuntimeSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class WritesSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How values reach the kernel, and what happens when somebody else changes them."""
+    """How values are written to the kernel, and what happens when another program changes them."""
 
     foreign: ForeignRules = ForeignRules()
     verify_s: Annotated[

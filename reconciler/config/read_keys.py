@@ -1,4 +1,4 @@
-"""Which labels and annotations the configuration asks for: of selectors, of evictions' marks and of probes. Pure."""
+"""Labels and annotations that the configuration needs: of selectors, of evictions' marks and of probes. Pure."""
 
 from collections.abc import Iterator, Mapping
 

@@ -1,7 +1,7 @@
 """The loop: inventory, planner, reconciler, sampler, persistence, holds, CPU hot-plug, quota lending, timeline.
 
-Belongs here: what is known of the node now, when it is looked at, and that the plan is applied.
+Belongs here: the inventory of the node, when it is reconciled, and applying the plan.
 
-Does not belong here: what is wanted (`policies`), how it is written (`actuators`), and who knows it (`sources`,
-`signals`).
+Does not belong here: what is wanted (`policies`), how it is written (`actuators`), and where readings come from
+(`sources`, `signals`).
 """

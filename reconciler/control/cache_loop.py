@@ -1,9 +1,8 @@
-"""The loop that divides cache and memory bandwidth: read resctrl, move BE's share, plan, and have the plan applied.
+"""Control loop of cache and memory bandwidth: read resctrl, adapt BE's share, plan, apply the plan.
 
-An auxiliary actuator: runs after each look, and every few seconds because ``exec`` brings threads in that inherit
-nothing. What the actuator has read (`reconciler.actuators.resctrl.actuator`) is the input of the law
-(`reconciler.policies.cachelevel`) and of the plan (`reconciler.policies.cacheplan`); the actuator gets the plan and
-compares.
+An auxiliary actuator: runs after each reconcile pass, and every few seconds because threads that ``exec`` adds to a
+container inherit no group. The readings of `reconciler.actuators.resctrl.actuator` are the input of the control law
+(`reconciler.policies.cachelevel`) and of the plan (`reconciler.policies.cacheplan`); the actuator applies the plan.
 """
 
 import time
@@ -60,16 +59,19 @@ class CacheLoop:
         self._actuator = make(self._turns.work)
 
     def planned(self, situation: PlanSnapshot) -> None:
-        """A look is over. Wakes the sweep when something of it has changed; else that comes when it is due."""
+        """A reconcile pass has ended.
+
+        Wakes the sweep if its result has changed; otherwise the sweep runs when it is due.
+        """
         before = self._turns.situation
         self._turns.planned(situation, wake=before is None or _substance(before) != _substance(situation))
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Sweep after each look, and now and then, for ever."""
+        """Sweep after each reconcile pass and at intervals, until cancelled."""
         await self._turns.run(task_status=task_status)
 
     async def sweep(self) -> None:
-        """Bring resctrl to what the newest look wants; one sweep at a time."""
+        """Bring resctrl to the newest plan; one sweep at a time."""
         await self._turns.sweep()
 
     async def restore(self, only: str | None = None) -> Sequence[RestoreResult]:
@@ -79,7 +81,7 @@ class CacheLoop:
 
     @property
     def standings(self) -> Mapping[str, Mapping[str, SettingStatus]]:
-        """How the pods' groups stand, by group path, then knob."""
+        """Status of the pods' groups, by group path, then knob."""
         return self._actuator.standings
 
     @property
@@ -88,7 +90,7 @@ class CacheLoop:
         return self._actuator.use
 
     def measured(self) -> CacheUsage | None:
-        """What pods and groups use, and how large BE's share is; None while nobody wants it."""
+        """Measured use of pods and groups, and the size of BE's share; None while no policy needs it."""
         situation = self._turns.situation
         wish = situation.plan.cache if situation is not None else None
         return None if situation is None or wish is None else self._actuator.measured(situation.view, wish)
@@ -140,7 +142,7 @@ class CacheLoop:
         return replace(plan, level=self._level.level, level_reason=self._level.reason)
 
     def _step(self, wish: CacheRequest, situation: PlanSnapshot, reading: ResctrlReading) -> None:
-        """Let the law move BE's share, with what was read before this sweep."""
+        """Let the control law adapt BE's share, from the readings before this sweep."""
         if wish.mode is not CacheMode.DYNAMIC and not any(map(is_dynamic, reading.ours)):
             self._level = None
             return
@@ -168,7 +170,7 @@ def _period_s(situation: PlanSnapshot) -> float | None:
 
 
 def _substance(situation: PlanSnapshot) -> tuple[object, ...]:
-    """What a sweep goes by. Pods that have not changed are the same objects, so that comparing costs little."""
+    """The input of a sweep. Pods that have not changed are the same objects, so the comparison is cheap."""
     return situation.enforce, situation.plan.cache, situation.holds, situation.view.pods
 
 

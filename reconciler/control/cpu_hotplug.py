@@ -1,15 +1,15 @@
-"""What a change of the online CPUs asks for: know it, undo what the kernel has done to cpusets, look at everything.
+"""CPU hot-plug: detect a change of the online CPUs, undo the kernel's changes of cpusets, reconcile everything.
 
-On cgroup v1 a CPU that goes offline leaves every cpuset, and none but the root's gets it again when it returns. The
-kubelet never writes its directories again, and under policy none no container either: every pod of the node, and every
-later one (a new directory copies its parent's set), would stay off that CPU until the machine starts anew. So what the
-kernel took is given back, from the top down. On v2 the configured set is kept and nothing is to be done.
+On cgroup v1 a CPU that is set offline is removed from every cpuset, and only the root cpuset gets it again when it
+returns. The kubelet never rewrites its directories, and under policy none no container's either: every pod of the node,
+and every later one (a new directory copies its parent's set), would stay off that CPU until the machine reboots. So the
+removed CPUs are restored from the top down. On v2 the kernel keeps the configured set, and nothing has to be done.
 
-This is no setting of ours but the undoing of what happened to others' values, so it is not in the ledger and is not
-undone by a restore. Files that hold a setting of ours are left to the plan, which follows from the new topology.
+This is not a setting of bypassd: it restores values of others, so it is not in the ledger and `restore` does not undo
+it. Files that hold a setting of bypassd are left to the plan, which follows from the new topology.
 
-A v1 cpuset that ran empty has lost its processes to the group above, and they are not moved back: such a container runs
-on its pod's CPUs until it is started anew. The line for people names the groups that this may have happened to.
+The kernel moves the processes of a v1 cpuset that ran empty to the group above, and they are not moved back: such a
+container runs on its pod's CPUs until it is restarted. The log line names the groups that may be affected.
 
 Source: kernel/cgroup/cpuset.c (cpuset_hotplug_workfn, remove_tasks_in_empty_cpuset).
 """
@@ -59,7 +59,7 @@ class CpusetRepair:
         files: FileOps = REAL,
         tell: Callable[[str], None],
     ) -> None:
-        """``tell`` gets one line for a person per change."""
+        """``tell`` is called with one log line per change."""
         self._reconciler = reconciler
         self._judge = judge
         self._ledger = ledger
@@ -67,15 +67,15 @@ class CpusetRepair:
         self._files = files
         self._tell = tell
         self._lacking: dict[str, CpuSet] = {}
-        """CPUs that a directory lacked before they went: somebody keeps its pods off them."""
-        online = reconciler.knowledge.readings.topology.online
+        """CPUs that a directory lacked before the change: its pods are kept off them on purpose."""
+        online = reconciler.inventory.readings.topology.online
         for path in self._above():
             if have := self._read(path):
                 self._lacking[path] = online - have
 
     async def changed(self, change: CpuChange) -> None:
-        """CPUs went or came. Waits for the look that is under way."""
-        judge, knowledge = self._judge, self._reconciler.knowledge
+        """The online CPUs have changed. Waits for the reconcile pass that is under way."""
+        judge, knowledge = self._judge, self._reconciler.inventory
         given: list[RestoredCpus] = []
         emptied: list[str] = []
         async with self._reconciler.paused():
@@ -127,7 +127,7 @@ class CpusetRepair:
         return texts
 
     async def _give_back(self, cpus: CpuSet, pods: Iterable[Pod]) -> list[RestoredCpus]:
-        """Widen every group that lost them, parents first. No error raises: a group may be gone by now."""
+        """Widen every group that lost the CPUs, parents first. Raises no error: a group may have been removed."""
         given: list[RestoredCpus] = []
         have = {"": self._read("/")}
         slices = TimeSlice()
@@ -145,7 +145,7 @@ class CpusetRepair:
         return given
 
     def _may_write(self, path: str, uid: str | None) -> bool:
-        """False for what the plan looks after, what is held, and everything where nothing is to be written."""
+        """False for files that the plan manages, for held targets, and for everything in a mode that writes nothing."""
         if not self._judge.enforce or any(entry.knob == _KNOB for entry in self._ledger.group(path)):
             return False
         return holding(self._judge.holds, path=path, knob=_KNOB, pod_uid=uid) is None

@@ -1,8 +1,9 @@
-"""The holds that people have put: remembered in the store, ended at their time, brought to whoever goes by them.
+"""Operators' holds: kept in the store, ended at their time, passed on to the components that honour them.
 
-A hold lasts as long as was asked for. The wall clock, which people read its end on, may be set forward or back; so its
-end is kept on the boot clock, which runs through a suspend and only forward, and its end on the wall clock follows.
-After a reboot there is only the wall clock to go by, and never more time than the hold was to last.
+A hold lasts as long as requested. Its end on the wall clock is for people, and that clock may be set forward or back;
+so the end is kept on the boot clock, which runs through a suspend and only forward, and the end on the wall clock
+follows. After a reboot only the wall clock is left to compare with, and the rest is never longer than the requested
+time.
 """
 
 import math
@@ -22,7 +23,7 @@ from reconciler.runtime.wakeup import WakeUp
 from state.model import Hold
 
 _LOOK_S: Final = 30.0
-"""The clocks may be set, or stand still in a suspend, while we sleep: never sleep for longer."""
+"""Longest sleep. The wall clock may be set while the task sleeps, and the sleep's clock stops in a suspend."""
 _DRIFT_S: Final = 2.0
 """The wall clock's end follows when it is further off than this: a clock that is slewed writes no row each time."""
 
@@ -33,7 +34,7 @@ def _boot_s() -> float:
 
 @final
 class HoldManager:
-    """See the module's text. ``keeper`` makes them durable; set before anything is asked of the book."""
+    """See the module's text. ``keeper`` makes holds durable; it is set before the first use."""
 
     keeper: StateWriter
 
@@ -46,9 +47,9 @@ class HoldManager:
         wall: Callable[[], float] = time.time,
         boot: Callable[[], float] = _boot_s,
     ) -> None:
-        """``in_force`` is told of the holds in force, by target, whenever they may have changed.
+        """``in_force`` is called with the holds in force, by target, whenever they may have changed.
 
-        ``holds``: as they were stored, perhaps in another boot or by another version. ``wall`` and ``boot``: the clocks
+        ``holds``: as stored, possibly in another boot or by another version. ``wall`` and ``boot``: the clocks
         (seconds).
         """
         self._wall, self._boot, self._boot_id = wall, boot, boot_id
@@ -56,7 +57,7 @@ class HoldManager:
         self._changed = WakeUp()
         self._log = get_log("agent")
         self.all: dict[str, Hold] = {}
-        """By target; those whose time is over until `run` has seen it."""
+        """By target; includes expired holds until `run` has removed them."""
         self._unsaved: dict[str, Hold] = {}
         for target, hold in holds.items():
             if len(self.all) >= MOST:
@@ -65,7 +66,7 @@ class HoldManager:
             self._resume(target, hold)
 
     def refresh(self) -> None:
-        """Tell what is in force now."""
+        """Pass on the holds in force now."""
         self._follow_clock()
         self._in_force(active(self.all.values(), self._wall()))
         self._changed.set()
@@ -77,7 +78,7 @@ class HoldManager:
             if not ends:
                 self._log.warning("too many holds; this one is not stored", target=hold.target, most=MOST)
                 return
-            # The one that would end first: what was put for good by name stays.
+            # The hold that would end first is dropped; a hold without an end stays.
             first = ends[min(ends)]
             self._log.warning("too many holds; one ended early", target=first, most=MOST)
             del self.all[first]
@@ -87,9 +88,9 @@ class HoldManager:
         self._changed.set()
 
     def restored(self, uid: str, by: str, seconds: float) -> None:
-        """A pod is restored: it is left alone for a while, unless it is held already. Errors: `InputError`.
+        """A pod is restored: put it on hold for a while, unless it is held already. Errors: `InputError`.
 
-        In force at once; durable soon, as what is to be undone must not wait for a disk.
+        In force at once; durable soon, because undoing settings must not wait for a disk.
         """
         target = check_target(f"pod:{uid}")
         known = active(self.all.values(), self._wall()).get(target)
@@ -124,16 +125,16 @@ class HoldManager:
         return True
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Take holds away whose time has come; nobody else would look at what they covered."""
+        """Remove expired holds; nothing else would reconcile what they covered."""
         task_status.started()
         while True:
-            self.look()
+            self.expire()
             self._changed.clear()
             left = [hold.until - self._wall() for hold in self.all.values() if hold.until is not None]
             await self._changed.wait(max(0.0, min([*left, _LOOK_S])))
 
-    def look(self) -> None:
-        """Take away those whose time has come, and tell what is in force."""
+    def expire(self) -> None:
+        """Remove expired holds and pass on those in force."""
         self._follow_clock()
         now = self._boot()
         for target in [
@@ -156,7 +157,10 @@ class HoldManager:
         return replace(hold, seconds=seconds, ends_boot_s=self._boot() + seconds, boot_id=self._boot_id)
 
     def _resume(self, target: str, hold: Hold) -> None:
-        """Take in a stored hold. What is left of it is never more than it was to last, whatever the clock says now."""
+        """Take over a stored hold.
+
+        The time left is never more than its whole duration, whatever the clock reads now.
+        """
         try:
             check_target(target)
         except InputError as exc:
@@ -178,7 +182,7 @@ class HoldManager:
         self.all[target] = tidied(hold)
 
     def _follow_clock(self) -> None:
-        """Have the ends on the wall clock where the boot clock says that they are."""
+        """Move the ends on the wall clock to where the boot clock has them."""
         ahead = self._wall() - self._boot()
         for target, hold in self.all.items():
             if hold.until is not None and hold.ends_boot_s is not None:

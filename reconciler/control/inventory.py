@@ -1,7 +1,7 @@
-"""All that is known of the node: its pods, kept per pod and read again when one may have changed, and its readings.
+"""The node's inventory: its pods, cached per pod and read again when a pod may have changed, and the node's readings.
 
-The runtime's own files are read here; the other sources hand their readings to `Inventory.take`, which alone changes
-what is known. `view` makes the immutable `NodeView` of the moment. Nothing in here waits or writes.
+The runtime's own files are read here; the other sources pass their readings to `Inventory.take`, which alone changes
+the inventory. `view` makes the immutable `NodeView` of the moment. Nothing in here waits or writes.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,7 +31,7 @@ from state.topology import Topology
 
 
 class PodChange(NamedTuple):
-    """What one look at a pod found. ``pod`` None: it is gone (``before`` is what it was)."""
+    """The result of reading one pod. ``pod`` None: it was removed (``before`` is its last state)."""
 
     pod: Pod | None
     before: Pod | None
@@ -40,7 +40,7 @@ class PodChange(NamedTuple):
 
     @property
     def changed(self) -> bool:
-        """True when anything about the pod differs from the last look."""
+        """True when anything about the pod differs from the last reading."""
         return self.pod != self.before
 
 
@@ -94,15 +94,15 @@ class Inventory:
         signalled: Callable[[str], bool],
         disks: Callable[[], Mapping[str, Disk]],
         indicators: Callable[[], Mapping[str, PodIndicators]],
-        marks: MarkReader | None = None,
+        marks: MarkReader,
         classes: Mapping[str, LastClass] | None = None,
         errors: ObjectErrors | None = None,
     ) -> None:
-        """``metas``: what the pod lists tell of a uid. ``signalled``: does the runtime's signal cover a container.
+        """``metas``: a uid's metadata from the pod lists. ``signalled``: whether runtime events cover a container.
 
-        ``disks``: those that the configuration names, by that name. ``indicators``: by uid of the pod. ``marks`` takes
-        what is kept of labels and annotations. ``classes``: by uid, those of an earlier run. A container whose files
-        cannot be read is as it was known before, and among ``errors`` until they can be.
+        ``disks``: those that the configuration names, by that name. ``indicators``: by uid of the pod. ``marks``
+        receives the labels and annotations to keep. ``classes``: by uid, those of an earlier run. A container whose
+        files cannot be read keeps its last known state, and is in ``errors`` until they can be read.
         """
         self.layout = layout
         self.pods: dict[str, Pod] = {}
@@ -119,7 +119,7 @@ class Inventory:
         self._owners: dict[str, str] = {}
         self._errors = errors if errors is not None else ObjectErrors()
         self._dirs: dict[str, PodDirs] = {}
-        self._marks = marks or MarkReader()
+        self._marks = marks
         self._last = dict(classes or {})
         self._assembled: dict[str, tuple[PodInput, ClassRules, Pod]] = {}
 
@@ -144,7 +144,7 @@ class Inventory:
         return self._readings
 
     def use_rules(self, rules: ClassRules) -> None:
-        """Class pods by these from their next look on."""
+        """Class pods by these from their next reading on."""
         self._rules = rules
 
     @property
@@ -153,11 +153,11 @@ class Inventory:
         return self.layout.qos(QosClass.BESTEFFORT)
 
     def owner(self, container_id: str) -> str | None:
-        """The uid of a container's pod, as of the last look."""
+        """The uid of a container's pod, as of the last reading."""
         return self._owners.get(container_id)
 
     def sample(self, uid: str, dirs: PodDirs | None) -> PodChange:
-        """Take a fresh listing of one pod's directories (None: there are none) and assemble the pod anew."""
+        """Take a fresh listing of one pod's directories (None: there are none) and assemble the pod again."""
         before = self.pods.get(uid)
         then = frozenset(self._dirs[uid].containers) if uid in self._dirs else frozenset[str]()
         now = frozenset(dirs.containers) if dirs is not None else frozenset[str]()
@@ -190,7 +190,7 @@ class Inventory:
         return changed
 
     def runs(self, container_id: str) -> bool:
-        """Whether the runtime had finished with the container when it was last looked at."""
+        """Whether the runtime had finished with the container at the last reading."""
         return (facts := self._facts.get(container_id)) is not None and facts.settled and facts.spec is not None
 
     def refresh(self, container_id: str) -> bool:
@@ -202,7 +202,7 @@ class Inventory:
         return before is None or before.spec != self._facts[container_id].spec
 
     def unlabelled(self, uid: str) -> bool:
-        """True when no source has told the pod's labels."""
+        """True when no source has reported the pod's labels."""
         pod = self.pods.get(uid)
         return pod is not None and not pod.classification.certain
 

@@ -1,7 +1,7 @@
-"""Reads the node's memory now and then and keeps the state of the law that bounds BE work's.
+"""Reads the node's memory at intervals and keeps the state of the control law that limits BE work's memory.
 
-The law is pure and in `policies.be_memory`. Called by the ticker, on the loop's thread: two small files a second. What
-it finds goes into the knowledge; when the law allows something else than before, the node is marked.
+The law is pure and in `policies.be_memory`. Called by the sampler, on the loop's thread: two small files a second. The
+readings go into the inventory; when the law's bound changes, the node is marked dirty.
 """
 
 import os
@@ -24,7 +24,7 @@ _OLD_S: Final = 10.0
 
 @final
 class MemorySampler:
-    """See the module's text. What it knows is in its attributes, newest first read."""
+    """See the module's text. The newest readings are in its attributes."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class MemorySampler:
             read = parse_meminfo(self._files.read(self._proc, "meminfo"))
             used = self._used()
         except (OSError, ValueError) as exc:
-            # Unknown: what is known grows older, and nobody gets more on it.
+            # Unknown: the last reading ages, and the law raises nothing on it.
             if self.problem is None:
                 _LOG.warning("cannot read the node's memory", error=str(exc))
             self.problem = f"cannot read the node's memory: {exc}"
@@ -65,9 +65,9 @@ class MemorySampler:
         self.node = _with_pods(replace(read, reclaimed_bytes=used, age_s=0.0), self._pods(read.available_bytes))
 
     def bound(self, config: BeMemoryConfig, previous: int | None, now: float) -> int | None:
-        """What BE work may use now by the law; None while it is off or nothing is known of the node.
+        """BE work's bound by the law; None while it is off or the node has not been read.
 
-        ``previous``: the bound in force, where the law has just begun (an earlier run's, or none).
+        ``previous``: the bound in force when the law has just started (from an earlier run, or none).
         """
         node = self.node
         if not config.enabled or node is None:
@@ -89,7 +89,7 @@ class MemorySampler:
 
 
 def _with_pods(node: NodeMemoryReading, pods: MemoryUsage | None) -> NodeMemoryReading:
-    """The node with what kubepods' own limit leaves, where there is one that binds."""
+    """The node's reading, reduced to what kubepods' own limit leaves where that limit is tighter."""
     if pods is None or pods.limit_bytes is None or pods.limit_bytes >= node.total_bytes:
         return node
     left = max(0, pods.limit_bytes - pods.kept_bytes)

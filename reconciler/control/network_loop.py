@@ -1,11 +1,11 @@
-"""The loop that keeps BE's part of each named interface: read the counters, let the law decide, set the rates.
+"""Control loop of BE's share of each named interface: read the counters, run the control law, set the rates.
 
-An auxiliary actuator. The law is `reconciler.policies.network_control`; trees, rates and counters are
-`reconciler.actuators.network.actuator`'s, and BE pods with a network of their own `actuators.network.pod_ceiling`'s.
-Where both hold BE pods of one interface, the law's ceiling is given out to them by what each uses.
+An auxiliary actuator. The law is `reconciler.policies.network_control`; `reconciler.actuators.network.actuator` has the
+trees, rates and counters, and `actuators.network.pod_ceiling` the BE pods with a network namespace of their own. Where
+both limit BE pods of one interface, the law's ceiling is divided between them by use.
 
-Nothing is held by an interface that is not there or whose speed nobody knows: a part of it could only be guessed, and
-no law would ever correct the guess. A link that is down tells no speed; until it is up again its last one counts.
+An interface that does not exist, or whose speed is unknown, limits nothing: its share would be a guess, and no law
+would ever correct it. A link that is down reports no speed; its last one counts until it is up again.
 """
 
 import time
@@ -40,13 +40,14 @@ _LOG: Final = get_log("network")
 _LEFT_S: Final = 10.0
 """How often taking away is tried again that was refused."""
 _EARLY: Final = 0.9
-"""Of the interval: a look that comes sooner is no reason for the law's next step."""
+"""Share of the interval: a reconcile pass that comes sooner does not run the law's next step."""
 
 
 class LinkState(Struct, frozen=True, kw_only=True):
-    """How one interface stands. Rates in bytes a second; ``problem`` empty: as wanted.
+    """Status of one interface. Rates in bytes a second; ``problem`` empty: as planned.
 
-    ``ceiling``: the law's, of all BE; ``be_ceiling`` and ``pods_ceiling``: what of it the class and the pods have.
+    ``ceiling``: the law's, of all BE; ``be_ceiling`` and ``pods_ceiling``: the parts of it that the class and the pods
+    have.
     """
 
     link: int = 0
@@ -77,7 +78,7 @@ class NetworkLoop:
         speed: Callable[[str], int | None] = link_mbit,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``lane``: the store's limiter."""
+        """``lane``: the store's thread limiter."""
         self.lines: dict[str, LinkState] = {}
         """By interface."""
         self._clock = clock
@@ -86,14 +87,14 @@ class NetworkLoop:
         self._trees = NetworkActuator(tc, pods, self._kept, self._turns, speed=speed)
         self._pods = PodEgressCeiling(pods, spaces, self._kept, self._turns, clock)
         self._last: tuple[object, float] = None, 0.0
-        self._told: dict[str, tuple[int, int]] = {}
-        """By interface: its index, and the speed that its driver told last."""
+        self._links: dict[str, tuple[int, int]] = {}
+        """By interface: its index, and the speed that its driver reported last."""
 
     # The seam
 
     @property
     def standings(self) -> Mapping[str, Mapping[str, SettingStatus]]:
-        """How BE pods with a network of their own stand."""
+        """Status of BE pods with a network namespace of their own."""
         return self._pods.standings
 
     def planned(self, situation: PlanSnapshot) -> None:
@@ -110,7 +111,7 @@ class NetworkLoop:
         await self._turns.sweep()
 
     async def restore(self, only: str | None = None) -> Sequence[RestoreResult]:
-        """See `AuxiliaryActuator`. A tree is nobody's in particular: of a single pod only its own cables are undone."""
+        """See `AuxiliaryActuator`. A tree belongs to no single pod: of one pod only its virtual links are undone."""
         async with self._turns.restoring():
             done = await self._trees.undo(only)
             if done is None:
@@ -185,13 +186,13 @@ class NetworkLoop:
                 _LOG.warning(message, interface=name)
 
     async def _known(self, wish: InterfaceRequest) -> tuple[Link | None, LinkLimits | None, str]:
-        """An interface and its bounds; else the words say what of it nobody knows. Errors: `SourceError`."""
+        """An interface and its bounds; else a text with what is unknown about it. Errors: `SourceError`."""
         device, number = await self._trees.link(wish.name, ask_speed=wish.link_mbit is None)
         if device is None:
             return None, None, "no such interface"
         if number is not None:
-            self._told[wish.name] = device.index, number
-        index, last = self._told.get(wish.name, (0, 0))
+            self._links[wish.name] = device.index, number
+        index, last = self._links.get(wish.name, (0, 0))
         speed = wish.link_mbit or (last if index == device.index else None)
         if speed is None:
             return device, None, "its driver reports no speed; set link_mbit in the configuration"
@@ -218,7 +219,7 @@ class NetworkLoop:
                 tree = await self._trees.tree(device.index, wish.name, rates, enforce=enforce)
                 fresh, sent = replace(fresh, problem=tree.problem, would=tree.would), tree.sent
             except SourceError as exc:
-                # The pods' device needs no tree: its part follows the law all the same.
+                # The pods' device needs no tree: its share follows the law all the same.
                 fresh = replace(fresh, problem=str(exc))
         elif not pods_here:
             return LinkState(problem="BE packets cannot be identified: no net_cls, and pods leave by another interface")

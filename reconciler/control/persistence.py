@@ -1,7 +1,7 @@
 """Makes durable what the agent learns while it works: outcomes, settings in force, pools, pods, holds.
 
-Originals do not pass here: they are durable before their first write. What passes here may be lost in a crash and is
-found again by looking, except holds, which are written before they are acknowledged.
+Originals are not written here: they are durable before their first write. Rows written here may be lost in a crash and
+are recovered by reading the node, except holds, which are written before they are acknowledged.
 """
 
 import contextlib
@@ -70,7 +70,7 @@ class _ResourcesRow(msgspec.Struct):
 
 
 def plan_row(plan: NodePlan) -> bytes:
-    """The body of the row `POOLS`: the pools' fields, the resources' beside them; what is by pod is planned anew."""
+    """The body of the row `POOLS`: the pools' fields, the resources' beside them; values by pod are planned again."""
     resources = {name: getattr(plan, name) for name in _ResourcesRow.__struct_fields__}
     row = {**to_builtins(plan.pools, enc_hook=_plain), **to_builtins(resources, enc_hook=_plain)}
     return encoded({**row, "reasons": {**plan.pools.reasons, **plan.reasons}, "lists": pool_lists(plan.pools)})
@@ -89,7 +89,7 @@ def read_plan(store: Store) -> NodePlan | None:
 
 
 def decode_plan(row: bytes) -> NodePlan:
-    """The plan in the body of the row `POOLS`. Errors: `ValueError` (msgspec's are) for one that holds none."""
+    """The plan in the body of the row `POOLS`. Errors: `ValueError` (msgspec's are) if the body has no valid plan."""
     pools = decoded(msgspec.msgpack.Decoder(Pools, dec_hook=_unplain).decode, row)
     return _from_row(pools, decoded(msgspec.msgpack.Decoder(_ResourcesRow, dec_hook=_unplain).decode, row))
 
@@ -156,7 +156,7 @@ def read_holds(store: Store) -> dict[str, Hold]:
 
 @final
 class StateWriter:
-    """See the module's text. All disk work runs in the store's lane, one thread at a time."""
+    """See the module's text. All disk work uses the store's thread limiter, one thread at a time."""
 
     def __init__(
         self,
@@ -172,7 +172,10 @@ class StateWriter:
         check_s: float = _CHECK_S,
         check_all_s: float = _CHECK_ALL_S,
     ) -> None:
-        """``held``: all holds, for a store that has to be written anew. ``check_s``: how often damage is looked for."""
+        """``held``: all holds, for a store that has to be rewritten.
+
+        ``check_s``: how often the store is checked for damage.
+        """
         self._store = store
         self._ledger = ledger
         self._reconciler = reconciler
@@ -220,11 +223,11 @@ class StateWriter:
             batch.put(META, RUNNING, encoded(True))
         else:
             batch.delete(META, RUNNING)
-        with contextlib.suppress(StoreError):  # told by the next flush
+        with contextlib.suppress(StoreError):  # reported by the next flush
             await trio.to_thread.run_sync(self._store.apply, batch, limiter=self._lane)
 
     async def check(self) -> None:
-        """Look for damage of the store by others, have it repaired, and say so."""
+        """Check the store for damage by other programs, have it repaired, and log it."""
         now = time.monotonic()
         full = now - self._checked_all >= self._check_all_s
         if full:
@@ -232,16 +235,16 @@ class StateWriter:
         try:
             wrong = await trio.to_thread.run_sync(lambda: self._store.check(full=full), limiter=self._lane)
         except StoreError:
-            return  # told by the next flush
+            return  # reported by the next flush
         if wrong is not None:
             self.damage = f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())}: {wrong}"
             self._alert("store", wrong, None)
-            self.problem = wrong  # until the next flush has gone well
+            self.problem = wrong  # until the next flush has succeeded
 
     async def flush(self) -> None:
-        """Make everything that changed durable. A store that cannot take it is told once, and tried again."""
+        """Make everything that changed durable. A store that fails is reported once, and tried again."""
         if self._generation != self._store.generation:
-            # Another file than the one that has it all.
+            # The store is another file than the one that was written.
             self._generation = self._store.generation
             self._fresh, self._settings, self._plan, self._pods = True, {}, None, {}
             self._holds = {**{hold.target: hold for hold in self._held()}, **self._holds}
@@ -278,7 +281,7 @@ class StateWriter:
         await trio.to_thread.run_sync(self._store.apply, batch, limiter=self._lane)
 
     def hold_soon(self, target: str, hold: Hold | None) -> None:
-        """Make a hold (None: its end) durable with a flush of its own, soon: nobody waits for its acknowledgement."""
+        """Make a hold (None: its end) durable with a flush of its own, soon; no caller waits for it."""
         self._holds[target] = hold
         self._soon.set()
 
@@ -300,7 +303,7 @@ class StateWriter:
             for knob, setting in item.items()
         }
         _differences(batch, SETTINGS, settings, self._settings)
-        pods = dict(self._reconciler.knowledge.pods)
+        pods = dict(self._reconciler.inventory.pods)
         plan, before = _persisted(self._reconciler.plan), self._plan
         _differences(batch, ASSIGNMENTS, _titles(pods, plan), _titles(self._pods, before))
         if plan is not None and (self._fresh or plan != before):

@@ -1,8 +1,8 @@
-"""Keeps the states of the two laws that lend quota, feeds them with readings, and hands on what they lend.
+"""Keeps the states of the two control laws that lend quota, passes readings to them, and passes on their loans.
 
-The laws are pure and in `policies.quota_burst` and `policies.quota_turbo`; the worker writes. Here is only what lies
-between: which containers there are, what is known of them, and which pods have to be planned again. Nothing is kept
-over a restart: an agent that starts lends nothing, so that what an earlier one lent goes back first.
+The laws are pure and in `policies.quota_burst` and `policies.quota_turbo`; the worker writes. This module connects
+them: which containers exist, what was read of them, and which pods have to be planned again. Nothing is kept over a
+restart: an agent that starts lends nothing, so an earlier run's loans are taken back first.
 """
 
 from collections.abc import Mapping
@@ -22,14 +22,14 @@ from reconciler.signals.load import LoadMeter
 from state.model import Pod
 
 _EARLY: Final = 0.9
-"""A tick that comes so much of an interval after the last one is in time."""
+"""Share of an interval by which a tick may be late and still count as in time."""
 
 Customers = list[tuple[Pod, QuotaBorrower]]
 
 
 @final
 class QuotaLender:
-    """See the module's text. Called by the ticker, on the loop's thread."""
+    """See the module's text. Called by the sampler, on the loop's thread."""
 
     def __init__(self, reconciler: Reconciler, usage: UsageReader) -> None:
         self._reconciler = reconciler
@@ -40,16 +40,16 @@ class QuotaLender:
         self.turbo: dict[str, TurboState] = {}
         self._looked_at = 0.0
         self._nobody = False
-        """Quota turbo's last look found no container that may borrow: the next one has time."""
+        """Quota turbo's last step found no container that may borrow: the next step is not urgent."""
         self._owners: dict[str, str] = {}
 
     def interval_s(self) -> float | None:
-        """How often quota turbo wants to look; None when it is off, and when it had nobody to look at."""
+        """Quota turbo's interval; None when it is off, or when its last step had no container."""
         config = self._reconciler.policies.quota_turbo
         return config.interval_s if config.enabled and not self._nobody else None
 
     def on_second(self, now: float) -> None:
-        """Quota burst's look. What is known of groups and node is the knowledge of this moment, or old."""
+        """Quota burst's step. The readings of groups and node are of this moment, or marked as old."""
         config = self._reconciler.policies.quota_burst
         pools = self._reconciler.pools
         if not config.enabled or pools is None:
@@ -57,7 +57,7 @@ class QuotaLender:
             if not self._reconciler.policies.quota_turbo.enabled:
                 self._publish({}, [])
             return
-        knowledge = self._reconciler.knowledge
+        knowledge = self._reconciler.inventory
         self._guard = quota_burst.guard(self._guard, knowledge.readings.cpu, pools, now, config.threshold_percent)
         customers = quota_burst.customers(knowledge.pods.values(), pools, config)
         cpus = len(knowledge.readings.topology.online)
@@ -78,7 +78,7 @@ class QuotaLender:
         self._publish({path: state.quota_us for path, state in self.burst.items()}, customers)
 
     def evaluate(self, reading: CpuReading | None, now: float) -> None:
-        """Quota turbo's look, when it is due. ``reading`` None: the machine could not be read."""
+        """Quota turbo's step, when it is due. ``reading`` None: the node could not be read."""
         config = self._reconciler.policies.quota_turbo
         if not config.enabled:
             if self.turbo:
@@ -98,7 +98,7 @@ class QuotaLender:
             self._load.forget()
         else:
             load, swing = self._load.add(reading, config.swing_window_s)
-        cpus = len(self._reconciler.knowledge.readings.topology.online)
+        cpus = len(self._reconciler.inventory.readings.topology.online)
         samples = {borrower.path: self._turbo_sample(borrower, now, config.interval_s) for _, borrower in customers}
         node = TurboNode(cpus=cpus, load_percent=load, swing=swing)
         self.turbo = quota_turbo.step(self.turbo, samples, node, config)
@@ -108,7 +108,7 @@ class QuotaLender:
         reconciler = self._reconciler
         if reconciler.pools is None:
             return []
-        pods = reconciler.knowledge.pods.values()
+        pods = reconciler.inventory.pods.values()
         return quota_turbo.customers(pods, reconciler.pools, reconciler.policies.quota_turbo)
 
     def _turbo_sample(self, borrower: QuotaBorrower, now: float, interval_s: float) -> TurboSample:
@@ -141,10 +141,10 @@ class QuotaLender:
             if isinstance(own, int):
                 period_us = period if isinstance(period, int) and period > 0 else PERIOD_US
                 lent[path] = lending.pod_quota_us(own, period_us, made)
-        before, then = self._reconciler.knowledge.readings.lent_us, self._owners
+        before, then = self._reconciler.inventory.readings.lent_us, self._owners
         if lent == before:
             return
-        self._reconciler.knowledge.take(lent_us=lent)
+        self._reconciler.inventory.take(lent_us=lent)
         self._owners = owners
         changed = {path for path in lent.keys() | before.keys() if lent.get(path) != before.get(path)}
         for uid in sorted({uid for path in changed for uid in (owners.get(path), then.get(path)) if uid is not None}):

@@ -1,7 +1,7 @@
-"""The loop that takes memory from BE containers: read the node and the containers, let the laws decide, have it done.
+"""Control loop that reclaims memory from BE containers: read the node and the containers, run the laws, reclaim.
 
-An auxiliary actuator, with a look each interval in the loop. The laws are `reconciler.policies.memory_reclaim_control`;
-reading containers and taking from them is `reconciler.actuators.memory_reclaim.actuator`.
+An auxiliary actuator with a step each interval. The laws are `reconciler.policies.memory_reclaim_control`;
+`reconciler.actuators.memory_reclaim.actuator` reads containers and reclaims from them.
 """
 
 import os
@@ -54,7 +54,7 @@ class MemoryReclaimLoop:
         self._news.set()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Look each interval, for ever, while it is wanted."""
+        """Run a step each interval while the policy is on, until cancelled."""
         task_status.started()
         while True:
             wish = _wish(self._situation)
@@ -114,7 +114,7 @@ class MemoryReclaimLoop:
             node = parse_meminfo(self._files.read(self._proc, "meminfo"))
             zones = parse_zoneinfo(self._files.read(self._proc, "zoneinfo"))
         except (OSError, ValueError) as exc:
-            # Unknown is no shortage, and no room either.
+            # Unknown counts neither as shortage nor as room.
             self._problem = f"cannot read the node's memory: {exc}"
             return
         self._problem = ""
@@ -122,7 +122,7 @@ class MemoryReclaimLoop:
         missing = missing_bytes(zones, self._short) if wish.relieve else {}
         groups = await self._actuator.read(situation, wish, by_node=bool(missing) and len(zones) > 1)
         relief = relieve(groups, self._tried, missing, wish, version=self._actuator.version)
-        # A node that is short is helped first; what it takes is enough for one look.
+        # A node that is short of memory comes first; its reclaim is enough for one step.
         actions = [relief] if relief is not None else []
         tried: dict[str, ReclaimHistory] = {}
         for group in groups:

@@ -1,7 +1,7 @@
-"""The one worker: take what is marked, look at the world again, plan, and bring the groups concerned to the plan.
+"""The one worker: take the dirty marks, read the node again, plan, and bring the groups concerned to the plan.
 
-Edges only mark (`DirtyKeys`); everything that decides is read here. One look at a time, each ends in a node that is as
-wanted or in a noted reason why it is not, with a time to look again.
+Events only mark (`DirtyKeys`); every value that decides is read here. One reconcile pass at a time; each ends with a
+node that is as planned, or with a recorded reason why it is not and a time to retry.
 """
 
 import heapq
@@ -37,7 +37,7 @@ from state.plan import FileTarget, NodePlan
 
 _LOG: Final = get_log("reconciler")
 _FIRST_LABELS_S: Final = 1.0
-"""How long the first look after a start waits for labels: no pod is bounded by QoS that a label would have spared."""
+"""How long the first pass after a start waits for labels: no pod is limited by its QoS if a label exempts it."""
 _VERIFY_S: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 2.0, 5.0, 10.0)
 _ERROR_S: Final = 1.0
 _TICK: Final = frozenset({TICK})
@@ -64,30 +64,30 @@ class Reconciler:
         kubelet: Callable[[Mapping[str, Pod]], KubeletView],
         updated: Callable[[str, float, bool], None],
         planned: Callable[[NodeView, NodePlan], None],
-        resync_s: float = 60.0,
-        verify_s: float = 2.0,
-        plan: NodePlan | None = None,
-        counters: AgentCounters | None = None,
+        resync_s: float,
+        verify_s: float,
+        plan: NodePlan | None,
+        counters: AgentCounters,
     ) -> None:
         """``plan``: the last plan of an earlier run, so that a restart moves nothing.
 
-        ``planned`` is called after each look with what it went by; it must not wait.
-        ``kubelet``: what the kubelet has allocated, given the pods that exist. ``updated`` is told of each signal of
-        the runtime: container id, monotonic seconds, and whether the runtime's record differs from before.
+        ``planned`` is called after each pass with its input; it must not wait. ``kubelet``: the kubelet's allocations,
+        given the pods that exist. ``updated`` is called for each runtime event: container id, monotonic seconds, and
+        whether the runtime's record differs from before.
         """
         self.dirty = dirty
-        self.knowledge = knowledge
+        self.inventory = knowledge
         self.actuator = actuator
         self.policies = policies
         self.plan = plan
-        """The last one; None before the first look."""
+        """The last view; None before the first pass."""
         self.refusals: dict[str, tuple[Refusal, ...]] = {}
         self.wanted: dict[str, Wanted] = {}
         """By pod uid; the directories above the pods under ``""``."""
         self.ready = trio.Event()
         self.looks = 0
         self.changes = 0
-        """Counts looks that may have changed what is known or wanted: the keeper's reason to compare."""
+        """Counts passes that may have changed inventory or plan: the state writer compares when it differs."""
         self.look_s = 0.0
         self.busy_since: float | None = None
         self.problem: str | None = None
@@ -97,7 +97,7 @@ class Reconciler:
         self._ledger = ledger
         self._resync_s = resync_s
         self._verify = (*(delay for delay in _VERIFY_S if delay < verify_s), verify_s)
-        self._counters = counters or AgentCounters()
+        self._counters = counters
         self.timelines = Timelines(lane, actuator.judge.hierarchy, self._counters)
         self._one_look = trio.Lock()
         self.errors = actuator.judge.errors
@@ -112,35 +112,35 @@ class Reconciler:
 
     @property
     def pools(self) -> Pools | None:
-        """The pools of the last plan; None before the first look."""
+        """The pools of the last plan; None before the first pass."""
         return self.plan.pools if self.plan is not None else None
 
     # The runtime's signal (called in the reader's task)
 
     def wait_idle(self, container_id: str, at: float, which: RuntimeEvent) -> None:
-        """The runtime has finished writing: ours now, then look."""
+        """The runtime has finished writing: write bypassd's values, then reconcile."""
         if which is RuntimeEvent.INIT_PID and not self._lane.awaits(container_id):
             return
         if which is not RuntimeEvent.FOUND or self._lane.awaits(container_id):
             self._lane.execute(container_id, at)
-        # What is merely found was written before anybody looked, by whomever: no news of the runtime.
+        # A container that was merely found was written earlier, by an unknown program: it is not a runtime event.
         (self._found.add if which is RuntimeEvent.FOUND else self._found.discard)(container_id)
         self._signalled[container_id] = at
         self.dirty.mark(container_key(container_id))
 
     def gone(self, container_id: str) -> None:
-        """The runtime has forgotten the container; its directories tell the rest."""
+        """The runtime has deleted the container; its directories show the rest."""
         self.dirty.mark(container_key(container_id))
 
     def on_executed(self, result: FastResult) -> None:
-        """The hot lane has written."""
+        """The fast path has written."""
         self.actuator.on_executed(result)
         self.timelines.on_executed(result)
 
     # The worker
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Look for ever. Started after the first whole look."""
+        """Reconcile until cancelled. Reports its start after the first whole pass."""
         self.dirty.mark_all("start")
         resync_at = trio.current_time() + self._resync_s
         started = False
@@ -161,7 +161,7 @@ class Reconciler:
                     # A failed look is over with the next whole one only: what it was to find is not known before.
                     self.problem = self._unlisted
             except (AgentError, OSError) as exc:
-                # Unknown is not empty: what is applied stays, and we look again.
+                # Unknown is not empty: applied settings stay, and the pass is retried.
                 self.errors.counted(NODE, exc)
                 if self.problem != str(exc):
                     _LOG.warning(str(exc))
@@ -170,16 +170,16 @@ class Reconciler:
             self.busy_since = None
             if not started and self.problem is None:
                 started = True
-                # What comes from now on came after the loss, if there was one.
+                # Events from now on were sent after the loss, if there was one.
                 self.actuator.judge.lost = False
                 self.timelines.ready()
                 self.ready.set()
                 task_status.started()
 
     async def reconcile(self, batch: DirtyBatch) -> None:
-        """One look. What goes wrong with one pod is that pod's problem: the others are looked at all the same.
+        """One pass. A failure of one pod concerns that pod only: the others are reconciled all the same.
 
-        Errors: `AgentError` and `OSError` for what concerns the whole node; what was signalled is kept for the next.
+        Errors: `AgentError` and `OSError` for failures of the whole node; the marks are kept for the next pass.
         """
         began = time.monotonic()
         if batch.keys == _TICK and not batch.everything and not self._signalled and not self._tick():
@@ -216,16 +216,16 @@ class Reconciler:
         slices = TimeSlice()
         for uid in sorted(looked):
             with self.errors.contained(pod_key(uid)):
-                targets += self._plan_pod(self.knowledge.pods[uid], view, plan, signalled, every=True)
+                targets += self._plan_pod(self.inventory.pods[uid], view, plan, signalled, every=True)
             await slices.checkpoint()
         if moved:
-            for uid, pod in list(self.knowledge.pods.items()):
+            for uid, pod in list(self.inventory.pods.items()):
                 if uid not in looked and (every or pod.pod_class is PodClass.RECLAIMED or uid in self.wanted):
                     with self.errors.contained(pod_key(uid)):
                         targets += self._plan_pod(pod, view, plan, signalled, every=False)
                     await slices.checkpoint()
         for uid in sorted(key.removeprefix(LOAN) for key in batch.keys if key.startswith(LOAN)):
-            if uid not in looked and (lent := self.knowledge.pods.get(uid)) is not None:
+            if uid not in looked and (lent := self.inventory.pods.get(uid)) is not None:
                 with self.errors.contained(pod_key(uid)):
                     targets += self._plan_pod(lent, view, plan, signalled, every=False)
                 await slices.checkpoint()
@@ -233,7 +233,7 @@ class Reconciler:
         self._planned(view, plan)
         self.timelines.looked(targets, signalled)
         if full:
-            self._metadata.keep_only(self.knowledge.pods.keys())
+            self._metadata.keep_only(self.inventory.pods.keys())
             self._prune()
         for key in (*map(pod_key, uids), *((NODE,) if full else ())):
             if self.errors.failures(key) == failed.get(key, 0):
@@ -241,14 +241,15 @@ class Reconciler:
         self._passed(began, changed=bool(seen or moved or targets))
 
     async def _compare_files(self, batch: DirtyBatch, began: float) -> None:
-        """Another program has written control files of these pods, and nothing else has happened: apply the last plan.
+        """Another program has written control files of these pods, and nothing else has changed: apply the last plan.
 
-        Nothing is listed, read from the runtime, or planned. A pod that is not known is looked at as a whole.
+        Nothing is listed, read from the runtime, or planned. A pod that is not in the inventory is reconciled as a
+        whole.
         """
         self._counters.event()
         targets: list[GroupTarget] = []
         for uid in sorted(key.removeprefix(FILES) for key in batch.keys):
-            pod, wanted = self.knowledge.pods.get(uid), self.wanted.get(uid, {})
+            pod, wanted = self.inventory.pods.get(uid), self.wanted.get(uid, {})
             if pod is None:
                 self.dirty.mark(pod_key(uid))
             else:
@@ -258,18 +259,18 @@ class Reconciler:
         self._passed(began, changed=bool(targets))
 
     def _passed(self, began: float, *, changed: bool) -> None:
-        """Count a look that is over. ``began``: monotonic seconds."""
+        """Count a finished pass. ``began``: monotonic seconds."""
         self.looks += 1
         self.changes += changed
         self.look_s = time.monotonic() - began
         self._counters.looked(self.look_s)
 
     async def _list(self) -> tuple[Mapping[str, PodDirs], set[str]]:
-        """Every pod's directories, and the pods to look at: of those whose directory cannot be read all stays."""
+        """Every pod's directories, and the pods to read: a pod whose directory cannot be read keeps its state."""
         listing = await self._tree.scan_gently()
         self._unlisted = None
         for path, exc in listing.unread.items():
-            name = self.knowledge.layout.parse(path)
+            name = self.inventory.layout.parse(path)
             uid = name.pod_uid if name is not None else None
             if uid is None:
                 # A QoS class's directory, with all its pods.
@@ -277,11 +278,11 @@ class Reconciler:
             self.errors.failed(pod_key(uid) if uid is not None else f"directory:{path}", exc)
         directories = {f"directory:{path}" for path in listing.unread}
         self.errors.keep("directory", directories)
-        known = {uid for uid, pod in self.knowledge.pods.items() if listing.knows(pod.group.path)}
+        known = {uid for uid, pod in self.inventory.pods.items() if listing.knows(pod.group.path)}
         return listing.pods, listing.pods.keys() | known
 
     def _list_some(self, concerned: Iterable[str]) -> tuple[Mapping[str, PodDirs], set[str]]:
-        """The directories of these pods, and those of them that can be looked at."""
+        """The directories of these pods, and the pods among them that can be read."""
         listed: dict[str, PodDirs] = {}
         uids: set[str] = set()
         for uid in concerned:
@@ -294,18 +295,18 @@ class Reconciler:
 
     def _settle(self, cid: str, at: float) -> None:
         """The runtime has finished writing."""
-        ran = self.knowledge.runs(cid)
-        changed = self.knowledge.refresh(cid)
+        ran = self.inventory.runs(cid)
+        changed = self.inventory.refresh(cid)
         if cid not in self._found:
             self._updated(cid, at, changed)
         if ran and changed:
-            # A running container was given other values: a resize, of which the spec tells the rest.
+            # A running container was given other values: a resize; its spec has the rest.
             self._metadata.refresh()
 
     def _tick(self) -> bool:
-        """The clock has moved on: True when the pools ask for something else now, so that a look is due."""
+        """Time has passed: True when the pools differ now, so that a pass is due."""
         _, _, moved = self._plan_node()
-        # The look plans once more, and must find the difference again.
+        # The pass plans once more, and must find the difference again.
         self._moved = self._moved or moved
         return moved
 
@@ -317,7 +318,7 @@ class Reconciler:
             if kind in {"pod", "files"}:
                 uids.add(name)
             elif kind == "container":
-                owner = self.knowledge.owner(name)
+                owner = self.inventory.owner(name)
                 if owner is None and (dirs := self._tree.locate(name)) is not None:
                     owner = dirs.uid
                 if owner is not None:
@@ -325,39 +326,39 @@ class Reconciler:
         return uids
 
     async def _see(self, uids: Iterable[str], listed: Mapping[str, PodDirs]) -> dict[str, PodChange]:
-        """Assemble the pods concerned; ask about labels that nobody has told."""
+        """Assemble the pods concerned; request labels that no source has reported."""
         seen: dict[str, PodChange] = {}
         slices = TimeSlice()
         for uid in uids:
             with self.errors.contained(pod_key(uid)):
-                seen[uid] = change = self.knowledge.sample(uid, listed.get(uid))
+                seen[uid] = change = self.inventory.sample(uid, listed.get(uid))
                 self._came_and_went(change)
             await slices.checkpoint()
-        unknown = [uid for uid, item in seen.items() if item.pod is not None and self.knowledge.unlabelled(uid)]
+        unknown = [uid for uid, item in seen.items() if item.pod is not None and self.inventory.unlabelled(uid)]
         if unknown and not self.ready.is_set():
             await self._metadata.prefetch(unknown, _FIRST_LABELS_S)
             for uid in unknown:
                 if self._metadata.get(uid):
-                    self.knowledge.reassemble(uid)
+                    self.inventory.reassemble(uid)
         else:
             # Planned by what is known now; the answer, some milliseconds from here, marks the pod again.
             self._metadata.request(unknown)
         return seen
 
     def _take_kubelet(self) -> set[str]:
-        """What the kubelet allocated, for the pods that exist now; the pods whose CPUs or resources changed by it."""
-        before = self.knowledge.readings.kubelet
-        after = self.knowledge.take(kubelet=self._kubelet(self.knowledge.pods)).kubelet
+        """The kubelet's allocations for the pods that exist now; the pods whose CPUs or resources changed by them."""
+        before = self.inventory.readings.kubelet
+        after = self.inventory.take(kubelet=self._kubelet(self.inventory.pods)).kubelet
         touched = _differing(before.exclusive, after.exclusive)
-        if resized := _differing(before.granted, after.granted) & self.knowledge.pods.keys():
+        if resized := _differing(before.granted, after.granted) & self.inventory.pods.keys():
             self._metadata.refresh()
             touched |= resized
-        return {uid for uid in touched if self.knowledge.reassemble(uid) or uid in self.knowledge.pods}
+        return {uid for uid in touched if self.inventory.reassemble(uid) or uid in self.inventory.pods}
 
     def _came_and_went(self, seen: PodChange) -> None:
         for cid in seen.came:
             self.timelines.came(cid)
-            if not self.knowledge.signalled(cid):
+            if not self.inventory.signalled(cid):
                 at = trio.current_time()
                 for delay in self._verify:
                     heapq.heappush(self._later, (at + delay, container_key(cid)))
@@ -372,10 +373,11 @@ class Reconciler:
                 self.actuator.forget(before[cid], cid)
         if seen.before is None or (seen.pod is not None and seen.pod.group == seen.before.group):
             if seen.pod is not None and (seen.before is None or seen.came):
-                # Again at each start: the pod's cpu directory comes after its cpuset's, and its quota may be resized.
+                # Again at each start: the pod's cpu directory appears after its cpuset directory, and its quota may be
+                # resized.
                 self.actuator.judge.control_files.load(seen.pod.group.path)
             return
-        # Gone, or made anew under its old uid (a static pod).
+        # Removed, or created again under its old uid (a static pod).
         self.actuator.forget(seen.before.group.path)
         if seen.pod is None:
             self.wanted.pop(seen.before.uid, None)
@@ -383,18 +385,18 @@ class Reconciler:
 
     @asynccontextmanager
     async def paused(self) -> AsyncIterator[None]:
-        """No look runs within the block; marks are kept for afterwards."""
+        """No pass runs within the block; marks are kept for afterwards."""
         async with self._one_look:
             yield
 
     # Planning
 
     def _plan_node(self) -> tuple[NodeView, NodePlan, bool]:
-        """The plan of this moment, and whether it asks for anything else than the last one did."""
-        if not self.knowledge.readings.knobs:
-            # There may be no kubepods directory to look at yet.
-            self.knowledge.take(knobs=self.actuator.judge.control_files.offered(self.knowledge.layout.kubepods))
-        view = self.knowledge.view(time.monotonic(), self.actuator.judge.control_files.actual)
+        """The plan of this moment, and whether it differs from the last one."""
+        if not self.inventory.readings.knobs:
+            # The kubepods directory may not exist yet.
+            self.inventory.take(knobs=self.actuator.judge.control_files.offered(self.inventory.layout.kubepods))
+        view = self.inventory.view(time.monotonic(), self.actuator.judge.control_files.actual)
         before, plan = self.plan, plan_node(view, self.plan, self.policies)
         moved = self._moved or before is None or _substance(plan) != _substance(before)
         self._moved = False
@@ -423,7 +425,7 @@ class Reconciler:
     def _plan_pod(
         self, pod: Pod, view: NodeView, plan: NodePlan, signalled: Container[str], *, every: bool
     ) -> list[GroupTarget]:
-        """Plan one pod: its groups to look at, all that matter or (``every`` False) those whose settings changed."""
+        """Plan one pod: its groups to reconcile, all that matter or (``every`` False) those whose settings changed."""
         settings, refusals = plan_pod(pod, view, plan, self.policies)
         if refusals:
             self.refusals[pod.uid] = refusals
@@ -440,7 +442,7 @@ class Reconciler:
     def _targets(
         self, pod: Pod, wanted: Wanted, before: Wanted, signalled: Container[str], *, every: bool
     ) -> list[GroupTarget]:
-        """The pod's groups to look at. ``before``: what was wanted at the last look."""
+        """The pod's groups to reconcile. ``before``: their settings in the last pass."""
         targets = []
         groups = [(pod.group, None), *((item.group, item) for item in pod.containers)]
         for group, container in groups:
@@ -449,7 +451,7 @@ class Reconciler:
             if not settings and not ours and group.path not in before:
                 continue
             if container is None and not pod.containers:
-                # The kubelet is still at its own values there: it is done before the first container comes.
+                # The kubelet is still writing its own values there: it finishes before the first container starts.
                 continue
             if not every and _values(settings) == _values(before.get(group.path, {})):
                 continue
@@ -489,7 +491,7 @@ class Reconciler:
     # Small things
 
     def _prune(self) -> None:
-        """After a full look: drop what the ledger holds of groups that are gone. What cannot be told is kept."""
+        """After a full pass: drop the ledger's rows of groups that were removed. An undetermined group is kept."""
 
         def inode_now(entry: LedgerEntry) -> int | None:
             try:
@@ -501,7 +503,7 @@ class Reconciler:
         self._ledger.prune(inode_now)
 
     def _inode(self, path: str) -> int:
-        """The inode of a group's directory, 0 when it is gone. Errors: `OSError` when that cannot be told."""
+        """The inode of a group's directory, 0 when it was removed. Errors: `OSError` when that cannot be determined."""
         try:
             return os.stat(self.actuator.judge.hierarchy.trigger_directory(path)).st_ino
         except (FileNotFoundError, NotADirectoryError):
@@ -509,11 +511,11 @@ class Reconciler:
 
     def classes(self) -> dict[str, PodClass]:
         """The class of every pod, by uid."""
-        return {uid: pod.pod_class for uid, pod in self.knowledge.pods.items()}
+        return {uid: pod.pod_class for uid, pod in self.inventory.pods.items()}
 
 
 def _caused(batch: DirtyBatch) -> bool:
-    """Whether anything but the clock and what it drives asked for the look."""
+    """Whether anything but the clock and what it drives requested the pass."""
     reported = any(key != TICK and not key.startswith(LOAN) for key in batch.keys)
     return reported or any(why != "periodic" for why in batch.everything)
 
@@ -540,13 +542,13 @@ def _values(settings: Mapping[str, Setting]) -> dict[str, object]:
 
 
 def _substance(plan: NodePlan) -> NodePlan:
-    """The plan without what leads to no control file and does not concern an actuator before the next look."""
+    """The plan without parts that lead to no control file and do not concern an actuator before the next pass."""
     pools = replace(plan.pools, reasons={}, sizes={}, remembered={}, budget_at=0.0, unknown_since=None, budget_milli=0)
     cookies, scores = plan.cookies, plan.oom_scores
     return replace(
         plan,
         pools=pools,
-        # Of pods, and pods change by a look only; of free memory, at each reading.
+        # Of pods, and pods change by a pass only; of free memory, at each reading.
         cookies=replace(cookies, members={}) if cookies is not None else None,
         oom_scores=replace(scores, settings={}) if scores is not None else None,
         files={name: FileTarget(setting=None, dry_run=target.dry_run) for name, target in plan.files.items()},

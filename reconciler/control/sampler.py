@@ -1,7 +1,7 @@
-"""The one clock of the agent: CPU use once a second, the idle buffer ten times a second while there is BE work.
+"""The agent's one clock: CPU use once a second, the idle buffer ten times a second while there is BE work.
 
-One task instead of many sleeping ones. It reads counters, lets the pure laws decide, and marks the node dirty when
-their answer has changed; the worker does the rest.
+One task instead of many sleeping ones. It reads counters, runs the pure control laws, and marks the node dirty when a
+result has changed; the worker does the rest.
 """
 
 import time
@@ -59,8 +59,8 @@ class Sampler:
     ) -> None:
         """``lagged`` gets the delay of each tick behind its due time (s): what the loop's other work costs.
 
-        ``read`` gets each CPU reading, and the newest one again when there is no new one. ``sampled`` is called once
-        per sample.
+        ``read`` gets each CPU reading, and the newest one again without a new one. ``sampled`` is called once per
+        sample.
         """
         self._sampled = sampled
         self._lagged = lagged
@@ -77,8 +77,8 @@ class Sampler:
         self._irqs = IrqSampler(root)
         self.bursts = QuotaLender(reconciler, usage)
         self.memory = MemorySampler(
-            used=lambda: usage.memory_bytes(reconciler.knowledge.besteffort),
-            pods=lambda enough: usage.memory_use(reconciler.knowledge.layout.kubepods, enough_bytes=enough),
+            used=lambda: usage.memory_bytes(reconciler.inventory.besteffort),
+            pods=lambda enough: usage.memory_use(reconciler.inventory.layout.kubepods, enough_bytes=enough),
             root=root,
             files=files,
         )
@@ -108,15 +108,15 @@ class Sampler:
             await trio.sleep_until(due)
 
     def tick(self, now: float, *, fast: bool) -> None:
-        """One look at the counters. ``fast``: the idle buffer has a say."""
+        """Read the counters once. ``fast``: for the idle buffer too."""
         try:
             reading = CpuReading(at_s=now, cpus=parse_stat(self._files.read(self._proc, "stat")))
         except (OSError, ValueError) as exc:
-            # Unknown: what is known grows older, and the laws do not raise anything on it.
+            # Unknown: the last reading ages, and the laws raise nothing on it.
             if self.problem is None:
                 _LOG.warning("cannot read the CPU counters", path=f"{self._proc}/stat", error=str(exc))
             self.problem = str(exc)
-            known = self._reconciler.knowledge.take(cpu=self._sampler.current(now), uses=self._uses(now))
+            known = self._reconciler.inventory.take(cpu=self._sampler.current(now), uses=self._uses(now))
             self._read(known.cpu, now)
             self.bursts.on_second(now)
             self.bursts.evaluate(None, now)
@@ -126,7 +126,7 @@ class Sampler:
             self._step(reading, now)
         else:
             self._idle = self._before = None
-            self._reconciler.knowledge.take(reclaimed_ceiling_milli=None)
+            self._reconciler.inventory.take(reclaimed_ceiling_milli=None)
         self.bursts.evaluate(reading, now)
         if now - self._sampled_at >= self._sample_s * 0.9:
             self._sampled_at = now
@@ -135,8 +135,8 @@ class Sampler:
             self._sampled()
 
     def _sample(self, reading: CpuReading, now: float) -> None:
-        """Who used the CPUs, from the directories' own counters: three reads, and one more for each odd pod."""
-        knowledge = self._reconciler.knowledge
+        """CPU use by class, from the directories' own counters: three reads, plus one per pod outside its class."""
+        knowledge = self._reconciler.inventory
         odd = {
             pod.group.path: pod.pod_class
             for pod in knowledge.pods.values()
@@ -160,8 +160,8 @@ class Sampler:
         self._reconciler.dirty.mark(TICK)
 
     def _remember_memory(self, now: float) -> None:
-        """The node's memory, and what BE work may use of it by the law: the look after this sample plans by both."""
-        reconciler, knowledge = self._reconciler, self._reconciler.knowledge
+        """The node's memory, and BE work's bound by the law: the pass after this sample plans by both."""
+        reconciler, knowledge = self._reconciler, self._reconciler.inventory
         self.memory.on_second(now)
         before = reconciler.plan.memory.reclaimed_high_bytes if reconciler.plan is not None else None
         bound = self.memory.bound(reconciler.policies.be_memory, before, now)
@@ -172,11 +172,14 @@ class Sampler:
         return self._memory.add(self._groups.current(now), now, half_life_s)
 
     def _step(self, reading: CpuReading, now: float) -> None:
-        """The idle buffer's look."""
+        """``held``: all holds, for a store that has to be rewritten.
+
+        ``check_s``: how often the store is checked for damage.
+        """
         pools = self._reconciler.pools
         if pools is None:
             return
-        used = self._usage.cpu_ns(self._reconciler.knowledge.besteffort)
+        used = self._usage.cpu_ns(self._reconciler.inventory.besteffort)
         before = self._before
         if before is not None and reading.at_s - before[0].at_s < SHORTEST_S:
             return
@@ -189,13 +192,13 @@ class Sampler:
         sample = idle_sample(before[0], reading, watched, reclaimed_ns=(before[1], used))
         config = self._reconciler.policies.idle_buffer
         self._idle = idle_buffer.step(self._idle, sample, now, config)
-        if self._idle.ceiling_milli != self._reconciler.knowledge.readings.reclaimed_ceiling_milli:
-            self._reconciler.knowledge.take(reclaimed_ceiling_milli=self._idle.ceiling_milli)
+        if self._idle.ceiling_milli != self._reconciler.inventory.readings.reclaimed_ceiling_milli:
+            self._reconciler.inventory.take(reclaimed_ceiling_milli=self._idle.ceiling_milli)
             self._reconciler.dirty.mark(TICK)
 
     def _reclaimed_works(self) -> bool:
-        """Whether BE work uses the CPU at all: where it does not, nothing can be taken from it (and nobody woken)."""
-        cpu = self._reconciler.knowledge.readings.cpu
+        """Whether BE work uses the CPU at all: if it does not, nothing can be taken from it, and no task is woken."""
+        cpu = self._reconciler.inventory.readings.cpu
         if cpu is not None and cpu.reclaimed_milli <= _ASLEEP_MILLI:
             return False
-        return any(pod.pod_class is PodClass.RECLAIMED for pod in self._reconciler.knowledge.pods.values())
+        return any(pod.pod_class is PodClass.RECLAIMED for pod in self._reconciler.inventory.pods.values())

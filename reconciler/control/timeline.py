@@ -27,7 +27,7 @@ class Timeline:
         self.before_exec: bool | None = None
 
     def on_executed(self, result: FastResult) -> None:
-        """The hot lane has written at the runtime's signal."""
+        """The fast path has written at the runtime event."""
         if result.creation:
             self.signal_at = time.time() - (time.monotonic() - result.signal_at)
             self.settled_at = self.signal_at + result.seconds
@@ -49,7 +49,7 @@ class Timeline:
 
 @final
 class Timelines:
-    """The timelines of the containers that there are. Starts that the hot lane did not answer are counted here."""
+    """The timelines of the existing containers. Starts that the fast path did not handle are counted here."""
 
     def __init__(self, lane: FastPath, hierarchy: Hierarchy, counters: AgentCounters) -> None:
         self._lane = lane
@@ -59,11 +59,11 @@ class Timelines:
         self._ready_at = 0.0
 
     def get(self, container_id: str) -> Timeline | None:
-        """One container's; None when there is no such container."""
+        """One container's; None when no such container exists."""
         return self._by_id.get(container_id)
 
     def ready(self) -> None:
-        """The first look is over: containers that come from now on are seen from their first moment."""
+        """The first pass is over: containers that start from now on are recorded from their first moment."""
         self._ready_at = time.time()
 
     def came(self, container_id: str) -> None:
@@ -71,16 +71,16 @@ class Timelines:
         self._by_id[container_id] = Timeline(time.time())
 
     def went(self, container_id: str) -> None:
-        """It is gone."""
+        """The container was removed."""
         self._by_id.pop(container_id, None)
 
     def on_executed(self, result: FastResult) -> None:
-        """The hot lane has written at the runtime's signal."""
+        """The fast path has written at the runtime event."""
         if (timeline := self.get(result.container_id)) is not None:
             timeline.on_executed(result)
 
     def looked(self, targets: Iterable[GroupTarget], signalled: Mapping[str, float]) -> None:
-        """A look has brought these groups to what is wanted; ``signalled``: monotonic seconds by container."""
+        """A pass has brought these groups to the plan; ``signalled``: monotonic seconds by container."""
         now = time.time()
         for target in targets:
             container = target.container
@@ -93,7 +93,7 @@ class Timelines:
                 timeline.verified_at = now
                 timeline.settled_at = timeline.settled_at or now
             if container.id in signalled and not timeline.signal_at and self._saw_creation(timeline):
-                # Not prepared in time: the look itself has written, after the signal.
+                # Not prepared in time: the pass itself has written, after the event.
                 took = time.monotonic() - signalled[container.id]
                 timeline.signal_at, timeline.settled_at = now - took, now
                 if target.settings:

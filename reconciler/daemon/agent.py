@@ -1,4 +1,4 @@
-"""The whole agent, put together from its parts: what the daemon runs, and what the command line asks about.
+"""The whole agent, assembled from its parts: it is run by the daemon, and read by the command line.
 
 store, ledger, persistence                        (outermost: the last state is still written)
 write attribution, kubelet, metadata, checkpoints (sources)
@@ -49,7 +49,7 @@ from reconciler.daemon.operator_files import OperatorFiles
 from reconciler.headroom.memory_sampler import MemoryHeadroom
 from reconciler.headroom.report import HeadroomReport, read_kept
 from reconciler.interference import service
-from reconciler.pods.marks import MarkReader
+from reconciler.pods.marks import MarkReader, ReadKeys
 from reconciler.pods.metadata import Metadata
 from reconciler.runtime.counters import AgentCounters
 from reconciler.runtime.object_errors import ObjectErrors
@@ -74,7 +74,7 @@ from state.undo import RestoreResult
 
 _FILES_S: Final = 30.0
 _PATIENCE_S: Final = 0.5
-"""How long one look waits for memory limits that are lowered, in all: enough for some 12 GB of page cache."""
+"""How long one pass waits for lowered memory limits, in all: enough for some 12 GB of page cache."""
 
 
 @final
@@ -108,7 +108,7 @@ class Agent:
             )
         self.thaw()
         self.store_lane = trio.CapacityLimiter(1)
-        self.telling = AlertService(
+        self.alert_service = AlertService(
             config.alerts,
             self.store,
             self.store_lane,
@@ -121,8 +121,8 @@ class Agent:
             statuses=self.statuses,
         )
         self.holds = HoldManager(read_holds(self.store), self._hold, boot_id=self.store.boot)
-        self.marks = MarkReader()
-        self.by_hand = OperatorFiles(config, place, self.marks)
+        self.marks = MarkReader(ReadKeys())
+        self.operator_files = OperatorFiles(config, place, self.marks)
         self.checkpoints = CheckpointSource(self.dirty, root=place.root, kubelet_root=place.kubelet.root_dir)
         self.kubelet_pods = self._kubelet_pods()
         self.metadata = Metadata(self.dirty, kubelet=self.kubelet_pods, cri=self._cri())
@@ -132,12 +132,12 @@ class Agent:
         self.disks = DiskSource(
             lambda: [rule.name for rule in self.config.policies.disk.devices], self.dirty, root=place.root
         )
-        self.knowledge = Inventory(
+        self.inventory = Inventory(
             topology=place.topology,
             versions=place.hierarchy.versions(),
             layout=place.layout,
             dirs=place.runtime,
-            rules=self.by_hand.rules(config.classes),
+            rules=self.operator_files.rules(config.classes),
             metas=self.metadata.get,
             signalled=self.signal.covers,
             disks=lambda: self.disks.found,
@@ -146,8 +146,8 @@ class Agent:
             classes=read_classes(self.store),
             errors=self.errors,
         )
-        self.marks.use(read_keys(config, self.knowledge.rules))
-        self.witness = WriteAttribution(
+        self.marks.use(read_keys(config, self.inventory.rules))
+        self.attribution = WriteAttribution(
             place.hierarchy,
             self.dirty,
             kubepods=place.layout.kubepods,
@@ -160,14 +160,14 @@ class Agent:
             hierarchy=place.hierarchy,
             ledger=self.ledger,
             foreign=self.foreign,
-            attribution=self.witness,
+            attribution=self.attribution,
             files=files,
             alert=self.alert,
             held=self.holds.add_manual,
             errors=self.errors,
         )
         if self.store.damage is not None:
-            # What stands in the files now may be ours: it must not be recorded as anybody's original.
+            # The files' present values may be bypassd's: they must not be recorded as originals.
             self.judge.lost = self.store.lost
             aside = f" and was moved to {self.store.quarantined}" if self.store.quarantined else ""
             saved = f"{len(self.ledger)} file records were recovered" if self.store.lost else "no data was lost"
@@ -180,14 +180,14 @@ class Agent:
             ),
             lane=self.lane,
             store_lane=self.store_lane,
-            watched=self.witness,
+            watched=self.attribution,
         )
         for path in self.ledger.groups():
-            self.witness.follow(path)
+            self.attribution.follow(path)
         self.reconciler = Reconciler(
             dirty=self.dirty,
             tree=self.tree,
-            knowledge=self.knowledge,
+            knowledge=self.inventory,
             metadata=self.metadata,
             actuator=self.actuator,
             lane=self.lane,
@@ -201,7 +201,7 @@ class Agent:
             counters=self.counters,
             planned=self._planned,
         )
-        self.watching = service.InterferenceService(self, self.telling)
+        self.watching = service.InterferenceService(self, self.alert_service)
         means = ActuatorContext(
             hierarchy=place.hierarchy,
             root=place.root,
@@ -217,7 +217,7 @@ class Agent:
         self.memory_headroom = MemoryHeadroom(
             config.headroom,
             self.usage,
-            self.knowledge,
+            self.inventory,
             lambda: self.reconciler.plan,
             changed=lambda: self.headroom.changed(),  # noqa: PLW0108  (made below)
         )
@@ -233,7 +233,7 @@ class Agent:
             tell=lambda message: self.alert("hotplug", message, None),
         )
         self.hotplug = HotplugSource(place.topology, self.replug.changed, root=place.root)
-        self.ticker = Sampler(
+        self.sampler = Sampler(
             self.reconciler,
             self.usage,
             root=place.root,
@@ -261,7 +261,7 @@ class Agent:
     def components(self) -> list[list[Component]]:
         """The parts by lifetime, outermost first; the caller adds its own around them."""
         sources = [
-            Component(name="write attribution", run=self.witness.run),
+            Component(name="write attribution", run=self.attribution.run),
             Component(name="checkpoints", run=self.checkpoints.run),
             Component(name="metadata", run=self.metadata.run),
             Component(name="CPU hot-plug", run=self.hotplug.run),
@@ -272,7 +272,7 @@ class Agent:
         if self.kubelet_pods is not None:
             sources.append(Component(name="kubelet", run=_at_once(self.kubelet_pods.run)))
         return [
-            [Component(name="keeper", run=self.keeper.run), Component(name="alerts", run=self.telling.run)],
+            [Component(name="keeper", run=self.keeper.run), Component(name="alerts", run=self.alert_service.run)],
             sources,
             [
                 Component(name="cgroup tree", run=self.tree.run),
@@ -282,7 +282,7 @@ class Agent:
             [Component(name=side.name, run=side.run) for side in self.sides],
             [Component(name=service.NAME, run=self.watching.run)],
             [
-                Component(name="ticker", run=self.ticker.run),
+                Component(name="ticker", run=self.sampler.run),
                 Component(name="memory headroom", run=self.memory_headroom.run),
                 Component(name="headroom", run=self.headroom.run),
             ],
@@ -296,7 +296,10 @@ class Agent:
         self.store.close()
 
     def thaw(self) -> list[str]:
-        """Let run again what we have frozen; whoever still wants it frozen asks again. The group paths."""
+        """Thaw every group that bypassd has frozen; a response that still needs it freezes again.
+
+        Returns the group paths.
+        """
         done, failed = unfreeze(self.place.hierarchy, self.ledger, files=self.files)
         for path in done:
             self.log.info("runs again", group=path)
@@ -304,7 +307,7 @@ class Agent:
             self.log.error(message)
         return done
 
-    # The runtime's signal passes through here, so that the parts need not know each other
+    # The runtime's events pass through here, so that the parts do not depend on each other
 
     def on_settled(self, container_id: str, at: float, which: RuntimeEvent) -> None:
         """`RuntimeEventHandler`."""
@@ -328,11 +331,11 @@ class Agent:
             side.planned(situation)
 
     def _read(self, cpu: NodeCpu | None, now: float) -> None:
-        self.headroom.update(self.reconciler.pools, self.knowledge.readings.topology, cpu, now)
+        self.headroom.update(self.reconciler.pools, self.inventory.readings.topology, cpu, now)
 
-    def scene(self) -> tuple[NodeView, NodePlan | None]:
-        """The node as it is known now, and the plan of the last look."""
-        return self.knowledge.view(time.monotonic(), self.judge.control_files.actual), self.reconciler.plan
+    def current(self) -> tuple[NodeView, NodePlan | None]:
+        """The node's present state, and the plan of the last pass."""
+        return self.inventory.view(time.monotonic(), self.judge.control_files.actual), self.reconciler.plan
 
     def cache_use(self) -> CacheUsage | None:
         """What was measured last of caches and memory bandwidth; None: nothing is."""
@@ -353,14 +356,14 @@ class Agent:
             self.signal.status(),
             self.checkpoints.status(),
             *self.metadata.statuses(trio.current_time()),
-            self.witness.status(),
-            self.ticker.status(),
+            self.attribution.status(),
+            self.sampler.status(),
             *self.headroom.statuses(),
             *self.watching.statuses(),
             self.hotplug.status(),
             *([self.disks.status()] if self.config.policies.disk.devices else []),
         ]
-        statuses += self.by_hand.statuses()
+        statuses += self.operator_files.statuses()
         if self.config.kubelet.enabled:
             statuses.append(self._kubelet_process())
         if not self.store.writable:
@@ -372,7 +375,7 @@ class Agent:
         return statuses
 
     def _kubelet_process(self) -> SourceStatus:
-        """Whether a process is believed to be the kubelet, and what of its settings could not be used."""
+        """Whether a process is verified as the kubelet, and which of its settings could not be used."""
         kubelet = self.place.kubelet
         detail = "; ".join(kubelet.problems)
         if not detail:
@@ -405,33 +408,33 @@ class Agent:
     # The operator's files
 
     async def _watch_files(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Look at the operator's file and at the static-pod manifests now and then; they change by hand."""
-        await trio.to_thread.run_sync(self.by_hand.prefetch)
-        self.by_hand.read_manifests(self.metadata, self.knowledge.pods)
+        """Check the operator's file and the static-pod manifests at intervals; people change them."""
+        await trio.to_thread.run_sync(self.operator_files.prefetch)
+        self.operator_files.read_manifests(self.metadata, self.inventory.pods)
         task_status.started()
         while True:
             await trio.sleep(_FILES_S)
-            await trio.to_thread.run_sync(self.by_hand.prefetch)
+            await trio.to_thread.run_sync(self.operator_files.prefetch)
             self.reread_files()
 
     def reread_files(self) -> None:
-        """Read them again; all pods are looked at again when a rule changed. A runtime's socket may have come, too."""
+        """Read them again; all pods are reconciled when a rule changed. A runtime's socket may exist by now, too."""
         if not self.metadata.has_cri and (cri := self._cri()) is not None:
             self.metadata.set_cri(cri)
             self.dirty.mark_all("runtime")
-        rules = self.by_hand.rules(self.config.classes)
+        rules = self.operator_files.rules(self.config.classes)
         if self.marks.use(read_keys(self.config, rules)):
             self.metadata.relist()
-        if rules != self.knowledge.rules:
-            self.knowledge.use_rules(rules)
+        if rules != self.inventory.rules:
+            self.inventory.use_rules(rules)
             self.dirty.mark_all("rules")
-        if self.by_hand.read_manifests(self.metadata, self.knowledge.pods):
+        if self.operator_files.read_manifests(self.metadata, self.inventory.pods):
             self.dirty.mark_all("manifests")
 
     # Alerts and commands
 
     def alert(self, kind: str, message: str, setting: Setting | None) -> None:
-        """Something that a person should get to know; told once per occasion."""
+        """An alert for people; sent once per occasion."""
         self.alerts[kind] += 1
         path = setting.path if setting is not None else ""
         knob = setting.knob if setting is not None else ""
@@ -440,10 +443,10 @@ class Agent:
         self.ledger.note(
             LedgerEvent(at=time.time(), kind=f"alert:{kind}", path=path, file=knob, reason=message, pod_uid=uid)
         )
-        self.telling.send(as_alert(kind, message, setting, self.knowledge.pods))
+        self.alert_service.send(as_alert(kind, message, setting, self.inventory.pods))
 
     def _hold(self, now: Mapping[str, Hold]) -> None:
-        """Bring the holds in force to the judge; what a hold no longer covers is looked at again."""
+        """Pass the holds in force to the judge; targets of an ended hold are reconciled again."""
         if now != self.judge.holds:
             self.judge.holds = now
             self.dirty.mark_all("holds")
@@ -458,9 +461,9 @@ class Agent:
         return True
 
     async def restore(self, only: str | None = None, *, by: str = "") -> list[RestoreResult]:
-        """Put everything back and enforce no more until a reload says so; or one pod, which is then held for a while.
+        """Restore everything and enforce no more until a reload; or one pod, which is then held for a while.
 
-        A hold that a person has put on it stays as it is.
+        An operator's hold on it is unchanged.
 
         Errors: `StoreError` when the ledger cannot be written afterwards; the files are restored all the same.
         """
@@ -482,7 +485,7 @@ class Agent:
 
     async def _restore_control_files(self, only: str | None) -> list[RestoreResult]:
         async with self.reconciler.paused():
-            # What the runtime has told until now: it may be a newer value to restore to.
+            # The runtime's events until now: they may have a newer value to restore to.
             with suppress(SourceError):
                 await self.reconciler.reconcile(self.dirty.take_nowait())
             await self.actuator.commit()
@@ -514,10 +517,10 @@ class Agent:
         before, self.config = self.config, config
         self.reconciler.policies = config.policies
         self.foreign.rules = config.writes.foreign
-        self.telling.reconfigure(config.alerts, config.apiserver)
+        self.alert_service.reconfigure(config.alerts, config.apiserver)
         self.headroom.config = self.memory_headroom.config = config.headroom
         if (before.operator_file, before.static_manifests) != (config.operator_file, config.static_manifests):
-            self.by_hand.open(config)
+            self.operator_files.open(config)
         self._apply_config(config)
         self.disks.refresh()
         self.watching.reconfigure()

@@ -1,7 +1,7 @@
 """``bypassd``: the daemon's program. Configuration, one instance, signals, systemd, and an orderly end.
 
-Exit codes: 0 asked to stop; 1 an essential part failed; 2 bad usage or configuration; 3 another instance runs;
-4 the store is of a newer version; 6 standard output cannot be written (check-config, --help).
+Exit codes: 0 stopped by a signal; 1 an essential part failed; 2 bad usage or configuration; 3 another instance runs; 4
+the store is of a newer version; 6 standard output cannot be written (check-config, --help).
 """
 
 import argparse
@@ -42,11 +42,11 @@ EXIT_NEWER: Final = 4
 EXIT_OUTPUT: Final = 6
 _DESCRIPTION: Final = "Keeps latency-critical pods fast on Kubernetes nodes without NRI."
 _STUCK_S: Final = 20.0
-"""A look that takes longer than this means that the loop is no longer alive."""
+"""A pass that takes longer than this means that the loop is blocked."""
 _BEAT_S: Final = 1.0
 _SETTLE_S: Final = 3.0
 _READY_S: Final = 30.0
-"""So long systemd waits for the first look; what goes on afterwards, /readyz tells."""
+"""So long systemd waits for the first pass; /readyz reports the state after that."""
 
 
 @final
@@ -121,12 +121,12 @@ class Daemon:
                 await self._end(agent)
 
     def _outer(self) -> list[Component]:
-        """What lives longer than the agent's own parts."""
+        """Components that outlive the agent's own parts."""
         watchdog = Watchdog(self._notifier, self.heartbeat, watchdog_interval_s())
         return [Component(name="heartbeat", run=self._beat), Component(name="watchdog", run=watchdog.run)]
 
     def _inner(self, agent: Agent) -> list[Component]:
-        """What people look through. Last, because its libraries take longer to load than the first look takes."""
+        """The web part. Last, because its libraries take longer to load than the first pass takes."""
         show = StatusReport(agent, self.heartbeat, statuses=self._statuses, reload=self.reload)
         name = agent.place.kubelet.node_name
         return web.components(self.config.http, show, show, root="/", names=[name] if name else [])
@@ -144,14 +144,14 @@ class Daemon:
         with trio.move_on_after(_READY_S) as waiting:
             await agent.reconciler.ready.wait()
         if waiting.cancelled_caught:
-            # The unit has no start timeout: whoever installs or upgrades must not hang on what /readyz tells.
+            # The unit has no start timeout: an installation or upgrade must not hang on the state that /readyz reports.
             problem = agent.reconciler.problem or "the first reconciliation is not finished"
             self._notifier.ready(f"{self.config.mode.value}: not ready: {problem}")
             self._log.warning("not ready yet", problem=problem)
             await agent.reconciler.ready.wait()
-        pods = len(agent.knowledge.pods)
+        pods = len(agent.inventory.pods)
         self._notifier.ready(f"{self.config.mode.value}: {pods} pods")
-        # Only now: the start itself is a second of work that nobody on the node should have to stand back for.
+        # Only now: the start itself is a second of work to which no work on the node should have to yield.
         _be_nice(self.config.node.nice, self._log)
         self._log.info("ready", pods=pods, look_ms=round(agent.reconciler.look_s * 1000, 1))
         # Once the web part has loaded its libraries, too.
@@ -159,7 +159,7 @@ class Daemon:
         malloc.trim_after_start()
 
     async def _beat(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """The loop is alive while this runs and no look of the worker is stuck."""
+        """The loop is alive while this runs and no pass of the worker is blocked."""
         task_status.started()
         while True:
             busy = self.agent.reconciler.busy_since if self.agent is not None else None
@@ -174,9 +174,9 @@ class Daemon:
     def _component_changed(self, status: ComponentStatus) -> None:
         if status.health is ComponentHealth.WAITING and self.agent is not None:
             self.agent.alerts["component"] += 1
-            self.agent.telling.send(component_alert(status))
+            self.agent.alert_service.send(component_alert(status))
         elif status.health is ComponentHealth.RUNNING and status.failures and self.agent is not None:
-            self.agent.telling.send(component_alert(status))
+            self.agent.alert_service.send(component_alert(status))
 
     async def _signals(
         self, scope: trio.CancelScope, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
@@ -192,7 +192,10 @@ class Daemon:
                     scope.cancel(reason=signal.Signals(number).name)
 
     def reload(self) -> tuple[str, ...]:
-        """Read the configuration again; a bad one is told and changes nothing. Errors: none; problems are returned."""
+        """Read the configuration again; a bad one is reported and changes nothing.
+
+        Errors: none; problems are returned.
+        """
         self._notifier.reloading()
         try:
             loaded, kept = load.reload(self.loaded)
@@ -213,7 +216,7 @@ class Daemon:
 
 
 class _Renamed(argparse.Action):
-    """An option of an older version: a usage error that says what to write instead (``const``)."""
+    """An option of an older version: a usage error that names the replacement (``const``)."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         parser.error(f"{self.option_strings[0]} is renamed; write {self.const}")

@@ -25,7 +25,7 @@ from state.model import Pod, SourceStatus
 class OperatorFiles:
     """Reads both kinds of files; `prefetch` belongs to a thread, everything else to the loop."""
 
-    def __init__(self, config: Config, place: NodeEnvironment, marks: MarkReader | None = None) -> None:
+    def __init__(self, config: Config, place: NodeEnvironment, marks: MarkReader) -> None:
         """Reads nothing yet. Which files there are is the configuration's, else the kubelet's."""
         self._place = place
         self._marks = marks
@@ -40,7 +40,7 @@ class OperatorFiles:
         root, manifests = config.node.root, config.static_manifests or self._place.kubelet.static_pod_path
         self._operator = OperatorFile(config.operator_file, root) if config.operator_file else None
         rule = FileRule.OPERATOR if config.static_manifests else FileRule.ROOT
-        self._manifests = ManifestDirectory(manifests, root, rule, self._marks) if manifests else None
+        self._manifests = ManifestDirectory(manifests, self._marks, root, rule) if manifests else None
         self._problems.clear()
 
     def prefetch(self) -> None:

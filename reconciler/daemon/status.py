@@ -1,10 +1,9 @@
-"""What the agent shows of itself: the state document and the metrics, and the commands that root may give it.
+"""The agent's view of itself: the state document and the metrics, and the commands that root may give it.
 
-Implements what the web part asks for (`StatusProvider`, `ControlHandler`). The document's shape is `state.dump`'s, with
-the daemon's own knowledge in ``pods`` (containers, how each setting stands, times), ``directories`` (the same for the
-groups above the pods) and ``budget``.
-
-How everything stands and the numbers of one scrape, gathered from the agent's parts. Nothing here decides.
+Implements the web part's interface (`StatusProvider`, `ControlHandler`). The document's shape is `state.dump`'s, with
+the daemon's own knowledge in ``pods`` (containers, the status of each setting, times), ``directories`` (the same for
+the groups above the pods) and ``budget``. Everything, the numbers of a scrape included, is gathered from the agent's
+parts; nothing here decides.
 """
 
 import os
@@ -36,7 +35,7 @@ from reconciler.telemetry.metrics import MetricsSnapshot, PodMetrics, rss_bytes
 from reconciler.web.interface import AlertTest, HoldRequest, RestoreRequest
 from state.cache import CacheConsumption, CacheUsage
 from state.dump import EVENT_DEFAULTS, document
-from state.entry import LedgerEntry
+from state.entry import US, LedgerEntry
 from state.model import Container, Hold, Pod, PodClass, Setting
 from state.reader import read_history
 from state.setting_state import SettingState
@@ -44,7 +43,7 @@ from state.summary import budget_facts, pod_facts, pool_lists
 
 
 def standings_of(agent: Agent, path: str) -> Mapping[str, SettingStatus]:
-    """How everything stands that is wanted of one group, by knob."""
+    """The status of every setting of one group, by knob."""
     beside = [side.standings.get(path) for side in agent.sides if isinstance(side, GroupOutcomes)]
     statuses = agent.judge.statuses.by_group.get(path, {})
     return {knob: status for item in (statuses, *filter(None, beside)) for knob, status in item.items()}
@@ -52,31 +51,40 @@ def standings_of(agent: Agent, path: str) -> Mapping[str, SettingStatus]:
 
 def pods_in_order(agent: Agent) -> list[Pod]:
     """All pods, by class and title."""
-    return sorted(agent.knowledge.pods.values(), key=lambda pod: (pod.pod_class, pod.title))
+    return sorted(agent.inventory.pods.values(), key=lambda pod: (pod.pod_class, pod.title))
+
+
+_OF_THE_NODE: Final = frozenset({SettingState.UNREADABLE, SettingState.NOT_RECORDED})
+"""Failures whose cause is the node's store or files, not the pod's own use."""
 
 
 def nothing_in_force(agent: Agent) -> str | None:
-    """Why not a single BE pod is as wanted, though something is to be had there; None when one is.
+    """Why not a single BE pod is as planned, though settings are available there; None when one is.
 
-    A pod that is refused what another one gets is that pod's problem, and no reason to call the node unready. Neither
-    is what a person or another writer wants, nor what is only practised (``mode: observe``).
+    A refusal of one pod that others do not get is that pod's problem, and does not make the node unready; nor does a
+    refused setting of the only BE pod while others of it were written. The same holds for settings that a person or
+    another writer wants, and for those of a dry run (``mode: observe``).
     """
     failing: Counter[str] = Counter()
     pods = 0
-    for pod in agent.knowledge.pods.values():
+    only_its_own = True
+    for pod in agent.inventory.pods.values():
         if pod.pod_class is not PodClass.RECLAIMED:
             continue
         paths = (pod.group.path, *(container.group.path for container in pod.containers))
         statuses = [status for path in paths for status in agent.judge.statuses.by_group.get(path, {}).values()]
+        states = {status.state for status in statuses}
         bad = [status.detail for status in statuses if status.state.is_failing()]
         if statuses and not bad:
             return None
+        written = any(entry.writer == US for path in paths for entry in agent.ledger.group(path))
+        only_its_own = only_its_own and written and not states & _OF_THE_NODE
         pods += bool(bad)
         failing.update(bad)
-    if not pods:
+    if not pods or (pods == 1 and only_its_own):
         return None
     reason, _ = failing.most_common(1)[0]
-    return f"no setting in force on any of {pods} BE pods: {failing.total()} settings fail: {reason}"
+    return f"no BE pod of {pods} is as planned: {failing.total()} settings fail: {reason}"
 
 
 def counters(agent: Agent) -> CounterValues:
@@ -106,7 +114,7 @@ def snapshot(agent: Agent, *, ready: bool, components: Sequence[ComponentStatus]
         for pod in pods_in_order(agent):
             pods.append(_pod_metrics(agent, pod, cache))
             yield
-    pools, cpu = agent.reconciler.pools, agent.knowledge.readings.cpu
+    pools, cpu = agent.reconciler.pools, agent.inventory.readings.cpu
     refused = Counter(refusal.rule for refusals in agent.reconciler.refusals.values() for refusal in refusals)
     used = {}
     if cpu is not None:
@@ -118,7 +126,7 @@ def snapshot(agent: Agent, *, ready: bool, components: Sequence[ComponentStatus]
         mode=AgentMode.ENFORCE.value if agent.judge.enforce else AgentMode.OBSERVE.value,
         ready=ready,
         pods=tuple(pods),
-        pods_by_class=Counter(pod.pod_class.value for pod in agent.knowledge.pods.values()),
+        pods_by_class=Counter(pod.pod_class.value for pod in agent.inventory.pods.values()),
         pools={name: len(cpus) for name, cpus in _pool_sets(agent).items()},
         budget_milli=pools.budget_milli if pools is not None else None,
         used_milli=used,
@@ -132,7 +140,7 @@ def snapshot(agent: Agent, *, ready: bool, components: Sequence[ComponentStatus]
         sources=tuple(agent.statuses()),
         components=tuple(components),
         store_ok=agent.store.writable,
-        alerts=agent.telling.numbers(),
+        alerts=agent.alert_service.numbers(),
         watches=sum(stats.watches for stats in (agent.tree.stats, agent.signal.stats) if stats is not None),
         rss_bytes=rss_bytes(),
         cpu_s=times.user + times.system,
@@ -145,7 +153,7 @@ def snapshot(agent: Agent, *, ready: bool, components: Sequence[ComponentStatus]
 
 
 def standings_by_group(agent: Agent) -> list[Mapping[str, SettingStatus]]:
-    """How every wanted setting stands, by group. A list, as what it is made of may change between two steps."""
+    """The status of every setting, by group. A list, as its input may change between two steps."""
     statuses: list[Mapping[str, SettingStatus]] = list(agent.judge.statuses.by_group.values())
     for side in agent.sides:
         if isinstance(side, GroupOutcomes):
@@ -234,12 +242,12 @@ class StatusReport:
 
     @property
     def pulse(self) -> LoopHeartbeat:
-        """Whether the main loop lives."""
+        """Whether the main loop is running."""
         return self._pulse
 
     @property
     def sections(self) -> Sequence[str]:
-        """The document's parts that may be asked for one by one."""
+        """The document's parts that may be requested one by one."""
         return _SECTIONS
 
     def not_ready(self) -> Sequence[str]:
@@ -291,7 +299,7 @@ class StatusReport:
             "holds": lambda: [asdict(self._agent.holds.all[target]) for target in sorted(self._agent.holds.all)],
             "history": lambda: ({**EVENT_DEFAULTS, **row} for row in history),
             "sources": lambda: [asdict(status) for status in self._agent.statuses()],
-            "alerts": self._agent.telling.status,
+            "alerts": self._agent.alert_service.status,
             "interference": self._agent.watching.status,
             "eviction": self._agent.watching.eviction_facts,
             "problems": self._problems,
@@ -343,9 +351,9 @@ class StatusReport:
         }
 
     async def test_alerts(self, request: AlertTest) -> Mapping[str, object]:
-        """Tell the sinks of a test."""
+        """Send a test to the sinks."""
         self._agent.log.info("testing alerts", by=request.by or "unknown", sink=request.sink or "all")
-        return {"sinks": list(await self._agent.telling.test(request.sink, request.by))}
+        return {"sinks": list(await self._agent.alert_service.test(request.sink, request.by))}
 
     async def reload(self) -> Mapping[str, object]:
         """Read the configuration again."""
@@ -380,9 +388,9 @@ class StatusReport:
             "cgroups": agent.place.hierarchy.mode.value,
             "driver": agent.place.layout.driver.value,
             "kubepods": agent.place.layout.kubepods,
-            "cpus": str(agent.knowledge.readings.topology.online),
-            "kubelet_policy": agent.knowledge.readings.kubelet.policy.value,
-            "kubelet_reasserts_s": agent.knowledge.readings.kubelet.reasserts_s,
+            "cpus": str(agent.inventory.readings.topology.online),
+            "kubelet_policy": agent.inventory.readings.kubelet.policy.value,
+            "kubelet_reasserts_s": agent.inventory.readings.kubelet.reasserts_s,
             "ledger": agent.ledger.counts(),
             "looks": agent.reconciler.looks,
             "last_look_s": agent.reconciler.look_s,
@@ -402,10 +410,10 @@ class StatusReport:
         }
 
     def _budget(self) -> dict[str, object]:
-        plan, cpu = self._agent.reconciler.plan, self._agent.knowledge.readings.cpu
+        plan, cpu = self._agent.reconciler.plan, self._agent.inventory.readings.cpu
         if plan is None:
             return {}
-        return {**budget_facts(plan, cpu), "ceiling_milli": self._agent.knowledge.readings.reclaimed_ceiling_milli}
+        return {**budget_facts(plan, cpu), "ceiling_milli": self._agent.inventory.readings.reclaimed_ceiling_milli}
 
     def _pod(self, pod: Pod) -> dict[str, object]:
         agent = self._agent
@@ -453,7 +461,7 @@ class StatusReport:
                 yield from settings.values()
 
     def _history(self) -> list[dict[str, Any]]:
-        # By a connection of its own: the store's belongs to the lane, which may be at work.
+        # By a connection of its own: the store's belongs to its thread, which may be busy.
         try:
             return read_history(self._agent.store.path, _HISTORY)
         except AgentError:
@@ -467,7 +475,7 @@ class StatusReport:
         agent = self._agent
         texts = [_named(status.name, status.detail) for status in agent.statuses() if not status.ok]
         texts += [agent.keeper.problem] if agent.keeper.problem else []
-        held = agent.knowledge.readings.kubelet.problem
+        held = agent.inventory.readings.kubelet.problem
         texts += held.split("; ") if held else ()
         texts += agent.kubelet_pods.problems if agent.kubelet_pods is not None else ()
         texts += agent.ledger.problems
@@ -479,7 +487,7 @@ class StatusReport:
             for status in statuses.values()
             if status.state is SettingState.UNREADABLE
         ][:_LINES]
-        texts += agent.telling.problems()
+        texts += agent.alert_service.problems()
         texts += [_named(side.name, problem) for side in agent.sides for problem in side.problems()]
         texts += [f"{pod.title}: {problem}" for pod in pods_in_order(agent) for problem in pod.classification.problems]
         if agent.store.quarantined:
@@ -491,7 +499,7 @@ class StatusReport:
 
 
 def distinct(lines: Sequence[str]) -> list[str]:
-    """Each line once, and none that another has with a name before it ("kubelet: x; y" has "x"), which says more.
+    """Each line once, and none that another has behind a name ("kubelet: x; y" has "x"), which is more specific.
 
     Linear in their bytes: tenants write some of them.
     """

@@ -2,6 +2,6 @@
 
 Belongs here: one module a detector, the rules that combine them, and the ranking of suspects; pure.
 
-Does not belong here: measuring (`signals`), what is done about a verdict (`responses`), and the pass over all rules
+Does not belong here: measuring (`signals`), the responses to a verdict (`responses`), and the pass over all rules
 (`interference`).
 """

@@ -1,11 +1,11 @@
-"""bandwidth: memory traffic is near what the machine can do, or the victim gets much less of it than usual.
+"""bandwidth: memory traffic is near the machine's peak, or the victim gets much less of it than usual.
 
-Near: the node's traffic against a peak that somebody has measured (``peak_bps``; there is none to be read). Collapse:
-the victim moves less than half of its usual bytes while it runs as much as usual. Both count only while BE work moves a
-part of the bytes worth naming.
+Near: the node's traffic against a measured peak (``peak_bps``; the kernel reports none). Collapse: the victim moves
+less than half of its usual bytes while it runs as much as usual. Both count only while BE work moves a significant part
+of the bytes.
 
-Source: Heracles (DRAM bandwidth above 90 % of peak takes cores from BE work). The collapse is for machines whose peak
-nobody knows.
+Source: Heracles (DRAM bandwidth above 90 % of peak takes cores from BE work). The collapse is for machines with an
+unknown peak.
 """
 
 from typing import Annotated, Final
@@ -78,7 +78,7 @@ def evaluate(
     )
     return DetectorVerdict(
         verdict=held.verdict,
-        told=", ".join(texts),
+        text=", ".join(texts),
         resource=ContendedResource.CACHE,
         severity=degree if blamed else 0.0,
     ), held

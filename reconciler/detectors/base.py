@@ -1,7 +1,7 @@
-"""What a detector is: a pure function from the recent past of one victim to an opinion.
+"""The interface of a detector: a pure function from the recent past of one victim to a verdict.
 
-It sees frames and their history, and what it chose to remember of the same victim last time; it reads no clock and no
-file. Where a signal that it needs is missing or too old it answers ``unknown``: never ``ok`` for what nobody measured.
+Its input is frames and their history, and its own memory of the same victim; it reads no clock and no file. Where a
+signal that it needs is missing or too old it returns ``unknown``: never ``ok`` for what was not measured.
 """
 
 from collections.abc import Callable, Hashable
@@ -87,8 +87,8 @@ AnyDetector = Detector[Any, Any]
 
 
 def unknown(message: str | Callable[[], str]) -> DetectorVerdict:
-    """The opinion where something is missing; ``message`` says what."""
-    return DetectorVerdict(verdict=Verdict.UNKNOWN, told=message)
+    """The verdict where a signal is missing; ``message`` names it."""
+    return DetectorVerdict(verdict=Verdict.UNKNOWN, text=message)
 
 
 def check_detector(detector: AnyDetector) -> None:

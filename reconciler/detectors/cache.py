@@ -1,10 +1,10 @@
-"""cache: the victim misses the last-level cache more than usual, and has lost its part of it to others.
+"""cache: the victim misses the last-level cache more than usual, and has lost its part of it to other pods.
 
 Two signs: misses for each 1000 instructions above a multiple of what is usual for this pod, and a part of the cache
-that has collapsed while the pod runs as much as usual and BE work holds a part worth naming. Where both are measured
-both must agree; one alone is a suspicion.
+that has collapsed while the pod runs as much as usual and BE work has a significant part. Where both are measured both
+must agree; one alone is a suspicion.
 
-Source: rubik's dynCache (misses decide); its fixed limit of misses tells a scanning program from no other, so here the
+Source: rubik's dynCache (misses decide); its fixed limit of misses cannot identify a scanning program, so here the
 pod's own past is the measure.
 """
 
@@ -71,7 +71,7 @@ def evaluate(
     if verdict is Verdict.OK and any(signs):
         verdict = Verdict.SUSPECT
     return DetectorVerdict(
-        verdict=verdict, told=", ".join(texts), resource=ContendedResource.CACHE, severity=min(degrees)
+        verdict=verdict, text=", ".join(texts), resource=ContendedResource.CACHE, severity=min(degrees)
     ), held
 
 

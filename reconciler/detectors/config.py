@@ -1,6 +1,6 @@
-"""The section ``interference``: whether online pods are watched at all, by which rules, and what is done.
+"""The section ``interference``: whether online pods are monitored, by which rules, and the responses.
 
-Rules with their detectors, and probes, are loaded when the first of them is written, or when something is watched.
+Rules with their detectors, and probes, are loaded when the first of them is configured, or when monitoring is enabled.
 """
 
 import re
@@ -36,7 +36,7 @@ class RecordConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class InterferenceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Finding out that an online pod suffers from a neighbour, easing it, and telling."""
+    """Detection of interference with online pods, responses to it, and reports."""
 
     enabled: Annotated[bool, Meta(description="monitor online pods; each rule's mode decides about responses")] = False
     sample_s: Annotated[float, Meta(ge=0.2, le=60, description="interval of sampling and evaluation")] = 1.0

@@ -1,16 +1,17 @@
 """cpi: the victim's instructions take more cycles than this workload's usually do (CPI²).
 
-Every minute gives one value: the mean of what was measured in it while the pod used at least a quarter of a CPU. What a
-workload usually needs is learned from all its pods on this node, kept over restarts, and halved in weight every day. A
+Every minute gives one value: the mean of what was measured in it while the pod used at least a quarter of a CPU. A
+workload's usual value is learned from all its pods on this node, kept over restarts, and halved in weight every day. A
 value above mean + 2 sigma is an outlier; three within five minutes are interference.
 
-Without a PMU something else stands in, in this order, named in the opinion: the share of waiting in the run queue (not
+Without a PMU another measure is used, in this order, named in the verdict: the share of waiting in the run queue (not
 while the own quota stops the pod), CPU time for each byte of memory traffic (only while BE work moves as much as the
-victim does), time in which tasks waited for a CPU. Each has a past of its own.
+victim does), time in which tasks waited for a CPU. Each measure has its own history.
 
-Source: CPI² (Google, EuroSys 2013), the merge as in rubik. Where we differ: outliers are learned like all others unless
+Source: CPI² (Google, EuroSys 2013), the merge as in rubik. Differences: outliers are learned like all others unless
 they were part of confirmed interference. rubik leaves out each one above mean + 2 sigma; sigma shrinks by that until
-healthy values are outliers. What lasts ``relearn_s`` is learned in any case: it is another version of the program.
+healthy values are outliers. A level that lasts ``relearn_s`` is learned in any case: it is another version of the
+program.
 """
 
 from collections.abc import Mapping
@@ -27,11 +28,11 @@ from reconciler.runtime.format import cpu, duration, number
 from state.evidence import ContendedResource, DetectorVerdict, Verdict
 
 _BANDWIDTH_FLOOR: Final = 1e6
-"""Bytes/s of memory traffic below which time for each byte says nothing."""
+"""Bytes/s of memory traffic below which time per byte is not significant."""
 _CLOCK_S: Final = 60.0
 """Wall clock and monotonic clock moved apart by more: another boot, or the clock was set."""
 _SLEW_S: Final = 1.0
-"""They move apart by less all the time, and are noted anew when it has become this much."""
+"""Both clocks drift less than this; a larger difference is recorded again."""
 
 
 class CpiConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -152,7 +153,7 @@ def learned_s(memory: CpiMemory) -> float:
 
 
 def _current(sight: VictimView, memory: CpiMemory | None) -> CpiMemory:
-    """The memory without those pods' pasts that are none any more: of another boot, or of pods that are gone."""
+    """The memory without outdated histories: of another boot, or of pods that were removed."""
     clock = sight.frame.wall_s - sight.now
     if memory is None:
         return CpiMemory(clock_s=clock)
@@ -160,7 +161,7 @@ def _current(sight: VictimView, memory: CpiMemory | None) -> CpiMemory:
     pods = memory.pods if moved <= _CLOCK_S else {}
     for uid in pods:
         if uid not in sight.frame.pods:
-            # Who is gone leaves no past but what the workload learned from it.
+            # Of a removed pod only what the workload learned from it stays.
             pods = {text: past for text, past in pods.items() if text in sight.frame.pods}
             break
     if pods is memory.pods and moved <= _SLEW_S:
@@ -182,7 +183,7 @@ def _wanted(config: CpiConfig) -> str:
 
 
 def _measure(config: CpiConfig, sight: VictimView) -> _Measure | None:
-    """The first that is measured here; one that needs another signal is only had together with it."""
+    """The first measure available here; a measure that needs another signal is available only together with it."""
     for measure in MEASURES if config.proxies else MEASURES[:1]:
         if _fresh(config, sight, measure.name) and (
             measure.name != "cpu.wait" or _fresh(config, sight, "cpu.throttled")
@@ -293,7 +294,7 @@ def _opinion(config: CpiConfig, sight: VictimView, measure: _Measure, past: PodP
     verdict = Verdict.INTERFERED if past.since_s is not None else Verdict.SUSPECT if past.bad else Verdict.OK
     return DetectorVerdict(
         verdict=verdict,
-        told=partial(_words, config, measure, past, past.last[1], limit),
+        text=partial(_words, config, measure, past, past.last[1], limit),
         resource=measure.resource,
         severity=severity(past.last[1], limit),
         gap=sight.value("cpu.wait_milli") if measure.name == "cpu.wait" and past.bad else None,

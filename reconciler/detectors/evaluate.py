@@ -1,9 +1,9 @@
-"""One rule, one victim, one moment: the opinions of its detectors become a finding. Pure.
+"""One rule, one victim, one moment: the verdicts of its detectors become a finding. Pure.
 
 In a group (AND) one ``ok`` is enough for ok, and one ``unknown`` beside agreeing others makes it unknown. Between
-groups (OR) the worst counts; a group that is unknown takes no part while another can answer, so that a rule may offer
-several proofs of which a node has one. What was found stays at least suspected until nothing has been found for
-``clear_s``; it is not over while a group that found it is unknown, whatever the others say.
+groups (OR) the worst counts; an unknown group is skipped while another has a result, so that a rule may offer several
+proofs of which a node has one. A finding stays at least suspected until nothing has been found for ``clear_s``; it is
+not over while a group that found it is unknown, whatever the other groups' result.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +16,7 @@ from reconciler.detectors.rule import RuleConfig
 from reconciler.detectors.table import DETECTORS, DetectorEntry
 from state.evidence import ContendedResource, DetectorVerdict, RuleVerdict, Verdict, signature
 
-# Members of an enum are slow to look up, and each is needed hundreds of times a second.
+# Access to members of an enum is slow, and each is needed hundreds of times a second.
 _UNKNOWN: Final = Verdict.UNKNOWN
 _OK: Final = Verdict.OK
 _INTERFERED: Final = Verdict.INTERFERED
@@ -52,7 +52,7 @@ class RulePart(NamedTuple):
 
 
 class ReadyRule(NamedTuple):
-    """A rule as it is asked many times a second: its detectors looked up."""
+    """A rule prepared for evaluation many times a second: its detectors looked up."""
 
     name: str
     rule: RuleConfig
@@ -60,7 +60,7 @@ class ReadyRule(NamedTuple):
 
 
 def ready(name: str, rule: RuleConfig) -> ReadyRule:
-    """Look up its detectors."""
+    """Prepare a rule for evaluation."""
     groups = tuple(
         tuple(_part(name, f"{number}.{position}", entry) for position, entry in enumerate(group))
         for number, group in enumerate(rule.when)
@@ -77,7 +77,7 @@ def _part(rule: str, place: str, entry: DetectorEntry) -> RulePart:
 def evaluate(
     request: ReadyRule, sight: VictimView, watch: RuleState | None, learned: Mapping[str, Struct]
 ) -> tuple[RuleVerdict, RuleState, Mapping[str, Struct]]:
-    """What the rule says of this victim now, without suspects; what to remember of it, and of workloads by key.
+    """The rule's finding on this victim now, without suspects; its memory of the victim, and of workloads by key.
 
     ``learned``: all that durable detectors have learned so far.
     """
@@ -114,7 +114,7 @@ def evaluate(
         if badness > bad or (badness == bad and worst > severity):
             best, verdict, bad, severity = opinions, this, badness, worst
     before_that, since_s, found_s = watch.verdict, watch.since_s, watch.found_s
-    # Nobody is told the numbers of who is well and was before.
+    # The numbers of a victim that is ok and was ok before are not reported.
     quiet = verdict is _OK and before_that is _OK and found_s is None
     if verdict is _INTERFERED:
         found_s = now

@@ -1,10 +1,10 @@
-"""ewma: the newest sample of a signal lies far from where its recent past says it should.
+"""ewma: the newest sample of a signal is far from the value that its recent past predicts.
 
 Expected is an exponentially weighted mean of the samples before (decay 2 / (N + 1), started with the mean of the first
 ten), the deviation is theirs around it. Outliers in a row are interference; a level that lasts ``relearn_s`` is the new
 normal.
 
-Source: Caelus (three sigma around an EWMA). Where we differ, each of it a fault there: the sample under test, and those
+Source: Caelus (three sigma around an EWMA). Differences, each of them a fault there: the sample under test, and those
 of the same run of outliers, are in neither mean nor deviation (with it inside, no single spike can ever be found at the
 default of 11 samples: for a flat line the test is ``(1-d)^2 > 9/N ((1-d)^2 + (N-1) d^2)``); and the deviation has a
 floor, without which a flat line finds outliers in rounding.
@@ -95,7 +95,7 @@ def expected(values: Sequence[float]) -> ExpectedRange:
     for value in values[_FIRST:]:
         mean = value * decay + mean * (1 - decay)
     around = moments_of(values)
-    # Around the weighted mean, not their own: what it lags behind is part of what it does not know.
+    # Around the weighted mean, not their own: its lag is part of the uncertainty.
     return ExpectedRange(mean, math.hypot(around.sigma, around.mean - mean))
 
 
@@ -104,7 +104,7 @@ def evaluate(config: EwmaConfig, sight: VictimView, memory: EwmaMemory | None) -
     subject = subject_of(sight, whose(config.signal, config.of))
     at = measured_s(sight, subject, config.signal)
     if memory is None or not 0 <= at - memory.at_s <= sight.patience_s(config.signal):
-        # After a gap nobody knows whether outliers were in a row.
+        # After a gap it is unknown whether outliers were in a row.
         memory = EwmaMemory(at_s=float("-inf"), from_s=memory.from_s if memory is not None else 0.0)
     value = sight.value(config.signal, subject) if subject is not None else None
     if value is None:
@@ -128,13 +128,13 @@ def evaluate(config: EwmaConfig, sight: VictimView, memory: EwmaMemory | None) -
     if run and at - start >= config.relearn_s:
         text += f"; for {duration(at - start)}: accepted as the new normal"
         after = EwmaMemory(at_s=at, from_s=start)
-        return DetectorVerdict(verdict=Verdict.OK, told=text, resource=resource), after
+        return DetectorVerdict(verdict=Verdict.OK, text=text, resource=resource), after
     if run > 1:
         text += f"; {run} in a row"
     verdict = Verdict.INTERFERED if run >= config.times else Verdict.SUSPECT if run else Verdict.OK
     return DetectorVerdict(
         verdict=verdict,
-        told=text,
+        text=text,
         resource=resource,
         severity=severity(max(0.0, distance), bound),
         gap=gap_of(resource, config.signal, distance - bound) if run else None,

@@ -1,15 +1,13 @@
-"""expression: anything that can be said of signals in one line, true for a while.
+"""expression: a condition over signals in one line, true for a while.
 
-The language is in `formula`; what is unknown stays unknown. ``clear``, if given, is what must be true before all is
-well again.
+The language is in `formula`; what is unknown stays unknown. ``clear``, if given, is the condition that must be true
+before the state is ok again. The value of an expression is a number, true, false, or unknown.
 
-Source: Caelus' expressions over metrics. Where we differ: our own parser instead of a library that runs what is
-written, everything is checked when the configuration is read, and a missing sample is not zero.
+Unknown is propagated (Kleene): a comparison with it is unknown, but ``false and unknown`` is false and ``true or
+unknown`` is true, because the unknown part could change nothing. What has no value (a division by zero) is unknown.
 
-What an expression is worth now: a number, true, false, or unknown.
-
-Unknown is carried on (Kleene): whatever is compared with it is unknown, but ``false and unknown`` is false and ``true
-or unknown`` is true, because the unknown part could change nothing. What has no value (a division by zero) is unknown.
+Source: Caelus' expressions over metrics. Differences: a parser of its own instead of a library that executes the text,
+everything is checked when the configuration is read, and a missing sample is not zero.
 """
 
 import math
@@ -57,7 +55,7 @@ def truth(node: Node, sight: VictimView) -> bool | None:
         return None if flag is None else not flag
     assert isinstance(node, Binary)
     if node.operator in {"and", "or"}:
-        # False decides an "and", True an "or", whatever the other side is.
+        # False decides an "and", True an "or", whatever the other operand.
         decisive = node.operator == "or"
         sides = (truth(node.left, sight), truth(node.right, sight))
         return decisive if decisive in sides else None if None in sides else not decisive
@@ -119,7 +117,7 @@ def _over(node: Over, sight: VictimView) -> float | None:
         series = sight.history.series(subject, node.ref.signal) if subject is not None else None
         points = series.tail(sight.now - node.seconds) if series is not None else []
         span = points[-1][0] - points[0][0] if points else 0.0
-        # The sample before the window may be long gone by.
+        # The sample before the window may be old.
         least = node.seconds - spacing_s(sight, node.ref.signal)
         if span <= 0 or not least <= span <= node.seconds + sight.patience_s(node.ref.signal):
             return None
@@ -193,7 +191,7 @@ def evaluate(
     resource = config.resource or resource_of(named[0].signal)
     return DetectorVerdict(
         verdict=held.verdict,
-        told=text,
+        text=text,
         resource=resource,
         severity=degree(tree, sight),
         gap=sight.value("cpu.wait_milli") if bad and resource is ContendedResource.CPU else None,

@@ -29,7 +29,7 @@ def shown(signal: str, value: float) -> str:
 
 
 def resource_of(signal: str) -> ContendedResource:
-    """The resource that the victim lacks when this signal is bad; CPU unless the name says otherwise."""
+    """The resource that the victim lacks when this signal is bad; CPU unless the name implies another."""
     return next((resource for start, resource in _RESOURCES if signal.startswith(start)), ContendedResource.CPU)
 
 

@@ -1,15 +1,14 @@
 """The language of expressions over signals: text to a checked tree.
 
-    avg(cpu.wait, 30s) > 5 and cpu.throttled < 1 or node.memory.available < 2Gi
+Example: ``avg(cpu.wait, 30s) > 5 and cpu.throttled < 1 or node.memory.available < 2Gi``
 
-A name is a signal of the victim; ``pod.`` (the victim), ``node.``, ``pool.``, ``numa:0.`` and ``fs:nodefs.`` before it
-say of what. Numbers may have a size (``2Gi``) or ``%``, which changes nothing; they are in the signal's unit.
+A name is a signal of the victim; a prefix ``pod.`` (the victim), ``node.``, ``pool.``, ``numa:0.`` or ``fs:nodefs.``
+gives its subject. Numbers may have a size (``2Gi``) or ``%``, which changes nothing; they are in the signal's unit.
 Arithmetic, one comparison at a time, ``and``, ``or``, ``not``; ``min``, ``max`` and ``abs`` of numbers; ``avg``,
 ``min``, ``max`` of a signal over a time, and ``rate``, its change each second.
 
-Everything is checked when it is read: signals, who has them, numbers against truth values, length and depth.
-
-The tree of an expression over signals: what it is made of, which signals it names, and its text.
+Everything is checked when it is read: signals, their subjects, numbers against truth values, length and depth. The tree
+has its parts and the signals that it names.
 """
 
 import re
@@ -38,7 +37,7 @@ BINDING: Final = {
 
 
 class Number(Struct, frozen=True):
-    """A number as it was meant: ``2Ki`` is 2048."""
+    """A number with its unit applied: ``2Ki`` is 2048."""
 
     value: float
 
@@ -102,29 +101,6 @@ def refs(node: Node) -> Iterator[Ref]:
             pass
 
 
-def render(node: Node, around: int = 0) -> str:
-    """The text of a tree, which reads back as the same. ``around``: how tightly what stands around it binds."""
-    match node:
-        case Number():
-            # No exponent, which the language does not have.
-            return f"{Decimal(repr(node.value)):f}"
-        case Ref():
-            return node.signal if node.where == VICTIM else f"{node.where}.{node.signal}"
-        case Over():
-            return f"{node.function}({render(node.ref)}, {Decimal(repr(node.seconds)):f}s)"
-        case Call():
-            return f"{node.function}({', '.join(render(argument) for argument in node.arguments)})"
-        case Unary():
-            own = NOT if node.operator == "not" else MINUS
-            text = f"{node.operator}{' ' if own == NOT else ''}{render(node.operand, own)}"
-        case Binary():
-            own = BINDING[node.operator]
-            # To the left the same operator groups by itself; a comparison groups with none.
-            left = render(node.left, own + (own == COMPARE))
-            text = f"{left} {node.operator} {render(node.right, own + 1)}"
-    return f"({text})" if own < around else text
-
-
 def is_truth(node: Node) -> bool:
     """True for what is true or false, False for a number."""
     if isinstance(node, Unary | Binary):
@@ -139,7 +115,7 @@ PLAIN: Final = ("min", "max", "abs")
 
 
 class FormulaError(ValueError):
-    """The text is no expression. ``column`` counts from 1 within it; the message begins with it."""
+    """The text is not an expression. ``column`` counts from 1 within it; the message begins with it."""
 
     def __init__(self, column: int, message: str) -> None:
         super().__init__(f"column {column}: {message}")
@@ -318,7 +294,7 @@ def _seconds(token: _Token) -> float | None:
 
 def _ref(token: _Token) -> Ref:
     place = _PLACE.fullmatch(token.text)
-    # "pool.cpus" is a signal by itself: what the catalog knows is no place with a signal.
+    # "pool.cpus" is a signal by itself: a name in the catalog is not read as a subject and a signal.
     where, signal = (None, token.text) if place is None or token.text in SIGNALS else (place[1], place[2])
     try:
         of = SIGNALS[known_signal(signal)].of

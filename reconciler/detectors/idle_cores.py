@@ -1,7 +1,7 @@
 """idle_cores: less CPU time is idle in the victim's pool than a burst of it would need, and BE work uses some of it.
 
 Source: PerfIso (keep B cores idle always); the sizes are those of the policy ``idle_buffer``, which keeps to them ten
-times a second. This detector says that it could not, or is off. Where we differ: a pool that its own pods fill up is
+times a second. This detector reports that it could not, or is off. Difference: a pool that its own pods fill up is
 busy, not disturbed.
 """
 
@@ -73,7 +73,7 @@ def evaluate(
         text += ": used by online work"
     gap = min(short, be or 0.0) if short > 0 and blamed else None
     return DetectorVerdict(
-        verdict=held.verdict, told=text, severity=severity(idle, buffer, -1) if blamed else 0.0, gap=gap
+        verdict=held.verdict, text=text, severity=severity(idle, buffer, -1) if blamed else 0.0, gap=gap
     ), held
 
 

@@ -1,4 +1,4 @@
-"""Whether a victim is at a limit of its own, which no neighbour has put there: then nobody else is blamed for it."""
+"""Whether a victim is at a limit of its own, which no neighbour caused: then no other pod is a suspect."""
 
 from typing import Final
 
@@ -12,9 +12,9 @@ _BEFORE_S: Final = 15.0
 
 
 def memory_at_limit(sight: VictimView, killed_at: float | None = None) -> str:
-    """What the pod uses of its own memory limit, in words, where it is at it; empty: it is not, or that is not known.
+    """The pod's use of its own memory limit, as text, if it is at the limit; empty: it is not, or that is unknown.
 
-    ``killed_at``: what counts is what it used up to then, shortly before somebody of it was killed.
+    ``killed_at``: the use up to then counts, shortly before a process of it was killed.
     """
     limit = sight.value("memory.limit")
     if limit is None and sight.pod is not None and sight.pod.limits.memory_bytes:

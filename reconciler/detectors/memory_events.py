@@ -2,7 +2,8 @@
 
 Killed: interference at once, unless the pod had filled its own limit. Reading back (refaults) above a limit counts
 while the node as a whole is short of memory: kswapd or, worse, tasks themselves take pages back; or all pods together
-meet the limit that the kubelet has set for them. A pod at its own limit thrashes by itself, and nobody else is blamed.
+meet the limit that the kubelet has set for them. A pod at its own limit thrashes because of that limit, and no other
+pod is a suspect.
 
 Source: Katalyst's kswapd and refault thresholds, oomd (kills are the last sign, not the first).
 """
@@ -72,7 +73,7 @@ class _Node(NamedTuple):
 def evaluate(
     config: MemoryEventsConfig, sight: VictimView, memory: DebounceState | None
 ) -> tuple[DetectorVerdict, DebounceState]:
-    """Look for kills, then for reading back."""
+    """Check for kills, then for refaults."""
     node = sight.memo(_node, config)
     series = sight.series("memory.refaults")
     refaults = None if series is None else series.fresh(sight.now, sight.fresh_s)
@@ -81,7 +82,7 @@ def evaluate(
         return unknown("memory.refaults and oom.kills not available"), paused(memory, sight.now)
     own = _own(sight, None)
     own_kill = own if killed_at is None else _own(sight, killed_at)
-    # The node has no limit of its own, and what it reads back alone is no harm to anyone.
+    # The node has no limit of its own, and its refaults alone harm no pod.
     many = node.degree > 1 if sight.pod is None else refaults is not None and refaults > config.refaults
     if many and not own and not node.known:
         return unknown(f"{_words(config, kills, refaults, node)}: may be caused by the victim itself"), paused(
@@ -104,11 +105,11 @@ def evaluate(
         if verdict is not Verdict.INTERFERED:
             verdict, degree = Verdict.OK, 0.0
     elif many and verdict is Verdict.OK:
-        # Many pages, and the node is not short: perhaps only its own way to work.
+        # Many pages, and the node is not short: it may be the pod's own way to work.
         verdict = Verdict.SUSPECT
     return DetectorVerdict(
         verdict=verdict,
-        told=partial(_words, config, kills, refaults, node, first),
+        text=partial(_words, config, kills, refaults, node, first),
         resource=_MEMORY,
         severity=degree,
         gap=_gap(sight) if verdict is Verdict.INTERFERED else None,
@@ -153,7 +154,7 @@ def _kills(config: MemoryEventsConfig, sight: VictimView) -> tuple[float | None,
 
 
 def _own(sight: VictimView, killed_at: float | None) -> str:
-    """In words, that the pod is at its own limit now, or was when somebody of it was killed; empty: it is not."""
+    """As text, that the pod is at its own limit now, or was when a process of it was killed; empty: it is not."""
     text = memory_at_limit(sight, killed_at)
     return f"own limit: {text}" if text else ""
 

@@ -1,8 +1,8 @@
 """Mean and deviation learned piece by piece: merged without the samples, and aged so that the old weighs less.
 
-Source: the incremental merge of CPI² as rubik has it. Where we differ: the samples of confirmed trouble are kept out
-by who calls, single outliers are not: whoever leaves out all above mean + 2 sigma cuts the tail off what it measures,
-so that sigma shrinks and ever more of the healthy samples look like outliers.
+Source: the incremental merge of CPI² as rubik has it. Differences: the caller excludes the samples of confirmed
+interference, but not single outliers: excluding all above mean + 2 sigma cuts the tail off the distribution, so that
+sigma shrinks and ever more of the healthy samples look like outliers.
 """
 
 import math

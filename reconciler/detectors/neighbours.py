@@ -1,7 +1,7 @@
-"""What BE pods do beside a victim, and whether the victim's share of something has collapsed. Pure.
+"""The use of BE pods beside a victim, and whether the victim's share of a resource has collapsed. Pure.
 
-Detectors that see a shortage ask here whether any BE work takes part in it: what the victim and other online pods do
-to themselves is nobody's interference.
+Detectors that see a shortage check here whether any BE work takes part in it: an effect of the victim and other online
+pods on themselves is not interference.
 """
 
 from bisect import bisect_right
@@ -25,7 +25,7 @@ def cpu_mask(cpus: str) -> int:
 
 @lru_cache(maxsize=2048)
 def overlap(ours: str, theirs: str) -> float:
-    """The part of their CPUs that is ours, too; 1.0 where one of them is not known: they may be anywhere."""
+    """The part of their CPUs that the victim shares; 1.0 where one of the sets is unknown: they may run anywhere."""
     our, their = cpu_mask(ours), cpu_mask(theirs)
     return (our & their).bit_count() / their.bit_count() if our and their else 1.0
 
@@ -83,9 +83,9 @@ def change(sight: VictimView, signal: str) -> NeighbourChange | None:
 
 
 def collapsed(sight: VictimView, signal: str, left_fraction: float) -> tuple[NeighbourChange, bool] | None:
-    """Whether the victim gets less than ``left_fraction`` of what it usually has, while it works as much as ever.
+    """Whether the victim gets less than ``left_fraction`` of its usual amount, while it works as much as before.
 
-    None: cannot be told. A victim that uses less than 80 % of its usual CPU time has less to do.
+    None: unknown. A victim that uses less than 80 % of its usual CPU time has less to do.
     """
     result, work = change(sight, signal), change(sight, "cpu.use")
     if result is None or work is None:

@@ -25,7 +25,7 @@ from state.evidence import ContendedResource, DetectorVerdict, Verdict
 SHORT_S: Final = 10.0
 LONG_S: Final = 60.0
 _BEFORE_S: Final = 5.0
-"""How far apart the two avg10 are that tell whether it falls fast: oomd's tick."""
+"""Distance of the two avg10 that show whether it falls fast: oomd's tick."""
 _FULL: Final = "_full"
 _RESOURCES: Final = {"cpu": ContendedResource.CPU, "memory": ContendedResource.MEMORY, "io": ContendedResource.IO}
 
@@ -102,7 +102,7 @@ def evaluate(
         verdict = Verdict.OK
     return DetectorVerdict(
         verdict=verdict,
-        told=partial(_words, config, held, verdict, short, long, before if falling else None),
+        text=partial(_words, config, held, verdict, short, long, before if falling else None),
         resource=_RESOURCES[config.resource],
         severity=severity(short, limit),
         gap=sight.value("cpu.wait_milli") if high and config.resource == "cpu" else None,

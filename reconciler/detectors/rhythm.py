@@ -1,7 +1,7 @@
-"""When the victim suffered, and whether a pod's use goes with it. Pure.
+"""The victim's bad moments, and how a pod's use correlates with them. Pure.
 
-The symptom is what tells the suffering best of what is measured. Use is compared with it by CPI²'s correlation, which
-asks whether use falls into the bad time, and by Pearson's, which asks whether both rise and fall together.
+The symptom is the measured signal that shows the interference best. Use is compared with it by CPI²'s correlation,
+which tests whether use falls into the bad time, and by Pearson's, which tests whether both rise and fall together.
 """
 
 import math
@@ -27,13 +27,15 @@ SYMPTOMS: Final[Mapping[ContendedResource, tuple[tuple[str, float | None], ...]]
     ContendedResource.CACHE: (("cpi", None), ("llc.misses", None), ("cpu.wait", 5.0), ("cpu.pressure", 10.0)),
     ContendedResource.NETWORK: (("service.latency", None),),
 }
-"""By which the victim's suffering is told, the first that is measured, and from which value on it is suffering. None,
-or not reached in the window (a detector may know better what is much for this victim): the median of the kept past."""
+"""Symptoms, the first that is measured is used, and the value from which on a moment is bad.
+
+None, or not reached in the window (a detector may have a better limit for this victim): the median of the kept past.
+"""
 
 
 @final
 class CorrelationLevels:
-    """How bad each moment was; ``limit``: above it the victim suffers. What is asked of it again is kept."""
+    """The symptom's value at each moment; ``limit``: above it the moment is bad. Repeated results are cached."""
 
     def __init__(self, values: Sequence[float], limit: float) -> None:
         self.values, self.limit = values, limit
@@ -68,13 +70,13 @@ class CorrelationLevels:
 
 @final
 class SymptomSeries(NamedTuple):
-    """By what the suffering is told, at which moments of the kept past, and how much it was."""
+    """The symptom used, the moments of the kept past, and its values."""
 
     signal: str
     times: list[float]
     levels: CorrelationLevels
     bad: list[float]
-    """When it suffered, within the window; empty: all of the window."""
+    """The bad moments within the window; empty: all of the window."""
 
 
 def symptom_of(sight: VictimView, resource: ContendedResource, window_s: float) -> SymptomSeries | None:
@@ -99,9 +101,9 @@ def symptom_of(sight: VictimView, resource: ContendedResource, window_s: float) 
 
 
 def rhythm(sight: VictimView, subject: str, signals: Sequence[str], symptom: SymptomSeries) -> tuple[float, str] | None:
-    """How well the use of a pod (the sum of some signals) goes with the suffering, 0-1, and words for it.
+    """Correlation of a pod's use (the sum of some signals) with the symptom, 0-1, and a text.
 
-    None: too little of either is known.
+    None: too few samples of either.
     """
     levels, uses = _together(sight, subject, signals, symptom)
     if len(uses) < _PAIRS:
@@ -115,7 +117,7 @@ def rhythm(sight: VictimView, subject: str, signals: Sequence[str], symptom: Sym
 
 
 _PAIRS: Final = 8
-"""Fewer moments tell nothing about a rhythm."""
+"""Fewer moments give no significant correlation."""
 
 
 def _together(
@@ -163,7 +165,7 @@ def correlation(levels: CorrelationLevels, uses: Sequence[float]) -> float:
 def pearson(levels: CorrelationLevels, uses: Sequence[float]) -> float:
     """Pearson's correlation coefficient; 0.0 where one side does not vary.
 
-    A pod that does the same all the time is no reason for what comes and goes.
+    A pod with constant use cannot explain a symptom that varies.
     """
     if not uses or not levels.moments.variance:
         return 0.0

@@ -1,7 +1,7 @@
-"""What a rule is: whose suffering it looks for, how it is proved, and what may be done about it.
+"""A rule: which pods are victims, how interference is proved, and which responses are allowed.
 
-``when`` holds groups of detectors: in a group all must agree, between groups one is enough. A group that this node
-cannot answer (a signal is missing) takes no part while another one can.
+``when`` is groups of detectors: in a group all must agree, between groups one is enough. A group that this node cannot
+evaluate (a signal is missing) is skipped while another one can be.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ from state.model import PodClass
 
 
 class VictimSelector(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who is watched: pods that match all of these. Where labels are asked for, only pods whose labels are known."""
+    """The monitored pods: those that match all of these. With label selectors, only pods whose labels are known."""
 
     classes: Annotated[frozenset[PodClass], Meta(description="classes of pods")] = frozenset(
         {PodClass.DEDICATED, PodClass.SHARED}

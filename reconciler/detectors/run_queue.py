@@ -1,12 +1,12 @@
 """run_queue: tasks of the victim wait for a CPU while its own quota lets them run.
 
-Time is cut into windows of 2 s. A window is bad when the waiting's share of waiting and running is above mean +
-3 sigma of the victim's own healthy past, or above a fixed limit, and each wait took more than 1 ms, or 0.2 ms where
-waiting is more than 20 %: a service with requests of 0.2 ms never waits for 1 ms on average, and is four times slower
-all the same. Three bad ones of the last five are interference. A window in which the victim's own quota stopped it
-counts for nothing: a throttled task waits in the run queue as well, and no neighbour is to blame for that.
+Time is cut into windows of 2 s. A window is bad when the waiting's share of waiting and running is above mean + 3 sigma
+of the victim's own healthy past, or above a fixed limit, and each wait took more than 1 ms, or 0.2 ms where waiting is
+more than 20 %: a service with requests of 0.2 ms never waits for 1 ms on average, and is four times slower all the
+same. Three bad ones of the last five are interference. A window in which the victim's own quota stopped it counts for
+nothing: a throttled task waits in the run queue as well, which no neighbour causes.
 
-Source: Netflix's run-queue latency (always told together with throttling); peers have nothing of the kind. The past is
+Source: Netflix's run-queue latency (always reported together with throttling); peers have no such detector. The past is
 learned from all windows but those of confirmed interference, see `moments`; what lasts ``relearn_s`` is the new normal
 for the deviation, never for the fixed limit.
 """
@@ -34,7 +34,7 @@ _SIGMA_LEAST: Final = 0.3
 """The deviation counts as at least this share of the mean and this many points: a flat line is not that exact."""
 _SHORTER: Final = 5
 _SLACK: Final = 0.5
-"""A window is judged when at least this part of it was seen."""
+"""A window is evaluated when at least this part of it was sampled."""
 
 
 class RunQueueConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -89,7 +89,7 @@ class RunQueueMemory(Struct, frozen=True, kw_only=True):
 
 
 class _Bad(NamedTuple):
-    """More of a window whose share of waiting is too high; None: not measured."""
+    """Excess of a window whose share of waiting is too high; None: not measured."""
 
     wait: float
     delay: float | None
@@ -98,7 +98,7 @@ class _Bad(NamedTuple):
 
 
 def _length(config: RunQueueConfig, sight: VictimView) -> float:
-    """A window is no shorter than the sample interval."""
+    """A window is at least as long as the sample interval."""
     return max(config.window_s, interval_s(sight))
 
 
@@ -143,9 +143,9 @@ def _mean(sight: VictimView, signal: str, start: float, end: float) -> float | N
 
 
 def _throttled(config: RunQueueConfig, sight: VictimView, index: int) -> float | None:
-    """The most periods, in percent, that the own quota cut short in or just before a window.
+    """The highest percentage of periods throttled by the pod's own quota, in or just before a window.
 
-    Before, because a task that was stopped at the end of one sample has its wait told in the next.
+    Before, because the wait of a task that was stopped at the end of one sample is counted in the next.
     """
     length = _length(config, sight)
     end = sight.now - index * length
@@ -189,7 +189,7 @@ def _opinion(
     if not too_high and missing < config.bad:
         # The usual case.
         parts = partial(_words, seen[0], None, limit, "")
-        return DetectorVerdict(verdict=Verdict.OK, told=parts, severity=severity(seen[0], limit))
+        return DetectorVerdict(verdict=Verdict.OK, text=parts, severity=severity(seen[0], limit))
     high = [_details(config, sight, index, wait) for index, wait in too_high]
     high = [item for item in high if _hurts(config, item)]
     own = [item for item in high if item.throttled is not None and item.throttled > config.throttled_percent]
@@ -213,7 +213,7 @@ def _opinion(
     elif missing and len(bad) + len(untold) + missing >= config.bad:
         # What was not measured could make it interference.
         return unknown(f"{parts()}; only {len(seen)} of {config.windows} windows were measured")
-    return DetectorVerdict(verdict=verdict, told=parts, severity=severity(wait, limit), gap=gap)
+    return DetectorVerdict(verdict=verdict, text=parts, severity=severity(wait, limit), gap=gap)
 
 
 def _words(wait: float, worst: _Bad | None, limit: float, count: str) -> str:
@@ -228,7 +228,7 @@ def _own_words(wait: float, cut: float) -> str:
 
 
 def _hurts(config: RunQueueConfig, bad: _Bad) -> bool:
-    """Whether somebody notices: long waits, or shorter ones that are a large part of short requests."""
+    """Whether the wait is significant: long waits, or shorter ones that are a large part of short requests."""
     if bad.delay is None:
         return True
     return bad.delay > config.delay_us / (_SHORTER if bad.wait > config.severe_percent else 1)
@@ -256,7 +256,7 @@ def _learn(
     # Several bad windows are trouble, proved or not; one alone is part of any healthy past.
     last = sight.now if interfered or high >= config.bad else memory.last_s
     if oldest is None or sight.now - memory.learned_s < _length(config, sight):
-        # Most looks change nothing.
+        # Most evaluations change nothing.
         same = since == memory.since_s and last == memory.last_s
         return memory if same else replace(memory, since_s=since, last_s=last)
     index = config.windows - 1

@@ -1,7 +1,7 @@
-"""Whose signal is meant: the victim's own, the node's, or that of the victim's pool, a NUMA node or a file system.
+"""The subject of a signal: the victim, the node, or the victim's pool, a NUMA node or a file system.
 
-Written in a rule as ``victim``, ``node``, ``pool``, ``numa:N`` or ``fs:NAME``. Left out, the catalog tells: a signal
-that pods have is the victim's, one that only the node has is the node's.
+Written in a rule as ``victim``, ``node``, ``pool``, ``numa:N`` or ``fs:NAME``. If left out, the catalog decides: a
+signal that pods have is the victim's, a signal that only the node has is the node's.
 """
 
 import re
@@ -17,7 +17,7 @@ _PLACE: Final = re.compile(r"numa:\d{1,4}|fs:[A-Za-z0-9_.-]{1,64}", re.ASCII)
 
 
 def known_signal(name: str) -> str:
-    """The name, if the catalog has it. Errors: `ValueError` with what was meant, perhaps."""
+    """The name, if the catalog has it. Errors: `ValueError` with a similar name, if there is one."""
     if name in SIGNALS:
         return name
     # Imported at the first mistake, as in the binder.
@@ -29,9 +29,9 @@ def known_signal(name: str) -> str:
 
 
 def whose(signal: str, where: str | None) -> str:
-    """``where``, checked, or the one that the catalog tells.
+    """``where``, checked, or the catalog's default.
 
-    Errors: `ValueError` where nobody has this signal there, or where two have it and neither is a pod.
+    Errors: `ValueError` if the signal does not exist there, or if two subjects have it and neither is a pod.
     """
     of = SIGNALS[known_signal(signal)].of
     if where is None:

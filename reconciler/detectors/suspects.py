@@ -1,19 +1,19 @@
-"""Who may be the cause: pods that used what the victim lacks while it suffered, the likeliest first.
+"""Possible causes: pods that used what the victim lacked during its bad moments, the most probable first.
 
 A score has three factors, each 0-1:
 
-- share: what the pod used of the resource while the victim suffered, within ``window_s``, against the pod that used
-  most: of ten that did the same each is as likely. CPU time counts by the part of the pod's CPUs that the victim runs
-  on, too; memory by growth, size and refaults; disks by bytes and requests; the cache by occupancy and bandwidth; the
-  network by bytes.
-- time: whether the pod was active when the victim suffered and quiet when it did not, over all of the kept past. CPI²'s
+- share: the pod's use of the resource during the bad moments, within ``window_s``, against the pod that used most: of
+  ten with equal use each is as probable. CPU time counts by the part of the pod's CPUs that the victim runs on, too;
+  memory by growth, size and refaults; disks by bytes and requests; the cache by occupancy and bandwidth; the network by
+  bytes.
+- time: whether the pod was active in the bad moments and quiet in the others, over all of the kept past. CPI²'s
   correlation, with the victim's symptom (run-queue wait for CPU) in place of CPI, and Pearson's where both vary.
-- own: less than 1 when the victim is at its own limit, which no neighbour put there.
+- own: less than 1 when the victim is at its own limit, which no neighbour caused.
 
-Whose use is not measured, or next to nothing, is no suspect. Online pods are told as well, for a person to see; what is
-done about them is not decided here.
+A pod whose use is not measured, or next to nothing, is not a suspect. Online pods are reported as well, for people;
+responses are not decided here.
 
-Source: CPI² section 4.2 (correlation), Netflix (waiting told together with own throttling). Where we differ: CPI² ranks
+Source: CPI² section 4.2 (correlation), Netflix (waiting reported together with own throttling). Difference: CPI² ranks
 by correlation alone, so that of a pod with 2 CPUs and one with 0.02 that follow the same rhythm either may be first.
 """
 
@@ -36,7 +36,7 @@ SIGNALS: Final = (
 """What is read for it. Symptoms and network use are taken into account where a rule has them measured."""
 
 MOST: Final = 10
-"""Suspects told, and pods whose use is followed through time."""
+"""Maximum number of suspects reported, and of pods whose use is followed through time."""
 _STRIDE: Final = 50
 """Pods after which others may run: a tenth of a millisecond."""
 
@@ -74,9 +74,9 @@ _PARTS: Final[Mapping[ContendedResource, tuple[_SuspectScore, ...]]] = {
 def rank(
     sight: VictimView, resource: ContendedResource, window_s: float, lately: ResourceUses
 ) -> Generator[None, None, tuple[Suspect, ...]]:
-    """The pods that may be why the victim lacks ``resource``, the likeliest first; empty: none can be told.
+    """The pods that may be why the victim lacks ``resource``, the most probable first; empty: none found.
 
-    It yields now and then, so that others can run. ``lately``: what is shared by all victims of this frame.
+    It yields at intervals, so that others can run. ``lately``: what is shared by all victims of this frame.
     """
     symptom = symptom_of(sight, resource, window_s)
     parts = _PARTS[resource]
@@ -129,7 +129,7 @@ def _candidates(sight: VictimView, resource: ContendedResource) -> dict[str, flo
 def _used(
     subject: str, read: Sequence[Callable[[str], ResourceUse | None]], meanwhile: UsesInWindow, *, growth: bool
 ) -> float | None:
-    """What a pod used while the victim suffered; None: not measured."""
+    """A pod's use during the bad moments; None: not measured."""
     total: float | None = None
     for use_of in read:
         use = use_of(subject)
@@ -142,7 +142,7 @@ def _used(
 def _shares(
     parts: Sequence[_SuspectScore], uses: Sequence[Mapping[str, float]], totals: Sequence[float]
 ) -> dict[str, float]:
-    """What each pod did against the one that did most; a way to measure in which nobody did anything tells nothing."""
+    """Each pod's use against the pod with most; a measure that is 0 for all pods is skipped."""
     shares: dict[str, float] = {}
     active: set[str] = set()
     for part, used, total in zip(parts, uses, totals, strict=True):
@@ -159,7 +159,7 @@ def _shares(
 def _time(
     sight: VictimView, pod: PodSnapshot, parts: Sequence[_SuspectScore], symptom: SymptomSeries | None
 ) -> tuple[float, str]:
-    """The factor of time and words for it; 1.0 where nothing can be told."""
+    """The factor of time and a text; 1.0 where it is unknown."""
     if symptom is not None:
         for part in parts:
             pair = None if part.growth else rhythm(sight, pod.subject, part.signals, symptom)
@@ -169,7 +169,7 @@ def _time(
 
 
 def _own(sight: VictimView, resource: ContendedResource, window_s: float) -> tuple[float, str]:
-    """How much of the suffering others can be blamed for, and the victim's own part in words."""
+    """The part of the interference that others may cause, and the victim's own part as text."""
     if sight.pod is None:
         return 1.0, ""
     if resource is ContendedResource.CPU:

@@ -29,7 +29,7 @@ DETECTORS: Final[Registry[AnyDetector]] = Registry(
 
 
 class _Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One detector of a rule: exactly one of these keys, with what it is to look for."""
+    """One detector of a rule: exactly one of these keys, with its parameters."""
 
     def __post_init__(self) -> None:
         given = [name for name in self.__struct_fields__ if getattr(self, name) is not None]
@@ -44,7 +44,7 @@ class _Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def config(self) -> Struct:
-        """What it is to look for."""
+        """Its parameters."""
         config = getattr(self, self.name)
         assert isinstance(config, Struct)
         return config

@@ -1,8 +1,8 @@
 """threshold: any signal above or below a value for a while, with a separate value and time at which it clears.
 
-Source: Volcano (breach at 80 %, clear at 30 %), crane (N above, M below), Koordinator; all of them one shape. Where we
-differ: durations instead of counts, unknown instead of zero for what is missing, and samples that were estimated can be
-refused by their confidence.
+Source: Volcano (breach at 80 %, clear at 30 %), crane (N above, M below), Koordinator; all of them one shape.
+Differences: durations instead of counts, unknown instead of zero for what is missing, and samples that were estimated
+can be refused by their confidence.
 """
 
 from typing import Annotated, Final
@@ -99,7 +99,7 @@ def evaluate(
         text += ", not cleared yet"
     gap = gap_of(resource, config.signal, beyond) if beyond > 0 else None
     return DetectorVerdict(
-        verdict=held.verdict, told=text, resource=resource, severity=severity(value, limit, config.sign), gap=gap
+        verdict=held.verdict, text=text, resource=resource, severity=severity(value, limit, config.sign), gap=gap
     ), held
 
 

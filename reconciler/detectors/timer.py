@@ -1,7 +1,7 @@
 """Breach after a while, clear after another: the timers that detectors with a limit share.
 
-Source: the common shape of the peers' thresholds (breach fast, clear slowly). Where we differ: time in which nothing
-was measured counts neither for a breach nor for its end, and a breach that nobody saw end stays one.
+Source: the common shape of the peers' thresholds (breach fast, clear slowly). Differences: time in which nothing was
+measured counts neither for a breach nor for its end, and a breach without a measured end stays one.
 """
 
 from typing import Annotated
@@ -21,7 +21,7 @@ class DebounceTiming(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class DebounceState(Struct, frozen=True, kw_only=True, gc=False):
-    """What is remembered between two looks. ``at_s``: when that was measured which the last look saw.
+    """State between two evaluations. ``at_s``: time of the sample that the last evaluation used.
 
     ``active``: the condition has counted and is not cleared.
     """
@@ -40,7 +40,7 @@ class DebounceState(Struct, frozen=True, kw_only=True, gc=False):
 
 
 def paused(memory: DebounceState | None, now: float) -> DebounceState:
-    """After a look that saw nothing: timers begin anew, what counted still counts."""
+    """After an evaluation without a sample: timers restart, an active breach stays active."""
     return DebounceState(at_s=now, active=memory is not None and memory.active)
 
 
@@ -54,11 +54,11 @@ def step(
     look_s: float,
     ready: bool = True,
 ) -> DebounceState:
-    """One look. ``at``: when that was measured what it saw, so that an old sample seen twice adds no time.
+    """One evaluation. ``at``: time of its sample, so that an old sample used twice adds no time.
 
-    ``look_s``: the longest time between two samples that counts as having looked all the time. ``breached`` and
-    ``cleared`` are both false between the limit and the value at which it clears. ``ready`` False: something else must
-    be true, too, before a breach counts.
+    ``look_s``: the longest time between two samples that counts as continuous. ``breached`` and ``cleared`` are both
+    false between the limit and the value at which it clears. ``ready`` False: another condition must be true, too,
+    before a breach counts.
     """
     if memory is None or not 0 <= at - memory.at_s <= look_s:
         memory = paused(memory, at)

@@ -1,8 +1,8 @@
-"""What pods used lately: read once a frame, for all victims whose suspects are ranked in it.
+"""Recent use of pods: read once a frame, for all victims whose suspects are ranked in it.
 
-Victims differ in when they suffered, not in what their neighbours did: the samples of a pod are taken out of the
-history once, and each victim picks those of its bad moments. Most pods are measured at the same moments; where that is
-so the picking is worked out once for all of them.
+Victims differ in their bad moments, not in the use of their neighbours: the samples of a pod are taken out of the
+history once, and each victim selects those of its bad moments. Most pods are measured at the same moments; then the
+selection is computed once for all of them.
 """
 
 from bisect import bisect_left
@@ -19,7 +19,7 @@ Times = tuple[float, ...]
 class ResourceUse(NamedTuple):
     """One pod's samples of a signal in the window and the one before it, the oldest first; ``inside``: the first in it.
 
-    ``times`` is one object for all that were measured at the same moments.
+    ``times`` is one object for all pods that were measured at the same moments.
     """
 
     times: Times
@@ -90,7 +90,7 @@ def nearest(base: Sequence[float], times: Sequence[float], within_s: float) -> l
     """For each moment of ``base`` which of ``times`` is it, or closest and not ``within_s`` away; None: none is."""
     if base == times:
         return list(range(len(times)))
-    # Most readers of one frame measure at the same moment: only for the others the nearest is looked for.
+    # Most readers of one frame measure at the same moment: the nearest is searched for the others only.
     exact = {at: place for place, at in enumerate(times)}
     numbers: list[int | None] = []
     for at in base:

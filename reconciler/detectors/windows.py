@@ -1,10 +1,10 @@
-"""Windows over the past of a signal, from our own samples: any length, the same on every kernel.
+"""Windows over the past of a signal, from the agent's own samples: any length, the same on every kernel.
 
-A sample stands for the time since the one before it. Samples may come late or not at all: a window says how much of it
-was really seen, and whoever needs more than there is gets None, which is unknown.
+A sample covers the time since the one before it. Samples may be late or missing: a window reports how much of it was
+covered, and a caller that needs more gets None, which is unknown.
 
-The sums are made anew at each look: one that is carried from look to look drifts, and a recording would not give the
-same numbers from its middle on; sums kept with every sample cost more than is saved by those that are read.
+The sums are computed again at each evaluation: a running sum drifts, and a recording would not give the same numbers
+from its middle on; sums kept with every sample cost more than they save.
 """
 
 from bisect import bisect_right
@@ -18,7 +18,7 @@ COVERED: Final = 0.8
 
 
 class SampleWindow(NamedTuple):
-    """What a window holds. ``mean`` is weighted by time; ``seen_s``: the time that its samples stand for."""
+    """Content of a window. ``mean`` is weighted by time; ``seen_s``: the time that its samples cover."""
 
     mean: float
     low: float
@@ -37,9 +37,9 @@ def spacing_s(sight: VictimView, signal: str) -> float:
 
 
 def weighed(series: SampleSeries, start: float, end: float, fresh_s: float) -> tuple[float, float] | None:
-    """The mean by time of the window ``start < at <= end``, and the time that was seen of it; None: nothing.
+    """The mean by time of the window ``start < at <= end``, and the time covered; None: nothing.
 
-    A sample that follows a gap stands for at most ``fresh_s``; the very first for one sample interval.
+    A sample that follows a gap covers at most ``fresh_s``; the very first one sample interval.
     """
     times, values = series.after(start)
     first = int(bool(times) and times[0] <= start)
@@ -102,5 +102,5 @@ def mean(series: SampleSeries, now: float, length_s: float, fresh_s: float, ago_
 
 
 def _covers(seen_s: float, length: float, spacing: float) -> bool:
-    # The newest sample may be almost one interval old: that part of the window is no gap.
+    # The newest sample may be almost one interval old: that part of the window is not a gap.
     return seen_s >= COVERED * length - spacing

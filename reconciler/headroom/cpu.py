@@ -1,19 +1,19 @@
-"""Headroom: how much CPU BE pods may be promised, per NUMA node; and the settings of all that is promised.
+"""CPU headroom: the CPU time allocatable to BE pods, per NUMA node; and the settings of all headroom.
 
-Pure. Units: thousandths of a CPU; times are seconds on the view's clock. It is what BE pods may have together, with
-what they use already: the size of the extended resource, not what is left of it.
+Pure. Units: thousandths of a CPU; times are seconds on the view's clock. The headroom is for all BE pods together and
+includes their present use: the size of the extended resource, not the unused part of it.
 
 Source: Katalyst's CPU headroom (idle time on the reclaimed CPUs and what BE uses there; a window of four readings 30 s
-apart, smallest and largest step). Where we differ, and why:
+apart, smallest and largest step). Differences, and why:
 
 - Every reading (one a second) counts, not one in thirty: a mean of the whole time, not of four chance moments.
-- What was promised last is kept here and in the agent's own store. Katalyst's util-based headroom asks the API server
-  for it, and stops where there is none.
+- The last published amount is kept here and in the agent's own store. Katalyst's util-based headroom reads it from the
+  API server, and stops where there is none.
 - It is never raised to a floor (Katalyst: 4 CPUs on a full node), and no other resource's shortage turns it to 0.
-- `reconciler.headroom.smoothing` makes a promise of what is read: up in steps, down at once, nothing on an unknown.
+- `reconciler.headroom.smoothing` turns readings into the headroom: up in steps, down at once, nothing on an unknown.
 - Nodes are measured one by one. Katalyst gives nodes without bound pods an equal part of the sum.
 
-How much memory is in `reconciler.headroom.memory`.
+`reconciler.headroom.memory` has the memory headroom.
 """
 
 from collections.abc import Mapping
@@ -111,9 +111,9 @@ class HeadroomSample(Struct, frozen=True, kw_only=True):
 
 
 def update(pools: Pools, topology: Topology, cpu: NodeCpu | None, config: HeadroomConfig) -> HeadroomSample:
-    """What the CPUs where BE may run have to give now: idle time, and what BE work uses there.
+    """Add a reading of the CPUs where BE may run: idle time, and BE work's use there.
 
-    A CPU whose idle time is not known gives nothing. BE use is told for the whole machine only: it is split over the
+    A CPU whose idle time is unknown gives nothing. BE use is measured for the whole machine only: it is split over the
     nodes as the busy time of these CPUs is, and never more than that.
     """
     room = pools.reclaimed if pools.confined else pools.shared | pools.reclaimed

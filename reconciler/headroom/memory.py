@@ -1,19 +1,19 @@
-"""Memory headroom: how much memory BE pods may be promised, of the whole node. Pure. Units: bytes.
+"""Memory headroom: the memory allocatable to BE pods, of the whole node. Pure. Units: bytes.
 
-What they may have together, with what they use already:
+For all BE pods together, their present use included:
 
-    left for pods + what stays in use of BE's - reserve - growth_percent of what everybody else keeps
+    left for pods + what stays in use of BE's - reserve - growth_percent of what all others keep
 
 and no more than the bound on BE work's memory (`reconciler.policies.be_memory`) where that is in force. "Left for pods"
 is the kernel's MemAvailable or what is left below kubepods' own limit, the smaller; page cache that could be dropped is
 in it, so only what stays in use of BE's is added.
 
 Source: Koordinator's batch memory (policy usage: capacity, less a margin, less the system's and online pods' use) and
-Katalyst's memory headroom (capacity less 5 GiB less 1.1 times what others use). Where we differ:
+Katalyst's memory headroom (capacity less 5 GiB less 1.1 times what others use). Differences:
 
 - Koordinator's margin of 35 % of the capacity and Katalyst's fixed 5 GiB are one reserve here, 10 % by default; what
   others use counts 1.1 times, for it may grow, as Katalyst's.
-- The whole node is one number: where a pod's memory lies is nobody's promise unless it is bound to a NUMA node.
+- The whole node is one number: where a pod's memory lies is open unless the pod is bound to a NUMA node.
 - It is never raised to a floor (Katalyst: 5 GiB on a full node), and unknown is not the last value for ever.
 """
 
@@ -28,9 +28,8 @@ from reconciler.runtime.format import size
 from state.memory import NodeMemoryReading
 
 WHOLE: Final = 0
-"""The one part of a promise of memory."""
+"""The one part of memory headroom."""
 _NO_BOUND: Final = 1 << 62
-_MIB: Final = 1 << 20
 
 
 class MemorySupply(Struct, frozen=True, kw_only=True):

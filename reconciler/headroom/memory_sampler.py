@@ -1,7 +1,7 @@
-"""Keeps what memory BE may be promised, from one reading to the next; `reconciler.headroom.memory` decides.
+"""Keeps the memory headroom from one reading to the next; `reconciler.headroom.memory` computes it.
 
-A reading asks three files of besteffort and of each pod that is not in the directory of its class: a task of its own, a
-millisecond at a time. The node's memory is the ticker's newest look at it.
+A reading needs three files of besteffort and of each pod that is not in the directory of its class: a task of its own,
+a millisecond at a time. The node's memory is the sampler's newest reading.
 """
 
 import time
@@ -26,7 +26,7 @@ _STALE_S: Final = 10.0
 
 
 class MemoryHeadroomReading(Protocol):
-    """What of `reconciler.control.inventory.Inventory` is asked here."""
+    """The part of `reconciler.control.inventory.Inventory` that is used here."""
 
     @property
     def node_memory(self) -> NodeMemoryReading | None: ...
@@ -98,7 +98,7 @@ class MemoryHeadroom:
         }
 
     async def _be_kept(self) -> int | None:
-        """What stays in use of all BE pods' memory whatever is dropped; None where that cannot be told."""
+        """BE pods' memory that stays in use after dropping page cache; None where that is unknown."""
         whole = self._usage.memory_use(self._knowledge.besteffort)
         if whole is None:
             return None

@@ -1,8 +1,8 @@
-"""Keeps what BE may be promised, from one reading to the next, and tells it: to people, metrics, the store, and a file.
+"""Keeps the headroom from one reading to the next, and publishes it: to the CLI, metrics, the store, and a file.
 
-The ticker brings each CPU reading; `reconciler.headroom.cpu` decides. The file is for an overcommit reporter on
-the node (what a device plug-in or a node agent turns into an extended resource): one small JSON object, replaced as a
-whole, with the time until which it may be believed, so that a dead agent promises nothing for long.
+The sampler passes each CPU reading; `reconciler.headroom.cpu` computes. The file is for an overcommit reporter on the
+node (what a device plug-in or a node agent turns into an extended resource): one small JSON object, replaced as a
+whole, with the time until which it is valid, so that the file of a stopped agent expires soon.
 """
 
 import os
@@ -191,7 +191,7 @@ class HeadroomReport:
             await self.write()
 
     async def write(self) -> None:
-        """Replace the file now, if there is one. A file that cannot be written is told once, and tried again."""
+        """Replace the file now, if one is configured. A failure is reported once, and writing is tried again."""
         if self.config.file is None:
             self.problem = None
             return
@@ -209,9 +209,10 @@ class HeadroomReport:
 
 
 def replace_file(path: str, content: bytes) -> None:
-    """Put a whole file in place of the old one: a reader sees the one or the other. Not durable: it is soon old.
+    """Replace a whole file atomically: a reader sees the old or the new one.
 
-    Errors: `OSError`; the old file is then left, and nothing beside it.
+    Not durable, as it is soon outdated. Errors: `OSError`; the old file is then unchanged, and no temporary file
+    remains.
     """
     temporary = f"{path}.{os.getpid()}"
     try:

@@ -1,13 +1,13 @@
-"""A promise that does not flap: the mean of a window of readings, up in bounded steps, down at once. Pure.
+"""Smooths headroom: the mean of a window of readings, up in bounded steps, down at once. Pure.
 
-What is promised, of what and in which unit, its callers know; here it is an amount for each of some parts of a node
+The callers define the resource and the unit; here it is an amount for each of some parts of a node
 (`reconciler.headroom.cpu`: CPU by NUMA node; `reconciler.headroom.memory`: memory of the whole).
 
-- A promise grows by a largest step, and only from the smallest step on; it falls to the mean at once. So it is never
+- The amount grows by a largest step, and only from the smallest step on; it falls to the mean at once. So it is never
   above the mean of its window, and the window alone softens a fall (four readings: a quarter of it at a time).
 - Each reading is capped by the budget of its moment, so a budget that dips for a second costs a 120th of it; what a
-  part loses of what it could give at most leaves the promise at once.
-- Unknown is not the last value for ever: nothing grows on it, and after ``hold_s`` nothing is promised.
+  part loses of its maximum leaves the amount at once.
+- Unknown is not the last value for ever: nothing grows on it, and after ``hold_s`` the amount is 0.
 
 Times are seconds on the view's clock.
 """
@@ -58,10 +58,10 @@ class WindowMean(Struct, frozen=True, kw_only=True):
 
 
 class SmoothedAmount(Struct, frozen=True, kw_only=True):
-    """What is promised of each part, and what the next step needs to know.
+    """The amount of each part, and the state of the next step.
 
     ``sums`` of ``count`` readings since ``since`` (None: the next one begins it) are not in the ``window`` yet.
-    ``known_at``: the last good reading. ``changed_at``: when the promise changed last.
+    ``known_at``: the last good reading. ``changed_at``: when the amount changed last.
     """
 
     amounts: Mapping[int, int] = {}

@@ -1,7 +1,7 @@
-"""What of a judgement people are told: who suffers and no longer does, what was done about it and taken back. Pure.
+"""Alerts of an evaluation: pods with interference and its end, responses and their end. Pure.
 
-A finding lasts until its end is told, and so does what is done to one suspect (or to all) in one way, however many
-steps that takes: its end is that of the last of them.
+A finding lasts until its end is reported, and so do all steps of one response against one suspect (or all): they end
+with the last of them.
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -21,7 +21,7 @@ _WOULD: Final = {Transition.APPLIED: "do", Transition.ASKED: "do", Transition.EX
 
 
 def alerts_of(judgement: Evaluation, frame: SampleFrame, climbs: Iterable[EscalationState]) -> Iterator[Alert]:
-    """The alerts of one moment. What a rule in shadow would do is told as such, as information.
+    """The alerts of one moment. What a rule in shadow would do is reported as such, as information.
 
     ``climbs``: what is in force after that moment.
     """
@@ -38,7 +38,7 @@ def alerts_of(judgement: Evaluation, frame: SampleFrame, climbs: Iterable[Escala
 def resolutions(
     findings: Iterable[RuleVerdict], climbs: Iterable[EscalationState], frame: SampleFrame, why: str
 ) -> Iterator[Alert]:
-    """The ends of all that lasts, because nobody watches any more. ``frame``: the newest, at the time of the end."""
+    """The ends of all that lasts, because the monitor stops. ``frame``: the newest, at the time of the end."""
     for finding in findings:
         summary = f"{finding.title}: interference by {finding.rule} can no longer be evaluated: {why}"
         yield replace(_found(finding, frame, over=True), summary=summary)

@@ -1,6 +1,6 @@
-"""Frames in, judgements out: rules, suspects, ladder and eviction, one moment after the other. Pure but for its memory.
+"""Turns frames into evaluations: rules, suspects, ladder and eviction, frame by frame. Pure but for its memory.
 
-It reads no clock and no file, so that a recording gives the same judgements as the node did (`bypassctl simulate`).
+It reads no clock and no file, so that a recording gives the same evaluations as the node did (`bypassctl simulate`).
 """
 
 from collections.abc import Generator, Hashable, Iterable, Mapping, Sequence
@@ -29,7 +29,7 @@ from state.evidence import NODE, ContendedResource, PodSnapshot, RuleVerdict, Sa
 from state.measures import Restrictions
 
 _LOG: Final = get_log("engine")
-# Members of an enum are slow to look up, and each is needed hundreds of times a second.
+# Access to members of an enum is slow, and each is needed hundreds of times a second.
 _UNKNOWN: Final = Verdict.UNKNOWN
 _OK: Final = Verdict.OK
 _INTERFERED: Final = Verdict.INTERFERED
@@ -43,11 +43,11 @@ _LOOK_THROUGH_S: Final = 3600.0
 
 
 class Evaluation(Struct, frozen=True, kw_only=True):
-    """What one frame came to.
+    """Result of one frame.
 
-    ``findings``: of every rule and victim. ``begun`` and ``over``: those that are interfered now and were not, and the
-    other way round. ``measures``: what the plan is asked for. ``named``: pods that should go as the ladder's last
-    step; the eviction planner has the last word. ``would``: the same by rules in shadow, for which nobody goes.
+    ``findings``: of every rule and victim. ``begun`` and ``over``: victims that became interfered, and those that
+    ceased to be. ``measures``: demands on the plan. ``named``: pods to evict as the ladder's last step; the eviction
+    planner decides. ``would``: the same by rules in shadow, for which no pod is evicted.
     """
 
     at_s: float
@@ -86,23 +86,23 @@ class InterferenceEngine:
         self.configure(config, evicts=evicts)
 
     def configure(self, config: InterferenceConfig, *, evicts: bool = True) -> None:
-        """Go by another configuration from the next frame on; what is in force by rules that are gone ends there.
+        """Use another configuration from the next frame on; the measures of removed rules end there.
 
-        ``evicts``: evictions that a rule asks for are carried out. What was learned for rules that are gone is kept for
-        a while: they may come back.
+        ``evicts``: evictions that a rule requests are carried out. What was learned for removed rules is kept for a
+        while: they may be added again.
         """
         self.config, self._evicts = config, evicts
         self.rules: Mapping[str, RuleConfig] = effective(config.rules) if config.enabled else {}
         self._ready = [ready(name, rule) for name, rule in self.rules.items()]
 
     def forget(self) -> None:
-        """Begin anew: nothing is in force any more, and there is no past. What was learned stays."""
+        """Start over: nothing is in force, and the history is empty. What was learned stays."""
         self.history, self.ladder = History(), let_go(self.ladder, self.config.responses)
         self._watches, self._active, self._first_s = {}, {}, None
 
     @property
     def active(self) -> tuple[RuleVerdict, ...]:
-        """Those who are interfered, of whom no end has been told yet."""
+        """Interfered victims whose end has not been reported yet."""
         return tuple(self._active.values())
 
     @property
@@ -141,7 +141,7 @@ class InterferenceEngine:
                 if finding.verdict is not _OK and finding.verdict is not _UNKNOWN:
                     finding = yield from self._blamed(item.rule, sight, finding, lately)
                 findings.append(finding)
-            # Steps that nobody writes cannot help: they are not to be judged by that.
+            # Steps that are not written cannot help: their effect is not evaluated.
             shadow = rule.dry_run or not frame.enforce
             ascents.append(RuleFindings(rule=name, shadow=shadow, responses=rule.allowed, findings=tuple(findings)))
         self._watches = watches
@@ -169,7 +169,7 @@ class InterferenceEngine:
         )
 
     def evaluate_now(self, frame: SampleFrame) -> Evaluation:
-        """`look` without pauses."""
+        """`evaluate` without pauses."""
         looking = self.evaluate(frame)
         while True:
             try:
@@ -186,7 +186,7 @@ class InterferenceEngine:
         return EngineState(learned=learned, useless=self.ladder.useless)
 
     def wanted(self) -> frozenset[str]:
-        """The signals that anything here goes by."""
+        """The signals that rules and responses use."""
         if not self.rules:
             return frozenset()
         entries = [entry for rule in self.rules.values() for group in rule.when for entry in group]
@@ -198,7 +198,7 @@ class InterferenceEngine:
     ) -> Iterable[VictimView]:
         """The rule's victims; ``known`` are those of other rules, which see the same."""
         subjects: list[tuple[str, PodSnapshot | None]] = [(NODE, None)] if rule.victims.node else []
-        # In an order that a recording has as well: who comes first may take the suspect that two would take.
+        # In an order that a recording has as well: the first victim may take a suspect that two would take.
         subjects += [(pod.subject, pod) for _, pod in sorted(frame.pods.items()) if rule.victims.match(pod)]
         for subject, pod in subjects:
             sight = known.get(subject)
@@ -214,7 +214,7 @@ class InterferenceEngine:
             yield sight
 
     def _forget_unused(self, wall_s: float) -> None:
-        """What no rule has gone by for long says nothing any more."""
+        """Drop what no rule has used for long."""
         if self._aged_s is not None and 0 <= wall_s - self._aged_s < _LOOK_THROUGH_S:
             return
         self._aged_s = wall_s
@@ -227,7 +227,7 @@ class InterferenceEngine:
 
     def _learn(self, learned: Mapping[str, Struct]) -> None:
         for key, memory in learned.items():
-            self._learned.pop(key, None)  # the newest stand last
+            self._learned.pop(key, None)  # the newest are last
             self._learned[key] = memory
         while len(self._learned) > _LEARNED_MOST:
             del self._learned[next(iter(self._learned))]
@@ -269,9 +269,9 @@ class InterferenceEngine:
 
 
 def _weighed(finding: RuleVerdict, suspects: Sequence[Suspect], sight: VictimView) -> tuple[Suspect, ...]:
-    """Suspects by what they can have done: who used a tenth of the CPU that is lacking is not why it is.
+    """Suspects by their possible effect: a pod that used a tenth of the lacking CPU is not the cause.
 
-    Nor is who moved a tenth of what the victim itself moves to and from the disks.
+    Nor is a pod that moved a tenth of what the victim itself moves to and from the disks.
     """
     measure, most = _measure(finding, sight)
     if not most:
@@ -297,7 +297,7 @@ def _measure(finding: RuleVerdict, sight: VictimView) -> tuple[tuple[str, ...], 
 def _named(
     changes: Iterable[EscalationChange], ascents: Iterable[RuleFindings], *, shadow: bool
 ) -> Iterable[RequestedVictim]:
-    """Whom rules in shadow, or the others, want gone from now on; where evictions are a dry run as well."""
+    """Pods that rules in shadow, or the others, would evict from now on; all of them where evictions are a dry run."""
     verdicts = {
         (verdict.rule, verdict.victim): verdict
         for ascent in ascents
@@ -329,7 +329,7 @@ def _detector_of(memory: Struct) -> str:
 
 
 def _learned(remembered: EngineState) -> dict[str, Struct]:
-    """What durable detectors learned in an earlier run; what cannot be read (an older form) is learned anew."""
+    """State of durable detectors from an earlier run; state that cannot be read (an older form) is learned again."""
     values: dict[str, Struct] = {}
     for name, memories in remembered.learned.items():
         detector = DETECTORS.get(name)

@@ -1,11 +1,10 @@
-"""Watches online pods while it runs: reads the signals, judges them, asks the plan for relief, orders evictions, tells.
+"""Monitors online pods: reads signals, evaluates them, requests relief from the plan, orders evictions, sends alerts.
 
 One pass each ``interference.sample_s``, and one at once when memory or CPU pressure of the node begins
-(`reconciler.sources.pressure_events`): readers fill a sheet, the sheet and the pods' facts are a `SampleFrame`, the
-engine judges it. What it asks for reaches the groups through the plan like any other wish. What it learned (workloads'
-usual CPI, what has not helped) is kept in the store now and then; everything else starts anew with each run.
-
-One pod as verdicts and evictions see it: the `PodSnapshot` of a frame, from the pod of the view. Pure.
+(`reconciler.sources.pressure_events`): readers fill a sheet, the sheet and the pods' snapshots (the `PodSnapshot` that
+verdicts and evictions use, made from the pod of the view) are a `SampleFrame`, the engine evaluates it. Its demands
+reach the groups through the plan like any other setting. What it learned (workloads' usual CPI, what has not helped) is
+stored at intervals; everything else starts empty with each run.
 """
 
 import os
@@ -62,10 +61,9 @@ def snapshot_of(
 ) -> PodSnapshot:
     """The facts of one pod.
 
-    ``created_s``: when its cgroup was made, seconds since the epoch: the directory's ctime, which only its own chmod
-    or chown moves (its mtime moves with each container); 0.0 when it is not known. ``held``: a person wants it left
-    alone. ``cpus``: where its containers may
-    run, where that is known better than by its pool.
+    ``created_s``: when its cgroup was made, seconds since the epoch: the directory's ctime, which only its own chmod or
+    chown moves (its mtime moves with each container); 0.0 when it is not known. ``held``: an operator's hold covers it.
+    ``cpus``: where its containers may run, where that is known better than by its pool.
     """
     working = [
         container for container in pod.containers if container.kind in {ContainerKind.APP, ContainerKind.UNKNOWN}
@@ -157,7 +155,7 @@ _SOONEST_S: Final = 0.1
 _ENDING: Final = frozenset(
     {EvictionStep.WAIT, EvictionStep.STOP, EvictionStep.TERMINATE, EvictionStep.KILL, EvictionStep.VERIFY}
 )
-"""The pod has been told to end, and nobody may refuse it any more."""
+"""The pod's end has been announced, and cannot be refused any more."""
 
 
 class MonitorState(Struct, frozen=True, kw_only=True):
@@ -168,11 +166,11 @@ class MonitorState(Struct, frozen=True, kw_only=True):
 
 
 class MonitoredNode(Protocol):
-    """What of the agent the observer looks at and changes."""
+    """The part of the agent that the monitor reads and changes."""
 
     place: NodeEnvironment
     files: FileOps
-    knowledge: Inventory
+    inventory: Inventory
     dirty: DirtyKeys
     store: Store
     store_lane: trio.CapacityLimiter
@@ -180,8 +178,8 @@ class MonitoredNode(Protocol):
     @property
     def config(self) -> Config: ...
 
-    def scene(self) -> tuple[NodeView, NodePlan | None]:
-        """The node as it is known now, and the plan of the last look."""
+    def current(self) -> tuple[NodeView, NodePlan | None]:
+        """The node's present state, and the plan of the last pass."""
 
     def cache_use(self) -> CacheUsage | None:
         """What was measured last of caches and memory bandwidth."""
@@ -192,7 +190,7 @@ class MonitoredNode(Protocol):
 
 
 class EvictionExecutor(Protocol):
-    """Who carries evictions out."""
+    """Carries out evictions."""
 
     def submit(self, order: EvictionOrder) -> None: ...
 
@@ -237,7 +235,7 @@ class InterferenceMonitor:
         self._saved_at = 0.0
         self._created: dict[str, tuple[int, float]] = {}
         self._known: dict[str, tuple[Pod, PodSnapshot]] = {}
-        """The facts of the last pass, with the pod of which they are told."""
+        """The snapshots of the last pass, with the pod that each describes."""
         self._pools: Pools | None = None
         self._default_cpus = CpuSet()
         self._disks: tuple[str, ...] = ()
@@ -253,11 +251,11 @@ class InterferenceMonitor:
         self.recorder = Recorder()
         self._woken = trio.Event()
         self.wakes: Counter[str] = Counter()
-        """Passes that an event asked for, by its cause."""
+        """Passes that an event requested, by its cause."""
         self._tasks: ReaderTasks | None = None
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Watch until cancelled; then nothing is asked of the plan any more."""
+        """Monitor until cancelled; then no demand on the plan remains."""
         task_status.started()
         next_at = trio.current_time()
         try:
@@ -282,7 +280,7 @@ class InterferenceMonitor:
                 await self.recorder.aclose()
 
     def wake(self, cause: str) -> None:
-        """Ask for a pass at once, before the next one is due; the interval counts anew from it."""
+        """Run a pass at once, before the next one is due; the interval starts again from it."""
         self.wakes[cause] += 1
         self._woken.set()
 
@@ -306,7 +304,7 @@ class InterferenceMonitor:
             self._forget("a restore is running")
 
     def _forget(self, why: str) -> None:
-        """Let go of what lasts, and tell that it has ended: nobody would ever."""
+        """End what lasts, and report the end: no later pass would."""
         if self.frame is not None:
             frame = msgspec.structs.replace(self.frame, wall_s=self._wall())
             for alert in resolutions(self.engine.active, self.engine.ladder.climbs.values(), frame, why):
@@ -373,7 +371,7 @@ class InterferenceMonitor:
 
     async def _frame(self, config: Config) -> SampleFrame:
         now = self._clock()
-        view, plan = self._node.scene()
+        view, plan = self._node.current()
         pools = plan.pools if plan is not None else None
         wanted = self._wanted(config)
         memory = plan.memory if plan is not None else MemoryPlan()
@@ -403,7 +401,7 @@ class InterferenceMonitor:
         )
 
     def _ended_by_us(self) -> set[str]:
-        """Pods that are being made to end, by uid: the kubelet tells that late, or never where it is not asked."""
+        """Pods that bypassd is evicting, by uid: the kubelet reports that late, or never without its API."""
         return {case.order.uid for case in self.cases() if case.open and case.step in _ENDING}
 
     def _facts(self, pod: Pod, view: NodeView, pools: Pools | None, holds: Mapping[str, Hold]) -> PodSnapshot:
@@ -429,7 +427,7 @@ class InterferenceMonitor:
     # Acting
 
     def _allowed(self, measures: Restrictions) -> Restrictions:
-        """Without freezing whom somebody is making end: a frozen process neither hears nor dies."""
+        """Without freezing a pod that is being ended: a frozen process neither handles a signal nor exits."""
         ending = self._evictor.ending() if self._evictor is not None else frozenset[str]()
         if not ending & measures.frozen.keys():
             return measures
@@ -437,7 +435,7 @@ class InterferenceMonitor:
         return msgspec.structs.replace(measures, frozen=frozen)
 
     def _publish(self, measures: Restrictions) -> None:
-        knowledge, dirty = self._node.knowledge, self._node.dirty
+        knowledge, dirty = self._node.inventory, self._node.dirty
         before = knowledge.readings.measures
         if measures == before:
             return
@@ -475,7 +473,7 @@ class InterferenceMonitor:
     # Remembering
 
     async def _keep(self, now: float) -> None:
-        """What outlives the daemon, into the store. A store that takes nothing is the keeper's news, not ours."""
+        """Store what outlives the daemon. A failing store is reported by the state writer, not here."""
         self._saved_at = now
         past = self._past
         if self.evictions is not None and self.frame is not None:
@@ -502,7 +500,7 @@ class InterferenceMonitor:
         return {name: cost.cpu_s for name, cost in costs(self._readers).items()}
 
     def problems(self) -> dict[str, str]:
-        """Why a signal is not to be had, by signal."""
+        """Why a signal is unavailable, by signal."""
         return {signal: message for reader in self._readers for signal, message in reader.problems().items()}
 
 
@@ -519,7 +517,7 @@ def read_kept(store: Store) -> MonitorState:
 
 
 def _cpus(pod: Pod, view: NodeView, pools: Pools | None) -> CpuSet | None:
-    """Where the pod's containers may run, where that is not simply its pool: nobody confines them to it."""
+    """The CPUs of the pod's containers, if they are not simply its pool's: no setting confines them to it."""
     if pools is None or pools.pool_of(pod) not in {"shared", "reclaimed"}:
         return None
     confined = pools.confined if pod.pod_class is PodClass.RECLAIMED else pools.confine_shared

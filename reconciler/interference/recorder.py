@@ -1,7 +1,7 @@
-"""Writes recordings: a block each half minute, by a thread; a new file now and then; the oldest are removed.
+"""Writes recordings: a block each half minute, by a thread; files rotate; the oldest are removed.
 
-A recording is a help and no duty: what a full disk or a missing directory does not take is lost and counted. That is
-said once, and once more when it works again; nothing ever waits for it.
+A recording is optional: data that a full disk or a missing directory does not take is lost and counted. That is logged
+once, and once more when writing works again; nothing ever waits for it.
 """
 
 import os
@@ -131,7 +131,7 @@ def _append(job: _Job, write: Callable[[int, memoryview], int]) -> int:
             while data:
                 data = data[write(number, data) :]
         except OSError:
-            # What comes after half a block would never be read, and an empty file is no recording.
+            # Data after half a block would never be read, and an empty file is not a recording.
             with suppress(OSError):
                 os.ftruncate(number, before)
                 if not before:

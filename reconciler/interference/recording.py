@@ -1,14 +1,13 @@
-"""The form of a recording: frames in a file, small enough for a night of them, and read back as they were judged.
+"""The format of a recording: frames in a file, small enough for a whole night, and read back exactly.
 
-A file begins with a line that names its kind and version. Then come blocks: length and CRC-32 of the rest (4 bytes
+A file begins with a line that names its kind and version. Then follow blocks: length and CRC-32 of the rest (4 bytes
 each, big-endian), and zlib over msgpack. The first of them is what durable detectors had learned by then (a file of
-version 1 has none); each other one is a list of rows, one a frame. Within a block the name of a subject or signal
-stands once, so does the list of signals that a subject has, and a pod's facts when they have changed, so that each
-block can be read without those before it. A torn last block (the daemon or the machine died) is the end of the
-recording.
+version 1 has none); each other one is a list of rows, one a frame. Within a block the name of a subject or signal is
+written once, so is the list of signals that a subject has, and a pod's snapshot when it has changed, so that each block
+can be read without those before it. A torn last block (the daemon or the machine stopped) is the end of the recording.
 
-Units and meanings are those of `state.evidence`; nothing of a pod's spec is in it beyond its facts, no value is masked:
-labels and annotations may tell what their owners wrote there.
+Units and meanings are those of `state.evidence`; nothing of a pod's spec is in it beyond its snapshot, no value is
+masked: labels and annotations may contain private texts of their owners.
 """
 
 import zlib
@@ -60,7 +59,7 @@ class _Samples(Struct, frozen=True, array_like=True, gc=False):
 class _Row(Struct, frozen=True, array_like=True, gc=False):
     """One frame.
 
-    ``pods``: those that changed since the row before (the first row has all); ``gone``: uids that are no more.
+    ``pods``: those that changed since the row before (the first row has all); ``gone``: uids that were removed.
     """
 
     at_s: float
@@ -151,17 +150,11 @@ def begin(learned: LearnedState) -> bytes:
     return _KIND + b"2\n" + pack(_ENCODE(learned))
 
 
-def frames(file: BinaryIO, name: str) -> Iterator[SampleFrame]:
-    """The frames of a recording alone, see `read`."""
-    return (item for item in read(file, name) if isinstance(item, SampleFrame))
-
-
 def read(file: BinaryIO, name: str) -> Iterator[LearnedState | SampleFrame]:
     """What was learned before, where the file has it, and the frames, the oldest first.
 
-    A torn or damaged rest is the end.
-    Errors: `InputError` for a file that is no recording, of a version that is not known, or that unpacks to more than
-    a recording does.
+    A torn or damaged rest is the end. Errors: `InputError` for a file other than a recording, of a version that is not
+    known, or that unpacks to more than a recording does.
     """
     head = file.readline(64)
     version = _HEADS.get(head)

@@ -1,9 +1,9 @@
-"""The observer's place in the agent: nothing is loaded while nobody asks for interference or eviction to be watched.
+"""Runs the monitor as an agent component: nothing is loaded while neither interference nor eviction is enabled.
 
-A share of the cache that moves asks for it, too: by cache misses, which only the observer's readers count. So do sizes
+A dynamic share of the cache enables it, too: it needs cache misses, which only the monitor's readers count. So do sizes
 of pools that follow their pods' waiting or cycles per instruction.
 
-Switched on by a reload it begins, switched off it ends and takes back what it asked for.
+Enabled by a reload it starts, disabled it ends and withdraws its demands.
 """
 
 import os
@@ -46,11 +46,11 @@ def watched(config: Config) -> bool:
 
 
 class InterferenceCounters(Struct, frozen=True, kw_only=True):
-    """What is watched, in the metrics. Counts since the start, but ``verdicts`` and ``steps``, which are now.
+    """Counts of the monitor, for the metrics. Since the start, except ``verdicts`` and ``steps``, which are now.
 
-    ``verdicts``: victims by rule and verdict. ``steps`` in force by response. ``changes``: what happened on the ladder,
+    ``verdicts``: victims by rule and verdict. ``steps`` in force by response. ``changes``: transitions on the ladder,
     by response and turn (a rule in shadow has turns of its own, ``would-applied``). ``read_s``: CPU seconds by reader.
-    ``orders``: evictions by outcome, ``open`` for those under way; ``would``: pods that a dry run wants gone now.
+    ``orders``: evictions by outcome, ``open`` for those under way; ``would``: pods that a dry run would evict now.
     """
 
     verdicts: Mapping[tuple[str, str], int] = {}
@@ -69,7 +69,7 @@ class InterferenceService:
     def __init__(self, node: "MonitoredNode", telling: AlertService) -> None:
         self._node, self._telling = node, telling
         self._changed = WakeUp()
-        # Evictions that an earlier run began are ended or given up, whatever the configuration says now.
+        # Evictions that an earlier run began are completed or dropped, whatever the configuration now.
         self._left = bool(node.store.rows(EVICTIONS))
         self.observer: InterferenceMonitor | None = None
         self.evictor: Evictor | None = None
@@ -92,7 +92,7 @@ class InterferenceService:
         return [part.status() for part in parts if part is not None]
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Watch while the configuration asks for it."""
+        """Monitor while the configuration enables it."""
         task_status.started()
         while True:
             if self._left or watched(self._node.config):
@@ -122,7 +122,7 @@ class InterferenceService:
             self.observer = self.evictor = self._pressure = None
 
     def _over(self) -> bool:
-        """Whether this is to end: nothing is asked for any more, or an evictor is missing."""
+        """Whether this is to end: nothing enables it any more, or an evictor is missing."""
         if self.evictor is not None and any(case.open for case in self.evictor.cases()):
             return False
         self._left = False
@@ -157,17 +157,17 @@ class InterferenceService:
     def _pod(self, uid: str) -> PodSnapshot | None:
         from reconciler.interference.monitor import snapshot_of
 
-        pod = self._node.knowledge.pods.get(uid)
+        pod = self._node.inventory.pods.get(uid)
         return None if pod is None else snapshot_of(pod, None)
 
     def _forbidden(self, order: EvictionOrder) -> str | None:
-        """Why an eviction must not go on: what a person has said since it was ordered."""
+        """Why an eviction must not continue: an operator's hold or change since it was ordered."""
         config = self._node.config.eviction
         if not config.enabled:
             return "eviction is disabled"
         if config.dry_run or not self._node.enforces():
             return "eviction is now a dry run"
-        pod = self._node.knowledge.pods.get(order.uid)
+        pod = self._node.inventory.pods.get(order.uid)
         hold = pod_hold(self._node.holds_now(), order.uid, () if pod is None else pod.paths)
         return None if hold is None else f"on hold by {hold.by}: {hold.reason}"
 
@@ -189,7 +189,7 @@ class InterferenceService:
         )
 
     def misses(self) -> Mapping[str, Sample]:
-        """The newest cache misses by pod uid; empty while nobody counts them."""
+        """The newest cache misses by pod uid; empty while they are not counted."""
         if self.observer is None or self.observer.frame is None:
             return {}
         from reconciler.signals.resctrl_reader import misses_of

@@ -1,4 +1,4 @@
-"""The section ``interference`` of the state document: who suffers, by what evidence, what is being done about it."""
+"""The section ``interference`` of the state document: victims, evidence, and responses in force."""
 
 from collections import Counter
 from collections.abc import Mapping

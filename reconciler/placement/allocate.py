@@ -1,22 +1,23 @@
-"""Which CPUs each owner gets: what is held stays, then schedulers' choices, then resizes, then newcomers.
+"""Allocates CPUs to owners: held CPUs stay, then schedulers' choices, then resizes, then new demands.
 
 1. A demand whose held CPUs are all free and right keeps them: never moved, whatever would be better now. Right is the
-   count asked for, in whole cores where they are asked for; or the scheduler's own choice, of any count.
-2. What the others hold and is free stays theirs while they are resized. Shrinking gives back at once.
-3. A scheduler's choice is taken as it is when all of it is free (and whole cores where they are asked for). Else the
-   CPUs are chosen as if it had not been made, and a note says so.
-4. Growing ones, and those that lost CPUs, take neighbours of what they keep.
-5. Newcomers, through the chain of plug-ins, in the order of `PluginRunner.ordered`.
+   requested count, in whole cores where they are requested; or the scheduler's own choice, of any count.
+2. The free CPUs among those that the others hold stay theirs while they are resized. Shrinking releases at once.
+3. A scheduler's choice is used unchanged when all of it is free (and whole cores where they are requested). Else the
+   CPUs are chosen as if it did not exist, and a note reports it.
+4. Growing demands, and those that lost CPUs, take neighbours of what they keep.
+5. New demands, through the chain of plug-ins, in the order of `PluginRunner.ordered`.
 
-Who cannot get its count keeps what it held, with the reason in ``refused``; one that lost all of it gets what there is.
+A demand that cannot get its count keeps what it held, with the reason in ``refused``; if it lost all of it, it gets
+what is available.
 
 Single threads (SpreadByPCPUs, required): each CPU that is chosen is on a core where the demand has no other; refused
-when there are too few cores. What is held stays, as it does with every other wish that came later.
+when there are too few cores. Held CPUs stay, as with every other wish that was added later.
 
-Whole cores: the kubelet's full-pcpus-only rejects a pod whose count is no multiple of the threads of a core
-(SMTAlignmentError). Our pods run already, so it gets the last core whole instead: nobody else could use its other
-thread. Only when that core is not to be had it is refused. Two owners on one core is what is never done.
-A container without NUMA binding owns CPUs like any other; Katalyst answers an error.
+Whole cores: the kubelet's full-pcpus-only rejects a pod whose count is not a multiple of the threads of a core
+(SMTAlignmentError). Here the pod runs already, so it gets the last core whole instead: no other demand could use its
+other thread. It is refused only when that core is unavailable. Two owners never share a core. A container without NUMA
+binding owns CPUs like any other; Katalyst returns an error.
 
 Source: the kubelet's static policy, KEP-2625, KEP-2902, KEP-3545; Katalyst's dynamic policy, which packs from scratch
 in name order and never resizes.
@@ -53,9 +54,9 @@ def allocate(
     interrupts: CpuSet = EMPTY,
     remembered: CpuSet = EMPTY,
 ) -> Allocation:
-    """Who owns which of ``free`` (what is held counts as free). The order of ``demands`` does not matter.
+    """Assign CPUs of ``free`` (held ones count as free) to demands. The order of ``demands`` does not matter.
 
-    ``interrupts`` are best avoided, ``remembered`` are the last CPUs of containers that are gone and may come back.
+    ``interrupts`` are best avoided, ``remembered`` are the last CPUs of containers that were removed and may return.
     Errors: `ValueError` for two demands with one key.
     """
     fitter = CpuAccumulator(topology)
@@ -64,10 +65,10 @@ def allocate(
 
 
 class CpuPreference(Struct, frozen=True, kw_only=True):
-    """What a chain says of CPUs for BE work.
+    """A chain's ranking of CPUs for BE work.
 
-    ``tiers``: disjoint, the best first, without what filters keep out. ``filters``: which of them kept something out;
-    ``errors``: by plug-in, the first error it raised; it was passed over then.
+    ``tiers``: disjoint, the best first, without CPUs that filters excluded. ``filters``: the filters that excluded
+    some; ``errors``: by plug-in, the first error it raised; it was skipped then.
     """
 
     tiers: tuple[CpuSet, ...]
@@ -78,10 +79,10 @@ class CpuPreference(Struct, frozen=True, kw_only=True):
 def preference(
     cpus: CpuSet, topology: Topology, chain: PluginChain | None = None, *, interrupts: CpuSet = EMPTY
 ) -> CpuPreference:
-    """``cpus`` as the chain would have BE work take them.
+    """``cpus`` in the chain's order for BE work.
 
-    By default efficiency cores come first, CPUs with interrupts last. A plug-in tells BE work by the demand's class;
-    selecting and scoring combinations has no say, as BE work grows and shrinks CPU by CPU.
+    By default efficiency cores come first, CPUs with interrupts last. A plug-in identifies BE work by the demand's
+    class; selecting and scoring combinations is not used, as BE work grows and shrinks CPU by CPU.
     """
     run = PluginRunner(
         chain or default_chain(),
@@ -90,13 +91,6 @@ def preference(
     demand = CpuDemand(key="reclaimed", count=max(1, len(cpus)), pod_class=PodClass.RECLAIMED)
     allowed, filters = run.allowed(demand, cpus, 1)
     return CpuPreference(tiers=run.tiers(demand, allowed), filters=filters, errors=dict(sorted(run.errors.items())))
-
-
-def preferred(
-    cpus: CpuSet, topology: Topology, chain: PluginChain | None = None, *, interrupts: CpuSet = EMPTY
-) -> tuple[CpuSet, ...]:
-    """The tiers of `preference`."""
-    return preference(cpus, topology, chain, interrupts=interrupts).tiers
 
 
 @final
@@ -167,7 +161,7 @@ class _Allocator:
         return 0 <= surplus < min((core.bit_count() for core in cores), default=1)
 
     def _claim(self, demand: CpuDemand, mask: int) -> None:
-        """The CPUs are nobody else's from here on."""
+        """Reserve the CPUs for this demand."""
         before = self._owned.get(demand.key, 0)
         self._owned[demand.key] = mask
         self._avail = self._avail & ~mask | before & ~mask
@@ -178,13 +172,13 @@ class _Allocator:
                 self._closed.setdefault(node, demand.key)
 
     def _settle(self, demand: CpuDemand, mask: int, note: str) -> None:
-        """Final: told to the plug-ins."""
+        """Final: report the result to the plug-ins."""
         self._claim(demand, mask)
         self._notes[demand.key] = note
         self._run.rejections(demand, CpuSet.from_mask(mask), demand.held - CpuSet.from_mask(mask))
 
     def _company(self, demand: CpuDemand) -> str:
-        """What became of the wish for a node of its own; known when all have chosen."""
+        """Result of the wish for a node of its own; known when all have chosen."""
         if not demand.numa_exclusive:
             return ""
         mask = self._owned[demand.key]
@@ -192,7 +186,7 @@ class _Allocator:
         return f"; node {', '.join(map(str, shared))} already used by other pods" if shared else ""
 
     def _cut(self, demand: CpuDemand) -> None:
-        """Shrink one that holds enough, in whole cores where it wants them."""
+        """Shrink a demand that holds enough, in whole cores where it wants them."""
         base = self._base(demand)
         if base.bit_count() < demand.count or (demand.explicit is not None and self._may_follow(demand)):
             return
@@ -227,7 +221,7 @@ class _Allocator:
             self._settle(demand, demand.explicit.mask, "chosen by the scheduler")
 
     def _barred(self, demand: CpuDemand, own: int) -> int:
-        """Nodes that others have exclusively; for one that wants its nodes so, nodes where others own CPUs."""
+        """Nodes that others have exclusively; for a demand with exclusive nodes, also nodes where others own CPUs."""
         barred = self._fitter.node_mask(node for node, key in self._closed.items() if key != demand.key)
         if demand.numa_exclusive:
             self._steps += len(self._fitter.nodes)
@@ -264,7 +258,7 @@ class _Allocator:
         more = "; the scheduler's choice was not free" if demand.explicit is not None else ""
         if demand.spread_cores:
             cores = len(self._fitter.touched(chosen))
-            # Of one with a core for each there is nothing to tell.
+            # With a core for each CPU there is nothing to report.
             more += f"; only {cores} cores for its {chosen.bit_count()} CPUs" if cores < chosen.bit_count() else ""
         if base:
             return f"keeps {(base & demand.held.mask).bit_count()} of the {len(demand.held)} CPUs it had{more}"

@@ -1,21 +1,21 @@
-"""NUMA nodes for the demands that own none yet, one after the other, each with what the ones before it leave. Pure.
+"""NUMA nodes for the demands that own none yet, one after the other, then CPUs on them. Pure.
 
-Who holds CPUs stays on their nodes; hints are for newcomers. Resources that the kubelet has given out already (memory
-of its memory manager, devices) are where they are: the CPUs follow them. Other memory is a hint of its own: what can be
-had on each node, by the kernel's figures and by what is promised there.
+`bind` chooses the nodes, each demand from what the ones before it leave. A demand that holds CPUs stays on their nodes;
+hints are for new demands. Resources that the kubelet has assigned already (memory of its memory manager, devices) are
+fixed: the CPUs follow them. Other memory is a hint of its own: what is available on each node, by the kernel's figures
+and by what is promised there.
 
-Nodes that a newcomer does not get, or only for want of others (`reconciler.placement.exclusivity`):
+Nodes that a new demand does not get, or only for lack of others (`reconciler.placement.exclusivity`):
 
-- a node that somebody has exclusively, ever; and who wants one so gets one without owners;
+- a node that another demand has exclusively, ever; and a demand with exclusive nodes gets one without owners;
 - a node with a pod that shares its nodes with no other bound one (Katalyst's ``numa_share`` false), while the others
   have the CPUs;
-- a node with a pod that is to be apart from it (Koordinator's NUMANodeLevel), while that costs no node more.
+- a node with a pod that is to be separate from it (Koordinator's NUMANodeLevel), while that costs no node more.
 
-Nodes and CPUs for all demands: `binding.bind`, `take.allocate`, and both again for who got nodes in vain. Pure.
-
-Nodes are given before CPUs, for all newcomers at once, and which CPUs one takes of several nodes is only known when it
-takes them. So one that comes after it may find its node full although another one has room. Then whoever has CPUs keeps
-them, and the others are asked again with what is really left; each time at least one of them gets what it asks for.
+Nodes are assigned before CPUs (`allocate.allocate`), for all new demands at once, and which CPUs of several nodes one
+takes is only known afterwards. So a later demand may find its node full although another one has room. Then all demands
+with CPUs keep them, and the others are bound again to what is really left; each time at least one of them gets its
+request.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -57,10 +57,10 @@ def bind(
     memory: NumaFreeMemory | None = None,
     seated: Mapping[str, CpuSet] | None = None,
 ) -> NodeBinding:
-    """``wishes`` by pod uid; ``affinity``: by demand the nodes of what it has already, by the resource's name.
+    """``wishes`` by pod uid; ``affinity``: by demand the nodes of its assigned resources, by the resource's name.
 
-    ``memory`` None: nothing is known of it, and it gives no hints. ``seated``: pods that are bound to nodes without
-    owning CPUs there, by uid.
+    ``memory`` None: memory is unknown, and gives no hints. ``seated``: pods that are bound to nodes without owning CPUs
+    there, by uid.
     """
     newcomers = [
         demand
@@ -77,7 +77,7 @@ def bind(
         and (affinity.get(demand.key) or _asks(demand, wishes.get(demand.uid, CpuPreferences()), policy))
     ]
     if not newcomers:
-        # As at most plans: everybody has what it asks for.
+        # In most plans all demands have their request already.
         return NodeBinding(demands=tuple(sorted(demands, key=lambda cpu_demand: cpu_demand.key)))
     room = FreeCapacity(demands, free, topology, memory)
     company = NumaOccupancy(wishes)
@@ -107,7 +107,7 @@ def bind(
 
 
 def _asks(demand: CpuDemand, wish: CpuPreferences, policy: TopologyPolicy) -> bool:
-    """Whether anybody wants nodes for it; without, the chain of plug-ins keeps it together as well as it can."""
+    """Whether any resource needs nodes; otherwise the plug-in chain keeps the demand together as far as possible."""
     return (
         demand.numa_binding
         or bool(wish.nodes)
@@ -124,9 +124,9 @@ def _in_company(
     *,
     named: bool,
 ) -> tuple[NodeChoice, str]:
-    """The choice without the nodes of those who want to be alone, and what to add to its reason.
+    """The choice without the nodes of pods that want no neighbours, and an addition to its reason.
 
-    What somebody has decided (``named``) stands above both wishes for company, but not above an exclusive node.
+    A decision of another component (``named``) has precedence over both wishes, but not over an exclusive node.
     """
     closed = company.exclusive_nodes(demand)
     if named:
@@ -155,7 +155,7 @@ ROUNDS: Final = 8
 
 
 class NodeBindingChoice(Struct, frozen=True, kw_only=True):
-    """Who owns which CPUs, and by demand why: the words on its nodes, then those on its CPUs."""
+    """The CPUs of each owner, and the reasons by demand: first for its nodes, then for its CPUs."""
 
     allocation: Allocation
     reasons: Mapping[str, str]
@@ -188,7 +188,7 @@ def choose(
         allocation = allocate(bound.demands, free, topology, chain, interrupts=interrupts, remembered=remembered)
         for key in allocation.cpus:
             said = filter(None, (bound.reasons.get(key), allocation.notes.get(key)))
-            # What the first round said: in the next one it simply stays.
+            # The reason of the first round; in the next one the CPUs are simply kept.
             parts.setdefault(key, "; ".join(said))
         errors = {**allocation.errors, **errors}
         nodes = {demand.key: demand.nodes for demand in bound.demands}

@@ -1,4 +1,4 @@
-"""The plug-in chain of the choice of CPUs: what a rule is, which are enabled, and how they are asked.
+"""The plug-in chain of the choice of CPUs: the interface of a rule, the enabled rules, and how they are called.
 
 A rule is one small class, `Plugin`, that overrides one or more extension points:
 
@@ -8,23 +8,23 @@ A rule is one small class, `Plugin`, that overrides one or more extension points
     pre_score   single CPUs, in groups of one score each
     select      combinations worth a look: a handful, made out of the pools that the pre-scores give, no enumeration
     score       a whole combination, 0.0 to 1.0
-    allocate    told what a demand owns in the end
-    deallocate  told what it gave back
+    allocate    called with the CPUs that a demand owns in the end
+    deallocate  called with the CPUs that it released
 
 The best weighted sum of scores wins; of equal ones the combination that was selected first (plug-ins in the order of
 their names in `BUILT_IN`, then the site's). Inside a combination the built-in ones take the lowest free ids.
 
-Instances live for one choice, so the same question has the same answer whatever they keep. One that raises or answers
-nonsense is passed over for that demand, its first error is told, and nobody else is stopped.
+Instances exist for one choice, so the same input has the same result whatever state they keep. A plug-in that raises or
+returns an invalid result is skipped for that demand, its first error is reported, and no other is stopped.
 
 Source: the CPU manager plug-in model proposed for the kubelet (sort, filter, post-filter, pre-score, select, score,
 allocate, deallocate). Differences: pre-scores are given by groups (bit masks) instead of per CPU, so that a rule costs
 the same on 8 and on 1,024 CPUs; select yields several combinations, for score to have something to compare; a
-post-filter relaxes filters instead of evicting somebody. `reconciler.placement.plugin_runner` asks the plug-ins;
-docs/cpu-plugins.md tells a site how to write one.
+post-filter relaxes filters instead of evicting a pod. `reconciler.placement.plugin_runner` calls the plug-ins;
+docs/cpu-plugins.md describes how a site writes one.
 """
 
-# ruff: noqa: ARG002  (a plug-in that says nothing looks at nothing)
+# ruff: noqa: ARG002  (a plug-in's unused extension points use no argument)
 
 from collections.abc import Callable, Iterable
 from functools import cache
@@ -45,10 +45,10 @@ Scored = tuple[CpuSet, float]
 
 
 class PlacementContext(Struct, frozen=True, kw_only=True):
-    """What is the same for all demands of one choice.
+    """Common input of all demands of one choice.
 
-    ``interrupts``: CPUs that serve a network card's interrupts. ``remembered``: last CPUs of containers that are gone
-    and may come back. ``fitter``: the arithmetic over the topology's masks.
+    ``interrupts``: CPUs that serve a network card's interrupts. ``remembered``: last CPUs of containers that were
+    removed and may return. ``fitter``: the arithmetic over the topology's masks.
     """
 
     topology: Topology
@@ -58,7 +58,7 @@ class PlacementContext(Struct, frozen=True, kw_only=True):
 
 
 class PluginRequest(Struct, frozen=True, kw_only=True):
-    """Which ``count`` of ``candidates`` ``demand`` shall get beside ``kept``, which it has whatever comes out.
+    """Choose ``count`` of ``candidates`` for ``demand`` beside ``kept``, which it has in any case.
 
     ``tiers``: the candidates by falling pre-score, disjoint. ``pools``: the first few unions of best tiers that hold
     enough CPUs, then all candidates.
@@ -73,13 +73,13 @@ class PluginRequest(Struct, frozen=True, kw_only=True):
 
 
 class Plugin:
-    """One rule. Override what it has to say; what is not overridden says nothing and is not called.
+    """One rule. Override its extension points; those not overridden are not called.
 
-    An instance lives for one choice of all demands, in which they are asked in the order that they choose in.
+    An instance exists for one choice of all demands, and is called in the order in which they choose.
     """
 
     def sort(self, demand: CpuDemand, context: PlacementContext) -> float:
-        """Higher chooses earlier. Goes before priority; several in the order of the plug-ins."""
+        """Higher chooses earlier. Has precedence over priority; several in the order of the plug-ins."""
         return 0.0
 
     def filter(self, demand: CpuDemand, context: PlacementContext, cpus: CpuSet) -> CpuSet:
@@ -139,7 +139,7 @@ def load(config: PlacementConfig, where: str = "placement.plugins") -> PluginCha
 
 
 def loaded(config: PlacementConfig) -> PluginChain:
-    """The same, kept: a configuration is asked for at every plan, and loaded once. Errors: as `load`."""
+    """The same, cached: a configuration is used at every plan, and loaded once. Errors: as `load`."""
     return _loaded(tuple(config.plugins.items()), config.combinations)
 
 
@@ -156,7 +156,7 @@ def _enabled(name: str, weight: float, where: str) -> EnabledPlugin:
             raise InputError(where, name, f"one of {', '.join(BUILT_IN)}, or a class as package.module:Class") from exc
     try:
         result = BUILT_IN[name] if name in BUILT_IN else load_object(name)
-    except Exception as exc:  # importing somebody's module runs his code, which may raise anything
+    except Exception as exc:  # importing a site's module runs its code, which may raise anything
         raise InputError(where, name, f"a class that can be imported ({type(exc).__name__}: {exc})") from exc
     if not isinstance(result, type) or not issubclass(result, Plugin):
         raise InputError(where, name, f"a subclass of {Plugin.__module__}.Plugin")
@@ -171,9 +171,9 @@ def _enabled(name: str, weight: float, where: str) -> EnabledPlugin:
 
 
 def checked(config: PlacementConfig) -> None:
-    """Load a site's own rules, so that a wrong name is told when the configuration is read.
+    """Load a site's own rules, so that a wrong name is reported when the configuration is read.
 
-    Errors: `InputError` naming the rule that cannot be had.
+    Errors: `InputError` naming the rule that cannot be loaded.
     """
     if not config.plugins.keys() <= BUILT_IN.keys():
         loaded(config)

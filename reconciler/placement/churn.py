@@ -1,4 +1,4 @@
-"""How much a new plan moves: CPUs that change hands, and pools that change. The number that packers are judged by.
+"""How much a new plan moves: CPUs that change pools, and pools that change. The measure of packers.
 
 A v1 ``cpuset.cpus`` write costs time in proportion to all cpusets of the machine, and a task that has to leave its CPU
 loses its caches: so movement is counted, shown as a metric, and kept small by `reconciler.placement.pack`.
@@ -13,7 +13,7 @@ from state.model import Pools
 
 
 class CpuChurn(Struct, frozen=True, kw_only=True):
-    """``cpus``: CPUs that belong to other pools than before; ``pools_changed``: pools whose CPUs are not the same."""
+    """``cpus``: CPUs that belong to other pools than before; ``pools_changed``: pools with different CPUs."""
 
     cpus: int = 0
     pools_changed: int = 0
@@ -23,10 +23,10 @@ NONE = CpuChurn()
 
 
 def moved(before: Pools | None, after: Pools) -> CpuChurn:
-    """What lies between two plans. A first plan has moved nothing: who had the CPUs before is not known.
+    """The difference between two plans. A first plan has moved nothing: the earlier owners are unknown.
 
     A CPU of two pools (BE work beside online pods) moves when it enters or leaves either, and counts once. A CPU that
-    goes on- or offline with all its pools counts as well: its work has to go somewhere.
+    is set on- or offline with all its pools counts as well: its work has to move.
     """
     if before is None:
         return NONE

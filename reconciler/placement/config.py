@@ -1,7 +1,7 @@
-"""What a configuration says of the rules for the choice of CPUs. Apart from them: most nodes never load one.
+"""Configuration of the rules for the choice of CPUs. In a module of its own: most nodes never load a rule.
 
-The chain, its rules and the arithmetic under them are a megabyte, and a node without a pod that owns CPUs has no use
-for them.
+The chain, its rules and the arithmetic under them are a megabyte, and a node without a pod that owns CPUs does not need
+them.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ _RULES: Final = (
     ("interrupts", "reconciler.placement.plugins:Interrupts", 3.0),
     ("movement", "reconciler.placement.plugins:LeastMovement", 2.0),
 )
-"""Short name, class and weight: even spread and one socket where asked for, near memory, whole cores, the rest.
+"""Short name, class and weight: even spread and one socket where requested, near memory, whole cores, the rest.
 
 Two half cores in one L3 domain lose against a whole core in the next one, and both against another node.
 """

@@ -1,13 +1,13 @@
 """Mask arithmetic of the choice of CPUs: fit a number into free CPUs, grow a set, shrink it, spread it over nodes.
 
 One rule at every level (sockets, NUMA nodes, L3 domains, cores, the larger first): a domain whose free CPUs are exactly
-the number asked for, else the smallest that holds it, else the largest one whole and then the same for the rest. From
+the requested number, else the smallest that holds it, else the largest one whole and then the same for the rest. From
 it follow whole sockets before nodes before L3 domains before cores before threads. Of equals, the one nearest to what
 is taken already, else the lowest number.
 
-Source: the kubelet's takeByTopologyNUMAPacked (whole units first, fullest first) and Katalyst's L3 rule, which we use
-at all levels. The kubelet looks for *free whole* units only, so a request can straddle two half-free sockets although
-one of them would hold it; exact and smallest-larger do not.
+Source: the kubelet's takeByTopologyNUMAPacked (whole units first, fullest first) and Katalyst's L3 rule, which is used
+at all levels here. The kubelet searches *free whole* units only, so a request can straddle two half-free sockets
+although one of them would hold it; exact and smallest-larger do not.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,7 +36,7 @@ class CpuDomain(NamedTuple):
 
 @final
 class CpuAccumulator:
-    """The masks of one topology, and a counter of the steps taken (domains and cores looked at)."""
+    """The masks of one topology, and a counter of the steps taken (domains and cores examined)."""
 
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
@@ -68,7 +68,7 @@ class CpuAccumulator:
     # Masks
 
     def whole(self, mask: int) -> int:
-        """Those CPUs of ``mask`` whose core lies in it with all its online threads."""
+        """Those CPUs of ``mask`` whose core is in it with all its online threads."""
         self.steps += len(self.cores)
         return self.topology.whole_cores(CpuSet.from_mask(mask)).mask
 
@@ -266,11 +266,12 @@ class CpuAccumulator:
 
         ``nodes``: that many at least.
 
-        ``group`` CPUs go together (a core). What remains goes to the nodes that are left with the most, a group each.
+        ``group`` CPUs are taken together (a core). The remainder is taken from the nodes with the most left, a group
+        each.
 
-        Source: KEP-2902, distribute-cpus-across-numa. It tries every combination of k nodes and keeps the one that
-        leaves the smallest deviation of free CPUs over the machine. That is always the k nodes with the most room: the
-        sum of squares that it minimises falls the most where most is free. So we sort once.
+        Source: KEP-2902, distribute-cpus-across-numa. It tries every combination of k nodes and keeps the combination
+        that leaves the smallest deviation of free CPUs over the machine. That is always the k nodes with the most room:
+        the sum of squares that it minimises falls the most where most is free. So the nodes are sorted once.
         """
         room = {node: (mask & (avail | base)).bit_count() for node, mask in self.nodes.items()}
         has = {node: (mask & base).bit_count() for node, mask in self.nodes.items()}

@@ -1,4 +1,4 @@
-"""What a container that is to own CPUs asks for, and what all of them got. Values only; `take.allocate` decides."""
+"""The CPU demand of a container, and the result for all demands. Values only; `allocate.allocate` decides."""
 
 from collections.abc import Mapping
 from typing import Annotated
@@ -13,20 +13,20 @@ from state.model import PodClass
 class CpuDemand(Struct, frozen=True, kw_only=True):
     """One container that is to own CPUs. ``key`` is ``uid/container``; ``count`` whole CPUs (hardware threads).
 
-    Binding: ``nodes`` and ``full_cores`` are never overstepped by a choice of ours; ``explicit`` (a scheduler's own) is
-    taken as it is, on whatever nodes, when all of it is free and in whole cores where they are asked for. ``held`` is
-    what the container has now or had last: while it is free and right it never moves, whatever ``nodes`` or
-    ``explicit`` say now (its memory is where it ran); to move one, leave ``held`` empty.
+    Binding: ``nodes`` and ``full_cores`` are never exceeded by bypassd's choice; ``explicit`` (a scheduler's own) is
+    used unchanged, on any nodes, when all of it is free and in whole cores where they are requested. ``held`` is what
+    the container has now or had last: while it is free and right it never moves, whatever ``nodes`` or ``explicit`` now
+    (its memory is where it ran); to move a container, leave ``held`` empty.
 
     ``nodes``: the NUMA nodes it may use, empty for any; the merge of the hints has decided them. ``numa_binding`` alone
-    does not restrict: it asks for the fewest nodes even at the price of crowding one. ``numa_exclusive``: no other
-    demand may own a CPU of its nodes; it still owns ``count`` only. ``full_cores``, ``distribute`` and
-    ``align_socket`` are the kubelet's full-pcpus-only, distribute-cpus-across-numa and align-by-socket, ``prefer_l3``
-    its prefer-align-cpus-by-uncorecache. The higher ``priority`` (the pod's) chooses first.
+    does not restrict: it requests the fewest nodes even if that fills one. ``numa_exclusive``: no other demand may own
+    a CPU of its nodes; it still owns ``count`` only. ``full_cores``, ``distribute`` and ``align_socket`` are the
+    kubelet's full-pcpus-only, distribute-cpus-across-numa and align-by-socket, ``prefer_l3`` its
+    prefer-align-cpus-by-uncorecache. The higher ``priority`` (the pod's) chooses first.
 
     ``every_node``: it is to have as many CPUs on each of ``nodes`` (Katalyst's ``numa_number``), also where fewer nodes
     would do. ``spread_cores``: each CPU on a core of its own, whose other threads others may have; with
-    ``strict_cores`` it is refused when that cannot be had, else it gets what there is. Not together with
+    ``strict_cores`` it is refused when that is impossible, else it gets what is available. Not together with
     ``full_cores``. ``apart``: off the cores or nodes of other pods that want the same, while there are enough others.
     Both are Koordinator's.
     """
@@ -56,12 +56,12 @@ class CpuDemand(Struct, frozen=True, kw_only=True):
 
 
 class Allocation(Struct, frozen=True, kw_only=True):
-    """Who owns which CPUs now. Every mapping is in the order of its sorted keys.
+    """The owners of CPUs. Every mapping is in the order of its sorted keys.
 
-    ``cpus``: by demand; those without any are missing, never empty. ``refused``: who did not get what it asks for, and
-    why; one that is in ``cpus`` as well keeps what it held. ``notes``: why the others have what they have. ``closed``:
-    node -> the demand that has it exclusively. ``errors``: by plug-in, the first error it raised; it was passed over
-    then. ``steps``: elementary steps taken (domains, cores and combinations looked at), the bound of the tests.
+    ``cpus``: by demand; those without any are missing, never empty. ``refused``: demands that did not get their
+    request, and why; one that is in ``cpus`` as well keeps what it held. ``notes``: the reasons of the others.
+    ``closed``: node -> the demand that has it exclusively. ``errors``: by plug-in, the first error it raised; it was
+    skipped then. ``steps``: elementary steps taken (domains, cores and combinations examined), the bound of the tests.
     """
 
     cpus: Mapping[str, CpuSet]

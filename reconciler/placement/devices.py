@@ -1,11 +1,12 @@
-"""On which NUMA nodes the memory and the devices of a container are that the kubelet has given out. Pure but for sysfs.
+"""NUMA nodes of the memory and the devices that the kubelet has assigned to containers. Pure but for sysfs.
 
-It has done so before anything of the container exists, so there is nothing to choose: they are a `supply.fixed`, and
-the CPUs follow them where they can. A device is where its plug-in told the kubelet, else where the PCI bus tells.
+The kubelet assigns them before anything of the container exists, so there is nothing to choose: they are fixed hints,
+and the CPUs follow them where they can. A device's node is the one that its plug-in reported to the kubelet, else the
+PCI bus's.
 
-Source: kubelet_internal_checkpoint (device ids by NUMA node, -1 where the plug-in tells no topology); kernel
+Source: kubelet_internal_checkpoint (device ids by NUMA node, -1 where the plug-in reports no topology); kernel
 documentation, ABI/testing sysfs-bus-pci (``numa_node``, -1 for unknown). Plug-ins of SR-IOV and DPDK devices use the
-PCI address as the device's id; ids of other kinds (a GPU's UUID) tell nothing.
+PCI address as the device's id; ids of other kinds (a GPU's UUID) have no address.
 """
 
 import os
@@ -24,9 +25,10 @@ _LARGEST_NODE: Final = 1023
 def affinity_of(
     memory: MemoryManagerState | None, devices: DeviceState | None, pci_nodes: Mapping[str, int]
 ) -> dict[str, dict[str, CpuSet]]:
-    """``uid/container`` -> resource -> the nodes where the kubelet has given it out already.
+    """``uid/container`` -> resource -> the nodes where the kubelet has assigned it already.
 
-    Devices that are near several nodes alike need none of them and are left out; so is what no plug-in tells.
+    Devices that are near several nodes alike need none of them and are left out; so are devices without a reported
+    node.
     """
     numbers: dict[str, dict[str, set[int]]] = {}
     for uid, containers in (memory.entries if memory is not None else {}).items():
@@ -50,14 +52,14 @@ def affinity_of(
 
 
 def unplaced_addresses(state: DeviceState) -> frozenset[str]:
-    """The PCI addresses, in lower case, of the devices in use whose node the checkpoint does not tell."""
+    """The PCI addresses, in lower case, of the devices in use without a node in the checkpoint."""
     return frozenset(
         text.lower() for entry in state.entries for text in entry.devices.get(_UNKNOWN, ()) if _ADDRESS.fullmatch(text)
     )
 
 
 def read_pci_nodes(addresses: Collection[str], root: str = "/") -> dict[str, int]:
-    """The NUMA node of each PCI device that has one; a device that is gone or has none is left out."""
+    """The NUMA node of each PCI device that has one; a device that was removed or has none is left out."""
     nodes: dict[str, int] = {}
     for address in sorted(addresses):
         if not _ADDRESS.fullmatch(address):

@@ -1,16 +1,17 @@
-"""How much CPU the pods of one pool need: measured use with a margin where it is known, else what they ask for.
+"""CPU demand of one pool's pods: measured use with a margin where it is known, else their requests.
 
-Pure. Units: thousandths of a CPU; seconds.
-Source: Katalyst's canonical provision policy: max(use x 1.25, load) per container; the request while it ramps up or
-when nothing is measured; four CPUs when neither is known. Where we differ, and why:
+Pure. Units: thousandths of a CPU; seconds. Source: Katalyst's canonical provision policy: max(use x 1.25, load) per
+container; the request while it ramps up or when nothing is measured; four CPUs when neither is known. Differences, and
+why:
 
-- What fades is the peak, not the last second (`remembered`). A pool that followed each sample would be too small for
-  every burst and move CPUs all the time; the Linux scheduler sizes tasks in the same way (util_est: up at once, down
-  slowly). The half-life is minutes: Autopilot sizes by the peaks of 5-minute windows. Its 12 h are for limits that a
-  restart is needed to correct; here a wrong size is seen within seconds, and hours would keep idle CPUs from BE work.
-- A limit bounds the estimate: CPU that the pod's quota keeps from it anyway is no demand. Katalyst's margin exceeds it.
-- Old use is unknown use, and counts as the larger of the request and what it was: unknown never lowers a demand.
-- The fallback is one CPU, what a single busy thread can use. Four for each side-car that has no request fill a node.
+- The peak fades, not the last second (`remembered`). A pool that followed each sample would be too small for every
+  burst and move CPUs all the time; the Linux scheduler sizes tasks in the same way (util_est: up at once, down slowly).
+  The half-life is minutes: Autopilot sizes by the peaks of 5-minute windows. Its 12 h are for limits that a restart is
+  needed to correct; here a wrong size is corrected within seconds, and hours would keep idle CPUs from BE work.
+- A limit bounds the estimate: CPU that the pod's quota keeps from it anyway does not count as demand. Katalyst's margin
+  exceeds it.
+- Old use is unknown use, and counts as the larger of the request and its last value: unknown never lowers a demand.
+- The fallback is one CPU, the maximum of a single busy thread. Four for each side-car without a request fill a node.
 """
 
 from collections.abc import Sequence
@@ -49,7 +50,7 @@ class EstimateConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class DemandEstimate(NamedTuple):
-    """What pods need together, and how many of them were counted in which way (together: all that were counted).
+    """The demand of pods together, and how many of them were counted in which way (together: all that were counted).
 
     ``used``: by measured use; ``young``: by use and request, as they ramp up; ``asked``: by request, use unknown;
     ``guessed``: by the fallback, neither known.
@@ -68,7 +69,7 @@ class DemandEstimate(NamedTuple):
 
     @property
     def describe(self) -> str:
-        """How it came about, without numbers that change with every sample."""
+        """How it was derived, without numbers that change with every sample."""
         parts = (
             (self.used, "by use"),
             (self.young, "ramping up"),
@@ -79,7 +80,7 @@ class DemandEstimate(NamedTuple):
 
 
 class PoolUsage(NamedTuple):
-    """What pods use now: the sum over those whose use is ``known``, of so many ``pods``; the age of the oldest."""
+    """Present use of pods: the sum over those whose use is ``known``, of so many ``pods``; the age of the oldest."""
 
     milli: int = 0
     pods: int = 0
@@ -95,10 +96,10 @@ class _Asks(NamedTuple):
 
 
 def remembered(before: Uses | None, sampled: Uses, elapsed_s: float, half_life_s: float) -> dict[str, GroupUse]:
-    """The newest use with the memory of what came before: the fading peak, and for how long the use has been known.
+    """The newest use combined with the fading peak, and for how long the use has been known.
 
-    ``before``: the last answer, None at the agent's start. What exists then did not just start, and is not young: a
-    restart of the agent makes no pool grow. ``elapsed_s``: since the last answer; a negative one counts as none.
+    ``before``: the last result, None at the agent's start. Pods that exist then did not just start, and are not young:
+    a restart of the agent makes no pool grow. ``elapsed_s``: since the last result; a negative one counts as none.
     """
     elapsed_s = max(0.0, elapsed_s)
     factor = _FADED ** (elapsed_s / half_life_s)
@@ -109,7 +110,7 @@ def remembered(before: Uses | None, sampled: Uses, elapsed_s: float, half_life_s
         peak = float(use.cpu_milli)
         known_s = None if before is None else 0.0
         if then is not None:
-            # A reading that only grew older tells of no time in which there was no peak.
+            # A reading that only aged does not prove a time without a peak.
             new = use.age_s < then.age_s + elapsed_s / 2
             last = then.cpu_milli if then.peak_milli is None else then.peak_milli
             peak = max(peak, factor * last if new else last)
@@ -121,10 +122,10 @@ def remembered(before: Uses | None, sampled: Uses, elapsed_s: float, half_life_s
 
 
 def estimate(pods: Sequence[Pod], uses: Uses, config: EstimateConfig) -> DemandEstimate:
-    """What these pods need together. Sandboxes do not count; order does not matter.
+    """The demand of these pods together. Sandboxes do not count; order does not matter.
 
-    A pod is estimated by its containers where the use of all of them is known, else by its own directory, else by what
-    each container uses or asks for.
+    A pod is estimated by its containers where the use of all of them is known, else by its own directory, else by each
+    container's use or request.
     """
     total = DemandEstimate()
     for pod in pods:
@@ -133,7 +134,7 @@ def estimate(pods: Sequence[Pod], uses: Uses, config: EstimateConfig) -> DemandE
 
 
 def of_group(use: GroupUse | None, request: int | None, limit: int | None, config: EstimateConfig) -> DemandEstimate:
-    """One group (a container or a whole pod). ``limit`` None: unlimited; ``request`` None: nothing asked."""
+    """One group (a container or a whole pod). ``limit`` None: unlimited; ``request`` None: no request."""
     if use is None:
         # A request above the limit is refused by every API server; a static pod's file can hold one all the same.
         if request is not None:
@@ -141,7 +142,7 @@ def of_group(use: GroupUse | None, request: int | None, limit: int | None, confi
         return DemandEstimate(_least(config.fallback_milli, limit), guessed=1)
     peak = use.cpu_milli if use.peak_milli is None else max(use.peak_milli, use.cpu_milli)
     wants = _with_margin(peak, config.margin_percent)
-    # Never below what it uses: a burst above the limit is lent by somebody who meant it.
+    # Never below its use: a burst above the limit is lent on purpose.
     wants = max(_least(wants, limit), use.cpu_milli)
     number = request if request is not None else 0
     if use.age_s > config.stale_after_s:

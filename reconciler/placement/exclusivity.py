@@ -1,7 +1,7 @@
-"""Who is on which NUMA node, and who wants to be alone there. Values in, sets of nodes out.
+"""The pods on each NUMA node, and their wishes for nodes without neighbours. Values in, sets of nodes out.
 
 Source: Katalyst's ``numa_exclusive`` and ``numa_share``; Koordinator's preferredCPUExclusivePolicy, whose NUMANodeLevel
-concerns pods of the same wish only.
+concerns pods with the same wish only.
 """
 
 from collections.abc import Iterator, Mapping
@@ -34,7 +34,7 @@ class NumaOccupancy:
         self._pods[uid] = self._pods.get(uid, EMPTY) | nodes
 
     def exclusive_nodes(self, demand: CpuDemand) -> CpuSet:
-        """Nodes that it can have no CPU of: somebody's exclusively, or for one that wants its own so, anybody's."""
+        """Nodes that it must not use: exclusive ones of others; for an exclusive demand also all used ones."""
         return CpuSet.union(
             nodes
             for key, (owner, nodes) in self._owners.items()
@@ -64,5 +64,5 @@ class NumaOccupancy:
 
 
 def is_bound(wish: CpuPreferences) -> bool:
-    """Whether the pod is to stay on some NUMA nodes, of its own wish or by a decision."""
+    """Whether the pod is to stay on some NUMA nodes, by its own wish or by a decision."""
     return wish.numa_binding or bool(wish.nodes)

@@ -51,7 +51,7 @@ class FreeCapacity:
     def cpus(self, demand: CpuDemand, barred: CpuSet) -> ResourceCapacity:
         """The CPUs, or the cores where only whole ones or single threads of them count; none on ``barred`` nodes.
 
-        The kubelet counts CPUs whatever its policy's options are, and then finds a node without whole cores.
+        The kubelet counts CPUs whatever its policy's options, and then finds a node without whole cores.
         """
         total, left, request = self._total, self._left, demand.count
         if demand.full_cores:
@@ -68,10 +68,10 @@ class FreeCapacity:
         )
 
     def memory(self, demand: CpuDemand) -> list[ResourceCapacity]:
-        """Its memory, where it is known what the nodes have and what it asks for.
+        """Its memory, where the nodes' memory and its request are known.
 
-        A node has what the kernel can give now, and no more than is not promised to the demands that are there: one
-        that has just started has not touched its memory yet.
+        A node has what the kernel can provide now, and no more than is not promised to the existing demands: one that
+        has just started has not touched its memory yet.
         """
         if self._memory is None or not (request := self._memory.requests.get(demand.key, 0)):
             return []

@@ -1,13 +1,15 @@
-"""Topology hints, and how those of several resources become one set of NUMA nodes. Pure.
+"""Topology hints of resources, and merging them into one set of NUMA nodes, by the kubelet's policies or ``numeric``.
 
-A hint says "this resource can be had from these nodes", and whether that is as few nodes as it could ever be
+Pure.
+
+A hint is a set of nodes from which a resource is available, and whether that is the smallest possible number of nodes
 (*preferred*). The kubelet merges by trying every combination of one hint of each resource: with n nodes and k resources
-up to (2^n - 1)^k of them, which is why it refuses to run on more than 8 nodes. What it is after needs no combinations:
+up to (2^n - 1)^k of them, which is why it refuses to run on more than 8 nodes. Its result needs no combinations:
 
 - The merge is preferred only if all resources have the very same nodes, preferred by each: an **intersection of sets**.
 - Else only which nodes the chosen hints have in common matters: a **fold** that keeps each reachable set of nodes once.
-  There are at most 255 of 8 nodes, so the answer is the kubelet's in at most k x 255^2 steps instead of 255^k; where
-  no hint has a score, the sets are counted instead of tried, in (k + 1) x 8 x 256 steps.
+  There are at most 255 of 8 nodes, so the result is the kubelet's in at most k x 255^2 steps instead of 255^k; where no
+  hint has a score, the sets are counted instead of tried, in (k + 1) x 8 x 256 steps.
 - On more than 8 nodes the lists are cut before the fold: the `KEPT` best hints of each resource, and the `KEPT` best
   sets after each. That is at most k x KEPT^2 steps, and three for each hint; the tests count them.
 
@@ -15,24 +17,22 @@ up to (2^n - 1)^k of them, which is why it refuses to run on more than 8 nodes. 
 the most demanding resource needs at least, rather fewer than more (kubelet 1.24 and later). Then the smallest distances
 where asked (prefer-closest-numa-nodes), then the higher score, then the lower node numbers.
 
-**prefer_cpu** (kubernetes issue 106270): with a device on node 0 and no CPUs left there, best-effort chooses node 0
-and the container's CPUs end up anywhere. When asked, a single node that the CPUs prefer wins over a merge that is not
-preferred: a device on the other node is one crossing a request, CPUs away from their memory one each cache miss.
+**prefer_cpu** (kubernetes issue 106270): with a device on node 0 and no CPUs left there, best-effort chooses node 0 and
+the container's CPUs end up anywhere. With the option, a single node that the CPUs prefer wins over a merge that is not
+preferred: a device on the other node costs one crossing a request, CPUs away from their memory one each cache miss.
 
 Source: the kubelet's topology manager (KEP-693, KEP-3545, KEP-4622). ``numeric`` is Katalyst's.
 
-The values of topology hints: what one resource says, and what came of all of them.
-
-Katalyst's topology policy ``numeric``: the aligned resources on the same nodes, the others nested around them. Pure.
+**numeric**, Katalyst's topology policy: the aligned resources on the same nodes, the others nested around them.
 
 The rules, strongest first: the aligned resources (CPU and memory) have equal nodes, and at least one of them prefers
-those; of any two resources, one's nodes contain the other's; more of the other resources have nodes they prefer; the
+those; of any two resources, one's nodes contain the other's; more of the other resources have preferred nodes; the
 widest has fewer nodes.
 
 Katalyst tries every combination. Here the resources are added one after the other, and of the chains built so far only
-the `CHAINS` best are carried on: exact on 4 nodes, and at most k x CHAINS x 255 steps on any machine. Three slips of
-the original are left out: of three aligned resources only the last pair's preference counted; a resource that does not
-care vouched for one that does; and fewer nodes won over more preferred resources, though that rule comes first.
+the `CHAINS` best are carried on: exact on 4 nodes, and at most k x CHAINS x 255 steps on any machine. Three faults of
+the original are avoided: of three aligned resources only the last pair's preference counted; a resource without a
+preference counted as preferring; and fewer nodes won over more preferred resources, though that rule comes first.
 
 Source: Katalyst, pkg/agent/orm/topology, policy numeric.
 """
@@ -68,7 +68,7 @@ class DistanceChain(NamedTuple):
 def best_chain(
     options: Mapping[str, NodeMaskOptions], aligned: Collection[str], rank: NodeMaskRanker, *, limit: int | None
 ) -> DistanceChain | None:
-    """The best chain; None when the rules cannot be kept. ``limit``: hints of each resource that are looked at."""
+    """The best chain; None when the rules cannot be kept. ``limit``: hints of each resource that are tried."""
     if not all(node_mask_options.scores for node_mask_options in options.values()):
         return None
     if limit is not None:
@@ -91,7 +91,7 @@ def best_chain(
 def _extended(
     chains: list[DistanceChain], name: str, options: NodeMaskOptions, rank: NodeMaskRanker
 ) -> list[DistanceChain]:
-    """Every chain with every hint that keeps it nested; of equal ones the one with more that is preferred."""
+    """Every chain with every hint that keeps it nested; of equal ones the chain with more preferred hints."""
     result: dict[tuple[int | None, frozenset[int]], DistanceChain] = {}
     for chain in chains:
         for mask, score in options.scores.items():
@@ -124,17 +124,17 @@ class TopologyHint(Struct, frozen=True, kw_only=True):
 
 
 class ResourceHints(Struct, frozen=True, kw_only=True):
-    """All hints of one resource. None: it does not care where; empty: it cannot be had anywhere."""
+    """All hints of one resource. None: no preference; empty: unavailable on every node."""
 
     name: str
     hints: tuple[TopologyHint, ...] | None = None
 
 
 class MergedHint(Struct, frozen=True, kw_only=True):
-    """The nodes for a container, and what the policy says of it.
+    """The nodes for a container, and the policy's verdict on it.
 
-    ``nodes`` are the best there are even where the policy would not admit the container: nobody can refuse one that
-    runs. ``by_resource`` tells more than ``nodes`` under ``numeric`` only. ``steps``: how many masks were looked at.
+    ``nodes`` are the best available even where the policy would not admit the container: one that runs cannot be
+    refused. ``by_resource`` differs from ``nodes`` under ``numeric`` only. ``steps``: how many masks were examined.
     """
 
     nodes: CpuSet
@@ -215,7 +215,7 @@ def _aligned(options: dict[str, NodeMaskOptions], nodes: CpuSet, rank: NodeMaskR
 
 
 def _not_aligned(options: dict[str, NodeMaskOptions], nodes: CpuSet, rank: NodeMaskRanker, limit: int | None) -> int:
-    """The best that the resources have in common, those aside that cannot be had at all; all nodes when nothing is."""
+    """The best that the resources have in common, without those that are unavailable; all nodes when nothing is."""
     possible = [node_mask_options for node_mask_options in options.values() if node_mask_options.scores]
     size = max((node_mask_options.smallest for node_mask_options in possible), default=0)
     reached = reachable(possible, nodes.mask, rank, size=size, limit=limit)
@@ -241,7 +241,7 @@ def _merged(mask: int, rank: NodeMaskRanker, *, preferred: bool, admitted: bool,
 
 
 def _why(options: dict[str, NodeMaskOptions], policy: TopologyPolicy) -> str:
-    """Who would rather be where, for a person."""
+    """The preferred nodes of each resource, as text for people."""
     parts = []
     for name, node_mask_options in options.items():
         if not node_mask_options.scores:

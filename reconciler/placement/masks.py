@@ -1,4 +1,4 @@
-"""Sets of NUMA nodes as bit masks: which is better, what a list of hints amounts to, and how many were looked at."""
+"""Sets of NUMA nodes as bit masks: their order, reducing a list of hints, and a count of the masks examined."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, final
@@ -14,7 +14,7 @@ Key = tuple[int, ...]
 
 @final
 class NodeMaskRanker:
-    """Orders masks, smallest key first, and counts the ``steps`` of whoever uses it."""
+    """Orders masks, smallest key first, and counts the ``steps`` of its user."""
 
     def __init__(self, closest: Topology | None = None) -> None:
         """``closest``: the machine whose distances count; None: they do not."""
@@ -70,7 +70,7 @@ class NodeMaskOptions:
 
     @property
     def smallest(self) -> int:
-        """How many nodes it needs at least; 0 when it cannot be had."""
+        """How many nodes it needs at least; 0 when it is unavailable."""
         return min((mask.bit_count() for mask in self.scores), default=0)
 
     def cut(self, rank: NodeMaskRanker, limit: int) -> "NodeMaskOptions":
@@ -122,10 +122,11 @@ def reachable(
 
 
 def _met(options: Sequence[NodeMaskOptions], every: int, rank: NodeMaskRanker) -> list[int]:
-    """The intersections where no score tells them apart, in (k + 1) n 2^n steps for k resources instead of k 4^n.
+    """The intersections where no score distinguishes them, in (k + 1) n 2^n steps for k resources instead of k 4^n.
 
-    How many combinations meet in exactly one set is the convolution of the lists under "and": count for each set in
-    how many of each list it is contained, multiply, and take away again what was counted for wider sets.
+    How many combinations meet in exactly one set is the convolution of the lists under "and": count for each set in how
+    many of each list it is contained, multiply, and subtract what was counted for wider sets.
+
     """
     nodes = tuple(CpuSet.from_mask(every))
     combinations = [1] * (1 << len(nodes))

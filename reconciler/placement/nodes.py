@@ -1,13 +1,12 @@
-"""The NUMA nodes of one container: its pod's wishes, what is free, the hints of all its resources, one answer. Pure.
+"""The NUMA nodes of one container, from its pod's wishes, free capacity and the hints of all its resources. Pure.
 
 The kubelet merges hints before it starts a container and may refuse it. Here the container runs already, so there is
-always an answer, and ``admitted`` tells what the policy would have said. In three cases the answer is not the merge:
+always a result, and ``admitted`` is the policy's verdict. In three cases the result is not the merge:
 
-- **Nodes that somebody has decided** (a scheduler's result, the pod's own ``numa_ids``) are taken as they are while
-  they have the CPUs.
+- **Decided nodes** (a scheduler's result, the pod's own ``numa_ids``) are used unchanged while they have the CPUs.
 - **A merge without enough CPUs** (best-effort may yield one) gets the nearest nodes that have some until it is enough;
   the kubelet takes the rest from anywhere.
-- **Resources with no node in common** yield all nodes, which helps nobody: the CPUs then get their own best nodes.
+- **Resources with no node in common** yield all nodes, which is useless: the CPUs then get their own best nodes.
 """
 
 from collections.abc import Collection, Sequence
@@ -24,11 +23,11 @@ from state.topology import Topology
 
 
 class NodeChoice(Struct, frozen=True, kw_only=True):
-    """Where one container's CPUs and memory are to be.
+    """The nodes for one container's CPUs and memory.
 
-    ``nodes``: the nodes for its CPUs, empty for any. ``mems``: the nodes whose memory it is to have, empty when memory
-    should not be restricted (no policy asks for it, or it would not fit). ``preferred``: all resources are as close as
-    they can be; ``admitted``: the policy is content. ``steps`` counts what was looked at.
+    ``nodes``: the nodes for its CPUs, empty for any. ``mems``: the nodes for its memory, empty when memory should not
+    be restricted (no policy requests it, or it would not fit). ``preferred``: all resources are as close as possible;
+    ``admitted``: the policy would admit it. ``steps`` counts the masks examined.
     """
 
     nodes: tuple[int, ...] = ()
@@ -50,10 +49,10 @@ def choose_nodes(
     closest: bool = True,
     aligned: Collection[str] = ALIGNED,
 ) -> NodeChoice:
-    """The nodes for a container. ``cpu``: `supply.cpus` of what it may have; ``others``: its memory and devices.
+    """The nodes for a container. ``cpu``: `free_capacity.cpus` of what it may have; ``others``: its memory and devices.
 
     The pod's own ``topology_policy`` counts before the node's ``policy``, and ``numa_binding`` makes best-effort of
-    none. A node that the container must not use (somebody else's exclusively) has nothing free in ``cpu``.
+    none. A node that the container must not use (another demand's exclusively) has nothing free in ``cpu``.
     """
     wish = wish or CpuPreferences()
     named = _named(cpu, others, wish)
@@ -101,7 +100,7 @@ def _wide(search: HintSearch) -> bool:
 
 
 def _named(cpu: ResourceCapacity, others: Sequence[ResourceCapacity], wish: CpuPreferences) -> NodeChoice | None:
-    """The nodes that the annotations name; not admitted when they cannot be had."""
+    """The nodes that the annotations name; not admitted when they are unavailable."""
     if not wish.nodes:
         return None
     wanted = CpuSet(wish.nodes)

@@ -1,54 +1,27 @@
-"""Which CPUs each online pool gets, once it is known how many: few change hands, cores stay whole, pools compact.
+"""Chooses each online pool's CPUs, given their number: few change pools, cores stay whole, pools compact.
 
-The objective is a number, `cost`: CPUs moved first (a v1 cpuset write costs time in proportion to all cpusets of the
-machine, and a moved task loses its caches), then cores that a pool has only in part, then NUMA nodes and L3 caches
-that pools are spread over. The first is always the least there can be. The others are bin packing, for which we take
-the usual good guesses: the tightest place that holds all of it, the largest pools first.
+The objective: CPUs moved first (a v1 cpuset write costs time in proportion to all cpusets of the
+machine, and a moved task loses its caches), then cores that a pool has only in part, then NUMA nodes and L3 caches that
+pools are spread over. The first is always the minimum. The others are bin packing, solved by the usual heuristics: the
+tightest place that holds all of it, the largest pools first.
 
-1. Every pool keeps what it holds, or as much of it as its size allows: lone threads go first, then what lies in the
-   nodes and caches where the pool has least.
+1. Every pool keeps what it holds, or as much of it as its size allows: lone threads are released first, then CPUs in
+   the nodes and caches where the pool has least.
 2. Every pool that lacks CPUs takes free ones, those that may choose least first: where it is already, on whole cores,
    in one node and one cache if any holds all of it; away from nodes that others are bound to.
-3. Only if a bound pool still lacks CPUs because another sits in its node: `reconciler.placement.quotas` finds who
-   gives way, with the fewest moves in all, and 1 and 2 are done again within each part.
+3. Only if a bound pool still lacks CPUs because another is in its node: `reconciler.placement.quotas` finds the pools
+   that yield, with the fewest moves in all, and 1 and 2 are repeated within each part.
 
 Source: Katalyst packs all pools from scratch in the order of their names at each change, so that the growth of one pool
-moves every later one. Low CPUs first is all that we share with it: BE work takes the high ones.
+moves every later one. Only the order, low CPUs first, is the same: BE work takes the high ones.
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from cgroupfs.cpuset import CpuSet
 from reconciler.placement.quotas import Counts, QuotaCells, attainable, cells, complete
 from reconciler.placement.region_packing import Masks, PackingMachine
 from state.topology import Topology
-
-
-class PackCost(NamedTuple):
-    """What a packing costs; compared in this order.
-
-    ``moved``: CPUs given to a pool that it did not hold. ``split``: cores of which a pool has some free thread but not
-    all of them, counted for each pool. ``nodes``, ``caches``: NUMA nodes and L3 domains in use, counted for each pool.
-    """
-
-    moved: int
-    split: int
-    nodes: int
-    caches: int
-
-
-def cost(packed: Mapping[str, CpuSet], held: Mapping[str, CpuSet], free: CpuSet, topology: Topology) -> PackCost:
-    """The objective of `pack` for one packing."""
-    sets = [cpus for cpus in packed.values() if cpus]
-    cores = [core & free for core in topology.cores()]
-    nodes = [topology.node_cpus(node) for node in topology.nodes()]
-    return PackCost(
-        moved=sum(len(cpus - held.get(name, CpuSet())) for name, cpus in packed.items()),
-        split=sum(bool(core & cpus) and not core <= cpus for cpus in sets for core in cores),
-        nodes=sum(bool(node & cpus) for cpus in sets for node in nodes),
-        caches=sum(bool(cache & cpus) for cpus in sets for cache in topology.l3_domains().values()),
-    )
 
 
 def pack(
@@ -60,10 +33,10 @@ def pack(
 ) -> Mapping[str, CpuSet]:
     """Disjoint sets out of ``free`` of these sizes, by pool in the order of names; see the module's text.
 
-    ``held``: what the pools have now; CPUs that two of them hold count for the lower name, pools without a size give
-    theirs up, and nothing held is a packing from scratch. ``within``: the CPUs that a bound pool may have. Where not
-    all sizes can be had, the sum is as large as possible and shared as `quotas.attainable` says: no pool gets nothing
-    while another has two CPUs of which it could have one. `sizes.fit` cuts in proportion beforehand.
+    ``held``: the pools' present CPUs; CPUs that two of them hold count for the lower name, pools without a size release
+    theirs, and nothing held is a packing from scratch. ``within``: the CPUs that a bound pool may have. If not all
+    sizes are possible, the sum is as large as possible and shared by `quotas.attainable`: no pool gets nothing while
+    another has two CPUs of which it could have one. `sizes.fit` cuts in proportion beforehand.
     """
     whole = (free & topology.online).mask
     names = sorted(sizes)

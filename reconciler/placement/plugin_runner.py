@@ -1,4 +1,4 @@
-"""One choice through the plug-in chain: every extension point asked, what comes back checked, the best taken."""
+"""One choice through the plug-in chain: every extension point is called, each result checked, the best one taken."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -51,7 +51,7 @@ class PluginRunner:
             yield name, weight, answer
 
     def ordered(self, demands: Iterable[CpuDemand]) -> list[CpuDemand]:
-        """Who chooses first: the plug-ins' word, priority, those who need whole nodes, then the larger ones."""
+        """The order of choice: the plug-ins' sort, priority, demands of whole nodes, then the larger ones."""
         context = self.context
 
         def rank(demand: CpuDemand) -> tuple[tuple[float, ...], int, bool, int, str]:
@@ -147,7 +147,7 @@ class PluginRunner:
             values.update(dict.fromkeys(given))
         fitter = self.context.fitter
         if not values:
-            # Whatever is switched off or broken, an answer there is.
+            # Whatever is switched off or broken, there is a result.
             values[fitter.anywhere(question.count, question.pools[0].mask, question.kept.mask)] = None
         masks = list(values)[: self._limit]
         if question.demand.full_cores:
@@ -166,7 +166,7 @@ class PluginRunner:
         )
 
     def rejections(self, demand: CpuDemand, owned: CpuSet, given_back: CpuSet) -> None:
-        """Tell the plug-ins what a demand owns now and what it gave back."""
+        """Report to the plug-ins what a demand owns now and what it released."""
         context = self.context
         if given_back and self._at["deallocate"]:
             list(self._asked("deallocate", demand, lambda plugin: plugin.deallocate(demand, context, given_back)))
@@ -204,13 +204,13 @@ def _cpus(value: CpuSet) -> CpuSet:
 
 
 def _scored(values: Iterable[Scored], cpus: CpuSet) -> list[tuple[int, float]]:
-    """At most two groups a CPU: more cannot tell more."""
+    """At most two groups a CPU: more would make no difference."""
     limit = 2 * len(cpus)
     return [(mask, _unit(score)) for given, score in islice(values, limit) if (mask := _cpus(given).mask & cpus.mask)]
 
 
 def _combinations(values: Iterable[CpuSet], question: PluginRequest, limit: int) -> list[int]:
-    """What a plug-in selected, checked: inside the candidates, and as many as asked for."""
+    """A plug-in's selection, checked: inside the candidates, and of the requested size."""
     combinations: list[int] = []
     for cpus in islice(values, limit):
         if not _cpus(cpus) <= question.candidates:

@@ -1,4 +1,7 @@
-"""The built-in rules of the choice of CPUs, each one class. A site's own looks the same and is named in the config."""
+"""The built-in rules of the choice of CPUs, each one class.
+
+A site's own has the same form and is named in the config.
+"""
 
 # ruff: noqa: ARG002  # an extension point has one signature, whether a rule needs all of it or not
 
@@ -16,7 +19,7 @@ from state.topology import LOCAL_DISTANCE, CpuKind
 
 @final
 class PreferCoreKind(Plugin):
-    """Performance cores for who owns CPUs, efficiency cores for BE work, where a machine has both (issue 106157)."""
+    """Performance cores for owners of CPUs, efficiency cores for BE work, where a machine has both (issue 106157)."""
 
     def pre_score(self, demand: CpuDemand, context: PlacementContext, cpus: CpuSet) -> Iterable[Scored]:
         return [(context.topology.kind_cpus(_kind(demand)) & cpus, 1.0)]
@@ -91,9 +94,9 @@ class NearNodes(Plugin):
 
 @final
 class WholeCores(Plugin):
-    """Cores that nobody else has a thread of. A lone thread beside somebody is half as bad as breaking a free core.
+    """Cores without another owner's thread. A lone thread beside one is half as bad as breaking a free core.
 
-    To who wants single threads only the company is bad.
+    For a demand of single threads only sharing a core is bad.
     """
 
     def pre_score(self, demand: CpuDemand, context: PlacementContext, cpus: CpuSet) -> Iterable[Scored]:
@@ -115,10 +118,10 @@ class WholeCores(Plugin):
 
 @final
 class OneThread(Plugin):
-    """SpreadByPCPUs: who asks for it has each CPU on a core of its own, free ones first; one node counts more.
+    """SpreadByPCPUs: on request each CPU is on a core of its own, free ones first; one node counts more.
 
     Scores the part of the CPUs that do not share a core with another of its own. Source: Koordinator's CPU
-    orchestration, where the other threads of such cores may go to anybody, too.
+    orchestration, where other pods may get the other threads of such cores, too.
     """
 
     def select(self, question: PluginRequest, context: PlacementContext) -> Iterator[CpuSet]:
@@ -148,10 +151,11 @@ class OneThread(Plugin):
 
 @final
 class KeepApart(Plugin):
-    """Off the cores or NUMA nodes of other pods that want to be apart as this one does, while others are enough.
+    """Off the cores or NUMA nodes of other pods with the same wish for separation, while others are enough.
 
-    Source: Koordinator's preferredCPUExclusivePolicy. There two cores on one node come before apart cores on two, and
-    nothing before that; here the hints have chosen the node, and within it apart comes first.
+    Source: Koordinator's preferredCPUExclusivePolicy. There two cores on one node have precedence over separate cores
+    on two, and separation within a node over the rest; here the hints have chosen the node, and within it separation
+    has precedence.
     """
 
     def __init__(self) -> None:
@@ -192,8 +196,8 @@ def _whole_nodes(fitter: CpuAccumulator, cpus: CpuSet) -> int:
 class Spread(Plugin):
     """distribute-cpus-across-numa: what does not fit one node is spread evenly over the fewest nodes (KEP-2902).
 
-    Who wants a number of nodes has as many CPUs on each of those that were chosen. Scores how even it is: for
-    the latter from 0.5 on, and 0.0 on fewer nodes; 1.0 for one node and for who did not ask.
+    A demand of several nodes has as many CPUs on each of those that were chosen. The score is the evenness: for the
+    latter from 0.5 on, and 0.0 on fewer nodes; 1.0 for one node and without the option.
     """
 
     def select(self, question: PluginRequest, context: PlacementContext) -> Iterator[CpuSet]:
@@ -210,7 +214,7 @@ class Spread(Plugin):
         group = fitter.threads if demand.full_cores else 1
         least = len(demand.nodes) if demand.every_node else 1
         if demand.align_socket:
-            # As of nodes, the one with the most room: what is left stays balanced.
+            # As for nodes, the socket with the most room: what is left stays balanced.
             for socket in sorted(fitter.sockets, key=lambda mask: -(mask & available).bit_count()):
                 if not kept & ~socket:
                     yield from _found(fitter.spread(question.count, available & socket, kept, group, nodes=least))
@@ -239,7 +243,7 @@ class OneSocket(Plugin):
 
 @final
 class LeastMovement(Plugin):
-    """CPUs that the demand had stay first; those that somebody who is gone may come back for are taken last.
+    """CPUs that the demand had stay first; those that a removed container may return for are taken last.
 
     A v1 cpuset write costs time in proportion to all cpusets of the machine, and a moved task loses its cache.
     """

@@ -1,4 +1,4 @@
-"""Which online pod belongs to which pool, and what it asks for. Pure.
+"""The pool of each online pod, and the pod's request. Pure.
 
 The default pool needs no name. Katalyst's ``cpuset_pool`` makes a pool beside it, ``numa_binding`` one on a NUMA node;
 system pods that name a pool have one of their own, all others run everywhere.
@@ -38,11 +38,11 @@ def members(
     """Every online pod in its pool. ``before``: ``bound`` of the last time, so that a pod stays on its node.
 
     ``owners``: pods that have CPUs of their own, which are in no pool, and on which nodes. A dedicated pod without any
-    is in the default one: it must not run on the CPUs of those who own some.
+    is in the default one: it must not run on the CPUs of those that own some.
 
-    A pod that is bound to no node by a scheduler goes to the one where the least is asked for each free CPU; of equal
-    ones to the lowest. A node without free CPUs is none, and one that is not to be shared (Katalyst's ``numa_share``
-    false, of a pod there or its own) is taken only when there is no other.
+    A pod that is bound to no node by a scheduler is assigned to the node with the smallest requests for each free CPU;
+    of equal ones to the lowest. A node without free CPUs is none, and one that is not to be shared (Katalyst's
+    ``numa_share`` false, of a pod there or its own) is taken only as a last resort.
     """
     owners = owners or {}
     company = NumaOccupancy({uid: pod.wish for uid, pod in pods.items()})
@@ -97,7 +97,7 @@ def bound_nodes(bound: Mapping[str, str]) -> dict[str, CpuSet]:
 
 
 def request_milli(pod: Pod) -> int:
-    """What a pod asks for, in thousandths of a CPU: the sum of its app containers; 0 where nobody can tell."""
+    """A pod's request, in thousandths of a CPU: the sum of its app containers; 0 where it is unknown."""
     return sum(
         container_milli(container) or 0
         for container in pod.containers
@@ -106,7 +106,7 @@ def request_milli(pod: Pod) -> int:
 
 
 def container_milli(container: Container) -> int | None:
-    """A container's CPU request in thousandths; where nobody has told it, the shares it was given do (1024 a CPU)."""
+    """A container's CPU request in thousandths; if unreported, derived from its shares (1024 a CPU)."""
     milli = container.requests.cpu_milli
     if milli is not None:
         return milli

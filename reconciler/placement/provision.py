@@ -1,23 +1,25 @@
-"""What an online pool is to be sized for, by the provision policy of the pool. Pure; `sizes.regulate` limits the steps.
+"""The demand to size an online pool for, by the pool's provision policy. Pure; `sizes.regulate` limits the steps.
 
 Units: thousandths of a CPU; times are seconds on the view's clock; indicators are in a unit of their own.
 Source: Katalyst's provision policies none, canonical, rama (here: pid) and dynamic-quota, with its table of gains.
-Where we differ, and why:
+Differences, and why:
 
 - pid works. Katalyst's rama is off as soon as CPUs are reserved for allocation, which is its default.
 - A gain counts in sizes of the pool, not of the machine (so the numbers are ten times Katalyst's: a pool of a tenth of
   the machine moves alike). The error is a logarithm, so a gain of 1 takes an indicator that is inverse to the size
   exactly to its target, whatever the size; Katalyst's 0.10 of 128 CPUs is 3.2 for a pool of 4, and anything above 2
   swings ever wider. Down gains stay well below the up ones, which is what keeps a small pool from flipping.
-- A step is taken from the size in force, once for each size: asking again (a burst of pod events) adds nothing up, a
+- A step is taken from the size in force, once for each size: repeated calls (a burst of pod events) add nothing up, a
   reading from before the last change is not used again, and a size that others cut short does not wind up.
 - An indicator that is unknown or old means no change and, as the largest adjustment wins, keeps the others from
   shrinking the pool. With none at all the estimate decides, and only upwards.
 - The indicators are what this agent measures: the pool's CPU use, its pods' waiting in the run queue without what their
   own quotas cause (`cpu.wait_milli`), and their cycles per instruction (`cpi`). Katalyst's latencies of memory reads,
-  memory writes and L3 misses come from a collector of its own, in counters of single processor models: no signal here.
+  memory writes and L3 misses are measured by a collector of its own, in counters of single processor models: no signal
+  here.
 - An indicator has no target by default. Then it is neither measured nor used.
-- pid never goes below what the pods use, nor below what new ones ask for: a pod that just came shows in no indicator.
+- pid never sets less than what the pods use, nor less than the requests of new ones: a pod that just started shows in
+  no indicator.
 - Katalyst's dynamic-quota is a quota for BE work, reclaimed CPUs x (target - current) + BE use. As current x CPUs is
   the use of all, that is CPUs x target less what others use: the budget law (`reconciler.policies.budget`), which
   holds here under every policy. What is left of it here is the pool's side: the size that the pods fill to the target.
@@ -306,8 +308,8 @@ def pid_step(
 ) -> tuple[int, str | None]:
     """The demand that brings the indicators to their targets, and which of them decided.
 
-    No reason means that there is no indicator with gains. Gains without an indicator have no say: this node cannot
-    measure them. The derivative gain is 0, as in the source.
+    No reason means that no indicator has gains. Gains without an indicator have no say: this node cannot measure them.
+    The derivative gain is 0, as in the source.
     """
     settled = not previous.changed_at <= now < previous.changed_at + config.settle_s
     steps: list[tuple[float, str]] = []
@@ -330,7 +332,7 @@ def pid_step(
     if factor == 0.0:
         return previous.wanted_milli, why
     moved = round(factor * previous.cpus * _CPU)
-    # What others cut away is not asked for again and again on top.
+    # A part that others cut away is not requested again and again on top.
     start = min(previous.wanted_milli, previous.cpus * _CPU)
     return max(0, start + max(-config.down_milli, min(config.up_milli, moved))), why
 

@@ -1,11 +1,11 @@
-"""How many CPUs each pool can have of each part of the machine, when pools bound to parts stand in each other's way.
+"""How many CPUs each pool can have of each part of the machine, when pools bound to parts compete for them.
 
 The exact half of `reconciler.placement.pack`. The machine falls into cells, the parts in which the same pools may have
-CPUs (with pools bound to NUMA nodes: those nodes, and the rest). Within a cell all CPUs are alike but for who holds
-them now, so numbers are enough: a pool that holds ``h`` CPUs of a cell and gets ``x`` of it keeps ``min(x, h)`` and
-moves the rest. That is a transport problem with costs of 0 and 1, solved by cheapest augmenting paths (Ford and
-Fulkerson; Busacker and Gowen): a pool that lacks CPUs takes from a cell, another one there gives way and takes
-elsewhere, and so on.
+CPUs (with pools bound to NUMA nodes: those nodes, and the rest). Within a cell all CPUs are alike but for their present
+pools, so numbers are enough: a pool that holds ``h`` CPUs of a cell and gets ``x`` of it keeps ``min(x, h)`` and moves
+the rest. That is a transport problem with costs of 0 and 1, solved by cheapest augmenting paths (Ford and Fulkerson;
+Busacker and Gowen): a pool that lacks CPUs takes from a cell, another one there yields and takes from another cell, and
+so on.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,10 +40,11 @@ def cells(free: int, allowed: Mapping[str, int]) -> QuotaCells:
 def complete(
     sizes: Mapping[str, int], held: Mapping[str, int], given: Mapping[str, int], parts: QuotaCells
 ) -> Counts | None:
-    """Numbers by pool and cell that give every pool its size and move the fewest CPUs; None: the sizes cannot be had.
+    """Numbers by pool and cell that give every pool its size and move the fewest CPUs; None: the sizes are impossible.
 
     ``held`` and ``given`` are disjoint masks by pool: what it has now, and a part of the answer in which each pool kept
     as much as its size allows (which is the cheapest answer for the CPUs it gives out, and so a place to start from).
+
     """
     has, holds = parts.numbers(given), parts.numbers(held)
     room = [mask.bit_count() for mask in parts.masks]
@@ -118,7 +119,7 @@ def _cheapest(
         for name in news:
             far, mine, before = to_pool[name], has[name], holds[name]
             for at in parts.open_to[name]:
-                # Back to a CPU that it holds now is no move, any other is one.
+                # Back to a CPU that it holds now is not a move, any other is one.
                 cost = far if mine[at] < before[at] else far + 1
                 if cost < to_cell[at]:
                     to_cell[at], taker[at] = cost, name

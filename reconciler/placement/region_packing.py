@@ -127,7 +127,7 @@ class PackingMachine:
             mask = 0
             for at in members:
                 mask |= regions[at].mask
-            # "Has it nothing here" asks for the whole node, also for the parts without a free CPU.
+            # This test needs the whole node, also the parts without a free CPU.
             home = any(region.mask & own for region in self.regions if region.node == node)
             rank = (not home, bool(mask & confined), regions[members[0]].socket not in near)
             nodes.append(_PackingOption(node, (mask & usable).bit_count(), sum(unbroken[at] for at in members), rank))
@@ -154,7 +154,7 @@ def _unbroken(region: _PackingRegion, own: int, usable: int) -> int:
 
 
 def _divided(need: int, options: Sequence[_PackingOption], threads: int) -> list[tuple[int, int]]:
-    """From which places, and how many from each: one that holds all of it, else whole cores of the best ones first."""
+    """From which places, and how many from each: a place that holds all, else whole cores of the best ones first."""
     open_ones = list(options)
     pairs: list[tuple[int, int]] = []
     while need and open_ones:

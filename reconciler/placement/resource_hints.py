@@ -2,12 +2,12 @@
 
 A set of nodes is a hint when what is free on them covers the request; it is preferred when it has no more nodes than
 the request would need on an empty machine (the kubelet's rule in its CPU, memory and device managers). On up to
-`hints.EXACT` nodes all sets are tried, as the kubelet does. On more, only sets that somebody would choose: from every
-node outwards, the nearest first (and again the emptiest first), the first set that is enough for each resource and the
-first that is enough for all; the nearest partner with which it is enough for all; and for each resource alone its
-emptiest nodes. So there are at most n x (2k + 3) + k + 1 sets of n nodes and k resources, found in at most
-3k x n^2 + k x n steps, and all resources get hints of the same sets. What one or two nodes can do together is found
-always; of wider sets not every one is seen, and what is missed is a narrower set, never that there is none.
+`hints.EXACT` nodes all sets are tried, as the kubelet does. On more, only sets that are likely choices: from every node
+outwards, the nearest first (and again the emptiest first), the first set that is enough for each resource and the first
+that is enough for all; the nearest partner with which it is enough for all; and for each resource alone its emptiest
+nodes. So there are at most n x (2k + 3) + k + 1 sets of n nodes and k resources, found in at most 3k x n^2 + k x n
+steps, and all resources get hints of the same sets. What one or two nodes can do together is found always; of wider
+sets not every one is seen, and what is missed is a narrower set, never that there is none.
 
 Source: the kubelet's generateCPUTopologyHints, calculateHints (memory) and generateDeviceTopologyHints.
 """
@@ -27,11 +27,11 @@ from state.topology import Topology
 class ResourceCapacity(Struct, frozen=True, kw_only=True):
     """One resource on the NUMA nodes. Units: any, the same in ``request``, ``free`` and ``total``.
 
-    ``total`` names every node that the resource knows, with all there would be on an empty machine, ``free`` what can
-    be had now (a node left out: nothing). ``groups`` are the nodes that already hold memory of containers on several
-    nodes, with those nodes; ``alone`` the nodes that hold memory of containers on one: the kubelet's memory manager
-    never mixes the two. ``align_socket``: prefer as few sockets instead of as few nodes (the CPU manager's option).
-    ``lean``: 1 scores nodes higher the more is left on them (spread), -1 the less (pack), 0 does not score.
+    ``total`` names every node that has the resource, with the amount on an empty machine, ``free`` the amount available
+    now (a node left out: nothing). ``groups`` are the nodes that already hold memory of containers on several nodes,
+    with those nodes; ``alone`` the nodes that hold memory of containers on one: the kubelet's memory manager never
+    mixes the two. ``align_socket``: prefer as few sockets instead of as few nodes (the CPU manager's option). ``lean``:
+    1 scores nodes higher the more is left on them (spread), -1 the less (pack), 0 does not score.
     """
 
     name: str
@@ -45,7 +45,7 @@ class ResourceCapacity(Struct, frozen=True, kw_only=True):
 
     @property
     def nodes(self) -> CpuSet:
-        """The nodes that the resource knows."""
+        """The nodes that have the resource."""
         return CpuSet(self.total)
 
     @property
@@ -64,7 +64,7 @@ class ResourceCapacity(Struct, frozen=True, kw_only=True):
         return self.has(mask) >= self.request and self._unmixed(mask)
 
     def emptiest(self) -> list[int]:
-        """Its nodes, the one with the most free first."""
+        """Its nodes, the node with the most free first."""
         return sorted(self.total, key=lambda node: (-self.free.get(node, 0), node))
 
     def smallest(self) -> int:
@@ -139,7 +139,7 @@ def _hint(supply: ResourceCapacity, nodes: CpuSet) -> TopologyHint:
 
 
 def hints_of(supplies: Sequence[ResourceCapacity], topology: Topology) -> HintSearch:
-    """Every resource's hints over the same sets of nodes. One that requests nothing does not care."""
+    """Every resource's hints over the same sets of nodes. A resource without a request has no preference."""
     asking = [supply for supply in supplies if supply.request > 0]
     nodes = sorted({node for supply in asking for node in supply.total})
     masks, steps = _every(nodes) if len(nodes) <= EXACT else _likely(nodes, asking, topology)
@@ -184,7 +184,7 @@ def _likely(nodes: Sequence[int], supplies: Sequence[ResourceCapacity], topology
     room = {node: _room(node, supplies) for node in nodes}
     masks: set[int] = {1 << node for node in nodes}
     steps = 0
-    # A node with nothing of what is asked for only makes a set wider.
+    # A node without any of the requested resource only makes a set wider.
     useful = [node for node in nodes if room[node]]
     for seed in useful:
         near = _distances(topology, seed, useful)
@@ -219,7 +219,7 @@ def _grow(order: Iterable[int], supplies: Sequence[ResourceCapacity], masks: set
 
 
 def _pair(order: Sequence[int], supplies: Sequence[ResourceCapacity], masks: set[int]) -> int:
-    """Add the first node of the order with the first other one that makes it enough for all."""
+    """Add the first node of the order with the first other node that makes it enough for all."""
     seed, *others = order
     steps = 0
     for other in others:

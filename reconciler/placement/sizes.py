@@ -4,11 +4,11 @@ Arithmetic only. Units: sizes are CPUs (hardware threads), demand is thousandths
 view's clock.
 
 Source: Katalyst's regulator (a fixed reserve on top of the estimate, at most 10 CPUs up a step, at most 2 down and 30 s
-apart, even numbers with SMT) and its proportional cut of pools that do not fit. Where we differ, and why:
+apart, even numbers with SMT) and its proportional cut of pools that do not fit. Differences, and why:
 
 - Headroom is a share of the demand with a small fixed minimum. Four CPUs on top for every pool is most of a small node.
 - Steps grow with the pool. By two CPUs per 30 s a pool of 200 that needs 20 shrinks for 45 minutes; by a tenth, eleven.
-- Growth has an interval as well: a burst of pod events asks often, and a step per call would not be a limit.
+- Growth has an interval as well: a burst of pod events causes many calls, and a step per call would not be a limit.
 - A pool that has just grown does not shrink within the interval either, and shrinks only when half a core more than its
   demand would fit the smaller size. Noise about a whole number moves nothing.
 - The cut is by largest remainder. Rounding up from the largest on leaves the last in the list with what is left.
@@ -58,8 +58,8 @@ class SizeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class FittedSizes(Struct, frozen=True, kw_only=True):
     """Sizes that fit together. Sum of ``sizes`` plus ``shared_cpus`` is never above what is available.
 
-    ``sizes``: CPUs of their own, at least one each. ``shared``: pools for which there is no CPU of their own, sorted;
-    they have ``shared_cpus`` (one, or none where there is no CPU at all) together.
+    ``sizes``: CPUs of their own, at least one each. ``shared``: pools without a CPU of their own, sorted; they have
+    ``shared_cpus`` (one, or none without any CPU) together.
     """
 
     sizes: Mapping[str, int]
@@ -72,10 +72,10 @@ def regulate(
 ) -> PoolSize:
     """One step of a pool's size towards its demand.
 
-    A pool without a previous size gets what it wants at once. ``threads``: per core, for whole cores. A size that does
-    not change comes back as it was, with the demand and the reason of the moment at which it was decided: a value that
-    followed each sample would make every plan differ from the one before. A clock that went back is a reboot: steps
-    are taken as due, and the times start again.
+    A pool without a previous size gets its demand at once. ``threads``: per core, for whole cores. An unchanged size is
+    returned with the demand and the reason of the moment at which it was decided: a value that followed each sample
+    would make every plan differ from the one before. A clock that went back is a reboot: steps are taken as due, and
+    the times start again.
     """
     unit = max(1, threads) if config.whole_cores else 1
     target = _target(wanted_milli, unit, config)
@@ -117,22 +117,22 @@ def granted(size: PoolSize, cpus: int, previous: PoolSize | None) -> PoolSize:
 
 
 def fit(sizes: Mapping[str, int], available: int, minimums: Mapping[str, int]) -> FittedSizes:
-    """Cut the pools to ``available`` CPUs where they do not fit; where they do, each keeps what it asked for.
+    """Cut the pools to ``available`` CPUs where they do not fit; where they do, each keeps its request.
 
-    A pool asks for its size, but at least for its minimum and for one CPU. The rule where the sum is too large:
+    A pool requests its size, but at least its minimum and one CPU. The rule where the sum is too large:
 
-    1. Each pool's share is its part of ``available`` in proportion to what it asks; a pool whose share is below its
+    1. Each pool's share is its part of ``available`` in proportion to its request; a pool whose share is below its
        minimum (or below one CPU) has the minimum, and the others divide the rest in the same way.
     2. Where the minimums alone do not fit, they take the place of the sizes, and one CPU that of the minimums.
-    3. Shares are rounded down, and the CPUs left over go one each to the largest remainders; of equal ones to the
-       pool that asks for more, then to the lower name.
-    4. With fewer CPUs than pools, the pools that ask for least (of equal ones the higher names) share one CPU, and the
-       others have one each.
+    3. Shares are rounded down, and the CPUs left over are given one each to the largest remainders; of equal ones to
+       the pool with the larger request, then to the lower name.
+    4. With fewer CPUs than pools, the pools with the smallest requests (of equal ones the higher names) share one CPU,
+       and the others have one each.
 
-    So every size is less than one CPU away from its exact share, a pool that asks for more never gets less for it, and
-    among pools of equal minimum never less than one that asks for less. One thing no rule of this kind can promise as
-    well (Balinski and Young): when a CPU is added, a pool may lose one, though never more. What is not asked for is the
-    caller's.
+    So every size is less than one CPU away from its exact share, a larger request never results in less, and among
+    pools of equal minimum never in less than a smaller request gets. No rule of this kind can guarantee one thing as
+    well (Balinski and Young): when a CPU is added, a pool may lose one, though never more. CPUs that are not requested
+    are left to the caller.
     """
     numbers = {name: max(size, minimums.get(name, 0), 1) for name, size in sizes.items()}
     if sum(numbers.values()) <= available:

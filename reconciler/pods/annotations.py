@@ -1,7 +1,7 @@
-"""Reading annotations that somebody else wrote: one bad value is one message, and never spoils the values beside it.
+"""Reading untrusted annotations: one bad value is one message, and does not affect the values beside it.
 
-An annotation is text, often a JSON object whose fields other programs use too. So unknown fields are left alone, and a
-field is looked at only when it is asked for, by a reader that says in a few words what it expects.
+An annotation is text, often a JSON object whose fields other programs use too. So unknown fields are ignored, and a
+field is parsed only when it is requested, by a reader that describes in a few words what it expects.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,7 +25,7 @@ _T = TypeVar("_T")
 
 
 class UnusableError(ValueError):
-    """A value is not what it must be; the text says what was expected. Never leaves the readers' caller."""
+    """A value is not of the expected form; the text has what was expected. Never leaves the readers' caller."""
 
 
 @final
@@ -35,7 +35,7 @@ class JsonAnnotation:
     def __init__(self, annotations: Mapping[str, str], name: str, problems: list[str]) -> None:
         self._where = f"annotation {name}"
         self._problems = problems
-        self._found: dict[str, Any] = {}  # somebody else's JSON: the reader of each field checks its type
+        self._found: dict[str, Any] = {}  # untrusted JSON: the reader of each field checks its type
         text = annotations.get(name)
         if text is None:
             return
@@ -48,7 +48,7 @@ class JsonAnnotation:
             note(problems, str(InputError(self._where, text, "a JSON object")))
 
     def read(self, key: str, reader: Callable[[Any], _T | None]) -> _T | None:
-        """One field; None when it is missing, null, broken (a message), or says nothing."""
+        """One field; None when it is missing, null, broken (a message), or empty."""
         value = self._found.get(key)
         return None if value is None else attempt(f"{self._where}: {key}", value, reader, self._problems)
 
@@ -56,7 +56,7 @@ class JsonAnnotation:
 def read_plain(
     annotations: Mapping[str, str], name: str, reader: Callable[[Any], _T | None], problems: list[str]
 ) -> _T | None:
-    """An annotation that is one value; None when it is missing, broken (a message), or says nothing."""
+    """An annotation that is one value; None when it is missing, broken (a message), or empty."""
     text = annotations.get(name)
     if text is None:
         return None
@@ -83,7 +83,7 @@ def text_of(value: object, expected: str) -> str:
 
 
 def one_of(value: object, table: Mapping[str, _T]) -> _T:
-    """What one word of a table stands for; the empty word may be in the table and is not named in the message."""
+    """The value of one word in a table; the empty word may be in the table and is not named in the message."""
     expected = f"one of {', '.join(word for word in table if word)}"
     text = text_of(value, expected)
     if text not in table:

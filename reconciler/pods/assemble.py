@@ -1,7 +1,7 @@
 """One pod's facts from all sources, merged into one `Pod`. Pure.
 
-Each source may know a pod, know it partly, or not at all. A field comes from the strongest source that tells it;
-"cannot tell" (None) never hides what a weaker source knows, and an empty map is an answer.
+Each source may have all, some or none of a pod's fields. A field is taken from the strongest source that has it;
+"unknown" (None) never hides a weaker source's value, and an empty map is a value.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,12 +31,15 @@ from state.model import (
 )
 
 STRENGTH: Final = ("kubelet", "cri", "manifest", "bundle")
-"""Sources of pod metadata, strongest first. The kubelet has the whole spec; CRI has labels and annotations; a manifest
-has what the file says; a bundle has names and whatever annotations the runtime was told to pass on."""
+"""Sources of pod metadata, strongest first.
+
+The kubelet has the whole spec; CRI has labels and annotations; a manifest has its file's content; a bundle has names
+and the annotations that the runtime is configured to pass on.
+"""
 
 
 class ContainerInput(Struct, frozen=True, kw_only=True):
-    """What the runtime's own files tell of one container."""
+    """One container from the runtime's own files."""
 
     kind: ContainerKind = ContainerKind.UNKNOWN
     name: str | None = None
@@ -45,9 +48,9 @@ class ContainerInput(Struct, frozen=True, kw_only=True):
 
 
 class PodInput(Struct, frozen=True, kw_only=True):
-    """All that is known about one pod directory. ``metas`` in any order; ``containers`` maps id to directory.
+    """Everything known about one pod directory. ``metas`` in any order; ``containers`` maps id to directory.
 
-    ``granted``: by container name, what the kubelet's checkpoint says it has admitted.
+    ``granted``: by container name, the resources that the kubelet's checkpoint has as admitted.
     """
 
     uid: str
@@ -63,7 +66,7 @@ class PodInput(Struct, frozen=True, kw_only=True):
 
 
 def merge_metas(uid: str, metas: Iterable[PodMeta]) -> PodMeta | None:
-    """One description from several, field by field from the strongest that tells; None when there is none.
+    """One description from several, field by field from the strongest that has it; None when there is none.
 
     Containers are joined by name, so that the ids of one source meet the requests of another.
     """
@@ -164,7 +167,7 @@ def _container(
     if kind is ContainerKind.UNKNOWN and cid in message.sandboxes:
         kind = ContainerKind.SANDBOX
     elif meta is not None and kind in (ContainerKind.UNKNOWN, ContainerKind.APP):
-        # A bundle cannot tell init containers from the others, the pod's spec can.
+        # A bundle does not separate init containers from the others, the pod's spec does.
         kind = meta.kind
     name = name or (meta.name if meta else None)
     spec = meta or ContainerMeta(name="")

@@ -1,28 +1,29 @@
-"""Which class a pod has, and who says so. Pure.
+"""A pod's class, and the source that decided it. Pure.
 
-Sources, strongest first; the first that has an opinion decides:
+Sources, strongest first; the first with a result decides:
 
 1. an operator's override (configuration, then the operator's file; the first that fits);
 2. Katalyst's annotation ``katalyst.kubewharf.io/qos_level``;
 3. Koordinator's label ``koordinator.sh/qosClass``;
 4. Volcano's and rubik's marks: annotation ``volcano.sh/qos-level``, then ``volcano.sh/preemptable``;
 5. the configuration's selectors (the first that fits);
-6. what the cluster itself calls critical: the priority classes ``system-node-critical`` and
-   ``system-cluster-critical`` (or a priority in their range), and static pods of ``kube-system``;
+6. the cluster's own critical pods: the priority classes ``system-node-critical`` and ``system-cluster-critical`` (or a
+   priority in their range), and static pods of ``kube-system``;
 7. CPUs of its own from the kubelet's CPU manager: dedicated;
 8. the Kubernetes QoS class: BestEffort is reclaimed, the rest shared.
 
-**Unknown labels.** A pod whose labels and annotations cannot be read keeps the class of the last time they were (over
-a restart, too); only overrides stand above that. One of which they were never read has what 1 and 5-8 say of it.
+**Unknown labels.** A pod whose labels and annotations cannot be read keeps the class of the last time they were (over a
+restart, too); only overrides have precedence over that. If they were never read, 1 and 5-8 decide.
 
-**Conflicts.** When two of 2-7 disagree, the stronger still decides, and ``problems`` says which disagreed: a class
-that changes with whichever source answers last would be worse than a wrong one. Overrides contradict on purpose and
-are not reported (two overrides that disagree are); QoS is no statement about latency and is not reported either.
+**Conflicts.** When two of 2-7 disagree, the stronger still decides, and ``problems`` names the others: a class that
+changes with the order of the sources' results would be worse than a wrong one. Overrides contradict on purpose and are
+not reported (two overrides that disagree are); QoS does not describe latency and is not reported either.
 
-Rule 6 is ours: kube-proxy and its like are often BestEffort, and bounding them hurts the pods that this agent
-protects. It stands below the operator's selectors, so it can be undone. A static pod elsewhere is an ordinary pod.
+Rule 6 is bypassd's: kube-proxy and similar pods are often BestEffort, and limiting them slows the pods that this agent
+protects. It is below the operator's selectors, so it can be overridden. A static pod in another namespace is an
+ordinary pod.
 
-**Broken marks** give one message each and no opinion; the pod still gets a class from what is left.
+**Broken marks** cause one message each and decide nothing; the pod still gets a class from the other sources.
 
 Source: design, section 2; Kubernetes documentation on pod priority; the Katalyst, Koordinator and Volcano manuals.
 """
@@ -73,12 +74,12 @@ _SYSTEM_PRIORITY: Final = 2_000_000_000
 
 
 class ClassificationInput(Struct, frozen=True, kw_only=True):
-    """What `classify` looks at. ``labels``/``annotations`` None: no source has told them (yet, or any more).
+    """Input of `classify`. ``labels``/``annotations`` None: no source has reported them (yet, or any more).
 
     ``last``: the class when they were last read.
 
-    ``exclusive``: some container of the pod has CPUs of its own from the kubelet. ``problems``: what the sources
-    could not use of this pod; it is passed on.
+    ``exclusive``: some container of the pod has CPUs of its own from the kubelet. ``problems``: parts of this pod that
+    the sources could not use; they are passed on.
     """
 
     uid: str
@@ -103,7 +104,7 @@ class _Claim(NamedTuple):
 def classification_input(
     uid: str, qos: QosClass, meta: PodMeta | None = None, *, exclusive: bool = False, last: LastClass | None = None
 ) -> ClassificationInput:
-    """The facts of one pod directory; ``qos`` is the path's, which the kubelet acts on, whatever a list may say."""
+    """The facts of one pod directory; ``qos`` is the path's, which the kubelet acts on, even if a list differs."""
     if meta is None:
         return ClassificationInput(uid=uid, qos=qos, exclusive=exclusive, last=last)
     return ClassificationInput(
@@ -196,8 +197,8 @@ def _lookup(where: str, value: str | None, table: Mapping[str, PodClass], proble
 def _volcano(facts: ClassificationInput, problems: list[str]) -> Iterator[_Claim]:
     """Volcano's two marks.
 
-    They tell offline from the rest and no more. So "not offline" claims nothing for a pod that is online by itself
-    (it may well have CPUs of its own), and lifts a BestEffort pod to shared.
+    They separate offline from the rest and no more. So "not offline" decides nothing for a pod that is online otherwise
+    (it may have CPUs of its own), and lifts a BestEffort pod to shared.
     """
     marks: list[tuple[str, bool]] = []
     annotations = facts.annotations or {}
@@ -209,7 +210,7 @@ def _volcano(facts: ClassificationInput, problems: list[str]) -> Iterator[_Claim
             problems.append(str(InputError(where, level, f"one of {', '.join(_VOLCANO)}, or a number from -7 to 7")))
         else:
             marks.append((f"{where}={level}", online))
-    # Volcano's scheduler takes this one from either place, the annotation first.
+    # Volcano's scheduler reads this mark from both places, the annotation first.
     kind, value = "annotation", annotations.get(VOLCANO_PREEMPTABLE)
     if value is None:
         kind, value = "label", (facts.labels or {}).get(VOLCANO_PREEMPTABLE)
@@ -263,7 +264,7 @@ def _fits(rule: ClassOverride, facts: ClassificationInput) -> bool:
 
 
 def _disagreements(claims: list[_Claim]) -> list[str]:
-    """One message per weaker claim that says another class than the first."""
+    """One message per weaker source with another class than the first."""
     first = claims[0]
     return [
         f"{first.source} gives {first.pod_class}, {claim.source} gives {claim.pod_class}: the first applies"
@@ -273,7 +274,7 @@ def _disagreements(claims: list[_Claim]) -> list[str]:
 
 
 def _compatible(first: _Claim, other: _Claim) -> bool:
-    """A system pod with CPUs of its own is no contradiction: both classes are protected and keep what they have."""
+    """A system pod with CPUs of its own does not contradict: both classes are protected and keep what they have."""
     return {first.pod_class, other.pod_class} == {PodClass.SYSTEM, PodClass.DEDICATED}
 
 

@@ -1,29 +1,22 @@
-"""What a pod's labels and annotations ask of its CPUs, read into one `CpuPreferences`. Pure; never fails.
+"""A pod's CPU and memory requests in labels and annotations, parsed into `CpuPreferences` and `MemoryPreferences`.
 
-Two dialects are read, so that a cluster of either can put bypassd on its legacy nodes:
+Pure; never fails. Two dialects are read, so that a cluster of either can put bypassd on its legacy nodes:
 
-- **Katalyst**: ``cpu_enhancement`` and ``memory_enhancement`` (JSON objects whose values are all strings),
-  ``numa_number``, ``numa_ids``, and the decision ``numa_bind_result``.
-- **Koordinator**: ``resource-status`` (the scheduler's decision), ``resource-spec``, ``numa-topology-spec``,
-  ``cpuBurst``, and what the classes LSE and LSR mean for BE pods.
+- **Katalyst**, CPU: ``cpu_enhancement`` and ``memory_enhancement`` (JSON objects whose values are all strings),
+  ``numa_number``, ``numa_ids``, and the decision ``numa_bind_result``. Memory: ``oom_priority`` in
+  ``memory_enhancement``.
+- **Koordinator**, CPU: ``resource-status`` (the scheduler's decision), ``resource-spec``, ``numa-topology-spec``,
+  ``cpuBurst``, and the meaning of the classes LSE and LSR for BE pods. Memory: ``memoryQOS`` (``policy`` and the
+  percentages of its strategy) and ``oom-score-adj``; its watermarks, priorities and page-cache limits need a kernel of
+  their own and are ignored.
 
-Where both tell one thing differently, Katalyst's counts, as it does for the class, and a message says so. What somebody
-has decided (``numa_bind_result``, ``resource-status``) stands above what the pod asked for.
+Where the two disagree, Katalyst's counts, as it does for the class, and a message reports it. A decision
+(``numa_bind_result``, ``resource-status``) has precedence over the pod's request.
 
-A broken value is one message with the annotation and the field, and no opinion on that field; the others of the same
+A broken value is one message with the annotation and the field, and that field is unset; the others of the same
 annotation count. Katalyst itself drops the whole annotation when one value in it is not a string.
 
 Source: Katalyst's API constants (pkg/consts) and manual; Koordinator's API (apis/extension, apis/slo/v1alpha1).
-
-What a pod's annotations ask of its memory, read into one `MemoryPreferences`. Pure; never fails.
-
-- **Koordinator**: ``memoryQOS`` (``policy`` and the percentages of its strategy) and ``oom-score-adj``. Its watermarks,
-  priorities and page-cache limits need a kernel of their own and are left alone.
-- **Katalyst**: ``oom_priority`` in ``memory_enhancement``, whose values are all strings.
-
-A broken value is one message with the annotation and the field, and no opinion on that field.
-
-Source: Koordinator's API (apis/slo/v1alpha1, apis/extension); Katalyst's API constants (pkg/consts).
 """
 
 import re
@@ -61,7 +54,7 @@ NUMA_TOPOLOGY_SPEC: Final = "scheduling.koordinator.sh/numa-topology-spec"
 CPU_BURST: Final = "koordinator.sh/cpuBurst"
 QOS_CLASS: Final = "koordinator.sh/qosClass"
 
-# Pools that are made by an agent, ours or Katalyst's, and in which no pod may put itself.
+# Pools that bypassd or Katalyst makes; a pod may not select them.
 _OWN_POOLS: Final = frozenset({"reserve", "reserved", "reclaim", "reclaimed", "interrupt", "dedicated", "fallback"})
 _POOL: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?", re.ASCII)
 _POOL_OF_NODE: Final = re.compile(r".*-NUMA\d+", re.ASCII)
@@ -87,7 +80,7 @@ _BIND: Final[Mapping[str, Mapping[str, bool]]] = {
     "Default": {},
     "FullPCPUs": {"full_cores": True},
     "SpreadByPCPUs": {"full_cores": False, "spread_cores": True},
-    # Narrows the pools of a burstable pod to its NUMA nodes, which numaNodeResources tells.
+    # Narrows the pools of a burstable pod to its NUMA nodes, which are in numaNodeResources.
     "ConstrainedBurst": {},
 }
 _APART: Final[Mapping[str, AntiAffinity | None]] = {
@@ -114,7 +107,7 @@ _Fields = dict[str, object]
 
 
 def parse(labels: Mapping[str, str], annotations: Mapping[str, str]) -> tuple[CpuPreferences, tuple[str, ...]]:
-    """What the pod asks, and a message for every part of it that could not be used. Unknown fields are not ours."""
+    """The pod's requests, and a message for every part of them that could not be used. Unknown fields are ignored."""
     problems: list[str] = []
     fields = {name: value for name, value in _katalyst(annotations, problems).items() if value is not None}
     for name, value in _koordinator(labels, annotations, problems).items():
@@ -212,7 +205,7 @@ def _node_resources(value: object) -> tuple[int, ...] | None:
     for item in value:
         if not isinstance(item, dict):
             raise UnusableError(expected)
-        resources: Any = item.get("resources") or {}  # JSON of anybody; checked at once
+        resources: Any = item.get("resources") or {}  # untrusted JSON; checked at once
         if not isinstance(resources, dict):
             raise UnusableError(expected)
         if any(amount(resources[name], expected) > 0 for name in _CPU_RESOURCES if name in resources):
@@ -239,7 +232,7 @@ _POLICIES: Final[Mapping[str, bool]] = {"": False, "default": False, "auto": Fal
 
 
 def memory_wish_of(annotations: Mapping[str, str]) -> tuple[MemoryPreferences, tuple[str, ...]]:
-    """What the pod asks, and a message for every part of it that could not be used. Unknown fields are not ours."""
+    """The pod's requests, and a message for every part of them that could not be used. Unknown fields are ignored."""
     problems: list[str] = []
     qos = JsonAnnotation(annotations, MEMORY_QOS, problems)
     enhancement = JsonAnnotation(annotations, MEMORY_ENHANCEMENT, problems)

@@ -1,11 +1,11 @@
-"""Labels and annotations of pods: which of them are read, how long each may be, and what of a pod's maps is kept.
+"""Labels and annotations of pods: which are read, how long each may be, and which parts of a pod's maps are kept.
 
 Their author is the tenant: up to 256 KiB of annotations and more than 1 MiB of labels a pod, of which a few short ones
-mean anything here. A map of usual size is kept whole. Of a larger one only the keys that are read are kept: those of
-the tables below, and those that the configuration names (`MarkReader.use`). The rest is passed over while decoding and
-never becomes an object. A value that is longer than its key allows is refused with a message, and so is what would
-make the kept ones larger than a pod's share of memory (`MOST_KEPT`): one character outside of Latin-1 makes each
-character of its text cost two or four bytes.
+are used here. A map of usual size is kept whole. Of a larger one only the keys that are read are kept: those of the
+tables below, and those that the configuration names (`MarkReader.use`). The rest is skipped while decoding and never
+becomes an object. A value that is longer than its key allows is refused with a message, and so is a value with which
+the kept ones would exceed a pod's share of memory (`MOST_KEPT`): one character outside of Latin-1 makes each character
+of its text cost two or four bytes.
 
 A reader of a key that is not in a table gets nothing of a large map, so each new key must be added here; the tests take
 the keys from here and give each its worst values.
@@ -155,7 +155,7 @@ def note(problems: list[str], problem: str) -> None:
 
 
 class ReadKeys(Struct, frozen=True, kw_only=True):
-    """Keys that are read."""
+    """Keys that the configuration names and that are read, too."""
 
     annotations: frozenset[str] = frozenset()
     labels: frozenset[str] = frozenset()
@@ -165,8 +165,8 @@ class ReadKeys(Struct, frozen=True, kw_only=True):
 class MarkReader:
     """Takes what is read out of a pod's labels and annotations. One for all sources, so that all keep the same."""
 
-    def __init__(self, configured: ReadKeys | None = None) -> None:
-        self._load(configured or ReadKeys())
+    def __init__(self, configured: ReadKeys) -> None:
+        self._load(configured)
 
     def use(self, configured: ReadKeys) -> bool:
         """From now on read the configuration's keys, too; True when they differ from before."""
@@ -204,7 +204,7 @@ class _Table:
         self._decoder: msgspec.json.Decoder[Any] | None = None  # of a type that is made here
 
     def read(self, result: Raw | Mapping[str, str], problems: list[str]) -> dict[str, str] | None:
-        """What is kept of a map; None and a message: it is no map of texts."""
+        """What is kept of a map; None and a message: it is not a map of texts."""
         try:
             taken = self._decoded(result, problems) if isinstance(result, Raw) else self._picked(result)
         except (msgspec.MsgspecError, RecursionError, UnicodeError) as exc:
@@ -264,14 +264,14 @@ class _Table:
         return taken
 
     def _picked(self, texts: Mapping[str, str]) -> Mapping[str, str]:
-        """A small map as it is but for what nobody reads, else only the keys that are read."""
+        """A small map without its unused keys, else only the keys that are read."""
         if len(texts) <= _FEW:
             return {key: texts[key] for key in texts if key not in _UNUSED and len(key) <= 2 * LONGEST_NAME}
         return {key: texts[key] for key in self._longest if key in texts}
 
 
 def shortened(text: str | None, where: str, problems: list[str], most: int = LONGEST_NAME) -> str | None:
-    """A name as it is; None and a message for one that is longer than any name may be."""
+    """A name unchanged; None and a message for a name longer than allowed."""
     if text is not None and len(text) > most:
         note(problems, too_long(where, len(text), most))
         return None

@@ -1,9 +1,9 @@
-"""What the sources of pod metadata know, and the way to ask for one pod at once.
+"""Pod metadata from all its sources, and requests for single pods.
 
-The kubelet's list is the fullest and is asked periodically; CRI is asked for single pods, where the kubelet does not
-tell the labels (it does not answer, or does not list the pod yet). Its connection and library are made ready at the
-start: the first question alone takes longer than a container's creation. Neither ever shrinks what is known of a pod
-that is there.
+The kubelet's list is the most complete and is requested periodically; CRI is called for single pods, if the kubelet has
+no labels for them (it does not respond, or does not list the pod yet). Its connection and library are prepared at the
+start: the first call alone takes longer than a container's creation. Neither ever removes known facts of an existing
+pod.
 """
 
 import contextlib
@@ -68,7 +68,6 @@ class Metadata:
         *,
         kubelet: PodList | None = None,
         cri: MetadataClient | None = None,
-        manifests: Iterable[PodMeta] = (),
     ) -> None:
         self._dirty = dirty
         self._kubelet = kubelet
@@ -81,7 +80,6 @@ class Metadata:
         self._again: dict[str, tuple[int, float]] = {}
         self._wake = WakeUp()
         self.manifests: dict[str, PodMeta] = {}
-        self.set_manifests(manifests)
 
     @property
     def has_cri(self) -> bool:
@@ -97,12 +95,12 @@ class Metadata:
         self.manifests = {meta.uid: meta for meta in manifests}
 
     def get(self, uid: str) -> list[PodMeta]:
-        """What each source has told of one pod."""
+        """The metadata of one pod from each source."""
         tables = (self._kubelet.known if self._kubelet is not None else {}, self._told, self.manifests)
         return [table[uid] for table in tables if uid in table]
 
     def keep_only(self, alive: Collection[str]) -> None:
-        """Forget pods that are gone."""
+        """Drop removed pods."""
         if self._kubelet is not None:
             self._kubelet.keep_only(alive)
         for table in (self._told, self._again):
@@ -110,7 +108,7 @@ class Metadata:
                 table.pop(uid, None)
 
     def refresh(self) -> None:
-        """Have the kubelet's list asked for soon: of a pod that is known already something has changed (a resize).
+        """Request the kubelet's list soon: a known pod has changed (a resize).
 
         Does not wait; pods that differ then are marked.
         """
@@ -118,14 +116,14 @@ class Metadata:
             self._kubelet.fetch()
 
     def relist(self) -> None:
-        """Have all that is known told again: from now on other keys of labels and annotations are read."""
+        """Have all metadata reported again: from now on other keys of labels and annotations are read."""
         self.refresh()
         if self._told:
             self._relist = True
             self._wake.set()
 
     def request(self, uids: Collection[str]) -> None:
-        """Have the sources asked about pods whose labels nobody has told yet. Does not wait; answers mark the pods."""
+        """Request pods without reported labels from the sources. Does not wait; results mark the pods."""
         missing = self._unlabelled(uids)
         if not missing:
             return
@@ -134,15 +132,15 @@ class Metadata:
         if self._cri is not None:
             now = trio.current_time()
             for uid in missing:
-                # At once, however long the last answer made us wait: a look means that something is new, and a
-                # sandbox is listed by the time its pod's first container appears.
+                # At once, whatever the last delay: a pass means that something is new, and a sandbox is listed by the
+                # time its pod's first container appears.
                 self._again[uid] = (self._again.get(uid, (0, now))[0], now)
             self._wake.set()
 
     async def prefetch(self, uids: Collection[str], seconds: float) -> None:
-        """The same for many at once, waiting for the answers for at most ``seconds``: the first look after a start.
+        """The same for many at once, waiting for the results for at most ``seconds``: the first pass after a start.
 
-        Never raises: a source that fails is noted in `statuses`, and the pods are asked about again.
+        Never raises: a source that fails is noted in `statuses`, and the pods are requested again.
         """
         missing = self._unlabelled(uids)
         if not missing:
@@ -156,7 +154,7 @@ class Metadata:
         self.request(missing)
 
     async def _ask_kubelet(self, kubelet: PodList) -> None:
-        with contextlib.suppress(SourceError):  # its own status tells
+        with contextlib.suppress(SourceError):  # reported in its own status
             await kubelet.refresh()
 
     async def _ask_cri_all(self) -> None:
@@ -178,7 +176,7 @@ class Metadata:
         return statuses
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Ask about wanted pods until they are told."""
+        """Request wanted pods until they are reported."""
         task_status.started()
         await self._with_cri(self._warm_up)
         while True:
@@ -192,7 +190,7 @@ class Metadata:
         return ()
 
     async def _ask_again(self) -> None:
-        """Ask about the pods whose time has come; those told are marked, the others wait longer."""
+        """Request the pods that are due; those reported are marked, the others wait longer."""
         if self._relist:
             self._relist = False
             await self._ask_cri_all()

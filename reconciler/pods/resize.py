@@ -1,14 +1,14 @@
 """In-place resize (KEP-1287): what a container has been granted, and what it still waits for. Pure.
 
 Three things differ while a resize is on its way: what the pod's spec *wants*, what the kubelet has *admitted*
-(allocated) and what the runtime *has*. A scheduler must count the larger of wanted and admitted. We act on what is
-admitted: a deferred or infeasible resize may never come, and the runtime is given no more than that. What is missing is
-said in `state.model.Container.resize`.
+(allocated) and what the runtime *has*. A scheduler must count the larger of wanted and admitted. bypassd acts on what
+is admitted: a deferred or infeasible resize may never happen, and the runtime gets no more than that. The missing part
+is in `state.model.Container.resize`.
 
-Who tells what: the kubelet's checkpoint (`state.allocated`) at the moment of admission, and limits from 1.32 on; the
-pod's status (``allocatedResources``, ``resources``, ``resize`` or from 1.33 two conditions) when the API server has it
-back, seconds later. The checkpoint counts before the status. Limits that nobody tells are those of the spec, except
-while a resize is pending: then they are what the runtime has.
+Sources: the kubelet's checkpoint (`state.allocated`) at the moment of admission, and limits from 1.32 on; the pod's
+status (``allocatedResources``, ``resources``, ``resize`` or from 1.33 two conditions) when the API server has returned
+it, seconds later. The checkpoint counts before the status. Unreported limits are those of the spec, except while a
+resize is pending: then they are what the runtime has.
 
 Only CPU and memory can be resized, so batch and reclaimed resources always come from the spec or its annotation.
 """
@@ -44,7 +44,7 @@ class ResizeCondition(NamedTuple):
 
 
 class EffectiveResources(NamedTuple):
-    """What to act on, and what a person should know of it."""
+    """The resources to act on, and a text about them for people."""
 
     requests: Resources
     limits: Resources
@@ -72,7 +72,7 @@ Granted = Mapping[str, Mapping[str, Resize]]
 def granted(
     allocated: AllocationState | CheckpointError | None, actuated: AllocationState | CheckpointError | None = None
 ) -> Granted:
-    """What the kubelet's checkpoints tell. ``actuated``: the file of what the runtime was last told (1.33)."""
+    """Resources in the kubelet's checkpoints. ``actuated``: the file with the runtime's last values (1.33)."""
     if not isinstance(allocated, AllocationState):
         return {}
     done = actuated.pods if isinstance(actuated, AllocationState) else {}
@@ -86,7 +86,7 @@ def granted(
 
 
 def _granted(texts: AllocatedTexts, done: AllocatedTexts | None, state: str | None) -> Resize:
-    # The kubelet writes canonical quantities; one that cannot be read would only be left out.
+    # The kubelet writes canonical quantities; an unreadable one would only be left out.
     return Resize(
         requests=_read(texts.requests),
         limits=_read(texts.limits),
@@ -103,9 +103,9 @@ def _read(amounts: Mapping[str, str] | None) -> Resources | None:
 def effective(
     requests: Resources, limits: Resources, status: Resize | None, kubelet: Resize | None
 ) -> EffectiveResources:
-    """What counts for one container.
+    """The resources that count for one container.
 
-    ``requests`` and ``limits``: the spec's; ``status``: what the pod's status tells; ``kubelet``: the checkpoint.
+    ``requests`` and ``limits``: the spec's; ``status``: from the pod's status; ``kubelet``: the checkpoint.
     """
     status, kubelet = status or Resize(), kubelet or Resize()
     state = kubelet.state or status.state
@@ -133,7 +133,7 @@ def _first(*result: Resources | None) -> Resources | None:
 
 
 def _with(spec: Resources, resources: Resources | None) -> Resources:
-    """The spec with CPU and memory as told."""
+    """The spec with the given CPU and memory."""
     if resources is None or _same(spec, resources):
         return spec
     return replace(spec, cpu_milli=resources.cpu_milli, memory_bytes=resources.memory_bytes)

@@ -1,7 +1,7 @@
-"""Requests and limits of containers, from a pod's spec and from the annotation that colocation webhooks leave.
+"""Requests and limits of containers, from a pod's spec and from the annotation of colocation webhooks.
 
-A BE pod of Koordinator, Volcano or Katalyst asks for CPU and memory under names of their own, which the kubelet does
-not enforce: its cgroups stay without a limit. Those numbers are what bounds such a pod here.
+A BE pod of Koordinator, Volcano or Katalyst requests CPU and memory under names of their own, which the kubelet does
+not enforce: its cgroups stay without a limit. bypassd limits such a pod by those numbers.
 
 Source: reference values of ``kubernetes.io/batch-*`` and ``resource.katalyst.kubewharf.io/reclaimed_*`` (both count
 thousandths of a CPU, and bytes); Koordinator's annotation ``node.koordinator.sh/extended-resource-spec``.
@@ -42,7 +42,7 @@ _FIELDS: Final[Mapping[str, tuple[tuple[str, Callable[[str | int], int]], ...]]]
 def read_resources(where: str, quantities: Quantities | None) -> tuple[Resources, tuple[str, ...]]:
     """One ``requests`` or ``limits`` map as `Resources`, and a message for each value that could not be used.
 
-    ``where`` names the map in the messages, such as ``container main: limits``. Names we do not know are not ours.
+    ``where`` names the map in the messages, such as ``container main: limits``. Unknown names are ignored.
     """
     values: dict[str, int] = {}
     problems: list[str] = []

@@ -106,13 +106,13 @@ class PodSelector(
 
     @property
     def needs_labels(self) -> bool:
-        """True when it cannot be decided without knowing the pod's labels."""
+        """True when it cannot be decided without the pod's labels."""
         return not self.labels.empty
 
     def fits(
         self, *, namespace: str | None, name: str | None, priority_class: str | None, labels: Mapping[str, str] | None
     ) -> bool:
-        """Whether it means a pod with these; what is not known (None) fits nothing that is asked of it."""
+        """Whether it matches a pod with these; an unknown value (None) matches no condition on it."""
         return (
             any_glob(self.namespaces, namespace)
             and any_glob(self.pods, name)
@@ -128,9 +128,9 @@ class ClassSelector(PodSelector, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class ClassOverride(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename={"pod_class": "class"}):
-    """An operator's last word on some pods: by ``uid``, ``pod`` (a ``namespace/name`` glob) or ``labels``.
+    """An operator's override for some pods: by ``uid``, ``pod`` (a ``namespace/name`` glob) or ``labels``.
 
-    All that are given must hold. ``origin`` says where it was written; the loader sets it.
+    All that are given must match. ``origin`` is the place in the file; the loader sets it.
     """
 
     pod_class: PodClass
@@ -156,21 +156,21 @@ class ClassOverride(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def needs_labels(self) -> bool:
-        """True when it cannot be decided without knowing the pod's labels."""
+        """True when it cannot be decided without the pod's labels."""
         return not self.labels.empty
 
 
 class ClassRules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All that an operator says about classes. Order counts: the first that fits wins."""
+    """All class rules of the operator. Order counts: the first that matches wins."""
 
     overrides: tuple[ClassOverride, ...] = ()
     selectors: tuple[ClassSelector, ...] = ()
 
 
 def pod_glob(pattern: str, namespace: str | None, name: str | None) -> bool:
-    """Whether ``namespace/name`` fits a glob of that form; a pod whose name is unknown fits none.
+    """Whether ``namespace/name`` matches a glob of that form; a pod with an unknown name matches none.
 
-    The two halves are compared apart, so that ``*`` never reaches over the slash.
+    The two halves are compared separately, so that ``*`` never matches the slash.
     """
     if namespace is None or name is None:
         return False

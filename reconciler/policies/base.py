@@ -1,8 +1,8 @@
-"""What a policy is: a name, a config, and up to four pure functions.
+"""The interface of a policy: a name, a config, and up to four pure functions.
 
-A new policy is one file that ends in ``POLICY = Policy(...)`` and one row in `policies.table`. All functions see
-the `NodeView` of the moment and nothing else; they keep no reference to it, write nothing, and give the same answer
-for the same arguments.
+A new policy is one file that ends in ``POLICY = Policy(...)`` and one row in `policies.table`. All functions get the
+`NodeView` of the moment and nothing else; they keep no reference to it, write nothing, and return the same result for
+the same arguments.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,7 +21,7 @@ C = TypeVar("C", bound=Struct)
 SHARES_MIN: Final = 2
 SHARES_MAX: Final = 262144
 QUOTA_MIN_US: Final = 1000
-"""The kernel refuses a smaller quota with EINVAL, on v1 and v2, whatever the period is."""
+"""The kernel refuses a smaller quota with EINVAL, on v1 and v2, whatever the period."""
 PERIOD_US: Final = 100_000
 OWN_CPUS: Final = "exclusive"
 """The policy that gives containers CPUs of their own: no other may set theirs."""
@@ -135,7 +135,7 @@ def containers_of(pod: Pod) -> list[Container]:
 
 
 def owns_cpus(pod: Pod, container: Container, pools: Pools) -> bool:
-    """True when the container has CPUs of its own, or cannot be told from one of its pod that has."""
+    """True when the container has CPUs of its own, or is indistinguishable from a container of its pod that has."""
     if not pools.dedicated:
         return False
     if container.name is not None:
@@ -162,7 +162,7 @@ def placed_cpus(pod: Pod, container: Container, pools: Pools) -> CpuSet | None:
 
 
 def period_us(view: NodeView, path: str, container: Container | None = None) -> int:
-    """The CFS period in force in a group: as read, else as the runtime was told, else the kernel's default."""
+    """The CFS period in force in a group: as read, else the value passed to the runtime, else the kernel's default."""
     value = view.actual.get((path, "cpu.period"))
     if isinstance(value, int) and value > 0:
         return value

@@ -1,14 +1,15 @@
-"""batch: what a BE pod asked for under the colocation control planes' own names becomes its weight and its limits.
+"""batch: a BE pod's requests under the colocation control planes' own names become its weight and its limits.
 
-The kubelet knows nothing of ``batch-cpu``, ``batch-memory`` or ``reclaimed_*``: such a pod is BestEffort to it, with
-the least shares and no limit. Source: Koordinator's batchresource hook (shares from the request, quota and memory limit
-from the limit, both divided by the node's CPU normalisation ratio). Where we differ:
+The kubelet does not interpret ``batch-cpu``, ``batch-memory`` or ``reclaimed_*``: it treats such a pod as BestEffort,
+with the minimum shares and no limit. Source: Koordinator's batchresource hook (shares from the request, quota and
+memory limit from the limit, both divided by the node's CPU normalisation ratio). Differences:
 
-- Init containers count while they run (there they are to come), so that a BE pod is bounded from its first instruction.
-- A pod with one container without a limit keeps the limits of the others; its directory then has none, as there.
-- The pod's directory has a quota only inside besteffort: elsewhere the kubelet wrote one of its own.
-- The memory limit is written on containers only: lowered in step with every container that ends, the pod's own would
-  have to reclaim, or on v2 to kill.
+- Init containers count while they run (Koordinator: not yet), so that a BE pod is limited from its first instruction.
+- A pod with one container without a limit keeps the limits of the others; its directory then has none, as in
+  Koordinator.
+- The pod's directory has a quota only inside besteffort: elsewhere the kubelet wrote its own.
+- The memory limit is written on containers only: lowered in step with every container that ends, the pod's own limit
+  would force reclaim, or on v2 an OOM kill.
 """
 
 from typing import Annotated, Final

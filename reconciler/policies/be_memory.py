@@ -1,20 +1,20 @@
-"""be memory: how much memory BE work may use together follows what the node has left for it.
+"""be memory: the memory that BE work may use together follows what the node has left for it.
 
-`step` is the law, run every few seconds by a keeper of its state (`reconciler.control.memory_sampler`); what it allows
+`step` is the control law; `reconciler.control.memory_sampler` keeps its state and runs it every few seconds. Its bound
 reaches the planner as ``NodeView.reclaimed_memory_bytes`` and becomes the besteffort directory's ``memory.high``
-(cgroup v2) or soft limit (v1), both of which slow BE work down and reclaim from it, and kill nobody. A hard limit,
-which does kill inside of the directory, is a second step that has to be asked for. Off by default.
+(cgroup v2) or soft limit (v1), both of which slow BE work down and reclaim from it, and kill no process. A hard limit,
+which does kill inside of the directory, is a second step that has to be enabled separately. Off by default.
 
-Source: rubik's fssr (a reserve; a step down at once, small steps up after good rounds). Where we differ:
+Source: rubik's fssr (a reserve; a step down at once, small steps up after good rounds). Differences:
 
-- What is measured is the memory *available*, which counts page cache that can be dropped; free memory is used up on
-  every machine that has run for a day.
-- A limit that the kubelet has set on kubepods ends before the machine's memory does, and its OOM killer looks at pods
-  only: what counts is whichever has less left.
+- The measure is the memory *available*, which counts page cache that can be dropped; free memory is used up on every
+  machine that has run for a day.
+- A limit that the kubelet has set on kubepods ends before the machine's memory does, and its OOM killer considers pods
+  only: whichever of the two has less left counts.
 - One bound for all BE work together instead of the same absolute one for each pod.
-- It takes from what BE work *uses*, and at least what is missing: lowering an allowance that nobody uses frees nothing.
-- It starts at all but the reserve, so that BE work never gets into the reserve by itself, and is remembered over a
-  restart of the agent.
+- The law takes from what BE work *uses*, and at least what is missing: lowering an unused allowance frees nothing.
+- The law starts at all memory but the reserve, so that BE work never gets into the reserve by itself, and its bound is
+  kept over a restart of the agent.
 - A hard limit is never lowered below what is in use (see ``memory.lower``).
 """
 
@@ -33,12 +33,12 @@ from state.plan import NodePlan
 
 NAME: Final = "be_memory"
 _STEP: Final = 1 << 20
-"""Bounds are whole MiB: a change of a page is no news."""
+"""Bounds are whole MiB: a change of a page is nothing new."""
 _LEAST: Final = 64 << 20
 
 
 class BeMemoryConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How much memory is kept from BE work, how fast it gives way and comes back."""
+    """How much memory is kept from BE work, and how fast the bound falls and rises."""
 
     enabled: Annotated[
         bool, Meta(description="limit the memory of the besteffort directory by the memory available on the node")
@@ -80,7 +80,10 @@ class BeMemoryConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class MemorySample(Struct, frozen=True, kw_only=True):
-    """One look: bytes that the node has for pods; ``used``: below besteffort. None is "unknown", and raises nothing."""
+    """One sample: bytes that the node has for pods; ``used``: below besteffort.
+
+    None is "unknown", and raises nothing.
+    """
 
     total_bytes: int
     available_bytes: int | None = None
@@ -100,13 +103,13 @@ def reserve_bytes(total: int, config: BeMemoryConfig) -> int:
 
 
 def start(previous: int | None, total: int, config: BeMemoryConfig) -> MemoryState:
-    """The state before the first look: what is in force stays, else all but the reserve."""
+    """The state before the first sample: the bound in force stays, else all but the reserve."""
     top = total - reserve_bytes(total, config)
     return MemoryState(high_bytes=top if previous is None else min(previous, top))
 
 
 def step(state: MemoryState, sample: MemorySample, now: float, config: BeMemoryConfig) -> MemoryState:
-    """One look: down at once by what is missing, up by one step after a calm while, never up on an unknown."""
+    """One step: down at once by what is missing, up by one step after a calm while, never up on an unknown."""
     total, available = sample.total_bytes, sample.available_bytes
     reserve = reserve_bytes(total, config)
     top = total - reserve
@@ -127,7 +130,7 @@ def step(state: MemoryState, sample: MemorySample, now: float, config: BeMemoryC
 
 
 def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, config: BeMemoryConfig) -> NodePlan:
-    """What the law allows, as bounds of the besteffort directory; as before while it does not speak."""
+    """The law's bound, as bounds of the besteffort directory; unchanged while the law gives none."""
     high = view.reclaimed_memory_bytes
     if high is None and previous is not None:
         high = previous.memory.reclaimed_high_bytes

@@ -1,7 +1,7 @@
-"""The BE budget as quotas: who gets which part of it. Arithmetic only; units are thousandths of a CPU and µs.
+"""The BE budget as quotas: which group gets which part of it. Arithmetic only; units are thousandths of a CPU and µs.
 
-The besteffort directory holds the whole of it where all BE pods live there and nobody else does; otherwise it is given
-out per container, in proportion to what each asks for.
+The besteffort directory gets the whole budget where all BE pods and no others are in it; otherwise it is divided
+between the containers, in proportion to their requests.
 """
 
 from typing import Final
@@ -14,7 +14,7 @@ _CPU: Final = 1000
 
 
 def split(budget: int, view: NodeView) -> tuple[dict[str, int], str]:
-    """Who gets which part of the budget as a quota: in proportion to the CPU asked for, a whole CPU where none is.
+    """Divide the budget into quotas: in proportion to the CPU request, a whole CPU where there is none.
 
     With more takers than the budget has hundredths of a CPU the sum exceeds it: the kernel takes no smaller quota.
     """
@@ -49,7 +49,7 @@ def _asked(pod: Pod) -> int:
 
 
 def container_asks(container: Container) -> int:
-    """What one container asks for: the measure by which a pod's share is split."""
+    """A container's CPU request: the measure by which a pod's share is split."""
     return container.requests.be_cpu_milli or _CPU
 
 

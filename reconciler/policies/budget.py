@@ -1,11 +1,10 @@
 """How much CPU BE work may use: the budget law and the steps towards it. Arithmetic only.
 
-Units: thousandths of a CPU throughout; times are seconds on the view's clock.
-Source: Koordinator's cpusuppress and Volcano's CPU throttle (capacity x limit - online use - system use, growth by at
-most a tenth). Where we differ, and why:
+Units: thousandths of a CPU throughout; times are seconds on the view's clock. Source: Koordinator's cpusuppress and
+Volcano's CPU throttle (capacity x limit - online use - system use, growth by at most a tenth). Differences, and why:
 
-- Only CPUs that BE work may run on count as capacity, and use on the others is not held against it. A pinned pod's
-  idle CPU is no room for BE work, its busy one no reason to throttle it.
+- Only CPUs that BE work may run on count as capacity, and use on the others is not subtracted. A pinned pod's idle CPU
+  does not count as capacity for BE work, its busy CPU no reason to throttle it.
 - A missing or old signal has an end: peers keep the last budget for ever.
 - Growth is a rate (a step per interval), not a step per call: a burst of pod events does not speed it up.
 - Whole grains, and two of them before it grows: noise of one grain causes no write.
@@ -25,7 +24,7 @@ _CPU: Final = 1000
 
 
 class BudgetConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The numbers of the law."""
+    """The budget law's parameters."""
 
     limit_percent: Annotated[
         int, Meta(ge=1, le=100, description="target use of the CPUs that BE work may use, online and BE work together")
@@ -86,7 +85,7 @@ def next_budget(
 ) -> Budget:
     """One step: down to the law at once, up by at most a step per interval, never up on an unknown.
 
-    ``ceiling`` is what the policies before allow (the idle buffer); the floor stands above it.
+    ``ceiling`` is what the policies before allow (the idle buffer); the floor has precedence over it.
     """
     online = view.topology.online
     low, top = floor(online, counted, config), _CPU * len(counted)
@@ -116,7 +115,7 @@ def next_budget(
     if milli == low:
         text += f"; limited to the minimum, {fmt.cpu(low)}"
     if previous is not None and milli == previous.budget_milli and since == previous.unknown_since:
-        # The same text too: a reason that follows each sample would make every plan differ from the one before.
+        # The previous text too: a reason that follows each sample would make every plan differ from the last one.
         return Budget(
             milli=milli, at=previous.budget_at, unknown_since=since, reason=previous.reasons.get("budget", text)
         )

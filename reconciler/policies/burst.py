@@ -1,17 +1,17 @@
 """burst: online containers may save up unused quota and spend it later, in the kernel (CFS burst, Linux 5.14).
 
 A burst of B µs lets a group that used less than its quota before use up to B µs more in one period. It raises no
-average: what is spent was saved. Off by default, as with the peers. Per pod: Katalyst's ``cpu_burst_policy`` and
+average: only saved quota is spent. Off by default, as with the peers. Per pod: Katalyst's ``cpu_burst_policy`` and
 ``cpu_burst_percent``, Koordinator's ``cpuBurst`` annotation.
 
 Source: Katalyst (quota x percent / 100, closed for reclaimed pods), Koordinator's cpuBurstOnly and auto, rubik's
-quotaBurst; kernel documentation sched-bwc. Where we differ:
+quotaBurst; kernel documentation sched-bwc. Differences:
 
-- Never above the quota, whatever the percentage: the kernel answers EINVAL. Koordinator's default of 1000 percent is
+- Never above the quota, whatever the percentage: the kernel returns EINVAL. Koordinator's default of 1000 percent is
   refused on every container (2326, 2778).
 - The quota is the one in force: normalised on a node where quotas are.
-- The pod's directory gets sum of its containers' bursts where it has a quota: it throttles first otherwise.
-- Containers on CPUs of their own get none: there is nothing beyond their CPUs to burst into.
+- The pod's directory gets the sum of its containers' bursts where it has a quota: it throttles first otherwise.
+- Containers on CPUs of their own get none: they have no CPU beyond those to burst into.
 """
 
 from typing import Annotated, Final
@@ -33,7 +33,7 @@ _FULL: Final = 100
 
 
 class BurstConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Whose bursts, and how large."""
+    """Which pods may burst, and how far."""
 
     enabled: Annotated[
         bool, Meta(description="let online containers with a CPU quota save unused quota for bursts")
@@ -50,13 +50,13 @@ class BurstConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 def percent_of(pod: Pod, config: BurstConfig) -> int:
-    """The pod's burst in percent of each quota, 0-100: none for BE pods, its own wish, else the config's."""
+    """The pod's burst in percent of each quota, 0-100: none for BE pods, its own annotation, else the config's."""
     wish = pod.wish
     if not pod.pod_class.online or wish.burst_policy in {BurstLimit.CLOSED, BurstLimit.QUOTA}:
         return 0
     if wish.burst_percent is not None:
         return max(0, min(_FULL, wish.burst_percent))
-    # Asked for without a number: all that can be had, also where others get none.
+    # Requested without a number: the maximum, also where other pods get none.
     return config.percent if wish.burst_policy is None else config.percent or _FULL
 
 

@@ -1,12 +1,12 @@
 """Cache and memory bandwidth: which class gets how much of them. Opt-in; needs resctrl (CAT, MBA, or AMD's QoS).
 
-BE fills a shared cache with lines that nobody reads twice and the memory bus with the traffic of filling it; no CPU
-set keeps that from online pods. So BE gets a part of the ways, and less than all of the bandwidth, statically or
-stepped down while online pods suffer and slowly back up.
+BE work fills a shared cache with lines that are not read twice, and the memory bus with the traffic of filling it; no
+CPU set keeps that from online pods. So BE gets a part of the ways, and less than all of the bandwidth, statically or
+stepped down while online pods are slowed and slowly back up.
 
 The groups are few (8 to 16 on most machines, half with ``cdp``), so a class is one group, online classes that have
-everything stay in the default one, and a pod that wants a share of its own gets a group while there are any.
-There is no control file: `cacheplan` computes the groups, `reconciler.actuators.resctrl.actuator` makes them.
+everything stay in the default one, and a pod that wants a share of its own gets a group while there are any. It has no
+control file: `cacheplan` computes the groups, `reconciler.actuators.resctrl.actuator` makes them.
 
 Source: Koordinator's resctrl-qos and its pod annotation, rubik's dynCache, kernel documentation filesystems/resctrl.
 """
@@ -37,8 +37,8 @@ NAME: Final = CACHE
 class CachePolicyConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Shares of caches and memory bandwidth, by class.
 
-    ``system`` is the default group's: system pods, the kubelet, every process of the host. With all of everything, as
-    it stands at first, that group is left as it is.
+    ``system`` is the share of the default group: system pods, the kubelet, every process of the host. With its default,
+    all of everything, that group is not changed.
     """
 
     enabled: Annotated[bool, Meta(description="partition the last-level cache and memory bandwidth; needs resctrl")] = (
@@ -147,7 +147,7 @@ def signals_of(config: CachePolicyConfig) -> frozenset[str]:
 
 
 def reduced(wish: CacheRequest, percent: int) -> CacheRequest:
-    """The same with so much of BE's share, whatever its mode: at least one percent of ways and of bandwidth."""
+    """The same shares with BE's reduced to a level, in any mode: at least one percent of ways and of bandwidth."""
 
     def part(of: int) -> int:
         return max(1, of * percent // 100)

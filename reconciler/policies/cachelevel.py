@@ -1,16 +1,17 @@
-"""How large BE's share is in mode dynamic: down at once by much, up slowly by little, still in between. Pure.
+"""The size of BE's share in mode dynamic: down at once by much, up slowly by little, unchanged in between. Pure.
 
-The law is AIMD with a dead band. Misses of any one online pod above the mark shrink BE's ways and bandwidth; a memory
-bus above its mark shrinks the bandwidth only (fewer ways would make more traffic), and only while BE is part of the
-traffic: what online work needs itself is nobody's fault. Everything must be calm for a while before each step up, and
-what is not known is not calm.
+The law is AIMD with a dead band. Misses of any single online pod above the mark shrink BE's ways and bandwidth; a
+memory bus above its mark shrinks the bandwidth only (fewer ways would make more traffic), and only while BE is part of
+the traffic: BE is not responsible for what online work needs itself. All readings must be calm for a while before each
+step up, and an unknown reading is not calm.
 
 Bandwidth is new at each step; misses are not, as they are counted for some seconds of each minute. A count from before
-the ways last moved says nothing about what that did: it moves them neither down nor up again, but while it is high it
-still keeps BE from growing.
+the ways last changed does not show the effect of that change: it moves them neither down nor up again, but while it is
+high it still keeps BE from growing.
 
 Source: rubik's dynCache (+5, -50, a band between its two marks in which nothing moves); Heracles (bandwidth first).
-rubik takes no miss reading at all for calm, and misses in percent of references, which few references make a lottery.
+rubik treats a missing miss count as calm, and takes misses in percent of references, which is unreliable with few
+references.
 """
 
 from collections.abc import Mapping
@@ -23,10 +24,10 @@ from state.evidence import Sample
 
 
 class LevelState(Struct, frozen=True, kw_only=True):
-    """Where BE's share stands.
+    """State of BE's share.
 
-    On the caller's clock: ``calm_since``, None: it is not calm; ``moved_at``: when its ways last moved, or would have
-    but for their bounds, None: never.
+    On the caller's clock: ``calm_since``, None: not calm; ``moved_at``: when its ways last changed, or would have but
+    for their bounds, None: never.
     """
 
     level: ShareLevel

@@ -1,14 +1,14 @@
-"""The groups of one machine: which there are, what each holds, and which pod is in which. Pure.
+"""The resctrl groups of one machine: which groups exist, what each is allowed, and which pod is in which. Pure.
 
-A control group is one of a handful, so they are given out like this: one per class that has pods and differs from the
-default group, one per level that some BE pod asks for, and then one per *wish* of single pods, as pods that ask for
-the same can share it and lose nothing. When they run out, pods share by class, and the plan says which.
+Control groups are few, so they are assigned in this order: one per class that has pods and differs from the default
+group, one per level that some BE pod requests, and then one per *request* of single pods; pods with the same request
+share a group and lose nothing. When no group is left, pods share by class, and the plan names them.
 
 A BE pod's own share, range or level, is cut to what BE as a whole has: Koordinator lets a BE pod take any range by
-annotation, rubik any level, and with it the cache of the pods that this is to protect. An online pod's range is its
-own.
+annotation, rubik any level, and with it the cache of the pods that the policy is to protect. An online pod's range is
+not cut.
 
-Source: Koordinator's resctrl-qos, rubik's dynCache, goresctrl's partitions; `resctrl.shares` says what differs.
+Source: Koordinator's resctrl-qos, rubik's dynCache, goresctrl's partitions; `resctrl.shares` lists the differences.
 """
 
 import hashlib
@@ -47,9 +47,10 @@ def plan_cache(
     foreign: int = 0,
     having: frozenset[str] = frozenset(),
 ) -> CachePlan:
-    """The groups and who is in them. ``level``: BE's size in mode dynamic and for pods that ask for it.
+    """The groups and their members.
 
-    ``foreign``: control groups of others. ``having``: our groups that exist: who has one keeps it.
+    ``level``: BE's size in mode dynamic and for pods that request it. ``foreign``: control groups of others.
+    ``having``: bypassd's groups that exist: their members keep them.
     """
     if capability.status is not ResctrlStatus.READY or not capability.divisible:
         message = (
@@ -98,7 +99,7 @@ def plan_cache(
             message = f"no free control group ({budget} available): uses {members[pod.uid] or 'the default group'}"
             crowded[pod.uid] = message
             plan.problems.append(f"{pod.title}: {message}")
-    # A class whose last pod has gone keeps its group while nobody else needs the place: its next pod finds it.
+    # A class whose last pod has ended keeps its group while no other request needs it: its next pod reuses it.
     groups |= {group.name: group for group in spare[: max(0, budget - len(groups))]}
     return CachePlan(
         groups=tuple(groups.values()),
@@ -121,7 +122,7 @@ def _of_class(name: str, values: Values, pod_class: PodClass) -> CacheGroup:
 
 
 def _order(name: str, askers: list[Pod], having: frozenset[str]) -> tuple[bool, bool, int, str]:
-    """Levels first, as many pods share them; then who has a group already, then by class."""
+    """Levels first, as many pods share them; then pods that have a group already, then by class."""
     return not name.startswith(_LEVEL), name not in having, min(_RANK[pod.pod_class] for pod in askers), name
 
 
@@ -130,7 +131,7 @@ def _held(groups: Mapping[str, CacheGroup], name: str, whole: Values) -> Mapping
 
 
 class _CachePlanner:
-    """One machine's arithmetic for one wish."""
+    """The arithmetic of one request on one machine."""
 
     def __init__(self, wish: CacheRequest, capability: Capability, level: ShareLevel) -> None:
         self.problems: list[str] = []
@@ -143,7 +144,7 @@ class _CachePlanner:
         self._parts = {cache.name: self._partitions(cache) for cache in self._caches}
 
     def whole(self) -> Values:
-        """Everything, for everybody: what the default group holds until somebody changes it."""
+        """Everything, for all classes: the default group's initial share."""
         return self._values({cache.name: cache.full for cache in self._caches}, 100)
 
     def shares(self, share: ClassShare) -> tuple[dict[str, int], int]:
@@ -160,7 +161,7 @@ class _CachePlanner:
         return self._values(*self._class(pod_class))
 
     def own(self, pod: Pod, share: PodCacheShare) -> CacheGroup | None:
-        """The group that a pod asks for; None when its class' is meant."""
+        """The group that a pod requests; None for its class' group."""
         if share.level is CacheLevelName.MAX:
             return None
         if share.level is not None:

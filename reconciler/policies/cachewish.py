@@ -1,10 +1,10 @@
-"""What a pod's annotations ask of cache and memory bandwidth. Pure; a broken value is one message, never an exception.
+"""Cache and memory bandwidth requests in a pod's annotations. Pure; a broken value is one message, never an exception.
 
 - Koordinator's ``node.koordinator.sh/resctrl``: ``llc.schemata.range``, ``llc.schemataPerCache``,
   ``mb.schemata.percent`` and ``mb.schemataPerCache``, ranges as percents.
 - rubik's ``volcano.sh/cache-limit``: one of its levels, for BE pods.
 
-Source: Koordinator's API (apis/extension/resctrl.go), rubik's dynCache. Where both are given, the first counts.
+Source: Koordinator's API (apis/extension/resctrl.go), rubik's dynCache. If both are given, the first counts.
 """
 
 from collections.abc import Callable, Mapping
@@ -54,8 +54,8 @@ class PodCacheShare(Struct, frozen=True, kw_only=True):
 
 
 def pod_share(pod: Pod) -> tuple[PodCacheShare, tuple[str, ...]]:
-    """What a pod asks for, and what of it could not be used."""
-    # A plan is made at each look: the texts are read when they have changed.
+    """A pod's requests, and the problems of those that could not be used."""
+    # A plan is made at each pass: the texts are parsed only when they have changed.
     return _pod_share(pod.annotations.get(RESCTRL), pod.annotations.get(CACHE_LIMIT), pod.pod_class)
 
 
@@ -92,7 +92,7 @@ def _part(
     key: str,
     reader: Callable[[Any], _T],
     where: str,
-    problems: list[str],  # somebody else's JSON
+    problems: list[str],  # untrusted JSON
 ) -> tuple[_T | None, dict[int, _T]]:
     if not isinstance(value, dict):
         raise UnusableError("an object with schemata or schemataPerCache")
@@ -113,19 +113,19 @@ def _part(
     return everywhere, single
 
 
-def _field(value: Any, key: str, reader: Callable[[Any], _T]) -> _T | None:  # somebody else's JSON
+def _field(value: Any, key: str, reader: Callable[[Any], _T]) -> _T | None:  # untrusted JSON
     if not isinstance(value, dict):
         raise UnusableError(f"an object with {key}")
     return None if value.get(key) is None else reader(value[key])
 
 
-def _entry(value: Any, key: str, reader: Callable[[Any], _T]) -> tuple[int, _T] | None:  # somebody else's JSON
+def _entry(value: Any, key: str, reader: Callable[[Any], _T]) -> tuple[int, _T] | None:  # untrusted JSON
     result = _field(value, key, reader)
     # Go leaves a zero out when it writes the number of a cache.
     return None if result is None else (whole_number(value.get("cacheID", 0), 0, 1 << 20), result)
 
 
-def _range(value: Any) -> Range:  # somebody else's JSON
+def _range(value: Any) -> Range:  # untrusted JSON
     expected = "a range [start, end] of percents, 0 <= start < end <= 100"
     if not isinstance(value, list) or len(value) != 2:
         raise UnusableError(expected)
@@ -135,5 +135,5 @@ def _range(value: Any) -> Range:  # somebody else's JSON
     return low, high
 
 
-def _percent(value: Any) -> int:  # somebody else's JSON
+def _percent(value: Any) -> int:  # untrusted JSON
     return whole_number(value, 1, 100)

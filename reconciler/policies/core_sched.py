@@ -1,18 +1,19 @@
-"""core scheduling: BE work never runs on the other thread of a core on which online work runs (Linux 5.14).
+"""core scheduling: BE work never runs on the sibling thread of a core that runs online work (Linux 5.14).
 
-Two threads of a core share its caches and execution units, and no CPU set keeps two pods of one pool apart there. The
-kernel can: tasks with different cookies never run on one core at the same time; it rather leaves a thread of the core
-idle. Opt-in, as that is what it costs. It needs hyper-threads and a kernel with CONFIG_SCHED_CORE.
+Two threads of a core share its caches and execution units, and a CPU set cannot separate two pods of one pool there.
+The kernel can: tasks with different cookies never run on one core at the same time; the kernel leaves a thread of the
+core idle instead. Opt-in, because of that cost. It needs hyper-threads and a kernel with CONFIG_SCHED_CORE.
 
-The default groups tag BE pods only. Whoever has no cookie is a group as well, with the kernel's own threads and the
-kubelet in it: with a cookie of their own online pods are also kept from those, and leave half of a core idle whenever
+The default groups tag BE pods only. Tasks without a cookie are a group as well, which includes the kernel's own threads
+and the kubelet: with a cookie of their own online pods are also kept from those, and leave half of a core idle whenever
 one of them runs beside. That is for pods that do not trust each other (``groups: class`` or ``pod``), not for latency.
-Sandboxes and system pods never get one.
+Sandboxes and system pods never get a cookie.
 
-There is no control file: `reconciler.actuators.core_sched.actuator` gives the cookies to the threads.
+It has no control file: `reconciler.actuators.core_sched.actuator` gives the cookies to the threads.
 
-Source: kernel documentation, admin-guide/hw-vuln/core-scheduling; Koordinator's coresched and its labels. Where we
-differ: there every class is its own group by default; a BE pod cannot opt out here, as it would run beside online work.
+Source: kernel documentation, admin-guide/hw-vuln/core-scheduling; Koordinator's coresched and its labels. Differences:
+in Koordinator every class is its own group by default; here a BE pod cannot opt out, as it would run beside online
+work.
 """
 
 from collections.abc import Mapping
@@ -40,7 +41,7 @@ _WORDS: Final[Mapping[CookieGroups, str]] = {
 
 
 class CoreSchedConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who shares a core with whom."""
+    """Which pods share a core."""
 
     enabled: Annotated[
         bool,
@@ -61,7 +62,7 @@ class CoreSchedConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class CoreGroup(NamedTuple):
-    """The group whose cookie a pod's threads get, and why."""
+    """The group whose cookie a pod's threads get, and the reason."""
 
     name: str
     reason: str
@@ -85,9 +86,10 @@ def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, 
 
 
 def core_group(pod: Pod, groups: CookieGroups) -> CoreGroup | None:
-    """The group of a pod; None: its threads have no cookie. Groups of online and of BE pods are never the same.
+    """The group of a pod; None: its threads have no cookie.
 
-    A label that means nothing to us is told in the reason, and counts as if it were not there.
+    Groups of online and of BE pods are never the same. A label with an unknown value is named in the reason, and counts
+    as absent.
     """
     if pod.pod_class is PodClass.SYSTEM:
         return None

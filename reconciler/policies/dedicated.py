@@ -17,9 +17,9 @@ _SHARES_PER_CPU: Final = 1024
 class DedicatedConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Adoption of exclusive CPUs.
 
-    Source: the kubelet's static CPU manager, ``cpu_manager_state``. Its checkpoint is not believed when it *shrinks*
-    for a bad reason (torn, emptied by a restart, another policy's): peers that believe it put BE work on a pinned
-    pod's CPUs until the kubelet has recovered.
+    Source: the kubelet's static CPU manager, ``cpu_manager_state``. A checkpoint that *shrinks* for a bad reason (torn,
+    emptied by a restart, another policy's) is not used: agents that use it put BE work on a pinned pod's CPUs until the
+    kubelet has recovered.
     """
 
     infer: Annotated[
@@ -40,7 +40,7 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: De
             owned[f"{uid}/{name}"] = cpus
     reason = f"adopted from the kubelet ({kubelet.policy} policy)"
     if kubelet.held or kubelet.policy is CpuPolicy.UNKNOWN:
-        # Also of pods that are gone: who else has their CPUs now is exactly what cannot be read.
+        # Also of pods that were removed: the present owners of their CPUs are exactly what cannot be read.
         for key, cpus in (previous.dedicated if previous is not None else {}).items():
             if previous is not None and key not in previous.placed:
                 owned[key] = owned.get(key, EMPTY) | cpus
@@ -60,10 +60,10 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: De
 
 
 def _inferred(view: NodeView, online: CpuSet) -> dict[str, CpuSet]:
-    """Guaranteed containers on a CPU set of their own, by ``uid/container`` (the id where the name is not known).
+    """Guaranteed containers on a CPU set of their own, by ``uid/container`` (the id where the name is unknown).
 
     The kubelet gives exclusive CPUs to whole-CPU requests only and turns a request into shares at 1024 a CPU, so the
-    runtime's spec tells both: as many CPUs as shares, and on no other container's list.
+    runtime's spec shows both: as many CPUs as shares, and on no other container's list.
     """
     seen: list[tuple[str, CpuSet]] = []
     times: Counter[int] = Counter()
@@ -76,7 +76,7 @@ def _inferred(view: NodeView, online: CpuSet) -> dict[str, CpuSet]:
             try:
                 cpus = CpuSet.parse(spec.cpus)
             except ValueError:
-                continue  # the reader of the spec reports it; nothing can be told from it
+                continue  # the reader of the spec reports it; nothing follows from it
             times.update(cpus)
             if pod.qos is QosClass.GUARANTEED and spec.shares == _SHARES_PER_CPU * len(cpus) and not online <= cpus:
                 seen.append((f"{uid}/{container.name or container.id}", cpus))

@@ -1,23 +1,24 @@
-"""disk: what BE pods may read and write per disk, and who goes first where both want it.
+"""disk: what BE pods may read and write per disk, and which class has priority on a busy disk.
 
-Limits (bytes and operations a second) hold whether or not anybody else wants the disk; weights count only while the
-disk is busy, and only under a scheduler that knows them (BFQ, or iocost on v2). Opt-in, as no default fits two disks.
+Limits (bytes and operations a second) apply whether or not other work uses the disk; weights count only while the disk
+is busy, and only under a scheduler that supports them (BFQ, or iocost on v2). Opt-in, as no default fits two disks.
 
-Where it is written is the kernel's doing, measured on 6.1, 6.12 (v2) and 6.18 (v1):
+The kernel determines where a limit is written, measured on 6.1, 6.12 (v2) and 6.18 (v1):
 
-- On v2 a limit binds all below it. BE's limits stand on the besteffort directory while only BE pods live there, else
-  on the BE pods' own directories; each taker outside has an equal part.
-- On v1 a throttle binds the tasks of its own group *and of none below it*: a limit on a pod's directory bounds nobody
-  (Koordinator writes it on the BE directory). So it stands on the containers, an equal part each.
+- On v2 a limit binds all groups below it. BE's limits are on the besteffort directory while only BE pods are in it,
+  else on the BE pods' own directories; each taker outside has an equal part.
+- On v1 a throttle binds the tasks of its own group *and of none below it*: a limit on a pod's directory has no effect
+  (Koordinator writes it on the BE directory). So it is on the containers, an equal part each.
 - A part is fixed: what one taker leaves is not used by another. On v1 with many containers ``share: pod`` may fit
   better than ``share: node``.
 - Page cache written back later counts against the group on v2 only; on v1 only direct and synchronous writes do.
 
-``io.latency`` protects the siblings that have a target from those that have none or a larger one, so it stands on what
-lies beside besteffort: burstable, and Guaranteed pods. iocost is the machine's: its two files are in the root group,
-and without the device's own model line (tools/cgroup/iocost_coef_gen.py of the kernel makes it) it guesses.
+``io.latency`` protects the siblings that have a target from those that have none or a larger one, so it is on the
+siblings of besteffort: burstable, and Guaranteed pods. iocost belongs to the machine: its two files are in the root
+group, and without the device's own model line (tools/cgroup/iocost_coef_gen.py of the kernel makes it) it uses
+estimates.
 
-While something is wanted in one of these files, lines of other devices there are removed; a restore brings them back.
+While a setting exists in one of these files, lines of other devices there are removed; a restore brings them back.
 Source: kernel documentation, cgroup-v1/blkio-controller and cgroup-v2; defaults of the weights: rubik has 1000 to 10.
 """
 
@@ -45,7 +46,7 @@ _WEIGHTS: Final = {1: ("blkio.weight", "blkio.bfq_weight"), 2: ("io.weight", "io
 
 
 class DiskShare(StrEnum):
-    """Whose the limits are."""
+    """Scope of the limits."""
 
     NODE = "node"
     POD = "pod"
@@ -77,7 +78,7 @@ class DiskPolicyConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_f
 
 
 def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, config: DiskPolicyConfig) -> NodePlan:
-    """Count who shares the limits, and say what this node can do of what is wanted."""
+    """Count the takers that share the limits, and report which limits this node supports."""
     del previous
     pods = [view.pods[uid] for uid in sorted(view.pods)]
     be = [pod for pod in pods if pod.pod_class is PodClass.RECLAIMED]
@@ -198,7 +199,7 @@ def _possible(settings: Iterable[Setting], view: NodeView) -> list[Setting]:
 
 
 def _reason(view: NodeView, config: DiskPolicyConfig, plan: DiskPlan) -> str:
-    """What comes of it on this node, in a person's words."""
+    """The effect on this node, as text for people."""
     version = 2 if view.versions.get("io") == 2 else 1
     parts = []
     if any(rule.limits() for rule in config.devices):

@@ -1,4 +1,4 @@
-"""What is asked of a disk, and how names that mean the same one are made one."""
+"""Requests per disk; several names of one disk are merged."""
 
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Final
@@ -11,7 +11,7 @@ from cgroupfs.devices import Row
 from state.disk import Disk
 
 LEAST_BPS: Final = 65_536
-"""No part of a limit is smaller: a program that cannot read a page in a second looks hung."""
+"""No part of a limit is smaller: a program that cannot read a page in a second appears hung."""
 LEAST_IOPS: Final = 10
 KEYS: Final = {"rbps": "read_bps", "wbps": "write_bps", "riops": "read_iops", "wiops": "write_iops"}
 """The limits, by the kernel's names."""
@@ -72,7 +72,7 @@ class DiskRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def by_device(rules: Iterable[DiskRule], disks: Mapping[str, Disk]) -> tuple[dict[str, DiskRule], list[str]]:
-    """What is asked of each disk that is there, by its number; and what two names of one disk say differently of it.
+    """The requests for each existing disk, by its number; and conflicts between two names of one disk.
 
     A directory and the disk below it are often both named. Of two limits, and of two latency targets, the smaller one
     counts; of two cost lines, which cannot be compared, the first.

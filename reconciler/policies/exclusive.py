@@ -1,17 +1,18 @@
-"""exclusive: under the kubelet's policy none, dedicated pods get CPUs of their own from us, and keep them.
+"""exclusive: under the kubelet's policy none, bypassd gives dedicated pods CPUs of their own, and they keep them.
 
-What the kubelet's static CPU manager does, where it is switched off, and for pods that it would not serve: by label,
-of any QoS class. Under the static policy the kubelet owns this question, and its answer is adopted (`dedicated`).
+The policy does what the kubelet's static CPU manager does, where that is switched off, and for pods that it would not
+serve: by label, of any QoS class. Under the static policy the kubelet decides, and its result is adopted (`dedicated`).
 
 Rules, with the faults of others that they avoid:
 
-- CPUs belong to those who live. What is held is read off the containers that exist now, so that an init container's
-  end frees nothing that its pod's app containers run on (kubernetes 105114), and nothing leaks.
-- Sticky: over a container's restart (its pod is still there), the agent's (the pools are in the store) and the node's
-  (CPUs of pods that are gone are remembered and given again where they are free).
-- A request of less than a whole CPU owns nothing: that container follows its pod's largest one (Katalyst's side-cars).
+- CPUs belong to existing containers. Assignments are read off the containers that exist now, so that an init
+  container's end frees nothing that its pod's app containers run on (kubernetes 105114), and nothing leaks.
+- Sticky: over a container's restart (its pod still exists), the agent's (the pools are in the store) and the node's
+  (CPUs of removed pods are remembered and assigned again if they are free).
+- A request of less than a whole CPU gets no CPUs of its own: that container follows its pod's largest one (Katalyst's
+  side-cars).
 - Without NUMA binding it works as well (Katalyst: an error).
-- Some CPUs are always kept back for everybody else, whatever is asked.
+- Some CPUs are always kept back for all other work, whatever the requests.
 
 Source: kubelet CPU manager, static policy and its options; Katalyst, dedicated_cores.
 """
@@ -91,7 +92,7 @@ class ExclusiveConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
     placement: PlacementConfig = PlacementConfig()
 
     def __post_init__(self) -> None:
-        """Load a site's plug-ins. Errors: `InputError` naming the one that cannot be had."""
+        """Load a site's plug-ins. Errors: `InputError` naming the plug-in that cannot be loaded."""
         checked(self.placement)
 
 
@@ -131,7 +132,7 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Ex
     if view.irq_cpus:
         reasons[NAME] += f"; CPU {view.irq_cpus} (network interrupts) is allocated last"
     for key, cpus in allocation.cpus.items():
-        # What was said when it was chosen: later it is simply held.
+        # The reason of the choice is given once; later passes report the CPUs as kept.
         kept = previous is not None and previous.dedicated.get(key) == cpus
         why = (previous.reasons.get(f"{_WHY}{key}") if kept and previous is not None else None) or choice.reasons[key]
         reasons[f"{_WHY}{key}"] = why or "exclusive CPUs"
@@ -182,7 +183,7 @@ def whole_cpus(container: Container) -> int:
 
 
 def _held(previous: Pools | None) -> dict[str, CpuSet]:
-    """Who had what: first those who are gone, then those who were there at the last look."""
+    """Previous assignments: first of removed containers, then of those that existed in the last pass."""
     if previous is None:
         return {}
     return {**previous.remembered, **{key: previous.dedicated[key] for key in previous.placed}}
@@ -191,11 +192,12 @@ def _held(previous: Pools | None) -> dict[str, CpuSet]:
 def _of_pod(
     pod: Pod, held: Mapping[str, CpuSet], placed: tuple[str, ...], config: ExclusiveConfig
 ) -> Iterator[CpuDemand]:
-    """The demands of one pod. Of a container that is between two lives, and of a pod not yet told, what it held.
+    """The demands of one pod; a container between two runs, and a pod without metadata, keeps what it had.
 
-    A container that is new takes over from one of its pod that is not there: without the kubelet's list (the runtime
-    does not tell) an init container looks like any other, and would hold its CPUs for as long as the pod lives. One
-    that was between two lives all the same gets its old CPUs as far as they are free then.
+    A new container takes over from a container of its pod that does not exist now: without the kubelet's list (the
+    runtime does not report it) an init container is indistinguishable from any other, and would keep its CPUs for as
+    long as the pod exists. If that container was only between two runs, it gets its old CPUs as far as they are free
+    then.
     """
     prefix = f"{pod.uid}/"
     init_key = prefix + INIT_KEY
@@ -217,7 +219,7 @@ def _of_pod(
     if counts:
         largest = min(counts, key=lambda key: (-counts[key], key))
         for key in sorted(counts):
-            # What the init containers ran on goes over to the app container, which has not started yet.
+            # The init containers' CPUs pass to the app container, which has not started yet.
             inherited = held.get(init_key, EMPTY) if key == largest else EMPTY
             inherited = before[heirs[key]] if key in heirs else inherited
             yield _demand(pod, key, counts[key], held.get(key) or inherited, config)
@@ -234,9 +236,9 @@ def _largest_first(counts: Mapping[str, int], but: Collection[str] = ()) -> list
 
 
 def _memory(view: NodeView) -> "NumaFreeMemory | None":
-    """What is known of the nodes' memory, and what containers ask for; None where it cannot decide anything.
+    """The nodes' memory as read, and the containers' requests; None where it decides nothing.
 
-    At the first look there is none: what runs already has its memory, and would be counted twice.
+    None in the first pass: running containers already have their memory, and would be counted twice.
     """
     known = view.numa_memory
     if known is None or known.age_s is None or known.age_s > _FRESH_S:
@@ -282,20 +284,20 @@ def _demand(pod: Pod, key: str, count: int, held: CpuSet, config: ExclusiveConfi
 
 
 def _reason(refused: Mapping[str, str], errors: Mapping[str, str]) -> str:
-    """What a person should know, worst first."""
+    """The reason as text for people, most severe first."""
     lines = [f"plug-in {name} failed and was skipped: {error}" for name, error in errors.items()]
     lines += [f"{key} did not get the CPUs it requests: {why}" for key, why in refused.items()]
     return "; ".join(lines) or "all CPU requests fulfilled"
 
 
 def _without_kept(shared: CpuSet, demands: list[CpuDemand], keep: int) -> CpuSet:
-    """What may be given away: all but the ``keep`` highest CPUs that nobody holds."""
+    """CPUs that may be assigned: all but the ``keep`` highest CPUs without an owner."""
     loose = shared - CpuSet.union(demand.held for demand in demands)
     return shared - CpuSet(sorted(loose, reverse=True)[:keep])
 
 
 def _remembered(held: Mapping[str, CpuSet], now: Mapping[str, CpuSet], config: ExclusiveConfig) -> dict[str, CpuSet]:
-    """The newest of those who are gone, with what nobody owns since; what comes again leaves the list."""
+    """The newest removed containers, with their CPUs that have no owner since; a container that returns is dropped."""
     owned = CpuSet.union(now.values())
     gone = [
         (key, cpus - owned)

@@ -1,13 +1,13 @@
-"""group identity: online and BE groups told apart in the scheduler of Anolis and Alibaba Cloud kernels.
+"""group identity: separates online and BE groups in the scheduler of Anolis and Alibaba Cloud kernels.
 
 ``cpu.bvt_warp_ns`` is 2 for work that is never to wait for the rest (on a core's other thread too), -1 for work that
-yields at each wake-up, 0 for the rest. Opt-in, and only where the kernel has the file; newer ones also want the sysctl
-``kernel.sched_group_identity_enabled``, which ``bypassctl doctor`` looks at and a person sets: it is of the whole
-machine.
+yields at each wake-up, 0 for the rest. Opt-in, and only where the kernel has the file; newer kernels also need the
+sysctl ``kernel.sched_group_identity_enabled``, which ``bypassctl doctor`` checks and an administrator sets, as it is
+machine-wide.
 
 Source: Koordinator's groupidentity (online 2, BE -1, system 0; QoS directories burstable 2, besteffort -1, and 0 for
-kubepods, which holds the other two). Where we differ: the besteffort directory stays as it is while an online pod lives
-in it, and containers are written too, as a group that was made below another identity keeps it.
+kubepods, which contains the other two). Differences: the besteffort directory is unchanged while an online pod is in
+it, and containers are written too, as a group that was made below another identity keeps it.
 """
 
 from typing import Annotated, Final

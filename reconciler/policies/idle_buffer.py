@@ -1,12 +1,12 @@
-"""idle buffer: some CPU time of the online set is always idle, so that a burst of online work finds room at once.
+"""idle buffer: some CPU time of the online set is always idle, so that a burst of online work has room at once.
 
-`step` is the law, run ten times a second by a ticker that keeps the state; what it allows reaches the planner as
-``NodeView.reclaimed_ceiling_milli`` and lowers the budget before the reclaimed policy spends it.
+`step` is the control law; the sampler keeps its state and runs it ten times a second. Its ceiling reaches the planner
+as ``NodeView.reclaimed_ceiling_milli`` and lowers the budget before the reclaimed policy spends it.
 
-Source: PerfIso's blind isolation (fewer than B idle cores: take cores from the secondary at once; more: give one
-back). Where we differ: it counts in thousandths of a CPU, so that it works on small machines and with a quota; it takes
-from what BE work *uses*, not from what it may use (taking an unused allowance frees nothing, and costs a round);
-growing waits for a calm while.
+Source: PerfIso's blind isolation (fewer than B idle cores: take cores from the secondary at once; more: give one back).
+Differences: it counts in thousandths of a CPU, so that it works on small machines and with a quota; it takes from what
+BE work *uses*, not from what it may use (taking an unused allowance frees nothing, and costs a round); growing waits
+for a calm while.
 """
 
 from typing import Annotated
@@ -21,7 +21,7 @@ from state.model import NodeView, PodClass, Pools
 
 
 class IdleBufferConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How much stays idle, how fast BE work gives way and comes back."""
+    """How much stays idle, how fast BE work's ceiling falls and rises."""
 
     buffer_milli: Annotated[
         int,
@@ -47,9 +47,9 @@ class IdleBufferConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class IdleSample(Struct, frozen=True, kw_only=True):
-    """What one look saw of the online set. None is "unknown", which never raises the ceiling.
+    """One sample of the online set. None is "unknown", which never raises the ceiling.
 
-    ``top_milli``: the CPUs of the set; ``idle_milli``: idle time on them; ``reclaimed_milli``: what BE work used.
+    ``top_milli``: the CPUs of the set; ``idle_milli``: idle time on them; ``reclaimed_milli``: BE work's use.
     """
 
     top_milli: int
@@ -70,12 +70,12 @@ def watched(pools: Pools) -> CpuSet:
 
 
 def start(pools: Pools | None, top_milli: int) -> IdleState:
-    """The state before the first look: what is in force stays; nothing yet known allows the whole set."""
+    """The state before the first sample: the ceiling in force stays; without one the whole set is allowed."""
     return IdleState(ceiling_milli=pools.budget_milli if pools is not None else top_milli)
 
 
 def step(state: IdleState, sample: IdleSample, now: float, config: IdleBufferConfig) -> IdleState:
-    """One look: down by the whole shortage at once, up by one step after a calm while, never up on an unknown."""
+    """One step: down by the whole shortage at once, up by one step after a calm while, never up on an unknown."""
     top, idle = sample.top_milli, sample.idle_milli
     ceiling = min(state.ceiling_milli, top)
     if idle is None:
@@ -86,7 +86,7 @@ def step(state: IdleState, sample: IdleSample, now: float, config: IdleBufferCon
         used = sample.reclaimed_milli
         base = ceiling if used is None else min(ceiling, max(0, used))
         return IdleState(ceiling_milli=max(0, base - (buffer - idle)))
-    # Room for one step more, or the step would be taken back in the next look.
+    # Room for one step more, or the next sample would take the step back.
     if idle < buffer + rise or ceiling == top:
         return IdleState(ceiling_milli=ceiling)
     calm = state.calm_since if state.calm_since is not None and state.calm_since <= now else now
@@ -101,7 +101,7 @@ def buffer_milli(top_milli: int, config: IdleBufferConfig) -> int:
 
 
 def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: IdleBufferConfig) -> Pools:
-    """Lower the budget to what the ticker allows."""
+    """Lower the budget to the law's ceiling."""
     del previous
     ceiling = view.reclaimed_ceiling_milli
     if not config.enabled or ceiling is None:

@@ -1,14 +1,14 @@
-"""idle class: BE pods run only when nobody else wants the CPU (``cpu.idle``, Linux 5.15).
+"""idle class: BE pods run only when no other task wants the CPU (``cpu.idle``, Linux 5.15).
 
-A group in the idle class has the least weight that there is, and any other task that wakes up preempts it at once: a
-weight of 2 alone lets BE work finish its time slice first. Opt-in: BE pods may starve for as long as online work fills
-their CPUs.
+A group in the idle class has the minimum weight, and any other task that wakes up preempts it at once: a weight of 2
+alone lets BE work finish its time slice first. Opt-in: BE pods may starve for as long as online work fills their CPUs.
 
-Only a pod's own directory: while ``cpu.idle`` is 1 nobody can write shares (EINVAL), and the kubelet writes those of
-the QoS directories every minute (Koordinator sets it there, and the kubelet cannot restart: 2732, 2986), the runtime
-those of its containers. Inside the pod the containers keep their weights among each other.
+Only a pod's own directory: while ``cpu.idle`` is 1 writing shares fails (EINVAL), and the kubelet writes those of the
+QoS directories every minute (Koordinator sets it there, and the kubelet cannot restart: 2732, 2986), the runtime those
+of its containers. Inside the pod the containers keep their weights among each other.
 
-The kernel forgets the pod's weight meanwhile; whoever wants one still does, and it is written when the class is left.
+The kernel drops the pod's weight meanwhile; a policy's weight setting stays in the plan, and is written when the class
+is left.
 """
 
 from typing import Annotated, Final

@@ -1,8 +1,8 @@
-"""What the two laws that lend CPU time above a container's quota have in common: who may borrow, and what is written.
+"""Common parts of the two laws that lend CPU time above a container's quota: borrowers, and the settings written.
 
-`quota_burst` and `quota_turbo` decide how much; the ticker keeps their states and hands the answer to the planner as
-``NodeView.lent_us``: quotas by group path, in µs of the group's own period. Only what stands in the map is wanted, so
-that a loan that ends, a policy that is switched off and an agent that starts anew all put the original back.
+`quota_burst` and `quota_turbo` decide how much; the sampler keeps their states and passes the result to the planner as
+``NodeView.lent_us``: quotas by group path, in µs of the group's own period. Only quotas in that map become settings, so
+that a loan that ends, a policy that is switched off and an agent that restarts all restore the original.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,8 +21,8 @@ CPU_MILLI: Final = 1000
 class QuotaBorrower(Struct, frozen=True, kw_only=True):
     """A container that may be lent CPU time: its own quota and period (µs).
 
-    ``limit_us`` is what the kubelet told the runtime, normalised where the node's CPUs count for more: a loan is made
-    on what is in force without it.
+    ``limit_us`` is the kubelet's value for the runtime, normalised where the node's CPUs count for more: a loan is made
+    on the quota in force without it.
     """
 
     path: str
@@ -40,9 +40,9 @@ class QuotaBorrower(Struct, frozen=True, kw_only=True):
 def borrowers(pod: Pod, pools: Pools) -> tuple[QuotaBorrower, ...]:
     """The containers of an online pod that have a quota; none of any other pod. Pure.
 
-    A container that owns CPUs needs no loan, one that is still being created has no quota yet. One container whose
-    quota is not known bars its whole pod: on v1 the pod's quota could not be raised for the others (a later start of
-    the unknown one might then fail), and no container may be above its pod.
+    A container that owns CPUs needs no loan, one that is still being created has no quota yet. One container with an
+    unknown quota bars its whole pod: on v1 the pod's quota could not be raised for the others (a later start of the
+    unknown one might then fail), and no container may be above its pod.
     """
     if pod.pod_class is not PodClass.SHARED:
         return ()
@@ -68,9 +68,9 @@ def borrowers(pod: Pod, pools: Pools) -> tuple[QuotaBorrower, ...]:
 
 
 def ceiling_us(limit_us: int, period: int, percent: int, cpus: int) -> int:
-    """The most that a container may hold: a percentage of its limit, and no more than the node has CPUs for.
+    """The largest quota of a container: a percentage of its limit, and no more than the node has CPUs for.
 
-    Never below the limit, whatever the percentage says.
+    Never below the limit, whatever the percentage.
     """
     return max(limit_us, min(limit_us * percent // 100, cpus * period))
 
@@ -96,15 +96,15 @@ def rationed(wants: Mapping[str, float], room: float) -> dict[str, float]:
 def wanted(pod: Pod, view: NodeView, pools: Pools, *, policy: str, percent: int) -> list[Setting]:
     """The loans of one pod as settings: each container's quota, and the pod directory's where that has one. Pure.
 
-    The limit is looked up here again: after a resize a loan made on the old limit is cut to the new one's ceiling, and
-    gone when it is below the new limit.
+    The limit is read again: after a resize a loan made on the old limit is cut to the new one's ceiling, and dropped
+    when it is below the new limit.
     """
     if not view.lent_us or view.kubelet.reasserts_s is not None:
         return []
     settings: list[Setting] = []
     for borrower in borrowers(pod, pools):
         lent = view.lent_us.get(borrower.path, 0)
-        # Another period than the runtime was told: a quota would mean something else than the law has reckoned.
+        # The period differs from the runtime's: a quota would mean something else than the law has computed.
         if view.actual.get((borrower.path, "cpu.period"), borrower.period_us) != borrower.period_us:
             continue
         value = min(lent, ceiling_us(borrower.limit_us, borrower.period_us, percent, len(view.topology.online)))

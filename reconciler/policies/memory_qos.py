@@ -1,19 +1,18 @@
-"""memory qos: what a pod asked for is protected from reclaim, and what it may use beyond is throttled before its limit.
+"""memory qos: a pod's memory request is protected from reclaim, and its use beyond that is throttled before its limit.
 
 Per class, in percent: ``memory.min`` and ``memory.low`` of the request, and ``memory.high`` between request and limit.
-On cgroup v1, which has none of the three, the soft limit stands in for ``memory.high``: it acts only where the whole
-node is short of memory. Off by default. Per pod: Koordinator's ``memoryQOS`` annotation.
+On cgroup v1, which has none of the three, the soft limit replaces ``memory.high``: it acts only where the whole node is
+short of memory. Off by default. Per pod: Koordinator's ``memoryQOS`` annotation.
 
 Source: Koordinator's cgreconcile (minLimitPercent, lowLimitPercent, throttlingPercent), which follows the kubelet's
 MemoryQoS (KEP-2570): ``high = floor((request + (limit - request) x percent / 100) / page) x page``, the node's memory
-where there is no limit, never below ``min``; ``low`` is raised to ``min``. BE pods' requests are their batch memory.
-Where we differ:
+if unlimited, never below ``min``; ``low`` is raised to ``min``. BE pods' requests are their batch memory. Differences:
 
-- A ``memory.high`` that is no tighter than the container's limit is not written.
+- A ``memory.high`` that is not tighter than the container's limit is not written.
 - Protections count only as far as every directory above has them too (cgroup-v2, "effective"), so the pod's, the QoS
-  level's and kubepods' own hold the sums of those below; Koordinator's pods outside its sums have theirs cut silently.
+  level's and kubepods' own are the sums of those below; Koordinator's pods outside its sums have theirs cut silently.
 - The defaults protect the requests of online pods softly (``low``) and throttle BE pods near their limits, so that
-  switching the policy on does something; Koordinator's are all 0.
+  switching the policy on has an effect; Koordinator's are all 0.
 - An init container has its share while it runs: it is the pod, then.
 """
 
@@ -92,7 +91,7 @@ class MemoryQosConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class MemoryAmounts(Struct, frozen=True, kw_only=True):
-    """What one container gets, bytes in whole pages. ``high`` None: no bound of ours."""
+    """Amounts of one container, bytes in whole pages. ``high`` None: bypassd sets no bound."""
 
     min_bytes: int = 0
     low_bytes: int = 0
@@ -114,7 +113,7 @@ def percents(pod: Pod, config: MemoryQosConfig) -> ClassMemory:
 
 
 def amounts(request: int, limit: int | None, total: int | None, of: ClassMemory) -> MemoryAmounts:
-    """The formula. ``total``: the node's memory, which stands in for a missing limit; None: not known."""
+    """The formula. ``total``: the node's memory, which replaces a missing limit; None: unknown."""
     lowest = _pages(request * of.min_percent // 100)
     low = _pages(request * of.low_percent // 100)
     top = limit if limit is not None else total

@@ -1,9 +1,9 @@
-"""memory reclaim: takes memory from BE containers that they do not miss, and their page cache when the node is short.
+"""memory reclaim: takes unneeded memory from BE containers, and their page cache when the node is short.
 
-Nothing is written into control files that would stay: the actuator of this name
-(`reconciler.actuators.memory_reclaim.actuator`) asks the kernel to reclaim, a bounded amount at a time, by the laws in
-`reconciler.policies.memory_reclaim_control`. Off by default: the pages that come back are read again, and on cgroup v1
-all page cache of a container goes at once.
+Nothing permanent is written into control files: the actuator of this name
+(`reconciler.actuators.memory_reclaim.actuator`) makes the kernel reclaim a bounded amount at a time, by the laws in
+`reconciler.policies.memory_reclaim_control`. Off by default: the pages that are needed again are read again, and on
+cgroup v1 all page cache of a container is dropped at once.
 """
 
 from typing import Annotated, Final
@@ -66,7 +66,7 @@ class MemoryReclaimConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknow
 def decide_resources(
     view: NodeView, plan: NodePlan, previous: NodePlan | None, config: MemoryReclaimConfig
 ) -> NodePlan:
-    """Tell the actuator what is wanted."""
+    """Pass the policy's parameters to the actuator."""
     del previous
     version = view.versions.get("memory")
     if version is None:

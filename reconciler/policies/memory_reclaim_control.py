@@ -1,19 +1,21 @@
-"""When memory is taken from BE containers that have not asked to give any, from which, and how much. Pure.
+"""Control laws of memory reclaim: when, from which BE containers, and how much. Pure.
 
-Two laws. `probe` takes a little from everybody for as long as it does not hurt (senpai): what a container does not
-miss, it did not need. `relieve` drops page cache of BE work when a NUMA node is nearly out of free memory, before the
-kernel makes online work do its own reclaiming, and before anybody is killed. Units: bytes, percent of wall time.
+Two laws. `probe` takes a little from every BE container while their pressure stays low (senpai): memory that a
+container does not fault back in was not needed. `relieve` drops page cache of BE work when a NUMA node is nearly out of
+free memory, before the kernel makes online work do its own reclaiming, and before a process is killed. Units: bytes,
+percent of wall time.
 
 Source: senpai (senpai.py, and the plug-in of oomd): probe at most 1 % a round, less by the square of how near the
 pressure is to its target, none above it, and then a pause; Meta's TMO paper (ASPLOS 2022). Katalyst's cache reaper:
-largest cache first. Where we differ:
+largest cache first. Differences:
 
-- Swap is used while it is *less* full than its threshold. The oomd plug-in has the test the wrong way round.
-- Without room in swap no more is asked for than page cache that no process has mapped: asking for more makes the
-  kernel scan for nothing and throw out program text.
-- A node is short when its free memory is near the kernel's own marks, not below a fixed number of GiB; missing data is
-  no shortage. Memory *available* tells nothing here: page cache that could be dropped counts into it.
-- Only cache that lies on the short node counts: dropping another node's helps nobody.
+- Swap is used while it is *less* full than its threshold. The oomd plug-in has the test inverted.
+- Without room in swap no more is reclaimed than page cache that no process has mapped: reclaiming more makes the kernel
+  scan for nothing and throw out program text.
+- A node is short when its free memory is near the kernel's own marks, not below a fixed number of GiB; missing data
+  does not count as a shortage. Memory *available* is not a measure here: page cache that could be dropped counts into
+  it.
+- Only cache on the short node counts: dropping another node's does not help.
 """
 
 from collections.abc import Iterable, Mapping
@@ -30,9 +32,10 @@ _LEAST: Final = 1 << 20
 
 
 class ReclaimHistory(Struct, frozen=True, kw_only=True):
-    """What is remembered of a container between two looks; times are monotonic.
+    """State of a container between two rounds; times are monotonic.
 
-    ``rest_until``: it is not probed before; ``relieved_until``: its cache has just been dropped, and is left to grow.
+    ``rest_until``: it is not probed before; ``relieved_until``: its cache has just been dropped, and may grow until
+    then.
     """
 
     at_s: float
@@ -42,7 +45,7 @@ class ReclaimHistory(Struct, frozen=True, kw_only=True):
 
 
 def pressure_percent(before: ReclaimHistory | None, now: GroupMemory) -> float | None:
-    """How much of the time since the last look some task waited for memory; None: not known."""
+    """Share of the time since the last round in which some task waited for memory; None: unknown."""
     if before is None or before.stalled_us is None or now.stalled_us is None:
         return None
     elapsed_s, stalled_us = now.at_s - before.at_s, now.stalled_us - before.stalled_us
@@ -100,10 +103,10 @@ def relieve(
     *,
     version: int,
 ) -> ReclaimAction | None:
-    """Whose page cache goes when a node is short: the largest that lies there. One container, then look again.
+    """The container whose page cache is dropped when a node is short: the largest cache there; one per round.
 
-    None is left with less than ``leave_bytes``. On v1 all of its cache goes (``force_empty``), its program text with
-    it: only that of containers that use more than they asked for.
+    No container is left with less than ``leave_bytes``. On v1 all of its cache is dropped (``force_empty``), its
+    program text with it: only that of containers that use more than their request.
     """
     if not missing:
         return None

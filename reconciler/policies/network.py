@@ -1,21 +1,21 @@
 """network: BE pods share a bounded part of the interfaces that the configuration names; online work has the rest.
 
-BE has a floor that it always gets and a ceiling that follows what online work uses
-(`reconciler.policies.network_control`). Opt-in; only what leaves the node is bounded. Where BE's packets are held
-depends on where they can still be told from others:
+BE has a guaranteed floor and a ceiling that follows the use of online work (`reconciler.policies.network_control`).
+Opt-in; only traffic that leaves the node is bounded. BE's packets are limited at a point where they can still be
+classified:
 
-- Of BE pods in the host's network by the class id of their sockets (``net_cls.classid``, cgroup v1), at the named
-  interface: there stands an HTB tree of ours with two classes, online, which everything is in that has no class, and
-  BE. The kernel's ``cls_cgroup`` is not asked for: a two-instruction BPF classifier reads the same number, and is there
-  on more kernels.
-- Of BE pods with a network namespace of their own a packet has lost its class when the node forwards it. It is taken
-  where it comes out of the pod, at the host's end of the pod's cable (veth), and led through one device of ours (an
-  IFB), on which all of them share one HTB class. This needs neither net_cls nor BPF, and is the same on both versions
-  of cgroups. A queue in the pod's own device was the alternative: a share for each pod instead of one for all, set from
-  inside a namespace in which others may undo it. Koordinator goes by addresses (ipset) at the interface, which source
-  NAT and overlays hide again.
+- Packets of BE pods in the host's network by the class id of their sockets (``net_cls.classid``, cgroup v1), at the
+  named interface: bypassd adds an HTB tree with two classes, online, which has all traffic without a class, and BE. The
+  kernel's ``cls_cgroup`` is not used: a two-instruction BPF classifier reads the same number, and is available on more
+  kernels.
+- Packets of BE pods with a network namespace of their own have lost their class when the node forwards them. They are
+  taken at the host's end of the pod's veth pair, and redirected through one device of bypassd's (an IFB), on which all
+  of them share one HTB class. This needs neither net_cls nor BPF, and is the same on both versions of cgroups. A queue
+  in the pod's own device was the alternative: a share for each pod instead of one for all, set from inside a namespace
+  in which others may undo it. Koordinator matches addresses (ipset) at the interface, which source NAT and overlays
+  hide again.
 
-`reconciler.control.network_loop` has it done; restore takes all of it away, and the kernel puts its default back.
+`reconciler.control.network_loop` runs it; restore removes all of it, and the kernel puts its default back.
 """
 
 from typing import Annotated, Final
@@ -32,7 +32,7 @@ from state.plan import NodePlan
 NAME: Final = "network"
 KNOB: Final = "net.classid"
 _LONGEST: Final = 15
-"""Letters of an interface's name that the kernel knows (IFNAMSIZ - 1)."""
+"""Longest name of an interface, in bytes (IFNAMSIZ - 1)."""
 
 
 class InterfaceRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -96,7 +96,7 @@ class NetworkConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, config: NetworkConfig) -> NodePlan:
-    """Say what is wanted of which interface; nothing where no BE packet can be told from others."""
+    """Which interfaces are limited, and how; none where BE packets cannot be classified."""
     del previous
     if not config.interfaces:
         return replace(plan, reasons={**plan.reasons, NAME: "no interface configured"})

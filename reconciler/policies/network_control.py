@@ -1,12 +1,12 @@
 """The waterline law: how much of a link BE may use now, from what online work uses. Pure; bytes a second.
 
 BE may use what online work leaves below the waterline, between its floor and its ceiling. Down at once, up by a tenth
-of the way between floor and ceiling a step, so that a burst of online traffic finds room. What is not known (the first
-reading, counters that went backwards, an interface that did not answer) never raises the ceiling.
+of the way between floor and ceiling a step, so that a burst of online traffic has room. An unknown reading (the first
+one, counters that went backwards, an interface that could not be read) never raises the ceiling.
 
-Source: rubik's and volcano's network QoS, which know two states, low above the waterline and high below it; the link
-minus online's use is Heracles'. Where we differ: in between there is no jump, so that BE does not swing between two
-rates at each crossing, and the link never fills up above the waterline while BE is the one that fills it.
+Source: rubik's and volcano's network QoS, which have two states, low above the waterline and high below it; the link
+minus online's use is Heracles'. Differences: the ceiling does not jump in between, so that BE does not swing between
+two rates at each crossing, and the link never fills up above the waterline because of BE.
 """
 
 from typing import Final
@@ -33,10 +33,10 @@ def limits_of(link_mbit: int, floor_percent: float, ceiling_percent: float, wate
 
 
 def use(before: ByteCounters | None, now: ByteCounters) -> Throughput | None:
-    """What was used between two readings; None when that cannot be told.
+    """Use between two readings; None when unknown.
 
-    Pods' packets are counted before it is known where they go. What stays on the node or leaves by another interface
-    makes online work look smaller by just what it makes BE look bigger: their sum, which the law bounds, is right.
+    Pods' packets are counted before their route is known. What stays on the node or leaves by another interface makes
+    online use smaller by exactly what it makes BE's use bigger: their sum, which the law bounds, is right.
     """
     if before is None or now.at <= before.at:
         return None
@@ -62,9 +62,9 @@ def step(ceiling: int, online: int | None, bounds: LinkLimits) -> int:
 
 
 def split(ceiling: int, be: int, pods: int) -> tuple[int, int]:
-    """The ceiling, given out to BE's class and to the pods by what each uses; together never more than all of it.
+    """The ceiling, divided between BE's class and the pods by their use; together never more than all of it.
 
-    In twentieths, and each at least two: who starts to send finds room, and a small change is no call of the kernel.
+    In twentieths, and each at least two: a new sender has room, and a small change causes no system call.
     """
     margin = ceiling / _STEPS
     part = (be + margin) / (be + pods + 2 * margin) if ceiling else 0.5

@@ -1,16 +1,16 @@
-"""normalise: on a node whose CPUs do more than the ones limits were made for, a limit is worth less CPU time.
+"""normalise: on a node with faster CPUs than limits were made for, a limit is worth less CPU time.
 
-The ratio (1.0: as usual) is the node's speed over the reference's: quota = ceil(quota / ratio), and the same for the
+The ratio (1.0: unchanged) is the node's speed over the reference's: quota = ceil(quota / ratio), and the same for the
 limits of BE pods in `batch`. It is a value of this node's configuration: where a control plane computes it, it is in an
-annotation of the Node object, which we do not read.
+annotation of the Node object, which bypassd does not read.
 
-Source: Koordinator's cpunormalization (LS and unlabelled pods without a CPU set of their own). Where we differ:
+Source: Koordinator's cpunormalization (LS and unlabelled pods without a CPU set of their own). Differences:
 
 - Containers only. The pod's quota is the sum of its containers', so with theirs lowered it bounds nothing; and lowered
   itself it makes container starts fail: the runtime writes the container's own, larger quota first (EINVAL on v1 under
   a smaller one above; Koordinator 2047, 2694).
 - In whole hundredths, so that 1.2 is 1.2: their quotient of floats gives a quota of 100001 for 120000.
-- While a burst law lends a container quota, the loan stands: it was made on top of what is wanted here.
+- While a burst law lends a container quota, the loan has precedence: it was made on top of this policy's value.
 """
 
 from typing import Annotated, Final
@@ -55,7 +55,7 @@ def applies(pod: Pod, container: Container, pools: Pools) -> bool:
 
 
 def quota_of(pod: Pod, container: Container, pools: Pools) -> int | None:
-    """The quota that a container has on this node while nobody lends it more (µs of its period); None: no limit."""
+    """The container's quota on this node without a loan (µs of its period); None: no limit."""
     quota = container.spec.quota_us if container.spec is not None else None
     if quota is None or quota <= 0:
         return None
@@ -63,7 +63,7 @@ def quota_of(pod: Pod, container: Container, pools: Pools) -> int | None:
 
 
 def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: NormaliseConfig) -> Pools:
-    """Tell the other policies the ratio."""
+    """Pass the ratio to the other policies."""
     del view, previous
     reason = "off: quotas are unchanged" if config.ratio <= 1 else f"quotas are divided by {config.ratio:g}"
     return replace(pools, quota_ratio=config.ratio, reasons={**pools.reasons, NAME: reason})

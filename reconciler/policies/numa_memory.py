@@ -2,13 +2,14 @@
 
 Bound are: dedicated containers whose CPUs we chose and whose pods ask for ``numa_binding``, online pods of a pool on
 one node, and BE pods that ask for a node. Off by default: a container that may take memory from one node only is out of
-memory when that one is. Source: Katalyst (cpuset.mems of numa_binding pods). Where we differ:
+memory when that one is. Source: Katalyst (cpuset.mems of numa_binding pods). Differences:
 
-- A container that the kubelet's memory manager has placed, told by its runtime spec or its checkpoint, is left to it.
+- A container that the kubelet's memory manager has placed, according to its runtime spec or its checkpoint, is
+  unmanaged.
 - A node without memory of its own (CXL machines, sub-NUMA with a bank out) means the nearest one that has some.
-- It is written before the container's first instruction, so that there is nothing to move. Later on cgroup v2 moves the
-  pages over, which takes as long as it takes, in the slow lane; cgroup v1 leaves them where they are, but with
-  ``migrate``. That is set in running containers only: what a starting one has is not worth a wait.
+- It is written before the container's first instruction, so that there is nothing to move. A later write moves the
+  pages on cgroup v2, which may take long and runs in the blocking writer's thread; cgroup v1 leaves them where they are
+  unless ``migrate`` is set. That is set in running containers only: a starting container has too few pages to wait for.
 """
 
 from typing import Annotated, Final
@@ -84,7 +85,7 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: NumaMemoryPolicyCo
 
 
 def _is_the_kubelets(pod: Pod, container: Container, view: NodeView, every: CpuSet) -> bool:
-    """Whether the kubelet's memory manager has given the container nodes, or nobody can tell."""
+    """Whether the kubelet's memory manager has given the container nodes, or that cannot be determined."""
     given = view.kubelet.affinity.get(f"{pod.uid}/{container.name}", {})
     if any(name == "memory" or name.startswith("hugepages-") for name in given):
         return True

@@ -1,11 +1,11 @@
-"""Whether this kernel offers a knob, in a person's words: said once for the node, never as an error of each pod."""
+"""Whether this kernel offers a knob, as text for people: reported once for the node, never as an error of each pod."""
 
 from cgroupfs.knobs import CATALOG
 from state.model import NodeView
 
 
 def unsupported_reason(view: NodeView, name: str) -> str | None:
-    """Why a knob is not to be had on this node; None when it is."""
+    """Why a knob is unavailable on this node; None when it is available."""
     knob = CATALOG[name]
     version = view.versions.get(knob.controller)
     if version is None:

@@ -2,8 +2,8 @@
 
 The kubelet gives processes of BestEffort pods 1000, the most there is, but those of a BE pod of another QoS class a
 number by its request, which may be below an online pod's. Here every BE pod has a place in one band at the top; within
-it Katalyst's ``oom_priority`` decides, -100 (killed first) to -1, or Koordinator's ``oom-score-adj`` as it stands. Off
-by default. The actuator of this name (`reconciler.actuators.files.oom_score`) writes, and remembers what was there.
+it Katalyst's ``oom_priority`` decides, -100 (killed first) to -1, or Koordinator's ``oom-score-adj``, unchanged. Off by
+default. The actuator of this name (`reconciler.actuators.files.oom_score`) writes, and records the originals.
 
 Source: Katalyst's OOM bands (its own kernel hook compares them; here they are mapped onto the kernel's scale), where
 numbers out of the band are clamped and -300 is "leave it alone"; Koordinator's oom-score-adj annotation, which is

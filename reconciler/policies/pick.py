@@ -1,14 +1,14 @@
-"""Which CPUs BE work gets, once it is known how many: the fewest change hands, and no pinned pod gets a BE neighbour.
+"""Chooses BE work's CPUs, given their number: the fewest CPU changes, and no pinned pod gets a BE neighbour.
 
-A v1 ``cpuset.cpus`` write costs time in proportion to all cpusets of the machine, and a moved task loses its cache,
-so what is held stays held. Two rules stand above that: a CPU that is no candidate is given back at once, and a thread
-whose sibling is dedicated or reserved goes to BE work only when no other is left.
+A v1 ``cpuset.cpus`` write costs time in proportion to all cpusets of the machine, and a moved task loses its cache, so
+assigned CPUs stay assigned. Two rules have precedence: a CPU that is no candidate is released at once, and a thread
+whose sibling is dedicated or reserved is used for BE work only when no other is left.
 
-Where a machine has efficiency cores they are taken before the others and given back after them; a site's plug-ins can
+Where a machine has efficiency cores they are taken before the others and released after them; a site's plug-ins can
 order the CPUs otherwise (`reconciler.placement.allocate.preference`).
 
 Source: Koordinator takes sibling pairs round-robin over sockets and starts from nothing at each step, Katalyst counts
-from the highest ids down. We keep pairs and high ids (interrupts and host work gather on the low ones).
+from the highest ids down. bypassd keeps pairs and high ids (interrupts and host work gather on the low ones).
 """
 
 from collections.abc import Sequence
@@ -54,11 +54,11 @@ def choose_cpus(
 
 
 class BeCpuRules(NamedTuple):
-    """The candidates that a chain of rules leaves, their order for `choose_cpus`, and what a person should know."""
+    """The candidates that a chain of rules leaves, their order for `choose_cpus`, and the message for people."""
 
     candidates: CpuSet
     tiers: Sequence[CpuSet] | None
-    told: str
+    message: str
 
 
 def by_rules(candidates: CpuSet, topology: Topology, config: PlacementConfig, *, interrupts: CpuSet) -> BeCpuRules:
@@ -80,7 +80,10 @@ def by_rules(candidates: CpuSet, topology: Topology, config: PlacementConfig, *,
 
 @final
 class _SameShape:
-    """A topology as a key: the same object is the same machine. Comparing a thousand CPUs at each plan is no saving."""
+    """A topology as a key: the same object is the same machine.
+
+    Comparing a thousand CPUs at each plan saves nothing.
+    """
 
     __slots__ = ("topology",)
 
@@ -121,7 +124,7 @@ def _fill(count: int, pool: CpuSet, held: CpuSet, topology: Topology, tiers: Seq
         return _release(kept, len(kept) - count, topology, tiers)
     missing = count - len(kept)
     free, begun = pool - kept, kept
-    # A core that BE work already has a thread of comes first: the other thread is of little use to anyone else.
+    # Prefer a core that BE work already has a thread of: its other thread is of little use to other work.
     order = sorted(topology.cores(), key=lambda core: (not core & begun, -min(core)))
     for tier in tiers:
         for core in order:
@@ -134,9 +137,9 @@ def _fill(count: int, pool: CpuSet, held: CpuSet, topology: Topology, tiers: Seq
 
 
 def _release(kept: CpuSet, count: int, topology: Topology, tiers: Sequence[CpuSet]) -> CpuSet:
-    """Give back lone threads first, then whole cores from the lowest: online work gets cores, not halves.
+    """Release lone threads first, then whole cores from the lowest: online work gets cores, not halves.
 
-    The last tier goes first.
+    The last tier is released first.
     """
     released = EMPTY
     order = sorted(topology.cores(), key=lambda core: len(core & kept))

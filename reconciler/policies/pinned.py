@@ -1,21 +1,21 @@
 """pinned: the quota is lifted off containers that run on whole CPUs of their own, and off their pods.
 
 A container that owns its CPUs cannot use more than those, so its quota bounds nothing; but it throttles: the kernel
-hands a quota out in slices per CPU, and threads that together stay at their limit are stopped at the end of periods all
-the same. Source: Koordinator lifts it for LSE and LSR pods (pod and container), the kubelet does from 1.33 on
+distributes a quota in slices per CPU, and threads that together stay at their limit are stopped at the end of periods
+all the same. Source: Koordinator lifts it for LSE and LSR pods (pod and container), the kubelet does from 1.33 on
 (DisableCPUQuotaWithExclusiveCPUs), for the pod as soon as one of its containers has exclusive CPUs.
 
-Where we differ:
+Differences:
 
-- The pod's quota is lifted only when each of its other containers has a quota of its own. What the pod's was then still
-  good for, the others' sum, stays bounded by those; a container without any would be unbounded without the pod's.
-- A side-car that follows another container's CPUs, and a container that cannot be told from one that owns CPUs, keep
-  their quotas: on CPUs that are not theirs alone a quota does bound something.
-- The kubelet's exclusive CPUs count once the runtime was told of them. Up to 1.21 they come some seconds after the
-  container's start, and until then it runs on everybody's CPUs.
+- The pod's quota is lifted only when each of its other containers has a quota of its own. Their sum, which the pod's
+  quota still bounded, stays bounded by those; a container without any would be unbounded without the pod's.
+- A side-car that follows another container's CPUs, and a container that is indistinguishable from one that owns CPUs,
+  keep their quotas: on shared CPUs a quota does bound something.
+- The kubelet's exclusive CPUs count once the runtime has received them. Up to 1.21 that is some seconds after the
+  container's start, and until then it runs on all shared CPUs.
 
-Older kubelets write the quota again with each update of the container; the ledger has it put back there, and put back
-by us when the container ceases to own its CPUs.
+Older kubelets write the quota again with each update of the container; the ledger then restores it, and bypassd
+restores it when the container ceases to own its CPUs.
 """
 
 from typing import Final
@@ -33,7 +33,7 @@ class PinnedConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def is_pinned(pod: Pod, container: Container, pools: Pools) -> bool:
-    """True when the container, and surely this one, runs on CPUs that nobody else may have."""
+    """True when the container, and surely this one, runs on CPUs that no other container may use."""
     if not pod.pod_class.online or container.kind is ContainerKind.SANDBOX:
         return False
     key = f"{pod.uid}/{container.name or container.id}"
@@ -42,7 +42,7 @@ def is_pinned(pod: Pod, container: Container, pools: Pools) -> bool:
 
 
 def lifts_pod(pod: Pod, pools: Pools) -> bool:
-    """True when the pod directory's quota is no good any more: see the module's text."""
+    """True when the pod directory's quota has no purpose any more: see the module's text."""
     pinned = False
     for container in pod.containers:
         if container.kind is ContainerKind.SANDBOX:
@@ -73,12 +73,12 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: PinnedConfig) -> l
 
 
 def _has_quota(container: Container) -> bool:
-    """Whether the runtime was told of a quota, or may have been."""
+    """Whether the runtime received a quota, or may have."""
     return container.spec is None or (container.spec.quota_us or 0) > 0
 
 
 def _wider(container: Container, owned: CpuSet) -> bool:
-    """Whether the runtime was last told of more CPUs than the container owns."""
+    """Whether the runtime last received more CPUs than the container owns."""
     if container.spec is None or container.spec.cpus is None:
         return False
     try:

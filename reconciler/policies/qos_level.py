@@ -1,12 +1,13 @@
-"""QoS level: BE pods are offline work to openEuler's scheduler, which lets them run when nothing online does.
+"""QoS level: BE pods are offline work to openEuler's scheduler, which runs them when no online task is runnable.
 
-``cpu.qos_level`` is 0 for online and -1 for offline groups. It is a one-way street: the kernel never takes 0 again for
-a group that is offline, and a group that is made below one is offline from the start. So it is opt-in, it is written on
-BE pods whose class is sure and on their containers, never on a directory where other pods may come to live, and a pod
-that turns online later is told by a refusal: only a new pod helps. Restoring leaves it, and says so.
+``cpu.qos_level`` is 0 for online and -1 for offline groups. The change is irreversible: the kernel never takes 0 again
+for a group that is offline, and a group that is made below one is offline from the start. So it is opt-in, it is
+written on BE pods whose class is sure and on their containers, never on a directory in which other pods may be created,
+and for a pod that turns online later a refusal reports that only a new pod helps. Restoring leaves the value, and
+reports it.
 
-Source: rubik's preemption feature and Volcano's cpu QoS on openEuler. Where we differ: they write on the first guess of
-a pod's class, and answer the kernel's refusal with an error at each event.
+Source: rubik's preemption feature and Volcano's cpu QoS on openEuler. Differences: they write on the first guess of a
+pod's class, and report the kernel's refusal as an error at each event.
 """
 
 from typing import Annotated, Final

@@ -1,20 +1,20 @@
 """quota burst: a throttled online container is lent quota above its limit for a while, as long as the node has room.
 
-`step` is the law, run once a second by the ticker that keeps the states; what it lends reaches the planner as
-``NodeView.lent_us``. It is for one container; `guard` says how the node is.
+`step` is the control law; the sampler keeps its states and runs it once a second. Its loans reach the planner as
+``NodeView.lent_us``. It is for one container; `guard` gives the state of the node.
 
 Source: Koordinator's cfsQuotaBurst (up by a fifth while throttled, down by a fifth, between the limit and a percentage
-of it; a guard on the use of the shared CPUs; a token bucket for each container). Where we differ:
+of it; a guard on the use of the shared CPUs; a token bucket for each container). Differences:
 
-- All steps up of one second together are rationed to the room below the threshold. There every throttled container
-  rises by a fifth at once, and a node of many can jump over the guard in one step.
-- A loan that is not used goes back after a while. There it stays until the node is overloaded, which is the moment at
-  which nobody wants hundreds of containers with three times their limit.
-- A bucket starts with what the container's id says and not with a random number: the same spread, so that the bursts of
-  replicas do not end in one second, but the same plan for the same node. Starting empty would be as repeatable, and
-  would refuse a burst to just-started programs, which need it most.
-- A container whose counters are unknown keeps what it has and rises no further; after ``UNKNOWN_S`` it goes down.
-- The use of the shared CPUs is what the machine counts on them (iowait is idle) less what BE pods used, instead of a
+- All steps up of one second together are rationed to the room below the threshold. In Koordinator every throttled
+  container rises by a fifth at once, and a node of many can jump over the guard in one step.
+- A loan that is not used is taken back after a while. In Koordinator it stays until the node is overloaded, which is
+  when hundreds of containers with three times their limit do most harm.
+- A bucket's initial content is derived from the container's id and not from a random number: the same spread, so that
+  the bursts of replicas do not end in one second, but the same plan for the same node. Starting empty would be as
+  repeatable, and would refuse a burst to just-started programs, which need it most.
+- A container whose counters are unknown keeps its quota and rises no further; after ``UNKNOWN_S`` its quota is lowered.
+- The use of the shared CPUs is what the machine counts on them (iowait is idle) less the use of BE pods, instead of a
   subtraction of pods' metrics of different ages.
 """
 
@@ -44,11 +44,11 @@ _GUARD_S: Final = 10.0
 FRESH_S: Final = 3.0
 """After so long without a new reading the node is unknown."""
 UNKNOWN_S: Final = 10.0
-"""After so long without a reading a loan goes back step by step: what is not known is not fine."""
+"""After so long without a reading a loan is taken back step by step: unknown does not count as good."""
 
 
 class QuotaBurstConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who is lent quota above the limit, how much, and when nobody is."""
+    """Which containers are lent quota above the limit, how much, and when lending stops."""
 
     enabled: Annotated[
         bool,
@@ -92,7 +92,7 @@ class QuotaBurstConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class NodeCpuState(StrEnum):
-    """What the guard says: lend, lend no more, take back; unknown lends nothing."""
+    """Result of the guard: lend, lend no more, take back; unknown lends nothing."""
 
     IDLE = "idle"
     COOLING = "cooling"
@@ -139,10 +139,10 @@ class BurstState(Struct, frozen=True, kw_only=True):
 
 
 def guard(before: BurstGuard, cpu: NodeCpu | None, pools: Pools, now: float, threshold_percent: int) -> BurstGuard:
-    """The state of the shared CPUs: the mean of at most five looks and ten seconds.
+    """The state of the shared CPUs: the mean of at most five samples and ten seconds.
 
-    Shared is what no container owns. What BE pods use there counts as room: they give way. A CPU whose idle time is
-    not known is busy. Without a new reading the node is no better than cooling, and soon unknown.
+    Shared are CPUs that no container owns. The use of BE pods there counts as room: they yield. A CPU whose idle time
+    is unknown is busy. Without a new reading the node is at best cooling, and soon unknown.
     """
     looks = tuple(look for look in before.looks if 0.0 <= now - look[0] < _GUARD_S)
     fresh = False
@@ -166,7 +166,7 @@ def guard(before: BurstGuard, cpu: NodeCpu | None, pools: Pools, now: float, thr
 
 
 def start(borrower: QuotaBorrower, now: float) -> BurstState:
-    """No loan, and a bucket whose content the container's id decides."""
+    """No loan, and a bucket whose content is derived from the container's id."""
     return BurstState(quota_us=borrower.limit_us, limit_us=borrower.limit_us, at=now, known_at=now, needed_at=now)
 
 
@@ -178,10 +178,10 @@ def first_tokens(container_id: str, capacity: int) -> float:
 def step(
     state: BurstState, sample: BurstSample, node: NodeCpuState, now: float, config: QuotaBurstConfig
 ) -> BurstState:
-    """One look at one container: its loan a fifth up, a fifth down, or as it is."""
+    """One step for one container: its loan a fifth up, a fifth down, or unchanged."""
     borrower = sample.borrower
     if state.limit_us != borrower.limit_us:
-        # Resized: a loan on the old limit says nothing about the new one.
+        # Resized: a loan on the old limit has no meaning for the new one.
         state = replace(state, quota_us=borrower.limit_us, limit_us=borrower.limit_us)
     top = ceiling_us(borrower.limit_us, borrower.period_us, sample.percent, sample.cpus)
     tokens, may_spend = _bucket(state, sample, now)
@@ -212,7 +212,7 @@ def step(
 
 
 def _bucket(state: BurstState, sample: BurstSample, now: float) -> tuple[float | None, bool]:
-    """The bucket after the time since the last look, and whether there is anything in it.
+    """The bucket after the time since the last step, and whether there is anything in it.
 
     Use at or above the limit spends what is above it, use below 60 % saves what is below the limit, both for as long as
     it lasted; a bucket in debt is as deep as it is high. Source: Koordinator's burst limiter.
@@ -241,9 +241,9 @@ def step_all(
     now: float,
     config: QuotaBurstConfig,
 ) -> dict[str, BurstState]:
-    """Every container of ``samples`` one step on, by group path; one that is not among them is forgotten.
+    """One step for every container of ``samples``, by group path; the state of any other container is dropped.
 
-    All that is newly lent together is at most the node's room.
+    All new loans together are at most the node's room.
     """
     after: dict[str, BurstState] = {}
     grown: dict[str, float] = {}
@@ -262,7 +262,7 @@ def step_all(
 
 
 def takes_part(pod: Pod, config: QuotaBurstConfig) -> bool:
-    """Whether a pod's containers may borrow: what its annotation says, else what the config says."""
+    """Whether a pod's containers may borrow: by its annotation, else by the config."""
     burst_limit = pod.wish.burst_policy
     if burst_limit is None:
         return not config.only_asked
@@ -277,7 +277,7 @@ def customers(pods: Iterable[Pod], pools: Pools, config: QuotaBurstConfig) -> li
 
 
 def percent_of(pod: Pod, config: QuotaBurstConfig) -> int:
-    """The pod's own ceiling, else the config's. Below 100 is no loan at all, as 100 is."""
+    """The pod's own ceiling, else the config's. Below 100 means no loan at all, like 100."""
     own = pod.wish.quota_burst_percent
     return config.percent if own is None else max(100, own)
 

@@ -1,19 +1,19 @@
-"""quota turbo: throttled online containers get more quota ten times a second, out of what the node leaves idle.
+"""quota turbo: throttled online containers get more quota ten times a second, out of the node's idle CPU time.
 
-`step` is the law, run by a ticker that keeps the states; what it lends reaches the planner as ``NodeView.lent_us``. It
-differs from `quota_burst` in pace and purpose: over a window of a few seconds a container uses no more on average than
-its limit, so it smooths bursts instead of giving CPU time away.
+`step` is the control law, run by the sampler, which keeps the states; its loans reach the planner as
+``NodeView.lent_us``. It differs from `quota_burst` in pace and purpose: over a window of a few seconds a container uses
+no more on average than its limit, so it smooths bursts instead of giving CPU time away.
 
 Source: openEuler rubik's quotaTurbo, in its order: slow fallback from the high mark on, fast fallback from the alarm
-mark on, growth only while the node's load is steady. Where we differ:
+mark on, growth only while the node's load is steady. Differences:
 
-- iowait is idle. There a program that waits for a disk ends everybody's loans, though every CPU is free.
+- iowait is idle. In rubik a program that waits for a disk ends all loans, though every CPU is free.
 - The load is of the last second and not of one tick: at 100 ms a kernel counts ten ticks of a CPU, so that one tick of
   noise on a small node is more than the swing that stops all growth.
-- Marks that are equal or crossed are an error of the config (there: a division by zero in each tick).
-- A container is given back its own quota where it was, pod overhead included, and only if we have changed it. There all
-  quotas of the node are rewritten from the limits at each start.
-- Unknown (load, use, a node watched for less than the window) never grows, and counts as all that the container had.
+- Marks that are equal or crossed are an error of the config (in rubik: a division by zero in each tick).
+- A container's own quota is restored, pod overhead included, and only if bypassd has changed it. rubik rewrites all
+  quotas of the node from the limits at each start.
+- Unknown (load, use, a node observed for less than the window) never grows, and counts as all that the container had.
 - A step up is bounded by what is left below the alarm mark, too; the slow fallback never exceeds its tenth.
 """
 
@@ -37,7 +37,7 @@ _NS_PER_US: Final = 1000
 
 
 class QuotaTurboConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who takes part, and how far and how fast quotas move."""
+    """Which containers take part, and how far and how fast quotas move."""
 
     enabled: Annotated[
         bool,
@@ -79,7 +79,7 @@ class QuotaTurboConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class TurboNode(Struct, frozen=True, kw_only=True):
-    """The node at one look. ``load_percent``: busy share of its CPUs; ``swing``: how far it varied; None: unknown."""
+    """One sample of the node. ``load_percent``: busy share of its CPUs; ``swing``: its variation; None: unknown."""
 
     cpus: int
     load_percent: float | None = None
@@ -87,9 +87,9 @@ class TurboNode(Struct, frozen=True, kw_only=True):
 
 
 class TurboSample(Struct, frozen=True, kw_only=True):
-    """What one container did since the last look; None: unknown.
+    """One container's use since the last sample; None: unknown.
 
-    ``hit``: periods in which it was throttled; ``throttled_ns``: CPU time that its run queues stood still for that.
+    ``hit``: periods in which it was throttled; ``throttled_ns``: CPU time for which its run queues were stopped.
     """
 
     borrower: QuotaBorrower
@@ -101,7 +101,7 @@ class TurboSample(Struct, frozen=True, kw_only=True):
 class TurboState(Struct, frozen=True, kw_only=True):
     """One container's quota now, between its limit and the ceiling.
 
-    ``saved``: for each of the last looks, what it used less than its limit (negative: more), thousandths of a CPU.
+    ``saved``: for each of the last samples, what it used less than its limit (negative: more), thousandths of a CPU.
     """
 
     quota_us: int
@@ -112,7 +112,7 @@ class TurboState(Struct, frozen=True, kw_only=True):
 def step(
     states: Mapping[str, TurboState], samples: Mapping[str, TurboSample], node: TurboNode, config: QuotaTurboConfig
 ) -> dict[str, TurboState]:
-    """One look at all containers of ``samples``, by group path; one that is not among them is forgotten."""
+    """One step for all containers of ``samples``, by group path; the state of any other container is dropped."""
     before = {path: _noted(states.get(path), sample, config) for path, sample in sorted(samples.items())}
     # Thousandths of a CPU above the limit.
     lent = {path: _lent(state, samples[path]) for path, state in before.items()}
@@ -135,9 +135,9 @@ def step(
 
 
 def _noted(state: TurboState | None, sample: TurboSample, config: QuotaTurboConfig) -> TurboState:
-    """The state with this look's use in its window. A new or resized container has saved nothing yet.
+    """The state with this sample's use in its window. A new or resized container has saved nothing yet.
 
-    The window holds one look less than it is long: the next look's use, at most the quota, is the last of it.
+    The window has one sample less than its length: the next sample's use, at most the quota, is the last of it.
     """
     borrower = sample.borrower
     if state is None or state.limit_us != borrower.limit_us:
@@ -154,12 +154,12 @@ def _lent(state: TurboState, sample: TurboSample) -> float:
 def _slowly_back(
     lent: Mapping[str, float], samples: Mapping[str, TurboSample], node: TurboNode, config: QuotaTurboConfig
 ) -> dict[str, float]:
-    """From the high mark on, whoever was not throttled gives back up to a tenth; on an unknown load, all of that."""
+    """From the high mark on, an unthrottled container returns up to a tenth; on an unknown load, all of the loan."""
     share = SLOW
     if node.load_percent is not None:
         over = (node.load_percent - config.high_percent) / (config.alarm_percent - config.high_percent)
         share = min(1.0, max(0.0, over)) * SLOW
-    # The last thousandth goes with it: a tenth of it for ever would never end.
+    # The last thousandth is returned with it: returning a tenth of it each time would never end.
     return {
         path: milli if samples[path].hit else max(0.0, milli * (1.0 - share) - (1.0 if share else 0.0))
         for path, milli in lent.items()
@@ -184,14 +184,14 @@ def _growth(samples: Mapping[str, TurboSample], node: TurboNode, config: QuotaTu
     values = {
         path: sample.throttled_ns / sample.hit / (sample.borrower.period_us * _NS_PER_US) * CPU_MILLI
         for path, sample in samples.items()
-        # Time may be counted in a look after the period that it belongs to: there is nothing to divide it by.
+        # Time may be counted in a sample after the period that it belongs to: the divisor is 0.
         if sample.hit and sample.throttled_ns and sample.use_milli is not None
     }
     return lending.rationed(values, min(config.grow_percent, room) / 100 * node.cpus * CPU_MILLI)
 
 
 def takes_part(pod: Pod, config: QuotaTurboConfig) -> bool:
-    """Whether a pod's containers may borrow: as its annotation says, else as the config says."""
+    """Whether a pod's containers may borrow: by its annotation, else by the config."""
     mark = pod.annotations.get(ANNOTATION)
     if mark is None:
         return config.every_online_pod

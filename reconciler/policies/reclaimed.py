@@ -1,9 +1,9 @@
 """reclaimed: BE pods get the CPU that online work leaves, as a CPU set, a quota, or both.
 
 Where it is written, and why only there: a container's own group (the kubelet narrows or rewrites it rarely, and its
-rewrite is noticed), and the quota of the besteffort directory (its children have none of their own, so nothing that
-starts later can collide with it). BE pods outside besteffort, classed by label, and BE pods that share besteffort with
-an online pod, get a part of the budget per container instead.
+rewrite is noticed), and the quota of the besteffort directory (its children have none of their own, so a container that
+starts later cannot conflict with it). BE pods outside besteffort, classed by label, and BE pods that share besteffort
+with an online pod, get a part of the budget per container instead.
 """
 
 from collections.abc import Sequence
@@ -82,7 +82,7 @@ class ReclaimedConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
     placement: PlacementConfig = PlacementConfig()
 
     def __post_init__(self) -> None:
-        """Load a site's plug-ins. Errors: `InputError` naming the one that cannot be had."""
+        """Load a site's plug-ins. Errors: `InputError` naming the plug-in that cannot be loaded."""
         checked(self.placement)
 
 
@@ -96,7 +96,7 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Re
         counted, tiers, text = by_rules(counted, view.topology, config.placement, interrupts=view.irq_cpus)
     was_confined = previous is not None and previous.confined and confined
     outside = pools.online_cpus - counted if was_confined else EMPTY
-    # CPUs that are BE work's alone are there to be filled: there is nobody on them to leave room for.
+    # CPUs that are BE work's alone may be filled: no online work on them needs room.
     law = replace(config.budget, limit_percent=100) if pools.separate and squeezed is None else config.budget
     budget = next_budget(view, counted, previous, law, outside=outside, ceiling=pools.budget_milli)
     bounded = config.form is not ReclaimedForm.CPUSET or not confined or squeezed is not None
@@ -166,7 +166,7 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: ReclaimedConfig) -
     for container in pod.containers:
         path, cid = container.group.path, container.id
         if owns_cpus(pod, container, pools):
-            continue  # the kubelet's exclusive CPUs are adopted, whatever the label says
+            continue  # the kubelet's exclusive CPUs are adopted, with any label
         if container.kind is ContainerKind.SANDBOX:
             if narrowed:
                 want(path, "cpu.set", pools.reclaimed, "required by the narrowed besteffort directory", cid)
@@ -192,7 +192,7 @@ def narrows_besteffort(view: NodeView, pools: Pools, config: ReclaimedConfig) ->
 
 
 def _candidates(view: NodeView, pools: Pools, config: ReclaimedConfig) -> tuple[CpuSet, str | None]:
-    """The CPUs that BE work may use; with a reason, when there are none and it must share somebody else's."""
+    """The CPUs that BE work may use; if there are none, the shared ones that it must use, with a reason."""
     online, kubelet = pools.online_cpus, view.kubelet
     refused = _refused(view, pools)
     dedicated = refused if config.share_exclusive else pools.dedicated_cpus
@@ -217,10 +217,10 @@ def _candidates(view: NodeView, pools: Pools, config: ReclaimedConfig) -> tuple[
 
 
 def _refused(view: NodeView, pools: Pools) -> CpuSet:
-    """The dedicated CPUs whose pods refuse BE work, or may: what they say is not known yet.
+    """The dedicated CPUs whose pods refuse BE work, or may: their labels are not known yet.
 
     Source: Koordinator's BE pods run on an LSR pod's CPUs and never on an LSE pod's. Katalyst's dedicated pods do not
-    say, and there BE work uses their CPUs.
+    specify it, and there BE work uses their CPUs.
     """
     masks = 0
     for key, cpus in pools.dedicated.items():

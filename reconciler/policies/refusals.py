@@ -1,8 +1,8 @@
-"""What the planner will not let through, whichever policy wants it: rules of the kernel, the kubelet and the runtime.
+"""What the planner refuses from any policy: rules of the kernel, the kubelet and the runtime.
 
-Each rule looks at one setting in its scene and answers with a reason in a person's words, or None. The kernel's rules
-are in the kernel's own documentation (cgroup-v1, cgroup-v2); the kubelet's and the runtime's were measured on a node
-with containerd 1.6 and kubelets from 1.21 to 1.27: what is refused here made container starts fail, or was rewritten.
+Each rule checks one setting in its context and returns a reason as text for people, or None. The kernel's rules are in
+the kernel's own documentation (cgroup-v1, cgroup-v2); the kubelet's and the runtime's were measured on a node with
+containerd 1.6 and kubelets from 1.21 to 1.27: what is refused here made container starts fail, or was rewritten.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ from state.model import Container, ContainerKind, CpuPolicy, NodeView, Pod, PodC
 
 
 class RefusalContext(Struct, frozen=True, kw_only=True):
-    """What a rule may look at: the node, and everything wanted in the same plan by (path, knob).
+    """Input of a rule: the node, and all settings of the same plan by (path, knob).
 
     ``pod`` is None for the directories above the pods. ``containers`` are the pod's, by group path.
     """
@@ -32,7 +32,7 @@ class RefusalContext(Struct, frozen=True, kw_only=True):
     containers: Mapping[str, Container] = {}
 
     def value(self, path: str, knob: str) -> tuple[bool, Value]:
-        """Wanted value, else the one last read; (False, None) when neither is known."""
+        """The planned value, else the value last read; (False, None) when neither is known."""
         setting = self.wanted.get((path, knob))
         if setting is not None:
             return True, setting.value
@@ -53,7 +53,7 @@ def outside_kubepods(setting: Setting, scene: RefusalContext) -> str | None:
 
 
 def unknown_group(setting: Setting, scene: RefusalContext) -> str | None:
-    """A directory that is no QoS level and not of this pod may belong to anyone by now."""
+    """A directory other than a QoS level and not of this pod may belong to another program by now."""
     if scene.pod is None:
         if setting.path in _levels(scene.view) or _of_machine(setting):
             return None
@@ -99,7 +99,7 @@ def exclusive_container(setting: Setting, scene: RefusalContext) -> str | None:
 
 
 def kubelets_memory(setting: Setting, scene: RefusalContext) -> str | None:
-    """Memory nodes of containers whose CPUs are the kubelet's own choice are as well."""
+    """Memory nodes of containers whose CPUs are the kubelet's own choice are the kubelet's as well."""
     container = scene.containers.get(setting.path)
     if container is None or scene.pod is None or placed_cpus(scene.pod, container, scene.pools) is not None:
         return None
@@ -260,7 +260,8 @@ def v1_quota_above_parent(setting: Setting, scene: RefusalContext) -> str | None
 def burst_above_quota(setting: Setting, scene: RefusalContext) -> str | None:
     """EINVAL on both versions; without a quota there is nothing to burst over.
 
-    A container's quota that nobody wants is the runtime's, whatever it reads now: ours is put back in the same plan.
+    A container's quota without a setting is the runtime's, whatever it reads now: bypassd's is removed in the same
+    plan.
     """
     if not isinstance(setting.value, int) or setting.value == 0:
         return None
@@ -290,7 +291,7 @@ def one_way(setting: Setting, scene: RefusalContext) -> str | None:
 
 
 def shared_level(setting: Setting, scene: RefusalContext) -> str | None:
-    """Whatever is made below an offline directory is offline for good, online pods that come later too."""
+    """Every group made below an offline directory is offline for good, online pods that start later too."""
     if setting.value in (0, None) or scene.pod is not None:
         return None
     return "pods started later below it would be offline permanently"
@@ -336,7 +337,7 @@ _CONTROLLERS: Final[Mapping[str, str]] = {
 
 
 def check(scene: RefusalContext) -> tuple[dict[tuple[str, str], Setting], list[Refusal]]:
-    """Split what is wanted into what may be written and what may not, each with the first rule that says so."""
+    """Split the plan into settings that may be written and those that may not, each with the first rule against it."""
     allowed: dict[tuple[str, str], Setting] = {}
     refusals: list[Refusal] = []
     for key, setting in scene.wanted.items():

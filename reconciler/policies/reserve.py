@@ -27,7 +27,7 @@ class ReserveConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fiel
 
     Source: the kubelet's ``reservedSystemCPUs`` and its option strict-cpu-reservation (issue 104147, KEP-4540);
     Katalyst's reserve and interrupt pools. Unlike the kubelet, which only keeps exclusive pods off these CPUs, BE pods
-    stay off them too. Unlike Katalyst, whose ramping pods may run on interrupt CPUs, nobody is put there.
+    stay off them too. Unlike Katalyst, whose ramping pods may run on interrupt CPUs, no pod is put there.
     """
 
     cpus: Annotated[
@@ -106,7 +106,7 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Re
 def spread(count: int, topology: Topology) -> CpuSet:
     """``count`` CPUs, whole cores with the lowest numbers, one node after the other; the last core may be cut.
 
-    Source: Katalyst's TakeHTByNUMABalance. Where we differ: it goes by threads, and leaves half a core beside each.
+    Source: Katalyst's TakeHTByNUMABalance. Difference: Katalyst counts threads, and leaves half a core beside each.
     """
     nodes = [
         iter(sorted((core for core in topology.cores() if core <= topology.node_cpus(node)), key=min))

@@ -1,16 +1,16 @@
-"""Responses to interference: what the ladder asks for becomes settings like any other, so that `restore` knows them.
+"""Responses to interference: the ladder's requests become settings like any other, so that `restore` covers them.
 
-- *hold*: the BE budget stays at or below what it was when an online pod began to suffer.
-- *squeeze*: one BE pod gets a quota, a ``memory.high`` or a disk bandwidth of its own, beside what others want of it:
-  the tighter one counts. With a quota it has the least CPU weight, too: a quota says how long its tasks run and not
-  when, and at the beginning of each period they are in everybody's way. The quota goes to the containers, in
-  proportion to what they asked for; to the pod's directory where there are several and the runtime brings no quota for
-  any of them (a smaller one above would keep a container from starting again).
+- *hold*: the BE budget stays at or below its value at the time when interference with an online pod began.
+- *squeeze*: one BE pod gets a quota, a ``memory.high`` or a disk bandwidth of its own, beside other policies' limits
+  for it: the tighter one counts. With a quota it has the minimum CPU weight, too: a quota limits how long its tasks run
+  and not when, and at the beginning of each period they compete with all others. The quota is on the containers, in
+  proportion to their requests; on the pod's directory where there are several and the runtime brings no quota for any
+  of them (a smaller one above would keep a container from starting again).
 - *freeze*: the tasks of one BE pod stop. The ladder bounds it in time; a daemon that starts thaws what an earlier one
   left frozen before anything else (`reconciler.actuators.cgroup.restore`).
 
-Nothing is decided here; `reconciler.responses` decides, and explains. An online pod is never squeezed or frozen,
-whatever is asked.
+Nothing is decided here; `reconciler.responses` decides, and explains. An online pod is never squeezed or frozen, even
+if requested.
 """
 
 from typing import Final
@@ -45,7 +45,7 @@ class ResponsesConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: ResponsesConfig) -> Pools:
-    """Hold the BE budget where a response asks for it."""
+    """Hold the BE budget where a response requests it."""
     del previous, config
     measures = view.measures
     if measures.budget_milli is None or measures.budget_milli >= pools.budget_milli:

@@ -1,14 +1,14 @@
 """shared: online pods share what is neither reserved nor owned, in one pool, or in several that pods name.
 
 Nothing is written for the default pool as long as it is all that is left by the kubelet: its pods stay where the
-kubelet put them, and what protects them is that BE work is confined. They are confined themselves where somebody else
-would suffer: CPUs that we gave to one container alone, named pools, interrupt CPUs, or a reclaimed pool that is to be
-separate. Under the static policy of 1.21 and older, which rewrites every CPU set for ever, never.
+kubelet put them, and the limits of BE work protect them. They are confined themselves where they would disturb others:
+CPUs that bypassd gave to one container alone, named pools, interrupt CPUs, or a reclaimed pool that is to be separate.
+Under the static policy of 1.21 and older, which rewrites every CPU set for ever, never.
 
-Sizes: a named pool has what its pods ask for, what they are measured to need, or a fixed number; the default pool has
-the rest (mode overlap: BE work runs on CPUs of online pools), or a size of its own (mode separate: BE work has the
-rest, and no CPU of theirs). Where they do not fit they are cut as `placement.sizes.fit` tells; who has which CPU is
-`placement.pack`: the fewest change hands.
+Sizes: a named pool has its pods' requests, their measured needs, or a fixed number; the default pool has the rest (mode
+overlap: BE work runs on CPUs of online pools), or a size of its own (mode separate: BE work has the rest, and no CPU of
+theirs). Where they do not fit they are cut as in `placement.sizes.fit`; `placement.pack` chooses the CPUs with the
+fewest changes.
 
 Source: Katalyst's share pools, NUMA-bound share pools (SNB) and its two modes of the reclaim pool.
 """
@@ -151,7 +151,7 @@ _KEPT: Final = "the CPU set from the kubelet"
 
 
 def _owners(pools: Pools, view: NodeView) -> dict[str, CpuSet]:
-    """The pods that own CPUs, and on which NUMA nodes, if that matters to anybody."""
+    """The pods that own CPUs, and their NUMA nodes, if any policy needs those."""
     owners: dict[str, CpuSet] = {key.partition("/")[0]: EMPTY for key in pools.dedicated}
     if not any(pod.wish.numa_share is False for pod in view.pods.values()):
         return owners
@@ -162,7 +162,7 @@ def _owners(pools: Pools, view: NodeView) -> dict[str, CpuSet]:
 
 
 def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: SharedConfig) -> list[Setting]:
-    """The CPU set of an online pod's containers, where its pool asks for one."""
+    """The CPU set of an online pod's containers, where its pool requires one."""
     del view, config
     pools = plan.pools
     key = pools.bound.get(pod.uid)
@@ -196,7 +196,7 @@ class _PoolRequest(NamedTuple):
 def _divide(
     found: PoolMembers, view: NodeView, pools: Pools, previous: Pools | None, config: SharedConfig, *, separate: bool
 ) -> tuple[dict[str, CpuSet], dict[str, PoolSize], dict[str, str]]:
-    """Sizes that fit, and CPUs of that number, for every online pool. In the reasons: what each asked for."""
+    """Sizes that fit, and CPUs of that number, for every online pool. The reasons name each pool's request."""
     free, topology = pools.shared, view.topology
     request = _asked(found, view, previous, config)
     sizes: dict[str, int] = {}
@@ -204,7 +204,7 @@ def _divide(
     together: list[str] = []
     unbound = {key: size for key, size in request.cpus.items() if key not in found.nodes}
     nodes = sorted(set(found.nodes.values()))
-    # Every node with bound pools needs one CPU at least, and so do the pools without a node, wherever it is.
+    # Every node with bound pools needs one CPU at least, and so do all pools without a node together.
     leave = max(0, min(config.leave_cpus, len(free) - len(nodes) - 1)) if separate else 0
     for later, node in zip(range(len(nodes), 0, -1), nodes, strict=True):
         cpu_set = free & topology.node_cpus(node)

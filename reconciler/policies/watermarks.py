@@ -8,9 +8,9 @@ and records the originals.
 Source: Koordinator's sysreconcile (``min_free_kbytes`` = memory x factor / 10000, and the scale factor) and Katalyst's
 ``watermark_scale_factor``, 10 to 500 there; kernel documentation, admin-guide/sysctl/vm. Where we differ:
 
-- Neither is ever set below what an administrator has set: less than that is somebody's accident.
+- Neither is ever set below what an administrator has set, which a mistake in our configuration could do.
 - Both are bounded at a few percent of the memory: a min mark that is too high is an out-of-memory machine at once.
-- A mark goes up only while twice what it takes is available; unknown is not enough.
+- A mark is raised only while twice the memory that it takes is available; unknown is not enough.
 """
 
 from collections.abc import Mapping

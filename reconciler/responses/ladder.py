@@ -1,14 +1,14 @@
-"""The ladder: who suffers by which rule, what has been done about it, what comes next, and the way back. Pure.
+"""The ladder: victims by rule, the responses in force, the next step, and the way back. Pure.
 
 For each victim: breach fast, change one thing, wait for the effect, keep what helped, undo and remember what did not;
-once the victim is well, go back in small steps, slower after each relapse. While its state is unknown nothing is tried
-and nothing is given back: unknown is not well. A rule in shadow climbs the same way with steps that nobody takes, so
-that it can be seen what it would have done; its steps are never judged, as they had no effect.
+once the victim is ok, de-escalate in small steps, slower after each relapse. While its state is unknown nothing is
+tried and nothing is undone: unknown is not ok. A rule in shadow escalates the same way with steps that are not applied,
+to show what it would have done; its steps are never evaluated, as they had no effect.
 
-An eviction is a wish: somebody else decides, and may refuse it. It is judged when its pod has been seen ending, and
-else dropped, which says nothing about the suspect. Where nobody carries evictions out, it is only told.
+An eviction is a request: the eviction planner decides, and may refuse it. It is evaluated when its pod is seen ending,
+and else dropped, which proves nothing about the suspect. Where evictions are not carried out, it is only reported.
 
-Everything in force is dropped with its victim or its suspect, and with the daemon: a new one starts on the floor. Only
+Everything in force is dropped with its victim or its suspect, and with the daemon: a new one starts without steps. Only
 what did not help is remembered for longer.
 """
 
@@ -28,7 +28,7 @@ from state.measures import Response
 _SLOWEST: Final = 8
 """The way back is at most this many times slower than configured, whatever the number of relapses."""
 _ASK_AGAIN_S: Final = 600.0
-"""An eviction that was not carried out is not asked for again this long: eviction's own limits are over by then."""
+"""An eviction that was not carried out is not requested again for this long: eviction's own limits are over by then."""
 
 
 class Transition(StrEnum):
@@ -76,7 +76,7 @@ class EscalationMemory(Struct, frozen=True, kw_only=True):
     """``useless``: key -> until when (seconds since the epoch).
 
     ``rest``: until when a pod is not frozen, by uid and whether that is in shadow. ``kept``: until when the eviction of
-    a pod is not asked for again, by uid.
+    a pod is not requested again, by uid.
     """
 
     climbs: Mapping[str, EscalationState] = {}
@@ -103,9 +103,9 @@ def advance(
     fresh_s: float,
     evicts: bool = True,
 ) -> tuple[EscalationMemory, tuple[EscalationChange, ...]]:
-    """One moment further. ``fresh_s``: how old a sample may be to count as now.
+    """One moment further. ``fresh_s``: the maximum age of a sample that counts as now.
 
-    ``evicts``: somebody carries out evictions that are asked for; they are neither off nor a dry run.
+    ``evicts``: requested evictions are carried out; they are neither off nor a dry run.
     """
     ladder = _Escalation(memory, moment, config, fresh_s, evicts)
     interfered = Verdict.INTERFERED
@@ -135,7 +135,7 @@ class _Escalation:
         self._changes: list[EscalationChange] = []
 
     def end(self) -> tuple[EscalationMemory, tuple[EscalationChange, ...]]:
-        # Whatever is left belongs to a victim that is gone or a rule that is no more.
+        # The rest belongs to victims or rules that were removed.
         for climb in self._before.values():
             for step in reversed(climb.steps):
                 self._end(climb, step, f"{climb.title} or its rule no longer exists")
@@ -146,7 +146,7 @@ class _Escalation:
         key = f"{ascent.rule} {finding.victim}"
         climb = self._before.pop(key, None)
         if climb is not None and climb.shadow != ascent.shadow:
-            self._before[key] = climb  # told as ended by `end`
+            self._before[key] = climb  # reported as ended by `end`
             climb = None
         if climb is None:
             if finding.verdict is not Verdict.INTERFERED:
@@ -184,7 +184,7 @@ class _Escalation:
             climb = self._judge(climb, waiting, finding)
         step = next_step(self._chance(climb, ascent, finding))
         if step is not None and step.response is Response.EVICT and not (climb.shadow or self._evicts):
-            # There is no effect to wait for: what else there is comes at once.
+            # No effect is pending: the next step follows at once.
             climb = self._take(climb, replace(step, judged=True, dry=True))
             step = next_step(self._chance(climb, ascent, finding))
         if step is None:
@@ -214,7 +214,7 @@ class _Escalation:
             climb = replace(climb, given_up=(*climb.given_up, step.key))
         else:
             self._useless[step.key] = self._frame.wall_s + self._config.remember_s
-        # Who was evicted does not come back.
+        # An evicted pod does not return.
         turn = Transition.ENDED if step.response is Response.EVICT else Transition.UNDONE
         return self._end(climb, step, f"no effect ({_by(step, finding)})", turn)
 
@@ -222,7 +222,7 @@ class _Escalation:
         return finding.severity <= step.severity * (1 - self._config.better_percent / 100)
 
     def _has_taken_effect(self, climb: EscalationState, finding: RuleVerdict) -> EscalationState:
-        """The victim is well: whatever was waited for has helped, but for what was only asked for."""
+        """The victim is ok: all pending steps have helped, except those that were only requested."""
         for step in climb.steps:
             if step.dry or (_wish(climb, step) and step.ending_s is None):
                 climb = self._end(climb, step, f"{climb.title} has recovered")
@@ -242,7 +242,7 @@ class _Escalation:
         waits = [pending(escalation_state.steps) for escalation_state in alike]
         responses = ascent.responses
         if not self._evicts and any(step.dry for step in climb.steps):
-            # Who would be next depends on what the first one's end would bring.
+            # The next victim would depend on the effect of the first one's end.
             responses = tuple(response for response in responses if response is not Response.EVICT)
         # A pod is frozen for one victim at a time: its bound holds for all of them together.
         frozen = {
@@ -300,7 +300,7 @@ class _Escalation:
     # What ends by itself
 
     def _followed(self, climb: EscalationState) -> EscalationState:
-        """What became of the evictions that were asked for."""
+        """Results of the requested evictions."""
         for step in climb.steps:
             if not _wish(climb, step) or step.ending_s is not None:
                 continue
@@ -317,7 +317,7 @@ class _Escalation:
         for step in climb.steps:
             pod = None if step.suspect is None else self._frame.pods.get(step.suspect)
             if step.suspect is None or (pod is None and _wish(climb, step)):
-                continue  # that it has gone was the wish: its effect is still to come
+                continue  # the pod's end was requested: its effect is still pending
             if pod is None or pod.held:
                 climb = self._end(climb, step, "the pod is gone" if pod is None else "the pod is on hold")
         return climb
@@ -331,7 +331,7 @@ class _Escalation:
     def _end(
         self, climb: EscalationState, step: ResponseStep, why: str, turn: Transition = Transition.ENDED
     ) -> EscalationState:
-        """The climb without a step, whatever the reason."""
+        """The state without a step, for any reason."""
         if step.response is Response.FREEZE and step.suspect is not None:
             self._rest[step.suspect, climb.shadow] = self._frame.at_s + self._config.freeze.rest_s
         self._tell(turn, climb, f"{step.describe}: {why}", step)
@@ -361,7 +361,7 @@ def in_force(memory: EscalationMemory) -> Iterator[tuple[EscalationState, Respon
 
 
 def let_go(memory: EscalationMemory, config: LadderConfig) -> EscalationMemory:
-    """What is remembered where all that was in force has been ended at once, by somebody else."""
+    """The memory to keep where everything in force has been ended at once from outside."""
     rest = dict(memory.rest)
     for climb, step in in_force(memory):
         if step.response is Response.FREEZE and step.suspect is not None:
@@ -376,7 +376,7 @@ def _with(climb: EscalationState, old: ResponseStep, new: ResponseStep | None) -
 
 
 def _wish(climb: EscalationState, step: ResponseStep) -> bool:
-    """An eviction that was really asked for and is not judged yet."""
+    """An eviction that was really requested and is not evaluated yet."""
     return step.response is Response.EVICT and not (climb.shadow or step.judged)
 
 

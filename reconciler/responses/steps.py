@@ -1,8 +1,8 @@
-"""The next change for a victim: which response, on whom, how large. Pure; None where nothing is left to try.
+"""The next change for a victim: which response, on which suspect, how large. Pure; None where nothing is left to try.
 
-Sizes follow the gap: what the victim lacks is taken from the likeliest suspect, and not a fixed amount. Where that has
-no effect, it is as good as unknown, and the squeeze is enlarged once. It is repeated on the same suspect while it helps
-and leaves something to take; then comes the next suspect, then the next response. Source for the order within a
+Sizes follow the gap: the victim's shortage is taken from the most probable suspect, and not a fixed amount. Where that
+has no effect, the gap counts as unknown, and the squeeze is enlarged once. It is repeated on the same suspect while it
+helps and leaves something to take; then the next suspect follows, then the next response. Source for the order within a
 resource: PARTIES (one change at a time, remembered when useless), CPI² (cap the best-correlated batch task).
 """
 
@@ -44,12 +44,12 @@ _LACKING: Final = {Dimension.CPU: ContendedResource.CPU, Dimension.MEMORY: Conte
 class ResponseStep(Struct, frozen=True, kw_only=True):
     """One change in force for one victim.
 
-    ``amount``: what is left to whom it concerns: thousandths of a CPU, bytes, bytes/s, percent of its share of the
-    caches; for a freeze, seconds. ``before``: what it had, same unit. ``severity``: how much the victim suffered as it
-    was made. ``judged``: it helped, or is not to be judged. ``key``: what it is remembered by if it did not help.
+    ``amount``: what is left to the suspect: thousandths of a CPU, bytes, bytes/s, percent of its share of the caches;
+    for a freeze, seconds. ``before``: what it had, same unit. ``severity``: the victim's severity when the step was
+    made. ``judged``: it helped, or is not evaluated. ``key``: the key under which it is remembered if it did not help.
 
-    An eviction is only asked for. ``ending_s``: since when its pod has been ending, or gone; None: not seen so far.
-    ``dry``: nobody is asked, as evictions are off or a dry run.
+    An eviction is only requested. ``ending_s``: since when its pod has been ending, or gone; None: not seen so far.
+    ``dry``: no request is made, as evictions are off or a dry run.
     """
 
     response: Response
@@ -86,10 +86,10 @@ class ResponseStep(Struct, frozen=True, kw_only=True):
 
 
 class ActionContext(Struct, frozen=True, kw_only=True):
-    """All that the choice goes by. ``useless``: keys (see `key_of`) of what has not helped this victim lately.
+    """Input of the choice. ``useless``: keys (see `key_of`) of steps that did not help this victim lately.
 
-    ``busy``: suspects on whom somebody waits for an effect. ``resting``: pods that are frozen, or were a while ago.
-    ``kept``: pods whose eviction was asked for a while ago, and not carried out.
+    ``busy``: suspects with a pending step. ``resting``: pods that are frozen, or were a while ago. ``kept``: pods whose
+    eviction was requested a while ago, and not carried out.
     """
 
     finding: RuleVerdict
@@ -133,7 +133,7 @@ def _hold(chance: ActionContext) -> ResponseStep | None:
     budget, use = chance.sample(NODE, "be.budget"), chance.sample(NODE, "be.use")
     if budget is None:
         return None
-    # What BE does not use now it shall not begin to use while somebody suffers.
+    # BE must not begin to use its unused part while interference lasts.
     amount = budget if use is None else min(budget, max(use, 0.0))
     return _step(chance, Response.HOLD, Dimension.BUDGET, (amount, budget))
 
@@ -148,7 +148,7 @@ def _squeeze(chance: ActionContext) -> ResponseStep | None:
 
 
 def _ways(chance: ActionContext) -> Iterator[Dimension]:
-    """What to bound for what is lacking. CPU last for the others: whoever runs less also allocates and reads less."""
+    """What to limit for the shortage. CPU last for the others: a pod that runs less also allocates and reads less."""
     if chance.finding.resource is ContendedResource.MEMORY and "memory.high" in chance.frame.knobs:
         yield Dimension.MEMORY
     if chance.finding.resource is ContendedResource.IO and _DISK_KNOBS & set(chance.frame.knobs) and chance.frame.disks:
@@ -179,10 +179,10 @@ def _tighter(chance: ActionContext, suspect: Suspect, pod: PodSnapshot, what: Di
 
 
 def intensified(step: ResponseStep, squeeze: SqueezeConfig) -> ResponseStep | None:
-    """The same squeeze, as large as where nobody knows what the victim lacks. None: it is that large, or no squeeze.
+    """The same squeeze, as large as for an unknown shortage. None: it is that large, or no squeeze.
 
-    What a victim lacks is measured while the suspect takes it and the rest of the node fills every hole: a small step
-    without an effect says little about the suspect, a large one does.
+    A victim's shortage is measured while the suspect causes it and the rest of the node uses every gap: a small step
+    without an effect proves little about the suspect, a large one does.
     """
     if step.response is not Response.SQUEEZE:
         return None
@@ -246,7 +246,7 @@ def _evict(chance: ActionContext) -> ResponseStep | None:
 
 
 def _grave(chance: ActionContext, pod: PodSnapshot) -> bool:
-    """Whether to stop it altogether could give the victim most of what it lacks: for less nobody is stopped."""
+    """Whether freezing the suspect could give the victim most of its shortage: for less no pod is frozen."""
     if chance.finding.resource is not ContendedResource.CPU or chance.finding.gap is None:
         return True
     use = chance.sample(pod.subject, "cpu.use")
@@ -263,7 +263,7 @@ _NEXT: Final = {
 
 
 def _suspects(chance: ActionContext) -> Iterator[tuple[Suspect, PodSnapshot]]:
-    """Those who may be made to yield, the likeliest first: BE pods that are sure to be BE and are not waited for."""
+    """Suspects that may be limited, the most probable first: pods that are certainly BE and have no pending step."""
     for suspect in chance.finding.suspects:
         pod = chance.frame.pods.get(suspect.uid)
         if pod is None or pod.pod_class is not PodClass.RECLAIMED or not pod.certain or pod.terminating or pod.held:

@@ -1,7 +1,7 @@
-"""Long work a millisecond at a time: the hot lane's answer to the runtime waits no longer than that.
+"""Long work a millisecond at a time: the fast path's reaction to the runtime waits no longer than that.
 
-In the loop it yields by itself (`TimeSlice`). In worker threads Python does it: a thread that wants the interpreter
-waits until whoever has it makes a system call, or for the switch interval.
+In the loop the work yields explicitly (`TimeSlice`). In worker threads Python switches: a thread that needs the
+interpreter waits until the thread that has it makes a system call, or for the switch interval.
 """
 
 import sys
@@ -15,7 +15,7 @@ _SLICE_S: Final = 0.001
 
 T = TypeVar("T")
 Steps = Generator[None, None, T]
-"""Work that may be interrupted between any two steps, and its result. Who drives it decides where."""
+"""Work that may be interrupted between any two steps, and its result. The caller decides where it runs."""
 
 
 def all_steps(steps: Steps[T]) -> T:
@@ -29,10 +29,10 @@ def all_steps(steps: Steps[T]) -> T:
 
 
 def share_interpreter() -> None:
-    """For the whole process: no thread keeps the loop waiting for longer than a slice; Python's own interval is 5 ms.
+    """For the whole process: no thread blocks the loop for longer than a slice; Python's own interval is 5 ms.
 
-    While 500 pods' resctrl was swept in a thread, the loop's timers came 5.3 ms late in the median (p99 7-11), and with
-    this 1.3 ms (p99 2-5). It costs nothing while only one thread wants to run. Single calls of C code (a sort, a union
+    While 500 pods' resctrl was swept in a thread, the loop's timers were 5.3 ms late in the median (p99 7-11), and with
+    this 1.3 ms (p99 2-5). It costs nothing while only one thread is runnable. Single calls of C code (a sort, a union
     of sets) are not interrupted.
     """
     sys.setswitchinterval(_SLICE_S)
@@ -47,11 +47,11 @@ class TimeSlice:
 
     @property
     def is_over(self) -> bool:
-        """A millisecond has gone by since others could run."""
+        """Whether a millisecond has passed since others could run."""
         return time.monotonic() - self._since > _SLICE_S
 
     async def checkpoint(self) -> None:
-        """Let others run when a millisecond has gone by."""
+        """Let others run when a millisecond has passed."""
         if self.is_over:
             await trio.lowlevel.checkpoint()
             self._since = time.monotonic()

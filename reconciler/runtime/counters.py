@@ -61,15 +61,15 @@ class CounterValues(Struct, frozen=True, kw_only=True):
     foreign: Mapping[str, int] = {}
     """Foreign writes by kind of writer."""
     resyncs: Mapping[str, int] = {}
-    """Looks at everything, by reason."""
+    """Full reconcile passes, by reason."""
     starts: Mapping[str, int] = {}
-    """Container starts by whether all settings came before the program's exec: true, false, unknown."""
+    """Container starts by whether all settings were applied before the program's exec: true, false, unknown."""
     yields: int = 0
     object_errors: Mapping[tuple[str, str], int] = {}
     events: int = 0
-    """Looks that something other than the clock asked for, or that found something to move."""
+    """Passes that were not caused by the clock alone, or that found something to change."""
     cpus_moved: int = 0
-    """CPUs that came to belong to other pools; see `reconciler.placement.churn`."""
+    """CPUs that changed pools; see `reconciler.placement.churn`."""
     pools_changed: int = 0
     signal_to_write: HistogramValues = Histogram(LATENCY_S).values
     look: HistogramValues = Histogram(LATENCY_S).values
@@ -77,7 +77,7 @@ class CounterValues(Struct, frozen=True, kw_only=True):
 
     @property
     def cpuset_writes(self) -> int:
-        """Writes of CPU sets that the kernel took: the act whose price grows with the machine."""
+        """Writes of CPU sets that the kernel took: the operation whose cost grows with the machine."""
         return sum(
             count for (knob, outcome), count in self.writes.items() if knob == "cpu.set" and outcome in _PERFORMED
         )
@@ -85,9 +85,9 @@ class CounterValues(Struct, frozen=True, kw_only=True):
 
 @final
 class AgentCounters:
-    """The living counters of what nobody else counts. Only the loop's task calls these.
+    """The live counters of events that no other part counts. Only the loop's task calls these.
 
-    Writes, foreign writes, yields and resyncs are counted by those that act: `values` has none of them.
+    Writes, foreign writes, yields and resyncs are counted where they happen: `values` has none of them.
     """
 
     __slots__ = ("_cpus_moved", "_events", "_lag", "_look", "_pools_changed", "_signal_to_write", "_starts")
@@ -103,17 +103,17 @@ class AgentCounters:
         self._lag = Histogram(LAG_S)
 
     def started(self, signal_to_write_s: float | None, before_exec: bool | None) -> None:
-        """A container's settings are in place; None is "cannot be told"."""
+        """A container's settings are applied; None is "unknown"."""
         self._starts["unknown" if before_exec is None else str(before_exec).lower()] += 1
         if signal_to_write_s is not None:
             self._signal_to_write.observe(signal_to_write_s)
 
     def looked(self, seconds: float) -> None:
-        """The main loop is through one look."""
+        """The main loop has finished one pass."""
         self._look.observe(seconds)
 
     def event(self) -> None:
-        """A look had another cause than the clock, or found something to move."""
+        """A pass was not caused by the clock, or found something to change."""
         self._events += 1
 
     def moved(self, cpus: int, pools: int) -> None:
@@ -122,7 +122,7 @@ class AgentCounters:
         self._pools_changed += pools
 
     def lagged(self, seconds: float) -> None:
-        """A timer of the loop came this much late."""
+        """A timer of the loop was this much late."""
         self._lag.observe(max(0.0, seconds))
 
     @property

@@ -1,8 +1,8 @@
-"""Imports by name: what a table or a configuration names is imported when it is used, not when the name is read.
+"""Imports by name: a table row or a configuration names an object that is imported when it is used.
 
 Two ways of importing late are used in this project. Where the module is known when the code is written, an ``import``
-statement stands in the function that needs it. Where it is a text, in a table row or in a configuration, it has the
-form ``package.module:Attribute`` and is loaded by the functions here.
+statement is in the function that needs it. Where it is a text, in a table row or in a configuration, it has the form
+``package.module:Attribute`` and is loaded by the functions here.
 """
 
 from importlib import import_module
@@ -27,8 +27,8 @@ def split(path: str) -> tuple[str, str]:
 def load(path: str) -> object:
     """The object that ``package.module:Attribute`` names; its module is imported if it is not yet.
 
-    Errors: `ValueError` for a path of another form, `ImportError` and `AttributeError` as Python raises them, and
-    whatever the module raises.
+    Errors: `ValueError` for a path of another form, `ImportError` and `AttributeError` as Python raises them, and any
+    exception of the module.
     """
     module, attribute = split(path)
     result: object = getattr(import_module(module), attribute)

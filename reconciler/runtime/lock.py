@@ -12,7 +12,7 @@ _NO_ROOM: Final = frozenset({errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EIO}
 
 
 class AlreadyRunningError(AgentError):
-    """Another process holds the lock; its text names it. ``pid`` is None when it cannot be told."""
+    """Another process holds the lock; the text names it. ``pid`` is None when it is unknown."""
 
     def __init__(self, path: str, pid: int | None) -> None:
         holder = f"pid {pid}" if pid is not None else "pid unknown"
@@ -54,7 +54,7 @@ class InstanceLock:
 
     @staticmethod
     def _note(fd: int) -> None:
-        """Who holds it, for people."""
+        """The holder, for people."""
         try:
             os.ftruncate(fd, 0)
             os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
@@ -90,7 +90,7 @@ def _open(path: str) -> int:
 
 
 def _pid(path: str) -> int | None:
-    """Who the file says holds it; None where it says nothing."""
+    """The holder's pid in the file; None where the file has none."""
     try:
         with open(path, "rb") as file:
             text = file.read(32).strip()

@@ -1,10 +1,10 @@
-"""Folds equal log lines: the first is written at once, those that follow as a count, at a bounded rate.
+"""Folds equal log lines: the first is written at once, the following ones as a count, at a bounded rate.
 
-Equal is what has the same logger, level, message and texts among its fields; numbers such as a duration may differ. A
-fault that shows itself a hundred times a second, or that a pod can bring about at will, thereby costs a few lines an
-hour: after a line, equal ones are counted for `FIRST_S` seconds, then one is written with how many there were, and
-while they go on each pause is twice as long as the one before, up to `LONGEST_S`. What was counted is written also when
-no equal line comes any more.
+Equal lines have the same logger, level, message and texts among their fields; numbers such as a duration may differ. An
+error that occurs a hundred times a second, or that a pod can cause at will, thereby costs a few lines an hour: after a
+line, equal ones are counted for `FIRST_S` seconds, then one is written with their count, and while they continue each
+pause is twice as long as the previous one, up to `LONGEST_S`. A count is also written when no equal line follows any
+more.
 """
 
 import copy
@@ -16,10 +16,10 @@ from typing import Final, TextIO, final
 
 FIRST_S: Final = 5.0
 _LOOK_S: Final = 1.0
-"""Counts that are due are looked for this often."""
+"""Interval of the check for due counts."""
 LONGEST_S: Final = 600.0
 MOST: Final = 1024
-"""Different lines remembered; the one that was written or counted longest ago is forgotten first."""
+"""Different lines remembered; the line that was written or counted longest ago is dropped first."""
 _LONGEST_KEY: Final = 512
 
 Key = tuple[object, ...]
@@ -27,7 +27,7 @@ Key = tuple[object, ...]
 
 @final
 class _Folded:
-    """One line: when it was written last (seconds of the clock), the pause after that, and what came in it."""
+    """One line: when it was written last (seconds of the clock), the pause after that, and the count in it."""
 
     __slots__ = ("count", "last", "pause_s", "written_at")
 
@@ -52,9 +52,9 @@ class Repeats:
         return len(self._lines)
 
     def take(self, record: logging.LogRecord) -> Iterator[logging.LogRecord]:
-        """What is to be written now: counts that are due, then the record itself unless it is only counted.
+        """The records to write now: due counts, then the record itself unless it is only counted.
 
-        Debug lines are never counted: who switches them on wants each.
+        Debug lines are never counted: they are enabled to see each.
         """
         now = self._clock()
         if now >= self._look_at:
@@ -76,7 +76,7 @@ class Repeats:
             yield from self._write(known, now)
 
     def due(self, *, all_of_them: bool = False) -> Iterator[logging.LogRecord]:
-        """Counts whose pause is over. Lines that were quiet for a whole pause begin anew when they come again."""
+        """Counts whose pause is over. A line without repetition for a whole pause starts over."""
         now = self._clock()
         self._look_at = now + _LOOK_S
         over = [key for key, folded in self._lines.items() if all_of_them or now - folded.written_at >= folded.pause_s]
@@ -137,7 +137,7 @@ def _light(record: logging.LogRecord) -> logging.LogRecord:
 
 
 def _counted(known: _Folded, now: float) -> Iterator[logging.LogRecord]:
-    """The newest of the lines that were counted, with how many there were since the one written before."""
+    """The newest of the counted lines, with the count since the last written one."""
     if known.last is not None:
         fields = getattr(known.last, "fields", {})
         known.last.__dict__["fields"] = {

@@ -1,10 +1,10 @@
-"""Where log lines go and how they look: JSON or console lines, and the journal's priorities without a client.
+"""Destination and form of log lines: JSON or console lines, and the journal's priorities without a client.
 
-`cgroupfs.log` has what writes them.
+`cgroupfs.log` has the loggers.
 
-Under systemd each line starts with ``<priority>``, which journald takes off; whether standard error *is* the journal is
-told by JOURNAL_STREAM, as a unit may send it elsewhere. Values are quoted and of bounded length, so that a pod's name
-can never forge a line. Equal lines are folded (`reconciler.runtime.log_folding`).
+Under systemd each line starts with ``<priority>``, which journald removes; JOURNAL_STREAM shows whether standard error
+*is* the journal, as a unit may redirect it. Values are quoted and of bounded length, so that a pod's name can never
+forge a line. Equal lines are folded (`reconciler.runtime.log_folding`).
 """
 
 import json
@@ -34,7 +34,7 @@ class LogLevel(StrEnum):
 
 
 class LogFormat(StrEnum):
-    """How a log line looks."""
+    """Form of a log line."""
 
     AUTO = "auto"
     JSON = "json"
@@ -99,7 +99,7 @@ def uncaught(kind: type[BaseException], exc: BaseException, trace: TracebackType
 
 
 def is_journal(stream: TextIO, environ: Mapping[str, str]) -> bool:
-    """Whether ``stream`` is the one that systemd connected to the journal.
+    """Whether ``stream`` is the journal's stream from systemd.
 
     Source: systemd.exec(5), ``JOURNAL_STREAM`` (device and inode, to be compared with the file's own).
     """
@@ -134,7 +134,7 @@ class _Formatter(logging.Formatter, ABC):
         return fields
 
     def trace(self, record: logging.LogRecord) -> list[str]:
-        """The traceback's lines; the exception's text may be anybody's."""
+        """The traceback's lines; the exception's text is untrusted."""
         if not record.exc_info:
             return []
         lines = self.formatException(record.exc_info).split("\n")
@@ -171,9 +171,10 @@ class JsonFormatter(_Formatter):
             # A field never hides what every line has.
             line[f"{key}_" if key in line else key] = value if _is_number(value) else _cut(str(value), longest)
         if record.exc_info:
-            # Its end says most.
+            # Its end is the most informative part.
             line["exc"] = "\n".join(self.trace(record))[-8 * longest :]
-        # ASCII: it escapes whatever a terminal could obey, and needs no encoding of the stream's.
+        # ASCII: it escapes every character that a terminal could interpret, and does not depend on the stream's
+        # encoding.
         return json.dumps(encodable(line))
 
 
@@ -191,7 +192,7 @@ class ConsoleFormatter(_Formatter):
         text = _cut(text, _LONGEST_LINE // 4)
         if not self._journal:
             text = f"{_stamp(record)}Z {record.levelname.lower():7} {text}"
-        # Outside the journal, where nothing marks a line's begin, an exception's text must not look like one.
+        # Outside the journal, where a line's begin is not marked, an exception's text must not look like one.
         indent = "" if self._journal else "  "
         return "\n".join([text, *(indent + line for line in self.trace(record))])
 

@@ -1,6 +1,6 @@
-"""Keeps the daemon small: one allocation arena, and pages that the start has left behind given back.
+"""Limits the daemon's memory: one allocation arena, and free pages of the start returned.
 
-A daemon on every node is paid for on every node. glibc gives each thread that allocates an arena of its own and keeps
+A daemon on every node costs its memory on every node. glibc gives each allocating thread an arena of its own and keeps
 freed pages; the few threads here (store, kubelet list, rendering) allocate little, and contention costs nothing.
 
 Source: mallopt(3), malloc_trim(3). Elsewhere (musl) both are absent and nothing is done.
@@ -21,7 +21,7 @@ def limit_arenas() -> None:
 
 
 def trim_after_start() -> None:
-    """After the start: what lives now lives long, so the collector need not walk it again; give free pages back."""
+    """After the start: existing objects are long-lived, so the collector skips them from now on; return free pages."""
     gc.collect()
     gc.freeze()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)

@@ -1,11 +1,11 @@
-"""Errors of single objects: a pod, a group, a container, a directory. Contained, counted, shown, and tried again.
+"""Errors of single objects: a pod, a group, a container, a directory. Contained, counted, shown, and retried.
 
-A failed read or a damaged file of one object must not keep the others from what is wanted there. What is done for one
-object at a time runs within `ObjectErrors.contained`: it ends there, the object's key stands among the problems, and
-`due` names it again after a growing wait. A programming error counts as one, too, and goes to the log with its trace:
-a pod with which it comes must not take the node's protection with it.
+A failed read or a damaged file of one object must not stop the work on the others. Work on one object at a time runs
+within `ObjectErrors.contained`: an error ends there, the object's key is among the problems, and `due` names it again
+after a growing wait. A programming error counts as one, too, and is logged with its trace: a pod that causes it must
+not stop the node's protection.
 
-This is no way around an answer: what is not known of the object stays as it is.
+An error proves nothing: the object's last known state is kept.
 """
 
 import time
@@ -22,7 +22,7 @@ from cgroupfs.log import get_log
 FIRST_WAIT_S: Final = 1.0
 LONGEST_WAIT_S: Final = 60.0
 _SHOWN: Final = 20
-"""Objects that are named among the problems; of more only the number is told."""
+"""Objects that are named among the problems; of more only the number is reported."""
 _LINE: Final = 300
 
 
@@ -57,21 +57,21 @@ class ObjectErrors:
 
     @contextmanager
     def contained(self, key: str) -> Iterator[None]:
-        """Whatever the block raises is this object's error. Where it raises nothing, nothing is concluded."""
+        """Any exception of the block is this object's error. Without an exception nothing is concluded."""
         try:
             yield
         except Exception as exc:  # noqa: BLE001  (beside the supervisor the one place, see the module)
             self.failed(key, exc)
 
     def failed(self, key: str, exc: Exception) -> None:
-        """Note an error of an object: said when it is another one than before, tried again after a growing wait."""
+        """Record an error of an object: logged when it differs from the last one, retried after a growing wait."""
         self.counted(key.partition(":")[0], exc)
         expected = isinstance(exc, AgentError | OSError)
         text = (str(exc) if isinstance(exc, AgentError) else f"{type(exc).__name__}: {exc}")[:_LINE]
         before, now = self._now.get(key), time.monotonic()
         failures = 1 if before is None else before.failures + 1
         if before is not None and before.retry_at > now:
-            # Something else has asked for the look: that makes the next one neither sooner nor later.
+            # The pass had another cause: that makes the next retry neither sooner nor later.
             wait_s, at = before.wait_s, before.retry_at
         else:
             wait_s = FIRST_WAIT_S if before is None else min(2 * before.wait_s, LONGEST_WAIT_S)
@@ -89,7 +89,7 @@ class ObjectErrors:
         self.counts[kind, error_name(exc)] += 1
 
     def passed(self, key: str) -> None:
-        """The object is well, or gone."""
+        """The object is ok, or was removed."""
         self._now.pop(key, None)
 
     def keep(self, kind: str, keys: Container[str]) -> None:
@@ -102,7 +102,7 @@ class ObjectErrors:
         return min((error.retry_at for error in self._now.values() if error.retry_at), default=None)
 
     def due(self, now: float) -> list[str]:
-        """The keys to look at again. Each is told once."""
+        """The keys to retry. Each is returned once."""
         texts = [key for key, error in self._now.items() if 0.0 < error.retry_at <= now]
         for key in texts:
             object_error = self._now[key]

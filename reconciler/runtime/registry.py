@@ -1,9 +1,9 @@
 """The registry: a table of plug-ins, one row each. Policies, detectors, signal readers, sinks and others use it.
 
 A row is a name and the object's path, ``package.module:ATTRIBUTE``. The name is the key in the configuration, in
-messages and in the documentation. Rows are checked when the table is imported; the module of a row is imported when
-its object is first used, so a table costs nothing for what a node does not use. `section_type` makes the configuration
-section that belongs to a table, so that a new row needs no second declaration.
+messages and in the documentation. Rows are checked when the table is imported; the module of a row is imported when its
+object is first used, so a table costs nothing for unused rows. `section_type` makes the configuration section that
+belongs to a table, so that a new row needs no second declaration.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,7 +24,7 @@ class Registry(Mapping[str, T], Generic[T]):
     def __init__(self, kind: str, of: type, *rows: Row, check: Callable[[T], None] | None = None) -> None:
         """``kind``: what messages call an entry. ``of``: its class. ``check``: raises `ValueError` for a bad one.
 
-        Errors: `ValueError` for a name that is no identifier, and for a name or path that is in the table twice.
+        Errors: `ValueError` for a name other than an identifier, and for a name or path that is in the table twice.
         """
         self._kind: Final = kind
         self._of: Final = of
@@ -62,10 +62,6 @@ class Registry(Mapping[str, T], Generic[T]):
         if name not in self._objects:
             self._objects[name] = self._loaded(name, self._paths[name])
         return self._objects[name]
-
-    def module(self, name: str) -> str:
-        """The module of an entry, which this does not import."""
-        return split(self._paths[name])[0]
 
     def _loaded(self, name: str, path: str) -> T:
         try:

@@ -1,14 +1,15 @@
-"""Opens files whose names come from somebody else: never a device, a pipe or a file that another user can change.
+"""Opens files with untrusted names: never a device, a pipe or a file that another user can change.
 
-`FileRule` says whose word the name is. A component of the node (the kubelet's flags and files, a kubeconfig that the
-kubelet uses, the usual places) may name only what root alone can change: the file, every directory above it and every
-symbolic link on the way belong to root, and neither group nor others may write them. A sticky bit does not help: in
-``/tmp`` everybody can make the name first. What the operator's configuration names may be anybody's, and a link.
+`FileRule` is the origin of the name. A component of the node (the kubelet's flags and files, a kubeconfig that the
+kubelet uses, the usual places) may name only a file that root alone can change: the file, every directory above it and
+every symbolic link on the way belong to root, and neither group nor others may write them. A sticky bit does not help:
+in ``/tmp`` every user can make the name first. A file that the operator's configuration names may be any user's, and a
+link.
 
-Both rules take regular files only, look at the type before the file is opened for reading, and bound the size.
+Both rules take regular files only, check the type before the file is opened for reading, and bound the size.
 
-Below a prefix other than ``/`` (a copied node) owners say nothing, for the files belong to whoever copied them. There a
-name must not lead out of the copy, and the rest is the operator's rule.
+Below a prefix other than ``/`` (a copied node) owners prove nothing, as the files belong to the user who copied them.
+There a name must not lead out of the copy, and the rest is the operator's rule.
 
 Source: open(2) (O_PATH), proc(5) (/proc/PID/fd), path_resolution(7).
 """
@@ -22,6 +23,8 @@ from contextlib import contextmanager
 from enum import Enum
 from typing import Final
 
+from cgroupfs.bounded import read_open
+
 LARGEST: Final = 1 << 20
 """Bytes of a configuration file, a certificate or a manifest."""
 _LINKS: Final = 16
@@ -31,16 +34,16 @@ _WRITABLE: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
 class FileRule(Enum):
-    """Who named the file."""
+    """The origin of a file's name."""
 
     OPERATOR = "operator"
-    """Our own configuration: a regular file of anybody's, links followed."""
+    """bypassd's own configuration: a regular file of any user, links followed."""
     ROOT = "root"
     """Anything else: only root can change it, nor any directory or link on the way to it."""
 
 
 class UntrustedFileError(PermissionError):
-    """The file exists and is refused; ``strerror`` says why."""
+    """The file exists and is refused; ``strerror`` has the reason."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(errno.EPERM, reason, path)
@@ -49,25 +52,20 @@ class UntrustedFileError(PermissionError):
 def read_file(path: str, rule: FileRule, *, root: str = "/", largest: int = LARGEST) -> bytes:
     """The content of a regular file. ``path`` is without the prefix ``root``.
 
-    Units: bytes. Errors: `OSError`, whose ``strerror`` says why: missing, not readable, refused (`UntrustedFileError`),
-    longer than ``largest``.
+    Units: bytes. Errors: `OSError`, whose ``strerror`` has the reason: missing, not readable, refused
+    (`UntrustedFileError`), longer than ``largest``.
     """
     with _opened(path, rule, root) as number:
-        status = os.fstat(number)
-        if stat.S_ISDIR(status.st_mode):
+        kind = os.fstat(number).st_mode
+        if stat.S_ISDIR(kind):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-        if not stat.S_ISREG(status.st_mode):
-            raise UntrustedFileError(path, f"is {_kind(status.st_mode)}, not a regular file")
+        if not stat.S_ISREG(kind):
+            raise UntrustedFileError(path, f"is {_kind(kind)}, not a regular file")
         reading = os.open(f"/proc/self/fd/{number}", _READ)
         try:
-            parts = bytearray()
-            while len(parts) <= largest and (part := os.read(reading, min(1 << 20, largest + 1 - len(parts)))):
-                parts += part
+            return read_open(reading, path, largest)
         finally:
             os.close(reading)
-    if len(parts) > largest:
-        raise OSError(errno.EFBIG, f"is longer than {largest} bytes", path)
-    return bytes(parts)
 
 
 def list_directory(path: str, rule: FileRule, *, root: str = "/") -> list[str]:
@@ -88,7 +86,7 @@ def check_directory(path: str, rule: FileRule, *, root: str = "/") -> None:
 def check_socket(path: str, rule: FileRule, *, root: str = "/") -> None:
     """Errors: `OSError` unless it is a socket that the rule admits.
 
-    Of a socket that everybody may connect to only the owner counts: who may write decides who may ask it.
+    Of a world-connectable socket only the owner counts: the write permission decides who may connect.
     """
     with _opened(path, rule, root, socket=True) as number:
         if not stat.S_ISSOCK(os.fstat(number).st_mode):
@@ -105,7 +103,7 @@ def check_program(path: str) -> os.stat_result:
 
 
 def root_only(status: os.stat_result) -> str:
-    """Why somebody other than root can change this file or directory; empty: nobody can."""
+    """Why a user other than root can change this file or directory; empty: none can."""
     if status.st_uid != 0:
         return f"is owned by uid {status.st_uid}, expected root"
     if status.st_mode & _WRITABLE:
@@ -116,7 +114,7 @@ def root_only(status: os.stat_result) -> str:
 
 @contextmanager
 def _opened(path: str, rule: FileRule, root: str, *, socket: bool = False) -> Iterator[int]:
-    """An O_PATH descriptor: it tells what the file is, without any effect on it."""
+    """An O_PATH descriptor: it shows the type of the file, without any effect on it."""
     if not path.startswith("/") or "\0" in path:
         raise OSError(errno.EINVAL, "is not an absolute path", path)
     if root != "/":
@@ -132,7 +130,7 @@ def _opened(path: str, rule: FileRule, root: str, *, socket: bool = False) -> It
 
 
 def _inside(path: str, root: str) -> str:
-    """The file below the prefix, with its links resolved. Errors: `UntrustedFileError` for one that leads out."""
+    """The file below the prefix, with its links resolved. Errors: `UntrustedFileError` for a path that leads out."""
     base = os.path.realpath(root)
     real = os.path.realpath(os.path.join(base, path.lstrip("/")))
     if real != base and not real.startswith(f"{base.rstrip('/')}/"):
@@ -144,8 +142,8 @@ def walk(path: str, base: str, *, links: int = _LINKS, socket: bool = False) -> 
     """Follow ``path`` from the directory ``base``, part by part: an O_PATH descriptor of what it names.
 
     ``links``: symbolic links that may be followed on the way; they are read within ``base``. ``socket``: the mode of a
-    socket does not count.
-    Errors: `UntrustedFileError` when anybody but root can change anything on the way; `OSError`.
+    socket does not count. Errors: `UntrustedFileError` when a user other than root can change anything on the way;
+    `OSError`.
     """
     directories = [os.open(base, _PATH | os.O_DIRECTORY)]
     try:

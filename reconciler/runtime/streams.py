@@ -1,4 +1,4 @@
-"""The edge of both programs' output: standard output and standard error, safe for a terminal whatever is in them.
+"""Standard output and standard error of both programs, safe for a terminal whatever the text.
 
 A standard output that is closed or full is one error, `OutputError`, and never a traceback.
 """
@@ -22,9 +22,9 @@ _STANDARD: Final = (0, 1, 2)
 
 
 class OutputError(AgentError):
-    """Standard output cannot be written. What the program was to do is done all the same.
+    """Standard output cannot be written. The program's work is done all the same.
 
-    ``seen_enough``: its reader has gone (head, less), which is no failure.
+    ``seen_enough``: the reader has closed the pipe (head, less), which is not a failure.
     """
 
     def __init__(self, why: str, *, seen_enough: bool = False) -> None:
@@ -39,7 +39,7 @@ class Parser(argparse.ArgumentParser):
     """
 
     def error(self, message: str) -> NoReturn:
-        """Print the usage and the message, which is one line whatever was given, and exit."""
+        """Print the usage and the message, as one line whatever the input, and exit."""
         super().error(printable(message, LONGEST))
 
     def _print_message(self, message: str, file: "SupportsWrite[str] | None" = None) -> None:
@@ -63,7 +63,7 @@ def prepared() -> Iterator[None]:
         try:
             os.fstat(number)
         except OSError:
-            # The lowest free number is this one. Programs that we start have it, too.
+            # The lowest free number is this one. Child processes inherit it, too.
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -150,7 +150,7 @@ class _Safe(io.TextIOBase):
 
 
 def _uncaught(kind: type[BaseException], exc: BaseException, trace: TracebackType | None) -> None:
-    """A mistake of ours, with its traceback; the exception's text may be anybody's."""
+    """An internal error, with its traceback; the exception's text is untrusted."""
     import traceback  # rare
 
     complain_lines("".join(traceback.format_exception(kind, exc, trace)).splitlines())

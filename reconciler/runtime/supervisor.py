@@ -1,12 +1,12 @@
-"""Runs the daemon's components in nested lifetimes, restarts what fails, and takes everything down in order.
+"""Runs the daemon's components in nested lifetimes, restarts failed ones, and stops all of them in order.
 
 Layers are given outermost first: a layer starts when the one around it has started, and ends before it. A component
 that fails or returns is started again after a growing wait, and reported. So is an *essential* one that has run and was
-ended by what the node refuses (`AgentError`, `OSError`): a new process would be refused the same, and meanwhile all
-pods would go without. Any other end of an essential one is a fault of its own, after which its state cannot be relied
-on: it ends the process, in order, and systemd starts a new one. This is the only place with a broad ``except*``, and
-`reconciler.runtime.object_errors` the only one beside it: a programming error in the metrics page must not take the
-node's protection with it, and one in the main loop must not leave a half-living daemon.
+ended by a refusal of the node (`AgentError`, `OSError`): a new process would be refused the same, and meanwhile no pod
+would be managed. Any other end of an essential one is a fault of its own, after which its state is unreliable: it ends
+the process, in order, and systemd starts a new one. This is the only place with a broad ``except*``, and
+`reconciler.runtime.object_errors` the only one beside it: a programming error in the metrics page must not stop the
+node's protection, and one in the main loop must not leave a partly working daemon.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -28,7 +28,7 @@ SLOW_STOP_S: Final = 5.0
 
 
 class ComponentTask(Protocol):
-    """A component's one task. ``task_status.started()`` says that callers may rely on it."""
+    """A component's one task. ``task_status.started()`` reports that callers may rely on it."""
 
     def __call__(self, *, task_status: trio.TaskStatus[None]) -> Awaitable[None]: ...
 
@@ -65,7 +65,7 @@ class EssentialError(AgentError):
 
 @final
 class _Kept:
-    """What is known of one component while it lives."""
+    """State of one component while it runs."""
 
     def __init__(self, component: Component) -> None:
         self.component = component
@@ -136,7 +136,7 @@ class Supervisor:
             watcher.cancel_scope.cancel(reason="the layer has stopped")
 
     async def _tell_slow_stop(self, layer: Sequence[_Kept]) -> None:
-        """Name who keeps the process from ending, before systemd's patience is over."""
+        """Name the component that keeps the process from ending, before systemd's timeout is over."""
         await trio.sleep(SLOW_STOP_S)
         late = [kept.component.name for kept in layer if kept.status.health is not ComponentHealth.STOPPED]
         self._log.warning("slow to stop", components=",".join(late), after_s=SLOW_STOP_S)
@@ -193,7 +193,8 @@ class Supervisor:
                 kept.ran = True
                 kept.settled.set()
         except* Exception as group:  # noqa: BLE001  # the one place, see the module
-            # Told here: when the daemon is being stopped at the same time, the cancellation goes on and this is lost.
+            # Logged here: when the daemon is being stopped at the same time, the cancellation continues and this is
+            # lost.
             failure = _innermost(group)
             if isinstance(failure, AgentError):
                 self._log.error("failed", component=name, error=str(failure))
@@ -211,7 +212,7 @@ class Supervisor:
 
 
 class _Returned(Exception):
-    """Stands for the error of a component that ended without one."""
+    """Used as the error of a component that ended without one."""
 
 
 def _innermost(exc: BaseException) -> BaseException:

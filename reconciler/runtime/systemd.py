@@ -1,4 +1,4 @@
-"""Tells systemd how the daemon is: ready, reloading, stopping, and the watchdog, which only a live loop keeps quiet.
+"""Reports the daemon's state to systemd: ready, reloading, stopping, and the watchdog, which needs a running loop.
 
 Source: sd_notify(3), sd_watchdog_enabled(3).
 """
@@ -15,11 +15,11 @@ from cgroupfs.log import get_log
 from state.printable import printable
 
 _SHORTEST_S: Final = 0.05
-"""Pings are never more frequent, whatever WATCHDOG_USEC says."""
+"""Pings are never more frequent, whatever WATCHDOG_USEC."""
 _LONGEST: Final = 1024
 """Characters of one value."""
 _UNWATCHED_S: Final = 5.0
-"""Without a watchdog the loop is looked at this often, for the log."""
+"""Without a watchdog the loop is checked this often, for the log."""
 
 
 @final
@@ -48,7 +48,8 @@ class Notifier:
         """Send ``NAME=value`` lines; whether they were handed over."""
         if self._socket is None:
             return False
-        # A line end would begin another field; what is no UTF-8, or too long for a datagram, would not be sent at all.
+        # A line end would begin another field; text other than UTF-8, or too long for a datagram, would not be sent at
+        # all.
         text = "\n".join(
             f"{name}={printable(' '.join(str(value).split()), _LONGEST)}" for name, value in states.items()
         )
@@ -71,16 +72,12 @@ class Notifier:
         return self.send(STATUS=status)
 
     def reloading(self) -> bool:
-        """A reload begins; `ready` ends it. The time is what ``Type=notify-reload`` asks for."""
+        """A reload begins; `ready` ends it. ``Type=notify-reload`` requires the time."""
         return self.send(RELOADING=1, MONOTONIC_USEC=time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000)
 
     def stopping(self, status: str) -> bool:
         """The way out has begun."""
         return self.send(STOPPING=1, STATUS=status)
-
-    def extend(self, seconds: float) -> bool:
-        """Start or stop takes this long yet."""
-        return self.send(EXTEND_TIMEOUT_USEC=int(seconds * 1_000_000))
 
     def ping(self) -> bool:
         """The watchdog's sign of life."""
@@ -104,7 +101,7 @@ def watchdog_interval_s(environ: Mapping[str, str] = os.environ, pid: int | None
 
 
 class LoopHeartbeat(Protocol):
-    """What tells whether the main loop lives."""
+    """Shows whether the main loop is running."""
 
     @property
     def alive(self) -> bool: ...
@@ -115,10 +112,10 @@ class LoopHeartbeat(Protocol):
 
 @final
 class Heartbeat:
-    """When the main loop last reported progress. The one thing that watchdog and /healthz believe.
+    """When the main loop last reported progress. The only input of the watchdog and /healthz.
 
-    `beat` is called by the main loop where it has finished a round, never by a helper task: a loop that is stuck in
-    its work must be seen, although other tasks still run.
+    `beat` is called by the main loop where it has finished a round, never by a helper task: a loop that is blocked in
+    its work must be detected, although other tasks still run.
     """
 
     __slots__ = ("_clock", "_last", "limit_s")
@@ -129,7 +126,7 @@ class Heartbeat:
         self._last = clock()
 
     def beat(self) -> None:
-        """The loop is through one round, or looks whether there is one."""
+        """The loop has finished one round, or checks whether there is one."""
         self._last = self._clock()
 
     @property

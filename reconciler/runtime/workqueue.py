@@ -1,8 +1,8 @@
-"""The set of keys to look at again: what stands between edges (sources mark) and levels (the worker re-reads).
+"""The set of dirty keys: sources mark on events, the worker re-reads the state.
 
 A key is ``node``, ``tick``, ``pod:<uid>``, ``container:<id>``, ``files:<uid>`` or ``loan:<uid>``. Marking is a set
-operation: it never blocks, never fails, never overflows, and a thousand marks of one key are one look. `mark_all` is
-the answer to every loss: look at everything.
+operation: it never blocks, never fails, never overflows, and a thousand marks of one key cause one pass. `mark_all`
+handles every loss: reconcile everything.
 """
 
 from typing import NamedTuple, final
@@ -11,7 +11,7 @@ from reconciler.runtime.wakeup import WakeUp
 
 NODE = "node"
 TICK = "tick"
-"""The clock has moved on: see whether the pools still are what they were, look at nothing else."""
+"""Time has passed: check whether the pools still are the same, and reconcile nothing else."""
 
 LOAN = "loan:"
 FILES = "files:"
@@ -28,7 +28,7 @@ def container_key(container_id: str) -> str:
 
 
 def loan_key(uid: str) -> str:
-    """The key of what one pod's containers are lent: plan the pod again, and look at nothing else."""
+    """The key of one pod's loans: plan the pod again, and reconcile nothing else."""
     return f"{LOAN}{uid}"
 
 
@@ -38,7 +38,7 @@ def files_key(uid: str) -> str:
 
 
 class DirtyBatch(NamedTuple):
-    """What one look is about. ``everything`` is the list of reasons for a full resync, empty for none."""
+    """The keys of one pass. ``everything`` is the list of reasons for a full resync, empty for none."""
 
     keys: frozenset[str]
     everything: tuple[str, ...]
@@ -56,13 +56,13 @@ class DirtyKeys:
         self.resyncs: dict[str, int] = {}
 
     def mark(self, key: str) -> None:
-        """Look at ``key`` again."""
+        """Mark ``key`` for the next pass."""
         self.marks += 1
         self._keys.add(key)
         self._wake.set()
 
     def mark_all(self, why: str) -> None:
-        """Look at everything again; ``why`` (start, overflow, periodic, lost watch, reload …) is counted."""
+        """Mark everything; ``why`` (start, overflow, periodic, lost watch, reload …) is counted."""
         self.resyncs[why] = self.resyncs.get(why, 0) + 1
         self._everything[why] = None
         self._wake.set()

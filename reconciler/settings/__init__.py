@@ -2,6 +2,6 @@
 
 Belongs here: how text becomes checked values, with file, line and column in each message.
 
-Does not belong here: what the settings mean (`config`, and the sections beside their parts); nothing in here knows
-pods.
+Does not belong here: the meaning of the settings (`config`, and the sections beside their parts); nothing in here
+depends on pods.
 """

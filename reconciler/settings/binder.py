@@ -1,9 +1,9 @@
 """Decodes YAML texts into a frozen struct through msgspec: every problem at once, each with its place.
 
-msgspec decodes and checks; what it does not do is done here: values in units, places, all problems at once, the nearest
-name, secrets that no message shows. Each text is checked on its own first, so that a mistake in the first file is
-reported although a later one overrides it. Then the checked values are merged, later texts win per setting, and each
-section is converted, the innermost first, which also runs the structs' own checks (``__post_init__``).
+msgspec decodes and checks; the rest is done here: values in units, places, all problems at once, the nearest name,
+secrets that no message shows. Each text is checked alone first, so that a mistake in the first file is reported
+although a later one overrides it. Then the checked values are merged, later texts win per setting, and each section is
+converted, the innermost first, which also runs the structs' own checks (``__post_init__``).
 """
 
 import re
@@ -343,7 +343,7 @@ def _shown(node: Node, secret: bool) -> str:
 
 
 def _redacted_key(key: str, secret: bool) -> str:
-    """A key, for a message. Where secrets belong, one that is no plain name may be a misplaced secret."""
+    """A key, for a message. Where secrets are allowed, a key other than a plain name may be a misplaced secret."""
     if secret and not _PLAIN.fullmatch(key):
         return f"({len(key)} characters)"
     return key if len(key) <= _MAX_SHOWN else f"{key[:_MAX_SHOWN]}..."

@@ -41,9 +41,9 @@ _LARGEST_WHOLE: Final = 10**_LONGEST
 
 
 class ParsedNumber(NamedTuple):
-    """A number as it was written: its exact ``value`` without suffix and exponent, and these two as text.
+    """A number as written: its exact ``value`` without suffix and exponent, and these two as text.
 
-    ``digits`` is what stands before them, without a sign; ``spaced``: a space is between.
+    ``digits`` is the part before them, without a sign; ``spaced``: a space is between.
     """
 
     value: Fraction
@@ -66,7 +66,7 @@ def split_number(text: str) -> ParsedNumber | None:
 def parse_quantity(text: str | int) -> Fraction:
     """The exact value of one quantity.
 
-    Errors: `ValueError` that says what a quantity looks like.
+    Errors: `ValueError` that describes the form of a quantity.
     """
     if isinstance(text, int):
         if abs(text) >= _LARGEST_WHOLE:

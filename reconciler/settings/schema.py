@@ -85,9 +85,10 @@ class Schema(Struct, frozen=True, kw_only=True):
 
     @property
     def fields(self) -> dict[str, "FieldSchema"]:
-        """The keys of a section, in the order of declaration; empty for everything else.
+        """The keys of a section, in the order of declaration; empty for anything else.
 
         Errors: `TypeError` for a field whose type has no form in a file; a developer's first start shows it.
+
         """
         if not isinstance(self.kind, StructType):
             return {}

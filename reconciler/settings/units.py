@@ -1,4 +1,4 @@
-"""Numbers with a unit as people write them: ``200ms``, ``4Gi``, ``500m``, ``75%``, and back into the same words.
+"""Numbers with a unit as people write them: ``200ms``, ``4Gi``, ``500m``, ``75%``, and back into the same text.
 
 A setting's name ends in its unit (``resync_s``, ``floor_milli``, ``limit_bytes``), and a bare number is in that unit,
 so that no value ever means two things.
@@ -14,7 +14,7 @@ from msgspec import Struct
 from reconciler.settings.quantity import SCALE, split_number
 
 _MAX_TEXT: Final = 40
-"""Longer is no number that anyone meant; it also keeps the arithmetic small."""
+"""A longer text is not an intended number; the bound also keeps the arithmetic small."""
 
 
 class Unit(Struct, frozen=True, kw_only=True):
@@ -53,7 +53,7 @@ MILLI: Final = _unit("m", "an amount of CPU", "500m or 2cpu", m="1", cpu="1000",
 PERCENT: Final = Unit(base="%", noun="a percentage", example="75%", factors={"%": Decimal(1)})
 RATIO: Final = Unit(base="", noun="a share", example="75% or 0.75", factors={"%": Decimal("0.01")})
 
-# The end of a setting's name tells its unit (house style: names say what, with the unit).
+# The end of a setting's name is its unit (house style: names include the unit).
 _BY_SUFFIX: Final[Mapping[str, Unit]] = {
     "_s": SECONDS,
     "_ms": MILLISECONDS,
@@ -120,7 +120,7 @@ def format_number(value: float, unit: Unit | None) -> str:
         if scaled * factor == exact:
             message = _plain(scaled)
             (broken if "." in message else whole).append(f"{message}{name}")
-    # 200ms before 0.2s; of the whole numbers the shortest, and of those the one in the largest unit (90s, but 1h).
+    # 200ms before 0.2s; of the whole numbers the shortest, and of those the number in the largest unit (90s, but 1h).
     return min(reversed(whole or broken), key=len, default=_plain(exact))
 
 

@@ -1,16 +1,16 @@
-"""The one YAML reader: text as nodes that know their place, for our own files and for those of others.
+"""The YAML reader: text as nodes with their place, for bypassd's own files and for those of others.
 
 Only libyaml's event stream is used. Loading to plain data loses duplicate keys silently, turns ``010`` into 8 and
 ``12:30:00`` into 45000; its composer recurses in C, so that 50,000 nested brackets end the process. Events do neither.
 A text may have so many characters, levels and nodes, and an alias counts as all that it refers to: a few lines of them
 can stand for billions of nodes.
 
-Our own files (`parse_tree`) are read by their schema, so nothing is interpreted here: ``on``, ``010`` and ``12:30``
-stay text where the setting is text. Anchors, aliases, tags and a second document are refused in them.
+bypassd's own files (`parse_tree`) are read by their schema, so nothing is interpreted here: ``on``, ``010`` and
+``12:30`` stay text where the setting is text. Anchors, aliases, tags and a second document are refused in them.
 
-Files of others (`read_yaml`: the kubelet's, a kubeconfig, manifests) have no schema of ours. Their anchors and merge
-keys are followed, and plain data is made by these rules: null, true/false (and YAML 1.1's yes/no/on/off) and decimal
-integers become what they are; everything else stays text, so ``0.5`` and ``1e3`` reach the quantity parser exactly.
+Files of others (`read_yaml`: the kubelet's, a kubeconfig, manifests) have no schema here. Their anchors and merge keys
+are followed, and plain data is made by these rules: null, true/false (and YAML 1.1's yes/no/on/off) and decimal
+integers become such values; everything else stays text, so ``0.5`` and ``1e3`` reach the quantity parser exactly.
 """
 
 import re
@@ -28,7 +28,7 @@ Path = tuple[str | int, ...]
 MAX_BYTES: Final = 1 << 20
 MAX_DEPTH: Final = 16
 BOOLS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-"""YAML 1.1's words, as people who write Kubernetes manifests know them; compared in lower case."""
+"""YAML 1.1's words, as common in Kubernetes manifests; compared in lower case."""
 _NULLS: Final = frozenset({"", "~", "null", "Null", "NULL"})
 _INTEGER: Final = re.compile(r"[-+]?(0|[1-9][0-9]*)", re.ASCII)
 _MAX_DIGITS: Final = 20
@@ -70,7 +70,7 @@ class YamlError(InputError):
 
 
 class Scalar(Struct, frozen=True):
-    """A single value as it was written. ``quoted`` ones are text, whatever they look like."""
+    """A single value as written. ``quoted`` ones are text, whatever their form."""
 
     at: SourceLocation
     text: str
@@ -265,9 +265,9 @@ class _Composer:
     def compose(self, text: str, largest: int) -> Node | None:
         """The first document's root; None without any. Errors: `YamlError`."""
         if len(text) > largest:
-            raise self._error(None, f"larger than {largest >> 20} MiB; this is no configuration")
+            raise self._error(None, f"larger than {largest >> 20} MiB; this is not a configuration")
         try:
-            # libyaml cannot even refuse what stands for a byte that is no text.
+            # libyaml cannot even report a surrogate, which is not valid text.
             text.encode()
         except UnicodeEncodeError as exc:
             line, column = text.count("\n", 0, exc.start) + 1, exc.start - text.rfind("\n", 0, exc.start)

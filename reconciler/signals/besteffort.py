@@ -1,4 +1,4 @@
-"""BE work as a whole: what the plan lets it use, what it asked for, and what it uses. From the view alone; pure."""
+"""BE work as a whole: its limit in the plan, its requests, and its use. From the view alone; pure."""
 
 # ruff: noqa: ARG002  # a reader has one signature, whether it needs all of it or not
 
@@ -25,7 +25,7 @@ SIGNALS: Final = (
 def limit_milli(view: NodeView, pools: Pools) -> int:
     """What BE work can use: all CPUs of its pool, or the quotas on it where they are less.
 
-    The quotas that stand in the besteffort directory now count, else those that the plan gives out.
+    The quotas in force in the besteffort directory count, else those of the plan.
     """
     most = 1000 * len(pools.reclaimed)
     quota_us = view.actual.get((view.besteffort, "cpu.quota"))

@@ -1,8 +1,8 @@
 """The table of signal readers and, with each, the signals that it measures: unit, subjects, and what the value is.
 
-A new signal is a file with its reader (`reconciler.signals.readers`) and one row here, with the signal's definition.
-A signal that several readers measure, each of its own subjects, is defined with the first of them. Readers leave out
-what this node cannot measure; detectors answer ``unknown`` then. docs/contributing.md has an example.
+A new signal is a file with its reader (`reconciler.signals.readers`) and one row here, with the signal's definition. A
+signal that several readers measure, each of its own subjects, is defined with the first of them. Readers leave out what
+this node cannot measure; detectors return ``unknown`` then. docs/contributing.md has an example.
 """
 
 from collections.abc import Mapping

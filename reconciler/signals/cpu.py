@@ -1,14 +1,14 @@
-"""Who used the CPUs: counters of the machine and of the pods, combined into one `NodeCpu`.
+"""CPU use by class: counters of the machine and of the pods, combined into one `NodeCpu`.
 
 The rules, where two readings leave a choice:
 
-- iowait is idle: a CPU that waits for a disk runs whatever is there. (rubik counts it as busy, which throttles CPU
-  work for somebody's disk.) This is the one rule that gives BE work more.
-- steal is busy: the hypervisor took that time, so it is not ours to give. No pod accounts for it: it is system use.
+- iowait is idle: a CPU that waits for a disk runs any other task. (rubik counts it as busy, which throttles CPU work
+  because of a disk.) This is the one rule that gives BE work more.
+- steal is busy: the hypervisor took that time, so it is not available. No pod accounts for it: it is system use.
 - guest time is inside user time already and is not added again.
 - a CPU without a usable difference (just plugged in, counters gone backwards, two readings in one tick) is fully busy,
   and missing in ``idle``: unknown is not idle.
-- a pod of unknown class is online; time of a pod that is gone, or that cannot be dated, is system use.
+- a pod of unknown class is online; time of a removed pod, or time that cannot be dated, is system use.
 
 Units: /proc/stat counts ticks, and only shares of them are used, so their length does not matter; pods count
 nanoseconds; results are thousandths of a CPU. Source: kernel documentation, filesystems/proc (1.7, /proc/stat).
@@ -52,12 +52,12 @@ class CpuReading(Struct, frozen=True, kw_only=True):
 def parse_stat(text: str) -> dict[int, CpuTicks]:
     """The ``cpuN`` lines of /proc/stat. Offline CPUs have none.
 
-    Errors: `ValueError` when there is no such line, or one is not numbers.
+    Errors: `ValueError` without such a line, or with one that is not numbers.
     """
     cpus: dict[int, CpuTicks] = {}
     for line in text.splitlines():
         if not line.startswith("cpu"):
-            break  # they stand first, and the interrupt line below them is long
+            break  # they are first, and the interrupt line below them is long
         if line.startswith("cpu "):
             continue
         try:
@@ -74,7 +74,7 @@ def parse_stat(text: str) -> dict[int, CpuTicks]:
 
 
 def idle_shares(before: Mapping[int, CpuTicks], after: Mapping[int, CpuTicks]) -> dict[int, float]:
-    """How idle each CPU was between two readings, 0.0-1.0; a CPU that cannot be told is missing."""
+    """Idle share of each CPU between two readings, 0.0-1.0; a CPU without a usable difference is missing."""
     shares: dict[int, float] = {}
     for cpu, now in after.items():
         then = before.get(cpu)
@@ -101,8 +101,8 @@ def node_cpu(before: CpuReading, after: CpuReading, classes: Mapping[str, PodCla
     used_ns = {True: 0, False: 0}
     for uid, total in after.pods.items():
         then = before.pods.get(uid)
-        # New since the last reading, or counted anew: what it shows is what it used since. More than the machine
-        # has is older use that cannot be dated.
+        # New since the last reading, or counted again: the counter is the use since. More than the machine has is older
+        # use that cannot be dated.
         used = total - then if then is not None and total >= then else total
         if used <= most_ns:
             used_ns[classes.get(uid, PodClass.SHARED).online] += used
@@ -119,9 +119,9 @@ def node_cpu(before: CpuReading, after: CpuReading, classes: Mapping[str, PodCla
 def idle_sample(
     before: CpuReading, after: CpuReading, cpus: CpuSet, *, reclaimed_ns: tuple[int | None, int | None] = (None, None)
 ) -> IdleSample:
-    """What the idle buffer looks at: idle time on ``cpus``, and BE use from two readings of its directory's counter.
+    """Input of the idle buffer: idle time on ``cpus``, and BE use from two readings of its directory's counter.
 
-    A CPU that cannot be told counts as busy; when none can, idle time is unknown.
+    A CPU without a usable difference counts as busy; if none has one, idle time is unknown.
     """
     top = _CPU * len(cpus)
     interval_s = after.at_s - before.at_s
@@ -141,9 +141,9 @@ def idle_sample(
 class UseBySide:
     """Online and BE use from the directories' own counters, instead of one read for each pod.
 
-    The besteffort directory counts all BE pods and kubepods counts everything, gone pods included; only *odd* pods (BE
-    by label outside besteffort, online ones inside) are read one by one. An odd pod counts on its directory's side
-    until it has been seen twice, one sampling interval.
+    The besteffort directory counts all BE pods and kubepods counts everything, removed pods included; only *odd* pods
+    (BE by label outside besteffort, online ones inside) are read one by one. An odd pod counts on its directory's side
+    until it has been read twice, one sampling interval.
     """
 
     def __init__(self) -> None:
@@ -154,9 +154,9 @@ class UseBySide:
     def add(
         self, used: Mapping[str, int], all_pods: str, besteffort: str, odd: Mapping[str, PodClass]
     ) -> tuple[int, int]:
-        """Take counters by group path (ns); answer with both sides' use since the first call (ns), never falling.
+        """Add counters by group path (ns); returns both sides' use since the first call (ns), never falling.
 
-        A group that is missing in ``used`` or was counted anew adds nothing.
+        A group that is missing in ``used`` or was counted again adds nothing.
         """
         grown = {path: max(0, ns - self._before[path]) for path, ns in used.items() if path in self._before}
         self._before = dict(used)

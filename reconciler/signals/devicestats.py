@@ -112,7 +112,7 @@ class DiskDevices:
             self._until = now + _LOOK_AGAIN_S
 
     def counts(self, device: str) -> bool:
-        """True for a whole disk that is not made of others; one that /sys does not have counts, for it is known."""
+        """True for a whole disk that is not made of others, and for a device that /sys does not have."""
         counts = self._known.get(device)
         if counts is None:
             counts = self._known[device] = self._look(device)
@@ -131,7 +131,7 @@ class DiskDevices:
 
 
 def whole_disks(root: str = "/") -> tuple[str, ...]:
-    """The device numbers of all disks with nothing below them; empty where /sys does not tell."""
+    """The device numbers of all disks with nothing below them; empty if /sys is unreadable."""
     devices = DiskDevices(root)
     try:
         names = os.listdir(f"{root.rstrip('/')}/sys/dev/block")

@@ -1,4 +1,4 @@
-"""Which CPUs a pod may run on, as far as a view tells: what its containers have, else its pool. Pure."""
+"""The CPUs that a pod may run on, as far as a view has them: its containers' sets, else its pool. Pure."""
 
 from cgroupfs.cpuset import EMPTY, CpuSet
 from state.model import ContainerKind, NodeView, Pod, Pools
@@ -20,9 +20,9 @@ def own_cpus(uid: str, pools: Pools) -> CpuSet:
 
 
 def pod_cpus(pod: Pod, view: NodeView, pools: Pools | None) -> CpuSet:
-    """Where its containers may run now, if that has been read of each; every online CPU when nothing tells.
+    """The CPUs of its containers, if each was read; every online CPU when nothing is known.
 
-    Its sandbox does not count: that sleeps all its life, and nobody reads its CPUs.
+    Its sandbox does not count: it always sleeps, and its CPUs are not read.
     """
     working = [container for container in pod.containers if container.kind is not ContainerKind.SANDBOX]
     seen = [

@@ -1,8 +1,8 @@
-"""How full the file systems are that the node lives on: ``nodefs`` (the kubelet's) and ``imagefs`` (the runtime's).
+"""Free space of the node's file systems: ``nodefs`` (the kubelet's) and ``imagefs`` (the runtime's).
 
-Asking a file system whose server is gone blocks for as long as that lasts, so a thread asks, and no pass waits for it:
-samples are as old as the last answer, and one that does not come makes a problem and no second thread. Each file system
-has a thread of its own, so that one that hangs does not hide the others.
+A call to a file system whose server is down blocks for as long as that lasts, so a thread makes it, and no pass waits
+for it: samples are as old as the last result, and a call that does not return causes a problem and no second thread.
+Each file system has a thread of its own, so that a blocked one does not hide the others.
 
 **Cost**: one thread every ten seconds a file system. Source: statvfs(3).
 """
@@ -26,7 +26,7 @@ _HANGS_S: Final = 5.0
 
 
 class FreeSpace(NamedTuple):
-    """``inodes`` 0: the file system has as many as it needs (btrfs); ``at_s``: monotonic, when it was asked."""
+    """``inodes`` 0: the file system has as many as it needs (btrfs); ``at_s``: monotonic, time of the call."""
 
     size: int
     available: int
@@ -50,7 +50,7 @@ def statvfs(path: str, clock: Callable[[], float] = time.monotonic) -> FreeSpace
 
 @final
 class FileSystems:
-    """A `Reader`. ``directories``: by the name that their file system goes by."""
+    """A `Reader`. ``directories``: by the name of their file system."""
 
     name = NAME
     signals: Collection[str] = SIGNALS
@@ -75,7 +75,7 @@ class FileSystems:
         return dict.fromkeys(SIGNALS, message) if message else {}
 
     async def aclose(self) -> None:
-        """Threads that hang are left behind; they hold nothing of ours."""
+        """Blocked threads are left behind; they hold no file of the agent."""
 
     async def read(self, scene: SampleContext, sheet: SampleSheet, now: float) -> None:
         at_s = self._clock()

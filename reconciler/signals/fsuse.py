@@ -1,13 +1,13 @@
-"""What each pod has written to the node's own file systems: its volumes there, its logs, its containers' top layers.
+"""Each pod's use of the node's own file systems: its volumes there, its logs, its containers' top layers.
 
-``du`` counts, in a process of its own at the least priority: going through a million files in one of our threads would
-hold up the loop. The file system that the kubelet lives on, and that of the images where it is one of its own: layers
-there stand under the subject ``pod:UID@fs:imagefs``. Volumes mounted from elsewhere and memory volumes are not what
-runs full. A container's layer is where its first process says its root is mounted (overlay's upper directory); other
-snapshotters' layers are not known, and not counted.
+``du`` counts, in a process of its own at the lowest priority: walking a million files in a thread of the agent would
+delay the loop. Counted are the kubelet's file system, and that of the images where it is a separate one: layers there
+have the subject ``pod:UID@fs:imagefs``. Volumes mounted from elsewhere and memory volumes do not fill them. A
+container's layer is the upper directory of its first process's root mount (overlay); other snapshotters' layers are
+unknown, and not counted.
 
-**Cost**: one process a minute, and what reading the pods' directories takes. Source: kernel documentation,
-filesystems/overlayfs; the kubelet's directories.
+**Cost**: one process a minute, and reading the pods' directories. Source: kernel documentation, filesystems/overlayfs;
+the kubelet's directories.
 """
 
 import os
@@ -51,7 +51,7 @@ class DirectoryUsage(NamedTuple):
 
 
 def run_du(options: Sequence[str], paths: Sequence[str]) -> str:
-    """What ``du`` says; files that vanish meanwhile are no error. Blocks. Errors: `OSError`."""
+    """Output of ``du``; files that vanish meanwhile are no error. Blocks. Errors: `OSError`."""
     try:
         done = subprocess.run(  # noqa: S603  (two programs of the system, with paths of the node's own)
             [*_DU, *options, "--", *paths],

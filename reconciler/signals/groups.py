@@ -1,11 +1,11 @@
-"""How much CPU chosen groups used, and how much of it their quota kept from them: counters become `GroupUse`.
+"""CPU use and quota throttling of chosen groups: counters become `GroupUse`.
 
-Only groups that an enabled policy asks for are read; `sampled` says which. What cannot be read is missing, what was not
-read for a while grows old; neither is zero. A group is known by its inode, so that one that is made anew under its
-old path starts without a past.
+Only groups that an enabled policy needs are read; `sampled` lists them. What cannot be read is missing, what was not
+read for a while ages; neither is zero. A group is identified by its inode, so that a group made again under its old
+path starts without a past.
 
 **Cost**: one stat and two small reads a group on v1 (one on v2), four times a bare read of one file: 10 µs where that
-costs 2.5, so that 500 groups once a second are 0.5 % of one CPU. Files are opened for each reading: kept open they
+costs 2.5, so that 500 groups once a second are 0.5 % of one CPU. Files are opened for each reading: keeping them open
 would save half of that, and cost two of the agent's file descriptors for every container.
 """
 
@@ -26,7 +26,7 @@ SHORTEST_S: Final = 0.05
 
 
 class GroupDelta(NamedTuple):
-    """Two readings of one group, for whoever needs the kernel's own counts and not their rates."""
+    """Two readings of one group, for callers that need the kernel's own counts and not their rates."""
 
     before: UsageCounters
     after: UsageCounters
@@ -60,7 +60,7 @@ class GroupSampler:
             try:
                 now = self._usage.read_cpu(path, inode)
             except (CgroupError, InputError):
-                # Gone, or not what the kernel writes: what was known of it grows older until its time is over.
+                # Removed, or not in the kernel's format: the last reading ages until it expires.
                 if before is not None:
                     known[path] = before
                 continue
@@ -95,7 +95,7 @@ def _delta(before: _KnownGroup | None, inode: int, now: UsageCounters) -> _Known
     rates = rates_between(before.last, now)
     if rates is None or rates.cpu_milli is None:
         return _KnownGroup(inode, now, None, None)
-    # A group that has never had a quota counts no periods: it cannot be told whether it would have been throttled.
+    # A group that has never had a quota counts no periods: whether it would have been throttled is unknown.
     limited = bool(now.periods)
     use = GroupUse(
         cpu_milli=rates.cpu_milli,
@@ -110,7 +110,8 @@ def sampled(pods: Iterable[Pod], policies: PoliciesConfig, pools: Pools | None) 
     """The groups whose CPU use some enabled policy needs, path -> inode, in path order. Pure.
 
     ``shared.measured``: online pods' own directories. ``quota_burst``: the containers that may borrow (none before the
-    first pools: they say which own CPUs). `quota_turbo`'s are not among them: it reads its own, ten times as often.
+    first pools, which list those with own CPUs). `quota_turbo`'s are not among them: it reads its own, ten times as
+    often.
     """
     known = list(pods)
     measured = policies.shared.enabled and policies.shared.measured

@@ -10,11 +10,11 @@ from cgroupfs.usage import grown
 SHORTEST_S: Final = 0.05
 """Two readings closer than this say more about the kernel's tick (1-10 ms) than about the group."""
 Counts: TypeAlias = tuple[int | None, ...]
-"""Counters of one key, in a fixed order; None: this kernel does not tell that one."""
+"""Counters of one key, in a fixed order; None: this kernel does not have that counter."""
 
 
 class CounterIncrease(NamedTuple):
-    """How much each counter grew; None: not known, for it was counted anew or is missing."""
+    """Increase of each counter; None: unknown, because it was counted again or is missing."""
 
     interval_s: float
     by: Counts
@@ -27,7 +27,7 @@ class CounterIncrease(NamedTuple):
 
 @final
 class CounterDelta:
-    """The readings of the pass before and of this one. A key that a whole pass leaves out is forgotten."""
+    """The readings of the previous pass and of this one. A key that a whole pass leaves out is dropped."""
 
     def __init__(self) -> None:
         # Plain tuples: there are some for each pod each second.
@@ -61,14 +61,14 @@ class CounterDelta:
         return CounterIncrease(interval_s, _differences(before[1], counts))
 
     def carry(self, key: Hashable) -> None:
-        """Keep the reading before: this pass does not look at it."""
+        """Keep the previous reading: this pass does not read it."""
         if (before := self._before.get(key)) is not None:
             self._now[key] = before
 
 
 def _differences(before: Counts, after: Counts) -> Counts:
     try:
-        # Nearly always all are there and none went back; a third of the time of looking at each.
+        # Nearly always all are present and none fell; a third of the time of comparing each.
         differences: tuple[int, ...] = tuple(map(sub, after, before))
         if min(differences, default=0) >= 0:
             return differences
@@ -78,7 +78,7 @@ def _differences(before: Counts, after: Counts) -> Counts:
 
 
 def prefixes(*names: str) -> tuple[str, ...]:
-    """What `parse_counters` looks for, made once."""
+    """The prefixes that `parse_counters` searches for, built once."""
     return tuple(f"\n{name} " for name in names)
 
 

@@ -1,9 +1,8 @@
 """The near past of every signal: bounded, one series a subject and signal.
 
-A series holds the last `LENGTH` samples whatever happens, so memory is known beforehand: 8 bytes a sample, and 8 for
-its time, which most signals of a subject share: they are measured at the frames' own moments. 1 KiB a signal at 120, 2
-where the times are its own. A subject that is in no frame any more is forgotten at once; a pod that returns starts
-without a past.
+A series holds the last `LENGTH` samples at most, so its memory is bounded: 8 bytes a sample, and 8 for its time, which
+most signals of a subject share: they are measured at the frames' own moments. 1 KiB a signal at 120, 2 where the times
+are its own. A subject that is in no frame any more is dropped at once; a pod that returns starts without a past.
 """
 
 from array import array
@@ -25,8 +24,8 @@ class SampleSeries:
     __slots__ = ("_length", "confidence", "times", "values")
 
     def __init__(self, length: int = LENGTH, times: "array[float] | None" = None) -> None:
-        """``times``: shared with other series, and appended to by who shares them."""
-        # For `all` and `after` to read. The newest of both stand last and belong together; both may hold more than the
+        """``times``: shared with other series; one of them appends to it."""
+        # For `all` and `after` to read. The newest of both are last and belong together; both may hold more than the
         # past, and times more than values.
         self.times = array("d") if times is None else times
         self.values = array("d")
@@ -38,7 +37,7 @@ class SampleSeries:
         return min(len(self.values), self._length)
 
     def add(self, at_s: float, value: float, confidence: float = 1.0) -> None:
-        """Take one; a sample that is not newer than the last one (a reading told twice) is left out."""
+        """Add a sample; a sample that is not newer than the last one (a repeated reading) is left out."""
         times = self.times
         if times and at_s <= times[-1]:
             return
@@ -85,7 +84,7 @@ class SampleSeries:
         return (self.times[-count:].tolist(), self.values[-count:].tolist()) if count else ([], [])
 
     def after(self, at_s: float) -> tuple[list[float], list[float]]:
-        """Times and values of those measured after ``at_s`` and the one before them, the oldest first."""
+        """Times and values measured after ``at_s`` and the pair before them, the oldest first."""
         times, values = self.times, self.values
         size, count = len(times), len(values)
         begin = size - (count if count < self._length else self._length)  # noqa: FURB136  # hundreds of times a second
@@ -97,7 +96,7 @@ class SampleSeries:
         return [point for point in self.tail(at_s) if point[0] > at_s]
 
     def tail(self, at_s: float) -> list[tuple[float, float]]:
-        """Those measured after ``at_s`` and the one before them, the oldest first."""
+        """Samples measured after ``at_s`` and the sample before them, the oldest first."""
         return list(zip(*self.after(at_s), strict=True))
 
 
@@ -140,7 +139,7 @@ class _Subject:
             self._trim()
 
     def _take_apart(self, now: float, samples: Mapping[str, Sample]) -> None:
-        """A frame that is not newer than the last one: what is told again is left out."""
+        """A frame that is not newer than the last one: repeated samples are left out."""
         for signal, sample in samples.items():
             series = self.series.get(signal)
             if series is None or series.times is not self.times:
@@ -213,7 +212,7 @@ _SLOW: Final[Mapping[str, float]] = {
     **dict.fromkeys(("fs.available", "fs.size", "fs.inodes_free", "fs.inodes"), 30.0),
     **dict.fromkeys(("fs.use", "fs.inodes_use"), 240.0),
 }
-"""Signals that are not measured each sample interval, whatever that is: for how long their samples count as fresh."""
+"""Signals that are not measured each sample interval, whatever its length: how long their samples count as fresh."""
 
 
 def patience_s(signal: str, fresh_s: float) -> float:

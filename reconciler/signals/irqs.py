@@ -1,9 +1,9 @@
-"""Which CPUs serve the interrupts of chosen network interfaces: their owner would lose them at each packet.
+"""CPUs that serve the interrupts of chosen network interfaces: each packet interrupts work on them.
 
-An interface's device, or the bus device that carries it (virtio), lists its interrupts in ``msi_irqs``; where each one
-is delivered is told by ``effective_affinity_list``, and by ``smp_affinity_list`` (where it may be delivered) on kernels
-that do not tell. Interrupts that are moved (irqbalance) are noticed within a minute; a choice that was made is not made
-again for them.
+An interface's device, or the bus device that carries it (virtio), lists its interrupts in ``msi_irqs``;
+``effective_affinity_list`` has where each one is delivered, and ``smp_affinity_list`` (where it may be delivered) on
+kernels without the former. Interrupts that are moved (irqbalance) are detected within a minute; a past choice of CPUs
+is not changed for them.
 
 **Cost**: one listing and two directories an interface, and one read of 3 µs an interrupt, once a minute.
 
@@ -27,7 +27,7 @@ _MOST: Final = 4096
 
 @final
 class IrqSampler:
-    """Keeps the last answer for as long as nobody asks for other interfaces."""
+    """Keeps the last result while the same interfaces are requested."""
 
     def __init__(self, root: str = "/") -> None:
         self._root = root.rstrip("/")
@@ -36,7 +36,7 @@ class IrqSampler:
         self._at: float | None = None
 
     def sample(self, interfaces: Sequence[str], now: float) -> CpuSet:
-        """The CPUs for these interfaces (names or patterns), read anew if the last reading is `EVERY_S` old.
+        """The CPUs of these interfaces (names or patterns), read again if the last reading is `EVERY_S` old.
 
         Interfaces without interrupts of their own (bridges, loopback) have no CPUs.
         """
@@ -50,7 +50,7 @@ class IrqSampler:
 
 
 def irq_cpus(interfaces: Sequence[str], root: str = "/") -> CpuSet:
-    """The CPUs that serve the interrupts of all network interfaces that match; what cannot be read serves nobody."""
+    """The CPUs that serve the interrupts of all matching network interfaces; an unreadable interface has none."""
     net = os.path.join(root or "/", "sys/class/net")
     try:
         names = sorted(os.listdir(net))

@@ -1,7 +1,7 @@
-"""One slow job at a time in a thread that nobody waits for: a later pass takes its result, or sees that it hangs.
+"""A background job: one slow call at a time in a thread; a later pass takes its result, or detects that it is blocked.
 
-For what may block for ever, such as a file system whose server is gone: the thread is left to itself then, no second
-one is started beside it, and the program's end does not wait for it.
+For calls that may block for ever, such as on a file system whose server is down: the thread is then abandoned, no
+second one is started beside it, and the program's end does not wait for it.
 """
 
 import threading
@@ -68,6 +68,6 @@ class BackgroundJob(Generic[T]):
     async def wait_idle(self, within_s: float) -> bool:
         """Wait until no job is at work; False when one still is after this long."""
         with trio.move_on_after(within_s):
-            while self.busy_s():  # noqa: ASYNC110  # nobody waits for the thread, so it need not know the loop
+            while self.busy_s():  # noqa: ASYNC110  # the thread has no waiter, so it needs no reference to the loop
                 await trio.sleep(_LOOK_S)
         return not self.busy_s()

@@ -1,8 +1,8 @@
-"""`service.latency` of pods: what programs, HTTP requests and services' own metrics tell, each asked at its own pace.
+"""`service.latency` of pods from programs, HTTP requests and services' own metrics, each at its own interval.
 
-Every target has a task of its own, so that a slow or hanging one delays no other, and reading takes what they have told
-by now. A sample grows old until the next one; a target that fails is unknown at once, says why, and is asked less and
-less often until it answers again. Where an answer is of several pods together, each of them has it, half sure.
+Every target has a task of its own, so that a slow or blocked one delays no other, and reading takes the results so far.
+A sample ages until the next one; a target that fails is unknown at once, with the reason, and is measured at growing
+intervals until it succeeds. Where a result is of several pods together, each of them has it, with confidence 0.5.
 """
 
 import time
@@ -24,7 +24,7 @@ NAME: Final = "latency"
 SIGNAL: Final = "service.latency"
 SIGNALS: Final = (SIGNAL,)
 LONGEST_WAIT_S: Final = 60.0
-"""A failing target is asked at least this often, if its interval is not longer."""
+"""A failing target is measured at least this often, if its interval is not longer."""
 _KEPT: Final = 3.0
 """A sample counts for this many intervals: one lost answer is nothing to be alarmed about."""
 _SPREAD_S: Final = 5.0
@@ -46,7 +46,7 @@ class _Running(NamedTuple):
 
 
 def source_of(target: ProbeTarget, slots: trio.CapacityLimiter) -> ProbeSource:
-    """The one for the target's kind; what it needs is imported here, for a node pays for the kinds that it uses."""
+    """The source for the target's kind; its dependencies are imported here, so that only used kinds cost memory."""
     match target.probe.kind:
         case "command":
             from reconciler.signals.probe_command import CommandSource
@@ -64,7 +64,7 @@ def source_of(target: ProbeTarget, slots: trio.CapacityLimiter) -> ProbeSource:
 
 @final
 class LatencyReader:
-    """`TaskReader`; see the module's text. Nobody is asked before somebody wants the signal."""
+    """`TaskReader`; see the module's text. No target is measured before the signal is wanted."""
 
     name = NAME
     signals: Collection[str] = SIGNALS
@@ -77,7 +77,7 @@ class LatencyReader:
         make: Make = source_of,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``commands``: how many programs run at once. ``clock``: the one that `read` is told."""
+        """``commands``: how many programs run at once. ``clock``: the clock of `read`."""
         self._probes = probes
         self._make = make
         self._clock = clock
@@ -85,16 +85,16 @@ class LatencyReader:
         self._targets = ProbeTargets()
         self._changed = WakeUp()
         self._running: dict[ProbeTargetKey, _Running] = {}
-        self._told: dict[ProbeTargetKey, _LatencyState] = {}
+        self._results: dict[ProbeTargetKey, _LatencyState] = {}
         self._failures: dict[ProbeTargetKey, str] = {}
 
     async def read(self, scene: SampleContext, sheet: SampleSheet, now: float) -> None:
-        """Enter what was told, and take note of whom to ask."""
+        """Enter the results so far, and record the targets to measure."""
         targets = targets_of(self._probes, scene.view) if SIGNAL in scene.wanted else ProbeTargets()
         if targets != self._targets:
             self._targets = targets
             self._changed.set()
-        for key, latency_state in self._told.items():
+        for key, latency_state in self._results.items():
             target = targets.targets.get(key)
             age_s = max(0.0, now - latency_state.at_s)
             if target is None or latency_state.measured.ms is None or age_s > _kept_s(target.probe):
@@ -104,7 +104,7 @@ class LatencyReader:
                 sheet.put(pod_subject(uid), SIGNAL, latency_state.measured.ms, age_s=age_s, confidence=sure)
 
     def problems(self) -> Mapping[str, str]:
-        """See `Reader`: the first few of those who do not answer."""
+        """See `Reader`: the first few targets that fail."""
         known = {**self._targets.problems, **self._failures}
         parts = [known[key] for key in sorted(known)]
         if not parts:
@@ -121,21 +121,21 @@ class LatencyReader:
                     self._arrange(nursery)
                     await self._changed.wait()
         finally:
-            for known in (self._running, self._told, self._failures):
+            for known in (self._running, self._results, self._failures):
                 known.clear()
 
     async def aclose(self) -> None:
         """Nothing is held outside `run`."""
 
     def _arrange(self, nursery: trio.Nursery) -> None:
-        """Start what is new, end what is gone, and start anew what is asked differently now."""
+        """Start new targets, end removed ones, and restart those whose request differs."""
         targets = self._targets.targets
         for key, running in list(self._running.items()):
             target = targets.get(key)
             if target is None or _asked(target) != _asked(running.target):
                 running.scope.cancel(reason="the probe was removed or changed")
                 del self._running[key]
-                self._told.pop(key, None)
+                self._results.pop(key, None)
                 self._failures.pop(key, None)
         for key, target in targets.items():
             if key not in self._running:
@@ -163,13 +163,13 @@ class LatencyReader:
             measured = await source.measure()
         except SourceError as exc:
             if not scope.cancel_called:
-                self._told.pop(target.key, None)
+                self._results.pop(target.key, None)
                 self._failures[target.key] = str(exc)
             return False
         if not scope.cancel_called:
             self._failures.pop(target.key, None)
             if measured.ms is not None:
-                self._told[target.key] = _LatencyState(measured, self._clock())
+                self._results[target.key] = _LatencyState(measured, self._clock())
         return True
 
 
@@ -180,7 +180,7 @@ def wait_s(probe: Probe, failures: int) -> float:
 
 
 def _first_s(target: ProbeTarget) -> float:
-    """Spread out, so that a start does not ask everybody at the same time; the same for a target each time."""
+    """Spread out, so that a start does not measure all targets at the same time; constant for each target."""
     share = crc32(f"{target.key.probe}/{target.key.uid}".encode()) % 1000 / 1000
     return share * min(target.probe.interval_s, _SPREAD_S)
 
@@ -190,7 +190,7 @@ def _kept_s(probe: Probe) -> float:
 
 
 def _asked(target: ProbeTarget) -> object:
-    """What makes two targets the same question: whose answer it is may change without a new one."""
+    """The request of a target. Targets with an equal one share a measurement; a change of pods needs no new one."""
     return target.probe, target.argv, target.url
 
 

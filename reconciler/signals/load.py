@@ -1,6 +1,6 @@
-"""How busy the machine is and how much that has varied: what `quota_turbo` asks before it lends.
+"""Load of the machine and its variation: the input of `quota_turbo`.
 
-iowait is idle, steal is busy, and a CPU that cannot be told is busy, as in `reconciler.signals.cpu`.
+iowait is idle, steal is busy, and a CPU without a usable difference is busy, as in `reconciler.signals.cpu`.
 """
 
 from collections import deque
@@ -28,9 +28,9 @@ class LoadMeter:
         self._since = None
 
     def add(self, reading: CpuReading, window_s: float) -> tuple[float | None, float | None]:
-        """Take a reading; the load of the last second, and the spread of all loads of the window (percent points).
+        """Add a reading; returns the load of the last second, and the spread of the window's loads (percent points).
 
-        Each is None until there are readings for so long; readings that go back in time start anew.
+        Each is None until the readings cover that time; readings that go back in time restart both.
         """
         now = reading.at_s
         if self._readings and now < self._readings[-1].at_s:

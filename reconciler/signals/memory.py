@@ -1,4 +1,4 @@
-"""The node's memory as the kernel tells it: /proc/meminfo, and how short each NUMA node is from /proc/zoneinfo. Pure.
+"""The node's memory from the kernel: /proc/meminfo, and the shortage of each NUMA node from /proc/zoneinfo. Pure.
 
 Source: proc(5); kernel documentation admin-guide/sysctl/vm (watermark_scale_factor) and mm/page_alloc.c.
 """
@@ -17,7 +17,10 @@ _KILO: Final = 1024
 
 
 def meminfo_bytes(text: str) -> dict[str, int]:
-    """Bytes by name, of /proc/meminfo or of a NUMA node's (whose lines begin with ``Node N``). Counts are left out."""
+    """Bytes by name, of /proc/meminfo or of a NUMA node's (whose lines begin with ``Node N``).
+
+    Counts are left out.
+    """
     numbers: dict[str, int] = {}
     for line in text.splitlines():
         name, _, rest = line.partition(":")
@@ -47,7 +50,7 @@ def parse_meminfo(text: str) -> NodeMemoryReading:
 def parse_zoneinfo(text: str) -> dict[int, ZoneNode]:
     """Every NUMA node with memory, by number. Zones without pages of their own count nothing.
 
-    Errors: `ValueError` when there is no zone at all.
+    Errors: `ValueError` without any zone.
     """
     sums: dict[int, dict[str, int]] = {}
     node: dict[str, int] | None = None
@@ -82,10 +85,10 @@ def parse_zoneinfo(text: str) -> dict[int, ZoneNode]:
 
 
 def shortage(node: ZoneNode) -> MemoryShortage:
-    """Hard at the mark where the kernel starts to reclaim, soft up to as far above its resting mark as that one lies.
+    """Hard at the mark where the kernel starts to reclaim, soft up to the same distance above the mark where it stops.
 
-    Where we differ from Katalyst: its marks are a fixed 4 GiB a node, which is a quarter of a small machine; the
-    kernel's own follow ``min_free_kbytes`` and ``watermark_scale_factor``, which an administrator sets.
+    Difference from Katalyst: its marks are a fixed 4 GiB a node, which is a quarter of a small machine; the kernel's
+    own follow ``min_free_kbytes`` and ``watermark_scale_factor``, which an administrator sets.
     """
     if node.free_bytes <= node.low_bytes:
         return MemoryShortage.HARD

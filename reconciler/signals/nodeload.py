@@ -93,7 +93,7 @@ class NodeLoad:
                 sheet.put(NODE, signal, rate)
         if busiest is not None:
             sheet.put(NODE, "disk.busy", busiest.percent)
-            # A disk without a request has kept nobody waiting.
+            # A disk without a request has delayed no task.
             sheet.put(NODE, "disk.delay", busiest.delay_ms or 0.0)
 
     def _busy(self, device: str, times: DiskTimes) -> _CpuBusy | None:
@@ -106,7 +106,7 @@ class NodeLoad:
 
 
 def _enter_cpu(cpu: NodeCpu, sheet: SampleSheet) -> None:
-    """Without an age nothing is known, and a guess helps nobody."""
+    """Without an age nothing is known; no value is guessed."""
     if cpu.age_s is not None:
         sheet.put(NODE, "cpu.use", cpu.busy_milli, age_s=cpu.age_s)
         sheet.put(NODE, "cpu.idle", 1000 * sum(cpu.idle.values()), age_s=cpu.age_s)

@@ -1,10 +1,10 @@
-"""How much memory each NUMA node could still give: a hint for where a newcomer's CPUs are to be.
+"""Available memory of each NUMA node: a hint for the CPUs of new work.
 
-What can be had is what is free, half of the file pages on the reclaim lists and half of the reclaimable slab. That is
-the lower bound of the kernel's own estimate: MemAvailable counts those lists less the smaller of half of them and the
-low watermark. It needs no watermarks, which only /proc/zoneinfo tells, zone by zone, and errs to the safe side: a node
-that is passed over for want of memory costs less than CPUs away from their memory. Shared memory is among FilePages but
-not on these lists, so it does not count.
+Available is what is free, half of the file pages on the reclaim lists and half of the reclaimable slab. That is the
+lower bound of the kernel's own estimate: MemAvailable counts those lists less the smaller of half of them and the low
+watermark. It needs no watermarks, which only /proc/zoneinfo has, zone by zone, and errs to the safe side: a node that
+is skipped for lack of memory costs less than CPUs away from their memory. Shared memory is among FilePages but not on
+these lists, so it does not count.
 
 Source: kernel, si_mem_available (mm/show_mem.c) and drivers/base/node.c; filesystems/proc.rst (MemAvailable).
 """
@@ -28,7 +28,7 @@ _HALVED: Final = ("Active(file)", "Inactive(file)", "SReclaimable")
 def parse_node_meminfo(text: str) -> int:
     """What one node could give, in bytes, from its ``meminfo``.
 
-    Errors: `ValueError` when a line is missing: nothing is known then, and half of it is no answer.
+    Errors: `ValueError` when a line is missing: nothing is known then, and half of it is useless.
     """
     numbers = {name: int(kib) << 10 for name, kib in _LINE.findall(text)}
     missing = [name for name in ("MemFree", *_HALVED) if name not in numbers]
@@ -52,7 +52,7 @@ class NumaMemorySampler:
     def sample(self, nodes: Sequence[int], now: float) -> NumaMemory | None:
         """The newest reading, made now if the last one is `EVERY_S` old; ``nodes``: those with CPUs.
 
-        One that fails is logged once, and what was known grows older. None: nothing is known.
+        A failure is logged once, and the last reading ages. None: nothing is known.
         """
         if len(nodes) < 2:
             return None

@@ -1,11 +1,12 @@
 """`cpi` and `llc.misses` of online pods: cycles, instructions and cache misses counted for some seconds of each minute.
 
-A few pods are counted at a time, the one that has waited longest first, within a bound on open descriptors. A sample
-is of the whole window and keeps until the next; it grows old meanwhile. Its confidence is the part of the pod's time in
-which it had the counters, which others (the NMI watchdog, profilers) may want, too.
+A few pods are counted at a time, the pod that has waited longest first, within a bound on open descriptors. A sample is
+of the whole window and is valid until the next; it ages meanwhile. Its confidence is the part of the pod's time in
+which it had the counters, which others (the NMI watchdog, profilers) may use, too.
 
-The counters are opened and closed in a thread, which the loop does not wait for: the first event after a pause costs
-16 ms, for the kernel patches itself. A pod that goes away is let go at once: open counters keep its cgroup in memory.
+The counters are opened and closed in a thread, for which the loop does not wait: the first event after a pause costs 16
+ms, as the kernel patches itself. The counters of a removed pod are closed at once: open counters keep its cgroup in
+memory.
 
 **Cost**: on 2 CPUs 0.2 ms to open and 0.2 ms to close a pod's 6 counters, mostly interrupts of the CPU that counts:
 below 0.01 % of a CPU for 100 pods a minute. While a pod is counted, each switch of its CPUs between groups costs more.
@@ -48,7 +49,7 @@ from state.model import NodeView, Pod
 NAME: Final = "perf"
 SIGNALS: Final = ("cpi", "llc.misses")
 _AGAIN_S: Final = 600.0
-"""What was refused for want of rights or descriptors is tried again this often: somebody may have seen to it."""
+"""After a refusal for lack of rights or descriptors the next try is this much later: an operator may have fixed it."""
 _KEPT_PERIODS: Final = 3.0
 _CLOSE_S: Final = 2.0
 _SECOND_LEVEL: Final = 0.5
@@ -68,7 +69,7 @@ class _PerfTarget(NamedTuple):
 
 @final
 class PerfReader:
-    """`TaskReader`; see the module's text. Nothing is opened before somebody wants its signals."""
+    """`TaskReader`; see the module's text. No counter is opened before its signals are wanted."""
 
     name = NAME
     signals: Collection[str] = SIGNALS
@@ -82,7 +83,7 @@ class PerfReader:
         events: tuple[PerfEvent, PerfEvent, PerfEvent] = (CYCLES, INSTRUCTIONS, CACHE_MISSES),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``events``: what stands for cycles, instructions and misses. ``clock``: the one that `read` is told."""
+        """``events``: used for cycles, instructions and misses. ``clock``: the clock of `read`."""
         self._config = config or PerfConfig()
         self._calls = calls or RealPerf()
         self._cycles, self._instructions, self._misses = events
@@ -107,11 +108,6 @@ class PerfReader:
         """How many are open now."""
         return sum(item.window.descriptors for item in self._open.values())
 
-    @property
-    def busy(self) -> bool:
-        """Whether the thread is at work."""
-        return self._limiter.borrowed_tokens > 0
-
     def problems(self) -> Mapping[str, str]:
         """See `Reader`."""
         missing = self._offer.missing
@@ -135,7 +131,7 @@ class PerfReader:
         return problems
 
     async def read(self, scene: SampleContext, sheet: SampleSheet, now: float) -> None:
-        """Enter what the last windows have told, and take note of the pods there are."""
+        """Enter the results of the last windows, and record the existing pods."""
         wanted = any(signal in scene.wanted for signal in self.signals)
         self._view = scene.view
         self._pods = {uid: pod for uid, pod in scene.view.pods.items() if pod.pod_class.online} if wanted else {}
@@ -175,7 +171,7 @@ class PerfReader:
                 await trio.to_thread.run_sync(_close_all, windows, limiter=self._limiter, abandon_on_cancel=True)
 
     async def _turn(self, now: float) -> None:
-        """One tick: decide here, act in the thread, take in what came of it."""
+        """One tick: decide here, act in the thread, take over the result."""
         keys = {_key(pod) for pod in self._pods.values()}
         uids = {key.uid for key in keys}
         self._begun = {uid: at for uid, at in self._begun.items() if uid in uids}
@@ -186,7 +182,7 @@ class PerfReader:
         if not (lost or ended or begin):
             return
         finish = {key: self._open[key].window for key in (*lost, *ended)}
-        # Never abandoned, or what it opens would have no owner; and what it closes is ours until it has done so.
+        # Never abandoned: its open descriptors would have no owner, and those it closes are in use until it returns.
         done = await trio.to_thread.run_sync(
             rotate, self._calls, self._offer.events, finish, ended, begin, limiter=self._limiter
         )
@@ -195,7 +191,7 @@ class PerfReader:
         self._take(done, begin, now)
 
     async def _able(self, now: float) -> bool:
-        """Whether this machine counts anything: asked once, and now and then again where it did not."""
+        """Whether this machine counts anything: tested once, and repeated at intervals if it did not."""
         if self._view is None or not self._pods:
             return False
         if not self._offer.events and now - self._tried_s >= _AGAIN_S:
@@ -217,7 +213,7 @@ class PerfReader:
         turns = due(self._pods, self._begun, now, self._config, counting=len(self._open))
         if not turns:
             return []
-        # Counted where it cannot run, a pod would cost descriptors and tell nothing more. Its pool may not bind it.
+        # A CPU outside its set would cost descriptors and count nothing. Its pool may not bind it.
         where = {uid: pod_cpus(pod, view, None) for uid, pod in self._pods.items()}
         needs = {uid: len(self._offer.events) * len(cpus) for uid, cpus in where.items()}
         self._short = _short(needs, budget, self._config)
@@ -228,7 +224,7 @@ class PerfReader:
                 self._begun[uid] = now
                 continue
             if needs[uid] > left:
-                break  # who has waited longest is the next, and not who needs least
+                break  # the pod that has waited longest is next, not the cheapest
             left -= needs[uid]
             pod = self._pods[uid]
             try:

@@ -1,11 +1,11 @@
-"""Counting the events of a cgroup as the kernel offers it: perf_event_open(2), and the bytes that go in and come out.
+"""The perf_event_open(2) interface for cgroup events: the system call, and its binary formats.
 
 A cgroup's events are counted on one CPU by one descriptor each; the descriptors of one CPU form a group that the kernel
-puts on the counters together or not at all, so that their ratios are of the same moments. A descriptor keeps its
-cgroup from being freed after its removal. Groups below are counted, too.
+puts on the counters together or not at all, so that their ratios are of the same moments. A descriptor keeps its cgroup
+from being freed after its removal. Groups below are counted, too.
 
 Source: perf_event_open(2); include/uapi/linux/perf_event.h; kernel/events/core.c. Measured on 6.18 (2 CPUs): an open
-costs 5 to 60 µs, the first after a pause 16 ms, a read 3 to 30 µs, a close 2 to 50 µs and now and then 500.
+costs 5 to 60 µs, the first after a pause 16 ms, a read 3 to 30 µs, a close 2 to 50 µs and occasionally 500.
 """
 
 import ctypes
@@ -20,8 +20,7 @@ from typing import Final, Protocol, final
 from msgspec import Struct
 
 HARDWARE: Final = 0
-SOFTWARE: Final = 1
-"""Types of events (``PERF_TYPE_*``)."""
+"""A type of event (``PERF_TYPE_HARDWARE``)."""
 
 FLAG_CGROUP: Final = 1 << 2
 FLAG_CLOEXEC: Final = 1 << 3
@@ -72,7 +71,7 @@ class PerfCalls(Protocol):
     """The calls, all of which raise plain `OSError`, as the kernel answers."""
 
     def open(self, attributes: bytes, pid: int, cpu: int, leader: int, flags: int) -> int:
-        """A new descriptor. ``pid``: the cgroup's directory with `FLAG_CGROUP`, else -1 for everybody on ``cpu``."""
+        """A new descriptor. ``pid``: the cgroup's directory with `FLAG_CGROUP`, else -1 for all tasks on ``cpu``."""
 
     def enable(self, leader: int) -> None:
         """Begin to count with the whole group."""

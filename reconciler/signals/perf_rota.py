@@ -1,4 +1,4 @@
-"""Whose turn it is to be counted, and whether there are descriptors enough. Pure."""
+"""Schedule of counting: the next pods, within the bound on descriptors. Pure."""
 
 import math
 from collections.abc import Collection, Mapping

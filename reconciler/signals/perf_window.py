@@ -1,4 +1,4 @@
-"""One pod's events counted for a while: opened on some CPUs, read once, closed. And what this machine can count at all.
+"""Counts one pod's events for a while: opened on some CPUs, read once, closed. And probes what this machine can count.
 
 Synchronous, for a worker thread: opening and closing interrupts the CPU that counts, and the kernel patches itself for
 the first event of a machine.
@@ -37,7 +37,7 @@ _WHY: Final[Mapping[int, str]] = {
 
 
 class PerfCounts(Struct, frozen=True, kw_only=True):
-    """What one pod did. ``values`` by event name, scaled up where the counters were shared with somebody.
+    """Counts of one pod. ``values`` by event name, scaled up where the counters were shared.
 
     ``coverage``: the part of the pod's time on a CPU that was counted, 0.0-1.0. ``busy_s``: that time.
     """
@@ -54,8 +54,8 @@ class PerfWindow:
     def __init__(self, calls: PerfCalls, events: Sequence[PerfEvent], directory: int, cpus: Iterable[int]) -> None:
         """Count from here on. ``directory``: the pod's, open; it can be closed afterwards. Offline CPUs are left out.
 
-        Errors: `OSError`, with nothing left open: ENOENT the group is gone, EMFILE no more descriptors, ENODEV none of
-        the CPUs is online; else what `why` has words for.
+        Errors: `OSError`, with nothing left open: ENOENT the group was removed, EMFILE no more descriptors, ENODEV none
+        of the CPUs is online; `why` has texts for the others.
         """
         self._calls = calls
         self._events = tuple(events)
@@ -190,9 +190,9 @@ class PerfSupport(Struct, frozen=True, kw_only=True):
 def probe(
     calls: PerfCalls, needed: Sequence[PerfEvent], extra: Sequence[PerfEvent], cpu: int, root: str = "/"
 ) -> PerfSupport:
-    """Try them on one CPU, for everybody: the rights and the counters are the same as for a pod.
+    """Try the events on one CPU, for all tasks: the rights and the counters are the same as for a pod.
 
-    Without one of ``needed`` there is nothing; an event of ``extra`` is left out alone.
+    Without one of ``needed`` nothing is counted; an unavailable event of ``extra`` is left out alone.
     """
     opened: list[int] = []
     events: list[PerfEvent] = []

@@ -1,11 +1,11 @@
 """CPU use and throttling of each pod, from the counters of its own groups and of its containers'.
 
-A pod is throttled by its own quota where its directory or one of its containers' ran into one; what a directory above
-(besteffort, with the budget of BE work) stopped is kept apart: `Throttling.above_ns` is nobody's own doing, but as
-little a neighbour's.
+A pod is throttled by its own quota where its directory or one of its containers' exceeded one; throttling by a
+directory above (besteffort, with the budget of BE work) is separate: `Throttling.above_ns` is caused neither by the pod
+nor by a neighbour.
 
 **Cost**: one read of 4 µs a pod and one for each group but sandboxes'. All of them each time, quota or not: a limit
-that was set a second ago would otherwise look like a neighbour's doing.
+that was set a second ago would otherwise look like a neighbour's effect.
 
 Units: nanoseconds inside, the catalog's outside. Source: kernel documentation, scheduler/sched-bwc.
 """
@@ -43,7 +43,7 @@ class Throttling(NamedTuple):
 
     @property
     def cpus(self) -> float:
-        """How many of the pod's run queues stood still on average, for any quota."""
+        """How many of the pod's run queues were stopped on average, by any quota."""
         return (self.own_ns + self.above_ns) / 1e9 / self.interval_s
 
 
@@ -72,7 +72,7 @@ def parse_cpu_stat(text: str) -> _CpuStat:
 
 
 class QuotaLookup(Protocol):
-    """Who can tell a pod's throttling."""
+    """Provides a pod's throttling."""
 
     def throttling(self, uid: str) -> Throttling | None:
         """Of the last pass; None: not known."""

@@ -1,7 +1,7 @@
-"""What each pod reads from disks and writes to them: io.stat on v2, the blkio throttling counters on v1.
+"""Disk reads and writes of each pod: io.stat on v2, the blkio throttling counters on v1.
 
-v1 attributes writes of the page cache to nobody (the root group): a pod's buffered writes are only in v2's numbers.
-**Cost**: one read a pod on v2, two on v1; two for each container on v1 kernels without the recursive files.
+v1 counts writes of the page cache in the root group: a pod's buffered writes are only in v2's numbers. **Cost**: one
+read a pod on v2, two on v1; two for each container on v1 kernels without the recursive files.
 """
 
 import time
@@ -84,7 +84,7 @@ class PodDisk:
                 try:
                     return self._blkio(path, "_recursive")
                 except FileNotFoundError:
-                    # Either the group is gone or the kernel has no such files; another pod tells which.
+                    # Either the group was removed or the kernel has no such files; another pod shows which.
                     self._blkio(path, "")
                     self._recursive = False
             parts = [

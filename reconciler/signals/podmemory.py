@@ -1,11 +1,11 @@
 """Memory of each pod from its group's counters: in use, anonymous, the limit, refaults, scanning, limits hit, kills.
 
 v1 counts limits hit (``memory.failcnt``) and kills (``memory.oom_control``) by group, not for what is below it, so
-those of the containers are added up; v2 counts both for a whole subtree. v1 does not tell scanning by group at all.
+those of the containers are added up; v2 counts both for a whole subtree. v1 does not count scanning by group at all.
 
 **Cost**: a read each of usage, statistics and limits a pod, 1-5 µs; where a refault or the anonymous memory is wanted,
-``memory.stat`` alone is half of it. Kills are only looked for when the node's own count (/proc/vmstat) has moved.
-Source: kernel documentation, admin-guide/cgroup-v1/memory and admin-guide/cgroup-v2.
+``memory.stat`` alone is half of it. Kills are only read when the node's own count (/proc/vmstat) has moved. Source:
+kernel documentation, admin-guide/cgroup-v1/memory and admin-guide/cgroup-v2.
 """
 
 import time
@@ -36,9 +36,9 @@ _UNTOLD: Final = {
 
 
 class MemoryStat(NamedTuple):
-    """What is used of ``memory.stat``, of the group and all below it; None: this kernel does not tell.
+    """The fields used of ``memory.stat``, of the group and all below it; None: this kernel does not have the field.
 
-    ``limit``: as v1 writes it, of all levels the least.
+    ``limit``: as v1 writes it, the minimum of all levels.
     """
 
     anonymous: int | None
@@ -139,7 +139,7 @@ class PodMemory:
             values["memory.refaults"], values["memory.scanned"] = grew.rate(0), grew.rate(1)
 
     def _limit(self, directory: str, stat: MemoryStat) -> int | None:
-        """What binds the pod; v1 tells the least of all levels. None: nothing does, or it is not known."""
+        """The limit that binds the pod; v1 has the minimum of all levels. None: no limit, or unknown."""
         try:
             if self._version == 1:
                 value = LIMIT_V1.decode(str(-1 if stat.limit is None else stat.limit))
@@ -180,7 +180,7 @@ class PodMemory:
         return _rate(self._events.grown(kubepods, self._clock(), (count,)))
 
     def _node_killed(self, sheet: SampleSheet, now: float) -> bool:
-        """Whether anything was killed since the pass before, as far as the node tells (``oom_kill``, from 4.13 on)."""
+        """Whether a process was killed since the previous pass, by the node's count (``oom_kill``, from 4.13 on)."""
         count = self._counters.counters(now).get("oom_kill")
         before, self._node_kills = self._node_kills, count
         if count is not None and before is not None and count >= before:
@@ -188,7 +188,7 @@ class PodMemory:
         return count is None or count != before
 
     def _read_kills(self, pod: Pod, *, killed: bool) -> int | None:
-        """Kills in the pod since the pass before. A container that came since then began at none."""
+        """Kills in the pod since the previous pass. A container that started since then began at 0."""
         total, known = 0, False
         # v2 counts for the subtree: the containers' own counts are in the pod's.
         for group in _groups(pod) if self._version == 1 else (pod.group,):

@@ -1,8 +1,7 @@
-"""What each pod receives and sends, from the counters of its own network namespace (/proc/<pid>/net/dev).
+"""Received and sent bytes of each pod, from the counters of its own network namespace (/proc/<pid>/net/dev).
 
-A pod on the host's network has no traffic of its own and is left out. Which namespace a process is in is asked once a
-process; the loopback device is not the network.
-**Cost**: one read of about 10 µs a pod. Source: proc(5); network_namespaces(7).
+A pod on the host's network has no traffic of its own and is left out. A process's namespace is read once; the loopback
+device is not the network. **Cost**: one read of about 10 µs a pod. Source: proc(5); network_namespaces(7).
 """
 
 import os
@@ -99,7 +98,7 @@ class PodNet:
             await slices.checkpoint()
 
     def _host_process(self) -> str:
-        """A process on the host's network: init, or (without the right to look at it) this one."""
+        """A process on the host's network: init, or (without the right to read it) this one."""
         proc = f"{self._root}/proc"
         return f"{proc}/1" if os.access(f"{proc}/1/ns/net", os.R_OK) else f"{proc}/self"
 

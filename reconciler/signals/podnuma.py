@@ -1,10 +1,10 @@
-"""On which NUMA node each pod's anonymous memory is, from its group's ``memory.numa_stat``.
+"""The NUMA node of each pod's anonymous memory, from its group's ``memory.numa_stat``.
 
-Under the subject of the pod's part of that node, ``pod:UID@numa:0``; on a machine with one node nothing is entered,
-for there the pod's whole says the same.
+The subject is the pod's part of that node, ``pod:UID@numa:0``; on a machine with one node nothing is entered, as the
+pod's whole is the same.
 
-**Cost**: one read a pod in five seconds: the kernel adds up the counters of every group below, for each node.
-Source: kernel documentation, admin-guide/cgroup-v1/memory (5.6) and admin-guide/cgroup-v2.
+**Cost**: one read a pod in five seconds: the kernel adds up the counters of every group below, for each node. Source:
+kernel documentation, admin-guide/cgroup-v1/memory (5.6) and admin-guide/cgroup-v2.
 """
 
 import os
@@ -35,7 +35,7 @@ _NODE: Final = re.compile(r"N(\d{1,4})=(\d{1,20})(?!\d)", re.ASCII)
 def parse_numa_stat(text: str, version: int, page_bytes: int) -> dict[int, int]:
     """Bytes of anonymous memory by node, of the group and all below it.
 
-    Errors: `ValueError` where the kernel does not tell that.
+    Errors: `ValueError` where the kernel does not report it.
     """
     numbers = _by_node(text, version, page_bytes)
     if "anon" not in numbers:
@@ -44,9 +44,9 @@ def parse_numa_stat(text: str, version: int, page_bytes: int) -> dict[int, int]:
 
 
 def parse_numa_cache(text: str, version: int, page_bytes: int) -> dict[int, int]:
-    """Bytes of page cache by node that could be dropped; on v1, which does not tell them apart, with what is mapped.
+    """Bytes of page cache by node that could be dropped; on v1, which does not separate them, with mapped pages.
 
-    Errors: `ValueError` where the kernel does not tell that.
+    Errors: `ValueError` where the kernel does not report it.
     """
     numbers = _by_node(text, version, page_bytes)
     if version == 1 and "file" in numbers:
@@ -121,7 +121,7 @@ class PodNuma:
             text = self._files.read(self._places(path), _FILE)
             return at_s, parse_numa_stat(text, self._version or 0, self._page_bytes)
         except OSError:
-            # The pod is gone, or the kernel was built without NUMA: then there is one node.
+            # The pod was removed, or the kernel was built without NUMA: then there is one node.
             return None
         except ValueError:
             self._problem = f"no memory per NUMA node in {_FILE} on this kernel"

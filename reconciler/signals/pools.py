@@ -1,8 +1,8 @@
 """The CPU pools as wholes: their CPUs, how busy those are, and how many tasks want them.
 
 Waiting by CPU is in /proc/schedstat where the kernel was built with it: it counts everything that runs there, system
-work and BE pods included. Elsewhere it is the sum over the pool's own pods, which misses both, and says so by half the
-confidence. Throttling is taken off either way.
+work and BE pods included. Elsewhere it is the sum over the pool's own pods, which misses both, so the confidence is
+0.5. Throttling is taken off either way.
 
 **Cost**: one read of 1 µs a CPU and scheduling domain, each pass; every five seconds on machines of more than 64 CPUs.
 Source: kernel documentation, scheduler/sched-stats.
@@ -65,7 +65,7 @@ class _PoolLoad(NamedTuple):
 
 @final
 class PoolReader:
-    """A `Reader`; after those of the pods, whose samples it adds up."""
+    """A `Reader`; runs after those of the pods, whose samples it adds up."""
 
     name = NAME
     signals: Collection[str] = SIGNALS
@@ -111,7 +111,7 @@ class PoolReader:
         known = [cpu.idle[number] for number in cpus if number in cpu.idle] if cpu is not None else []
         if cpu is None or cpu.age_s is None or not known:
             return
-        # A CPU that cannot be told is busy, as everywhere.
+        # A CPU without a usable difference is busy, as everywhere.
         idle = 1000.0 * sum(known)
         sheet.put(subject, "cpu.idle", idle, age_s=cpu.age_s)
         sheet.put(subject, "cpu.use", 1000.0 * len(cpus) - idle, age_s=cpu.age_s)

@@ -1,11 +1,11 @@
-"""Groups in a cgroup2 hierarchy of our own for the pods of a pure v1 node, so that their pressure is counted. Opt-in.
+"""Groups in a private cgroup2 hierarchy for the pods of a pure v1 node, so that their pressure is counted. Opt-in.
 
-A thread makes them and puts the pods' processes in, again every few seconds: children are born in their parent's group,
-but what the runtime starts in a container later (``exec``) begins in the root. A pod's pressure counts as known once
-all of its processes are in.
+A thread makes them and moves the pods' processes into them, again every few seconds: children start in their parent's
+group, but processes that the runtime starts in a container later (``exec``) start in the root. A pod's pressure is
+valid once all of its processes are in.
 
 **Cost**: for the node, the kernel stops all forks and exits for 8-20 ms at the first attach after a while, so that
-attaching happens only when there is somebody to attach; for the pods, one more level of accounting at each task switch.
+processes are attached only if there are any; for the pods, one more level of accounting at each task switch.
 """
 
 import math
@@ -26,12 +26,12 @@ from state.model import Pod
 from state.undo import RestoreOutcome, RestoreResult
 
 FILE: Final = "cgroup2 group"
-"""What stands for a file's name in what restore tells."""
+"""Used in place of a file's name in the report of a restore."""
 _EVERY_S: Final = 5.0
 _SOON_S: Final = 1.0
 _FAILED_S: Final = 60.0
 _AT_ONCE_S: Final = 2.0
-"""A job ends after this long; the next one goes on."""
+"""A job ends after this long; the next one continues."""
 _HANGS_S: Final = 30.0
 _SETTLE_S: Final = 5.0
 _CLEAR_S: Final = 10.0

@@ -1,6 +1,6 @@
-"""A probe that is a program: run as an ordinary user, and what it prints is the number.
+"""A probe that is a program: run as an ordinary user; its output is the number.
 
-Programs of different probes run side by side, at most `AT_ONCE`.
+Programs of different probes run side by side, as many as `reconciler.signals.latency.LatencyReader` allows.
 """
 
 import errno
@@ -14,7 +14,6 @@ from reconciler.signals.probe_config import CommandProbe
 from reconciler.signals.probe_source import ProbeResult, failed, number_in
 from reconciler.signals.probe_targets import ProbeTarget
 
-AT_ONCE: Final = 4
 MOST_OUTPUT: Final = 64 * 1024
 
 
@@ -28,7 +27,7 @@ class CommandSource:
         self._config: CommandProbe = config
         self._target = target
         self._slots = slots
-        # Who is not root is nobody special as it is.
+        # Without root the daemon's own user is unprivileged already.
         user = config.user or ("nobody" if os.geteuid() == 0 else None)
         self._program = Command(target.argv, user=user, most_output=MOST_OUTPUT)
 

@@ -18,10 +18,10 @@ _SECRET: Final = {"secret": True}
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _SECRET_HEADERS: Final = frozenset({"authorization", "cookie", "proxy-authorization", "x-api-key", "x-auth-token"})
 PLACEHOLDER: Final = re.compile(r"\{(?:(ip|name|namespace|uid)|(label|annotation):([^{}]+))\}")
-"""What stands for something of the pod: ``{ip}``, ``{label:app}``, ``{annotation:prometheus.io/port}``."""
+"""Placeholder for a value of the pod: ``{ip}``, ``{label:app}``, ``{annotation:prometheus.io/port}``."""
 
-# The pod's author chooses labels and annotations: they may name a port or a path, never the machine that is asked (and
-# perhaps shown a token).
+# The pod's author chooses labels and annotations: they may give a port or a path, never the host that receives the
+# request (and possibly a token).
 _URL: Final = re.compile(r"(\w+)://((?:\{[^{}]*\}|[^/?#{}])*)(.*)", re.DOTALL)
 _HOST: Final = re.compile(r"(?:\{ip\}|[^{}/:@]+|\[[0-9a-fA-F:.]+\])(?::(?:\d+|\{(?:label|annotation):[^{}]+\}))?")
 
@@ -71,7 +71,7 @@ class CommandProbe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class _HttpQuery(TlsTrust, frozen=True, kw_only=True):
-    """What is asked over HTTP, and how."""
+    """The HTTP request of a probe."""
 
     url: Annotated[
         str,
@@ -136,7 +136,7 @@ class HttpProbe(_HttpQuery, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise ValueError("connect and count_late: only with measure: time")
 
     def counts(self, status: int) -> bool:
-        """Whether an answer with this status tells the latency."""
+        """Whether a response with this status is a latency sample."""
         if self.statuses:
             return status in self.statuses
         return 200 <= status < (400 if self.measure == "time" else 300)
@@ -159,15 +159,15 @@ class PrometheusProbe(_HttpQuery, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        from reconciler.signals.promtext import parse_selector  # only who has such a probe pays
+        from reconciler.signals.promtext import parse_selector  # imported only with such a probe
 
         parse_selector(self.select)
 
 
 class Probe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the latency of some pods is measured: exactly one of the last three sections says how.
+    """How the latency of some pods is measured: exactly one of the last three sections must be set.
 
-    With a placeholder in it each pod is asked on its own; without one the answer is of all the pods together.
+    With a placeholder in it each pod is measured alone; without one the result is of all the pods together.
     """
 
     namespaces: Annotated[tuple[str, ...], Meta(description="namespaces of the pods (globs); empty: any")] = ()
@@ -195,12 +195,12 @@ class Probe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def kind(self) -> str:
-        """The name of the one section that is given."""
+        """The name of the section that is set."""
         return next(name for name in KINDS if getattr(self, name) is not None)
 
     @property
     def per_pod(self) -> bool:
-        """Whether what is asked depends on the pod."""
+        """Whether the request depends on the pod."""
         texts = self.command.argv if self.command is not None else ()
         probe = self.http or self.prometheus
         return any(PLACEHOLDER.search(text) for text in (*texts, probe.url if probe is not None else ""))

@@ -1,6 +1,6 @@
-"""A probe that is a GET request: how long the answer took, or the number that it is.
+"""A probe that is a GET request: the time until the response, or the number in it.
 
-One connection for each target is kept, so that what is timed is the service and not the making of a connection; with
+One connection for each target is kept, so that the measured time is the service's and not that of connecting; with
 ``connect`` each request makes its own, and that counts. The body is read to its end either way.
 """
 

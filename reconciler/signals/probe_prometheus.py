@@ -1,8 +1,8 @@
 """A probe that is a metric: the service's own histogram, summary or gauge, scraped where the pod exports it.
 
-A histogram's counters only grow, so a quantile is of what came between two scrapes; the first scrape tells nothing.
-Series that match are added up, each after its own restart is accounted for. Between scrapes without a request there is
-nothing to tell: the sample then grows old, and the service's latency is unknown.
+A histogram's counters only grow, so a quantile is of the requests between two scrapes; the first scrape has no result.
+Matching series are added up, each after accounting for its restarts. Between scrapes without a request the value is
+missing: the sample then ages, and the service's latency is unknown.
 """
 
 import math
@@ -28,7 +28,7 @@ from reconciler.signals.promtext import (
 _MOST: Final = 16 << 20
 _ACCEPT: Final = "text/plain;version=0.0.4;q=1,*/*;q=0.1"
 _STEP: Final = 4 * 1024
-"""Bytes of a text between two looks at the clock."""
+"""Bytes of a text between two reads of the clock."""
 _LEAST_SURE: Final = 0.1
 _BEYOND: Final = 0.5
 """Confidence of a quantile beyond the last finite bucket: it is at least that bound."""
@@ -143,7 +143,7 @@ class PrometheusSource:
         return total
 
     def _sure(self, hist: BucketHistogram) -> float:
-        """A high quantile of few requests is the slowest of them, and says little of the next."""
+        """Confidence: a high quantile of few requests is the slowest of them, and predicts little."""
         q = self._config.quantile
         slower = hist.total * (1.0 - q) if q < 1 else hist.total
         sure = max(_LEAST_SURE, min(1.0, slower))

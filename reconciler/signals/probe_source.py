@@ -13,28 +13,28 @@ _DEEPEST: Final = 64
 
 
 class ProbeResult(NamedTuple):
-    """What one measurement told. ``ms`` None: nothing happened that could be measured; that is no failure."""
+    """Result of one measurement. ``ms`` None: no event that could be measured; that is not a failure."""
 
     ms: float | None
     confidence: float = 1.0
 
 
 class ProbeSource(Protocol):
-    """One target, asked again and again."""
+    """One target, measured repeatedly."""
 
     async def measure(self) -> ProbeResult:
-        """Ask once, within the probe's own time. Errors: `SourceError`, whose text is for a person."""
+        """Measure once, within the probe's own time. Errors: `SourceError`, whose text is for people."""
 
     async def aclose(self) -> None:
         """Give back what is kept between measurements."""
 
 
 def number_in(body: bytes, field: str | None) -> float:
-    """The number that a body is, or that stands at ``field`` (``latency.p99``, ``0.value``) of its JSON.
+    """The number that a body is, or that is at ``field`` (``latency.p99``, ``0.value``) of its JSON.
 
-    Errors: `ValueError` in words for a person; also for a number that cannot be a time (negative, infinite).
+    Errors: `ValueError` with a text for people; also for a number that cannot be a time (negative, infinite).
     """
-    result: Any  # somebody else's JSON
+    result: Any  # untrusted JSON
     if field is None:
         result = body.decode(errors="replace").strip()
     else:

@@ -1,4 +1,4 @@
-"""Whom a probe asks: the pods it is of, and what it asks with the pods' own words filled in. Pure."""
+"""Targets of a probe: its pods, and the requests with the pods' values filled in. Pure."""
 
 import re
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from reconciler.signals.probe_config import (
 )
 from state.model import NodeView, Pod
 
-# What a pod's author wrote becomes part of a URL or an argument: nothing that could end the part it stands in.
+# A value of the pod's author becomes part of a URL or an argument: it must not contain a delimiter of that part.
 _URL_WORD: Final = re.compile(r"[A-Za-z0-9._~/-]{1,253}")
 _PORT: Final = re.compile(r"\d{1,5}")
 _ARGUMENT: Final = re.compile(r"[^\x00-\x1f\x7f]{0,1024}")
@@ -32,7 +32,7 @@ class ProbeTargetKey(NamedTuple):
 
 
 class ProbeTarget(Struct, frozen=True, kw_only=True):
-    """What is asked. ``uids``: the pods that the answer is of; ``title`` for messages."""
+    """One request. ``uids``: the pods that the result is of; ``title`` for messages."""
 
     key: ProbeTargetKey
     title: str
@@ -43,21 +43,21 @@ class ProbeTarget(Struct, frozen=True, kw_only=True):
 
 
 class ProbeTargets(Struct, frozen=True, kw_only=True):
-    """All of them, and why some pods are not asked, by target."""
+    """All targets, and why some pods have none, by target."""
 
     targets: Mapping[ProbeTargetKey, ProbeTarget] = {}
     problems: Mapping[ProbeTargetKey, str] = {}
 
 
 def selected(probe: Probe, pod: Pod) -> bool:
-    """Whether a probe is of this pod; one whose labels nobody has told fits no probe that asks for labels."""
+    """Whether a probe selects this pod; a pod with unknown labels matches no probe with a label selector."""
     if not probe.labels.empty and not (pod.classification.certain and probe.labels.matches(pod.labels)):
         return False
     return any_glob(probe.namespaces, pod.namespace) and any_glob(probe.pods, pod.name)
 
 
 def targets_of(probes: Mapping[str, Probe], view: NodeView) -> ProbeTargets:
-    """What is to be asked on this node now."""
+    """The targets on this node now."""
     targets: dict[ProbeTargetKey, ProbeTarget] = {}
     problems: dict[ProbeTargetKey, str] = {}
     for name, probe in probes.items():
@@ -80,7 +80,7 @@ def targets_of(probes: Mapping[str, Probe], view: NodeView) -> ProbeTargets:
 
 
 def filled(target: ProbeTarget, pod: Pod | None) -> ProbeTarget:
-    """With the pod's words in the place of placeholders. Errors: `ValueError` says which one has no usable value."""
+    """The placeholders replaced by the pod's values. Errors: `ValueError` naming one without a usable value."""
     probe = target.probe
     if probe.command is not None:
         return replace(target, argv=_arguments(probe.command, pod))
@@ -108,7 +108,7 @@ def _url(probe: HttpProbe | PrometheusProbe, pod: Pod | None) -> str:
     if pod.ip is not None and ":" in pod.ip:
         host = host.replace("{ip}", f"[{pod.ip}]")
     host = PLACEHOLDER.sub(lambda match: _value(match, pod, None if match[1] == "ip" else _PORT), host)
-    # Paths are often written with their first slash, which stands here already.
+    # Paths are often written with their first slash, which the template already has.
     return f"{scheme}://{host}{PLACEHOLDER.sub(lambda match: _value(match, pod, _URL_WORD).lstrip('/'), tail)}"
 
 

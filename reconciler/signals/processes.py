@@ -1,8 +1,8 @@
 """The processes of each pod, as its groups list them.
 
-Listed anew every few seconds, at once where a process has ended, a container has come or gone, or there was none yet:
-a listing costs 10 µs a group, a process that nobody knows yet counts for nothing.
-Source: kernel documentation, admin-guide/cgroup-v1/cgroups (cgroup.procs) and admin-guide/cgroup-v2 (threaded).
+Listed again every few seconds, at once where a process has ended, a container was added or removed, or there was none
+yet: a listing costs 10 µs a group; a process that is not listed yet counts for nothing. Source: kernel documentation,
+admin-guide/cgroup-v1/cgroups (cgroup.procs) and admin-guide/cgroup-v2 (threaded).
 """
 
 import os
@@ -37,9 +37,9 @@ class PodProcesses:
         """Some process was listed as 0: it cannot be named from here."""
 
     def get(self, pod: Pod, now: float) -> tuple[int, ...]:
-        """The pids of its containers' processes, in nested groups too, in no order; empty when it has none or is gone.
+        """The pids of its containers' processes, nested groups included, in no order; empty if there are none.
 
-        A sandbox's process sleeps all its life; a pod that has nothing else has none.
+        A sandbox's process always sleeps; a pod that has nothing else has none.
         """
         known = self._listed.get(pod.uid)
         if (
@@ -66,7 +66,7 @@ class PodProcesses:
         return tuple(dict.fromkeys(self._below(self._hierarchy.trigger_directory(path), 0)))
 
     def ended(self, uid: str) -> None:
-        """A process of this pod is no more: list it anew when asked next."""
+        """A process of this pod has ended: list the pod again at the next request."""
         if (known := self._listed.get(uid)) is not None:
             self._listed[uid] = known._replace(again_at=0.0)
 
@@ -79,7 +79,7 @@ class PodProcesses:
         try:
             text = self._files.read(directory, "cgroup.procs")
         except OSError:
-            # Gone, or a threaded group of v2, whose processes are listed above it.
+            # Removed, or a threaded group of v2, whose processes are listed above it.
             text = ""
         for word in text.split():
             if word == "0":
@@ -87,7 +87,7 @@ class PodProcesses:
             elif (pid := digits(word)) is not None:
                 yield pid
         try:
-            # Two links are its name and its own dot: nothing below. Asking is a tenth of listing.
+            # Two links are its name and its own dot: nothing below. The stat costs a tenth of a listing.
             inner = [] if depth >= _DEEPEST or os.stat(directory).st_nlink == 2 else self._files.groups(directory)
         except OSError:
             return
@@ -98,5 +98,5 @@ class PodProcesses:
 
 
 def same_groups(pod: Pod, other: Pod) -> bool:
-    """Whether two looks at a pod have found the same directories."""
+    """Whether two readings of a pod have the same directories."""
     return pod.group == other.group and [a.group for a in pod.containers] == [b.group for b in other.containers]

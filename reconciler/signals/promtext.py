@@ -1,7 +1,7 @@
-"""Prometheus' text format, as far as one metric of it is wanted, and what PromQL makes of it. Pure.
+"""Prometheus' text format, as far as one metric of it is needed, and PromQL's functions on it. Pure.
 
-Lines of other metrics are passed over unread: 10 MB with one wanted metric take 50 ms. OpenMetrics'
-text is the same for what is read here (its exemplars and timestamps are left out).
+Lines of other metrics are skipped unread: 10 MB with one wanted metric take 50 ms. OpenMetrics' text is the same for
+the parts read here (its exemplars and timestamps are left out).
 
 Source: Prometheus documentation, instrumenting/exposition_formats, querying/basics (selectors) and querying/functions
 (``histogram_quantile``); OpenMetrics 1.0.
@@ -25,7 +25,7 @@ _MATCHER: Final = re.compile(
     r"\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*(=~|!~|!=|=)\s*(?:\"((?:\\.|[^\"\\])*)\"|'((?:\\.|[^'\\])*)')\s*(?:,|$)", re.DOTALL
 )
 _SAMPLE: Final = re.compile(
-    # Possessive: of a text that anybody wrote no position is looked at twice.
+    # Possessive: no position of an untrusted text is scanned twice.
     rb"[ \t]*+([a-zA-Z_:][a-zA-Z0-9_:]*+)[ \t]*+"
     rb"(?:\{((?:[^\"{}]++|\"(?:[^\"\\]++|\\.)*+\")*+)\}[ \t]*+)?+([^ \t#]++)"
 )
@@ -118,7 +118,7 @@ def parse_selector(text: str) -> SeriesSelector:
 def _ways(parts: Iterable[tuple[Any, Any]]) -> float:
     """In how many ways a parsed pattern can share a label's value out, as a power of its greatest length.
 
-    Python's patterns try them all where none fits; Prometheus' own take linear time whatever they are.
+    Python's patterns try them all where none fits; Prometheus' own always take linear time.
     """
     total = 0.0
     for kind, value in parts:
@@ -154,9 +154,9 @@ def _unescaped(text: str, meant: Mapping[str, str] = _MEANT) -> str:
 
 @final
 class SeriesReader:
-    """Takes the wanted series out of a text that arrives in parts; nothing else of it is kept.
+    """Takes the wanted series out of a text that arrives in parts; the rest is not kept.
 
-    ``names``: of the metrics, as they stand in the text. ``found``: so far.
+    ``names``: of the metrics, as in the text. ``found``: so far.
     """
 
     def __init__(self, names: Iterable[str], wanted: Callable[[MetricSeries], bool] = lambda _: True) -> None:
@@ -182,11 +182,11 @@ class SeriesReader:
         self._hold(data[cut:])
 
     def end(self) -> None:
-        """There is no more. Errors: as `feed`."""
+        """The end of the data. Errors: as `feed`."""
         self.feed(b"\n")
 
     def _hold(self, part: bytes) -> None:
-        """Keep the beginning of a line whose end is not there yet."""
+        """Keep the beginning of a line whose end has not arrived yet."""
         if self._skipped:
             return
         self._rest += part
@@ -216,17 +216,6 @@ def _series(line: bytes) -> MetricSeries:
         return MetricSeries(match[1].decode(), labels, number(match[3].decode()))
     except ValueError as exc:
         raise ValueError(f"not a sample: {_shown(line)}") from exc
-
-
-def series_of(body: bytes, names: Iterable[str]) -> list[MetricSeries]:
-    """The lines of these metrics, by their names as they stand in the text.
-
-    Errors: `ValueError` for one of their lines that is broken, with the line.
-    """
-    reader = SeriesReader(names)
-    reader.feed(body)
-    reader.end()
-    return reader.found
 
 
 def _labels(text: str) -> dict[str, str]:
@@ -269,7 +258,7 @@ class BucketHistogram(Struct, frozen=True, kw_only=True):
 
 
 def histogram(buckets: Mapping[float, float]) -> BucketHistogram | None:
-    """One from its buckets; None for less than two, or without an infinite one: it tells no quantile then.
+    """A histogram from its buckets; None for less than two, or without an infinite one: it has no quantile then.
 
     Counts that fall from one bucket to the next (scraped while it was written) count as equal.
     """

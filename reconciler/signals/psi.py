@@ -2,12 +2,12 @@
 
 Where a pod's files are: its directory in the cgroup2 tree (on hybrid nodes the runtime puts containers there, too), the
 v1 cpuacct directory of vendor kernels (``psi_v1=1``), or a private cgroup2 mount (`reconciler.signals.privatepsi`). A
-directory without the pod's processes shows no pressure ever; it counts as none. A file that exists may still answer
-"not supported": whether a place is good is found by reading it.
+directory without the pod's processes shows no pressure ever; it counts as none. Reading an existing file may still fail
+with "not supported": a place is tested by reading it.
 
-CPU pressure holds the pod's own throttling as well. That is taken off, all of it: throttled time is summed over CPUs
-and pressure is not, so with several CPUs stopped at once too much is taken rather than too little, and a neighbour is
-never blamed for a quota. The share of the pressure that throttling does not explain is the sample's confidence.
+CPU pressure includes the pod's own throttling. All of it is subtracted: throttled time is summed over CPUs and pressure
+is not, so with several CPUs stopped at once too much is subtracted rather than too little, and the effect of a quota is
+never attributed to a neighbour. The share of the pressure that throttling does not explain is the sample's confidence.
 
 **Cost**: three reads of 1-3 µs a pod. Units: percent of wall time. Source: kernel documentation, accounting/psi.
 """
@@ -50,7 +50,7 @@ _REMEDY: Final = {
 
 
 class PressureGroups(Protocol):
-    """Directories with pressure files that somebody made for the pods; `privatepsi.PrivateGroups` does."""
+    """Directories with pressure files made for the pods; `privatepsi.PrivateGroups` provides them."""
 
     def directory(self, uid: str) -> str | None:
         """Of one pod, once its processes are in it."""
@@ -64,7 +64,7 @@ class PressureGroups(Protocol):
 
 
 class StallTotals(NamedTuple):
-    """Microseconds of stall since boot (or since the group began); None: this kernel does not tell that line."""
+    """Microseconds of stall since boot (or since the group began); None: this kernel does not have that line."""
 
     some_us: int
     full_us: int | None
@@ -148,7 +148,7 @@ class Psi:
                 missing += bool(pod.containers)
                 continue
             if not self._read_pod(pod, place.directory, wanted, sheet):
-                # Its group may be gone or another one's now: the next pass looks where it is.
+                # Its group may have been removed or replaced: the next pass finds its place again.
                 del places[uid]
             await slices.checkpoint()
         self._places = places
@@ -218,7 +218,7 @@ class Psi:
         return None
 
     def _place(self, pod: Pod, now: float) -> _PressureFile:
-        """Where this pod's files are; looked up anew when its groups change, and now and then where there are none."""
+        """The place of this pod's files; searched again when its groups change, and at intervals until one is found."""
         known = self._places.get(pod.uid)
         if known is not None and now < known.again_at and (known.pod is pod or same_groups(known.pod, pod)):
             if known.directory is None and self._private is not None:

@@ -1,9 +1,9 @@
-"""What a reader of signals is: it measures some signals of the subjects it is shown, once each sample interval.
+"""The interface of a signal reader: it measures some signals of the given subjects, once each sample interval.
 
-A reader probes what this kernel and machine offer, says why it offers less, and leaves out what it cannot measure. It
-reads control files in the loop, a millisecond at a time (`reconciler.runtime.cooperative`); anything slower goes to a
-thread or a task of its own. It keys what it remembers by inode or start time, never by path alone, and forgets who is
-gone.
+A reader probes this kernel and machine, gives a reason for each signal that is unavailable, and leaves out what it
+cannot measure. It reads control files in the loop, a millisecond at a time (`reconciler.runtime.cooperative`); anything
+slower runs in a thread or a task of its own. Its state is keyed by inode or start time, never by path alone, and
+dropped for removed subjects.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class SampleContext(Struct, frozen=True, kw_only=True):
-    """What there is to measure. ``wanted``: the signals that somebody asks for; others need not be read.
+    """The subjects to measure. ``wanted``: the signals in use; others need not be read.
 
     ``memory``: the bounds of BE's memory.
     """
@@ -76,13 +76,13 @@ class Reader(Protocol):
 
     @property
     def signals(self) -> Collection[str]:
-        """What it may measure: it is left alone while nobody wants any of these."""
+        """The signals it may measure: it is not called while none of these is wanted."""
 
     async def read(self, scene: SampleContext, sheet: SampleSheet, now: float) -> None:
         """Enter what was measured. ``now``: the monotonic clock. Errors: none for what the node refuses; see below."""
 
     def problems(self) -> Mapping[str, str]:
-        """Why a signal is not to be had here, or not fully, by signal: plain words for a person, with the remedy."""
+        """Why a signal is unavailable here, or not fully available, by signal: text for people, with the remedy."""
 
     async def aclose(self) -> None:
         """Give back what it holds: file descriptors, mounts, groups of its own."""
@@ -90,10 +90,10 @@ class Reader(Protocol):
 
 @runtime_checkable
 class TaskReader(Reader, Protocol):
-    """One whose measuring takes its own time: a task does it, and `Reader.read` enters what that has told by now."""
+    """A reader whose measuring takes its own time: a task does it, and `Reader.read` enters the results so far."""
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Measure what the last scene asked for, until cancelled; see `reconciler.signals.tasks`."""
+        """Measure the subjects of the last `read`, until cancelled; see `reconciler.signals.tasks`."""
 
 
 def _nothing() -> None:
@@ -101,11 +101,11 @@ def _nothing() -> None:
 
 
 class ReaderContext(Struct, frozen=True, kw_only=True):
-    """What readers work with. ``private_cgroup2``: where there is no PSI of pods, make groups of our own for it.
+    """The environment of readers. ``private_cgroup2``: without PSI of pods, make private groups for it.
 
-    ``filesystems``: directories by the name that their file system goes by, such as ``nodefs``. ``kubelet``: the
-    kubelet's directory. Both without ``root``, the prefix of all paths. ``probes`` by name. ``cache``: what was
-    measured last of caches and memory bandwidth.
+    ``filesystems``: directories by the name of their file system, such as ``nodefs``. ``kubelet``: the kubelet's
+    directory. Both without ``root``, the prefix of all paths. ``probes`` by name. ``cache``: the last measurement of
+    caches and memory bandwidth.
     """
 
     hierarchy: Hierarchy
@@ -143,7 +143,7 @@ class SharedReaders:
         self._pass = now
 
     def close(self) -> None:
-        """Give back what is kept open; whoever reads on opens it again."""
+        """Close what is kept open; the next read opens it again."""
         if self._kept is not None:
             self._kept.close()
 

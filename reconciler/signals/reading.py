@@ -1,7 +1,7 @@
-"""The readers that are in use: built from the table when a signal of theirs is wanted, and metered.
+"""The readers in use: built from the table when a signal of theirs is wanted, and metered.
 
-`reconciler.signals.catalog` has the table. Modules are imported where their readers are built: a signal that nobody
-wants costs neither time nor memory.
+`reconciler.signals.catalog` has the table. Modules are imported where their readers are built: a signal that is not
+wanted costs neither time nor memory.
 """
 
 import time
@@ -55,7 +55,7 @@ def _thrower(steps: Generator[Any, Any, T], exc: BaseException) -> Callable[[], 
 
 @final
 class MeteredReader:
-    """A `Reader` whose CPU time is counted: of its own steps only, not of what others do while it yields."""
+    """A `Reader` whose CPU time is counted: of its own steps only, not of other tasks while it yields."""
 
     def __init__(self, reader: Reader, shared: SharedReaders) -> None:
         self.reader = reader
@@ -88,10 +88,10 @@ _BUILDERS: Final[Registry[Callable[[SharedReaders], Reader]]] = Registry(
 def build(
     wanted: Collection[str], means: ReaderContext, before: Sequence[MeteredReader] = ()
 ) -> tuple[MeteredReader, ...]:
-    """The readers of these signals, and those that they rest on.
+    """The readers of these signals, and those that they depend on.
 
-    ``before``: those in use. Whoever is still needed is kept with its past, unless ``means`` are others now; the caller
-    closes those that are not in the answer.
+    ``before``: those in use. A reader that is still needed is kept with its past, unless ``means`` differs now; the
+    caller closes those that are not in the result.
     """
     chosen: set[str] = set()
     for row in READERS:

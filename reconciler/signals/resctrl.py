@@ -1,9 +1,9 @@
 """Cache occupancy and memory bandwidth of control groups and pods, from resctrl's counters, as rates.
 
 A control group's counters include those of its monitoring groups, so that the sum over control groups is the machine.
-What the law is told: the bandwidth in use of each domain, and BE's part of it. A domain with one unknown group is
-unknown, and said to be. When a monitoring group goes, its counts leave that sum: what it had counted is taken from the
-reading before as well, and where nobody has read it the interval is unknown. Synchronous, for a worker thread.
+Input of the control law: the bandwidth in use of each domain, and BE's part of it. A domain with one unknown group is
+unknown, and reported as such. When a monitoring group is removed, its counts leave that sum: its count is subtracted
+from the previous reading as well, and if it was not read the interval is unknown. Synchronous, for a worker thread.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -22,7 +22,7 @@ _MEGA: Final = 1_000_000
 
 
 class ResctrlUsage(Struct, frozen=True, kw_only=True):
-    """One look. ``groups`` by control group, ``pods`` by uid; each domain's rates. Seconds on the caller's clock."""
+    """One reading. ``groups`` by control group, ``pods`` by uid; each domain's rates. Seconds on the caller's clock."""
 
     at_s: float
     groups: Mapping[str, Mapping[int, BandwidthRate]] = {}
@@ -42,7 +42,7 @@ class ResctrlSampler:
     def sample(self, controls: Collection[str], watched: Mapping[str, tuple[str, str]], now: float) -> ResctrlUsage:
         """Read all of ``controls`` and the monitoring groups of ``watched``: uid -> (control group, name).
 
-        A group that is gone, or whose files cannot be read, is missing in the answer.
+        A group that was removed, or whose files cannot be read, is missing in the result.
         """
         after: dict[str, MonitorReading] = {}
         inside = {name: self._monitors.inside(name) for name in controls}
@@ -68,7 +68,7 @@ class ResctrlSampler:
         return ResctrlUsage(at_s=now, groups=groups, pods=pods)
 
     def _gone(self, control: str, numbers: Mapping[str, int]) -> list[MonitorReading | None]:
-        """What monitoring groups had counted that have left a control group since the last look; None: not known."""
+        """Counts of monitoring groups that have left a control group since the last reading; None: unknown."""
         readings: list[MonitorReading | None] = []
         for path, inode in self._inside.get(control, {}).items():
             if numbers.get(path) != inode:
@@ -113,7 +113,7 @@ def strain(
     misses: Mapping[str, Sample],
     now: float,
 ) -> Contention:
-    """What the law goes by. ``reclaimed``: the control groups that hold BE pods and nobody else."""
+    """Input of the control law. ``reclaimed``: the control groups that contain BE pods only."""
     if use is None:
         return Contention(misses=misses, online=online)
     domains = sorted({domain for values in use.groups.values() for domain in values})

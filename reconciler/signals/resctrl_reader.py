@@ -1,7 +1,7 @@
 """`llc.occupancy` and `memory.bandwidth` from resctrl's counters, as the resctrl actuator has read them.
 
-Nothing is read here: counters that two ask for would need each its own time of the last reading, and monitoring groups
-are the actuator's. So these signals are there while the policy ``cache`` is enabled, as old as its last sweep.
+Nothing is read here: with two readers each counter would need a last reading for each of them, and monitoring groups
+are the actuator's. So these signals exist while the policy ``cache`` is enabled, as old as its last sweep.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -55,7 +55,7 @@ class ResctrlReader:
             sheet.put(NODE, _BANDWIDTH, sum(known), age_s=age_s)
 
     def problems(self) -> Mapping[str, str]:
-        """Why they are not to be had, or not of every pod at all times."""
+        """Why they are unavailable, or not available of every pod at all times."""
         use = self._newest()
         return dict.fromkeys(self.signals, _OFF) if use is None else use.lacks
 
@@ -64,9 +64,9 @@ class ResctrlReader:
 
 
 def misses_of(frame: SampleFrame | None, now: float) -> dict[str, Sample]:
-    """The cache misses in a frame by pod uid, their age as of ``now``: what the share that moves is told.
+    """The cache misses in a frame by pod uid, their age as of ``now``: input of the dynamic share.
 
-    What is only half sure is left out: misses of the second level may be ten times those of the last.
+    Samples with low confidence are left out: misses of the second level may be ten times those of the last.
     """
     if frame is None:
         return {}

@@ -1,12 +1,11 @@
-"""How long the tasks of each pod wait in a run queue: by taskstats for whole processes, else by schedstat by thread.
+"""Wait of each pod's tasks in a run queue: by taskstats for whole processes, else by schedstat by thread.
 
-A task that its own quota (or a directory's above) stops stands in the run queue as well: the kernel counts it as
-waiting, whatever the version (measured on 6.18: one spinner with a quota of 20 % waits 80 % of the time). That part is
-taken off: the throttled time of the pod's run queues, for as many tasks as it has on each of its CPUs on average. It is
-an estimate; the share of the waiting that it does not explain is the sample's confidence, and ``cpu.wait_own`` tells
-it.
+A task that its own quota (or a directory's above) stops is in the run queue as well: the kernel counts it as waiting,
+in every version (measured on 6.18: one spinner with a quota of 20 % waits 80 % of the time). That part is subtracted:
+the throttled time of the pod's run queues, for as many tasks as it has on each of its CPUs on average. It is an
+estimate; the share of the waiting that it does not explain is the sample's confidence, and ``cpu.wait_own`` has it.
 
-A task is counted when it gets the CPU, not while it waits. What a process did between the last sample and its end is
+A task is counted when it gets the CPU, not while it waits. The use of a process between the last sample and its end is
 lost; where that shows (the processes known have used less than the pod's groups) the confidence is less.
 
 Units: nanoseconds inside. Source: kernel documentation, accounting/taskstats and scheduler/sched-stats
@@ -37,11 +36,11 @@ _LEAST: Final = 0.1
 _ESTIMATE: Final = 0.8
 _TRY_AGAIN_S: Final = 60.0
 _AT_ONCE: Final = 16
-"""Pods whose processes are asked for together."""
+"""Pods whose processes are queried together."""
 
 
 class DelaySource(Protocol):
-    """Who can tell the delays of processes; `Taskstats` does."""
+    """Provides the delays of processes; `Taskstats` does."""
 
     def query(self, pids: Sequence[int]) -> Mapping[int, Delays]: ...
 
@@ -64,10 +63,10 @@ class PodWait(NamedTuple):
 
 
 def own_wait_ns(run_ns: int, wait_ns: int, interval_s: float, throttled_cpus: float, cpus: int) -> int:
-    """How much of the waiting was throttling.
+    """The part of the waiting that was throttling.
 
-    ``throttled_cpus``: run queues that stood still, on average. Each held the tasks that wanted to run there: with n of
-    them on ``cpus`` CPUs, n/cpus, at least one.
+    ``throttled_cpus``: run queues that were stopped, on average. Each held the tasks that wanted to run there: with n
+    of them on ``cpus`` CPUs, n/cpus, at least one.
     """
     tasks = (run_ns + wait_ns) / 1e9 / interval_s
     queued = max(1.0, tasks / max(1, cpus))
@@ -85,7 +84,7 @@ class _WaitSum(NamedTuple):
 
 @final
 class RunQueue:
-    """A `Reader`. ``quotas`` None: nobody can tell throttling."""
+    """A `Reader`. ``quotas`` None: throttling is unknown."""
 
     name = NAME
     signals: Collection[str] = SIGNALS
@@ -151,7 +150,7 @@ class RunQueue:
             self._problems |= dict.fromkeys(SIGNALS, OUTSIDE)
 
     def _prepare(self, now: float) -> None:
-        """Have a socket, or know why not; asked again now and then, for rights can be given."""
+        """Open a socket, or record why not; tried again at intervals, as rights can be given."""
         if self._socket is not None or now < self._try_at:
             return
         self._try_at = now + _TRY_AGAIN_S
@@ -172,7 +171,7 @@ class RunQueue:
         try:
             answers = self._socket.query([pid for own in pids.values() for pid in own])
         except (OSError, ValueError) as exc:
-            # Their rights were taken, or memory is short; the next pass decides anew.
+            # Its rights were removed, or memory is short; the next pass decides again.
             self._close()
             self._problems = dict.fromkeys(SIGNALS, f"taskstats: {exc}")
             return sums

@@ -1,4 +1,4 @@
-"""The tasks of those readers whose measuring takes its own time: each lives as long as its reader is in use."""
+"""The tasks of those readers whose measuring takes its own time: each runs as long as its reader is in use."""
 
 from collections.abc import Iterable
 from typing import final
@@ -24,7 +24,7 @@ class ReaderTasks:
             scope.cancel(reason="the reader is no longer needed")
         for number, reader in wanted.items():
             if number not in self._scopes:
-                # The reader is held with its scope: a number is nobody else's while it lives.
+                # The reader is kept with its scope: while it exists, its id is unique.
                 scope = trio.CancelScope()
                 self._scopes[number] = reader, scope
                 self._nursery.start_soon(_run, reader, scope, name=f"reader {reader.name}")

@@ -1,9 +1,9 @@
-"""How long tasks ran and waited for a CPU, asked of the kernel by process: taskstats over a netlink socket of our own.
+"""Run and wait times of tasks from the kernel, by process: taskstats over a netlink socket of the agent's own.
 
-One answer sums all threads of a process, those that have ended included, in 2 µs and some 50 ns a thread; the socket is
-plain, for the usual library costs seventy times as much a question and 25 MiB to import. Run times and waiting are
-there with delay accounting (``kernel.task_delayacct``) on or off. Waiting counts everything between "may run" and
-"runs", a group stopped by its own quota included (measured on 6.18: one spinner at 20 % waits 80 %).
+One reply sums all threads of a process, those that have ended included, in 2 µs and some 50 ns a thread; the socket is
+plain, as the usual library costs seventy times as much a request and 25 MiB to import. Run times and waiting are there
+with delay accounting (``kernel.task_delayacct``) on or off. Waiting counts everything between "may run" and "runs", a
+group stopped by its own quota included (measured on 6.18: one spinner at 20 % waits 80 %).
 
 Needs CAP_NET_ADMIN and the first network namespace. Source: kernel documentation, accounting/taskstats and
 accounting/taskstats-struct; include/uapi/linux/taskstats.h.
@@ -38,7 +38,7 @@ _DELAY: Final = struct.Struct("=16xQQ40xQ")
 # Header (kind, sequence number), both attributes' kinds, and the same three numbers, at once.
 _USUAL: Final = tuple(struct.Struct(f"=4xH2xI10xH8x{padding}2xH16xQQ40xQ") for padding in ("", "4x"))
 _BATCH: Final = 32
-"""Answers wait in the socket's buffer (208 KiB where nobody changed it), which holds about a hundred."""
+"""Replies wait in the socket's buffer (208 KiB by default), which holds about a hundred."""
 _BUFFER: Final = 8192
 
 
@@ -120,7 +120,7 @@ class Taskstats:
             raise
 
     def _drain(self) -> None:
-        """Throw away the answers to a batch that was given up, so that they do not stand in the next one's way."""
+        """Discard the replies to an abandoned batch, so that they are not read as the next one's."""
         for _ in range(_BATCH):
             try:
                 self._socket.recv(_BUFFER)
@@ -131,9 +131,10 @@ class Taskstats:
 
 
 def parse_answer(answer: bytes) -> tuple[int, Delays] | None:
-    """The pid that was asked for (it is the sequence number) and its times; None when there is no such process.
+    """The requested pid (it is the sequence number) and its times; None when no such process exists.
 
-    Errors: `OSError` for any other refusal, `ValueError` for what is no answer.
+    Errors: `OSError` for any other refusal, `ValueError` for a malformed reply.
+
     """
     if len(answer) < _ANSWER:
         raise ValueError(f"a netlink message of {len(answer)} bytes")
@@ -166,7 +167,7 @@ def _stats(answer: bytes) -> int:
 
 
 def _check(answer: bytes) -> None:
-    """Raise what an error message says; ESRCH is an answer, too."""
+    """Raise the error of an error message; ESRCH is a valid reply, too."""
     if len(answer) < _ANSWER:
         raise ValueError(f"a netlink message of {len(answer)} bytes")
     if _HEADER.unpack_from(answer)[1] != _ERROR:

@@ -7,7 +7,7 @@ from reconciler.placement.estimate import remembered
 from state.cpu import GroupUse
 
 _FIRST: Final = 2
-"""A rate takes two readings: what the second one tells of was there before the agent, and is not new."""
+"""A rate takes two readings: work in the second one existed before the agent, and is not new."""
 
 
 @final

@@ -1,4 +1,4 @@
-"""The node's reclaim counters from /proc/vmstat, read once a pass for all who want them."""
+"""The node's reclaim counters from /proc/vmstat, read once a pass for all readers."""
 
 from collections.abc import Mapping
 from typing import final
@@ -29,18 +29,18 @@ class VmStat:
 
 
 def taken_back(counters: Mapping[str, int], by: str) -> int | None:
-    """Pages that were reclaimed ``by`` kswapd or direct; None: not told. Kernels before 4.8 count by zone."""
+    """Pages that were reclaimed ``by`` kswapd or direct; None: unknown. Kernels before 4.8 count by zone."""
     return _sum(counters, f"pgsteal_{by}")
 
 
 def scanned(counters: Mapping[str, int]) -> int | None:
-    """Pages that reclaim looked at, by whomever."""
+    """Pages that were scanned for reclaim, by kswapd or direct."""
     result = [count for by in ("kswapd", "direct") if (count := _sum(counters, f"pgscan_{by}")) is not None]
     return sum(result) if result else None
 
 
 def refaulted(counters: Mapping[str, int]) -> int | None:
-    """Pages that came back soon after they had been taken; anonymous ones apart from 5.9 on."""
+    """Pages that were read back soon after their reclaim; anonymous ones separate from 5.9 on."""
     split = [counters[name] for name in ("workingset_refault_anon", "workingset_refault_file") if name in counters]
     return sum(split) if split else counters.get("workingset_refault")
 

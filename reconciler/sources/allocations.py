@@ -1,15 +1,18 @@
-"""What the kubelet allocated, as far as it can be believed. Pure: readings and existing pods in, a `KubeletView` out.
+"""The kubelet's allocations, as far as its checkpoint is reliable.
 
-One law: *protection grows at once and shrinks only on proof*. A pod's exclusive CPUs are given up when its cgroup is
-gone, or when a good checkpoint has left them out for a while; never because a file was torn, empty, missing or foreign.
+Pure: readings and existing pods in, a `KubeletView` out.
+
+One law: *protection grows at once and shrinks only on proof*. A pod's exclusive CPUs are released when its cgroup was
+removed, or when a good checkpoint has left them out for a while; never because a file was torn, empty, missing or
+foreign.
 
 What the recordings show and this handles:
 
-- One change is two renames about 1 ms apart, with CPUs that belong to nobody between them. A reading that covers fewer
-  CPUs than the one before waits for its second half.
+- One change is two renames about 1 ms apart, with CPUs without an owner between them. A reading that covers fewer CPUs
+  than the one before waits for its second half.
 - Entries outlive their pods (up to 10 s, or until the next admission): an entry counts while its pod's cgroup exists.
-- An entry comes some milliseconds before its pod's cgroup: a new one counts from the start.
-- A kubelet that starts over with an empty file has forgotten pods that still run.
+- An entry appears some milliseconds before its pod's cgroup: a new one counts from the start.
+- A kubelet that restarts with an empty file has lost the entries of pods that still run.
 
 Source: fixtures/kubelet (kubelet 1.22, 1.27).
 """
@@ -29,7 +32,7 @@ ADMIT_S: Final = 30.0
 """How long an entry counts without a cgroup. Measured 3 ms from entry to pod cgroup; more under load."""
 
 _Owner = tuple[str, str]
-"""(pod uid, container name); from a version 1 file, which knows container ids only, ("", container id)."""
+"""(pod uid, container name); from a version 1 file, which has container ids only, ("", container id)."""
 
 
 class _Allocated(NamedTuple):
@@ -110,7 +113,7 @@ class Allocations:
             exclusive.setdefault(uid, {})[name] = cpus
             owned |= cpus
         for owner, held in self._held.items():
-            # A CPU that the file gives to another container now is that one's.
+            # A CPU that the file gives to another container now belongs to that container.
             cpus = held.cpus - owned
             if cpus:
                 uid, name = present.name(owner)
@@ -143,7 +146,7 @@ class Allocations:
         return f"CPUs {cpus} of {uid}/{name} are held: the checkpoint left them out{when}, but the pod still runs"
 
     def _promote(self, now: float) -> None:
-        """The second half never came: what the file said is what is meant."""
+        """The second half did not follow: the file's content counts as complete."""
         if self._half is not None and now >= self._half.since + self._pair_s:
             state, self._half = self._half.state, None
             self._accept(state, now)
@@ -193,7 +196,7 @@ class _Present:
         return self._pods is not None and not self.has(owner)
 
     def name(self, owner: _Owner) -> _Owner:
-        """Pod uid and container name; a container id without its pod stands for both."""
+        """Pod uid and container name; a container id without its pod replaces both."""
         uid, name = owner
         return owner if uid else self._by_id.get(name, (f"container:{name}", name))
 

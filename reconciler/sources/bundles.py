@@ -1,8 +1,8 @@
-"""What the runtime wrote down about one container: the OCI bundle's config.json and runc's state.json.
+"""The runtime's files about one container: the OCI bundle's config.json and runc's state.json.
 
-config.json is complete before the container's first cgroup directory is made and stays as it was written; state.json
-appears when runc has finished and follows every update, so it is what the kubelet wants *now* and what a restore goes
-back to. Both are decoded in part only: everything else in them is nobody's business here.
+config.json is complete before the container's first cgroup directory is made and never changes; state.json appears when
+runc has finished and follows every update, so it has the kubelet's present values, to which a restore returns. Both are
+decoded in part only: everything else in them is not needed here.
 
 Source: OCI runtime specification (config, config-linux); recorded bundles of containerd; runc's and its successor
 module's ``configs.Cgroup`` (flat keys; newer versions leave out what is zero, and ``pids_limit`` may be null).
@@ -33,10 +33,11 @@ T = TypeVar("T")
 
 
 class Bundle(Struct, frozen=True, kw_only=True):
-    """One container as its bundle tells it. ``group`` is the cgroup path; None parts are what this runtime left out.
+    """One container as its bundle describes it.
 
-    ``kind`` does not tell init containers from others (APP). ``annotations`` are all of the bundle's; the pod's own
-    are among them only where the runtime was told to pass them on.
+    ``group`` is the cgroup path; None parts are what this runtime left out. ``kind`` does not separate init containers
+    from others (APP). ``annotations`` are all of the bundle's; the pod's own are among them only where the runtime is
+    configured to pass them on.
     """
 
     container_id: str
@@ -52,12 +53,15 @@ class Bundle(Struct, frozen=True, kw_only=True):
     annotations: Mapping[str, str] = {}
     spec: RuntimeSpec = RuntimeSpec()
 
-    def meta(self, reader: MarkReader | None = None) -> PodMeta | None:
-        """What this tells of the pod; None when it does not even tell which. ``reader`` takes what is kept."""
+    def meta(self, reader: MarkReader) -> PodMeta | None:
+        """The bundle's facts about the pod; None when it does not even name the pod.
+
+        ``reader`` receives what is kept.
+        """
         if self.pod_uid is None:
             return None
         own = {key: value for key, value in self.annotations.items() if not key.startswith((_CRI, _CRIO))}
-        marks = marks_of(self.labels or {}, own, reader or MarkReader())
+        marks = marks_of(self.labels or {}, own, reader)
         container = ContainerMeta(name=self.container_name or "", kind=self.kind, id=self.container_id)
         sandbox = self.container_id if self.kind is ContainerKind.SANDBOX else self.sandbox_id
         return PodMeta(
@@ -75,7 +79,7 @@ class Bundle(Struct, frozen=True, kw_only=True):
 
 
 class RuntimeState(Struct, frozen=True, kw_only=True):
-    """One container as runc knows it now. ``groups`` maps a controller to its absolute directory (as runc sees it).
+    """One container in runc's present state. ``groups`` maps a controller to its absolute directory (as runc has it).
 
     ``init_pid`` is the container's first process, in runc's pid namespace.
     """
@@ -118,7 +122,7 @@ class _OciLinux(Struct):
 
 class _Oci(Struct):
     oci_version: str = field(name="ociVersion")
-    """Required by the specification: what tells a config.json from any other JSON object."""
+    """Required by the specification: distinguishes a config.json from any other JSON object."""
     linux: _OciLinux | None = None
     annotations: dict[str, str] | None = None
 
@@ -179,7 +183,7 @@ def parse_bundle(text: bytes, container_id: str, *, where: str = "config.json") 
     return Bundle(
         container_id=container_id,
         group=group,
-        # The path always tells the uid; the annotation only came in with containerd 1.6.10.
+        # The path always has the uid; the annotation exists only since containerd 1.6.10.
         pod_uid=uid or notes.get(f"{_CRI}sandbox-uid") or labels.get("io.kubernetes.pod.uid"),
         qos=qos,
         kind=kind or ContainerKind.UNKNOWN,
@@ -228,7 +232,7 @@ def parse_state(text: bytes, *, where: str = "state.json") -> RuntimeState:
 
 
 def _oci_spec(resources: _OciResources) -> RuntimeSpec:
-    """Zero means "not set" to runc, wherever the specification would allow it."""
+    """Zero means "not set" to runc, for every field of the specification."""
     cpu, memory, pids = resources.cpu or _OciCpu(), resources.memory or _OciMemory(), resources.pids or _OciPids()
     return RuntimeSpec(
         cpus=cpu.cpus or None,

@@ -1,9 +1,9 @@
-"""The kubelet's checkpoint files as a source: watch their directory, read when one is renamed into place.
+"""The kubelet's checkpoint files as a source: watch their directory, read when a file is renamed into place.
 
 The kubelet writes ``.<digits>`` and renames it, so a MOVED_TO with a proper name means "whole and new"; everything else
 in the directory is ignored. A new ``device-plugins/kubelet.sock`` means that a kubelet has started.
 
-The files are read in the loop (a few hundred bytes, rarely); what they are worth is decided in `allocations`.
+The files are read in the loop (a few hundred bytes, rarely); `allocations` decides how far they are reliable.
 """
 
 import math
@@ -59,20 +59,20 @@ class DirtyMarker(Protocol):
     """Takes the dirty marks; `reconciler.runtime.workqueue.DirtyKeys` is one."""
 
     def mark(self, key: str, /) -> None:
-        """Look at this again."""
+        """Mark this for reading."""
         ...
 
     def mark_all(self, why: str, /) -> None:
-        """Look at everything again."""
+        """Mark everything for reading."""
         ...
 
 
 @final
 class CheckpointSource:
-    """Reads the checkpoints when they change, and says what the kubelet allocated.
+    """Reads the checkpoints when they change, and publishes the kubelet's allocations.
 
     Before and without `run` the files are read once by the constructor, so that a one-shot command has them.
-    ``allocations`` and ``reassertion`` are public: the loop tells the latter of the runtime's updates.
+    ``allocations`` and ``reassertion`` are public: the loop passes the runtime's updates to the latter.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class CheckpointSource:
         self.memory: MemoryManagerState | CheckpointError | None = None
         self.devices: DeviceState | CheckpointError | None = None
         self.resizes: dict[str, AllocationState | CheckpointError] = {}
-        """The checkpoints as last read: the state, or why it is no use; those of in-place resizing by file name."""
+        """The checkpoints as last read: the state, or why it is unusable; those of in-place resizing by file name."""
         self._faults: dict[str, str] = {}
         self._granted: Granted = {}
         self._affinity: Mapping[str, Mapping[str, CpuSet]] = {}
@@ -158,7 +158,7 @@ class CheckpointSource:
         while True:
             batch: Sequence[DirEvent[str]] = ()
             if self._unreadable():
-                # No event tells when the kernel lets it be read again.
+                # No event reports when the kernel lets it be read again.
                 deadline = min(deadline, trio.current_time() + wait_s)
                 wait_s = min(2 * wait_s, self._resync_s)
             else:
@@ -201,7 +201,7 @@ class CheckpointSource:
             watcher.add(way.target, CHILDREN, way.target)
 
     async def _mark_when_due(self) -> None:
-        """Mark the node when a waiting time of the allocations is over: nobody else would."""
+        """Mark the node when a waiting time of the allocations is over: no event does."""
         while True:
             due = self.allocations.recheck_at
             if await self._wake.wait(math.inf if due is None else max(0.01, due - self._clock())):
@@ -278,7 +278,7 @@ class CheckpointSource:
         return news
 
     def _find_socket(self) -> tuple[int, float] | None:
-        """What tells one kubelet's socket from the next one's; None while there is none."""
+        """Identity of a kubelet's socket; None while there is none."""
         try:
             status = os.stat(os.path.join(self._directory, _PLUGINS, _SOCKET))
         except OSError:
@@ -287,7 +287,7 @@ class CheckpointSource:
 
 
 def _differ(now: object, before: object) -> bool:
-    """Errors compare by their text: the same fault again is no news."""
+    """Errors compare by their text: the same fault again is nothing new."""
     return str(now) != str(before) if isinstance(now, CheckpointError) else now != before
 
 

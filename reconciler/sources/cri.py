@@ -1,14 +1,14 @@
-"""Pods as the container runtime knows them, over its CRI socket: labels and annotations where the kubelet cannot tell.
+"""Pods from the container runtime's CRI socket: labels and annotations where the kubelet's list is unavailable.
 
-And, for evictions, the orders to stop a container or a sandbox.
+And, for evictions, the calls to stop a container or a sandbox.
 
-**Memory.** The messages' library costs 3 MiB that are never given back, and takes 20 ms and more to load: the first
-question imports it, in a thread, and nothing before. So ask only where the kubelet's list does not tell labels.
+**Memory.** The messages' library costs 3 MiB that are never released, and takes 20 ms and more to load: the first call
+imports it, in a thread, and nothing before. So call only where the kubelet's list has no labels.
 
-Runtimes before containerd 1.6 and CRI-O 1.23 speak only ``v1alpha2``; its messages are the same for all we use. Which
-of the two is spoken is found out once, and again after a failure or `CriClient.aclose`.
+Runtimes before containerd 1.6 and CRI-O 1.23 support only ``v1alpha2``; its messages are the same for all that is used
+here. The supported version is detected once, and again after a failure or `CriClient.aclose`.
 
-Source: Kubernetes' CRI; recorded answers of containerd 1.6.
+Source: Kubernetes' CRI; recorded responses of containerd 1.6.
 """
 
 import os
@@ -20,7 +20,7 @@ from msgspec import Struct
 from cgroupfs.errors import SourceError
 from reconciler.clients.grpc import Code, GrpcStatusError, UnaryCall, UnaryChannel
 from reconciler.clients.proto_items import LONGEST_ITEM, MessageItems
-from reconciler.pods.marks import LONGEST_NAME, MarkReader, note, too_long
+from reconciler.pods.marks import LONGEST_NAME, MarkReader, ReadKeys, note, too_long
 from reconciler.runtime.lazy import import_in_thread
 from reconciler.sources.podspec import CONFIG_SOURCE, MOST_CONTAINERS, STATIC_SOURCES, Marks, marks_of
 from state.model import ContainerKind, ContainerMeta, PodMeta
@@ -104,7 +104,7 @@ class _Items(Generic[T]):
         self._make = make
 
     def sink(self) -> "Callable[[bytes], None]":
-        """Begin, or begin anew."""
+        """Start, or start over."""
         self.found, self.problems = [], []
         return MessageItems(self._take).feed
 
@@ -140,9 +140,9 @@ class RuntimeCondition(Struct, frozen=True, kw_only=True):
 
 
 def find_socket(endpoint: str | None, root: str = "/") -> str | None:
-    """The runtime's socket: ``endpoint`` (a path or ``unix://`` URL) where told, else the first usual one that exists.
+    """The runtime's socket: ``endpoint`` (a path or ``unix://`` URL) if given, else the first usual one that exists.
 
-    Without the root prefix, so that a message names what the operator knows.
+    Without the root prefix, so that a message shows the operator's path.
     """
     if endpoint:
         return endpoint.removeprefix("unix://")
@@ -151,10 +151,10 @@ def find_socket(endpoint: str | None, root: str = "/") -> str | None:
 
 @final
 class CriClient:
-    """Asks one runtime. Connects on the first question, and again after `aclose` or a lost connection.
+    """CRI client of one runtime. Connects on the first call, and again after `aclose` or a lost connection.
 
-    ``timeout_s`` is for one trip to the runtime; a question makes one, or two, and at first one or two more.
-    ``root_only``: as for `UnaryChannel`.
+    ``timeout_s`` is for one round trip; a call makes one, or two, and at first one or two more. ``root_only``: as for
+    `UnaryChannel`.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class CriClient:
         marks: MarkReader | None = None,
     ) -> None:
         self._problems: tuple[str, ...] = ()
-        self._marks = marks or MarkReader()
+        self._marks = marks or MarkReader(ReadKeys())
         self._socket = socket
         self._path = os.path.abspath(_under(root, socket))
         self._timeout_s = timeout_s
@@ -200,9 +200,9 @@ class CriClient:
         self._channel.close()
 
     async def version(self) -> RuntimeVersion:
-        """Who answers, and over which API version: the newest that the runtime speaks, which is used from then on.
+        """The runtime's name and API version: the newest that it supports, which is used from then on.
 
-        Errors: `SourceError`, as for all questions: no socket, no answer in time, no CRI, a refusal.
+        Errors: `SourceError`, as for all calls: no socket, no response in time, no CRI, a refusal.
         """
         pb = await self._messages()
         call = _Call("Version", pb.VersionRequest(version="0.1.0"), pb.VersionResponse)
@@ -244,8 +244,8 @@ class CriClient:
     async def stop_container(self, container_id: str, grace_s: int, *, timeout_s: float) -> bool:
         """Have one container stopped: SIGTERM (or its image's signal), after the grace SIGKILL.
 
-        Returns when it has ended; False: the runtime has no such container. May be asked again.
-        Errors: `SourceError`, also after ``timeout_s``.
+        Returns when it has ended; False: the runtime has no such container. May be called again. Errors: `SourceError`,
+        also after ``timeout_s``.
         """
         pb = await self._messages()
         request = pb.StopContainerRequest(container_id=container_id, timeout=grace_s)
@@ -365,7 +365,7 @@ def _sandbox(item: "cri_pb2.PodSandbox", reader: MarkReader) -> _Sandbox:
 
 
 def _container(item: "cri_pb2.Container", pb: Any) -> _Container | None:
-    """None for one that has exited."""
+    """None for a container that has exited."""
     if item.state == pb.CONTAINER_EXITED:
         return None
     labels, grace = item.labels, item.annotations.get(_GRACE, "")
@@ -383,7 +383,7 @@ def _container(item: "cri_pb2.Container", pb: Any) -> _Container | None:
 
 
 def _joined(sandboxes: "Iterable[_Sandbox]", containers: "Iterable[_Container]") -> "Iterator[PodMeta]":
-    """One `PodMeta` per pod from its sandboxes (a pod whose sandbox died has several) and its live containers."""
+    """One `PodMeta` per pod from its sandboxes (a pod whose sandbox ended has several) and its running containers."""
     by_pod: dict[str, list[_Sandbox]] = {}
     pod_of_sandbox: dict[str, str] = {}
     for sandbox in sorted(sandboxes, key=_newest_first):
@@ -403,7 +403,7 @@ def _newest_first(item: "_Sandbox | _Container") -> tuple[int, str]:
 
 
 def _meta(uid: str, sandboxes: "list[_Sandbox] | tuple[()]", containers: "list[_Container]") -> PodMeta:
-    """A container whose sandbox is not listed (yet) tells its pod's names, not its labels."""
+    """A container whose sandbox is not listed (yet) has its pod's names, not its labels."""
     newest = sandboxes[0] if sandboxes else None
     first = containers[0] if newest is None else None
     return PodMeta(
@@ -416,7 +416,7 @@ def _meta(uid: str, sandboxes: "list[_Sandbox] | tuple[()]", containers: "list[_
         static=newest.static if newest else False,
         grace_s=next((container.grace_s for container in containers if container.grace_s is not None), None),
         containers=tuple(
-            # CRI does not tell init containers from the others; while they live they are treated alike.
+            # CRI does not separate init containers from the others; while they run they are treated alike.
             ContainerMeta(name=container.name, id=container.id, kind=ContainerKind.APP)
             for container in containers[:MOST_CONTAINERS]
         ),

@@ -1,10 +1,10 @@
 """The whole disks behind the names that the configuration gives them, read from /sys and the mount table.
 
 A name is a device's ``major:minor``, a path below /dev, a kernel name such as ``nvme0n1``, or any directory: then it is
-the disk of the file system that the directory lies on. A partition stands for its disk: the kernel takes limits of
-whole disks only (ENODEV for a partition on v1 and v2). A device-mapper or md device is a disk of its own to the kernel.
+the disk below the directory's file system. A partition means its disk: the kernel takes limits of whole disks only
+(ENODEV for a partition on v1 and v2). A device-mapper or md device is a disk of its own to the kernel.
 
-Looked at again every few seconds, because disks and mounts come and go.
+Read again every few seconds, because disks and mounts change.
 """
 
 import os
@@ -30,7 +30,7 @@ _IN_USE: Final = re.compile(r"\[([^]]+)\]")
 def find_disk(name: str, root: str = "/") -> Disk:
     """The whole disk behind a name. ``root``: prefix of all paths.
 
-    Errors: `SourceError` saying what is there instead.
+    Errors: `SourceError` naming what exists instead.
     """
     numbers = _numbers(name, root)
     below = os.path.join(root, "sys/dev/block", numbers)
@@ -101,7 +101,7 @@ class DiskSource:
     """The disks that the configuration names, and what is wrong with the others. See the module's text."""
 
     def __init__(self, names: Callable[[], Iterable[str]], dirty: DirtyMarker, *, root: str = "/") -> None:
-        """Reads once, so that the first look at the node knows the disks."""
+        """Reads once, so that the first reconcile pass has the disks."""
         self.found: Mapping[str, Disk] = {}
         self._names = names
         self._dirty = dirty
@@ -128,7 +128,7 @@ class DiskSource:
         return SourceStatus(name=NAME, ok=not self.problems, age_s=0.0, detail=message or "none configured")
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Look now and then, for ever."""
+        """Read at intervals, until cancelled."""
         task_status.started()
         while True:
             await trio.sleep(_LOOK_S)

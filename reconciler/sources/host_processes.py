@@ -1,21 +1,22 @@
-"""Which process is the node's own kubelet: a name is free to everybody, so the name alone proves nothing.
+"""Verifies which process is the node's own kubelet: any process may take any name, so the name alone proves nothing.
 
-A process is believed when all of this holds, before and after its arguments are read:
+A process is accepted when all of this holds, before and after its arguments are read:
 
 - all four of its user ids are 0;
-- it is in the user, PID and mount namespace of process 1 (in ours, where we lack the right to see those of process 1);
-- no hierarchy shows it in a pod's group (``kubepods``, whatever the cgroup driver makes of it);
-- its first argument and its executable both have the name that is looked for;
-- its executable is a regular file that root alone can write, in directories that root alone can write, and the path
-  in process 1's file system leads to this same file.
+- it is in the user, PID and mount namespace of process 1 (in bypassd's, if it lacks the right to read those of process
+  1);
+- no hierarchy shows it in a pod's group (``kubepods``, in the form of any cgroup driver);
+- its first argument and its executable both have the searched name;
+- its executable is a regular file that root alone can write, in directories that root alone can write, and the path in
+  process 1's file system leads to this same file.
 
-Where the operator names the program (``kubelet.executable``), its path takes the place of the name, and the process may
-be in a mount namespace of its own (a kubelet in a container); the path is then looked up there.
+Where the operator names the program (``kubelet.executable``), its path replaces the name, and the process may be in a
+mount namespace of its own (a kubelet in a container); the path is then resolved there.
 
-Only one such process is believed. Of several none is: which of them is the node's is the operator's to say.
+Only a single such process is accepted. If there are several, none is: the operator must name the node's.
 
 **A copied node** (a prefix other than ``/``) has no processes: a ``cmdline`` there is a file that was copied. Only the
-name is compared, for there is nothing else; nothing that a copied node names is executed or connected to.
+name is compared, as there is nothing else; nothing that a copied node names is executed or connected to.
 
 **Cost**: 10 µs for each process of the machine, and 100 µs for each that has the name; what is read of one is bounded.
 Source: proc(5), namespaces(7).
@@ -35,7 +36,7 @@ KUBELETS: Final[Mapping[str, tuple[str, ...]]] = {"kubelet": (), "hyperkube": ("
 """Programs that are a kubelet, by the name of their file, with the words that must follow it."""
 
 _HEAD: Final = 4096
-"""Bytes of a command line that tell its name."""
+"""Bytes of a command line that are read for its name."""
 _MOST_ARGUMENTS: Final = 128 * 1024
 _MOST_TEXT: Final = 64 * 1024
 _MOST_SHOWN: Final = 4
@@ -43,7 +44,7 @@ _POD: Final = b"kubepods"
 
 
 class HostProcess(Struct, frozen=True, kw_only=True):
-    """A believed process. ``arguments``: after its name. ``executable``: as its own mount namespace names it.
+    """A verified process. ``arguments``: after its name. ``executable``: its path in its own mount namespace.
 
     ``program``: device and inode of the executable; None on a copied node. ``parent``: the parent's pid.
     """
@@ -56,16 +57,16 @@ class HostProcess(Struct, frozen=True, kw_only=True):
 
 
 class Rejected(Struct, frozen=True, kw_only=True):
-    """A process that has the name and is not believed, with the reason."""
+    """A process that has the name and failed the verification, with the reason."""
 
     pid: int
     reason: str
 
 
 class HostSearch(Struct, frozen=True, kw_only=True):
-    """What a search found. ``process`` is None when nothing or more than one is believed; ``problems`` says why.
+    """Result of a search. ``process`` is None when none or more than one is verified; ``problems`` has the reasons.
 
-    ``rejected``: the first of those that are not believed; ``rejections``: how many there are.
+    ``rejected``: the first of those that failed; ``rejections``: their number.
     """
 
     process: HostProcess | None = None
@@ -75,7 +76,7 @@ class HostSearch(Struct, frozen=True, kw_only=True):
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """A message for every reason why a process is not believed."""
+        """A message for every reason why a process was rejected."""
         texts = []
         if len(self.candidates) > 1:
             pids = ", ".join(str(process.pid) for process in self.candidates[:_MOST_SHOWN])
@@ -92,7 +93,7 @@ class HostSearch(Struct, frozen=True, kw_only=True):
 
 
 class _RefusedError(Exception):
-    """The process is not believed; the text says why."""
+    """The process is rejected; the text has the reason."""
 
 
 class _GoneError(Exception):
@@ -106,9 +107,9 @@ def find_host_process(
     executable: str | None = None,
     copied: bool | None = None,
 ) -> HostSearch:
-    """Look through ``root``'s /proc once. ``executable``: the operator's word, see the module's text.
+    """Search ``root``'s /proc once. ``executable``: the operator's path, see the module's text.
 
-    ``copied`` None: where the prefix is not ``/``. Errors: none; what cannot be read is not believed.
+    ``copied`` None: where the prefix is not ``/``. Errors: none; a process that cannot be read is rejected.
     """
     proc = os.path.join(root, "proc")
     try:
@@ -160,7 +161,7 @@ def _without_children(candidates: list[HostProcess]) -> list[HostProcess]:
 
 @final
 class _Search:
-    """One look at the processes of one machine."""
+    """One search of the processes of one machine."""
 
     def __init__(self, proc: str, programs: Mapping[str, tuple[str, ...]], executable: str | None) -> None:
         self._proc = proc
@@ -172,7 +173,7 @@ class _Search:
         except PermissionError:
             self._host = f"{proc}/self"
         except OSError:
-            pass  # nothing is believed
+            pass  # none is accepted
 
     def has_name(self, pid: int) -> bool:
         """Whether it calls itself so, or runs the named program. Cheap, and no proof."""
@@ -185,7 +186,7 @@ class _Search:
         return _arguments(parts, self._programs, None) is not None
 
     def verified(self, pid: int) -> HostProcess:
-        """The process, when it is believed. Errors: `_RefusedError`, `_GoneError`."""
+        """The process, if it is verified. Errors: `_RefusedError`, `_GoneError`."""
         directory = f"{self._proc}/{pid}"
         try:
             owner = os.stat(directory).st_uid
@@ -219,7 +220,7 @@ class _Search:
         uids = _field(status, b"Uid:").split()
         if len(uids) != 4 or any(uid != b"0" for uid in uids):
             raise _RefusedError(f"it runs as uid {b'/'.join(uids).decode(errors='replace') or 'unknown'}")
-        # A kubelet in a container has file systems of its own, and may have process ids of its own beside ours.
+        # A kubelet in a container has its own file systems, and may have its own process ids.
         for space in ("user",) if self._executable is not None else ("user", "pid", "mnt"):
             if os.readlink(f"{directory}/ns/{space}") != os.readlink(f"{self._host}/ns/{space}"):
                 raise _RefusedError(f"it is not in the {space} namespace of process 1")
@@ -270,7 +271,7 @@ def _arguments(
     if not parts:
         return None
     if executable is not None:
-        # Its path is the proof of its name; a program for many purposes is told its purpose by its name, or first.
+        # Its path proves its name; a multi-purpose program gets its purpose from its name, or from its first argument.
         needed: tuple[str, ...] | None
         if parts[1:2] == ["kubelet"]:
             needed = ("kubelet",)

@@ -1,10 +1,11 @@
-"""Notices that CPUs went or came while the daemon runs, and reads the machine's topology again.
+"""Detects CPUs that go online or offline while the daemon runs, and reads the machine's topology again.
 
-The kernel tells of each CPU in a uevent (netlink); where none can be had, and where one was lost, the ticker's look at
-the list of online CPUs finds the change within a second. Either is only a hint: what counts is what /sys says after it.
+The kernel reports each CPU in a uevent (netlink); where uevents are unavailable, and where one was lost, the sampler's
+check of the list of online CPUs finds the change within a second. Either is only a hint: the content of /sys after it
+counts.
 
-Uevents tell one thing that /sys does not: a CPU that went and came back in between. On cgroup v1 it has left every
-cpuset all the same.
+Uevents report one thing that /sys does not: a CPU that went offline and returned in between. On cgroup v1 every cpuset
+has lost it all the same.
 
 Source: kernel documentation, ABI/stable/sysfs-devices-system-cpu; lib/kobject_uevent.c on the messages' form.
 """
@@ -36,7 +37,7 @@ _SO_ATTACH_FILTER: Final = 26
 _LARGEST: Final = 8192
 _OFFLINE: Final = re.compile(rb"offline@/devices/system/cpu/cpu(\d{1,4})\0")
 _BY_HAND: Final = b"\0SYNTH_UUID="
-"""Somebody wrote into a device's uevent file to have the message sent again: nothing has happened."""
+"""A write to a device's uevent file has repeated the message: nothing has happened."""
 _SETTLE_S: Final = 0.05
 """CPUs go one by one (switching SMT off, a VM that shrinks), and the kernel narrows the cpusets a moment later."""
 
@@ -76,7 +77,7 @@ class HotplugSource:
         connect: "Callable[[], socket.socket] | None" = None,
         read: Callable[[str], Topology] = read_topology,
     ) -> None:
-        """``connect`` makes the socket that uevents come from; `OSError` means that there are none to be had."""
+        """``connect`` makes the socket that uevents are read from; `OSError` means that they are unavailable."""
         self.topology = topology
         self.events = 0
         self.changes = 0
@@ -96,7 +97,7 @@ class HotplugSource:
         return SourceStatus(name=NAME, ok=self.problem is None, age_s=0.0, detail=self.problem or how)
 
     def check(self) -> None:
-        """Look whether the list of online CPUs is another one: 5 µs, for the ticker."""
+        """Check whether the list of online CPUs has changed: 5 µs, for the sampler."""
         online = read_online(self._root)
         if online is not None and online != self._online:
             self._hint.set()
@@ -134,20 +135,21 @@ class HotplugSource:
         self._hint.set()
 
     async def _look(self) -> None:
-        """Read again, and tell when it differs. In a thread: 1,024 CPUs take 30 ms."""
+        """Read again, and report a difference. In a thread: 1,024 CPUs take 30 ms."""
         taken, self._taken = self._taken, EMPTY
         before = self.topology
         try:
             after = await trio.to_thread.run_sync(self._read, self._root)
         except SourceError as exc:
-            # What is known stays; the ticker asks again.
+            # The last topology stays; the sampler checks again.
             self._taken |= taken
             if self.problem is None:
                 _LOG.warning(str(exc))
             self.problem = str(exc)
             return
         self.problem = None
-        # As the file has it, which need not be the normal form; compared as text because a second has many looks.
+        # In the file's form, which need not be the normal form; compared as text because there are many checks a
+        # second.
         self._online = read_online(self._root) or str(after.online)
         if CpuSet.parse(self._online) != after.online:
             self._hint.set()
@@ -160,7 +162,7 @@ class HotplugSource:
 
 
 def _received(listener: socket.socket) -> bytes | None:
-    """One message; None when some were lost, which is a reason to look as well. Errors: `BlockingIOError`."""
+    """One message; None when some were lost, which also causes a reading. Errors: `BlockingIOError`."""
     try:
         return listener.recv(_LARGEST)
     except BlockingIOError:
@@ -173,7 +175,7 @@ def open_uevents() -> socket.socket:
     """The kernel's uevents that begin with ``online@`` or ``offline@`` (CPUs, memory), without blocking.
 
     The kernel drops all others itself: each container brings dozens for its network devices, and none of them is worth
-    waking up for. Errors: `OSError` where there is no netlink (some sandboxes).
+    waking up for. Errors: `OSError` without netlink (some sandboxes).
     """
     # struct sock_filter: code, jump if true, jump if false, value. Loads are big-endian.
     program = b"".join(

@@ -1,9 +1,9 @@
 """Pods as this node's kubelet lists them: ``/pods`` on its own port with credentials, or on the read-only port.
 
-What is known is never shrunk by an answer: a restarting kubelet first lists nothing, then its static pods, then the
-rest. A pod leaves when its directory is gone (`KubeletPods.keep_only`), not when a list omits it.
+A response never removes a known pod: a restarting kubelet first lists nothing, then its static pods, then the rest. A
+pod is removed when its directory was removed (`KubeletPods.keep_only`), not when a list omits it.
 
-Source: the kubelet's HTTP API; recorded answers (``items`` is null when there are no pods).
+Source: the kubelet's HTTP API; recorded responses (``items`` is null when there are no pods).
 """
 
 import socket
@@ -28,14 +28,14 @@ from state.model import PodMeta, SourceStatus
 NAME: Final = "kubelet"
 _PATH: Final = "/pods"
 _STEP: Final = 4 * 1024
-"""Bytes of the list between two looks at the clock."""
+"""Bytes of the list between two reads of the clock."""
 _REST: Final = 10
-"""After a list as many times the CPU time that it cost pass before the next is asked for."""
+"""The pause after a list, as a multiple of the CPU time that the list cost."""
 _LOG: Final = get_log("kubelet_api")
 
 
 class KubeletAccess(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the operator wants the kubelet asked. What is None is found from the kubelet's own configuration.
+    """How the operator configured access to the kubelet. None is derived from the kubelet's own configuration.
 
     ``url`` such as ``https://127.0.0.1:10250``. ``insecure`` accepts any certificate. Units: seconds.
     """
@@ -51,7 +51,7 @@ class KubeletAccess(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def choose_peer(access: KubeletAccess, kubelet: KubeletConfig) -> HttpEndpoint:
-    """Whom to ask. With credentials the secure port, else the read-only port where it is open.
+    """The endpoint to use. With credentials the secure port, else the read-only port where it is open.
 
     Without a CA file the kubelet's own certificate file is trusted: with neither bootstrap nor certificate given, the
     kubelet signs itself and keeps the signer in that file. Its certificate has the node's name, not the loopback
@@ -80,12 +80,12 @@ def choose_peer(access: KubeletAccess, kubelet: KubeletConfig) -> HttpEndpoint:
     )
 
 
-def decode_pods(body: bytes, marks: MarkReader | None = None) -> tuple[tuple[PodMeta, ...], tuple[str, ...]]:
+def decode_pods(body: bytes, marks: MarkReader) -> tuple[tuple[PodMeta, ...], tuple[str, ...]]:
     """The pods of one answer, and a message for each of which nothing could be used; the others hold.
 
-    Errors: `ValueError` when the answer as a whole is no pod list (cut off, an error page, another kind).
+    Errors: `ValueError` when the answer as a whole is not a pod list (cut off, an error page, another kind).
     """
-    reader = PodListReader(NAME, marks or MarkReader())
+    reader = PodListReader(NAME, marks)
     for chunk in chunks(body):
         reader.feed(chunk)
     reader.end()
@@ -93,7 +93,7 @@ def decode_pods(body: bytes, marks: MarkReader | None = None) -> tuple[tuple[Pod
 
 
 class _Round:
-    """One question: who waits for it, and how it ended."""
+    """One request: the tasks that wait for it, and its result."""
 
     def __init__(self) -> None:
         self.finished = trio.Event()
@@ -102,9 +102,9 @@ class _Round:
 
 @final
 class KubeletPods:
-    """Keeps what the kubelet lists, asked every ``period_s`` and on demand; one connection, one question at a time.
+    """Keeps the kubelet's pod list, requested every ``period_s`` and on demand; one connection, one request at a time.
 
-    ``on_change`` gets the uids of pods that are new or differ from before. Questions on demand that come while one is
+    ``on_change`` gets the uids of pods that are new or differ from before. Requests on demand that arrive while one is
     on its way share the next, and two never start within ``gap_s``: a burst of new pods must not burden the kubelet.
     """
 
@@ -112,13 +112,13 @@ class KubeletPods:
         self,
         peer: HttpEndpoint,
         *,
-        on_change: Callable[[frozenset[str]], None] = lambda _: None,
+        on_change: Callable[[frozenset[str]], None],
+        marks: MarkReader,
         period_s: float = 30.0,
         gap_s: float = 0.2,
-        marks: MarkReader | None = None,
     ) -> None:
         self._peer = peer
-        self._marks = marks or MarkReader()
+        self._marks = marks
         self._on_change = on_change
         self._period_s = period_s
         self._gap_s = gap_s
@@ -134,7 +134,7 @@ class KubeletPods:
 
     @property
     def known(self) -> Mapping[str, PodMeta]:
-        """Every pod told so far, by uid. Replaced, not changed, by the next answer."""
+        """Every pod listed so far, by uid. Replaced, not changed, by the next response."""
         return self._known
 
     @property
@@ -143,18 +143,18 @@ class KubeletPods:
         return self._problems
 
     def status(self, now: float) -> SourceStatus:
-        """Whether it answers, and how old the last good answer is at ``now`` (trio's clock)."""
+        """Whether it responds, and the age of the last good response at ``now`` (trio's clock)."""
         age = None if self._answered_at is None else now - self._answered_at
         return SourceStatus(name=NAME, ok=self._ok, age_s=age, detail=self._detail)
 
     def fetch(self) -> None:
-        """Have the kubelet asked soon, without waiting."""
+        """Request the list soon, without waiting."""
         self._wake.set()
 
     async def refresh(self) -> Mapping[str, PodMeta]:
-        """What is known after an answer to a question that starts after this call. Needs `run` to be running.
+        """The pods after the response to a request that starts after this call. Needs `run` to be running.
 
-        Errors: `SourceError` when that question failed; `known` is as it was.
+        Errors: `SourceError` when that request failed; `known` is unchanged.
         """
         request = self._next
         self._wake.set()
@@ -164,7 +164,7 @@ class KubeletPods:
         return self._known
 
     def keep_only(self, alive: Collection[str]) -> None:
-        """Forget pods whose directory is not among ``alive`` and that the last full list did not have either."""
+        """Drop pods whose directory is not among ``alive`` and that the last full list did not have either."""
         self._known = {uid: pod for uid, pod in self._known.items() if uid in alive or uid in self._listed}
 
     async def run(self, *, task_status: "trio.TaskStatus[None]" = trio.TASK_STATUS_IGNORED) -> None:

@@ -3,8 +3,8 @@
 The kubelet takes its file first and lets flags win. Only what this agent needs is read; an unreadable part is one
 message in ``problems`` and leaves the value at the kubelet's own default, so that a wrong file never hides the node.
 
-Believed is only the process that `reconciler.sources.host_processes` verifies; a file that its flags name must be one
-that root alone can change, and what the operator configured wins over both.
+Only the process that `reconciler.sources.host_processes` verifies is used; a file that its flags name must be one that
+root alone can change, and what the operator configured wins over both.
 
 Source: Kubernetes documentation, "kubelet" (flags) and "KubeletConfiguration (v1beta1)" (file, defaults). The
 read-only port is 10255 for a kubelet without a file and closed for one with a file.
@@ -30,12 +30,13 @@ _READ_ONLY_PORT: Final = 10255
 
 
 class KubeletConfig(Struct, frozen=True, kw_only=True):
-    """What the kubelet was told. ``sources`` maps a field's name to the flag or ``file:line:column`` that set it.
+    """The kubelet's configuration.
 
-    A field that is not in ``sources`` has the kubelet's default. ``pid`` None: no process is believed to be the
-    kubelet. Paths are as the kubelet names them, without the root prefix. ``address`` is where it listens (``0.0.0.0``:
-    everywhere). ``executable``, ``program``: path, device and inode of the verified program. ``flags``: those of its
-    arguments that are read here. ``config_rule``: whose word ``config_path`` is.
+    ``sources`` maps a field's name to the flag or ``file:line:column`` that set it. A field that is not in ``sources``
+    has the kubelet's default. ``pid`` None: no process is verified as the kubelet. Paths are the kubelet's, without the
+    root prefix. ``address`` is where it listens (``0.0.0.0``: everywhere). ``executable``, ``program``: path, device
+    and inode of the verified program. ``flags``: those of its arguments that are read here. ``config_rule``: the origin
+    of ``config_path``.
     """
 
     pid: int | None = None
@@ -51,7 +52,6 @@ class KubeletConfig(Struct, frozen=True, kw_only=True):
     cgroup_root: str = "/"
     cpu_manager_policy: str = "none"
     cpu_manager_options: Mapping[str, str] = {}
-    cpu_manager_reconcile: str = "10s"
     reserved_cpus: CpuSet = EMPTY
     static_pod_path: str | None = None
     root_dir: str = "/var/lib/kubelet"
@@ -70,7 +70,7 @@ class KubeletConfig(Struct, frozen=True, kw_only=True):
 
     @property
     def cgroups(self) -> dict[str, object]:
-        """What the kubelet was told about cgroups, in the words of its file, for finding the tree; only what was."""
+        """The kubelet's cgroup settings, by the keys of its file, for finding the tree; only those that were set."""
         document: dict[str, object] = {"cgroupDriver": str(self.cgroup_driver), "cgroupRoot": self.cgroup_root}
         fields = {"cgroupDriver": "cgroup_driver", "cgroupRoot": "cgroup_root"}
         return {key: value for key, value in document.items() if fields[key] in self.sources}
@@ -133,7 +133,6 @@ _OPTIONS: Final = (
     _Option("cgroup_root", "cgroupRoot", "cgroup-root", _root),
     _Option("cpu_manager_policy", "cpuManagerPolicy", "cpu-manager-policy", _text),
     _Option("cpu_manager_options", "cpuManagerPolicyOptions", "cpu-manager-policy-options", _options),
-    _Option("cpu_manager_reconcile", "cpuManagerReconcilePeriod", "cpu-manager-reconcile-period", _text),
     _Option("reserved_cpus", "reservedSystemCPUs", "reserved-cpus", _cpus),
     _Option("static_pod_path", "staticPodPath", "pod-manifest-path", _text),
     _Option("root_dir", None, "root-dir", _text),
@@ -147,7 +146,7 @@ _FLAGS: Final = frozenset({"config", "config-dir", *(option.flag for option in _
 
 
 def parse_flags(arguments: tuple[str, ...]) -> dict[str, str]:
-    """``--name=value`` and ``--name value`` of the flags we know, the last one winning; ``_`` counts as ``-``."""
+    """``--name=value`` and ``--name value`` of the known flags, the last one winning; ``_`` counts as ``-``."""
     flags: dict[str, str] = {}
     for index, word in enumerate(arguments):
         if not word.startswith("--"):
@@ -170,10 +169,10 @@ def read_kubelet_config(
     executable: str | None = None,
     search: Callable[[], HostSearch] | None = None,
 ) -> KubeletConfig:
-    """What this node's kubelet was told. The operator's ``config_path`` and ``root_dir`` win over its flags.
+    """This node's kubelet configuration. The operator's ``config_path`` and ``root_dir`` win over its flags.
 
     ``executable``: the path of its program, where the operator names it. ``search``: finds the process, for tests.
-    Never raises: where no kubelet runs, its usual file still tells what it would do, and without that its defaults.
+    Never raises: where no kubelet runs, its usual file is still read, and without that its defaults apply.
     """
     host_search = search() if search is not None else find_host_process(root=root, executable=executable)
     kubelet = host_search.process
@@ -211,7 +210,7 @@ def _differs(flag: str, value: str, setting: str, configured: str) -> str:
 
 
 class _Values:
-    """What has been read so far: values, where each came from, and what could not be used."""
+    """Values read so far, the source of each, and the parts that could not be used."""
 
     def __init__(self, root: str) -> None:
         self.root = root
@@ -241,7 +240,7 @@ class _Values:
         self.sources.pop(field, None)
 
     def check_root_dir(self) -> None:
-        """It is read, counted and written in: one that somebody else can change is not used."""
+        """The directory is read, counted and written in: one that another user can change is not used."""
         if "root_dir" not in self.sources:
             return
         try:
@@ -253,7 +252,7 @@ class _Values:
             return  # not there yet; what is there of the way to it is root's
 
     def read_files(self, path: str, rule: FileRule, drop_ins: str | None) -> None:
-        """The file, then ``*.conf`` of the drop-in directory in the order of their names, each over the one before."""
+        """The file, then ``*.conf`` of the drop-in directory in the order of their names; later files win."""
         files = [(path, rule), *((name, FileRule.ROOT) for name in self._drop_ins(drop_ins))]
         for name, named_by in files:
             try:

@@ -1,8 +1,8 @@
 """Static pods from the kubelet's manifest directory: the whole pod, readable with every API down.
 
-The kubelet derives a static pod's uid from a dump of its internal structures when the manifest names none, so it
-cannot be computed here; its name is ``<name>-<node>``. `resolve` therefore joins such a manifest by name with the uid
-that another source (a bundle, CRI) tells for that name.
+The kubelet derives a static pod's uid from a dump of its internal structures when the manifest names none, so it cannot
+be computed here; its name is ``<name>-<node>``. `resolve` therefore joins such a manifest by name with the uid that
+another source (a bundle, CRI) has for that name.
 
 Source: Kubernetes documentation, "static pods"; the kubelet's file source: every file of the directory that does not
 begin with a dot, no sub-directories, YAML or JSON by content, one pod a file.
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class Manifest(Struct, frozen=True, kw_only=True):
-    """One static pod as its file tells it. ``meta.uid`` is empty when the file names none.
+    """One static pod as its file describes it. ``meta.uid`` is empty when the file has no uid.
 
     ``meta.name`` is the file's, without the node.
     """
@@ -56,7 +56,7 @@ class _Marked(Struct, frozen=True):
     metadata: _MarkedMeta = _MarkedMeta()
 
 
-def read_manifest(text: str, path: str, reader: MarkReader | None = None) -> Manifest:
+def read_manifest(text: str, path: str, reader: MarkReader) -> Manifest:
     """One file. ``reader`` takes what is kept of labels and annotations.
 
     Errors: `InputError` with file, line and column for what the kubelet would not take either.
@@ -69,7 +69,7 @@ def read_manifest(text: str, path: str, reader: MarkReader | None = None) -> Man
     pod, marked = _converted(document, PodObject), _converted(document, _Marked).metadata
     if not pod.metadata.name:
         raise document.refusal(("metadata",), "a name")
-    marks = marks_of(marked.labels or {}, marked.annotations or {}, reader or MarkReader())
+    marks = marks_of(marked.labels or {}, marked.annotations or {}, reader)
     try:
         meta = meta_of(pod, NAME, marks, uid=pod.metadata.uid or "?", static=True)
     except ValueError as exc:
@@ -89,8 +89,8 @@ def _converted(document: YamlDocument, kind: type[T]) -> T:
 def resolve(manifests: Iterable[Manifest], names: Mapping[str, tuple[str, str]], node: str | None) -> list[PodMeta]:
     """The manifests' pods under the uids of their cgroups.
 
-    ``names`` maps the uids that exist to (namespace, name) as other sources tell them; ``node`` is the node's name
-    where known. A manifest whose pod is not among them is left out: there is no directory that it could describe.
+    ``names`` maps the uids that exist to (namespace, name) from other sources; ``node`` is the node's name where known.
+    A manifest whose pod is not among them is left out: it describes no existing directory.
     """
     by_name = {name: uid for uid, name in names.items()}
     pods: list[PodMeta] = []
@@ -102,7 +102,7 @@ def resolve(manifests: Iterable[Manifest], names: Mapping[str, tuple[str, str]],
             continue
         namespace, short = meta.namespace or _DEFAULT_NAMESPACE, meta.name or ""
         suffixes = [node.lower()] if node else _suffixes(namespace, short, by_name)
-        # Two nodes' names cannot both fit on one node: an ambiguous prefix is no match at all.
+        # Two nodes' names cannot both fit on one node: an ambiguous prefix matches nothing.
         uid = by_name.get((namespace, f"{short}-{suffixes[0]}")) if len(suffixes) == 1 else None
         if uid is not None:
             pods.append(msgspec.structs.replace(meta, uid=uid, name=f"{short}-{suffixes[0]}"))
@@ -116,15 +116,14 @@ def _suffixes(namespace: str, short: str, by_name: Mapping[tuple[str, str], str]
 
 @final
 class ManifestDirectory:
-    """Reads the directory again on demand, a file only when it has changed. A file that broke keeps its last good pod.
+    """Reads the directory again on demand, a file only when it has changed.
 
-    ``path`` is as the kubelet names it; ``root`` the node's prefix; ``rule`` says who named it.
+    A file that became invalid keeps its last good pod. ``path`` is the kubelet's; ``root`` the node's prefix; ``rule``
+    names the origin of the path.
     """
 
-    def __init__(
-        self, path: str, root: str = "/", rule: FileRule = FileRule.OPERATOR, marks: MarkReader | None = None
-    ) -> None:
-        self._marks = marks or MarkReader()
+    def __init__(self, path: str, marks: MarkReader, root: str = "/", rule: FileRule = FileRule.OPERATOR) -> None:
+        self._marks = marks
         self._path = path
         self._root = root
         self._rule = rule
@@ -132,7 +131,7 @@ class ManifestDirectory:
         self._seen: dict[str, tuple[object, Manifest | None, str | None]] = {}
 
     def read(self) -> Manifests:
-        """What stands there now.
+        """The manifests now.
 
         Errors: `SourceError` when the directory itself cannot be read.
         """

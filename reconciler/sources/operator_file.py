@@ -10,8 +10,8 @@
       uid: 6f1d0c5e-9d0c-4b63-9a3c-0a0f6d0b7a11
 
 The first entry that fits wins. The file is read as the configuration is, by the same reader. A bad entry is one message
-with file, line and column, and the others hold; a file that is no YAML at all leaves the last good entries in force, as
-a reload of the configuration does.
+with file, line and column, and the others hold; a file that is not YAML leaves the last good entries in force, as a
+reload of the configuration does.
 """
 
 import os

@@ -1,9 +1,9 @@
-"""A pod list of any length, read as it arrives: one pod is cut out, decoded and let go before the next.
+"""Reads a pod list of any length in chunks: one pod is cut out, decoded and released before the next.
 
 A node's list may be larger than this agent's memory: 110 pods of 1.5 MiB and more each, of which a few hundred bytes
-mean anything here. And one pod of it may be unreadable (nesting that the decoder refuses, a field of the wrong type, a
-size that no pod has): that is this pod's problem. Of such a pod its labels and annotations are read all the same where
-they can be, for they decide its class.
+are needed. And one pod of it may be unreadable (nesting that the decoder refuses, a field of the wrong type, a size
+that no pod has): that is this pod's problem. Labels and annotations of such a pod are still read if possible, as they
+decide its class.
 
 Source: RFC 8259; Kubernetes API reference, PodList v1 (``items`` is null when there are no pods).
 """
@@ -46,7 +46,7 @@ T = TypeVar("T")
 MOST_PODS: Final = 4096
 """Of one list; a node has 110, or some hundreds."""
 LONGEST_POD: Final = 4 << 20
-"""Bytes of a pod that are looked at. etcd takes 1.5 MiB, of which some characters are six bytes in JSON."""
+"""Bytes of a pod that are read. etcd takes 1.5 MiB, of which some characters are six bytes in JSON."""
 _LONGEST_ENVELOPE: Final = 64 << 10
 _LONGEST_BLANK: Final = 1 << 10
 _MOST_PROBLEMS: Final = 64
@@ -62,7 +62,7 @@ _BALANCED: Final = tuple(b"{" * depth + b"}" * depth for depth in (1, 1, 16, 8, 
 _AS_STEPS: Final = bytes.maketrans(b"{}", b"\x01\xff")
 """An opening bracket as 1 and a closing one as -1, in bytes with a sign."""
 
-# Possessive throughout: no position of the text is looked at twice.
+# Possessive throughout: no position of the text is scanned twice.
 _STRING: Final = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _TO_BRACKET_OR_COMMA: Final = re.compile(rb'[^",{}\[\]]*+(?:' + _STRING + rb'[^",{}\[\]]*+)*+', re.DOTALL)
 _REST_OF_STRING: Final = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
@@ -81,7 +81,7 @@ class ListedPod(NamedTuple):
 
 
 class _ListedSpec(Struct, frozen=True, rename=SPEC_NAMES):
-    """`PodSpec` whose containers are not looked at yet: a tenant may list tens of thousands."""
+    """`PodSpec` whose containers are not decoded yet: a tenant may list tens of thousands."""
 
     containers: list[Raw] | None = None
     init_containers: list[Raw] | None = None
@@ -157,9 +157,9 @@ class Cutter:
         self._escaped = False
 
     def feed(self, data: bytes) -> None:
-        """Take the next chunk. Errors: `ValueError` when what is around the items is too long for a list.
+        """Take the next chunk. Errors: `ValueError` when the part around the items is too long for a list.
 
-        Linear with a small constant, whatever an item holds: Python's own loop runs only near the ends of items.
+        Linear with a small constant, whatever the items: Python's own loop runs only near the ends of items.
         """
         coarse, fine = _PARTS
         for part in chunks(data, coarse):
@@ -283,7 +283,7 @@ def _structure(data: bytes, *, in_string: bool, escaped: bool) -> tuple[int, int
 
 @final
 class PodListReader:
-    """Reads one answer. ``pods``: those read so far; ``problems``: a message for each that says nothing at all."""
+    """Reads one response. ``pods``: those read so far; ``problems``: a message for each pod without any usable part."""
 
     def __init__(self, source: str, marks: MarkReader) -> None:
         self.pods: list[ListedPod] = []
@@ -294,11 +294,11 @@ class PodListReader:
         self._cutter = Cutter(self._one)
 
     def feed(self, data: bytes) -> None:
-        """Take the next chunk. Errors: `ValueError` when it is no pod list."""
+        """Take the next chunk. Errors: `ValueError` when it is not a pod list."""
         self._cutter.feed(data)
 
     def end(self) -> None:
-        """There is no more. Errors: `ValueError` when it was no pod list, or not all of one (``pods`` hold)."""
+        """The end of the data. Errors: `ValueError` when it was not a pod list, or not all of one (``pods`` hold)."""
         try:
             envelope = _decode_envelope(self._cutter.envelope)
         except _UNREADABLE as exc:
@@ -393,7 +393,7 @@ def _first(items: list[Raw] | None, decode: Callable[[Raw], T]) -> list[T] | Non
 
 
 def _marked(item: bytes, first: int, *, whole: bool) -> MarkedObject:
-    """The metadata of a pod whose other parts may be cut off or unreadable, as far as it stands before those."""
+    """The metadata of a pod whose other parts may be cut off or unreadable, as far as it precedes those."""
     start = _METADATA.match(item)
     if start is not None and start.end() < first <= len(item):
         return _decode_marked(b'{"metadata":' + item[start.end() : first] + b"}")

@@ -32,7 +32,7 @@ STATIC_SOURCES: Final = frozenset({"file", "http"})
 
 
 class OwnerReference(Struct, frozen=True):
-    """Who made the pod; one of several may be the controller."""
+    """The owner of the pod; one of several may be the controller."""
 
     kind: str = ""
     name: str = ""
@@ -104,7 +104,7 @@ class PodSpec(Struct, frozen=True, rename=SPEC_NAMES):
 class ContainerStatus(
     Struct, frozen=True, rename={"container_id": "containerID", "allocated_resources": "allocatedResources"}
 ):
-    """The parts of a container's status that name its directory and tell of a resize."""
+    """The parts of a container's status that name its directory and report a resize."""
 
     name: str
     container_id: str | None = None
@@ -150,7 +150,7 @@ class PodObject(Struct, frozen=True):
 
 
 class MarkedMeta(Struct, frozen=True):
-    """Who a pod is, with its labels and annotations as they stand in the JSON."""
+    """The pod's identity, with its labels and annotations as in the JSON."""
 
     name: Raw = Raw(b"null")
     namespace: Raw = Raw(b"null")
@@ -183,7 +183,7 @@ def marks_of(labels: Raw | Mapping[str, str], annotations: Raw | Mapping[str, st
 def static_uid(annotations: Mapping[str, str], uid: str | None) -> str | None:
     """The uid under which the kubelet keeps a static pod's cgroup; None for a pod of the API server.
 
-    The API server knows such a pod as a mirror with a uid of its own; the mirror's annotation has the kubelet's.
+    The API server has such a pod as a mirror with a uid of its own; the mirror's annotation has the kubelet's.
     """
     mirrored = annotations.get(CONFIG_MIRROR)
     if mirrored:
@@ -194,9 +194,9 @@ def static_uid(annotations: Mapping[str, str], uid: str | None) -> str | None:
 
 
 def meta_of(pod: PodObject, source: str, marks: Marks, *, uid: str | None = None, static: bool = False) -> PodMeta:
-    """The pod as one source tells it. ``uid`` replaces what the object says.
+    """The pod from one source. ``uid`` replaces the object's.
 
-    Errors: `ValueError` for a pod without any uid: nothing could be matched with it.
+    Errors: `ValueError` for a pod without any uid: it could not be matched with anything.
     """
     metadata, spec, status = pod.metadata, pod.spec, pod.status
     problems = list(marks.problems)
@@ -264,7 +264,7 @@ def _containers(
 
 
 def _resizes(status: PodStatus, problems: list[str]) -> Iterator[tuple[str, Resize]]:
-    """What the status tells of each container's resources, where it tells anything."""
+    """Each container's resources in the status, where it has any."""
     current = [
         ResizeCondition(condition.type, condition.reason or "", (condition.message or "")[:_LONGEST_MESSAGE])
         for condition in (status.conditions or ())[:_MOST_CONDITIONS]
@@ -303,7 +303,7 @@ def _ids(status: PodStatus) -> Iterator[tuple[str, str]]:
 
 
 def _address(status: PodStatus) -> str | None:
-    """The pod's first address; None while it has none. What is no address is left out: it would stand in URLs."""
+    """The pod's first address; None while it has none. An invalid address is left out: it would be used in URLs."""
     text = status.pod_ip or next((ip.ip for ip in status.pod_ips or ()), "")
     try:
         return str(ipaddress.ip_address(text)) if text else None
@@ -316,7 +316,7 @@ def _qos(text: str | None) -> QosClass | None:
 
 
 def _grace_s(metadata: ObjectMeta, spec: PodSpec) -> float | None:
-    """The grace that the deletion was asked with, else the pod's own; one that makes no sense is not known."""
+    """The deletion's grace, else the pod's own; an invalid value is unknown."""
     value = spec.grace_s if metadata.deletion_grace_s is None else metadata.deletion_grace_s
     return value if value is None or value >= 0 else None
 

@@ -2,11 +2,11 @@
 
 One PSI trigger each on ``/proc/pressure/memory`` and ``/proc/pressure/cpu``: tasks stalled for 150 ms within 1 s. The
 kernel reports again in each window while the stall lasts; only the first report after `QUIET_S` without one is passed
-on, so that lasting pressure (BE work that fills the CPUs) costs nothing more than polling. The event carries no value:
-what follows from it is decided on signals that are read after it.
+on, so that lasting pressure (BE work that fills the CPUs) costs nothing more than polling. The event has no value: the
+monitor decides on signals that are read after it.
 
-Where the kernel refuses a trigger, the monitor's own interval remains, and `status` says why. Without CAP_SYS_RESOURCE
-the window is 2 s (Linux 6.5 and later) or the trigger is refused.
+Where the kernel refuses a trigger, the monitor's own interval remains, and `status` has the reason. Without
+CAP_SYS_RESOURCE the window is 2 s (Linux 6.5 and later) or the trigger is refused.
 
 Source: kernel documentation, accounting/psi, "Monitoring for pressure thresholds".
 """
@@ -42,7 +42,7 @@ class PressureEvents:
         self._windows_us: dict[PressureResource, int] = {}
 
     def status(self) -> SourceStatus:
-        """Which triggers are armed. Polling goes on without them, so a refusal is no failure of the agent."""
+        """Which triggers are armed. Polling continues without them, so a refusal is not a failure of the agent."""
         parts: list[str] = []
         for resource in RESOURCES:
             if (window_us := self._windows_us.get(resource)) is not None:

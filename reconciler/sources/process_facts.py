@@ -1,11 +1,10 @@
 """Facts of processes for a person: name, command line, user id, age and memory, through psutil.
 
 For reports and log lines only. psutil costs some memory once and 0.2 ms for each process, has one `/proc` for the whole
-program and proves nothing of a process. So the following read `/proc` by themselves: the fast path and the attribution
-of each write (`cgroupfs.identity`), readings of each second (`reconciler.signals`), what a signal or a write to a
-process depends on (start time and pidfd: `reconciler.responses.means.processes`,
-`reconciler.actuators.files.oom_score`), the search for the kubelet (`reconciler.sources.host_processes`), and
-everything below another root (`--root`, captures).
+program and proves nothing of a process. So the following read `/proc` directly: the fast path and the attribution of
+each write (`cgroupfs.identity`), readings of each second (`reconciler.signals`), what a signal or a write to a process
+depends on (start time and pidfd: `reconciler.responses.means.processes`, `reconciler.actuators.files.oom_score`), the
+search for the kubelet (`reconciler.sources.host_processes`), and everything below another root (`--root`, captures).
 
 Every field is chosen by the process itself: cut here, sanitized where it is printed. Arguments may hold credentials.
 """
@@ -17,15 +16,15 @@ from typing import Final
 from msgspec import Struct
 
 _MOST: Final = 200
-"""Processes that are looked up in one call."""
+"""Processes that are read in one call."""
 _NAME: Final = 64
 _COMMAND: Final = 200
 
 
 class ProcessFacts(Struct, frozen=True, kw_only=True):
-    """One process. None and the empty text: not visible to us. ``command``: the arguments, joined by spaces.
+    """One process. None and the empty text: not readable. ``command``: the arguments, joined by spaces.
 
-    ``uid``: a number, as looking up its name may ask a server.
+    ``uid``: a number, as resolving its name may query a server.
     """
 
     pid: int

@@ -1,9 +1,9 @@
-"""Does this kubelet rewrite every container in a fixed rhythm, whether or not anything changed? Pure, inferred.
+"""Detects a kubelet that rewrites every container periodically, whether or not anything changed. Pure, inferred.
 
 The static CPU manager of 1.21 and older does (measured: every 10.05 s, all running containers); later ones write on
-change only. No file or endpoint tells which, so it is learnt from the runtime's updates: the same container updated
-three times at equal distances with nothing changed in between is that rhythm. Fighting it is pointless, so policies
-choose knobs that it does not touch.
+change only. No file or endpoint reports it, so it is inferred from the runtime's updates: the same container updated
+three times at equal distances with nothing changed in between is that rhythm. Repeated writes against it are useless,
+so policies choose knobs that it does not write.
 
 Source: recordings of 1.22 (updates at the first tick, at a restart, at changes: never twice at an equal distance), and
 measurements of a kubelet that reconciles as 1.21 does.
@@ -32,13 +32,13 @@ class Reassertion:
     def updated(self, container_id: str, at: float, *, changed: bool) -> None:
         """The runtime finished writing a container's values again. ``changed``: they differ from before.
 
-        Units: ``at`` is monotonic seconds. A container's creation may be left out, or told as a change.
+        Units: ``at`` is monotonic seconds. A container's creation may be left out, or reported as a change.
         """
         times = self._updates.setdefault(container_id, [])
         if times and at - times[-1] < _ONE_UPDATE_S:
             return
         if changed:
-            # Somebody had a reason: the distance to this one says nothing.
+            # The update had a cause: the distance to it proves nothing.
             times.clear()
             return
         times.append(at)
@@ -52,12 +52,12 @@ class Reassertion:
             self._last = at
 
     def restarted(self) -> None:
-        """The kubelet started again, perhaps as another version: its first round rewrites everything in any version."""
+        """The kubelet restarted, possibly as another version: its first round rewrites everything in any version."""
         self._updates.clear()
         self._period = None
 
     def gone(self, container_id: str) -> None:
-        """The container is gone."""
+        """The container was removed."""
         self._updates.pop(container_id, None)
 
     def period(self, now: float) -> float | None:

@@ -36,10 +36,10 @@ _LEGACY_PLUGINS: Final = ("io.containerd.runtime.v1.linux", "linux")
 
 
 class RuntimeDirs(Struct, frozen=True, kw_only=True):
-    """Directories to look into, all with the root prefix. ``bundles`` and ``nested`` differ in where a bundle is.
+    """Directories to search, all with the root prefix. ``bundles`` and ``nested`` differ in the place of a bundle.
 
     ``states``: ``<dir>/<id>/state.json``. ``bundles``: ``<dir>/<id>/config.json``. ``nested`` (CRI-O):
-    ``<dir>/<id>/userdata/config.json``, which no ``init.pid`` appears in. ``problems``: files that could not be used.
+    ``<dir>/<id>/userdata/config.json``, in which no ``init.pid`` appears. ``problems``: files that could not be used.
     """
 
     states: tuple[str, ...]
@@ -48,7 +48,10 @@ class RuntimeDirs(Struct, frozen=True, kw_only=True):
     problems: tuple[InputError, ...] = ()
 
     def bundle(self, container_id: str) -> str | None:
-        """The bundle directory of a container that has one now. Errors: `SourceError` when that cannot be told."""
+        """The bundle directory of a container that has one now.
+
+        Errors: `SourceError` when that cannot be determined.
+        """
         for directory in self.bundles:
             path = f"{directory}/{container_id}"
             if _is_there(f"{path}/config.json"):
@@ -166,7 +169,7 @@ def _runtime_roots(document: Mapping[str, object], where: str) -> list[str]:
     for plugin in _CRI_PLUGINS:
         containerd = _table(_table(plugins, plugin, where), "containerd", where)
         runtimes = dict(_table(containerd, "runtimes", where))
-        # Format 1 knew two runtimes by name, beside the table.
+        # Format 1 had two runtimes by name, beside the table.
         runtimes |= {
             key: containerd[key] for key in ("default_runtime", "untrusted_workload_runtime") if key in containerd
         }

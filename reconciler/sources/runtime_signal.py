@@ -1,11 +1,11 @@
-"""The runtime's own signal that it has finished with a container: the rename of runc's ``state.json``.
+"""The runtime's event that it has finished with a container: the rename of runc's ``state.json``.
 
-What is written into a container's cgroup before that rename is lost, because runc writes its own values up to the
-last moment; the container's program is exec'ed a few milliseconds after it. ``runc update`` (the kubelet's CPU
-manager) ends in the same rename. ``init.pid`` in containerd's bundle comes a little later and is the second signal.
+A value written into a container's cgroup before that rename is lost, because runc writes its own values up to the last
+moment; the container's program is exec'ed a few milliseconds after it. ``runc update`` (the kubelet's CPU manager) ends
+in the same rename. ``init.pid`` in containerd's bundle appears a little later and is the second event.
 
-The handler is called within the task that read the event, before anything else of the batch is done: this is the hot
-lane, and every microsecond here is one less for the container's first instruction.
+The handler is called within the task that read the event, before anything else of the batch is done: this is the fast
+path, and every microsecond here delays the setting for the container's first instruction.
 """
 
 import os
@@ -27,7 +27,10 @@ _RESYNC_S: Final = 60.0
 
 
 class RuntimeEvent(StrEnum):
-    """What told that the runtime has finished writing. FOUND: it had before anybody looked, the time is unknown."""
+    """The kind of evidence that the runtime has finished writing.
+
+    FOUND: it had finished before the watch began, the time is unknown.
+    """
 
     STATE = "state.json"
     INIT_PID = "init.pid"
@@ -40,7 +43,7 @@ class RuntimeEventHandler(Protocol):
     def on_settled(self, container_id: str, at: float, which: RuntimeEvent, /) -> None:
         """The runtime has finished writing (creation or update). ``at``: monotonic seconds of the read.
 
-        May come twice for one rename, and comes for both files: look at values, not at counts.
+        May be called twice for one rename, and is called for both files: compare values, not counts.
         """
         ...
 
@@ -58,7 +61,7 @@ class _WatchedDirectory:
         self.container_id = container_id
         self.which = which
         self.expects = which.value if container_id else ""
-        """The name whose appearance is the signal; for other directories one that never comes."""
+        """The name whose appearance is the event; for other directories a name that never appears."""
         self.seen: tuple[int, int] | None = None
 
 
@@ -114,7 +117,7 @@ class RuntimeEvents:
         return SourceStatus(name=_NAME, ok=problem is None, age_s=age, detail=detail)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Watch until cancelled. Started when every container that is there now has been told (as FOUND)."""
+        """Watch until cancelled. Reports its start when every existing container has been reported (as FOUND)."""
         try:
             with DirWatcher[_WatchedDirectory](_NAME) as watcher:
                 self._watcher = watcher
@@ -184,19 +187,19 @@ class RuntimeEvents:
             self._appeared(watcher, runtime_root, event.name, runtime_root.which)
 
     def _resync(self, watcher: DirWatcher[_WatchedDirectory], *, again: bool) -> int:
-        """Watch and list everything; ``again``: tell those that were known, too. How many had been missed."""
+        """Watch and list everything; ``again``: report the known containers, too. Returns how many had been missed."""
         self._unread = None
         missed = sum(self._open(watcher, root, again=again) for root in self._roots.values())
         self._seen_at = time.monotonic()
         return missed
 
     def _open(self, watcher: DirWatcher[_WatchedDirectory], root: _RuntimeRoot, *, again: bool) -> int:
-        """Watch one root as far as it is there, then list it; how many containers came or went unseen."""
+        """Watch the existing part of one root, then list it; how many containers appeared or vanished unnoticed."""
         root.there = root.way.extend() and watcher.add(root.path, CHILDREN, root.spot)
         try:
             there = self._list(root.path) if root.there else set()
         except SourceError as exc:
-            # Unknown is not empty: nothing is told gone.
+            # Unknown is not empty: no container is reported as removed.
             self._unread = str(exc)
             return 0
         missing = root.spots.keys() - there
@@ -237,13 +240,13 @@ class RuntimeEvents:
                 self._handler.gone(name)
 
     def _tell_gone(self, before: dict[str, _RuntimeRoot]) -> None:
-        """After a restart of the source: what went while nobody looked."""
+        """After a restart of the source: report containers that were removed meanwhile."""
         for name in {name for root in before.values() for name in root.spots}:
             if not self.covers(name):
                 self._handler.gone(name)
 
     def _check(self, directory: str, spot: _WatchedDirectory) -> None:
-        """A polled directory: tell when its file is another one than at the last look."""
+        """A polled directory: report when its file differs from the last reading."""
         try:
             stat = os.stat(f"{directory}/{spot.expects}")
         except OSError:

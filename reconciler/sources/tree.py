@@ -1,12 +1,13 @@
-"""Pods and containers as the cgroup directories of the trigger hierarchy tell them.
+"""Pods and containers from the cgroup directories of the trigger hierarchy.
 
-The poorest source and the only one that is always there: pod uid, QoS class, container ids, and the inodes that tell
-a static pod made again under its old uid from the one before. Everything else a node knows hangs on these.
+The source with the fewest facts and the only one that always exists: pod uid, QoS class, container ids, and the inodes
+that distinguish a static pod made again under its old uid from the previous one. Everything else that is known of a
+node refers to these.
 
 The source keeps a model of the tree and a watch on every directory in it except the containers' own. Each level is
 treated in the same way, from events and from listings alike: watch it, **then** list it, compare with the model, mark
-what came and what went. So a mkdir that wins the race against the watch is found by the listing, and after a loss the
-same listing repairs everything.
+what was added and what was removed. So a mkdir that wins the race against the watch is found by the listing, and after
+a loss the same listing repairs everything.
 """
 
 import errno
@@ -50,11 +51,11 @@ class TreeDirtyMarker(Protocol):
     """Takes the dirty marks; `reconciler.runtime.workqueue.DirtyKeys` is one."""
 
     def mark(self, key: str, /) -> None:
-        """Look at this pod or container again."""
+        """Mark this pod or container for reading."""
         ...
 
     def mark_all(self, why: str, /) -> None:
-        """Look at everything again."""
+        """Mark everything for reading."""
         ...
 
 
@@ -92,7 +93,7 @@ class _TreeNode:
 
 
 def _groups(directory: str) -> list[tuple[str, int]]:
-    """Name and inode of every group in a directory; nothing when it is gone.
+    """Name and inode of every group in a directory; nothing when it was removed.
 
     Errors: `SourceError` when it cannot be read for another reason: unknown is not empty.
     """
@@ -106,7 +107,7 @@ def _groups(directory: str) -> list[tuple[str, int]]:
 
 
 def _inode(directory: str) -> int | None:
-    """Inode of a directory, None when it is gone. Errors: as `_groups`."""
+    """Inode of a directory, None when it was removed. Errors: as `_groups`."""
     try:
         return os.stat(directory).st_ino
     except OSError as exc:
@@ -117,10 +118,10 @@ def _inode(directory: str) -> int | None:
 
 @final
 class TreeSource:
-    """Keeps the model, and turns what happens to the tree into dirty marks.
+    """Keeps the model, and turns changes of the tree into dirty marks.
 
-    A container that comes or goes marks ``container:<id>`` and ``pod:<uid>``, a pod ``pod:<uid>``; start, a full
-    queue, and kubepods itself coming or going mark everything.
+    A container that is added or removed marks ``container:<id>`` and ``pod:<uid>``, a pod ``pod:<uid>``; start, a full
+    queue, and kubepods itself being added or removed mark everything.
     """
 
     def __init__(
@@ -165,7 +166,7 @@ class TreeSource:
         return Listing(_newest(dirs), unread)
 
     def rescan(self, uid: str) -> PodDirs | None:
-        """One pod on disk now; None when it has no directory. Errors: `SourceError` when that cannot be told."""
+        """One pod on disk now; None when it has no directory. Errors: `SourceError` when that cannot be determined."""
         places = [(self._layout.pod(qos, uid), qos) for qos in QosClass]
         return _newest(pod for path, qos in places if (pod := self._read_pod(path, uid, qos)) is not None).get(uid)
 
@@ -202,7 +203,7 @@ class TreeSource:
                 containers[group_name.container_id] = GroupRef(path=f"{path}/{name}", inode=child)
         return PodDirs(uid=uid, qos=qos, group=GroupRef(path=path, inode=inode), containers=containers)
 
-    # The model: what the events have told so far.
+    # The model: the result of the events so far.
 
     def pods(self) -> dict[str, PodDirs]:
         """Every pod of the model, by uid. Costs nothing; as old as the last event handled."""
@@ -219,7 +220,7 @@ class TreeSource:
         return None if self._watcher is None else self._watcher.stats
 
     def status(self) -> SourceStatus:
-        """Whether the tree is there and watched, and when it was last looked at."""
+        """Whether the tree exists and is watched, and when it was last read."""
         stats = self.stats
         problem = "not running" if stats is None else stats.problem or next(iter(self._unread.values()), None)
         if self._root is None and problem is None:
@@ -229,9 +230,9 @@ class TreeSource:
         return SourceStatus(name=_NAME, ok=problem is None, age_s=age, detail=problem or f"{pods} pods")
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Watch until cancelled. Started when the model is complete. Run again, it goes on with the model it has.
+        """Watch until cancelled. Reports its start when the model is complete; run again, it keeps the model it has.
 
-        A directory that cannot be read stays in the model as it was, and is read again after a growing wait.
+        A directory that cannot be read stays in the model unchanged, and is read again after a growing wait.
         """
         try:
             with DirWatcher[str](_NAME) as watcher:
@@ -288,7 +289,7 @@ class TreeSource:
             if node is not None:
                 self._look(watcher, node)
             else:
-                # kubepods itself, or what is gone since.
+                # kubepods itself, or a directory removed since.
                 self._unread.pop(path, None)
                 self._open(watcher, way)
 
@@ -313,7 +314,7 @@ class TreeSource:
         return changes
 
     def _open(self, watcher: DirWatcher[str], way: AncestorWatch[str]) -> int:
-        """Find kubepods itself: 1 when it came, went, or was made anew."""
+        """Find kubepods itself: 1 when it was added, removed, or made again."""
         try:
             inode = _inode(way.target) if way.extend() else None
         except SourceError as exc:
@@ -346,7 +347,7 @@ class TreeSource:
         if parent is None:
             return
         if event.rescan or event.ended:
-            # Ended: newer kernels drop the watch of a removed group themselves; its parent has told or will.
+            # Removed: newer kernels drop the watch of a removed group themselves; its parent reports it.
             self._look(watcher, parent)
         elif event.is_dir:
             path = f"{parent.path}/{event.name}"
@@ -368,11 +369,11 @@ class TreeSource:
             if inode is not None:
                 self._appeared(watcher, parent, _TreeNode(path, name, inode))
             elif known is None:
-                # Come and gone before it could be looked at: told all the same.
+                # Added and removed before it could be read: reported all the same.
                 self._mark(name)
 
     def _look(self, watcher: DirWatcher[str], node: _TreeNode) -> int:
-        """Watch one directory, then list it against the model; how many children came or went."""
+        """Watch one directory, then list it against the model; how many children were added or removed."""
         directory = self._tree.trigger_directory(node.path)
         if not watcher.add(directory, CHILDREN, node.path):
             self._unread.pop(node.path, None)

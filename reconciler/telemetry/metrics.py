@@ -1,6 +1,6 @@
 """What is counted and measured: plain numbers on the loop, and the frozen snapshot that a scrape shows.
 
-Nothing here knows Prometheus; `reconciler.telemetry.prometheus` makes its text from the newest snapshot. The
+Nothing here depends on Prometheus; `reconciler.telemetry.prometheus` makes its text from the newest snapshot. The
 loop's task is the only writer, so counting is an addition without a lock, and `AgentCounters.values` is the only copy.
 """
 
@@ -45,7 +45,7 @@ class MetricsSnapshot(Struct, frozen=True, kw_only=True):
     mode: str
     ready: bool = False
     pods: tuple[PodMetrics, ...] = ()
-    """Empty where the configuration asks for sums only."""
+    """Empty where the configuration selects sums only."""
     pods_by_class: Mapping[str, int] = {}
     pools: Mapping[str, int] = {}
     """CPUs by pool."""
@@ -83,7 +83,7 @@ class MetricsSnapshot(Struct, frozen=True, kw_only=True):
 
 
 def rss_bytes(root: str = "/") -> int:
-    """This process' resident memory, 0 where /proc does not tell."""
+    """This process' resident memory, 0 where /proc is unreadable."""
     try:
         with open(os.path.join(root, "proc/self/statm"), encoding="ascii") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")

@@ -1,7 +1,7 @@
 """Prometheus' text from a `MetricsSnapshot`. Imported by the web part only, and run in steps on the loop.
 
-A registry of our own without the library's default collectors: what they cost at every scrape, two numbers of ours
-replace. Names follow Prometheus' rules: base units, ``_total`` for counters.
+A registry without the library's default collectors: two numbers of the snapshot replace them, and their cost at every
+scrape is saved. Names follow Prometheus' rules: base units, ``_total`` for counters.
 """
 
 import re
@@ -18,7 +18,7 @@ from prometheus_client.metrics_core import (
 )
 
 from reconciler.interference.service import InterferenceCounters
-from reconciler.runtime.cooperative import Steps, all_steps
+from reconciler.runtime.cooperative import Steps
 from reconciler.runtime.counters import HistogramValues
 from reconciler.runtime.supervisor import ComponentHealth
 from reconciler.telemetry.metrics import MetricsSnapshot, PodMetrics
@@ -65,13 +65,8 @@ def accepted(accept: str) -> str:
     return OPENMETRICS if "application/openmetrics-text" in kinds else TEXT
 
 
-def render(snapshot: MetricsSnapshot, accept: str = "") -> tuple[bytes, str]:
-    """The text and its content type: OpenMetrics where the ``Accept`` header asks for it."""
-    return all_steps(rendering(snapshot, accepted(accept)))
-
-
 def rendering(snapshot: MetricsSnapshot, form: str) -> Steps[tuple[bytes, str]]:
-    """The same in steps. ``form`` is what `accepted` returned."""
+    """The text and its content type, in steps. ``form`` is what `accepted` returned."""
     encoder, content_type = choose_encoder(form)
     written: list[bytes] = []
     for family in SnapshotCollector(snapshot).collect():
@@ -217,7 +212,7 @@ def _parts(now: MetricsSnapshot) -> Iterator[Metric]:
 
 
 def _alerts(now: MetricsSnapshot) -> Iterator[Metric]:
-    pairs = sorted(now.alerts.told.items())
+    pairs = sorted(now.alerts.counts.items())
     yield _counters("alerts", "Alerts by kind and severity.", ("kind", "severity"), pairs)
     yield _gauge("alerts_stored", "Pending alerts in the store.", now.alerts.stored)
     if not now.alerts.sinks:

@@ -1,10 +1,10 @@
-"""The long answers, state and metrics: built on the loop a millisecond at a time, and rarely.
+"""The long responses, state and metrics: built on the loop a millisecond at a time, and rarely.
 
-All requests that wait are answered by one build, which begins after they came, so an answer is never older than its
-question. Builds take at most `SHARE` of the loop's time, however many requests there are: the next one begins so much
-later, up to a few seconds (`Pace`). Root's builds wait for its own only. On the loop and not in a thread: a thread that
-holds the interpreter delays every system call of the loop by a switch interval, the fast path's writes among them; on
-the loop they wait for one slice.
+All waiting requests share one build, which begins after they arrived, so a response is never older than its request.
+Builds take at most `SHARE` of the loop's time, however many requests there are: the next one begins so much later, up
+to a few seconds (`Pace`). Root's builds wait for its own only. On the loop and not in a thread: a thread that holds the
+interpreter delays every system call of the loop by a switch interval, the fast path's writes among them; on the loop
+they wait for one slice.
 """
 
 import time
@@ -47,9 +47,9 @@ V = TypeVar("V")
 
 @final
 class Rounds(Generic[K, V]):
-    """Builds for whoever waits, as often as ``pace`` has it. ``build`` makes everything for a set of keys.
+    """Builds for waiting requests, as often as ``pace`` allows. ``build`` makes everything for a set of keys.
 
-    It returns with that the CPU time that its threads took. Seconds.
+    It also returns the CPU time of its threads. Seconds.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Rounds(Generic[K, V]):
         return wish.found
 
     async def _round(self) -> None:
-        """One build for all that wait. Where its request is cancelled, the next that waits begins anew."""
+        """One build for all that wait. If its request is cancelled, the next waiting one starts over."""
         wishes = frozenset(self._waiting)
         result: Found[K, V] | Exception
         before_s = self.spent_s
@@ -118,7 +118,7 @@ class Rounds(Generic[K, V]):
 
 @final
 class Found(dict[K, V]):
-    """What one build made, and the documents of it: each is made once, however many asked for it."""
+    """Result of one build, and its documents: each is made once, however many requests need it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ class Answers:
         self.bodies = Bodies()
 
     async def state(self, sections: Sequence[str], form: str) -> bytes:
-        """The document of these sections in one of `FORMATS`: one object for all who wait for the same.
+        """The document of these sections in one of `FORMATS`: one object for all requests of the same.
 
         Errors: `Busy`.
         """
@@ -180,7 +180,7 @@ class Answers:
     async def metrics(self, accept: str) -> tuple[bytes, str]:
         """Prometheus' text as the ``Accept`` header wants it, and its content type. Errors: `Busy`."""
         self.bodies.check(0)
-        # Lazy: the library is 1.3 MiB, which a node that nobody scrapes does not pay.
+        # Lazy: the library is 1.3 MiB, which a node without a scraper saves.
         from reconciler.telemetry.prometheus import accepted
 
         key = accepted(accept)

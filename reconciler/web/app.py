@@ -1,7 +1,7 @@
-"""The HTTP answers: health and metrics; the same with the state, for readers; the same with the controls.
+"""The HTTP responses: health and metrics; the same with the state, for readers; the same with the controls.
 
-Three apps, not one with a check: what is not in an app's routes cannot be reached through it by any mistake. The first
-is for TCP, the second for the readers' unix socket, the third for root's.
+Three apps, not one with a check: a route that an app does not have cannot be reached through it by any mistake. The
+first is for TCP, the second for the readers' unix socket, the third for root's.
 """
 
 import http
@@ -35,7 +35,6 @@ _JSON: Final = "application/json"
 _RETRY_S: Final = 5
 
 R = TypeVar("R", bound=Struct)
-Handler = Callable[[Request], Awaitable[Response]]
 
 
 def open_app(shown: StatusProvider, answers: Answers, hosts: Hosts | None = None, *, state: bool = False) -> Starlette:
@@ -171,7 +170,7 @@ def _controlling(control: ControlHandler) -> list[Route]:
 async def _body(request: Request, model: type[R]) -> R:
     """The request's JSON as ``model``, within size and time; no body is the model's defaults."""
     parts = bytearray()
-    # Closed here when it is left early: nobody else would.
+    # Closed here when it is left early: nothing else closes it.
     with trio.move_on_after(BODY_DEADLINE_S) as scope:
         async with aclosing(request.stream()) as stream:
             async for part in stream:
@@ -205,7 +204,7 @@ def _answer(value: object, status: int = 200) -> Response:
 
 
 async def _refused(request: Request, exc: Exception) -> Response:
-    """Our own errors as the one message that they are."""
+    """Errors of bypassd itself, as one message each."""
     del request
     if isinstance(exc, ConfigError):
         return _answer({"error": str(exc), "problems": [str(problem) for problem in exc.problems]}, 400)
@@ -235,7 +234,7 @@ def _pages(request: Request) -> list[str]:
 
 def _broken(window: LogWindow) -> Callable[[Request, Exception], Awaitable[Response]]:
     async def broken(request: Request, exc: Exception) -> Response:
-        """A mistake of ours: told in the log with its traceback, not to the caller."""
+        """An internal error: logged with its traceback, not shown to the caller."""
         window.failure("request failed", exc, trio.current_time(), method=request.method, path=request.url.path)
         return _answer({"error": "internal error; see the log"}, 500)
 

@@ -1,7 +1,7 @@
-"""The web part as the daemon's components. Its libraries are imported when it starts, in a thread.
+"""The web part as components of the daemon. Its libraries are imported when it starts, in a thread.
 
-They take 4 MiB and 0.1 s: a daemon that is told to serve nothing pays neither, and one that does puts this into its
-innermost layer, so that pods are right before the page about them exists.
+They take 4 MiB and 0.1 s: a daemon that is configured to serve nothing saves both, and one that serves starts this
+last, so that pods are reconciled before their page exists.
 """
 
 import os
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def components(
     config: HttpSection, shown: StatusProvider, control: ControlHandler, *, root: str = "/", names: Sequence[str] = ()
 ) -> list[Component]:
-    """What the configuration asks for: one component a socket, so that a port in use takes no controls away.
+    """The configured components: one a socket, so that a port in use disables no controls.
 
     ``names``: the node's, by which clients may call over TCP.
     """
@@ -45,7 +45,7 @@ def components(
 
 @final
 class _Web:
-    """Three lives on one set of modules; root's socket has answers of its own."""
+    """Three components on one set of modules; root's socket has responses of its own."""
 
     def __init__(
         self, config: HttpSection, shown: StatusProvider, control: ControlHandler, root: str, names: Sequence[str]
@@ -104,6 +104,6 @@ class _Web:
 
 
 async def _import() -> None:
-    """In a thread, so that the loop goes on; what is there already costs nothing."""
+    """In a thread, so that the loop continues; a loaded module costs nothing."""
     await import_in_thread("reconciler.web.app")
     await import_in_thread("reconciler.web.server")

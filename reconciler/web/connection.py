@@ -1,8 +1,9 @@
-"""One connection: HTTP/1.1 and nothing else, request after request, in one task. Whatever comes ends only this one.
+"""One connection: HTTP/1.1 and nothing else, request after request, in one task. An error ends only this connection.
 
 h11 reads and writes the protocol; what it leaves open is bounded here: how long a header may take, in how many pieces
-and lines it may come, how long a peer that does not read is waited for, how many requests a connection may make. There
-is no HTTP/2, no upgrade and no pipelining: bytes behind a request are not read, the connection ends after its answer.
+and lines it may come, how long a write to a peer that does not read may take, how many requests a connection may make.
+HTTP/2, upgrades and pipelining are not supported: bytes behind a request are not read, the connection ends after its
+response.
 """
 
 import re
@@ -51,7 +52,7 @@ class Aborted(Exception):
 
 
 class Client(NamedTuple):
-    """Who is served, and what counts and limits that."""
+    """The client of a connection, with its counters and limits."""
 
     listener: str
     name: str
@@ -74,10 +75,10 @@ class Connection:
         self._gone: Exception | None = None
 
     async def run(self) -> None:
-        """Answer requests until either side has had enough.
+        """Handle requests until either side ends the connection.
 
-        Errors: `Aborted` for what is counted as such; `trio.BrokenResourceError` when the peer has gone; anything else
-        is a fault of the app.
+        Errors: `Aborted` for what is counted as such; `trio.BrokenResourceError` when the peer has closed; anything
+        else is a fault of the app.
         """
         for number in range(1, MAX_REQUESTS + 1):
             request = await self._next_request()
@@ -96,7 +97,7 @@ class Connection:
             self._http.start_next_cycle()
 
     async def _next_request(self) -> h11.Request | None:
-        """The next request whose header is sound; None when the peer makes no more."""
+        """The next request with a valid header; None when the peer sends no more."""
         header = bytearray()
         with trio.move_on_after(IDLE_S) as scope:
             for piece in range(MAX_PIECES):
@@ -151,7 +152,7 @@ class Connection:
             "root_path": "",
             "headers": [(bytes(key), bytes(value)) for key, value in request.headers],
             "client": None,
-            # Where the client reached us: an address of this machine, whatever the name in the header says.
+            # The address at which the client reached the daemon, whatever name the header has.
             "server": None if self._stream.socket.family == socket.AF_UNIX else (local[0], local[1]),
         }
         with trio.move_on_after(ANSWER_S) as deadline:
@@ -170,7 +171,7 @@ class Connection:
     # ASGI
 
     async def _receive(self) -> Message:
-        """The next part of the body. Errors: `HTTPException` (400) for one that breaks the protocol."""
+        """The next part of the body. Errors: `HTTPException` (400) for a part that breaks the protocol."""
         if self._http.they_are_waiting_for_100_continue:
             self._put(h11.InformationalResponse(status_code=100, headers=[]))
             await self._flush()
@@ -190,12 +191,12 @@ class Connection:
         return {"type": "http.disconnect"}
 
     async def _send(self, message: Message) -> None:
-        """As ASGI has it. A peer that has gone is not the app's matter: `_answer` tells of it when the app is done."""
+        """ASGI's send. A closed peer is not an error of the app: `_answer` reports it when the app is done."""
         if self._gone is not None:
             return
         if message["type"] == "http.response.start":
-            # What the app has not read of a body is not read at all, nor are requests behind this one; and a fault of
-            # the app is raised again when it has answered.
+            # The part of a body that the app has not read is not read at all, nor are requests behind this one; and a
+            # fault of the app is raised again after its response.
             behind = not self._at_end() or bool(self._http.trailing_data[0])
             self._last = self._last or behind or message["status"] == 500
             self._start(message["status"], [(bytes(key), bytes(value)) for key, value in message["headers"]])
@@ -210,7 +211,7 @@ class Connection:
                 self._gone = exc
 
     def _at_end(self) -> bool:
-        """Whether the request's body is read. That of a request without one is, and h11 says so at once."""
+        """Whether the request's body is read. That of a request without one is, and h11 reports it at once."""
         if self._http.their_state is h11.SEND_BODY:
             try:
                 self._http.next_event()

@@ -1,6 +1,6 @@
-"""By which names clients may call a TCP listener: the Host header against DNS rebinding.
+"""Allowed Host headers of a TCP listener, against DNS rebinding.
 
-A web page whose own name its owner points to 127.0.0.1 is same-origin with what answers there, and could read all of
+A web page whose own name its owner points to 127.0.0.1 is same-origin with the listener there, and could read all of
 it; the browser still sends that name. Source: RFC 9110, sections 7.2 (Host) and 15.5.20 (421).
 """
 
@@ -21,10 +21,10 @@ class Hosts:
         self._names = frozenset(name.lower().strip("[]").removesuffix(".").encode() for name in (*ALWAYS, *names))
 
     def allow(self, host: bytes | None, server: tuple[str, int] | None) -> bool:
-        """Whether a request with this Host header is served. ``server``: the address that the client connected to.
+        """Whether a request with this Host header is allowed. ``server``: the address that the client connected to.
 
-        That address is allowed, too: where all of a machine's addresses are listened on, clients use any of them, and
-        no name of somebody else's is an address.
+        That address is allowed, too: if the listener has all of a machine's addresses, clients use any of them, and no
+        name of another host is an address.
         """
         match = _HOST.fullmatch(host or b"")
         if match is None:

@@ -1,4 +1,4 @@
-"""What the web part asks of the daemon: something to show, and somebody to command. The daemon implements both."""
+"""What the web part needs of the daemon: data and commands. The daemon implements both."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
@@ -16,7 +16,7 @@ class StatusProvider(Protocol):
 
     @property
     def pulse(self) -> LoopHeartbeat:
-        """Whether the main loop lives."""
+        """Whether the main loop is running."""
 
     @property
     def sections(self) -> Sequence[str]:
@@ -48,14 +48,14 @@ class HoldRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class RestoreRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``POST /restore``. ``pod_uid`` None: every file. ``by`` is who asked."""
+    """``POST /restore``. ``pod_uid`` None: every file. ``by`` is the requester."""
 
     pod_uid: str | None = None
     by: str = ""
 
 
 class AlertTest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``POST /alerts/test``. ``sink`` None: all of them. ``by`` is who asked."""
+    """``POST /alerts/test``. ``sink`` None: all of them. ``by`` is the requester."""
 
     sink: str | None = None
     by: str = ""
@@ -78,7 +78,7 @@ class ControlHandler(Protocol):
         """Put the original values back."""
 
     async def test_alerts(self, request: AlertTest) -> Mapping[str, object]:
-        """Tell the sinks of a test; what came of it, by sink."""
+        """Send a test to the sinks; returns the result by sink."""
 
     async def reload(self) -> Mapping[str, object]:
         """Read the configuration again. Errors: `ConfigError` with every problem (400); the old one stays."""

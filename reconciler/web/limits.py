@@ -1,7 +1,7 @@
 """What the listeners may cost: requests and connections per second, by client and together; counts; log windows.
 
-A request that comes too early waits, without work, and is refused (429) only where it would wait for too long. So a
-client that asks in a loop gets as many answers per second as the rate says, whatever it does.
+A request that arrives too early waits, without work, and is refused (429) only if it would wait too long. So a client
+that requests in a loop gets as many responses per second as the rate allows.
 """
 
 import socket
@@ -19,7 +19,7 @@ from cgroupfs.errors import AgentError
 from cgroupfs.log import BoundLog
 
 MAX_CLIENTS: Final = 256
-"""Clients with a bucket of their own; beyond it the one that has been quiet for longest loses its bucket."""
+"""Clients with a bucket of their own; beyond it the least recent client loses its bucket."""
 _UCRED: Final = struct.Struct("3i")
 
 
@@ -41,7 +41,7 @@ LONGEST_WAIT_S: Final = 1.0
 SHARE_BY_CLIENT: Final = 0.75
 """Of a listener's connections, what one client may hold."""
 BODY_BYTES: Final = 32 * 1024 * 1024
-"""Of the long answers that are being sent, in all. One that is larger is sent when there is no other."""
+"""Of the long responses that are being sent, in all. A larger one is sent as a last resort."""
 LOG_WINDOW_S: Final = 60.0
 ROOT: Final = "uid 0"
 """Has no limits of its own but the listener's."""
@@ -114,10 +114,10 @@ class ClientLimits:
 
 
 def client_of(connection: trio.socket.SocketType) -> str:
-    """Who is at the other end: ``uid N`` of a unix socket, else the address. Errors: `OSError` when it has gone.
+    """The client: ``uid N`` of a unix socket, else the address. Errors: `OSError` when it has closed.
 
-    All of loopback is one client, for a local user can send from any of its 16 million addresses, and so is an IPv6
-    /64, which one machine has for itself.
+    All of loopback is one client, as a local user can send from any of its 16 million addresses, and so is an IPv6 /64,
+    which one machine has for itself.
     """
     if connection.family == socket.AF_UNIX:
         data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
@@ -138,7 +138,10 @@ class Busy(AgentError):
 
 @final
 class Bodies:
-    """Bytes of long answers that are being sent. A body that goes to many clients is one object, and counts once."""
+    """Bytes of long responses that are being sent.
+
+    A body that is sent to many clients is one object, and counts once.
+    """
 
     def __init__(self, most: int = BODY_BYTES) -> None:
         self._most = most
@@ -153,7 +156,7 @@ class Bodies:
     @contextmanager
     def sending(self, body: bytes) -> Iterator[None]:
         """While it is sent. Errors: `Busy`."""
-        # The object lives as long as it is counted: its id is its own.
+        # The object exists as long as it is counted: its id is unique.
         key = id(body)
         if not self._users[key]:
             self.check(len(body))
@@ -181,7 +184,7 @@ class HttpCounts:
 
 @final
 class LogWindow:
-    """One kind of trouble is logged at most once per window, with how often it came since."""
+    """One kind of error is logged at most once per window, with its count since."""
 
     def __init__(self, log: BoundLog) -> None:
         self._log = log

@@ -1,7 +1,7 @@
 """The sockets: loopback TCP, the unix socket (mode 0600) with the controls, and one for a group of readers (0660).
 
-One task accepts, at a bounded rate, and one task serves each connection (`reconciler.web.connection`). A connection's
-failure, whatever it is, is counted and logged at most once per window, and ends that connection.
+One task accepts, at a bounded rate, and one task serves each connection (`reconciler.web.connection`). Any failure of a
+connection is counted and logged at most once per window, and ends that connection.
 """
 
 import grp
@@ -24,7 +24,7 @@ ACCEPT_AGAIN_S: Final = 0.1
 
 
 class WebError(AgentError):
-    """A socket cannot be had: the address is in use, or the directory is missing."""
+    """A socket is unavailable: the address is in use, or the directory is missing."""
 
 
 @final
@@ -130,13 +130,13 @@ def listen_tcp(address: str, port: int) -> Iterator[socket.socket]:
 
 @contextmanager
 def listen_unix(path: str, group: int | None = None) -> Iterator[socket.socket]:
-    """A listening unix socket at ``path``; one that is there is replaced, ours is removed afterwards.
+    """A listening unix socket at ``path``; an existing one is replaced, this one is removed afterwards.
 
     Its mode is 0600; with a ``group`` (its id) it is that group's, and 0660.
 
-    It is made under another name and renamed when its mode is right: at no moment could somebody else connect, and
-    the process' umask, which all threads share, stays alone. Whether another daemon lives there is the instance lock's
-    matter. Errors: `WebError`.
+    It is made under another name and renamed when its mode is right: at no moment could another user connect, and the
+    process' umask, which all threads share, is not changed. The instance lock excludes another daemon on it. Errors:
+    `WebError`.
     """
     temporary = f"{path}.{os.getpid()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC) as made:
@@ -176,7 +176,7 @@ def _give(path: str, group: int) -> None:
 
 
 def group_id(name: str) -> int:
-    """The group's id; a directory service may have to be asked. Errors: `WebError` when there is no such group."""
+    """The group's id; may query a directory service. Errors: `WebError` when no such group exists."""
     try:
         return grp.getgrnam(name).gr_gid
     except KeyError as exc:

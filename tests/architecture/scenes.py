@@ -126,9 +126,9 @@ async def _eviction(directory: Path) -> dict[str, list[str]]:
 
     with entered.installed(), patch.object(live.kernel, "read", read), live.agent(config) as agent:
         await live.look(agent)
-        for uid, pod in agent.knowledge.pods.items():
+        for uid, pod in agent.inventory.pods.items():
             certain = replace(pod.classification, certain=True)
-            agent.knowledge.pods[uid] = replace(pod, classification=certain)
+            agent.inventory.pods[uid] = replace(pod, classification=certain)
         charge(WEB, _GI)
         charge(BATCH, 4 * _GI)
         async with trio.open_nursery() as nursery:

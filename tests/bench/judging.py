@@ -18,9 +18,10 @@ from reconciler.detectors.config import InterferenceConfig
 from reconciler.detectors.suspects import rank
 from reconciler.detectors.uses import ResourceUses
 from reconciler.interference.engine import InterferenceEngine
-from reconciler.interference.recording import HEAD, RecordingWriter, frames
+from reconciler.interference.recording import HEAD, RecordingWriter
 from state.evidence import NODE, ContendedResource, PodSnapshot, Sample, SampleFrame, pod_subject
 from state.model import PodClass, Resources
+from tests.reconciler.interference.recorded import frames
 
 _START_S: Final = 10_000.0
 _WALL_S: Final = 1_790_000_000.0

@@ -16,8 +16,9 @@ from itertools import zip_longest
 from typing import Final, NamedTuple
 
 from cgroupfs.cpuset import EMPTY, CpuSet
-from reconciler.placement.pack import cost, pack
+from reconciler.placement.pack import pack
 from state.topology import Topology, uniform
+from tests.reconciler.placement.packcost import cost
 
 Sets = Mapping[str, CpuSet]
 Take = Callable[[int, int, Topology], int]

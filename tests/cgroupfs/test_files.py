@@ -16,12 +16,12 @@ def group(tmp_path: Path) -> Path:
 
 
 def test_a_file_is_read_by_path_and_by_open_directory(group: Path) -> None:
-    number = REAL.open_dir(str(group))
+    number = os.open(group, os.O_RDONLY | os.O_DIRECTORY)
     try:
         assert REAL.read(number, "cpu.shares") == REAL.read(str(group), "cpu.shares") == "1024\n"
         assert read_text(f"{group}/cpu.shares") == "1024\n"
     finally:
-        REAL.close_dir(number)
+        os.close(number)
 
 
 def test_long_files_come_whole(group: Path) -> None:
@@ -31,7 +31,7 @@ def test_long_files_come_whole(group: Path) -> None:
 
 
 def test_write_now_answers_zero_or_the_errno(group: Path) -> None:
-    number = REAL.open_dir(str(group))
+    number = os.open(group, os.O_RDONLY | os.O_DIRECTORY)
     try:
         assert write_now(number, "cpu.shares", "2048") == 0
         assert write_now(str(group), "cpu.shares", "4096") == 0
@@ -40,7 +40,7 @@ def test_write_now_answers_zero_or_the_errno(group: Path) -> None:
         assert write_now(str(group / "absent"), "cpu.shares", "1") == errno.ENOENT
         assert write_now(number, "child", "1") == errno.EISDIR
     finally:
-        REAL.close_dir(number)
+        os.close(number)
 
 
 def test_write_now_answers_a_refused_write_and_leaks_nothing() -> None:

@@ -38,8 +38,6 @@ class Slow:
     def __init__(self, inner: FileOps, seconds: float) -> None:
         self._inner = inner
         self._seconds = seconds
-        self.open_dir = inner.open_dir
-        self.close_dir = inner.close_dir
         self.inode = inner.inode
         self.read = inner.read
         self.write_now = inner.write_now

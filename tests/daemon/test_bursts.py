@@ -48,12 +48,6 @@ class Machine:
         busy, idle = map(int, self._spent)
         return "cpu  0 0 0 0\n" + "".join(f"cpu{cpu} {busy} 0 0 {idle} 0 0 0 0 0 0\n" for cpu in (0, 1))
 
-    def open_dir(self, path: str) -> int:
-        return REAL.open_dir(path)
-
-    def close_dir(self, number: int) -> None:
-        REAL.close_dir(number)
-
     def inode(self, directory: Directory) -> int:
         return REAL.inode(directory)
 
@@ -184,7 +178,7 @@ async def test_a_loan_ends_with_its_policy(node: DirectoryNode, tmp_path: Path) 
             agent.reconfigure(config_of(node, tmp_path))
             await until(quotas.untouched, quotas)
             await until(lambda: forgotten(agent, pod), lambda: list(agent.ledger))
-            await until(lambda: agent.knowledge.readings.lent_us == {}, lambda: agent.knowledge.readings.lent_us)
+            await until(lambda: agent.inventory.readings.lent_us == {}, lambda: agent.inventory.readings.lent_us)
 
 
 async def test_a_loan_ends_with_a_restore_and_with_the_next_start(node: DirectoryNode, tmp_path: Path) -> None:
@@ -211,8 +205,8 @@ async def test_a_resize_during_a_loan_is_the_base_of_the_loan_and_of_its_return(
     quotas = Quotas(node, pod)
     with burning(node, pod.main), Scribe("kubelet") as kubelet:
         async with running(config_of(node, tmp_path, quota_burst=BURST), machine) as agent:
-            if not agent.witness.status().ok:
-                pytest.skip(f"REAL KERNEL TEST NOT RUN: {agent.witness.status().detail}")
+            if not agent.attribution.status().ok:
+                pytest.skip(f"REAL KERNEL TEST NOT RUN: {agent.attribution.status().detail}")
             await until(lambda: quotas() == (25_000, LIMIT, 35_000), quotas)
             kubelet.write(node.path(pod.group, "cpu", "cpu.cfs_quota_us"), "60000")
             await until(lambda: quotas()[2] == 75_000, quotas)
@@ -232,7 +226,7 @@ async def test_quota_turbo_lends_what_was_saved_and_no_more(node: DirectoryNode,
         async with running(config_of(node, tmp_path, quota_turbo=turbo), machine) as agent:
 
             def saved() -> int:
-                state = agent.ticker.bursts.turbo.get(pod.main.group)
+                state = agent.sampler.bursts.turbo.get(pod.main.group)
                 return sum(state.saved) if state is not None else 0
 
             await until(lambda: saved() > 3000, saved)

@@ -7,12 +7,13 @@ from collections.abc import Callable
 import pytest
 
 from state.allocated import ACTUATED_PODS, ALLOCATED_PODS
-from state.kubelet import CPU_STATE, DEVICES, MEMORY_STATE, POD_STATUS, render_cpu_manager_state
+from state.kubelet import CPU_STATE, DEVICES, MEMORY_STATE, POD_STATUS
 from tests.daemon.process import Daemon, wait_for
+from tests.fakes.kubelet.cpu_manager import checkpoint
 from tests.fakes.node import DirectoryNode, NodePod
 
 Make = Callable[..., Daemon]
-GOOD = render_cpu_manager_state("static", "0", {"11111111-1111-4111-8111-111111111111": {"main": "1"}})
+GOOD = checkpoint("static", "0", {"11111111-1111-4111-8111-111111111111": {"main": "1"}})
 
 
 def exclusive(node: DirectoryNode, cpus: str = "1") -> NodePod:
@@ -45,7 +46,7 @@ FAULTS = {
     "empty": ("", "0 bytes without content"),
     "checksum": (GOOD.replace('"defaultCpuSet":"0"', '"defaultCpuSet":"0-1"'), "for this content"),
     "future": ('{"policyName":"static","defaultCpuSet":"0","newThings":{"a":1},"checksum":1}', "newThings"),
-    "foreign": (render_cpu_manager_state("dynamic", "0-1"), "dynamic"),
+    "foreign": (checkpoint("dynamic", "0-1"), "dynamic"),
     "no json": ("not json at all", "cpu_manager_state"),
     "deleted": (None, "no such file"),
 }

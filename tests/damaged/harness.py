@@ -36,6 +36,7 @@ from state.model import PodClass
 from state.schema import ASSIGNMENTS, FILES, HOLDS, META, seal
 from state.schema2 import PRIVATE, convert
 from state.store import Store, StoreBatch
+from tests.fakes.marks import MARKS
 
 FIXTURES: Final = Path(__file__).parents[1] / "fixtures"
 TEXT, JSON, BYTES = "text", "json", "bytes"
@@ -269,7 +270,7 @@ def binary_frame(kind: int) -> bytes:
 
 def feed_link(data: bytes) -> object:
     with netlink.Links(lambda: _OneAnswer(data)) as links:  # type: ignore[arg-type,return-value]
-        return links.all(), links.named("eth0"), links.number(0)
+        return links.all(), links.named("eth0"), links.namespace_id(0)
 
 
 class _OneAnswer:
@@ -316,7 +317,7 @@ def feed_recording(data: bytes) -> object:
 
 def recorded_file(name: str, kind: bytes, *good: bytes) -> Parser:
     def call(path: Path) -> object:
-        return recorded.read_recorded(str(path))
+        return recorded.read_recorded(str(path), MARKS)
 
     return on_file(f"reconciler.cli.recorded:read_recorded ({name})", name, call, (InputError,), kind, *good, kind=JSON)
 

@@ -113,6 +113,15 @@ from tests.damaged.harness import (
     sysfs,
     wrapped,
 )
+from tests.fakes.marks import MARKS
+
+
+def _series(data: bytes) -> list[promtext.MetricSeries]:
+    reader = promtext.SeriesReader(["a", "http_seconds_bucket"])
+    reader.feed(data)
+    reader.end()
+    return reader.found
+
 
 KUBECONFIG: Final = b"""apiVersion: v1
 kind: Config
@@ -307,11 +316,7 @@ PARSERS: Final[tuple[Parser, ...]] = (
             ("info/L3/min_cbm_bits", b"1\n"),
             ("info/L3/shareable_bits", b"c00\n"),
             ("info/L3/sparse_masks", b"1\n"),
-            ("info/MB/delay_linear", b"1\n"),
-            ("info/MB/thread_throttle_mode", b"max\n"),
             ("info/L3_MON/mon_features", b"llc_occupancy\nmbm_total_bytes\n"),
-            ("info/L3_MON/mbm_assign_mode", b"[default]\nmbm_event\n"),
-            ("info/L3_MON/max_threshold_occupancy", b"1\n"),
         )
     ),
     sysfs(
@@ -531,7 +536,7 @@ PARSERS: Final[tuple[Parser, ...]] = (
         (InputError, SourceError),
         state_json(),
     ),
-    of_json("reconciler.sources.kubelet_api:decode_pods", decode_pods, VALUE, pod_list()),
+    of_json("reconciler.sources.kubelet_api:decode_pods", partial(decode_pods, marks=MARKS), VALUE, pod_list()),
     on_file(
         "reconciler.sources.kubelet_config:read_kubelet_config",
         "config.yaml",
@@ -602,14 +607,14 @@ PARSERS: Final[tuple[Parser, ...]] = (
     ),
     of_text(
         "reconciler.sources.manifests:read_manifest",
-        lambda text: manifests.read_manifest(text, "x"),
+        lambda text: manifests.read_manifest(text, "x", MARKS),
         (InputError,),
         POD,
     ),
     on_file(
         "reconciler.sources.manifests:ManifestDirectory.read",
         "m/pod.yaml",
-        lambda at: manifests.ManifestDirectory("/m", str(at)).read(),
+        lambda at: manifests.ManifestDirectory("/m", MARKS, str(at)).read(),
         (SourceError,),
         POD,
     ),
@@ -623,7 +628,7 @@ PARSERS: Final[tuple[Parser, ...]] = (
     on_file(
         "reconciler.cli.podsfile:read_pods_file",
         "pods.yaml",
-        lambda at: read_pods_file(str(at / "pods.yaml")),
+        lambda at: read_pods_file(str(at / "pods.yaml"), MARKS),
         (InputError, binder.ConfigError),
         PODS,
         b'{"kind":"List","items":[{"metadata":{"name":"a","uid":"u"}}]}',
@@ -804,14 +809,14 @@ PARSERS: Final[tuple[Parser, ...]] = (
         b'http_seconds_bucket{job="a",path=~"/api.*"}',
     ),
     of_json(
-        "reconciler.signals.promtext:series_of",
-        lambda data: list(promtext.series_of(data, ["a", "http_seconds_bucket"])),
+        "reconciler.signals.promtext:SeriesReader",
+        _series,
         VALUE,
         b'{"a":1}',
     ),
     Parser(
-        "reconciler.signals.promtext:series_of (text)",
-        lambda data, _: list(promtext.series_of(data, ["a", "http_seconds_bucket"])),
+        "reconciler.signals.promtext:SeriesReader (text)",
+        lambda data, _: _series(data),
         VALUE,
         (b'# HELP\nhttp_seconds_bucket{le="0.5",a="b\\"c"} 12 1234\na 5\n',),
     ),
@@ -875,7 +880,7 @@ LEFT_TO_SAFEFILES: Final = frozenset(
 """Readers whose files `reconciler.runtime.safe_files` opens, once it is there."""
 
 EXCEPTED: Final = {
-    r"cgroupfs\.bounded:read_file": "what bounds the others; tests/cgroupfs/test_bounded.py",
+    r"cgroupfs\.bounded:read_(file|open)": "what bounds the others; tests/cgroupfs/test_bounded.py",
     r"cgroupfs\.(files|kept):\w+\.read": "the text alone; what reads it is here",
     r"resctrl\.files:\w+\.read": "the text alone",
     r"cgroupfs\.naming:(Layout\.parse|detect_layout)": "names of directories, by naming:parse",

@@ -137,7 +137,7 @@ def check_ended(
     assert case.outcome is outcome, case
     assert [alert.kind for alert in alerts] == [AlertKind.EVICTION_PLANNED, AlertKind.EVICTION_DONE]
     with Subtree.open(hierarchy, group) as tree:
-        assert not tree.populated()
+        assert not any(tree.scan())
     assert not frozen(hierarchy, group)
     assert node.cri.container_status(other["main"].id).state == pb.CONTAINER_RUNNING
 

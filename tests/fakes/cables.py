@@ -90,7 +90,7 @@ class FakePodTc:
 
     # PodTc
 
-    def cables(self, spaces: Mapping[str, int]) -> dict[str, tuple[Link, ...]]:
+    def veths(self, spaces: Mapping[str, int]) -> dict[str, tuple[Link, ...]]:
         return {
             uid: tuple(self.links[name] for name, end in self.ends.items() if end == inode)
             for uid, inode in spaces.items()
@@ -102,7 +102,7 @@ class FakePodTc:
     def devices(self) -> dict[str, Link]:
         return dict(self.links)
 
-    def entries(self, indices: Collection[int]) -> dict[int, IngressState]:
+    def ingress(self, indices: Collection[int]) -> dict[int, IngressState]:
         there = {link.index: link.name for link in self.links.values()}
         return {index: self._entry(there[index]) if index in there else IngressState() for index in indices}
 
@@ -111,14 +111,14 @@ class FakePodTc:
         alive = leads_to is not None and GATHER in self.links and self.links[GATHER].index == leads_to
         return IngressState(
             kind=self.disciplines.get(name, ""),
-            leads_to=leads_to if leads_to is None or alive else 0,
-            others=self.others.get(name, ""),
-            passed=self.gone_through,
+            redirects_to=leads_to if leads_to is None or alive else 0,
+            foreign=self.others.get(name, ""),
+            redirected_bytes=self.gone_through,
         )
 
-    def lead(self, cable: str, index: int, gather: int, slot: int) -> None:
+    def redirect(self, veth: str, index: int, ifb: int, slot: int) -> None:
         name = self._name(index)
-        assert name == cable
+        assert name == veth
         if self.refuses:
             raise SourceError("network", self.refuses)
         if name in self.others:
@@ -129,9 +129,9 @@ class FakePodTc:
             self._act()
             self.disciplines[name] = "clsact"
         self._act()
-        self.filters[name] = gather
+        self.filters[name] = ifb
 
-    def vacate(self, gather: int, slot: int) -> None:
+    def remove_class(self, ifb: int, slot: int) -> None:
         if slot in self.slots:
             self._act()
             del self.slots[slot]
@@ -145,7 +145,7 @@ class FakePodTc:
             self._act()
             del self.disciplines[name]
 
-    def led(self) -> dict[str, int]:
+    def redirected(self) -> dict[str, int]:
         return {name: self.links[name].index for name in self.filters}
 
     def ifb(self) -> IfbState | None:
@@ -175,7 +175,7 @@ class FakePodTc:
         self._act()
         self.rates.append(rate)
 
-    def through(self, index: int) -> int | None:
+    def sent_bytes(self, index: int) -> int | None:
         return self.gone_through if self.classed and GATHER in self.links and self._name(index) == GATHER else None
 
     def unmake(self) -> bool:

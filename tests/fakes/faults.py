@@ -82,18 +82,6 @@ class Faults:
 
     # FileOps
 
-    def open_dir(self, path: str) -> int:
-        self._enter("open_dir", path)
-        with self.apart():
-            number = self._kernel.open_dir(path)
-        self._paths[number] = path
-        return number
-
-    def close_dir(self, number: int) -> None:
-        self._paths.pop(number, None)
-        with self.apart():
-            self._kernel.close_dir(number)
-
     def inode(self, directory: Directory) -> int:
         self._enter("inode", self._named(directory))
         with self.apart():

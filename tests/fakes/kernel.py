@@ -491,8 +491,6 @@ class Actor:
     def __init__(self, kernel: FakeKernel, pid: int) -> None:
         self._kernel = kernel
         self.pid = pid
-        self.open_dir = kernel.open_dir
-        self.close_dir = kernel.close_dir
         self.inode = kernel.inode
         self.read = kernel.read
         self.groups = kernel.groups

@@ -142,7 +142,7 @@ class LiveNode(DirectoryNode):
             reading = CpuReading(
                 at_s=now - 1 + usage_reading.at, cpus=parse_stat(usage_reading.stat), pods=usage_reading.pods
             )
-            agent.knowledge.take(cpu=sampler.sample(reading, CLASSES))
+            agent.inventory.take(cpu=sampler.sample(reading, CLASSES))
         await agent.reconciler.reconcile(DirtyBatch(frozenset(), ("test",)))
         agent.reconciler.ready.set()
 

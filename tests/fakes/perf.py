@@ -13,6 +13,8 @@ from pathlib import Path
 
 _CGROUP, _CLOEXEC = 4, 8
 _ATTR = struct.Struct("=IIQQQQQIIQ")
+SOFTWARE = 1
+"""``PERF_TYPE_SOFTWARE``."""
 SOFTWARE_CONFIGS = frozenset(range(12))
 
 

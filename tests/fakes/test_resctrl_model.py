@@ -71,7 +71,7 @@ def test_it_is_what_the_agent_reads_and_writes_through() -> None:
     model = made(INTEL, (6, 12), "g")
     files: FileOps = model
     groups: GroupFiles = model
-    number = files.open_dir(f"{ROOT}/g")
+    number = model.open_dir(f"{ROOT}/g")
     files.write(number, "schemata", "L3:1=f\n")
     assert files.read(number, "schemata") == "    MB:0=100;1=100\n    L3:0=fff;1=00f\n"
     assert sorted(groups.groups(ROOT)) == ["g", "info", "mon_data", "mon_groups"]

@@ -81,7 +81,7 @@ class Victim:
 
     def empty(self) -> bool:
         with Subtree.open(self.hierarchy, self.group) as tree:
-            return not tree.populated()
+            return not any(tree.scan())
 
     def freeze(self, below: str = "") -> None:
         with open(f"{self.directory('freezer', below)}/freezer.state", "w", encoding="ascii") as file:
@@ -101,7 +101,7 @@ class Victim:
     def end(self) -> None:
         with Subtree.open(self.hierarchy, self.group) as tree:
             deadline = time.monotonic() + 20
-            while tree.populated() and time.monotonic() < deadline:
+            while any(tree.scan()) and time.monotonic() < deadline:
                 tree.thaw()
                 for pid in self.pids():
                     with suppress(ProcessLookupError):

@@ -16,11 +16,11 @@ from reconciler.daemon.agent import Agent
 from reconciler.daemon.status import StatusReport
 from reconciler.runtime.supervisor import Supervisor
 from reconciler.runtime.systemd import Heartbeat
-from reconciler.telemetry.prometheus import render
 from reconciler.web.answers import to_json
 from reconciler.web.interface import RestoreRequest
 from tests.fakes.daemonprocess import DaemonFailed
 from tests.node.bypassd import SECTIONS, Undoing, View, numbers_of, undoing_of, view_of
+from tests.reconciler.telemetry.rendered import render
 
 _STUCK_S: Final = 60.0
 

@@ -42,12 +42,6 @@ class FakeFiles:
     def _of(self, directory: Directory) -> FileOps:
         return self._kernel if isinstance(directory, int) or f"{directory}/".startswith(self._top) else REAL
 
-    def open_dir(self, path: str) -> int:
-        return self._kernel.open_dir(path)
-
-    def close_dir(self, number: int) -> None:
-        self._kernel.close_dir(number)
-
     def inode(self, directory: Directory) -> int:
         return self._of(directory).inode(directory)
 

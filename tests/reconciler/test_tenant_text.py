@@ -19,7 +19,7 @@ from reconciler.control.planner import plan
 from reconciler.interference.monitor import snapshot_of
 from reconciler.pods.assemble import PodInput, assemble
 from reconciler.pods.cpu_annotations import parse
-from reconciler.pods.marks import ANNOTATIONS, LABELS, LONGEST_JSON, MarkReader
+from reconciler.pods.marks import ANNOTATIONS, LABELS, LONGEST_JSON
 from reconciler.pods.selectors import ClassRules, any_glob
 from reconciler.policies.cachewish import pod_share
 from reconciler.policies.table import PoliciesConfig
@@ -30,6 +30,7 @@ from reconciler.sources.bundles import parse_bundle, parse_state
 from reconciler.sources.kubelet_api import decode_pods
 from reconciler.sources.pod_list import PodListReader, chunks
 from state.model import GroupRef, Pod, PodMeta
+from tests.fakes.marks import MARKS
 from tests.reconciler.nodes import node
 
 TEXT_S: Final = 0.010
@@ -158,7 +159,7 @@ def test_whatever_a_pod_holds_it_is_decoded_classified_and_planned_in_small_step
     for pod in pods:
         answer = body(pod)
         assert longest_step(answer) < STEP_S
-        (pod_meta,), problems = decode_pods(answer)
+        (pod_meta,), problems = decode_pods(answer, MARKS)
         assert problems == ()
         bounded(pod_meta.problems)
         kept = sum(map(len, (*(pod_meta.labels or {}).values(), *(pod_meta.annotations or {}).values())))
@@ -209,7 +210,7 @@ def longest_step(answer: bytes) -> float:
     """The longest of the steps between which the loop runs, best of several."""
 
     def once() -> float:
-        reader = PodListReader("kubelet", MarkReader())
+        reader = PodListReader("kubelet", MARKS)
         longest = 0.0
         for part in chunks(answer, 4096):
             began = time.process_time()
@@ -230,7 +231,7 @@ def longest_step(answer: bytes) -> float:
 def test_no_field_of_a_pod_holds_the_loop(name: str, pod: dict[str, Any]) -> None:
     answer = body(listed(uid="other"), pod)
     assert longest_step(answer) < STEP_S, name
-    metas, _ = decode_pods(answer)
+    metas, _ = decode_pods(answer, MARKS)
     assert metas[0].uid == "other"
     for pod_meta in metas:
         bounded(pod_meta.problems)
@@ -254,7 +255,7 @@ def test_the_runtimes_records_hold_what_tenants_wrote_and_are_read_in_one_step(n
         made = json.dumps(document, ensure_ascii=False).encode()
         began = time.process_time()
         try:
-            parse_bundle(made, "c" * 64).meta()
+            parse_bundle(made, "c" * 64).meta(MARKS)
         except InputError as exc:
             said.append(str(exc))
         took.append(time.process_time() - began)

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from cgroupfs.errors import InputError
 from resctrl.capability import BandwidthCapability, CacheCapability
 from resctrl.schemata import check_schemata
-from resctrl.shares import bandwidth, overlay, partitions, percent_mask, range_mask, without, without_shared
+from resctrl.shares import bandwidth, overlay, partitions, percent_mask, range_mask, without_shared
 from tests.resctrl.machines import AMD_L3, AMD_MB, INTEL_L3, INTEL_MB, INTEL_MBPS, ready
 
 PERCENTS = st.tuples(st.integers(0, 99), st.integers(1, 100)).filter(lambda pair: pair[0] < pair[1])
@@ -87,17 +87,6 @@ def test_leaving_the_shared_ways_is_legal_and_only_ever_gives_up_ways(
     legal(cache, left)
     assert left & ~mask == 0
     assert left == mask or not left & cache.shared_ways
-
-
-@given(caches(), PERCENTS, PERCENTS)
-def test_leaving_ways_to_others_is_legal_or_impossible(
-    cache: CacheCapability, pair: tuple[int, int], taken: tuple[int, int]
-) -> None:
-    gone = range_mask(cache, *taken)
-    left = without(cache, range_mask(cache, *pair), gone)
-    if left is not None:
-        legal(cache, left)
-        assert not left & gone
 
 
 @given(caches(), st.dictionaries(st.sampled_from("abcde"), st.integers(1, 40), min_size=1))

@@ -19,9 +19,9 @@ from state.kubelet import (
     parse_memory_manager_state,
     parse_pod_status,
     read_checkpoint,
-    render_cpu_manager_state,
 )
 from state.model import CpuPolicy
+from tests.fakes.kubelet.cpu_manager import checkpoint
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "kubelet"
 PARSERS = {
@@ -69,7 +69,7 @@ def test_every_checkpoint_renamed_into_place_in_the_recordings_is_read_and_its_c
 )
 def test_cpu_manager_state_is_rendered_byte_for_byte_as_the_kubelet_wrote_it(content: str) -> None:
     state = parse_cpu_manager_state(content.encode())
-    assert render_cpu_manager_state(state.policy, state.default_cpus, state.entries) == content
+    assert checkpoint(state.policy, state.default_cpus, state.entries) == content
 
 
 def test_the_recorded_exclusive_pod_is_read_as_it_was() -> None:
@@ -195,7 +195,7 @@ def test_a_wrong_checksum_names_the_field_the_value_and_the_right_one(name: str,
 
 
 def test_a_policy_that_nobody_knows_is_foreign_and_named() -> None:
-    text = render_cpu_manager_state("dynamic", "0-1")
+    text = checkpoint("dynamic", "0-1")
     assert fault_of(text) == (
         CheckpointFault.FOREIGN,
         '/var/lib/kubelet/cpu_manager_state: policyName: \'dynamic\': expected "none" or "static"',
@@ -309,7 +309,7 @@ NAMES = st.text(st.characters(categories=["Ll", "Nd"]), min_size=1, max_size=12)
 
 @given(st.sampled_from(["none", "static"]), CPUS, st.dictionaries(NAMES, st.dictionaries(NAMES, CPUS, min_size=1)))
 def test_what_is_rendered_is_read_back(policy: str, default: CpuSet, entries: dict[str, dict[str, CpuSet]]) -> None:
-    manager_state = parse_cpu_manager_state(render_cpu_manager_state(policy, default, entries).encode())
+    manager_state = parse_cpu_manager_state(checkpoint(policy, default, entries).encode())
     assert (manager_state.policy, manager_state.default_cpus, manager_state.entries, manager_state.verified) == (
         policy,
         default,

@@ -60,10 +60,12 @@ KNOWN: dict[RowCodec[Any], msgspec.Struct] = {
     ),
     network.CODEC: NetworkState(
         roots={"eth0": "mq", "eth1": ""},
-        gather=True,
-        cables={
-            "veth0a1b2c3d": Redirect(index=17, pod_uid=UID, made=True, slot=1),
-            "veth4e5f6a7b": Redirect(index=19, pod_uid="22222222-2222-4222-8222-222222222222", made=False, slot=2),
+        ifb=True,
+        redirects={
+            "veth0a1b2c3d": Redirect(index=17, pod_uid=UID, owns_qdisc=True, slot=1),
+            "veth4e5f6a7b": Redirect(
+                index=19, pod_uid="22222222-2222-4222-8222-222222222222", owns_qdisc=False, slot=2
+            ),
         },
     ),
 }

@@ -1,11 +1,12 @@
-"""Brings the cgroups of the given groups to exactly the settings that are wanted there, and no further.
+"""Brings the control files of the given groups to exactly the wanted settings.
 
-Look at every group, record the originals of first touches durably, write in the kernel's order, read back, note the
-outcomes, and have the hot lane ready for the runtime's next signal. Level-triggered: it keeps nothing that a new look
-would not find again, except the ledger.
+Per pass: compare every group, record the originals of first touches durably, write in the kernel's order, read back,
+record the outcomes, and prepare the fast path for the runtime's next signal. Level-triggered: apart from the ledger,
+all state can be rebuilt by another pass.
 
-One caller at a time (the worker). It waits in two places only: the store's lane (an fsync) and, not for long, the
-writer's slow lane. What the kernel is still at then stands as under way, and is entered when a later look finds it.
+One caller at a time (the worker). It waits in two places only: for the store's thread (an fsync) and, for a bounded
+time, for the blocking writer. A write that the kernel has not finished by then is recorded as under way; a later pass
+records its outcome.
 """
 
 import time
@@ -36,13 +37,13 @@ from state.setting_state import SettingState
 _LOG: Final = get_log("apply")
 _BOUNDING: Final = (*BOUNDS, "cpu.mems", "cpu.mems_migrate", "cpu.burst", "cpu.idle")
 _MOVES_PAGES: Final = "cpu.mems"
-"""Takes as long as it takes in a running container: never in the loop."""
-_HOT_LIMIT_BYTES: Final = 64 << 20
-"""A v2 memory limit below what the runtime's init uses would kill it at once; smaller ones go the guarded way."""
+"""Migrates the pages of a running container; the duration is unbounded, so never in the event loop."""
+_FAST_LIMIT_BYTES: Final = 64 << 20
+"""A v2 memory limit below the usage of the runtime's init would kill it; smaller limits use the guarded write."""
 
 
 class GroupFollower(Protocol):
-    """Watches the groups that hold files of ours; `conflict.WriteAttribution` is one."""
+    """Watches the groups that hold managed files; implemented by `conflict.WriteAttribution`."""
 
     def follow(self, path: str) -> None: ...
 
@@ -51,7 +52,7 @@ class GroupFollower(Protocol):
 
 @final
 class CgroupActuator:
-    """The actuator for control files. See the module's text."""
+    """The actuator for control files."""
 
     def __init__(
         self,
@@ -63,26 +64,26 @@ class CgroupActuator:
         store_lane: trio.CapacityLimiter,
         watched: GroupFollower,
     ) -> None:
-        """``store_lane``: the one-thread limiter of everything that makes ledger rows durable.
+        """``store_lane``: the one-thread limiter of all calls that make ledger rows durable.
 
-        ``watched`` is told of each group that holds a file of ours from now on, and of its end.
+        ``watched`` is called for each group that gets its first managed file, and when the group is gone.
         """
         self.judge = judge
         self._ledger = ledger
         self._writer = writer
-        self._lane = lane
+        self._fastpath = lane
         self._store_lane = store_lane
-        self._watched = watched
+        self._follower = watched
         self.reclaim = False
-        """Whether a memory limit below the use may have memory taken from its group first."""
+        """Whether memory of a group may be reclaimed first when its limit is below its usage."""
         self._prepared: dict[str, dict[FileKey, FileWrite]] = {}
         self._under_way: dict[tuple[str, str], FileWrite] = {}
         self.writes: Counter[tuple[str, str]] = Counter()
         """By (knob, outcome): written, refused, blocked, under way, gone, changed, restored, hot."""
 
     async def apply(self, targets: Sequence[GroupTarget]) -> None:
-        """Bring these groups to what is wanted. No file's failure raises: it is noted, told, and tried again."""
-        self._catch_up()
+        """Apply the wanted settings. A file's failure never raises: it is recorded, reported and retried."""
+        self._collect_finished()
         for target in targets:
             self._retract(target)
         work: list[FileWrite] = []
@@ -96,29 +97,29 @@ class CgroupActuator:
         await self._write([write for write in work if not write.target.creating])
         prepared: dict[str, list[FileWrite]] = {}
         for item in work:
-            if item.target.creating and _may_be_hot(item):
+            if item.target.creating and _allowed_in_fastpath(item):
                 prepared.setdefault(item.key[1], []).append(item)
         for target in targets:
             self._prepare(target, prepared.get(target.group.path, ()))
 
     async def commit(self) -> None:
-        """Wait, within bounds, until the kernel has done what is under way, and enter it."""
+        """Wait, for a bounded time, until the kernel has finished the writes under way, and record their outcomes."""
         await self._writer.quiet()
-        self._catch_up()
+        self._collect_finished()
 
     def forget(self, path: str, container_id: str | None = None) -> None:
-        """The group is gone: so is everything about it."""
+        """Drop all state of a group that is gone, and of its container."""
         for place in [place for place in self._under_way if place[0] == path]:
             del self._under_way[place]
         self.judge.forget(path)
         self._ledger.forget_group(path)
-        self._watched.forget(path)
+        self._follower.forget(path)
         if container_id is not None:
-            self._lane.drop(container_id)
+            self._fastpath.drop(container_id)
             self._prepared.pop(container_id, None)
 
     def rebase(self, target: GroupTarget) -> None:
-        """The runtime's own record has changed: its values are what to restore to from now on."""
+        """The runtime's own record has changed: its values become the ones to restore."""
         if target.container is None:
             return
         for entry in self._ledger.group(target.group.path):
@@ -131,7 +132,7 @@ class CgroupActuator:
                 self._ledger.rebase(entry.key, text)
 
     def on_executed(self, result: FastResult) -> None:
-        """The hot lane has written for one container: enter what it did. Values are verified by the next look."""
+        """Record what the fast path wrote for one container. The next pass verifies the values."""
         works = self._prepared.get(result.container_id, {})
         for write, code in zip(result.writes, result.errnos, strict=True):
             work = works.get(write.key)
@@ -145,7 +146,7 @@ class CgroupActuator:
     # Recording
 
     async def _adopt(self) -> None:
-        """After the store was lost: enter what stands as wanted and can only be ours."""
+        """After the store was lost: record files that hold the wanted value and only bypassd can have written."""
         writes, self.judge.adoptable = self.judge.adoptable, []
         if not writes:
             return
@@ -158,10 +159,10 @@ class CgroupActuator:
             _LOG.warning("cannot record the values in force before the store was lost", error=str(exc))
             return
         for path in {write.key[1] for write in writes}:
-            self._watched.follow(path)
+            self._follower.follow(path)
 
     async def _record(self, work: list[FileWrite]) -> list[FileWrite]:
-        """Make the originals of first touches durable; where that cannot be, the files stay untouched."""
+        """Make the originals of first touches durable. If that fails, the files are not written."""
         beside = [other for write in work if (other := self.judge.side_effect(write)) is not None]
         firsts = [
             write for write in (*beside, *work) if not self._ledger.is_durable(write.key, write.target.group.inode)
@@ -174,12 +175,12 @@ class CgroupActuator:
             await trio.to_thread.run_sync(record, entries, limiter=self._store_lane)
         except StoreError as exc:
             for first in firsts:
-                # The keeper tells that the store takes nothing: once, not for every file.
+                # The store's failure is reported once by persistence, not for every file.
                 self.judge.statuses.refused(first, str(exc), SettingState.NOT_RECORDED, tell=False)
             barred = {write.key for write in firsts}
             return [write for write in work if write.key not in barred]
         for path in {write.key[1] for write in firsts}:
-            self._watched.follow(path)
+            self._follower.follow(path)
         return work
 
     def _entry(self, work: FileWrite) -> LedgerEntry:
@@ -213,7 +214,7 @@ class CgroupActuator:
             return
         by_place = {write.place: write for write in work}
         for path in {write.key[1] for write in work}:
-            self._learn_above(path)
+            self._load_ancestors(path)
         changes = [self._change(write) for write in work]
         plan = order_changes(changes, self._relatives(work), self.judge.control_files.versions)
         for blocked in plan.blocked:
@@ -224,21 +225,21 @@ class CgroupActuator:
                 self.judge.statuses.refused(item, f"{blocked.rule}: {blocked.reason}", SettingState.BLOCKED)
         inodes = {write.target.group.path: write.target.group.inode for write in work}
         self._ledger.intend(intended(plan.steps))
-        for outcome in await self._writer.perform(_safe(plan.steps, by_place), inodes):
+        for outcome in await self._writer.perform(_guarded(plan.steps, by_place), inodes):
             place = (outcome.step.path, outcome.step.knob)
             if place in by_place:
-                self._note(outcome, by_place[place])
+                self._record_outcome(outcome, by_place[place])
 
-    def _catch_up(self) -> None:
-        """Enter what has come of writes that were left under way."""
+    def _collect_finished(self) -> None:
+        """Record the outcomes of writes that were left under way."""
         for outcome in self._writer.finished():
             work = self._under_way.pop((outcome.step.path, outcome.step.knob), None)
             if work is None:
                 continue
-            self._note(outcome, work)
+            self._record_outcome(outcome, work)
             if outcome.ok:
-                # Something else may be wanted by now.
-                self.judge.statuses.look_again(work, time.monotonic())
+                # The wanted value may have changed meanwhile.
+                self.judge.statuses.recheck(work, time.monotonic())
 
     def _change(self, work: FileWrite) -> KnobChange:
         have = work.knob.decode(work.actual, work.version)
@@ -256,7 +257,7 @@ class CgroupActuator:
         )
 
     def _relatives(self, work: Sequence[FileWrite]) -> Mapping[tuple[str, str], Value]:
-        """What is known of the groups that bound these: all of it when a directory moves, else those above."""
+        """Last values of the groups that bound these: all if a directory changes, else only those of ancestors."""
         if any(write.target.container is None for write in work):
             return self.judge.control_files.actual
         paths = {write.key[1] for write in work}
@@ -266,17 +267,17 @@ class CgroupActuator:
         actual = self.judge.control_files.actual
         return {(path, knob): actual[path, knob] for path in paths for knob in _BOUNDING if (path, knob) in actual}
 
-    def _learn_above(self, path: str) -> None:
-        """The values of the groups above, which bound what may be written. Read once, then kept by whoever reads."""
+    def _load_ancestors(self, path: str) -> None:
+        """Read the ancestors' values, which bound the allowed ones, unless cached."""
         while (path := path.rpartition("/")[0]) and path != "/":
-            # Nothing is known, or it was read between the directory's mkdir and the kubelet's first write to it.
+            # Not cached, or read between the directory's mkdir and the kubelet's first write to it.
             if not self.judge.control_files.actual.get((path, "cpu.set")):
                 self.judge.control_files.load(path)
 
-    def _note(self, outcome: StepOutcome, work: FileWrite) -> None:
+    def _record_outcome(self, outcome: StepOutcome, work: FileWrite) -> None:
         error = outcome.error
         if isinstance(error, CgroupUnderWayError):
-            # The first one stays: that is what the kernel is at, whatever is wanted of the file since.
+            # The first write stays: the kernel is still executing it, whatever has become wanted since.
             self._under_way.setdefault(work.place, work)
             self.writes[work.knob.name, "under way"] += 1
             self.judge.statuses.under_way(work, str(error))
@@ -287,7 +288,7 @@ class CgroupActuator:
             return
         if isinstance(error, CgroupChangedError):
             self.writes[work.knob.name, "changed"] += 1
-            self.judge.statuses.look_again(work, time.monotonic())
+            self.judge.statuses.recheck(work, time.monotonic())
             return
         if error is not None or outcome.after is None:
             self.writes[work.knob.name, "refused"] += 1
@@ -300,7 +301,7 @@ class CgroupActuator:
         self._under_way.pop(work.place, None)
         self.judge.statuses.done(work)
         self.judge.control_files.actual[work.place] = work.knob.decode(outcome.after, work.version)
-        if work.move is FileAction.RELEASE:
+        if work.action is FileAction.RELEASE:
             self.writes[work.knob.name, "restored"] += 1
             self._ledger.restored(work.key, outcome.after)
             self.judge.recent_releases.record(work, outcome.after)
@@ -309,47 +310,47 @@ class CgroupActuator:
         self._ledger.wrote(work.key, before=outcome.before, after=outcome.after)
         self.judge.statuses.record(work, SettingState.WRITTEN, actual=outcome.after)
 
-    # Being ready
+    # The fast path
 
     def _retract(self, target: GroupTarget) -> None:
-        """Fire nothing that is no longer wanted. Before the first wait, and before the ledger may drop a file.
+        """Drop prepared writes that are no longer wanted. Before the first await and any change of the ledger.
 
-        Else a signal that comes in between writes our old value into a file of which nothing is remembered: the look
-        has seen the runtime's value there, and taken the file for given back.
+        Otherwise a signal in between would write the old value into a file that has no ledger entry any more: the pass
+        has read the runtime's value there and taken the file for released.
         """
         container = target.container
         if container is None or container.id not in self._prepared:
             return
         works = self._prepared[container.id]
-        kept = {key: write for key, write in works.items() if write.knob.name in target.settings}
-        if len(kept) == len(works):
+        remaining = {key: write for key, write in works.items() if write.knob.name in target.settings}
+        if len(remaining) == len(works):
             return
-        if not kept:
-            self._lane.drop(container.id)
+        if not remaining:
+            self._fastpath.drop(container.id)
             del self._prepared[container.id]
             return
-        self._prepared[container.id] = kept
-        self._ready(target, kept)
+        self._prepared[container.id] = remaining
+        self._set_prepared(target, remaining)
 
     def _prepare(self, target: GroupTarget, fresh: Iterable[FileWrite]) -> None:
-        """Have the hot lane ready to write this container's settings at the runtime's next signal."""
+        """Prepare the fast path to write this container's settings at the runtime's next signal."""
         container = target.container
         if container is None:
             return
         works: dict[FileKey, FileWrite] = {write.key: write for write in fresh}
         if not target.creating:
-            works = self._standing_works(target, self._prepared.get(container.id, {}))
+            works = self._works_in_force(target, self._prepared.get(container.id, {}))
         for work in works.values():
             if target.creating:
                 self.judge.statuses.record(work, SettingState.PREPARED)
         if not works:
-            self._lane.drop(container.id)
+            self._fastpath.drop(container.id)
             self._prepared.pop(container.id, None)
             return
         self._prepared[container.id] = works
-        self._ready(target, works)
+        self._set_prepared(target, works)
 
-    def _ready(self, target: GroupTarget, works: Mapping[FileKey, FileWrite]) -> None:
+    def _set_prepared(self, target: GroupTarget, works: Mapping[FileKey, FileWrite]) -> None:
         assert target.container is not None
         writes = [
             FastWrite(write.directory, write.key[2], text, write.key)
@@ -359,43 +360,43 @@ class CgroupActuator:
         if target.creating:
             self._ledger.intend((write.key, write.text) for write in works.values())
         procs = self.judge.hierarchy.trigger_directory(target.group.path)
-        self._lane.prepare(target.container.id, writes, procs=procs, settled=not target.creating)
+        self._fastpath.prepare(target.container.id, writes, procs=procs, settled=not target.creating)
 
-    def _standing_works(self, target: GroupTarget, before: Mapping[FileKey, FileWrite]) -> dict[FileKey, FileWrite]:
-        """What is in force for a container whose runtime has finished: the settings that stand as ours."""
+    def _works_in_force(self, target: GroupTarget, before: Mapping[FileKey, FileWrite]) -> dict[FileKey, FileWrite]:
+        """The settings in force of a container whose runtime has finished."""
         works: dict[FileKey, FileWrite] = {}
         for name, setting in target.settings.items():
             file = self.judge.control_files.find(target.group.path, name)
-            standing = self.judge.statuses.get((target.group.path, name))
-            if file is None or standing is None or not standing.state.is_in_force():
+            status = self.judge.statuses.get((target.group.path, name))
+            if file is None or status is None or not status.state.is_in_force():
                 continue
             slow = file.knob.lowering_is_slow or name == _MOVES_PAGES
             if self._ledger.get(file.key) is None or slow or not self.judge.may_write(setting):
                 continue
-            known = before.get(file.key)
-            if known is not None and known.text == standing.wanted and known.target.signalled == target.signalled:
-                works[file.key] = known
+            earlier = before.get(file.key)
+            if earlier is not None and earlier.text == status.wanted and earlier.target.signalled == target.signalled:
+                works[file.key] = earlier
             else:
-                works[file.key] = FileWrite(target, *file, setting, "", "", standing.wanted, FileAction.CHANGE)
+                works[file.key] = FileWrite(target, *file, setting, "", "", status.wanted, FileAction.CHANGE)
         return works
 
 
-def _safe(steps: Iterable[WriteStep], works: Mapping[tuple[str, str], FileWrite]) -> list[WriteStep]:
-    """Nothing is given back over a value that came while the look was at it: that is its owner's newer one."""
+def _guarded(steps: Iterable[WriteStep], works: Mapping[tuple[str, str], FileWrite]) -> list[WriteStep]:
+    """A release never overwrites a value that appeared after the comparison: it is the owner's newer one."""
     safe: list[WriteStep] = []
-    # What another write makes the kernel forget does not read as it was looked at.
+    # A file that another write resets no longer holds the compared value.
     begun = {(path, work.knob.resets) for (path, _), work in works.items()}
     for step in steps:
         place = (step.path, step.knob)
         work = works.get(place)
-        first = place not in begun and work is not None and work.move is FileAction.RELEASE
+        first = place not in begun and work is not None and work.action is FileAction.RELEASE
         begun.add(place)
         safe.append(replace(step, expects=work.actual) if first and work is not None else step)
     return safe
 
 
-def _may_be_hot(work: FileWrite) -> bool:
+def _allowed_in_fastpath(work: FileWrite) -> bool:
     value = work.setting.value if work.setting is not None else None
     return not (
-        work.knob.lowering_is_slow and work.version == 2 and isinstance(value, int) and value < _HOT_LIMIT_BYTES
+        work.knob.lowering_is_slow and work.version == 2 and isinstance(value, int) and value < _FAST_LIMIT_BYTES
     )

@@ -1,9 +1,9 @@
-"""One control file, compared: what it holds, what is wanted, what it would hold without the agent; what to do.
+"""Compares one control file: its value, the wanted value and the value without the agent; decides the action.
 
-Pure. `compare` says what a file needs, `spec_text` what the runtime's record leads to (the expected original before
-runc has written it, and the baseline to restore to after the kubelet has changed its mind: runc's own record follows
-every update, config.json stays as it was at creation), `is_ours` which texts a file may hold because of the agent.
-`GroupTarget` and `FileWrite` are what passes between deciding and writing.
+Pure. `compare` returns the action for a file. `spec_text` derives a value from the runtime's record: the expected
+original before runc has written it, and the baseline to restore after the kubelet has changed it (runc's own record
+follows every update; config.json keeps the values of the creation). `is_ours` decides whether the agent may have
+written a value. `GroupTarget` and `FileWrite` carry the data from deciding to writing.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,31 +24,31 @@ from state.model import Container, GroupRef, Phase, RuntimeSpec, Setting
 
 FREEZE: Final = "freeze"
 ALWAYS_RESTORED: Final = frozenset({FREEZE})
-"""Knobs whose values are given back even where a hold says that the file is to be left alone."""
+"""Knobs that are restored even if a hold covers the file."""
 _LEAST_SHARES: Final = 2
 
 
 class FileAction(StrEnum):
-    """What one file needs."""
+    """The action that one file needs."""
 
     NOTHING = "nothing"
-    """It holds what is wanted."""
+    """The file holds the wanted value."""
     FIRST = "first touch"
-    """Never ours before: record the original, then write."""
+    """Not managed before: record the original, then write."""
     CHANGE = "change"
-    """It holds what we wrote (or what was there before we ever wrote), and something else is wanted now."""
+    """The file holds what we wrote (or, if never written, its original), and another value is wanted now."""
     FOREIGN = "foreign"
-    """Somebody else changed what we had written."""
+    """Another program changed the value that we wrote."""
     RELEASE = "release"
-    """Nothing is wanted any more and our value stands: put the old one back."""
+    """No value is wanted any more and the file holds ours: restore the original."""
     DROP = "drop"
-    """Nothing is wanted any more and our value does not stand: it is no longer ours, leave it."""
+    """No value is wanted any more and the file does not hold ours: drop the entry, leave the file unchanged."""
     UNRECOVERABLE = "unrecoverable"
-    """Nothing is wanted any more, our value stands, and nobody knows the old one."""
+    """No value is wanted any more, the file holds ours, and the original is unknown."""
 
 
 class FileState(NamedTuple):
-    """A file's place in the comparison. Texts are in the kernel's normal form; None is "not known" or "nothing"."""
+    """The input of the comparison. Texts in the kernel's normal form; None: unknown, or nothing wanted."""
 
     actual: str
     wanted: str | None
@@ -57,17 +57,17 @@ class FileState(NamedTuple):
 
 
 def compare(entry: LedgerEntry | None, file_state: FileState) -> FileAction:
-    """What there is to do about one file.
+    """The action for one file.
 
-    A file is "ours as written" when it still holds what we read back after our last write. An entry that we have not
-    written yet (its original is durable, its write was lost in a crash or not yet due) is no ground for a fight:
-    whatever stands there was put there by its owner.
+    A file is "ours as written" while it still holds the text read back after our last write. An entry that was not
+    written yet (its original is durable, its write was lost in a crash or is not yet due) is not a conflict: its owner
+    wrote the current value.
     """
     if file_state.wanted is None:
         if entry is None:
             return FileAction.NOTHING
         if entry.writer != US or file_state.actual != file_state.seen:
-            # Never written, or changed since. If it reads as the original, that is just as well.
+            # Never written, or changed since, possibly back to the original.
             return FileAction.DROP
         if file_state.restore is None:
             return FileAction.UNRECOVERABLE
@@ -82,9 +82,10 @@ def compare(entry: LedgerEntry | None, file_state: FileState) -> FileAction:
 
 
 class GroupTarget(Struct, frozen=True, kw_only=True):
-    """One group, and all that is wanted there, by knob: settings of ours that are not among them are taken back.
+    """One group and all settings wanted there, by knob: managed settings that are missing here are released.
 
-    ``signalled``: the runtime has just written (its signal came), so a foreign value is its doing and expected.
+    ``signalled``: the runtime has just written (its signal was received), so a foreign value is the runtime's and
+    expected.
     """
 
     group: GroupRef
@@ -95,7 +96,7 @@ class GroupTarget(Struct, frozen=True, kw_only=True):
 
     @property
     def creating(self) -> bool:
-        """True while what is written would be lost: the runtime has not written its own values yet."""
+        """True while written values would be lost: the runtime has not written its own values yet."""
         return self.container is not None and self.container.phase is Phase.CREATING
 
 
@@ -120,7 +121,7 @@ class FileWrite(NamedTuple):
     raw: str
     actual: str
     text: str
-    move: FileAction
+    action: FileAction
 
     @property
     def place(self) -> tuple[str, str]:
@@ -129,12 +130,12 @@ class FileWrite(NamedTuple):
 
     @property
     def is_zero(self) -> bool:
-        """Whether it turns its knob off."""
+        """Whether the value turns its knob off."""
         return self.knob.decode(self.text, self.version) == 0
 
 
 def spec_text(knob: Knob, version: Version, spec: RuntimeSpec | None) -> str | None:
-    """The text that the spec leads to, in the kernel's normal form; None where the spec does not name the value."""
+    """The spec's value in the kernel's normal form; None if the spec does not name it."""
     if spec is None:
         return None
     value: Value
@@ -169,17 +170,17 @@ def spec_text(knob: Knob, version: Version, spec: RuntimeSpec | None) -> str | N
     try:
         return knob.normal(knob.encode(value, version), version)
     except ValueError:
-        # A spec that the kernel would not have taken is the runtime's problem; nothing can be foretold from it.
+        # The kernel would have refused this spec: it is the runtime's error, and nothing can be derived from it.
         return None
 
 
 def value_without_agent(
     knob: Knob, version: Version, path: str, container: Container | None, parent_text: str | None
 ) -> str | None:
-    """What one file of a group would read had nobody but the kubelet and the runtime written it; None: not known.
+    """The value of one file if only the kubelet and the runtime had written it; None: unknown.
 
     For groups whose originals were lost with the store. The kubelet gives a BestEffort pod the least weight, and a QoS
-    directory no quota; other pods' weights are sums of requests that the cgroups do not tell.
+    directory no quota; other pods' weights are sums of requests, which cgroups do not contain.
     """
     if container is not None:
         return (
@@ -196,7 +197,7 @@ def value_without_agent(
 
 
 def expected_after_runtime(knob: Knob, version: Version, spec: RuntimeSpec | None, parent_text: str | None) -> str:
-    """What the file will read when the runtime has finished: its spec, else what a fresh group gets.
+    """The value after the runtime has finished: its spec's, else the default of a fresh group.
 
     A cpuset that the spec does not name is a copy of the pod's (``parent_text``), which runc writes itself.
     """
@@ -209,7 +210,7 @@ def expected_after_runtime(knob: Knob, version: Version, spec: RuntimeSpec | Non
 
 
 def intended(steps: Iterable[WriteStep]) -> Iterator[tuple[FileKey, str]]:
-    """What these steps are about to leave in files, for `Ledger.intend`; also what the kernel resets with them."""
+    """The texts that these steps will leave in files, for `Ledger.intend`; with the files that the kernel resets."""
     for step in steps:
         yield (step.controller, step.path, step.file), step.text
         name = CATALOG[step.knob].resets
@@ -220,12 +221,12 @@ def intended(steps: Iterable[WriteStep]) -> Iterator[tuple[FileKey, str]]:
 
 
 def is_ours(knob: Knob, version: Version, entry: LedgerEntry, ledger: Ledger, actual: str) -> bool:
-    """Whether a file may hold this by our doing (``actual`` in normal form). Errors: `ValueError`."""
+    """Whether the agent may have written this value (``actual`` in normal form). Errors: `ValueError`."""
     ours = {knob.normal(text, version) for text in ledger.ours(entry)}
     if actual in ours:
         return True
     if not ours or not isinstance(knob.decode(actual, version), DeviceLimits):
         return False
-    # Written disk by disk: between two of them it is part old, part new.
+    # Written disk by disk: between two writes the file holds old and new lines.
     known = [*ours, *(knob.normal(text, version) for text in (entry.original, entry.baseline) if text is not None)]
     return set(actual.splitlines()) <= {line for text in known for line in text.splitlines()}

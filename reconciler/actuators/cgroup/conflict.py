@@ -1,20 +1,18 @@
-"""Values that other programs have written: by whom, whether ours may be set again, what is recorded and reported.
+"""Values written by other programs: who wrote them, whether to reassert ours, what is recorded and reported.
 
-`WriteAttribution` knows the writers, `ForeignWrites` decides per file, `ForeignWriteHandler` asks both for a value that
-is not ours and enters what comes of it.
+`WriteAttribution` records each file's last writer. `ForeignWrites` is a pure state machine per file: reassert, wait,
+yield, or honour the write as a hold. `ForeignWriteHandler` combines both for one foreign value and records the result.
 
-What to do when somebody else changed a file that we manage: re-assert, wait, yield, or honour it as a hold.
-
-A pure state machine per file. Everybody else on the node writes these files too (kubelet, runtime, systemd, a person);
-an agent that always writes back fights for ever, one that never does protects nobody. So: the first foreign write is
-corrected at once, the next ones after 1, 2, 4 … seconds, and after ``rounds`` of them within ``window_s`` we *yield*:
-the file keeps the other's value, an alert tells so, and it is tried again after ``retry_yielded_s`` or when what we
-want changes. What a person wrote by hand is a decision, not a disturbance: it becomes a hold at once.
+The kubelet, the runtime, systemd and people write these files too. An agent that always writes back never stops
+writing; an agent that never does protects no pod. So the first foreign write is corrected at once, the next ones after
+1, 2, 4 … seconds, and after ``rounds`` of them within ``window_s`` bypassd *yields*: the file keeps the foreign value,
+an alert is sent, and the file is tried again after ``retry_yielded_s`` or when the wanted value changes. A value that a
+person set manually becomes a hold at once.
 
 A write that ended in the runtime's signal (the kubelet's CPU manager through ``runc update``) is expected a few times
-in a container's life (static policy from 1.22: once in its first ten seconds and at each change of the default set);
-it is corrected without delay, and counted, so that the unconditional ten-second rewrite of kubelets up to 1.21 ends in
-a yield instead of a tug-of-war.
+in a container's life (static policy from 1.22: once in its first ten seconds and at each change of the default set). It
+is corrected without delay, and counted, so that the unconditional ten-second rewrite of kubelets up to 1.21 ends in a
+yield instead of endless rewriting.
 """
 
 import time
@@ -48,13 +46,13 @@ _KUBELET: Final = "kubelet"
 _UNKNOWN: Final = "unknown"
 _EXPECTED: Final = frozenset({_RUNTIME, _KUBELET})
 _UPDATERS: Final = frozenset({_RUNTIME, _UNKNOWN})
-"""Who may be a runtime in the middle of its update. Unknown: it has ended already, or no kernel names writers here."""
+"""Writers that may be a runtime in the middle of its update. Unknown: it exited, or the kernel reports no writers."""
 _UPDATE_S: Final = 0.25
 """Longest recorded ``runc update``: 11 ms; on a busy machine many times that."""
-_KEPT_WRITERS: Final = 10_000
+_MAX_WRITERS: Final = 10_000
 _DESCRIBE_S: Final = 1.0
 _FILES: Final = frozenset(form.file for knob in CATALOG.values() for form in knob.forms.values())
-"""The files whose writers are remembered: those of the catalog's knobs."""
+"""The files whose writers are recorded: those of the catalog's knobs."""
 
 
 class ConflictAction(StrEnum):
@@ -67,11 +65,11 @@ class ConflictAction(StrEnum):
 
 
 class ConflictDecision(NamedTuple):
-    """The answer, when to look again (monotonic seconds, None: no need), and the words for the event."""
+    """The action, when to check again (monotonic seconds, None: no need), and the text for the event."""
 
-    answer: ConflictAction
-    again_at: float | None
-    words: str
+    action: ConflictAction
+    check_at: float | None
+    text: str
 
 
 _STATES: Final = {
@@ -83,7 +81,7 @@ _STATES: Final = {
 
 @final
 class FileHistory:
-    """The foreign writes of one file. Small on purpose: one exists only for a file that somebody else has written."""
+    """The foreign writes of one file. Exists only for files with a foreign write, so it is small."""
 
     __slots__ = ("last", "rounds", "until")
 
@@ -95,22 +93,21 @@ class FileHistory:
 
 @final
 class ForeignWrites:
-    """Decides, per file, about values that are not the one we wrote."""
+    """Decides, per file, about foreign values."""
 
     def __init__(self, rules: ForeignRules) -> None:
-        """``rules`` may be replaced at any time; waits that have begun keep their end."""
+        """``rules`` may be replaced at any time; running waits keep their end."""
         self.rules = rules
         self._files: dict[tuple[str, str], FileHistory] = {}
 
     def decide(
         self, key: tuple[str, str], writer: str, now: float, *, person: bool, expected: bool, fresh: bool = True
     ) -> ConflictDecision:
-        """One foreign value has been found at ``key`` (group path, knob), written by ``writer`` as far as is known.
+        """Decide about one foreign value at ``key`` (group path, knob), written by ``writer`` as far as is known.
 
-        ``expected`` marks a write that came with the runtime's signal. Not ``fresh``: this value has been asked about
-        before and still stands, so it is no further write; our own was refused, or the hold on it is over. While a
-        wait or yield lasts the answer is repeated and nothing is counted; the first question after its end is
-        answered with REASSERT.
+        ``expected`` marks a write that came with the runtime's signal. Not ``fresh``: this value was decided before and
+        is unchanged, so it is not a further write; our own was refused, or its hold has ended. While a wait or yield
+        lasts the decision is repeated and nothing is counted; the first call after its end returns REASSERT.
         """
         rules = self.rules
         history = self._files.setdefault(key, FileHistory())
@@ -125,7 +122,7 @@ class ForeignWrites:
         if not fresh:
             return ConflictDecision(ConflictAction.REASSERT, None, f"changed by {writer}; reasserted")
         if person:
-            # It lasts as a `Hold`, which people can see and release, and which outlives the process.
+            # The decision lasts as a `Hold`, which people can list and release, and which survives a restart.
             history.rounds.clear()
             message = f"set manually by {writer}; treated as a hold"
             return ConflictDecision(ConflictAction.HOLD, now + rules.hold_person_s, message)
@@ -147,31 +144,31 @@ class ForeignWrites:
         return ConflictDecision(answer, until, message)
 
     def state(self, key: tuple[str, str], now: float) -> ConflictAction | None:
-        """The answer in force for ``key`` (WAIT or YIELD), None when its value is ours to set."""
+        """The decision in force for ``key`` (WAIT or YIELD), None if the value may be written."""
         history = self._files.get(key)
         return history.last if history is not None and now < history.until else None
 
     def forget(self, path: str) -> None:
-        """The group is gone, what we want for it has changed, or a person released the hold: start anew."""
+        """Start anew: the group is gone, its wanted value has changed, or a person released the hold."""
         for key in [key for key in self._files if key[0] == path]:
             del self._files[key]
 
     def pending(self, now: float) -> float | None:
-        """When the next wait ends (monotonic seconds), None when nothing waits."""
+        """When the next wait ends (monotonic seconds), None if nothing waits."""
         times = [history.until for history in self._files.values() if history.until > now]
         return min(times, default=None)
 
 
 class WriterLookup(Protocol):
-    """Who wrote a file last, as far as anybody saw."""
+    """The last observed writer of a file."""
 
     def last_writer(self, directory: str, file: str) -> tuple[str, str] | None:
-        """(kind, process), None when nobody was seen."""
+        """(kind, process), None if no write was observed."""
 
 
 @final
 class ForeignWriteHandler:
-    """What is done about a foreign value: decided by `ForeignWrites`, recorded in the ledger, counted and reported."""
+    """Handles a foreign value: decided by `ForeignWrites`, recorded in the ledger, counted and reported."""
 
     def __init__(
         self,
@@ -183,27 +180,27 @@ class ForeignWriteHandler:
         alert: Alert,
         held: Callable[[Hold], None],
     ) -> None:
-        """``held`` is told of the holds that a person's own writes make."""
+        """``held`` is called with the holds that result from a person's own writes."""
         self.writes: Counter[str] = Counter()
         """Foreign writes by the writer's kind."""
         self.yields = 0
         self._updating: dict[tuple[str, str], float] = {}
-        """Since when the runtime is seen writing a file without having signalled."""
+        """Since when the runtime has been writing a file without its signal (monotonic seconds)."""
         self._ledger = ledger
         self._rules = rules
         self._attribution = attribution
-        self._standings = standings
+        self._statuses = standings
         self._alert = alert
-        self._held = held
+        self._on_hold = held
 
     def may_reassert(self, work: FileWrite, entry: LedgerEntry) -> bool:
-        """Decide about a foreign value; note it, count it, tell it."""
+        """Decide about a foreign value; record, count and report it."""
         now = time.monotonic()
-        kind, process = self._who(work)
+        kind, process = self._writer_of(work)
         if kind in _UPDATERS and self._mid_update(work, now):
             return False
         fresh = self.record(work, entry)
-        verdict = self._rules.decide(
+        decision = self._rules.decide(
             work.place,
             process or kind,
             now,
@@ -212,45 +209,45 @@ class ForeignWriteHandler:
             fresh=fresh,
         )
         if fresh:
-            _LOG.info(verdict.words, path=work.key[1], knob=work.knob.name, writer=kind, process=process)
-        if verdict.answer is ConflictAction.REASSERT:
+            _LOG.info(decision.text, path=work.key[1], knob=work.knob.name, writer=kind, process=process)
+        if decision.action is ConflictAction.REASSERT:
             return True
-        if verdict.answer is ConflictAction.HOLD:
-            until = time.time() + (verdict.again_at or now) - now
-            self._held(Hold(target=file_target(*work.place), reason="set manually", by=process, until=until))
-        state = _STATES[verdict.answer]
-        known = self._standings.get(work.place)
-        news = known is None or known.state != state
-        self._standings.record(work, state, verdict.words if known is None or news else known.detail)
-        if verdict.answer is not ConflictAction.WAIT and news:
-            yielded = verdict.answer is ConflictAction.YIELD
+        if decision.action is ConflictAction.HOLD:
+            until = time.time() + (decision.check_at or now) - now
+            self._on_hold(Hold(target=file_target(*work.place), reason="set manually", by=process, until=until))
+        state = _STATES[decision.action]
+        last = self._statuses.get(work.place)
+        changed = last is None or last.state != state
+        self._statuses.record(work, state, decision.text if last is None or changed else last.detail)
+        if decision.action is not ConflictAction.WAIT and changed:
+            yielded = decision.action is ConflictAction.YIELD
             self.yields += yielded
-            self._ledger.set_yielded(work.key, yielded=yielded, reason=verdict.words)
-            self._alert("yield" if yielded else "hold", verdict.words, work.setting)
+            self._ledger.set_yielded(work.key, yielded=yielded, reason=decision.text)
+            self._alert("yield" if yielded else "hold", decision.text, work.setting)
         return False
 
     def record(self, work: FileWrite, entry: LedgerEntry) -> bool:
-        """Enter a value that is not ours; False when it has been entered before."""
+        """Record a foreign value; False if it was recorded before."""
         if not (entry.writer == US or entry.seen is None or work.knob.normal(entry.seen, work.version) != work.actual):
             return False
-        kind, process = self._who(work)
+        kind, process = self._writer_of(work)
         self._ledger.saw(work.key, work.raw, writer=kind, process=process)
         self.writes[kind] += 1
         if kind == _KUBELET and work.target.container is None and work.target.pod_uid is not None:
-            # It writes a pod's directory when the pod is made or resized: that is what to restore to from now on.
+            # The kubelet writes a pod's directory when it creates or resizes the pod: restore this value from now on.
             self._ledger.rebase(work.key, work.raw)
         return True
 
     def resolve(self, place: tuple[str, str]) -> None:
-        """The file holds what is wanted again: whoever was at it has finished, and the next write begins anew."""
+        """The file holds the wanted value again: the other writer has finished; the next write starts a new wait."""
         self._updating.pop(place, None)
 
     def is_waiting(self, place: tuple[str, str], now: float) -> bool:
-        """Whether a file is left to others for now (monotonic seconds)."""
+        """Whether a file keeps a foreign value for now (monotonic seconds)."""
         return place in self._updating or self._rules.state(place, now) is not None
 
     def next_end(self, now: float) -> float | None:
-        """When the next such wait ends (monotonic seconds), None when nothing waits."""
+        """When the next such wait ends (monotonic seconds), None if nothing waits."""
         return self._rules.pending(now)
 
     def forget(self, path: str) -> None:
@@ -260,36 +257,36 @@ class ForeignWriteHandler:
             del self._updating[place]
 
     def _mid_update(self, work: FileWrite, now: float) -> bool:
-        """True while the runtime may still be at it: it has written, and its signal has not come yet.
+        """True while the runtime may still be writing: it has written, and its signal was not received yet.
 
-        runc reads the shares back after writing them and fails the kubelet's update when they are not what it wrote.
-        Its rename ends the wait (the hot lane answers it); a runtime that gives no signal is waited for a moment.
+        runc reads the shares back after writing them and fails the kubelet's update if they differ from what it wrote.
+        Its rename ends the wait (the fast path reacts to it); without a signal the wait ends after `_UPDATE_S`.
         """
         if work.target.signalled or work.target.container is None:
             self._updating.pop(work.place, None)
             return False
         since = self._updating.setdefault(work.place, now)
-        # The very sum that `look_again` is given: rounded otherwise, it would be due before it is over, for ever.
+        # The same sum as for `recheck`: with another rounding it would be due before it has ended, for ever.
         if now >= since + _UPDATE_S:
             del self._updating[work.place]
             return False
-        self._standings.look_again(work, since + _UPDATE_S)
-        self._standings.record(work, SettingState.WAITING, "the runtime is writing")
+        self._statuses.recheck(work, since + _UPDATE_S)
+        self._statuses.record(work, SettingState.WAITING, "the runtime is writing")
         return True
 
-    def _who(self, work: FileWrite) -> tuple[str, str]:
-        seen = self._attribution.last_writer(work.directory, work.key[2]) if self._attribution is not None else None
-        if seen is not None:
-            return seen
+    def _writer_of(self, work: FileWrite) -> tuple[str, str]:
+        writer = self._attribution.last_writer(work.directory, work.key[2]) if self._attribution is not None else None
+        if writer is not None:
+            return writer
         return (_RUNTIME, "the runtime's update") if work.target.signalled else (_UNKNOWN, "")
 
 
 @final
 class WriteAttribution:
-    """Remembers each file's last foreign writer, and marks the files of its pod. A component, and a `WriterLookup`.
+    """Records each file's last foreign writer, and marks the files of its pod. A component, and a `WriterLookup`.
 
-    With fanotify every write on the node's hierarchies is seen with its process; without it, the directories that hold
-    a file of ours are watched and the writer stays unknown.
+    With fanotify every write on the node's hierarchies is observed with its process; without it, the directories that
+    hold a managed file are watched and the writer stays unknown.
     """
 
     def __init__(
@@ -302,7 +299,7 @@ class WriteAttribution:
         ours: Callable[[str], bool],
         watch: Callable[..., WriteWatch] = watch_writes,
     ) -> None:
-        """``owner``: the pod uid of a group path (None: a directory above the pods). ``ours``: do we manage a group."""
+        """``owner``: the pod uid of a group (None: a directory above the pods). ``ours``: whether it is managed."""
         self._hierarchy = hierarchy
         self._dirty = dirty
         self._kubepods = kubepods
@@ -310,41 +307,42 @@ class WriteAttribution:
         self._ours = ours
         self._make = watch
         self._watch: WriteWatch | None = None
-        self._seen: dict[tuple[str, str], tuple[str, str]] = {}
+        self._writers: dict[tuple[str, str], tuple[str, str]] = {}
         self._followed: set[str] = set()
         self.writes = 0
         self.lost = 0
-        self._described = 0, float("-inf")
+        self._last_logged = 0, float("-inf")
 
     def last_writer(self, directory: str, file: str) -> tuple[str, str] | None:
-        """(kind, process) of the last foreign write of one file; None when none was seen.
+        """(kind, process) of the last foreign write of one file; None if none was observed.
 
-        What the kernel has told and this task has not yet read counts: a value may be read before its writer is.
+        Includes events that the kernel has queued and this task has not yet read: a value may be read before its writer
+        is.
         """
         if self._watch is not None:
-            self._take(self._watch.take())
-        return self._seen.get((directory, file))
+            self._record(self._watch.take())
+        return self._writers.get((directory, file))
 
     def follow(self, path: str) -> None:
-        """Files of this group are ours from now on."""
+        """Watch this group: it has managed files from now on."""
         if path not in self._followed:
             self._followed.add(path)
             if self._watch is not None:
-                self._each(path, self._watch.follow)
+                self._for_each_mount(path, self._watch.follow)
 
     def forget(self, path: str) -> None:
         """The group is gone."""
         if path in self._followed:
             self._followed.discard(path)
             if self._watch is not None:
-                self._each(path, self._watch.forget)
+                self._for_each_mount(path, self._watch.forget)
         for mount in self._hierarchy.mounts():
             directory = mount.path(path)
             for file in _FILES:
-                self._seen.pop((directory, file), None)
+                self._writers.pop((directory, file), None)
 
     def status(self) -> SourceStatus:
-        """Whether writers are named here."""
+        """Whether writers are identified on this node."""
         problem = "not running" if self._watch is None else self._watch.problem
         return SourceStatus(
             name="write attribution",
@@ -359,41 +357,41 @@ class WriteAttribution:
         watch = self._watch = self._make(directories, files=_FILES, below=self._kubepods)
         try:
             for path in self._followed:
-                self._each(path, watch.follow)
+                self._for_each_mount(path, watch.follow)
             task_status.started()
             while True:
-                self._take(await watch.next_batch())
+                self._record(await watch.next_batch())
         finally:
             self._watch = None
             watch.close()
 
-    def _take(self, batch: Iterable[ObservedWrite]) -> None:
+    def _record(self, batch: Iterable[ObservedWrite]) -> None:
         for write in batch:
             self.writes += 1
             if write.lost:
                 self.lost += 1
                 self._dirty.mark_all("lost writes")
             elif write.group and self._ours(write.group):
-                if len(self._seen) > _KEPT_WRITERS:
-                    self._seen.clear()
+                if len(self._writers) > _MAX_WRITERS:
+                    self._writers.clear()
                 directory = write.directory + write.group
                 if write.writer.person:
                     self._describe(write)
-                self._seen[directory, write.file] = (write.writer.kind.value, str(write.writer))
+                self._writers[directory, write.file] = (write.writer.kind.value, str(write.writer))
                 uid = self._owner(write.group)
                 self._dirty.mark(NODE if uid is None else files_key(uid))
 
     def _describe(self, write: ObservedWrite) -> None:
-        """Log which process of a person wrote, once for each process and at most once a second: it may end soon."""
+        """Log which process of a person wrote, once per process and at most once a second: it may exit soon."""
         now = time.monotonic()
-        if write.writer.pid == self._described[0] or now - self._described[1] < _DESCRIBE_S:
+        if write.writer.pid == self._last_logged[0] or now - self._last_logged[1] < _DESCRIBE_S:
             return
-        self._described = write.writer.pid, now
+        self._last_logged = write.writer.pid, now
         for facts in process_facts([write.writer.pid]):
             fields = {"pid": facts.pid, "name": facts.name, "command": facts.command, "uid": facts.uid}
             age_s = round(facts.age_s or 0.0, 1)
             _LOG.info("written by a person", path=write.group, file=write.file, age_s=age_s, **fields)
 
-    def _each(self, path: str, call: Callable[[str, str], None]) -> None:
+    def _for_each_mount(self, path: str, call: Callable[[str, str], None]) -> None:
         for mount in self._hierarchy.mounts():
             call(mount.directory, path)

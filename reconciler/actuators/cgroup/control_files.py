@@ -1,10 +1,10 @@
-"""Control files as they read now, and what each of them read last: the values that bound what may be written.
+"""Reads control files, and caches the last values that bound what may be written.
 
-Some files do not read as they are: the kernel resets a knob with another one, and while that one is set the file tells
-nothing, and afterwards too. There is one such pair: a group in the idle class (``cpu.idle``) shows the class's weight
-and refuses any other (EINVAL), and on leaving it the kernel writes its own default. So the weight's original is
-recorded with the first touch of ``cpu.idle``, its file is not written while the class lasts, and it is written again
-right after. `masked` and `reset_by` know of it. `restore_text` knows of the sets that cannot be emptied again.
+The kernel resets some knobs with another one; while that other one is set, the file shows a substitute value, and
+afterwards the default. There is one such pair: a group in the idle class (``cpu.idle``) shows the class's weight and
+refuses any other (EINVAL), and on leaving the class the kernel writes its own default weight. So the weight's original
+is recorded with the first touch of ``cpu.idle``, its file is not written while the class lasts, and it is written again
+directly afterwards. `masked` and `reset_by` handle this; `restore_text` handles CPU sets that cannot be emptied again.
 
 Source: kernel/sched/fair.c, sched_group_set_idle; tried on 5.15 to 6.18.
 """
@@ -24,13 +24,13 @@ from state.entry import LedgerEntry
 from state.ledger import Ledger
 
 BOUNDS: Final = ("cpu.set", "cpu.quota", "cpu.period")
-"""The knobs of a directory that bound what the groups below it may be given."""
+"""The knobs of a directory that limit the values of the groups below it."""
 _RESETTING: Final = tuple(knob for knob in CATALOG.values() if knob.resets is not None)
 _SETS: Final = frozenset({"cpu.set", "cpu.mems"})
 
 
 def knob_file(hierarchy: Hierarchy, path: str, knob: Knob) -> KnobFile | None:
-    """A knob's file in a group; None where the node has no such controller, or its version no such knob."""
+    """A knob's file in a group; None if the node has no such controller, or its version no such knob."""
     version = hierarchy.version(knob.controller)
     name = knob.file(version) if version else None
     if version is None or name is None:
@@ -40,33 +40,33 @@ def knob_file(hierarchy: Hierarchy, path: str, knob: Knob) -> KnobFile | None:
 
 @final
 class ControlFileCache:
-    """See the module's text."""
+    """Reads the control files of the node and keeps the last value of each."""
 
     def __init__(self, hierarchy: Hierarchy, files: FileOps) -> None:
         self.hierarchy = hierarchy
         self.versions: Mapping[str, int] = hierarchy.versions()
         self.actual: dict[tuple[str, str], Value] = {}
-        """By group path and knob; knobs whose text cannot be understood are not among them."""
+        """By group path and knob; a knob whose text cannot be decoded is missing."""
         self.unplugged: dict[int, float] = {}
-        """When each CPU was last seen to go offline (wall clock): on v1 it leaves every cpuset, for good."""
+        """When each CPU was last seen to go offline (wall clock): on v1 it leaves every cpuset for good."""
         self._files = files
 
-    # Now
+    # Current text
 
     def find(self, path: str, name: str) -> KnobFile | None:
-        """`knob_file` of a knob's name."""
+        """`knob_file` by the knob's name."""
         return knob_file(self.hierarchy, path, CATALOG[name])
 
     def text(self, file: KnobFile) -> str:
-        """The file's text. Errors: `CgroupGoneError` where it is not there (any more), else `CgroupError`."""
+        """The file's text. Errors: `CgroupGoneError` if it does not exist (any more), else `CgroupError`."""
         return self._read(file.directory, file.key[2])
 
     def text_in(self, controller: str, path: str, file: str) -> str:
-        """The same by names, for files that are no knob's."""
+        """The same by names, for files that belong to no knob."""
         return self._read(self.hierarchy.directory(controller, path), file)
 
     def text_above(self, file: KnobFile) -> str | None:
-        """What the same file of the group above reads; None when that group is gone."""
+        """The text of the same file in the parent group; None if that group is gone."""
         controller, path, name = file.key
         try:
             return self.text_in(controller, path.rpartition("/")[0] or "/", name)
@@ -74,7 +74,7 @@ class ControlFileCache:
             return None
 
     def is_unknown_here(self, file: KnobFile) -> bool:
-        """True when the group is there and this kernel has given it no such file."""
+        """True if the group exists and this kernel provides no such file in it."""
         try:
             names = self._files.files(file.directory)
         except OSError:
@@ -82,20 +82,20 @@ class ControlFileCache:
         return bool(names) and file.key[2] not in names
 
     def offered(self, path: str) -> frozenset[str]:
-        """The knobs that this kernel has, told from a group's files; empty where there is no such group."""
+        """The knobs that this kernel offers, derived from a group's files; empty if the group does not exist."""
         return offered(self.hierarchy, path, self._files)
 
     def memory_use(self, work: FileWrite) -> int | None:
-        """Bytes in use by a v2 group: a limit below it would kill. None when it cannot be read."""
+        """Memory usage of a v2 group in bytes: a limit below it would kill. None if it cannot be read."""
         try:
             return int(self._files.read(work.directory, "memory.current"))
         except (OSError, ValueError):
             return None
 
-    # Last
+    # Last values
 
     def load(self, path: str, knobs: tuple[str, ...] = BOUNDS) -> None:
-        """Read values that bound what may be written, without wanting anything of them."""
+        """Read values that bound what may be written, without managing the files."""
         for name in knobs:
             file = self.find(path, name)
             if file is None:
@@ -106,7 +106,7 @@ class ControlFileCache:
                 self.actual.pop((path, name), None)
 
     def store(self, file: KnobFile, text: str) -> None:
-        """Note what a file reads."""
+        """Record the text of a file."""
         place = file.key[1], file.knob.name
         try:
             self.actual[place] = file.knob.decode(text, file.version)
@@ -114,28 +114,28 @@ class ControlFileCache:
             self.actual.pop(place, None)
 
     def invalidate_ancestors(self, path: str) -> None:
-        """Something does not fit below what is known of the groups above: have that read again before the next try."""
+        """A write was refused because of the ancestors' cached values: drop these, so they are read again."""
         while (path := path.rpartition("/")[0]) and path != "/":
             self.forget(path)
 
     def forget(self, path: str) -> None:
-        """Nothing is known of this group any more; those below it are told one by one."""
+        """Drop all values of this group; groups below it are forgotten by their own calls."""
         for knob in CATALOG:
             self.actual.pop((path, knob), None)
 
     def last_seen(self, entry: LedgerEntry | None, file: KnobFile, actual: str) -> str | None:
-        """What stood there when we last looked; what the kernel has made of it since is nobody's write.
+        """The text at the last read, adjusted for CPUs that the kernel has removed since: that is not a foreign write.
 
-        None when nobody has looked. Both texts in normal form.
+        None if never read. Both texts in normal form.
         """
         if entry is None or entry.seen is None:
             return None
-        seen = file.knob.normal(entry.seen, file.version)
-        if seen != actual and file.knob.name == "cpu.set" and file.version == 1:
+        last = file.knob.normal(entry.seen, file.version)
+        if last != actual and file.knob.name == "cpu.set" and file.version == 1:
             lost = CpuSet(cpu for cpu, at in self.unplugged.items() if at >= entry.written_at)
-            if lost and CpuSet.parse(seen) - lost <= CpuSet.parse(actual) < CpuSet.parse(seen):
+            if lost and CpuSet.parse(last) - lost <= CpuSet.parse(actual) < CpuSet.parse(last):
                 return actual
-        return seen
+        return last
 
     def _read(self, directory: str, file: str) -> str:
         try:
@@ -145,7 +145,7 @@ class ControlFileCache:
 
 
 def masked(hierarchy: Hierarchy, ledger: Ledger, files: FileOps, path: str, wanted: Collection[str]) -> dict[str, str]:
-    """By knob that tells nothing in this group now, the one that hides it; only those that are ours or ``wanted``."""
+    """Masked knobs of this group -> the knob that masks each; only masks that are managed or ``wanted``."""
     texts: dict[str, str] = {}
     for knob in _RESETTING:
         file = knob_file(hierarchy, path, knob)
@@ -158,7 +158,7 @@ def masked(hierarchy: Hierarchy, ledger: Ledger, files: FileOps, path: str, want
 
 
 def reset_by(hierarchy: Hierarchy, files: FileOps, path: str, knob: Knob) -> tuple[KnobFile, str] | None:
-    """The file of this group that ``knob`` resets, and its text; None where there is none."""
+    """The file of this group that ``knob`` resets, and its text; None if there is none."""
     file = knob_file(hierarchy, path, CATALOG[knob.resets]) if knob.resets is not None else None
     text = _read(files, file) if file is not None else None
     return None if file is None or text is None else (file, text)
@@ -174,23 +174,23 @@ def _read(files: FileOps, file: KnobFile) -> str | None:
 def restore_text(
     place: tuple[Knob, int], entry: LedgerEntry, ledger: Ledger, original: str | None, read: Callable[[str, str], str]
 ) -> str | None:
-    """The text that undoes us; None when nobody knows the original. ``original``: what should be there again.
+    """The text that restores a file; None if the original is unknown. ``original``: the value to restore.
 
-    On v2 a fresh group's set is empty, which means "as the group above"; once it has been set and processes are in the
-    group, the kernel answers ENOSPC to every attempt to empty it. All that the group above has is the same to
-    everybody in it, until that changes. A group above that we have narrowed ourselves is passed over: it is about to
-    be put back too. ``read`` reads a file (second) of a group (first).
+    On v2 a fresh group's set is empty, which means "as the parent"; once it has been set and processes are in the
+    group, the kernel answers ENOSPC to every attempt to empty it. The parent's effective set is equivalent until the
+    parent changes. An ancestor that is managed too is skipped: it is about to be restored as well. ``read`` reads a
+    file (second) of a group (first).
 
     Source: kernel-measured on 5.10 to 6.18. Errors: those of ``read``.
     """
     knob, version = place
     if original is None or original.strip() or version != 2 or knob.name not in _SETS:
         return original
-    group = _above(entry.path)
+    group = _parent(entry.path)
     while group != "/" and ledger.get((entry.controller, group, entry.file)) is not None:
-        group = _above(group)
+        group = _parent(group)
     return read(group, f"{entry.file}.effective").strip()
 
 
-def _above(group: str) -> str:
+def _parent(group: str) -> str:
     return group.rpartition("/")[0] or "/"

@@ -1,7 +1,7 @@
-"""Looks at one group's files and says which are to be written, and how every wanted setting stands.
+"""Compares one group's files and returns the writes that are due, and records the status of every wanted setting.
 
-Reads, compares, and applies what stands against a write: a hold, observe mode, another writer, a wait after a refusal.
-It writes nothing and never waits.
+Reads, compares, and checks what forbids a write: a hold, observe mode, another writer, a wait after a refusal. It
+writes nothing and never waits.
 """
 
 import time
@@ -11,7 +11,7 @@ from typing import Final, final
 
 from cgroupfs.codecs import Value
 from cgroupfs.errors import CgroupError, CgroupGoneError
-from cgroupfs.files import REAL, FileOps
+from cgroupfs.files import FileOps
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.knobs import CATALOG
 from reconciler.actuators.cgroup.compare import (
@@ -37,23 +37,23 @@ from state.model import Hold, Setting
 from state.setting_state import SettingState
 
 _RACE_S: Final = 2.0
-"""From the runtime's write to its signal 11 ms were recorded at the most; on a busy machine many times that."""
+"""From the runtime's write to its signal at most 11 ms were recorded; on a busy machine many times that."""
 
 
 @final
 class RecentReleases:
-    """The files of containers that got their originals back a moment ago; `reassert_runtime` ends a race about them.
+    """The files of containers whose originals were restored within the last seconds; `reassert_runtime` ends a race.
 
     The kubelet takes a container over (an exclusive CPU, a resize): its checkpoint names it, our value is no longer
-    wanted, and the file gets its original back. The runtime writes the new value at about the same time. Where that
-    came first and equals our value, the two cannot be told apart; the runtime's signal, some milliseconds later, brings
-    a spec with the value that should be in the file, and no further event would lead to a write.
+    wanted, and the file's original is restored. The runtime writes the new value at about the same time. If it wrote
+    first and its value equals ours, the two cannot be distinguished. The runtime's signal, some milliseconds later,
+    brings a spec with the value that should be in the file, and no further event would cause a write.
     """
 
-    def __init__(self, known: ControlFileCache) -> None:
-        self._known = known
+    def __init__(self, control_files: ControlFileCache) -> None:
+        self._control_files = control_files
         self._files: dict[tuple[str, str], tuple[float, str]] = {}
-        """(group path, knob) -> when, and what the file read afterwards."""
+        """(group path, knob) -> when (monotonic seconds), and the text of the file afterwards."""
 
     def __contains__(self, path: str) -> bool:
         if not self._files:
@@ -62,7 +62,7 @@ class RecentReleases:
         return any(place[0] == path and now - at < _RACE_S for place, (at, _) in self._files.items())
 
     def record(self, work: FileWrite, after: str) -> None:
-        """A file has its original again, and reads ``after``."""
+        """A file's original was restored; it now reads ``after``."""
         now = time.monotonic()
         self._files = {place: pair for place, pair in self._files.items() if now - pair[0] < _RACE_S}
         if work.target.container is not None:
@@ -73,24 +73,24 @@ class RecentReleases:
         self._files = {place: pair for place, pair in self._files.items() if place[0] != path}
 
     def places(self, target: GroupTarget) -> list[tuple[str, str]]:
-        """The files of a group that `reassert_runtime` is about: those given back before the runtime's signal."""
+        """The files of a group to pass to `reassert_runtime`: those released before the runtime's signal."""
         if not target.signalled or target.container is None:
             return []
         return [place for place in self._files if place[0] == target.group.path]
 
     def reassert_runtime(self, target: GroupTarget, place: tuple[str, str]) -> FileWrite | None:
-        """What to write after the runtime's signal: its spec's value, where ours of before it still stands.
+        """The write after the runtime's signal: its spec's value, if the file still reads as after the release.
 
-        Errors: `CgroupError`; then it is to be looked at again.
+        Errors: `CgroupError`; then it is to be checked again.
         """
         assert target.container is not None
         at, after = self._files[place]
-        file = self._known.find(*place)
+        file = self._control_files.find(*place)
         if file is None or time.monotonic() - at >= _RACE_S or place[1] in target.settings:
             del self._files[place]
             return None
         text = spec_text(file.knob, file.version, target.container.spec)
-        raw = self._known.text(file)
+        raw = self._control_files.text(file)
         del self._files[place]
         actual = file.knob.normal(raw, file.version)
         if text is None or actual != after or file.knob.normal(text, file.version) == after:
@@ -103,7 +103,7 @@ _BANDWIDTH: Final = ("cpu.period", "cpu.burst")
 
 @final
 class ChangeDetector:
-    """See the module's text. What outlives one look is kept in its parts."""
+    """Decides the writes of a group. State that outlives one pass is in its parts."""
 
     def __init__(
         self,
@@ -112,12 +112,12 @@ class ChangeDetector:
         ledger: Ledger,
         foreign: ForeignWrites,
         attribution: WriterLookup | None,
-        files: FileOps = REAL,
+        files: FileOps,
         alert: Alert,
-        held: Callable[[Hold], None] = lambda _hold: None,
-        errors: ObjectErrors | None = None,
+        held: Callable[[Hold], None],
+        errors: ObjectErrors,
     ) -> None:
-        """``held`` is told of the holds that a person's own writes make, so that they are remembered."""
+        """``held`` is called with the holds that result from a person's own writes, so that they are stored."""
         self.hierarchy = hierarchy
         self.enforce = True
         self.dry_policies: frozenset[str] = frozenset()
@@ -130,39 +130,39 @@ class ChangeDetector:
             attribution=attribution,
             standings=self.statuses,
             alert=alert,
-            held=self._hold_by_hand,
+            held=self._add_person_hold,
         )
         self.lost = False
-        """The store was lost: what stands in a file now may be ours, and is taken for nobody's original."""
+        """The store was lost: a file's current value may be ours, and is not recorded as an original."""
         self.adoptable: list[FileWrite] = []
-        """Files that hold what is wanted, and not what the kubelet and the runtime would have left there."""
+        """Files that hold the wanted value, and not the one that the kubelet and the runtime would have left there."""
         self.recent_releases = RecentReleases(self.control_files)
-        self.errors = errors if errors is not None else ObjectErrors()
+        self.errors = errors
         self._ledger = ledger
         self._files = files
-        self._held = held
+        self._on_hold = held
 
     def detect(self, target: GroupTarget) -> list[FileWrite]:
-        """The files of one group that are to be written now."""
+        """The writes of one group that are due now."""
         path = target.group.path
         self.statuses.keep_only(path, target.settings)
         writes: list[FileWrite | None] = []
         try:
-            mute = self._masked(target)
+            masked_knobs = self._masked(target)
             for name, setting in target.settings.items():
-                if name not in mute:
+                if name not in masked_knobs:
                     with self._contained(target, name, setting):
                         writes.append(self._plan_set(target, name, setting))
             for entry in self._ledger.group(path):
-                if entry.knob not in target.settings and entry.knob not in mute:
+                if entry.knob not in target.settings and entry.knob not in masked_knobs:
                     with self._contained(target, entry.knob, None):
                         writes.append(self._plan_release(target, entry))
             for place in self.recent_releases.places(target):
                 with self._contained(target, place[1], None):
                     writes.append(self.recent_releases.reassert_runtime(target, place))
         except CgroupGoneError as exc:
-            # Gone between discovery and use; its parent's event is on the way and takes care of the rest. Where none
-            # comes, it was not gone.
+            # Gone between discovery and use; the event of its parent follows and handles the rest. Without that event
+            # it was not gone.
             self.gone(target, exc)
             return []
         self.statuses.readable(path, "")
@@ -173,22 +173,22 @@ class ChangeDetector:
         return work
 
     def gone(self, target: GroupTarget, exc: CgroupGoneError) -> None:
-        """The kernel has answered that the group is gone: see about it once more."""
+        """The kernel reports the group as gone: check it once more."""
         self.errors.counted("group", exc)
         self.statuses.unreadable(target.group.path, "", target.pod_uid, str(exc), None)
 
     @contextmanager
     def _contained(self, target: GroupTarget, knob: str, setting: Setting | None) -> Iterator[None]:
-        """An error of one file is that file's: noted, tried again, and the group's other files are looked at.
+        """Contain an error of one file: record it, retry later, and continue with the group's other files.
 
-        Errors: `CgroupGoneError`, which is the whole group's.
+        Errors: `CgroupGoneError`, which concerns the whole group.
         """
         try:
             yield
         except CgroupGoneError:
             raise
         except (CgroupError, ValueError) as exc:
-            # ValueError: a text that the knob's codec does not know.
+            # ValueError: a text that the knob's codec cannot decode.
             self.errors.counted("file", exc)
             self.control_files.actual.pop((target.group.path, knob), None)
             self.statuses.unreadable(target.group.path, knob, target.pod_uid, str(exc), setting)
@@ -196,25 +196,25 @@ class ChangeDetector:
             self.statuses.readable(target.group.path, knob)
 
     def may_write(self, setting: Setting) -> bool:
-        """False for what is held, only practised, or only observed."""
+        """False if the setting is held, its policy is in dry run, or bypassd only observes."""
         return self.enforce and setting.policy not in self.dry_policies and self._hold(setting) is None
 
     def forget(self, path: str) -> None:
-        """The group is gone; those below it are told one by one."""
+        """Drop the state of a group that is gone; groups below it are forgotten by their own calls."""
         self.control_files.forget(path)
         self.recent_releases.forget(path)
         self.statuses.forget(path)
         self.foreign_writes.forget(path)
 
-    # The next look
+    # The next check
 
     def next_check(self) -> float | None:
-        """When the next wait or retry ends (monotonic seconds), None when there is none."""
+        """When the next wait or retry ends (monotonic seconds), None if there is none."""
         times = (self.statuses.next_retry(), self.foreign_writes.next_end(time.monotonic()))
         return min((at for at in times if at is not None), default=None)
 
     def due(self, now: float) -> set[str | None]:
-        """The pods (None: the directories above them) with a file to be looked at again. Each is told once."""
+        """The pods (None: the directories above them) with a file to check again. Each is returned once."""
         return self.statuses.due(now, lambda place: self.foreign_writes.is_waiting(place, now))
 
     # One wanted setting
@@ -235,7 +235,7 @@ class ChangeDetector:
             raw = self.control_files.text(file)
         except CgroupGoneError:
             if target.creating:
-                # The cpu and memory directories come 6-20 ms after the cpuset's.
+                # The cpu and memory directories appear 6-20 ms after the cpuset's.
                 raw = self._expected(target, file, "")
             elif self.control_files.is_unknown_here(file):
                 self._missing(setting, f"this kernel has no {file.key[2]}")
@@ -246,13 +246,14 @@ class ChangeDetector:
         self.control_files.store(file, actual)
         entry = self._ledger.get(file.key)
         if entry is not None and self.may_write(setting):
-            # A value that is only shown is never ours: a program that writes it meanwhile would be restored over.
+            # A value that is only shown is never ours: otherwise a restore would overwrite another program's equal
+            # value.
             self._ledger.want(file.key, wanted, policy=setting.policy, reason=setting.reason)
         move = compare(
             entry, FileState(actual, wanted, self.control_files.last_seen(entry, file, actual), restore=None)
         )
         if target.creating:
-            # Whatever it reads, the runtime has yet to write: what counts is what its spec leads to. A cpuset is empty
+            # The runtime has yet to write, so the current text does not count; its spec's value does. A cpuset is empty
             # for half a millisecond after its mkdir, until the runtime has copied the pod's.
             raw = actual = self._expected(target, file, raw)
             move = (
@@ -262,13 +263,13 @@ class ChangeDetector:
         return work if self._may_change(work, setting, entry) else None
 
     def _expected(self, target: GroupTarget, file: KnobFile, raw: str) -> str:
-        """What a file will read when the runtime has finished, by its spec; ``raw`` is what it reads so far."""
+        """The value of a file after the runtime has finished, by its spec; ``raw`` is its text so far."""
         spec = target.container.spec if target.container is not None else None
         return expected_after_runtime(file.knob, file.version, spec, raw or self.control_files.text_above(file))
 
     def _may_change(self, work: FileWrite, setting: Setting, entry: LedgerEntry | None) -> bool:
-        """Whether the work may be done now; how the setting stands is noted when not."""
-        if work.move is FileAction.NOTHING:
+        """Whether the write may be done now; if not, the setting's status is recorded."""
+        if work.action is FileAction.NOTHING:
             self.statuses.done(work)
             self.foreign_writes.resolve(work.place)
             self.statuses.record(work, SettingState.IN_PLACE)
@@ -282,11 +283,11 @@ class ChangeDetector:
             if entry is not None and entry.yielded:
                 self._ledger.set_yielded(work.key, yielded=False, reason="correct again")
             return False
-        foreign = entry if work.move is FileAction.FOREIGN else None
+        foreign = entry if work.action is FileAction.FOREIGN else None
         hold = self._hold(setting)
         if hold is not None:
             if foreign is not None:
-                # Seen now, so that it is no news when the hold is over.
+                # Recorded now, so that it does not count as a new write when the hold ends.
                 self.foreign_writes.record(work, foreign)
             self.statuses.record(work, SettingState.HELD, f"{hold.reason} (by {hold.by})")
             return False
@@ -303,11 +304,11 @@ class ChangeDetector:
     def _hold(self, setting: Setting) -> Hold | None:
         return holding(self.holds, path=setting.path, knob=setting.knob, pod_uid=setting.pod_uid)
 
-    def _hold_by_hand(self, hold: Hold) -> None:
+    def _add_person_hold(self, hold: Hold) -> None:
         self.holds = {**self.holds, hold.target: hold}
-        self._held(hold)
+        self._on_hold(hold)
 
-    # One file of ours where nothing is wanted any more
+    # One managed file whose knob has no wanted setting any more
 
     def _plan_release(self, target: GroupTarget, entry: LedgerEntry) -> FileWrite | None:
         file = self.control_files.find(entry.path, entry.knob)
@@ -330,14 +331,14 @@ class ChangeDetector:
         if move is FileAction.DROP:
             self._ledger.restored(entry.key, raw)
         if move is not FileAction.RELEASE or original is None or knob.one_way:
-            # What the kernel never takes back ends with its group; a restore says so.
+            # What the kernel never takes back ends with its group; a restore reports it.
             return None
         return FileWrite(target, *file, None, raw, actual, original, move)
 
-    # What another knob's value hides
+    # Knobs that another knob masks
 
     def _masked(self, target: GroupTarget) -> Mapping[str, str]:
-        """The knobs whose files of this group are left alone for now, wanted or not; noted where they are wanted."""
+        """The masked knobs of this group, not written for now; their status is recorded if they are wanted."""
         texts = masked(self.hierarchy, self._ledger, self._files, target.group.path, target.settings)
         for name, by in texts.items():
             if (setting := target.settings.get(name)) is not None:
@@ -345,7 +346,7 @@ class ChangeDetector:
         return texts
 
     def _dependent_write(self, work: FileWrite) -> FileWrite | None:
-        """What the kernel forgets with this very work, to be written right after: as wanted now, else as it was."""
+        """The follow-up write of a knob that the kernel resets with this one: the wanted value, else the former one."""
         write = self._reset_by(work) if work.knob.resets is not None and work.is_zero else None
         entry = self._ledger.get(write.key) if write is not None else None
         if write is None or entry is None:
@@ -353,15 +354,15 @@ class ChangeDetector:
         setting = work.target.settings.get(write.knob.name)
         if setting is not None and self.may_write(setting):
             return write._replace(
-                setting=setting, text=write.knob.encode(setting.value, write.version), move=FileAction.CHANGE
+                setting=setting, text=write.knob.encode(setting.value, write.version), action=FileAction.CHANGE
             )
         text = entry.seen if setting is not None and entry.writer == US else entry.restore_text
         return None if text is None else write._replace(text=text)
 
     def side_effect(self, work: FileWrite) -> FileWrite | None:
-        """What a wanted value will make the kernel forget, as work that is not to be done: its original counts.
+        """The knob that a wanted value will make the kernel reset, as a write that is never done: its original counts.
 
-        None for knobs that reset no other, for their return to 0, and where the other file cannot be read.
+        None for knobs that reset no other, for their return to 0, and if the other file cannot be read.
         """
         return None if work.knob.resets is None or work.is_zero else self._reset_by(work)
 
@@ -373,15 +374,15 @@ class ChangeDetector:
         try:
             actual = file.knob.normal(raw, file.version)
         except ValueError as exc:
-            # What nobody can read is nobody's original: the file is left, and reported with its group.
+            # An unreadable value is not an original: the file is left unchanged, and reported with its group.
             self.errors.counted("file", exc)
             return None
         return FileWrite(work.target, *file, None, raw, actual, raw, FileAction.RELEASE)
 
-    # What would be there without us
+    # The value without the agent
 
     def value_without_agent(self, work: FileWrite) -> str | None:
-        """What the file would read had we never written it; None when nobody can tell."""
+        """The value of the file if we had never written it; None if unknown."""
         try:
             above = self.control_files.text_above(KnobFile(work.knob, work.version, work.directory, work.key))
         except CgroupError:
@@ -389,9 +390,9 @@ class ChangeDetector:
         return value_without_agent(work.knob, work.version, work.key[1], work.target.container, above)
 
     def value_before_agent(self, path: str, name: str) -> Value:
-        """What a file would hold had we not written it: its original while our value stands, else what was read last.
+        """The value of a file without our write: its original if the last write was ours, else the last one read.
 
-        None for "no limit", and where nobody can tell.
+        None for "no limit", and if unknown.
         """
         file = self.control_files.find(path, name)
         if file is None:

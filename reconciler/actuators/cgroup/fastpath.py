@@ -1,13 +1,12 @@
-"""The writes that are ready before they are needed: what is done at the instant the runtime says "I have finished".
+"""Prepared writes, executed at the instant of the runtime's signal that a container is set up.
 
 Between a container's mkdir and the rename of runc's ``state.json`` there are 14-30 ms, enough to classify, plan and
-make the pre-images durable; between that rename and the exec of the program there are as little as 7.7 ms, on a busy
-machine shared with everybody. So at the rename only the writes are left: a dictionary look-up and a few system calls
-within the very task that read the event, no await, no plan, no thread, no fsync. What was written is looked at
-afterwards, level-triggered like everything else.
+make the originals durable. Between that rename and the exec of the program there are as little as 7.7 ms on a busy
+machine. So at the rename only the writes are left: a dictionary look-up and a few system calls within the task that
+read the event, with no await, plan, thread or fsync. A later pass verifies the written values.
 
-A container stays prepared for as long as it is there: ``runc update`` (the kubelet's CPU manager) ends in the same
-rename, and then our values are back before anybody was scheduled on the others.
+A container stays prepared for its whole life: ``runc update`` (the kubelet's CPU manager) ends in the same rename, and
+our values are written back before any process was scheduled with the runtime's.
 """
 
 import os
@@ -23,7 +22,7 @@ RUNC_INIT = "runc:["
 
 
 class FastWrite(NamedTuple):
-    """One write, ready: an absolute directory, a file, a text, and the ledger's key of the file."""
+    """One prepared write: an absolute directory, a file, a text, and the file's key in the ledger."""
 
     directory: str
     file: str
@@ -32,10 +31,10 @@ class FastWrite(NamedTuple):
 
 
 class FastResult(NamedTuple):
-    """What became of one container's prepared writes. Times are monotonic seconds.
+    """The outcome of one container's prepared writes. Times are monotonic seconds.
 
-    ``errnos`` stand beside ``writes``, 0 for accepted. ``before_exec``: whether the last write came before the exec of
-    the container's program; None when that could not be told, or when the program had been running for long (update).
+    ``errnos`` match ``writes`` by index, 0 for accepted. ``before_exec``: whether the last write preceded the exec of
+    the container's program; None if undetermined, or if the program was running already (an update).
     """
 
     container_id: str
@@ -48,17 +47,17 @@ class FastResult(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Signal to last write."""
+        """Time from the signal to the last write."""
         return self.done_at - self.signal_at
 
 
 class _Prepared:
-    __slots__ = ("fired", "procs", "writes")
+    __slots__ = ("procs", "signalled", "writes")
 
-    def __init__(self, writes: tuple[FastWrite, ...], procs: str, *, fired: bool) -> None:
+    def __init__(self, writes: tuple[FastWrite, ...], procs: str, *, signalled: bool) -> None:
         self.writes = writes
         self.procs = procs
-        self.fired = fired
+        self.signalled = signalled
 
 
 @final
@@ -66,7 +65,7 @@ class FastPath:
     """Prepared writes by container id. `execute` is called by the source that reads the runtime's signal."""
 
     def __init__(self, report: Callable[[FastResult], None], *, files: FileOps = REAL, root: str = "/") -> None:
-        """``report`` is called once per firing, after the writes; it only notes and marks."""
+        """``report`` is called once per execution, after the writes; it only records and marks."""
         self._report = report
         self._files = files
         self._proc = os.path.join(root, "proc")
@@ -79,44 +78,47 @@ class FastPath:
         return container_id in self._prepared
 
     def prepare(self, container_id: str, writes: Sequence[FastWrite], *, procs: str, settled: bool) -> None:
-        """Have these writes ready. Every file's original must be durable already.
+        """Prepare these writes. Every file's original must be durable already.
 
-        ``procs``: the directory whose ``cgroup.procs`` names the container's processes. ``settled``: the runtime has
+        ``procs``: the directory whose ``cgroup.procs`` lists the container's processes. ``settled``: the runtime has
         signalled before, so the next signal is an update and not a creation.
         """
-        known = self._prepared.get(container_id)
-        fired = settled or (known is not None and known.fired)
-        self._prepared[container_id] = _Prepared(tuple(writes), procs, fired=fired)
+        earlier = self._prepared.get(container_id)
+        signalled = settled or (earlier is not None and earlier.signalled)
+        self._prepared[container_id] = _Prepared(tuple(writes), procs, signalled=signalled)
 
     def drop(self, container_id: str) -> None:
-        """The container is gone, held, or no longer ours to bound."""
+        """Drop the writes of a container that is gone, held or no longer managed."""
         self._prepared.pop(container_id, None)
 
     def clear(self) -> None:
-        """Fire nothing any more (observe mode, restore)."""
+        """Drop all prepared writes (observe mode, restore)."""
         self._prepared.clear()
 
     def awaits(self, container_id: str) -> bool:
-        """True while a prepared container's first signal has not come."""
+        """True until the first signal of a prepared container."""
         prepared = self._prepared.get(container_id)
-        return prepared is not None and not prepared.fired
+        return prepared is not None and not prepared.signalled
 
     def execute(self, container_id: str, signal_at: float) -> bool:
-        """Write what is prepared for this container, now. False when nothing is."""
+        """Execute the writes prepared for this container. False if there are none."""
         prepared = self._prepared.get(container_id)
         if prepared is None:
             return False
         write_now = self._files.write_now
         errnos = [write_now(write.directory, write.file, write.text) for write in prepared.writes]
         done_at = time.monotonic()
-        creation = not prepared.fired
-        prepared.fired = True
+        creation = not prepared.signalled
+        prepared.signalled = True
         before_exec = self.not_yet_executed(prepared.procs) if creation else None
         self._report(FastResult(container_id, signal_at, done_at, prepared.writes, errnos, before_exec, creation))
         return True
 
     def not_yet_executed(self, procs: str) -> bool | None:
-        """Whether the first process is still the runtime's own init. Asked after the last write, so True is sure."""
+        """Whether the first process is still the runtime's init; None if unknown.
+
+        Read after the last write: True is sure.
+        """
         try:
             pids = self._files.read(procs, "cgroup.procs").split()
             if not pids:

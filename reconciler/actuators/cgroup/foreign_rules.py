@@ -1,4 +1,4 @@
-"""The settings of `reconciler.actuators.cgroup.conflict`, alone: reading a configuration loads no actuator."""
+"""The configuration of `reconciler.actuators.cgroup.conflict`; its import loads no actuator."""
 
 from typing import Annotated
 
@@ -6,7 +6,7 @@ from msgspec import Meta, Struct
 
 
 class ForeignRules(Struct, frozen=True, kw_only=True):
-    """Bounds of the tug-of-war. Times in seconds."""
+    """Bounds for reasserting a value against foreign writes. Times in seconds."""
 
     rounds: Annotated[
         int,

@@ -1,10 +1,10 @@
-"""What runtime and kubelet want of the containers now, by their own records alone: for a restore, with or without them.
+"""The values that the runtime and kubelet record for containers, read from their files: for a restore.
 
-runc's state.json follows every update, so a container's file gets back what it says. The kubelet's CPU checkpoint is
-newer still: CPUs that it has made exclusive since are not given to another container, whatever an older record says;
-under its static policy nobody would take them away again.
+runc's state.json follows every update, so a container's file is restored to its value. The kubelet's CPU checkpoint may
+be newer: CPUs that it has made exclusive since are not given to another container, whatever an older record says. Under
+its static policy they would never be removed from it again.
 
-All of it is root's own, and is bounded and checked nevertheless: a record that cannot be used is no record.
+All these files belong to root. They are bounded and checked nevertheless: an invalid record counts as missing.
 """
 
 import os
@@ -15,6 +15,7 @@ from typing import Final, NamedTuple, TypeVar, final
 import msgspec
 from msgspec import Struct
 
+from cgroupfs.bounded import read_open
 from cgroupfs.codecs import Version
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.errors import AgentError
@@ -28,7 +29,7 @@ from state.kubelet import CPU_STATE, KUBELET_ROOT, CpuManagerState, parse_cpu_ma
 from state.model import ContainerKind, CpuPolicy
 
 LARGEST_BYTES: Final = 1 << 20
-"""Of one record; a state.json has 20 kB, a config.json 50."""
+"""Size limit of one record; a state.json has 20 kB, a config.json 50."""
 T = TypeVar("T")
 _Parse = Callable[[bytes, str], T]
 
@@ -65,28 +66,28 @@ class Records:
         self._read_cpus = False
 
     def forget(self) -> None:
-        """Read everything anew from here on."""
+        """Read all records again from now on."""
         self._states.clear()
         self._read_cpus = False
 
     def has(self, entry: LedgerEntry) -> bool:
-        """Whether the runtime has a record of the container whose file this is."""
+        """Whether the runtime has a record of the file's container."""
         return self._state(entry) is not None
 
-    def undoing(self, entry: LedgerEntry, knob: Knob, version: Version) -> str | None:
-        """What undoes us in one file, as it stands in the records now; None: nobody knows."""
+    def restore_text(self, entry: LedgerEntry, knob: Knob, version: Version) -> str | None:
+        """The text that restores one file, by the records as they are now; None: unknown."""
         state = self._state(entry)
         text = entry.restore_text
         if state is not None:
             message = spec_text(knob, version, state.spec)
-            # A record that does not name the value is no wish: what stood there before.
+            # The record does not name this value: restore the original.
             text = message if message is not None else entry.original if entry.original is not None else text
         if knob.name != "cpu.set" or _container(entry) is None or not text:
             return text
         return self._allowed(entry, text)
 
     def _allowed(self, entry: LedgerEntry, text: str) -> str:
-        """A container's CPU set without what the kubelet has given to others since."""
+        """A container's CPU set without the CPUs that the kubelet has made exclusive for other containers since."""
         cpus = self._checkpoint()
         if cpus is None or cpus.policy is not CpuPolicy.STATIC or not (taken := cpus.exclusive_cpus):
             return text
@@ -98,7 +99,7 @@ class Records:
         if own:
             return str(own)
         if owner.name is None and wanted <= taken:
-            return text  # whose CPUs these are cannot be told: by its record they are its own
+            return text  # the owner of these CPUs is unknown: by its record they are its own
         return str((wanted - taken) or cpus.default_cpus or wanted)
 
     def _checkpoint(self) -> CpuManagerState | None:
@@ -135,11 +136,11 @@ class Records:
 
 
 NO_RECORDS: Final = Records(RuntimeDirs(states=(), bundles=()), "/nonexistent")
-"""For nodes without any: originals and what the daemon knew of later wishes are all there is."""
+"""For nodes without records: only the originals and the daemon's baselines are available."""
 
 
 def records_of(root: str, row: bytes | None) -> Records:
-    """The records of a node below ``root``: where the last daemon found them (``row``), and at the usual places."""
+    """The records of a node below ``root``: at the paths of the last daemon (``row``), and at the usual ones."""
     try:
         places = msgspec.msgpack.decode(row, type=Places) if row is not None else Places()
     except msgspec.MsgspecError:
@@ -158,7 +159,7 @@ def records_of(root: str, row: bytes | None) -> Records:
 
 
 def places_of(root: str, dirs: RuntimeDirs, kubelet_root: str, intents: str) -> Mapping[str, object]:
-    """The row of a daemon that works on the node below ``root``."""
+    """The row of a daemon that manages the node below ``root``."""
 
     def without(paths: tuple[str, ...]) -> list[str]:
         return [f"/{os.path.relpath(path, root)}" for path in paths]
@@ -180,17 +181,14 @@ def _container(entry: LedgerEntry) -> str | None:
 
 
 def _parsed(path: str, parse_one: _Parse[T]) -> T | None:
-    """A record of at most `LARGEST_BYTES` in a regular file; None for one that is no use."""
+    """A record of at most `LARGEST_BYTES` in a regular file; None if it is invalid."""
     try:
         number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
         try:
             if not stat.S_ISREG(os.fstat(number).st_mode):
                 return None
-            data = b""
-            while part := os.read(number, LARGEST_BYTES + 1 - len(data)):
-                data += part
+            return parse_one(read_open(number, path, LARGEST_BYTES), path)
         finally:
             os.close(number)
-        return None if len(data) > LARGEST_BYTES else parse_one(data, path)
     except (OSError, AgentError, ValueError, RecursionError):
         return None

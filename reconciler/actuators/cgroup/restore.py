@@ -1,24 +1,23 @@
-"""Undo everything: put back, in an order that the kernel accepts, what would stand in every file without us.
+"""Restores every managed file to its value without the agent, in an order that the kernel accepts.
 
-Works on a ledger alone, with or without a daemon, also after a SIGKILL half-way. Each file is compared three ways: what
-it held before, or what the runtime's record says by now (`reconciler.actuators.cgroup.records`); what we may have left
-there; and what it holds. A file that somebody else has changed since is left to them; one whose original nobody knows
-is left and said. Restoring twice does nothing the second time.
+Works on a ledger alone, with or without a daemon, also after a SIGKILL at any point. Each file is compared three ways:
+the value to restore (the original, or the runtime's record as of now, `reconciler.actuators.cgroup.records`), the
+values that the agent may have left there, and the current value. A file that another program has changed since is left
+unchanged; a file without a known original is left unchanged and reported. A second restore does nothing.
 
-A file is read again just before it is written. The runtime's record follows its writes by some milliseconds, so what
-was put back into a container is held against the record once more, a moment later.
+A file is read again just before it is written. The runtime's record follows its writes by some milliseconds, so the
+values restored to a container are compared with the record once more, `_UPDATE_S` later.
 
-After a daemon was killed: what the files hold now, where its last writes may be missing from the ledger.
+After a daemon was killed its last writes may be missing from the ledger: outcomes reach the disk in batches, while
+originals are durable before the first write and each value is recorded just before it is written (`state.intents`). So
+the values of ours that a file may hold are known, and `adopt_unjournaled_writes` records them. Any other value was
+written by another program meanwhile: it is left unchanged and reported.
 
-Outcomes reach the disk in batches, originals before the first write, and each value is noted just before it is
-written (`state.intents`). So after a SIGKILL a file may hold a value of ours that the ledger has not noted, and which
-ones those may be is known. Any other value was written by somebody else meanwhile: it is left, and said.
-
-One value does not outlive the daemon: a frozen pod does nothing, answers no probe, and on cgroup v1 cannot even be
-killed. `unfreeze` takes it back at a stop, before anything else at a start, by the unit after a crash (``bypassctl
-thaw``), and under a hold as well. Evictions stop a pod for half a second to kill who forks too fast. That is in their
-own journal, not in the ledger: the daemon thaws such a pod when it takes the eviction up, and
-`reconciler.responses.eviction.journal.thaw_killed` is for where no daemon follows.
+One value must not outlive the daemon: a frozen pod does nothing, answers no probe, and on cgroup v1 cannot even be
+killed. `unfreeze` reverts it at a stop, before anything else at a start, by the unit after a crash (``bypassctl
+thaw``), and under a hold as well. Evictions freeze a pod for half a second to kill one whose processes fork too fast.
+That is recorded in their own journal, not in the ledger: the daemon thaws such a pod when it resumes the eviction, and
+`reconciler.responses.eviction.journal.thaw_killed` does so if no daemon follows.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -46,12 +45,12 @@ from state.undo import RestoreOutcome, RestoreResult
 _LOG: Final = get_log("restore")
 _ROUNDS: Final = 3
 _UPDATE_S: Final = 0.1
-"""From the runtime's write to the rename of its record 11 ms were recorded at the most."""
-_AS_ABOVE: Final = "was empty, which is impossible for a group with processes: now equal to its parent"
+"""From the runtime's write to the rename of its record at most 11 ms were recorded."""
+_AS_PARENT: Final = "was empty, which is impossible for a group with processes: now equal to its parent"
 
 
 def adopt_unjournaled_writes(hierarchy: Hierarchy, ledger: Ledger, *, files: FileOps = REAL) -> int:
-    """Note what stands in our files as written by us; how many values were not noted yet."""
+    """Record the current values of managed files as written by us; returns how many were not recorded yet."""
     adopted = 0
     for entry in ledger.control_files():
         knob = CATALOG.get(entry.knob)
@@ -66,7 +65,7 @@ def adopt_unjournaled_writes(hierarchy: Hierarchy, ledger: Ledger, *, files: Fil
             known = [knob.normal(text, version) for text in (entry.seen, entry.restore_text) if text is not None]
             ours = is_ours(knob, version, entry, ledger, actual)
         except (OSError, ValueError):
-            # Gone or unreadable: the next look finds out, and says so.
+            # Gone or unreadable: the next pass detects and reports it.
             continue
         if ours and actual not in known:
             ledger.wrote(entry.key, before=None, after=raw)
@@ -75,7 +74,7 @@ def adopt_unjournaled_writes(hierarchy: Hierarchy, ledger: Ledger, *, files: Fil
 
 
 class _PendingRestore(NamedTuple):
-    """``emptied``: it was empty and cannot be again."""
+    """``emptied``: the file was empty and cannot be emptied again."""
 
     entry: LedgerEntry
     restore: str
@@ -83,16 +82,16 @@ class _PendingRestore(NamedTuple):
     emptied: bool
 
 
-class _Scene(NamedTuple):
+class _RestoreContext(NamedTuple):
     hierarchy: Hierarchy
     ledger: Ledger
     files: FileOps
     records: Records
 
     def wanted(self, entry: LedgerEntry) -> str | None:
-        """What should be in a file again; None: nobody knows. Errors: `ValueError`."""
+        """The value to restore; None: unknown. Errors: `ValueError`."""
         knob, version = CATALOG[entry.knob], self.hierarchy.version(entry.controller)
-        return None if version is None else self.records.undoing(entry, knob, version)
+        return None if version is None else self.records.restore_text(entry, knob, version)
 
 
 async def restore_all(
@@ -106,10 +105,10 @@ async def restore_all(
 ) -> list[RestoreResult]:
     """Restore every file (``only``: those of one pod uid) and drop it from the ledger; the caller flushes it.
 
-    After a daemon was killed `adopt_unjournaled_writes` comes first.
-    The kernel's own rules order the writes; where they leave a choice, what was touched last is undone first.
+    After a daemon was killed `adopt_unjournaled_writes` comes first. The kernel's own rules order the writes; where
+    they leave a choice, the last touched file is restored first.
     """
-    scene = _Scene(hierarchy, ledger, files, records)
+    scene = _RestoreContext(hierarchy, ledger, files, records)
     done: dict[FileKey, RestoreResult] = {}
     todo = [entry for entry in ledger.backwards() if only is None or entry.pod_uid == only]
     for _ in range(_ROUNDS):
@@ -128,12 +127,12 @@ async def restore_all(
 
 
 async def _round(
-    scene: _Scene, writer: StepWriter, todo: Sequence[LedgerEntry], done: dict[FileKey, RestoreResult]
+    scene: _RestoreContext, writer: StepWriter, todo: Sequence[LedgerEntry], done: dict[FileKey, RestoreResult]
 ) -> list[LedgerEntry]:
-    """Look at these files and write what is to be written; those that changed meanwhile, to be looked at again."""
+    """Compare these files and write where due. Returns those that changed meanwhile, to be compared again."""
     pending: list[_PendingRestore] = []
     for entry in todo:
-        result = _look(scene, entry)
+        result = _compare(scene, entry)
         if isinstance(result, RestoreResult):
             done[entry.key] = result
             if result.ok:
@@ -142,17 +141,17 @@ async def _round(
             pending.append(result)
     versions = scene.hierarchy.versions()
     changes = [_change(restore, versions[restore.entry.controller]) for restore in pending]
-    plan = order_changes(changes, _around(scene.hierarchy, pending, scene.files), versions)
+    plan = order_changes(changes, _bounding_values(scene.hierarchy, pending, scene.files), versions)
     by_place = {(restore.entry.path, restore.entry.knob): restore for restore in pending}
     for blocked in plan.blocked:
         item = by_place.pop((blocked.change.path, blocked.change.knob), None)
         if item is not None:
-            done[item.entry.key] = _undone(
+            done[item.entry.key] = _result(
                 item.entry, RestoreOutcome.REFUSED, item.actual, f"{blocked.rule}: {blocked.reason}"
             )
     inodes = {restore.entry.path: restore.entry.inode for restore in pending}
-    steps = list(_safe(plan.steps, by_place))
-    # Killed half-way, the next restore must know these for ours.
+    steps = list(_guarded(plan.steps, by_place))
+    # If this restore is killed, the next one must recognise these values as ours.
     scene.ledger.intend(intended(steps))
     again: list[LedgerEntry] = []
     for outcome in await writer.perform(steps, inodes):
@@ -163,16 +162,16 @@ async def _round(
         if isinstance(outcome.error, CgroupChangedError):
             undo = RestoreOutcome.FOREIGN
             again.append(item.entry)
-        done[item.entry.key] = _undone(item.entry, undo, outcome.before or "", str(outcome.error))
+        done[item.entry.key] = _result(item.entry, undo, outcome.before or "", str(outcome.error))
         by_place.pop((outcome.step.path, outcome.step.knob), None)
     for item in by_place.values():
-        detail = _AS_ABOVE if item.emptied else ""
-        done[item.entry.key] = _undone(item.entry, RestoreOutcome.RESTORED, item.restore, detail)
+        detail = _AS_PARENT if item.emptied else ""
+        done[item.entry.key] = _result(item.entry, RestoreOutcome.RESTORED, item.restore, detail)
     return again
 
 
-async def _updated(scene: _Scene, restored: Sequence[LedgerEntry]) -> list[LedgerEntry]:
-    """The files of containers whose record has changed since it was gone by: the runtime was in an update."""
+async def _updated(scene: _RestoreContext, restored: Sequence[LedgerEntry]) -> list[LedgerEntry]:
+    """The files of containers whose record has changed since it was read: the runtime was in an update."""
     before = {entry.key: scene.wanted(entry) for entry in restored if scene.records.has(entry)}
     if not before:
         return []
@@ -181,9 +180,9 @@ async def _updated(scene: _Scene, restored: Sequence[LedgerEntry]) -> list[Ledge
     return [entry for entry in restored if entry.key in before and scene.wanted(entry) != before[entry.key]]
 
 
-def _safe(steps: Iterable[WriteStep], pending: Mapping[tuple[str, str], _PendingRestore]) -> Iterator[WriteStep]:
-    """Nothing is written over a value that came since the look."""
-    # What another write makes the kernel forget does not read as it was looked at.
+def _guarded(steps: Iterable[WriteStep], pending: Mapping[tuple[str, str], _PendingRestore]) -> Iterator[WriteStep]:
+    """A restore never overwrites a value that appeared after the comparison."""
+    # A file that another write resets no longer holds the compared value.
     begun = {(path, CATALOG[restore.entry.knob].resets) for (path, _), restore in pending.items()}
     for step in steps:
         place = (step.path, step.knob)
@@ -192,8 +191,8 @@ def _safe(steps: Iterable[WriteStep], pending: Mapping[tuple[str, str], _Pending
         begun.add(place)
 
 
-def _look(scene: _Scene, entry: LedgerEntry) -> RestoreResult | _PendingRestore:
-    """Whether one file is to be written, or how it stands already."""
+def _compare(scene: _RestoreContext, entry: LedgerEntry) -> RestoreResult | _PendingRestore:
+    """The restore that one file needs, or the result if it needs none."""
     hierarchy, ledger, files = scene.hierarchy, scene.ledger, scene.files
 
     def read(group: str, file: str) -> str:
@@ -202,17 +201,17 @@ def _look(scene: _Scene, entry: LedgerEntry) -> RestoreResult | _PendingRestore:
     knob = CATALOG.get(entry.knob)
     version = hierarchy.version(entry.controller)
     if knob is None or version is None:
-        return _undone(entry, RestoreOutcome.GONE, "", f"no {entry.controller} controller on this node")
+        return _result(entry, RestoreOutcome.GONE, "", f"no {entry.controller} controller on this node")
     try:
         inode = files.inode(hierarchy.trigger_directory(entry.path))
         if not same_group(entry.inode, inode):
-            return _undone(entry, RestoreOutcome.GONE, "")
+            return _result(entry, RestoreOutcome.GONE, "")
         raw = files.read(hierarchy.directory(entry.controller, entry.path), entry.file).rstrip("\n")
     except OSError as exc:
         error = cgroup_error(entry.path, exc, "read")
         if isinstance(error, CgroupGoneError):
-            return _undone(entry, RestoreOutcome.GONE, "")
-        return _undone(entry, RestoreOutcome.REFUSED, "", str(error))
+            return _result(entry, RestoreOutcome.GONE, "")
+        return _result(entry, RestoreOutcome.REFUSED, "", str(error))
     try:
         actual = knob.normal(raw, version)
         text = scene.wanted(entry)
@@ -220,19 +219,19 @@ def _look(scene: _Scene, entry: LedgerEntry) -> RestoreResult | _PendingRestore:
         restore = None if original is None else knob.normal(original, version)
         ours = is_ours(knob, version, entry, ledger, actual)
     except (ValueError, AgentError, OSError) as exc:
-        return _undone(entry, RestoreOutcome.UNKNOWN, raw, str(exc))
+        return _result(entry, RestoreOutcome.UNKNOWN, raw, str(exc))
     if original is not None and entry.knob in masked(hierarchy, ledger, files, entry.path, ()):
-        # Another file of ours hides it, and undoing that one resets it.
+        # Another managed file masks it, and restoring that one resets it.
         return _PendingRestore(entry, original, actual, original != text)
     if restore is not None and actual == restore:
-        return _undone(entry, RestoreOutcome.ALREADY, raw)
-    # A crash between a write and its note leaves a file that holds what we wanted: ours as well.
+        return _result(entry, RestoreOutcome.ALREADY, raw)
+    # A crash between a write and its record leaves a file that holds the wanted value: ours as well.
     if entry.writer not in {US, ""} and entry.seen is not None and actual == knob.normal(entry.seen, version):
-        return _undone(entry, RestoreOutcome.FOREIGN, raw, f"by {entry.process or entry.writer}")
+        return _result(entry, RestoreOutcome.FOREIGN, raw, f"by {entry.process or entry.writer}")
     if not ours:
-        return _undone(entry, RestoreOutcome.FOREIGN, raw)
+        return _result(entry, RestoreOutcome.FOREIGN, raw)
     if original is None:
-        return _undone(entry, RestoreOutcome.UNKNOWN, raw)
+        return _result(entry, RestoreOutcome.UNKNOWN, raw)
     return _PendingRestore(entry, original, actual, original != text)
 
 
@@ -248,10 +247,10 @@ def _change(restore: _PendingRestore, version: int) -> KnobChange:
     )
 
 
-def _around(hierarchy: Hierarchy, pending: Sequence[_PendingRestore], files: FileOps) -> Known:
-    """What the groups above and beside hold now: it bounds what may be written."""
+def _bounding_values(hierarchy: Hierarchy, pending: Sequence[_PendingRestore], files: FileOps) -> Known:
+    """The current values of these groups and their ancestors: they bound what may be written."""
     around: dict[tuple[str, str], Value] = {}
-    for path in {above for restore in pending for above in _above(restore.entry.path)}:
+    for path in {above for restore in pending for above in _with_ancestors(restore.entry.path)}:
         for name in ("cpu.set", "cpu.mems", "cpu.quota", "cpu.period"):
             knob = CATALOG[name]
             version = hierarchy.version(knob.controller)
@@ -266,21 +265,21 @@ def _around(hierarchy: Hierarchy, pending: Sequence[_PendingRestore], files: Fil
     return around
 
 
-def _above(path: str) -> list[str]:
+def _with_ancestors(path: str) -> list[str]:
     texts = [path]
     while (path := path.rpartition("/")[0]) and path != "/":
         texts.append(path)
     return texts
 
 
-def _undone(entry: LedgerEntry, undo: RestoreOutcome, text: str, detail: str = "") -> RestoreResult:
+def _result(entry: LedgerEntry, undo: RestoreOutcome, text: str, detail: str = "") -> RestoreResult:
     return RestoreResult(path=entry.path, file=entry.file, undo=undo, text=text, detail=detail)
 
 
 def unfreeze(hierarchy: Hierarchy, ledger: Ledger, *, files: FileOps = REAL) -> tuple[list[str], list[str]]:
-    """Thaw every group that the ledger says is frozen by us. Control files are written here and now: 0.4 ms each.
+    """Thaw every group that the ledger records as frozen by us. Writes the files directly: 0.4 ms each.
 
-    Returns the group paths that run again, and what could not be done, in a person's words. Errors: none.
+    Returns the paths of the thawed groups, and the failures as texts for people. Errors: none.
     """
     knob = CATALOG[FREEZE]
     done: list[str] = []

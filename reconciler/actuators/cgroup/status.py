@@ -1,4 +1,4 @@
-"""How every wanted setting stands, and when a file that was refused is tried again."""
+"""The status of every wanted setting, and when a file whose write or read failed is tried again."""
 
 import time
 from collections.abc import Callable, Collection
@@ -9,16 +9,16 @@ from state.model import Setting
 from state.setting_state import SettingState
 
 Alert = Callable[[str, str, Setting | None], None]
-"""Told a kind, words, and the setting that they are about."""
+"""Called with a kind, a text, and the setting concerned."""
 
 _RETRY_S: Final = 1.0
 _RETRY_MAX_S: Final = 60.0
 _UNREAD: Final = "\0unread"
-"""Stands for the text of a retry that follows a failed read: no file's value."""
+"""Marks a retry after a failed read, in place of the refused text; no file has this value."""
 
 
 class SettingStatus(NamedTuple):
-    """How one wanted setting stands, for ``diff``, ``explain`` and the live table.
+    """The status of one wanted setting, for ``diff``, ``explain`` and the live table.
 
     ``wanted`` and ``actual`` are the kernel's texts; ``at`` is wall-clock seconds.
     """
@@ -32,7 +32,7 @@ class SettingStatus(NamedTuple):
 
 
 class _Retry(NamedTuple):
-    """When a file is looked at again (monotonic; 0.0: at the next look), with the wait that led there."""
+    """When a file is checked again (monotonic seconds; 0.0: in the next pass), and the wait that led to it."""
 
     at: float
     delay_s: float
@@ -42,7 +42,7 @@ class _Retry(NamedTuple):
 
 @final
 class StatusTable:
-    """See the module's text."""
+    """The status and the retries of all managed groups."""
 
     def __init__(self, alert: Alert) -> None:
         self.by_group: dict[str, dict[str, SettingStatus]] = {}
@@ -51,24 +51,24 @@ class StatusTable:
         self._alert = alert
 
     def get(self, place: tuple[str, str]) -> SettingStatus | None:
-        """How the setting of one group and knob stands."""
+        """The status of the setting of one group and knob."""
         return self.by_group.get(place[0], {}).get(place[1])
 
     def record(self, work: FileWrite, state: SettingState, detail: str = "", actual: str | None = None) -> None:
-        """Note how a wanted setting stands."""
+        """Record the status of a wanted setting."""
         if work.setting is not None:
             shown = work.actual if actual is None else actual
-            self._put(SettingStatus(work.setting, state, work.text, shown, detail, time.time()))
+            self._store(SettingStatus(work.setting, state, work.text, shown, detail, time.time()))
 
     def record_unread(self, setting: Setting, state: SettingState, detail: str) -> None:
         """The same for a setting whose file was not read."""
-        self._put(SettingStatus(setting, state, "", None, detail, time.time()))
+        self._store(SettingStatus(setting, state, "", None, detail, time.time()))
 
-    def _put(self, standing: SettingStatus) -> None:
-        self.by_group.setdefault(standing.setting.path, {})[standing.setting.knob] = standing
+    def _store(self, status: SettingStatus) -> None:
+        self.by_group.setdefault(status.setting.path, {})[status.setting.knob] = status
 
     def keep_only(self, path: str, knobs: Collection[str]) -> None:
-        """Forget the knobs of a group of which nothing is wanted any more."""
+        """Drop the status of all other knobs of a group: they have no wanted setting any more."""
         statuses = self.by_group.get(path, {})
         for knob in [knob for knob in statuses if knob not in knobs]:
             del statuses[knob]
@@ -77,32 +77,32 @@ class StatusTable:
             del retries[knob]
 
     def forget(self, path: str) -> None:
-        """The group is gone; those below it are told one by one."""
+        """Drop the state of a group that is gone; groups below it are forgotten by their own calls."""
         self.by_group.pop(path, None)
         self._retries.pop(path, None)
 
-    # Trying again
+    # Retries
 
     def done(self, work: FileWrite) -> None:
-        """The file took its value: nothing to try again."""
+        """The file accepted its value: drop the retry."""
         self._retries.get(work.key[1], {}).pop(work.knob.name, None)
 
     def refused(
         self, work: FileWrite, reason: str, state: SettingState = SettingState.REFUSED, *, tell: bool = True
     ) -> None:
-        """Not possible now: say so once (unless somebody else does), and try again after a growing while."""
+        """Not possible now: report once (if ``tell``), and retry after a growing delay."""
         before = self._retries.get(work.key[1], {}).get(work.knob.name)
         delay = min(before.delay_s * 2, _RETRY_MAX_S) if before is not None and before.text == work.text else _RETRY_S
-        known = self.get(work.place)
+        last = self.get(work.place)
         self._retry(work, _Retry(time.monotonic() + delay, delay, work.text, work.target.pod_uid))
         self.record(work, state, reason)
-        if tell and (known is None or (known.state, known.detail) != (state, reason)):
+        if tell and (last is None or (last.state, last.detail) != (state, reason)):
             self._alert(state, reason, work.setting)
 
     def unreadable(self, path: str, knob: str, pod_uid: str | None, reason: str, setting: Setting | None) -> None:
-        """A file could not be read: say so once, and look again after a growing while.
+        """A file could not be read: report once, and check again after a growing delay.
 
-        ``knob`` "": the whole group, which is gone or seemed so; its parent's event tells which.
+        ``knob`` "": the whole group, which is gone or seemed so; its parent's event decides.
         """
         before = self._retries.get(path, {}).get(knob)
         now = time.monotonic()
@@ -113,9 +113,9 @@ class StatusTable:
             self._retries[path][knob] = _Retry(now + delay, delay, _UNREAD, pod_uid)
         if setting is None:
             return
-        known = self.get((path, knob))
+        last = self.get((path, knob))
         self.record_unread(setting, SettingState.UNREADABLE, reason)
-        if known is None or (known.state, known.detail) != (SettingState.UNREADABLE, reason):
+        if last is None or (last.state, last.detail) != (SettingState.UNREADABLE, reason):
             self._alert(SettingState.UNREADABLE, reason, setting)
 
     def readable(self, path: str, knob: str) -> None:
@@ -125,27 +125,27 @@ class StatusTable:
             del retries[knob]
 
     def under_way(self, work: FileWrite, detail: str) -> None:
-        """The kernel takes its time: look again soon. No refusal, and nobody is told."""
+        """The kernel has not finished the write: check again soon. No refusal, and not reported."""
         self._retry(work, _Retry(time.monotonic() + _RETRY_S, _RETRY_S, work.text, work.target.pod_uid))
         self.record(work, SettingState.UNDER_WAY, detail)
 
-    def look_again(self, work: FileWrite, at: float) -> None:
-        """Have the file looked at again at ``at`` (monotonic), though nothing was refused."""
+    def recheck(self, work: FileWrite, at: float) -> None:
+        """Have the file checked again at ``at`` (monotonic seconds), though nothing was refused."""
         self._retry(work, _Retry(at, _RETRY_S, "", work.target.pod_uid))
 
     def is_waiting(self, work: FileWrite) -> bool:
-        """Whether this very text was refused, and its time has not come."""
+        """Whether this very text was refused, and its retry is not due."""
         retry = self._retries.get(work.key[1], {}).get(work.knob.name)
         return retry is not None and time.monotonic() < retry.at and retry.text == work.text
 
     def next_retry(self) -> float | None:
-        """When the next retry is due (monotonic seconds), None when there is none."""
+        """When the next retry is due (monotonic seconds), None if there is none."""
         return min(
             (retry.at for retries in self._retries.values() for retry in retries.values() if retry.at), default=None
         )
 
     def due(self, now: float, waits: Callable[[tuple[str, str]], bool]) -> set[str | None]:
-        """The pods (None: the directories above them) with a file to be looked at again. Each is told once.
+        """The pods (None: the directories above them) with a file to check again. Each is returned once.
 
         ``waits``: whether the wait for a foreign writer of a place still lasts.
         """
@@ -156,10 +156,10 @@ class StatusTable:
                     retries[knob] = retry._replace(at=0.0)
                     uids.add(retry.pod_uid)
         for path, statuses in self.by_group.items():
-            for knob, standing in statuses.items():
-                if standing.state.is_waiting() and not waits((path, knob)):
-                    statuses[knob] = standing._replace(state=SettingState.DUE)
-                    uids.add(standing.setting.pod_uid)
+            for knob, status in statuses.items():
+                if status.state.is_waiting() and not waits((path, knob)):
+                    statuses[knob] = status._replace(state=SettingState.DUE)
+                    uids.add(status.setting.pod_uid)
         return uids
 
     def _retry(self, work: FileWrite, retry: _Retry) -> None:

@@ -1,6 +1,6 @@
 """Core-scheduling cookies on the threads of pods.
 
-Belongs here: which thread has which cookie, giving and taking it back.
+Belongs here: the cookie of each thread, assigning it and clearing it.
 
 Does not belong here: which pods may share a core (`policies`).
 """

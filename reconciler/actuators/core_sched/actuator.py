@@ -1,12 +1,12 @@
-"""Gives the threads of the pods' containers their core scheduling cookies, and keeps it so. An auxiliary actuator.
+"""Assigns core scheduling cookies to the threads of the pods' containers. An auxiliary actuator.
 
-After each look, and every few seconds because ``exec`` brings processes in that inherit nothing: read all threads and
-their cookies, compare, hand out, look again until nothing is left to do. A new cookie's number is in the store before
-any thread gets it, so that after a crash it is known whose it is: by `restore`, and by the next run, which goes on with
-the cookies that are there.
+After each reconciliation, and every few seconds because processes started by ``exec`` inherit no cookie: read all
+threads and their cookies, compare, assign, and repeat until nothing is left to do. A new cookie's number is in the
+store before any thread gets it, so that its owner is known after a crash: to `restore`, and to the next run, which
+continues with the existing cookies.
 
-Source: kernel documentation, admin-guide/hw-vuln/core-scheduling. Where we differ from Koordinator, which keeps a
-helper process for each cookie and forgets them all with its cache: here the threads themselves keep a cookie alive.
+Source: kernel documentation, admin-guide/hw-vuln/core-scheduling. A difference from Koordinator, which runs a helper
+process for each cookie and loses all of them with its cache: here the threads themselves keep a cookie alive.
 """
 
 import time
@@ -42,15 +42,15 @@ from state.undo import RestoreResult
 _LOG: Final = get_log("core_sched")
 _ROUNDS: Final = 8
 _AT_ONCE: Final = 16
-"""New cookies that are made together: each is a thread of ours until it is in the store and handed out."""
+"""New cookies that are created together: each needs a thread of ours until it is in the store and assigned."""
 _GAP_S: Final = 0.2
 _PRUNE_S: Final = 60.0
 
 
 class _CookieTarget(NamedTuple):
-    """One container: where its threads are, and which cookie they are to have.
+    """One container: its directory of threads, and their wanted cookie.
 
-    ``member`` None: no cookie. ``left``: the state because of which nothing is written, with ``detail``; None: written.
+    ``member`` None: no cookie. ``left``: the state that forbids writing, with ``detail``; None: written.
     """
 
     path: str
@@ -61,7 +61,7 @@ class _CookieTarget(NamedTuple):
 
 
 class _CookieState(NamedTuple):
-    """How a container's threads stand, and whether some of them were given their cookie just now."""
+    """The cookies of a container's threads, and whether some were assigned just now."""
 
     tally: compare.ThreadTally
     fresh: bool
@@ -69,7 +69,7 @@ class _CookieState(NamedTuple):
 
 @final
 class CoreSched:
-    """See the module's text."""
+    """The auxiliary actuator for core scheduling."""
 
     name = CORE_SCHED
 
@@ -84,9 +84,9 @@ class CoreSched:
         files: FileOps = REAL,
         proc: str = "/proc",
     ) -> None:
-        """``lane``: the store's limiter. ``writes`` is counted in: by knob and outcome."""
+        """``lane``: the store's one-thread limiter. ``writes`` is counted up: by knob and outcome."""
         self.standings: dict[str, dict[str, SettingStatus]] = {}
-        """By group path, then knob: as the judge's of control files."""
+        """By group path, then knob; as `cgroup.status.StatusTable.by_group`."""
         self._prctl = prctl
         self._hierarchy = hierarchy
         self._ledger = ledger
@@ -94,34 +94,34 @@ class CoreSched:
         self._files = files
         self._proc = proc
         self._file = "tasks" if hierarchy.version(hierarchy.trigger) == 1 else "cgroup.threads"
-        self._kept = LedgerState(CODEC, ledger, lane)
-        self._turns = PeriodicWorker(self._sweep, _period_s, gap_s=_GAP_S)
+        self._rows = LedgerState(CODEC, ledger, lane)
+        self._worker = PeriodicWorker(self._sweep, _period_s, gap_s=_GAP_S)
         self._unable = ""
         self._unrecorded = ""
         self._refused = ""
         self._pruned_at = 0.0
 
-    # The seam
+    # The interface of an auxiliary actuator
 
     def planned(self, situation: PlanSnapshot) -> None:
-        """A look is over."""
+        """A reconciliation is over."""
         concerned = situation.plan.cookies is not None or self._ours or self._unable or self.standings
-        self._turns.planned(situation, wake=bool(concerned))
+        self._worker.planned(situation, wake=bool(concerned))
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Sweep after each look, and now and then, for ever."""
-        await self._turns.run(task_status=task_status)
+        """Sweep after each reconciliation, and periodically, for ever."""
+        await self._worker.run(task_status=task_status)
 
     async def sweep(self) -> None:
-        """Bring all threads to what the newest look wants; one sweep at a time."""
-        await self._turns.sweep()
+        """Bring all threads to the newest plan's cookies; one sweep at a time."""
+        await self._worker.sweep()
 
     async def restore(self, only: str | None = None) -> Sequence[RestoreResult]:
-        """Take our cookies away; from every thread of the machine, or from those of one pod."""
-        async with self._turns.restoring():
+        """Clear our cookies; from every thread of the machine, or from those of one pod."""
+        async with self._worker.restoring():
             if not self._ours:
                 return ()
-            done, left = await self._turns.work(partial(tasks.undo, self._prctl, self._kept.now, only, self._proc))
+            done, left = await self._worker.work(partial(tasks.undo, self._prctl, self._rows.now, only, self._proc))
             await self._save(left.ours, dropped="restored")
             for result in done:
                 self._note("restored" if result.ok else "failed", result.path, group=result.path, why=result.detail)
@@ -135,8 +135,8 @@ class CoreSched:
         return {
             "unable": self._unable,
             "cookies": groups,
-            "sweeps": self._turns.sweeps,
-            "last_sweep_s": self._turns.swept_s,
+            "sweeps": self._worker.sweeps,
+            "last_sweep_s": self._worker.swept_s,
         }
 
     def problems(self) -> Sequence[str]:
@@ -148,29 +148,29 @@ class CoreSched:
     @property
     def _ours(self) -> Mapping[int, str]:
         """Our cookies, each with its group."""
-        return self._kept.now.ours
+        return self._rows.now.ours
 
     async def _sweep(self, situation: PlanSnapshot) -> None:
-        wish = situation.plan.cookies
-        if wish is None and not self._ours:
+        plan = situation.plan.cookies
+        if plan is None and not self._ours:
             self.standings, self._unable, self._unrecorded, self._refused = {}, "", "", ""
             return
         why = unable(self._prctl)
         if why:
-            if wish is not None and why != self._unable:
+            if plan is not None and why != self._unable:
                 _LOG.warning("core scheduling is not available", reason=why)
-            self.standings, self._unable = {}, why if wish is not None else ""
+            self.standings, self._unable = {}, why if plan is not None else ""
             return
         self._unable = ""
         try:
-            await self._bring(self._places(situation))
-            if wish is None or time.monotonic() - self._pruned_at >= _PRUNE_S:
+            await self._apply(self._targets(situation))
+            if plan is None or time.monotonic() - self._pruned_at >= _PRUNE_S:
                 await self._prune()
         except OSError as exc:
-            # The last core lost its second thread amid it: the next sweep says so.
+            # The last core lost its second thread during the sweep: the next sweep reports it.
             _LOG.warning("core scheduling failed", error=str(exc))
 
-    def _places(self, situation: PlanSnapshot) -> list[_CookieTarget]:
+    def _targets(self, situation: PlanSnapshot) -> list[_CookieTarget]:
         cookies = situation.plan.cookies or CookiePlan()
         places = []
         for uid, pod in sorted(situation.view.pods.items()):
@@ -187,28 +187,28 @@ class CoreSched:
                 places.append(_CookieTarget(path, self._hierarchy.trigger_directory(path), member, left, detail))
         return places
 
-    async def _bring(self, places: Sequence[_CookieTarget]) -> None:
+    async def _apply(self, places: Sequence[_CookieTarget]) -> None:
         wanted = {target.path: target.member.group for target in places if target.member is not None}
         left = frozenset(target.path for target in places if target.left is not None)
         where = [(target.path, target.directory) for target in places]
         written: set[int] = set()
         self._unrecorded, refused = "", Counter[str]()
         for _ in range(_ROUNDS):
-            # A copy: the loop has its own meanwhile. Thousands of threads: milliseconds, so not on the loop.
-            look = partial(self._look, where, wanted, dict(self._ours), left, written)
-            seen, steps = await self._turns.work(look)
+            # A copy: the event loop changes its own meanwhile. Thousands of threads take milliseconds: not in the loop.
+            read = partial(self._read, where, wanted, dict(self._ours), left, written)
+            observed, steps = await self._worker.work(read)
             if not steps or self._unrecorded or refused:
                 break
-            for first in range(0, len(steps.shares), _AT_ONCE):
-                written |= await self._share(steps.shares[first : first + _AT_ONCE], refused)
-            if steps.drops:
-                given = await self._turns.work(partial(tasks.drop, self._prctl, steps.drops))
-                self._count("restored", given, refused)
+            for first in range(0, len(steps.assignments), _AT_ONCE):
+                written |= await self._assign(steps.assignments[first : first + _AT_ONCE], refused)
+            if steps.clears:
+                assigned = await self._worker.work(partial(tasks.drop, self._prctl, steps.clears))
+                self._count("restored", assigned, refused)
         self._refused = "; ".join(f"{_threads(count)}: {message}" for message, count in sorted(refused.items()))
-        count = partial(_tallies, wanted, seen, dict(self._ours), written)
-        self._stand(places, seen, await self._turns.work(count))
+        count = partial(_tallies, wanted, observed, dict(self._ours), written)
+        self._record_statuses(places, observed, await self._worker.work(count))
 
-    def _look(
+    def _read(
         self,
         where: Sequence[tuple[str, str]],
         wanted: Mapping[str, str],
@@ -216,70 +216,72 @@ class CoreSched:
         left: frozenset[str],
         written: set[int],
     ) -> tuple[dict[str, ObservedThreads], CookieSteps]:
-        """One look, in a worker thread: what is there, and what is to be done."""
-        seen = tasks.observe(where, self._file, self._prctl, self._files)
+        """One reading, in a worker thread: the existing cookies, and the due steps."""
+        observed = tasks.observe(where, self._file, self._prctl, self._files)
         if written:
-            # A thread that ended before it was given its cookie may have left its number to one that is none of ours.
-            strangers = written.difference(*(threads.threads for threads in seen.values()))
-            if taken := tasks.with_cookie(self._prctl, sorted(strangers), ours):
+            # A thread that exited before it got its cookie may have left its id to a thread that is not managed.
+            unmanaged = written.difference(*(threads.threads for threads in observed.values()))
+            if taken := tasks.with_cookie(self._prctl, sorted(unmanaged), ours):
                 tasks.drop(self._prctl, taken)
-        return seen, compare.decide(wanted, seen, ours, left)
+        return observed, compare.decide(wanted, observed, ours, left)
 
-    async def _share(self, shares: Sequence[CookieAssignment], refused: Counter[str]) -> set[int]:
-        """Hand cookies out; those that have to be made first are in the store before anybody gets one."""
+    async def _assign(self, shares: Sequence[CookieAssignment], refused: Counter[str]) -> set[int]:
+        """Assign cookies; new ones are in the store before any thread gets them."""
         written: set[int] = set()
         with ExitStack() as stack:
             carriers = [stack.enter_context(CookieCarrier()) for _ in shares]
-            had = []
+            cookies = []
             for carrier, share in zip(carriers, shares, strict=True):
-                take = partial(tasks.clear, carrier, self._prctl, share.source, share.cookie)
-                had.append(await self._turns.work(take))
-            made = {
-                cookie: share.group for cookie, share in zip(had, shares, strict=True) if cookie and not share.cookie
+                load = partial(tasks.acquire, carrier, self._prctl, share.source, share.cookie)
+                cookies.append(await self._worker.work(load))
+            created = {
+                cookie: share.group
+                for cookie, share in zip(cookies, shares, strict=True)
+                if cookie and not share.cookie
             }
-            if made and not await self._save({**self._ours, **made}):
+            if created and not await self._save({**self._ours, **created}):
                 return written
-            for carrier, share, cookie in zip(carriers, shares, had, strict=True):
+            for carrier, share, cookie in zip(carriers, shares, cookies, strict=True):
                 if cookie:
-                    give = partial(tasks.assign, carrier, self._prctl, share.tids)
-                    given = await self._turns.work(give)
-                    written.update(given.done)
-                    self._count("written", given, refused)
-            # Ending threads are waited for: not here.
-            await self._turns.work(stack.pop_all().close)
+                    assign = partial(tasks.assign, carrier, self._prctl, share.tids)
+                    assigned = await self._worker.work(assign)
+                    written.update(assigned.done)
+                    self._count("written", assigned, refused)
+            # Closing waits for the threads to end: not in the event loop.
+            await self._worker.work(stack.pop_all().close)
         return written
 
-    def _count(self, outcome: str, given: tasks.AssignResult, refused: Counter[str]) -> None:
-        self._writes[CORE_COOKIE, outcome] += len(given.done)
-        self._writes[CORE_COOKIE, "refused"] += sum(given.errors.values())
-        refused.update(given.errors)
+    def _count(self, outcome: str, assigned: tasks.AssignResult, refused: Counter[str]) -> None:
+        self._writes[CORE_COOKIE, outcome] += len(assigned.done)
+        self._writes[CORE_COOKIE, "refused"] += sum(assigned.errors.values())
+        refused.update(assigned.errors)
 
-    # What is remembered
+    # The recorded cookies
 
     async def _save(self, ours: Mapping[int, str], *, dropped: str = "gone") -> bool:
         try:
-            await self._kept.save(CookieState(ours=dict(ours)), dropped=dropped)
+            await self._rows.save(CookieState(ours=dict(ours)), dropped=dropped)
         except StoreError as exc:
             self._unrecorded = f"no cookie is assigned that cannot be recorded: {exc}"
             return False
         return True
 
     async def _prune(self) -> None:
-        """Forget cookies that no thread of the machine has any more."""
+        """Drop cookies that no thread of the machine has any more."""
         self._pruned_at = time.monotonic()
         if not self._ours:
             return
-        look = partial(tasks.cookie_threads, self._prctl, dict(self._ours), None, self._proc)
-        held = set((await self._turns.work(look)).values())
+        read = partial(tasks.cookie_threads, self._prctl, dict(self._ours), None, self._proc)
+        held = set((await self._worker.work(read)).values())
         if held != self._ours.keys():
             await self._save({cookie: group for cookie, group in self._ours.items() if cookie in held})
 
-    # What is told
+    # Status and history
 
-    def _stand(
+    def _record_statuses(
         self,
         places: Sequence[_CookieTarget],
-        seen: Mapping[str, ObservedThreads],
+        observed: Mapping[str, ObservedThreads],
         cookie_states: Mapping[str, _CookieState],
     ) -> None:
         before, self.standings = self.standings, {}
@@ -288,23 +290,25 @@ class CoreSched:
             if member is None or path not in cookie_states:
                 continue
             count, fresh = cookie_states[path]
-            state, detail = self._state(target, seen[path], count, fresh=fresh)
+            state, detail = self._state(target, observed[path], count, fresh=fresh)
             actual = member.group if count.right == count.total else f"{count.right} of {_threads(count.total)}"
-            standing = SettingStatus(member.setting, state, member.group, actual, detail, time.time())
-            known = before.get(path, {}).get(CORE_COOKIE)
-            if fresh and (known is None or known.wanted != member.group or known.state is SettingState.WOULD_WRITE):
+            status = SettingStatus(member.setting, state, member.group, actual, detail, time.time())
+            earlier = before.get(path, {}).get(CORE_COOKIE)
+            if fresh and (
+                earlier is None or earlier.wanted != member.group or earlier.state is SettingState.WOULD_WRITE
+            ):
                 self._note("write", path, group=member.group, why=member.setting.reason, setting=member.setting)
-            self.standings[path] = {CORE_COOKIE: standing}
+            self.standings[path] = {CORE_COOKIE: status}
 
     def _state(
-        self, target: _CookieTarget, seen: ObservedThreads, tally: compare.ThreadTally, *, fresh: bool
+        self, target: _CookieTarget, observed: ObservedThreads, tally: compare.ThreadTally, *, fresh: bool
     ) -> tuple[SettingState, str]:
-        if tally.right == tally.total and not seen.problem:
+        if tally.right == tally.total and not observed.problem:
             return SettingState.WRITTEN if fresh else SettingState.IN_PLACE, _threads(tally.total)
         if target.left is not None:
             return target.left, target.detail
-        if seen.problem:
-            return SettingState.REFUSED, seen.problem
+        if observed.problem:
+            return SettingState.REFUSED, observed.problem
         if tally.foreign and not tally.wrong:
             return SettingState.YIELDED, f"{tally.foreign} of {_threads(tally.total)} keep their own cookie"
         if self._unrecorded:
@@ -330,8 +334,8 @@ class CoreSched:
 
 
 def _period_s(situation: PlanSnapshot) -> float | None:
-    wish = situation.plan.cookies
-    return wish.sweep_s if wish is not None else None
+    plan = situation.plan.cookies
+    return plan.sweep_s if plan is not None else None
 
 
 def _threads(count: int) -> str:
@@ -339,13 +343,15 @@ def _threads(count: int) -> str:
 
 
 def _tallies(
-    wanted: Mapping[str, str], seen: Mapping[str, ObservedThreads], ours: Mapping[int, str], written: set[int]
+    wanted: Mapping[str, str], observed: Mapping[str, ObservedThreads], ours: Mapping[int, str], written: set[int]
 ) -> dict[str, _CookieState]:
-    now = compare.current(wanted, seen, ours)
+    now = compare.current(wanted, observed, ours)
     return {
-        path: _CookieState(compare.tally(group, seen[path], now, ours), not written.isdisjoint(seen[path].threads))
+        path: _CookieState(
+            compare.tally(group, observed[path], now, ours), not written.isdisjoint(observed[path].threads)
+        )
         for path, group in wanted.items()
-        if path in seen
+        if path in observed
     }
 
 

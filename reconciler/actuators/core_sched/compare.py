@@ -1,7 +1,7 @@
-"""What is wanted of threads' core scheduling cookies, compared with what they have. Pure.
+"""Compares the wanted core scheduling cookies of threads with the actual ones. Pure.
 
-A group is a set of containers whose threads share one cookie. Which one that is, is told by the threads: it is the one
-of ours that most of them have. Cookies that are not ours (a program that uses core scheduling itself) are left alone.
+A group is a set of containers whose threads share one cookie. A group's cookie is derived from its threads: the one of
+ours that most of them have. Cookies that are not ours (a program that uses core scheduling itself) are left unchanged.
 """
 
 from collections import Counter
@@ -18,7 +18,7 @@ class ObservedThreads(Struct, frozen=True, kw_only=True):
 
 
 class CookieAssignment(Struct, frozen=True, kw_only=True):
-    """Give the threads ``tids`` the group's cookie: that of the thread ``source``, or (``cookie`` 0) a new one."""
+    """Assign the group's cookie to the threads ``tids``: that of the thread ``source``, or (``cookie`` 0) a new one."""
 
     group: str
     cookie: int
@@ -27,13 +27,13 @@ class CookieAssignment(Struct, frozen=True, kw_only=True):
 
 
 class CookieSteps(Struct, frozen=True, kw_only=True):
-    """What is to be done. ``drops``: threads that shall have no cookie any more."""
+    """The due steps. ``clears``: threads whose cookie is to be cleared."""
 
-    shares: tuple[CookieAssignment, ...] = ()
-    drops: tuple[int, ...] = ()
+    assignments: tuple[CookieAssignment, ...] = ()
+    clears: tuple[int, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.shares or self.drops)
+        return bool(self.assignments or self.clears)
 
 
 class ThreadTally(Struct, frozen=True, kw_only=True):
@@ -45,35 +45,41 @@ class ThreadTally(Struct, frozen=True, kw_only=True):
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """The number of all threads."""
         return self.right + self.foreign + self.wrong
 
 
-def current(wanted: Mapping[str, str], seen: Mapping[str, ObservedThreads], ours: Mapping[int, str]) -> dict[str, int]:
+def current(
+    wanted: Mapping[str, str], observed: Mapping[str, ObservedThreads], ours: Mapping[int, str]
+) -> dict[str, int]:
     """The cookie of each group that has one now. ``wanted``: container to group; ``ours``: cookie to group.
 
-    Only what a thread of the group itself has counts: a cookie whose last thread has ended may come again as another's.
+    Only cookies of the group's own threads count: a cookie without threads may be reused by the kernel for another
+    group.
     """
     votes: dict[str, Counter[int]] = {}
     for path, group in wanted.items():
-        for cookie in seen[path].threads.values() if path in seen else ():
+        for cookie in observed[path].threads.values() if path in observed else ():
             if ours.get(cookie) == group:
                 votes.setdefault(group, Counter())[cookie] += 1
     return {group: min(count, key=lambda cookie: (-count[cookie], cookie)) for group, count in votes.items()}
 
 
 def decide(
-    wanted: Mapping[str, str], seen: Mapping[str, ObservedThreads], ours: Mapping[int, str], left: Collection[str] = ()
+    wanted: Mapping[str, str],
+    observed: Mapping[str, ObservedThreads],
+    ours: Mapping[int, str],
+    left: Collection[str] = (),
 ) -> CookieSteps:
-    """The difference. ``left``: containers whose threads stay as they are; a container not in ``wanted`` wants none."""
-    now = current(wanted, seen, ours)
+    """The due steps. ``left``: containers that stay unchanged; a container not in ``wanted`` wants no cookie."""
+    now = current(wanted, observed, ours)
     need: dict[str, list[int]] = {}
     source: dict[str, int] = {}
     drops: list[int] = []
-    for path in sorted(seen):
+    for path in sorted(observed):
         group = wanted.get(path)
         target = now.get(group, 0) if group is not None else 0
-        for tid, cookie in sorted(seen[path].threads.items()):
+        for tid, cookie in sorted(observed[path].threads.items()):
             if group is not None and target and cookie == target:
                 source.setdefault(group, tid)
             elif path in left or (cookie and cookie not in ours):
@@ -86,12 +92,12 @@ def decide(
         CookieAssignment(group=group, cookie=now.get(group, 0), source=source.get(group, 0), tids=tuple(need[group]))
         for group in sorted(need)
     )
-    return CookieSteps(shares=shares, drops=tuple(drops))
+    return CookieSteps(assignments=shares, clears=tuple(drops))
 
 
-def tally(group: str, seen: ObservedThreads, now: Mapping[str, int], ours: Mapping[int, str]) -> ThreadTally:
-    """How a container stands that is to be in ``group``; ``now`` as by `current`."""
+def tally(group: str, observed: ObservedThreads, now: Mapping[str, int], ours: Mapping[int, str]) -> ThreadTally:
+    """Count the threads of a container of ``group``; ``now`` as returned by `current`."""
     target = now.get(group, 0)
-    right = sum(1 for cookie in seen.threads.values() if cookie and cookie == target)
-    foreign = sum(1 for cookie in seen.threads.values() if cookie and cookie not in ours)
-    return ThreadTally(right=right, foreign=foreign, wrong=len(seen.threads) - right - foreign)
+    right = sum(1 for cookie in observed.threads.values() if cookie and cookie == target)
+    foreign = sum(1 for cookie in observed.threads.values() if cookie and cookie not in ours)
+    return ThreadTally(right=right, foreign=foreign, wrong=len(observed.threads) - right - foreign)

@@ -1,8 +1,8 @@
-"""Core scheduling as the kernel offers it: by prctl(2), one task at a time, each task with a cookie or none.
+"""Core scheduling by prctl(2): one task at a time, each task with a cookie or none.
 
-Two tasks run on two threads of one core at the same time only if their cookies are equal; a task without one goes with
-others without. A cookie is made by the kernel, cannot be chosen, passes on to children at fork, and lives for as long
-as some task has it. What can be read is a hash of it: equal for equal cookies for as long as they live.
+Two tasks run on two threads of one core at the same time only if their cookies are equal; tasks without a cookie run
+with each other. A cookie is created by the kernel, cannot be chosen, is inherited by children at fork, and exists while
+a task has it. Only a hash of it can be read: equal for equal cookies while they exist.
 
 Source: kernel documentation, admin-guide/hw-vuln/core-scheduling; prctl(2); kernel/sched/core_sched.c. Tried on 6.1.
 """
@@ -22,9 +22,9 @@ _CREATE: Final = 1
 _SHARE_TO: Final = 2
 _SHARE_FROM: Final = 3
 _THREAD: Final = 0
-"""The scope of a call: the one task. A process or a process group would be others, for writing only."""
+"""The scope of a call: one task. The other scopes, a process or a process group, are for writing only."""
 
-_WHY: Final = {
+_REASONS: Final = {
     errno.EINVAL: "this kernel has no core scheduling (CONFIG_SCHED_CORE, from Linux 5.14 on)",
     errno.ENODEV: "no core of this machine has two online threads: core scheduling has no effect",
     errno.ENOSYS: "this kernel has no prctl",
@@ -33,10 +33,10 @@ _WHY: Final = {
 
 
 class Prctl(Protocol):
-    """The four calls. ``tid`` is a thread's id, 0 the calling thread. All raise `OSError` as the kernel answers.
+    """The four calls. ``tid`` is a thread's id, 0 the calling thread. All raise `OSError` as the kernel returns it.
 
-    EINVAL: no core scheduling in this kernel; ENODEV: no core with two threads; ESRCH: no such task; EPERM: not ours
-    to look at (as for ptrace: CAP_SYS_PTRACE).
+    EINVAL: no core scheduling in this kernel; ENODEV: no core with two threads; ESRCH: no such task; EPERM: no
+    permission to read the task (as for ptrace: CAP_SYS_PTRACE).
     """
 
     def get(self, tid: int) -> int:
@@ -81,30 +81,30 @@ class RealPrctl:
 
 
 def unable(prctl: Prctl) -> str:
-    """Why core scheduling is not to be had on this machine now; empty when it is."""
+    """Why core scheduling is unavailable on this machine now; empty if it is available."""
     try:
         own = prctl.get(0)
     except OSError as exc:
-        return _WHY.get(exc.errno or 0, str(exc))
+        return _REASONS.get(exc.errno or 0, str(exc))
     if own:
-        # Every thread of ours would hand it on, and none could take a cookie away.
+        # Every thread of bypassd would pass it on, and none could clear a cookie.
         return "bypassd itself has a core scheduling cookie: start it without one"
     return ""
 
 
 @final
 class CookieCarrier:
-    """A thread of its own that takes a cookie to others. It begins without one, and what it has ends with it.
+    """A dedicated thread that passes a cookie to other tasks. It starts without one; its cookie ends with it.
 
-    A cookie is passed on by tasks only, and whatever a thread starts inherits its cookie: so never by a thread that
-    does anything else, before or after.
+    Only tasks can pass on a cookie, and every thread inherits the cookie of its creator: so the carrying thread must
+    never do anything else, before or after.
     """
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="core-cookie")
 
     def call(self, function: Callable[..., T], *arguments: object) -> T:
-        """Run it in the carrier's thread and wait."""
+        """Run a function in the carrier's thread and wait for its result."""
         return self._thread.submit(function, *arguments).result()
 
     def close(self) -> None:

@@ -1,10 +1,10 @@
-"""The threads of containers and their cookies: reading them, handing cookies out, and taking ours back.
+"""The threads of containers and their cookies: reading them, assigning cookies, and clearing ours.
 
-Everything here blocks and belongs in a worker thread. Threads come and go meanwhile: one that has ended is no error,
-and whoever calls looks again until nothing is left to do.
+Everything here blocks and runs in a worker thread. Threads start and exit meanwhile: an exited one is not an error; the
+caller repeats until nothing is left to do.
 
-Which cookies are ours is in the ledger: a cookie is there before any thread has it. By that alone they are taken back.
-A cookie's number means something on one boot only, as every row of the ledger.
+The ledger records which cookies are ours: a cookie is recorded before any thread has it, and the restore clears only
+these. A cookie's number is valid during one boot only, like every row of the ledger.
 """
 
 import errno
@@ -27,13 +27,13 @@ from state.ledger import Ledger
 from state.undo import RestoreOutcome, RestoreResult
 
 FILE: Final = "core cookie"
-"""What stands for a file's name in the ledger, in the history and in what restore reports."""
+"""In place of a file name, in the ledger, in the history and in the results of a restore."""
 _NONE: Final = "none"
 _HEX: Final = re.compile("0x[0-9a-f]{1,16}", re.ASCII)
 
 
 class CookieState(Struct, frozen=True, kw_only=True):
-    """What is recorded: cookie to group."""
+    """The recorded state: cookie to group."""
 
     ours: Mapping[int, str] = {}
 
@@ -70,23 +70,23 @@ CODEC: Final = RowCodec(kind=COOKIE, load=_load, dump=_dump)
 def undo(
     prctl: Prctl, state: CookieState, only: str | None = None, proc: str = "/proc"
 ) -> tuple[list[RestoreResult], CookieState]:
-    """Take our cookies back, from all threads or one pod's (uid); the cookies that threads still have. Errors: none."""
+    """Clear our cookies, of all threads or one pod's (uid); returns the cookies still in use as well. Errors: none."""
     if not state.ours:
         return [], state
     if why := unable(prctl):
         return [refused(why)], state
-    done = take_back(prctl, state.ours, only, proc)
+    done = clear_all(prctl, state.ours, only, proc)
     held = set(cookie_threads(prctl, state.ours, None, proc).values())
     return done, CookieState(ours={cookie: group for cookie, group in state.ours.items() if cookie in held})
 
 
 def restore_cookies(prctl: Prctl, ledger: Ledger, only: str | None = None, proc: str = "/proc") -> list[RestoreResult]:
-    """Take our cookies back while no daemon runs, by what the ledger has of them. Errors: `StoreError`."""
+    """Clear our cookies while no daemon runs, as recorded in the ledger. Errors: `StoreError`."""
     return undo_rows(ledger, CODEC, lambda state: undo(prctl, state, only, proc))
 
 
 def refused(why: str) -> RestoreResult:
-    """What restore tells where this machine cannot take cookies away now."""
+    """The result of a restore if this machine cannot clear cookies now."""
     return RestoreResult(path="/", file=FILE, undo=RestoreOutcome.REFUSED, detail=why)
 
 
@@ -95,7 +95,7 @@ _GONE: Final = frozenset({errno.ENOENT, errno.ENODEV, errno.ENOTDIR})
 
 
 class AssignResult(NamedTuple):
-    """What became of a hand-out: threads that took it, and the errors of those that did not, by their number."""
+    """The outcome of an assignment: the threads that have it, and the errors of the others, by their number."""
 
     done: tuple[int, ...]
     errors: Mapping[str, int]
@@ -104,15 +104,15 @@ class AssignResult(NamedTuple):
 def observe(
     places: Iterable[tuple[str, str]], file: str, prctl: Prctl, files: FileOps = REAL
 ) -> dict[str, ObservedThreads]:
-    """The threads of each place (a name and its directory), in groups below it too; a place that is gone is left out.
+    """The threads of each place (a name and its directory) and of groups below it; a place that is gone is missing.
 
-    ``file`` lists threads: ``tasks`` on v1, ``cgroup.threads`` on v2.
-    Errors: `OSError` when the kernel has stopped offering core scheduling (ENODEV, EINVAL).
+    ``file`` lists threads: ``tasks`` on v1, ``cgroup.threads`` on v2. Errors: `OSError` if the kernel no longer offers
+    core scheduling (ENODEV, EINVAL).
     """
     threads: dict[str, ObservedThreads] = {}
     for name, directory in places:
         try:
-            tids = sorted(set(_listed(directory, file, files)))
+            tids = sorted(set(_thread_ids(directory, file, files)))
         except OSError as exc:
             if exc.errno not in _GONE:
                 threads[name] = ObservedThreads(problem=f"cannot list its threads: {exc.strerror}")
@@ -121,11 +121,11 @@ def observe(
     return threads
 
 
-def _listed(directory: str, file: str, files: FileOps) -> Iterator[int]:
+def _thread_ids(directory: str, file: str, files: FileOps) -> Iterator[int]:
     yield from map(int, files.read(directory, file).split())
     for inner in files.groups(directory):
         try:
-            yield from _listed(f"{directory}/{inner}", file, files)
+            yield from _thread_ids(f"{directory}/{inner}", file, files)
         except OSError as exc:
             if exc.errno not in _GONE:
                 raise
@@ -136,7 +136,7 @@ def _cookies(tids: Sequence[int], prctl: Prctl) -> ObservedThreads:
     problem = ""
     for tid in tids:
         if not tid:
-            # The kernel's word for a process of a PID namespace that is not below ours.
+            # The kernel reports 0 for a process of a PID namespace that is not below ours.
             problem = "its processes are outside this PID namespace: bypassd needs the host's (hostPID)"
             continue
         try:
@@ -145,35 +145,35 @@ def _cookies(tids: Sequence[int], prctl: Prctl) -> ObservedThreads:
             if exc.errno in {errno.ENODEV, errno.EINVAL}:
                 raise
             if exc.errno != errno.ESRCH:
-                problem = _words(exc)
+                problem = _error_text(exc)
     return ObservedThreads(threads=threads, problem=problem)
 
 
 def assign(carrier: CookieCarrier, prctl: Prctl, tids: Iterable[int]) -> AssignResult:
-    """Give the threads what the carrier has: its cookie, or none."""
+    """Give the threads the carrier's cookie, or none if it has none."""
 
-    def hand_out() -> AssignResult:
+    def share() -> AssignResult:
         done, errors = [], Counter[str]()
         for tid in tids:
             try:
                 prctl.share_to(tid)
             except OSError as exc:
                 if exc.errno != errno.ESRCH:
-                    errors[_words(exc)] += 1
+                    errors[_error_text(exc)] += 1
             else:
                 done.append(tid)
         return AssignResult(tuple(done), errors)
 
-    return carrier.call(hand_out)
+    return carrier.call(share)
 
 
-def clear(carrier: CookieCarrier, prctl: Prctl, source: int, cookie: int) -> int:
-    """Have the carrier take up a group's cookie from one of its threads, or (``cookie`` 0) a new one; what it has now.
+def acquire(carrier: CookieCarrier, prctl: Prctl, source: int, cookie: int) -> int:
+    """Give the carrier a group's cookie, from one of its threads, or (``cookie`` 0) a new one; returns its cookie.
 
-    0 when the thread has ended or has another cookie by now: look again.
+    0 if the thread has exited or has another cookie by now: read again.
     """
 
-    def take_up() -> int:
+    def take_cookie() -> int:
         if not cookie:
             prctl.create()
             return prctl.get(0)
@@ -185,11 +185,11 @@ def clear(carrier: CookieCarrier, prctl: Prctl, source: int, cookie: int) -> int
             raise
         return cookie if prctl.get(0) == cookie else 0
 
-    return carrier.call(take_up)
+    return carrier.call(take_cookie)
 
 
 def drop(prctl: Prctl, tids: Iterable[int]) -> AssignResult:
-    """Take the cookies of these threads away."""
+    """Clear the cookies of these threads."""
     with CookieCarrier() as carrier:
         return assign(carrier, prctl, tids)
 
@@ -217,25 +217,29 @@ def cookie_threads(
                 cookie = prctl.get(tid)
             except OSError:
                 continue
-            if cookie in cookies and (only is None or _is_of(f"{proc}/{pid}/task/{tid}", only)):
+            if cookie in cookies and (only is None or _is_in_pod(f"{proc}/{pid}/task/{tid}", only)):
                 threads[tid] = cookie
     return threads
 
 
-def take_back(
+def clear_all(
     prctl: Prctl, ours: Mapping[int, str], only: str | None = None, proc: str = "/proc"
 ) -> list[RestoreResult]:
-    """Take our cookies from every thread that has one, wherever it is by now; one line for each cookie."""
+    """Clear our cookies on every thread that has one, in any group; one result for each cookie."""
     taken: Counter[int] = Counter()
     failed: dict[int, str] = {}
     for _ in range(_ROUNDS):
-        there = {tid: cookie for tid, cookie in cookie_threads(prctl, ours, only, proc).items() if cookie not in failed}
-        if not there:
+        holders = {
+            tid: cookie for tid, cookie in cookie_threads(prctl, ours, only, proc).items() if cookie not in failed
+        }
+        if not holders:
             break
-        given = drop(prctl, there)
-        taken.update(there[tid] for tid in given.done)
-        if given.errors:
-            failed |= dict.fromkeys((there[tid] for tid in there.keys() - set(given.done)), next(iter(given.errors)))
+        cleared = drop(prctl, holders)
+        taken.update(holders[tid] for tid in cleared.done)
+        if cleared.errors:
+            failed |= dict.fromkeys(
+                (holders[tid] for tid in holders.keys() - set(cleared.done)), next(iter(cleared.errors))
+            )
     return [
         RestoreResult(
             path=ours[cookie],
@@ -256,8 +260,8 @@ def _numbers(directory: str) -> list[int]:
         return []
 
 
-def _is_of(directory: str, uid: str) -> bool:
-    """Whether a thread is in a pod's group, by either driver's name of it."""
+def _is_in_pod(directory: str, uid: str) -> bool:
+    """Whether a thread is in a pod's group, named by either cgroup driver."""
     try:
         with open(f"{directory}/cgroup", encoding="utf-8") as file:
             text = file.read()
@@ -266,6 +270,6 @@ def _is_of(directory: str, uid: str) -> bool:
     return f"pod{uid}" in text or f"pod{uid.replace('-', '_')}" in text
 
 
-def _words(exc: OSError) -> str:
+def _error_text(exc: OSError) -> str:
     name = errno.errorcode.get(exc.errno or 0, str(exc.errno))
     return f"prctl: {name}" + (" (CAP_SYS_PTRACE is needed)" if exc.errno == errno.EPERM else "")

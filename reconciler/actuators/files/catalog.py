@@ -1,8 +1,8 @@
-"""The files of the node, outside of every cgroup, that policies may set: where each is, and the codec of its text.
+"""The files of the node, outside of every cgroup, that policies may set: the path of each, and the codec of its text.
 
 A policy names one in a `state.plan.FileTarget`; `reconciler.actuators.files.node_files` writes it, records the
-original, shows it, and restores it. A new file is one entry of the catalog; where its text is of a new form, with a
-codec of its own. The values are integers, so that a target can be bounded (`FileTarget.most_rise`).
+original, reports it, and restores it. A new file is one entry of the catalog; a new form of text needs a codec as well.
+The values are integers, so that a target can be bounded (`FileTarget.most_rise`).
 
 Source: kernel documentation, admin-guide/sysctl/vm. ``watermark_scale_factor`` came with Linux 4.6; /proc/sys is
 read-only in containers that are not privileged.
@@ -19,7 +19,7 @@ from state.memory import MIN_FREE, SCALE
 
 
 class FileCodec(Struct, frozen=True):
-    """The text of a file: what is read from it as a number (errors: `ValueError`), and what is written."""
+    """The text of a file: decoded to a number (errors: `ValueError`), and encoded from one."""
 
     decode: Callable[[str], int]
     encode: Callable[[int], str]

@@ -1,8 +1,8 @@
 """Sets files of the node outside of every cgroup (`reconciler.actuators.files.catalog`). An auxiliary actuator.
 
 The original is durable before the first write, together with every value of ours that the file may have after a crash.
-A value that is neither was written by another program (sysctl, tuned, the kernel itself as memory is plugged in): it
-is left as it is, reported, and no longer restored.
+A value that is neither was written by another program (sysctl, tuned, the kernel itself as memory is plugged in): it is
+left unchanged, reported, and no longer restored.
 """
 
 import os
@@ -92,7 +92,7 @@ CODECS: Final = {kind: _codec(kind) for kind in (SYSCTL, FILE)}
 
 
 class FileAccess:
-    """Reads and writes the files; as a `ValueAccess` it restores them. Everything in here is for a thread."""
+    """Reads and writes the files; as a `ValueAccess` it restores them. All methods block and run in a thread."""
 
     def __init__(self, root: str, files: FileOps, catalog: Mapping[str, NodeFile] = FILES) -> None:
         """``catalog``: the files by name; a name that is not in it is never opened."""
@@ -101,7 +101,7 @@ class FileAccess:
         self._files = files
 
     def value(self, name: str) -> int | str:
-        """The value; a text: why there is none."""
+        """The value; or a text with the reason why it cannot be read."""
         file = self.catalog.get(name)
         if file is None:
             return f"this version has no file named {name}"
@@ -116,7 +116,7 @@ class FileAccess:
             return f"/{file.path} has an unexpected text"
 
     def set(self, name: str, value: int) -> str:
-        """Write the value and read it back. Empty when it is in place, else why not."""
+        """Write the value and read it back. Returns an empty text, or the reason of the failure."""
         file = self.catalog[name]
         directory, base = os.path.split(os.path.join(self._root, file.path))
         try:
@@ -129,14 +129,14 @@ class FileAccess:
         return "" if result == value else f"accepted, but it reads {result}"
 
     def is_same(self, row: LedgerEntry) -> bool:
-        """Such a file is the same for as long as the kernel runs."""
+        """Always the same object while the kernel runs."""
         return row.path == MACHINE
 
     def read(self, row: LedgerEntry) -> str:
-        """The value. Errors: `ValueError` says why there is none."""
+        """The value. Errors: `ValueError` with the reason why it cannot be read."""
         value = self.value(row.file)
         if isinstance(value, str):
-            raise ValueError(value)  # noqa: TRY004  # the kernel's answer, no mistake of types
+            raise ValueError(value)  # noqa: TRY004  # an error returned by the kernel, not a wrong type
         return str(value)
 
     def write(self, row: LedgerEntry, text: str) -> None:
@@ -146,14 +146,17 @@ class FileAccess:
 
 
 def undo(access: FileAccess, kind: str, state: FileRows) -> tuple[list[RestoreResult], FileRows]:
-    """Write the originals back; and what is left to be restored. For a thread. Errors: none."""
+    """Restore the originals; returns the results and the remaining state. For a thread. Errors: none."""
     rows = sorted((_row(kind, name, value) for name, value in state.values.items()), key=lambda row: row.file)
     done, left = undo_values(rows, access)
     return done, CODECS[kind].load(left)
 
 
 def restore_files(ledger: Ledger, *, root: str = "/", files: FileOps = REAL) -> list[RestoreResult]:
-    """Restore all of them while no daemon runs. Errors: `StoreError` when that cannot be recorded; it is done then."""
+    """Restore all of them while no daemon runs.
+
+    Errors: `StoreError` if the result cannot be recorded; they are restored.
+    """
     access = FileAccess(root, files)
     return [
         result for kind, codec in CODECS.items() for result in undo_rows(ledger, codec, partial(undo, access, kind))
@@ -162,7 +165,7 @@ def restore_files(ledger: Ledger, *, root: str = "/", files: FileOps = REAL) -> 
 
 @final
 class NodeFiles:
-    """See the module's text."""
+    """The auxiliary actuator for the node's files."""
 
     name = NAME
 
@@ -175,12 +178,12 @@ class NodeFiles:
         files: FileOps = REAL,
         catalog: Mapping[str, NodeFile] = FILES,
     ) -> None:
-        """``lane``: the store's limiter."""
+        """``lane``: the store's one-thread limiter."""
         self.counts: Counter[str] = Counter()
         self.standings: dict[str, dict[str, SettingStatus]] = {}
         self._access = FileAccess(root, files, catalog)
         self._rows = {kind: LedgerState(codec, ledger, lane) for kind, codec in CODECS.items()}
-        self._turns = PeriodicWorker(self._sweep, _period_s)
+        self._worker = PeriodicWorker(self._sweep, _period_s)
         self._confirmed: set[str] = set()
         """Files in which a value of ours was read in this run: any other value there is another program's."""
         self._values: dict[str, int | str] = {}
@@ -188,26 +191,26 @@ class NodeFiles:
     # The interface of an auxiliary actuator
 
     def planned(self, situation: PlanSnapshot) -> None:
-        """A reconciliation is over. The values do not depend on pods: only a changed target is worth a sweep now."""
-        before = self._turns.situation
+        """A reconciliation is over. The values do not depend on pods: only a changed target wakes a sweep."""
+        before = self._worker.situation
         changed = before is None or _relevant(before) != _relevant(situation)
-        self._turns.planned(situation, wake=changed and bool(situation.plan.files or self._changed))
+        self._worker.planned(situation, wake=changed and bool(situation.plan.files or self._changed))
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Compare after each change of the targets, and each minute, for ever."""
-        await self._turns.run(task_status=task_status)
+        await self._worker.run(task_status=task_status)
 
     async def sweep(self) -> None:
-        """Bring the files to what the newest plan wants."""
-        await self._turns.sweep()
+        """Bring the files to the newest plan's values."""
+        await self._worker.sweep()
 
     async def restore(self, only: str | None = None) -> Sequence[RestoreResult]:
         """Restore all of them; none belongs to a pod."""
-        async with self._turns.restoring():
+        async with self._worker.restoring():
             return await self._restore(self._changed) if only is None else ()
 
     def status(self) -> Mapping[str, object]:
-        """Present, original and wanted values by name; counts."""
+        """Current, original and wanted values by name; counts."""
         changed = self._changed
         values = {
             name: {
@@ -222,7 +225,7 @@ class NodeFiles:
         return {"values": values, "counts": dict(sorted(self.counts.items()))}
 
     def problems(self) -> Sequence[str]:
-        """The wanted values that are not in place, and why."""
+        """The wanted values that are not in place, with the reason."""
         return [
             f"{name}: {status.detail}"
             for name, status in sorted(self.standings.get(MACHINE, {}).items())
@@ -242,7 +245,7 @@ class NodeFiles:
     async def _sweep(self, situation: PlanSnapshot) -> None:
         targets = situation.plan.files
         names = sorted({*targets, *self._changed})
-        self._values = await self._turns.work(lambda: {name: self._access.value(name) for name in names})
+        self._values = await self._worker.work(lambda: {name: self._access.value(name) for name in names})
         held = {name for name in names if holding(situation.holds, path=MACHINE, knob=name, pod_uid=None) is not None}
         if situation.enforce:
             await self._restore(
@@ -251,9 +254,9 @@ class NodeFiles:
         statuses: dict[str, SettingStatus] = {}
         for name, target in targets.items():
             if (setting := target.setting) is None:
-                continue  # the value cannot be computed now; the present one stays
+                continue  # the value cannot be computed now; the current one stays
             dry = not situation.enforce or target.dry_run
-            state, detail = await self._bring(setting, target, held=name in held, dry=dry)
+            state, detail = await self._set(setting, target, held=name in held, dry=dry)
             value = self._values[name]
             actual = str(value) if isinstance(value, int) else None
             statuses[name] = SettingStatus(setting, state, str(setting.value), actual, detail, time.time())
@@ -261,8 +264,8 @@ class NodeFiles:
                 self.counts[state] += 1
         self.standings = {MACHINE: statuses} if statuses else {}
 
-    async def _bring(self, setting: Setting, wanted: FileTarget, *, held: bool, dry: bool) -> tuple[SettingState, str]:
-        """Bring one file to its value; its state then, and why."""
+    async def _set(self, setting: Setting, wanted: FileTarget, *, held: bool, dry: bool) -> tuple[SettingState, str]:
+        """Bring one file to its value; returns its state, with the reason."""
         name, value = setting.knob, setting.value
         assert isinstance(value, int)
         present, before = self._values[name], self._changed.get(name)
@@ -289,7 +292,7 @@ class NodeFiles:
             await rows.save(FileRows(values={**rows.now.values, name: fresh}))
         except StoreError as exc:
             return SettingState.NOT_RECORDED, str(exc)
-        refused = await self._turns.work(partial(self._access.set, name, target))
+        refused = await self._worker.work(partial(self._access.set, name, target))
         if refused:
             return SettingState.REFUSED, refused
         self._confirmed.add(name)
@@ -297,19 +300,19 @@ class NodeFiles:
         return SettingState.WRITTEN, ""
 
     def _is_foreign(self, name: str, present: int, before: NodeFileState) -> bool:
-        """Neither ours, nor the original that is still there when a crash came before the write."""
+        """True if the value is neither ours nor the original, which stays if a crash preceded the write."""
         return present not in before.ours and (name in self._confirmed or present != before.original)
 
     async def _restore(self, chosen: Mapping[str, NodeFileState]) -> list[RestoreResult]:
         done: list[RestoreResult] = []
         for kind, rows in self._rows.items():
-            mine = {name: file for name, file in chosen.items() if name in rows.now.values}
-            if not mine:
+            selected = {name: file for name, file in chosen.items() if name in rows.now.values}
+            if not selected:
                 continue
-            results, failed = await self._turns.work(partial(undo, self._access, kind, FileRows(values=mine)))
-            over = mine.keys() - failed.values.keys()
-            self._confirmed -= over
-            left = {name: file for name, file in rows.now.values.items() if name not in over}
+            results, failed = await self._worker.work(partial(undo, self._access, kind, FileRows(values=selected)))
+            finished = selected.keys() - failed.values.keys()
+            self._confirmed -= finished
+            left = {name: file for name, file in rows.now.values.items() if name not in finished}
             try:
                 await rows.save(FileRows(values=left), dropped="restored")
             except StoreError as exc:
@@ -319,7 +322,7 @@ class NodeFiles:
 
 
 def _relevant(situation: PlanSnapshot) -> tuple[object, ...]:
-    """What of a situation matters here."""
+    """The parts of a situation that this actuator depends on."""
     targets = {name: (target.setting, target.dry_run) for name, target in situation.plan.files.items()}
     return targets, situation.enforce, situation.holds
 

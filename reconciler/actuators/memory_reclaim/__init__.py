@@ -1,7 +1,7 @@
 """Proactive reclaim of BE memory, one bounded action at a time.
 
-Belongs here: how much is taken from which group, and stopping when it hurts.
+Belongs here: reclaiming a given amount from a group, and cancelling it.
 
-Does not belong here: memory limits, which are control files (`actuators/cgroup`), and the settings of the policy
-(`policies`).
+Does not belong here: how much to reclaim (`reconciler.control.reclaim_loop`), memory limits, which are control files
+(`actuators/cgroup`), and the settings of the policy (`policies`).
 """

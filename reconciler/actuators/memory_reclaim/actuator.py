@@ -1,12 +1,12 @@
-"""Reads what BE containers have of memory, and takes from them what it is told to, one bounded action at a time.
+"""Reads the memory of BE containers, and reclaims requested amounts from them, one bounded action at a time.
 
-Reading is a few small files a container, in the loop. Actions run in one thread: so never two at once, for one
-container or for two. An action on cgroup v2 is cut into chunks, and ends between two of them when it is no longer
-wanted; ``force_empty`` on v1 is one call, 0.1 s for a full cache, which only a signal would end. Reclaiming leaves
-nothing to undo; what was taken is counted. `reconciler.control.reclaim_loop` says what is to be taken.
+Reading takes a few small files per container, in the event loop. Actions run in one thread: never two at once, for one
+container or for two. An action on cgroup v2 is split into chunks, and can be cancelled between two of them;
+``force_empty`` on v1 is one call, 0.1 s for a full cache, which only a signal would end. Reclaimed memory needs no
+restore; the amount is counted. `reconciler.control.reclaim_loop` decides the actions.
 
-Source: kernel documentation admin-guide/cgroup-v2 (memory.reclaim, 5.19: EAGAIN is "less than asked"; from 6.9 on with
-``swappiness=0``, which leaves all but page cache alone) and cgroup-v1/memory (force_empty).
+Source: kernel documentation admin-guide/cgroup-v2 (memory.reclaim, 5.19: EAGAIN is "less than requested"; from 6.9 on
+with ``swappiness=0``, which limits the reclaim to page cache) and cgroup-v1/memory (force_empty).
 """
 
 import errno
@@ -35,12 +35,12 @@ _KNOB: Final = "memory.reclaim"
 _CACHE_ONLY: Final = " swappiness=0"
 _CHUNK: Final = 16 << 20
 _SLICE_S: Final = 0.001
-_KEPT: Final = 50
+_HISTORY: Final = 50
 _LACKING: Final = "this kernel has no memory.reclaim (from Linux 5.19 on)"
 
 
 class ReclaimResult(NamedTuple):
-    """One action and what came of it. ``at``: wall-clock seconds; ``got`` None: not known."""
+    """One action and its outcome. ``at``: wall-clock seconds; ``got``: bytes, None: unknown."""
 
     action: ReclaimAction
     at: float
@@ -51,27 +51,27 @@ class ReclaimResult(NamedTuple):
 
 @final
 class ReclaimActuator:
-    """See the module's text."""
+    """The actuator for proactive reclaim."""
 
     def __init__(
         self, hierarchy: Hierarchy, *, files: FileOps = REAL, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.version = hierarchy.version("memory") or 0
-        """Of the memory controller."""
+        """The cgroup version of the memory controller, 0 without one."""
         self.counts: Counter[str] = Counter()
         """Actions by kind and outcome, and ``bytes``."""
-        self.done: deque[ReclaimResult] = deque(maxlen=_KEPT)
+        self.done: deque[ReclaimResult] = deque(maxlen=_HISTORY)
         self.problems: dict[str, str] = {}
         """What cannot be read or done on this node, by subject."""
         self._hierarchy = hierarchy
         self._files = files
         self._clock = clock
         self._lane = trio.CapacityLimiter(1)
-        self._knows_swappiness = True
-        """Until the kernel has refused it once. Used in the lane's thread only."""
+        self._has_swappiness = True
+        """False after the kernel has refused it once. Used in the actuator's thread only."""
 
-    async def read(self, situation: PlanSnapshot, wish: ReclaimRequest, *, by_node: bool) -> list[GroupMemory]:
-        """What each BE container has; ``by_node``: also where its page cache lies."""
+    async def read(self, situation: PlanSnapshot, request: ReclaimRequest, *, by_node: bool) -> list[GroupMemory]:
+        """The memory of each BE container; ``by_node``: also its page cache by NUMA node."""
         group_memories: list[GroupMemory] = []
         since = self._clock()
         for uid in sorted(situation.view.pods):
@@ -84,15 +84,15 @@ class ReclaimActuator:
                 path = container.group.path
                 if holding(situation.holds, path=path, knob=_KNOB, pod_uid=uid) is not None:
                     continue
-                group_memory = self._read_one(pod, container, probing=wish.probe, by_node=by_node)
+                group_memory = self._memory_of(pod, container, probing=request.probe, by_node=by_node)
                 group_memories += [group_memory] if group_memory is not None else []
             if self._clock() - since > _SLICE_S:
                 await trio.lowlevel.checkpoint()
                 since = self._clock()
         return group_memories
 
-    def _read_one(self, pod: Pod, container: Container, *, probing: bool, by_node: bool) -> GroupMemory | None:
-        """What a container has; None when it is gone or cannot be read."""
+    def _memory_of(self, pod: Pod, container: Container, *, probing: bool, by_node: bool) -> GroupMemory | None:
+        """The memory of a container; None if it is gone or cannot be read."""
         path = container.group.path
         directory = self._hierarchy.directory("memory", path)
         prefix, used = ("total_", "memory.usage_in_bytes") if self.version == 1 else ("", "memory.current")
@@ -123,7 +123,7 @@ class ReclaimActuator:
         )
 
     def _cache_on(self, directory: str) -> Mapping[int, int] | None:
-        """A group's page cache by NUMA node; None where the kernel does not tell that."""
+        """A group's page cache by NUMA node, in bytes; None if the kernel does not report it."""
         try:
             return parse_numa_cache(self._files.read(directory, "memory.numa_stat"), self.version, PAGE)
         except (OSError, ValueError):
@@ -142,31 +142,31 @@ class ReclaimActuator:
     # One action
 
     async def take(self, action: ReclaimAction, *, dry_run: bool) -> None:
-        """Do it; with ``dry_run`` only note it. Cancelled, it ends at its next chunk."""
+        """Run the action; with ``dry_run`` only record it. After a cancellation it ends at its next chunk."""
         if dry_run:
-            self._note(ReclaimResult(action, time.time(), 0.0, None, "would reclaim"))
+            self._record(ReclaimResult(action, time.time(), 0.0, None, "would reclaim"))
             return
-        given_up: list[bool] = []
+        cancelled: list[bool] = []
         started = self._clock()
         try:
-            # Abandoned when cancelled: it then stops at its next chunk, by itself.
+            # The thread is abandoned when cancelled: it then ends at its next chunk.
             got, outcome = await trio.to_thread.run_sync(
-                self._take, action, given_up, abandon_on_cancel=True, limiter=self._lane
+                self._reclaim, action, cancelled, abandon_on_cancel=True, limiter=self._lane
             )
         except trio.Cancelled:
-            self._note(ReclaimResult(action, time.time(), self._clock() - started, None, "cancelled"))
+            self._record(ReclaimResult(action, time.time(), self._clock() - started, None, "cancelled"))
             raise
         finally:
-            given_up.append(True)
-        self._note(ReclaimResult(action, time.time(), self._clock() - started, got, outcome))
+            cancelled.append(True)
+        self._record(ReclaimResult(action, time.time(), self._clock() - started, got, outcome))
 
-    def _take(self, action: ReclaimAction, given_up: Sequence[bool]) -> tuple[int | None, str]:
-        """In the lane's thread: ask the kernel, chunk by chunk."""
+    def _reclaim(self, action: ReclaimAction, cancelled: Sequence[bool]) -> tuple[int | None, str]:
+        """In the actuator's thread: reclaim chunk by chunk."""
         directory = self._hierarchy.directory("memory", action.path)
         used = "memory.usage_in_bytes" if self.version == 1 else "memory.current"
         try:
             before = int(self._files.read(directory, used))
-            outcome = self._ask(directory, action, given_up)
+            outcome = self._reclaim_chunks(directory, action, cancelled)
             got = max(0, before - int(self._files.read(directory, used)))
         except OSError as exc:
             if exc.errno not in {errno.ENOENT, errno.ENODEV}:
@@ -175,25 +175,25 @@ class ReclaimActuator:
         return got, outcome
 
     def _lacks_reclaim(self, directory: str) -> bool:
-        """Whether the group is there and this kernel gave it no such file."""
+        """Whether the group exists and this kernel provides no such file in it."""
         try:
             names = self._files.files(directory)
         except OSError:
             return False
         return bool(names) and self.version == 2 and _KNOB not in names
 
-    def _ask(self, directory: str, action: ReclaimAction, given_up: Sequence[bool]) -> str:
-        """Errors: `OSError` as the kernel answers, less than asked (EAGAIN) excepted."""
+    def _reclaim_chunks(self, directory: str, action: ReclaimAction, cancelled: Sequence[bool]) -> str:
+        """Errors: `OSError` as the kernel returns it, except EAGAIN (less than requested)."""
         if self.version == 1:
             self._files.write(directory, "memory.force_empty", "1")
             return "reclaimed"
         left = action.want_bytes
         while left > 0:
-            if given_up:
+            if cancelled:
                 return "cancelled"
             chunk = min(left, _CHUNK)
             try:
-                self._ask_for(directory, chunk, cache_only=action.cache_only)
+                self._reclaim_chunk(directory, chunk, cache_only=action.cache_only)
             except OSError as exc:
                 if exc.errno == errno.EAGAIN:
                     return "partly reclaimed"
@@ -201,26 +201,29 @@ class ReclaimActuator:
             left -= chunk
         return "reclaimed"
 
-    def _ask_for(self, directory: str, chunk: int, *, cache_only: bool) -> None:
-        """Errors: `OSError` as the kernel answers. Before 6.9 it is asked for the amount alone, and may swap."""
-        if cache_only and self._knows_swappiness:
+    def _reclaim_chunk(self, directory: str, chunk: int, *, cache_only: bool) -> None:
+        """Reclaim one chunk. Before 6.9 only the amount can be requested, and the kernel may swap.
+
+        Errors: `OSError` as the kernel returns it.
+        """
+        if cache_only and self._has_swappiness:
             try:
                 self._files.write(directory, _KNOB, f"{chunk}{_CACHE_ONLY}")
             except OSError as exc:
                 if exc.errno != errno.EINVAL:
                     raise
-                self._knows_swappiness = False
+                self._has_swappiness = False
             else:
                 return
         self._files.write(directory, _KNOB, str(chunk))
 
-    def _note(self, done: ReclaimResult) -> None:
+    def _record(self, done: ReclaimResult) -> None:
         self.done.append(done)
         self.counts[f"{done.action.kind} {done.outcome}"] += 1
         self.counts["bytes"] += done.got or 0
         if done.outcome == _LACKING:
             self.problems["kernel"] = _LACKING
         amount = size(done.action.want_bytes) if done.action.want_bytes else "all page cache"
-        # A relief is news; probes happen all the time, and are counted.
+        # A relief is logged as information; probes are frequent, and are only counted.
         write = _LOG.info if done.action.kind == "relief" and done.got is not None else _LOG.debug
         write("memory reclaim", path=done.action.path, amount=amount, outcome=done.outcome, reason=done.action.why)

@@ -1,8 +1,8 @@
-"""Which network namespace each pod's processes are in, as open files. Synchronous; for a thread.
+"""The network namespace of each pod's processes, as open files. Synchronous; for a thread.
 
-Asked of the sandbox's process first: it never changes its namespace, while what runs in a container may have entered
-one that is none of its pod's. A process's number may be somebody else's by the time that its namespace is opened, so
-it must be in the pod's groups still afterwards. Nothing is read from inside a pod: no file there is trusted.
+The sandbox's process comes first: it never changes its namespace, while a container's process may have entered one that
+is not its pod's. A process id may be reused before its namespace is opened, so the process must still be in the pod's
+groups afterwards. Nothing is read from inside a pod: no file there is trusted.
 
 Source: network_namespaces(7), namespaces(7).
 """
@@ -18,11 +18,11 @@ from reconciler.signals.processes import PodProcesses
 from state.model import ContainerKind, Phase, Pod
 
 _TRIED: Final = 3
-"""Processes of a group that are asked, when the first have ended meanwhile."""
+"""Processes of a group that are tried, if the first ones have exited meanwhile."""
 
 
 class NetworkNamespace(NamedTuple):
-    """One namespace: what tells it from others while a file of it is open, and that file."""
+    """One namespace: an inode that identifies it while a file of it is open, and that file."""
 
     inode: int
     file: int
@@ -33,7 +33,7 @@ class NetworkNamespaces(Protocol):
 
     @property
     def own(self) -> int:
-        """The inode of the namespace that we are in, in which our devices stand."""
+        """The inode of our own namespace, which contains our devices."""
 
     def __enter__(self) -> Self: ...
 
@@ -42,12 +42,12 @@ class NetworkNamespaces(Protocol):
     ) -> None: ...
 
     def of(self, pods: Iterable[Pod]) -> Mapping[str, NetworkNamespace]:
-        """By pod uid; a pod is not in it that has no process yet, or none any more."""
+        """By pod uid; a pod without a process is missing."""
 
 
 @final
 class RealNetworkNamespaces:
-    """`NetworkNamespaces` by /proc. See the module's text."""
+    """`NetworkNamespaces` from /proc."""
 
     def __init__(self, hierarchy: Hierarchy, *, files: FileOps = REAL, proc: str = "/proc") -> None:
         self.own = 0
@@ -75,7 +75,7 @@ class RealNetworkNamespaces:
         return namespaces
 
     def _spaces(self, pod: Pod) -> Iterator[NetworkNamespace]:
-        # Before runc is done with a container its process may not have entered the pod's namespace yet.
+        # Before runc has finished a container its process may not have entered the pod's namespace yet.
         there = [container for container in pod.containers if container.phase is Phase.SETTLED]
         for item in sorted(there, key=lambda container: container.kind is not ContainerKind.SANDBOX):
             for pid in self._processes.of_group(item.group.path)[:_TRIED]:

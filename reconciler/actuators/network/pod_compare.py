@@ -1,7 +1,7 @@
-"""What BE pods with a network of their own have and are to have, compared from one look at their links. Pure.
+"""Compares the actual redirects of BE pods with a network namespace of their own with the wanted ones. Pure.
 
-A pod is held only where nobody else is concerned: not in a namespace that an online pod has, too; not where somebody
-else's filter stands; not when an operator holds it. What is not known yet is left as it is.
+A pod is limited only if no other party is affected: not in a namespace that an online pod uses too; not with another
+program's filter on its veth device; not under an operator's hold. What is not determined yet stays unchanged.
 """
 
 from collections.abc import Mapping
@@ -18,119 +18,133 @@ from state.model import Hold, Pod
 from state.network import SHARE
 from state.setting_state import SettingState
 
-_NO_CABLE: Final = "no veth pair of its namespace ends here; macvlan, ipvlan and physical devices are not limited"
-_OTHER_WAY: Final = "in place, but bypassed by its packets (XDP, tcx)"
+_NO_VETH: Final = "no veth pair of its namespace ends here; macvlan, ipvlan and physical devices are not limited"
+_BYPASSED: Final = "in place, but bypassed by its packets (XDP, tcx)"
 _HOST: Final = "in the host network, where only net_cls identifies its packets"
 
 
 class PodEgress(Struct, frozen=True, kw_only=True):
-    """Where one BE pod's packets come out. ``waits``: not to be told yet; ``problem``: why they cannot be held."""
+    """Where one BE pod's packets leave. ``pending``: not determined yet; ``problem``: why they cannot be limited."""
 
-    waits: bool = False
+    pending: bool = False
     host: bool = False
-    cables: tuple[Link, ...] = ()
+    veths: tuple[Link, ...] = ()
     problem: str = ""
 
 
 class ObservedLinks(Struct, frozen=True, kw_only=True):
-    """One look. ``places``: BE pods' by uid; ``entries``: by index; ``there``: the cables of ours that still are."""
+    """One reading.
 
-    places: Mapping[str, PodEgress]
-    entries: Mapping[int, IngressState]
-    there: frozenset[str]
-    gather: IfbState | None
+    ``egress``: BE pods' by uid; ``ingress``: by device index; ``present``: the redirected devices that still exist.
+    """
+
+    egress: Mapping[str, PodEgress]
+    ingress: Mapping[int, IngressState]
+    present: frozenset[str]
+    ifb: IfbState | None
 
 
 class EgressSteps(Struct, frozen=True, kw_only=True):
-    """What is to be done, by the name of a veth device, and the state of each pod before that, with its reason.
+    """The due steps by the name of a veth device, and the state of each pod before them, with its reason.
 
     The state None: the pod's packets are to be redirected now; the result of the write is its state.
     """
 
-    lead: Mapping[str, Redirect]
-    let_go: Mapping[str, Redirect]
+    redirect: Mapping[str, Redirect]
+    release: Mapping[str, Redirect]
     forget: frozenset[str]
     states: Mapping[str, tuple[SettingState | None, str]]
 
 
 def decide(
     pods: Mapping[str, Pod],
-    seen: ObservedLinks,
-    cables: Mapping[str, Redirect],
+    links: ObservedLinks,
+    redirects: Mapping[str, Redirect],
     holds: Mapping[str, Hold],
     *,
     silent: frozenset[int],
     classes: bool,
     unknown: str = "",
 ) -> EgressSteps:
-    """What one look asks for.
+    """The steps that one reading requires.
 
-    ``silent``: indices where packets come out that do not take our way; ``unknown``: why nobody can be held, if so.
+    ``silent``: indices of devices whose packets bypass our filter; ``unknown``: why no pod can be limited, if so.
     """
-    lead: dict[str, Redirect] = {}
+    due: dict[str, Redirect] = {}
     states: dict[str, tuple[SettingState | None, str]] = {}
-    right: set[str] = set()
-    """What of ours is to stay."""
-    for uid, place in seen.places.items():
+    staying: set[str] = set()
+    """The veth devices whose redirect stays."""
+    for uid, egress in links.egress.items():
         hold = holding(holds, path=pods[uid].group.path, knob=SHARE, pod_uid=uid)
-        if hold is not None or place.waits:
-            right |= {name for name, led in cables.items() if led.pod_uid == uid}
+        if hold is not None or egress.pending:
+            staying |= {name for name, redirect in redirects.items() if redirect.pod_uid == uid}
             states[uid] = (SettingState.WAITING, "no process yet")
             if hold is not None:
                 states[uid] = (SettingState.HELD, f"{hold.reason} (by {hold.by})")
-        elif place.host:
+        elif egress.host:
             if not classes:
                 states[uid] = (SettingState.BLOCKED, _HOST)
-        elif place.problem or unknown or not place.cables:
-            states[uid] = (SettingState.BLOCKED, place.problem or unknown or _NO_CABLE)
+        elif egress.problem or unknown or not egress.veths:
+            states[uid] = (SettingState.BLOCKED, egress.problem or unknown or _NO_VETH)
         else:
-            free = [link for link in place.cables if not seen.entries[link.index].others]
-            right |= {link.name for link in free}
-            todo = {link.name: led for link in free if (led := _to_lead(link, uid, seen, cables)) is not None}
-            lead |= todo
-            states[uid] = _state(place, seen, silent, todo=bool(todo))
-    gone = frozenset(name for name in cables if name not in seen.there and name not in lead)
-    let_go = {
-        name: led
-        for name, led in cables.items()
-        if name not in right and name not in gone and not _held(led, pods, holds)
+            free = [link for link in egress.veths if not links.ingress[link.index].foreign]
+            staying |= {link.name for link in free}
+            missing = {
+                link.name: redirect
+                for link in free
+                if (redirect := _new_redirect(link, uid, links, redirects)) is not None
+            }
+            due |= missing
+            states[uid] = _state(egress, links, silent, missing=bool(missing))
+    gone = frozenset(name for name in redirects if name not in links.present and name not in due)
+    releases = {
+        name: redirect
+        for name, redirect in redirects.items()
+        if name not in staying and name not in gone and not _is_held(redirect, pods, holds)
     }
-    return EgressSteps(lead=lead, let_go=let_go, forget=gone, states=states)
+    return EgressSteps(redirect=due, release=releases, forget=gone, states=states)
 
 
-def _to_lead(cable: Link, uid: str, seen: ObservedLinks, cables: Mapping[str, Redirect]) -> Redirect | None:
-    """What is to be remembered before a cable's packets are led away; None: they are already."""
-    entry, known = seen.entries[cable.index], cables.get(cable.name)
-    if known is not None and known.index != cable.index:
-        known = None
-    aim = seen.gather.index if seen.gather is not None and seen.gather.complete else None
-    if known is not None and known.pod_uid == uid and entry.leads_to is not None and entry.leads_to == aim:
+def _new_redirect(veth: Link, uid: str, links: ObservedLinks, redirects: Mapping[str, Redirect]) -> Redirect | None:
+    """The record for a veth device before its packets are redirected; None: they are redirected already."""
+    entry, earlier = links.ingress[veth.index], redirects.get(veth.name)
+    if earlier is not None and earlier.index != veth.index:
+        earlier = None
+    target = links.ifb.index if links.ifb is not None and links.ifb.complete else None
+    if (
+        earlier is not None
+        and earlier.pod_uid == uid
+        and entry.redirects_to is not None
+        and entry.redirects_to == target
+    ):
         return None
-    # A filter of ours that a lost store does not know came with its discipline.
-    made = known.made if known is not None and entry.kind else not entry.kind or entry.leads_to is not None
-    return Redirect(index=cable.index, pod_uid=uid, made=made)
+    # A filter of ours that a lost store does not contain was created with its qdisc.
+    owns_qdisc = (
+        earlier.owns_qdisc if earlier is not None and entry.kind else not entry.kind or entry.redirects_to is not None
+    )
+    return Redirect(index=veth.index, pod_uid=uid, owns_qdisc=owns_qdisc)
 
 
 def _state(
-    place: PodEgress, seen: ObservedLinks, silent: frozenset[int], *, todo: bool
+    egress: PodEgress, links: ObservedLinks, silent: frozenset[int], *, missing: bool
 ) -> tuple[SettingState | None, str]:
-    names = ", ".join(sorted(link.name for link in place.cables))
-    for cable in place.cables:
-        if message := seen.entries[cable.index].others:
-            return SettingState.BLOCKED, f"{cable.name}: {message}"
-        if cable.index in silent:
-            return SettingState.BLOCKED, f"{cable.name}: {_OTHER_WAY}"
-    return (None if todo else SettingState.IN_PLACE), names
+    names = ", ".join(sorted(link.name for link in egress.veths))
+    for veth in egress.veths:
+        if message := links.ingress[veth.index].foreign:
+            return SettingState.BLOCKED, f"{veth.name}: {message}"
+        if veth.index in silent:
+            return SettingState.BLOCKED, f"{veth.name}: {_BYPASSED}"
+    return (None if missing else SettingState.IN_PLACE), names
 
 
-def _held(led: Redirect, pods: Mapping[str, Pod], holds: Mapping[str, Hold]) -> bool:
-    """Whether a pod that is no BE pod any more is to be left as it is."""
-    pod = pods.get(led.pod_uid)
-    return pod is not None and holding(holds, path=pod.group.path, knob=SHARE, pod_uid=led.pod_uid) is not None
+def _is_held(redirect: Redirect, pods: Mapping[str, Pod], holds: Mapping[str, Hold]) -> bool:
+    """Whether a hold covers a pod that is no longer a BE pod."""
+    pod = pods.get(redirect.pod_uid)
+    return pod is not None and holding(holds, path=pod.group.path, knob=SHARE, pod_uid=redirect.pod_uid) is not None
 
 
 def pods_of(situation: PlanSnapshot) -> object:
-    """What a look depends on: another one is made when it changes."""
+    """The inputs of a reading: another one is made when they change."""
     return (
         situation.enforce,
         frozenset(situation.holds),

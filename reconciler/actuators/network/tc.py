@@ -1,10 +1,10 @@
-"""The kernel's traffic control as far as we use it: one HTB tree of our own on an interface. Synchronous; for a thread.
+"""The kernel's traffic control as far as it is used here: one HTB tree per interface. Synchronous; for a thread.
 
-pyroute2 is imported when the first call is made: 100 ms and 25 MB that a node without this feature never pays. Each
-call opens a netlink socket, uses and closes it (1.5-2.6 ms).
+pyroute2 is imported by the first call: 100 ms and 25 MB that a node without this feature does not pay. Each call opens
+a netlink socket, uses and closes it (1.5-2.6 ms).
 
-The classifier is the smallest BPF program that there is: it answers the class id of the sending socket's cgroup, and
-cls_bpf takes an answer that is not 0 for the class. Source: bpf(2), bpf-helpers(7) on bpf_get_cgroup_classid (4.3),
+The classifier is a BPF program of two instructions: it returns the class id of the sending socket's cgroup, and cls_bpf
+uses a return value other than 0 as the class. Source: bpf(2), bpf-helpers(7) on bpf_get_cgroup_classid (4.3),
 tc-htb(8); measured on 6.18, where cls_cgroup is not built.
 """
 
@@ -34,17 +34,18 @@ _CALL: Final = 0x85
 _EXIT: Final = 0x95
 _GET_CGROUP_CLASSID: Final = 17
 _BURST_S: Final = 0.002
-"""A class may send ahead of its rate for so long: what a timer of the kernel may be late by."""
+"""A class may send ahead of its rate for so long: as much as a timer of the kernel may be late."""
 _LEAST_BURST: Final = 10_000
 _QUANTUM: Final = 60_000
-"""Classes of one priority take turns by it, which ours never do; without it the kernel logs that its own is big."""
+"""Bytes per round among classes of equal priority; ours never share one. Without it the kernel warns about its default.
+"""
 
 Connect = Callable[[], Any]
 """Opens a pyroute2 socket (which has no types)."""
 
 
 class RootQdisc(Struct, frozen=True, kw_only=True):
-    """What is at an interface's root. ``handle`` 0: the kernel's own default, which it puts back by itself."""
+    """The root qdisc of an interface. ``handle`` 0: the kernel's own default, which it reinstalls by itself."""
 
     index: int
     kind: str
@@ -54,19 +55,19 @@ class RootQdisc(Struct, frozen=True, kw_only=True):
 
     @property
     def ours(self) -> bool:
-        """Told by kind and handle."""
+        """Identified by kind and handle."""
         return self.kind == "htb" and self.handle == HANDLE
 
     @property
     def default(self) -> bool:
-        """Whether nobody has put anything there."""
+        """Whether it is the kernel's default, installed by no program."""
         return self.handle == 0
 
 
 class ClassRates(Struct, frozen=True, kw_only=True):
-    """What the classes get, bytes a second: the link, BE's floor (online is guaranteed the rest) and BE's ceiling.
+    """The rates of the classes, bytes per second: link, BE's floor (online is guaranteed the rest), BE's ceiling.
 
-    The ceiling of BE's class is below its floor where BE pods elsewhere have the rest of it.
+    The ceiling of BE's class is below its floor if BE pods elsewhere use the rest of it.
     """
 
     link: int
@@ -75,25 +76,25 @@ class ClassRates(Struct, frozen=True, kw_only=True):
 
 
 class Tc(Protocol):
-    """What `actuators.network` asks of the kernel. All raise `SourceError` for what the kernel refuses."""
+    """The kernel calls of `actuators.network`. All raise `SourceError` if the kernel refuses."""
 
     def root(self, name: str) -> RootQdisc | None:
-        """What is at the root of an interface; None where there is no such interface."""
+        """The root qdisc of an interface; None if the interface does not exist."""
 
     def names(self) -> dict[str, RootQdisc]:
-        """The interfaces that have a tree of ours at their root; without the device of ours that has one, too."""
+        """The interfaces with a tree of ours at their root; without our IFB, which has one too."""
 
     def install(self, index: int, rates: ClassRates) -> None:
-        """Make our tree whole, whatever of it is there. The root must be ours or a default."""
+        """Install or complete our tree. The root must be ours or a default."""
 
     def change(self, index: int, rates: ClassRates) -> None:
-        """Give the classes other rates."""
+        """Set the rates of the classes."""
 
     def counted(self, index: int) -> tuple[int, int] | None:
-        """Bytes that online and BE have sent; None where our classes are not there."""
+        """Bytes sent by online and by BE; None if our classes do not exist."""
 
     def remove(self, index: int) -> None:
-        """Take our tree away; the kernel puts its default there. None there is fine."""
+        """Remove our tree; the kernel reinstalls its default. No error without a tree."""
 
 
 def open_socket() -> Any:
@@ -108,7 +109,7 @@ class RealTc:
     """`Tc` on the running kernel."""
 
     def __init__(self, connect: Connect = open_socket) -> None:
-        """``connect``: a socket of the namespace to work in."""
+        """``connect``: opens a socket of the namespace to change."""
         self._connect = connect
 
     def root(self, name: str) -> RootQdisc | None:
@@ -151,7 +152,7 @@ class RealTc:
                         protocol=ALL_PROTOCOLS,
                     )
                 finally:
-                    # The filter holds the program from now on.
+                    # The filter references the program from now on.
                     os.close(program)
 
     def change(self, index: int, rates: ClassRates) -> None:
@@ -203,7 +204,7 @@ def connected(connect: Connect, what: str) -> Iterator[Any]:
 
 
 def burst(rate: int, ceiling: int) -> dict[str, int]:
-    """What a class of these rates may send at once, and its turn; for `link.tc`."""
+    """Burst and quantum of a class with these rates, in bytes; for `link.tc`."""
     return {
         "burst": max(_LEAST_BURST, int(rate * _BURST_S)),
         "cburst": max(_LEAST_BURST, int(ceiling * _BURST_S)),
@@ -212,7 +213,7 @@ def burst(rate: int, ceiling: int) -> dict[str, int]:
 
 
 def _classes(link: Any, index: int, rates: ClassRates, command: str) -> None:
-    """The tree: all of it, online (guaranteed what BE's floor leaves), BE. Parents first."""
+    """The tree: the root class, online (guaranteed the link's rate less BE's floor), BE. Parents first."""
     online = max(1_000, rates.link - rates.floor)
     shape = (
         (_TREE, HANDLE, rates.link, rates.link, 0),
@@ -225,7 +226,7 @@ def _classes(link: Any, index: int, rates: ClassRates, command: str) -> None:
 
 
 def load_classifier() -> int:
-    """Load the classifier; its file number. Errors: `SourceError` where this kernel or our rights do not allow it."""
+    """Load the classifier; its file descriptor. Errors: `SourceError` if the kernel or missing privileges refuse it."""
     number = _BPF.get(platform.machine())
     if number is None:
         raise SourceError(NAME, f"no bpf system call number for {platform.machine()}")

@@ -1,7 +1,7 @@
-"""What is remembered of the network, and how it is undone: by the daemon, and while none runs.
+"""The recorded network state, and how it is restored: by the daemon, and while none runs.
 
-Everything is in the ledger before it is done, and told by marks besides (`state.network`), so that it is found when the
-store is lost. Whoever leads packets through a device that is gone drops them: filters go first, their device after.
+Everything is in the ledger before it is done, and also carries marks of ours (`state.network`), so that it is found if
+the store is lost. Packets redirected to a removed device are dropped: so filters are removed first, then their device.
 """
 
 from collections.abc import Iterable, Mapping
@@ -26,53 +26,53 @@ DEVICE: Final = "device"
 
 
 class Redirect(Struct, frozen=True, kw_only=True):
-    """A cable whose packets are led through our device.
+    """A veth device whose packets are redirected to our IFB.
 
-    ``made``: the discipline that our filter is in, is ours; ``slot``: the number of its class in our device.
+    ``owns_qdisc``: the qdisc of our filter is ours too; ``slot``: the number of its class in our IFB.
     """
 
     index: int
     pod_uid: str
-    made: bool
+    owns_qdisc: bool
     slot: int = 0
 
 
 class NetworkState(Struct, frozen=True, kw_only=True):
-    """``roots``: by interface, the kind of root that our tree stands in for; ``gather``: our device may be there."""
+    """``roots``: by interface, the kind of root that our tree replaced; ``ifb``: our IFB may exist."""
 
     roots: Mapping[str, str] = {}
-    gather: bool = False
-    cables: Mapping[str, Redirect] = {}
+    ifb: bool = False
+    redirects: Mapping[str, Redirect] = {}
 
 
 _NONE: Final = "none"
 _INGRESS: Final = "ingress"
-"""The original of a cable that had an ingress discipline already, to which our filter was added."""
+"""The original of a veth device that had an ingress qdisc already, to which our filter was added."""
 _TREE: Final = "4250:"
 _SLOT: Final = "slot "
 
 
 def _load(rows: Iterable[LedgerEntry]) -> NetworkState:
-    roots, cables, gather = {}, {}, False
+    roots, redirects, ifb = {}, {}, False
     for row in rows:
         if row.file == FILE:
             roots[row.path] = row.original or ""
         elif row.file == DEVICE and row.path == GATHER:
-            gather = True
+            ifb = True
         elif row.file == FILTER and row.ours and (slot := digits(row.ours[-1].removeprefix(_SLOT))) is not None:
-            made = row.original == _NONE
-            cables[row.path] = Redirect(index=row.inode, pod_uid=row.pod_uid or "", made=made, slot=slot)
-    return NetworkState(roots=roots, gather=gather, cables=cables)
+            owns_qdisc = row.original == _NONE
+            redirects[row.path] = Redirect(index=row.inode, pod_uid=row.pod_uid or "", owns_qdisc=owns_qdisc, slot=slot)
+    return NetworkState(roots=roots, ifb=ifb, redirects=redirects)
 
 
 def _dump(state: NetworkState) -> Iterable[LedgerEntry]:
     for name, kind in state.roots.items():
         yield _row(name, FILE, kind or None, _TREE)
-    if state.gather:
+    if state.ifb:
         yield _row(GATHER, DEVICE, _NONE, GATHER)
-    for name, led in state.cables.items():
-        row = _row(name, FILTER, _NONE if led.made else _INGRESS, f"{_SLOT}{led.slot}")
-        yield replace(row, inode=led.index, pod_uid=led.pod_uid or None)
+    for name, redirect in state.redirects.items():
+        row = _row(name, FILTER, _NONE if redirect.owns_qdisc else _INGRESS, f"{_SLOT}{redirect.slot}")
+        yield replace(row, inode=redirect.index, pod_uid=redirect.pod_uid or None)
 
 
 def _row(name: str, field: str, original: str | None, ours: str) -> LedgerEntry:
@@ -94,84 +94,90 @@ CODEC: Final = RowCodec(kind=NETWORK, load=_load, dump=_dump)
 
 
 def restore_network(tc: Tc, pods: PodTc, ledger: Ledger, only: str | None = None) -> list[RestoreResult]:
-    """Undo all of it while no daemon runs, also what a lost store does not tell of. Errors: `StoreError`."""
+    """Restore everything while no daemon runs, including what a lost store does not contain. Errors: `StoreError`."""
     return undo_rows(ledger, CODEC, lambda state: undo(tc, pods, state, only))
 
 
-def undo(tc: Tc, pods: PodTc, kept: NetworkState, only: str | None = None) -> tuple[list[RestoreResult], NetworkState]:
-    """Take everything away (``only``: one pod's part), and what there is to remember then. Errors: none."""
-    done, left = undo_pods(pods, kept, only)
+def undo(tc: Tc, pods: PodTc, state: NetworkState, only: str | None = None) -> tuple[list[RestoreResult], NetworkState]:
+    """Remove everything (``only``: one pod's part); returns the results and the remaining state. Errors: none."""
+    done, left = undo_pods(pods, state, only)
     if only is not None:
         return done, left
-    trees = remove_trees(tc, kept.roots)
+    trees = remove_trees(tc, state.roots)
     refused = {result.path for result in trees if not result.ok}
-    return [*done, *trees], replace(left, roots={name: kind for name, kind in kept.roots.items() if name in refused})
+    return [*done, *trees], replace(left, roots={name: kind for name, kind in state.roots.items() if name in refused})
 
 
-def undo_pods(pods: PodTc, kept: NetworkState, only: str | None = None) -> tuple[list[RestoreResult], NetworkState]:
-    """Take away what was done for pods with a network of their own, or one of them. Errors: none."""
-    chosen = {name: led for name, led in kept.cables.items() if only in {None, led.pod_uid}}
+def undo_pods(pods: PodTc, state: NetworkState, only: str | None = None) -> tuple[list[RestoreResult], NetworkState]:
+    """Remove the redirects of all pods with a network namespace of their own, or of one. Errors: none."""
+    chosen = {name: redirect for name, redirect in state.redirects.items() if only in {None, redirect.pod_uid}}
     done = []
     if only is None:
         try:
-            strays = {name: index for name, index in pods.led().items() if name not in chosen}
+            unrecorded = {name: index for name, index in pods.redirected().items() if name not in chosen}
         except SourceError as exc:
-            # Without a network stack that answers there is nothing of ours on it, unless the store says so.
-            strays = {}
-            done += [undone(GATHER, DEVICE, RestoreOutcome.REFUSED, str(exc))] if kept.gather and not chosen else []
-        chosen |= {name: Redirect(index=index, pod_uid="", made=True) for name, index in strays.items()}
-    done += [release(pods, name, led) for name, led in sorted(chosen.items())]
+            # If the network stack cannot be read, nothing of ours is assumed on it, unless the store records it.
+            unrecorded = {}
+            done += (
+                [restore_result(GATHER, DEVICE, RestoreOutcome.REFUSED, str(exc))] if state.ifb and not chosen else []
+            )
+        chosen |= {name: Redirect(index=index, pod_uid="", owns_qdisc=True) for name, index in unrecorded.items()}
+    done += [release(pods, name, redirect) for name, redirect in sorted(chosen.items())]
     refused = {result.path for result in done if not result.ok}
-    cables = {name: led for name, led in kept.cables.items() if name not in chosen or name in refused}
-    left = replace(kept, cables=cables)
+    remaining = {name: redirect for name, redirect in state.redirects.items() if name not in chosen or name in refused}
+    left = replace(state, redirects=remaining)
     if only is None and not refused:
         try:
             if pods.unmake():
-                done.append(undone(GATHER, DEVICE, RestoreOutcome.RESTORED))
-            left = replace(left, gather=False)
+                done.append(restore_result(GATHER, DEVICE, RestoreOutcome.RESTORED))
+            left = replace(left, ifb=False)
         except SourceError as exc:
-            done += [undone(GATHER, DEVICE, RestoreOutcome.REFUSED, str(exc))] if kept.gather else []
+            done += [restore_result(GATHER, DEVICE, RestoreOutcome.REFUSED, str(exc))] if state.ifb else []
     return done, left
 
 
-def release(pods: PodTc, name: str, led: Redirect) -> RestoreResult:
-    """Let one cable's packets go their own way again. Errors: none."""
+def release(pods: PodTc, name: str, redirect: Redirect) -> RestoreResult:
+    """Remove one veth device's redirect. Errors: none."""
     try:
-        there = pods.device(name)
-        if there is None or there.index != led.index:
-            return undone(name, FILTER, RestoreOutcome.GONE)
-        entry = pods.entries([led.index])[led.index]
-        pods.release(led.index, all_of_it=led.made)
+        device = pods.device(name)
+        if device is None or device.index != redirect.index:
+            return restore_result(name, FILTER, RestoreOutcome.GONE)
+        entry = pods.ingress([redirect.index])[redirect.index]
+        pods.release(redirect.index, all_of_it=redirect.owns_qdisc)
     except SourceError as exc:
-        return undone(name, FILTER, RestoreOutcome.REFUSED, str(exc))
-    return undone(name, FILTER, RestoreOutcome.ALREADY if entry.leads_to is None else RestoreOutcome.RESTORED)
+        return restore_result(name, FILTER, RestoreOutcome.REFUSED, str(exc))
+    return restore_result(
+        name, FILTER, RestoreOutcome.ALREADY if entry.redirects_to is None else RestoreOutcome.RESTORED
+    )
 
 
 def remove_trees(tc: Tc, roots: Mapping[str, str], *, everywhere: bool = True) -> list[RestoreResult]:
-    """Take our trees away, wherever they are or from these interfaces; what is said of each. Errors: none."""
+    """Remove our trees, on all interfaces or on these; returns a result for each. Errors: none."""
     done = []
     try:
         qdiscs = {name: root for name, root in tc.names().items() if everywhere or name in roots}
     except SourceError as exc:
-        return [undone(name, FILE, RestoreOutcome.REFUSED, str(exc)) for name in sorted(roots)]
+        return [restore_result(name, FILE, RestoreOutcome.REFUSED, str(exc)) for name in sorted(roots)]
     for name in sorted(qdiscs.keys() | roots.keys()):
         try:
             root = qdiscs.get(name)
             if root is None:
                 done.append(
-                    undone(name, FILE, RestoreOutcome.ALREADY if tc.root(name) is not None else RestoreOutcome.GONE)
+                    restore_result(
+                        name, FILE, RestoreOutcome.ALREADY if tc.root(name) is not None else RestoreOutcome.GONE
+                    )
                 )
                 continue
             tc.remove(root.index)
             after = tc.root(name)
-            done.append(undone(name, FILE, RestoreOutcome.RESTORED, after.kind if after is not None else ""))
+            done.append(restore_result(name, FILE, RestoreOutcome.RESTORED, after.kind if after is not None else ""))
         except SourceError as exc:
-            done.append(undone(name, FILE, RestoreOutcome.REFUSED, str(exc)))
+            done.append(restore_result(name, FILE, RestoreOutcome.REFUSED, str(exc)))
     return done
 
 
-def undone(name: str, file: str, undo: RestoreOutcome, message: str = "") -> RestoreResult:
-    """What became of one trace; ``message``: what stands there now, or else why it does not."""
+def restore_result(name: str, file: str, undo: RestoreOutcome, message: str = "") -> RestoreResult:
+    """The result for one object; ``message``: its current kind, or else the reason of the failure."""
     if undo is RestoreOutcome.RESTORED:
         return RestoreResult(path=name, file=file, undo=undo, text=message)
     return RestoreResult(path=name, file=file, undo=undo, detail=message)

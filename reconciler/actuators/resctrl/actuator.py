@@ -1,11 +1,11 @@
-"""Brings resctrl to the plan for cache and memory bandwidth, and reads who uses them.
+"""Applies the plan for cache and memory bandwidth to resctrl, and reads their usage.
 
-What is read is the planner's next input (`reconciler.control.cache_loop`); the plan that comes of it is compared with
-the groups, values and threads that are there, and the difference is made. All file work runs in the worker thread of
-the loop, in slices; on hardware a single ``mkdir`` interrupts other CPUs.
+The reading is the planner's next input (`reconciler.control.cache_loop`). The resulting plan is compared with the
+existing groups, values and threads, and the difference is written. All file work runs in slices in the worker thread;
+on hardware a single ``mkdir`` interrupts other CPUs.
 
-What cannot be found again by the groups' prefix is in the store before the first touch (`actuators.resctrl.undo`). When
-the policy is switched off everything is undone, as with any other policy.
+State that cannot be found again by the groups' prefix is in the store before the first touch
+(`actuators.resctrl.undo`). When the policy is switched off everything is restored, as with any other policy.
 """
 
 import time
@@ -44,14 +44,14 @@ from state.undo import RestoreResult
 _LOG: Final = get_log("resctrl")
 _SLICE_S: Final = 0.02
 _PATIENCE: Final = 5
-"""So often a group's values are put back after somebody changed them; then they are left until the wish changes."""
+"""How often a group's values are rewritten after foreign changes; then they stay until the plan changes."""
 _EVERY: Final = 15
-"""So often everything is looked into, whatever is known of the last sweep: a thread's number may be another's."""
+"""Every so many sweeps everything is read again, regardless of the last result: a thread id may have been reused."""
 _RANK: Final = {PodClass.DEDICATED: 0, PodClass.SHARED: 0, PodClass.RECLAIMED: 1, PodClass.SYSTEM: 2}
 
 
 class ResctrlReading(NamedTuple):
-    """What is there before a sweep. ``default``: the default group's values; ``homes``: pod uid -> its group."""
+    """The state before a sweep. ``default``: the default group's values; ``homes``: pod uid -> its group."""
 
     capability: Capability
     ours: tuple[str, ...]
@@ -63,7 +63,7 @@ class ResctrlReading(NamedTuple):
 
 @final
 class ResctrlActuator:
-    """See the module's text. One call at a time."""
+    """The actuator for resctrl. One call at a time."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class ResctrlActuator:
         mounter: Mounter | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``work``: does what blocks, in one thread that is not the loop's."""
+        """``work``: runs blocking work in one thread that is not the event loop's."""
         self.standings: dict[str, dict[str, SettingStatus]] = {}
         self.use: ResctrlUsage | None = None
         """The newest occupancies and bandwidths."""
@@ -91,7 +91,7 @@ class ResctrlActuator:
         self._cgroups = cgroups
         self._work = work
         self._clock = clock
-        self._place = ResctrlMount(
+        self._mount = ResctrlMount(
             ledger,
             store_lane,
             place=f"{root.rstrip('/')}/sys/fs/resctrl",
@@ -112,14 +112,14 @@ class ResctrlActuator:
         self._problem = ""
 
     async def restore(self, only: str | None, situation: PlanSnapshot | None) -> Sequence[RestoreResult]:
-        """Remove our groups, put the default group's values back, take our mount away; or free one pod.
+        """Remove our groups, restore the default group's values, unmount our mount; or release one pod.
 
-        ``situation``: the last one, if there was one.
+        ``situation``: the last one, None without any.
         """
         if only is None:
             done: Sequence[RestoreResult] = await self._undo()
         else:
-            capability = await self._place.offered(again=True)
+            capability = await self._mount.offered(again=True)
             if capability is None or capability.status is not ResctrlStatus.READY or capability.root is None:
                 return ()
             pod = situation.view.pods.get(only) if situation is not None else None
@@ -134,12 +134,12 @@ class ResctrlActuator:
             )
         return done
 
-    def measured(self, view: NodeView, wish: CacheRequest) -> CacheUsage:
-        """What pods and groups use, and how large BE's share is."""
-        return show.measured(self._status(), view, wish)
+    def measured(self, view: NodeView, request: CacheRequest) -> CacheUsage:
+        """The usage of pods and groups, and the size of BE's share."""
+        return show.measured(self._status(), view, request)
 
     def status(self) -> dict[str, object]:
-        """Its part of the state document; see `actuators.resctrl.status`."""
+        """Its section of the state document; see `actuators.resctrl.status`."""
         return show.status_document(self._status(), self._clock())
 
     def problems(self, titles: Mapping[str, str]) -> Sequence[str]:
@@ -147,14 +147,14 @@ class ResctrlActuator:
         return show.problems(self._status(), titles)
 
     def failed(self, error: AgentError) -> None:
-        """A sweep ended early: why is among the problems until the next one."""
+        """A sweep ended early: the reason is among the problems until the next one."""
         if str(error) != self._problem:
             _LOG.warning("resctrl sweep failed", error=str(error))
         self._problem = str(error)
 
     def _status(self) -> show.ResctrlActuatorStatus:
         return show.ResctrlActuatorStatus(
-            capability=self._place.capability,
+            capability=self._mount.capability,
             plan=self._plan,
             outcome=self._outcome,
             use=self.use,
@@ -165,37 +165,39 @@ class ResctrlActuator:
 
     # One sweep
 
-    async def observe(self, wish: CacheRequest, *, writes: bool) -> ResctrlReading | None:
-        """What the machine offers, the groups that are there, and what they use; None where resctrl is not ready.
+    async def observe(self, request: CacheRequest, *, writes: bool) -> ResctrlReading | None:
+        """The machine's capability, the existing groups, and their usage; None if resctrl is not ready.
 
-        ``writes``: it is mounted where nobody has, and that is wanted. Errors: `AgentError`.
+        ``writes``: mount resctrl if it is not mounted and the request wants that. Errors: `AgentError`.
         """
-        capability = await self._place.offered()
-        if capability is not None and capability.status is ResctrlStatus.NOT_MOUNTED and wish.mount and writes:
-            capability = await self._place.mount(wish)
-            self._note("mounted", self._place.kept.place or "", f"options: {', '.join(wish.mount_options) or 'none'}")
+        capability = await self._mount.offered()
+        if capability is not None and capability.status is ResctrlStatus.NOT_MOUNTED and request.mount and writes:
+            capability = await self._mount.mount(request)
+            self._note(
+                "mounted", self._mount.state.place or "", f"options: {', '.join(request.mount_options) or 'none'}"
+            )
         if capability is None or capability.status is not ResctrlStatus.READY or capability.root is None:
             self._plan, self._outcome, self.use, self.standings = CachePlan(), SweepResult(), None, {}
             self._problem = "" if capability is None else capability.reason
             return None
-        reading = await self._work(partial(self._look, capability, capability.root))
+        reading = await self._work(partial(self._read, capability, capability.root))
         self._ours, self._foreign, self.use, self._problem = reading.ours, reading.foreign, reading.use, ""
         return reading
 
     async def apply(
-        self, plan: CachePlan, wish: CacheRequest, situation: PlanSnapshot, reading: ResctrlReading, *, writes: bool
+        self, plan: CachePlan, request: CacheRequest, situation: PlanSnapshot, reading: ResctrlReading, *, writes: bool
     ) -> None:
-        """Make the difference between the plan and what was read; without ``writes`` only say it.
+        """Write the difference between the plan and the reading; without ``writes`` only report it.
 
         Errors: `AgentError`.
         """
         self._plan = plan
         if writes:
-            await self._bring(wish, situation, reading)
-        # For each pod some 3 µs: not in the loop.
-        self.standings = await self._work(partial(show.standings, self._status(), situation, writes=writes))
+            await self._apply(request, situation, reading)
+        # About 3 µs for each pod: not in the event loop.
+        self.standings = await self._work(partial(show.statuses, self._status(), situation, writes=writes))
 
-    def _look(self, capability: Capability, root: str) -> ResctrlReading:
+    def _read(self, capability: Capability, root: str) -> ResctrlReading:
         if self._sampler is None or self._sampler[0] != root:
             self._sampler = root, ResctrlSampler(MonitorGroups(root, self._files))
         groups = ControlGroups(root, self._files)
@@ -203,15 +205,15 @@ class ResctrlActuator:
         use = self._sampler[1].sample((DEFAULT, *ours, *foreign), self._outcome.watched, self._clock())
         return ResctrlReading(capability, ours, foreign, groups.schemata(DEFAULT), use, self._outcome.homes)
 
-    async def _bring(self, wish: CacheRequest, situation: PlanSnapshot, reading: ResctrlReading) -> None:
+    async def _apply(self, request: CacheRequest, situation: PlanSnapshot, reading: ResctrlReading) -> None:
         capability = reading.capability
-        await self._place.keep(replace(self._place.kept, groups=True))
+        await self._mount.save(replace(self._mount.state, groups=True))
         if self._plan.default is not None:
-            await self._place.keep(about_to_write(self._place.kept, reading.default, self._plan.default))
-        elif self._place.kept.original is not None:
-            undone = await self._work(partial(undo_default, self._files, capability, self._place.kept))
+            await self._mount.save(about_to_write(self._mount.state, reading.default, self._plan.default))
+        elif self._mount.state.original is not None:
+            undone = await self._work(partial(undo_default, self._files, capability, self._mount.state))
             if undone is not None and undone.ok:
-                await self._place.keep(replace(self._place.kept, original=None, written=()), dropped="restored")
+                await self._mount.save(replace(self._mount.state, original=None, written=()), dropped="restored")
         sweep = ResctrlSweep(
             self._files,
             capability,
@@ -219,8 +221,8 @@ class ResctrlActuator:
             await self._work(partial(self._members, situation)),
             watch=self._outcome.watch,
             now=self._clock(),
-            dwell_s=wish.dwell_s,
-            monitor=wish.monitor,
+            dwell_s=request.dwell_s,
+            monitor=request.monitor,
             left_alone=self._yielded(),
             followed=self._outcome.followed if self._sweeps % _EVERY else None,
         )
@@ -228,7 +230,7 @@ class ResctrlActuator:
         while not await self._work(partial(_advance, steps, _SLICE_S)):
             pass
         self._sweeps += 1
-        self._noted(sweep.outcome)
+        self._record_outcome(sweep.outcome)
         self._outcome, self._ours = sweep.outcome, sweep.outcome.ours
 
     def _members(self, situation: PlanSnapshot) -> list[GroupMember]:
@@ -247,14 +249,14 @@ class ResctrlActuator:
 
         return read
 
-    # Leaving
+    # Policy switched off
 
     async def leave(self, *, writes: bool) -> None:
-        """The policy is off: what it has done is undone. Errors: `AgentError`."""
+        """The policy is off: restore its changes. Errors: `AgentError`."""
         self._plan, self._outcome, self.use, self.standings = CachePlan(), SweepResult(), None, {}
         self._problem = ""
-        if self._place.to_undo or self._ours:
-            capability = await self._place.offered()
+        if self._mount.to_undo or self._ours:
+            capability = await self._mount.offered()
             if capability is not None and capability.status is ResctrlStatus.READY and capability.root is not None:
                 self._ours = tuple(await self._work(ControlGroups(capability.root, self._files).ours))
             if writes:
@@ -263,9 +265,9 @@ class ResctrlActuator:
 
     async def _undo(self) -> list[RestoreResult]:
         self._ours, self._outcome, self.standings, self._sampler = (), SweepResult(), {}, None
-        return await self._place.undo()
+        return await self._mount.undo()
 
-    # Small things
+    # Events and counts
 
     def _yielded(self) -> dict[str, str]:
         if self._changed_plan is None or self._changed_plan.groups != self._plan.groups:
@@ -274,8 +276,8 @@ class ResctrlActuator:
         message = f"changed {_PATIENCE} times by another program; unchanged until the plan changes"
         return {name: message for name, count in self._changed.items() if count >= _PATIENCE}
 
-    def _noted(self, outcome: SweepResult) -> None:
-        """Count, and put what somebody else had changed into the history."""
+    def _record_outcome(self, outcome: SweepResult) -> None:
+        """Count the writes, and record foreign changes in the history."""
         before = {group.name: group.schemata for group in self._changed_plan.groups} if self._changed_plan else {}
         now = {group.name: group.schemata for group in self._plan.groups}
         for name in outcome.rewritten:
@@ -294,6 +296,6 @@ class ResctrlActuator:
 
 
 def _advance(steps: Iterator[None], seconds: float) -> bool:
-    """Go on for a while; True at the end."""
+    """Continue for so many seconds; True at the end."""
     until = time.monotonic() + seconds
     return all(time.monotonic() < until for _ in steps)

@@ -1,4 +1,4 @@
-"""Where resctrl is: what this machine offers, a mount of ours, and what is remembered of both until it is undone."""
+"""The mount of resctrl: the machine's capability, our own mount, and the recorded state of both."""
 
 import time
 from collections.abc import Awaitable, Callable
@@ -18,14 +18,14 @@ from state.cache import CacheRequest
 from state.ledger import Ledger
 from state.undo import RestoreResult
 
-_LOOK_AGAIN_S: Final = 60.0
-_MOUNT_AGAIN_S: Final = 600.0
-"""What the kernel or a filter refuses it goes on refusing, and each attempt is two writes to the store."""
+_REREAD_S: Final = 60.0
+_REMOUNT_S: Final = 600.0
+"""A refusal by the kernel or a filter is permanent, and each attempt costs two writes to the store."""
 T = TypeVar("T")
 
 
 class _MountRefusal(NamedTuple):
-    """A mount that did not work: how it was to be, why not, and when."""
+    """A failed mount: its options, the error, and when (monotonic seconds)."""
 
     options: tuple[str, ...]
     error: AgentError
@@ -33,14 +33,14 @@ class _MountRefusal(NamedTuple):
 
 
 class ResctrlWorker(Protocol):
-    """Does what blocks, elsewhere than in the loop."""
+    """Runs blocking work outside the event loop."""
 
     def __call__(self, work: Callable[[], T]) -> Awaitable[T]: ...
 
 
 @final
 class ResctrlMount:
-    """See the module's text. All that it does to resctrl goes through ``work``."""
+    """Mounts, reads and restores resctrl. All access to resctrl is done by ``work``."""
 
     def __init__(
         self,
@@ -54,39 +54,39 @@ class ResctrlMount:
         work: ResctrlWorker,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``place``: where to mount it if that has to be; ``read``: looks at what the machine offers."""
+        """``place``: the mount point to use if resctrl is not mounted; ``read``: reads the machine's capability."""
         self.capability: Capability | None = None
-        """The newest answer; None before the first and where ``info`` cannot be understood."""
+        """The newest one; None before the first reading, and if ``info`` cannot be parsed."""
         self._place = place
         self._read = read
         self._files = files
         self._mounter = mounter
-        self._kept = LedgerState(CODEC, ledger, store_lane)
+        self._rows = LedgerState(CODEC, ledger, store_lane)
         self._work = work
         self._clock = clock
-        self._looked_at = float("-inf")
-        self._left: ResctrlState | None = None
+        self._read_at = float("-inf")
+        self._unrestored: ResctrlState | None = None
         self._refused: _MountRefusal | None = None
 
     @property
-    def kept(self) -> ResctrlState:
-        """What is remembered."""
-        return self._kept.now
+    def state(self) -> ResctrlState:
+        """The recorded state."""
+        return self._rows.now
 
     @property
     def to_undo(self) -> bool:
-        """Whether there may be something of ours that undoing has not been tried on; so at the start, too."""
-        return self._looked_at == float("-inf") or self.kept not in (self._left, ResctrlState())
+        """Whether there may be changes of ours that no restore was tried on; so at the start, too."""
+        return self._read_at == float("-inf") or self.state not in (self._unrestored, ResctrlState())
 
     async def offered(self, *, again: bool = False) -> Capability | None:
-        """What the machine offers; looked at again now and then, and each time while it is not ready.
+        """The machine's capability; read again periodically, and at each call while it is not ready.
 
-        Errors: `InputError` for an ``info`` file that does not hold what the kernel documents.
+        Errors: `InputError` for an ``info`` file that differs from the kernel's documentation.
         """
-        known, now = self.capability, self._clock()
-        ready = known is not None and known.status is ResctrlStatus.READY
-        if again or not ready or now - self._looked_at >= _LOOK_AGAIN_S:
-            self._looked_at = now
+        cached, now = self.capability, self._clock()
+        ready = cached is not None and cached.status is ResctrlStatus.READY
+        if again or not ready or now - self._read_at >= _REREAD_S:
+            self._read_at = now
             try:
                 self.capability = await self._work(self._read)
             except InputError:
@@ -94,41 +94,41 @@ class ResctrlMount:
                 raise
         return self.capability
 
-    async def mount(self, wish: CacheRequest) -> Capability | None:
-        """Mount it, which is remembered first; what was refused is tried again now and then.
+    async def mount(self, request: CacheRequest) -> Capability | None:
+        """Mount resctrl after recording it; after a refusal it is tried again only after a delay.
 
         Errors: `CgroupError`, `StoreError`.
         """
-        options = tuple(option.value for option in wish.mount_options)
+        options = tuple(option.value for option in request.mount_options)
         if not await self._work(self._mounter.sees_the_host):
             raise unseen(self._place, options)
         last, now = self._refused, self._clock()
-        if last is not None and last.options == options and now - last.at_s < _MOUNT_AGAIN_S:
-            # Raised again and again, it would gather each caller in its traceback.
+        if last is not None and last.options == options and now - last.at_s < _REMOUNT_S:
+            # Raised repeatedly, it would collect each caller in its traceback.
             raise last.error.with_traceback(None)
-        await self.keep(replace(self.kept, place=self._place))
+        await self.save(replace(self.state, place=self._place))
         try:
             await self._work(partial(self._mounter.mount, self._place, options))
         except AgentError as exc:
             self._refused = _MountRefusal(options, exc, now)
-            await self.keep(replace(self.kept, place=None))
+            await self.save(replace(self.state, place=None))
             raise
         self._refused = None
         return await self.offered(again=True)
 
     async def undo(self) -> list[RestoreResult]:
-        """Take everything back that is ours. Errors: `StoreError` when what is left cannot be remembered."""
+        """Restore all changes of ours. Errors: `StoreError` if the remaining state cannot be recorded."""
         capability = await self.offered(again=True)
         if capability is None:
             return []
-        done, left = await self._work(partial(undo_all, self._files, capability, self.kept, self._mounter))
-        await self.keep(left, dropped="restored")
-        self.capability, self._left = None, left
+        done, left = await self._work(partial(undo_all, self._files, capability, self.state, self._mounter))
+        await self.save(left, dropped="restored")
+        self.capability, self._unrestored = None, left
         return done
 
-    async def keep(self, kept: ResctrlState, *, dropped: str = "gone") -> None:
-        """Make it durable. Errors: `StoreError`: then nothing may be touched."""
+    async def save(self, state: ResctrlState, *, dropped: str = "gone") -> None:
+        """Make the state durable. Errors: `StoreError`: then nothing may be written."""
         try:
-            await self._kept.save(kept, dropped=dropped)
+            await self._rows.save(state, dropped=dropped)
         except StoreError as exc:
             raise StoreError(f"resctrl is unmanaged: its state cannot be recorded: {exc}") from exc

@@ -1,4 +1,4 @@
-"""What the resctrl actuator tells of itself: its section of the document, problems, how pods stand, and its use."""
+"""Status of the resctrl actuator: its section of the state document, problems, the pods' status, and the usage."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -25,7 +25,7 @@ _COUNTERS: Final = {"llc.occupancy": "llc_occupancy", "memory.bandwidth": "mbm_t
 
 
 class ResctrlActuatorStatus(Struct, frozen=True, kw_only=True):
-    """Where the actuator is. ``ours`` and ``foreign``: control groups; ``problem``: why nothing can be done at all."""
+    """The actuator's state. ``ours`` and ``foreign``: control groups; ``problem``: why it is unavailable as a whole."""
 
     capability: Capability | None = None
     plan: CachePlan = CachePlan()
@@ -37,7 +37,7 @@ class ResctrlActuatorStatus(Struct, frozen=True, kw_only=True):
 
 
 def status_document(status: ResctrlActuatorStatus, now: float) -> dict[str, object]:
-    """What the machine offers, the groups, who is in them, and what they use. Units: bytes, bytes per second."""
+    """The machine's capability, the groups, their pods, and their usage. Units: bytes, bytes per second."""
     capability, plan, outcome, use = status.capability, status.plan, status.outcome, status.use
     return {
         "status": "not checked yet" if capability is None else capability.status.value,
@@ -78,21 +78,21 @@ def status_document(status: ResctrlActuatorStatus, now: float) -> dict[str, obje
     }
 
 
-def measured(status: ResctrlActuatorStatus, view: NodeView, wish: CacheRequest) -> CacheUsage:
-    """The same use for signals and metrics: numbers only, what is unknown left None."""
+def measured(status: ResctrlActuatorStatus, view: NodeView, request: CacheRequest) -> CacheUsage:
+    """The same usage for signals and metrics: numbers only, None for unknown ones."""
     use = status.use
     return CacheUsage(
         at_s=None if use is None else use.at_s,
-        pods={} if use is None else {uid: _known(total(rates)) for uid, rates in use.pods.items()},
+        pods={} if use is None else {uid: _consumption(total(rates)) for uid, rates in use.pods.items()},
         groups={}
         if use is None
         else {
-            name or _DEFAULT: {domain: _known(rate) for domain, rate in rates.items()}
+            name or _DEFAULT: {domain: _consumption(rate) for domain, rate in rates.items()}
             for name, rates in use.groups.items()
         },
         classes=_classes(status, view),
         level=status.plan.level,
-        lacks=_lacks(status, view, wish),
+        lacks=_lacks(status, view, request),
     )
 
 
@@ -101,11 +101,11 @@ def _classes(status: ResctrlActuatorStatus, view: NodeView) -> dict[str, str]:
     for uid, home in status.outcome.homes.items():
         if uid in view.pods:
             texts.setdefault(home or _DEFAULT, set()).add(view.pods[uid].pod_class.value)
-    # In the default group are all processes of the host as well.
+    # The default group also contains all processes of the host.
     return {home: classes.pop() for home, classes in texts.items() if len(classes) == 1 and home != _DEFAULT}
 
 
-def _lacks(status: ResctrlActuatorStatus, view: NodeView, wish: CacheRequest) -> dict[str, str]:
+def _lacks(status: ResctrlActuatorStatus, view: NodeView, request: CacheRequest) -> dict[str, str]:
     capability, outcome = status.capability, status.outcome
     if capability is None or capability.status is not Readiness.READY:
         message = status.problem or "resctrl not checked yet"
@@ -116,7 +116,7 @@ def _lacks(status: ResctrlActuatorStatus, view: NodeView, wish: CacheRequest) ->
         for signal, counter in _COUNTERS.items()
         if counter not in features
     }
-    if not wish.monitor:
+    if not request.monitor:
         lacks |= dict.fromkeys(_COUNTERS, "per pod only with policies.cache.monitor")
     elif len(outcome.watched) < len(view.pods):
         message = (
@@ -126,12 +126,12 @@ def _lacks(status: ResctrlActuatorStatus, view: NodeView, wish: CacheRequest) ->
     return lacks
 
 
-def _known(rate: BandwidthRate) -> CacheConsumption:
+def _consumption(rate: BandwidthRate) -> CacheConsumption:
     return CacheConsumption(occupancy_bytes=rate.occupancy, total_bytes_s=rate.total_s)
 
 
 def problems(status: ResctrlActuatorStatus, titles: Mapping[str, str]) -> list[str]:
-    """What does not work now, for a person, each once. ``titles``: of pods, by uid."""
+    """What does not work now, as texts for people, each once. ``titles``: of pods, by uid."""
     outcome = status.outcome
     texts = [status.problem, outcome.problem, *status.plan.problems]
     texts += [f"{name or 'the default group'}: {message}" for name, message in sorted(outcome.refused.items())]
@@ -143,14 +143,16 @@ def problems(status: ResctrlActuatorStatus, titles: Mapping[str, str]) -> list[s
     return [problem for problem in dict.fromkeys(texts) if problem]
 
 
-def standings(
+def statuses(
     status: ResctrlActuatorStatus, situation: PlanSnapshot, *, writes: bool
 ) -> dict[str, dict[str, SettingStatus]]:
-    """How every pod stands that is in a group, or wanted one of its own; by the path of its directory."""
-    return {path: {RESCTRL_GROUP: standing} for path, standing in _standings(status, situation, writes=writes)}
+    """The status of every pod that is in a group, or wanted one of its own; by the path of its directory."""
+    return {
+        path: {RESCTRL_GROUP: setting_status} for path, setting_status in _statuses(status, situation, writes=writes)
+    }
 
 
-def _standings(
+def _statuses(
     status: ResctrlActuatorStatus, situation: PlanSnapshot, *, writes: bool
 ) -> Iterator[tuple[str, SettingStatus]]:
     groups = {group.name: group for group in status.plan.groups}

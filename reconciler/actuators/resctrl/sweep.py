@@ -1,9 +1,9 @@
-"""One sweep over resctrl: bring groups, their values, the pods' threads and the monitoring groups to a plan.
+"""One sweep over resctrl: brings groups, their values, the pods' threads and the monitoring groups to a plan.
 
-Synchronous and slow, for a worker thread; `ResctrlSweep.steps` stops after every act, so that a thread is never kept
-for long. The order: BE's values first, then the default group's, then the online ones; a thread is moved only into a
-group whose values stand; groups that nobody needs go last, and earlier only where their place is needed. So stopping
-anywhere leaves every thread in a legal group, and the next sweep goes on from what is there.
+Synchronous and slow, for a worker thread; `ResctrlSweep.steps` yields after every operation, so that the thread is
+never occupied for long. The order: BE's values first, then the default group's, then the online ones. A thread is moved
+only into a group whose values are in place. Unneeded groups are removed last, and earlier only if their id is needed.
+So after a stop at any point every thread is in a legal group, and the next sweep continues from the existing state.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ _LOW_ON_RMIDS: Final = "no free monitoring id yet"
 
 
 class GroupMember(NamedTuple):
-    """One pod: the group it is wanted in, its rank among the watched, and how its threads are read."""
+    """One pod: its wanted group, its rank for monitoring, and how its threads are read."""
 
     uid: str
     home: str
@@ -35,13 +35,13 @@ class GroupMember(NamedTuple):
 
 
 class SweepResult(Struct, kw_only=True):
-    """What came of a sweep. Filled while it runs; nobody else has it before the end.
+    """The outcome of a sweep. Filled while it runs; used by others only after the end.
 
-    ``homes``: pod -> group that it is in now, for pods that we placed. ``threads``: how many. ``unsettled``: pods with
-    threads that are not where they belong, and why. ``foreign``: pods with threads in others' groups. ``refused``:
-    groups that could not be brought to their values. ``rewritten``: groups whose values somebody else had changed.
-    ``watched``: pod -> control group and monitoring group. ``unwatched``: pods without one for now, and why.
-    ``followed``: pod -> control group and threads that are in its monitoring group. ``ours``: our groups at the end.
+    ``homes``: pod -> its group now, for pods that we placed. ``threads``: how many. ``unsettled``: pods with threads
+    outside their group, and why. ``foreign``: pods with threads in other programs' groups. ``refused``: groups whose
+    values could not be set. ``rewritten``: groups whose values another program had changed. ``watched``: pod -> control
+    group and monitoring group. ``unwatched``: pods without one for now, and why. ``followed``: pod -> control group and
+    threads that are in its monitoring group. ``ours``: our groups at the end.
     """
 
     homes: dict[str, str] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class SweepResult(Struct, kw_only=True):
 
 @final
 class ResctrlSweep:
-    """See the module's text. Errors: none; what does not work is in `outcome`."""
+    """One sweep. Errors: none; failures are recorded in `outcome`."""
 
     def __init__(
         self,
@@ -80,12 +80,12 @@ class ResctrlSweep:
         now: float,
         dwell_s: float,
         monitor: bool,
-        left_alone: Mapping[str, str] | None = None,
-        followed: Mapping[str, tuple[str, frozenset[int]]] | None = None,
+        left_alone: Mapping[str, str],
+        followed: Mapping[str, tuple[str, frozenset[int]]] | None,
     ) -> None:
-        """``left_alone``: groups whose values others keep changing, and the words for it: theirs stand.
+        """``left_alone``: groups whose values other programs keep changing, with the reason text: not written.
 
-        ``followed``: of the last sweep's outcome; without it every monitoring group is looked into.
+        ``followed``: from the last sweep's outcome; None: every monitoring group is read.
         """
         root = capability.root or ""
         self.outcome = SweepResult(watch=watch)
@@ -98,22 +98,22 @@ class ResctrlSweep:
         self._now = now
         self._dwell_s = dwell_s
         self._monitor = monitor
-        self._left_alone = left_alone or {}
+        self._yielded = left_alone
         self._followed = followed or {}
-        self._taken: frozenset[int] = frozenset()
+        self._foreign_threads: frozenset[int] = frozenset()
         self._usable: set[str] = {DEFAULT}
-        self._stay: list[GroupMember] = []
-        self._inside: dict[str, frozenset[int]] = {}
-        self._known: dict[str, set[int]] = {}
+        self._staying: list[GroupMember] = []
+        self._group_threads: dict[str, frozenset[int]] = {}
+        self._pod_threads: dict[str, set[int]] = {}
 
     def steps(self) -> Iterator[None]:
-        """The sweep, one act after the other."""
+        """The sweep, one operation after the other."""
         try:
-            self._taken = self._groups.of_others()
-            for act in (self._values, self._threads, self._strangers, self._spare, self._watch):
+            self._foreign_threads = self._groups.of_others()
+            for act in (self._values, self._threads, self._evict_foreign_threads, self._remove_unused, self._watch):
                 yield from act()
         except AgentError as exc:
-            # The mount itself went away, or cannot be listed.
+            # The mount itself has disappeared, or cannot be listed.
             self.outcome.problem = str(exc)
 
     # Groups and their values
@@ -123,22 +123,22 @@ class ResctrlSweep:
         ordered = sorted(self._plan.groups, key=lambda group: (not group.reclaimed, group.name))
         be = [group for group in ordered if group.reclaimed]
         for group in be:
-            self._bring(group.name, group.schemata, existing)
+            self._set_group(group.name, group.schemata, existing)
             yield
         if self._plan.default is not None:
-            self._bring(DEFAULT, self._plan.default, existing | {DEFAULT})
+            self._set_group(DEFAULT, self._plan.default, existing | {DEFAULT})
             yield
         for group in ordered[len(be) :]:
-            self._bring(group.name, group.schemata, existing)
+            self._set_group(group.name, group.schemata, existing)
             yield
 
-    def _bring(self, name: str, values: Mapping[str, Mapping[int, int]], existing: set[str]) -> None:
+    def _set_group(self, name: str, values: Mapping[str, Mapping[int, int]], existing: set[str]) -> None:
         try:
             if name != DEFAULT and name not in existing:
                 self._make(name)
                 self.outcome.made.append(name)
-            if name in self._left_alone:
-                self.outcome.refused[name] = self._left_alone[name]
+            if name in self._yielded:
+                self.outcome.refused[name] = self._yielded[name]
             elif self._groups.set_schemata(name, values, self._capability):
                 self.outcome.written.append(name)
                 if name in existing:
@@ -149,7 +149,7 @@ class ResctrlSweep:
             self._usable.add(name)
 
     def _make(self, name: str) -> None:
-        """Make a group, at the price of one that nobody needs any more, or of a monitoring group."""
+        """Create a group; if ids are exhausted, remove an unneeded group or a monitoring group first."""
         try:
             self._groups.create(name)
         except OutOfGroupsError as exc:
@@ -178,30 +178,30 @@ class ResctrlSweep:
     def _threads(self) -> Iterator[None]:
         for name in self._groups.ours():
             with contextlib.suppress(CgroupGoneError):
-                self._inside[name] = self._groups.members(name)
+                self._group_threads[name] = self._groups.members(name)
         for member in self._members:
-            # After the groups: whatever a member of one forks meanwhile is in both, or in neither.
-            self._known[member.uid] = member.threads()
+            # After the groups: a thread that a member forks meanwhile is in both, or in neither.
+            self._pod_threads[member.uid] = member.threads()
             if member.held or member.home not in self._usable:
-                self._stay.append(member)
+                self._staying.append(member)
                 if not member.held:
                     message = f"{member.home}: {self.outcome.refused.get(member.home, 'does not exist')}"
                     self.outcome.unsettled[member.uid] = message
             else:
-                self._place(member)
+                self._assign_threads(member)
             yield
 
-    def _place(self, member: GroupMember) -> None:
-        threads = self._known[member.uid]
-        others = threads & self._taken
+    def _assign_threads(self, member: GroupMember) -> None:
+        threads = self._pod_threads[member.uid]
+        others = threads & self._foreign_threads
         if others:
             self.outcome.foreign[member.uid] = len(others)
         self.outcome.homes[member.uid] = member.home
         self.outcome.threads[member.uid] = len(threads)
-        if member.home == DEFAULT or not threads - others - self._inside.get(member.home, frozenset()):
+        if member.home == DEFAULT or not threads - others - self._group_threads.get(member.home, frozenset()):
             return
         try:
-            done = gather(self._files, self._groups.path(member.home), lambda: member.threads() - self._taken)
+            done = gather(self._files, self._groups.path(member.home), lambda: member.threads() - self._foreign_threads)
         except AgentError as exc:
             self.outcome.unsettled[member.uid] = str(exc)
             return
@@ -210,11 +210,11 @@ class ResctrlSweep:
             message = "new threads appear faster than they are moved"
             self.outcome.unsettled[member.uid] = f"refused: {dict(done.refused)}" if done.refused else message
 
-    def _strangers(self) -> Iterator[None]:
-        """Threads in our groups that belong elsewhere: of pods that are to be in the default group, or of nobody."""
-        for name, inside in self._inside.items():
-            members = [*self._stay, *(member for member in self._members if member.home == name)]
-            if not inside - set().union(*(self._known[member.uid] for member in members)):
+    def _evict_foreign_threads(self) -> Iterator[None]:
+        """Move threads out of our groups that do not belong there: of pods for the default group, or of no pod."""
+        for name, inside in self._group_threads.items():
+            members = [*self._staying, *(member for member in self._members if member.home == name)]
+            if not inside - set().union(*(self._pod_threads[member.uid] for member in members)):
                 continue
             read = [member.threads for member in members]
             with contextlib.suppress(CgroupGoneError):
@@ -222,13 +222,13 @@ class ResctrlSweep:
                 self.outcome.moved += expel(self._files, path, partial(_all_of, read), self._groups.root)
             yield
 
-    def _spare(self) -> Iterator[None]:
+    def _remove_unused(self) -> Iterator[None]:
         """Remove our groups that the plan does not name, unless a pod stays in one."""
         needed = {group.name for group in self._plan.groups}
         for name in self._groups.ours():
             if name in needed:
                 continue
-            staying = set().union(*(self._known[member.uid] for member in self._stay))
+            staying = set().union(*(self._pod_threads[member.uid] for member in self._staying))
             try:
                 if not self._groups.members(name) & staying and self._groups.remove(name):
                     self.outcome.removed.append(name)
@@ -246,16 +246,16 @@ class ResctrlSweep:
         existing: dict[str, list[str]] = {}
         others = 0
         for control in (*controls, *foreign):
-            mine, theirs = self._monitors.names(control)
-            others += len(theirs)
-            for name in mine if control in controls else ():
+            managed, unmanaged = self._monitors.names(control)
+            others += len(unmanaged)
+            for name in managed if control in controls else ():
                 existing.setdefault(name.removeprefix(PREFIX), []).append(control)
         monitoring = self._capability.monitoring
         if monitoring is None or not self._monitor:
             self.outcome.watch = MonitorAssignment()
             yield from self._unwatch(existing, {})
             return
-        # Every control group takes one id as well, also those that may still be made.
+        # Every control group takes one id as well, also those that may still be created.
         reserved = max(self._capability.control_groups, 1 + len(ours) + len(foreign))
         self.outcome.budget = budget = max(0, monitoring.groups - reserved - others)
         homes = {member.uid: self.outcome.homes.get(member.uid, DEFAULT) for member in self._members}
@@ -266,7 +266,7 @@ class ResctrlSweep:
         }
         before = self.outcome.watch
         if not before.since and existing:
-            # Those of the last run: they are watched already.
+            # Monitoring groups of the last run: they are watched already.
             before = MonitorAssignment(since={uid: self._now for uid in existing if uid in ranks})
         self.outcome.watch = watch = rotate(before, ranks, budget, self._now, self._dwell_s)
         held = {member.uid for member in self._members if member.held}
@@ -274,7 +274,7 @@ class ResctrlSweep:
         yield from self._unwatch(existing, wanted, held)
         threads = {member.uid: member.threads for member in self._members}
         for uid, control in sorted(wanted.items()):
-            self._follow(uid, control, threads[uid], there=control in existing.get(uid, ()))
+            self._ensure_monitor(uid, control, threads[uid], there=control in existing.get(uid, ()))
             yield
         self.outcome.monitors = len(self.outcome.watched)
 
@@ -291,13 +291,14 @@ class ResctrlSweep:
                     self.outcome.unwatched[uid] = str(exc)
                 yield
 
-    def _follow(self, uid: str, control: str, threads: Callable[[], set[int]], *, there: bool) -> None:
+    def _ensure_monitor(self, uid: str, control: str, threads: Callable[[], set[int]], *, there: bool) -> None:
         name = f"{PREFIX}{uid}"
-        known = frozenset(self._known[uid])
+        present = frozenset(self._pod_threads[uid])
         before = self._followed.get(uid)
-        if there and before is not None and before[0] == control and known <= before[1]:
-            # Nobody new, and who is there was in it. A tasks file walks every thread of the machine: not for each pod.
-            self.outcome.watched[uid], self.outcome.followed[uid] = (control, name), (control, known)
+        if there and before is not None and before[0] == control and present <= before[1]:
+            # No new thread, and the present ones are in it. Reading a tasks file walks every thread of the machine: not
+            # for each pod.
+            self.outcome.watched[uid], self.outcome.followed[uid] = (control, name), (control, present)
             return
         try:
             if not there:
@@ -312,12 +313,12 @@ class ResctrlSweep:
             self._count(done)
             self.outcome.watched[uid] = control, name
             if done.on_settled:
-                self.outcome.followed[uid] = control, known
+                self.outcome.followed[uid] = control, present
 
     def _of_control(self, control: str, threads: Callable[[], set[int]]) -> set[int]:
-        """Only what is in the control group can be in a monitoring group of it."""
+        """The threads in the control group: only these can be in a monitoring group of it."""
         if control == DEFAULT:
-            return threads().difference(self._taken, *self._inside.values())
+            return threads().difference(self._foreign_threads, *self._group_threads.values())
         return threads() & self._groups.members(control)
 
     def _count(self, done: MoveResult) -> None:

@@ -1,9 +1,9 @@
-"""Undoing what was done to resctrl, with or without a daemon: groups by their prefix, the rest by the store.
+"""Restores resctrl, with or without a daemon: groups by their prefix, the rest from the store.
 
-Threads need no record: removing a group sends them to the default group, where all of them were, as threads that
-others had put into groups of theirs are never touched. In the ledger, before the first touch, are the default group's
-own values, that there may be groups of ours, and that a mount may be: the mount itself says whose it is by its source,
-so a kill between mounting and noting it loses nothing.
+Threads need no record: removing a group moves them to the default group, where all of them were, as threads in groups
+of other programs are never touched. Before the first touch the ledger records the default group's own values, that
+groups of ours may exist, and that a mount of ours may exist. The mount's source marks it as ours, so a kill between
+mounting and recording it loses nothing.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -38,11 +38,11 @@ Values = Mapping[str, Mapping[int, int]]
 
 
 class ResctrlState(Struct, frozen=True, kw_only=True):
-    """What is remembered: what of the node's own resctrl we have changed, and what it was before.
+    """The recorded state: our changes of the node's resctrl, and the originals.
 
-    ``groups``: there may be groups of ours. ``place``: where a mount of ours may be, None where somebody else has
-    mounted it. ``original``: the default group's values before the first touch; ``written``: the last that we wrote, or
-    were about to.
+    ``groups``: groups of ours may exist. ``place``: where a mount of ours may be, None if another program has mounted
+    it. ``original``: the default group's values before the first touch; ``written``: the last values that we wrote, or
+    were about to write.
     """
 
     groups: bool = False
@@ -106,54 +106,56 @@ def _text(values: Values) -> str:
 CODEC: Final = RowCodec(kind=RESCTRL, load=_load, dump=_dump)
 
 
-def about_to_write(kept: ResctrlState, there: Values, wanted: Values) -> ResctrlState:
-    """What must be durable before the default group is written."""
+def about_to_write(recorded: ResctrlState, existed: Values, wanted: Values) -> ResctrlState:
+    """The state that must be durable before the default group is written."""
     new = {name: dict(domains) for name, domains in wanted.items()}
-    if kept.original is not None and kept.written and kept.written[-1] == new:
-        return kept
-    original = {name: dict(domains) for name, domains in there.items()} if kept.original is None else kept.original
-    # The one before too: a crash may come before the write.
-    return replace(kept, original=original, written=(*kept.written, new)[-_WRITTEN:])
+    if recorded.original is not None and recorded.written and recorded.written[-1] == new:
+        return recorded
+    original = (
+        {name: dict(domains) for name, domains in existed.items()} if recorded.original is None else recorded.original
+    )
+    # The previous one too: a crash may precede the write.
+    return replace(recorded, original=original, written=(*recorded.written, new)[-_WRITTEN:])
 
 
 def undo_all(
-    files: GroupFiles, capability: Capability, kept: ResctrlState, mounter: Mounter
+    files: GroupFiles, capability: Capability, recorded: ResctrlState, mounter: Mounter
 ) -> tuple[list[RestoreResult], ResctrlState]:
-    """Everything; with what is still to be remembered because it could not be undone. Errors: none."""
+    """Restore everything; returns the results, and the state of what could not be restored. Errors: none."""
     root = capability.root
     if capability.status is not ResctrlStatus.READY or root is None:
-        # With the mount go all groups, and the kernel sets everything back. A mount that we cannot see may be there.
+        # Unmounting removes all groups, and the kernel resets everything. A mount that we cannot see may still exist.
         gone = capability.status is ResctrlStatus.NOT_MOUNTED and mounter.sees_the_host()
-        return [], ResctrlState() if gone else kept
+        return [], ResctrlState() if gone else recorded
     done = _groups(files, root)
-    kept = replace(kept, groups=not all(result.ok for result in done))
-    restore_result = undo_default(files, capability, kept)
+    recorded = replace(recorded, groups=not all(result.ok for result in done))
+    restore_result = undo_default(files, capability, recorded)
     if restore_result is not None:
         done.append(restore_result)
         if restore_result.ok:
-            kept = replace(kept, original=None, written=())
+            recorded = replace(recorded, original=None, written=())
     ours = mounter.source(root) == SOURCE
     if ours:
         restore_result = _mount(files, root, mounter)
         done.append(restore_result)
     if not ours or (restore_result is not None and restore_result.ok):
-        kept = replace(kept, place=None)
-    return done, kept
+        recorded = replace(recorded, place=None)
+    return done, recorded
 
 
-def undo_default(files: GroupFiles, capability: Capability, kept: ResctrlState) -> RestoreResult | None:
-    """The default group's own values; None when they were never touched."""
-    original, root = kept.original, capability.root
+def undo_default(files: GroupFiles, capability: Capability, recorded: ResctrlState) -> RestoreResult | None:
+    """Restore the default group's own values; None if they were never touched."""
+    original, root = recorded.original, capability.root
     if original is None or root is None:
         return None
     groups = ControlGroups(root, files)
     try:
         actual = groups.schemata(DEFAULT)
-        touched = {name: original[name] for name in original if any(name in item for item in kept.written)}
+        touched = {name: original[name] for name in original if any(name in item for item in recorded.written)}
         text = format_schemata({name: actual.get(name, {}) for name in touched}).rstrip("\n")
         if not differing(touched, actual, capability):
             return RestoreResult(path=root, file="schemata", undo=RestoreOutcome.ALREADY, text=text)
-        ours = [item for item in kept.written if not differing(item, actual, capability)]
+        ours = [item for item in recorded.written if not differing(item, actual, capability)]
         if not ours:
             return RestoreResult(path=root, file="schemata", undo=RestoreOutcome.FOREIGN, text=text)
         groups.set_schemata(DEFAULT, touched, capability)
@@ -165,7 +167,7 @@ def undo_default(files: GroupFiles, capability: Capability, kept: ResctrlState) 
 
 
 def undo_pod(files: GroupFiles, root: str, uid: str, threads: Callable[[], Collection[int]]) -> list[RestoreResult]:
-    """One pod's threads go to the default group; a group that had nobody else in it goes too. Errors: none."""
+    """Move one pod's threads to the default group, and remove a group that is empty then. Errors: none."""
     groups, monitors = ControlGroups(root, files), MonitorGroups(root, files)
     done: list[RestoreResult] = []
     try:
@@ -183,10 +185,10 @@ def undo_pod(files: GroupFiles, root: str, uid: str, threads: Callable[[], Colle
             if moved.on_settled and not groups.members(name):
                 groups.remove(name)
         for name in (DEFAULT, *groups.ours()):
-            mine = f"{PREFIX}{uid}"
-            if mine in monitors.names(name)[0] and monitors.remove(name, mine):
+            monitor = f"{PREFIX}{uid}"
+            if monitor in monitors.names(name)[0] and monitors.remove(name, monitor):
                 done.append(
-                    RestoreResult(path=monitors.path(name, mine), file="mon_group", undo=RestoreOutcome.RESTORED)
+                    RestoreResult(path=monitors.path(name, monitor), file="mon_group", undo=RestoreOutcome.RESTORED)
                 )
     except AgentError as exc:
         done.append(RestoreResult(path=root, file="tasks", undo=RestoreOutcome.REFUSED, detail=str(exc)))
@@ -199,12 +201,12 @@ def _groups(files: GroupFiles, root: str) -> list[RestoreResult]:
 
     def note(path: str, file: str, remove: Callable[[], bool]) -> None:
         try:
-            there = remove()
+            existed = remove()
         except AgentError as exc:
             done.append(RestoreResult(path=path, file=file, undo=RestoreOutcome.REFUSED, detail=str(exc)))
         else:
             done.append(
-                RestoreResult(path=path, file=file, undo=RestoreOutcome.RESTORED if there else RestoreOutcome.GONE)
+                RestoreResult(path=path, file=file, undo=RestoreOutcome.RESTORED if existed else RestoreOutcome.GONE)
             )
 
     for name in monitors.names(DEFAULT)[0]:
@@ -233,10 +235,10 @@ def _mount(files: GroupFiles, place: str, mounter: Mounter) -> RestoreResult:
 
 
 def threads_of(hierarchy: Hierarchy, path: str, files: FileOps = REAL) -> set[int]:
-    """All threads below a group, in the tree that is watched, however deep. What cannot be read has none.
+    """All threads of a group and of all groups below it, in the trigger hierarchy. Unreadable groups count as empty.
 
-    In a pod there may be a node of its own (kind, a CI runner), with pods in its groups: a thread that is not found
-    here is taken for a stranger's, and moved out of the group that it was born into.
+    A pod may contain a node of its own (kind, a CI runner), with pods in its groups: a thread that is missed here would
+    count as one of no pod, and be moved out of the group that it was forked in.
     """
     file = "tasks" if hierarchy.version(hierarchy.trigger) == 1 else "cgroup.threads"
     result: set[int] = set()
@@ -266,7 +268,7 @@ def restore_resctrl(
     capability: Capability | None = None,
     mounter: Mounter | None = None,
 ) -> list[RestoreResult]:
-    """Undo while no daemon runs. Errors: `StoreError` when what is left cannot be remembered."""
+    """Restore while no daemon runs. Errors: `StoreError` if the remaining state cannot be recorded."""
     try:
         result = read_capability(root) if capability is None else capability
     except InputError as exc:
@@ -279,4 +281,4 @@ def restore_resctrl(
         except AgentError as exc:
             return [RestoreResult(path=result.root, file="tasks", undo=RestoreOutcome.REFUSED, detail=str(exc))]
         return undo_pod(files, result.root, only, lambda: pod_threads(hierarchy, only))
-    return undo_rows(ledger, CODEC, lambda kept: undo_all(files, result, kept, mounter or RealMounter(root)))
+    return undo_rows(ledger, CODEC, lambda recorded: undo_all(files, result, recorded, mounter or RealMounter(root)))

@@ -1,9 +1,9 @@
-"""Alertmanager, API v2: labels make an alert's identity, and it ends when nobody sends it any more.
+"""Alertmanager, API v2: labels make an alert's identity, and it ends when it is no longer sent.
 
-So a state is sent again every ``resend_s`` with an end four times as far away, as Prometheus does, and its end with
-the true time. An event has no end of its own: it is active for ``event_s``. Instances of a cluster do not pass alerts
-on to each other: all are told, and one that takes them is enough.
-Source: Alertmanager, api/v2/openapi.yaml; Prometheus, docs "Sending alerts".
+So a state is sent again every ``resend_s`` with an end four times as far away, as Prometheus does, and its end with the
+true time. An event has no end of its own: it is active for ``event_s``. Instances of a cluster do not pass alerts on to
+each other: all of them get each alert, and one that takes it is enough. Source: Alertmanager, api/v2/openapi.yaml;
+Prometheus, docs "Sending alerts".
 """
 
 import re
@@ -29,7 +29,7 @@ _NO_LABEL: Final = re.compile(r"[^a-zA-Z0-9_]")
 
 
 class AlertmanagerSinkConfig(TlsTrust, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Prometheus Alertmanager, API v2; every instance of a cluster is told, and one that takes it is enough."""
+    """Prometheus Alertmanager, API v2; every instance of a cluster gets each alert, and one that takes it is enough."""
 
     urls: Annotated[
         tuple[str, ...],
@@ -71,7 +71,7 @@ class AlertmanagerSink(BaseSink):
         self._config = config
         self._node = setup.node
         self._log = get_log("alerts", sink=setup.name)
-        # What is told again is the same alert there, never a second one: nothing need be held back.
+        # A repeated alert is the same alert there, never a second one: none has to be held back.
         self.resend_s: float | None = config.resend_s
         self.repeat_s: float | None = config.resend_s
         from reconciler.alerts.sinks.http import HttpSink  # see `SinkKind.modules`

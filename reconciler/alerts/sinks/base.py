@@ -1,4 +1,4 @@
-"""What a sink is: something that takes notices or says why not."""
+"""The interface of a sink: it takes notices, or fails with a reason."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -15,10 +15,10 @@ C = TypeVar("C", bound=Struct)
 
 
 class SinkError(AgentError):
-    """A sink did not take it. The text holds no secret.
+    """A sink did not take it. The text contains no secret.
 
-    ``retry_after_s``: the sink's own wish. ``permanent``: these notices will never be taken, however often they are
-    offered.
+    ``retry_after_s``: the delay that the sink requested. ``permanent``: these notices will never be taken, however
+    often they are sent.
     """
 
     def __init__(self, message: str, *, retry_after_s: float | None = None, permanent: bool = False) -> None:
@@ -28,9 +28,9 @@ class SinkError(AgentError):
 
 
 class SinkSetup(Struct, frozen=True, kw_only=True):
-    """What a sink is made of. ``root`` stands before paths of this machine.
+    """The environment of a sink. ``root``: prefix of paths of this machine.
 
-    ``kubelets``: the kubeconfig that the kubelet's command line names.
+    ``kubelets``: the kubeconfig in the kubelet's command line.
     """
 
     name: str
@@ -80,21 +80,21 @@ class AlertSink(Protocol):
 
     @property
     def resend_s(self) -> float | None:
-        """A state is told this often until it ends; None: once."""
+        """A state is sent this often until it ends; None: once."""
 
     @property
     def repeat_s(self) -> float | None:
-        """More of the same is told after this, whatever the configuration says; None: as configured."""
+        """Further alerts of one incident are sent after this, whatever the configuration; None: as configured."""
 
     async def send(self, notices: Sequence[Incident]) -> None:
-        """Tell of these. Errors: `SinkError`; then all of them are told again."""
+        """Send these. Errors: `SinkError`; then all of them are sent again."""
 
     async def aclose(self) -> None:
         """Let go of connections."""
 
 
 class BaseSink:
-    """What most sinks have in common: any number at once, each told once."""
+    """Common defaults of sinks: any number at once, each sent once."""
 
     most: int | None = None
     resend_s: float | None = None
@@ -105,7 +105,7 @@ class BaseSink:
 
 
 class SinkContext(Struct, frozen=True, kw_only=True):
-    """What of the node the sinks need: its name, what stands before paths, the kubeconfig that the kubelet names."""
+    """Facts of the node for the sinks: its name, the prefix of paths, the kubelet's kubeconfig."""
 
     node: str
     root: str = "/"

@@ -35,7 +35,7 @@ class CommandSinkConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 @final
 class CommandSink(BaseSink):
-    """`AlertSink`. Exit code 0: told; 65 (EX_DATAERR): never try this one again; anything else: try again."""
+    """`AlertSink`. Exit code 0: delivered; 65 (EX_DATAERR): never try this one again; anything else: try again."""
 
     def __init__(self, setup: SinkSetup) -> None:
         config = setup.config.section(CommandSinkConfig)

@@ -25,14 +25,14 @@ class FileSinkConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 @final
 class FileSink(BaseSink):
-    """`AlertSink`. The file is opened anew each time, so that anybody may move it away."""
+    """`AlertSink`. The file is opened again each time, so that it may be moved away."""
 
     def __init__(self, setup: SinkSetup) -> None:
         config = setup.config.section(FileSinkConfig)
         self._config = config
         self._path = setup.path(config.path)
         self._node = setup.node
-        import trio  # who only reads a configuration has no loop
+        import trio  # not needed to read a configuration
 
         self._lane = trio.CapacityLimiter(1)
 
@@ -42,13 +42,13 @@ class FileSink(BaseSink):
 
         content = lines(notices, self._node)
         try:
-            # A stuck disk keeps the thread, and the lane with it: later sends wait for their deadline and say so.
+            # A blocked disk keeps the thread, and the limiter with it: later sends time out and report it.
             await trio.to_thread.run_sync(self.append, content, limiter=self._lane, abandon_on_cancel=True)
         except OSError as exc:
             raise SinkError(f"{self._path}: cannot write: {errno_name(exc.errno)}") from exc
 
     def append(self, content: bytes) -> None:
-        """One write at the end, in a fresh file when this one has grown. Errors: OSError."""
+        """One write at the end, in a new file when this one has grown. Errors: OSError."""
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         fd = os.open(self._path, flags, 0o600)
         try:

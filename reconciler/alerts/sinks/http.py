@@ -1,4 +1,4 @@
-"""What the sinks that speak HTTP share: whom to ask, and what an answer means for the notices."""
+"""Common parts of HTTP sinks: the endpoint, and the meaning of a response for the notices."""
 
 import base64
 import time
@@ -28,7 +28,7 @@ class HttpSink:
     async def send(
         self, method: str, body: bytes, content_type: str, headers: Mapping[str, str] | None = None, *, below: str = ""
     ) -> None:
-        """One request; ``below`` goes behind the URL's path. Errors: `SinkError`."""
+        """One request; ``below`` is appended to the URL's path. Errors: `SinkError`."""
         given = {"Content-Type": content_type, **(headers or {})}
         if self._user is not None:
             given["Authorization"] = f"Basic {base64.b64encode(self._user.encode()).decode()}"
@@ -46,7 +46,7 @@ class HttpSink:
 
 
 def check(answer: HttpResponse, what: str) -> None:
-    """Errors: `SinkError` for every answer that is no success."""
+    """Errors: `SinkError` for every response other than a success."""
     if answer.ok:
         return
     message = f" {answer.excerpt}" if answer.excerpt else ""

@@ -37,11 +37,11 @@ MESSAGE_IDS: Final[Mapping[AlertKind, str]] = {
     AlertKind.TEST: "40f9f98977de42b1a411b4e9d35fd80d",
     AlertKind.EXHAUSTED: "40f9f98977de42b1a411b4e9d35fd80e",
 }
-"""One for each kind, for ever: scripts and catalogs know an entry by it."""
+"""One for each kind, never changed: scripts and catalogs identify an entry by it."""
 
 _PRIORITY: Final = {Severity.CRITICAL: 2, Severity.WARNING: 4, Severity.INFO: 6}
 _LONGEST_NAME: Final = 64
-# Nobody listens: a machine without systemd, or a container without its socket.
+# No journal listens: a machine without systemd, or a container without its socket.
 _NOBODY: Final = frozenset({errno.ENOENT, errno.ECONNREFUSED, errno.ENOTSOCK, errno.EPROTOTYPE, errno.ENOTDIR})
 _TOO_LONG: Final = frozenset({errno.EMSGSIZE, errno.ENOBUFS})
 # Linux's numbers; the fcntl module has them from Python 3.13 on.
@@ -57,7 +57,10 @@ class JournalSinkConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 @final
 class JournalSink(BaseSink):
-    """`AlertSink`. Where no journal listens, alerts go to the daemon's own log, which is told once."""
+    """`AlertSink`.
+
+    Where no journal listens, alerts are written to the daemon's own log, and a log line reports it once.
+    """
 
     def __init__(self, setup: SinkSetup) -> None:
         config = setup.config.section(JournalSinkConfig)
@@ -132,7 +135,7 @@ def encoded(pairs: Iterator[tuple[str, str]]) -> bytes:
 
 
 def write(journal: socket.socket, path: str, entry: bytes) -> None:
-    """Send one entry; one that is too long for a datagram as a sealed memory file. Errors: OSError."""
+    """Send one entry; an entry too long for a datagram as a sealed memory file. Errors: OSError."""
     try:
         journal.sendto(entry, path)
     except OSError as exc:

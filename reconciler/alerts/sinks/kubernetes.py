@@ -1,7 +1,7 @@
 """Kubernetes Events: on the pod that an alert is about, else on the node. One Event an incident, counted up by patches.
 
-Its name is the incident's id, so that telling twice makes no second one. An end is an Event of its own.
-Source: Kubernetes API reference, Event core/v1 and events.k8s.io/v1 (of which only the series may change).
+Its name is the incident's id, so that sending twice makes no second one. An end is an Event of its own. Source:
+Kubernetes API reference, Event core/v1 and events.k8s.io/v1 (of which only the series may change).
 """
 
 import time
@@ -33,7 +33,7 @@ class EventApi(StrEnum):
 
 
 class KubernetesSinkConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Kubernetes Events on the pod that an alert is about, else on the node; section apiserver says how."""
+    """Kubernetes Events on the pod that an alert is about, else on the node; section apiserver has the connection."""
 
     api: Annotated[EventApi, Meta(description="API group of the Events")] = EventApi.CORE
     node_namespace: Annotated[str, Meta(description="namespace of Events on the node")] = "default"
@@ -138,7 +138,7 @@ class KubernetesSink(BaseSink):
         }
 
     def change(self, notice: Incident) -> Mapping[str, object]:
-        """What a further telling changes."""
+        """The changes by a further alert."""
         if self._config.api is EventApi.EVENTS:
             return {"series": {"count": max(2, notice.count), "lastObservedTime": _micro(notice.last_s)}}
         return {"count": notice.count, "lastTimestamp": _whole(notice.last_s), "message": notice.alert.summary}
@@ -148,7 +148,7 @@ class KubernetesSink(BaseSink):
         if labels.get("pod") and labels.get("namespace"):
             about = {"kind": "Pod", "namespace": labels["namespace"], "name": labels["pod"]}
             return {**about, "uid": labels["uid"]} if labels.get("uid") else about
-        # The kubelet's Events on its node have the name for a uid, and `kubectl describe node` looks for that.
+        # The kubelet's Events on its node use the name as uid, and `kubectl describe node` selects by it.
         return {"kind": "Node", "name": self._node, "uid": self._node}
 
     def _name(self, notice: Incident) -> str:

@@ -27,7 +27,7 @@ SINKS: Final[Registry[AnySinkKind]] = Registry(
 
 
 class _Section(SinkConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Somebody to tell: exactly one of the sections below says how, the settings say of what."""
+    """One sink: exactly one of the sections below sets the destination, the settings filter alerts."""
 
 
 if TYPE_CHECKING:

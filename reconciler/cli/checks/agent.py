@@ -125,7 +125,7 @@ def _store(node: InspectedNode) -> CheckResult:
 
 
 def _is_directory(path: str) -> bool:
-    """Like `os.path.isdir`, but what may not be looked at is not taken for missing. Errors: `PermissionError`."""
+    """Like `os.path.isdir`, but an unreadable path does not count as missing. Errors: `PermissionError`."""
     try:
         return stat.S_ISDIR(os.stat(path).st_mode)
     except PermissionError:

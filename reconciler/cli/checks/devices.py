@@ -1,6 +1,6 @@
-"""The disks and network interfaces that the configuration names: whether they are there and can do what is asked.
+"""The configured disks and network interfaces: whether they exist and support their settings.
 
-Says nothing of what is switched off.
+Disabled policies are not checked.
 """
 
 import os

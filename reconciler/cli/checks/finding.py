@@ -1,6 +1,6 @@
-"""How a check ends.
+"""The result of a check.
 
-``bad`` stands in the way of the agent's work; ``warn`` takes something from it that it can do without.
+``bad`` prevents the agent's work; ``warn`` disables an optional part.
 """
 
 from enum import StrEnum

@@ -123,7 +123,7 @@ def _scheduler(node: InspectedNode) -> CheckResult:
 
 
 def _core_scheduling(node: InspectedNode) -> Iterator[CheckResult]:
-    """Whether the policy core_sched can work; none of a copied node: only its kernel could tell."""
+    """Whether the policy core_sched can work; none for a copied node: only its kernel could show it."""
     wanted = node.config.policies.core_sched.enabled
     if node.copied:
         return
@@ -141,7 +141,7 @@ def _core_scheduling(node: InspectedNode) -> Iterator[CheckResult]:
 
 
 def _no_psi(node: InspectedNode) -> CheckResult:
-    """Whether the kernel could, as its build configuration says where that is kept."""
+    """Whether the kernel supports it, by its build configuration where that is available."""
     release_ = (read_text(node.root, "proc/sys/kernel/osrelease") or "").strip()
     built = (read_text(node.root, f"boot/config-{release_}") or "").splitlines()
     if "CONFIG_PSI=y" in built:
@@ -222,7 +222,7 @@ def _resctrl(node: InspectedNode) -> CheckResult:
 
 
 def _resctrl_groups(root: str) -> tuple[int, int]:
-    """How many control groups are ours and others'."""
+    """How many control groups are bypassd's and others'."""
     try:
         groups = ControlGroups(root)
         return len(groups.ours()), len(groups.foreign())

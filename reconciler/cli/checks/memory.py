@@ -1,6 +1,6 @@
-"""Memory: how much there is for pods, whether directories count what is below them, and what the policies lack here.
+"""Memory: how much pods have, whether directories count their children, and what the policies lack here.
 
-Of what is switched off only the lacks are told.
+For disabled policies only the lacks are reported.
 """
 
 import os

@@ -1,6 +1,6 @@
-"""Interference, eviction, a share of the cache that moves: what this node can do. Says nothing of what is off.
+"""Interference, eviction, a dynamic share of the cache: what this node supports. Disabled parts are not checked.
 
-Where a daemon runs, its own rights count and not those of whoever asks: its unit or container may lack some.
+Where a daemon runs, its own rights count and not those of the caller: its unit or container may lack some.
 """
 
 import os
@@ -58,7 +58,7 @@ def watching(node: InspectedNode, results: QueryResults) -> Iterator[CheckResult
 
 
 def _rules(node: InspectedNode, results: QueryResults, rules: Mapping[str, RuleConfig]) -> CheckResult:
-    """Which rules can be judged: a group of one whose signals are all there is enough."""
+    """Which rules can be evaluated: one group whose signals are all available is enough."""
     lacking = _lacking(node, results)
     blind: dict[str, str] = {}
     for name, rule in rules.items():
@@ -86,7 +86,7 @@ def _rules(node: InspectedNode, results: QueryResults, rules: Mapping[str, RuleC
 
 
 def _lacks(entry: DetectorEntry, lacking: Mapping[str, str]) -> list[str]:
-    """The signals for want of which a detector cannot answer; of the node, the kernel tells pressure without groups."""
+    """The signals that a detector lacks; the kernel has the node's pressure without groups."""
     of_node = getattr(entry.config, "of", None) == "node"
     wanted = set(DETECTORS[entry.name].signals(entry.config))
     missing = {
@@ -108,7 +108,7 @@ _NO_PSI: Final = "see PSI above"
 
 
 def _lacking(node: InspectedNode, results: QueryResults) -> dict[str, str]:
-    """Signals of pods that this node cannot tell, each with the remedy."""
+    """Signals of pods that are unavailable on this node, each with the remedy."""
     texts: dict[str, str] = {}
     try:
         read_pressure(node_pressure_file(PressureResource.CPU, node.root))
@@ -146,7 +146,7 @@ def _monitors(node: InspectedNode) -> bool:
 
 
 def _run_queue(node: InspectedNode, results: QueryResults) -> Iterator[CheckResult]:
-    """Waiting is known by schedstat as well, of each thread on its own, where taskstats is not to be had."""
+    """Waiting is available from schedstat as well, of each thread alone, where taskstats is unavailable."""
     wanted = signals_of(node.config.eviction)
     for rule in effective(node.config.interference.rules).values() if node.config.interference.enabled else ():
         wanted |= {
@@ -232,7 +232,7 @@ def _recording(node: InspectedNode, results: QueryResults) -> Iterator[CheckResu
 
 
 def _moving(node: InspectedNode, results: QueryResults) -> Iterator[CheckResult]:
-    """What BE's share of cache and bandwidth moves by, where it does not stand still."""
+    """The inputs of BE's share of cache and bandwidth, where it is dynamic."""
     if not cache_signals(node.config.policies.cache):
         return
     lacking = _lacking(node, results)
@@ -248,7 +248,7 @@ def _moving(node: InspectedNode, results: QueryResults) -> Iterator[CheckResult]
 
 
 def _pool_sizes(node: InspectedNode, results: QueryResults) -> Iterator[CheckResult]:
-    """The indicators that the sizes of online pools follow; one that is unknown keeps a pool from shrinking."""
+    """The indicators of the sizes of online pools; an unknown one keeps a pool from shrinking."""
     lacking = _lacking(node, results)
     if missing := sorted(node.config.policies.shared.signals & lacking.keys()):
         fixes = "; ".join(dict.fromkeys(lacking[signal] for signal in missing))
@@ -292,7 +292,7 @@ def _unusable(means: EvictionMethodName, results: QueryResults) -> str:
 
 
 def _how(node: InspectedNode, means: EvictionMethodName) -> str:
-    """``signal`` says by what: a kernel with cgroup.kill catches those that are just being forked as well."""
+    """How ``signal`` works here: a kernel with cgroup.kill includes processes that are just being forked."""
     if means is not EvictionMethodName.SIGNAL or node.hierarchy is None or node.layout is None:
         return str(means)
     kubepods = node.hierarchy.trigger_directory(node.layout.kubepods)

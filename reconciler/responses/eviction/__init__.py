@@ -1,4 +1,4 @@
-"""Eviction: when it is time, which pod, how many at most, and carrying it out.
+"""Eviction: when to evict, which pod, how many at most, and the execution.
 
 Belongs here: triggers, ranking, limits and exemptions, which are pure, and the executor with its journal and cases.
 

@@ -1,4 +1,4 @@
-"""What people are told of an eviction: once that it is planned, once how it ended. Pure."""
+"""Alerts of an eviction: one that it is planned, one with its result. Pure."""
 
 from typing import Final
 

@@ -1,15 +1,13 @@
-"""One eviction carried out: notice, one means after another, proof that nobody is left, and the end. Resumable.
+"""Executes one eviction: notice, one method after another, proof that no process is left, the result. Resumable.
 
-Everything that is done to the pod stands in the journal before. An earlier run's case is taken up at the step where it
-was: an act that may or may not have been done is done again, for all of them may be; waiting goes on, not anew. The pod
-is its groups' inodes: one of the same name that came later is never touched.
+Every action on the pod is journalled first. An earlier run's case resumes at its step: an action that may or may not
+have been done is repeated, as all of them may be; waiting continues with the time left. The pod is identified by its
+groups' inodes: a later pod of the same name is never touched.
 
-It ends as
-- done: the pod's groups are empty in every hierarchy, and stayed so while the kubelet might have started it again;
-- gone: it was so before anything was done;
-- refused: its disruption budget, or because the daemon itself runs in it;
-- failed: every means has been tried;
-- abandoned: withdrawn, held by a person, switched off, or of another boot.
+It ends as - done: the pod's groups are empty in every hierarchy, and stayed so while the kubelet might have started it
+again; - gone: they were empty before any action; - refused: its disruption budget, or because the daemon itself runs in
+it; - failed: every method has been tried; - abandoned: withdrawn, held by an operator, switched off, or of another
+boot.
 """
 
 import time
@@ -32,7 +30,7 @@ from reconciler.responses.means.processes import OwnPodError, PodTermination, ha
 from state.eviction import EvictionCase, EvictionMethodName, EvictionOutcome, EvictionStep
 
 _LOCAL: Final = frozenset({EvictionMethodName.CRI, EvictionMethodName.SIGNAL})
-"""Means that the kubelet does not know of: it may start the pod again."""
+"""Methods of which the kubelet is not informed: it may start the pod again."""
 _LOOK_S: Final = 0.25
 _BEFORE_ACTS: Final = frozenset({EvictionStep.PLANNED, EvictionStep.NOTICE})
 
@@ -55,7 +53,7 @@ class CaseTools(Struct, frozen=True, kw_only=True):
 
 
 class _CaseEnd(Exception):
-    """Carries the end of a case out of whatever is being done."""
+    """Raised anywhere in a case to end it."""
 
     def __init__(self, outcome: EvictionOutcome, detail: str) -> None:
         super().__init__(detail)
@@ -98,7 +96,7 @@ class CaseRunner:
 
     @property
     def processes(self) -> PodTermination:
-        """Who is in them."""
+        """Process ids in the pod's groups."""
         return self._tools.processes
 
     @property
@@ -114,10 +112,10 @@ class CaseRunner:
             raise _CaseEnd(EvictionOutcome.ABANDONED, why + more)
 
     def elapsed_s(self) -> float:
-        """Time since the step was first journalled; never negative, whoever sets the clock.
+        """Time since the step was first journalled; never negative, even if the clock is set.
 
-        Of a step of this run by a clock that nobody sets, and from when it was durable: a store that takes nothing for
-        a while is no time that the pod had.
+        For a step of this run by a clock that cannot be set, and from when the step was durable: while the store fails,
+        the pod's time does not run.
         """
         if self._stepped is not None:
             return trio.current_time() - self._stepped
@@ -128,12 +126,12 @@ class CaseRunner:
     ) -> None:
         """See `EvictionWork`."""
         if accepted:
-            self._case = replace(self._case, accepted=True)  # known from here on, whatever `check` says
+            self._case = replace(self._case, accepted=True)  # known from here on, whatever `check` returns
         self.check()
         again = self._resumed is step
         self._resumed = None
         if again:
-            return  # it stands in the journal, with the time of its beginning
+            return  # it is in the journal, with its start time
         case = replace(
             self._case,
             step=step,
@@ -161,7 +159,7 @@ class CaseRunner:
     # The whole of it
 
     async def plan(self) -> None:
-        """Have it in the journal, with people told that it is planned. Nothing is done to the pod."""
+        """Journal the case, and alert that it is planned. No action on the pod."""
         now, case = self._tools.clock(), self._case
         try:
             with Subtree.open(self._tools.hierarchy, case.target.group) as tree:
@@ -262,7 +260,7 @@ class CaseRunner:
         if self._case.means is not way.means:
             self._resumed = None
         if self._resumed is EvictionStep.VERIFY:
-            # It has come back while nobody looked, or had not quite ended.
+            # It has been started again between two checks, or had not quite ended.
             self._resumed = None
             await self._count_return()
         # What has been accepted only has to be waited for.
@@ -281,7 +279,7 @@ class CaseRunner:
             await self._verify(result.detail)
 
     def _give_up(self, means: EvictionMethodName, why: str) -> None:
-        """Durable with the next step; without one the end tells it."""
+        """Durable with the next step; without one the end reports it."""
         self._case = replace(
             self._case, tried=(*self._case.tried, f"{means}: {why}"), left=(*self._case.left, means), pid_starts={}
         )
@@ -313,7 +311,7 @@ class CaseRunner:
             raise _CaseEnd(EvictionOutcome.FAILED, f"restarted by the kubelet {rounds} times after it was ended")
 
     async def _abandon(self, outcome: EvictionOutcome) -> None:
-        """Nothing stays stopped, and nobody who lives on waits for an end that does not come."""
+        """No process stays stopped, and no running pod waits for an end that is cancelled."""
         await self.thaw()
         if outcome not in {EvictionOutcome.DONE, EvictionOutcome.FAILED} and await has_processes(self.tree):
             await self._tools.notices.withdraw(self._case)

@@ -1,7 +1,7 @@
-"""The ``eviction`` section: triggers with their thresholds, who is spared, and the limits.
+"""The ``eviction`` section: triggers with their thresholds, exemptions, and limits.
 
 Off by default; switched on it is a dry run until ``dry_run`` is false. The defaults of the triggers are those of
-Katalyst and of Koordinator's koordlet, where they have some; what differs says why.
+Katalyst and of Koordinator's koordlet, where they have some; a comment gives the reason for each difference.
 """
 
 from typing import Annotated, Final
@@ -83,7 +83,7 @@ class CpuSatisfactionConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unk
 
 
 class SuppressionConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """BE requests stand in a bad relation to the CPU there is for longer than a pod tolerates (Katalyst)."""
+    """BE requests exceed the CPU that is left for BE work by more than a pod tolerates, for long (Katalyst)."""
 
     enabled: Enabled = False
     tolerance_ratio: Annotated[
@@ -101,7 +101,7 @@ class SuppressionConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown
 
 
 class PoolLoadConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An online pool has more runnable tasks than CPUs: one of its own pods goes (Katalyst)."""
+    """An online pool has more runnable tasks than CPUs: one of its own pods is evicted (Katalyst)."""
 
     enabled: Enabled = False
     cooldown_s: Cooldown = 300.0
@@ -138,7 +138,7 @@ class NodeCpuConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def left_percent(self) -> float:
-        """How much is left in use when enough has gone."""
+        """The use at which enough has been evicted."""
         return _left(self.lower_percent, self.threshold_percent)
 
 
@@ -155,7 +155,7 @@ class NodeMemoryConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_
 
     @property
     def left_percent(self) -> float:
-        """How much is left in use when enough has gone."""
+        """The use at which enough has been evicted."""
         return _left(self.lower_percent, self.threshold_percent)
 
 
@@ -214,7 +214,7 @@ class NumaMemoryTriggerConfig(TriggerConfig, frozen=True, kw_only=True, forbid_u
 
 
 class MemoryPressureConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The node as a whole is out of free memory, or its pods stand still for lack of it (Katalyst)."""
+    """The node as a whole is out of free memory, or its pods stall for lack of it (Katalyst)."""
 
     grace_s: Grace = 10.0
     cooldown_s: Cooldown = 35.0
@@ -291,7 +291,7 @@ class ImageFsMinimum(FsMinimum, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class DiskTriggerConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A file system of the node is nearly full, or out of inodes (as the kubelet judges it)."""
+    """A file system of the node is nearly full, or out of inodes (by the kubelet's criteria)."""
 
     enabled: Enabled = False
     # A little above the kubelet's own thresholds (10, 15 and 5 %): below those it evicts by its own order.
@@ -320,7 +320,7 @@ class ReclaimedResourceConfig(TriggerConfig, frozen=True, kw_only=True, forbid_u
             gt=0, le=1000, description="threshold: memory requests of BE pods divided by the memory available to them"
         ),
     ] = 5.0
-    # Katalyst acts at once, by a figure that is smoothed; ours follows online work within a second.
+    # Katalyst acts at once, by a smoothed figure; this figure follows online work within a second.
     for_s: Annotated[float, Meta(ge=0, le=3600, description="window; its highest availability is compared")] = 60.0
 
 
@@ -345,7 +345,7 @@ class TriggersConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class LimitsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How many may go at most, whatever the need. Refused evictions do not count, failed ones do."""
+    """Maximum numbers of evictions, whatever the need. Refused evictions do not count, failed ones do."""
 
     quiet_s: Annotated[float, Meta(ge=0, le=3600, description="no eviction within this time after the start")] = 60.0
     per_pass: Annotated[int, Meta(ge=1, le=100, description="most evictions per pass")] = 3
@@ -379,7 +379,7 @@ class LimitsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class EvictionConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """When pods are evicted, who, and how many at most."""
+    """When pods are evicted, which pods, and how many at most."""
 
     enabled: Annotated[bool, Meta(description="evaluate the triggers; their signals are measured only then")] = False
     dry_run: Annotated[
@@ -427,7 +427,7 @@ class EvictionConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def windows(self) -> dict[str, float]:
-        """How far back in the samples the triggers that are on look: seconds by setting."""
+        """How much history the enabled triggers need: seconds by setting."""
         satisfaction, cpu = self.triggers.cpu_satisfaction, self.triggers.node_cpu
         reclaimed = self.triggers.reclaimed_resource
         values = {

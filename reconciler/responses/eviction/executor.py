@@ -1,7 +1,7 @@
-"""Carries out evictions: takes orders, journals them, works on a few at a time, and tells how each ended.
+"""Executes evictions: takes orders, journals them, runs a few at a time, and reports how each ended.
 
-A component. What an earlier run has left open is taken up first. It decides nothing: who goes, and how many, is decided
-by whoever submits orders; `cases` tells him what is under way and how the last ones ended.
+A component. Open cases of an earlier run are resumed first. It decides nothing: the submitter of orders decides which
+pods and how many; `cases` has the open cases and the results of the last ones.
 """
 
 import os
@@ -63,10 +63,11 @@ class Evictor:
     ) -> None:
         """``api`` and what ``cri`` makes are for this alone. ``kubelet_dir``: its root directory, root prefix included.
 
-        ``cri`` is asked again as long as it has none: there is no socket (yet), or CRI is off.
+        ``cri`` is called again as long as it returns None: the socket is missing (yet), or CRI is off.
 
-        ``pods``: what is known of a pod now, by uid. ``forbidden``: why an order must not be carried out (any more): a
-        dry run, a hold; None: it may be.
+        ``pods``: a pod's present state, by uid. ``forbidden``: why an order must not be carried out (any more): a dry
+        run, a hold; None: it may be.
+
         """
         self._hierarchy = hierarchy
         self._api = api
@@ -92,7 +93,7 @@ class Evictor:
     # For who decides
 
     def submit(self, order: EvictionOrder) -> None:
-        """Have it carried out. An order for a pod that is being evicted already, or that nobody knows, is dropped."""
+        """Have an order carried out. An order for an unknown pod, or for one that is being evicted, is dropped."""
         pod = self._pods(order.uid)
         if pod is None:
             _LOG.warning("not evicted: the pod is gone", pod=order.title)
@@ -111,7 +112,7 @@ class Evictor:
         self._wake.set()
 
     def withdraw(self, order: str, why: str) -> None:
-        """The reason for an order has gone. What has begun to end goes on ending."""
+        """The reason for an order no longer applies. A pod whose end has begun is still ended."""
         case = next((case for case in self.cases() if case.open and case.order.id == order), None)
         if case is not None:
             self._withdrawn[order] = why
@@ -123,7 +124,7 @@ class Evictor:
         return (*self._cases.values(), *(case for key, case in self._new.items() if key not in self._cases))
 
     def ending(self) -> frozenset[str]:
-        """Pods that must not be frozen now, by uid: they are being told, or made, to end."""
+        """Pods that must not be frozen now, by uid: their end is announced or under way."""
         return frozenset(
             case.order.uid for case in self._cases.values() if case.open and case.step not in _MAY_BE_FROZEN
         )
@@ -183,7 +184,7 @@ class Evictor:
                     await self._cri.aclose()
 
     async def _load(self) -> None:
-        """What the store knows replaces what an earlier life of this component has left in memory."""
+        """The store's cases replace those that an earlier run of this component has left in memory."""
         while True:
             try:
                 self._cases = {case.order.id: case for case in await self._journal.load()}
@@ -196,10 +197,10 @@ class Evictor:
     async def _carry_out(self, case: EvictionCase, known: bool) -> None:
         handling = CaseRunner(case, self._tools, self._changed)
         if not known:
-            await handling.plan()  # before its turn: it is known, and told, that it is coming
+            await handling.plan()  # before its turn: it is known and announced
         turns, order = self._turns, case.order.id
         try:
-            # Who is withdrawn ends without a turn: nothing is done to the pod.
+            # A withdrawn case ends without a turn: no action on the pod.
             with trio.CancelScope() as waiting:
                 self._waiting[order] = waiting
                 await turns.acquire()

@@ -1,4 +1,4 @@
-"""Who is never evicted, and why: the settings that name them and the check, one reason a pod. Pure."""
+"""Exemptions from eviction: the settings and the check, one reason a pod. Pure."""
 
 import math
 from collections.abc import Mapping
@@ -135,7 +135,7 @@ def policy_allows(pod: PodSnapshot, features: tuple[str, ...]) -> str | None:
 
 @lru_cache(maxsize=256)
 def _listed(text: str) -> frozenset[str] | None:
-    """The names that an annotation lists, read once and not at each look; None: it cannot be read."""
+    """The names in an annotation, parsed once and not at each pass; None: it cannot be parsed."""
     if utf8_bytes(text) > longest(_POLICY):
         return None
     try:

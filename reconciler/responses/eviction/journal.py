@@ -1,7 +1,7 @@
-"""The evictions' journal: each case as a row of the store, written before what it says is done.
+"""The evictions' journal: each case as a row of the store, written before the action that it describes.
 
-A row says all there is to know, so that after a crash at any moment the next run knows how far a case had got. What an
-eviction's end says to people goes into the store together with that end: one outcome, one alert, whatever happens.
+A row is complete, so that after a crash at any moment the next run can continue the case. The alert of an eviction's
+end is stored together with that end: one outcome, one alert, in any event.
 """
 
 from collections.abc import Callable, Iterable
@@ -26,10 +26,10 @@ _LONGEST_RETRY_S: Final = 30.0
 
 
 class AlertStage(Protocol):
-    """Puts an alert into a batch of ours, to be stored together with it."""
+    """Adds an alert to a store batch of this component, so that both are stored together."""
 
     async def __call__(self, batch: StoreBatch, alert: Alert) -> Callable[[], None]:
-        """The answer is called once the batch is stored, and has the alert told."""
+        """Returns a function to call once the batch is stored; it dispatches the alert."""
 
 
 class _CaseRow(Struct, frozen=True, kw_only=True):
@@ -40,13 +40,8 @@ class _CaseRow(Struct, frozen=True, kw_only=True):
 _FORM: Final = RowForm(_CaseRow, VERSION)
 
 
-def row_of(case: EvictionCase) -> bytes:
-    """The body of a case's row."""
-    return _FORM.encode(_CaseRow(case=case))
-
-
 def cases_of(rows: Iterable[tuple[str, bytes]]) -> list[EvictionCase]:
-    """The cases in the rows of `state.schema.EVICTIONS`; what cannot be read is told and left out."""
+    """The cases in the rows of `state.schema.EVICTIONS`; an unreadable row is logged and left out."""
     cases = []
     for key, body in rows:
         try:
@@ -62,7 +57,7 @@ def cases_of(rows: Iterable[tuple[str, bytes]]) -> list[EvictionCase]:
 
 @final
 class EvictionJournal:
-    """See the module's text. All disk work runs in the store's lane."""
+    """See the module's text. All disk work uses the store's thread limiter."""
 
     def __init__(self, store: Store, lane: trio.CapacityLimiter, stage: AlertStage) -> None:
         self._store = store
@@ -80,9 +75,9 @@ class EvictionJournal:
         return cases
 
     async def write(self, case: EvictionCase, *alerts: Alert) -> None:
-        """Returns when the case, and what people are told of it, is durable: until then nothing may be done.
+        """Returns when the case and its alert are durable: until then no action may be taken.
 
-        Errors: none. A store that takes nothing is asked again and again; `problem` says so.
+        Errors: none. Writing is repeated until the store takes it; `problem` has the reason.
         """
         batch, row = StoreBatch(), _CaseRow(case=case)
         self._held.put(batch, case.order.id, row)
@@ -97,7 +92,7 @@ class EvictionJournal:
             tell()
 
     async def forget(self, orders: Iterable[str]) -> None:
-        """Remove rows whose time is over. A store that takes nothing now keeps them until the next time."""
+        """Remove expired rows. If the store fails they stay until the next time."""
         batch, gone = StoreBatch(), tuple(orders)
         for order in gone:
             self._held.put(batch, order, None)

@@ -27,9 +27,9 @@ _COUNTED: Final = frozenset({None, EvictionOutcome.DONE, EvictionOutcome.FAILED}
 
 
 class EvictionRecord(Struct, frozen=True, kw_only=True):
-    """One order and what came of it. ``ended_s`` means something once it has an outcome.
+    """One order and its result. ``ended_s`` is valid once it has an outcome.
 
-    ``frees``: what was hoped of it, for ``subject``. ``dying``: it has failed, and its victim is half dead.
+    ``frees``: its expected relief, for ``subject``. ``dying``: it has failed, and its victim is partly ended.
     """
 
     id: str
@@ -55,9 +55,9 @@ class EvictionHistory(Struct, frozen=True, kw_only=True):
     turns: tuple[EvictionRecord, ...] = ()
 
     def leaving(self, config: LimitsConfig, frame: SampleFrame) -> dict[str, EvictionRecord]:
-        """Victims on their way, by uid: of open turns, and the half dead until they are gone or may be tried again.
+        """Victims being ended, by uid: of open turns, and partly ended ones until they are gone or may be tried again.
 
-        What waits for a disk ends as soon as that answers; it is no reason for another victim.
+        A case that waits for a disk ends as soon as the disk responds; it does not justify another victim.
         """
         return {
             turn.uid: turn
@@ -67,7 +67,7 @@ class EvictionHistory(Struct, frozen=True, kw_only=True):
 
 
 def owner_of(pod: PodSnapshot) -> str:
-    """Whose pods count together: those of one controller; a pod without one is its own."""
+    """The owner whose pods count together: a controller; a pod without one is its own."""
     return f"{pod.namespace or ''}/{pod.owner or pod.title}"
 
 
@@ -85,7 +85,7 @@ def turn_of(order: EvictionOrder, pod: PodSnapshot, frame: SampleFrame) -> Evict
 
 
 def update(past: EvictionHistory, cases: Iterable[EvictionCase], frame: SampleFrame) -> EvictionHistory:
-    """The past with what the cases tell; what is older than an hour is forgotten, unless it is still open."""
+    """The history updated with the cases; records older than an hour are dropped, unless still open."""
     turns = {turn.id: turn for turn in past.turns}
     open_cases: set[str] = set()
     for case in cases:
@@ -94,7 +94,7 @@ def update(past: EvictionHistory, cases: Iterable[EvictionCase], frame: SampleFr
         if case.open:
             open_cases.add(order.id)
         if known is None:
-            # Of an earlier run, whose memory was not kept: by the wall clock, and never of the future.
+            # Of an earlier run without saved history: by the wall clock, and never of the future.
             known = EvictionRecord(
                 id=order.id,
                 uid=order.uid,
@@ -212,7 +212,7 @@ def _then(frame: SampleFrame, wall_s: float) -> float:
 def _counts(turn: EvictionRecord, since: float) -> bool:
     """Whether it counts in the time after ``since``: from the order to as long after its end.
 
-    A long grace is no way round a cap.
+    A long grace does not circumvent a cap.
     """
     return turn.outcome in _COUNTED and (turn.open or max(turn.at_s, turn.ended_s) > since)
 

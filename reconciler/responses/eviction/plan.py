@@ -1,8 +1,7 @@
 """One pass: triggers, victims, limits, and a decision. Pure: the same frames and cases give the same orders.
 
-A dry run decides exactly as an enforced one would at the same moment: its orders stand in `EvictionDecision.would`.
-Where some triggers are enforced and others are not, what is ordered is decided without the others, and what would be
-with all.
+A dry run decides exactly as an enforced one would at the same moment: its orders are in `EvictionDecision.would`. Where
+some triggers are enforced and others are not, orders are decided without the others, and ``would`` with all.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,18 +27,18 @@ from state.evidence import NODE, RuleVerdict, SampleFrame
 from state.model import Hold
 
 _OVER_S: Final = 60.0
-"""What has not been so for this long is over; what comes and goes faster is one thing, told once."""
+"""A state that has been absent for this long is over; a faster change counts as one state, reported once."""
 _ASKED_S: Final = 60.0
-"""A rule's wish is served in some pass of this time, or lapses."""
+"""A rule's request is granted in some pass of this time, or lapses."""
 _FREES: Final = (EvictedResource.CPU, EvictedResource.MEMORY)
 
 
 class EvictionDecision(Struct, frozen=True, kw_only=True):
-    """What came of a pass. ``orders`` are to be carried out; ``would``: those of a dry run, newest ranking.
+    """Result of a pass. ``orders`` are to be carried out; ``would``: those of a dry run, newest ranking.
 
-    ``expired``: orders under way whose reason is gone, with the text; by id. ``readings``: the state of each enabled
-    trigger. ``news``: lines for the log, of what has changed since. Between two passes a decision has no
-    orders, none that are over and no news; the rest stands as it was.
+    ``expired``: orders under way whose reason no longer applies, with the text; by id. ``readings``: the state of each
+    enabled trigger. ``news``: lines for the log, of what has changed since. Between two passes a decision has no
+    orders, none that expired and no news; the rest is unchanged.
     """
 
     orders: tuple[EvictionOrder, ...] = ()
@@ -59,7 +58,7 @@ class Announced(Struct, frozen=True):
 
 
 class PendingRequest(Struct, frozen=True):
-    """A suspect that a rule wants gone, and when it last said so."""
+    """A suspect whose eviction a rule requests, and when it last did."""
 
     named: RequestedVictim
     at_s: float
@@ -78,7 +77,7 @@ class EvictionPlanState(Struct, frozen=True, kw_only=True):
     asked: Mapping[str, PendingRequest] = {}
     reasons: Mapping[str, EvictionReason] = {}
     """Of the orders of this run that are under way, by order."""
-    told: Mapping[str, Announced] = {}
+    announced: Mapping[str, Announced] = {}
     last: EvictionDecision = EvictionDecision()
 
 
@@ -112,12 +111,12 @@ def decide(  # noqa: PLR0917  # all that a decision rests on, in the order in wh
     named: Sequence[RequestedVictim] = (),
     findings: Sequence[RuleVerdict] | None = None,
 ) -> tuple[EvictionDecision, EvictionPlanState]:
-    """The decision of this moment. ``history`` has taken ``frame`` in.
+    """The decision of this moment. ``history`` includes ``frame``.
 
     ``cases``: all that are open, and those that have ended since the last call (older ones do no harm). ``holds`` by
-    target. ``named``: suspects that rules want gone; asked once is enough, for a minute, or until the
-    victim is well by the rules' ``findings`` (None: not known). A frame of a node on which nothing is enforced: all of
-    it is a dry run.
+    target. ``named``: suspects whose eviction rules request; one request is valid for a minute, or until the victim is
+    ok by the rules' ``findings`` (None: unknown). A frame of a node on which nothing is enforced: all of it is a dry
+    run.
     """
     memory = initial_state(frame) if memory is None else memory
     ill = None if findings is None else unhealthy(findings)
@@ -175,7 +174,7 @@ def decide(  # noqa: PLR0917  # all that a decision rests on, in the order in wh
     for order in orders:
         named_by = requests[order.uid].named if order.cause == NAME else None
         reasons[order.id] = reason_of(order, named_by, frame.at_s)
-    announceds, news = _news(decision, memory.told, frame.at_s)
+    announceds, news = _news(decision, memory.announced, frame.at_s)
     decision = replace(decision, news=news)
     return decision, EvictionPlanState(
         started_s=memory.started_s,
@@ -185,7 +184,7 @@ def decide(  # noqa: PLR0917  # all that a decision rests on, in the order in wh
         ending=ending,
         asked={uid: request for uid, request in requests.items() if uid not in {order.uid for order in orders}},
         reasons=reasons,
-        told=announceds,
+        announced=announceds,
         last=decision,
     )
 
@@ -208,14 +207,14 @@ def _config_of(config: EvictionConfig, trigger: str) -> TriggerConfig:
 
 
 def _stands(request: PendingRequest, ill: Suffering | None, now: float) -> bool:
-    """Whether a rule's wish is still one."""
+    """Whether a rule's request is still valid."""
     return now - request.at_s <= _ASKED_S and (ill is None or (request.named.rule, request.named.victim) in ill)
 
 
 def _leaving(
     config: EvictionConfig, frame: SampleFrame, past: EvictionHistory, ending: Mapping[str, float]
 ) -> dict[str, PendingRelease]:
-    """Whose goods are on their way: our victims, and whom others are ending, as long as that may take."""
+    """Pods that are releasing resources: victims, and pods that others end, for as long as that may take."""
     ours = past.leaving(config.limits, frame)
     releases = {uid: PendingRelease(turn.trigger, turn.subject, turn.frees) for uid, turn in ours.items()}
     for uid, since in ending.items():

@@ -1,6 +1,8 @@
-"""What each order under way was given for, and whether that is still so: what has gone is no reason to end a pod. Pure.
+"""The reason of each order under way, and whether it still applies: an expired reason does not justify ending a pod.
 
-Not known is not over: a trigger that is blind, and an order of an earlier run of the daemon, are let be.
+Pure.
+
+Unknown is not expired: orders of a trigger without readings, and of an earlier run of the daemon, stay valid.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -15,7 +17,7 @@ from state.eviction import EvictionOrder
 from state.evidence import RuleVerdict, Verdict
 
 EASED_S: Final = 10.0
-"""A pressure that has been away this long is over: one that comes and goes would be ordered and withdrawn in turn."""
+"""A pressure absent for this long is over: a shorter time would order and withdraw in turn."""
 
 Suffering = Collection[tuple[str, str]]
 """Rule and title of each victim that is not known to be well."""
@@ -44,7 +46,7 @@ def reason_of(order: EvictionOrder, named: RequestedVictim | None, now: float) -
 def still_active(
     reasons: Mapping[str, EvictionReason], readings: Mapping[str, TriggerResult], ill: Suffering | None, now: float
 ) -> dict[str, EvictionReason]:
-    """The reasons, by order, as they stand now. ``ill`` None: how the rules' victims are is not known."""
+    """The reasons, by order, now. ``ill`` None: the state of the rules' victims is unknown."""
     return {
         order: replace(reason, pressed_s=now) if _presses(reason, readings, ill) else reason
         for order, reason in reasons.items()
@@ -52,7 +54,7 @@ def still_active(
 
 
 def expired(reasons: Mapping[str, EvictionReason], now: float) -> dict[str, str]:
-    """The orders whose reason is gone, with that in words."""
+    """The orders whose reason no longer applies, with a text."""
     return {
         order: f"{reason.named.victim} has recovered" if reason.named is not None else "the shortage has ended"
         for order, reason in reasons.items()

@@ -1,8 +1,8 @@
-"""What an eviction gives back: the kinds of goods, how much of one a pod holds at a place, and amounts in words. Pure.
+"""What an eviction releases: the kinds of resources, a pod's use of one at a place, and amounts as text. Pure.
 
-A pod's part of a place (a NUMA node, a file system) stands under the subject ``pod:UID@numa:0`` (`state.evidence`).
-Where nobody measured it the pod's whole is taken if the place is the only one of its kind, else it is unknown, and who
-is not known to hold something is not evicted for it.
+A pod's part of a place (a NUMA node, a file system) has the subject ``pod:UID@numa:0`` (`state.evidence`). If it is not
+measured, the pod's whole is used if the place is the only one of its kind, else it is unknown, and a pod is not evicted
+for a resource that it is not known to use.
 """
 
 from collections.abc import Callable, Mapping
@@ -51,12 +51,12 @@ _NAMES: Final[Mapping[EvictedResource, str]] = {
 
 
 def usage_of(good: EvictedResource, pod: PodSnapshot, place: str, scene: EvictionContext) -> float | None:
-    """How much of it comes back from ``place`` when the pod goes; None: not known, or nothing there."""
+    """The amount that ``place`` regains when the pod is evicted; None: unknown, or nothing there."""
     return _HELD[good](pod, place, scene)
 
 
 def cpu_request(pod: PodSnapshot) -> int | None:
-    """What a BE pod has asked for under the names for BE work, else its plain request. Thousandths of a CPU."""
+    """A BE pod's request under the names for BE work, else its plain request. Thousandths of a CPU."""
     return pod.requests.be_cpu_milli if pod.be_cpu_milli is None else pod.be_cpu_milli
 
 
@@ -80,7 +80,7 @@ def format_amount(good: EvictedResource, value: float) -> str:
 
 
 def _memory(pod: PodSnapshot, place: str, scene: EvictionContext) -> float | None:
-    # Anonymous memory: page cache counts as free in what the triggers judge, and comes back without an eviction.
+    # Anonymous memory: page cache counts as free in the triggers' measure, and is reclaimable without an eviction.
     if place.startswith("numa:"):
         value = scene.value(pod_at(pod.uid, place), "memory.numa_rss")
         if value is not None or len(scene.places("numa:")) != 1:

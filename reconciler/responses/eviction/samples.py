@@ -34,18 +34,18 @@ class EvictionContext(Struct, frozen=True, kw_only=True):
         return [] if series is None else [point for point in series.tail(begin) if point[0] > begin]
 
     def mean(self, subject: str, signal: str, length_s: float, seen: float) -> float | None:
-        """The mean over the last ``length_s``; None where samples stand for less than the part ``seen`` of it."""
+        """The mean over the last ``length_s``; None where samples cover less than the part ``seen`` of it."""
         points = self.past(subject, signal, length_s)
         if len(points) < 2:
             return None
         span = points[-1][0] - points[0][0]
-        # A sample stands for the time since the one before it: that of the first is as long as the mean of the others.
+        # A sample covers the time since the one before it: the first covers the mean time of the others.
         if span * len(points) / (len(points) - 1) < seen * length_s:
             return None
         return sum(value for _, value in points) / len(points)
 
     def places(self, prefix: str) -> list[str]:
-        """Subjects of one kind that this frame tells of, such as ``numa:``, in order."""
+        """Subjects of one kind in this frame, such as ``numa:``, in order."""
         return sorted(subject for subject in self.frame.samples if subject.startswith(prefix))
 
     def pods(self, *classes: PodClass) -> Iterator[PodSnapshot]:

@@ -1,7 +1,8 @@
 """From shortages to victims in one pass: credits for pods that are ending, candidates that cannot help, limits. Pure.
 
-Hard shortages come first, each with as many victims as it needs and the limits allow. Of the soft ones only the one
-whose victim ranks first gets it, and only in a pass without another eviction: its effect is measured first.
+Hard shortages come first, each with as many victims as it needs and the limits allow. Of the soft ones only the
+shortage whose victim ranks first is granted one, and only in a pass without another eviction: its effect is measured
+first.
 """
 
 import math
@@ -45,7 +46,7 @@ class RefusalReason(StrEnum):
 
 
 class EvictionRefusal(Struct, frozen=True, kw_only=True):
-    """A shortage for which no pod is evicted now, the reason, and the ranking as far as it was made."""
+    """A shortage for which no pod is evicted now, the reason, and the ranking as far as computed."""
 
     trigger: str
     subject: str

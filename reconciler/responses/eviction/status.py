@@ -1,8 +1,9 @@
 """Evictions as plain values for people and programs: the state document's section ``eviction``. Pure.
 
 ``enabled``, ``dry_run``; ``triggers`` (name, mode ``off``/``dry-run``/``evict``, known, words, cools_s); ``pressures``;
-``would`` and ``open``, ``ended`` (newest first) with the whole ranking each; ``refusals``: pressures for which nobody
-goes, why, and the ranking; ``room``: how many the caps leave now, and which binds. Times: seconds since the epoch.
+``would`` and ``open``, ``ended`` (newest first) with the whole ranking each; ``refusals``: pressures for which no pod
+is evicted, why, and the ranking; ``room``: how many the caps leave now, and which binds. Times: seconds since the
+epoch.
 """
 
 from collections.abc import Iterable

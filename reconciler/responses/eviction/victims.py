@@ -1,9 +1,9 @@
 """Victims of one shortage: one ranking, a line for each candidate, and the fewest that cover it. Pure.
 
-The ranking, first to go: class (BE, shared, dedicated); Koordinator's ``eviction-priority``; priority; Koordinator's
-label ``priority``; marks of preference; then relief per lost work, which is what the pod holds of what is lacking by
-the time that it has run; at last the newest. What comes before the relief is somebody's word and is never weighed
-against it; pods that are equal up to there are one tier, of which as few go as are enough.
+The ranking, first victim first: class (BE, shared, dedicated); Koordinator's ``eviction-priority``; priority;
+Koordinator's label ``priority``; marks of preference; then relief per lost work, which is the pod's use of the lacking
+resource divided by its running time; at last the newest. The keys before the relief are configured and have absolute
+precedence over it; pods that are equal up to there are one tier, of which as few as needed are evicted.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,10 +25,10 @@ _CLASSES: Final = {PodClass.RECLAIMED: 0, PodClass.SHARED: 1, PodClass.DEDICATED
 _EVICTION_PRIORITY: Final = "koordinator.sh/eviction-priority"
 _PRIORITY_LABEL: Final = "koordinator.sh/priority"
 _PRIORITY_CLASS: Final = "koordinator.sh/priority-class"
-# The middle of Koordinator's bands, for a pod whose priority no source has told (a runtime tells only labels).
+# The middle of Koordinator's bands, for a pod without a reported priority (a runtime has only labels).
 _BANDS: Final = {"koord-prod": 9500, "koord-mid": 7500, "koord-batch": 5500, "koord-free": 3500}
 _LONGEST: Final = 12
-"""Digits of a number in a label: longer is no priority."""
+"""Digits of a number in a label: a longer text is not a priority."""
 
 Owner = Callable[[PodSnapshot], str]
 
@@ -63,10 +63,10 @@ class Candidate(Struct, frozen=True, kw_only=True):
 
 
 class Ranking(Struct, frozen=True, kw_only=True):
-    """All pods as weighed for one pressure.
+    """All pods ranked for one shortage.
 
-    ``spared``: title, what it holds, and the reason, of those who hold some of it and stay. ``small``: how many stay
-    only because they hold too little, ``unknown``: because it is not known how much.
+    ``spared``: title, use, and the reason, of pods that use some of it and stay. ``small``: how many stay only because
+    they use too little, ``unknown``: because their use is unknown.
     """
 
     candidates: tuple[Candidate, ...] = ()
@@ -81,7 +81,7 @@ class Ranking(Struct, frozen=True, kw_only=True):
 
 
 def standing_of(pod: PodSnapshot, config: ExemptionsConfig) -> PriorityKey:
-    """A word that cannot be read counts as not said."""
+    """An unreadable value counts as absent."""
     band = _BANDS.get(pod.labels.get(_PRIORITY_CLASS, ""), 0)
     priority = band if pod.priority is None else pod.priority
     prefers, avoids = matching_mark(pod, config.prefer) is not None, matching_mark(pod, config.avoid) is not None
@@ -105,8 +105,8 @@ def rank(
 ) -> Ranking:
     """The candidates, ranked.
 
-    ``need``: what is still lacking. ``spared``: by uid, why a pod stays whatever is lacking. ``features``:
-    Koordinator's names of the trigger.
+    ``need``: what is still lacking. ``spared``: by uid, why a pod is never evicted. ``features``: Koordinator's names
+    of the trigger.
     """
     candidates: list[Candidate] = []
     staying: list[tuple[str, float | None, str]] = []
@@ -171,7 +171,7 @@ def pick_minimum(
 
 
 def _fewest(tier: list[Candidate], need: float, left: dict[str, int], owner: Owner) -> list[Candidate]:
-    """The fewest of a tier that cover ``need``, of several ways the one whose last member ranks first; else all."""
+    """The fewest of a tier that cover ``need``, of several ways the way whose last member ranks first; else all."""
     taken: list[Candidate] = []
     while need > 0:
         free = [candidate for candidate in tier if left.get(owner(candidate.pod), 0) > 0]

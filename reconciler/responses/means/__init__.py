@@ -1,4 +1,4 @@
-"""Ways to end a pod, one file each, and the notice to it before. ``table`` has them all.
+"""Methods to end a pod, one file each, and the notice to it before. ``table`` lists them all.
 
 Belongs here: the Eviction API, the container runtime, signals and kills, each with its own result.
 

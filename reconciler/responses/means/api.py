@@ -1,10 +1,11 @@
 """Ending a pod through the API server: its Eviction subresource, as ``kubectl drain`` does.
 
-The request names the pod's uid, so that a successor of the same name is never meant, and asking twice does no harm.
-When it has been accepted, the kubelet ends the pod; it counts as ended when its cgroups are empty. A disruption budget
-that refuses is asked again as long as it says, and then obeyed: also where the API server fails meanwhile, and over a
-restart, for its word is in the journal. Whether the server knows policy/v1 or only v1beta1
-(before 1.22) is told by the core group's own list; that of policy is no proof, because 1.21 has v1 for budgets only.
+The request has the pod's uid, so that a successor of the same name is never affected, and repeating it is harmless.
+When it has been accepted, the kubelet ends the pod; it counts as ended when its cgroups are empty. After a refusal by a
+disruption budget the request is repeated as the reply's delay allows, and then the refusal is final: also where the API
+server fails meanwhile, and over a restart, as the refusal is in the journal. The core group's own list shows whether
+the server supports policy/v1 or only v1beta1 (before 1.22); that of policy proves nothing, because 1.21 has v1 for
+budgets only.
 
 Source: Kubernetes documentation, "API-initiated Eviction"; kubectl's drain; the API server's eviction handler.
 """
@@ -28,7 +29,7 @@ from reconciler.runtime.format import duration
 from state.eviction import EvictionCase, EvictionMethodName, EvictionOutcome, EvictionStep
 
 _CORE: Final = "/api/v1"
-# Other sources than the API server told the name, and "." and ".." would be other resources.
+# The name is from other sources than the API server, and "." and ".." would be other resources.
 _NAME: Final = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _EVICTION: Final = "pods/eviction"
 _LISTED: Final = 1 << 20
@@ -50,7 +51,7 @@ class EvictionAnswer(Enum):
 
 
 class EvictionReply(Struct, frozen=True, kw_only=True):
-    """One answer, judged. ``wait_s``: what it asks us to wait; None: it does not say."""
+    """One reply, classified. ``wait_s``: the requested delay; None: none given."""
 
     said: EvictionAnswer
     words: str
@@ -78,7 +79,7 @@ def _answer_of(answer: HttpResponse, status: ApiStatus) -> EvictionAnswer:
         case 409 if "UID" in status.message:
             return EvictionAnswer.NO_SUCH_POD  # another one has its name
         case 409:
-            return EvictionAnswer.BUSY  # somebody else is changing it just now
+            return EvictionAnswer.BUSY  # a concurrent change of the pod
         case 429 if status.kind == "Status":
             return EvictionAnswer.BUDGET
         case 500 if _SEVERAL_BUDGETS in status.message:
@@ -135,7 +136,7 @@ class ApiEviction:
                 return result
             await work.step(EvictionStep.WAIT, accepted=True)
         try:
-            # The runtime's SIGTERM is of no use to who is stopped.
+            # The runtime's SIGTERM has no effect on a stopped process.
             await work.thaw()
             patience_s = work.grace_s + self._config.margin_s
             if await work.wait_empty(max(0.0, patience_s - work.elapsed_s())):
@@ -147,9 +148,10 @@ class ApiEviction:
         )
 
     async def _ask(self, work: EvictionWork) -> EvictionResult | None:
-        """Ask until it is accepted (None), refused, or there is no more point."""
+        """Request until it is accepted (None), refused, or it is pointless."""
         rules, wait_s = self._config.api, self._config.api.first_wait_s
-        # A budget's time runs from the first question, whoever asked it; that of failures from the first that we saw.
+        # A budget's time runs from the first request, also of an earlier run; that of failures from the first in this
+        # run.
         now = trio.current_time()
         asked_at, failing_at = now - work.elapsed_s(), now
         while True:
@@ -228,7 +230,7 @@ class ApiEviction:
         return parse_reply(await self._api.request("POST", f"{path}/eviction", body))
 
     async def _find_version(self) -> str:
-        """The version of Eviction that the core group's list names; the newest where it does not tell."""
+        """The version of Eviction in the core group's list; the newest if the list has none."""
         if self._version is None:
             answer = await self._api.request("GET", _CORE, most=_LISTED)
             try:

@@ -1,6 +1,6 @@
-"""What a way to end a pod is, and what it may use while it does.
+"""The interface of a method to end a pod, and of its environment.
 
-A new one is a file here that implements `EvictionMethod`, a word in `state.eviction.EvictionMethodName`, and one row
+A new method is a file here that implements `EvictionMethod`, a word in `state.eviction.EvictionMethodName`, and one row
 in `means.table`.
 """
 
@@ -20,15 +20,15 @@ LEAST_GRACE_S: Final = 2.0
 
 
 def grace_of(order: EvictionOrder, own_s: float | None, config: EvictionMeans) -> float:
-    """What a pod gets to end by itself: its own grace, or less where the order or the configuration says so."""
+    """The time a pod has to end by itself: its own grace, or less by the order or the configuration."""
     grace_s = config.default_grace_s if own_s is None else max(1.0, own_s)
     return min(grace_s, config.longest_grace_s, order.grace_s if order.grace_s is not None else grace_s)
 
 
 def grace_left(grace_s: float, elapsed_s: float) -> float:
-    """What is left of the grace. A little always is, as it cannot be told whether the act that it is for was done.
+    """What is left of the grace; never nothing, as it is unknown whether its action was done.
 
-    A daemon that was away since it wrote down what it was about to do may never have asked the pod to end.
+    A daemon that stopped after journalling the action may never have requested the pod's end.
     """
     return max(min(LEAST_GRACE_S, grace_s), grace_s - elapsed_s)
 
@@ -52,9 +52,9 @@ class MethodSetup(Struct, frozen=True, kw_only=True):
 
 
 class EvictionResult(Struct, frozen=True, kw_only=True):
-    """What came of one way. ``outcome`` None: it did not work here, the next may.
+    """Result of one method. ``outcome`` None: it did not work here, the next may.
 
-    DONE: nobody is left in the pod's groups now; whether the kubelet starts it again is watched by the caller.
+    DONE: no process is left in the pod's groups now; the caller watches whether the kubelet starts it again.
     """
 
     outcome: EvictionOutcome | None
@@ -78,7 +78,7 @@ class EvictionWork(Protocol):
 
     @property
     def processes(self) -> PodTermination:
-        """Who is in them."""
+        """Process ids in the pod's groups."""
 
     @property
     def grace_s(self) -> float:
@@ -87,14 +87,14 @@ class EvictionWork(Protocol):
     async def step(
         self, step: EvictionStep, *, accepted: bool = False, pid_starts: Mapping[int, int] | None = None
     ) -> None:
-        """Journal what comes next; returns when that is durable. To be called before each act.
+        """Journal the next action; returns when that is durable. To be called before each action.
 
-        Does not return when nothing more may be done to the pod: it is held, or eviction was switched off. The step
+        Does not return when no further action on the pod is allowed: it is held, or eviction was switched off. The step
         that was `resumed` keeps its time, see `elapsed_s`.
         """
 
     async def refused(self, message: str) -> None:
-        """Journal that a disruption budget has refused, and how it said so."""
+        """Journal the refusal by a disruption budget, with its reply."""
 
     def check(self) -> None:
         """Does not return either when nothing more may be done; for acts that are repeated within one step."""
@@ -103,10 +103,10 @@ class EvictionWork(Protocol):
         """Time since the present step was first journalled, also by an earlier run of the daemon."""
 
     async def thaw(self) -> None:
-        """Let all of it run: nobody heeds a signal, and on v1 nobody dies, while stopped."""
+        """Thaw all of it: a stopped process handles no signal, and on v1 it does not exit."""
 
     async def wait_empty(self, within_s: float) -> bool:
-        """Wait until nobody is left in it; False when the time is over."""
+        """Wait until no process is left in it; False on timeout."""
 
 
 class EvictionMethod(Protocol):
@@ -117,10 +117,10 @@ class EvictionMethod(Protocol):
         """Its name."""
 
     def unusable(self, case: EvictionCase) -> str | None:
-        """Why there is no point in trying it for this pod now; None: try. Asks nobody."""
+        """Why the method is unusable for this pod now; None: try. Sends no request."""
 
     async def terminate(self, work: EvictionWork) -> EvictionResult:
-        """End the pod, or take up where an earlier run was: the case tells how far it got.
+        """End the pod, or resume an earlier run's attempt: the case has its step.
 
-        Errors: none; whatever goes wrong is the result's detail.
+        Errors: none; a failure is the result's detail.
         """

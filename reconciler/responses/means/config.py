@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 from state.eviction import EvictionMethodName
 
 NOTICE_ANNOTATION: Final = "bypassd/eviction-notice"
-"""A pod's own wish: ``none``, ``volume:NAME`` or ``signal:SIGUSR1``."""
+"""A pod's own setting: ``none``, ``volume:NAME`` or ``signal:SIGUSR1``."""
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
@@ -21,7 +21,7 @@ _ENDING: Final = frozenset(
 
 
 class NoticeKind(StrEnum):
-    """How a pod is told before it is ended."""
+    """How a pod is notified before it is ended."""
 
     NONE = "none"
     VOLUME = "volume"

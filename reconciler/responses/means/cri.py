@@ -1,7 +1,7 @@
 """Ending a pod through the container runtime: StopContainer for all its containers at once, then StopPodSandbox.
 
-This is what the kubelet does to a pod that is deleted. The kubelet, which knows nothing of it, starts the containers
-again by the pod's restart policy: the caller watches for that.
+This is what the kubelet does to a pod that is deleted. The kubelet is not informed and starts the containers again by
+the pod's restart policy: the caller watches for that.
 
 Source: Kubernetes' CRI; the kubelet's killPodWithSyncResult.
 """
@@ -39,8 +39,8 @@ _NO_SOCKET: Final = "no CRI socket"
 class CriEviction:
     """`EvictionMethod` through the runtime.
 
-    ``client``: the one to ask, or None while there is none; asked each time, as a runtime may be started later than
-    this daemon. It is this way's own: a long stop must not keep other questions waiting.
+    ``client``: returns the client, or None while there is none; called each time, as a runtime may be started later
+    than this daemon. The client is this method's own: a long stop must not delay other calls.
     """
 
     means = EvictionMethodName.CRI

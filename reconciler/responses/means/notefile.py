@@ -1,8 +1,8 @@
-"""A small file in a directory that somebody else may write to, handled without ever being led elsewhere.
+"""Writes a small file into a directory that another user controls, without following its links.
 
-Every component of the path is opened by itself and never through a symlink. The file is made under a name that nobody
-can know and renamed into place: what stands there, a symlink or a FIFO, is replaced, neither followed nor opened. It
-gets the directory's owner, so that whoever owns the directory can take it away also where the directory is sticky.
+Every component of the path is opened by itself and never through a symlink. The file is made under an unpredictable
+name and renamed into place: an existing entry, a symlink or a FIFO, is replaced, neither followed nor opened. The file
+gets the directory's owner, who can remove it also where the directory is sticky.
 
 All calls may block as long as the file system does: from a thread only.
 """
@@ -40,7 +40,7 @@ class NoteFile:
         return "/".join((self._root.rstrip("/"), *self._inside, self._name))
 
     def write(self, text: str) -> None:
-        """Make it, with ``text`` in it, readable by everybody; an acknowledgement of old is removed."""
+        """Make the file, with ``text`` in it, world-readable; an old acknowledgement is removed."""
         data = text.encode()
         if len(data) > LARGEST:
             raise OSError(errno.EFBIG, f"more than {LARGEST} bytes")

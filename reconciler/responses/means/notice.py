@@ -1,7 +1,7 @@
-"""The word to a pod before anything is done to it, and the bounded wait for its answer.
+"""The notice to a pod before any action on it, and the bounded wait for its acknowledgement.
 
-It is a courtesy: a notice that cannot be given is told and holds up nothing. After a crash of the daemon the file is
-written again (it is the same file), a signal or a command is not sent twice, and the wait goes on from where it was.
+The notice is optional: a notice that fails is reported and delays nothing. After a crash of the daemon the file is
+written again (it is the same file), a signal or a command is not sent twice, and the wait continues with the time left.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ _EMPTY_DIRS: Final = "kubernetes.io~empty-dir"
 
 
 class NoticeRequest(Struct, frozen=True, kw_only=True):
-    """How one pod is to be told: ``name`` is the volume's or the signal's."""
+    """How one pod is notified: ``name`` is the volume's or the signal's."""
 
     kind: NoticeKind
     name: str = ""
@@ -57,7 +57,7 @@ def parse_request(config: NoticeConfig, annotation: str | None) -> tuple[NoticeR
 
 
 class NoticeMessage(Struct, frozen=True, kw_only=True, rename="camel"):
-    """What the pod, or the command, is told: JSON."""
+    """The notice to the pod, or the input of the command: JSON."""
 
     order: str
     uid: str
@@ -84,14 +84,14 @@ class NoticeSender:
             self._program = command.Command(config.command)
 
     def wanted(self, case: EvictionCase) -> NoticeRequest | None:
-        """How this pod is told; None: not at all."""
+        """How this pod is notified; None: not at all."""
         wish, _ = parse_request(self.config, case.target.notice)
         return None if wish.kind is NoticeKind.NONE else wish
 
     async def send(self, work: EvictionWork, wish: NoticeRequest, *, again: bool) -> str:
-        """Give it and wait, for what is left of the time; what came of it, for a person. Errors: none.
+        """Send the notice and wait for the time left; returns the result as text. Errors: none.
 
-        ``again``: it may have been given by an earlier run of the daemon.
+        ``again``: an earlier run of the daemon may have sent it.
         """
         _, problem = parse_request(self.config, work.case.target.notice)
         left_s = max(0.0, self.config.wait_s - work.elapsed_s())
@@ -127,7 +127,7 @@ class NoticeSender:
             if note is not None:
                 await self._in_thread(note.remove)
         except (OSError, trio.TooSlowError):
-            return  # the volume is gone, or not what it was: nothing of ours is in it
+            return  # the volume was removed or replaced: no file of bypassd is in it
 
     def _note(self, case: EvictionCase, wish: NoticeRequest) -> NoteFile | None:
         if wish.kind is not NoticeKind.VOLUME:
@@ -158,7 +158,7 @@ async def signal_main(tree: Subtree, processes: PodTermination, number: int) -> 
     mains: dict[int, int] = {}
     for pid in members:
         stat = read_stat(pid, processes.proc)
-        # The runtime started it, so its parent is outside; whoever was started by it is inside.
+        # The runtime started it, so its parent is outside; its own children have a parent inside.
         if stat is not None and stat.parent not in members and _handles(processes.proc, pid, number):
             mains[pid] = stat.start
     return await processes.signal(tree, number, mains) if mains else 0

@@ -1,11 +1,11 @@
-"""Signals to the processes of one pod, and to nobody else.
+"""Signals to the processes of one pod, and to no other process.
 
-A process id is only a number that somebody else may have tomorrow. So: take hold of the process (pidfd), then look
-whether the pod's own group still lists its id; only then is the one that is held the one that is listed. Never
-signalled: process 1, ourselves, kernel threads, and what this pid namespace does not show.
+A process id may be reused by another process. So: open the process (pidfd), then check whether the pod's own group
+still lists its id; only then is the opened process the listed one. Never signalled: process 1, the daemon itself,
+kernel threads, and processes outside this pid namespace.
 
 Kernels before 5.3 have no pidfd: there the start time is compared right before the signal, which leaves microseconds in
-which the id would have to be given up and given out again.
+which the id would have to be released and reused.
 
 Source: pidfd_open(2), pidfd_send_signal(2), proc(5).
 """
@@ -35,7 +35,7 @@ class OwnPodError(AgentError):
 
 
 class ProcessStat(Struct, frozen=True):
-    """What ``/proc/PID/stat`` tells. ``start``: ticks since boot."""
+    """Fields of ``/proc/PID/stat``. ``start``: ticks since boot."""
 
     comm: str
     state: str
@@ -67,7 +67,7 @@ class ProcessHandle(Struct, frozen=True):
 
 @final
 class PodTermination:
-    """Looks at and signals the members of subtrees."""
+    """Lists and signals the members of subtrees."""
 
     def __init__(self, proc: str = "/proc", *, ourselves: int | None = None) -> None:
         self.proc = proc
@@ -75,9 +75,9 @@ class PodTermination:
         self._pidfd = hasattr(os, "pidfd_open")
 
     async def members(self, tree: Subtree) -> set[int]:
-        """Ids of all processes in it; 0 stands for those that we cannot see.
+        """Ids of all processes in it; 0 for those outside this pid namespace.
 
-        Errors: `OwnPodError` when we are one of them.
+        Errors: `OwnPodError` when the daemon is one of them.
         """
         slices, members = TimeSlice(), set[int]()
         for group in tree.groups():
@@ -138,7 +138,7 @@ class PodTermination:
                 number = os.pidfd_open(pid)
             except OSError as exc:
                 if exc.errno not in _NO_PIDFD:
-                    return None  # it has ended (ESRCH), or is no whole process (EINVAL)
+                    return None  # it has ended (ESRCH), or is not a whole process (EINVAL)
                 self._pidfd = False
         stat = read_stat(pid, self.proc)
         if stat is None or not self._ours(pid, stat):
@@ -160,7 +160,7 @@ class PodTermination:
                     return False
                 os.kill(held.pid, number)
         except OSError:
-            return False  # it has ended; one that may not be signalled stays, and whoever waits for it tells
+            return False  # it has ended; one that may not be signalled stays, and the caller's wait reports it
         return True
 
     def describe(self, pids: Iterable[int], most: int = 5) -> str:
@@ -176,7 +176,7 @@ class PodTermination:
 
 
 async def has_processes(tree: Subtree) -> bool:
-    """Whether somebody is in it, looking a millisecond at a time."""
+    """Whether a process is in it; works for a millisecond at a time."""
     slices = TimeSlice()
     for occupied in tree.scan():
         if occupied:
@@ -195,7 +195,7 @@ async def thaw(tree: Subtree) -> int:
 
 
 async def wait_empty(tree: Subtree, within_s: float, *, every_s: float = 0.25) -> bool:
-    """Wait until nobody is in it; False when the time is over."""
+    """Wait until no process is in it; False on timeout."""
     with trio.move_on_after(within_s):
         pause_s = min(0.01, every_s)
         while await has_processes(tree):

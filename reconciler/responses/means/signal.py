@@ -1,10 +1,10 @@
-"""Ending a pod by signals: SIGTERM to every process, the grace, then SIGKILL until nobody is left.
+"""Ending a pod by signals: SIGTERM to every process, the grace, then SIGKILL until no process is left.
 
 The kubelet sees its containers end and starts them again by the pod's restart policy: the caller watches for that.
 
-Killing. cgroup.kill (v2, kernel 5.14) catches processes that are just being forked. Elsewhere a loop kills who is
-listed, again and again; who forks faster than that is stopped by the freezer first, so that the signals wait for all of
-them when they are let go. Nobody is left stopped: the step is journalled, and a restarted daemon thaws first.
+Killing. cgroup.kill (v2, kernel 5.14) includes processes that are just being forked. Elsewhere a loop kills the listed
+processes, again and again; processes that fork faster than that are frozen first, so that the pending signals take
+effect on all of them when thawed. No process stays stopped: the step is journalled, and a restarted daemon thaws first.
 """
 
 import signal
@@ -20,7 +20,7 @@ from reconciler.runtime.format import duration
 from state.eviction import EvictionCase, EvictionMethodName, EvictionOutcome, EvictionStep
 
 _LOOPS: Final = 3
-"""After so many rounds of plain kills somebody forks faster than we kill: stop them first."""
+"""After so many rounds of plain kills processes fork faster than they are killed: freeze them first."""
 _STOPPING_LOOKS: Final = 100
 """Half a second: a task in the midst of a disk access stops only after it."""
 _FIRST_PAUSE_S: Final = 0.005
@@ -68,12 +68,12 @@ class SignalEviction:
         return await work.wait_empty(left_s)
 
     async def _kill(self, work: EvictionWork) -> str:
-        """SIGKILL until nobody is left; else who, for a person."""
+        """SIGKILL until no process is left; else the remaining ones, as text."""
         deadline = trio.current_time() + self._config.kill_s
         rounds, pause_s = 0, _FIRST_PAUSE_S
         while True:
             await work.thaw()
-            # Before cgroup.kill, which spares nobody: raises when we are in it ourselves.
+            # Before cgroup.kill, which spares no process: raises when the daemon itself is in it.
             members = await work.processes.members(work.tree)
             if not members:
                 return ""

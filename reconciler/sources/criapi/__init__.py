@@ -2,5 +2,5 @@
 
 Belongs here: generated code; ``make protos`` writes it.
 
-Does not belong here: any code by hand (`sources`).
+Does not belong here: handwritten code (`sources`).
 """

@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 from typing import Final
 
+from cgroupfs.cpuset import CpuSet
 from tests.e2e.pods import PodSpec, whole_cpus
 
 NONE: Final = "none"
@@ -50,13 +51,16 @@ def checksum(policy: str, default: str, entries: Mapping[str, Mapping[str, str]]
     return value
 
 
-def checkpoint(policy: str, default: str, entries: Mapping[str, Mapping[str, str]]) -> str:
+def checkpoint(
+    policy: str, default: CpuSet | str, entries: Mapping[str, Mapping[str, CpuSet | str]] | None = None
+) -> str:
     """A version 2 checkpoint's text; ``entries``: pod uid to container name to CPU list."""
-    state: dict[str, object] = {"policyName": policy, "defaultCpuSet": default}
-    if entries:
-        state["entries"] = entries
-    state["checksum"] = checksum(policy, default, entries)
-    return json.dumps(state, separators=(",", ":"))
+    pods = {uid: {name: str(cpus) for name, cpus in sorted(of.items())} for uid, of in sorted((entries or {}).items())}
+    state: dict[str, object] = {"policyName": policy, "defaultCpuSet": str(default)}
+    if pods:
+        state["entries"] = pods
+    state["checksum"] = checksum(policy, str(default), pods)
+    return json.dumps(state, separators=(",", ":"), ensure_ascii=False)
 
 
 class CpuManager:

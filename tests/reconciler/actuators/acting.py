@@ -15,6 +15,7 @@ from reconciler.actuators.cgroup.conflict import ForeignWrites
 from reconciler.actuators.cgroup.decide import ChangeDetector
 from reconciler.actuators.cgroup.fastpath import FastPath, FastResult
 from reconciler.actuators.cgroup.foreign_rules import ForeignRules
+from reconciler.runtime.object_errors import ObjectErrors
 from state.ledger import Ledger
 from state.model import Container, GroupRef, Phase, RuntimeSpec, Setting
 from state.store import Store
@@ -43,12 +44,6 @@ class StoppingFiles:
         if self.left is not None and self.count >= self.left:
             raise Stopped
         self.count += 1
-
-    def open_dir(self, path: str) -> int:
-        return self.kernel.open_dir(path)
-
-    def close_dir(self, number: int) -> None:
-        self.kernel.close_dir(number)
 
     def inode(self, directory: Directory) -> int:
         return self.kernel.inode(directory)
@@ -115,6 +110,8 @@ class Acting:
             attribution=self.names,
             files=self.files,
             alert=lambda kind, message, setting: self.alerts.append((kind, message)),
+            held=lambda _hold: None,
+            errors=ObjectErrors(),
         )
         self.writer = KernelWriter(hierarchy, files=self.files)
         self.actuator = CgroupActuator(

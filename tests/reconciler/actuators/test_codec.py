@@ -100,11 +100,15 @@ STATES: list[tuple[RowCodec[Any], st.SearchStrategy[msgspec.Struct]]] = [
         st.builds(
             NetworkState,
             roots=st.dictionaries(NAMES, st.sampled_from(["", "mq", "noqueue", "fq_codel"]), max_size=3),
-            gather=st.booleans(),
-            cables=st.dictionaries(
+            ifb=st.booleans(),
+            redirects=st.dictionaries(
                 NAMES,
                 st.builds(
-                    Redirect, index=st.integers(0, 2**31), pod_uid=UIDS, made=st.booleans(), slot=st.integers(0, 5000)
+                    Redirect,
+                    index=st.integers(0, 2**31),
+                    pod_uid=UIDS,
+                    owns_qdisc=st.booleans(),
+                    slot=st.integers(0, 5000),
                 ),
                 max_size=3,
             ),

@@ -30,6 +30,7 @@ from reconciler.alerts.config import AlertsConfig
 from reconciler.alerts.sinks.base import BaseSink, SinkSetup
 from reconciler.alerts.dispatcher import AlertDispatcher
 from state.store import Store
+from tests.reconciler.alerts.durable import keep
 
 directory, kill_at, steps = "", 0, 0
 
@@ -67,7 +68,8 @@ async def main():
         step("after a write")
     store.apply = stepped
     sinks = {name: SinkSection(journal=JournalSinkConfig(), batch_delay_s=0.0) for name in ("a", "b")}
-    teller = AlertDispatcher(AlertsConfig(sinks=sinks), store, trio.CapacityLimiter(1),
+    lane = trio.CapacityLimiter(1)
+    teller = AlertDispatcher(AlertsConfig(sinks=sinks), store, lane,
                     lambda name, config: SinkSetup(name=name, config=config, node="n"), build=Sink)
     async with trio.open_nursery() as nursery:
         await nursery.start(teller.run)
@@ -78,7 +80,7 @@ async def main():
             append("events", key)
             step("event")
             alert = Alert(kind=AlertKind.EVICTION_DONE, key=key, summary=key, at_s=1000.0 + number, durable=True)
-            await teller.send_durable(alert)
+            await keep(teller, store, lane, alert)
             append("acknowledged", key)
             step("acknowledged")
         while teller.stored:

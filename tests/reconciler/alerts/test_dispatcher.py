@@ -16,6 +16,7 @@ from reconciler.alerts.queue import PREFIX
 from reconciler.alerts.sinks.base import SinkError
 from state.schema import META
 from state.store import Store, StoreBatch
+from tests.reconciler.alerts.durable import keep
 from tests.reconciler.alerts.making import World, alert
 
 
@@ -61,9 +62,9 @@ async def test_when_keep_returns_the_row_is_there_and_what_nobody_wants_needs_no
     tmp_path: Path, nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
     world = World(tmp_path, "a", minimum=Severity.WARNING)
-    assert await world.teller.send_durable(alert(durable=True))
+    await keep(world.teller, world.store, world.lane, alert(durable=True))
     assert len(world.rows()) == 1
-    assert await world.teller.send_durable(alert("quiet", durable=True, severity=Severity.INFO))
+    await keep(world.teller, world.store, world.lane, alert("quiet", durable=True, severity=Severity.INFO))
     assert len(world.rows()) == 1
     await nursery.start(world.teller.run)
     await settled(world)
@@ -89,6 +90,23 @@ async def test_a_staged_alert_is_stored_with_its_event_or_not_at_all(
     nursery.cancel_scope.cancel()
 
 
+async def test_an_alert_that_was_delivered_is_not_stored_when_it_is_staged_again(
+    tmp_path: Path, nursery: trio.Nursery, autojump_clock: MockClock
+) -> None:
+    world = World(tmp_path, "a")
+    await nursery.start(world.teller.run)
+    same = alert(durable=True)
+    await keep(world.teller, world.store, world.lane, same)
+    await settled(world)
+    batch = StoreBatch()
+    stored = world.teller.stage(batch, same)
+    stored()
+    await settled(world)
+    assert (bool(batch), world.teller.stored, world.rows()) == (False, 0, [])
+    assert len(world.made["a"].log) == 1
+    nursery.cancel_scope.cancel()
+
+
 async def test_a_store_that_takes_nothing_is_said_once_and_the_alert_told_all_the_same(
     tmp_path: Path, nursery: trio.Nursery, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -106,7 +124,7 @@ async def test_a_store_that_takes_nothing_is_said_once_and_the_alert_told_all_th
     await settled(world)
     world.made["b"].broken = SinkError("no")
     world.teller.send(alert(durable=True))
-    assert not await world.teller.send_durable(alert("two", durable=True))
+    world.teller.send(alert("two", durable=True))
     await trio.sleep(20)
     assert {"k", "two"} <= {key for _, pairs in world.made["a"].log for key, _ in pairs}
     assert "alerts are kept in memory only: the disk is full" in world.teller.problems()
@@ -119,9 +137,11 @@ async def test_a_store_that_takes_nothing_is_said_once_and_the_alert_told_all_th
 
 async def test_a_store_that_was_replaced_gets_all_rows_again(tmp_path: Path, autojump_clock: MockClock) -> None:
     world = World(tmp_path, "a")
-    await world.teller.send_durable(alert(durable=True))
+    world.teller.send(alert(durable=True))
+    assert await world.teller._queue.flush()
     (tmp_path / "state.db").unlink()
-    await world.teller.send_durable(alert("two", durable=True))
+    world.teller.send(alert("two", durable=True))
+    assert await world.teller._queue.flush()
     assert len(world.rows()) == 2
 
 
@@ -166,7 +186,8 @@ async def test_after_its_age_or_its_tries_an_alert_is_given_up_and_let_go_from_t
     await nursery.start(world.teller.run)
     await settled(world)
     world.made["a"].broken = SinkError("no")
-    await world.teller.send_durable(alert(durable=True))
+    world.teller.send(alert(durable=True))
+    assert await world.teller._queue.flush()
     await trio.sleep(60)
     assert len(world.rows()) == 1
     await trio.sleep(300)
@@ -176,7 +197,8 @@ async def test_after_its_age_or_its_tries_an_alert_is_given_up_and_let_go_from_t
     world.teller.reconfigure(world.config)
     await settled(world)
     before = len(world.made["a"].tries)
-    await world.teller.send_durable(alert("two", durable=True))
+    world.teller.send(alert("two", durable=True))
+    assert await world.teller._queue.flush()
     await trio.sleep(300)
     assert (len(world.made["a"].tries) - before, world.rows()) == (3, [])
     nursery.cancel_scope.cancel()
@@ -231,7 +253,8 @@ async def test_what_an_earlier_run_left_is_told_with_its_id_and_goes_on_counting
     tmp_path: Path, nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
     world = World(tmp_path, "a", "gone")
-    await world.teller.send_durable(alert(durable=True))
+    world.teller.send(alert(durable=True))
+    assert await world.teller._queue.flush()
     (row,) = world.rows()
     world.config = world.configured("a", "new")
     world.teller = world.new_teller()
@@ -248,7 +271,8 @@ async def test_what_a_state_began_as_is_known_to_its_end_in_the_next_run(
     tmp_path: Path, nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
     world = World(tmp_path, "a")
-    await world.teller.send_durable(alert(kind=AlertKind.STORE, severity=Severity.CRITICAL, durable=True))
+    world.teller.send(alert(kind=AlertKind.STORE, severity=Severity.CRITICAL, durable=True))
+    assert await world.teller._queue.flush()
     world.teller = world.new_teller()
     await nursery.start(world.teller.run)
     world.teller.send(alert(kind=AlertKind.STORE, severity=Severity.INFO, resolved=True))
@@ -275,9 +299,11 @@ async def test_rows_that_cannot_be_read_are_removed_and_those_of_a_newer_version
 
 async def test_the_store_is_bounded_and_critical_rows_go_last(tmp_path: Path, autojump_clock: MockClock) -> None:
     world = World(tmp_path, "a", most=10)
-    await world.teller.send_durable(alert("loud", durable=True, severity=Severity.CRITICAL))
+    world.teller.send(alert("loud", durable=True, severity=Severity.CRITICAL))
+    assert await world.teller._queue.flush()
     for number in range(12):
-        await world.teller.send_durable(alert(str(number), durable=True))
+        world.teller.send(alert(str(number), durable=True))
+    assert await world.teller._queue.flush()
     kept = [row["key"] for row in world.teller.status()["stored"]]  # type: ignore[attr-defined]
     assert kept == ["loud", *(str(number) for number in range(3, 12))]
     assert len(world.rows()) == 10
@@ -291,7 +317,8 @@ async def test_a_reload_adds_changes_and_takes_out_sinks_and_changed_ones_keep_w
     await settled(world)
     for sink in world.made.values():
         sink.broken = SinkError("no")
-    await world.teller.send_durable(alert(durable=True))
+    world.teller.send(alert(durable=True))
+    assert await world.teller._queue.flush()
     await settled(world)
     world.made["a"].broken = None
     world.teller.reconfigure(world.configured("a", "c", timeout_s=3.0))
@@ -334,7 +361,7 @@ async def test_words_that_no_sink_can_write_are_made_writable_and_bounded(
     world = World(tmp_path, "a")
     await nursery.start(world.teller.run)
     odd = alert("a\udcff", durable=True, summary="x" * 9999, details={"comm\udc80\x1b": "\udc80ü\n<0>\u202e"})
-    assert await world.teller.send_durable(odd)
+    await keep(world.teller, world.store, world.lane, odd)
     await settled(world)
     (incident,) = world.made["a"].notices
     assert (incident.alert.key, len(incident.alert.summary)) == (r"a\udcff", 4096)

@@ -8,12 +8,12 @@ import yaml
 from reconciler.alerts.service import AlertNumbers, SinkNumbers
 from reconciler.runtime.supervisor import ComponentHealth, ComponentStatus
 from reconciler.telemetry.metrics import MetricsSnapshot, PodMetrics
-from reconciler.telemetry.prometheus import render
 from state.model import SourceStatus
+from tests.reconciler.telemetry.rendered import render
 
 RULES = Path(__file__).parents[3] / "deploy/alert-rules.yaml"
 NUMBERS = AlertNumbers(
-    told={("store", "critical"): 2},
+    counts={("store", "critical"): 2},
     sinks={
         "oncall": SinkNumbers(
             outcomes={"told": 5, "ignored": 0, "folded": 1, "dropped": 0, "failed": 2},

@@ -22,6 +22,7 @@ from reconciler.runtime.supervisor import ComponentHealth, ComponentStatus
 from state.dump import _ENDS
 from state.model import Setting, SourceStatus
 from state.store import Store, StoreBatch
+from tests.reconciler.alerts.durable import keep
 from tests.reconciler.alerts.making import alert
 
 PROJECT = Path(__file__).parents[3]
@@ -59,7 +60,7 @@ async def test_alerts_are_counted_with_and_without_sinks_and_early_ones_are_told
     text = (tmp_path / "alerts").read_text()
     assert ('"early"' in text, '"late"' in text) == (True, True)
     numbers = service.numbers()
-    assert numbers.told == {("eviction-done", "warning"): 1, ("eviction-done", "critical"): 1}
+    assert numbers.counts == {("eviction-done", "warning"): 1, ("eviction-done", "critical"): 1}
     assert numbers.sinks["lines"].outcomes["told"] == 2
     nursery.cancel_scope.cancel()
 
@@ -68,7 +69,7 @@ async def test_a_reload_brings_the_first_sink(tmp_path: Path, nursery: trio.Nurs
     service = telling(tmp_path, AlertsConfig())
     await nursery.start(service.run)
     service.send(alert("nobody hears it"))
-    assert await service.send_durable(alert("this neither", durable=True))
+    service.send(alert("this neither", durable=True))
     with pytest.raises(InputError, match="there is none"):
         await service.test(None, "ana")
     service.reconfigure(to_file(), ApiServer())
@@ -102,7 +103,7 @@ async def test_alerts_left_for_sinks_that_are_gone_are_let_go_from_the_store(
     tmp_path: Path, nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
     before = telling(tmp_path, to_file())
-    await before.send_durable(alert(durable=True))
+    await keep(before, before._store, before._lane, alert(durable=True))
     assert before.numbers().stored == 1
     before._store.close()
     after = telling(tmp_path, AlertsConfig())
@@ -175,7 +176,7 @@ def test_without_a_sink_neither_the_teller_nor_any_sink_is_loaded() -> None:
         "    store = Store(tempfile.mkdtemp() + '/s')\n"
         "    config = Config()\n"
         "    one = AlertService(config.alerts, store, trio.CapacityLimiter(1), ground=SinkContext(node='n'),\n"
-        "                  apiserver=config.apiserver)\n"
+        "                  apiserver=config.apiserver, statuses=list)\n"
         "    async with trio.open_nursery() as nursery:\n"
         "        await nursery.start(one.run)\n"
         "        one.send(as_alert('store', 'x', None, {}))\n"

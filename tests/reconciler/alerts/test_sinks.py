@@ -49,7 +49,7 @@ def test_every_section_of_the_configuration_has_a_sink_and_the_other_way_round()
     assert SinkSection.sink_kinds() == tuple(SINKS)
     for name, kind in SINKS.items():
         assert SinkSection.__struct_defaults__[SinkSection.__struct_fields__.index(name)] is None
-        assert kind.config_type.__module__ == SINKS.module(name)
+        assert kind.config_type.__module__ == SINKS._paths[name].partition(":")[0]
 
 
 @pytest.mark.parametrize("name", SINKS)

@@ -16,6 +16,7 @@ from reconciler.alerts.sinks.table import SinkSection
 from reconciler.cli.exits import Exit
 from reconciler.clients.kube_config import ApiServer
 from state.store import Store
+from tests.reconciler.alerts.durable import keep
 from tests.reconciler.cli.conftest import Run
 from tests.reconciler.cli.fakedaemon import FakeDaemon
 
@@ -126,12 +127,10 @@ def test_with_the_daemon_down_the_store_tells_what_has_yet_to_be_told(run: Run, 
 
     async def left() -> None:
         store = Store(path)
-        service = AlertService(
-            config, store, trio.CapacityLimiter(1), ground=SinkContext(node="n"), apiserver=ApiServer()
-        )
-        await service.send_durable(
-            Alert(kind=AlertKind.CLEARED, key="v", summary="it is over", at_s=1700000000.0, durable=True)
-        )
+        lane = trio.CapacityLimiter(1)
+        service = AlertService(config, store, lane, ground=SinkContext(node="n"), apiserver=ApiServer(), statuses=list)
+        alert = Alert(kind=AlertKind.CLEARED, key="v", summary="it is over", at_s=1700000000.0, durable=True)
+        await keep(service, store, lane, alert)
         store.close()
 
     trio.run(left)

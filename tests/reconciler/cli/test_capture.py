@@ -19,6 +19,7 @@ from state.model import PodMeta
 from state.topology_sysfs import read_topology
 from tests.fakes.kernel import Mode
 from tests.fakes.livenode import SECRET, USAGE, WEB, LiveNode, container_id, group
+from tests.fakes.marks import MARKS
 from tests.reconciler.cli.conftest import Ran, Run
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
@@ -144,7 +145,7 @@ def test_recorded_answers_classify_the_pods_and_survive_being_captured_again(
     assert (pod["class"], pod["meta_source"]) == ("reclaimed", "cri+bundle+cgroup")
     assert fields["sources"]["kubelet"] == "6 pods"
     assert fields["sources"]["cri"] == "1 pods"
-    node = read_recorded(str(tmp_path / "captured"))
+    node = read_recorded(str(tmp_path / "captured"), MARKS)
     assert node.cri is not None
     assert node.cri.pods == (web,)
 

@@ -16,7 +16,7 @@ from reconciler.cli.checks.finding import CheckState
 from reconciler.cli.checks.kubelet import kubelet, runtime
 from reconciler.cli.doctor import examine
 from reconciler.cli.exits import Exit
-from reconciler.cli.nodeview import InspectedNode, look
+from reconciler.cli.nodeview import InspectedNode, inspect_node
 from reconciler.cli.options import parser
 from reconciler.policies.core_sched import CoreSchedConfig
 from reconciler.policies.table import PoliciesConfig
@@ -49,7 +49,7 @@ def good(live: LiveNode) -> LiveNode:
 
 
 def view(root: str) -> InspectedNode:
-    return look(parser().parse_args(["doctor", "--root", root]))
+    return inspect_node(parser().parse_args(["doctor", "--root", root]))
 
 
 def states(root: str) -> dict[str, tuple[CheckState, str, str]]:
@@ -188,7 +188,7 @@ def test_on_this_machine_doctor_reads_everything_and_changes_nothing(run: Run) -
     for entry in fields.values():
         assert bool(entry["fix"]) == (entry["state"] != "ok"), entry
     assert fields["cgroups"]["state"] in {"ok", "warn"}
-    assert asking.query_node(look(parser().parse_args(["doctor"]))).fanotify is not None
+    assert asking.query_node(inspect_node(parser().parse_args(["doctor"]))).fanotify is not None
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from reconciler.cli.checks.devices import devices
 from reconciler.cli.checks.finding import CheckState
 from reconciler.cli.format import value_text
-from reconciler.cli.nodeview import look
+from reconciler.cli.nodeview import inspect_node
 from reconciler.cli.offline import plan_node
 from reconciler.cli.options import parser
 from reconciler.cli.recorded import RecordedNode
@@ -33,7 +33,7 @@ def with_disk(live: LiveNode, scheduler: str = "none [bfq]") -> None:
 
 
 def found(live: LiveNode, config: PoliciesConfig) -> list[tuple[str, CheckState, str]]:
-    node = look(parser().parse_args(["doctor", "--root", live.root]))
+    node = inspect_node(parser().parse_args(["doctor", "--root", live.root]))
     there = replace(node, config=replace(node.config, policies=config))
     return [(result.name, result.state, result.found) for result in devices(there)]
 
@@ -117,7 +117,7 @@ def test_a_kernel_without_the_modules_that_redirect_packets_is_reported(
 
 def test_a_plan_without_a_daemon_knows_the_disks_and_what_is_wrong_with_others(live: LiveNode) -> None:
     with_disk(live)
-    node = look(parser().parse_args(["plan", "--root", live.root]))
+    node = inspect_node(parser().parse_args(["plan", "--root", live.root]))
     config: Config = replace(node.config, policies=disk("8:1", "9:9"))
     outlook = plan_node(replace(node, config=config), RecordedNode(), files=live.kernel)
     assert outlook.view.disks["8:1"].device == "8:0"

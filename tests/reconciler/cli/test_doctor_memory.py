@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from reconciler.cli.checks.finding import CheckState
 from reconciler.cli.checks.memory import memory
-from reconciler.cli.nodeview import look
+from reconciler.cli.nodeview import inspect_node
 from reconciler.cli.options import parser
 from reconciler.policies.be_memory import BeMemoryConfig
 from reconciler.policies.memory_qos import MemoryQosConfig
@@ -30,7 +30,7 @@ def v2(tmp_path_factory: pytest.TempPathFactory) -> LiveNode:
 
 def found(live: LiveNode, policies: PoliciesConfig = OFF, swap: int = 0) -> dict[str, tuple[CheckState, str, str]]:
     live.put("proc/meminfo", MEMINFO.format(swap=swap))
-    node = look(parser().parse_args(["doctor", "--root", live.root]))
+    node = inspect_node(parser().parse_args(["doctor", "--root", live.root]))
     there = replace(node, config=replace(node.config, policies=policies))
     return {result.name: (result.state, result.found, result.fix) for result in memory(there)}
 
@@ -45,7 +45,7 @@ def test_one_line_when_something_is_on_and_none_else(live: LiveNode) -> None:
 
 def test_a_node_without_memory_figures_is_unknown(live: LiveNode) -> None:
     live.put("proc/meminfo", "MemTotal: 5 kB\n")
-    node = look(parser().parse_args(["doctor", "--root", live.root]))
+    node = inspect_node(parser().parse_args(["doctor", "--root", live.root]))
     assert [(result.state, result.found) for result in memory(node)] == [(CheckState.WARN, "unknown")]
 
 

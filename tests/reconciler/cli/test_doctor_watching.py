@@ -15,7 +15,7 @@ from reconciler.cli.asking import QueryResults, ask_api
 from reconciler.cli.checks import watching
 from reconciler.cli.checks.finding import CheckResult, CheckState
 from reconciler.cli.checks.kubelet import kubelet
-from reconciler.cli.nodeview import InspectedNode, look
+from reconciler.cli.nodeview import InspectedNode, inspect_node
 from reconciler.cli.options import parser
 from reconciler.sources.cri import RuntimeVersion
 from reconciler.sources.process_facts import ProcessFacts
@@ -34,7 +34,7 @@ EVERYTHING = (1 << 41) - 1
 
 def view(live: LiveNode, config: str) -> InspectedNode:
     live.put("etc/bypassd/config.yaml", config)
-    node = look(parser().parse_args(["doctor", "--root", live.root]))
+    node = inspect_node(parser().parse_args(["doctor", "--root", live.root]))
     assert "config" not in node.problems, node.problems["config"]
     return node
 

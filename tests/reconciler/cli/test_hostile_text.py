@@ -31,7 +31,6 @@ from reconciler.daemon.status import StatusReport
 from reconciler.runtime.cooperative import all_steps
 from reconciler.runtime.systemd import LoopHeartbeat
 from reconciler.telemetry.metrics import PodMetrics
-from reconciler.telemetry.prometheus import render
 from reconciler.web.answers import FORMATS, Answers
 from reconciler.web.limits import HttpCounts
 from state.printable import encodable
@@ -46,6 +45,7 @@ from tests.reconciler.cli.test_headroom import PROMISED
 from tests.reconciler.cli.test_simulate import CONFIG, record
 from tests.reconciler.cli.test_watched import BLAME, HELD, SQUEEZED, SUFFERS, watched
 from tests.reconciler.interference.test_engine import trouble
+from tests.reconciler.telemetry.rendered import render
 
 PROJECT = Path(__file__).parents[3]
 UTF_8 = (
@@ -344,10 +344,10 @@ async def test_the_daemons_documents_are_safe_to_print(live: LiveNode) -> None:
         await live.look(agent)
         pods = {
             uid: replace(pod, labels={HOSTILE: HOSTILE}, annotations={HOSTILE: HOSTILE}, name=HOSTILE)
-            for uid, pod in agent.knowledge.pods.items()
+            for uid, pod in agent.inventory.pods.items()
         }
-        agent.knowledge.pods.clear()
-        agent.knowledge.pods.update(pods)
+        agent.inventory.pods.clear()
+        agent.inventory.pods.update(pods)
         show = StatusReport(agent, pulse, statuses=list, reload=tuple)
         answers = Answers(show, HttpCounts())
         for form in FORMATS.keys() - {"msgpack"}:

@@ -15,6 +15,7 @@ from reconciler.cli.podsfile import read_pods_file
 from reconciler.cli.screen import plain
 from reconciler.settings.binder import ConfigError
 from state.model import PodClass
+from tests.fakes.marks import MARKS
 from tests.reconciler.cli.conftest import Run
 
 PODS = """\
@@ -159,13 +160,13 @@ def test_help_has_the_grammar(run: Run) -> None:
 )
 def test_a_pods_file_with_a_mistake_is_refused_with_its_place(tmp_path: Path, text: str, told: str) -> None:
     with pytest.raises((InputError, ConfigError)) as error:
-        read_pods_file(pods(tmp_path, text))
+        read_pods_file(pods(tmp_path, text), MARKS)
     assert str(tmp_path) in str(error.value)
     assert told in str(error.value)
 
 
 def test_a_quantity_that_is_none_spoils_itself_only(tmp_path: Path) -> None:
-    result, problems = read_pods_file(pods(tmp_path, "- {name: a, requests: {cpu: lots, memory: 1Gi}}"))
+    result, problems = read_pods_file(pods(tmp_path, "- {name: a, requests: {cpu: lots, memory: 1Gi}}"), MARKS)
     assert result[0].meta.containers[0].requests.memory_bytes == 1 << 30
     assert problems == [
         "default/a: container main: requests: cpu: 'lots': expected a quantity such as 100m, 4Gi, 1e3 or 0.5"
@@ -185,7 +186,7 @@ def test_a_quantity_that_is_none_spoils_itself_only(tmp_path: Path) -> None:
     ],
 )
 def test_the_qos_class_is_the_one_that_kubernetes_would_give(tmp_path: Path, line: str, qos: QosClass) -> None:
-    ((pod,), problems) = read_pods_file(pods(tmp_path, f"- {line}"))
+    ((pod,), problems) = read_pods_file(pods(tmp_path, f"- {line}"), MARKS)
     assert (pod.qos, problems) == (qos, [])
 
 
@@ -200,7 +201,21 @@ def test_kubectls_own_list_is_read(run: Run, tmp_path: Path) -> None:
     }
     file = tmp_path / "pods.json"
     file.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": [item]}))
-    ((pod,), problems) = read_pods_file(str(file))
+    ((pod,), problems) = read_pods_file(str(file), MARKS)
     assert (pod.meta.name, pod.qos, pod.pod_class, problems) == ("web-0", QosClass.BURSTABLE, None, [])
     fields = plan(run, "--machine", "8 cores", "--pods", str(file), "--config", config(tmp_path))
     assert [(entry["title"], entry["class"]) for entry in fields["pods"]] == [("shop/web-0", PodClass.SHARED.value)]
+
+
+def test_a_label_that_the_configuration_names_counts_on_a_pod_with_many_labels(run: Run, tmp_path: Path) -> None:
+    labels = {**{f"other-{number}": "x" for number in range(200)}, "team": "batch"}
+    item = {
+        "metadata": {"name": "b", "namespace": "ci", "uid": "aaaaaaaa-1111-4111-8111-111111111111", "labels": labels},
+        "spec": {"containers": [{"name": "main", "resources": {"requests": {"cpu": "1"}}}]},
+        "status": {"qosClass": "Burstable"},
+    }
+    file = tmp_path / "pods.json"
+    file.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": [item]}))
+    rules = "classes: {overrides: [{class: reclaimed, labels: {matchLabels: {team: batch}}}]}\n"
+    fields = plan(run, "--machine", "8 cores", "--pods", str(file), "--config", config(tmp_path, rules))
+    assert [(entry["title"], entry["class"]) for entry in fields["pods"]] == [("ci/b", PodClass.RECLAIMED.value)]

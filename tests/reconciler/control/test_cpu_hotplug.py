@@ -44,7 +44,7 @@ class Node:
 
     async def switch(self, agent: Agent, *, off: str = "", on: str = "") -> None:
         """The kernel's part, then the agent's: what the source tells, and the look that follows."""
-        before = agent.knowledge.readings.topology
+        before = agent.inventory.readings.topology
         for cpu in map(int, filter(None, off.split(","))):
             self.live.kernel.unplug(cpu)
         for cpu in map(int, filter(None, on.split(","))):
@@ -68,7 +68,7 @@ async def test_every_cpuset_gets_a_returned_cpu_back_on_v1(node: Node) -> None:
     with node.agent() as agent:
         await node.live.look(agent)
         await node.switch(agent, off="3")
-        assert agent.knowledge.readings.topology.online == agent.reconciler.pools.online_cpus  # type: ignore[union-attr]
+        assert agent.inventory.readings.topology.online == agent.reconciler.pools.online_cpus  # type: ignore[union-attr]
         assert node.cpus(TOP) == node.cpus(group(WEB)) == "0-2,4-7"
         assert node.cpus(node.main(WEB)) == "0-2,4-7"
         await node.switch(agent, on="3")
@@ -171,7 +171,7 @@ async def test_on_v2_the_kernel_keeps_the_sets_and_nothing_is_restored(tmp_path:
         await node.switch(agent, off="3")
         await node.switch(agent, on="3")
         assert {path: node.cpus(path) for path in before} == before
-        assert agent.knowledge.readings.topology.online == read_topology(node.live.root).online
+        assert agent.inventory.readings.topology.online == read_topology(node.live.root).online
 
 
 @pytest.mark.parametrize("mode", [AgentMode.OBSERVE, AgentMode.ENFORCE], ids=["observe", "hold on the node"])
@@ -184,7 +184,7 @@ async def test_where_nothing_may_be_written_nothing_is_restored(node: Node, mode
         await node.switch(agent, off="3")
         await node.switch(agent, on="3")
         assert node.cpus(TOP) == node.cpus(node.main(WEB)) == "0-2,4-7"
-        assert agent.knowledge.readings.topology.online == read_topology(node.live.root).online
+        assert agent.inventory.readings.topology.online == read_topology(node.live.root).online
 
 
 async def test_a_foreign_write_beside_the_kernels_is_still_a_foreign_write(node: Node) -> None:
@@ -209,8 +209,8 @@ async def test_the_ticker_notices_without_any_event(node: Node) -> None:
         agent.hotplug.check()
         assert not agent.hotplug._hint.is_set()
         node.live.put("sys/devices/system/cpu/online", "0-6\n")
-        agent.ticker._files = REAL  # /proc is no part of the fake kernel
-        agent.ticker.tick(time.monotonic(), fast=False)
+        agent.sampler._files = REAL  # /proc is no part of the fake kernel
+        agent.sampler.tick(time.monotonic(), fast=False)
         assert agent.hotplug._hint.is_set()
         await agent.hotplug._look()
         assert seen == ["CPU 7 went offline; online now: 0-6"]

@@ -59,13 +59,13 @@ class World:
         )
         book.keeper = self.store  # type: ignore[assignment]
         self.book = book
-        book.look()
+        book.expire()
         return book
 
     def passes(self, seconds: float) -> None:
         self.wall += seconds
         self.boot += seconds
-        self.book.look()
+        self.book.expire()
 
     async def hold(self, seconds: float | None, target: str = "node") -> Hold:
         until = None if seconds is None else self.wall + seconds

@@ -16,6 +16,7 @@ from state.measures import Restrictions
 from state.memory import NodeMemoryReading
 from state.model import CpuPolicy, KubeletView, NodeCpu, NodeView, NumaMemory
 from state.topology import uniform
+from tests.fakes.marks import MARKS
 from tests.reconciler.nodes import cpus
 
 PRODUCT = Path(__file__).parents[3] / "reconciler"
@@ -47,6 +48,7 @@ def inventory() -> Inventory:
         signalled=lambda _: False,
         disks=dict,
         indicators=dict,
+        marks=MARKS,
     )
 
 

@@ -174,7 +174,7 @@ async def test_a_policy_that_is_switched_off_leaves_nothing(node: LiveNode, poli
         await seconds.look()
         assert went_back(seconds.quotas)
         await seconds.next()
-        assert seconds.agent.knowledge.readings.lent_us == {}
+        assert seconds.agent.inventory.readings.lent_us == {}
         assert not seconds.agent.ledger.group(MAIN)
 
 
@@ -217,7 +217,7 @@ async def test_a_pod_that_goes_takes_its_loan_along(node: LiveNode) -> None:
         seconds.now += 1.0
         seconds.ticker.tick(seconds.now, fast=False)
         await seconds.look()
-        assert seconds.agent.knowledge.readings.lent_us == {}
+        assert seconds.agent.inventory.readings.lent_us == {}
         assert len(seconds.ticker.bursts.burst) == 0
 
 
@@ -225,10 +225,10 @@ async def test_only_those_that_may_borrow_are_read(node: LiveNode) -> None:
     async with looking(node, BURST) as seconds:
         await seconds.next()
         await seconds.next()
-        assert seconds.agent.knowledge.readings.uses.keys() == {MAIN}
+        assert seconds.agent.inventory.readings.uses.keys() == {MAIN}
         assert seconds.ticker.bursts.interval_s() is None
         seconds.agent.reconfigure(replace(seconds.agent.config, policies=TURBO))
         assert seconds.ticker.bursts.interval_s() == 1.0
         await seconds.next()
-        assert seconds.agent.knowledge.readings.uses == {}
-        assert BATCH in seconds.agent.knowledge.pods
+        assert seconds.agent.inventory.readings.uses == {}
+        assert BATCH in seconds.agent.inventory.pods

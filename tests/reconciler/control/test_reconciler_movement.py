@@ -7,7 +7,7 @@ import trio
 from reconciler.daemon.status import StatusReport
 from reconciler.runtime.counters import CounterValues
 from reconciler.runtime.workqueue import NODE, TICK, DirtyBatch
-from state.kubelet import render_cpu_manager_state
+from tests.fakes.kubelet.cpu_manager import checkpoint
 from tests.fakes.livenode import PINNED, LiveNode
 from tests.fakes.web import FakePulse
 
@@ -26,7 +26,7 @@ def test_cpus_that_change_pools_are_counted_by_event(tmp_path: Path) -> None:
             assert agent.reconciler.pools is not None
             assert len(agent.reconciler.pools.dedicated_cpus) == 1
             # The kubelet gives the pinned pod a second CPU.
-            state = render_cpu_manager_state("static", "0-5", {PINNED: {"main": "6-7"}})
+            state = checkpoint("static", "0-5", {PINNED: {"main": "6-7"}})
             node.put("var/lib/kubelet/cpu_manager_state", state)
             agent.checkpoints.read_all()
             await agent.reconciler.reconcile(DirtyBatch(frozenset({NODE}), ()))

@@ -141,7 +141,7 @@ def test_where_nothing_can_be_written_the_node_is_not_ready(whole: Run, ground: 
 
 
 def test_without_descriptors_for_a_while_the_agent_says_so_and_recovers(whole: Run, ground: Path) -> None:
-    needs = {"open", "fopen", "scandir", "listdir", "cg.read", "cg.write", "inotify", "open_dir"}
+    needs = {"open", "fopen", "scandir", "listdir", "cg.read", "cg.write", "inotify"}
     begun: list[Call] = []
 
     def fault(call: Call) -> int:

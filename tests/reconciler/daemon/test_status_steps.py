@@ -3,17 +3,21 @@
 import json
 import time
 
+import pytest
+import trio
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from reconciler.daemon.status import IDENTITY, StatusReport, distinct
+from reconciler.daemon.status import IDENTITY, StatusReport, distinct, nothing_in_force
 from reconciler.runtime.cooperative import all_steps
+from reconciler.sources.runtime_signal import RuntimeEvent
 from reconciler.telemetry.metrics import MetricsSnapshot, PodMetrics
 from reconciler.telemetry.prometheus import OPENMETRICS, TEXT, SnapshotCollector, accepted, rendering
 from reconciler.web.answers import Answers
 from reconciler.web.limits import HttpCounts
 from state.dump import document
-from tests.fakes.livenode import LiveNode
+from state.setting_state import SettingState
+from tests.fakes.livenode import BATCH, LiveNode, container_id, group
 from tests.fakes.web import FakePulse
 
 MOVING = {"at", "agent", "sources", "headroom"}
@@ -48,7 +52,25 @@ async def test_the_metrics_have_a_step_for_every_pod_and_group(live: LiveNode) -
         show = StatusReport(agent, FakePulse(), statuses=list, reload=tuple)
         await live.look(agent)
         steps = sum(1 for _ in show.metrics_steps())
-        assert steps >= len(agent.knowledge.pods) + len(agent.judge.statuses.by_group)
+        assert steps >= len(agent.inventory.pods) + len(agent.judge.statuses.by_group)
+
+
+@pytest.mark.parametrize(
+    ("state", "ready"),
+    [(SettingState.REFUSED, True), (SettingState.NOT_RECORDED, False), (SettingState.UNREADABLE, False)],
+)
+async def test_a_refusal_of_the_only_be_pod_is_its_own_and_a_failing_store_the_nodes(
+    live: LiveNode, state: SettingState, *, ready: bool
+) -> None:
+    with live.agent() as agent:
+        await live.look(agent)
+        agent.reconciler.wait_idle(container_id(BATCH), trio.current_time(), RuntimeEvent.STATE)
+        await agent.reconciler.reconcile(agent.dirty.take_nowait())
+        assert nothing_in_force(agent) is None
+        statuses = agent.judge.statuses.by_group[group(BATCH)]
+        knob = next(name for name in statuses)
+        statuses[knob] = statuses[knob]._replace(state=state, detail="below the usage")
+        assert (nothing_in_force(agent) is None) == ready
 
 
 def many(count: int) -> MetricsSnapshot:

@@ -26,12 +26,12 @@ from reconciler.policies.shared import PoolSizing, SharedConfig, SharedPoolMode
 from reconciler.runtime.supervisor import Component
 from reconciler.signals.readers import SampleContext, SampleSheet
 from reconciler.sources import pressure_events
-from reconciler.telemetry.prometheus import render
 from state.cache import CacheMode
 from state.evidence import pod_subject
 from tests.fakes.livenode import WEB, LiveNode, group
 from tests.fakes.web import FakePulse
 from tests.reconciler.actuators.resctrl_world import World
+from tests.reconciler.telemetry.rendered import render
 
 PROJECT = Path(__file__).parents[3]
 MEMINFO = "MemTotal: 16777216 kB\nMemFree: 8388608 kB\nMemAvailable: 8388608 kB\n"
@@ -141,7 +141,7 @@ async def test_memory_headroom_is_measured_by_a_component_of_its_own(live: LiveN
     with agent_on(live) as agent:
         await live.look(agent)
         async with running(agent, "ticker"):
-            await until(lambda: agent.knowledge.node_memory is not None)
+            await until(lambda: agent.inventory.node_memory is not None)
             assert agent.memory_headroom.status()["supply_bytes"] is None
             async with running(agent, "memory headroom"):
                 await until(lambda: agent.memory_headroom.status()["supply_bytes"] is not None)
@@ -162,7 +162,7 @@ async def test_the_cpus_of_named_interrupts_reach_the_view_that_policies_get(liv
     with agent_on(live, replace(live.config, policies=policies)) as agent:
         await live.look(agent)
         async with running(agent, "ticker"):
-            await until(lambda: str(agent.scene()[0].irq_cpus) == "5")
+            await until(lambda: str(agent.current()[0].irq_cpus) == "5")
 
 
 class Counted:

@@ -1,5 +1,6 @@
 import itertools
 import re
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -8,7 +9,11 @@ from hypothesis import strategies as st
 
 from reconciler.detectors.expression import degree, truth
 from reconciler.detectors.formula import (
+    BINDING,
+    COMPARE,
     MAX_TEXT,
+    MINUS,
+    NOT,
     Binary,
     Call,
     FormulaError,
@@ -19,7 +24,6 @@ from reconciler.detectors.formula import (
     Unary,
     parse,
     refs,
-    render,
 )
 from tests.reconciler.detectors.scene import VICTIM, Scene, Values
 
@@ -30,6 +34,29 @@ REFS = (
     Ref("node", "memory.kswapd"),
     Ref("pool", "cpu.idle"),
 )
+
+
+def render(node: Node, around: int = 0) -> str:
+    """The text of a tree, which reads back as the same. ``around``: how tightly what stands around it binds."""
+    match node:
+        case Number():
+            # No exponent, which the language does not have.
+            return f"{Decimal(repr(node.value)):f}"
+        case Ref():
+            return node.signal if node.where == "victim" else f"{node.where}.{node.signal}"
+        case Over():
+            return f"{node.function}({render(node.ref)}, {Decimal(repr(node.seconds)):f}s)"
+        case Call():
+            return f"{node.function}({', '.join(render(argument) for argument in node.arguments)})"
+        case Unary():
+            own = NOT if node.operator == "not" else MINUS
+            text = f"{node.operator}{' ' if own == NOT else ''}{render(node.operand, own)}"
+        case Binary():
+            own = BINDING[node.operator]
+            # To the left the same operator groups by itself; a comparison groups with none.
+            left = render(node.left, own + (own == COMPARE))
+            text = f"{left} {node.operator} {render(node.right, own + 1)}"
+    return f"({text})" if own < around else text
 
 
 def numbers(leaves: st.SearchStrategy[Node]) -> st.SearchStrategy[Node]:

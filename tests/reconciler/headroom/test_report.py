@@ -16,13 +16,13 @@ from reconciler.control.persistence import encoded
 from reconciler.headroom.cpu import HeadroomConfig
 from reconciler.headroom.report import HEADROOM, HeadroomReport, HeadroomState, read_kept, replace_file
 from reconciler.telemetry.metrics import MetricsSnapshot
-from reconciler.telemetry.prometheus import render
 from state.model import Pools
 from state.schema import ASSIGNMENTS
 from state.store import Store, StoreBatch
 from state.topology import uniform
 from tests.fakes.clock import Clock
 from tests.reconciler.nodes import cpu, cpus
+from tests.reconciler.telemetry.rendered import render
 
 TOPOLOGY = uniform(nodes=2, cores=8, threads=1)
 IDLE = dict.fromkeys(range(8), 1.0)

@@ -14,12 +14,13 @@ from reconciler.detectors.run_queue import RunQueueConfig
 from reconciler.detectors.table import DetectorEntry
 from reconciler.detectors.threshold import ThresholdConfig
 from reconciler.interference.engine import EngineState, Evaluation, InterferenceEngine
-from reconciler.interference.recording import HEAD, RecordingWriter, frames
+from reconciler.interference.recording import HEAD, RecordingWriter
 from reconciler.responses.config import LadderConfig
 from reconciler.settings.binder import Text, bind
 from state.evidence import NODE, ContendedResource, PodSnapshot, Sample, SampleFrame, Verdict
 from state.measures import Response, Restrictions
 from state.model import PodClass
+from tests.reconciler.interference.recorded import frames
 
 ENFORCED = RuleConfig(dry_run=False)
 

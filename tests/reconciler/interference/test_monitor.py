@@ -150,7 +150,7 @@ def still_told(scene: Stage) -> list[str]:
 async def certain(scene: Stage) -> None:
     """The first look, after which the pods' labels are taken for known."""
     await scene.live.look(scene.agent)
-    knowledge = scene.agent.knowledge
+    knowledge = scene.agent.inventory
     for uid, pod in knowledge.pods.items():
         knowledge.pods[uid] = replace(pod, classification=replace(pod.classification, certain=True))
 
@@ -163,16 +163,16 @@ async def test_a_suspect_is_squeezed_in_the_kernel_and_let_go_when_the_victim_is
         scene.script.bad = True
         for _ in range(15):
             await scene.seconds(1)
-            if scene.agent.knowledge.readings.measures.squeezed:
+            if scene.agent.inventory.readings.measures.squeezed:
                 break
-        milli = scene.agent.knowledge.readings.measures.squeezed[BATCH].cpu_milli
+        milli = scene.agent.inventory.readings.measures.squeezed[BATCH].cpu_milli
         assert milli is not None
         assert 1100 <= milli < 1500, "what it uses less what the victim lacked in the last windows"
         await scene.agent.reconciler.reconcile(scene.agent.dirty.take_nowait())
         assert int(scene.quota()) == 100 * milli
         scene.script.bad = False
         await scene.seconds(60)
-        assert scene.agent.knowledge.readings.measures == Restrictions()
+        assert scene.agent.inventory.readings.measures == Restrictions()
         await scene.agent.reconciler.reconcile(scene.agent.dirty.take_nowait())
         assert scene.quota() == before
     kinds = [(alert.kind, alert.resolved) for alert in scene.told]
@@ -188,7 +188,7 @@ async def test_observing_nothing_is_asked_of_the_plan_but_all_of_it_is_told(live
         await certain(scene)
         scene.script.bad = True
         await scene.seconds(20)
-        assert scene.agent.knowledge.readings.measures == Restrictions()
+        assert scene.agent.inventory.readings.measures == Restrictions()
         assert any("would do: squeeze ci/batch-7" in alert.summary for alert in scene.told)
 
 
@@ -198,7 +198,7 @@ async def test_a_held_pod_is_nobodys_to_squeeze(live: LiveNode) -> None:
         await scene.agent.holds.put(Hold(target=f"pod:{BATCH}", reason="mine", by="ana"))
         scene.script.bad = True
         await scene.seconds(20)
-        assert scene.agent.knowledge.readings.measures == Restrictions()
+        assert scene.agent.inventory.readings.measures == Restrictions()
 
 
 async def test_facts_that_have_not_changed_are_the_same_and_those_that_have_are_told_at_once(live: LiveNode) -> None:
@@ -216,7 +216,7 @@ async def test_facts_that_have_not_changed_are_the_same_and_those_that_have_are_
         held = await facts()
         assert {uid for uid, snapshot in held.items() if snapshot is not again[uid]} == {BATCH}
         assert held[BATCH].held
-        pods = scene.agent.knowledge.pods
+        pods = scene.agent.inventory.pods
         pods[BATCH] = replace(pods[BATCH], deleting=True)
         assert (await facts())[BATCH].terminating
         plan = scene.agent.reconciler.plan
@@ -303,10 +303,10 @@ async def test_a_pod_that_is_being_ended_is_not_frozen(live: LiveNode) -> None:
         await certain(scene)
         scene.script.bad = True
         await scene.seconds(10)
-        assert scene.agent.knowledge.readings.measures.frozen.keys() == {BATCH}
+        assert scene.agent.inventory.readings.measures.frozen.keys() == {BATCH}
         scene.orders.leaving = frozenset((BATCH,))
         await scene.seconds(1)
-        assert scene.agent.knowledge.readings.measures.frozen == {}
+        assert scene.agent.inventory.readings.measures.frozen == {}
 
 
 async def test_what_was_learned_is_there_after_a_restart_and_damage_is_no_reason_not_to_start(live: LiveNode) -> None:
@@ -327,12 +327,12 @@ async def test_stopped_it_takes_back_what_it_asked_for_and_gives_back_what_it_ho
         await certain(scene)
         scene.script.bad = True
         await scene.seconds(10)
-        assert scene.agent.knowledge.readings.measures.squeezed
+        assert scene.agent.inventory.readings.measures.squeezed
         async with trio.open_nursery() as nursery:
             await nursery.start(scene.observer.run)
             await trio.testing.wait_all_tasks_blocked()
             nursery.cancel_scope.cancel()
-        assert scene.agent.knowledge.readings.measures == Restrictions()
+        assert scene.agent.inventory.readings.measures == Restrictions()
         assert scene.script.closed == 1
         assert still_told(scene) == []
 
@@ -343,9 +343,9 @@ async def test_a_restore_takes_back_all_of_it_until_the_configuration_is_read_ag
         scene.script.bad = True
         await scene.seconds(10)
         scene.agent.watching.observer = scene.observer
-        assert scene.agent.knowledge.readings.measures.squeezed
+        assert scene.agent.inventory.readings.measures.squeezed
         await scene.agent.restore()
-        assert scene.agent.knowledge.readings.measures == Restrictions()
+        assert scene.agent.inventory.readings.measures == Restrictions()
         assert scene.script.closed == 1
         assert scene.observer.engine.ladder.climbs == {}
         assert still_told(scene) == []

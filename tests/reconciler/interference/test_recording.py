@@ -17,9 +17,10 @@ from cgroupfs.errors import InputError
 from reconciler.detectors.config import RecordConfig
 from reconciler.interference import recording
 from reconciler.interference.recorder import Recorder
-from reconciler.interference.recording import HEAD, LearnedState, RecordingWriter, begin, frames, pack
+from reconciler.interference.recording import HEAD, LearnedState, RecordingWriter, begin, pack
 from state.evidence import PodSnapshot, Sample, SampleFrame
 from state.model import PodClass, Resources
+from tests.reconciler.interference.recorded import frames
 
 number = st.floats(allow_nan=False, allow_infinity=False)
 names = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_size=8)

@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from cgroupfs.cpuset import EMPTY, CpuSet
-from reconciler.placement.allocate import allocate, preferred
+from reconciler.placement.allocate import allocate, preference
 from reconciler.placement.chain import load
 from reconciler.placement.config import PlacementConfig
 from reconciler.placement.demand import Allocation, CpuDemand
@@ -229,10 +229,10 @@ def test_performance_cores_first_for_owners() -> None:
 
 def test_be_work_prefers_efficiency_cores_and_likes_interrupts_least() -> None:
     hybrid = with_efficiency(uniform(cores=4, threads=2), lambda cpu: cpu.core < 2)
-    assert preferred(hybrid.online, hybrid) == (CpuSet.parse("0-1"), CpuSet.parse("2-3,6-7"))
-    assert preferred(hybrid.online, hybrid, interrupts=CpuSet([0, 3]))[0] == CpuSet([1])
-    assert preferred(EMPTY, hybrid) == ()
-    assert preferred(SINGLE_SOCKET_HT.online, SINGLE_SOCKET_HT) == (SINGLE_SOCKET_HT.online,)
+    assert preference(hybrid.online, hybrid).tiers == (CpuSet.parse("0-1"), CpuSet.parse("2-3,6-7"))
+    assert preference(hybrid.online, hybrid, interrupts=CpuSet([0, 3])).tiers[0] == CpuSet([1])
+    assert preference(EMPTY, hybrid).tiers == ()
+    assert preference(SINGLE_SOCKET_HT.online, SINGLE_SOCKET_HT).tiers == (SINGLE_SOCKET_HT.online,)
 
 
 def test_interrupt_cpus_are_avoided_but_not_at_the_price_of_two_nodes() -> None:

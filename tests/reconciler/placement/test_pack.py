@@ -5,10 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cgroupfs.cpuset import EMPTY, CpuSet
-from reconciler.placement.pack import PackCost, cost, pack
+from reconciler.placement.pack import pack
 from reconciler.placement.quotas import attainable, cells
 from state.topology import Topology, uniform
 from tests.reconciler.nodes import cpus
+from tests.reconciler.placement.packcost import PackCost, cost
 
 # First threads 0-3, second ones 4-7: cores {0,4} {1,5} {2,6} {3,7}; node 0 has the first two of them.
 SMALL = uniform(sockets=2, nodes=2, cores=4, threads=2)

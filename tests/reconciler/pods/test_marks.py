@@ -46,7 +46,7 @@ def test_the_configurations_keys_are_read_of_large_maps_too() -> None:
     keys = read_keys(config, config.classes)
     assert {"x.io/port", "x.io/stay"} <= keys.annotations
     assert {"app", "team", "zone", "x.io/stay"} <= keys.labels
-    reader = MarkReader()
+    reader = MarkReader(ReadKeys())
     around = {f"k{number}": "v" for number in range(5000)}
     annotations, labels = {**around, "x.io/port": "1"}, {**around, "team": "x"}
     assert (reader.annotations(annotations, []), reader.labels(labels, [])) == ({}, {})
@@ -70,7 +70,7 @@ def test_a_small_map_is_kept_as_it_is_from_either_form(found: dict[str, str]) ->
 )
 def test_what_is_no_map_of_texts_is_unknown_and_said(text: bytes) -> None:
     problems: list[str] = []
-    assert MarkReader().labels(msgspec.Raw(text), problems) is None
+    assert MarkReader(ReadKeys()).labels(msgspec.Raw(text), problems) is None
     assert len(problems) == 1
     assert len(problems[0]) < 300
 
@@ -84,7 +84,7 @@ def test_what_is_kept_of_a_pod_is_bounded_in_memory_and_the_class_is_kept_first(
     labels = {f"{wide}{number}": wide + "a" * 60 for number in range(100)} | {"koordinator.sh/qosClass": "BE"}
     for raw in (False, True):
         problems: list[str] = []
-        reader = MarkReader()
+        reader = MarkReader(ReadKeys())
         given = [msgspec.Raw(msgspec.json.encode(item)) if raw else item for item in (result, labels)]
         annotations = reader.annotations(given[0], problems)
         kept = reader.labels(given[1], problems)
@@ -104,7 +104,7 @@ def test_what_is_kept_of_a_pod_is_bounded_in_memory_and_the_class_is_kept_first(
 def test_an_annotations_limit_counts_bytes(key: str) -> None:
     problems: list[str] = []
     text = "\u20ac" * (ANNOTATIONS[key] // 3)
-    assert MarkReader().annotations({key: text + "aaa"}, problems) == {}
+    assert MarkReader(ReadKeys()).annotations({key: text + "aaa"}, problems) == {}
     assert len(problems) == 1
-    assert MarkReader().annotations({key: text[:600]}, problems) == {key: text[:600]}
+    assert MarkReader(ReadKeys()).annotations({key: text[:600]}, problems) == {key: text[:600]}
     assert len(problems) == 1

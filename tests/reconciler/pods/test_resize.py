@@ -10,6 +10,7 @@ from reconciler.sources.kubelet_api import decode_pods
 from state.allocated import AllocatedTexts, AllocationState
 from state.checkpoint import CheckpointError, CheckpointFault
 from state.model import ContainerKind, GroupRef, PodMeta, Resize, Resources
+from tests.fakes.marks import MARKS
 
 UID = "11111111-1111-4111-8111-111111111111"
 GIB = 2**30
@@ -154,7 +155,7 @@ def listed(**status: object) -> PodMeta:
         "spec": {"containers": [{"name": "main", "resources": resources}]},
         "status": status,
     }
-    pods, problems = decode_pods(json.dumps({"kind": "PodList", "items": [item]}).encode())
+    pods, problems = decode_pods(json.dumps({"kind": "PodList", "items": [item]}).encode(), MARKS)
     assert problems == ()
     return pods[0]
 

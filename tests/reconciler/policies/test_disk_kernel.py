@@ -26,6 +26,7 @@ from reconciler.control.planner import plan
 from reconciler.policies.disk import DiskPolicyConfig, DiskShare
 from reconciler.policies.diskrules import DiskRule
 from reconciler.policies.table import PoliciesConfig
+from reconciler.runtime.object_errors import ObjectErrors
 from reconciler.sources.disks import find_disk
 from state.disk import Disk
 from state.ledger import Ledger
@@ -73,7 +74,10 @@ class Real:
             ledger=self.ledger,
             foreign=ForeignWrites(ForeignRules()),
             attribution=None,
+            files=REAL,
             alert=lambda _kind, _words, _setting: None,
+            held=lambda _hold: None,
+            errors=ObjectErrors(),
         )
         self.actuator = CgroupActuator(
             judge=judge,

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from cgroupfs.cpuset import EMPTY, CpuSet
-from reconciler.placement.allocate import preferred
+from reconciler.placement.allocate import preference
 from reconciler.policies.pick import choose_cpus, neighbours
 from state.topology import CpuKind, Topology, uniform
 from tests.reconciler.nodes import cpus
@@ -70,7 +70,7 @@ def test_efficiency_cores_are_taken_first_and_given_back_last(count: int, held: 
 
 
 def test_a_chains_order_of_preference_is_followed() -> None:
-    tiers = preferred(cpus("0-7"), FLAT, interrupts=cpus("6-7"))
+    tiers = preference(cpus("0-7"), FLAT, interrupts=cpus("6-7")).tiers
     assert choose_cpus(2, cpus("0-7"), EMPTY, EMPTY, FLAT, tiers=tiers) == cpus("4-5")
     assert choose_cpus(7, cpus("0-7"), EMPTY, EMPTY, FLAT, tiers=tiers) == cpus("0-5,7")
     assert choose_cpus(2, cpus("0-7"), EMPTY, EMPTY, FLAT, tiers=[cpus("1")]) == cpus("1,7")

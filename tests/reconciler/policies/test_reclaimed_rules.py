@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.errors import InputError
 from reconciler.control.planner import plan_pools
-from reconciler.placement.allocate import preferred
+from reconciler.placement.allocate import preference
 from reconciler.placement.chain import PlacementContext, Plugin, Scored
 from reconciler.placement.config import PlacementConfig
 from reconciler.placement.demand import CpuDemand
@@ -155,11 +155,11 @@ masks = st.integers(1, 255).map(CpuSet.from_mask)
 def test_the_built_in_rules_order_as_the_choice_does_by_itself(
     count: int, candidates: CpuSet, held: CpuSet, topology: Topology
 ) -> None:
-    tiers = preferred(candidates, topology)
+    tiers = preference(candidates, topology).tiers
     by_chain = choose_cpus(count, candidates, held & candidates, EMPTY, topology, tiers=tiers)
     assert by_chain == choose_cpus(count, candidates, held & candidates, EMPTY, topology)
     ruled = by_rules(candidates, topology, PlacementConfig(), interrupts=EMPTY)
-    assert (ruled.candidates, tuple(ruled.tiers or ()), ruled.told) == (candidates, tiers, "")
+    assert (ruled.candidates, tuple(ruled.tiers or ()), ruled.message) == (candidates, tiers, "")
 
 
 # Who lends

@@ -5,13 +5,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import trio
 
 from reconciler.alerts.alert import Alert, AlertKind
 from reconciler.clients.kube import KubeApi
 from reconciler.clients.kube_config import ApiServer
 from reconciler.responses.eviction.executor import Evictor
-from reconciler.responses.eviction.journal import cases_of, row_of
+from reconciler.responses.eviction.journal import VERSION, cases_of
 from reconciler.responses.means.base import EvictionMethod
 from reconciler.responses.means.config import EvictionMeans, RestartRules
 from state.eviction import EvictionCase, EvictionOrder, EvictionStep, EvictionTarget
@@ -20,6 +21,11 @@ from state.store import Store, StoreBatch
 from tests.fakes.plainpod import PlainNode, PlainPod, order_for
 
 CONFIG = EvictionMeans(margin_s=1.0, restarts=RestartRules(watch_s=0.0), at_once=2)
+
+
+def row_of(case: EvictionCase) -> bytes:
+    """A case's row as `EvictionJournal` stores it."""
+    return msgspec.msgpack.encode({"v": VERSION, "case": case})
 
 
 class Bench:

@@ -45,7 +45,6 @@ def test_states_arrive_at_a_path_and_at_an_abstract_address(manager: tuple[Manag
     assert notifier.ready("110 pods\nREADY=0")
     assert notifier.status("fine")
     assert notifier.reloading()
-    assert notifier.extend(1.5)
     assert notifier.stopping("SIGTERM")
     assert notifier.ping()
     messages = made.received()
@@ -54,7 +53,6 @@ def test_states_arrive_at_a_path_and_at_an_abstract_address(manager: tuple[Manag
         {"READY": "1", "STATUS": "110 pods READY=0"},
         {"STATUS": "fine"},
         {"RELOADING": "1"},
-        {"EXTEND_TIMEOUT_USEC": "1500000"},
         {"STOPPING": "1", "STATUS": "SIGTERM"},
         {"WATCHDOG": "1"},
     ]

@@ -158,7 +158,7 @@ labels: {tier: 5, empty: ""}
         ("a: &x 1\nb: *x", [f"f0:1:4: anchors and aliases are refused: write it out; {QUOTES.format('& or *')}"]),
         ("count: !!int 1", [f"f0:1:8: tags are refused: the setting knows its own type; {QUOTES.format('!')}"]),
         ("a: " + "[" * 60_000, ["f0:1:19: nested more than 16 levels deep"]),
-        ("#" * (1 << 20) + "##", ["f0:1:1: larger than 1 MiB; this is no configuration"]),
+        ("#" * (1 << 20) + "##", ["f0:1:1: larger than 1 MiB; this is not a configuration"]),
     ],
 )  # fmt: skip
 def test_a_mistake_is_told_with_its_place_and_what_was_expected(text: str, messages: list[str]) -> None:

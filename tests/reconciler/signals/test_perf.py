@@ -19,13 +19,13 @@ from cgroupfs.codecs import Value
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.hierarchy import UNIFIED, Hierarchy, HierarchyMode, Mount
 from reconciler.signals.perf import PerfReader
-from reconciler.signals.perf_abi import CYCLES, SOFTWARE, PerfEvent, RealPerf, attributes
+from reconciler.signals.perf_abi import CYCLES, PerfEvent, RealPerf, attributes
 from reconciler.signals.perf_config import PerfConfig
 from reconciler.signals.perf_rota import TICK_S, due, stretched_s
 from reconciler.signals.readers import SampleContext, SampleSheet
 from state.evidence import Sample
 from state.model import ContainerKind, GroupRef, NodeView, Pod
-from tests.fakes.perf import FakePerf
+from tests.fakes.perf import SOFTWARE, FakePerf
 from tests.reconciler.nodes import container, node, online, pod
 
 LAW = PerfConfig()
@@ -86,7 +86,7 @@ class Machine:
         calm = 0
         while calm < 2:  # a probe is followed by a turn
             await trio.testing.wait_all_tasks_blocked()
-            calm = 0 if self.reader.busy else calm + 1
+            calm = 0 if self.reader._limiter.borrowed_tokens else calm + 1
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ from reconciler.signals.perf_abi import (
     CACHE_MISSES,
     CYCLES,
     INSTRUCTIONS,
-    SOFTWARE,
     PerfCalls,
     PerfEvent,
     RealPerf,
@@ -23,7 +22,7 @@ from reconciler.signals.perf_abi import (
     decode,
 )
 from reconciler.signals.perf_window import PerfKey, PerfStart, PerfWindow, probe, rotate, why
-from tests.fakes.perf import FakePerf
+from tests.fakes.perf import SOFTWARE, FakePerf
 
 TASK_CLOCK = PerfEvent(name="task clock", type=SOFTWARE, config=1)
 CPU_CLOCK = PerfEvent(name="CPU clock", type=SOFTWARE, config=0)

@@ -15,18 +15,25 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from reconciler.signals.promtext import (
     MOST_SERIES,
+    MetricSeries,
     SeriesReader,
     grown,
     histogram,
     number,
     parse_selector,
     quantile,
-    series_of,
 )
 
 # What a label may hold: everything, and often what has to be escaped.
 VALUES = st.text(st.one_of(st.sampled_from('\\"\n{}=,# \t\r'), st.characters(codec="utf-8")), max_size=12)
 NUMBERS = st.one_of(st.floats(), st.integers(-(10**12), 10**12).map(float))
+
+
+def series_of(body: bytes, names: list[str]) -> list[MetricSeries]:
+    reader = SeriesReader(names)
+    reader.feed(body)
+    reader.end()
+    return reader.found
 
 
 def plain(samples: list[tuple[str, dict[str, str], float]]) -> list[tuple[str, list[tuple[str, str]], str]]:

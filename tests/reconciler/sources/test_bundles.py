@@ -8,6 +8,7 @@ from cgroupfs.errors import InputError, SourceError
 from cgroupfs.naming import QosClass
 from reconciler.sources.bundles import Bundle, parse_bundle, parse_state, read_bundle, read_state
 from state.model import ContainerKind, RuntimeSpec
+from tests.fakes.marks import MARKS
 
 FIXTURES: Final = Path(__file__).parents[2] / "fixtures" / "runtime"
 ID: Final = "f" * 64
@@ -81,7 +82,7 @@ def test_a_recorded_bundle_tells_pod_container_and_resources(
     assert (made.namespace, made.pod_name, made.container_name) == ("default", pod, container)
     assert made.spec == wanted
     assert made.labels is None
-    meta = made.meta()
+    meta = made.meta(MARKS)
     assert meta is not None
     assert (meta.uid, meta.source, meta.name, meta.qos) == (uid, "bundle", pod, qos)
     assert meta.labels is None
@@ -113,7 +114,7 @@ def test_an_old_containerd_without_the_uid_annotation_is_read_from_the_path() ->
 def test_pod_annotations_that_the_runtime_passes_on_are_the_pods() -> None:
     document = json.loads((FIXTURES / "guaranteed-int-node1.main.config.json").read_text())
     document["annotations"]["katalyst.kubewharf.io/qos_level"] = "reclaimed_cores"
-    meta = parse_bundle(json.dumps(document).encode(), ID).meta()
+    meta = parse_bundle(json.dumps(document).encode(), ID).meta(MARKS)
     assert meta is not None
     assert meta.annotations == {"katalyst.kubewharf.io/qos_level": "reclaimed_cores"}
 
@@ -130,7 +131,7 @@ def test_a_cri_o_sandbox_tells_the_labels_of_its_pod() -> None:
     made = parse_bundle(json.dumps(document).encode(), ID)
     assert (made.kind, made.pod_uid, made.group) == (ContainerKind.SANDBOX, GUARANTEED, None)
     assert (made.namespace, made.pod_name, made.labels) == ("shop", "web-1", labels)
-    meta = made.meta()
+    meta = made.meta(MARKS)
     assert meta is not None
     assert meta.labels == labels
     assert meta.annotations is None
@@ -138,7 +139,7 @@ def test_a_cri_o_sandbox_tells_the_labels_of_its_pod() -> None:
 
 def test_a_bundle_of_no_pod_tells_no_pod() -> None:
     made = parse_bundle(b'{"ociVersion": "1.0.2", "linux": {"cgroupsPath": "/docker/x"}}', ID)
-    assert (made.group, made.pod_uid, made.kind, made.meta()) == ("/docker/x", None, ContainerKind.UNKNOWN, None)
+    assert (made.group, made.pod_uid, made.kind, made.meta(MARKS)) == ("/docker/x", None, ContainerKind.UNKNOWN, None)
 
 
 def test_runcs_state_tells_what_is_wanted_now() -> None:

@@ -13,8 +13,9 @@ from cgroupfs.naming import QosClass
 from reconciler.sources.allocations import Allocations
 from reconciler.sources.checkpoints import CheckpointSource
 from state import checksum
-from state.kubelet import CheckpointError, CheckpointFault, render_cpu_manager_state
+from state.kubelet import CheckpointError, CheckpointFault
 from state.model import Classification, Container, CpuPolicy, GroupRef, Pod, PodClass, Resources
+from tests.fakes.kubelet.cpu_manager import checkpoint as cpu_state
 
 KUBELET = "var/lib/kubelet"
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "kubelet"
@@ -58,7 +59,7 @@ async def until(true: Callable[[], bool]) -> None:
 
 
 def test_without_a_loop_the_files_are_read_once(tmp_path: Path) -> None:
-    rename_in(tmp_path, render_cpu_manager_state("static", "0", {"u": {"main": "1"}}))
+    rename_in(tmp_path, cpu_state("static", "0", {"u": {"main": "1"}}))
     source = CheckpointSource(Marks(), root=str(tmp_path))
     view = source.view(pod("u"))
     assert (view.policy, view.exclusive) == (CpuPolicy.STATIC, {"u": {"main": CpuSet([1])}})
@@ -76,12 +77,12 @@ def test_a_node_without_a_kubelet_is_a_status_and_no_error(tmp_path: Path) -> No
 
 
 async def test_a_rename_into_place_is_read_and_marks_the_node(tmp_path: Path, nursery: trio.Nursery) -> None:
-    rename_in(tmp_path, render_cpu_manager_state("static", "0-1"))
+    rename_in(tmp_path, cpu_state("static", "0-1"))
     marks = Marks()
     source = CheckpointSource(marks, root=str(tmp_path))
     await nursery.start(source.run)
     marks.log.clear()
-    rename_in(tmp_path, render_cpu_manager_state("static", "0", {"u": {"main": "1"}}))
+    rename_in(tmp_path, cpu_state("static", "0", {"u": {"main": "1"}}))
     await until(lambda: bool(marks.log))
     assert marks.log == ["node"]
     assert source.view(pod("u")).exclusive == {"u": {"main": CpuSet([1])}}
@@ -90,7 +91,7 @@ async def test_a_rename_into_place_is_read_and_marks_the_node(tmp_path: Path, nu
 async def test_half_written_dot_names_unchanged_contents_and_strangers_mark_nothing(
     tmp_path: Path, nursery: trio.Nursery
 ) -> None:
-    content = render_cpu_manager_state("static", "0-1")
+    content = cpu_state("static", "0-1")
     rename_in(tmp_path, content)
     marks = Marks()
     source = CheckpointSource(marks, root=str(tmp_path))
@@ -98,7 +99,7 @@ async def test_half_written_dot_names_unchanged_contents_and_strangers_mark_noth
     (tmp_path / KUBELET / ".999").write_text('{"policyName":')
     (tmp_path / KUBELET / "pki").mkdir()
     rename_in(tmp_path, content)
-    rename_in(tmp_path, render_cpu_manager_state("static", "0"))
+    rename_in(tmp_path, cpu_state("static", "0"))
     await until(lambda: bool(marks.log))
     assert marks.log == ["node"]
 
@@ -109,7 +110,7 @@ async def test_a_directory_that_appears_later_is_found(tmp_path: Path, nursery: 
     await nursery.start(source.run)
     (tmp_path / "var").mkdir()
     await trio.sleep(0.02)
-    rename_in(tmp_path, render_cpu_manager_state("static", "0-3"))
+    rename_in(tmp_path, cpu_state("static", "0-3"))
     await until(lambda: source.status().ok)
     assert "node" in marks.log
     assert source.view({}).default_cpus == CpuSet.span(4)
@@ -121,7 +122,7 @@ async def test_a_new_kubelet_socket_is_a_restart_and_everything_is_looked_at(
     plugins = tmp_path / KUBELET / "device-plugins"
     plugins.mkdir(parents=True)
     (plugins / "kubelet.sock").touch()
-    rename_in(tmp_path, render_cpu_manager_state("static", "0-1"))
+    rename_in(tmp_path, cpu_state("static", "0-1"))
     marks = Marks()
     source = CheckpointSource(marks, root=str(tmp_path))
     for at in (0.0, 10.0, 20.0):
@@ -151,7 +152,7 @@ async def test_the_device_checkpoint_is_watched_in_its_own_directory(tmp_path: P
 
 
 async def test_a_torn_file_keeps_what_was_known_and_is_shown(tmp_path: Path, nursery: trio.Nursery) -> None:
-    rename_in(tmp_path, render_cpu_manager_state("static", "0", {"u": {"main": "1"}}))
+    rename_in(tmp_path, cpu_state("static", "0", {"u": {"main": "1"}}))
     marks = Marks()
     source = CheckpointSource(marks, root=str(tmp_path))
     await nursery.start(source.run)
@@ -163,13 +164,13 @@ async def test_a_torn_file_keeps_what_was_known_and_is_shown(tmp_path: Path, nur
 
 
 async def test_when_waiting_is_over_the_node_is_marked_without_any_event(tmp_path: Path, nursery: trio.Nursery) -> None:
-    rename_in(tmp_path, render_cpu_manager_state("static", "0", {"u": {"main": "1"}}))
+    rename_in(tmp_path, cpu_state("static", "0", {"u": {"main": "1"}}))
     marks = Marks()
     allocations = Allocations(confirm_s=0.2, pair_s=0.05)
     source = CheckpointSource(marks, root=str(tmp_path), allocations=allocations)
     await nursery.start(source.run)
     assert not source.view(pod("u")).held
-    rename_in(tmp_path, render_cpu_manager_state("static", "0-1"))
+    rename_in(tmp_path, cpu_state("static", "0-1"))
     await until(lambda: bool(marks.log))
     assert source.view(pod("u")).held
     marks.log.clear()
@@ -179,21 +180,21 @@ async def test_when_waiting_is_over_the_node_is_marked_without_any_event(tmp_pat
 
 
 async def test_the_directory_made_anew_is_watched_again(tmp_path: Path, nursery: trio.Nursery) -> None:
-    rename_in(tmp_path, render_cpu_manager_state("static", "0-1"))
+    rename_in(tmp_path, cpu_state("static", "0-1"))
     source = CheckpointSource(Marks(), root=str(tmp_path))
     await nursery.start(source.run)
     os.rename(tmp_path / KUBELET, tmp_path / "aside")
     await until(lambda: not source.status().ok)
-    rename_in(tmp_path, render_cpu_manager_state("static", "0-2"))
+    rename_in(tmp_path, cpu_state("static", "0-2"))
     await until(lambda: source.status().ok)
-    rename_in(tmp_path, render_cpu_manager_state("static", "0-3"))
+    rename_in(tmp_path, cpu_state("static", "0-3"))
     await until(lambda: source.view({}).default_cpus == CpuSet.span(4))
 
 
 @pytest.mark.parametrize("kubelet_root", ["/data/kubelet", "/data/kubelet/"])
 def test_another_root_directory_of_the_kubelet_is_used(tmp_path: Path, kubelet_root: str) -> None:
     (tmp_path / "data/kubelet").mkdir(parents=True)
-    (tmp_path / "data/kubelet/cpu_manager_state").write_text(render_cpu_manager_state("none", ""))
+    (tmp_path / "data/kubelet/cpu_manager_state").write_text(cpu_state("none", ""))
     source = CheckpointSource(Marks(), root=str(tmp_path), kubelet_root=kubelet_root)
     assert source.view({}).policy is CpuPolicy.NONE
 
@@ -252,7 +253,7 @@ def test_the_newer_file_alone_counts_where_there_is_one(tmp_path: Path) -> None:
 async def test_a_new_allocation_marks_the_node_and_a_bad_file_keeps_the_last_one(
     tmp_path: Path, nursery: trio.Nursery, caplog: pytest.LogCaptureFixture
 ) -> None:
-    rename_in(tmp_path, render_cpu_manager_state("none", ""))
+    rename_in(tmp_path, cpu_state("none", ""))
     rename_in(tmp_path, allocations("1"), "allocated_pods_state")
     marks = Marks()
     source = CheckpointSource(marks, root=str(tmp_path))
@@ -288,7 +289,7 @@ async def test_a_file_that_the_kernel_does_not_let_be_read_is_tried_again_soon(
 ) -> None:
     directory = tmp_path / "var/lib/kubelet"
     directory.mkdir(parents=True)
-    (directory / "cpu_manager_state").write_text(render_cpu_manager_state("none", ""))
+    (directory / "cpu_manager_state").write_text(cpu_state("none", ""))
     real, failures = os.open, [5]
 
     def refuse(path: str, *arguments: int, **more: int) -> int:

@@ -5,6 +5,7 @@ import json
 import os
 import ssl
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,12 +18,19 @@ from reconciler.clients.http import HttpEndpoint, HttpSession
 from reconciler.sources.kubelet_api import KubeletAccess, KubeletPods, choose_peer
 from reconciler.sources.kubelet_config import KubeletConfig
 from tests.fakes.http_peer import HttpPeer, Reply
+from tests.fakes.marks import MARKS
 from tests.reconciler.sources.podlists import EMPTY, FIXTURES, pod_json, pod_list
+
+
+def listing(
+    peer: HttpEndpoint, *, on_change: Callable[[frozenset[str]], None] = lambda _: None, **given: float
+) -> KubeletPods:
+    return KubeletPods(peer, on_change=on_change, marks=MARKS, **given)
 
 
 async def ask(nursery: trio.Nursery, reply: Reply, timeout_s: float = 5.0) -> tuple[KubeletPods, SourceError | None]:
     port = await nursery.start(HttpPeer([reply]).serve)
-    pods = KubeletPods(HttpEndpoint(name="kubelet", url=f"http://127.0.0.1:{port}", timeout_s=timeout_s), gap_s=0)
+    pods = listing(HttpEndpoint(name="kubelet", url=f"http://127.0.0.1:{port}", timeout_s=timeout_s), gap_s=0)
     await nursery.start(pods.run)
     try:
         await pods.refresh()
@@ -68,7 +76,7 @@ async def test_each_failure_is_one_clear_error(nursery: trio.Nursery, reply: Rep
 
 
 async def test_nobody_listening_is_one_clear_error(nursery: trio.Nursery) -> None:
-    pods = KubeletPods(HttpEndpoint(name="kubelet", url="http://127.0.0.1:9"))
+    pods = listing(HttpEndpoint(name="kubelet", url="http://127.0.0.1:9"))
     await nursery.start(pods.run)
     assert pods.status(0).detail.startswith("kubelet: http://127.0.0.1:9: /pods: ")
     assert "refused" in pods.status(0).detail.lower()
@@ -86,7 +94,7 @@ async def test_no_failure_and_no_empty_list_shrinks_what_is_known(nursery: trio.
     )
     port = await nursery.start(server.serve)
     changes: list[frozenset[str]] = []
-    pods = KubeletPods(HttpEndpoint(name="kubelet", url=f"http://127.0.0.1:{port}"), on_change=changes.append, gap_s=0)
+    pods = listing(HttpEndpoint(name="kubelet", url=f"http://127.0.0.1:{port}"), on_change=changes.append, gap_s=0)
     await nursery.start(pods.run)
     assert set(pods.known) == {"a", "b"}
     await pods.refresh()
@@ -128,7 +136,7 @@ async def test_what_cannot_be_read_of_a_pod_this_time_stays_as_it_was_and_is_sai
     whole = {**pod_json("a", labels=BE), "spec": {"containers": [{"name": "main"}]}}
     first = Reply(pod_list(whole, pod_json("b")))
     port = await nursery.start(HttpPeer([first, second]).serve)
-    pods = KubeletPods(HttpEndpoint(name="kubelet", url=f"http://127.0.0.1:{port}"), gap_s=0)
+    pods = listing(HttpEndpoint(name="kubelet", url=f"http://127.0.0.1:{port}"), gap_s=0)
     await nursery.start(pods.run)
     known = await pods.refresh()
     assert known["a"].labels == BE
@@ -143,7 +151,7 @@ async def test_what_cannot_be_read_of_a_pod_this_time_stays_as_it_was_and_is_sai
 async def test_the_pods_before_a_break_are_known(nursery: trio.Nursery) -> None:
     body = pod_list(pod_json("a", labels=BE), pod_json("b"))
     port = await nursery.start(HttpPeer([Reply(body[:-20])]).serve)
-    pods = KubeletPods(HttpEndpoint(name="kubelet", url=f"http://127.0.0.1:{port}"), gap_s=0)
+    pods = listing(HttpEndpoint(name="kubelet", url=f"http://127.0.0.1:{port}"), gap_s=0)
     await nursery.start(pods.run)
     with pytest.raises(SourceError, match="not a pod list"):
         await pods.refresh()
@@ -158,7 +166,7 @@ async def test_a_list_of_any_length_is_known_and_the_loop_goes_on(nursery: trio.
     body = pod_list(*items)
     assert len(body) > 64 << 20
     port = await nursery.start(HttpPeer([Reply(body)]).serve)
-    pods = KubeletPods(HttpEndpoint(name="kubelet", url=f"http://127.0.0.1:{port}", timeout_s=120), gap_s=0)
+    pods = listing(HttpEndpoint(name="kubelet", url=f"http://127.0.0.1:{port}", timeout_s=120), gap_s=0)
     await nursery.start(pods.run)
     assert {meta.labels["koordinator.sh/qosClass"] for meta in pods.known.values() if meta.labels} == {"BE"}
     assert len(pods.known) == 70
@@ -191,7 +199,7 @@ async def test_no_pod_of_a_list_holds_the_loop(nursery: trio.Nursery) -> None:
     ]
     body = pod_list(*items)[:-2] + b"," + deep + b"]}"
     port = await nursery.start(HttpPeer([Reply(body)]).serve)
-    pods = KubeletPods(HttpEndpoint(name="kubelet", url=f"http://127.0.0.1:{port}", timeout_s=60), gap_s=0)
+    pods = listing(HttpEndpoint(name="kubelet", url=f"http://127.0.0.1:{port}", timeout_s=60), gap_s=0)
     await nursery.start(pods.run)
     for _ in range(3):
         steps = Steps("KubeletPods.run")
@@ -208,7 +216,7 @@ async def test_no_pod_of_a_list_holds_the_loop(nursery: trio.Nursery) -> None:
 async def test_questions_that_come_together_are_one_question(nursery: trio.Nursery) -> None:
     server = HttpPeer([Reply(EMPTY), Reply(EMPTY, hang_s=0.1), Reply(pod_list(pod_json("a")))])
     port = await nursery.start(server.serve)
-    pods = KubeletPods(HttpEndpoint(name="kubelet", url=f"http://127.0.0.1:{port}"), gap_s=0.05)
+    pods = listing(HttpEndpoint(name="kubelet", url=f"http://127.0.0.1:{port}"), gap_s=0.05)
     await nursery.start(pods.run)
     async with trio.open_nursery() as askers:
         for _ in range(20):
@@ -226,7 +234,7 @@ async def test_it_is_asked_again_after_the_period(nursery: trio.Nursery, autojum
     autojump_clock.autojump_threshold = 0.05
     server = HttpPeer([Reply(EMPTY)])
     port = await nursery.start(server.serve)
-    pods = KubeletPods(HttpEndpoint(name="kubelet", url=f"http://127.0.0.1:{port}", timeout_s=1000), period_s=30)
+    pods = listing(HttpEndpoint(name="kubelet", url=f"http://127.0.0.1:{port}", timeout_s=1000), period_s=30)
     await nursery.start(pods.run)
     await trio.sleep(95)
     assert len(server.requests) == 4
@@ -254,7 +262,7 @@ async def test_the_more_a_list_costs_the_later_comes_the_next(
     autojump_clock.autojump_threshold = 0.05
     server = HttpPeer([Reply(EMPTY)])
     port = await nursery.start(server.serve)
-    pods = KubeletPods(HttpEndpoint(name="kubelet", url=f"http://127.0.0.1:{port}", timeout_s=1000))
+    pods = listing(HttpEndpoint(name="kubelet", url=f"http://127.0.0.1:{port}", timeout_s=1000))
     clock = itertools.count(0.0, 0.7)
     monkeypatch.setattr(time, "thread_time", lambda: next(clock))
     await nursery.start(pods.run)
@@ -268,7 +276,7 @@ async def test_the_more_a_list_costs_the_later_comes_the_next(
 
 async def test_who_waits_when_it_stops_is_told(nursery: trio.Nursery) -> None:
     port = await nursery.start(HttpPeer([Reply(EMPTY), Reply(EMPTY, hang_s=60)]).serve)
-    pods = KubeletPods(HttpEndpoint(name="kubelet", url=f"http://127.0.0.1:{port}"), gap_s=0)
+    pods = listing(HttpEndpoint(name="kubelet", url=f"http://127.0.0.1:{port}"), gap_s=0)
     texts: list[str] = []
 
     async def wait() -> None:

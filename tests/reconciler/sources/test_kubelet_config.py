@@ -57,7 +57,7 @@ def test_the_file_that_the_flags_name_is_read_and_each_value_tells_its_line(tmp_
     )
     assert (config.cgroup_driver, config.cgroup_root) == (Driver.SYSTEMD, "/node")
     assert config.cgroups == {"cgroupDriver": "systemd", "cgroupRoot": "/node"}
-    assert (config.cpu_manager_policy, config.cpu_manager_reconcile) == ("static", "5s")
+    assert config.cpu_manager_policy == "static"
     assert config.reserved_cpus == CpuSet.parse("0,1,8")
     assert config.cpu_manager_options == {"full-pcpus-only": "true", "strict-cpu-reservation": "true"}
     assert config.strict_reserved

@@ -7,6 +7,7 @@ from cgroupfs.errors import InputError, SourceError
 from reconciler.runtime.safe_files import FileRule
 from reconciler.sources.manifests import Manifest, ManifestDirectory, read_manifest, resolve
 from state.model import ContainerKind, PodMeta, Resources
+from tests.fakes.marks import MARKS
 
 POD = """\
 apiVersion: v1
@@ -30,7 +31,7 @@ JSON = '{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web", "uid": "
 
 
 def test_a_yaml_manifest_is_read_like_a_pod_of_the_list() -> None:
-    manifest = read_manifest(POD.format(name="crunch"), "/m/crunch.yaml")
+    manifest = read_manifest(POD.format(name="crunch"), "/m/crunch.yaml", MARKS)
     meta = manifest.meta
     assert (manifest.path, meta.uid, meta.source) == ("/m/crunch.yaml", "", "manifest")
     assert (meta.namespace, meta.name, meta.static, meta.priority_class) == ("batch", "crunch", True, "low")
@@ -43,7 +44,7 @@ def test_a_yaml_manifest_is_read_like_a_pod_of_the_list() -> None:
 
 
 def test_a_json_manifest_with_a_uid_needs_no_other_source() -> None:
-    meta = read_manifest(JSON, "/m/web.json").meta
+    meta = read_manifest(JSON, "/m/web.json", MARKS).meta
     assert (meta.uid, meta.namespace, meta.name) == ("1111", "default", "web")
 
 
@@ -67,7 +68,7 @@ def test_a_json_manifest_with_a_uid_needs_no_other_source() -> None:
 )
 def test_what_is_no_static_pod_is_one_message_with_its_place(text: str, message: str) -> None:
     with pytest.raises(InputError) as caught:
-        read_manifest(text, "/m/x")
+        read_manifest(text, "/m/x", MARKS)
     assert message in str(caught.value)
 
 
@@ -115,7 +116,7 @@ def test_a_directory_is_read_like_the_kubelet_does(tmp_path: Path) -> None:
     (place / "no-suffix").write_text(POD.format(name="c"))
     (place / ".hidden.yaml").write_text("not: read")
     (place / "sub.yaml").mkdir()
-    read = ManifestDirectory("/etc/kubernetes/manifests", str(tmp_path)).read()
+    read = ManifestDirectory("/etc/kubernetes/manifests", MARKS, str(tmp_path)).read()
     assert read.problems == ()
     assert [item.meta.name for item in read.found] == ["web", "b", "c"]
     assert read.found[0].path == "/etc/kubernetes/manifests/a.json"
@@ -128,7 +129,7 @@ def test_one_bad_file_is_one_message_and_the_others_hold(tmp_path: Path) -> None
     (place / "binary").write_bytes(b"kind: \xff")
     (place / "huge").write_bytes(b"#" * (1024 * 1024 + 1))
     (place / "dangling").symlink_to(place / "nowhere")
-    read = ManifestDirectory("/etc/kubernetes/manifests", str(tmp_path)).read()
+    read = ManifestDirectory("/etc/kubernetes/manifests", MARKS, str(tmp_path)).read()
     assert [item.meta.name for item in read.found] == ["good"]
     shown = "/etc/kubernetes/manifests"
     assert len(read.problems) == 4
@@ -140,7 +141,7 @@ def test_one_bad_file_is_one_message_and_the_others_hold(tmp_path: Path) -> None
 
 def test_a_file_that_breaks_keeps_its_last_good_pod_until_it_is_removed(tmp_path: Path) -> None:
     place = directory(tmp_path)
-    manifests = ManifestDirectory("/etc/kubernetes/manifests", str(tmp_path))
+    manifests = ManifestDirectory("/etc/kubernetes/manifests", MARKS, str(tmp_path))
     (place / "a.yaml").write_text(POD.format(name="a"))
     assert [item.meta.name for item in manifests.read().found] == ["a"]
     (place / "new").write_text("kind: Pod\n")
@@ -159,24 +160,24 @@ def test_a_file_that_breaks_keeps_its_last_good_pod_until_it_is_removed(tmp_path
 def test_an_unchanged_file_is_not_read_again(tmp_path: Path) -> None:
     place = directory(tmp_path)
     (place / "a.json").write_text(JSON)
-    manifests = ManifestDirectory("/etc/kubernetes/manifests", str(tmp_path))
+    manifests = ManifestDirectory("/etc/kubernetes/manifests", MARKS, str(tmp_path))
     assert manifests.read().found[0] is manifests.read().found[0]
 
 
 def test_a_directory_that_cannot_be_read_is_one_clear_error(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"^manifest: /etc/none: No such file or directory$"):
-        ManifestDirectory("/etc/none", str(tmp_path)).read()
+        ManifestDirectory("/etc/none", MARKS, str(tmp_path)).read()
 
 
 def test_a_pipe_and_a_device_are_one_message_each_and_nobody_waits(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.yaml")
     (tmp_path / "zero.yaml").symlink_to("/dev/zero")
-    read = ManifestDirectory(str(tmp_path)).read()
+    read = ManifestDirectory(str(tmp_path), MARKS).read()
     assert (read.found, len(read.problems)) == ((), 2)
 
 
 def test_a_directory_that_the_kubelet_names_is_root_s(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
-    ManifestDirectory(str(tmp_path)).read()
+    ManifestDirectory(str(tmp_path), MARKS).read()
     with pytest.raises(SourceError, match="is writable by everybody"):
-        ManifestDirectory(str(tmp_path), rule=FileRule.ROOT).read()
+        ManifestDirectory(str(tmp_path), MARKS, rule=FileRule.ROOT).read()

@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cgroupfs.naming import QosClass
-from reconciler.pods.marks import ANNOTATIONS, MarkReader
+from reconciler.pods.marks import ANNOTATIONS
 from reconciler.sources.kubelet_api import decode_pods
 from reconciler.sources.pod_list import LONGEST_POD, Cutter, PodListReader, chunks
 from state.model import ContainerKind, PodMeta, Resources
+from tests.fakes.marks import MARKS
 from tests.reconciler.sources.podlists import EMPTY, FIXTURES, pod_json, pod_list
 
 
@@ -23,7 +24,7 @@ def by_name(pods: tuple[PodMeta, ...]) -> dict[str, PodMeta]:
 
 
 def test_a_recorded_list_is_read_with_everything_we_use() -> None:
-    pods, problems = decode_pods((FIXTURES / "kubelet-pods.json").read_bytes())
+    pods, problems = decode_pods((FIXTURES / "kubelet-pods.json").read_bytes(), MARKS)
     assert problems == ()
     assert len(pods) == 6
     pod = by_name(pods)["burstable-node1"]
@@ -42,7 +43,7 @@ def test_a_recorded_list_is_read_with_everything_we_use() -> None:
 
 
 def test_init_containers_and_finished_pods_are_read() -> None:
-    pods, problems = decode_pods((FIXTURES / "kubelet-pods-with-finished-job.json").read_bytes())
+    pods, problems = decode_pods((FIXTURES / "kubelet-pods-with-finished-job.json").read_bytes(), MARKS)
     assert problems == ()
     kinds = {(pod.name, meta.name): meta.kind for pod in pods for meta in pod.containers}
     assert ContainerKind.INIT in {kind for (name, _), kind in kinds.items() if name == "with-init-node1"}
@@ -50,7 +51,7 @@ def test_init_containers_and_finished_pods_are_read() -> None:
 
 
 def test_a_uid_made_by_the_kubelet_has_no_dashes() -> None:
-    pods, _ = decode_pods((FIXTURES / "kubelet-pods.json").read_bytes())
+    pods, _ = decode_pods((FIXTURES / "kubelet-pods.json").read_bytes(), MARKS)
     assert by_name(pods)["besteffort-node1"].uid == "d2085bd852f8a7a1c753ef7b3991f0a9"
 
 
@@ -74,7 +75,7 @@ def test_a_pod_that_is_being_deleted_and_its_grace(
 ) -> None:
     pod = pod_json("a", **metadata)
     pod["spec"] = {"containers": [], **spec}
-    (meta,), problems = decode_pods(pod_list(pod))
+    (meta,), problems = decode_pods(pod_list(pod), MARKS)
     assert (meta.deleting, meta.grace_s, problems) == (deleting, grace_s, ())
 
 
@@ -89,7 +90,7 @@ def test_a_pod_that_is_being_deleted_and_its_grace(
     ],
 )
 def test_a_pods_address_is_read_once_it_has_one(status: object, ip: str | None) -> None:
-    pods, problems = decode_pods(pod_list({**pod_json("a"), "status": status}))
+    pods, problems = decode_pods(pod_list({**pod_json("a"), "status": status}), MARKS)
     assert ([pod.ip for pod in pods], problems) == ([ip], ())
 
 
@@ -104,7 +105,7 @@ def test_a_pods_address_is_read_once_it_has_one(status: object, ip: str | None) 
     ],
 )
 def test_a_mirror_pod_is_known_by_the_uid_of_its_cgroup(annotations: dict[str, str], uid: str, static: bool) -> None:
-    pods, _ = decode_pods(pod_list(pod_json("api-1", annotations=annotations)))
+    pods, _ = decode_pods(pod_list(pod_json("api-1", annotations=annotations)), MARKS)
     assert (pods[0].uid, pods[0].static) == (uid, static)
 
 
@@ -127,7 +128,7 @@ def test_owner_priority_sidecars_and_ephemeral_containers() -> None:
         "qosClass": "None",
         "containerStatuses": [{"name": "main"}, {"name": "main", "containerID": "cri-o://ab"}],
     }
-    (meta,), problems = decode_pods(pod_list(pod))
+    (meta,), problems = decode_pods(pod_list(pod), MARKS)
     assert problems == ()
     assert (meta.owner, meta.priority_class, meta.priority, meta.qos) == ("ReplicaSet/web-5d", "high", 100, None)
     assert [
@@ -145,7 +146,7 @@ def test_owner_priority_sidecars_and_ephemeral_containers() -> None:
 def test_long_and_unused_annotations_are_not_kept() -> None:
     unused = "kubectl.kubernetes.io/last-applied-configuration"
     annotations = {unused: "{}", "a": "1", "b": "x" * 5_000, "volcano.sh/qos-level": "BE"}
-    (meta,), _ = decode_pods(pod_list(pod_json("1", annotations=annotations)))
+    (meta,), _ = decode_pods(pod_list(pod_json("1", annotations=annotations)), MARKS)
     assert meta.annotations == {"a": "1", "volcano.sh/qos-level": "BE"}
 
 
@@ -153,14 +154,14 @@ def test_long_and_unused_annotations_are_not_kept() -> None:
 def test_the_read_keys_of_a_large_map_are_kept_whatever_surrounds_them(key: str) -> None:
     around = {f"x{number}": "y" * 20 for number in range(3000)}
     pod = pod_json("1", annotations={**around, key: "1"}, labels={**around, "koordinator.sh/qosClass": "BE"})
-    (meta,), problems = decode_pods(pod_list(pod))
+    (meta,), problems = decode_pods(pod_list(pod), MARKS)
     assert (meta.annotations, meta.labels, problems) == ({key: "1"}, {"koordinator.sh/qosClass": "BE"}, ())
 
 
 @pytest.mark.parametrize("key", sorted(ANNOTATIONS))
 def test_what_is_longer_than_its_key_allows_is_one_message_with_name_size_and_limit(key: str) -> None:
     for size in (ANNOTATIONS[key] + 1, 250_000):
-        (meta,), _ = decode_pods(pod_list(pod_json("1", annotations={key: "9" * size})))
+        (meta,), _ = decode_pods(pod_list(pod_json("1", annotations={key: "9" * size})), MARKS)
         (problem,) = meta.problems
         assert meta.annotations == {}
         assert key in problem
@@ -177,7 +178,7 @@ def test_what_is_longer_than_its_key_allows_is_one_message_with_name_size_and_li
     ],
 )
 def test_a_broken_pod_is_one_message_and_the_others_hold(bad: object, message: str) -> None:
-    pods, problems = decode_pods(pod_list(pod_json("a"), bad, pod_json("b")))
+    pods, problems = decode_pods(pod_list(pod_json("a"), bad, pod_json("b")), MARKS)
     assert [pod.uid for pod in pods] == ["a", "b"]
     assert len(problems) == 1
     assert problems[0].startswith(message)
@@ -201,7 +202,7 @@ MARKED = {"uid": "1", "labels": {"koordinator.sh/qosClass": "BE"}, "annotations"
     ids=lambda item: repr(item)[:80],
 )
 def test_of_a_pod_that_is_broken_in_part_the_rest_is_read_and_said(bad: object, labels: object) -> None:
-    pods, problems = decode_pods(pod_list(pod_json("a"), bad, pod_json("b")))
+    pods, problems = decode_pods(pod_list(pod_json("a"), bad, pod_json("b")), MARKS)
     assert [pod.uid for pod in pods] == ["a", "1", "b"]
     assert (pods[1].labels, problems) == (labels, ())
     assert len(pods[1].problems) == 1
@@ -214,7 +215,7 @@ def test_nesting_that_no_decoder_takes_is_that_pods_problem(name: str, depth: in
     deep = b'{"metadata":' + msgspec.json.encode(MARKED) + f',"{name}":{{"x":'.encode()
     deep += b"[" * depth + b"]" * depth + b"}}"
     body = b'{"kind":"PodList","items":[' + msgspec.json.encode(pod_json("a")) + b"," + deep + b"]}"
-    pods, problems = decode_pods(body)
+    pods, problems = decode_pods(body, MARKS)
     assert [(pod.uid, pod.labels) for pod in pods][1:] == [("1", MARKED["labels"])]
     assert problems == ()
     assert bool(pods[1].problems) is (depth > 900)
@@ -227,7 +228,7 @@ def test_a_list_is_the_same_however_it_is_cut(size: int, seed: int) -> None:
     marks = [{picked.choice(strange): picked.choice(strange) * picked.randrange(4)} for _ in range(4)]
     items = [pod_json(f"u{number}", labels=labels) for number, labels in enumerate(marks)]
     body = json.dumps({"metadata": {"items": [1, [2]]}, "items": items, "kind": "PodList"}).encode()
-    reader = PodListReader("kubelet", MarkReader())
+    reader = PodListReader("kubelet", MARKS)
     for part in chunks(body, size):
         reader.feed(part)
     reader.end()
@@ -248,7 +249,7 @@ def test_a_pod_of_nothing_but_structure_costs_little_and_the_pods_around_it_are_
     limit_s, took = len(body) / 12e6, float("inf")
     for _ in range(4):
         began = time.process_time()
-        pods, problems = decode_pods(body)
+        pods, problems = decode_pods(body, MARKS)
         took = min(took, time.process_time() - began)
         assert ([pod.uid for pod in pods], problems) == (["before", "1", "2", "after"], ())
         assert not any(pod.problems for pod in pods)
@@ -285,7 +286,7 @@ def test_items_longer_than_the_chunks_are_cut_at_their_end(seed: int, size: int)
 def test_a_list_of_any_length_is_read_in_the_memory_of_one_pod() -> None:
     # As much as 20 pods have, which is not kept; the daemon's memory is measured in tests/daemon.
     around = {f"x{number}": "y" * 100 for number in range(2000)}
-    reader = PodListReader("kubelet", MarkReader())
+    reader = PodListReader("kubelet", MARKS)
     reader.feed(b'{"items":[')
     tracemalloc.start()
     try:
@@ -321,8 +322,8 @@ def test_a_list_of_any_length_is_read_in_the_memory_of_one_pod() -> None:
 )
 def test_what_is_no_pod_list_is_refused_whole(body: bytes) -> None:
     with pytest.raises(ValueError, match="the answer is not a pod list"):
-        decode_pods(body)
+        decode_pods(body, MARKS)
 
 
 def test_an_empty_list_is_an_answer() -> None:
-    assert decode_pods(EMPTY) == ((), ())
+    assert decode_pods(EMPTY, MARKS) == ((), ())

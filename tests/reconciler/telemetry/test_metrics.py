@@ -10,9 +10,9 @@ from reconciler.interference.service import InterferenceCounters
 from reconciler.runtime.counters import LATENCY_S, AgentCounters, CounterValues, Histogram
 from reconciler.runtime.supervisor import ComponentHealth, ComponentStatus
 from reconciler.telemetry.metrics import MetricsSnapshot, PodMetrics, rss_bytes
-from reconciler.telemetry.prometheus import render
 from state.cache import CacheConsumption, CacheUsage, ShareLevel
 from state.model import SourceStatus
+from tests.reconciler.telemetry.rendered import render
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 

@@ -1,8 +1,9 @@
-"""What a trigger is: a pure function from the recent past to pressures, with what it chose to remember.
+"""The interface of a trigger: a pure function from recent samples and its own memory to shortages.
 
 A new trigger is one file that ends in ``TRIGGER = Trigger(...)``, its section in `TriggersConfig`, and one row in
-`triggers.table`. It says what is lacking, where, and how much; who goes for it, and whether anybody may, is decided
-elsewhere. It does not look at who is leaving: what leaving pods hold is credited later, the same for all triggers.
+`triggers.table`. It reports what is lacking, where, and how much; which pod is evicted for it, and whether one may
+be, is decided elsewhere. It does not consider pods that are ending: their use is credited later, for all triggers
+alike.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -25,12 +26,12 @@ EVERY: Final = (PodClass.RECLAIMED, PodClass.SHARED, PodClass.DEDICATED)
 
 
 class Shortage(Struct, frozen=True, kw_only=True):
-    """Something is lacking. ``subject``: where (`state.evidence`), and the place whose goods count.
+    """A shortage of a resource. ``subject``: where (`state.evidence`), and the place whose resources count.
 
-    ``need``: how much has to come back, in the good's unit; None: that cannot be told, one pod goes and the effect is
-    awaited. ``hard``: several may go in one pass. ``classes``: who may go for it, before ``eviction.classes``.
-    ``only``: uids beyond which nobody may go; None: no such bound. ``least``: a pod that holds less is no candidate.
-    ``named``: the trigger has chosen whom; how much the pod holds does not matter.
+    ``need``: how much has to be released, in the resource's unit; None: unknown, one pod is evicted and the effect is
+    awaited. ``hard``: several may be evicted in one pass. ``classes``: which classes may be evicted for it, before
+    ``eviction.classes``. ``only``: the only uids that may be evicted; None: no such bound. ``least``: a pod that uses
+    less is no candidate. ``named``: the trigger has chosen the pods; how much they use does not matter.
     """
 
     trigger: str
@@ -51,7 +52,10 @@ class Shortage(Struct, frozen=True, kw_only=True):
 
 
 class TriggerResult(Struct, frozen=True, kw_only=True):
-    """What a trigger says at one moment. ``words``: how it stands, for a person. ``known``: False where it is blind."""
+    """Result of a trigger at one moment. ``words``: its state, as text for people.
+
+    ``known``: False without readings.
+    """
 
     words: str
     pressures: tuple[Shortage, ...] = ()

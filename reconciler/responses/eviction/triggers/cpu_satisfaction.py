@@ -1,8 +1,8 @@
 """BE work gets too little of the CPU that it has requested, while it uses what it gets.
 
-As koordlet has it: over a window and again by the last sample, use of what BE may have is high, and what BE may have
-divided by what it has requested is at most ``lower_percent``; then requests have to go until the rest is at
-``upper_percent``; the smaller of the two amounts counts, so that a shortage that is over evicts nobody.
+As in koordlet: over a window and again by the last sample, use of BE's allowance is high, and the allowance divided by
+the requests is at most ``lower_percent``; then requests have to be evicted until the rest is at ``upper_percent``; the
+smaller of the two amounts counts, so that a shortage that is over evicts no pod.
 
 Unlike koordlet, where a limit of nothing never counts, BE work that may have nothing at all is short of CPU.
 
@@ -22,7 +22,7 @@ _SIGNALS: Final = ("be.use", "be.limit", "be.request")
 _SEEN: Final = 1 / 3
 """The part of the window that must have been seen."""
 _SMALL_MILLI: Final = 1000
-"""Below one CPU the share that is used says little: BE work always counts as using it."""
+"""Below one CPU the used share is not significant: BE work always counts as using it."""
 
 
 def release_milli(config: CpuSatisfactionConfig, use: float, limit: float, request: float) -> float:

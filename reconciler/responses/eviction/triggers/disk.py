@@ -1,7 +1,7 @@
-"""A file system of the node is nearly full, or nearly out of inodes, as the kubelet would judge it.
+"""A file system of the node is nearly full, or nearly out of inodes, by the kubelet's criteria.
 
-``nodefs`` has the pods' volumes, logs and mostly their layers; ``imagefs`` is judged where it is a file system of its
-own. A pod of which nobody knows what it holds is not evicted.
+``nodefs`` has the pods' volumes, logs and mostly their layers; ``imagefs`` is evaluated where it is a file system of
+its own. A pod with unknown use is not evicted.
 
 Source: Kubernetes, node-pressure eviction; Katalyst, rootfs pressure plugin (its smallest file system).
 """

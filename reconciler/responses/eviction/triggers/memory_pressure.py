@@ -1,8 +1,8 @@
-"""The node as a whole has no free memory left, or its online pods stand still for lack of memory.
+"""The node as a whole has no free memory left, or its online pods stall for lack of memory.
 
 Two conditions, each with its own pressure: free memory below the low watermark (or a bound of the configuration), and
 memory pressure (PSI over 10 s) of the node together with that of enough online pods, for 15 s and for 45 s. The second
-tells no amount: one pod goes, and the effect is awaited. Where PSI is not to be had, the first is judged alone.
+has no amount: one pod is evicted, and the effect is awaited. Without PSI only the first is evaluated.
 
 Source: Katalyst, memory eviction plugin, system memory pressure; its kswapd rule has no caller there and none here.
 """

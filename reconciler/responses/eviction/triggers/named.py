@@ -12,7 +12,7 @@ NAME: Final = "interference"
 
 
 class RequestedVictim(Struct, frozen=True, kw_only=True):
-    """A suspect that should go. ``rule``, ``victim`` (its title) and ``evidence`` tell people for whom and why."""
+    """A suspect to be evicted. ``rule``, ``victim`` (its title) and ``evidence`` explain it to people."""
 
     uid: str
     rule: str

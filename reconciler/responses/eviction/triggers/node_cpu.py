@@ -1,7 +1,7 @@
 """The node uses nearly all of its CPU time.
 
-As koordlet has it, but by exact numbers (it cuts the percentage to a whole one, so 95.9 counts as 95), and with the
-smaller of a mean and the last sample, so that a peak that is over evicts nobody.
+As in koordlet, but by exact numbers (it cuts the percentage to a whole one, so 95.9 counts as 95), and with the smaller
+of a mean and the last sample, so that a peak that is over evicts no pod.
 
 Source: Koordinator, qosmanager cpuevict (node usage).
 """

@@ -1,7 +1,7 @@
 """The node uses more of its memory than a threshold; what the kernel can drop (MemAvailable) does not count as used.
 
-As koordlet has it, but in exact numbers (it cuts the percentage to a whole one) and with what each victim holds in
-bytes: in its mode by priority koordlet multiplies that by 1000, so that one victim seems to be a thousand.
+As in koordlet, but in exact numbers (it cuts the percentage to a whole one) and with each victim's use in bytes: in its
+mode by priority koordlet multiplies that by 1000, so that one victim counts as a thousand.
 
 Source: Koordinator, qosmanager memoryevict.
 """

@@ -1,12 +1,12 @@
 """A NUMA node is short of free memory, by the kernel's watermarks, for several passes.
 
 Each pass in which less than the low watermark and a margin is free counts one, each other takes one off. Below the min
-watermark and a margin the count jumps to one less than lets everybody go, so that BE pods go at once and the others
-with the next pass.
+watermark and a margin the count jumps to one less than the count at which pods of all classes may be evicted, so that
+BE pods are evicted at once and the others in the next pass.
 
-Unlike Katalyst: its margins are absolute, so that a small node is always short; here they are bounded by a part of
-the node. Its free memory is that of a page cache that has filled the node, too, which is no shortage while plenty of
-that cache is easy to drop. A pass that cannot be judged changes nothing, and nobody goes in it.
+Unlike Katalyst: its margins are absolute, so that a small node is always short; here they are bounded by a part of the
+node. A page cache that fills the node also leaves little free memory, which does not count as a shortage while plenty
+of that cache is easy to drop. A pass without readings changes nothing and evicts no pod.
 
 Source: Katalyst, memory eviction plugin, NUMA memory pressure.
 """

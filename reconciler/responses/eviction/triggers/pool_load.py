@@ -1,8 +1,8 @@
-"""An online pool has more runnable tasks than CPUs, in most of a full ring of samples: one of its own pods goes.
+"""An online pool has more runnable tasks than CPUs, in most of a full ring of samples: one of its own pods is evicted.
 
 BE pods run elsewhere, so evicting one would not help; the pools of BE work, of dedicated pods and of the system are not
-judged. A ring that is not full yet says nothing: Katalyst divides by the size that it will have, so that its means
-are too low at first. After a gap the ring starts anew.
+evaluated. A ring that is not full yet has no result: Katalyst divides by the size that it will have, so that its means
+are too low at first. After a gap the ring starts again.
 
 Source: Katalyst, CPU eviction plugin, load strategy.
 """

@@ -1,8 +1,8 @@
-"""BE pods have been promised far more CPU or memory than there is for BE work now.
+"""The amount published for BE pods exceeds the CPU or memory that BE work has now by far.
 
-What there is, is the plan's own figure, from this node: Katalyst and koordlet ask the API server. It follows online
-work within a second, so the most of the last minute is what counts; where nothing is known nobody goes (koordlet takes
-a missing figure for zero, and evicts all).
+The present amount is the plan's own figure, from this node: Katalyst and koordlet read it from the API server. It
+follows online work within a second, so the maximum of the last minute counts; where nothing is known no pod is evicted
+(koordlet takes a missing figure for zero, and evicts all).
 
 Source: Katalyst, reclaimed resource eviction plugin; Koordinator, qosmanager (allocatable).
 """

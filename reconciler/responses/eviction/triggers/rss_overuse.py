@@ -1,8 +1,8 @@
 """A pod holds more memory than it has requested.
 
-BE pods are judged by what they have requested as batch or reclaimed memory: Katalyst skips every pod with a container
-that has no plain request, and so never judges a BE pod. A pod of which some container has no request at all is left
-alone: the sum would be too small. The pod may have a threshold of its own in an annotation.
+For BE pods their request of batch or reclaimed memory counts: Katalyst skips every pod with a container that has no
+plain request, and so never evaluates a BE pod. A pod of which some container has no request at all is skipped: the sum
+would be too small. The pod may have a threshold of its own in an annotation.
 
 Source: Katalyst, memory eviction plugin, RSS overuse.
 """
@@ -37,7 +37,7 @@ def threshold(pod: PodSnapshot, ratio: float) -> float:
 
 @lru_cache(maxsize=256)
 def _own(text: str) -> float | None:
-    """What an annotation says, read once and not at each look."""
+    """The annotation's value, parsed once and not at each pass."""
     return JsonAnnotation({MEMORY_ENHANCEMENT: text}, MEMORY_ENHANCEMENT, []).read("rss_overuse_threshold", positive)
 
 

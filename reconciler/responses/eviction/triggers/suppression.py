@@ -1,10 +1,10 @@
-"""BE pods whose tolerance of a bad relation of requests to what there is has been exceeded for long.
+"""BE pods whose tolerated ratio of BE requests to available CPU has been exceeded for long.
 
-The relation is that of all BE requests to what BE can use; each pod has a tolerance of its own, and a time of its own
-for which that was exceeded without a break. As long as the relation is not known nobody's time runs.
+The ratio is that of all BE requests to the CPU that BE can use; each pod has a tolerance of its own, and a time of its
+own for which that was exceeded without a break. While the ratio is unknown no pod's time runs.
 
-What Katalyst gets wrong here: it rounds the sum of requests up to whole CPUs, remembers pods by their names (a new pod
-of an old name has suffered already), and never forgets one that is gone.
+Faults of Katalyst that are avoided here: it rounds the sum of requests up to whole CPUs, remembers pods by their names
+(a new pod of an old name inherits its time), and never forgets a removed pod.
 
 Source: Katalyst, CPU eviction plugin, suppression strategy.
 """
@@ -38,7 +38,7 @@ def tolerance(pod: PodSnapshot, most: float) -> float:
 
 @lru_cache(maxsize=256)
 def _own(text: str) -> float | None:
-    """What an annotation says, read once and not at each look."""
+    """The annotation's value, parsed once and not at each pass."""
     return JsonAnnotation({CPU_ENHANCEMENT: text}, CPU_ENHANCEMENT, []).read("suppression_tolerance_rate", positive)
 
 

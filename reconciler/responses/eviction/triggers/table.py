@@ -1,7 +1,7 @@
 """The table of the triggers, in the order in which they are served.
 
 A new trigger is a file in this package that ends in ``TRIGGER = Trigger(...)``, its section in `TriggersConfig` (which
-every node loads, and the triggers only those that evict), and one row here. Table and sections are compared when this
+every node loads, and the triggers only nodes that evict), and one row here. Table and sections are compared when this
 module is imported.
 """
 

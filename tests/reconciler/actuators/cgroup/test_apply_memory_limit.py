@@ -74,7 +74,7 @@ async def test_a_value_reported_as_stuck_is_recorded_once_it_is_written(tmp_path
     lowered = act.target(GROUP, {"memory.max": 16 * MEGA})
     await act.actuator.apply([lowered])
     await trio.sleep(0.1)
-    act.judge.statuses.look_again(act.actuator._under_way[GROUP, "memory.max"], 0.0)
+    act.judge.statuses.recheck(act.actuator._under_way[GROUP, "memory.max"], 0.0)
     await act.actuator.apply([lowered])
     assert act.stood(GROUP, "memory.max") == "refused"
     assert [(kind, "not done within 0.1 s" in message) for kind, message in act.alerts] == [("refused", True)]

@@ -6,18 +6,18 @@ RULES = ForeignRules(rounds=3, window_s=120, backoff_s=1, backoff_max_s=30, retr
 
 
 def ask(book: ForeignWrites, now: float, *, person: bool = False, expected: bool = False) -> ConflictAction:
-    return book.decide(KEY, "someone", now, person=person, expected=expected).answer
+    return book.decide(KEY, "someone", now, person=person, expected=expected).action
 
 
 def test_the_first_foreign_write_is_corrected_at_once_and_the_next_wait_longer() -> None:
     book = ForeignWrites(RULES)
     assert ask(book, 0) is ConflictAction.REASSERT
     second = book.decide(KEY, "tuned", 1, person=False, expected=False)
-    assert (second.answer, second.again_at) == (ConflictAction.WAIT, 2)
+    assert (second.action, second.check_at) == (ConflictAction.WAIT, 2)
     assert ask(book, 1.5) is ConflictAction.WAIT
     assert ask(book, 2) is ConflictAction.REASSERT
     third = book.decide(KEY, "tuned", 3, person=False, expected=False)
-    assert (third.answer, third.again_at) == (ConflictAction.WAIT, 5)
+    assert (third.action, third.check_at) == (ConflictAction.WAIT, 5)
 
 
 def test_after_the_rounds_of_one_window_the_file_is_left_to_the_other_writer() -> None:
@@ -39,12 +39,12 @@ def test_rounds_outside_the_window_are_forgotten() -> None:
 def test_a_persons_change_is_a_hold_and_not_reverted() -> None:
     book = ForeignWrites(RULES)
     verdict = book.decide(KEY, "bash (pid 7)", 10, person=True, expected=False)
-    assert verdict.answer is ConflictAction.HOLD
-    assert "set manually by bash (pid 7)" in verdict.words
-    assert verdict.again_at == 310
+    assert verdict.action is ConflictAction.HOLD
+    assert "set manually by bash (pid 7)" in verdict.text
+    assert verdict.check_at == 310
     again = book.decide(KEY, "bash (pid 7)", 310, person=True, expected=False, fresh=False)
-    assert again.answer is ConflictAction.REASSERT, "the hold is over: the value that stands is no new decision"
-    assert book.decide(KEY, "bash (pid 7)", 320, person=True, expected=False).answer is ConflictAction.HOLD
+    assert again.action is ConflictAction.REASSERT, "the hold is over: the value that stands is no new decision"
+    assert book.decide(KEY, "bash (pid 7)", 320, person=True, expected=False).action is ConflictAction.HOLD
 
 
 def test_a_value_that_could_not_be_set_again_at_once_is_no_further_write() -> None:
@@ -52,7 +52,7 @@ def test_a_value_that_could_not_be_set_again_at_once_is_no_further_write() -> No
     assert ask(book, 0) is ConflictAction.REASSERT
     for now in range(1, 10):
         stands = book.decide(KEY, "tuned", now, person=False, expected=False, fresh=False)
-        assert stands.answer is ConflictAction.REASSERT
+        assert stands.action is ConflictAction.REASSERT
     assert ask(book, 11) is ConflictAction.WAIT, "the second write, not the eleventh"
 
 

@@ -21,12 +21,12 @@ from reconciler.actuators.cgroup.records import LARGEST_BYTES, Records
 from reconciler.actuators.cgroup.restore import adopt_unjournaled_writes, restore_all
 from reconciler.sources.bundles import parse_state
 from reconciler.sources.runtime_roots import RuntimeDirs
-from state.kubelet import render_cpu_manager_state
 from state.ledger import Ledger
 from state.model import Container, GroupRef, Phase, RuntimeSpec
 from state.store import Store
 from state.undo import RestoreOutcome, RestoreResult
 from tests.fakes.kernel import FakeKernel, Mode
+from tests.fakes.kubelet.cpu_manager import checkpoint
 from tests.reconciler.actuators.acting import BE, CID, GROUP, POD, UID, Acting, Stopped, make_node
 
 MEGA = 1 << 20
@@ -77,7 +77,7 @@ class Node:
         return parse_state(Path(f"{self.root}/runc/{CID}/state.json").read_bytes()).spec
 
     def checkpoint(self, default: str, entries: dict[str, dict[str, str]], policy: str = "static") -> None:
-        Path(f"{self.kubelet}/cpu_manager_state").write_text(render_cpu_manager_state(policy, default, entries))
+        Path(f"{self.kubelet}/cpu_manager_state").write_text(checkpoint(policy, default, entries))
 
     def place(self, path: str, knob: str) -> tuple[str, str]:
         result = CATALOG[knob]

@@ -11,7 +11,6 @@ from reconciler.cli.exits import Exit
 from reconciler.cli.main import main
 from reconciler.config.model import AgentMode
 from reconciler.daemon.agent import Agent
-from reconciler.responses.eviction.journal import row_of
 from state.eviction import EvictionCase, EvictionOrder, EvictionOutcome, EvictionStep, EvictionTarget
 from state.measures import Restrictions
 from state.model import Hold
@@ -19,6 +18,7 @@ from state.schema import EVICTIONS
 from state.store import Store, StoreBatch, boot_id
 from tests.fakes.kernel import Mode as KernelMode
 from tests.fakes.livenode import BATCH, LiveNode, container_id, group
+from tests.reconciler.responses.bench import row_of
 
 FROZEN = Restrictions(frozen={BATCH: "for shop/web-0, at most 30 s"})
 V1, V2 = "v1", "v2"
@@ -38,7 +38,7 @@ def frozen(live: LiveNode) -> bool:
 
 
 async def freeze(live: LiveNode, agent: Agent) -> None:
-    agent.knowledge.take(measures=FROZEN)
+    agent.inventory.take(measures=FROZEN)
     await live.look(agent)
     assert frozen(live)
 
@@ -54,7 +54,7 @@ async def killed_while_frozen(live: LiveNode) -> None:
 async def test_it_ends_with_the_response_and_the_ledger_forgets_it(live: LiveNode) -> None:
     with live.agent() as agent:
         await freeze(live, agent)
-        agent.knowledge.take(measures=Restrictions())
+        agent.inventory.take(measures=Restrictions())
         await live.look(agent)
         assert not frozen(live)
         await live.look(agent)
@@ -85,7 +85,7 @@ async def test_a_hold_keeps_every_value_but_this(live: LiveNode) -> None:
     with live.agent() as agent:
         await freeze(live, agent)
         await agent.holds.put(Hold(target=f"pod:{BATCH}", reason="look at it", by="ana"))
-        agent.knowledge.take(measures=Restrictions())
+        agent.inventory.take(measures=Restrictions())
         await live.look(agent)
         assert not frozen(live)
 
@@ -151,6 +151,6 @@ async def test_a_container_that_restarts_meanwhile_changes_nothing(live: LiveNod
         await live.look(agent)
         assert frozen(live)
         live.run(BATCH)
-        agent.knowledge.take(measures=Restrictions())
+        agent.inventory.take(measures=Restrictions())
         await live.look(agent)
         assert not frozen(live)

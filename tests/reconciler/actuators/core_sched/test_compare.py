@@ -36,7 +36,7 @@ def share(group: str, cookie: int, source: int, *tids: int) -> CookieAssignment:
             seen(be={1: 0, 2: 0}),
             {},
             (),
-            CookieSteps(shares=(share("be", 0, 0, 1, 2),)),
+            CookieSteps(assignments=(share("be", 0, 0, 1, 2),)),
             id="a first cookie",
         ),
         pytest.param({BE: "be"}, seen(be={1: 7, 2: 7}), {7: "be"}, (), CookieSteps(), id="all have it"),
@@ -45,7 +45,7 @@ def share(group: str, cookie: int, source: int, *tids: int) -> CookieAssignment:
             seen(be={1: 7, 2: 0}),
             {7: "be"},
             (),
-            CookieSteps(shares=(share("be", 7, 1, 2),)),
+            CookieSteps(assignments=(share("be", 7, 1, 2),)),
             id="one came by exec",
         ),
         pytest.param(
@@ -53,7 +53,7 @@ def share(group: str, cookie: int, source: int, *tids: int) -> CookieAssignment:
             seen(be={1: 7}, later={5: 0}),
             {7: "be"},
             (),
-            CookieSteps(shares=(share("be", 7, 1, 5),)),
+            CookieSteps(assignments=(share("be", 7, 1, 5),)),
             id="a container more, from the thread of another",
         ),
         pytest.param(
@@ -61,7 +61,7 @@ def share(group: str, cookie: int, source: int, *tids: int) -> CookieAssignment:
             seen(be={1: 0}, web={2: 0}),
             {},
             (),
-            CookieSteps(shares=(share("be", 0, 0, 1), share("web", 0, 0, 2))),
+            CookieSteps(assignments=(share("be", 0, 0, 1), share("web", 0, 0, 2))),
             id="two groups",
         ),
         pytest.param(
@@ -72,7 +72,7 @@ def share(group: str, cookie: int, source: int, *tids: int) -> CookieAssignment:
             seen(be={1: 9, 2: 7, 3: 7}),
             {7: "be", 9: "be"},
             (),
-            CookieSteps(shares=(share("be", 7, 2, 1),)),
+            CookieSteps(assignments=(share("be", 7, 2, 1),)),
             id="two cookies of one group: the one that more have",
         ),
         pytest.param(
@@ -80,10 +80,10 @@ def share(group: str, cookie: int, source: int, *tids: int) -> CookieAssignment:
             seen(web={1: 7}),
             {7: "be"},
             (),
-            CookieSteps(shares=(share("web", 0, 0, 1),)),
+            CookieSteps(assignments=(share("web", 0, 0, 1),)),
             id="the pod's class has changed",
         ),
-        pytest.param({}, seen(be={1: 7, 2: 0, 3: 8}), {7: "be"}, (), CookieSteps(drops=(1,)), id="wanted no more"),
+        pytest.param({}, seen(be={1: 7, 2: 0, 3: 8}), {7: "be"}, (), CookieSteps(clears=(1,)), id="wanted no more"),
         pytest.param({BE: "be"}, seen(be={1: 0}), {}, (BE,), CookieSteps(), id="held"),
         pytest.param({}, seen(be={1: 7}), {7: "be"}, (BE,), CookieSteps(), id="held where it is wanted no more"),
         pytest.param(
@@ -91,7 +91,7 @@ def share(group: str, cookie: int, source: int, *tids: int) -> CookieAssignment:
             seen(be={1: 7}, later={5: 0}),
             {7: "be"},
             (BE,),
-            CookieSteps(shares=(share("be", 7, 1, 5),)),
+            CookieSteps(assignments=(share("be", 7, 1, 5),)),
             id="a held container still shows which cookie it is",
         ),
         pytest.param(
@@ -99,7 +99,7 @@ def share(group: str, cookie: int, source: int, *tids: int) -> CookieAssignment:
             seen(be={1: 0}, web={2: 7}),
             {7: "be"},
             (),
-            CookieSteps(shares=(share("be", 0, 0, 1),), drops=(2,)),
+            CookieSteps(assignments=(share("be", 0, 0, 1),), clears=(2,)),
             id="a cookie that only a stranger still has is not taken up",
         ),
     ],
@@ -137,8 +137,8 @@ def test_doing_it_leads_to_a_state_where_nothing_is_left_to_do(
     numbers = iter(range(1, 100))
     there = {path: {next(numbers): cookie for cookie in cookies} for path, cookies in threads.items()}
     first = decide(wanted, {path: ObservedThreads(threads=here) for path, here in there.items()}, ours)
-    given_out = dict.fromkeys(first.drops, 0)
-    for new, assignment in enumerate(first.shares, start=1000):
+    given_out = dict.fromkeys(first.clears, 0)
+    for new, assignment in enumerate(first.assignments, start=1000):
         cookie = assignment.cookie or new
         ours = {**ours, cookie: assignment.group}
         given_out |= dict.fromkeys(assignment.tids, cookie)

@@ -44,7 +44,6 @@ class Machine:
         self.most = 0
         self.read_pressure = True
         self.unread: set[str] = set()
-        self.open_dir, self.close_dir = self.kernel.open_dir, self.kernel.close_dir
         self.inode, self.groups, self.files = self.kernel.inode, self.kernel.groups, self.kernel.files
         self.write_now = self.kernel.write_now
         self.actuator = ReclaimActuator(self.hierarchy, files=self, clock=lambda: self.now)

@@ -103,7 +103,7 @@ async def test_be_pods_are_led_through_one_device_and_online_pods_are_not(world:
     assert world.pods.rates == [10 * MBIT], "an unknown takes no risk"
     assert world.state("be") == ("written", "veth-be")
     kept = read_rows(Ledger(world.store), CODEC)
-    assert (kept.gather, {name: (led.pod_uid, led.made) for name, led in kept.cables.items()}) == (
+    assert (kept.ifb, {name: (led.pod_uid, led.owns_qdisc) for name, led in kept.redirects.items()}) == (
         True,
         {"veth-be": ("be", True), "veth-second": ("second", True)},
     )
@@ -148,7 +148,7 @@ async def test_a_pod_that_goes_is_forgotten_and_one_that_is_online_now_is_let_go
     world.pods.leave("veth-be")
     world.spaces.inodes.pop("be")
     await world.round(online("second"), MINE)
-    assert read_rows(Ledger(world.store), CODEC).cables == {}
+    assert read_rows(Ledger(world.store), CODEC).redirects == {}
     assert (world.pods.filters, world.pods.disciplines) == ({}, {})
     assert world.pods.slots == {}
     assert GATHER in world.pods.links, "it is still wanted"
@@ -166,7 +166,7 @@ async def test_each_cable_has_a_class_of_its_own_and_the_next_one_takes_what_is_
     world.spaces.inodes["third"] = 103
     await world.round(online("be"), SECOND, MINE, pod("third"))
     assert world.pods.slots == {1: "veth-third", 2: "veth-second"}
-    assert {name: led.slot for name, led in read_rows(Ledger(world.store), CODEC).cables.items()} == {
+    assert {name: led.slot for name, led in read_rows(Ledger(world.store), CODEC).redirects.items()} == {
         "veth-second": 2,
         "veth-third": 1,
     }
@@ -210,7 +210,7 @@ async def test_a_filter_that_the_kernel_refuses_is_told_and_leaves_nothing(world
     world.pods.refuses = "this kernel has no u32"
     await world.round()
     assert world.state("be") == ("refused", "network: this kernel has no u32")
-    assert read_rows(Ledger(world.store), CODEC).cables == {}
+    assert read_rows(Ledger(world.store), CODEC).redirects == {}
     assert world.pods.disciplines == {}
 
 
@@ -267,7 +267,7 @@ async def test_all_are_let_go_while_the_interface_is_not_there_or_its_speed_is_t
         await world.round(wish=lost)
         assert world.pods.filters == {}
         assert world.pods.disciplines == {"veth-be": "clsact"}, "what was there before stays"
-        assert read_rows(Ledger(world.store), CODEC).cables == {}
+        assert read_rows(Ledger(world.store), CODEC).redirects == {}
         message = "eth0: no such interface" if lost is WISH else NO_SPEED
         assert (world.state("be"), world.network.problems()) == (("blocked", message), [message])
         world.pods.links["eth0"] = eth0
@@ -392,6 +392,6 @@ async def test_a_lost_store_does_not_hide_what_stands(world: World) -> None:
 async def test_a_discipline_that_was_there_before_stays(world: World) -> None:
     world.pods.disciplines["veth-be"] = "clsact"
     await world.round()
-    assert not read_rows(Ledger(world.store), CODEC).cables["veth-be"].made
+    assert not read_rows(Ledger(world.store), CODEC).redirects["veth-be"].owns_qdisc
     await world.network.restore()
     assert world.pods.disciplines == {"veth-be": "clsact"}

@@ -100,13 +100,13 @@ class World:
         return ifb_state.index
 
     def entry(self) -> IngressState:
-        return self.tc.entries([self.index])[self.index]
+        return self.tc.ingress([self.index])[self.index]
 
     @property
     def led(self) -> bool:
         gather = self.tc.ifb()
         assert gather is not None
-        return gather.complete and self.entry().leads_to == gather.index
+        return gather.complete and self.entry().redirects_to == gather.index
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ def wanted(*, on: bool = True) -> PlanSnapshot:
 async def test_a_cable_is_found_from_outside_and_its_packets_are_led(world: World) -> None:
     own = os.open("/proc/self/ns/net", os.O_RDONLY)
     try:
-        links = world.tc.cables({"be": world.file, "host": own})
+        links = world.tc.veths({"be": world.file, "host": own})
     finally:
         os.close(own)
     assert [link.name for link in links["be"]] == ["veth-be"]
@@ -142,7 +142,7 @@ async def test_a_cable_is_found_from_outside_and_its_packets_are_led(world: Worl
     assert world.led
     assert (world.tc.ifb(), world.entry()) == (
         IfbState(index=world.gather, complete=True),
-        IngressState(kind="clsact", leads_to=world.gather),
+        IngressState(kind="clsact", redirects_to=world.gather),
     )
     classes = world.tc_command("class", "show", "dev", GATHER)
     assert "4250:1 root rate 10Mbit ceil 10Mbit" in classes
@@ -212,11 +212,11 @@ async def test_a_filter_of_somebody_else_is_left_alone_and_ours_goes_when_one_co
     network._pods.forget_rates()
     await network._round(wanted())
     entry = world.entry()
-    assert (entry.leads_to, entry.others) == (None, "a filter of another program (u32, pref 7)")
+    assert (entry.redirects_to, entry.foreign) == (None, "a filter of another program (u32, pref 7)")
     standing = network.standings["/kubepods/besteffort/podbe"][SHARE]
     assert (standing.state, standing.detail) == ("blocked", "veth-be: a filter of another program (u32, pref 7)")
     with pytest.raises(SourceError, match="belongs to another program"):
-        world.tc.lead("veth-be", world.index, world.gather, 1)
+        world.tc.redirect("veth-be", world.index, world.gather, 1)
     await network.restore()
     assert "pref 7" in world.dump()
     world.tc_command("filter", "del", "dev", "veth-be", "ingress", "pref", "7")
@@ -227,7 +227,7 @@ async def test_what_was_led_to_a_device_that_is_gone_is_led_to_the_new_one(world
     network = world.network()
     await network._round(wanted())
     ip("-n", world.host, "link", "del", GATHER)
-    assert world.entry().leads_to == 0
+    assert world.entry().redirects_to == 0
     await network._round(wanted())
     network._last = (None, 0.0)
     await network._round(wanted())
@@ -267,7 +267,7 @@ async def test_a_pod_that_goes_takes_its_cable_with_it(world: World) -> None:
     ip("-n", world.host, "link", "del", "veth-be")
     now = wanted()
     await network._round(replace(now, view=node()))
-    assert read_rows(Ledger(world.store), CODEC).cables == {}
+    assert read_rows(Ledger(world.store), CODEC).redirects == {}
     assert network.problems() == []
     assert "4250:101" not in world.tc_command("class", "show", "dev", GATHER)
     assert "input dev" not in world.tc_command("filter", "show", "dev", GATHER)
@@ -278,7 +278,7 @@ def test_a_links_rate_may_be_more_than_32_bits(world: World) -> None:
     assert "4250:1 root rate 1Tbit ceil 1Tbit" in world.tc_command("class", "show", "dev", GATHER)
     world.tc.rate(index, 1_000)
     assert "4250:1 root rate 8Kbit ceil 8Kbit" in world.tc_command("class", "show", "dev", GATHER)
-    assert world.tc.through(index) is not None
+    assert world.tc.sent_bytes(index) is not None
 
 
 def make_group(path: str) -> None:

@@ -13,8 +13,8 @@ from state.setting_state import SettingState
 from tests.reconciler.nodes import pod
 
 CABLE = Link(index=7, name="veth7", kind="veth")
-LED = Redirect(index=7, pod_uid="a", made=True)
-OURS = IngressState(kind="clsact", leads_to=3)
+LED = Redirect(index=7, pod_uid="a", owns_qdisc=True)
+OURS = IngressState(kind="clsact", redirects_to=3)
 THERE = {"veth7": LED}
 UP = IfbState(index=3, complete=True)
 HELD = {"pod:a": Hold(target="pod:a", reason="mine", by="me")}
@@ -33,16 +33,21 @@ def steps(
 ) -> tuple[dict[str, Redirect], dict[str, Redirect], set[str], tuple[SettingState | None, str] | None]:
     """Led, let go, forgotten; and how the pod stands. ``place`` None: it is no BE pod any more."""
     seen = ObservedLinks(
-        places={"a": place} if place is not None else {},
-        entries={7: entry},
-        there=frozenset(cables if there else ()),
-        gather=gather,
+        egress={"a": place} if place is not None else {},
+        ingress={7: entry},
+        present=frozenset(cables if there else ()),
+        ifb=gather,
     )
     egress_steps = decide({"a": pod("a")}, seen, cables, holds or {}, silent=silent, classes=classes)
-    return dict(egress_steps.lead), dict(egress_steps.let_go), set(egress_steps.forget), egress_steps.states.get("a")
+    return (
+        dict(egress_steps.redirect),
+        dict(egress_steps.release),
+        set(egress_steps.forget),
+        egress_steps.states.get("a"),
+    )
 
 
-AT = PodEgress(cables=(CABLE,))
+AT = PodEgress(veths=(CABLE,))
 
 
 @pytest.mark.parametrize(
@@ -50,14 +55,14 @@ AT = PodEgress(cables=(CABLE,))
     [
         (IngressState(), {}, True),
         (IngressState(kind="clsact"), {}, False),
-        (IngressState(kind="clsact", leads_to=0), {}, True),
+        (IngressState(kind="clsact", redirects_to=0), {}, True),
         (IngressState(kind="clsact"), THERE, True),
-        (IngressState(kind="clsact"), {"veth7": Redirect(index=7, pod_uid="a", made=False)}, False),
-        (IngressState(kind="clsact", leads_to=0), THERE, True),
-        (IngressState(kind="clsact", leads_to=99), THERE, True),
-        (IngressState(), {"veth7": Redirect(index=7, pod_uid="a", made=False)}, True),
-        (IngressState(), {"veth7": Redirect(index=5, pod_uid="b", made=False)}, True),
-        (OURS, {"veth7": Redirect(index=7, pod_uid="b", made=True)}, True),
+        (IngressState(kind="clsact"), {"veth7": Redirect(index=7, pod_uid="a", owns_qdisc=False)}, False),
+        (IngressState(kind="clsact", redirects_to=0), THERE, True),
+        (IngressState(kind="clsact", redirects_to=99), THERE, True),
+        (IngressState(), {"veth7": Redirect(index=7, pod_uid="a", owns_qdisc=False)}, True),
+        (IngressState(), {"veth7": Redirect(index=5, pod_uid="b", owns_qdisc=False)}, True),
+        (OURS, {"veth7": Redirect(index=7, pod_uid="b", owns_qdisc=True)}, True),
     ],
     ids=[
         *("nothing there", "somebody's discipline", "a lost store", "killed before the filter", "the same, not ours"),
@@ -66,7 +71,7 @@ AT = PodEgress(cables=(CABLE,))
 )
 def test_what_is_not_led_yet_is_led(entry: IngressState, cables: Mapping[str, Redirect], made: bool) -> None:
     lead, let_go, forget, state_of_pod = steps(AT, entry, cables)
-    assert lead == {"veth7": Redirect(index=7, pod_uid="a", made=made)}
+    assert lead == {"veth7": Redirect(index=7, pod_uid="a", owns_qdisc=made)}
     assert (let_go, forget, state_of_pod) == ({}, set(), (None, "veth7"))
 
 
@@ -82,8 +87,12 @@ def test_what_is_right_stays_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("place", "entry", "state"),
     [
-        (AT, IngressState(kind="clsact", leads_to=3, others="a filter (bpf, pref 1)"), "veth7: a filter (bpf, pref 1)"),
-        (AT, IngressState(kind="clsact", others="a filter (bpf, pref 1)"), "veth7: a filter (bpf, pref 1)"),
+        (
+            AT,
+            IngressState(kind="clsact", redirects_to=3, foreign="a filter (bpf, pref 1)"),
+            "veth7: a filter (bpf, pref 1)",
+        ),
+        (AT, IngressState(kind="clsact", foreign="a filter (bpf, pref 1)"), "veth7: a filter (bpf, pref 1)"),
         (PodEgress(problem="its namespace is that of ns/b, too"), OURS, "its namespace is that of ns/b, too"),
         (PodEgress(), OURS, "no veth pair"),
     ],
@@ -98,15 +107,15 @@ def test_where_somebody_else_is_concerned_ours_goes(place: PodEgress, entry: Ing
 
 
 def test_one_cable_that_is_somebodys_does_not_free_the_other() -> None:
-    two = PodEgress(cables=(CABLE, Link(index=8, name="net1", kind="veth")))
+    two = PodEgress(veths=(CABLE, Link(index=8, name="net1", kind="veth")))
     seen = ObservedLinks(
-        places={"a": two},
-        entries={7: IngressState(), 8: IngressState(kind="clsact", others="a filter (bpf, pref 1)")},
-        there=frozenset(),
-        gather=UP,
+        egress={"a": two},
+        ingress={7: IngressState(), 8: IngressState(kind="clsact", foreign="a filter (bpf, pref 1)")},
+        present=frozenset(),
+        ifb=UP,
     )
     egress_steps = decide({"a": pod("a")}, seen, {}, {}, silent=frozenset(), classes=True)
-    assert set(egress_steps.lead) == {"veth7"}
+    assert set(egress_steps.redirect) == {"veth7"}
     assert egress_steps.states["a"] == ("blocked", "net1: a filter (bpf, pref 1)")
 
 
@@ -117,7 +126,7 @@ def test_a_pod_that_is_no_be_pod_any_more_is_let_go_and_one_whose_device_is_gone
 
 
 @pytest.mark.parametrize(
-    "place", [AT, PodEgress(waits=True), PodEgress(problem="shared")], ids=["be", "waits", "shared"]
+    "place", [AT, PodEgress(pending=True), PodEgress(problem="shared")], ids=["be", "waits", "shared"]
 )
 def test_a_held_pod_is_left_as_it_is(place: PodEgress) -> None:
     assert steps(place, IngressState(), holds=HELD) == ({}, {}, set(), ("held", "mine (by me)"))
@@ -125,7 +134,7 @@ def test_a_held_pod_is_left_as_it_is(place: PodEgress) -> None:
 
 
 def test_a_pod_without_a_process_yet_keeps_what_it_has() -> None:
-    assert steps(PodEgress(waits=True)) == ({}, {}, set(), ("waiting", "no process yet"))
+    assert steps(PodEgress(pending=True)) == ({}, {}, set(), ("waiting", "no process yet"))
 
 
 def test_a_pod_in_the_hosts_network_is_held_by_its_class_or_said_not_to_be() -> None:

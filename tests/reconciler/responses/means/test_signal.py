@@ -275,7 +275,7 @@ async def test_a_group_of_the_same_name_that_came_later_is_left_alone(victim: Vi
     process = victim.sleep()
     with Subtree.open(victim.hierarchy, victim.group, inodes) as tree:
         assert not tree.exists
-        assert not tree.populated()
+        assert not any(tree.scan())
         assert not tree.kill()
         assert await PodTermination().signal(tree, signal.SIGKILL) == 0
     assert process.poll() is None
