@@ -43,7 +43,17 @@ LIBRARIES: Final = ("lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu", "lib64")
 NOT_NEEDED: Final = frozenset(
     {
         *("idlelib", "lib2to3", "pydoc_data", "test", "tkinter", "turtledemo", "ensurepip", "venv", "distutils"),
-        *("unittest", "curses", "dbm", "wsgiref", "xmlrpc", "pydoc.py", "turtle.py", "doctest.py", "EXTERNALLY-MANAGED"),
+        *(
+            "unittest",
+            "curses",
+            "dbm",
+            "wsgiref",
+            "xmlrpc",
+            "pydoc.py",
+            "turtle.py",
+            "doctest.py",
+            "EXTERNALLY-MANAGED",
+        ),
     }
 )
 """Of the standard library, at its top. `check_imports` says when one is missed."""
@@ -161,7 +171,9 @@ def add_package(root: Path, tree: Path) -> None:
         (tree / "bin").mkdir(exist_ok=True)
         shutil.copy(root / "usr/bin/python3.11", tree / "bin/python3.11")
     if (root / "usr/lib/python3.11").is_dir():
-        shutil.copytree(root / "usr/lib/python3.11", tree / "lib/python3.11", dirs_exist_ok=True, ignore_dangling_symlinks=True)
+        shutil.copytree(
+            root / "usr/lib/python3.11", tree / "lib/python3.11", dirs_exist_ok=True, ignore_dangling_symlinks=True
+        )
     for path in root.glob("usr/share/doc/*/copyright"):
         target = tree / "share/bypassd/licenses" / path.parent.name
         target.mkdir(parents=True, exist_ok=True)
@@ -177,7 +189,16 @@ def add_python_packages(tree: Path) -> None:
     """What we need from the package index, by hash, as wheels only: nothing is compiled here."""
     target = tree / "lib/bypassd/packages"
     run(
-        *(sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile", "--no-deps"),
+        *(
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+            "--no-compile",
+            "--no-deps",
+        ),
         *("--require-hashes", "--only-binary=:all:", "--implementation=cp", "--python-version=3.11", "--abi=cp311"),
         *("--abi=abi3", "--abi=none", "--platform=manylinux_2_28_x86_64", "--platform=manylinux_2_17_x86_64"),
         *("--platform=manylinux2014_x86_64", "--platform=manylinux_2_12_x86_64", "--platform=manylinux2010_x86_64"),
@@ -295,17 +316,20 @@ def entries(tree: Path, top: str, when: int) -> Iterator[tuple[tarfile.TarInfo, 
             continue
         data = path.read_bytes()
         runs = path.parent.name == "bin" or path.name == "install.sh" or bool(path.stat().st_mode & stat.S_IXUSR)
-        info.size, info.mode = len(data), 0o755 if runs and not path.suffix == ".py" else 0o644
+        info.size, info.mode = len(data), 0o755 if runs and path.suffix != ".py" else 0o644
         yield info, data
 
 
 def pack(tree: Path, output: Path, top: str, when: int) -> None:
     """The tarball; gzip, because every host can read it."""
     scratch = output.with_suffix(".part")
-    with scratch.open("wb") as raw, gzip.GzipFile("", "wb", 9, raw, when) as packed:
-        with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive:
-            for info, data in entries(tree, top, when):
-                archive.addfile(info, None if data is None else io.BytesIO(data))
+    with (
+        scratch.open("wb") as raw,
+        gzip.GzipFile("", "wb", 9, raw, when) as packed,
+        tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive,
+    ):
+        for info, data in entries(tree, top, when):
+            archive.addfile(info, None if data is None else io.BytesIO(data))
     scratch.rename(output)
 
 
