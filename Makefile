@@ -7,7 +7,7 @@ PACKAGES := cgroupfs resctrl state reconciler tests
 # More for `make run`: ARGS="--seconds 300 --kubelet static-1.22 --containers fake"
 ARGS ?=
 
-.PHONY: run test setup lint types unit search e2e scenes vm vmcores bench protos docs lock clean help
+.PHONY: run test setup lint types unit search e2e scenes vm vmcores bench protos docs lock artifact artifact-test artifact-lock clean help
 
 help: ## what there is
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -27,8 +27,8 @@ $(VENV)/.ready: requirements/dev.txt deploy/setup-debian.sh
 	touch $@
 
 lint: setup
-	$(BIN)/ruff format --check --quiet $(PACKAGES)
-	$(BIN)/ruff check --quiet $(PACKAGES)
+	$(BIN)/ruff format --check --quiet $(PACKAGES) deploy
+	$(BIN)/ruff check --quiet $(PACKAGES) deploy
 	$(BIN)/lint-imports --no-cache >/dev/null || $(BIN)/lint-imports --no-cache
 
 types: setup
@@ -96,6 +96,18 @@ docs: setup ## write the generated files: example configuration, its documentati
 	$(BIN)/python -m reconciler.config.docs
 	$(BIN)/python -m reconciler.cli.completion
 	$(BIN)/python -m tests.architecture draw
+
+artifact: setup ## the self-contained tarball for hosts without Python: dist/ (Debian 12 with apt; a minute)
+	$(BIN)/python deploy/artifact/build.py
+
+artifact-test: setup ## build the tarball twice and test it: the same bytes, an empty root, installation and removal
+	$(BIN)/python deploy/artifact/build.py
+	$(BIN)/python deploy/artifact/build.py --output dist/again --cache dist/cache
+	BYPASSD_ARTIFACT="$$(echo $(CURDIR)/dist/bypassd-*.tar.gz)" BYPASSD_ARTIFACT_AGAIN="$$(echo $(CURDIR)/dist/again/bypassd-*.tar.gz)" \
+		$(BIN)/python -m pytest -q tests/artifact
+
+artifact-lock: setup ## pin the Debian packages of the tarball's interpreter anew (after apt-get update)
+	$(BIN)/python deploy/artifact/build.py --lock
 
 lock: ## pin every package with its hashes (needs uv)
 	uv pip compile -q --generate-hashes --no-emit-index-url --python-version 3.11 requirements/runtime.in -o requirements/runtime.txt

@@ -49,6 +49,14 @@ def test_the_unit_is_notified_watched_reloaded_and_not_restarted_into_a_wall() -
     assert int(settings["WatchdogSec"]) > 2 * 20
     assert settings["RestartPreventExitStatus"].split() == ["2", "3", "4"]
     assert settings["ProtectControlGroups"] == "no"
+    # An installation waits for the start; the daemon is ready after 30 s at the latest.
+    assert 30 < int(settings["TimeoutStartSec"]) <= 120
+    # SCHED_RESET_ON_FORK, and disk rules that name /dev/...: both need what a stricter sandbox takes away.
+    assert (settings["RestrictRealtime"], settings["PrivateDevices"], settings["DevicePolicy"]) == (
+        "no",
+        "no",
+        "closed",
+    )
 
 
 def sets_of_calls() -> dict[str, set[str]]:

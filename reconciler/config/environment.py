@@ -5,6 +5,7 @@ the configuration and what was detected. No request is sent here.
 """
 
 import os
+from collections.abc import Callable
 from typing import Final
 
 import trio
@@ -122,8 +123,8 @@ def find_place(config: Config) -> NodeEnvironment | None:
     )
 
 
-async def wait_for_place(config: Config) -> NodeEnvironment:
-    """Detect until there is a node to work on; logs once what it waits for.
+async def wait_for_place(config: Config, waiting: Callable[[str], object]) -> NodeEnvironment:
+    """Read the node again until there is one to work on. ``waiting`` is called with what is missing, once for each.
 
     Errors: `SourceError` when no usable cgroup hierarchy is mounted. Files that only cannot be read now are waited for.
     """
@@ -142,6 +143,7 @@ async def wait_for_place(config: Config) -> NodeEnvironment:
         if missing != said:
             _LOG.warning(missing)
             said = missing
+            waiting(missing)
         await trio.sleep(_AGAIN_S)
 
 

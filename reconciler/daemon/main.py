@@ -72,13 +72,31 @@ class Daemon:
         """Run until a signal or the end of an essential part. Errors: `EssentialError`, `SourceError`."""
         async with trio.open_nursery() as nursery:
             await nursery.start(self._signals, nursery.cancel_scope)
-            place = await wait_for_place(self.config)
+            place = await self._place()
             for problem in (*place.kubelet.problems, *(str(error) for error in place.runtime.problems)):
                 self._log.warning(problem)
             try:
                 await self._serve(place)
             finally:
                 nursery.cancel_scope.cancel(reason="the daemon has stopped")
+
+    async def _place(self) -> NodeEnvironment:
+        """The node, once there is one to work on.
+
+        A node without a kubelet has none. The start counts as done then, so that an installation does not hang on it;
+        the status line says what is missing. From that moment systemd waits for signs of life.
+        """
+        async with trio.open_nursery() as nursery:
+            watchdog = Watchdog(self._notifier, self.heartbeat, watchdog_interval_s())
+
+            def waiting(missing: str) -> None:
+                self._notifier.ready(f"{self.config.mode.value}: {missing}")
+
+            await nursery.start(self._beat)
+            await nursery.start(watchdog.run)
+            place = await wait_for_place(self.config, waiting)
+            nursery.cancel_scope.cancel(reason="the node is there")
+        return place
 
     async def _serve(self, place: NodeEnvironment) -> None:
         agent = self.agent = Agent(self.config, place)
@@ -276,13 +294,17 @@ def _run(daemon: Daemon) -> int:
 
 
 def _be_nice(nice: int, log: BoundLog) -> None:
-    """Apply the configured priority, for the loop's thread alone. A refusal (no CAP_SYS_NICE) is only logged.
+    """Take the configured priority, for the loop's thread alone. A refusal (no CAP_SYS_NICE) is logged.
 
-    A thread, like a process, begins with its creator's priority, unless the creator resets it: workers that hash and
-    compress must not have a higher one than the pods.
+    A thread, like a process, inherits the priority of its creator unless SCHED_RESET_ON_FORK is set: workers that hash
+    and compress are not to run above the pods. A sandbox that refuses the flag (systemd's RestrictRealtime) still
+    permits the priority, which the fast path needs more than the workers need to lack it.
     """
     try:
         os.sched_setscheduler(0, os.SCHED_OTHER | os.SCHED_RESET_ON_FORK, os.sched_param(0))
+    except OSError as exc:
+        log.warning("worker threads will have the priority of the main loop", error=errno_name(exc.errno))
+    try:
         os.setpriority(os.PRIO_PROCESS, 0, nice)
     except OSError as exc:
         log.warning("cannot set the scheduling priority", wanted=nice, error=errno_name(exc.errno))

@@ -43,3 +43,18 @@ def may_be_nice() -> bool:
 def test_only_the_loop_has_a_higher_priority_than_pods() -> None:
     text = subprocess.check_output([sys.executable, "-c", SCRIPT], cwd=ROOT, text=True)
     assert json.loads(text.splitlines()[-1]) == {"loop": NICE, "thread": 0, "program": 0}
+
+
+REFUSING = """
+import errno, os
+def refuse(*_):
+    raise OSError(errno.EPERM, "refused")
+os.sched_setscheduler = refuse
+"""
+
+
+@pytest.mark.skipif(not may_be_nice(), reason="REAL KERNEL TEST NOT RUN: no right to raise a priority (CAP_SYS_NICE)")
+def test_a_sandbox_that_refuses_the_flag_leaves_the_loop_its_priority() -> None:
+    """As systemd's RestrictRealtime does, which an operator's drop-in may set."""
+    text = subprocess.check_output([sys.executable, "-c", REFUSING + SCRIPT], cwd=ROOT, text=True)
+    assert json.loads(text.splitlines()[-1])["loop"] == NICE

@@ -119,11 +119,11 @@ async def _live(node: LiveNode, faults: Faults, fault: Fault, run: Run, expected
     config = _config(node)
     place = None
     with trio.move_on_after(60):
-        place = await wait_for_place(config)
+        place = await wait_for_place(config, print)
     if place is None:
         # It still waits for what cannot be read.
         faults.fault = lambda _call: 0
-        place = await wait_for_place(config)
+        place = await wait_for_place(config, print)
     agent = Agent(config, place, files=faults)
     supervisor = Supervisor(agent.components())
     show = StatusReport(agent, FakePulse(), statuses=lambda: list(supervisor.statuses.values()), reload=tuple)

@@ -1,0 +1,171 @@
+#!/bin/sh
+# Installs bypassd from the unpacked tarball that this file lies in, upgrades it, or removes it.
+#
+#   install.sh [--prefix DIR] [--start] [--dry-run]     install or upgrade; again: nothing is changed
+#   install.sh --uninstall [--purge] [--dry-run]        restore every changed file, then remove
+#
+#   --prefix DIR   where the tree goes (default /opt/bypassd); an absolute path without spaces
+#   --root DIR     install below this directory, for images; nothing is started or restored
+#   --start        enable and start the service (it observes until the configuration says enforce)
+#   --purge        with --uninstall: remove configuration and state too
+#   --dry-run      print what would be done
+#
+# It needs a Linux kernel on x86-64, this shell, and cp, mv, rm, mkdir, ln, cat, sed and cmp; nothing of the host's
+# Python, C library or network. The mode is never changed: a new configuration observes.
+#
+# Exit codes: 0 done, or nothing to do; 1 something failed, and the installation before it is in place; 2 usage;
+# 3 uninstall: not every file could be restored, and nothing was removed.
+set -eu
+umask 022
+
+prefix=/opt/bypassd
+root=
+start=no
+purge=no
+dry=no
+job=install
+while [ $# -gt 0 ]; do
+    case $1 in
+    --prefix) shift; prefix=${1:?--prefix needs a directory} ;;
+    --prefix=*) prefix=${1#*=} ;;
+    --root) shift; root=${1:?--root needs a directory} ;;
+    --root=*) root=${1#*=} ;;
+    --start) start=yes ;;
+    --uninstall) job=uninstall ;;
+    --purge) purge=yes ;;
+    --dry-run) dry=yes ;;
+    -h | --help) sed -n '2,20s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    *) echo "install.sh: unknown option $1 (see --help)" >&2; exit 2 ;;
+    esac
+    shift
+done
+case $prefix in
+/*[!A-Za-z0-9/._-]* | [!/]* | / | */../* | */..) echo "install.sh: --prefix $prefix: expected an absolute path of letters, digits, / . _ -" >&2; exit 2 ;;
+esac
+here=$(cd "$(dirname "$0")" && pwd)
+tree=$root$prefix
+units=$root/etc/systemd/system
+config=$root/etc/bypassd
+programs="bypassd bypassctl state-dump"
+changed=no
+
+say() { echo "install.sh: $*"; }
+fail() { echo "install.sh: $*" >&2; exit 1; }
+# run WORD...: do it, or say it.
+run() {
+    changed=yes
+    if [ $dry = yes ]; then echo "would run: $*"; else "$@"; fi
+}
+systemd() { [ -z "$root" ] && [ -d /run/systemd/system ] && command -v systemctl >/dev/null 2>&1; }
+active() { systemd && systemctl is-active --quiet bypassd.service; }
+# put SOURCE PLACE MODE: a file in its place, only if it differs; never half written.
+put() {
+    if [ -f "$2" ] && cmp -s "$1" "$2"; then return 0; fi
+    changed=yes
+    if [ $dry = yes ]; then echo "would write: $2"; return 0; fi
+    mkdir -p "$(dirname "$2")"
+    cp "$1" "$2.new" && chmod "$3" "$2.new" && mv -f "$2.new" "$2"
+}
+link() {
+    if [ "$(readlink "$2" 2>/dev/null || true)" = "$1" ]; then return 0; fi
+    if [ -e "$2" ] && [ ! -L "$2" ]; then say "$2 exists and is not ours: not linked"; return 0; fi
+    run mkdir -p "$(dirname "$2")"
+    run ln -sfn "$1" "$2"
+}
+
+check() {
+    [ "$(uname -s)" = Linux ] || fail "expected Linux; this is $(uname -s)"
+    [ "$(uname -m)" = x86_64 ] || fail "expected x86_64; this is $(uname -m)"
+    [ -n "$root" ] || [ $dry = yes ] || [ "$(id -u)" = 0 ] || fail "run as root"
+    # 4.5 has cgroup v2; CentOS 7's 3.10 has what cgroup v1 needs.
+    release=$(uname -r)
+    major=${release%%.*}
+    rest=${release#*.}
+    minor=${rest%%[!0-9]*}
+    [ "$major" -gt 3 ] || { [ "$major" = 3 ] && [ "$minor" -ge 10 ]; } || fail "expected Linux 3.10 or later; this is $release"
+    [ -x "$here/bin/bypassd" ] || fail "run it in the unpacked tarball: $here has no bin/bypassd"
+    "$here/bin/bypassd" --version >/dev/null || fail "the program of the tarball does not run on this machine"
+}
+
+# The tree is copied beside its place and moved there in one step; the one before is kept until the new one runs.
+install_tree() {
+    if [ "$here" = "$tree" ]; then return 0; fi
+    if [ -f "$tree/share/bypassd/build-id" ] && cmp -s "$here/share/bypassd/build-id" "$tree/share/bypassd/build-id"; then
+        return 0
+    fi
+    if [ -e "$tree" ] && [ ! -f "$tree/share/bypassd/build-id" ]; then
+        fail "$tree exists and is no installation of bypassd"
+    fi
+    run mkdir -p "$(dirname "$tree")"
+    run rm -rf "$tree.new" "$tree.old"
+    run cp -R "$here" "$tree.new"
+    if [ $dry = no ]; then chown -R 0:0 "$tree.new" 2>/dev/null || true; fi
+    if [ -e "$tree" ]; then run mv "$tree" "$tree.old"; fi
+    run mv "$tree.new" "$tree"
+}
+
+install_files() {
+    scratch=$(mktemp -d)
+    trap 'rm -rf "$scratch"' EXIT
+    sed "s|/opt/bypassd|$prefix|g" "$here/share/bypassd/bypassd.service" >"$scratch/unit"
+    put "$scratch/unit" "$units/bypassd.service" 644
+    # A configuration that is there is the operator's.
+    if [ ! -e "$config/config.yaml" ]; then put "$here/share/bypassd/config.yaml" "$config/config.yaml" 600; fi
+    put "$here/share/bypassd/completion/bypassctl.bash" "$root/usr/share/bash-completion/completions/bypassctl" 644
+    for program in $programs; do link "$prefix/bin/$program" "$root/usr/local/bin/$program"; done
+}
+
+install() {
+    check
+    was=no
+    if active; then was=yes; fi
+    install_tree
+    install_files
+    if [ $changed = no ]; then say "nothing to do: this build is installed in $tree"; fi
+    if systemd && [ $changed = yes ]; then run systemctl daemon-reload; fi
+    if [ $was = yes ] && [ $changed = yes ]; then
+        run systemctl restart bypassd.service || {
+            if [ -e "$tree.old" ]; then
+                rm -rf "$tree.new" && mv "$tree" "$tree.new" && mv "$tree.old" "$tree" && rm -rf "$tree.new"
+                systemctl restart bypassd.service || true
+            fi
+            fail "the new version does not start: see journalctl -u bypassd; the one before is back"
+        }
+    fi
+    run rm -rf "$tree.old" >/dev/null
+    if [ $start = yes ] && systemd; then
+        systemctl is-enabled --quiet bypassd.service || run systemctl enable bypassd.service
+        active || run systemctl start bypassd.service
+    fi
+    if [ $dry = no ] && [ -z "$root" ]; then
+        "$tree/bin/bypassctl" doctor || say "doctor has found something that this node lacks (above)"
+    fi
+    if [ $dry = no ]; then say "installed in $tree; edit $config/config.yaml, then: systemctl enable --now bypassd"; fi
+}
+
+uninstall() {
+    if [ -z "$root" ] && [ $dry = no ] && [ "$(id -u)" != 0 ]; then fail "run as root"; fi
+    if [ ! -e "$tree" ] && [ ! -e "$units/bypassd.service" ]; then say "nothing to do: not installed"; exit 0; fi
+    [ ! -e "$tree" ] || [ -f "$tree/share/bypassd/build-id" ] || fail "$tree is no installation of bypassd"
+    if active; then run systemctl stop bypassd.service; fi
+    if [ -z "$root" ] && [ -x "$tree/bin/bypassctl" ] && [ -d /var/lib/bypassd ]; then
+        run "$tree/bin/bypassctl" restore || {
+            echo "install.sh: not every file could be restored (above); nothing was removed" >&2
+            exit 3
+        }
+    fi
+    if systemd && systemctl is-enabled --quiet bypassd.service 2>/dev/null; then run systemctl disable bypassd.service; fi
+    run rm -f "$units/bypassd.service" "$root/usr/share/bash-completion/completions/bypassctl"
+    for program in $programs; do
+        if [ "$(readlink "$root/usr/local/bin/$program" 2>/dev/null || true)" = "$prefix/bin/$program" ]; then
+            run rm -f "$root/usr/local/bin/$program"
+        fi
+    done
+    if systemd; then run systemctl daemon-reload; fi
+    run rm -rf "$root/var/cache/bypassd"
+    if [ $purge = yes ]; then run rm -rf "$config" "$root/var/lib/bypassd" "$units/bypassd.service.d"; fi
+    run rm -rf "$tree.new" "$tree.old" "$tree"
+    say "removed from $tree$([ $purge = yes ] || echo "; $config and /var/lib/bypassd are kept (--purge)")"
+}
+
+$job
