@@ -45,7 +45,7 @@ def test_the_unit_stays_within_its_exposure(tmp_path: Path) -> None:
 def test_the_unit_is_notified_watched_reloaded_and_not_restarted_into_a_wall() -> None:
     settings = dict(re.findall(r"^(\w+)=(.*)$", UNIT, re.MULTILINE))
     assert settings["Type"] == "notify"
-    assert settings["ExecReload"] == "/bin/kill -HUP $MAINPID"
+    assert settings["ExecReload"] == "/bin/sh -c 'kill -HUP ${MAINPID}'"
     assert int(settings["WatchdogSec"]) > 2 * 20
     assert settings["RestartPreventExitStatus"].split() == ["2", "3", "4"]
     assert settings["ProtectControlGroups"] == "no"

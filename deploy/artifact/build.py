@@ -42,24 +42,16 @@ PACKAGES: Final = (
 LIBRARIES: Final = ("lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu", "lib64")
 NOT_NEEDED: Final = frozenset(
     {
-        *("idlelib", "lib2to3", "pydoc_data", "test", "tkinter", "turtledemo", "ensurepip", "venv", "distutils"),
-        *(
-            "unittest",
-            "curses",
-            "dbm",
-            "wsgiref",
-            "xmlrpc",
-            "pydoc.py",
-            "turtle.py",
-            "doctest.py",
-            "EXTERNALLY-MANAGED",
-        ),
+        *("idlelib", "lib2to3", "pydoc_data", "test", "tkinter", "turtledemo", "ensurepip", "venv"),
+        *("curses", "turtle.py", "EXTERNALLY-MANAGED"),
     }
 )
 """Of the standard library, at its top. `check_imports` says when one is missed."""
 NO_LIBRARY: Final = ("_curses", "_curses_panel", "readline", "_dbm", "_gdbm", "_tkinter", "nis", "_ctypes_test")
 """Extension modules whose C libraries are left out."""
 OURS: Final = ("cgroupfs", "resctrl", "state", "reconciler")
+NOT_SHIPPED: Final = frozenset({"reconciler/cli/completion.py"})
+"""Generators of files in the repository, which need packages of development."""
 SHARED: Final = {
     "deploy/config.yaml": "share/bypassd/config.yaml",
     "deploy/alert-rules.yaml": "share/bypassd/alert-rules.yaml",
@@ -71,8 +63,19 @@ SHARED: Final = {
     "requirements/runtime.txt": "share/bypassd/requirements.txt",
     "deploy/artifact/runtime.lock": "share/bypassd/runtime.lock",
 }
-MODULES: Final = ("reconciler.daemon.main", "reconciler.cli.main", "reconciler.web.components", "rich.console", "ssl")
-"""What a finished tree must be able to import."""
+IMPORTS: Final = """
+import importlib, pkgutil, sys
+sys.path[:0] = {paths}
+for name in {packages}:
+    package = importlib.import_module(name)
+    for module in pkgutil.walk_packages(package.__path__, name + "."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+import rich.console, ssl
+files = {{getattr(module, "__file__", None) for module in sys.modules.values()}}
+print(*sorted(filter(None, files)), sep="\\n")
+"""
+"""Run by a finished tree: it must import every module of ours, whose own imports may be late, and prints all files."""
 
 
 class Package(NamedTuple):
@@ -216,7 +219,7 @@ def add_python_packages(tree: Path) -> None:
 def add_ours(tree: Path) -> None:
     """Our packages as git has them, the programs and the shared files."""
     names = run("git", "-C", str(REPOSITORY), "ls-files", "-z", *OURS).split("\0")
-    for name in filter(None, names):
+    for name in sorted({*filter(None, names)} - NOT_SHIPPED):
         target = tree / "lib/bypassd/bypassd" / name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(REPOSITORY / name, target)
@@ -279,8 +282,7 @@ def check_libraries(tree: Path) -> None:
 def check_imports(tree: Path) -> None:
     """The tree's interpreter imports our programs, from the tree alone and with an empty environment."""
     paths = [str(tree / "lib/bypassd" / name) for name in ("bypassd", "packages")]
-    code = f"import sys; sys.path[:0] = {paths}; import {', '.join(MODULES)}; print(*{{p for m in sys.modules.values() "
-    code += "if (p := getattr(m, '__file__', None))}, sep='\\n')"
+    code = IMPORTS.format(paths=paths, packages=OURS)
     output = run(str(tree / "bin/bypassd-python"), "-I", "-OO", "-B", "-c", code, environ={})
     outside = [name for name in output.split() if not name.startswith(str(tree))]
     if outside:
