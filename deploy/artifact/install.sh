@@ -162,7 +162,7 @@ uninstall() {
         fi
     done
     if systemd; then run systemctl daemon-reload; fi
-    run rm -rf "$root/var/cache/bypassd"
+    run rm -rf "$root/var/cache/bypassd" "$root/run/bypassd"
     if [ $purge = yes ]; then run rm -rf "$config" "$root/var/lib/bypassd" "$units/bypassd.service.d"; fi
     run rm -rf "$tree.new" "$tree.old" "$tree"
     say "removed from $tree$([ $purge = yes ] || echo "; $config and /var/lib/bypassd are kept (--purge)")"

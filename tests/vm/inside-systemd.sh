@@ -99,6 +99,6 @@ check "a second run has nothing to do" bash -c "$installer | grep -q 'nothing to
 check "uninstall" timeout 200 "$installer" --uninstall --purge
 check "restores the weight" reads "$cpu$group/$weight" "$([[ $layout == v2 ]] && echo 50 || echo 500)"
 check "and the CPUs" reads "$set$group/cpuset.cpus" 0-1
-check "and leaves nothing" bash -c '[ -z "$(ls -d /opt/bypassd* /etc/bypassd /var/lib/bypassd /etc/systemd/system/bypassd* /usr/local/bin/bypass* 2>/dev/null)" ]'
+check "and leaves nothing" bash -c '[ -z "$(ls -d /opt/bypassd* /etc/bypassd /var/lib/bypassd /etc/systemd/system/bypassd.service* /run/bypassd /var/cache/bypassd /usr/local/bin/bypass* 2>/dev/null)" ]'
 kill -9 $burner
 exit $failed
