@@ -2,6 +2,7 @@
 
 A text names the thing and uses a technical verb: messages, reasons, help, log lines, configuration descriptions, and
 the docstrings and comments of the code. Texts that only programs read have no blank and are not part of this test.
+The same words are checked in the prose of the documents: README.md, CHANGELOG.md and docs.
 """
 
 import ast
@@ -42,6 +43,28 @@ ALLOWED = {
 """A value of a published field, which programs compare; and the name of a user."""
 
 
+DOCUMENTS = ("README.md", "CHANGELOG.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
+_CODE = re.compile(r"`[^`]*`")
+
+
+def prose(document: str) -> Iterator[tuple[int, str]]:
+    """The paragraphs of a Markdown document with their first line's number; without blocks of code and code in a line.
+
+    A paragraph is one text, so that a phrase is also found across a line's end.
+    """
+    lines: list[str] = []
+    fenced = False
+    for number, line in enumerate([*document.splitlines(), ""], start=1):
+        fence = line.startswith("```")
+        if fence or fenced or line.startswith("    ") or not line.strip():
+            fenced ^= fence
+            if lines:
+                yield number - len(lines), _CODE.sub("`code`", " ".join(lines))
+            lines = []
+        else:
+            lines.append(line.strip())
+
+
 def texts(path: Path) -> Iterator[tuple[int, str]]:
     """The string literals of a module, docstrings included; of an f-string its fixed parts. And the comments."""
     source = path.read_text(encoding="utf-8")
@@ -66,6 +89,34 @@ def test_texts_of_a_room_use_technical_words(room: str) -> None:
         if " " in text.strip() and text not in ALLOWED and FORBIDDEN.search(text)
     ]
     assert hits == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_the_prose_of_a_document_uses_technical_words(document: str) -> None:
+    paragraphs = list(prose((ROOT / document).read_text(encoding="utf-8")))
+    assert len(paragraphs) > 5
+    # docs/config.md has the descriptions of settings.
+    allowed = re.compile("|".join(map(re.escape, ALLOWED)))
+    hits = [
+        f"{document}:{line}: {match[0]!r}"
+        for line, text in paragraphs
+        for match in FORBIDDEN.finditer(allowed.sub("", text))
+    ]
+    assert hits == []
+
+
+def test_prose_is_a_document_without_its_code() -> None:
+    document = (
+        "# Title\n\nThere is\nno `nobody` here.\n- goes\n\n"
+        "```yaml\ntold: 1\n\nwhom: 2\n```\n\n    by hand\n| stands |\n"
+    )
+    paragraphs = list(prose(document))
+    assert paragraphs == [(1, "# Title"), (3, "There is no `code` here. - goes"), (14, "| stands |")]
+    assert [match[0] for _, text in paragraphs for match in FORBIDDEN.finditer(text)] == [
+        "There is no",
+        "goes",
+        "stands",
+    ]
 
 
 def test_a_literary_word_is_found() -> None:
