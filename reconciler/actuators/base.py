@@ -79,7 +79,7 @@ class ActuatorKind(Struct, frozen=True, kw_only=True):
     """The entry points of an auxiliary actuator's module.
 
     ``codecs``: of its rows in the ledger, by kind. ``undo``: restores those without a daemon, in a thread; it raises
-    `StoreError` if the result cannot be recorded, and `SourceError` on a node where it never wrote.
+    `StoreError` if the result cannot be recorded, and `SourceError` if the kernel does not answer.
     """
 
     codecs: Mapping[str, RowCodec[Any]]  # of each kind's own state

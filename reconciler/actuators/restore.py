@@ -8,7 +8,7 @@ the table, or that its codec cannot decode, stays in the ledger and is reported.
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
-from cgroupfs.errors import StoreError
+from cgroupfs.errors import SourceError, StoreError
 from reconciler.actuators.codec import RowCodec, not_understood
 from state.ledger import Ledger
 from state.undo import RestoreOutcome, RestoreResult
@@ -28,13 +28,20 @@ async def restore_ledger(
     A function that the table has for several kinds is called once. ``only``: the table restores one pod's values (uid);
     only undecodable rows of that pod are reported.
 
+    A kind for which the kernel does not answer is one refused result; the others are restored.
+
     Errors: `StoreError` if a result could not be recorded; every kind is restored nevertheless.
     """
     done: list[RestoreResult] = []
     unrecorded: StoreError | None = None
-    for undo in dict.fromkeys(table.values()):
+    kinds: dict[UndoKind, str] = {}
+    for kind, undo in table.items():
+        kinds.setdefault(undo, kind)
+    for undo, kind in kinds.items():
         try:
             done += await undo()
+        except SourceError as exc:
+            done.append(RestoreResult(path="/", file=kind, undo=RestoreOutcome.REFUSED, detail=str(exc)))
         except StoreError as exc:
             unrecorded = unrecorded or exc
     if unrecorded is not None:

@@ -124,10 +124,7 @@ def restore_table_without_daemon(root: str, ledger: Ledger, only: str | None) ->
 def _undo(row: _ActuatorRow, context: OfflineContext) -> Sequence[RestoreResult]:
     undo = row.load().undo
     assert undo is not None
-    try:
-        return undo(context)
-    except SourceError:
-        return ()  # a node without what it needs, such as cgroups: nothing was ever written
+    return undo(context)
 
 
 def _blocking(undo: Callable[[], Sequence[RestoreResult]]) -> UndoKind:

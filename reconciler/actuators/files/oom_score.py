@@ -23,7 +23,7 @@ import msgspec
 import trio
 
 from cgroupfs.bounded import whole
-from cgroupfs.errors import StoreError, errno_name
+from cgroupfs.errors import SourceError, StoreError, errno_name
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
 from reconciler.actuators.base import ActuatorContext, ActuatorKind, OfflineContext, PeriodicWorker, PlanSnapshot
@@ -411,7 +411,11 @@ def _build(context: ActuatorContext) -> OomScores:
 
 
 def _undo(context: OfflineContext) -> Sequence[RestoreResult]:
-    return restore_scores(Hierarchy.detect(context.root), context.ledger, context.only, root=context.root)
+    try:
+        hierarchy = Hierarchy.detect(context.root)
+    except SourceError:
+        return ()  # without cgroups nothing was ever written
+    return restore_scores(hierarchy, context.ledger, context.only, root=context.root)
 
 
 ACTUATOR: Final = ActuatorKind(codecs={PROCESS: CODEC}, build=_build, undo=_undo)

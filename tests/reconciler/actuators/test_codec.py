@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from cgroupfs.errors import StoreError
+from cgroupfs.errors import SourceError, StoreError
+from reconciler.actuators.base import OfflineContext
 from reconciler.actuators.codec import (
     LedgerState,
     RowCodec,
@@ -34,7 +35,7 @@ from reconciler.actuators.resctrl.undo import ResctrlState
 from reconciler.actuators.restore import UndoKind, restore_ledger
 from reconciler.daemon import side_actuators
 from state.entry import LedgerEntry
-from state.kinds import SYSCTL
+from state.kinds import NETWORK, SYSCTL
 from state.ledger import Ledger
 from state.store import Store
 from state.undo import RestoreOutcome, RestoreResult
@@ -324,6 +325,40 @@ async def test_a_kind_that_cannot_be_recorded_keeps_no_other_from_being_undone(l
     with pytest.raises(StoreError, match="no space left"):
         await restore_ledger(ledger, {"cgroup": full, SYSCTL: other}, side_actuators.codec_of)
     assert undone == ["other"]
+
+
+async def test_a_kernel_that_does_not_answer_for_one_kind_is_reported_and_the_others_are_undone(ledger: Ledger) -> None:
+    calls: list[str] = []
+
+    async def silent() -> list[RestoreResult]:
+        await trio.lowlevel.checkpoint()
+        calls.append("silent")
+        raise SourceError("network", "no answer")
+
+    async def other() -> list[RestoreResult]:
+        await trio.lowlevel.checkpoint()
+        return [RestoreResult(path="/x", file="y", undo=RestoreOutcome.RESTORED)]
+
+    done = await restore_ledger(ledger, {"network": silent, "tc": silent, SYSCTL: other}, side_actuators.codec_of)
+    assert [(result.file, result.undo) for result in done] == [
+        ("network", RestoreOutcome.REFUSED),
+        ("y", RestoreOutcome.RESTORED),
+    ]
+    assert calls == ["silent"]
+
+
+def test_without_a_daemon_an_actuator_that_fails_is_not_taken_for_done(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def silent(_context: OfflineContext) -> list[RestoreResult]:
+        raise SourceError("network", "no answer")
+
+    monkeypatch.setattr(side_actuators, "_is_this_machine", lambda _root: True)
+    row = next(row for row in side_actuators.TABLE if row.name == "network")
+    monkeypatch.setattr("reconciler.control.network_loop.ACTUATOR", replace(row.load(), undo=silent))
+    table = side_actuators.restore_table_without_daemon("/", ledger, None)
+    results = trio.run(restore_ledger, ledger, {NETWORK: table[NETWORK]}, side_actuators.codec_of)
+    assert [(result.file, result.ok) for result in results] == [(NETWORK, False)]
 
 
 async def test_one_walk_reports_what_no_table_can_undo(ledger: Ledger) -> None:
