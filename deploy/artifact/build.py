@@ -12,12 +12,10 @@ not be fetched or has another hash than the lock says; 2 usage.
 """
 
 import argparse
-import compileall
 import gzip
 import hashlib
 import io
 import os
-import py_compile
 import re
 import shutil
 import stat
@@ -244,7 +242,7 @@ def add_launcher(tree: Path) -> None:
     run(
         *("gcc", "-Os", "-static", "-nostdlib", "-nostartfiles", "-ffreestanding", "-fno-stack-protector", "-fno-pie"),
         *("-no-pie", "-fno-asynchronous-unwind-tables", "-Wl,--build-id=none", "-Wl,-z,noexecstack", "-s", "-Wall"),
-        *("-Wextra", "-Werror", "-o", str(launcher), "launch.c"),
+        *("-fno-ident", "-Wextra", "-Werror", "-o", str(launcher), "launch.c"),
         cwd=HERE,
     )
     for name in ("bypassctl", "state-dump", "bypassd-python"):
@@ -255,17 +253,12 @@ def compile_all(tree: Path) -> None:
     """Byte code beside each source, good for ever whatever the files' times are."""
     for old in list(tree.rglob("__pycache__")):
         shutil.rmtree(old)
-    good = compileall.compile_dir(
-        tree / "lib",
-        maxlevels=30,
-        quiet=1,
-        optimize=2,
-        stripdir=str(tree),
-        prependdir=PREFIX,
-        invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
+    # By the tree's own interpreter, which will read it: the one that builds may be another 3.11.
+    run(
+        *(str(tree / "bin/bypassd-python"), "-I", "-B", "-m", "compileall", "-q", "-r", "30", "-o", "2"),
+        *("-s", str(tree), "-p", PREFIX, "--invalidation-mode", "unchecked-hash", str(tree / "lib")),
+        environ={},
     )
-    if not good:
-        raise BuildError("not every module could be compiled")
 
 
 def check_libraries(tree: Path) -> None:

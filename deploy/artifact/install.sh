@@ -24,23 +24,29 @@ start=no
 purge=no
 dry=no
 job=install
+usage() { echo "install.sh: $* (see --help)" >&2; exit 2; }
 while [ $# -gt 0 ]; do
     case $1 in
-    --prefix) shift; prefix=${1:?--prefix needs a directory} ;;
+    --prefix | --root) [ $# -gt 1 ] && [ -n "$2" ] || usage "$1: expected a directory" ;;
+    esac
+    case $1 in
+    --prefix) shift; prefix=$1 ;;
     --prefix=*) prefix=${1#*=} ;;
-    --root) shift; root=${1:?--root needs a directory} ;;
+    --root) shift; root=$1 ;;
     --root=*) root=${1#*=} ;;
     --start) start=yes ;;
     --uninstall) job=uninstall ;;
     --purge) purge=yes ;;
     --dry-run) dry=yes ;;
     -h | --help) sed -n '2,20s/^# \{0,1\}//p' "$0"; exit 0 ;;
-    *) echo "install.sh: unknown option $1 (see --help)" >&2; exit 2 ;;
+    *) usage "unknown option $1" ;;
     esac
     shift
 done
+# A place of its own, named in one way only: it is renamed and removed as a whole, and the unit names it.
 case $prefix in
-/*[!A-Za-z0-9/._-]* | [!/]* | / | */../* | */..) echo "install.sh: --prefix $prefix: expected an absolute path of letters, digits, / . _ -" >&2; exit 2 ;;
+"" | [!/]* | *[!A-Za-z0-9/._-]* | */ | *//* | */./* | */. | */../* | */..)
+    usage "--prefix $prefix: expected an absolute path of letters, digits, / . _ - without a final /" ;;
 esac
 here=$(cd "$(dirname "$0")" && pwd)
 tree=$root$prefix
@@ -57,7 +63,12 @@ run() {
     if [ $dry = yes ]; then echo "would run: $*"; else "$@"; fi
 }
 systemd() { [ -z "$root" ] && [ -d /run/systemd/system ] && command -v systemctl >/dev/null 2>&1; }
-active() { systemd && systemctl is-active --quiet bypassd.service; }
+# A service that systemd starts again and again is "activating", and is to be stopped and upgraded like an active one.
+runs() {
+    systemd || return 1
+    case $(systemctl is-active bypassd.service 2>/dev/null) in active | activating | reloading) return 0 ;; esac
+    return 1
+}
 # put SOURCE PLACE MODE: a file in its place, only if it differs; never half written.
 put() {
     if [ -f "$2" ] && cmp -s "$1" "$2"; then return 0; fi
@@ -105,8 +116,6 @@ install_tree() {
 }
 
 install_files() {
-    scratch=$(mktemp -d)
-    trap 'rm -rf "$scratch"' EXIT
     sed "s|/opt/bypassd|$prefix|g" "$here/share/bypassd/bypassd.service" >"$scratch/unit"
     put "$scratch/unit" "$units/bypassd.service" 644
     # A configuration that is there is the operator's.
@@ -118,37 +127,48 @@ install_files() {
 install() {
     check
     was=no
-    if active; then was=yes; fi
+    if runs; then was=yes; fi
+    scratch=$(mktemp -d)
+    trap 'rm -rf "$scratch"' EXIT
+    if [ -f "$units/bypassd.service" ]; then cp "$units/bypassd.service" "$scratch/unit.old"; fi
     install_tree
     install_files
     if [ $changed = no ]; then say "nothing to do: this build is installed in $tree"; fi
     if systemd && [ $changed = yes ]; then run systemctl daemon-reload; fi
     if [ $was = yes ] && [ $changed = yes ]; then
         run systemctl restart bypassd.service || {
-            if [ -e "$tree.old" ]; then
-                rm -rf "$tree.new" && mv "$tree" "$tree.new" && mv "$tree.old" "$tree" && rm -rf "$tree.new"
-                systemctl restart bypassd.service || true
-            fi
-            fail "the new version does not start: see journalctl -u bypassd; the one before is back"
+            [ -e "$tree.old" ] || fail "it does not start: see journalctl -u bypassd"
+            rm -rf "$tree.new" && mv "$tree" "$tree.new" && mv "$tree.old" "$tree" && rm -rf "$tree.new"
+            put "$scratch/unit.old" "$units/bypassd.service" 644
+            systemctl daemon-reload
+            systemctl restart bypassd.service || fail "neither the new version nor the one before starts"
+            fail "the new version does not start: see journalctl -u bypassd; the one before runs again"
         }
     fi
     run rm -rf "$tree.old" >/dev/null
     if [ $start = yes ] && systemd; then
         systemctl is-enabled --quiet bypassd.service || run systemctl enable bypassd.service
-        active || run systemctl start bypassd.service
+        runs || run systemctl start bypassd.service
     fi
     if [ $dry = no ] && [ -z "$root" ]; then
         "$tree/bin/bypassctl" doctor || say "doctor has found something that this node lacks (above)"
     fi
-    if [ $dry = no ]; then say "installed in $tree; edit $config/config.yaml, then: systemctl enable --now bypassd"; fi
+    if [ $dry = no ] && [ $changed = yes ]; then say "installed in $tree; its configuration is $config/config.yaml"; fi
+    if ! runs; then say "not running; to start it: systemctl enable --now bypassd"; fi
+}
+
+# Whether there is a store, where the configuration says; if that cannot be read, restore says what is wrong.
+wrote() {
+    store=$("$tree/bin/bypassctl" config show store.path | sed -n 's/^store\.path = \([^ ]*\).*/\1/p') || return 0
+    [ -z "$store" ] || [ -e "$store" ] || [ -e "$store.copy" ]
 }
 
 uninstall() {
     if [ -z "$root" ] && [ $dry = no ] && [ "$(id -u)" != 0 ]; then fail "run as root"; fi
     if [ ! -e "$tree" ] && [ ! -e "$units/bypassd.service" ]; then say "nothing to do: not installed"; exit 0; fi
     [ ! -e "$tree" ] || [ -f "$tree/share/bypassd/build-id" ] || fail "$tree is no installation of bypassd"
-    if active; then run systemctl stop bypassd.service; fi
-    if [ -z "$root" ] && [ -x "$tree/bin/bypassctl" ] && [ -d /var/lib/bypassd ]; then
+    if runs; then run systemctl stop bypassd.service; fi
+    if [ -z "$root" ] && [ -x "$tree/bin/bypassctl" ] && wrote; then
         run "$tree/bin/bypassctl" restore || {
             echo "install.sh: not every file could be restored (above); nothing was removed" >&2
             exit 3

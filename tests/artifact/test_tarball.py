@@ -162,7 +162,7 @@ def test_another_prefix_is_in_the_unit(tree: Path, tmp_path: Path) -> None:
     assert "ExecStart=/usr/lib/other/bin/bypassd run" in unit
 
 
-@pytest.mark.parametrize("prefix", ["relative", "/", "/a b", "/a/../b", "/$(id)", ""])
+@pytest.mark.parametrize("prefix", ["relative", "/", "//", "/a/", "/a/.", "/a b", "/a/../b", "/$(id)", ""])
 def test_a_prefix_that_is_no_path_is_a_usage_error(tree: Path, tmp_path: Path, prefix: str) -> None:
     done = subprocess.run(
         [tree / "install.sh", f"--root={tmp_path}", "--prefix", prefix], capture_output=True, text=True, check=False

@@ -95,6 +95,16 @@ before=$(main_pid)
 check "an upgrade" timeout 200 "$installer"
 check "restarts the service" bash -c "[ \$(systemctl show -P MainPID bypassd) != $before ] && systemctl is-active --quiet bypassd"
 check "keeps the configuration" grep -q enforce /etc/bypassd/config.yaml
+# A version that cannot start: its unit and its tree must both give way to those before.
+cp -R /tmp/unpack /tmp/broken
+broken=$(echo /tmp/broken/*)
+rm -f "$broken"/lib/bypassd/bypassd/reconciler/daemon/__pycache__/main.*
+sed -i '1i import sys\nif "run" in sys.argv: sys.exit(1)' "$broken/lib/bypassd/bypassd/reconciler/daemon/main.py"
+echo "version 0.2.0" >"$broken/share/bypassd/build-id"
+sed -i 's/^RestartSec=2$/RestartSec=3/' "$broken/share/bypassd/bypassd.service"
+check "an upgrade that does not start says so" bash -c "timeout 200 $broken/install.sh; [ \$? = 1 ]"
+check "and the version before runs again" bash -c "systemctl is-active --quiet bypassd && ! grep -q 0.2.0 /opt/bypassd/share/bypassd/build-id"
+check "with its unit" grep -q '^RestartSec=2$' /etc/systemd/system/bypassd.service
 check "a second run has nothing to do" bash -c "$installer | grep -q 'nothing to do'"
 check "uninstall" timeout 200 "$installer" --uninstall --purge
 check "restores the weight" reads "$cpu$group/$weight" "$([[ $layout == v2 ]] && echo 50 || echo 500)"

@@ -1,4 +1,4 @@
-# Shared by build.sh and run.sh: where things are kept. Sourced, not run.
+# Shared by the scripts here: where things are kept, and how a machine is booted. Sourced, not run.
 # BYPASSD_VM_DIR holds the root file system's image, its kernel and initrd: some 800 MB, made once.
 vm_dir=${BYPASSD_VM_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/bypassd-vm}
 repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
@@ -13,4 +13,42 @@ need() {
         echo "apt-get install --no-install-recommends qemu-system-x86 mmdebstrap e2fsprogs gcc libc6-dev" >&2
         exit 2
     fi
+}
+
+# scratch: a directory in $work that ends with the script, together with a machine that still runs.
+scratch() {
+    work=$(mktemp -d "${TMPDIR:-/tmp}/bypassd-vm.XXXXXX")
+    trap 'if [[ -s $work/pid ]]; then kill "$(cat "$work/pid")" 2>/dev/null || true; fi; rm -rf "$work"' EXIT
+    trap 'exit 143' TERM INT
+    mkdir -p "$work/suite/repository"
+}
+
+# boot CGROUP-PARAMETERS SECONDS: run the machine with $work/suite on its second disk, which is made into $work/suite.img
+# and removed; exits with what tests/vm/inside.sh there exits with, 124 after the time, 125 without an answer.
+boot() {
+    local word=word$RANDOM$RANDOM code
+    local console="console=ttyS0 quiet loglevel=3 panic=-1 systemd.show_status=0 rd.systemd.show_status=0"
+    mke2fs -q -t ext4 -d "$work/suite" "$work/suite.img" "$(($(du -sm "$work/suite" | cut -f1) * 12 / 10 + 64))M" >/dev/null
+    rm -rf "$work/suite"
+    # In the background, so that a signal to this script ends the machine too.
+    timeout "$2" qemu-system-x86_64 -accel tcg,thread=multi -cpu "${BYPASSD_VM_CPU:-max}" \
+        -smp "${BYPASSD_VM_CPUS:-2}" -m "${BYPASSD_VM_MEMORY:-2048}" \
+        -nodefaults -no-reboot -display none -serial stdio -pidfile "$work/pid" \
+        -kernel "${BYPASSD_VM_KERNEL:-$vm_dir/vmlinuz}" -initrd "$vm_dir/initrd" \
+        -append "root=/dev/vda rw $console $1 bypassd.word=$word" \
+        -drive "file=$vm_dir/disk.img,format=raw,if=virtio,snapshot=on" \
+        -drive "file=$work/suite.img,format=raw,if=virtio,readonly=on" </dev/null > >(sed -u 's/\r$//' |
+            tee "$work/console" | sed -u "s/^$word exit /exit /") &
+    wait $! || exit 124
+    # The console's reader ends a moment after the machine.
+    for _ in {1..50}; do
+        grep -q "^$word exit" "$work/console" && break
+        sleep 0.1
+    done
+    code=$(sed -n "s/^$word exit \([0-9]*\)$/\1/p" "$work/console")
+    if [[ -z $code ]]; then
+        echo "the machine ended without an answer" >&2
+        exit 125
+    fi
+    exit "$code"
 }

@@ -26,16 +26,7 @@ esac
 shift
 "$(dirname "${BASH_SOURCE[0]}")/build.sh"
 
-work=$(mktemp -d "${TMPDIR:-/tmp}/bypassd-vm.XXXXXX")
-finish() {
-    if [[ -s $work/pid ]]; then
-        kill "$(cat "$work/pid")" 2>/dev/null || true
-    fi
-    rm -rf "$work"
-}
-trap finish EXIT
-trap 'exit 143' TERM INT
-mkdir -p "$work/suite/repository"
+scratch
 (cd "$repository" && git ls-files -z --cached --others --exclude-standard |
     tar --create --null --files-from=- --ignore-failed-read 2>/dev/null) | tar -C "$work/suite/repository" --extract
 packages=$(cd "$repository" && .venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("platlib"))')
@@ -49,29 +40,4 @@ tar -C "$packages" --create --exclude='./mypy*' --exclude='./ruff*' --exclude='.
     "$work/suite/repository" "$work/suite/packages" >/dev/null || true
 printf '%s\n' "$layout" >"$work/suite/layout"
 printf '%s\0' "$@" >"$work/suite/arguments"
-mke2fs -q -t ext4 -d "$work/suite" "$work/suite.img" "$(($(du -sm "$work/suite" | cut -f1) * 12 / 10 + 64))M" >/dev/null
-rm -rf "$work/suite"
-
-word=word$RANDOM$RANDOM
-console="console=ttyS0 quiet loglevel=3 panic=-1 systemd.show_status=0 rd.systemd.show_status=0"
-# In the background, so that a signal to this script ends the machine too.
-timeout "${BYPASSD_VM_LIMIT:-1500}" qemu-system-x86_64 -accel tcg,thread=multi -cpu "${BYPASSD_VM_CPU:-max}" \
-    -smp "${BYPASSD_VM_CPUS:-2}" -m "${BYPASSD_VM_MEMORY:-2048}" \
-    -nodefaults -no-reboot -display none -serial stdio -pidfile "$work/pid" \
-    -kernel "${BYPASSD_VM_KERNEL:-$vm_dir/vmlinuz}" -initrd "$vm_dir/initrd" \
-    -append "root=/dev/vda rw $console $cgroup bypassd.word=$word" \
-    -drive "file=$vm_dir/disk.img,format=raw,if=virtio,snapshot=on" \
-    -drive "file=$work/suite.img,format=raw,if=virtio,readonly=on" </dev/null > >(sed -u 's/\r$//' |
-        tee "$work/console" | sed -u "s/^$word exit /exit /") &
-wait $! || exit 124
-# The console's reader ends a moment after the machine.
-for _ in {1..50}; do
-    grep -q "^$word exit" "$work/console" && break
-    sleep 0.1
-done
-code=$(sed -n "s/^$word exit \([0-9]*\)$/\1/p" "$work/console")
-if [[ -z $code ]]; then
-    echo "the machine ended without an answer" >&2
-    exit 125
-fi
-exit "$code"
+boot "$cgroup" "${BYPASSD_VM_LIMIT:-1500}"

@@ -28,34 +28,9 @@ if [[ ! -f $tarball ]]; then
 fi
 "$here/build.sh"
 
-work=$(mktemp -d "${TMPDIR:-/tmp}/bypassd-vm.XXXXXX")
-finish() {
-    if [[ -s $work/pid ]]; then
-        kill "$(cat "$work/pid")" 2>/dev/null || true
-    fi
-    rm -rf "$work"
-}
-trap finish EXIT
-trap 'exit 143' TERM INT
+scratch
 mkdir -p "$work/suite/repository/tests/vm"
 cp "$here/inside-systemd.sh" "$work/suite/repository/tests/vm/inside.sh"
 cp "$tarball" "$work/suite/bypassd.tar.gz"
 printf '%s\n' "$layout" >"$work/suite/layout"
-mke2fs -q -t ext4 -d "$work/suite" "$work/suite.img" 64M >/dev/null
-
-word=word$RANDOM$RANDOM
-console="console=ttyS0 quiet loglevel=3 panic=-1 systemd.show_status=0 rd.systemd.show_status=0"
-timeout "${BYPASSD_VM_LIMIT:-900}" qemu-system-x86_64 -accel tcg,thread=multi -cpu max -smp 2 -m 2048 \
-    -nodefaults -no-reboot -display none -serial stdio -pidfile "$work/pid" \
-    -kernel "$vm_dir/vmlinuz" -initrd "$vm_dir/initrd" \
-    -append "root=/dev/vda rw $console $cgroup bypassd.word=$word" \
-    -drive "file=$vm_dir/disk.img,format=raw,if=virtio,snapshot=on" \
-    -drive "file=$work/suite.img,format=raw,if=virtio,readonly=on" </dev/null > >(sed -u 's/\r$//' |
-        tee "$work/console" | sed -u "s/^$word exit /exit /") &
-wait $! || exit 124
-for _ in {1..50}; do
-    grep -q "^$word exit" "$work/console" && break
-    sleep 0.1
-done
-code=$(sed -n "s/^$word exit \([0-9]*\)$/\1/p" "$work/console")
-exit "${code:-125}"
+boot "$cgroup" "${BYPASSD_VM_LIMIT:-900}"
