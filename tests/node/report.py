@@ -10,7 +10,7 @@ from tests.node.screen import Screen, comparison, pods_table
 BUSY: Final = 0.5
 """CPUs in use beside the pods from which on the phases can hardly be compared."""
 
-LEGEND: Final = "✓ as the agent wants it, a → b not there yet, unmarked: left as it is"
+LEGEND: Final = "✓ has the wanted value, a → b not written yet, unmarked: not managed"
 
 
 def rows(phases: tuple[Measured, ...]) -> Iterator[tuple[str, ...]]:
@@ -18,7 +18,7 @@ def rows(phases: tuple[Measured, ...]) -> Iterator[tuple[str, ...]]:
     for measured in phases:
         p50 = milliseconds(measured.latency.p50) if measured.latency else "-"
         p99 = milliseconds(measured.latency.p99) if measured.latency else "-"
-        count = str(measured.latency.requests) if measured.latency else "-"
+        count = f"{measured.latency.requests / measured.seconds:.0f}" if measured.latency else "-"
         work = "-" if measured.be_rate is None else f"{measured.be_rate:.0f} units"
         yield measured.name, p50, p99, count, work, "-" if measured.beside is None else f"{measured.beside:.2f} CPUs"
 
@@ -32,7 +32,7 @@ def lines(outcome: Outcome) -> Iterator[str]:
             "the client use a little of it): compare these phases with care"
         )
     yield from outcome.changes
-    yield from (f"not as asked: {text}" for text in outcome.squeezed)
+    yield from (f"not as requested: {text}" for text in outcome.squeezed)
     if outcome.phases[0].latency is not None:
         yield from _times(outcome)
     knobs = ", ".join(f"{name} {count}" for name, count in sorted(outcome.knobs.items()))
@@ -59,7 +59,7 @@ def _times(outcome: Outcome) -> Iterator[str]:
 def _others(outcome: Outcome) -> Iterator[str]:
     if outcome.foreign:
         others = ", ".join(f"{writer} {count}" for writer, count in sorted(outcome.foreign.items()))
-        yield f"our values changed by others meanwhile, and answered: {others}"
+        yield f"values of the agent that other programs changed, and it restored: {others}"
     if outcome.updates:
         yield f"the kubelet's CPU manager updated containers {outcome.updates} times meanwhile"
     if outcome.refused:
@@ -69,14 +69,14 @@ def _others(outcome: Outcome) -> Iterator[str]:
 
 def _undone(outcome: Outcome) -> Iterator[str]:
     if outcome.undoing.left:
-        yield f"NOT PUT BACK: {len(outcome.undoing.left)} files"
+        yield f"NOT RESTORED: {len(outcome.undoing.left)} files"
         yield from (f"  {text}" for text in outcome.undoing.left)
     if outcome.differences:
         yield f"DIFFERENT FROM BEFORE: {len(outcome.differences)} of {outcome.compared} values"
         yield from (f"  {difference}" for difference in outcome.differences)
     if good(outcome):
         yield (
-            f"put back: {outcome.undoing.restored} files restored by the agent; {outcome.compared} values read again, "
+            f"restored: {outcome.undoing.restored} files by the agent; {outcome.compared} values read again, "
             "all as before the agent"
         )
 

@@ -174,10 +174,10 @@ def _cell(cell: Cell) -> Text:
 
 
 def comparison(rows: Sequence[tuple[str, ...]], title: str) -> Table:
-    """The before/after table: phase, p50, p99, requests, BE work, CPU use beside all pods."""
+    """The before/after table: phase, p50, p99, requests a second, BE work, CPU use beside all pods."""
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False)
     table.add_column("phase", no_wrap=True)
-    for name in ("online p50", "online p99", "requests", "BE work/s", "beside pods"):
+    for name in ("online p50", "online p99", "requests/s", "BE work/s", "beside pods"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(*row)

@@ -162,7 +162,7 @@ def test_the_report_names_what_differs_and_what_was_disturbed() -> None:
     assert "DIFFERENT FROM BEFORE: 1 of 10 values" in text
     assert "/x/cpu.quota: was '-1', is '1000'" in text
     assert "DISTURBED: 1" in text
-    assert "put back" not in text
+    assert "restored: " not in text
 
 
 def test_the_report_counts_starts_by_how_they_ended() -> None:
@@ -170,6 +170,12 @@ def test_the_report_counts_starts_by_how_they_ended() -> None:
     text = "\n".join(report.lines(_outcome(phases=(phase,))))
     assert "before exec: 1 of 3 BE containers started under the agent (1 too late, 1 could not be told)" in text
     assert "median 0.20 ms, p99 0.40 ms of 2 starts" in text
+
+
+def test_the_table_compares_phases_of_different_length() -> None:
+    latency = Latency(requests=300, p50=1.0, p99=1.0)
+    short, long = (Measured(name="a", seconds=seconds, latency=latency, be_rate=None) for seconds in (3.0, 30.0))
+    assert [row[3] for row in report.rows((short, long))] == ["100", "10"]
 
 
 def test_every_line_of_a_fake_kernels_run_says_so() -> None:
