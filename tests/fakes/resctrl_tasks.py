@@ -66,10 +66,9 @@ class _Thread(NamedTuple):
 class ProcTasks:
     """Threads of the running machine.
 
-    What was moved is remembered by number and start time; a process that started after its parent was moved is in the
-    parent's group, a thread in its leader's. Two cases cannot be seen and count as the default group, which only makes
-    more work for code that moves until nothing is left: a child whose parent has ended, and one that started within the
-    same clock tick.
+    What was moved, and what lived then, is remembered by number and start time; a process that started later than its
+    parent was moved is in the parent's group, a thread in its leader's. One case cannot be seen and counts as the default
+    group, which only makes more work for code that moves until nothing is left: a child whose parent has ended.
     """
 
     def __init__(self) -> None:
@@ -79,11 +78,10 @@ class ProcTasks:
         return self._thread(tid, {}).group
 
     def put(self, tid: int, group: Group | None) -> None:
-        thread = self._thread(tid, {})
-        if thread.group is not None:
-            # Its children are in the group through it, and stay there.
-            self._moved = self._walk()
         now = int(time.clock_gettime(time.CLOCK_BOOTTIME) * TICKS_PER_SECOND)
+        thread = self._thread(tid, {})
+        # Those that live stay where they are: also a child that began within this very tick, before its parent moved.
+        self._moved = self._walk()
         self._moved[tid] = _Thread(thread.start, group, now)
 
     def threads(self) -> list[tuple[int, Group | None]]:
@@ -114,7 +112,7 @@ class ProcTasks:
             thread = _Thread(start, None)
             with contextlib.suppress(KeyError):
                 above = self._thread(parent, read)
-                if above.group is not None and start > above.since:
+                if above.group is not None and start >= above.since:
                     thread = _Thread(start, above.group)
         read[tid] = thread
         return thread
