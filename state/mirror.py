@@ -175,10 +175,12 @@ class CopyFile:
 
 
 def _apply(rows: Rows, cleared: Iterable[str], changed: Mapping[str, Mapping[str, bytes | None]]) -> None:
-    for table in cleared:
+    # Tables of a newer version are left out, as in `state.reader`.
+    for table in rows.keys() & set(cleared):
         rows[table] = {}
     for table, some in changed.items():
-        held = rows[table]
+        if (held := rows.get(table)) is None:
+            continue
         for key, body in some.items():
             if body is None:
                 held.pop(key, None)

@@ -1,4 +1,6 @@
-"""Handling of a damaged store: every provably whole row is saved, the file is moved aside, never deleted.
+"""Replacing a store that cannot be used: every provably whole row is saved, the file is moved aside, never deleted.
+
+That is a damaged store, and one of a newer version before a restore with this one.
 
 The order makes it safe to be killed at any point: the replacement is complete and on disk as ``<path>.new`` before the
 damaged file is renamed, and `finish_interrupted` puts it in place if the process ended between the two renames.
@@ -44,10 +46,10 @@ def salvage(connection: sqlite3.Connection) -> dict[str, dict[str, bytes]]:
     return chunks
 
 
-def replace_damaged(path: str, rescued: Mapping[str, Mapping[str, bytes]], now: float) -> str:
+def replace_damaged(path: str, rescued: Mapping[str, Mapping[str, bytes]], now: float, *, why: str = "corrupt") -> str:
     """Put a fresh store with the rescued rows in place of a damaged one; return where the damaged one went.
 
-    That is ``<path>.corrupt-<UTC time>``, with its WAL beside it. Units: ``now`` is wall-clock seconds.
+    That is ``<path>.<why>-<UTC time>``, with its WAL beside it. Units: ``now`` is wall-clock seconds.
     Errors: OSError or `sqlite3.Error` when the replacement cannot be written; then nothing was moved.
     """
     fresh = f"{path}.new"
@@ -64,16 +66,16 @@ def replace_damaged(path: str, rescued: Mapping[str, Mapping[str, bytes]], now: 
             )
         connection.execute("COMMIT")
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
-    aside, number = f"{path}.corrupt-{stamp}", 1
+    aside, number = f"{path}.{why}-{stamp}", 1
     while os.path.lexists(aside):
         number += 1
-        aside = f"{path}.corrupt-{stamp}-{number}"
+        aside = f"{path}.{why}-{stamp}-{number}"
     # The main file first: a damaged file that lost only its WAL would be salvaged again, without the WAL's rows.
     for part in _PARTS:
         with suppress(FileNotFoundError):
             os.rename(path + part, aside + part)
     finish_interrupted(path)
-    _forget_old(path)
+    _forget_old(path, why)
     return aside
 
 
@@ -98,9 +100,9 @@ def _remove(path: str) -> None:
             os.unlink(path + part)
 
 
-def _forget_old(path: str) -> None:
+def _forget_old(path: str, why: str) -> None:
     directory, name = os.path.split(path)
-    aside = [entry for entry in os.listdir(directory) if entry.startswith(f"{name}.corrupt-")]
+    aside = [entry for entry in os.listdir(directory) if entry.startswith(f"{name}.{why}-")]
     for base in sorted(entry for entry in aside if not entry.endswith(("-wal", "-shm")))[:-KEEP]:
         with suppress(OSError):
             _remove(os.path.join(directory, base))

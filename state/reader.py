@@ -29,9 +29,11 @@ from state.schema import (
     RUNNING,
     SERIAL,
     SETTINGS,
+    VERSION,
     NewerSchemaError,
     guard,
     schema_version,
+    tables_of,
     text_of,
     unseal,
 )
@@ -55,15 +57,21 @@ class LostStoreError(StoreError):
 
 
 class Tables(NamedTuple):
-    """The rows of the keyed tables. ``lost``: some may be missing; ``problems``: what is wrong, for a person."""
+    """The rows of the keyed tables. ``lost``: some may be missing; ``problems``: what is wrong, for a person.
+
+    ``newer``: why this version's daemon refuses the store, if a newer one wrote it.
+    """
 
     rows: Rows
     lost: bool
     problems: tuple[str, ...]
+    newer: NewerSchemaError | None = None
 
 
-def open_readonly(path: str) -> sqlite3.Connection:
+def open_readonly(path: str, *, newer: bool = True) -> sqlite3.Connection:
     """A connection that cannot write, to a file that may be in use, or lie on a read-only file system.
+
+    ``newer``: also to one of a newer version that this one can read.
 
     A WAL file needs a shared-memory file beside it; where that cannot be made, file and WAL are copied to memory-backed
     storage and read there, so that no committed row is overlooked.
@@ -78,12 +86,12 @@ def open_readonly(path: str) -> sqlite3.Connection:
         connection = sqlite3.connect(f"file:{_uri(path)}?mode=ro", uri=True, timeout=2.0, isolation_level=None)
         try:
             guard(connection)
-            version = schema_version(connection, path)
+            version = schema_version(connection, path, newer=newer)
         except sqlite3.OperationalError:
             connection.close()
             connection = _copied(path)
             guard(connection)
-            version = schema_version(connection, path)
+            version = schema_version(connection, path, newer=newer)
     except (sqlite3.Error, ValueError, OSError) as exc:
         raise StoreError(f"{path}: cannot be read: {exc}") from exc
     except StoreError:
@@ -104,6 +112,7 @@ def read_tables(path: str) -> Tables:
     rows: Rows = {table: {} for table in KEYED}
     problems: list[str] = []
     copied: Copied | None = None
+    newer: NewerSchemaError | None = None
     unread: list[str] = []
     # First: a daemon at work appends to the copy after its commit, so what is read later is not behind.
     try:
@@ -114,28 +123,30 @@ def read_tables(path: str) -> Tables:
         with closing(open_readonly(path)) as connection:
             connection.execute("BEGIN")
             left = (MOST_ROWS, MOST_BYTES)
-            for table in KEYED:
+            version = connection.execute("PRAGMA user_version").fetchone()[0]
+            newer = NewerSchemaError(path, version, VERSION) if version > VERSION else None
+            for table in tables_of(version):
                 left = _rows(connection, table, rows[table], problems, left)
     except (NoStoreError, StoreDeniedError, NewerSchemaError):
         raise
     except (StoreError, sqlite3.Error) as exc:
         problems.append(f"{path}: {exc}" if isinstance(exc, sqlite3.Error) else str(exc))
     if copied is None and SERIAL in rows[META] and RUNNING in rows[META] and not problems:
-        return Tables(rows, lost=True, problems=(f"{path}: {NO_COPY}", *unread))
+        return Tables(rows, lost=True, problems=(f"{path}: {NO_COPY}", *unread), newer=newer)
     behind = copied is not None and copied.serial > serial_of(rows[META]) and not is_stale(copied, rows[META])
     if behind and not problems:
         problems.append(
             f"{path}: the last changes are missing but present in its copy: damaged, or replaced by an older file"
         )
     if not problems:
-        return Tables(_converted(rows), lost=False, problems=())
+        return Tables(_converted(rows), lost=False, problems=(), newer=newer)
     if copied is None and not any(rows.values()):
         raise LostStoreError("; ".join((*problems, *unread)))
     rows, lost = merge(rows, copied)
     more = ": using its second copy" if copied is not None else ""
     more += "; data may be lost" if lost else ""
     rows = _converted({table: rows.get(table, {}) for table in KEYED})
-    return Tables(rows, lost, (problems[0] + more, *problems[1:]))
+    return Tables(rows, lost, (problems[0] + more, *problems[1:]), newer)
 
 
 def _converted(rows: Rows) -> Rows:
@@ -238,11 +249,12 @@ def read_dump(path: str = DEFAULT_PATH, *, history: int = 200) -> dict[str, obje
 
     Keys: ``meta`` (dict), ``files`` (list in the order of first touch), ``settings`` (list), ``assignments`` (dict),
     ``holds`` (list), ``history`` (list, newest first, at most ``history``), ``problems`` (list of messages: rows that
-    are damaged and therefore left out).
+    are damaged and therefore left out), ``newer`` (why this version's daemon refuses the store; None: it does not).
     Errors: `StoreError` when there is nothing to read; `NewerSchemaError`.
     """
     tables = read_tables(path)
-    problems = list(tables.problems)
+    newer = None if tables.newer is None else str(tables.newer)
+    problems = [*([] if newer is None else [newer]), *tables.problems]
     keyed = {
         table: _decoded(table, tables.rows[table], problems) for table in (META, FILES, SETTINGS, ASSIGNMENTS, HOLDS)
     }
@@ -261,6 +273,7 @@ def read_dump(path: str = DEFAULT_PATH, *, history: int = 200) -> dict[str, obje
         "holds": list(keyed[HOLDS].values()),
         "history": entries,
         "problems": problems,
+        "newer": newer,
     }
 
 

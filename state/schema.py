@@ -8,6 +8,9 @@ import zlib
 from collections.abc import Sequence
 from typing import Final
 
+import msgpack
+
+from cgroupfs.bounded import decoded
 from cgroupfs.errors import StoreError
 
 DEFAULT_PATH: Final = "/var/lib/bypassd/state.db"
@@ -28,6 +31,11 @@ OPENED_AT: Final = "opened_at"
 """Row of META: when the store was opened last (wall-clock seconds), by any version of bypassd."""
 LINEAGE: Final = "lineage"
 """Row of META: a random name that a store gets when a version that keeps a copy opens it first."""
+READABLE_BY: Final = "readable_by"
+"""Row of META: the oldest schema version whose programs can read the keyed tables and restore by the ledger.
+
+Absent: only the store's own version and later ones.
+"""
 RUNNING: Final = "running"
 """Row of META: a daemon works with the store; it is still there after a SIGKILL."""
 NO_COPY: Final = "its second copy is missing: the last changes may be lost"
@@ -50,6 +58,13 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
     (),
 )
 VERSION: Final = len(MIGRATIONS)
+OLDEST_READER: Final = 3
+"""The value of `READABLE_BY` that this version writes.
+
+A later version leaves it at 3 for as long as it changes no meaning of an existing table, row key or field, and makes no
+index, view or trigger: new tables, new kinds of rows and new fields are ignored by older readers. Else it writes its
+own number, and older programs refuse the store.
+"""
 
 
 MOST_ROWS: Final = 1_000_000
@@ -71,12 +86,27 @@ _MOST_OBJECTS: Final = 1_000
 
 
 class NewerSchemaError(StoreError):
-    """The file was written by a newer bypassd. It is left exactly as it is."""
+    """The file was written by a newer bypassd. It is left exactly as it is.
+
+    ``readable``: this version can restore by it, and convert it (`state.downgrade`).
+    """
+
+    def __init__(self, path: str, version: int, oldest: int) -> None:
+        self.version = version
+        self.readable = oldest <= VERSION
+        help_ = (
+            "to continue with this version run: bypassctl restore (restores the original values and converts the store)"
+            if self.readable
+            else f"only versions of schema {oldest} or later can read it: install the newer version again, and run its "
+            "bypassctl restore before a downgrade"
+        )
+        super().__init__(f"{path}: schema version {version} is of a newer bypassd; this one is of {VERSION}; {help_}")
 
 
-def schema_version(connection: sqlite3.Connection, path: str) -> int:
+def schema_version(connection: sqlite3.Connection, path: str, *, newer: bool = False) -> int:
     """The schema version of an open file; 0 is a file without any tables.
 
+    ``newer``: a newer one that this version can read is no error.
     Errors: `NewerSchemaError`; `ValueError` when another program's tables are in it; `sqlite3.DatabaseError` when it is
     not a database.
     """
@@ -88,12 +118,27 @@ def schema_version(connection: sqlite3.Connection, path: str) -> int:
     if application != APPLICATION_ID:
         raise ValueError(f"{path} is a SQLite file of another program (application id {application:#x})")
     if version > VERSION:
-        raise NewerSchemaError(
-            f"{path}: schema version {version} is of a newer bypassd; this one knows versions up to {VERSION}. "
-            "Install the newer version again, or move the file away to start with an empty store"
-        )
+        error = NewerSchemaError(path, version, _oldest_reader(connection, version))
+        if not (newer and error.readable):
+            raise error
     check_objects(connection, path)
     return version
+
+
+def tables_of(version: int) -> tuple[str, ...]:
+    """The keyed tables that a store of this schema version has; of a newer one, those that this version knows."""
+    statements = [text for part in MIGRATIONS[:version] for text in part]
+    return tuple(table for table in KEYED if _KEYED_TABLE.format(table) in statements)
+
+
+def _oldest_reader(connection: sqlite3.Connection, version: int) -> int:
+    """The row `READABLE_BY` of a newer store; its own version where the row is absent or damaged."""
+    try:
+        fields = connection.execute(f"SELECT key, row FROM {META} WHERE key = ?", (READABLE_BY,)).fetchone()  # noqa: S608
+        oldest = decoded(msgpack.unpackb, unseal(*fields), deepest=1) if fields is not None else version
+    except (sqlite3.DatabaseError, ValueError):
+        return version
+    return oldest if type(oldest) is int else version
 
 
 def guard(connection: sqlite3.Connection) -> None:

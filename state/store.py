@@ -38,7 +38,9 @@ from state.schema import (
     LINEAGE,
     META,
     NO_COPY,
+    OLDEST_READER,
     OPENED_AT,
+    READABLE_BY,
     RUNNING,
     SERIAL,
     NewerSchemaError,
@@ -105,7 +107,8 @@ class StoreBatch:
 class Store:
     """One open state file. Construction never fails for a bad disk or a damaged file, only for a newer schema.
 
-    Errors: `NewerSchemaError` from the constructor; `StoreError` from every write that did not become durable.
+    Errors: `NewerSchemaError` from the constructor (not for a readable one if ``must_record`` is False: it can be read
+    only); `StoreError` from every write that did not become durable.
     """
 
     def __init__(
@@ -148,6 +151,7 @@ class Store:
         self._reopened: str | None = None
         """The damage found when the file had to be opened again, until `check` returns it."""
         self._meta: dict[str, object] = {"boot_id": boot, "agent_version": version, "node": node, **(meta or {})}
+        self._meta[READABLE_BY] = OLDEST_READER
         self._history_limit = history_limit
         self._retry_s = retry_s
         self._retry_at = 0.0
@@ -159,7 +163,7 @@ class Store:
         try:
             self._open()
         except StoreError as exc:
-            if isinstance(exc, NewerSchemaError):
+            if isinstance(exc, NewerSchemaError) and (must_record or not exc.readable):
                 raise
 
     def rows(self, table: str) -> list[tuple[str, bytes]]:
@@ -431,7 +435,7 @@ class Store:
         if not self._held_by_name():
             return "the store or its WAL was deleted or replaced by another program"
         try:
-            with closing(open_readonly(self.path)) as fresh:
+            with closing(open_readonly(self.path, newer=False)) as fresh:
                 check = fresh.execute("PRAGMA quick_check(1)").fetchone()[0]
                 if check != "ok":
                     return str(check)

@@ -80,7 +80,10 @@ def _stored(path: str, down: str) -> Row:
     from state.schema import NewerSchemaError
 
     try:
-        return from_store(read_dump(path), time.time())
+        dump = read_dump(path)
+        if dump["newer"] is not None:
+            complain(str(dump["newer"]))
+        return from_store(dump, time.time())
     except NewerSchemaError as exc:
         raise CliError(str(exc), Exit.REFUSED) from exc
     except StoreError as exc:

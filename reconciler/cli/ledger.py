@@ -20,6 +20,7 @@ from reconciler.cli.exits import CliError, Exit
 from reconciler.daemon import side_actuators
 from reconciler.responses.eviction.journal import thaw_killed
 from reconciler.runtime.lock import AlreadyRunningError, InstanceLock
+from state.downgrade import convert_newer
 from state.kinds import CGROUP
 from state.ledger import Ledger
 from state.reader import LostStoreError, NoStoreError, read_tables
@@ -33,7 +34,8 @@ def restore_without_daemon(
 ) -> dict[str, Any]:  # the shape of the daemon's own answer
     """Take the lock, restore, and record the result, if that can be recorded.
 
-    ``problem`` of the result: the fault of the store; ``lost``: files may be missing from the result. Errors:
+    A store of a newer version is converted to this one first. ``problem`` of the result: the fault of the store;
+    ``lost``: files may be missing from the result; ``converted``: where the newer store was moved. Errors:
     `CliError` without a hierarchy, a store, or a reliable one (`Exit.UNREACHABLE`), or a daemon has the lock
     (`Exit.REFUSED`); `NewerSchemaError`.
     """
@@ -50,6 +52,7 @@ def restore_without_daemon(
         raise CliError(str(exc), Exit.UNREACHABLE) from exc
     try:
         with InstanceLock(os.path.dirname(store_path)):
+            aside, unconverted = _convert_newer(store_path)
             done, unrecorded = _restore(store_path, root, only, files)
     except AlreadyRunningError as exc:
         raise CliError(f"{exc}, but does not answer; stop it first", Exit.REFUSED) from exc
@@ -64,7 +67,8 @@ def restore_without_daemon(
         "mode": None,
         "recorded": unrecorded is None,
         "lost": tables.lost,
-        "problem": "; ".join([*tables.problems[:1], *([unrecorded] if unrecorded else [])]) or None,
+        "problem": "; ".join(filter(None, [*tables.problems[:1], unconverted, unrecorded])) or None,
+        "converted": aside,
     }
 
 
@@ -94,6 +98,16 @@ def thaw_without_daemon(store_path: str, root: str, *, files: FileOps = REAL) ->
                 store.close()
     except (AlreadyRunningError, SourceError):
         return [], []
+
+
+def _convert_newer(store_path: str) -> tuple[str | None, str | None]:
+    """Where the store of a newer version was moved, and why it could not be converted: the files come first."""
+    try:
+        return convert_newer(store_path), None
+    except NewerSchemaError:
+        raise
+    except StoreError as exc:
+        return None, str(exc)
 
 
 def _opened(store_path: str, root: str) -> Store:

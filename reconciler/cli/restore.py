@@ -93,6 +93,8 @@ def _blocks(answer: dict[str, Any], *, only: str | None) -> Iterator[Block]:
         yield line(
             StyledText(f"{fmt.plural(answer['left'], 'file')} not restored ({_why_left(files)}); see above", "bad")
         )
+    if answer.get("converted"):
+        yield line(f"The store was of a newer version and was converted; the newer file: {answer['converted']}")
     if answer["through"] == "daemon" and only is None:
         yield line(f"The daemon is now in mode {answer['mode']}; resume: bypassctl reload")
     elif answer["through"] == "daemon":

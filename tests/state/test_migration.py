@@ -11,16 +11,9 @@ import msgpack
 import msgspec
 import pytest
 
-from reconciler.actuators.codec import RowCodec, read_rows
-from reconciler.actuators.core_sched import tasks
-from reconciler.actuators.core_sched.tasks import CookieState
-from reconciler.actuators.files import node_files, oom_score
-from reconciler.actuators.files.node_files import FileRows, NodeFileState
-from reconciler.actuators.files.oom_score import OomScoreRows, OomScoreState
-from reconciler.actuators.network import undo as network
-from reconciler.actuators.network.undo import NetworkState, Redirect
-from reconciler.actuators.resctrl import undo as resctrl
-from reconciler.actuators.resctrl.undo import ResctrlState
+from reconciler.actuators.codec import read_rows
+from reconciler.actuators.files import node_files
+from reconciler.actuators.files.node_files import FileRows
 from state.dump import from_store
 from state.entry import LedgerEntry, row_key
 from state.kinds import CGROUP, SYSCTL
@@ -29,47 +22,9 @@ from state.reader import read_dump, read_tables
 from state.schema import FILES, HOLDS, META, RUNNING, VERSION, seal, unseal
 from state.schema2 import PRIVATE
 from state.store import Store, StoreBatch
+from tests.state.release_store import BOOT, BOX, KNOWN
 
 FIXTURE = Path(__file__).parents[1] / "fixtures/store/schema-2"
-BOOT = "4a9f2c1e-0000-4000-8000-0123456789ab"
-POD = "/kubepods/besteffort/pod11111111-1111-4111-8111-111111111111"
-BOX = f"{POD}/0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
-UID = "11111111-1111-4111-8111-111111111111"
-
-KNOWN: dict[RowCodec[Any], msgspec.Struct] = {
-    oom_score.CODEC: OomScoreRows(
-        containers={
-            BOX: OomScoreState(
-                pod_uid=UID, inode=41, ours=[900, 1000], original=100, odd={"812:55123": -999, "813:55124": 0}
-            ),
-            f"{POD}/second": OomScoreState(pod_uid=UID, inode=42, ours=[1000], original=0),
-        }
-    ),
-    node_files.CODECS[SYSCTL]: FileRows(
-        values={
-            "vm.min_free_kbytes": NodeFileState(original=67584, ours=(200000, 250000), policy="watermarks"),
-            "vm.watermark_scale_factor": NodeFileState(original=10, ours=(150,), policy="watermarks"),
-        }
-    ),
-    tasks.CODEC: CookieState(ours={0x9BFF8A4412C0: "online", 0x9BFF8A4413C0: "reclaimed", 2**63 + 5: "reclaimed"}),
-    resctrl.CODEC: ResctrlState(
-        groups=True,
-        place="/sys/fs/resctrl",
-        original={"L3": {0: 0xFFFFF, 1: 0xFFFFF}, "MB": {0: 100, 1: 100}},
-        written=({"L3": {0: 0xFFF00, 1: 0xFFF00}}, {"L3": {0: 0xFF000, 1: 0xFF000}, "MB": {0: 90, 1: 90}}),
-    ),
-    network.CODEC: NetworkState(
-        roots={"eth0": "mq", "eth1": ""},
-        ifb=True,
-        redirects={
-            "veth0a1b2c3d": Redirect(index=17, pod_uid=UID, owns_qdisc=True, slot=1),
-            "veth4e5f6a7b": Redirect(
-                index=19, pod_uid="22222222-2222-4222-8222-222222222222", owns_qdisc=False, slot=2
-            ),
-        },
-    ),
-}
-"""What the fixture's private rows hold, as its README has it."""
 
 
 class Crash(BaseException):
@@ -111,7 +66,7 @@ def test_everything_that_it_knows_is_in_the_ledger_and_nothing_else_is_changed(p
             kinds = [msgpack.unpackb(body)["kind"] for _, body in store.history()]
     after = raw(path, META)
     assert not PRIVATE & after.keys()
-    changing = {"serial", "opened_at"}
+    changing = {"serial", "opened_at", "readable_by"}
     assert {k: v for k, v in meta.items() if k not in PRIVATE | changing} == {
         k: v for k, v in after.items() if k not in changing
     }

@@ -111,6 +111,7 @@ def test_a_newer_schema_is_refused_with_one_message_and_left_alone(path: str) ->
     Store(path).close()
     with sqlite3.connect(path) as connection:
         connection.execute(f"PRAGMA user_version = {VERSION + 1}")
+        connection.execute("DELETE FROM meta WHERE key = 'readable_by'")
     connection.close()
     before = Path(path).read_bytes()
     with pytest.raises(NewerSchemaError, match=f"version {VERSION + 1} is of a newer bypassd"):

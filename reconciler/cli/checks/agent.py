@@ -110,6 +110,9 @@ def _store(node: InspectedNode) -> CheckResult:
     except StoreError as exc:
         fix = "start the daemon: it moves the file aside and adopts the values in force where it can identify them"
         return CheckResult("store", CheckState.BAD, str(exc), fix)
+    if fields["newer"] is not None:
+        fix = "run bypassctl restore, or install the newer version again"
+        return CheckResult("store", CheckState.BAD, str(fields["newer"]), fix)
     problems = fields["problems"]
     if isinstance(problems, list) and problems:
         return CheckResult(

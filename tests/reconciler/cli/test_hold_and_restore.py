@@ -251,6 +251,8 @@ def _gone(path: str) -> None:
 def _newer(path: str) -> None:
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA user_version = 99")
+    connection.execute("DELETE FROM meta WHERE key = 'readable_by'")
+    connection.commit()
     connection.close()
 
 

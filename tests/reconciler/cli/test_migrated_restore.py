@@ -1,7 +1,9 @@
 """``bypassctl`` on a store of schema 2 that a killed daemon has left, with no daemon since."""
 
+import errno
 import json
 import shutil
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,9 @@ from state.ledger import Ledger
 from state.store import Store
 from tests.fakes.kernel import FakeKernel
 from tests.reconciler.cli.conftest import Run
-from tests.state.test_migration import BOOT, BOX, FIXTURE, UID
+from tests.state.newer_store import KIND, make_newer
+from tests.state.release_store import BOOT, BOX, UID
+from tests.state.test_migration import FIXTURE
 
 MARKS = {"min_free_kbytes": ("250000", "67584"), "watermark_scale_factor": ("150", "10")}
 """What the killed daemon has left there, and what was there before."""
@@ -116,3 +120,47 @@ def test_status_dump_and_explain_show_every_kind(node: Path, run: Run) -> None:
     lines = text[text.index("changed outside of cgroup files") :].splitlines()
     assert lines[1].split() == ["KIND", "OBJECT", "FIELD", "ORIGINAL", "OURS"]
     assert any(line.split()[0] == "network" and "veth0a1b2c3d" in line for line in lines[2:7])
+
+
+def test_a_newer_versions_store_is_restored_converted_and_shown(node: Path, run: Run) -> None:
+    make_newer(store_of(node))
+    where = ("--store", store_of(node))
+    for command in ("status", "dump"):
+        shown = run(command, *where, "-o", "json")
+        assert shown.code in {Exit.OK, Exit.NOT_OK}
+        assert any("bypassctl restore" in problem for problem in json.loads(shown.out)["problems"])
+        assert "bypassctl restore" in shown.err
+    answer = restore_without_daemon(store_of(node), str(node), None)
+    assert {name: (node / f"proc/sys/vm/{name}").read_text().strip() for name in MARKS} == {
+        name: before for name, (_, before) in MARKS.items()
+    }
+    assert (answer["recorded"], answer["lost"], answer["problem"]) == (True, False, None)
+    assert Path(answer["converted"]).parent == Path(store_of(node)).parent
+    outcomes = {(row["path"], row["file"]): row["undo"] for row in answer["files"]}
+    assert outcomes["/moon", "beam"] == "its original is not known; left", "only the newer version can"
+    with closing(Store(store_of(node), boot=BOOT)) as store:
+        assert [row.path for row in Ledger(store).of_kind(KIND)] == ["/moon"]
+    assert restore_without_daemon(store_of(node), str(node), None)["converted"] is None
+
+
+def test_a_store_that_cannot_be_converted_is_restored_all_the_same(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_newer(store_of(node))
+
+    def full(*_: object, **__: object) -> str:
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr("state.downgrade.replace_damaged", full)
+    answer = restore_without_daemon(store_of(node), str(node), None)
+    assert (node / "proc/sys/vm/min_free_kbytes").read_text().strip() == MARKS["min_free_kbytes"][1]
+    assert (answer["recorded"], answer["converted"]) == (False, None)
+    assert "ENOSPC" in answer["problem"]
+
+
+def test_one_that_only_newer_versions_can_read_is_refused_and_left_alone(node: Path, run: Run) -> None:
+    make_newer(store_of(node), oldest=99)
+    before = Path(store_of(node)).read_bytes()
+    for command in ("status", "dump", "restore"):
+        shown = run(command, "--store", store_of(node), "--root", str(node))
+        assert shown.code == Exit.REFUSED, command
+        assert "install the newer version again" in shown.err
+    assert Path(store_of(node)).read_bytes() == before
