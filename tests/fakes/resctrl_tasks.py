@@ -67,8 +67,8 @@ class ProcTasks:
     """Threads of the running machine.
 
     What was moved, and what lived then, is remembered by number and start time; a process that started later than its
-    parent was moved is in the parent's group, a thread in its leader's. One case cannot be seen and counts as the default
-    group, which only makes more work for code that moves until nothing is left: a child whose parent has ended.
+    parent was moved is in the parent's group, a thread in its leader's. One case cannot be seen and counts as the
+    default group, which only makes more work for code that moves until nothing is left: a child whose parent has ended.
     """
 
     def __init__(self) -> None:
