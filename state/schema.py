@@ -106,7 +106,7 @@ class NewerSchemaError(StoreError):
 def schema_version(connection: sqlite3.Connection, path: str, *, newer: bool = False) -> int:
     """The schema version of an open file; 0 is a file without any tables.
 
-    ``newer``: a newer one that this version can read is no error.
+    ``newer``: accept a newer version's file if this version can read it.
     Errors: `NewerSchemaError`; `ValueError` when another program's tables are in it; `sqlite3.DatabaseError` when it is
     not a database.
     """
