@@ -31,6 +31,7 @@ from reconciler.runtime.cooperative import Steps, all_steps
 from reconciler.runtime.counters import CounterValues
 from reconciler.runtime.supervisor import ComponentHealth, ComponentStatus
 from reconciler.runtime.systemd import LoopHeartbeat
+from reconciler.sources.kubelet_watch import kubelet_facts
 from reconciler.telemetry.metrics import MetricsSnapshot, PodMetrics, rss_bytes
 from reconciler.web.interface import AlertTest, HoldRequest, RestoreRequest
 from state.cache import CacheConsumption, CacheUsage
@@ -389,6 +390,7 @@ class StatusReport:
             "driver": agent.place.layout.driver.value,
             "kubepods": agent.place.layout.kubepods,
             "cpus": str(agent.inventory.readings.topology.online),
+            "kubelet": self._kubelet(),
             "kubelet_policy": agent.inventory.readings.kubelet.policy.value,
             "kubelet_reasserts_s": agent.inventory.readings.kubelet.reasserts_s,
             "ledger": agent.ledger.counts(),
@@ -398,6 +400,15 @@ class StatusReport:
             "rss_bytes": rss_bytes(),
             "alerts": dict(agent.alerts),
             "components": [asdict(status) for status in self._statuses()],
+        }
+
+    def _kubelet(self) -> dict[str, object]:
+        """The values in use; ``pending``: edited since the kubelet started, in effect when it restarts."""
+        watch = self._agent.kubelet_watch
+        return {
+            **kubelet_facts(self._agent.place.kubelet),
+            "pid": watch.current.pid,
+            "pending": [str(change) for change in watch.pending],
         }
 
     def _movement(self) -> dict[str, object]:
