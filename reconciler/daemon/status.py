@@ -24,6 +24,7 @@ from reconciler.actuators.base import GroupOutcomes
 from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.actuators.holds import check_reason, check_seconds, check_target, pod_hold
 from reconciler.config.dry_run import dry_run_parts
+from reconciler.config.load import digest
 from reconciler.config.model import AgentMode
 from reconciler.daemon.agent import Agent
 from reconciler.daemon.side_actuators import cache_use
@@ -390,6 +391,7 @@ class StatusReport:
             "driver": agent.place.layout.driver.value,
             "kubepods": agent.place.layout.kubepods,
             "cpus": str(agent.inventory.readings.topology.online),
+            "config_digest": digest(agent.config),
             "kubelet": self._kubelet(),
             "kubelet_policy": agent.inventory.readings.kubelet.policy.value,
             "kubelet_reasserts_s": agent.inventory.readings.kubelet.reasserts_s,

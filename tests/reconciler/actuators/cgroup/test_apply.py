@@ -173,7 +173,12 @@ async def test_a_write_whose_plan_was_overtaken_is_planned_again_and_is_no_alert
     await acting.actuator.apply(
         [acting.target(BE, {"cpu.quota": 200_000}), acting.target(GROUP, {"cpu.quota": 50_000})]
     )
-    acting.actuator._writer = Overtaken(acting, lambda: acting.write(GROUP, "cpu.quota", "100000"))
+
+    def fast_path() -> None:
+        acting.write(GROUP, "cpu.quota", "100000")
+        acting.ledger.wrote(("cpu", GROUP, "cpu.cfs_quota_us"), before=None, after="100000")
+
+    acting.actuator._writer = Overtaken(acting, fast_path)
     await acting.actuator.apply([acting.target(BE, {"cpu.quota": 60_000})])
     assert (acting.read(BE, "cpu.quota"), acting.stood(BE, "cpu.quota"), acting.alerts) == ("200000", "due", [])
     assert acting.judge.statuses.due(time.monotonic(), lambda _: False) == {UID}
