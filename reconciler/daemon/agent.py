@@ -439,7 +439,12 @@ class Agent:
         if not self.config.kubelet.enabled:
             return KubeletView()
         kubelet = self.place.kubelet
-        return self.checkpoints.view(pods, reserved=kubelet.reserved_cpus, strict_reserved=kubelet.strict_reserved)
+        return self.checkpoints.view(
+            pods,
+            reserved=kubelet.reserved_cpus,
+            strict_reserved=kubelet.strict_reserved,
+            listed=self.kubelet_pods.listed if self.kubelet_pods is not None else None,
+        )
 
     def _owner(self, path: str) -> str | None:
         name = self.place.layout.parse(path)

@@ -10,7 +10,7 @@ The files are read in the loop (a few hundred bytes, rarely); `allocations` deci
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, Protocol, TypeVar, final
 
 import trio
@@ -127,8 +127,11 @@ class CheckpointSource:
         *,
         reserved: CpuSet = EMPTY,
         strict_reserved: bool = False,
+        listed: Collection[str] | None = None,
     ) -> KubeletView:
         """What to go by now; ``pods`` are those with a cgroup, None while that is not known.
+
+        ``listed``: the uids in the kubelet's own list, None while it does not answer.
 
         When the answer changes by time alone, ``node`` is marked then (while `run` runs).
         """
@@ -139,6 +142,7 @@ class CheckpointSource:
             reserved=reserved,
             strict_reserved=strict_reserved,
             reasserts_s=self._reasserts_s(now),
+            listed=listed,
         )
         self._wake.set()
         return replace(kubelet_view, granted=self._granted, affinity=self._affinity)
