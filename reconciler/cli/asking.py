@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 import trio
@@ -53,6 +53,8 @@ class QueryResults(Struct, kw_only=True):
     daemon: str | None = None
     daemon_reasons: tuple[str, ...] = ()
     daemon_pid: int | None = None
+    daemon_state: Mapping[str, object] | None = None
+    """What the running daemon goes by: the section ``agent`` of its document; None: not queried, or no answer."""
     fanotify: bool | None = None
     fanotify_problem: str = ""
     api_problem: str | None = None
@@ -153,6 +155,9 @@ def _ask_daemon(node: InspectedNode, results: QueryResults) -> None:
         results.daemon = "ready" if answer["ready"] else "not ready"
         results.daemon_reasons = tuple(answer["reasons"])
         results.daemon_pid = _daemon_pid(node)
+        _, body = exchange(node.socket, "GET", "/state?section=agent", timeout_s=2.0)
+        state = json.loads(body)["agent"]
+        results.daemon_state = state if isinstance(state, dict) else None
     except Unreachable:
         results.daemon = None
     except Denied as exc:

@@ -151,7 +151,7 @@ COMMANDS: Final = (
     CliCommand("doctor", "check this node: available features, problems and fixes", "doctor"),
     CliCommand("capture", "capture everything bypassd reads on this node, secrets masked", "capture", add=_capture),
     CliCommand("plan", "plan and writes without the daemon; --root CAPTURE: for a captured node", "plan", add=_plan),
-    CliCommand("config", "configuration in force and the origin of each value", "config", ("table",), _config),
+    CliCommand("config", "configuration in force and the origin of each value", "config", add=_config),
 )
 
 

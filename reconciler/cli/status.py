@@ -68,6 +68,8 @@ def summary(document: FetchedDocument) -> Row:
         "movement": agent.get("movement", {}),
         "interference": of_node(body),
         "components": agent.get("components", []),
+        "kubelet": agent.get("kubelet", {}),
+        "kubelet_reasserts_s": agent.get("kubelet_reasserts_s"),
         "problems": body["problems"],
     }
 
@@ -76,6 +78,11 @@ def _blocks(document: FetchedDocument, facts: Row) -> Iterator[Block]:
     agent = document.body["agent"]
     yield line(*_title(document, facts))
     if document.live:
+        if (period_s := facts["kubelet_reasserts_s"]) is not None:
+            text = (
+                f"the kubelet rewrites every container each {fmt.duration(period_s)}: settings that it undoes are off"
+            )
+            yield line(StyledText(text, "warn"))
         yield line(
             StyledText(
                 f"kubelet {agent['kubelet_policy']}, cgroups {agent['cgroups']}/{agent['driver']}, "

@@ -1,4 +1,4 @@
-"""The agent's environment: the node's hierarchies, names, runtime directories and kubelet, detected once.
+"""The agent's environment: the node's hierarchies, names, runtime directories and kubelet, detected at the start.
 
 Also the endpoints on this node: the kubelet's address with the agent's credentials, and the runtime's CRI socket, from
 the configuration and what was detected. No request is sent here.
@@ -107,10 +107,7 @@ def find_place(config: Config) -> NodeEnvironment | None:
     root = config.node.root
     hierarchy = Hierarchy.detect(root)
     kubelet = read_kubelet(config)
-    layout = detect_layout(hierarchy, kubelet.cgroups if kubelet.sources else None)
-    if config.node.cgroup_root is not None:
-        driver = layout.driver if layout is not None else Driver.CGROUPFS
-        layout = Layout(driver, config.node.cgroup_root)
+    layout = find_layout(config, hierarchy, kubelet)
     if layout is None:
         return None
     return NodeEnvironment(
@@ -121,6 +118,33 @@ def find_place(config: Config) -> NodeEnvironment | None:
         kubelet=kubelet,
         runtime=runtime_dirs(config),
     )
+
+
+def find_layout(config: Config, hierarchy: Hierarchy, kubelet: KubeletConfig) -> Layout | None:
+    """Where the pods' groups are; None while neither the kubelet's configuration nor a directory shows it."""
+    layout = detect_layout(hierarchy, kubelet.cgroups if kubelet.sources else None)
+    if config.node.cgroup_root is not None:
+        return Layout(layout.driver if layout is not None else Driver.CGROUPFS, config.node.cgroup_root)
+    return layout
+
+
+def with_kubelet(config: Config, place: NodeEnvironment, kubelet: KubeletConfig) -> NodeEnvironment:
+    """The environment under other settings of the kubelet; the pods' groups are where they were if nothing shows it."""
+    return replace(place, kubelet=kubelet, layout=find_layout(config, place.hierarchy, kubelet) or place.layout)
+
+
+def built_from(config: Config, place: NodeEnvironment) -> dict[str, object]:
+    """What the agent's parts are built from and cannot change while they run, by name. The rest is read at each use."""
+    kubelet = place.kubelet
+    return {
+        "root directory": kubelet.root_dir,
+        "node name": kubelet.node_name,
+        "cgroup layout": place.layout,
+        "pod list": kubelet_peer(config.kubelet, kubelet),
+        "static pods": kubelet.static_pod_path,
+        "runtime endpoint": kubelet.runtime_endpoint,
+        "kubeconfig": kubelet.kubeconfig,
+    }
 
 
 async def wait_for_place(config: Config, waiting: Callable[[str], object]) -> NodeEnvironment:

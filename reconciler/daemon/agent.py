@@ -10,12 +10,13 @@ sampler                                           (the clock)
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Final, final
 
 import trio
+from msgspec.structs import replace
 
 from cgroupfs.errors import SourceError, StoreError
 from cgroupfs.files import REAL, FileOps
@@ -35,7 +36,14 @@ from reconciler.actuators.restore import UndoKind, restore_ledger
 from reconciler.alerts.agent_alerts import as_alert
 from reconciler.alerts.service import AlertService
 from reconciler.alerts.sinks.base import SinkContext
-from reconciler.config.environment import NodeEnvironment, cri_client, kubelet_peer
+from reconciler.config.environment import (
+    NodeEnvironment,
+    built_from,
+    cri_client,
+    kubelet_peer,
+    read_kubelet,
+    with_kubelet,
+)
 from reconciler.config.model import AgentMode, Config, Lower
 from reconciler.config.read_keys import read_keys
 from reconciler.control.cpu_hotplug import CpusetRepair
@@ -60,6 +68,8 @@ from reconciler.sources.cri import CriClient
 from reconciler.sources.disks import DiskSource
 from reconciler.sources.hotplug import HotplugSource
 from reconciler.sources.kubelet_api import KubeletPods
+from reconciler.sources.kubelet_config import KubeletConfig
+from reconciler.sources.kubelet_watch import KubeletChange, KubeletWatch
 from reconciler.sources.runtime_signal import RuntimeEvent, RuntimeEvents
 from reconciler.sources.tree import TreeSource
 from state.cache import CacheUsage
@@ -81,9 +91,22 @@ _PATIENCE_S: Final = 0.5
 class Agent:
     """See the module's text. Building it opens the store and reads files; no cgroup is written before it runs."""
 
-    def __init__(self, config: Config, place: NodeEnvironment, *, files: FileOps = REAL) -> None:
-        """Errors: `NewerSchemaError` when the store is of a newer version."""
+    def __init__(
+        self,
+        config: Config,
+        place: NodeEnvironment,
+        *,
+        files: FileOps = REAL,
+        renew: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """``renew`` is called with the reason when the kubelet changed what the parts are built from.
+
+        Then the caller closes this agent and builds another one on the node as it is by then.
+
+        Errors: `NewerSchemaError` when the store is of a newer version.
+        """
         self.config = config
+        self._renew = renew
         self.place = place
         self.files = files
         self.log = get_log("agent")
@@ -123,7 +146,20 @@ class Agent:
         self.holds = HoldManager(read_holds(self.store), self._hold, boot_id=self.store.boot)
         self.marks = MarkReader(ReadKeys())
         self.operator_files = OperatorFiles(config, place, self.marks)
-        self.checkpoints = CheckpointSource(self.dirty, root=place.root, kubelet_root=place.kubelet.root_dir)
+        self.kubelet_watch = KubeletWatch(
+            place.kubelet,
+            lambda: read_kubelet(config),
+            changed=self._kubelet_changed,
+            restarted=lambda: self.checkpoints.restarted(),  # noqa: PLW0108  (made below)
+            pidfd=place.root == "/",
+        )
+        self.checkpoints = CheckpointSource(
+            self.dirty,
+            root=place.root,
+            kubelet_root=place.kubelet.root_dir,
+            reconcile_s=place.kubelet.reconcile_s,
+            on_restart=self.kubelet_watch.check,
+        )
         self.kubelet_pods = self._kubelet_pods()
         self.metadata = Metadata(self.dirty, kubelet=self.kubelet_pods, cri=self._cri())
         self.tree = TreeSource(place.hierarchy, place.layout, self.dirty, resync_s=config.node.resync_s)
@@ -269,6 +305,8 @@ class Agent:
             Component(name="disks", run=self.disks.run),
             Component(name="holds", run=self.holds.run),
         ]
+        if self.config.kubelet.enabled:
+            sources.append(Component(name="kubelet configuration", run=self.kubelet_watch.run))
         if self.kubelet_pods is not None:
             sources.append(Component(name="kubelet", run=_at_once(self.kubelet_pods.run)))
         return [
@@ -365,7 +403,7 @@ class Agent:
         ]
         statuses += self.operator_files.statuses()
         if self.config.kubelet.enabled:
-            statuses.append(self._kubelet_process())
+            statuses.append(self.kubelet_watch.status())
         if not self.store.writable:
             statuses.append(
                 SourceStatus(name="store", ok=False, age_s=None, detail=self.store.problem or "not writable")
@@ -374,19 +412,39 @@ class Agent:
             statuses.append(SourceStatus(name="store", ok=True, age_s=0.0, detail=self.store.path))
         return statuses
 
-    def _kubelet_process(self) -> SourceStatus:
-        """Whether a process is verified as the kubelet, and which of its settings could not be used."""
-        kubelet = self.place.kubelet
-        detail = "; ".join(kubelet.problems)
-        if not detail:
-            detail = "not running" if kubelet.pid is None else f"process {kubelet.pid}"
-        return SourceStatus(name="kubelet process", ok=not kubelet.problems, age_s=0.0, detail=detail)
+    def _kubelet_changed(self, kubelet: KubeletConfig, changes: tuple[KubeletChange, ...]) -> None:
+        """Plan with the new values; parts that are built from others are built anew, by the caller of this agent."""
+        place = with_kubelet(self.config, self.place, kubelet)
+        before, after = built_from(self.config, self.place), built_from(self.config, place)
+        if different := [name for name, value in after.items() if value != before[name]]:
+            # Until then this agent's parts and what it reports stay with what they were built from.
+            fixed = self.place.kubelet
+            place = replace(
+                self.place,
+                kubelet=replace(
+                    fixed,
+                    reserved_cpus=kubelet.reserved_cpus,
+                    cpu_manager_policy=kubelet.cpu_manager_policy,
+                    cpu_manager_options=kubelet.cpu_manager_options,
+                    reconcile_s=kubelet.reconcile_s,
+                ),
+            )
+            self._renew(f"the kubelet's {', '.join(different)} changed")
+        self.place = place
+        self.checkpoints.reassertion.expect(kubelet.reconcile_s)
+        if changes:
+            self.dirty.mark_all("kubelet configuration")
 
     def _kubelet_view(self, pods: Mapping[str, Pod]) -> KubeletView:
         if not self.config.kubelet.enabled:
             return KubeletView()
         kubelet = self.place.kubelet
-        return self.checkpoints.view(pods, reserved=kubelet.reserved_cpus, strict_reserved=kubelet.strict_reserved)
+        return self.checkpoints.view(
+            pods,
+            reserved=kubelet.reserved_cpus,
+            strict_reserved=kubelet.strict_reserved,
+            listed=self.kubelet_pods.listed if self.kubelet_pods is not None else None,
+        )
 
     def _owner(self, path: str) -> str | None:
         name = self.place.layout.parse(path)

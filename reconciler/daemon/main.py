@@ -45,6 +45,8 @@ _STUCK_S: Final = 20.0
 """A pass that takes longer than this means that the loop is blocked."""
 _BEAT_S: Final = 1.0
 _SETTLE_S: Final = 3.0
+_RENEW_S: Final = 60.0
+"""The least time between two renewals of the agent: a kubelet that flaps costs the node no more than this."""
 _READY_S: Final = 30.0
 """So long systemd waits for the first pass; /readyz reports the state after that."""
 
@@ -59,6 +61,12 @@ class Daemon:
         self.supervisor: Supervisor | None = None
         self.heartbeat = Heartbeat(_STUCK_S)
         self._observe = observe
+        self._renewal: str | None = None
+        """Why the running agent ends for another one; None: it does not."""
+        self._renew_from = 0.0
+        self._stopped_by: str | None = None
+        """The signal that ends the daemon, also where it arrives between two agents."""
+        self._ended = False
         self._log = get_log("daemon")
         self._notifier = Notifier()
 
@@ -72,11 +80,12 @@ class Daemon:
         """Run until a signal or the end of an essential part. Errors: `EssentialError`, `SourceError`."""
         async with trio.open_nursery() as nursery:
             await nursery.start(self._signals, nursery.cancel_scope)
-            place = await self._place()
-            for problem in (*place.kubelet.problems, *(str(error) for error in place.runtime.problems)):
-                self._log.warning(problem)
             try:
-                await self._serve(place)
+                while not self._ended:
+                    place = await self._place()
+                    for problem in (*place.kubelet.problems, *(str(error) for error in place.runtime.problems)):
+                        self._log.warning(problem)
+                    await self._serve(place)
             finally:
                 nursery.cancel_scope.cancel(reason="the daemon has stopped")
 
@@ -99,7 +108,14 @@ class Daemon:
         return place
 
     async def _serve(self, place: NodeEnvironment) -> None:
-        agent = self.agent = Agent(self.config, place)
+        self._renewal = None
+        wanted = trio.Event()
+
+        def renew(reason: str) -> None:
+            self._log.warning("the parts are built again", reason=reason)
+            wanted.set()
+
+        agent = self.agent = Agent(self.config, place, renew=renew)
         layers = [self._outer(), *agent.components(), self._inner(agent)]
         self.supervisor = Supervisor(layers, self._component_changed)
         self._log.info(
@@ -114,11 +130,23 @@ class Daemon:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._tell_ready, agent)
+                nursery.start_soon(self._renew, wanted, self.supervisor)
+                if self._stopped_by is not None:
+                    self.supervisor.stop(self._stopped_by)
                 await self.supervisor.run()
                 nursery.cancel_scope.cancel(reason="the supervisor has stopped")
         finally:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + 15):
                 await self._end(agent)
+            self.agent = self.supervisor = None
+
+    async def _renew(self, wanted: trio.Event, supervisor: Supervisor) -> None:
+        """End the present agent for a new one when the kubelet has changed what it is built from, but not often."""
+        await wanted.wait()
+        await trio.sleep_until(self._renew_from)
+        self._renew_from = trio.current_time() + _RENEW_S
+        self._renewal = "the kubelet's settings changed"
+        supervisor.stop(self._renewal)
 
     def _outer(self) -> list[Component]:
         """Components that outlive the agent's own parts."""
@@ -132,6 +160,11 @@ class Daemon:
         return web.components(self.config.http, show, show, root="/", names=[name] if name else [])
 
     async def _end(self, agent: Agent) -> None:
+        if self._renewal is not None and self._stopped_by is None:
+            # Not a stop: what is in force stays, as the next agent finds it in the store.
+            self._notifier.status(f"{self.config.mode.value}: {self._renewal}; starting the parts again")
+            agent.close()
+            return
         self._notifier.stopping("stopping")
         if self.config.on_stop is OnStop.RESTORE and self.config.mode is AgentMode.ENFORCE:
             done = await agent.restore()
@@ -139,6 +172,7 @@ class Daemon:
             self._log.info("restored on stop", files=len(done) - len(left), left=len(left))
         agent.close()
         self._notifier.close()
+        self._ended = True
 
     async def _tell_ready(self, agent: Agent) -> None:
         with trio.move_on_after(_READY_S) as waiting:
@@ -186,10 +220,12 @@ class Daemon:
             async for number in received:
                 if number == signal.SIGHUP:
                     self.reload()
-                elif self.supervisor is not None:
-                    self.supervisor.stop(signal.Signals(number).name)
-                else:
-                    scope.cancel(reason=signal.Signals(number).name)
+                    continue
+                self._stopped_by = signal.Signals(number).name
+                if self.supervisor is not None:
+                    self.supervisor.stop(self._stopped_by)
+                elif self._renewal is None or self.config.on_stop is not OnStop.RESTORE:
+                    scope.cancel(reason=self._stopped_by)
 
     def reload(self) -> tuple[str, ...]:
         """Read the configuration again; a bad one is reported and changes nothing.

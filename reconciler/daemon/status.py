@@ -24,6 +24,7 @@ from reconciler.actuators.base import GroupOutcomes
 from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.actuators.holds import check_reason, check_seconds, check_target, pod_hold
 from reconciler.config.dry_run import dry_run_parts
+from reconciler.config.load import digest
 from reconciler.config.model import AgentMode
 from reconciler.daemon.agent import Agent
 from reconciler.daemon.side_actuators import cache_use
@@ -31,6 +32,7 @@ from reconciler.runtime.cooperative import Steps, all_steps
 from reconciler.runtime.counters import CounterValues
 from reconciler.runtime.supervisor import ComponentHealth, ComponentStatus
 from reconciler.runtime.systemd import LoopHeartbeat
+from reconciler.sources.kubelet_watch import kubelet_facts
 from reconciler.telemetry.metrics import MetricsSnapshot, PodMetrics, rss_bytes
 from reconciler.web.interface import AlertTest, HoldRequest, RestoreRequest
 from state.cache import CacheConsumption, CacheUsage
@@ -389,6 +391,8 @@ class StatusReport:
             "driver": agent.place.layout.driver.value,
             "kubepods": agent.place.layout.kubepods,
             "cpus": str(agent.inventory.readings.topology.online),
+            "config_digest": digest(agent.config),
+            "kubelet": self._kubelet(),
             "kubelet_policy": agent.inventory.readings.kubelet.policy.value,
             "kubelet_reasserts_s": agent.inventory.readings.kubelet.reasserts_s,
             "ledger": agent.ledger.counts(),
@@ -398,6 +402,15 @@ class StatusReport:
             "rss_bytes": rss_bytes(),
             "alerts": dict(agent.alerts),
             "components": [asdict(status) for status in self._statuses()],
+        }
+
+    def _kubelet(self) -> dict[str, object]:
+        """The values in use; ``pending``: edited since the kubelet started, in effect when it restarts."""
+        watch = self._agent.kubelet_watch
+        return {
+            **kubelet_facts(self._agent.place.kubelet),
+            "pid": watch.current.pid,
+            "pending": [str(change) for change in watch.pending],
         }
 
     def _movement(self) -> dict[str, object]:

@@ -46,7 +46,8 @@ _POD: Final = b"kubepods"
 class HostProcess(Struct, frozen=True, kw_only=True):
     """A verified process. ``arguments``: after its name. ``executable``: its path in its own mount namespace.
 
-    ``program``: device and inode of the executable; None on a copied node. ``parent``: the parent's pid.
+    ``program``: device and inode of the executable; None on a copied node. ``parent``: the parent's pid. ``started``:
+    clock ticks from boot to its start, which with the pid identifies it; 0 on a copied node.
     """
 
     pid: int
@@ -54,6 +55,7 @@ class HostProcess(Struct, frozen=True, kw_only=True):
     executable: str = ""
     program: tuple[int, int] | None = None
     parent: int = 0
+    started: int = 0
 
 
 class Rejected(Struct, frozen=True, kw_only=True):
@@ -212,7 +214,9 @@ class _Search:
         name = link.rpartition("/")[2]
         if self._executable is None and (name not in self._programs or not _called(text, name)):
             raise _RefusedError(f"its program is {link}")
-        return HostProcess(pid=pid, arguments=arguments, executable=link, program=program, parent=parent)
+        return HostProcess(
+            pid=pid, arguments=arguments, executable=link, program=program, parent=parent, started=int(start)
+        )
 
     def _check_identity(self, directory: str) -> int:
         """User ids, namespaces and groups; the parent's pid."""
