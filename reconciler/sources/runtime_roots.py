@@ -1,7 +1,8 @@
 """Where the container runtimes of this node keep their per-container directories.
 
-Two kinds, both holding one directory per container id: runc's own state (``<id>/state.json``), and the OCI bundle
-(``<id>/config.json``, and ``init.pid`` when containerd's shim has started it). runc's root is *not* below containerd's
+Two kinds, both holding one directory per container id: the runtime's own state (``<id>/state.json`` of runc,
+``<id>/status`` of crun: `reconciler.sources.runtime_files`), and the OCI bundle (``<id>/config.json``, and ``init.pid``
+when containerd's shim has started it). runc's root is *not* below containerd's
 state directory: the shim uses its own default, or the runtime's ``Root`` option, and adds the containerd namespace.
 
 Source: containerd's shim for runc (v1 and v2), its configuration formats 1 to 3; moby; CRI-O's runtime configuration.
@@ -19,6 +20,7 @@ from msgspec import Struct
 from cgroupfs.bounded import decoded
 from cgroupfs.errors import InputError, SourceError, errno_name
 from reconciler.runtime.safe_files import FileRule, read_file
+from reconciler.sources.runtime_files import FIFO, FILES
 
 CONTAINERD_CONFIG: Final = "/etc/containerd/config.toml"
 _DEEPEST: Final = 64
@@ -38,7 +40,7 @@ _LEGACY_PLUGINS: Final = ("io.containerd.runtime.v1.linux", "linux")
 class RuntimeDirs(Struct, frozen=True, kw_only=True):
     """Directories to search, all with the root prefix. ``bundles`` and ``nested`` differ in the place of a bundle.
 
-    ``states``: ``<dir>/<id>/state.json``. ``bundles``: ``<dir>/<id>/config.json``. ``nested`` (CRI-O):
+    ``states``: ``<dir>/<id>/`` with a runtime's file. ``bundles``: ``<dir>/<id>/config.json``. ``nested`` (CRI-O):
     ``<dir>/<id>/userdata/config.json``, in which no ``init.pid`` appears. ``problems``: files that could not be used.
     """
 
@@ -63,12 +65,23 @@ class RuntimeDirs(Struct, frozen=True, kw_only=True):
         return None
 
     def state_file(self, container_id: str) -> str | None:
-        """The ``state.json`` of a container that has one now. Errors: as `bundle`."""
+        """The runtime's record of a container that has one now. Errors: as `bundle`."""
         for directory in self.states:
-            path = f"{directory}/{container_id}/state.json"
-            if _is_there(path):
-                return path
+            for file in FILES:
+                path = f"{directory}/{container_id}/{file.name}"
+                if _is_there(path):
+                    return path
         return None
+
+    def waits_for_start(self, container_id: str) -> bool:
+        """Whether a file proves that the container's program was not executed yet. False proves nothing."""
+        return any(
+            os.path.exists(f"{directory}/{container_id}/{file.name}")
+            and os.path.exists(f"{directory}/{container_id}/{FIFO}")
+            for directory in self.states
+            for file in FILES
+            if file.fifo
+        )
 
 
 def _is_there(path: str) -> bool:
