@@ -62,7 +62,9 @@ BUNDLE: Final[Shape] = {
             "pids": {"limit": ""},
         },
     },
-    # ... and runc's state.json, which have no field in common.
+    # ... runc's state.json and crun's status, which have no field in common.
+    "pid": "",
+    "cgroup-path": "",
     "id": "",
     "init_process_pid": "",
     "cgroup_paths": "texts",

@@ -4,7 +4,7 @@ The runtime's own files are read here; the other sources pass their readings to 
 the inventory. `view` makes the immutable `NodeView` of the moment. Nothing in here waits or writes.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple, TypedDict, Unpack, final
 
 from msgspec import Struct
@@ -163,8 +163,13 @@ class Inventory:
         return self._owners.get(container_id)
 
     def container_ids(self) -> Collection[str]:
-        """Every container that has a directory, as of the last reading."""
-        return self._owners.keys()
+        """Every container that has a directory and is bounded itself, as of the last reading."""
+        sandboxed = self.sandboxed()
+        return [cid for cid, uid in self._owners.items() if uid not in sandboxed]
+
+    def sandboxed(self) -> Collection[str]:
+        """The uids of the pods in a machine or kernel of their own."""
+        return {uid for uid, pod in self.pods.items() if pod.sandbox is not None}
 
     def sample(self, uid: str, dirs: PodDirs | None) -> PodChange:
         """Take a fresh listing of one pod's directories (None: there are none) and assemble the pod again."""
@@ -255,6 +260,7 @@ class Inventory:
             facts={cid: self._facts[cid] for cid in dirs.containers if cid in self._facts},
             granted=self._readings.kubelet.granted.get(dirs.uid, {}),
             exclusive=bool(self._readings.kubelet.exclusive.get(dirs.uid)),
+            sandbox=self._sandbox(dirs, metas),
             last=self._last.get(dirs.uid),
         )
         before = self._assembled.get(dirs.uid)
@@ -267,10 +273,23 @@ class Inventory:
         self._assembled[dirs.uid] = known, self._rules, pod
         return pod
 
+    def _sandbox(self, dirs: PodDirs, metas: Iterable[PodMeta]) -> str | None:
+        """The runtime that runs the pod in a machine or kernel of its own; such a pod may have no directory inside."""
+        for cid in dirs.containers:
+            if (facts := self._facts.get(cid)) is not None and facts.sandbox is not None:
+                return facts.sandbox
+        if dirs.containers:
+            return None
+        return next(
+            (found for meta in metas for cid in meta.sandbox_ids if (found := self._runtime.sandbox(cid))), None
+        )
+
     def _read(self, cid: str) -> None:
         """The runtime's files of one container: the bundle from its creation, its record once it has finished."""
         known = self._facts.get(cid)
-        container_input = ContainerInput(settled=not self._awaited(cid))
+        sandbox = self._runtime.sandbox(cid)
+        # No runtime writes into the pod's directory, and none of a sandbox signals.
+        container_input = ContainerInput(settled=sandbox is not None or not self._awaited(cid), sandbox=sandbox)
         lost: list[AgentError] = []
         try:
             if (directory := self._runtime.bundle(cid)) is not None:

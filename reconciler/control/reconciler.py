@@ -451,7 +451,7 @@ class Reconciler:
             ours = self._ledger.group(group.path) or group.path in self.actuator.judge.recent_releases
             if not settings and not ours and group.path not in before:
                 continue
-            if container is None and not pod.containers:
+            if container is None and not pod.containers and pod.sandbox is None:
                 # The kubelet is still writing its own values there: it finishes before the first container starts.
                 continue
             if not every and _values(settings) == _values(before.get(group.path, {})):

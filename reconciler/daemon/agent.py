@@ -354,7 +354,7 @@ class Agent:
         """Every source with its age and what is wrong with it."""
         statuses = [
             self.tree.status(),
-            self.signal.status(self.inventory.container_ids()),
+            self.signal.status(self.inventory.container_ids(), len(self.inventory.sandboxed())),
             self.checkpoints.status(),
             *self.metadata.statuses(trio.current_time()),
             self.attribution.status(),

@@ -140,8 +140,11 @@ class RuntimeEvents:
         """What the watcher holds; None while the source is not running."""
         return None if self._watcher is None else self._watcher.stats
 
-    def status(self, containers: Collection[str] = ()) -> SourceStatus:
-        """Which signals there are, for how many of ``containers`` (those that have a cgroup), and for which none."""
+    def status(self, containers: Collection[str] = (), sandboxed: int = 0) -> SourceStatus:
+        """Which signals there are, for how many of ``containers`` (those that have a cgroup), and for which none.
+
+        ``sandboxed``: how many pods have no container with a cgroup of its own.
+        """
         stats = self.stats
         there = [root for root in self._roots.values() if root.there and root.expects is _STATES]
         problem = "not running" if stats is None else stats.problem or self._unread
@@ -155,6 +158,8 @@ class RuntimeEvents:
             without = sorted(c for c in containers if self.evidence(c) is RuntimeEvent.ABSENT and not self.awaits(c))
             counts = [f"{which} {signals[which]}" for which in RuntimeEvent if which in signals]
             detail = "; ".join([detail, *([f"containers by signal: {', '.join(counts)}"] if counts else [])])
+            if sandboxed:
+                detail = f"{detail}; kata or gVisor pods, bounded as a whole: {sandboxed}"
             if without:
                 more = f" and {len(without) - _SHOWN} more" if len(without) > _SHOWN else ""
                 shown = ", ".join(container[:_ID_SHOWN] for container in without[:_SHOWN])
