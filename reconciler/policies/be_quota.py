@@ -54,7 +54,7 @@ def container_asks(container: Container) -> int:
 
 
 def part_of_pod(pod: Pod, view: NodeView, pools: Pools) -> int | None:
-    """The part of the budget of a pod that no directory bounds; None: one does, or there is no quota."""
+    """The part of the budget of a pod that no directory bounds; None: one does, or none has a quota."""
     if pools.quota_milli is None or (pod.qos is QosClass.BESTEFFORT and view.besteffort in pools.quota_milli):
         return None
     return pools.quota_milli.get(pod.uid, MILLI_MIN)

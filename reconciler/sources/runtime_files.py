@@ -24,7 +24,7 @@ crun 1.8.1 on cgroup v1, by strace; milliseconds after the mkdir of ``<root>/<id
   31.2 ``status.tmp`` written in ``<root>/<id>``; 31.4 rename to ``status``: the signal. ``crun create`` ends
   later ``crun start``, a process of its own: opens ``exec.fifo``, **unlinks it, then** writes a byte to it; the exec
        follows 1.1 ms after the unlink. ``status`` is not written
-  later ``crun update``: writes the values; ``status`` is neither written nor renamed, so there is no event at all
+  later ``crun update``: writes the values; ``status`` is neither written nor renamed: no event at all
 ====== =============================================================================================================
 
 Two consequences. A container of crun whose ``exec.fifo`` is there has not executed its program: a proof that needs no
@@ -106,7 +106,7 @@ _CREATING: Final = "creating"
 def read_record(path: str) -> RuntimeState:
     """Read one runtime's record of a container; the file's name and its shape give the runtime.
 
-    Errors: `SourceError` when it is not there or cannot be read; `InputError` when it is no runtime's.
+    Errors: `SourceError` when it is not there or cannot be read; `InputError` for other contents.
     """
     try:
         text = read_file(path, _LARGEST)

@@ -42,8 +42,8 @@ _ID_SHOWN: Final = 13
 class RuntimeEvent(StrEnum):
     """The kind of evidence that the runtime has finished writing.
 
-    FOUND: it had finished before the watch began, the time is unknown. ABSENT: there is no evidence, and none is
-    expected any more.
+    FOUND: it had finished before the watch began, the time is unknown. ABSENT: without evidence, and none
+    is expected any more.
     """
 
     STATE = STATE_JSON
