@@ -65,6 +65,7 @@ BUNDLE: Final[Shape] = {
     # ... runc's state.json and crun's status, which have no field in common.
     "pid": "",
     "cgroup-path": "",
+    "status": "",
     "id": "",
     "init_process_pid": "",
     "cgroup_paths": "texts",
