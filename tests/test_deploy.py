@@ -213,9 +213,16 @@ def machine(tmp_path: Path) -> Machine:
     made.has("python3")
     made.has("cc")
     made.has("containerd")
+    made.has("crun")
     made.has("id", "echo 0")
     made.has("apt-get", 'log apt-get "$@"')
     return made
+
+
+def test_set_up_installs_the_second_runtime_for_the_tests(machine: Machine) -> None:
+    (machine.bin / "crun").unlink()
+    machine.set_up()
+    assert machine.installed()[-1].split()[-1] == "crun"
 
 
 def test_set_up_does_nothing_where_everything_is_there(machine: Machine) -> None:

@@ -176,6 +176,7 @@ class Agent:
             rules=self.operator_files.rules(config.classes),
             metas=self.metadata.get,
             signalled=self.signal.covers,
+            awaited=self.signal.awaits,
             disks=lambda: self.disks.found,
             indicators=lambda: self.watching.indicators(),  # noqa: PLW0108  # made later
             marks=self.marks,
@@ -190,7 +191,7 @@ class Agent:
             owner=self._owner,
             ours=lambda path: bool(self.ledger.group(path)),
         )
-        self.lane = FastPath(self._fired, files=files, root=place.root)
+        self.lane = FastPath(self._fired, waits=place.runtime.waits_for_start, files=files, root=place.root)
         self.foreign = ForeignWrites(config.writes.foreign)
         self.judge = ChangeDetector(
             hierarchy=place.hierarchy,
@@ -391,7 +392,7 @@ class Agent:
         """Every source with its age and what is wrong with it."""
         statuses = [
             self.tree.status(),
-            self.signal.status(),
+            self.signal.status(self.inventory.container_ids(), len(self.inventory.sandboxed())),
             self.checkpoints.status(),
             *self.metadata.statuses(trio.current_time()),
             self.attribution.status(),

@@ -236,6 +236,9 @@ class ForeignWriteHandler:
         if kind == _KUBELET and work.target.container is None and work.target.pod_uid is not None:
             # The kubelet writes a pod's directory when it creates or resizes the pod: restore this value from now on.
             self._ledger.rebase(work.key, work.raw)
+        if kind == _RUNTIME and work.target.container is not None and not work.target.signalled:
+            # An update by crun ends in no event and no record: what it has written is the value to restore.
+            self._ledger.rebase(work.key, work.raw)
         return True
 
     def resolve(self, place: tuple[str, str]) -> None:

@@ -389,6 +389,24 @@ async def test_a_runtime_in_the_middle_of_its_update_is_left_to_finish_it(tmp_pa
     acting.close()
 
 
+async def test_an_update_without_an_event_is_corrected_and_is_the_value_to_restore(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """crun's update: neither an event nor a record of its values follows."""
+    monkeypatch.setattr("reconciler.actuators.cgroup.conflict._UPDATE_S", 0.0)
+    kernel, hierarchy = make_node(tmp_path)
+    acting = Acting(kernel, hierarchy, tmp_path)
+    acting.names.writer = ("runtime", "crun (pid 5)")
+    wanted: dict[str, CpuSet | int | None] = {"cpu.weight": 3}
+    await acting.actuator.apply([acting.target(GROUP, wanted)])
+    acting.write(GROUP, "cpu.weight", "256")
+    await acting.actuator.apply([acting.target(GROUP, wanted)])
+    assert acting.read(GROUP, "cpu.weight") == "3"
+    await acting.actuator.apply([acting.target(GROUP, {})])
+    assert acting.read(GROUP, "cpu.weight") == "256"
+    acting.close()
+
+
 async def test_nothing_is_given_back_over_what_its_owner_wrote_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
