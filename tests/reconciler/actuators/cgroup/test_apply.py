@@ -131,6 +131,25 @@ async def test_a_foreign_value_is_corrected_then_waited_for_then_left(tmp_path: 
     acting.close()
 
 
+async def test_a_daemon_reload_is_one_event_and_all_files_are_corrected_in_one_pass(tmp_path: Path) -> None:
+    kernel, hierarchy = make_node(tmp_path)
+    acting = Acting(kernel, hierarchy, tmp_path)
+    targets = [acting.target(POD, {"cpu.weight": 4}), acting.target(GROUP, {"cpu.weight": 3, "cpu.quota": 20_000})]
+    await acting.actuator.apply(targets)
+    acting.names.writer = ("systemd", "systemd (pid 1)")
+    for reload in range(1, 9):
+        acting.judge.foreign_writes._systemd_at -= 60.0
+        for path, knob, text in ((POD, "cpu.weight", "2"), (GROUP, "cpu.weight", "2"), (GROUP, "cpu.quota", "-1")):
+            acting.write(path, knob, text)
+        await acting.actuator.apply(targets)
+        assert [acting.read(POD, "cpu.weight"), acting.read(GROUP, "cpu.weight")] == ["4", "3"]
+        assert acting.read(GROUP, "cpu.quota") == "20000"
+        assert acting.judge.foreign_writes.systemd_events == reload
+    assert acting.judge.foreign_writes.writes == {"systemd": 24}
+    assert acting.alerts == []
+    acting.close()
+
+
 async def test_a_persons_change_is_honoured_at_once(tmp_path: Path) -> None:
     kernel, hierarchy = make_node(tmp_path)
     acting = Acting(kernel, hierarchy, tmp_path)
