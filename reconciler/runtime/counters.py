@@ -89,7 +89,8 @@ class CounterValues(Struct, frozen=True, kw_only=True):
 class AgentCounters:
     """The live counters of events that no other part counts. Only the loop's task calls these.
 
-    Writes, foreign writes, systemd's events, yields and resyncs are counted where they happen: `values` has none of them.
+    Writes, foreign writes, systemd's events, yields and resyncs are counted where they happen: `values` has none of
+    them.
     """
 
     __slots__ = ("_cpus_moved", "_events", "_lag", "_look", "_pools_changed", "_signal_to_write", "_starts")
