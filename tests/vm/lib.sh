@@ -50,9 +50,10 @@ scratch() {
 }
 
 # boot CGROUP-PARAMETERS SECONDS: run the machine with $work/suite on its second disk, which is made into $work/suite.img
-# and removed; $distribution says which Debian (12 without); exits with what tests/vm/inside.sh there exits with, 124 after the time, 125 without an answer.
+# and removed; $distribution says which Debian (12 without), $reboots whether it may reboot; exits with what tests/vm/inside.sh there exits with, 124 after the time, 125 without an answer.
 boot() {
-    local word=word$RANDOM$RANDOM code disk
+    local word=word$RANDOM$RANDOM code disk options=(-nodefaults)
+    [[ -n ${reboots:-} ]] || options+=(-no-reboot)
     disk=$(distribution_dir "${distribution:-12}") || exit 2
     local console="console=ttyS0 quiet loglevel=3 panic=-1 systemd.show_status=0 rd.systemd.show_status=0"
     mke2fs -q -t ext4 -d "$work/suite" "$work/suite.img" "$(($(du -sm "$work/suite" | cut -f1) * 12 / 10 + 64))M" >/dev/null
@@ -60,7 +61,7 @@ boot() {
     # In the background, so that a signal to this script ends the machine too.
     timeout "$2" qemu-system-x86_64 -accel tcg,thread=multi -cpu "${BYPASSD_VM_CPU:-max}" \
         -smp "${BYPASSD_VM_CPUS:-2}" -m "${BYPASSD_VM_MEMORY:-2048}" \
-        -nodefaults -no-reboot -display none -serial stdio -pidfile "$work/pid" \
+        "${options[@]}" -display none -serial stdio -pidfile "$work/pid" \
         -kernel "${BYPASSD_VM_KERNEL:-$disk/vmlinuz}" -initrd "$disk/initrd" \
         -append "root=/dev/vda rw $console $1 bypassd.word=$word" \
         -drive "file=$disk/disk.img,format=raw,if=virtio,snapshot=on" \
