@@ -30,7 +30,7 @@ main_pid() { systemctl show -P MainPID bypassd; }
 # counted NAME: a number of the running daemon's metrics; metric NAME OPERATOR NUMBER compares it.
 counted() {
     exec 9<>/dev/tcp/127.0.0.1/9555 || return 1
-    printf 'GET /metrics HTTP/1.0\r\n\r\n' >&9
+    printf 'GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n' >&9
     sed -n "s/^bypassd_$1 \([0-9]*\).*/\1/p" <&9
     exec 9>&-
 }
@@ -191,18 +191,17 @@ check "after six daemon-reloads the container's values are in place" reads "$cpu
 check "and the quota" differs "$cpu$be/$quota" "$unlimited"
 if [[ $driver == systemd ]]; then
     events=$(counted systemd_events_total)
-    longest=0
+    took=()
     for _ in {1..6}; do
         busctl call "${manager[@]}" SetUnitProperties 'sba(sv)' "${be##*/}" true 1 "${property[@]}"
         began=${EPOCHREALTIME/./}
         while read -r now <"$cpu$be/$quota" && [[ $now == "$unlimited" ]]; do
             ((${EPOCHREALTIME/./} - began < 30000000)) || break
         done
-        took=$((${EPOCHREALTIME/./} - began))
-        ((took <= longest)) || longest=$took
+        took+=($(((${EPOCHREALTIME/./} - began) / 1000)))
         sleep 3
     done
-    echo "        systemd reset the besteffort slice's quota 6 times; it was back after $((longest / 1000)) ms at most"
+    echo "        systemd reset the besteffort slice's quota ${#took[@]} times; it was back after ${took[*]} ms"
     check "each reset by the kubelet's driver is one event" metric systemd_events_total -eq $((events + 6))
 fi
 check "no file was given up" metric yields_total -eq 0
