@@ -53,6 +53,8 @@ _KUBELET: Final = "kubelet"
 _UNKNOWN: Final = "unknown"
 _SYSTEMD: Final = WriterKind.SYSTEMD.value
 _EXPECTED: Final = frozenset({_RUNTIME, _KUBELET})
+_OWNERS: Final = frozenset({_KUBELET, _SYSTEMD})
+"""Writers of a pod's own directory."""
 _UPDATERS: Final = frozenset({_RUNTIME, _UNKNOWN})
 """Writers that may be a runtime in the middle of its update. Unknown: it exited, or the kernel reports no writers."""
 _UPDATE_S: Final = 0.25
@@ -273,8 +275,9 @@ class ForeignWriteHandler:
             now = time.monotonic()
             self.systemd_events += now - self._systemd_at > _EVENT_GAP_S
             self._systemd_at = now
-        if kind == _KUBELET and work.target.container is None and work.target.pod_uid is not None:
-            # The kubelet writes a pod's directory when it creates or resizes the pod: restore this value from now on.
+        if kind in _OWNERS and work.target.container is None and work.target.pod_uid is not None:
+            # The kubelet writes a pod's directory when it creates or resizes the pod, itself or, with its systemd
+            # driver, by a property of the pod's slice: restore this value from now on.
             self._ledger.rebase(work.key, work.raw)
         return True
 
