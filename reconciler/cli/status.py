@@ -172,6 +172,8 @@ def _movement(counted: Row) -> Iterator[Cell]:
     """Since the daemon started."""
     yield f"since start: {fmt.plural(counted['cpus_moved'], 'CPU')} moved, "
     yield f"{fmt.plural(counted['cpuset_writes'], 'cpuset write')}, {fmt.plural(counted['events'], 'replan')}"
+    if events := counted.get("systemd_events"):
+        yield f", {fmt.plural(events, 'reset')} by systemd corrected"
 
 
 def _pools(facts: Row) -> Iterator[Block]:

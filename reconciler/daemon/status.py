@@ -97,6 +97,7 @@ def counters(agent: Agent) -> CounterValues:
         foreign=dict(agent.judge.foreign_writes.writes),
         resyncs=dict(agent.dirty.resyncs),
         yields=agent.judge.foreign_writes.yields,
+        systemd_events=agent.judge.foreign_writes.systemd_events,
         object_errors=dict(agent.errors.counts),
     )
 
@@ -420,6 +421,7 @@ class StatusReport:
             "cpus_moved": counted.cpus_moved,
             "pools_changed": counted.pools_changed,
             "cpuset_writes": counted.cpuset_writes,
+            "systemd_events": counted.systemd_events,
         }
 
     def _budget(self) -> dict[str, object]:

@@ -189,6 +189,9 @@ def _writes(now: MetricsSnapshot) -> Iterator[Metric]:
     yield _counter("pools_changed", "Changes of a pool's CPUs.", counters.pools_changed)
     yield _counter("cpuset_writes", "CPU set writes accepted by the kernel.", counters.cpuset_writes)
     yield _counters("foreign_writes", "Foreign changes by writer.", ("writer",), _single(counters.foreign))
+    yield _counter(
+        "systemd_events", "Events in which systemd wrote its units' values over managed ones.", counters.systemd_events
+    )
     yield _counters(
         "container_starts",
         "Container starts by whether all settings were written before exec.",

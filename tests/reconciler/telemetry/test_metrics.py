@@ -83,6 +83,7 @@ def full() -> MetricsSnapshot:
             foreign={"kubelet": 1},
             resyncs={"start": 1},
             yields=1,
+            systemd_events=2,
         ),
     )
 
@@ -111,6 +112,7 @@ def test_a_scrape_shows_the_snapshot() -> None:
         ("bypassd_files_yielded", ()): 1,
         ("bypassd_ledger_files", ()): 9,
         ("bypassd_yields_total", ()): 1,
+        ("bypassd_systemd_events_total", ()): 2,
         ("bypassd_writes_total", (("knob", "cpu.set"), ("outcome", "written"))): 2,
         ("bypassd_writes_total", (("knob", "cpu.quota"), ("outcome", "blocked"))): 1,
         ("bypassd_plan_events_total", ()): 2,

@@ -132,6 +132,39 @@ async def test_a_foreign_value_is_corrected_then_waited_for_then_left(tmp_path: 
     acting.close()
 
 
+@pytest.mark.parametrize("writer", ["kubelet", "systemd"])
+async def test_a_resized_pod_is_restored_to_its_new_value_by_either_driver(tmp_path: Path, writer: str) -> None:
+    kernel, hierarchy = make_node(tmp_path)
+    acting = Acting(kernel, hierarchy, tmp_path)
+    await acting.actuator.apply([acting.target(POD, {"cpu.weight": 4})])
+    acting.names.writer = (writer, writer)
+    acting.write(POD, "cpu.weight", "600")
+    await acting.actuator.apply([acting.target(POD, {"cpu.weight": 4})])
+    assert acting.read(POD, "cpu.weight") == "4"
+    await restore_all(hierarchy, acting.ledger, acting.writer, files=acting.files)
+    assert acting.read(POD, "cpu.weight") == "600"
+    acting.close()
+
+
+async def test_a_daemon_reload_is_one_event_and_all_files_are_corrected_in_one_pass(tmp_path: Path) -> None:
+    kernel, hierarchy = make_node(tmp_path)
+    acting = Acting(kernel, hierarchy, tmp_path)
+    targets = [acting.target(POD, {"cpu.weight": 4}), acting.target(GROUP, {"cpu.weight": 3, "cpu.quota": 20_000})]
+    await acting.actuator.apply(targets)
+    acting.names.writer = ("systemd", "systemd (pid 1)")
+    for reload in range(1, 9):
+        acting.judge.foreign_writes._systemd_at -= 60.0
+        for path, knob, text in ((POD, "cpu.weight", "2"), (GROUP, "cpu.weight", "2"), (GROUP, "cpu.quota", "-1")):
+            acting.write(path, knob, text)
+        await acting.actuator.apply(targets)
+        assert [acting.read(POD, "cpu.weight"), acting.read(GROUP, "cpu.weight")] == ["4", "3"]
+        assert acting.read(GROUP, "cpu.quota") == "20000"
+        assert acting.judge.foreign_writes.systemd_events == reload
+    assert acting.judge.foreign_writes.writes == {"systemd": 24}
+    assert acting.alerts == []
+    acting.close()
+
+
 async def test_a_persons_change_is_honoured_at_once(tmp_path: Path) -> None:
     kernel, hierarchy = make_node(tmp_path)
     acting = Acting(kernel, hierarchy, tmp_path)
