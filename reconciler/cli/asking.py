@@ -16,7 +16,7 @@ from reconciler.cli.client import Denied, Unreachable, exchange
 from reconciler.cli.nodeview import InspectedNode, marks_of, read_number
 from reconciler.clients.command import Command
 from reconciler.clients.http import HttpEndpoint, HttpResponse, HttpSession
-from reconciler.clients.kube import KubeApi, status_of
+from reconciler.clients.kube import KubeApi, own_identity, status_of
 from reconciler.config.environment import cri_client, cri_socket, kubelet_peer
 from reconciler.pods.marks import MarkReader
 from reconciler.runtime.safe_files import check_program
@@ -76,7 +76,8 @@ def query_node(node: InspectedNode) -> QueryResults:
         results.pressure_window_s, results.pressure_problem = _pressure_trigger(node)
     _ask_daemon(node, results)
     marks = marks_of(node.config)
-    peer = kubelet_peer(node.config.kubelet, node.kubelet)
+    identity = own_identity(node.config.apiserver, root=node.root)
+    peer = kubelet_peer(node.config.kubelet, node.kubelet, identity)
     results.cri_socket = cri_socket(node.config.runtime, node.kubelet, node.root)
     eviction = node.config.eviction
     by_api = eviction.enabled and EvictionMethodName.API in eviction.means.order
