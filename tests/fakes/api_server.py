@@ -8,6 +8,7 @@ import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -35,6 +36,7 @@ class FakeApiServer:
         self.refusal: tuple[int, str] | None = None
         self.raw: bytes | None = None
         self.port = 0
+        self.loop: trio.lowlevel.TrioToken | None = None
         self._changed = trio.Event()
         self._ended = trio.Event()
 
@@ -61,6 +63,11 @@ class FakeApiServer:
         }
         self.pods[uid] = {"metadata": metadata, "spec": {"nodeName": "n1", "containers": []}}
         self._emit("ADDED" if before is None else "MODIFIED", self.pods[uid])
+
+    def change_soon(self, uid: str, **metadata: Any) -> None:
+        """`change` on the loop's thread, from another one."""
+        if self.loop is not None:
+            self.loop.run_sync_soon(partial(self.change, uid, **metadata))
 
     def delete(self, uid: str) -> None:
         self.version += 1
@@ -201,9 +208,10 @@ def in_thread(make: Callable[[], FakeApiServer], tls: ssl.SSLContext | None = No
 
     async def main() -> None:
         server = make()
+        server.loop = trio.lowlevel.current_trio_token()
         async with trio.open_nursery() as nursery:
             await nursery.start(server.serve, tls)
-            token = trio.lowlevel.current_trio_token()
+            token = server.loop
             ends.append(lambda: token.run_sync_soon(nursery.cancel_scope.cancel))
             made.append(server)
             ready.set()
