@@ -21,7 +21,9 @@ class FakeApiServer:
     """Serves ``pods``; `change` and `delete` are seen by lists and watches.
 
     ``token``: the one that is accepted; empty: none is needed. ``rights``: ``verb resource`` that reviews allow; None:
-    all. ``requests`` has method and path of each request. ``oldest``: watches from an older version end with 410.
+    all. ``issues``: the token that a TokenRequest gets; empty: the service account does not exist. ``requests`` has
+    method and path of each request, ``tokens`` and ``bodies`` what came with it. ``oldest``: watches from an older
+    version end with 410.
     """
 
     def __init__(self, *, token: str = "") -> None:
@@ -29,6 +31,8 @@ class FakeApiServer:
         self.rights: set[str] | None = None
         self.requests: list[str] = []
         self.tokens: list[str] = []
+        self.bodies: list[bytes] = []
+        self.issues = ""
         self.pods: dict[str, Object] = {}
         self.version = 100
         self.oldest = 0
@@ -139,6 +143,7 @@ class FakeApiServer:
         self.requests.append(f"{method} {path}")
         token = headers.get("authorization", "").removeprefix("Bearer ")
         self.tokens.append(token)
+        self.bodies.append(body)
         if self.raw is not None:
             await stream.send_all(self.raw)
             return False
@@ -164,6 +169,9 @@ class FakeApiServer:
             resource = "/".join(filter(None, (wanted["resource"], wanted.get("subresource"))))
             allowed = self.rights is None or f"{wanted['verb']} {resource}" in self.rights
             return 201, {"kind": "SelfSubjectAccessReview", "status": {"allowed": allowed}}
+        if method == "POST" and where.endswith("/token") and self.issues:
+            issued = {"token": self.issues, "expirationTimestamp": "2030-01-01T00:00:00Z"}
+            return 201, {"kind": "TokenRequest", "status": issued}
         return 404, {"kind": "Status", "message": "not found"}
 
     async def _answer(self, stream: trio.abc.Stream, code: int, item: Object) -> None:
