@@ -415,7 +415,7 @@ class Agent:
         peer = kubelet_peer(self.config.kubelet, self.place.kubelet, identity)
         if peer is None:
             return None
-        return KubeletPods(peer, on_change=self._pods_changed, period_s=self.config.kubelet.period_s, marks=self.marks)
+        return KubeletPods(peer, on_change=self._pods_listed, period_s=self.config.kubelet.period_s, marks=self.marks)
 
     def _pod_watch(self) -> PodWatch | None:
         config, place = self.config.apiserver, self.place
@@ -433,6 +433,12 @@ class Agent:
 
     def _cri(self) -> CriClient | None:
         return cri_client(self.config.runtime, self.place.kubelet, self.place.root, self.marks)
+
+    def _pods_listed(self, uids: frozenset[str]) -> None:
+        self._pods_changed(uids)
+        if self.pod_watch is not None and self.kubelet_pods is not None:
+            for uid in uids:
+                self.pod_watch.compare(self.kubelet_pods.known[uid])
 
     def _pods_changed(self, uids: frozenset[str]) -> None:
         for uid in uids:

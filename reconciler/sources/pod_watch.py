@@ -6,8 +6,9 @@ after some minutes, and bookmarks keep the version recent. A version that the se
 a new list, from the cache too: if all nodes of a cluster need one, none of the lists reaches etcd. Whatever fails is
 repeated after a delay that doubles up to a minute, with jitter; meanwhile the kubelet's list counts.
 
-A watch that is silent is suspect: TCP probes end it when the server's machine vanished, and a server that has sent
-bookmarks and stops for longer than `_SILENCE_S` is connected again.
+A watch that is silent is suspect: TCP probes end it when the server's machine vanished, a server that has sent
+bookmarks and stops for longer than `_SILENCE_S` is connected again, and so is one whose pods differ from those that the
+kubelet has just listed (`PodWatch.compare`).
 
 The API server's pods may carry annotations by which a pod passes for another: a user who may create pods can set
 ``kubernetes.io/config.mirror`` to any uid. So pods with such annotations are left out here; the kubelet's list, CRI and
@@ -16,6 +17,7 @@ the manifests describe static pods.
 Source: Kubernetes documentation, "API Concepts": efficient detection of changes, watch bookmarks, resource versions.
 """
 
+import math
 import random
 import re
 import time
@@ -54,11 +56,14 @@ _SILENCE_S: Final = 150.0
 _FIRST_DELAY_S: Final = 1.0
 _LONGEST_DELAY_S: Final = 60.0
 _LONGEST_REQUESTED_S: Final = 300.0
+_DOUBT_S: Final = 10.0
+"""A difference from the kubelet's list ends a watch at most this often."""
 _SHORT_S: Final = 5.0
 """A watch that ends sooner counts as a failure."""
 _MOST_PROBLEMS: Final = 64
 _LONGEST_PROBLEM: Final = 300
 _GONE: Final = 410
+_KUBELETS: Final = "kubernetes.io/config."
 _VERSION: Final = re.compile(r"[0-9A-Za-z._-]{1,64}")
 
 
@@ -154,6 +159,7 @@ class PodWatch:
         self._debt_s = 0.0
         self._paid_at = 0.0
         self._scope: trio.CancelScope | None = None
+        self._doubted_at = -math.inf
 
     @property
     def known(self) -> Mapping[str, PodMeta]:
@@ -177,6 +183,20 @@ class PodWatch:
         self._version = None
         if self._scope is not None:
             self._scope.cancel(reason="relist")
+
+    def compare(self, listed: PodMeta) -> None:
+        """Connect again, from the last version, if the kubelet has just listed other marks of a pod.
+
+        The kubelet has its pods from a watch like this one: a difference that is not gone by its next list means that
+        this one is stale. It may also be some milliseconds behind; another connection does no harm then.
+        """
+        known, now = self._known.get(listed.uid), trio.current_time()
+        if self._scope is None or not self._live or now - self._doubted_at < _DOUBT_S:
+            return
+        if known is not None and _differ(known, listed):
+            self._doubted_at = now
+            _LOG.warning("the pod watch differs from the kubelet's list: connecting again", pod=listed.uid)
+            self._scope.cancel(reason="differs from the kubelet's list")
 
     def keep_only(self, alive: Collection[str]) -> None:
         """Drop pods whose directory is not among ``alive`` and that the API server does not have either."""
@@ -367,6 +387,17 @@ class PodWatch:
             _LOG.warning("a pod of the API server cannot be used", error=text)
         if key in self._problems or len(self._problems) < _MOST_PROBLEMS:
             self._problems[key] = text
+
+
+def _differ(known: PodMeta, listed: PodMeta) -> bool:
+    """Whether labels or annotations differ; those that the kubelet adds do not count."""
+    if known.labels is None or listed.labels is None or known.annotations is None or listed.annotations is None:
+        return False
+    return known.labels != listed.labels or _own(known) != _own(listed)
+
+
+def _own(meta: PodMeta) -> dict[str, str]:
+    return {key: text for key, text in (meta.annotations or {}).items() if not key.startswith(_KUBELETS)}
 
 
 def _comparable(meta: PodMeta) -> PodMeta:

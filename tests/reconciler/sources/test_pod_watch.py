@@ -11,6 +11,7 @@ from reconciler.clients.kube import KubeApi
 from reconciler.clients.kube_config import ApiServer
 from reconciler.sources import pod_watch
 from reconciler.sources.pod_watch import Lines, PodWatch
+from state.model import PodMeta
 from tests.fakes.api_server import FakeApiServer
 from tests.fakes.marks import MARKS
 
@@ -226,6 +227,35 @@ async def test_no_pod_can_pass_for_another(annotations: dict[str, str]) -> None:
         await until(lambda: "b" in watched.watch.known)
         assert watched.labels("victim") == LS
         assert set(watched.watch.known) == {"victim", "b"}
+
+
+@pytest.mark.parametrize(
+    ("labels", "annotations", "connects"),
+    [
+        (LS, {"kubernetes.io/config.seen": "x", "kubernetes.io/config.source": "api"}, 1),
+        (None, {}, 1),
+        (LS, None, 1),
+        (BE, {}, 2),
+        (LS, {"volcano.sh/preemptable": "true"}, 2),
+    ],
+)
+async def test_a_watch_that_differs_from_the_kubelets_new_list_is_connected_again_from_its_version(
+    labels: dict[str, str] | None, annotations: dict[str, str] | None, connects: int
+) -> None:
+    async with watching("a") as watched:
+        # The server has the change, and the watch does not deliver it.
+        watched.server.version += 1
+        watched.server.pods["a"]["metadata"].update(labels=BE, resourceVersion="102")
+        for _ in range(3):
+            watched.watch.compare(PodMeta(uid="a", source="kubelet", labels=labels, annotations=annotations))
+        watched.watch.compare(PodMeta(uid="z", source="kubelet", labels=BE, annotations={}))
+        if connects == 2:
+            await until(lambda: len(watched.server.watches) == 2)
+            watched.watch.compare(PodMeta(uid="a", source="kubelet", labels=labels, annotations=annotations))
+        watched.server.change("a", labels={"x": "y"})
+        await until(lambda: watched.labels("a") == {"x": "y"})
+        assert len(watched.server.watches) == connects
+        assert (len(watched.server.lists), watched.breaks) == (1, 0)
 
 
 async def test_other_keys_to_read_mean_another_list() -> None:
