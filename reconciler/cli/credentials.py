@@ -54,7 +54,7 @@ class _TokenAnswer(Struct, frozen=True):
 
 
 class ApiAccess(Struct, frozen=True, kw_only=True):
-    """What goes into the kubeconfig. ``ca``: PEM; None: the system's. ``expires``: RFC 3339, of a requested token."""
+    """The content of the kubeconfig. ``ca``: PEM; None: the system's. ``expires``: RFC 3339, of a requested token."""
 
     server: str
     ca: str | None
