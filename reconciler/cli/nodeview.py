@@ -105,7 +105,8 @@ def inspect_node(options: Namespace, *, strict: bool = False) -> InspectedNode:
         config = replace(config, node=replace(config.node, root=os.path.abspath(options.root)))
     root = config.node.root
     store = options.store or (config.store.path if root == "/" else os.path.join(root, config.store.path.lstrip("/")))
-    kubelet = read_kubelet(config)
+    # A copied node's name is not in this process's environment.
+    kubelet = read_kubelet(config) if root == "/" else read_kubelet(config, {})
     hierarchy = layout = None
     pods: dict[str, PodDirs] = {}
     try:

@@ -10,18 +10,20 @@ from typing import Final, final
 
 import msgspec
 import trio
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from cgroupfs.bounded import decoded
 from cgroupfs.errors import InputError, SourceError
-from reconciler.clients.http import LONGEST_WAIT_S, HttpEndpoint, HttpResponse, HttpSession
-from reconciler.clients.kube_config import ApiServer
+from reconciler.clients.http import LONGEST_WAIT_S, HttpEndpoint, HttpResponse, HttpSession, Take
+from reconciler.clients.kube_config import ApiIdentity, ApiServer, WatchSwitch
 from reconciler.clients.kubeconfig import read_kubeconfig
 from reconciler.runtime.safe_files import FileRule
 
 NAME: Final = "API server"
 _MOST: Final = 64 * 1024
 SERVICE_ACCOUNT: Final = "/var/run/secrets/kubernetes.io/serviceaccount"
+OWN_KUBECONFIG: Final = "/etc/bypassd/kubeconfig"
+"""Made by ``bypassctl init credentials``."""
 KUBELETS_OWN: Final = (
     "/etc/kubernetes/kubelet.conf",
     "/var/lib/kubelet/kubeconfig",
@@ -83,7 +85,7 @@ def wait_s_of(answer: HttpResponse, status: ApiStatus, now_s: float) -> float | 
 def find_peer(
     config: ApiServer, *, root: str = "/", kubelets: str | None = None, environ: Mapping[str, str] = os.environ
 ) -> HttpEndpoint:
-    """The endpoint: the operator's, else by the service account of a pod, else by the kubelet's.
+    """The endpoint: the configured one, else by a pod's service account, else by our or the kubelet's kubeconfig.
 
     ``kubelets``: the kubeconfig in the kubelet's command line. A pod's own files are never below ``root``. Errors:
     `SourceError` if none is available, or the kubeconfig cannot be used.
@@ -104,8 +106,8 @@ def find_peer(
     path = kubeconfig_path(config, root=root, kubelets=kubelets, environ=environ)
     if path is None:
         host, port = environ.get("KUBERNETES_SERVICE_HOST", ""), environ.get("KUBERNETES_SERVICE_PORT", "443")
-        if not host:
-            raise SourceError(NAME, "neither a kubeconfig nor a service account found; set apiserver.kubeconfig")
+        if not host or _is_kubelets(config):
+            raise SourceError(NAME, f"neither a kubeconfig nor a service account found (identity: {config.identity})")
         return HttpEndpoint(
             name=NAME,
             url=f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}",
@@ -114,7 +116,7 @@ def find_peer(
             timeout_s=config.timeout_s,
         )
     try:
-        rule = FileRule.ROOT if config.kubeconfig is None else FileRule.OPERATOR
+        rule = FileRule.OPERATOR if path in {config.kubeconfig, OWN_KUBECONFIG} else FileRule.ROOT
         return read_kubeconfig(path, name=NAME, root=root, timeout_s=config.timeout_s, rule=rule)
     except InputError as exc:
         raise SourceError(NAME, f"kubeconfig {exc}") from exc
@@ -126,10 +128,50 @@ def kubeconfig_path(
     """The kubeconfig that counts; None: the service account, or nothing."""
     if config.kubeconfig is not None:
         return config.kubeconfig
-    if environ.get("KUBERNETES_SERVICE_HOST") and os.path.exists(f"{SERVICE_ACCOUNT}/token"):
-        return None
-    candidates = (kubelets,) if kubelets else KUBELETS_OWN
+    candidates: tuple[str, ...] = ()
+    if config.identity is not ApiIdentity.KUBELET:
+        if in_pod(environ):
+            return None
+        candidates = (OWN_KUBECONFIG,)
+    if config.identity is not ApiIdentity.OWN:
+        candidates += (kubelets,) if kubelets else KUBELETS_OWN
     return next((path for path in candidates if os.path.exists(os.path.join(root, path.lstrip("/")))), None)
+
+
+def in_pod(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether this process has a pod's service account."""
+    return bool(environ.get("KUBERNETES_SERVICE_HOST")) and os.path.exists(f"{SERVICE_ACCOUNT}/token")
+
+
+def own_identity(config: ApiServer, *, root: str = "/", environ: Mapping[str, str] = os.environ) -> HttpEndpoint | None:
+    """The endpoint with credentials that are bypassd's and not the kubelet's; None without, or unusable ones.
+
+    Only they may be accepted by the kubelet's port: the Node authorizer gives no node the right to read there.
+    """
+    if not config.enabled or (config.kubeconfig is None and config.server is None and _is_kubelets(config)):
+        return None
+    try:
+        return find_peer(structs.replace(config, identity=ApiIdentity.OWN), root=root, environ=environ)
+    except SourceError:
+        return None
+
+
+def watches_pods(
+    config: ApiServer, *, root: str = "/", kubelets: str | None = None, environ: Mapping[str, str] = os.environ
+) -> bool:
+    """Whether the API server is to be watched, as `WatchSwitch` and `ApiIdentity` say. No request is sent."""
+    if not config.enabled or config.watch_pods is WatchSwitch.OFF:
+        return False
+    if config.watch_pods is WatchSwitch.ON or config.server is not None or config.kubeconfig is not None:
+        return True
+    if _is_kubelets(config):
+        return kubeconfig_path(config, root=root, kubelets=kubelets, environ=environ) is not None
+    own = structs.replace(config, identity=ApiIdentity.OWN)
+    return in_pod(environ) or kubeconfig_path(own, root=root, environ=environ) is not None
+
+
+def _is_kubelets(config: ApiServer) -> bool:
+    return config.identity is ApiIdentity.KUBELET
 
 
 @final
@@ -181,6 +223,21 @@ class KubeApi:
         async with self._turn:
             session = await self._open()
             return await session.exchange(method, path, content, headers, timeout_s=timeout_s, most=most)
+
+    async def read(self, path: str, take: Take) -> None:
+        """As `HttpSession.read`. Errors: `SourceError`."""
+        async with self._turn:
+            session = await self._open()
+            await session.read(path, take)
+
+    async def follow(self, path: str, take: Take, *, silence_s: float, longest_s: float) -> HttpResponse:
+        """As `HttpSession.follow`; further requests wait meanwhile, so a watch has a client of its own.
+
+        Errors: `SourceError`.
+        """
+        async with self._turn:
+            session = await self._open()
+            return await session.follow(path, take, silence_s=silence_s, longest_s=longest_s)
 
     async def aclose(self) -> None:
         """Close the connection; the client stays usable."""

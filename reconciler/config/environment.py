@@ -5,7 +5,7 @@ the configuration and what was detected. No request is sent here.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import trio
@@ -28,11 +28,18 @@ from state.topology import Topology
 from state.topology_sysfs import read_topology
 
 
-def kubelet_peer(config: KubeletSection, kubelet_config: KubeletConfig) -> HttpEndpoint | None:
-    """The kubelet; None when it is not to be used, or without a sign of one on this machine."""
+def kubelet_peer(
+    config: KubeletSection, kubelet_config: KubeletConfig, identity: HttpEndpoint | None = None
+) -> HttpEndpoint | None:
+    """The kubelet; None when it is not to be used, or without a sign of one on this machine.
+
+    ``identity``: the API server with bypassd's own credentials there (`reconciler.clients.kube.own_identity`). The
+    kubelet's secure port gets the same ones unless it has some of its own.
+    """
     if not config.enabled or config.endpoint is EndpointSection.OFF:
         return None
-    if config.endpoint is EndpointSection.AUTO and not kubelet_config.sources and config.address is None:
+    sign = kubelet_config.sources or config.address is not None or identity is not None
+    if config.endpoint is EndpointSection.AUTO and not sign:
         return None
     http = config.http_port if config.http_port is not None else kubelet_config.read_only_port
     if config.endpoint is EndpointSection.HTTPS:
@@ -54,7 +61,22 @@ def kubelet_peer(config: KubeletSection, kubelet_config: KubeletConfig) -> HttpE
         insecure=config.insecure_skip_verify,
         timeout_s=config.timeout_s,
     )
-    return choose_peer(access, message)
+    peer = choose_peer(access, message)
+    if identity is None or not (credentials and peer.secure) or access.token_file or access.cert_file:
+        return peer
+    own_ca, ca_file = identity.inline.ca, identity.ca_file
+    if peer.ca_file is not None and (config.ca_file or not (own_ca or ca_file) or os.path.exists(peer.ca_file)):
+        # Not both: a kubelet that signs its own certificate is not to be trusted by the cluster's CA.
+        own_ca, ca_file = None, peer.ca_file
+    return replace(
+        peer,
+        token_file=identity.token_file,
+        cert_file=identity.cert_file,
+        key_file=identity.key_file,
+        inline=replace(identity.inline, ca=own_ca),
+        ca_file=ca_file,
+        root_only=(*peer.root_only, *identity.root_only) if ca_file == peer.ca_file else identity.root_only,
+    )
 
 
 def cri_socket(config: RuntimeSection, kubelet_config: KubeletConfig, root: str) -> str | None:
@@ -171,16 +193,27 @@ async def wait_for_place(config: Config, waiting: Callable[[str], object]) -> No
         await trio.sleep(_AGAIN_S)
 
 
-def read_kubelet(config: Config) -> KubeletConfig:
-    """The kubelet's own settings, with the operator's word above them."""
-    if not config.kubelet.enabled:
-        return KubeletConfig()
-    return read_kubelet_config(
-        config.node.root,
-        config.kubelet.config_file,
-        root_dir=config.kubelet.root_dir,
-        executable=config.kubelet.executable,
-    )
+def read_kubelet(config: Config, environ: Mapping[str, str] = os.environ) -> KubeletConfig:
+    """The kubelet's own settings, with the operator's word above them.
+
+    The node's name: as configured, else ``NODE_NAME`` (a DaemonSet's downward API), else the kubelet's.
+    """
+    if config.kubelet.enabled:
+        kubelet = read_kubelet_config(
+            config.node.root,
+            config.kubelet.config_file,
+            root_dir=config.kubelet.root_dir,
+            executable=config.kubelet.executable,
+        )
+    else:
+        kubelet = KubeletConfig()
+    name = config.node.name or environ.get("NODE_NAME")
+    return replace(kubelet, node_name=name) if name else kubelet
+
+
+def node_name(kubelet: KubeletConfig) -> str:
+    """The name of this node's object: the kubelet takes the host's name in lower case unless it has another."""
+    return kubelet.node_name or os.uname().nodename.lower()
 
 
 def runtime_dirs(config: Config) -> RuntimeDirs:

@@ -71,12 +71,23 @@ def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
         raise ValueError(f"address: expected an IP address such as 127.0.0.1; got {text!r}") from exc
 
 
+NodeName = Annotated[str, Meta(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")]
+
+
 class NodeSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The node itself, and how often it is reconciled as a whole."""
 
     root: Annotated[
         str, Meta(description="prefix of every path read or written; for a copied node", extra=_PATH_RESTART)
     ] = "/"
+    name: Annotated[
+        NodeName | None,
+        Meta(
+            description="name of the node's object in the cluster; null: the environment's NODE_NAME, else the "
+            "kubelet's --hostname-override, else the host's name",
+            extra=_RESTART,
+        ),
+    ] = None
     cgroup_root: Annotated[
         str | None,
         Meta(

@@ -7,6 +7,7 @@ reconciler                                        (the worker; essential)
 sampler                                           (the clock)
 """
 
+import math
 import os
 import time
 from collections import Counter
@@ -36,11 +37,13 @@ from reconciler.actuators.restore import UndoKind, restore_ledger
 from reconciler.alerts.agent_alerts import as_alert
 from reconciler.alerts.service import AlertService
 from reconciler.alerts.sinks.base import SinkContext
+from reconciler.clients.kube import KubeApi, own_identity, watches_pods
 from reconciler.config.environment import (
     NodeEnvironment,
     built_from,
     cri_client,
     kubelet_peer,
+    node_name,
     read_kubelet,
     with_kubelet,
 )
@@ -70,6 +73,7 @@ from reconciler.sources.hotplug import HotplugSource
 from reconciler.sources.kubelet_api import KubeletPods
 from reconciler.sources.kubelet_config import KubeletConfig
 from reconciler.sources.kubelet_watch import KubeletChange, KubeletWatch
+from reconciler.sources.pod_watch import PodWatch
 from reconciler.sources.runtime_signal import RuntimeEvent, RuntimeEvents
 from reconciler.sources.tree import TreeSource
 from state.cache import CacheUsage
@@ -83,6 +87,8 @@ from state.store import Store, boot_id
 from state.undo import RestoreResult
 
 _FILES_S: Final = 30.0
+_LIST_GAP_S: Final = 1.0
+"""Containers' events request the kubelet's list at most this often."""
 _PATIENCE_S: Final = 0.5
 """How long one pass waits for lowered memory limits, in all: enough for some 12 GB of page cache."""
 
@@ -161,7 +167,9 @@ class Agent:
             on_restart=self.kubelet_watch.check,
         )
         self.kubelet_pods = self._kubelet_pods()
-        self.metadata = Metadata(self.dirty, kubelet=self.kubelet_pods, cri=self._cri())
+        self.pod_watch = self._pod_watch()
+        self._listed_at = -math.inf
+        self.metadata = Metadata(self.dirty, kubelet=self.kubelet_pods, cri=self._cri(), watch=self.pod_watch)
         self.tree = TreeSource(place.hierarchy, place.layout, self.dirty, resync_s=config.node.resync_s)
         self.signal = RuntimeEvents(place.runtime, self, root=place.root, resync_s=config.node.resync_s)
         self.errors = ObjectErrors()
@@ -310,6 +318,8 @@ class Agent:
             sources.append(Component(name="kubelet configuration", run=self.kubelet_watch.run))
         if self.kubelet_pods is not None:
             sources.append(Component(name="kubelet", run=_at_once(self.kubelet_pods.run)))
+        if self.pod_watch is not None:
+            sources.append(Component(name="pod watch", run=self.pod_watch.run))
         return [
             [Component(name="keeper", run=self.keeper.run), Component(name="alerts", run=self.alert_service.run)],
             sources,
@@ -351,11 +361,20 @@ class Agent:
     def on_settled(self, container_id: str, at: float, which: RuntimeEvent) -> None:
         """`RuntimeEventHandler`."""
         self.reconciler.wait_idle(container_id, at, which)
+        self._list_on_event()
 
     def gone(self, container_id: str) -> None:
         """`RuntimeEventHandler`."""
         self.checkpoints.reassertion.gone(container_id)
         self.reconciler.gone(container_id)
+        self._list_on_event()
+
+    def _list_on_event(self) -> None:
+        """A container was made or has ended: without a watch, this may have come with other labels or annotations."""
+        now = trio.current_time()
+        if self.pod_watch is None and now - self._listed_at >= _LIST_GAP_S:
+            self._listed_at = now
+            self.metadata.refresh()
 
     def _fired(self, result: FastResult) -> None:
         self.reconciler.on_executed(result)
@@ -452,13 +471,34 @@ class Agent:
         return None if name is None else name.pod_uid
 
     def _kubelet_pods(self) -> KubeletPods | None:
-        peer = kubelet_peer(self.config.kubelet, self.place.kubelet)
+        identity = own_identity(self.config.apiserver, root=self.place.root)
+        peer = kubelet_peer(self.config.kubelet, self.place.kubelet, identity)
         if peer is None:
             return None
-        return KubeletPods(peer, on_change=self._pods_changed, period_s=self.config.kubelet.period_s, marks=self.marks)
+        return KubeletPods(peer, on_change=self._pods_listed, period_s=self.config.kubelet.period_s, marks=self.marks)
+
+    def _pod_watch(self) -> PodWatch | None:
+        config, place = self.config.apiserver, self.place
+        if not watches_pods(config, root=place.root, kubelets=place.kubelet.kubeconfig):
+            return None
+        # A client of its own: a watch occupies a connection.
+        api = KubeApi(config, root=place.root, kubelets=place.kubelet.kubeconfig)
+        return PodWatch(
+            api,
+            node_name(place.kubelet),
+            on_change=self._pods_changed,
+            on_break=lambda: self.metadata.refresh(),  # noqa: PLW0108  # made later
+            marks=self.marks,
+        )
 
     def _cri(self) -> CriClient | None:
         return cri_client(self.config.runtime, self.place.kubelet, self.place.root, self.marks)
+
+    def _pods_listed(self, uids: frozenset[str]) -> None:
+        self._pods_changed(uids)
+        if self.pod_watch is not None and self.kubelet_pods is not None:
+            for uid in uids:
+                self.pod_watch.compare(self.kubelet_pods.known[uid])
 
     def _pods_changed(self, uids: frozenset[str]) -> None:
         for uid in uids:

@@ -30,9 +30,11 @@ from state.model import (
     RuntimeSpec,
 )
 
-STRENGTH: Final = ("kubelet", "cri", "manifest", "bundle")
+STRENGTH: Final = ("apiserver", "kubelet", "cri", "manifest", "bundle")
 """Sources of pod metadata, strongest first.
 
+The API server's watch has labels and annotations before the kubelet's list; the rest of its pod counts only where the
+kubelet does not list the pod (`reconciler.pods.metadata`).
 The kubelet has the whole spec; CRI has labels and annotations; a manifest has its file's content; a bundle has names
 and the annotations that the runtime is configured to pass on.
 """

@@ -163,8 +163,8 @@ def _endpoint(node: InspectedNode, results: QueryResults) -> CheckResult:
             "kubelet /pods", CheckState.WARN, "kubelet not reachable", "set kubelet.address if it listens elsewhere"
         )
     fix = (
-        "set credentials (kubelet.token_file, or client_cert_file and client_key_file) and the CA of its "
-        "certificate (kubelet.ca_file), or enable its read-only port"
+        "make credentials (bypassctl init credentials --use kubelet, docs/credentials.md), or set kubelet.token_file "
+        "and kubelet.ca_file, or enable its read-only port, or set kubelet.endpoint: off"
     )
     return CheckResult("kubelet /pods", CheckState.WARN, results.kubelet_problem, fix)
 
