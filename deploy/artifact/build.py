@@ -23,9 +23,12 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
+
+import manual
 
 HERE: Final = Path(__file__).resolve().parent
 REPOSITORY: Final = HERE.parent.parent
@@ -231,6 +234,13 @@ def add_ours(tree: Path) -> None:
         target = tree / "share/bypassd/docs" / path.name
         target.parent.mkdir(exist_ok=True)
         shutil.copy(path, target)
+    date = time.strftime("%Y-%m-%d", time.gmtime(commit_time()))
+    for page in ("bypassd.8", "bypassctl.1"):
+        target = tree / f"share/man/man{page[-1]}" / page
+        target.parent.mkdir(parents=True)
+        text = (REPOSITORY / f"docs/{page}.md").read_text()
+        target.write_text(manual.roff(text, date, f"bypassd {version()}"))
+    (tree / "share/man/man1/state-dump.1").write_text(".so man1/bypassctl.1\n")
     unit = (REPOSITORY / "deploy/bypassd.service").read_text()
     (tree / "share/bypassd/bypassd.service").write_text(unit)
     shutil.copy(HERE / "install.sh", tree / "install.sh")
@@ -379,7 +389,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             write_lock()
             return 0
         result = build(given.output.resolve(), given.cache.resolve())
-    except BuildError as exc:
+    except (BuildError, manual.ManualError) as exc:
         print(f"build.py: {exc}", file=sys.stderr)
         return 1
     print(f"{result} ({result.stat().st_size / 2**20:.1f} MiB)")

@@ -53,6 +53,7 @@ tree=$root$prefix
 units=$root/etc/systemd/system
 config=$root/etc/bypassd
 programs="bypassd bypassctl state-dump"
+manuals="man8/bypassd.8 man1/bypassctl.1 man1/state-dump.1"
 changed=no
 
 say() { echo "install.sh: $*"; }
@@ -82,6 +83,9 @@ link() {
     if [ -e "$2" ] && [ ! -L "$2" ]; then say "$2 exists and is not ours: not linked"; return 0; fi
     run mkdir -p "$(dirname "$2")"
     run ln -sfn "$1" "$2"
+}
+unlink() {
+    if [ "$(readlink "$2" 2>/dev/null || true)" = "$1" ]; then run rm -f "$2"; fi
 }
 
 check() {
@@ -122,6 +126,7 @@ install_files() {
     if [ ! -e "$config/config.yaml" ]; then put "$here/share/bypassd/config.yaml" "$config/config.yaml" 600; fi
     put "$here/share/bypassd/completion/bypassctl.bash" "$root/usr/share/bash-completion/completions/bypassctl" 644
     for program in $programs; do link "$prefix/bin/$program" "$root/usr/local/bin/$program"; done
+    for page in $manuals; do link "$prefix/share/man/$page" "$root/usr/local/share/man/$page"; done
 }
 
 install() {
@@ -176,11 +181,8 @@ uninstall() {
     fi
     if systemd && systemctl is-enabled --quiet bypassd.service 2>/dev/null; then run systemctl disable bypassd.service; fi
     run rm -f "$units/bypassd.service" "$root/usr/share/bash-completion/completions/bypassctl"
-    for program in $programs; do
-        if [ "$(readlink "$root/usr/local/bin/$program" 2>/dev/null || true)" = "$prefix/bin/$program" ]; then
-            run rm -f "$root/usr/local/bin/$program"
-        fi
-    done
+    for program in $programs; do unlink "$prefix/bin/$program" "$root/usr/local/bin/$program"; done
+    for page in $manuals; do unlink "$prefix/share/man/$page" "$root/usr/local/share/man/$page"; done
     if systemd; then run systemctl daemon-reload; fi
     run rm -rf "$root/var/cache/bypassd" "$root/run/bypassd"
     if [ $purge = yes ]; then run rm -rf "$config" "$root/var/lib/bypassd" "$units/bypassd.service.d"; fi
