@@ -18,7 +18,6 @@ import io
 import os
 import re
 import shutil
-import stat
 import subprocess
 import sys
 import tarfile
@@ -40,6 +39,7 @@ PACKAGES: Final = (
     *("python3.11-minimal", "libpython3.11-minimal", "libpython3.11-stdlib", "libc6", "zlib1g", "libexpat1", "libssl3"),
     *("libffi8", "libsqlite3-0", "libuuid1", "libbz2-1.0", "liblzma5", "libcrypt1", "libstdc++6", "libgcc-s1"),
 )
+LOADER: Final = "ld-linux-x86-64.so.2"
 LIBRARIES: Final = ("lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu", "lib64")
 NOT_NEEDED: Final = frozenset(
     {
@@ -320,8 +320,8 @@ def entries(tree: Path, top: str, when: int) -> Iterator[tuple[tarfile.TarInfo, 
             yield info, None
             continue
         data = path.read_bytes()
-        runs = path.parent.name == "bin" or path.name == "install.sh" or bool(path.stat().st_mode & stat.S_IXUSR)
-        info.size, info.mode = len(data), 0o755 if runs and path.suffix != ".py" else 0o644
+        runs = path.parent == tree / "bin" or path.name in {"install.sh", LOADER}
+        info.size, info.mode = len(data), 0o755 if runs else 0o644
         yield info, data
 
 

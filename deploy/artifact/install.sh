@@ -98,6 +98,10 @@ check() {
     rest=${release#*.}
     minor=${rest%%[!0-9]*}
     [ "$major" -gt 3 ] || { [ "$major" = 3 ] && [ "$minor" -ge 10 ]; } || fail "expected Linux 3.10 or later; this is $release"
+    # A unit in /etc would precede the package's, and both would use one store.
+    for unit in "$root/lib/systemd/system/bypassd.service" "$root/usr/lib/systemd/system/bypassd.service"; do
+        [ ! -e "$unit" ] || fail "a package of bypassd is installed; remove it first: apt-get remove bypassd, or rpm -e bypassd"
+    done
     [ -x "$here/bin/bypassd" ] || fail "run it in the unpacked tarball: $here has no bin/bypassd"
     "$here/bin/bypassd" --version >/dev/null || fail "the program of the tarball does not run on this machine"
 }
