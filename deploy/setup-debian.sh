@@ -5,6 +5,7 @@
 #
 #   setup-debian.sh           install what is missing (root with apt), else say what is missing and how to get it
 #   setup-debian.sh --check   only say; exit code 1 when something is missing
+#   setup-debian.sh --also PROGRAM=PACKAGE...   these too
 #
 # Only Python is a must: without the others, what needs them is skipped and says so. Exit code 1: Python is missing.
 set -eu
@@ -44,6 +45,13 @@ if [ -z "$must" ] && ! "$python" -c 'import sys
 from ctypes.util import find_library
 sys.exit(not (find_library("fuse") or find_library("fuse3")))' 2>/dev/null; then
     nice="$nice${nice:+ }fuse3"
+fi
+
+if [ "${1:-}" = "--also" ]; then
+    shift
+    for pair in "$@"; do
+        command -v "${pair%%=*}" >/dev/null 2>&1 || nice="$nice${nice:+ }${pair#*=}"
+    done
 fi
 
 missing="$must${must:+${nice:+ }}$nice"

@@ -253,6 +253,13 @@ def test_set_up_installs_fuse_for_a_python_that_finds_no_library_of_it(machine: 
     assert machine.installed()[1].endswith(" fuse3")
 
 
+def test_set_up_installs_more_when_asked_to(machine: Machine) -> None:
+    machine.has("rpmbuild")
+    assert machine.set_up("--also", "rpmbuild=rpm") == (0, "")
+    assert machine.set_up("--also", "rpmbuild=rpm", "lint-this=lint") == (0, "setup: installing lint\n")
+    assert machine.installed()[1].endswith(" lint")
+
+
 def test_set_up_checks_only_when_asked_to(machine: Machine) -> None:
     (machine.bin / "containerd").unlink()
     code, said = machine.set_up("--check")
