@@ -336,22 +336,30 @@ def version() -> str:
     return match[1]
 
 
+def build_tree(tree: Path, cache: Path) -> None:
+    """The finished tree, at a path that does not exist yet; each kind of artifact packs this one.
+
+    ``cache`` is the directory of fetched Debian packages; it is made. Errors: `BuildError`.
+    """
+    cache.mkdir(parents=True, exist_ok=True)
+    (tree / "lib").mkdir(parents=True)
+    add_runtime(tree, cache)
+    add_python_packages(tree)
+    add_ours(tree)
+    add_launcher(tree)
+    compile_all(tree)
+    check_libraries(tree)
+    check_imports(tree)
+    add_build_id(tree)
+
+
 def build(output: Path, cache: Path) -> Path:
     """The tarball. Errors: `BuildError`."""
     output.mkdir(parents=True, exist_ok=True)
-    cache.mkdir(parents=True, exist_ok=True)
     name = f"bypassd-{version()}-linux-x86_64"
     with tempfile.TemporaryDirectory(dir=output) as scratch:
         tree = Path(scratch, name)
-        (tree / "lib").mkdir(parents=True)
-        add_runtime(tree, cache)
-        add_python_packages(tree)
-        add_ours(tree)
-        add_launcher(tree)
-        compile_all(tree)
-        check_libraries(tree)
-        check_imports(tree)
-        add_build_id(tree)
+        build_tree(tree, cache)
         result = output / f"{name}.tar.gz"
         pack(tree, result, name, commit_time())
     digest = hashlib.sha256(result.read_bytes()).hexdigest()
