@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Build the container image: ``image.py --output DIRECTORY``. The same tree as the tarball's, without a daemon or shell.
+"""Build the container image, with neither a daemon nor a shell: ``image.py --output DIRECTORY``. The tarball's tree.
 
-The result is one tar file with an OCI image layout: one layer (the tree at /opt/bypassd, and the empty directories onto
+The result is one tar file with an OCI image layout: one layer (the tree at /opt/bypassd, and empty directories onto
 which a pod mounts), its configuration, a manifest and an index. `ctr images import`, `podman load` and `skopeo copy
 oci-archive:FILE` read it. Files are sorted, owned by root, and as old as the commit, so two builds of one commit give
 the same bytes.
