@@ -7,7 +7,7 @@ PACKAGES := cgroupfs resctrl state reconciler tests
 # More for `make run`: ARGS="--seconds 300 --kubelet static-1.22 --containers fake"
 ARGS ?=
 
-.PHONY: run test setup lint types unit search e2e scenes vm vmcores bench protos docs lock artifact artifact-test artifact-lock clean help
+.PHONY: run test setup lint types unit search e2e scenes vm vmcores bench protos docs lock artifact artifact-test artifact-lock image image-test clean help
 
 help: ## what there is
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -105,6 +105,15 @@ artifact-test: setup ## build the tarball twice and test it: the same bytes, an 
 	$(BIN)/python deploy/artifact/build.py --output dist/again --cache dist/cache
 	BYPASSD_ARTIFACT="$$(echo $(CURDIR)/dist/bypassd-*.tar.gz)" BYPASSD_ARTIFACT_AGAIN="$$(echo $(CURDIR)/dist/again/bypassd-*.tar.gz)" \
 		$(BIN)/python -m pytest -q tests/artifact
+
+image: setup ## the container image, an OCI layout of the tarball's tree: dist/ (no daemon needed; a minute)
+	$(BIN)/python deploy/artifact/image.py
+
+image-test: setup ## build the image twice and test it: the same bytes, and the DaemonSet's pod under containerd (root)
+	$(BIN)/python deploy/artifact/image.py
+	$(BIN)/python deploy/artifact/image.py --output dist/again --cache dist/cache
+	BYPASSD_IMAGE="$$(echo $(CURDIR)/dist/bypassd-*-image-*.tar)" BYPASSD_IMAGE_AGAIN="$$(echo $(CURDIR)/dist/again/bypassd-*-image-*.tar)" \
+		$(BIN)/python -m pytest -q tests/artifact/test_image.py
 
 artifact-lock: setup ## pin the Debian packages of the tarball's interpreter anew (after apt-get update)
 	$(BIN)/python deploy/artifact/build.py --lock
