@@ -7,7 +7,7 @@ PACKAGES := cgroupfs resctrl state reconciler tests
 # More for `make run`: ARGS="--seconds 300 --kubelet static-1.22 --containers fake"
 ARGS ?=
 
-.PHONY: run test setup lint types unit search e2e scenes vm vmcores bench protos docs lock artifact deb rpm artifact-test artifact-lock clean help
+.PHONY: run test setup lint types unit search e2e scenes vm vmcores bench protos docs lock artifact deb rpm artifact-test artifact-lock image image-test clean help
 
 help: ## what there is
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -119,6 +119,15 @@ artifact-test: deb rpm ## build all three twice and test them: the same bytes, c
 		$(BIN)/python deploy/artifact/rpm.py dist/again/$(TARBALL) --output dist/again
 	BYPASSD_ARTIFACT="$(CURDIR)/dist/$(TARBALL)" BYPASSD_ARTIFACT_AGAIN="$(CURDIR)/dist/again/$(TARBALL)" \
 		$(BIN)/python -m pytest -q tests/artifact
+
+image: setup ## the container image, an OCI layout of the tarball's tree: dist/ (no daemon needed; a minute)
+	$(BIN)/python deploy/artifact/image.py
+
+image-test: setup ## build the image twice and test it: the same bytes, and the DaemonSet's pod under containerd (root)
+	$(BIN)/python deploy/artifact/image.py
+	$(BIN)/python deploy/artifact/image.py --output dist/again --cache dist/cache
+	BYPASSD_IMAGE="$$(echo $(CURDIR)/dist/bypassd-*-image-*.tar)" BYPASSD_IMAGE_AGAIN="$$(echo $(CURDIR)/dist/again/bypassd-*-image-*.tar)" \
+		$(BIN)/python -m pytest -q tests/artifact/test_image.py
 
 artifact-lock: setup ## pin the Debian packages of the tarball's interpreter anew (after apt-get update)
 	$(BIN)/python deploy/artifact/build.py --lock

@@ -16,7 +16,7 @@ from cgroupfs.cpuset import CpuSet
 from cgroupfs.errors import SourceError
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.log import get_log
-from cgroupfs.naming import Driver, Layout, detect_layout
+from cgroupfs.naming import Driver, GroupName, Layout, detect_layout
 from reconciler.clients.http import HttpEndpoint
 from reconciler.config.model import Config, EndpointSection, FeatureSwitch, KubeletSection, RuntimeSection
 from reconciler.pods.marks import MarkReader
@@ -106,7 +106,7 @@ _AGAIN_S: Final = 1.0
 
 
 class NodeEnvironment(Struct, frozen=True, kw_only=True):
-    """What was found. ``root`` is the prefix under which the node lies."""
+    """What was found. ``root`` is the prefix under which the node lies. ``own``: the group of bypassd's own pod."""
 
     root: str
     hierarchy: Hierarchy
@@ -114,6 +114,7 @@ class NodeEnvironment(Struct, frozen=True, kw_only=True):
     topology: Topology
     kubelet: KubeletConfig
     runtime: RuntimeDirs
+    own: GroupName | None = None
 
     @property
     def reserved(self) -> CpuSet:
@@ -139,6 +140,7 @@ def find_place(config: Config) -> NodeEnvironment | None:
         topology=read_topology(root),
         kubelet=kubelet,
         runtime=runtime_dirs(config),
+        own=own_group(layout) if root == "/" else None,
     )
 
 
@@ -152,7 +154,9 @@ def find_layout(config: Config, hierarchy: Hierarchy, kubelet: KubeletConfig) ->
 
 def with_kubelet(config: Config, place: NodeEnvironment, kubelet: KubeletConfig) -> NodeEnvironment:
     """The environment under other settings of the kubelet; the pods' groups are where they were if nothing shows it."""
-    return replace(place, kubelet=kubelet, layout=find_layout(config, place.hierarchy, kubelet) or place.layout)
+    layout = find_layout(config, place.hierarchy, kubelet) or place.layout
+    own = own_group(layout) if place.root == "/" else None
+    return replace(place, kubelet=kubelet, layout=layout, own=own)
 
 
 def built_from(config: Config, place: NodeEnvironment) -> dict[str, object]:
@@ -167,6 +171,17 @@ def built_from(config: Config, place: NodeEnvironment) -> dict[str, object]:
         "runtime endpoint": kubelet.runtime_endpoint,
         "kubeconfig": kubelet.kubeconfig,
     }
+
+
+def own_group(layout: Layout, table: str = "/proc/self/cgroup") -> GroupName | None:
+    """The group of this process below kubepods; None: bypassd does not run in a pod. Errors: none."""
+    try:
+        with open(table, encoding="utf-8", errors="replace") as file:
+            paths = [line.rstrip("\n").split(":", 2)[-1] for line in file]
+    except OSError:
+        return None
+    groups = (layout.parse(path) for path in paths)
+    return next((group for group in groups if group is not None and group.pod_uid is not None), None)
 
 
 async def wait_for_place(config: Config, waiting: Callable[[str], object]) -> NodeEnvironment:

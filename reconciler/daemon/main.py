@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from cgroupfs.errors import AgentError, errno_name
 from cgroupfs.log import BoundLog, get_log
+from cgroupfs.naming import QosClass
 from reconciler import __version__
 from reconciler.alerts.agent_alerts import component_alert
 from reconciler.config import load
@@ -26,6 +27,7 @@ from reconciler.config.model import AgentMode, Config, OnStop
 from reconciler.daemon.agent import Agent
 from reconciler.daemon.status import StatusReport
 from reconciler.runtime import logs, malloc
+from reconciler.runtime.cgroup_namespace import join_host_cgroups
 from reconciler.runtime.cooperative import share_interpreter
 from reconciler.runtime.lock import AlreadyRunningError, InstanceLock
 from reconciler.runtime.streams import OutputError, Parser, complain, complain_lines, finish, give_up, prepared, write
@@ -85,6 +87,10 @@ class Daemon:
                     place = await self._place()
                     for problem in (*place.kubelet.problems, *(str(error) for error in place.runtime.problems)):
                         self._log.warning(problem)
+                    if place.own is not None and place.own.qos is QosClass.BESTEFFORT:
+                        self._log.warning(
+                            "bypassd's own pod is of QoS class BestEffort and in the BE budget: give it a CPU request"
+                        )
                     await self._serve(place)
             finally:
                 nursery.cancel_scope.cancel(reason="the daemon has stopped")
@@ -301,6 +307,9 @@ def _main(arguments: Sequence[str] | None) -> int:
         return 0
     logs.setup(loaded.config.log.level, loaded.config.log.format)
     sys.excepthook = logs.uncaught
+    # Before any thread: a thread has the namespace of its creator.
+    if loaded.config.node.root == "/" and (problem := join_host_cgroups()) is not None:
+        get_log("daemon").warning(problem)
     return _run(Daemon(loaded, observe=options.observe))
 
 

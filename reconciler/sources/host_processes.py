@@ -41,6 +41,8 @@ _MOST_ARGUMENTS: Final = 128 * 1024
 _MOST_TEXT: Final = 64 * 1024
 _MOST_SHOWN: Final = 4
 _POD: Final = b"kubepods"
+_OUTSIDE: Final = b":/.."
+"""Relative to a cgroup namespace the path of another group has no more than its last parts."""
 
 
 class HostProcess(Struct, frozen=True, kw_only=True):
@@ -231,6 +233,8 @@ class _Search:
         groups = _read(f"{directory}/cgroup", _MOST_TEXT)
         if _POD in groups:
             raise _RefusedError("it is in a pod's cgroup")
+        if _OUTSIDE in groups:
+            raise _RefusedError("its cgroup is outside of this process's cgroup namespace, so it may be a pod's")
         if not groups or len(groups) >= _MOST_TEXT:
             raise _RefusedError("its cgroup is unknown")
         parent = _field(status, b"PPid:")

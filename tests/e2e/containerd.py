@@ -32,7 +32,7 @@ disabled_plugins = [
 ]
 
 [grpc]
-  address = "{directory}/containerd.sock"
+  address = "{directory}/state/containerd.sock"
 
 [plugins]
   [plugins."io.containerd.internal.v1.opt"]
@@ -57,7 +57,7 @@ disabled_plugins = [
         runtime_type = "io.containerd.runc.v2"
 
         [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
-          Root = "{directory}/runc"
+          Root = "{directory}/state/runc"
           SystemdCgroup = {systemd}
 
       [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.crun]
@@ -89,10 +89,12 @@ class Containerd:
 
     def __init__(self, directory: str, *, systemd_cgroup: bool = False, snapshotter: str = "overlayfs") -> None:
         self.directory = directory
-        self.socket = f"{directory}/containerd.sock"
+        # As on a node: the socket and runc's root are below the state directory.
+        self.state = f"{directory}/state"
+        self.socket = f"{self.state}/containerd.sock"
         self.config = f"{directory}/config.toml"
-        self.runc_root = f"{directory}/runc/{NAMESPACE}"
-        self.bundles = f"{directory}/state/io.containerd.runtime.v2.task/{NAMESPACE}"
+        self.runc_root = f"{self.state}/runc/{NAMESPACE}"
+        self.bundles = f"{self.state}/io.containerd.runtime.v2.task/{NAMESPACE}"
         self.log = f"{directory}/containerd.log"
         self._snapshotter = snapshotter
         self._systemd = systemd_cgroup
@@ -123,7 +125,7 @@ class Containerd:
         reason = self.missing()
         if reason:
             raise Unavailable(reason)
-        for name in ("cni", "opt", "runc"):
+        for name in ("cni", "opt", "state/runc"):
             os.makedirs(f"{self.directory}/{name}", exist_ok=True)
         with open(self.config, "w", encoding="utf-8") as file:
             file.write(
