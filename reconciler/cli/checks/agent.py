@@ -2,6 +2,7 @@
 
 import os
 import stat
+import time
 from collections.abc import Iterator
 from typing import Final
 
@@ -20,8 +21,12 @@ _CAPABILITIES: Final = {
     12: "NET_ADMIN",
     19: "SYS_PTRACE",
     21: "SYS_ADMIN",
+    23: "SYS_NICE",
     24: "SYS_RESOURCE",
 }
+_LOOKS: Final = 5
+_LOOK_S: Final = 0.02
+"""The daemon has its real-time priority while it waits, which is most of the time."""
 _FREE_BYTES: Final = 64 << 20
 _BASE_WATCHES: Final = 32
 _INOTIFY: Final = ("max_user_watches", "max_user_instances", "max_queued_events")
@@ -35,6 +40,7 @@ def agent(node: InspectedNode, results: QueryResults) -> Iterator[CheckResult]:
     yield _store(node)
     yield _config(node)
     yield _daemon(node, results)
+    yield _priority(node, results)
 
 
 def _fanotify(node: InspectedNode, results: QueryResults) -> CheckResult:
@@ -156,3 +162,33 @@ def _daemon(node: InspectedNode, results: QueryResults) -> CheckResult:
         "; ".join(results.daemon_reasons) or "not ready",
         "bypassctl status; journalctl -u bypassd",
     )
+
+
+def _priority(node: InspectedNode, results: QueryResults) -> CheckResult:
+    """The policy under which the running daemon waits, from the kernel."""
+    wanted = node.config.node.realtime_ms
+    if not wanted:
+        return CheckResult("priority", CheckState.OK, f"nice {node.config.node.nice} (node.realtime_ms: 0)")
+    if results.daemon_pid is None or results.daemon != "ready":
+        return CheckResult("priority", CheckState.OK, f"real-time for {wanted:g} ms at a time; no daemon to inspect")
+    policies = set()
+    for _ in range(_LOOKS):
+        policies |= {_policy(results.daemon_pid)}
+        time.sleep(_LOOK_S)
+    if os.SCHED_FIFO in policies:
+        return CheckResult("priority", CheckState.OK, f"real-time for {wanted:g} ms at a time")
+    if policies == {None}:
+        return CheckResult("priority", CheckState.OK, "not known: the daemon has ended")
+    return CheckResult(
+        "priority",
+        CheckState.WARN,
+        "the daemon has no real-time priority: on a busy node more containers start before their settings",
+        "CAP_SYS_NICE; RestrictRealtime=no; cpu.rt_runtime_us of its cgroup, if that is 0 (docs/performance.md)",
+    )
+
+
+def _policy(pid: int) -> int | None:
+    try:
+        return os.sched_getscheduler(pid) & ~os.SCHED_RESET_ON_FORK
+    except OSError:
+        return None
