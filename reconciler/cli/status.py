@@ -81,7 +81,7 @@ def _blocks(document: FetchedDocument, facts: Row) -> Iterator[Block]:
             StyledText(
                 f"kubelet {agent['kubelet_policy']}, cgroups {agent['cgroups']}/{agent['driver']}, "
                 f"CPUs {agent['cpus']}, {fmt.size(agent['rss_bytes'])}, "
-                f"reconciled in {fmt.duration(agent['last_look_s'])}{_priority(facts['priority'])}",
+                f"reconciled in {fmt.duration(agent['last_look_s'])}",
                 "dim",
             )
         )
@@ -136,11 +136,6 @@ def _title(document: FetchedDocument, facts: Row) -> Iterator[Cell]:
         yield StyledText(f" (dry run: {', '.join(facts['dry_run'])})", "warn")
     yield ", "
     yield StyledText("ready", "ok") if facts["ready"] else StyledText("not ready", "bad")
-
-
-def _priority(facts: Row) -> str:
-    """Where real-time priority is off or refused, too."""
-    return f", priority {facts['state']}" if facts else ""
 
 
 def _in_force(body: Row) -> str:

@@ -5,8 +5,8 @@ would spend them waiting for a CPU whatever its nice value, which counts within 
 waits under SCHED_FIFO, and runs at once when an event arrives, above all usual work. That is bounded three times:
 
 - by the loop itself: work has a budget of CPU time, which grows with time (`SHARE`) up to one slice. When it is used
-  up, the work goes on at the nice value. Long work yields each millisecond (`reconciler.runtime.cooperative`), so this
-  is the usual end. Neither a long pass nor events without end keep a CPU from the pods;
+  up, the work continues at the nice value. Long work yields each millisecond (`reconciler.runtime.cooperative`), so
+  this is the usual end. Neither a long pass nor events without end keep a CPU from the pods;
 - by the kernel, for a step that does not yield: RLIMIT_RTTIME sends SIGXCPU, whose handler does the same;
 - by the kernel again: SIGKILL when not even the handler runs, and the share of each CPU that it keeps from real-time
   tasks (kernel.sched_rt_runtime_us).
@@ -96,8 +96,8 @@ class PriorityState(StrEnum):
 class PriorityStatus(Struct, frozen=True, kw_only=True):
     """``problem``: why not all that is configured is in force, "" if it is.
 
-    ``lowered``: times that work used up its budget and went on at the nice value. ``overruns``: times that the kernel's
-    limit ended a step that did not yield.
+    ``lowered``: times that work used up its budget and continued at the nice value. ``overruns``: times that the
+    kernel's limit ended a step that did not yield.
     """
 
     state: PriorityState
@@ -168,7 +168,7 @@ class LoopPriority(trio.abc.Instrument):
         _LOG.info("the loop waits at real-time priority", slice_ms=round(self._slice_s * 1000, 1))
 
     def stop(self) -> None:
-        """Back to the nice value for good: what follows is no reaction to a container."""
+        """Take the nice value until the process ends: a restore at the end may take seconds."""
         if self._wanted:
             self._wanted = False
             trio.lowlevel.remove_instrument(self)
@@ -186,7 +186,7 @@ class LoopPriority(trio.abc.Instrument):
             self._lower()
 
     def after_io_wait(self, timeout: float) -> None:  # noqa: ARG002 - trio calls it so
-        """Work begins, or goes on."""
+        """Work begins, or continues."""
         self._account()
         if self._urgent and self._budget_s <= 0:
             self._lower()

@@ -8,12 +8,13 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from tests.daemon.process import Daemon
+from tests.e2e.mounts import hierarchies
 from tests.fakes.daemonprocess import PATIENCE, ROOT
 
 NICE = -10
@@ -67,9 +68,10 @@ print(json.dumps(found))
 """
 
 
-def run(script: str, *, slice_s: float = 0.01) -> dict[str, Any]:
+def run(script: str, *, slice_s: float = 0.01, within: tuple[str, ...] = ()) -> dict[str, Any]:
     text = BEGIN + script.replace("NICE", str(NICE)).replace("SLICE", str(slice_s))
-    out = subprocess.check_output([sys.executable, "-c", text], cwd=ROOT, text=True, stderr=subprocess.DEVNULL)
+    command = [*within, sys.executable, "-c", text]
+    out = subprocess.check_output(command, cwd=ROOT, text=True, stderr=subprocess.DEVNULL)
     found: dict[str, Any] = json.loads(out.splitlines()[-1])
     return found
 
@@ -116,6 +118,32 @@ def test_a_sandbox_that_refuses_the_calls_leaves_the_loop_its_nice_value() -> No
     """As systemd's RestrictRealtime does, which an operator's drop-in may set."""
     found = run(REFUSING + SCRIPT)
     assert (found["loop"], found["policy"], found["state"]) == (NICE, os.SCHED_OTHER, "refused")
+
+
+@pytest.fixture
+def group() -> Iterator[str]:
+    """A group of the cpu controller, as systemd makes one for a service."""
+    mount = hierarchies().get("cpu", "")
+    path = f"{mount}/bypassd-test-priority-{os.getpid()}"
+    if not os.path.exists(f"{mount}/cpu.rt_runtime_us"):
+        pytest.skip("REAL KERNEL TEST NOT RUN: this kernel does not share out real-time CPU to groups")
+    os.mkdir(path)
+    try:
+        yield path
+    finally:
+        os.rmdir(path)
+
+
+@nice
+@real_time
+def test_a_group_without_real_time_cpu_leaves_the_nice_value_and_one_with_some_does_not(group: str) -> None:
+    within = ("sh", "-c", f'echo $$ > {group}/tasks && exec "$@"', "sh")
+    found = run(SCRIPT, within=within)
+    assert (found["loop"], found["policy"], found["state"]) == (NICE, os.SCHED_OTHER, "refused")
+    with open(f"{group}/cpu.rt_runtime_us", "w") as file:
+        file.write("50000")
+    found = run(SCRIPT, within=within)
+    assert (found["policy"], found["state"]) == (os.SCHED_FIFO, "real-time")
 
 
 @real_time

@@ -40,7 +40,6 @@ def agent(node: InspectedNode, results: QueryResults) -> Iterator[CheckResult]:
     yield _store(node)
     yield _config(node)
     yield _daemon(node, results)
-    yield _priority(node, results)
 
 
 def _fanotify(node: InspectedNode, results: QueryResults) -> CheckResult:
@@ -153,7 +152,13 @@ def _daemon(node: InspectedNode, results: QueryResults) -> CheckResult:
     if node.socket is None:
         return CheckResult("daemon", CheckState.OK, "copied node: none" if node.copied else "no socket configured")
     if results.daemon == "ready":
-        return CheckResult("daemon", CheckState.OK, f"ready on {node.socket}")
+        priority = _priority(node, results.daemon_pid)
+        if priority == "usual":
+            text = "ready, but without real-time priority: on a busy node containers start before their settings"
+            fix = "CAP_SYS_NICE, RestrictRealtime=no, cpu.rt_runtime_us of its cgroup; or node.realtime_ms: 0"
+            return CheckResult("daemon", CheckState.WARN, text, fix)
+        more = f" at {priority} priority" if priority else ""
+        return CheckResult("daemon", CheckState.OK, f"ready on {node.socket}{more}")
     if results.daemon is None and not results.daemon_reasons:
         return CheckResult("daemon", CheckState.WARN, "not running", "systemctl enable --now bypassd")
     return CheckResult(
@@ -164,27 +169,17 @@ def _daemon(node: InspectedNode, results: QueryResults) -> CheckResult:
     )
 
 
-def _priority(node: InspectedNode, results: QueryResults) -> CheckResult:
-    """The policy under which the running daemon waits, from the kernel."""
-    wanted = node.config.node.realtime_ms
-    if not wanted:
-        return CheckResult("priority", CheckState.OK, f"nice {node.config.node.nice} (node.realtime_ms: 0)")
-    if results.daemon_pid is None or results.daemon != "ready":
-        return CheckResult("priority", CheckState.OK, f"real-time for {wanted:g} ms at a time; no daemon to inspect")
+def _priority(node: InspectedNode, pid: int | None) -> str:
+    """The policy under which the running daemon waits, from the kernel; "" where that is unknown or not wanted."""
+    if not node.config.node.realtime_ms or pid is None:
+        return ""
     policies = set()
     for _ in range(_LOOKS):
-        policies |= {_policy(results.daemon_pid)}
+        policies.add(_policy(pid))
+        if os.SCHED_FIFO in policies:
+            return "real-time"
         time.sleep(_LOOK_S)
-    if os.SCHED_FIFO in policies:
-        return CheckResult("priority", CheckState.OK, f"real-time for {wanted:g} ms at a time")
-    if policies == {None}:
-        return CheckResult("priority", CheckState.OK, "not known: the daemon has ended")
-    return CheckResult(
-        "priority",
-        CheckState.WARN,
-        "the daemon has no real-time priority: on a busy node more containers start before their settings",
-        "CAP_SYS_NICE; RestrictRealtime=no; cpu.rt_runtime_us of its cgroup, if that is 0 (docs/performance.md)",
-    )
+    return "" if None in policies else "usual"
 
 
 def _policy(pid: int) -> int | None:
