@@ -7,32 +7,28 @@ the bare C loop is one of them. For each late container: what was late.
 
 import json
 import os
-import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Final, Self
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from tests.e2e.agent import Agent, config_for
 from tests.e2e.baseline.run import WatchWrite
+from tests.e2e.hogs import Hogs
 from tests.e2e.mounts import hierarchies
-from tests.e2e.node import Node, Report, RunningPod
-from tests.e2e.pods import ContainerSpec, PodSpec, new_uid
+from tests.e2e.node import Node, RunningPod
+from tests.e2e.test_first_instruction import MEMORY, SHARES, be_pod, late
 
 AT_ONCE: Final = 15
 BARE: Final = "bare C loop"
-_MEMORY: Final = 96 << 20
-_SHARES: Final = 307
 _ROOT: Final = "/bypassd-bench"
 _MS: Final = (0, 1, 2, 5, 10, 20, 50, 100, 1000)
-_HOG: Final = "while True: pass"
 
 
 class Start(Struct, frozen=True, kw_only=True):
@@ -50,64 +46,10 @@ class Start(Struct, frozen=True, kw_only=True):
     program: float | None = None
 
 
-class Hogs:
-    """As many processes that want a whole CPU each, at the usual priority.
-
-    Each in a session of its own, as services and pods are: the kernel shares out CPU by groups and sessions first
-    (kernel.sched_autogroup_enabled), and a nice value counts only within one.
-    """
-
-    def __init__(self, count: int) -> None:
-        self._running = [subprocess.Popen([sys.executable, "-c", _HOG], start_new_session=True) for _ in range(count)]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._signal(signal.SIGKILL)
-        for process in self._running:
-            process.wait()
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Nothing is measured within: the removal of pods would take seconds."""
-        self._signal(signal.SIGSTOP)
-        yield
-        self._signal(signal.SIGCONT)
-
-    def _signal(self, number: signal.Signals) -> None:
-        for process in self._running:
-            process.send_signal(number)
-
-
-def be_pod(name: str) -> PodSpec:
-    """A BE pod by its label, with weight and memory by its annotation: nothing else has its class."""
-    batch = {"requests": {"kubernetes.io/batch-cpu": 300}, "limits": {"kubernetes.io/batch-memory": _MEMORY}}
-    return PodSpec(
-        name=name,
-        uid=new_uid(),
-        labels={"koordinator.sh/qosClass": "BE"},
-        annotations={"node.koordinator.sh/extended-resource-spec": json.dumps({"containers": {"main": batch}})},
-        containers=(ContainerSpec(cpu_request=500),),
-    )
-
-
-def late(report: Report) -> tuple[str, ...]:
-    """Which of the four files were not as wanted at the first instruction."""
-    seen = report.values
-    checks = {
-        "cpuset": report.affinity < os.sched_getaffinity(0) and seen["cpuset.cpus"] != "0-1",
-        "quota": seen["cpu.cfs_quota_us"] != "-1",
-        "shares": seen["cpu.shares"] == str(_SHARES),
-        "memory": seen["memory.limit_in_bytes"] == str(_MEMORY),
-    }
-    return tuple(name for name, good in checks.items() if not good)
-
-
 def _measured(node: Node, pod: RunningPod, agent: Agent | None) -> Start:
     container = pod["main"]
     report = container.report(within_s=60)
-    missed = late(report)
+    missed = tuple(late(report))
     renamed = os.stat(f"{node.containerd.runc_root}/{container.id}/state.json").st_ctime
     program = time.time() - (time.monotonic() - report.first_ns / 1e9)
     times: Mapping[str, float | None] = {}
@@ -126,7 +68,7 @@ def _measured(node: Node, pod: RunningPod, agent: Agent | None) -> Start:
         written=after(times.get("written_at")),
         program=after(program),
     )
-    return Start(**{**{name: getattr(start, name) for name in start.__struct_fields__}, "cause": _cause(start)})
+    return replace(start, cause=_cause(start))
 
 
 def _cause(start: Start) -> str:
@@ -146,9 +88,9 @@ def _bare(node: Node, directory: str) -> WatchWrite:
     mounted = hierarchies()
     files = {
         f"{mounted['cpuset']}%s/cpuset.cpus": "1",
-        f"{mounted['cpu']}%s/cpu.shares": str(_SHARES),
+        f"{mounted['cpu']}%s/cpu.shares": str(SHARES),
         f"{mounted['cpu']}%s/cpu.cfs_quota_us": "3300",
-        f"{mounted['memory']}%s/memory.limit_in_bytes": str(_MEMORY),
+        f"{mounted['memory']}%s/memory.limit_in_bytes": str(MEMORY),
     }
     os.makedirs(directory, exist_ok=True)
     containerd = node.containerd
@@ -224,7 +166,7 @@ def _figures(starts: Sequence[Start]) -> dict[str, object]:
             name: _histogram([value for start in starts if (value := getattr(start, name)) is not None])
             for name in ("seen", "prepared", "woken", "written", "program")
         },
-        "late": [start.__repr__() for start in starts if start.late][:40],
+        "late": [repr(start) for start in starts if start.late][:40],
     }
 
 
