@@ -75,13 +75,13 @@ def _cause(start: Start) -> str:
     """Why it was late; the rename's time is a tick of the kernel's coarse clock, 4 ms."""
     if not start.late:
         return ""
-    if start.seen is None or start.woken is None or start.program is None:
-        return "unknown"
-    if start.seen > start.program:
+    program = start.program if start.program is not None else 0.0
+    if start.seen is None or start.seen > program:
         return "directory noticed late"
-    if start.prepared is None or start.prepared > start.woken:
+    if start.prepared is None or start.prepared > (program if start.woken is None else start.woken):
         return "class or plan late"
-    return "signal noticed late" if start.woken > start.program - 1 else "written late"
+    # None: not noticed by the time of the look, some milliseconds after the program's start.
+    return "signal noticed late" if start.woken is None or start.woken > program - 1 else "written late"
 
 
 def _bare(node: Node, directory: str) -> WatchWrite:
