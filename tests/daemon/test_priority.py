@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from tests.daemon.process import Daemon
+from tests.daemon.process import Daemon, configuration
 from tests.e2e.mounts import hierarchies
 from tests.fakes.daemonprocess import PATIENCE, ROOT
+from tests.fakes.node import DirectoryNode, merged
 
 NICE = -10
 BEGIN = """
@@ -188,8 +189,9 @@ def test_the_daemon_waits_at_real_time_priority_and_its_threads_do_not(daemon: C
 
 
 @real_time
-def test_zero_keeps_the_daemon_from_real_time_priority(daemon: Callable[..., Daemon]) -> None:
-    process = daemon(node={"realtime_ms": 0})
+def test_zero_keeps_the_daemon_from_real_time_priority(daemon: Callable[..., Daemon], node: DirectoryNode) -> None:
+    process = daemon()
+    process.write_config(merged(configuration(node), {"node": {"realtime_ms": 0}}))
     process.start()
     process.wait_ready()
     assert process.state("agent")["agent"]["priority"]["state"] == "off"
