@@ -51,7 +51,7 @@ def test_the_unit_is_notified_watched_reloaded_and_not_restarted_into_a_wall() -
     assert settings["ProtectControlGroups"] == "no"
     # An installation waits for the start; the daemon is ready after 30 s at the latest.
     assert 30 < int(settings["TimeoutStartSec"]) <= 120
-    # SCHED_RESET_ON_FORK, and disk rules that name /dev/...: both need what a stricter sandbox takes away.
+    # SCHED_FIFO for the loop, and disk rules that name /dev/...: both need what a stricter sandbox takes away.
     assert (settings["RestrictRealtime"], settings["PrivateDevices"], settings["DevicePolicy"]) == (
         "no",
         "no",
@@ -113,6 +113,7 @@ def drop_in(document: str) -> str:
         ("file systems", {"statfs", "fstatfs", "getdents64"}),
         ("network of BE pods", {"bpf"}),
         ("core scheduling", {"prctl"}),
+        ("priority", {"sched_setscheduler", "setpriority", "prlimit64"}),
     ],
 )
 def test_the_unit_lets_everything_that_is_on_without_a_drop_in_call_the_kernel(what: str, calls: set[str]) -> None:

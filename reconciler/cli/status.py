@@ -66,6 +66,7 @@ def summary(document: FetchedDocument) -> Row:
         "holds": body["holds"],
         "alerts": agent.get("alerts", {}),
         "movement": agent.get("movement", {}),
+        "priority": agent.get("priority", {}),
         "interference": of_node(body),
         "components": agent.get("components", []),
         "kubelet": agent.get("kubelet", {}),

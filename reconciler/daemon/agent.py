@@ -64,6 +64,7 @@ from reconciler.pods.marks import MarkReader, ReadKeys
 from reconciler.pods.metadata import Metadata
 from reconciler.runtime.counters import AgentCounters
 from reconciler.runtime.object_errors import ObjectErrors
+from reconciler.runtime.priority import LoopPriority
 from reconciler.runtime.supervisor import Component, ComponentTask
 from reconciler.runtime.workqueue import DirtyKeys
 from reconciler.sources.checkpoints import CheckpointSource
@@ -137,6 +138,7 @@ class Agent:
             )
         self.thaw()
         self.store_lane = trio.CapacityLimiter(1)
+        self.priority = LoopPriority(nice=config.node.nice, slice_s=config.node.realtime_ms / 1000)
         self.alert_service = AlertService(
             config.alerts,
             self.store,

@@ -15,7 +15,7 @@ from typing import Final, final
 import trio
 from msgspec.structs import replace
 
-from cgroupfs.errors import AgentError, errno_name
+from cgroupfs.errors import AgentError
 from cgroupfs.log import BoundLog, get_log
 from cgroupfs.naming import QosClass
 from reconciler import __version__
@@ -172,6 +172,7 @@ class Daemon:
             agent.close()
             return
         self._notifier.stopping("stopping")
+        agent.priority.stop()
         if self.config.on_stop is OnStop.RESTORE and self.config.mode is AgentMode.ENFORCE:
             done = await agent.restore()
             left = [result for result in done if not result.ok]
@@ -192,7 +193,7 @@ class Daemon:
         pods = len(agent.inventory.pods)
         self._notifier.ready(f"{self.config.mode.value}: {pods} pods")
         # Only now: the start itself is a second of work to which no work on the node should have to yield.
-        _be_nice(self.config.node.nice, self._log)
+        agent.priority.start()
         self._log.info("ready", pods=pods, look_ms=round(agent.reconciler.look_s * 1000, 1))
         # Once the web part has loaded its libraries, too.
         await trio.sleep(_SETTLE_S)
@@ -336,23 +337,6 @@ def _run(daemon: Daemon) -> int:
     finally:
         logs.write_due(all_of_them=True)
     return 0
-
-
-def _be_nice(nice: int, log: BoundLog) -> None:
-    """Take the configured priority, for the loop's thread alone. A refusal (no CAP_SYS_NICE) is logged.
-
-    A thread, like a process, inherits the priority of its creator unless SCHED_RESET_ON_FORK is set: workers that hash
-    and compress are not to run above the pods. A sandbox that refuses the flag (systemd's RestrictRealtime) still
-    permits the priority, which the fast path needs more than the workers need to lack it.
-    """
-    try:
-        os.sched_setscheduler(0, os.SCHED_OTHER | os.SCHED_RESET_ON_FORK, os.sched_param(0))
-    except OSError as exc:
-        log.warning("worker threads will have the priority of the main loop", error=errno_name(exc.errno))
-    try:
-        os.setpriority(os.PRIO_PROCESS, 0, nice)
-    except OSError as exc:
-        log.warning("cannot set the scheduling priority", wanted=nice, error=errno_name(exc.errno))
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:

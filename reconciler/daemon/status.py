@@ -148,6 +148,7 @@ def snapshot(agent: Agent, *, ready: bool, components: Sequence[ComponentStatus]
         rss_bytes=rss_bytes(),
         cpu_s=times.user + times.system,
         started_at=agent.started_at,
+        priority=agent.priority.status,
         counters=counters(agent),
         cache=cache,
         watched=agent.watching.numbers(),
@@ -401,6 +402,7 @@ class StatusReport:
             "last_look_s": agent.reconciler.look_s,
             "movement": self._movement(),
             "rss_bytes": rss_bytes(),
+            "priority": asdict(agent.priority.status),
             "alerts": dict(agent.alerts),
             "components": [asdict(status) for status in self._statuses()],
         }
@@ -489,6 +491,8 @@ class StatusReport:
     def _problems(self) -> list[str]:
         agent = self._agent
         texts = [_named(status.name, status.detail) for status in agent.statuses() if not status.ok]
+        if problem := agent.priority.status.problem:
+            texts.append(f"priority: {problem}: on a busy node more containers start before their settings")
         texts += [agent.keeper.problem] if agent.keeper.problem else []
         held = agent.inventory.readings.kubelet.problem
         texts += held.split("; ") if held else ()

@@ -2,6 +2,7 @@
 
 import os
 import stat
+import time
 from collections.abc import Iterator, Mapping
 from typing import Final
 
@@ -23,8 +24,12 @@ _CAPABILITIES: Final = {
     12: "NET_ADMIN",
     19: "SYS_PTRACE",
     21: "SYS_ADMIN",
+    23: "SYS_NICE",
     24: "SYS_RESOURCE",
 }
+_LOOKS: Final = 5
+_LOOK_S: Final = 0.02
+"""The daemon has its real-time priority while it waits, which is most of the time."""
 _FREE_BYTES: Final = 64 << 20
 _SHOWN: Final = 100
 _MOST: Final = 4
@@ -157,7 +162,13 @@ def _daemon(node: InspectedNode, results: QueryResults) -> CheckResult:
     if node.socket is None:
         return CheckResult("daemon", CheckState.OK, "copied node: none" if node.copied else "no socket configured")
     if results.daemon == "ready":
-        return CheckResult("daemon", CheckState.OK, f"ready on {node.socket}")
+        priority = _priority(node, results.daemon_pid)
+        if priority == "usual":
+            text = "ready, but without real-time priority: on a busy node containers start before their settings"
+            fix = "CAP_SYS_NICE, RestrictRealtime=no, cpu.rt_runtime_us of its cgroup; or node.realtime_ms: 0"
+            return CheckResult("daemon", CheckState.WARN, text, fix)
+        more = f" at {priority} priority" if priority else ""
+        return CheckResult("daemon", CheckState.OK, f"ready on {node.socket}{more}")
     if results.daemon is None and not results.daemon_reasons:
         return CheckResult("daemon", CheckState.WARN, "not running", "systemctl enable --now bypassd")
     return CheckResult(
@@ -209,3 +220,23 @@ def _running(node: InspectedNode, state: Mapping[str, object]) -> CheckResult:
     more = f" (and {len(differences) - _MOST} more)" if len(differences) > _MOST else ""
     fix = "; ".join(fixes) or "bypassctl reload; if it remains: systemctl restart bypassd"
     return CheckResult("daemon state", CheckState.WARN, "; ".join(differences[:_MOST]) + more, fix)
+
+
+def _priority(node: InspectedNode, pid: int | None) -> str:
+    """The policy under which the running daemon waits, from the kernel; "" where that is unknown or not wanted."""
+    if not node.config.node.realtime_ms or pid is None:
+        return ""
+    policies = set()
+    for _ in range(_LOOKS):
+        policies.add(_policy(pid))
+        if os.SCHED_FIFO in policies:
+            return "real-time"
+        time.sleep(_LOOK_S)
+    return "" if None in policies else "usual"
+
+
+def _policy(pid: int) -> int | None:
+    try:
+        return os.sched_getscheduler(pid) & ~os.SCHED_RESET_ON_FORK
+    except OSError:
+        return None

@@ -103,6 +103,24 @@ def test_a_capability_that_root_lacks_is_reported(monkeypatch: pytest.MonkeyPatc
     assert (result.state, result.found) == (CheckState.WARN, "root without DAC_OVERRIDE")
 
 
+@pytest.mark.parametrize(
+    ("policy", "state"),
+    [
+        (os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, CheckState.OK),
+        (os.SCHED_FIFO, CheckState.OK),
+        (os.SCHED_OTHER | os.SCHED_RESET_ON_FORK, CheckState.WARN),
+    ],
+)
+def test_a_daemon_without_real_time_priority_is_reported(
+    monkeypatch: pytest.MonkeyPatch, policy: int, state: CheckState
+) -> None:
+    monkeypatch.setattr(os, "sched_getscheduler", {4711: policy}.__getitem__)
+    results = QueryResults(daemon="ready", daemon_pid=4711)
+    (result,) = [item for item in checks.agent(view("/"), results) if item.name == "daemon"]
+    assert result.state is state
+    assert bool(result.fix) is (state is CheckState.WARN)
+
+
 def test_scheduler_features_are_read_from_the_files_of_kubepods(good: LiveNode) -> None:
     kubepods = "sys/fs/cgroup/cpu/kubepods"
     good.put(f"{kubepods}/cpu.bvt_warp_ns", "0\n")
