@@ -92,9 +92,10 @@ protos: setup ## generate the CRI messages anew
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. reconciler/sources/criapi/cri.proto
 	$(BIN)/python -m tests.e2e.criapi
 
-docs: setup ## write the generated files: example configuration, its documentation, completion, the drawing of the rooms
+docs: setup ## write the generated files: example configuration, its documentation, completion, rights, the drawing of the rooms
 	$(BIN)/python -m reconciler.config.docs
 	$(BIN)/python -m reconciler.cli.completion
+	$(BIN)/python -m reconciler.cli.rights
 	$(BIN)/python -m tests.architecture draw
 
 VERSION = $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml)

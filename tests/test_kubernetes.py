@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from reconciler.cli.rights import DAEMON_SET_FILE, daemon_set_file
 from reconciler.config.load import load
 from reconciler.config.model import AgentMode, HttpSection
 from tests import kubeschema
@@ -60,7 +61,7 @@ def host_paths() -> dict[str, str]:
 def test_every_manifest_is_valid(version: str) -> None:
     found = {f"{item['kind']} {item['metadata']['name']}": kubeschema.problems(item, version) for item in objects()}
     assert {name: texts for name, texts in found.items() if texts} == {}
-    assert len(found) == 8
+    assert len(found) == 9
 
 
 @pytest.mark.parametrize("version", kubeschema.VERSIONS)
@@ -144,7 +145,7 @@ def test_the_configuration_is_valid_and_only_the_overlay_writes(tmp_path: Path, 
     (tmp_path / "conf.d/mode.yaml").write_text((folder / "mode.yaml").read_text())
     config = load(str(tmp_path / "config.yaml"), required=True).config
     assert config.mode is mode
-    assert config.kubelet.token_file == "/var/run/secrets/kubernetes.io/serviceaccount/token"
+    assert config.kubelet.endpoint == "off"
 
 
 def test_the_pod_has_the_units_capabilities_and_is_not_privileged() -> None:
@@ -186,7 +187,11 @@ def test_the_probes_ask_where_the_daemon_listens() -> None:
         assert f'Route("{get["path"]}"' in app
 
 
-def test_each_right_at_the_api_server_is_listed_and_only_reading_the_kubelets_list_is_bound() -> None:
+def test_the_file_of_rights_is_what_the_program_writes() -> None:
+    assert (ROOT / DAEMON_SET_FILE).read_text() == daemon_set_file(), "make docs"
+
+
+def test_each_right_at_the_api_server_is_listed_and_only_reading_pods_is_bound() -> None:
     roles = {
         role["metadata"]["name"]: {
             (verb, resource) for rule in role["rules"] for verb in rule["verbs"] for resource in rule["resources"]
@@ -194,11 +199,12 @@ def test_each_right_at_the_api_server_is_listed_and_only_reading_the_kubelets_li
         for role in of_kind("ClusterRole")
     }
     assert roles == {
-        "bypassd": {("get", "nodes/proxy"), ("get", "nodes/pods")},
+        "bypassd-pods": {("list", "pods"), ("watch", "pods")},
+        "bypassd-kubelet": {("get", "nodes/proxy"), ("get", "nodes/pods")},
         "bypassd-eviction": {("create", "pods/eviction")},
         "bypassd-events": {("create", "events"), ("patch", "events")},
     }
-    assert [binding["roleRef"]["name"] for binding in of_kind("ClusterRoleBinding")] == ["bypassd"]
+    assert [binding["roleRef"]["name"] for binding in of_kind("ClusterRoleBinding")] == ["bypassd-pods"]
 
 
 def test_the_page_has_a_row_for_each_privilege_path_and_right() -> None:

@@ -27,7 +27,7 @@ _shtab_bypassctl_doctor_option_strings=(-h --help --output -o --config --socket 
 _shtab_bypassctl_capture_option_strings=(-h --help --interval --output -o --config --socket --store --root)
 _shtab_bypassctl_plan_option_strings=(-h --help --machine --pods --output -o --config --socket --store --root)
 _shtab_bypassctl_init_option_strings=(-h --help --from --server --ca --token-file --to --namespace --days --use --test --dry-run --config --socket --store --root)
-_shtab_bypassctl_config_option_strings=(-h --help --config --socket --store --root)
+_shtab_bypassctl_config_option_strings=(-h --help --output -o --config --socket --store --root)
 _shtab_bypassctl_option_strings=(-h --help --version)
 
 _shtab_bypassctl_status___config_COMPGEN=_shtab_compgen_files
@@ -162,6 +162,8 @@ _shtab_bypassctl_plan__o_choices=(table json yaml)
 _shtab_bypassctl_init_pos_0_choices=(credentials)
 _shtab_bypassctl_init___use_choices=(pods kubelet eviction events)
 _shtab_bypassctl_config_pos_0_choices=(show explain schema)
+_shtab_bypassctl_config___output_choices=(table json yaml)
+_shtab_bypassctl_config__o_choices=(table json yaml)
 _shtab_bypassctl_pos_0_choices=(status explain diff dump restore thaw hold release holds headroom evictions alerts alert interference simulate reload doctor capture plan init config)
 
 _shtab_bypassctl_status__h_nargs=0

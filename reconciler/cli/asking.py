@@ -54,7 +54,7 @@ class QueryResults(Struct, kw_only=True):
     daemon_reasons: tuple[str, ...] = ()
     daemon_pid: int | None = None
     daemon_state: Mapping[str, object] | None = None
-    """What the running daemon goes by: the section ``agent`` of its document; None: not queried, or no answer."""
+    """What the running daemon uses: the section ``agent`` of its document; None: not queried, or no answer."""
     fanotify: bool | None = None
     fanotify_problem: str = ""
     api_problem: str | None = None

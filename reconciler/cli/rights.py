@@ -1,4 +1,7 @@
-"""The rights that bypassd needs in a cluster, one ClusterRole for each use, each rule with its request and reason."""
+"""The rights that bypassd needs in a cluster, one ClusterRole for each use, each rule with its request and reason.
+
+``python -m reconciler.cli.rights`` (in the project's directory) writes the DaemonSet's file from them; a test compares it.
+"""
 
 from collections.abc import Collection, Iterator
 from enum import StrEnum
@@ -67,6 +70,26 @@ RIGHTS: Final = (
 )
 
 
+DAEMON_SET_FILE: Final = "deploy/kubernetes/base/rbac.yaml"
+_DAEMON_SET: Final = """\
+# Written by `make docs`; do not edit. Rights of the daemon, one ClusterRole for each use, each rule with the request that
+# needs it. Only reading pods is bound. Bind another one when the configuration enables its feature, for example:
+#   kubectl create clusterrolebinding bypassd-eviction --clusterrole=bypassd-eviction --serviceaccount=kube-system:bypassd
+# Requests that every authenticated client may make (system:discovery, system:basic-user) need no rule: GET /api/v1, and
+# SelfSubjectAccessReview by `bypassctl doctor`.
+"""
+
+
+def daemon_set_file() -> str:
+    """The roles of every use, and the binding of those that the DaemonSet's configuration needs."""
+    documents = []
+    for use in RightsUse:
+        documents.append("\n".join(_role(use)))
+        if use is RightsUse.PODS:
+            documents.append("\n".join(_binding(use, "kube-system")))
+    return _DAEMON_SET + "---\n".join(f"{document}\n" for document in documents)
+
+
 def manifest(uses: Collection[RightsUse], namespace: str) -> str:
     """The YAML to apply: the service account, and for each use a ClusterRole with its binding."""
     documents = [_account(namespace)]
@@ -101,3 +124,13 @@ def _binding(use: RightsUse, namespace: str) -> Iterator[str]:
 
 def _quoted(group: str) -> str:
     return group or '""'
+
+
+def main() -> None:
+    """Write the DaemonSet's file below the current directory."""
+    with open(DAEMON_SET_FILE, "w", encoding="utf-8") as file:
+        file.write(daemon_set_file())
+
+
+if __name__ == "__main__":
+    main()

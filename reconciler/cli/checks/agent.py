@@ -180,7 +180,7 @@ def _daemon(node: InspectedNode, results: QueryResults) -> CheckResult:
 
 
 def _running(node: InspectedNode, state: Mapping[str, object]) -> CheckResult:
-    """What the running daemon goes by against what is found now: it may have been started before a change."""
+    """What the running daemon uses against what is found now: the node may have changed since it started."""
     differences: list[str] = []
     fixes: list[str] = []
 
