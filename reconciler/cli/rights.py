@@ -1,6 +1,6 @@
 """The rights that bypassd needs in a cluster, one ClusterRole for each use, each rule with its request and reason.
 
-``python -m reconciler.cli.rights`` (in the project's directory) writes the DaemonSet's file from them; a test compares it.
+``python -m reconciler.cli.rights`` (in the project's directory) writes the DaemonSet's file; a test compares it.
 """
 
 from collections.abc import Collection, Iterator
@@ -72,9 +72,10 @@ RIGHTS: Final = (
 
 DAEMON_SET_FILE: Final = "deploy/kubernetes/base/rbac.yaml"
 _DAEMON_SET: Final = """\
-# Written by `make docs`; do not edit. Rights of the daemon, one ClusterRole for each use, each rule with the request that
-# needs it. Only reading pods is bound. Bind another one when the configuration enables its feature, for example:
-#   kubectl create clusterrolebinding bypassd-eviction --clusterrole=bypassd-eviction --serviceaccount=kube-system:bypassd
+# Written by `make docs`; do not edit. Rights of the daemon, one ClusterRole for each use, each rule with the request
+# that needs it. Only reading pods is bound. Bind another one when the configuration enables its feature, for example:
+#   kubectl create clusterrolebinding bypassd-eviction --clusterrole=bypassd-eviction \\
+#     --serviceaccount=kube-system:bypassd
 # Requests that every authenticated client may make (system:discovery, system:basic-user) need no rule: GET /api/v1, and
 # SelfSubjectAccessReview by `bypassctl doctor`.
 """

@@ -255,6 +255,7 @@ def test_a_recorded_node_is_planned_for(run: Run, recording: str, tmp_path: Path
         "kubepods": "/kubepods",
         "cpus": "0-1",
         "kubelet_policy": "static",
+        "config": "defaults (no file)",
     }
     (owner,) = [name for name in fields["pools"] if name.startswith("dedicated/")]
     assert fields["pools"][owner] == "1"
