@@ -50,12 +50,17 @@ def roff(markdown: str, date: str, source: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def upper(text: str) -> str:
+    """In capitals, but for the names of special characters."""
+    return re.sub(r"\\\(..|[^\\]+", lambda part: part[0] if part[0].startswith("\\(") else part[0].upper(), text)
+
+
 def block(node: SyntaxTreeNode) -> Iterator[str]:
     """The lines of one block. Errors: `ManualError` for a kind that the pages do not have yet."""
     match node.type:
         case "heading":
             text = inline(node.children[0])
-            yield f".SH {text.upper()}" if node.tag == "h2" else f".SS {text}"
+            yield f".SH {upper(text)}" if node.tag == "h2" else f".SS {text}"
         case "paragraph":
             yield from paragraph(inline(node.children[0]))
         case "code_block" | "fence":

@@ -14,9 +14,10 @@ from cgroupfs.errors import AgentError, SourceError
 from cgroupfs.pressure import PressureResource, node_pressure_file, try_trigger
 from reconciler.cli.client import Denied, Unreachable, exchange
 from reconciler.cli.nodeview import InspectedNode, marks_of, read_number
+from reconciler.clients.api_identity import own_identity
 from reconciler.clients.command import Command
 from reconciler.clients.http import HttpEndpoint, HttpResponse, HttpSession
-from reconciler.clients.kube import KubeApi, own_identity, status_of
+from reconciler.clients.kube import KubeApi, status_of
 from reconciler.config.environment import cri_client, cri_socket, kubelet_peer
 from reconciler.pods.marks import MarkReader
 from reconciler.runtime.safe_files import check_program

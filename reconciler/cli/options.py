@@ -15,7 +15,7 @@ _FILES: Final = {"bash": "_shtab_compgen_files", "zsh": "_files"}
 _LONGEST_HOLD_S: Final = 30 * 86400.0
 """`reconciler.actuators.holds.LONGEST_S`, which is not imported here for the start-up's sake."""
 OWN_KUBECONFIG: Final = "/etc/bypassd/kubeconfig"
-"""`reconciler.clients.kube.OWN_KUBECONFIG`, which is not imported here for the start-up's sake."""
+"""`reconciler.clients.api_identity.OWN_KUBECONFIG`, which is not imported here for the start-up's sake."""
 _NEGATIVE: Final = re.compile(r"-[\d.]")
 
 

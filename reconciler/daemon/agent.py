@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Final, final
+from typing import TYPE_CHECKING, Final, final
 
 import trio
 from msgspec.structs import replace
@@ -37,7 +37,7 @@ from reconciler.actuators.restore import UndoKind, restore_ledger
 from reconciler.alerts.agent_alerts import as_alert
 from reconciler.alerts.service import AlertService
 from reconciler.alerts.sinks.base import SinkContext
-from reconciler.clients.kube import KubeApi, own_identity, watches_pods
+from reconciler.clients.api_identity import own_identity, watches_pods
 from reconciler.config.environment import (
     NodeEnvironment,
     built_from,
@@ -74,7 +74,6 @@ from reconciler.sources.hotplug import HotplugSource
 from reconciler.sources.kubelet_api import KubeletPods
 from reconciler.sources.kubelet_config import KubeletConfig
 from reconciler.sources.kubelet_watch import KubeletChange, KubeletWatch
-from reconciler.sources.pod_watch import PodWatch
 from reconciler.sources.runtime_signal import RuntimeEvent, RuntimeEvents
 from reconciler.sources.tree import TreeSource
 from state.cache import CacheUsage
@@ -86,6 +85,9 @@ from state.plan import NodePlan
 from state.schema import PLACES
 from state.store import Store, boot_id
 from state.undo import RestoreResult
+
+if TYPE_CHECKING:
+    from reconciler.sources.pod_watch import PodWatch
 
 _FILES_S: Final = 30.0
 _LIST_GAP_S: Final = 1.0
@@ -479,10 +481,13 @@ class Agent:
             return None
         return KubeletPods(peer, on_change=self._pods_listed, period_s=self.config.kubelet.period_s, marks=self.marks)
 
-    def _pod_watch(self) -> PodWatch | None:
+    def _pod_watch(self) -> "PodWatch | None":
         config, place = self.config.apiserver, self.place
         if not watches_pods(config, root=place.root, kubelets=place.kubelet.kubeconfig):
             return None
+        from reconciler.clients.kube import KubeApi  # most nodes have no credentials
+        from reconciler.sources.pod_watch import PodWatch
+
         # A client of its own: a watch occupies a connection.
         api = KubeApi(config, root=place.root, kubelets=place.kubelet.kubeconfig)
         return PodWatch(

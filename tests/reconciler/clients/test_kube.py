@@ -12,20 +12,10 @@ import trio
 import trustme
 
 from cgroupfs.errors import InputError, SourceError
-from reconciler.clients import kube, kubeconfig
+from reconciler.clients import api_identity, kubeconfig
+from reconciler.clients.api_identity import OWN_KUBECONFIG, SERVICE_ACCOUNT, find_peer, own_identity, watches_pods
 from reconciler.clients.http import HttpResponse
-from reconciler.clients.kube import (
-    OWN_KUBECONFIG,
-    SERVICE_ACCOUNT,
-    ApiStatus,
-    ApiStatusDetails,
-    KubeApi,
-    find_peer,
-    own_identity,
-    status_of,
-    wait_s_of,
-    watches_pods,
-)
+from reconciler.clients.kube import ApiStatus, ApiStatusDetails, KubeApi, status_of, wait_s_of
 from reconciler.clients.kube_config import ApiIdentity, ApiServer, WatchSwitch
 from reconciler.clients.kubeconfig import read_kubeconfig
 from tests.fakes.http_peer import HttpPeer, Reply
@@ -333,7 +323,7 @@ async def test_a_service_account_token_that_rotates_is_read_again(
     (tmp_path / "..data").symlink_to("1")
     for name in ("token", "ca.crt"):
         (tmp_path / name).symlink_to(f"..data/{name}")
-    monkeypatch.setattr(kube, "SERVICE_ACCOUNT", str(tmp_path))
+    monkeypatch.setattr(api_identity, "SERVICE_ACCOUNT", str(tmp_path))
     environ = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(port)}
     api = KubeApi(ApiServer(), root="/", environ=environ)
     await api.request("GET", "/a")
