@@ -33,8 +33,8 @@ def kubelet_peer(
 ) -> HttpEndpoint | None:
     """The kubelet; None when it is not to be used, or without a sign of one on this machine.
 
-    ``identity``: the API server with bypassd's own credentials there (`reconciler.clients.api_identity.own_identity`). The
-    kubelet's secure port gets the same ones unless it has some of its own.
+    ``identity``: the API server with bypassd's own credentials there (`reconciler.clients.api_identity`). The kubelet's
+    secure port gets the same ones unless it has some of its own.
     """
     if not config.enabled or config.endpoint is EndpointSection.OFF:
         return None

@@ -615,7 +615,7 @@ PARSERS: Final[tuple[Parser, ...]] = (
         (InputError,),
         POD,
     ),
-    of_text(
+    of_json(
         "reconciler.sources.runtime_files:parse_record",
         lambda text: runtime_files.parse_record(text, f"/run/crun/{'c' * 64}/status"),
         (InputError,),
@@ -623,8 +623,8 @@ PARSERS: Final[tuple[Parser, ...]] = (
     ),
     on_file(
         "reconciler.sources.runtime_files:read_record",
-        f"{'c' * 64}/state.json",
-        lambda at: runtime_files.read_record(f"{at}/{'c' * 64}/state.json"),
+        f"{'c' * 64}/status",
+        lambda at: runtime_files.read_record(f"{at}/{'c' * 64}/status"),
         (SourceError, InputError),
         CRUN,
     ),
