@@ -65,7 +65,7 @@ disabled_plugins = [
 
         [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.crun.options]
           BinaryName = "{directory}/crun"
-          Root = "{directory}/runc"
+          Root = "{directory}/state/runc"
           SystemdCgroup = {systemd}
 """
 
