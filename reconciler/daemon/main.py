@@ -68,6 +68,9 @@ class Daemon:
         self._renew_from = 0.0
         self._stopped_by: str | None = None
         """The signal that ends the daemon, also where it arrives between two agents."""
+        self._place: NodeEnvironment | None = None
+        """The environment of the last agent."""
+        self._search: trio.CancelScope | None = None
         self._ended = False
         self._log = get_log("daemon")
         self._notifier = Notifier()
@@ -84,7 +87,9 @@ class Daemon:
             await nursery.start(self._signals, nursery.cancel_scope)
             try:
                 while not self._ended:
-                    place = await self._place()
+                    place = self._place = await self._found()
+                    if place is None:
+                        return
                     for problem in (*place.kubelet.problems, *(str(error) for error in place.runtime.problems)):
                         self._log.warning(problem)
                     if place.own is not None and place.own.qos is QosClass.BESTEFFORT:
@@ -95,13 +100,15 @@ class Daemon:
             finally:
                 nursery.cancel_scope.cancel(reason="the daemon has stopped")
 
-    async def _place(self) -> NodeEnvironment:
-        """The node, once there is one to work on.
+    async def _found(self) -> NodeEnvironment | None:
+        """The node, once there is one to work on; the last one, if any, when the search is cancelled for a restore.
 
         A node without a kubelet has none. The start counts as done then, so that an installation does not hang on it;
         the status line says what is missing. From that moment systemd waits for signs of life.
         """
+        place = self._place
         async with trio.open_nursery() as nursery:
+            self._search = nursery.cancel_scope
             watchdog = Watchdog(self._notifier, self.heartbeat, watchdog_interval_s())
 
             def waiting(missing: str) -> None:
@@ -111,6 +118,7 @@ class Daemon:
             await nursery.start(watchdog.run)
             place = await wait_for_place(self.config, waiting)
             nursery.cancel_scope.cancel(reason="the node is there")
+        self._search = None
         return place
 
     async def _serve(self, place: NodeEnvironment) -> None:
@@ -166,13 +174,14 @@ class Daemon:
         return web.components(self.config.http, show, show, root="/", names=[name] if name else [])
 
     async def _end(self, agent: Agent) -> None:
+        # The next agent has one of its own, and two of them in one thread undo each other.
+        agent.priority.stop()
         if self._renewal is not None and self._stopped_by is None:
             # Not a stop: what is in force stays, as the next agent finds it in the store.
             self._notifier.status(f"{self.config.mode.value}: {self._renewal}; starting the parts again")
             agent.close()
             return
         self._notifier.stopping("stopping")
-        agent.priority.stop()
         if self.config.on_stop is OnStop.RESTORE and self.config.mode is AgentMode.ENFORCE:
             done = await agent.restore()
             left = [result for result in done if not result.ok]
@@ -233,6 +242,9 @@ class Daemon:
                     self.supervisor.stop(self._stopped_by)
                 elif self._renewal is None or self.config.on_stop is not OnStop.RESTORE:
                     scope.cancel(reason=self._stopped_by)
+                elif self._search is not None:
+                    # The next agent restores; the node may never be as that agent needs it.
+                    self._search.cancel(reason=self._stopped_by)
 
     def reload(self) -> tuple[str, ...]:
         """Read the configuration again; a bad one is reported and changes nothing.
