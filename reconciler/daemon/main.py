@@ -66,6 +66,8 @@ class Daemon:
         self._renewal: str | None = None
         """Why the running agent ends for another one; None: it does not."""
         self._renew_from = 0.0
+        self._restored = False
+        """Everything was restored by command: no write until the configuration is read again."""
         self._stopped_by: str | None = None
         """The signal that ends the daemon, also where it arrives between two agents."""
         self._place: NodeEnvironment | None = None
@@ -130,6 +132,8 @@ class Daemon:
             wanted.set()
 
         agent = self.agent = Agent(self.config, place, renew=renew)
+        if self._restored:
+            agent.set_enforce(enforce=False)
         layers = [self._outer(), *agent.components(), self._inner(agent)]
         self.supervisor = Supervisor(layers, self._component_changed)
         self._log.info(
@@ -178,6 +182,7 @@ class Daemon:
         agent.priority.stop()
         if self._renewal is not None and self._stopped_by is None:
             # Not a stop: what is in force stays, as the next agent finds it in the store.
+            self._restored = self.config.mode is AgentMode.ENFORCE and not agent.enforces()
             self._notifier.status(f"{self.config.mode.value}: {self._renewal}; starting the parts again")
             agent.close()
             return
@@ -258,7 +263,7 @@ class Daemon:
             self._log.error("new configuration invalid; keeping the old one", problems=str(exc))
             self._notifier.ready("invalid configuration; keeping the old one")
             return tuple(str(exc).splitlines())
-        self.loaded = loaded
+        self.loaded, self._restored = loaded, False
         config = self.config
         logs.setup(config.log.level, config.log.format)
         if self.agent is not None:

@@ -47,6 +47,7 @@ class FakeAgent:
         self.reconciler = SimpleNamespace(ready=trio.Event(), look_s=0.0, busy_since=None, problem="")
         self.reconciler.ready.set()
         self.alerts: Counter[str] = Counter()
+        self.enforce = config.mode is AgentMode.ENFORCE
         self.restored = 0
         self.closed = False
         self.made.append(self)
@@ -57,6 +58,15 @@ class FakeAgent:
     async def restore(self) -> list[RestoreResult]:
         self.restored += 1
         return []
+
+    def enforces(self) -> bool:
+        return self.enforce
+
+    def set_enforce(self, *, enforce: bool) -> None:
+        self.enforce = enforce
+
+    def reconfigure(self, config: Config) -> None:
+        self.enforce = config.mode is AgentMode.ENFORCE
 
     def close(self) -> None:
         self.closed = True
@@ -130,3 +140,30 @@ async def test_a_signal_while_the_node_is_searched_again_restores_by_the_last_on
             os.kill(os.getpid(), signal.SIGTERM)
     assert [agent.restored for agent in agents] == [0, 1]
     assert agents[1].closed
+
+
+async def test_after_a_restore_by_command_the_next_agent_writes_nothing_until_a_reload(
+    agents: list[FakeAgent], monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
+) -> None:
+    async def found(*_: object) -> Any:
+        return place()
+
+    monkeypatch.setattr(main, "wait_for_place", found)
+    monkeypatch.setattr(main, "_RENEW_S", 0.0)
+    config = loaded(Config(mode=AgentMode.ENFORCE))
+    monkeypatch.setattr(load, "reload", lambda _: (config, ()))
+    daemon = main.Daemon(config)
+    nursery.start_soon(daemon.run)
+    await until(lambda: agents)
+    assert agents[0].enforces()
+    agents[0].set_enforce(enforce=False)
+    for number in (1, 2):
+        agents[-1].renew("test")
+        await until(lambda number=number: len(agents) > number)  # type: ignore[misc]
+        assert not agents[-1].enforces()
+    daemon.reload()
+    assert agents[-1].enforces()
+    agents[-1].renew("test")
+    await until(lambda: len(agents) == 4)
+    assert agents[-1].enforces()
+    nursery.cancel_scope.cancel()
