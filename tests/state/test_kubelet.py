@@ -365,3 +365,11 @@ def test_a_text_of_more_values_than_any_kubelet_writes_is_refused_before_it_is_d
     monkeypatch.setattr(state.checkpoint, "decoded", pytest.fail)
     fault, _ = fault_of(f'{{"Data":[{part * 300_000}0]}}', "kubelet_internal_checkpoint")
     assert fault is CheckpointFault.INVALID
+
+
+def test_a_long_checkpoint_of_devices_is_read_without_the_time_of_its_checksum(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checksum, "devices", pytest.fail)
+    ids = [f"gpu-{number:036d}" for number in range(10_000)]
+    text = json.dumps({"Data": {"PodDeviceEntries": None, "RegisteredDevices": {"gpu": ids}}, "Checksum": 1})
+    state_of = parse_devices(text.encode())
+    assert (len(state_of.registered["gpu"]), state_of.verified) == (10_000, False)
