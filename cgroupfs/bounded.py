@@ -23,14 +23,16 @@ _S = TypeVar("_S")
 _T = TypeVar("_T")
 
 
-def read_file(path: str, most: int, *, pipes: bool = False) -> bytes:
+def read_file(path: str, most: int, *, pipes: bool = False, links: bool = True) -> bytes:
     """The whole of a regular file. ``pipes``: also of a pipe or ``/dev/null``, for a file that a person names.
 
+    ``links``: the file may be a symbolic link; no, where others can write in its directory.
+
     Units: ``most`` in bytes. Errors: `OSError`; EFBIG for a longer file, EINVAL for a device, a socket or a pipe (which
-    is neither waited for nor read).
+    is neither waited for nor read), ELOOP for a link that may not be.
     """
     # Without O_NONBLOCK the open of a pipe blocks until it has a writer.
-    number = os.open(path, _READ)
+    number = os.open(path, _READ if links else _READ | os.O_NOFOLLOW)
     try:
         status = os.fstat(number)
         kind = status.st_mode

@@ -15,6 +15,8 @@ from cgroupfs.cpuset import CpuSet
 from cgroupfs.errors import InputError, errno_name
 
 _MAX_BYTES: Final = 16 * 2**20
+_MOST_PARTS: Final = 300_000
+"""Values, lists and maps: as objects they take up to 80 times their bytes. Device plug-ins report some 100,000 ids."""
 _DEEPEST: Final = 32
 """No format has half of it, and a newer one is to be shown as such."""
 _T = TypeVar("_T")
@@ -46,15 +48,16 @@ class CheckpointError(InputError):
 def read_checkpoint(path: str, parse: Callable[[bytes, str], _T]) -> _T:
     """Read and parse one checkpoint. The kubelet renames them into place, so a read never meets a half-written one.
 
+    A symbolic link is refused: device plug-ins' pods write in the directory of the devices' checkpoint.
+
     Errors: `CheckpointError`, also for a file that is not there or cannot be read.
     """
     try:
-        data = read_file(path, _MAX_BYTES)
+        data = read_file(path, _MAX_BYTES, links=False)
     except FileNotFoundError:
         raise CheckpointError(CheckpointFault.MISSING, path, "no such file", "a checkpoint of the kubelet") from None
     except OSError as exc:
-        if exc.errno == errno.EFBIG:
-            shown = f"more than {_MAX_BYTES} bytes"
+        if shown := {errno.EFBIG: f"more than {_MAX_BYTES} bytes", errno.ELOOP: "a symbolic link"}.get(exc.errno or 0):
             raise CheckpointError(CheckpointFault.INVALID, path, shown, "a checkpoint of the kubelet") from None
         raise CheckpointError(CheckpointFault.UNREADABLE, path, errno_name(exc.errno), "a readable file") from exc
     return parse(data, path)
@@ -65,6 +68,10 @@ def load(data: bytes, where: str, fields: set[str]) -> Object:
     if not data.strip(b" \t\r\n\0"):
         # A power cut leaves files of length 0, or full of zero bytes.
         raise CheckpointError(CheckpointFault.EMPTY, where, f"{len(data)} bytes without content", "a JSON object")
+    if (parts := sum(map(data.count, (b",", b"[", b"{")))) > _MOST_PARTS:
+        raise CheckpointError(
+            CheckpointFault.INVALID, where, f"a text of {parts} parts", f"at most {_MOST_PARTS} values, lists and maps"
+        )
     try:
         result = decoded(msgspec.json.decode, data, deepest=_DEEPEST)
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:

@@ -10,8 +10,8 @@
 #   --purge        with --uninstall: remove configuration and state too
 #   --dry-run      print what would be done
 #
-# It needs a Linux kernel on x86-64, this shell, and cp, mv, rm, mkdir, ln, cat, sed and cmp; nothing of the host's
-# Python, C library or network. The mode is never changed: a new configuration observes.
+# It needs a Linux kernel on x86-64, this shell, sed, cmp (diffutils) and coreutils; nothing of the host's Python, C
+# library or network. The mode is never changed: a new configuration observes.
 #
 # Exit codes: 0 done, or nothing to do; 1 something failed, and the installation before it is in place; 2 usage;
 # 3 uninstall: not every file could be restored, and nothing was removed.
@@ -55,6 +55,7 @@ config=$root/etc/bypassd
 programs="bypassd bypassctl state-dump"
 manuals="man8/bypassd.8 man1/bypassctl.1 man1/state-dump.1"
 changed=no
+replaced=no
 
 say() { echo "install.sh: $*"; }
 fail() { echo "install.sh: $*" >&2; exit 1; }
@@ -83,6 +84,11 @@ link() {
     if [ -e "$2" ] && [ ! -L "$2" ]; then say "$2 exists and is not ours: not linked"; return 0; fi
     run mkdir -p "$(dirname "$2")"
     run ln -sfn "$1" "$2"
+}
+# What is only convenient: where /usr is read-only, as some hosts have it, everything else is installed.
+optional() {
+    before=$changed
+    "$@" || { changed=$before; say "not written (the daemon does not need it): $3"; }
 }
 unlink() {
     if [ "$(readlink "$2" 2>/dev/null || true)" = "$1" ]; then run rm -f "$2"; fi
@@ -119,7 +125,7 @@ install_tree() {
     run rm -rf "$tree.new" "$tree.old"
     run cp -R "$here" "$tree.new"
     if [ $dry = no ]; then chown -R 0:0 "$tree.new" 2>/dev/null || true; fi
-    if [ -e "$tree" ]; then run mv "$tree" "$tree.old"; fi
+    if [ -e "$tree" ]; then run mv "$tree" "$tree.old" && replaced=yes; fi
     run mv "$tree.new" "$tree"
 }
 
@@ -128,9 +134,24 @@ install_files() {
     put "$scratch/unit" "$units/bypassd.service" 644
     # A configuration that is there is the operator's.
     if [ ! -e "$config/config.yaml" ]; then put "$here/share/bypassd/config.yaml" "$config/config.yaml" 600; fi
-    put "$here/share/bypassd/completion/bypassctl.bash" "$root/usr/share/bash-completion/completions/bypassctl" 644
-    for program in $programs; do link "$prefix/bin/$program" "$root/usr/local/bin/$program"; done
-    for page in $manuals; do link "$prefix/share/man/$page" "$root/usr/local/share/man/$page"; done
+    optional put "$here/share/bypassd/completion/bypassctl.bash" "$root/usr/share/bash-completion/completions/bypassctl" 644
+    for program in $programs; do optional link "$prefix/bin/$program" "$root/usr/local/bin/$program"; done
+    for page in $manuals; do optional link "$prefix/share/man/$page" "$root/usr/local/share/man/$page"; done
+}
+
+# The tree and the unit from before this run, if there were any.
+back() {
+    [ $replaced = yes ] || return 0
+    replaced=no
+    if [ -e "$tree" ]; then rm -rf "$tree.new" && mv "$tree" "$tree.new"; fi
+    mv "$tree.old" "$tree"
+    if [ -f "$scratch/unit.old" ]; then put "$scratch/unit.old" "$units/bypassd.service" 644; fi
+}
+finish() {
+    code=$?
+    if [ $code != 0 ] && [ $dry = no ]; then back && rm -rf "$tree.new"; fi
+    rm -rf "$scratch"
+    exit $code
 }
 
 install() {
@@ -138,7 +159,7 @@ install() {
     was=no
     if runs; then was=yes; fi
     scratch=$(mktemp -d)
-    trap 'rm -rf "$scratch"' EXIT
+    trap finish EXIT
     if [ -f "$units/bypassd.service" ]; then cp "$units/bypassd.service" "$scratch/unit.old"; fi
     install_tree
     install_files
@@ -146,15 +167,15 @@ install() {
     if systemd && [ $changed = yes ]; then run systemctl daemon-reload; fi
     if [ $was = yes ] && [ $changed = yes ]; then
         run systemctl restart bypassd.service || {
-            [ -e "$tree.old" ] || fail "it does not start: see journalctl -u bypassd"
-            rm -rf "$tree.new" && mv "$tree" "$tree.new" && mv "$tree.old" "$tree" && rm -rf "$tree.new"
-            put "$scratch/unit.old" "$units/bypassd.service" 644
+            [ $replaced = yes ] || fail "it does not start: see journalctl -u bypassd"
+            back && rm -rf "$tree.new"
             systemctl daemon-reload
             systemctl restart bypassd.service || fail "neither the new version nor the one before starts"
             fail "the new version does not start: see journalctl -u bypassd; the one before runs again"
         }
     fi
-    run rm -rf "$tree.old" >/dev/null
+    replaced=no
+    if [ -e "$tree.old" ]; then run rm -rf "$tree.old"; fi
     if [ $start = yes ] && systemd; then
         systemctl is-enabled --quiet bypassd.service || run systemctl enable bypassd.service
         runs || run systemctl start bypassd.service

@@ -66,8 +66,13 @@ class Daemon:
         self._renewal: str | None = None
         """Why the running agent ends for another one; None: it does not."""
         self._renew_from = 0.0
+        self._restored = False
+        """Everything was restored by command: no write until the configuration is read again."""
         self._stopped_by: str | None = None
         """The signal that ends the daemon, also where it arrives between two agents."""
+        self._place: NodeEnvironment | None = None
+        """The environment of the last agent."""
+        self._search: trio.CancelScope | None = None
         self._ended = False
         self._log = get_log("daemon")
         self._notifier = Notifier()
@@ -84,7 +89,9 @@ class Daemon:
             await nursery.start(self._signals, nursery.cancel_scope)
             try:
                 while not self._ended:
-                    place = await self._place()
+                    place = self._place = await self._found()
+                    if place is None:
+                        return
                     for problem in (*place.kubelet.problems, *(str(error) for error in place.runtime.problems)):
                         self._log.warning(problem)
                     if place.own is not None and place.own.qos is QosClass.BESTEFFORT:
@@ -95,13 +102,15 @@ class Daemon:
             finally:
                 nursery.cancel_scope.cancel(reason="the daemon has stopped")
 
-    async def _place(self) -> NodeEnvironment:
-        """The node, once there is one to work on.
+    async def _found(self) -> NodeEnvironment | None:
+        """The node, once there is one to work on; the last one, if any, when the search is cancelled for a restore.
 
         A node without a kubelet has none. The start counts as done then, so that an installation does not hang on it;
         the status line says what is missing. From that moment systemd waits for signs of life.
         """
+        place = self._place
         async with trio.open_nursery() as nursery:
+            self._search = nursery.cancel_scope
             watchdog = Watchdog(self._notifier, self.heartbeat, watchdog_interval_s())
 
             def waiting(missing: str) -> None:
@@ -111,6 +120,7 @@ class Daemon:
             await nursery.start(watchdog.run)
             place = await wait_for_place(self.config, waiting)
             nursery.cancel_scope.cancel(reason="the node is there")
+        self._search = None
         return place
 
     async def _serve(self, place: NodeEnvironment) -> None:
@@ -122,6 +132,8 @@ class Daemon:
             wanted.set()
 
         agent = self.agent = Agent(self.config, place, renew=renew)
+        if self._restored:
+            agent.set_enforce(enforce=False)
         layers = [self._outer(), *agent.components(), self._inner(agent)]
         self.supervisor = Supervisor(layers, self._component_changed)
         self._log.info(
@@ -166,13 +178,15 @@ class Daemon:
         return web.components(self.config.http, show, show, root="/", names=[name] if name else [])
 
     async def _end(self, agent: Agent) -> None:
+        # The next agent has one of its own, and two of them in one thread undo each other.
+        agent.priority.stop()
         if self._renewal is not None and self._stopped_by is None:
             # Not a stop: what is in force stays, as the next agent finds it in the store.
+            self._restored = self.config.mode is AgentMode.ENFORCE and not agent.enforces()
             self._notifier.status(f"{self.config.mode.value}: {self._renewal}; starting the parts again")
             agent.close()
             return
         self._notifier.stopping("stopping")
-        agent.priority.stop()
         if self.config.on_stop is OnStop.RESTORE and self.config.mode is AgentMode.ENFORCE:
             done = await agent.restore()
             left = [result for result in done if not result.ok]
@@ -233,6 +247,9 @@ class Daemon:
                     self.supervisor.stop(self._stopped_by)
                 elif self._renewal is None or self.config.on_stop is not OnStop.RESTORE:
                     scope.cancel(reason=self._stopped_by)
+                elif self._search is not None:
+                    # The next agent restores; the node may never be as that agent needs it.
+                    self._search.cancel(reason=self._stopped_by)
 
     def reload(self) -> tuple[str, ...]:
         """Read the configuration again; a bad one is reported and changes nothing.
@@ -246,7 +263,7 @@ class Daemon:
             self._log.error("new configuration invalid; keeping the old one", problems=str(exc))
             self._notifier.ready("invalid configuration; keeping the old one")
             return tuple(str(exc).splitlines())
-        self.loaded = loaded
+        self.loaded, self._restored = loaded, False
         config = self.config
         logs.setup(config.log.level, config.log.format)
         if self.agent is not None:

@@ -213,11 +213,16 @@ class Metadata:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Request wanted pods until they are reported."""
         task_status.started()
-        await self._with_cri(self._warm_up)
-        while True:
-            due = -math.inf if self._relist else min((at for _, at in self._again.values()), default=math.inf)
-            if not await self._wake.wait_until(due):
-                await self._ask_again()
+        try:
+            await self._with_cri(self._warm_up)
+            while True:
+                due = -math.inf if self._relist else min((at for _, at in self._again.values()), default=math.inf)
+                if not await self._wake.wait_until(due):
+                    await self._ask_again()
+        finally:
+            if self._cri is not None:
+                with trio.CancelScope(shield=True):
+                    await self._cri.aclose()
 
     async def _warm_up(self) -> tuple[PodMeta, ...]:
         if self._cri is not None:

@@ -1,5 +1,7 @@
 """Long work a millisecond at a time: the fast path's reaction to the runtime waits no longer than that.
 
+Work whose amount others choose is kept to a share of one CPU (`PacedWork`).
+
 In the loop the work yields explicitly (`TimeSlice`). In worker threads Python switches: a thread that needs the
 interpreter waits until the thread that has it makes a system call, or for the switch interval.
 """
@@ -7,11 +9,16 @@ interpreter waits until the thread that has it makes a system call, or for the s
 import sys
 import time
 from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Final, TypeVar, final
 
 import trio
 
 _SLICE_S: Final = 0.001
+_REST: Final = 10
+"""The pause after paced work, as a multiple of the CPU time that it took."""
+_DEBT_S: Final = 0.25
+"""Owed pauses up to here are not made: a burst is worked on at once."""
 
 T = TypeVar("T")
 Steps = Generator[None, None, T]
@@ -55,3 +62,29 @@ class TimeSlice:
         if self.is_over:
             await trio.lowlevel.checkpoint()
             self._since = time.monotonic()
+
+
+@final
+class PacedWork:
+    """Pauses in proportion to the CPU time of work whose amount tenants choose: a tenth of a CPU in the long run."""
+
+    def __init__(self) -> None:
+        self._debt_s = 0.0
+        self._paid_at = 0.0
+
+    @contextmanager
+    def measured(self) -> Generator[None]:
+        """Work of the calling thread, without a checkpoint in it."""
+        began = time.thread_time()
+        try:
+            yield
+        finally:
+            self._debt_s += _REST * (time.thread_time() - began)
+
+    async def rest(self) -> None:
+        """Make the pause that is owed, if it is long."""
+        now = trio.current_time()
+        self._debt_s = max(0.0, self._debt_s - (now - self._paid_at))
+        self._paid_at = now
+        if self._debt_s > _DEBT_S:
+            await trio.sleep(self._debt_s)

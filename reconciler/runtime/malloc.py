@@ -21,7 +21,11 @@ def limit_arenas() -> None:
 
 
 def trim_after_start() -> None:
-    """After the start: existing objects are long-lived, so the collector skips them from now on; return free pages."""
+    """After the start: existing objects are long-lived, so the collector skips them from now on; return free pages.
+
+    Again after a further start in the same process: what was left of the one before is freed.
+    """
+    gc.unfreeze()
     gc.collect()
     gc.freeze()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)

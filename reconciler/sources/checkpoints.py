@@ -22,6 +22,7 @@ from cgroupfs.log import get_log
 from cgroupfs.watch import APPEARED, CHILDREN, VANISHED, DirEvent, DirWatcher
 from reconciler.placement.devices import affinity_of, read_pci_nodes, unplaced_addresses
 from reconciler.pods.resize import Granted, granted
+from reconciler.runtime.cooperative import PacedWork
 from reconciler.runtime.wakeup import WakeUp
 from reconciler.runtime.workqueue import NODE
 from reconciler.sources.allocations import Allocations
@@ -54,6 +55,8 @@ _DEVICES: Final = os.path.basename(DEVICES)
 _FILES: Final = frozenset({CPU_STATE, MEMORY_STATE, _DEVICES, *_RESIZE_FILES})
 _RESYNC_S: Final = 60.0
 _RETRY_S: Final = 1.0
+_RESTART_GAP_S: Final = 2.0
+"""Starts of the kubelet count this often at most: pods of device plug-ins can make its socket, too."""
 _T = TypeVar("_T")
 
 
@@ -189,6 +192,7 @@ class CheckpointSource:
     async def _follow(self, watcher: DirWatcher[str], ways: Sequence[AncestorWatch[str]]) -> None:
         deadline = trio.current_time() + self._resync_s
         wait_s = _RETRY_S
+        restarted, counts_from, pace = False, -math.inf, PacedWork()
         while True:
             batch: Sequence[DirEvent[str]] = ()
             if self._unreadable():
@@ -197,33 +201,47 @@ class CheckpointSource:
                 wait_s = min(2 * wait_s, self._resync_s)
             else:
                 wait_s = _RETRY_S
+            if restarted:
+                deadline = min(deadline, counts_from)
             with trio.move_on_at(deadline):
                 batch = await watcher.next_batch()
-            # A deleted one is read, too, to say so: operators delete it to change the policy.
-            # By name alone: one of the two directories may be a symbolic link to the other, or to what leads to it.
-            changed = {event.name for event in batch if event.mask & (APPEARED | VANISHED) and event.name in _FILES}
-            restarted = any(event.name == _SOCKET and event.mask & APPEARED for event in batch)
-            lost = not batch or any(event.overflow or event.rescan or event.ended for event in batch)
-            for event in batch:
-                for way in ways:
-                    if way.leads_on(event):
-                        if event.mask & VANISHED:
-                            way.cut(event)
-                        lost = True
-            if lost:
-                self._watch(watcher, ways)
-                changed |= _FILES
-                socket = self._find_socket()
-                restarted = restarted or (socket is not None and socket != self._socket)
+            with pace.measured():
+                appeared = self._look(watcher, ways, batch)
+            restarted = restarted or appeared
+            if not batch:
                 deadline = trio.current_time() + self._resync_s
-            if restarted:
-                self._socket = self._find_socket()
-            news = [self._read(name) for name in sorted(changed)]
-            if restarted:
+            if restarted and trio.current_time() >= counts_from:
+                restarted, counts_from = False, trio.current_time() + _RESTART_GAP_S
                 self.restarted()
                 self._on_restart()
-            elif any(news):
-                self._marks.mark(NODE)
+            await pace.rest()
+
+    def _look(
+        self, watcher: DirWatcher[str], ways: Sequence[AncestorWatch[str]], batch: Sequence[DirEvent[str]]
+    ) -> bool:
+        """Read what changed, everything when there was no event; whether a kubelet has started."""
+        # A deleted one is read, too, to say so: operators delete it to change the policy.
+        # By name alone: one of the two directories may be a symbolic link to the other, or to what leads to it.
+        changed = {event.name for event in batch if event.mask & (APPEARED | VANISHED) and event.name in _FILES}
+        restarted = any(event.name == _SOCKET and event.mask & APPEARED for event in batch)
+        lost = not batch or any(event.overflow or event.rescan or event.ended for event in batch)
+        for event in batch:
+            for way in ways:
+                if way.leads_on(event):
+                    if event.mask & VANISHED:
+                        way.cut(event)
+                    lost = True
+        if lost:
+            self._watch(watcher, ways)
+            changed |= _FILES
+            socket = self._find_socket()
+            restarted = restarted or (socket is not None and socket != self._socket)
+        if restarted:
+            self._socket = self._find_socket()
+        news = [self._read(name) for name in sorted(changed)]
+        if any(news):
+            self._marks.mark(NODE)
+        return restarted
 
     def _unreadable(self) -> bool:
         """Whether the kernel would not let one of the files be read: not its content is at fault."""

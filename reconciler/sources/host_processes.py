@@ -80,7 +80,12 @@ class HostSearch(Struct, frozen=True, kw_only=True):
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """A message for every reason why a process was rejected."""
+        """Why none is verified: a message for every process that was rejected.
+
+        None beside a verified one: any user may start a process of that name, and it must not make a source fail.
+        """
+        if self.process is not None:
+            return ()
         texts = []
         if len(self.candidates) > 1:
             pids = ", ".join(str(process.pid) for process in self.candidates[:_MOST_SHOWN])

@@ -35,7 +35,7 @@ from cgroupfs.log import get_log
 from reconciler.clients.http import HttpResponse
 from reconciler.clients.kube import ApiStatus, KubeApi, status_of, wait_s_of
 from reconciler.pods.marks import MarkReader
-from reconciler.runtime.cooperative import TimeSlice
+from reconciler.runtime.cooperative import PacedWork, TimeSlice
 from reconciler.sources.pod_list import LONGEST_POD, MOST_PODS, ListedPod, PodListReader, chunks, read_pod
 from state.model import PodMeta, SourceStatus
 
@@ -44,10 +44,6 @@ SOURCE: Final = "apiserver"
 NAME: Final = "pod watch"
 _LOG: Final = get_log("pod_watch")
 _STEP: Final = 16 * 1024
-_REST: Final = 10
-"""The pause after events, as a multiple of the CPU time that they cost."""
-_DEBT_S: Final = 0.25
-"""Owed pauses up to here are not made: a burst of new pods is read at once."""
 _WATCH_S: Final = (240, 480)
 """The server ends each watch after a random time between these."""
 _GRACE_S: Final = 30.0
@@ -156,8 +152,8 @@ class PodWatch:
         self._bookmarked = False
         self._problems: dict[str, str] = {}
         self._failures = 0
-        self._debt_s = 0.0
-        self._paid_at = 0.0
+        self._list_again = False
+        self._pace = PacedWork()
         self._scope: trio.CancelScope | None = None
         self._doubted_at = -math.inf
 
@@ -180,7 +176,8 @@ class PodWatch:
 
     def relist(self) -> None:
         """List again: other keys of labels and annotations are read from now on."""
-        self._version = None
+        # Not `_version`: the next event, which may be at hand already, would set it again.
+        self._list_again = True
         if self._scope is not None:
             self._scope.cancel(reason="relist")
 
@@ -222,6 +219,8 @@ class PodWatch:
         began, requested_s = trio.current_time(), 0.0
         try:
             with trio.CancelScope() as self._scope:
+                if self._list_again:
+                    self._list_again, self._version = False, None
                 if self._version is None:
                     await self._list()
                 answer = await self._watch(self._version or "")
@@ -267,21 +266,20 @@ class PodWatch:
         lasts_s = int(low + (high - low) * self._fraction())
         changed: set[str] = set()
         lines = Lines(lambda line, length: self._event(line, length, changed))
-        slices = TimeSlice()
+        slices, pace = TimeSlice(), self._pace
 
         async def take(chunk: bytes) -> None:
             for part in chunks(chunk, _STEP):
-                began = time.thread_time()
                 try:
-                    lines.feed(part)
+                    with pace.measured():
+                        lines.feed(part)
                 finally:
-                    self._debt_s += _REST * (time.thread_time() - began)
                     self._hear()
                     if changed:
                         self._on_change(frozenset(changed))
                         changed.clear()
                 await slices.checkpoint()
-            await self._rest()
+            await pace.rest()
 
         return await self._api.follow(
             f"{self._path}&watch=true&allowWatchBookmarks=true&timeoutSeconds={lasts_s}"
@@ -300,14 +298,6 @@ class PodWatch:
         status: ApiStatus = status_of(answer)
         self._failed(f"{NAME}: HTTP {answer.status} {' '.join((status.message or answer.excerpt).split())[:200]}")
         return wait_s_of(answer, status, time.time()) or 0.0
-
-    async def _rest(self) -> None:
-        """Pause where events cost more than a share of the CPU: their number is chosen by tenants."""
-        now = trio.current_time()
-        self._debt_s = max(0.0, self._debt_s - (now - self._paid_at))
-        self._paid_at = now
-        if self._debt_s > _DEBT_S:
-            await trio.sleep(self._debt_s)
 
     def _hear(self) -> None:
         if not self._live and self._heard_at is not None:

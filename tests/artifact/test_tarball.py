@@ -6,6 +6,7 @@ build); without them the tests are skipped.
 
 import hashlib
 import os
+import shutil
 import subprocess
 import tarfile
 from collections.abc import Callable, Iterator
@@ -143,7 +144,9 @@ def test_install_is_idempotent_keeps_the_configuration_and_uninstall_leaves_noth
     assert config.stat().st_mode & 0o777 == 0o600
     config.write_text("mode: enforce\n")
     installed = everything(root)
-    assert "nothing to do" in run(script, where)
+    again = run(script, where)
+    assert "nothing to do" in again
+    assert "its configuration is" not in again
     assert everything(root) == installed
     (root / "opt/bypassd/share/bypassd/build-id").write_text("version 0.0.9\n")
     run(script, where)
@@ -155,6 +158,33 @@ def test_install_is_idempotent_keeps_the_configuration_and_uninstall_leaves_noth
     run(script, where, "--uninstall", "--purge")
     assert [path for path, content in everything(root).items() if content is not None] == []
     assert "nothing to do" in run(script, where, "--uninstall")
+
+
+def test_where_usr_cannot_be_written_what_is_convenient_is_left_out(tree: Path, tmp_path: Path) -> None:
+    # A file in its place refuses root too.
+    (tmp_path / "usr").write_text("")
+    script, where = tree / "install.sh", f"--root={tmp_path}"
+    run(script, where)
+    assert (tmp_path / "etc/systemd/system/bypassd.service").exists()
+    installed = everything(tmp_path)
+    assert "nothing to do" in run(script, where)
+    assert everything(tmp_path) == installed
+    run(script, where, "--uninstall", "--purge")
+    assert [path for path, content in everything(tmp_path).items() if content is not None] == ["usr"]
+
+
+def test_an_upgrade_that_cannot_be_finished_leaves_the_tree_of_before(tree: Path, tmp_path: Path) -> None:
+    script, where = tree / "install.sh", f"--root={tmp_path}"
+    run(script, where)
+    (tmp_path / "opt/bypassd/share/bypassd/build-id").write_text("version 0.0.9\n")
+    shutil.rmtree(tmp_path / "etc/systemd")
+    (tmp_path / "etc/systemd").write_text("")
+    before = everything(tmp_path)
+    run(script, where, code=1)
+    assert everything(tmp_path) == before
+    (tmp_path / "etc/systemd").unlink()
+    run(script, where)
+    assert "0.0.9" not in (tmp_path / "opt/bypassd/share/bypassd/build-id").read_text()
 
 
 def test_another_prefix_is_in_the_unit(tree: Path, tmp_path: Path) -> None:

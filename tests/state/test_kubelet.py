@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import state.checkpoint
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.errors import InputError
 from state import checksum
@@ -345,3 +346,30 @@ def test_no_json_raises_anything_but_a_checkpoint_error(name: str, found: dict[s
         PARSERS[name](json.dumps(found).encode(), name)
     except CheckpointError as exc:
         assert exc.fault in CheckpointFault  # noqa: PT017
+
+
+def test_a_link_to_another_file_is_refused_and_nothing_of_that_file_is_shown(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("token-of-root")
+    link = tmp_path / "kubelet_internal_checkpoint"
+    link.symlink_to(tmp_path / "secret")
+    with pytest.raises(CheckpointError) as caught:
+        read_checkpoint(str(link), parse_devices)
+    assert caught.value.fault is CheckpointFault.INVALID
+    assert "token" not in str(caught.value)
+
+
+@pytest.mark.parametrize("part", ["[],", '{"a":0},', '"ab",', "0,"])
+def test_a_text_of_more_values_than_any_kubelet_writes_is_refused_before_it_is_decoded(
+    part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state.checkpoint, "decoded", pytest.fail)
+    fault, _ = fault_of(f'{{"Data":[{part * 300_000}0]}}', "kubelet_internal_checkpoint")
+    assert fault is CheckpointFault.INVALID
+
+
+def test_a_long_checkpoint_of_devices_is_read_without_the_time_of_its_checksum(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checksum, "devices", pytest.fail)
+    ids = [f"gpu-{number:036d}" for number in range(10_000)]
+    text = json.dumps({"Data": {"PodDeviceEntries": None, "RegisteredDevices": {"gpu": ids}}, "Checksum": 1})
+    state_of = parse_devices(text.encode())
+    assert (len(state_of.registered["gpu"]), state_of.verified) == (10_000, False)

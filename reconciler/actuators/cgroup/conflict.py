@@ -17,8 +17,9 @@ yield instead of endless rewriting.
 systemd writes all values of a unit again when one of its properties is set (the kubelet's systemd driver does so to the
 besteffort slice each minute and at each pod that is added or removed), and those of every unit at a daemon-reload
 (measured: docs/support.md). It opposes no value of ours, so such a write is corrected without delay and not counted, up
-to ``systemd_per_minute`` of them in a file and minute; only what exceeds that is treated like another writer's. Writes
-of one such event reach many files: they are counted as one event and logged once.
+to ``systemd_per_minute`` of them in a file and minute, and what exceeds that after ``backoff_s``. It never ends in a
+yield: tenants decide how many pods come and go, and would lift the bound of all best-effort work with it. Writes of one
+such event reach many files: they are counted as one event and logged once.
 """
 
 import time
@@ -157,6 +158,8 @@ class ForeignWrites:
             history.reapplied += 1
             if history.reapplied <= rules.systemd_per_minute:
                 return ConflictDecision(ConflictAction.REASSERT, None, f"changed by {writer}; reasserted")
+            message = f"changed {history.reapplied} times within a minute by {writer}; retry in "
+            return self._until(history, ConflictAction.WAIT, now + rules.backoff_s, message + duration(rules.backoff_s))
         history.rounds = [at for at in history.rounds if now - at < rules.window_s]
         history.rounds.append(now)
         count = len(history.rounds)

@@ -32,7 +32,8 @@ class ForeignRules(Struct, frozen=True, kw_only=True):
             ge=0,
             le=10000,
             description="writes of a file by systemd in a minute that are corrected at once and not counted (it writes "
-            "all values of a unit again at daemon-reload and when the kubelet sets one of them)",
+            "all values of a unit again at daemon-reload and when the kubelet sets one of them); further ones are "
+            "corrected after backoff_s",
         ),
     ] = 60
     hold_person_s: Annotated[

@@ -247,3 +247,14 @@ async def test_after_a_break_the_kubelets_labels_count_once_they_are_newer(
     ):
         watch.heard_at, kubelet.age_s = heard_at, age_s
         assert merged(metadata, "u")[0] == {"app": labels}, (heard_at, age_s)
+
+
+async def test_the_runtime_s_connection_ends_with_the_part(autojump_clock: trio.testing.MockClock) -> None:
+    cri = FakeCri({})
+    metadata = Metadata(DirtyKeys(), cri=cri)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(metadata.run)
+        await trio.sleep(1)
+        assert (cri.connected, cri.closed) == (True, 0)
+        nursery.cancel_scope.cancel()
+    assert (cri.connected, cri.closed) == (False, 1)

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 import trio
+import trio.testing
 
-from reconciler.runtime.cooperative import TimeSlice, share_interpreter
+from reconciler.runtime.cooperative import PacedWork, TimeSlice, share_interpreter
 from tests.lag import Lag
 
 
@@ -54,3 +55,21 @@ async def test_long_work_on_the_loop_lets_others_run() -> None:
             await slices.checkpoint()
         nursery.cancel_scope.cancel()
     assert turns >= 19
+
+
+async def test_work_above_a_tenth_of_a_cpu_is_followed_by_a_pause(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    used = [0.0]
+    monkeypatch.setattr(time, "thread_time", lambda: used[0])
+    pace = PacedWork()
+    await trio.sleep(1)
+    await pace.rest()
+    began = trio.current_time()
+    for cost_s, pause_s in ((0.02, 0.0), (0.02, 0.4), (0.01, 0.0), (1.0, 10.1)):
+        before = trio.current_time()
+        with pace.measured():
+            used[0] += cost_s
+        await pace.rest()
+        assert trio.current_time() - before == pytest.approx(pause_s)
+    assert trio.current_time() - began == pytest.approx(10 * used[0])

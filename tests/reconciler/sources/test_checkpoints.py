@@ -10,6 +10,7 @@ import trio.testing
 
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.naming import QosClass
+from reconciler.sources import checkpoints
 from reconciler.sources.allocations import Allocations
 from reconciler.sources.checkpoints import CheckpointSource
 from state import checksum
@@ -137,6 +138,39 @@ async def test_a_new_kubelet_socket_is_a_restart_and_everything_is_looked_at(
     await until(lambda: bool(marks.log))
     assert marks.log == ["*kubelet restarted"]
     assert source.reassertion.period(31.0) is None
+
+
+async def test_sockets_that_come_and_go_count_as_one_start_for_a_while(
+    tmp_path: Path, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoints, "_RESTART_GAP_S", 3600.0)
+    rename_in(tmp_path, cpu_state("static", "0-1"))
+    plugins = tmp_path / KUBELET / "device-plugins"
+    plugins.mkdir()
+    starts: list[None] = []
+    source = CheckpointSource(Marks(), root=str(tmp_path), on_restart=lambda: starts.append(None))
+    await nursery.start(source.run)
+    for number in range(20):
+        (plugins / "kubelet.sock").touch()
+        (plugins / "kubelet.sock").unlink()
+        rename_in(tmp_path, cpu_state("static", f"0,{number + 2}"))
+        await until(lambda number=number: str(number + 2) in str(source.cpus))  # type: ignore[misc]
+    assert len(starts) == 1
+
+
+async def test_a_start_soon_after_another_one_is_not_lost(
+    tmp_path: Path, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoints, "_RESTART_GAP_S", 0.05)
+    plugins = tmp_path / KUBELET / "device-plugins"
+    plugins.mkdir(parents=True)
+    marks = Marks()
+    source = CheckpointSource(marks, root=str(tmp_path))
+    await nursery.start(source.run)
+    for number in (1, 2):
+        (plugins / "kubelet.sock").touch()
+        await until(lambda number=number: marks.log.count("*kubelet restarted") == number)  # type: ignore[misc]
+        (plugins / "kubelet.sock").unlink()
 
 
 @pytest.mark.parametrize("link", [None, "to the root directory", "to its parent"])

@@ -85,6 +85,15 @@ def test_the_one_kubelet_that_is_the_hosts_is_believed(tree: Tree) -> None:
     assert (search.problems, search.rejections) == ((), 0)
 
 
+def test_an_impostor_beside_the_kubelet_is_no_problem(tree: Tree) -> None:
+    program = tree.program()
+    tree.add(40, program)
+    tree.add(41, program, uids="1000 1000 1000 1000")
+    search = tree.search()
+    assert search.process is not None
+    assert (search.process.pid, search.rejections, search.problems) == (40, 1, ())
+
+
 def test_a_program_for_many_purposes_is_a_kubelet_by_its_first_argument(tree: Tree) -> None:
     program = tree.program("bin/hyperkube")
     tree.add(40, program, argv=(str(program), "kubelet", "--port=1"))

@@ -266,6 +266,19 @@ async def test_other_keys_to_read_mean_another_list() -> None:
         assert watched.breaks == 0
 
 
+async def test_an_event_that_is_at_hand_already_does_not_replace_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pod_watch, "_STEP", 64)
+    async with watching("a") as watched:
+        monkeypatch.setattr(watched.watch, "_on_change", lambda _: watched.watch.relist())
+        pod = b'{"metadata": {"name": "b", "namespace": "default", "uid": "b", "resourceVersion": "200"}, "spec": {}}'
+        bookmark = b'{"metadata": {"resourceVersion": "201"}, "nothing": "of a length that another part has the end"}'
+        watched.server.say(
+            b'{"type": "ADDED", "object": %b}\n{"type": "BOOKMARK", "object": %b}' % (pod, bookmark),
+        )
+        await until(lambda: len(watched.server.watches) == 2)
+        assert len(watched.server.lists) == 2
+
+
 async def test_the_number_of_pods_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pod_watch, "MOST_PODS", 3)
     async with watching("a", "b", "c") as watched:

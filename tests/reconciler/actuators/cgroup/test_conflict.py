@@ -77,13 +77,33 @@ def test_what_systemd_writes_again_is_corrected_at_once_each_time() -> None:
     assert answers == [ConflictAction.REASSERT] * 40
 
 
-def test_a_fight_through_systemd_ends_like_any_other() -> None:
+def test_pods_that_come_and_go_faster_delay_the_correction_and_never_end_it() -> None:
+    """A pod that starts and one that ends reset the slice: with 31 short pods a minute a tenant exceeds the limit."""
     book = ForeignWrites(replace(RULES, systemd_per_minute=4))
+    corrections, now = [], 10.0
+    while now < 310:
+        answer = book.decide(KEY, "systemd", now, person=False, expected=False, reapplied=True)
+        if answer.action is ConflictAction.WAIT:
+            assert answer.check_at == now + RULES.backoff_s
+            now = answer.check_at
+            answer = book.decide(KEY, "systemd", now, person=False, expected=False, reapplied=True, fresh=False)
+        assert answer.action is ConflictAction.REASSERT
+        corrections.append(now)
+        now += 0.5
+    for minute in range(5):
+        begin = 10 + 60 * minute
+        count = sum(begin <= at < begin + 60 for at in corrections)
+        assert 30 < count <= 4 + 60 / RULES.backoff_s
+
+
+def test_another_writer_beside_systemd_is_still_given_up() -> None:
+    book = ForeignWrites(replace(RULES, systemd_per_minute=0))
     answers = []
-    for _ in range(8):
-        now = max(10.0, book.pending(0) or 0)
-        ended = book.decide(KEY, "systemd", now, person=False, expected=False, reapplied=True, fresh=False)
-        assert ended.action is ConflictAction.REASSERT
-        answers.append(book.decide(KEY, "systemd", now, person=False, expected=False, reapplied=True).action)
-    waits = [ConflictAction.WAIT] * 2
-    assert answers == [*([ConflictAction.REASSERT] * 5), *waits, ConflictAction.YIELD]
+    for tick in range(4):
+        now = 200.0 + 20 * tick
+        assert book.decide(KEY, "systemd", now, person=False, expected=False, reapplied=True).action is (
+            ConflictAction.WAIT
+        )
+        answers.append(ask(book, now + 5, expected=True))
+        answers.append(ask(book, now + 10, expected=True))
+    assert answers[-1] is ConflictAction.YIELD

@@ -1,0 +1,169 @@
+"""The daemon between two agents: what the first one leaves behind, and a signal that arrives before the second."""
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+
+from reconciler.config import load
+from reconciler.config.model import AgentMode, Config, OnStop
+from reconciler.daemon import main
+from reconciler.runtime.priority import LoopPriority, PriorityState
+from state.undo import RestoreResult
+
+
+class NoCalls:
+    """System calls about priorities that change nothing."""
+
+    def set_scheduler(self, policy: int, level: int) -> None: ...
+
+    def set_nice(self, nice: int) -> None: ...
+
+    def limit(self, soft_us: int, hard_us: int) -> None: ...
+
+    def now(self) -> float:
+        return 0.0
+
+    def used(self) -> float:
+        return 0.0
+
+
+class FakeAgent:
+    """An agent without parts, which is ready at once. ``made``: all of them."""
+
+    made: list["FakeAgent"]
+
+    def __init__(self, config: Config, place: object, *, renew: Callable[[str], None]) -> None:
+        self.config = config
+        self.place = place
+        self.renew = renew
+        self.priority = LoopPriority(nice=0, slice_s=0.01, calls=NoCalls())
+        self.inventory = SimpleNamespace(pods=())
+        self.reconciler = SimpleNamespace(ready=trio.Event(), look_s=0.0, busy_since=None, problem="")
+        self.reconciler.ready.set()
+        self.alerts: Counter[str] = Counter()
+        self.enforce = config.mode is AgentMode.ENFORCE
+        self.restored = 0
+        self.closed = False
+        self.made.append(self)
+
+    def components(self) -> list[list[object]]:
+        return []
+
+    async def restore(self) -> list[RestoreResult]:
+        self.restored += 1
+        return []
+
+    def enforces(self) -> bool:
+        return self.enforce
+
+    def set_enforce(self, *, enforce: bool) -> None:
+        self.enforce = enforce
+
+    def reconfigure(self, config: Config) -> None:
+        self.enforce = config.mode is AgentMode.ENFORCE
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def agents(monkeypatch: pytest.MonkeyPatch) -> list[FakeAgent]:
+    FakeAgent.made = []
+    monkeypatch.setattr(main, "Agent", FakeAgent)
+    monkeypatch.setattr(main.Daemon, "_inner", lambda *_: [])
+    return FakeAgent.made
+
+
+def place() -> Any:
+    kubelet = SimpleNamespace(problems=())
+    layout = SimpleNamespace(driver=SimpleNamespace(value="cgroupfs"), kubepods="/kubepods")
+    hierarchy = SimpleNamespace(mode=SimpleNamespace(value="v1"))
+    runtime = SimpleNamespace(problems=())
+    topology = SimpleNamespace(online="0-1")
+    return SimpleNamespace(
+        kubelet=kubelet, layout=layout, hierarchy=hierarchy, runtime=runtime, topology=topology, own=None
+    )
+
+
+async def until(question: Callable[[], object]) -> None:
+    with trio.fail_after(10):
+        while not question():  # noqa: ASYNC110  (of many objects, most of them without an event)
+            await trio.sleep(0.005)
+
+
+def loaded(config: Config) -> load.Loaded:
+    return load.Loaded(config=config, files=())
+
+
+async def test_the_agent_before_leaves_no_priority_of_its_own(
+    agents: list[FakeAgent], monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
+) -> None:
+    async def found(*_: object) -> Any:
+        return place()
+
+    monkeypatch.setattr(main, "wait_for_place", found)
+    daemon = main.Daemon(loaded(Config()))
+    nursery.start_soon(daemon.run)
+    await until(lambda: agents and agents[0].priority.status.state is PriorityState.REAL_TIME)
+    agents[0].renew("test")
+    await until(lambda: len(agents) == 2 and agents[1].priority.status.state is PriorityState.REAL_TIME)
+    assert agents[0].closed
+    assert agents[0].priority.status.state is PriorityState.OFF
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_signal_while_the_node_is_searched_again_restores_by_the_last_one(
+    agents: list[FakeAgent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places, searched = [place()], trio.Event()
+
+    async def found(*_: object) -> Any:
+        if not places:
+            searched.set()
+            await trio.sleep_forever()
+        return places.pop()
+
+    monkeypatch.setattr(main, "wait_for_place", found)
+    daemon = main.Daemon(loaded(Config(mode=AgentMode.ENFORCE, on_stop=OnStop.RESTORE)))
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(daemon.run)
+            await until(lambda: agents and agents[0].priority.status.state is PriorityState.REAL_TIME)
+            agents[0].renew("test")
+            await searched.wait()
+            os.kill(os.getpid(), signal.SIGTERM)
+    assert [agent.restored for agent in agents] == [0, 1]
+    assert agents[1].closed
+
+
+async def test_after_a_restore_by_command_the_next_agent_writes_nothing_until_a_reload(
+    agents: list[FakeAgent], monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
+) -> None:
+    async def found(*_: object) -> Any:
+        return place()
+
+    monkeypatch.setattr(main, "wait_for_place", found)
+    monkeypatch.setattr(main, "_RENEW_S", 0.0)
+    config = loaded(Config(mode=AgentMode.ENFORCE))
+    monkeypatch.setattr(load, "reload", lambda _: (config, ()))
+    daemon = main.Daemon(config)
+    nursery.start_soon(daemon.run)
+    await until(lambda: agents)
+    assert agents[0].enforces()
+    agents[0].set_enforce(enforce=False)
+    for number in (1, 2):
+        agents[-1].renew("test")
+        await until(lambda number=number: len(agents) > number)  # type: ignore[misc]
+        assert not agents[-1].enforces()
+    daemon.reload()
+    assert agents[-1].enforces()
+    agents[-1].renew("test")
+    await until(lambda: len(agents) == 4)
+    assert agents[-1].enforces()
+    nursery.cancel_scope.cancel()
