@@ -18,9 +18,9 @@ with CPUs keep them, and the others are bound again to what is really left; each
 request.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -30,6 +30,7 @@ from reconciler.placement.allocate import allocate
 from reconciler.placement.chain import PluginChain
 from reconciler.placement.demand import Allocation, CpuDemand
 from reconciler.placement.exclusivity import NumaOccupancy
+from reconciler.placement.floors import Floor
 from reconciler.placement.free_capacity import FreeCapacity, NumaFreeMemory
 from reconciler.placement.hints import MEMORY
 from reconciler.placement.nodes import NodeChoice, choose_nodes
@@ -56,8 +57,9 @@ def bind(
     affinity: Mapping[str, Mapping[str, CpuSet]],
     memory: NumaFreeMemory | None = None,
     seated: Mapping[str, CpuSet] | None = None,
+    first: Collection[str] = (),
 ) -> NodeBinding:
-    """``wishes`` by pod uid; ``affinity``: by demand the nodes of its assigned resources, by the resource's name.
+    """``first``: demands that choose before all others. ``wishes`` by pod uid; ``affinity``: by demand the nodes of its assigned resources, by the resource's name.
 
     ``memory`` None: memory is unknown, and gives no hints. ``seated``: pods that are bound to nodes without owning CPUs
     there, by uid.
@@ -67,6 +69,7 @@ def bind(
         for demand in sorted(
             demands,
             key=lambda cpu_demand: (
+                cpu_demand.key not in first,
                 -cpu_demand.priority,
                 not cpu_demand.numa_exclusive,
                 -cpu_demand.count,
@@ -80,6 +83,7 @@ def bind(
         # In most plans all demands have their request already.
         return NodeBinding(demands=tuple(sorted(demands, key=lambda cpu_demand: cpu_demand.key)))
     room = FreeCapacity(demands, free, topology, memory)
+    room.expect(demand for demand in newcomers if demand.nodes)
     company = NumaOccupancy(wishes)
     for uid, nodes in sorted((seated or {}).items()):
         company.assign_pod(uid, nodes)
@@ -97,7 +101,8 @@ def bind(
         choice = partial(
             choose_nodes, others=others, topology=topology, policy=policy, wish=wish, prefer_cpu=prefer_cpu
         )
-        chosen, note = _in_company(demand, room, company, choice, named=bool(wish.nodes))
+        decided = CpuSet(node for other in newcomers for node in other.nodes if other.key not in reasons)
+        chosen, note = _in_company(demand, room, company, choice, named=bool(wish.nodes), decided=decided)
         reasons[demand.key] = chosen.reason + note
         every = len(chosen.nodes) > 1 and len(chosen.nodes) == wish.node_count
         cpu_demands[demand.key] = replace(demand, nodes=chosen.nodes, every_node=every)
@@ -123,14 +128,18 @@ def _in_company(
     choice: Callable[[ResourceCapacity], NodeChoice],
     *,
     named: bool,
+    decided: CpuSet,
 ) -> tuple[NodeChoice, str]:
     """The choice without the nodes of pods that want no neighbours, and an addition to its reason.
 
     A decision of another component (``named``) has precedence over both wishes, but not over an exclusive node.
+    ``decided``: nodes of new demands that are not placed yet; one that wants a node of its own leaves them to those.
     """
     closed = company.exclusive_nodes(demand)
     if named:
         return choice(room.cpus(demand, closed)), ""
+    if demand.numa_exclusive and decided and room.cpus(demand, closed | decided).enough:
+        closed |= decided
     note = ""
     barred = closed
     if unshared := company.unshareable_nodes(demand.uid) - closed:
@@ -175,27 +184,90 @@ def choose(
     seated: Mapping[str, CpuSet] | None = None,
     interrupts: CpuSet = EMPTY,
     remembered: CpuSet = EMPTY,
+    floors: Callable[[int, CpuSet], Floor | None] = lambda step, _owned: None,
 ) -> NodeBindingChoice:
-    """The arguments are those of `bind` and `allocate`. The order of ``demands`` does not matter."""
+    """The arguments are those of `bind` and `allocate`. The order of ``demands`` does not matter.
+
+    ``floors``: what is not to be given out, step by step, for the demands without their CPUs after the step before
+    (`reconciler.placement.floors`).
+    """
     bound_to_nodes = partial(
         bind, policy=policy, prefer_cpu=prefer_cpu, wishes=wishes, affinity=affinity, memory=memory, seated=seated
     )
+    settle = partial(_Settled.of, bound_to_nodes, topology, chain, interrupts=interrupts, remembered=remembered)
     cpu_demands = tuple(demands)
     parts: dict[str, str] = {}
     errors: dict[str, str] = {}
-    for _ in range(ROUNDS):
-        bound = bound_to_nodes(cpu_demands, free, topology)
-        allocation = allocate(bound.demands, free, topology, chain, interrupts=interrupts, remembered=remembered)
+    step, floor = 1, floors(1, _owned(cpu_demands))
+    while True:
+        some = free if floor is None else free - floor.withheld
+        most = None if floor is None else floor.most
+        settled = settle(cpu_demands, some, most)
+        if settled.allocation.refused and len(settled.allocation.refused) < len(cpu_demands):
+            # What was chosen before them may be what they need, and the others may have a choice.
+            other = settle(cpu_demands, some, most, first=tuple(settled.allocation.refused))
+            if other.allocation.refused.keys() < settled.allocation.refused.keys():
+                settled = other
+        allocation = settled.allocation
         for key in allocation.cpus:
-            said = filter(None, (bound.reasons.get(key), allocation.notes.get(key)))
-            # The reason of the first round; in the next one the CPUs are simply kept.
-            parts.setdefault(key, "; ".join(said))
+            parts.setdefault(key, settled.parts.get(key, ""))
         errors = {**allocation.errors, **errors}
-        nodes = {demand.key: demand.nodes for demand in bound.demands}
-        if not any(nodes[key] and key not in allocation.cpus for key in allocation.refused):
+        if not allocation.refused or (floor := floors(step + 1, allocation.owned)) is None:
             break
-        settled = tuple(replace(demand, held=allocation.cpus.get(demand.key, demand.held)) for demand in cpu_demands)
-        if settled == cpu_demands:
-            break
-        cpu_demands = settled
+        step += 1
+        cpu_demands = tuple(replace(demand, held=allocation.cpus.get(demand.key, demand.held)) for demand in cpu_demands)
     return NodeBindingChoice(allocation=replace(allocation, errors=errors), reasons=parts)
+
+
+class _Settled(NamedTuple):
+    """One choice for all demands, and the reasons by demand."""
+
+    allocation: Allocation
+    parts: Mapping[str, str]
+
+    @classmethod
+    def of(
+        cls,
+        bound_to_nodes: Callable[..., NodeBinding],
+        topology: Topology,
+        chain: PluginChain,
+        demands: tuple[CpuDemand, ...],
+        free: CpuSet,
+        most: int | None,
+        *,
+        interrupts: CpuSet,
+        remembered: CpuSet,
+        first: Collection[str] = (),
+    ) -> "_Settled":
+        """In rounds; see the module's text."""
+        parts: dict[str, str] = {}
+        errors: dict[str, str] = {}
+        for _ in range(ROUNDS):
+            bound = bound_to_nodes(demands, free, topology, first=first)
+            allocation = allocate(
+                bound.demands,
+                free,
+                topology,
+                chain,
+                interrupts=interrupts,
+                remembered=remembered,
+                most=most,
+                first=first,
+            )
+            for key in allocation.cpus:
+                said = filter(None, (bound.reasons.get(key), allocation.notes.get(key)))
+                # The reason of the first round; in the next one the CPUs are simply kept.
+                parts.setdefault(key, "; ".join(said))
+            errors = {**allocation.errors, **errors}
+            nodes = {demand.key: demand.nodes for demand in bound.demands}
+            if not any(nodes[key] and key not in allocation.cpus for key in allocation.refused):
+                break
+            settled = tuple(replace(demand, held=allocation.cpus.get(demand.key, demand.held)) for demand in demands)
+            if settled == demands:
+                break
+            demands = settled
+        return cls(replace(allocation, errors=errors), parts)
+
+
+def _owned(demands: Sequence[CpuDemand]) -> CpuSet:
+    return CpuSet.union(demand.held or demand.explicit or EMPTY for demand in demands)

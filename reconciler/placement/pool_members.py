@@ -7,10 +7,11 @@ system pods that name a pool have one of their own, all others run everywhere.
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from cgroupfs.cpuset import CpuSet
+from cgroupfs.cpuset import EMPTY, CpuSet
 from reconciler.placement.exclusivity import NumaOccupancy
+from reconciler.placement.seats import NodeRivals, NodeSeats, SeatRequest
 from state.cpu import SHARED_POOL
-from state.model import Container, ContainerKind, Pod, PodClass
+from state.model import Container, ContainerKind, NodeView, Pod, PodClass
 from state.topology import Topology
 
 DEFAULT: Final = "shared"
@@ -34,15 +35,19 @@ def members(
     topology: Topology,
     before: Mapping[str, str],
     owners: Mapping[str, CpuSet] | None = None,
+    *,
+    rivals: NodeRivals = NodeRivals(),
 ) -> PoolMembers:
     """Every online pod in its pool. ``before``: ``bound`` of the last time, so that a pod stays on its node.
 
     ``owners``: pods that have CPUs of their own, which are in no pool, and on which nodes. A dedicated pod without any
     is in the default one: it must not run on the CPUs of those that own some.
 
-    A pod that is bound to no node by a scheduler is assigned to the node with the smallest requests for each free CPU;
-    of equal ones to the lowest. A node without free CPUs is none, and one that is not to be shared (Katalyst's
-    ``numa_share`` false, of a pod there or its own) is taken only as a last resort.
+    A pod that is bound to no node by a scheduler is assigned to a node that has its request beside the others' there, if
+    there is any (`reconciler.placement.seats`); among those to the one with the smallest requests for each free CPU; of
+    equal ones to the lowest. A node without free CPUs is none, and one that is not to be shared (Katalyst's
+    ``numa_share`` false, of a pod there or its own) is taken only as a last resort. ``rivals``: new containers with CPUs
+    of their own, which are placed afterwards.
     """
     owners = owners or {}
     company = NumaOccupancy({uid: pod.wish for uid, pod in pods.items()})
@@ -52,7 +57,7 @@ def members(
     bound: dict[str, str] = {}
     nodes: dict[str, int] = {}
     usable = {node: len(cpus) for node in topology.nodes() if (cpus := topology.node_cpus(node) & free)}
-    load = dict.fromkeys(usable, 0)
+    seats = NodeSeats(usable, rivals)
     later: list[Pod] = []
 
     def join(pod: Pod, key: str, node: int | None = None) -> None:
@@ -61,7 +66,7 @@ def members(
             bound[pod.uid] = key
         if node is not None:
             nodes[key] = node
-            load[node] += request_milli(pod)
+            seats.join(node, _pool_of(key), request_milli(pod))
             company.assign_pod(pod.uid, CpuSet((node,)))
 
     for uid in sorted(pods):
@@ -73,17 +78,30 @@ def members(
             join(pod, base)
             continue
         node = _node_before(before.get(uid), base)
-        number = next((item for item in pod.wish.nodes if item in usable), None)
-        if number is not None or node in usable:
-            chosen = number if number is not None else node
+        chosen = next((item for item in pod.wish.nodes if item in usable), node if node in usable else None)
+        if chosen is not None:
             join(pod, _on_node(base, chosen), chosen)
         else:
             later.append(pod)
+    waiting = [
+        SeatRequest(pod.uid, _prefix(_base(pod) or DEFAULT), request_milli(pod), pod.wish.numa_share is False)
+        for pod in later
+    ]
+    chosen_nodes = seats.choose(waiting, company) if waiting else {}
     for pod in later:
-        unshared = company.unshareable_nodes(pod.uid)
-        node = min(usable, key=lambda item: (item in unshared, load[item] / usable[item], item))
-        join(pod, _on_node(_base(pod) or DEFAULT, node), node)
+        join(pod, _on_node(_base(pod) or DEFAULT, chosen_nodes[pod.uid]), chosen_nodes[pod.uid])
     return PoolMembers({key: tuple(result[key]) for key in sorted(result)}, dict(sorted(bound.items())), nodes)
+
+
+def owners_of(dedicated: Mapping[str, CpuSet], view: NodeView) -> dict[str, CpuSet]:
+    """The pods that own CPUs, and their NUMA nodes, if any pod is particular about those."""
+    owners: dict[str, CpuSet] = {key.partition("/")[0]: EMPTY for key in dedicated}
+    if not any(pod.wish.numa_share is False for pod in view.pods.values()):
+        return owners
+    for key, cpus in dedicated.items():
+        uid = key.partition("/")[0]
+        owners[uid] |= CpuSet(map(view.topology.node_of, cpus))
+    return owners
 
 
 def bound_nodes(bound: Mapping[str, str]) -> dict[str, CpuSet]:
@@ -129,13 +147,22 @@ def _base(pod: Pod) -> str | None:
     return None
 
 
-def _on_node(base: str, node: int | None) -> str:
+def _on_node(base: str, node: int) -> str:
+    return f"{_prefix(base)}{node}"
+
+
+def _prefix(base: str) -> str:
     name = f"{DEFAULT}/{SHARED_POOL}" if base == DEFAULT else base
-    return f"{name}{_BOUND}{node}"
+    return f"{name}{_BOUND}"
+
+
+def _pool_of(key: str) -> str:
+    """The same of a pool's key."""
+    return key.rpartition(_BOUND)[0] + _BOUND
 
 
 def _node_before(key: str | None, base: str) -> int | None:
-    prefix = _on_node(base, None).removesuffix("None")
+    prefix = _prefix(base)
     if key is None or not key.startswith(prefix):
         return None
     number = key.removeprefix(prefix)

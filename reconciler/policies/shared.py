@@ -21,13 +21,13 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from cgroupfs.cpuset import EMPTY, CpuSet
-from reconciler.placement.pool_members import DEFAULT, PoolMembers, members, request_milli
+from reconciler.placement.pool_members import DEFAULT, PoolMembers, members, owners_of, request_milli
 from reconciler.placement.provision import ProvisionConfig, demand
 from reconciler.placement.provision import signals_of as provision_signals
 from reconciler.placement.sizes import SizeConfig, fit, granted, regulate
 from reconciler.policies.base import Policy, PolicyConfig, owns_cpus, setting_of
 from reconciler.runtime.format import cpu, duration
-from state.cpu import PoolSize
+from state.cpu import PoolSize, PoolTerms
 from state.model import ContainerKind, NodeView, Pod, PodClass, Pools, Setting
 from state.plan import NodePlan
 
@@ -105,6 +105,17 @@ class SharedConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_field
         return provision_signals(self.provision) if self.enabled and self.measured else frozenset()
 
 
+def announce(view: NodeView, pools: Pools, previous: Pools | None, config: SharedConfig) -> Pools:
+    """What the pools will need beside their pods' requests: the policies before leave it to them."""
+    if _why_not(view, config) is not None:
+        return replace(pools, terms=PoolTerms(own=False))
+    sizes = dict[str, int]()
+    if config.measured and previous is not None:
+        sizes = {key: size.cpus for key, size in previous.sizes.items()}
+    leave = config.leave_cpus if config.mode is SharedPoolMode.SEPARATE else 0
+    return replace(pools, terms=PoolTerms(cpus={**sizes, **config.fixed}, leave=leave))
+
+
 def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: SharedConfig) -> Pools:
     """Divide what is left among the online pools."""
     if not pools.shared:
@@ -116,8 +127,10 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Sh
     pools = replace(pools, shared=(pools.shared - view.topology.isolated) or pools.shared)
     barred = _why_not(view, config)
     separate = config.mode is SharedPoolMode.SEPARATE and barred is None and len(pools.shared) > 1
-    owners = _owners(pools, view)
-    result = members(view.pods, pools.shared, view.topology, previous.bound if previous is not None else {}, owners)
+    owners = owners_of(pools.dedicated, view)
+    # A pod that waits for a node got one when the dedicated containers took theirs, if any of those was new.
+    seats = pools.bound or (previous.bound if previous is not None else {})
+    result = members(view.pods, pools.shared, view.topology, seats, owners)
     if barred is not None:
         result = PoolMembers({DEFAULT: result.pods[DEFAULT]}, {}, {})
     reasons = dict(pools.reasons)
@@ -148,17 +161,6 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Sh
 
 
 _KEPT: Final = "the CPU set from the kubelet"
-
-
-def _owners(pools: Pools, view: NodeView) -> dict[str, CpuSet]:
-    """The pods that own CPUs, and their NUMA nodes, if any policy needs those."""
-    owners: dict[str, CpuSet] = {key.partition("/")[0]: EMPTY for key in pools.dedicated}
-    if not any(pod.wish.numa_share is False for pod in view.pods.values()):
-        return owners
-    for key, cpus in pools.dedicated.items():
-        uid = key.partition("/")[0]
-        owners[uid] |= CpuSet(map(view.topology.node_of, cpus))
-    return owners
 
 
 def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: SharedConfig) -> list[Setting]:
@@ -285,6 +287,7 @@ POLICY = Policy(
     summary="online pods share the CPUs that are neither reserved nor dedicated, in one pool or in named pools",
     config_type=SharedConfig,
     precedence=50,
+    announce=announce,
     decide_node=decide_node,
     pod=for_pod,
 )
