@@ -72,6 +72,7 @@ def bind(
                 cpu_demand.key not in first,
                 -cpu_demand.priority,
                 not cpu_demand.numa_exclusive,
+                not cpu_demand.numa_binding,
                 -cpu_demand.count,
                 cpu_demand.key,
             ),

@@ -135,6 +135,7 @@ class Scene:
             self.config = replace(self.config, reserve=ReserveConfig())
             self.usable = self._usable()
         self.number = 0
+        self.near: set[str] = set()
 
     def _usable(self) -> CpuSet:
         empty = plan_pools(self.view(), None, self.config)
@@ -279,6 +280,8 @@ class Scene:
                 free = self.usable - CpuSet.union(self.kubelets.values())
                 self.kubelets[f"{uid}/main"] = (free & self.topology.node_cpus(number)).lowest(count)
             room.carve(number, count)
+            if kind in ("near", "alone"):
+                self.near.add(uid)
             if kind == "alone":
                 room.closed.add(number)
             wish: dict[str, object] = {
@@ -386,6 +389,10 @@ class Scene:
                 fault("dedicated off its node", f"{uid} has {cpus}, named {item.wish.nodes}")
             if not cpus <= self.usable:
                 fault("dedicated on an isolated CPU", f"{uid} has {cpus}")
+            # Its CPUs stay where they are, so the witness of its arrival is the one that counts.
+            number = len({topology.node_of(one) for one in cpus})
+            if uid in self.near and number > 1 and (self.before is None or uid not in self.before.placed_by_pod):
+                fault("near dedicated on two nodes", f"{uid} has {cpus}")
             last = self.before.dedicated.get(f"{uid}/main") if self.before is not None else None
             if last is not None and not (last <= cpus or cpus <= last):
                 fault("dedicated moved", f"{uid} had {last}, has {cpus}")
