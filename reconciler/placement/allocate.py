@@ -203,7 +203,10 @@ class _Allocator:
         base = self._base(demand)
         if base.bit_count() < demand.count or (demand.explicit is not None and self._may_follow(demand)):
             return
-        kept = self._fitter.shrink(base, demand.count, whole=demand.full_cores, even=demand.distribute)
+        even = demand.distribute or demand.every_node
+        kept = self._fitter.shrink(
+            base, demand.count, whole=demand.full_cores, even=even, spread=demand.spread_cores
+        )
         self._settle(demand, kept, f"keeps {kept.bit_count()} of the {len(demand.held)} CPUs it had")
 
     def _base(self, demand: CpuDemand) -> int:

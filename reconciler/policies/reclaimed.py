@@ -232,11 +232,11 @@ def _refused(view: NodeView, pools: Pools) -> CpuSet:
 
 def _pool_on_node(pod: Pod, view: NodeView, pools: Pools) -> tuple[CpuSet, str]:
     """The pool as one pod gets it: the part on its NUMA nodes, where it is bound to some and there is such a part."""
-    if pod.wish.numa_binding:
-        for node in pod.wish.nodes:
-            cpus = pools.reclaimed & view.topology.node_cpus(node)
-            if cpus:
-                return cpus, f"BE pool on NUMA node {node}"
+    if pod.wish.numa_binding and pod.wish.nodes:
+        nodes = CpuSet(pod.wish.nodes)
+        cpus = pools.reclaimed & CpuSet.union(map(view.topology.node_cpus, nodes))
+        if cpus:
+            return cpus, f"BE pool on NUMA node {nodes}"
     return pools.reclaimed, "BE pool"
 
 

@@ -20,7 +20,7 @@ from typing import Annotated, Final, NamedTuple
 from msgspec import Meta
 from msgspec.structs import replace
 
-from cgroupfs.cpuset import EMPTY, CpuSet
+from cgroupfs.cpuset import CpuSet
 from reconciler.placement.pool_members import DEFAULT, PoolMembers, members, owners_of, request_milli
 from reconciler.placement.provision import ProvisionConfig, demand
 from reconciler.placement.provision import signals_of as provision_signals
@@ -33,7 +33,6 @@ from state.plan import NodePlan
 
 NAME: Final = "shared"
 _CPU: Final = 1000
-_BE: Final = "reclaimed"
 
 
 class ConfineMode(StrEnum):
@@ -222,13 +221,11 @@ def _divide(
     together += [key for key in cut.shared if key != DEFAULT]
     if DEFAULT not in sizes or not separate:
         sizes[DEFAULT] = max(1, room - sum(size for key, size in cut.sizes.items() if key != DEFAULT))
-    rest = len(free) - sum(sizes.values())
-    if separate and rest > 0:
-        sizes[_BE] = rest
     from reconciler.placement.pack import pack  # only where there is more than one pool
 
+    # BE work's own CPUs are the rest, wherever that is: they are not packed, and keep no pool from its best place.
     sets = pack(sizes, _held(previous, sizes), free, topology, within)
-    result = {key: cpus for key, cpus in sets.items() if key != _BE and cpus}
+    result = {key: cpus for key, cpus in sets.items() if cpus}
     squeezed = DEFAULT not in result
     result.setdefault(DEFAULT, free)
     texts = {
@@ -278,7 +275,7 @@ def _asked(result: PoolMembers, view: NodeView, previous: Pools | None, config: 
 def _held(previous: Pools | None, keys: Iterable[str]) -> dict[str, CpuSet]:
     if previous is None:
         return {}
-    now = {**previous.named, DEFAULT: previous.shared, _BE: previous.reclaimed if previous.separate else EMPTY}
+    now = {**previous.named, DEFAULT: previous.shared}
     return {key: now[key] for key in keys if key in now}
 
 
