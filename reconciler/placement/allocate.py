@@ -23,7 +23,7 @@ Source: the kubelet's static policy, KEP-2625, KEP-2902, KEP-3545; Katalyst's dy
 in name order and never resizes.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import final
 
@@ -54,13 +54,13 @@ def allocate(
     interrupts: CpuSet = EMPTY,
     remembered: CpuSet = EMPTY,
     most: int | None = None,
-    first: Collection[str] = (),
+    first: Sequence[str] = (),
 ) -> Allocation:
     """Assign CPUs of ``free`` (held ones count as free) to demands. The order of ``demands`` does not matter.
 
     ``interrupts`` are best avoided, ``remembered`` are the last CPUs of containers that were removed and may return.
     ``most``: so many CPUs may have an owner in all, the rest is other work's; what is held stays held all the same.
-    ``first``: demands that choose before all others.
+    ``first``: demands that choose before all others, in this order.
     Errors: `ValueError` for two demands with one key.
     """
     fitter = CpuAccumulator(topology)
@@ -103,7 +103,7 @@ class _Allocator:
     """The state of one choice. Masks instead of sets: there are hundreds of them."""
 
     def __init__(
-        self, run: PluginRunner, demands: Iterable[CpuDemand], free: CpuSet, most: int | None, first: Collection[str]
+        self, run: PluginRunner, demands: Iterable[CpuDemand], free: CpuSet, most: int | None, first: Sequence[str]
     ) -> None:
         self._run = run
         self._fitter = run.context.fitter
@@ -145,9 +145,10 @@ class _Allocator:
             steps=self._steps + self._fitter.steps + self._run.steps,
         )
 
-    def _turn(self, demand: CpuDemand) -> tuple[bool, int]:
+    def _turn(self, demand: CpuDemand) -> tuple[int, int]:
         """Those that may choose least first: what they need of their nodes others can have elsewhere."""
-        return demand.key not in self._first, len(demand.nodes) or len(self._fitter.nodes)
+        rank = self._first.index(demand.key) if demand.key in self._first else len(self._first)
+        return rank, len(demand.nodes) or len(self._fitter.nodes)
 
     def _waiting(self, demands: Iterable[CpuDemand], *, held: bool | None = None) -> Iterator[CpuDemand]:
         for demand in demands:
@@ -259,13 +260,12 @@ class _Allocator:
         if demand.spread_cores and demand.strict_cores and picked != self._fitter.one_each(picked, base):
             usable = self._fitter.one_each(usable, base)
             picked = self._run.best(demand, missing, CpuSet.from_mask(usable), CpuSet.from_mask(base)).mask
-        if picked.bit_count() > self._spare():
-            picked = 0
         if picked or missing <= 0:
             # Completed cores may sum up to a core too many, and a smaller count may have waited for the scheduler's.
             chosen = self._fitter.shrink(base | picked, demand.count, whole=demand.full_cores, even=demand.distribute)
-            self._settle(demand, chosen, self._words(demand, base, chosen))
-            return
+            if (chosen & ~own).bit_count() <= self._spare():
+                self._settle(demand, chosen, self._words(demand, base, chosen))
+                return
         short = self._short(demand, missing, candidates, usable, filters)
         scattered = min((self._avail & ~base & ~self._barred(demand, own)).bit_count(), self._spare())
         if scattered >= missing and not filters:

@@ -18,7 +18,7 @@ with CPUs keep them, and the others are bound again to what is really left; each
 request.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -57,9 +57,9 @@ def bind(
     affinity: Mapping[str, Mapping[str, CpuSet]],
     memory: NumaFreeMemory | None = None,
     seated: Mapping[str, CpuSet] | None = None,
-    first: Collection[str] = (),
+    first: Sequence[str] = (),
 ) -> NodeBinding:
-    """``first``: demands that choose before all others. ``wishes`` by pod uid; ``affinity``: by demand the nodes of its assigned resources, by the resource's name.
+    """``first``: demands that choose before all others, in this order. ``wishes`` by pod uid; ``affinity``: by demand the nodes of its assigned resources, by the resource's name.
 
     ``memory`` None: memory is unknown, and gives no hints. ``seated``: pods that are bound to nodes without owning CPUs
     there, by uid.
@@ -69,7 +69,7 @@ def bind(
         for demand in sorted(
             demands,
             key=lambda cpu_demand: (
-                cpu_demand.key not in first,
+                first.index(cpu_demand.key) if cpu_demand.key in first else len(first),
                 -cpu_demand.priority,
                 not cpu_demand.numa_exclusive,
                 not cpu_demand.numa_binding,
@@ -204,11 +204,12 @@ def choose(
         some = free if floor is None else free - floor.withheld
         most = None if floor is None else floor.most
         settled = settle(cpu_demands, some, most)
-        if settled.allocation.refused and len(settled.allocation.refused) < len(cpu_demands):
+        for first in _other_orders(cpu_demands, tuple(settled.allocation.refused)):
             # What was chosen before them may be what they need, and the others may have a choice.
-            other = settle(cpu_demands, some, most, first=tuple(settled.allocation.refused))
+            other = settle(cpu_demands, some, most, first=first)
             if other.allocation.refused.keys() < settled.allocation.refused.keys():
                 settled = other
+                break
         allocation = settled.allocation
         for key in allocation.cpus:
             parts.setdefault(key, settled.parts.get(key, ""))
@@ -238,7 +239,7 @@ class _Settled(NamedTuple):
         *,
         interrupts: CpuSet,
         remembered: CpuSet,
-        first: Collection[str] = (),
+        first: Sequence[str] = (),
     ) -> "_Settled":
         """In rounds; see the module's text."""
         parts: dict[str, str] = {}
@@ -268,6 +269,15 @@ class _Settled(NamedTuple):
                 break
             demands = settled
         return cls(replace(allocation, errors=errors), parts)
+
+
+def _other_orders(demands: Sequence[CpuDemand], refused: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """For demands that were refused: right after those that want certain nodes or a single one, and before all."""
+    if not refused or len(refused) == len(demands):
+        return []
+    near = [demand for demand in demands if demand.key not in refused and (demand.nodes or demand.numa_binding)]
+    ordered = sorted(near, key=lambda demand: (not demand.nodes, not demand.numa_exclusive, -demand.count, demand.key))
+    return [(*(demand.key for demand in ordered), *refused), refused] if ordered else [refused]
 
 
 def _owned(demands: Sequence[CpuDemand]) -> CpuSet:

@@ -82,7 +82,8 @@ def _lone_first(avail: int, count: int, topology: Topology) -> int:
     """So many of these CPUs: threads of cores that are not whole, then whole cores from the highest on."""
     taken = 0
     cores = [core.mask for core in topology.cores() if core.mask & avail] if count > 0 else []
-    for core in sorted(cores, key=lambda core: (not core & ~avail, -core)):
+    threads = max((len(core) for core in topology.cores()), default=1)
+    for core in sorted(cores, key=lambda core: ((core & avail).bit_count() == threads, -core)):
         part, left = core & avail, count - taken.bit_count()
         if left <= 0:
             break
