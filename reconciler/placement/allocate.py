@@ -205,9 +205,7 @@ class _Allocator:
         if base.bit_count() < demand.count or (demand.explicit is not None and self._may_follow(demand)):
             return
         even = demand.distribute or demand.every_node
-        kept = self._fitter.shrink(
-            base, demand.count, whole=demand.full_cores, even=even, spread=demand.spread_cores
-        )
+        kept = self._fitter.shrink(base, demand.count, whole=demand.full_cores, even=even, spread=demand.spread_cores)
         self._settle(demand, kept, f"keeps {kept.bit_count()} of the {len(demand.held)} CPUs it had")
 
     def _base(self, demand: CpuDemand) -> int:

@@ -59,7 +59,9 @@ def bind(
     seated: Mapping[str, CpuSet] | None = None,
     first: Sequence[str] = (),
 ) -> NodeBinding:
-    """``first``: demands that choose before all others, in this order. ``wishes`` by pod uid; ``affinity``: by demand the nodes of its assigned resources, by the resource's name.
+    """``wishes`` by pod uid; ``affinity``: by demand the nodes of its assigned resources, by the resource's name.
+
+    ``first``: demands that choose before all others, in this order.
 
     ``memory`` None: memory is unknown, and gives no hints. ``seated``: pods that are bound to nodes without owning CPUs
     there, by uid.
@@ -185,28 +187,49 @@ def choose(
     seated: Mapping[str, CpuSet] | None = None,
     interrupts: CpuSet = EMPTY,
     remembered: CpuSet = EMPTY,
-    floors: Callable[[int, CpuSet], Floor | None] = lambda step, _owned: None,
+    floors: Callable[[int, CpuSet], Floor | None] = lambda _step, _owned: None,
 ) -> NodeBindingChoice:
     """The arguments are those of `bind` and `allocate`. The order of ``demands`` does not matter.
 
     ``floors``: what is not to be given out, step by step, for the demands without their CPUs after the step before
     (`reconciler.placement.floors`).
     """
-    bound_to_nodes = partial(
-        bind, policy=policy, prefer_cpu=prefer_cpu, wishes=wishes, affinity=affinity, memory=memory, seated=seated
-    )
-    settle = partial(_Settled.of, bound_to_nodes, topology, chain, interrupts=interrupts, remembered=remembered)
+
+    def settle(cpu_demands: tuple[CpuDemand, ...], floor: Floor | None, first: Sequence[str] = ()) -> _Settled:
+        some = free if floor is None else free - floor.withheld
+        bind_to = partial(
+            bind,
+            free=some,
+            topology=topology,
+            policy=policy,
+            prefer_cpu=prefer_cpu,
+            wishes=wishes,
+            affinity=affinity,
+            memory=memory,
+            seated=seated,
+            first=first,
+        )
+        allocate_to = partial(
+            allocate,
+            free=some,
+            topology=topology,
+            chain=chain,
+            interrupts=interrupts,
+            remembered=remembered,
+            most=None if floor is None else floor.most,
+            first=first,
+        )
+        return _in_rounds(cpu_demands, bind_to, allocate_to)
+
     cpu_demands = tuple(demands)
     parts: dict[str, str] = {}
     errors: dict[str, str] = {}
     step, floor = 1, floors(1, _owned(cpu_demands))
     while True:
-        some = free if floor is None else free - floor.withheld
-        most = None if floor is None else floor.most
-        settled = settle(cpu_demands, some, most)
+        settled = settle(cpu_demands, floor)
         for first in _other_orders(cpu_demands, tuple(settled.allocation.refused)):
             # What was chosen before them may be what they need, and the others may have a choice.
-            other = settle(cpu_demands, some, most, first=first)
+            other = settle(cpu_demands, floor, first)
             if other.allocation.refused.keys() < settled.allocation.refused.keys():
                 settled = other
                 break
@@ -217,7 +240,9 @@ def choose(
         if not allocation.refused or (floor := floors(step + 1, allocation.owned)) is None:
             break
         step += 1
-        cpu_demands = tuple(replace(demand, held=allocation.cpus.get(demand.key, demand.held)) for demand in cpu_demands)
+        cpu_demands = tuple(
+            replace(demand, held=allocation.cpus.get(demand.key, demand.held)) for demand in cpu_demands
+        )
     return NodeBindingChoice(allocation=replace(allocation, errors=errors), reasons=parts)
 
 
@@ -227,57 +252,42 @@ class _Settled(NamedTuple):
     allocation: Allocation
     parts: Mapping[str, str]
 
-    @classmethod
-    def of(
-        cls,
-        bound_to_nodes: Callable[..., NodeBinding],
-        topology: Topology,
-        chain: PluginChain,
-        demands: tuple[CpuDemand, ...],
-        free: CpuSet,
-        most: int | None,
-        *,
-        interrupts: CpuSet,
-        remembered: CpuSet,
-        first: Sequence[str] = (),
-    ) -> "_Settled":
-        """In rounds; see the module's text."""
-        parts: dict[str, str] = {}
-        errors: dict[str, str] = {}
-        for _ in range(ROUNDS):
-            bound = bound_to_nodes(demands, free, topology, first=first)
-            allocation = allocate(
-                bound.demands,
-                free,
-                topology,
-                chain,
-                interrupts=interrupts,
-                remembered=remembered,
-                most=most,
-                first=first,
-            )
-            for key in allocation.cpus:
-                said = filter(None, (bound.reasons.get(key), allocation.notes.get(key)))
-                # The reason of the first round; in the next one the CPUs are simply kept.
-                parts.setdefault(key, "; ".join(said))
-            errors = {**allocation.errors, **errors}
-            nodes = {demand.key: demand.nodes for demand in bound.demands}
-            if not any(nodes[key] and key not in allocation.cpus for key in allocation.refused):
-                break
-            settled = tuple(replace(demand, held=allocation.cpus.get(demand.key, demand.held)) for demand in demands)
-            if settled == demands:
-                break
-            demands = settled
-        return cls(replace(allocation, errors=errors), parts)
+
+def _in_rounds(
+    demands: tuple[CpuDemand, ...],
+    bind_to: Callable[[Sequence[CpuDemand]], NodeBinding],
+    allocate_to: Callable[[Sequence[CpuDemand]], Allocation],
+) -> _Settled:
+    """Nodes and CPUs; see the module's text."""
+    parts: dict[str, str] = {}
+    errors: dict[str, str] = {}
+    for _ in range(ROUNDS):
+        bound = bind_to(demands)
+        allocation = allocate_to(bound.demands)
+        for key in allocation.cpus:
+            said = filter(None, (bound.reasons.get(key), allocation.notes.get(key)))
+            # The reason of the first round; in the next one the CPUs are simply kept.
+            parts.setdefault(key, "; ".join(said))
+        errors = {**allocation.errors, **errors}
+        nodes = {demand.key: demand.nodes for demand in bound.demands}
+        if not any(nodes[key] and key not in allocation.cpus for key in allocation.refused):
+            break
+        settled = tuple(replace(demand, held=allocation.cpus.get(demand.key, demand.held)) for demand in demands)
+        if settled == demands:
+            break
+        demands = settled
+    return _Settled(replace(allocation, errors=errors), parts)
 
 
 def _other_orders(demands: Sequence[CpuDemand], refused: tuple[str, ...]) -> list[tuple[str, ...]]:
-    """For demands that were refused: right after those that want certain nodes or a single one, and before all."""
+    """For demands that were refused: after those that want certain nodes or a single one; the former; none at last."""
     if not refused or len(refused) == len(demands):
         return []
-    near = [demand for demand in demands if demand.key not in refused and (demand.nodes or demand.numa_binding)]
-    ordered = sorted(near, key=lambda demand: (not demand.nodes, not demand.numa_exclusive, -demand.count, demand.key))
-    return [(*(demand.key for demand in ordered), *refused), refused] if ordered else [refused]
+    others = [demand for demand in demands if demand.key not in refused]
+    others.sort(key=lambda demand: (not demand.nodes, not demand.numa_exclusive, -demand.count, demand.key))
+    decided = tuple(demand.key for demand in others if demand.nodes)
+    near = tuple(demand.key for demand in others if demand.nodes or demand.numa_binding)
+    return list(dict.fromkeys(((*near, *refused), (*decided, *refused), refused)))
 
 
 def _owned(demands: Sequence[CpuDemand]) -> CpuSet:

@@ -208,9 +208,7 @@ class CpuAccumulator:
             got |= near
         return got
 
-    def shrink(
-        self, held: int, count: int, *, whole: bool = False, even: bool = False, spread: bool = False
-    ) -> int:
+    def shrink(self, held: int, count: int, *, whole: bool = False, even: bool = False, spread: bool = False) -> int:
         """``count`` CPUs of ``held``: the nodes with the fewest go first that are not needed for ``count``.
 
         Then lone threads, then the cores of the node and L3 with the fewest; of equal ones the highest. ``whole`` gives
@@ -241,7 +239,9 @@ class CpuAccumulator:
 
     def _fewest_nodes(self, held: int, count: int) -> int:
         """Without the nodes that ``count`` CPUs do not need, those with the fewest first."""
-        parts = sorted((part for mask in self.nodes.values() if (part := mask & held)), key=lambda part: part.bit_count())
+        parts = sorted(
+            (part for mask in self.nodes.values() if (part := mask & held)), key=lambda part: part.bit_count()
+        )
         self.steps += len(parts)
         for part in parts:
             if (held & ~part).bit_count() < count:

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from cgroupfs.cpuset import EMPTY, CpuSet
 from reconciler.placement.exclusivity import NumaOccupancy
-from reconciler.placement.seats import NodeRivals, NodeSeats, SeatRequest
+from reconciler.placement.seats import NO_RIVALS, NodeRivals, NodeSeats, SeatRequest
 from state.cpu import SHARED_POOL
 from state.model import Container, ContainerKind, NodeView, Pod, PodClass
 from state.topology import Topology
@@ -36,18 +36,18 @@ def members(
     before: Mapping[str, str],
     owners: Mapping[str, CpuSet] | None = None,
     *,
-    rivals: NodeRivals = NodeRivals(),
+    rivals: NodeRivals = NO_RIVALS,
 ) -> PoolMembers:
     """Every online pod in its pool. ``before``: ``bound`` of the last time, so that a pod stays on its node.
 
     ``owners``: pods that have CPUs of their own, which are in no pool, and on which nodes. A dedicated pod without any
     is in the default one: it must not run on the CPUs of those that own some.
 
-    A pod that is bound to no node by a scheduler is assigned to a node that has its request beside the others' there, if
-    there is any (`reconciler.placement.seats`); among those to the one with the smallest requests for each free CPU; of
-    equal ones to the lowest. A node without free CPUs is none, and one that is not to be shared (Katalyst's
-    ``numa_share`` false, of a pod there or its own) is taken only as a last resort. ``rivals``: new containers with CPUs
-    of their own, which are placed afterwards.
+    A pod that is bound to no node by a scheduler is assigned to a node that has its request beside the others' there,
+    if there is any (`reconciler.placement.seats`); among those to the one with the smallest requests for each free CPU;
+    of equal ones to the lowest. A node without free CPUs is none, and one that is not to be shared (Katalyst's
+    ``numa_share`` false, of a pod there or its own) is taken only as a last resort. ``rivals``: new containers with
+    CPUs of their own, which are placed afterwards.
     """
     owners = owners or {}
     company = NumaOccupancy({uid: pod.wish for uid, pod in pods.items()})

@@ -33,6 +33,9 @@ class NodeRivals(NamedTuple):
     threads: int = 1
 
 
+NO_RIVALS: Final = NodeRivals()
+
+
 class SeatRequest(NamedTuple):
     """A pod that needs a node. ``pool``: the name of its pool without the node; ``milli``: its request.
 
@@ -75,14 +78,14 @@ class NodeSeats:
         unshared = {request.uid: company.unshareable_nodes(request.uid).mask for request in order}
         near = [SeatRequest("", "", _CPU * count) for count in self._rivals.near]
         for requests in (sorted((*order, *near), key=_largest_first), order) if near else (order,):
-            found = self._copy()._greedy(requests, unshared)
+            found = self.copy().greedy(requests, unshared)
             if found is None and len(requests) <= SEARCHED:
                 found = _Search(requests, unshared).found(self)
             if found is not None:
                 return found
-        return self._copy()._greedy(order, unshared, cut=True) or {}
+        return self.copy().greedy(order, unshared, cut=True) or {}
 
-    def _greedy(
+    def greedy(
         self, order: Sequence[SeatRequest], unshared: Mapping[str, int], *, cut: bool = False
     ) -> dict[str, int] | None:
         """Each in turn on its best node; None when one fits nowhere, unless that is to be ``cut``."""
@@ -122,11 +125,12 @@ class NodeSeats:
 
     def with_seat(self, request: SeatRequest, node: int) -> "NodeSeats":
         """A copy in which the request is placed."""
-        seats = self._copy()
+        seats = self.copy()
         seats.seat(request, node)
         return seats
 
-    def _copy(self) -> "NodeSeats":
+    def copy(self) -> "NodeSeats":
+        """An independent one."""
         seats = NodeSeats(self._cpus, self._rivals)
         seats._milli, seats._load = dict(self._milli), dict(self._load)
         seats._left, seats._new = dict(self._left), dict(self._new)

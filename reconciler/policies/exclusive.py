@@ -17,8 +17,7 @@ Rules, with the faults of others that they avoid:
 Source: kubelet CPU manager, static policy and its options; Katalyst, dedicated_cores.
 """
 
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Final
 
 from msgspec import Meta
@@ -28,14 +27,12 @@ from cgroupfs.cpuset import EMPTY, CpuSet
 from reconciler.placement.chain import checked, loaded
 from reconciler.placement.config import PlacementConfig
 from reconciler.placement.demand import CpuDemand
-from reconciler.placement.floors import STEPS, Floor, PoolNeeds, floor, needs
-from reconciler.placement.pool_members import bound_nodes, container_milli, members, owners_of
-from reconciler.placement.seats import NodeRivals
+from reconciler.placement.floors import PoolFloors
+from reconciler.placement.pool_members import bound_nodes, container_milli
 from reconciler.policies.base import OWN_CPUS, Policy, PolicyConfig, placed_cpus
 from state.cpu import TopologyPolicy
 from state.model import Container, ContainerKind, CpuPolicy, NodeView, Pod, PodClass, Pools, Setting
 from state.plan import NodePlan
-from state.topology import Topology
 
 NAME: Final = OWN_CPUS
 INIT_KEY: Final = "(init)"
@@ -119,7 +116,7 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Ex
     # The scheduler does not balance over isolated CPUs. Those that a container has already are its own.
     free = ((pools.shared - view.topology.isolated) or pools.shared) | held_now & pools.shared
     gone = CpuSet.union(cpus for key, cpus in held.items() if key not in {demand.key for demand in demands})
-    room = _Room(demands, free, view, pools, previous, config)
+    room = PoolFloors(demands, free, view, (pools, previous), keep=config.keep_cpus)
     choice = choose(
         demands,
         free,
@@ -133,7 +130,7 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Ex
         interrupts=view.irq_cpus,
         seated=bound_nodes(room.bound),
         remembered=gone,
-        floors=room.floors,
+        floors=room.step,
     )
     allocation = choice.allocation
     reasons = {**pools.reasons, NAME: _reason(allocation.refused, allocation.errors)}
@@ -153,64 +150,6 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Ex
         bound=room.seats,
         reasons=reasons,
     )
-
-
-class _Room:
-    """What the demands leave to the online pools, and the nodes of the pods that are bound to one.
-
-    ``seats``: empty where no demand is new: then nothing is to be decided, and the pools' own policy follows the last
-    plan.
-    """
-
-    def __init__(
-        self,
-        demands: Sequence[CpuDemand],
-        free: CpuSet,
-        view: NodeView,
-        pools: Pools,
-        previous: Pools | None,
-        config: ExclusiveConfig,
-    ) -> None:
-        self._keep, self._free, self._view = config.keep_cpus, free, view
-        self._need = PoolNeeds({}, 0)
-        self._held = previous.named if previous is not None else {}
-        self.seats: Mapping[str, str] = {}
-        self.bound: Mapping[str, str] = previous.bound if previous is not None else {}
-        terms = pools.terms
-        if terms is None or all(len(demand.held & free) >= demand.count for demand in demands):
-            return
-        owned = CpuSet.union((demand.held or demand.explicit or EMPTY) & free for demand in demands)
-        new = [demand for demand in demands if not demand.held & free and demand.explicit is None]
-        owners = owners_of({**pools.dedicated, **{demand.key: demand.held & free for demand in demands}}, view)
-        rivals = _rivals(new, free - owned, view.topology)
-        found = members(view.pods, free - owned, view.topology, self.bound, owners, rivals=rivals)
-        self._need = needs(found, terms)
-        if terms.own:
-            self.seats = self.bound = found.bound
-
-    def floors(self, step: int, owned: CpuSet) -> Floor | None:
-        """The next step of `placement.floors`; None after the last one."""
-        if step > (STEPS if self._need.loose else 1):
-            return None
-        return floor(step, self._need, self._free, owned & self._free, self._held, self._view.topology, self._keep)
-
-
-def _rivals(demands: Sequence[CpuDemand], free: CpuSet, topology: Topology) -> NodeRivals:
-    """New demands as pods without a node have to expect them."""
-    fixed: Counter[int] = Counter()
-    near: list[int] = []
-    for demand in demands:
-        if len(demand.nodes) == 1:
-            fixed[demand.nodes[0]] += demand.count
-        elif demand.numa_binding and not demand.nodes:
-            near.append(demand.count)
-    cores: Counter[int] = Counter()
-    threads = max((len(core) for core in topology.cores()), default=1)
-    if any(demand.full_cores for demand in demands):
-        cores.update(
-            topology.node_of(min(core)) for core in topology.cores() if len(core) == threads and core <= free
-        )
-    return NodeRivals(fixed, near, cores, threads)
 
 
 def _ours_to_give(view: NodeView, previous: Pools | None) -> bool:

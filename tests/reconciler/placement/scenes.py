@@ -23,7 +23,6 @@ from msgspec.structs import replace
 from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.naming import QosClass
 from reconciler.control.planner import plan_pools
-from reconciler.placement.pool_members import DEFAULT
 from reconciler.policies.exclusive import ExclusiveConfig
 from reconciler.policies.reserve import ReserveConfig
 from reconciler.policies.shared import SharedConfig, SharedPoolMode
@@ -49,7 +48,9 @@ class Room:
         self.left = {number: len(topology.node_cpus(number) & free) for number in topology.nodes()}
         self.cores = {
             number: sum(
-                1 for core in topology.cores() if len(core) == self.threads and core <= topology.node_cpus(number) & free
+                1
+                for core in topology.cores()
+                if len(core) == self.threads and core <= topology.node_cpus(number) & free
             )
             for number in topology.nodes()
         }
@@ -284,13 +285,13 @@ class Scene:
                 self.near.add(uid)
             if kind == "alone":
                 room.closed.add(number)
-            wish: dict[str, object] = {
+            wishes: dict[str, dict[str, object]] = {
                 "near": {"numa_binding": True},
                 "named": {"numa_binding": True, "nodes": (number,)},
                 "alone": {"numa_binding": True, "numa_exclusive": True},
                 "static": {},
-            }[kind]
-            return self._pod(uid, PodClass.DEDICATED, 1000 * count, **wish)
+            }
+            return self._pod(uid, PodClass.DEDICATED, 1000 * count, **wishes[kind])
         count = rng.choice([most, rng.randint(1, most), min(most, rng.randint(1, 4))])
         if kind == "cores":
             cores = 0
@@ -326,7 +327,7 @@ class Scene:
         name = rng.choice([None, None, "x"])
         key = f"shared/{name or 'share'}-NUMA{number}"
         decided = rng.random() < 0.7
-        # A pod that bypassd puts on a node itself may meet another one than the witness's: it counts as a pool of its own.
+        # A pod that bypassd puts on a node itself may meet another one than the witness's: a pool of its own, here.
         has = bound.get(key, 0) if decided else 0
         old = whole(has) if has else 0
         milli = self._milli(room.most(number) + old, has)
@@ -440,9 +441,8 @@ def play(seed: int, *, nodes: int | None = None, events: int = 8) -> Faults:
         before = scene.pools
         scene.settle()
         found = scene.faults()
-        if again := plan_pools(scene.view(), scene.pools, scene.config):
-            if again != scene.pools and _cpus(again) != _cpus(scene.pools):
-                found.setdefault("not at rest", []).append("the same view, another plan")
+        if _cpus(plan_pools(scene.view(), scene.pools, scene.config)) != _cpus(scene.pools):
+            found.setdefault("not at rest", []).append("the same view, another plan")
         if found:
             for messages in found.values():
                 messages.append(f"seed {seed}, event {number}: {text}; pools before {before}")
