@@ -80,7 +80,7 @@ class NodeSeats:
         for requests in (sorted((*order, *near), key=_largest_first), order) if near else (order,):
             found = self.copy().greedy(requests, unshared)
             if found is None and len(requests) <= SEARCHED:
-                found = _Search(requests, unshared).found(self)
+                found = _SeatSearch(requests, unshared).found(self)
             if found is not None:
                 return found
         return self.copy().greedy(order, unshared, cut=True) or {}
@@ -147,7 +147,7 @@ def _largest_first(request: SeatRequest) -> tuple[int, bool, str]:
 
 
 @final
-class _Search:
+class _SeatSearch:
     """Depth first, with a bound on the number of tries."""
 
     def __init__(self, requests: Sequence[SeatRequest], unshared: Mapping[str, int]) -> None:

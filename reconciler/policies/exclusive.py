@@ -141,6 +141,7 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Ex
         kept = previous is not None and previous.dedicated.get(key) == cpus
         why = (previous.reasons.get(f"{_WHY}{key}") if kept and previous is not None else None) or choice.reasons[key]
         reasons[f"{_WHY}{key}"] = why or "exclusive CPUs"
+    reasons |= {f"{_WHY}{key}": f"did not get its CPUs: {why}" for key, why in allocation.refused.items()}
     return replace(
         pools,
         dedicated=dict(sorted({**pools.dedicated, **allocation.cpus}.items())),
