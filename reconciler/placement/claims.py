@@ -53,10 +53,12 @@ class CpuClaim(Struct, frozen=True, kw_only=True):
 def cpu_claims(view: NodeView, pools: Pools) -> tuple[CpuClaim, ...]:
     """The claims of a finished plan: containers with CPUs of their own first, then the pools, BE work last."""
     own = tuple(_own(view, pools))
+    # Those without CPUs of their own run in a pool, but their claim is their own.
+    owners = {uid for claim in own for uid in claim.pods}
     members: dict[str, list[Pod]] = {}
     for uid in sorted(view.pods):
         pod = view.pods[uid]
-        if (name := pools.pool_of(pod)) is not None and name not in ("dedicated", "reclaimed"):
+        if (name := pools.pool_of(pod)) is not None and name not in ("dedicated", "reclaimed") and uid not in owners:
             members.setdefault(name, []).append(pod)
     shared = tuple(_pool(name, members.get(name, []), view, pools) for name in (*sorted(pools.named), DEFAULT))
     cpus = pools.reclaimed
