@@ -120,10 +120,11 @@ def _pool(name: str, pods: list[Pod], view: NodeView, pools: Pools) -> CpuClaim:
     asked = -(-milli // _CPU)
     on = bound_nodes({"": name}).get("", EMPTY)
     against = ""
-    if len(cpus) < asked:
-        against = _taken(on or CpuSet(view.topology.nodes()), name, view, pools)
-    elif name != DEFAULT and cpus == pools.shared:
+    together = name != DEFAULT and cpus == pools.shared
+    if together:
         against = "no CPU left for a pool of its own: runs in the shared pool"
+    elif len(cpus) < asked:
+        against = _taken(on or CpuSet(view.topology.nodes()), name, view, pools)
     else:
         off = [pod for pod in pods if on and pod.wish.nodes and not set(on) & set(pod.wish.nodes)]
         if off:
@@ -134,7 +135,7 @@ def _pool(name: str, pods: list[Pod], view: NodeView, pools: Pools) -> CpuClaim:
         pods=tuple(pod.uid for pod in pods),
         asked_milli=milli,
         asked=asked,
-        got=len(cpus),
+        got=0 if together else len(cpus),
         nodes=_nodes(cpus, view.topology),
         bound=tuple(on),
         rule=pools.reasons.get(name, ""),

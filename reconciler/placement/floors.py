@@ -7,8 +7,8 @@ that did not get their CPUs in the one before:
 
 1. what all pools request, and on each node the CPUs that its pools have now;
 2. the same numbers, but the CPUs of bound pools are those that leave the most whole cores;
-3. without the pools that may be anywhere and BE work: these are cut first;
-4. with one CPU for each bound pool.
+3. one CPU for each pool that may be anywhere and for BE work: these are cut first;
+4. one CPU for each bound pool, too.
 
 The CPUs that are never to be owned (``keep``) remain in every step. Under `shared` the pools are cut in the same order.
 """
@@ -34,10 +34,14 @@ class Floor(NamedTuple):
 
 
 class PoolNeeds(NamedTuple):
-    """CPUs by pool: of those bound to a node, by that node, and of all others together, BE work's own included."""
+    """CPUs by pool: of those bound to a node, by that node, and of all others together, BE work's own included.
+
+    ``least``: one for each of the others.
+    """
 
     bound: Mapping[int, Mapping[str, int]]
     loose: int
+    least: int = 1
 
 
 def needs(found: PoolMembers, terms: PoolTerms) -> PoolNeeds:
@@ -45,14 +49,15 @@ def needs(found: PoolMembers, terms: PoolTerms) -> PoolNeeds:
     if not terms.own:
         return PoolNeeds({}, cpus_of(sum(request_milli(pod) for pods in found.pods.values() for pod in pods)))
     bound: dict[int, dict[str, int]] = {}
-    loose = terms.leave
+    loose, least = terms.leave, int(terms.leave > 0)
     for key, pods in found.pods.items():
         cpus = max(terms.cpus.get(key, 0), cpus_of(sum(map(request_milli, pods))))
         if key in found.nodes:
             bound.setdefault(found.nodes[key], {})[key] = cpus
         else:
             loose += cpus
-    return PoolNeeds(bound, loose)
+            least += 1
+    return PoolNeeds(bound, loose, least)
 
 
 STEPS: Final = 4
@@ -113,7 +118,7 @@ class PoolFloors:
             if mine.bit_count() > want:
                 mine = CpuSet.from_mask(mine).lowest(want).mask
             withheld |= mine | _lone_first(avail & ~mine, want - mine.bit_count(), self._topology)
-        loose = self._need.loose if number < _CUT_LOOSE else 0
+        loose = self._need.loose if number < _CUT_LOOSE else self._need.least
         return Floor(CpuSet.from_mask(withheld), len(self._free) - withheld.bit_count() - max(self._keep, loose))
 
 

@@ -205,11 +205,14 @@ def _divide(
     together: list[str] = []
     unbound = {key: size for key, size in request.cpus.items() if key not in found.nodes}
     nodes = sorted(set(found.nodes.values()))
-    # Every node with bound pools needs one CPU at least, and so do all pools without a node together.
-    leave = max(0, min(config.leave_cpus, len(free) - len(nodes) - 1)) if separate else 0
-    for later, node in zip(range(len(nodes), 0, -1), nodes, strict=True):
+    # Every pool needs one CPU, as far as its node has one.
+    inside = {node: [key for key, where in found.nodes.items() if where == node] for node in nodes}
+    least = {node: min(len(keys), len(free & topology.node_cpus(node))) for node, keys in inside.items()}
+    later = sum(least.values()) + len(unbound)
+    leave = max(0, min(config.leave_cpus, len(free) - later)) if separate else 0
+    for node, keys in inside.items():
         cpu_set = free & topology.node_cpus(node)
-        keys = [key for key, where in found.nodes.items() if where == node]
+        later -= least[node]
         room = min(len(cpu_set), max(1, len(free) - leave - sum(sizes.values()) - later))
         cut = fit({key: request.cpus[key] for key in keys}, room, {})
         sizes |= cut.sizes

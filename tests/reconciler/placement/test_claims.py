@@ -12,7 +12,7 @@ from reconciler.placement.cpu_accumulator import CpuAccumulator
 from reconciler.policies.shared import SharedConfig, SharedPoolMode
 from reconciler.policies.table import PoliciesConfig
 from state.cpu import CpuPreferences
-from state.model import CpuPolicy, NodeView, NumaMemory, Pod, PodClass, Pools, Resources
+from state.model import NodeView, NumaMemory, Pod, PodClass, Pools, Resources
 from state.topology import NumaNode, Topology, uniform
 from tests.reconciler.nodes import container, cpus, kubelet, node, pod
 from tests.reconciler.nodes import cpu as cpu_use
@@ -32,7 +32,7 @@ def dedicated(uid: str, cpus: float, **wish: Any) -> Pod:
 
 
 def bound(uid: str, cpus: float, on: int | None = 0, **wish: Any) -> Pod:
-    return asking(uid, cpus, numa_binding=True, **({} if on is None else {"nodes": (on,)}), **wish)
+    return asking(uid, cpus, numa_binding=True, nodes=() if on is None else (on,), **wish)
 
 
 def lived(*events: list[Pod], topology: Topology = TWO, config: PoliciesConfig = CONFIG) -> tuple[NodeView, Pools]:
