@@ -227,7 +227,7 @@ def choose(
     step, floor = 1, floors(1, _owned(cpu_demands))
     while True:
         settled = settle(cpu_demands, floor)
-        for first in _other_orders(cpu_demands, tuple(settled.allocation.refused)):
+        for first in _other_orders(cpu_demands, settled.allocation, len(free) if floor is None else floor.most):
             # What was chosen before them may be what they need, and the others may have a choice.
             other = settle(cpu_demands, floor, first)
             if other.allocation.refused.keys() < settled.allocation.refused.keys():
@@ -237,12 +237,16 @@ def choose(
         for key in allocation.cpus:
             parts.setdefault(key, settled.parts.get(key, ""))
         errors = {**allocation.errors, **errors}
-        if not allocation.refused or (floor := floors(step + 1, allocation.owned)) is None:
-            break
-        step += 1
         cpu_demands = tuple(
             replace(demand, held=allocation.cpus.get(demand.key, demand.held)) for demand in cpu_demands
         )
+        missing = [demand.count - len(demand.held) for demand in cpu_demands if demand.key in allocation.refused]
+        floor, before = None, floor
+        while missing and (step := step + 1) and (floor := floors(step, allocation.owned)) is not None:
+            if floor.most - len(allocation.owned) >= min(missing) and floor != before:
+                break  # else it is too little for every one of them
+        if floor is None:
+            break
     return NodeBindingChoice(allocation=replace(allocation, errors=errors), reasons=parts)
 
 
@@ -279,9 +283,13 @@ def _in_rounds(
     return _Settled(replace(allocation, errors=errors), parts)
 
 
-def _other_orders(demands: Sequence[CpuDemand], refused: tuple[str, ...]) -> list[tuple[str, ...]]:
-    """For demands that were refused: after those that want certain nodes or a single one; the former; none at last."""
-    if not refused or len(refused) == len(demands):
+def _other_orders(demands: Sequence[CpuDemand], allocation: Allocation, most: int) -> list[tuple[str, ...]]:
+    """For demands that were refused: after those that want certain nodes or a single one; the former; none at last.
+
+    Not where the demands request more than there is (``most``) in all: another order would refuse others.
+    """
+    refused = tuple(allocation.refused)
+    if not refused or len(refused) == len(demands) or sum(demand.count for demand in demands) > most:
         return []
     others = [demand for demand in demands if demand.key not in refused]
     others.sort(key=lambda demand: (not demand.nodes, not demand.numa_exclusive, -demand.count, demand.key))

@@ -14,10 +14,11 @@ from typing import Final, NamedTuple
 from cgroupfs.cpuset import CpuSet
 from reconciler.placement.pool_members import DEFAULT, request_milli
 from state.cpu import Uses
-from state.model import NodeView, Pod, Pools
+from state.model import NodeView, Pod, PodClass, Pools
 
 _CPU: Final = 1000
 _STALE_S: Final = 15.0
+_DEFAULT_CLASSES: Final = frozenset({PodClass.SHARED, PodClass.DEDICATED})
 
 
 class PoolOverlap(NamedTuple):
@@ -35,10 +36,12 @@ class PoolOverlap(NamedTuple):
 def overlaps(view: NodeView, pools: Pools, counted: CpuSet) -> dict[str, PoolOverlap]:
     """The online pools with CPUs among ``counted``, by key; CPUs of no pool (lent ones of others) are under ""."""
     members: dict[str, list[Pod]] = {key: [] for key in (DEFAULT, *pools.named)}
-    for pod in view.pods.values():
-        key = pools.pool_of(pod)
-        if key in members:
-            members[key].append(pod)
+    owners = {key.partition("/")[0] for key in pools.dedicated}
+    for uid, pod in view.pods.items():
+        if uid in pools.bound:
+            members[pools.bound[uid]].append(pod)
+        elif pod.pod_class in _DEFAULT_CLASSES and uid not in owners:
+            members[DEFAULT].append(pod)
     sets = {key: cpus for key, cpus in pools.named.items() if cpus != pools.shared} | {DEFAULT: pools.shared}
     known = {key: _use(members[key], view.uses) for key in sets}
     if known[DEFAULT] is None:
