@@ -34,12 +34,12 @@ class Floor(NamedTuple):
 
 
 class PoolNeeds(NamedTuple):
-    """CPUs by pool: of those bound to a node, by that node, and of all others together, BE work's own included.
+    """CPUs by pool: of those bound to nodes, by these, and of all others together, BE work's own included.
 
     ``least``: one for each of the others.
     """
 
-    bound: Mapping[int, Mapping[str, int]]
+    bound: Mapping[tuple[int, ...], Mapping[str, int]]
     loose: int
     least: int = 1
 
@@ -48,7 +48,7 @@ def needs(found: PoolMembers, terms: PoolTerms) -> PoolNeeds:
     """What the pools will request: their pods' requests, or a size of their own where that is larger or fixed."""
     if not terms.own:
         return PoolNeeds({}, cpus_of(sum(request_milli(pod) for pods in found.pods.values() for pod in pods)))
-    bound: dict[int, dict[str, int]] = {}
+    bound: dict[tuple[int, ...], dict[str, int]] = {}
     loose, least = terms.leave, int(terms.leave > 0)
     for key, pods in found.pods.items():
         cpus = max(terms.cpus.get(key, 0), cpus_of(sum(map(request_milli, pods))))
@@ -109,8 +109,8 @@ class PoolFloors:
         if number > (STEPS if self._need.loose else 1):
             return None
         withheld = 0
-        for node, pools in sorted(self._need.bound.items()):
-            avail = (self._topology.node_cpus(node) & self._free - owned).mask
+        for nodes, pools in sorted(self._need.bound.items(), key=lambda item: (len(item[0]), item[0])):
+            avail = (CpuSet.union(map(self._topology.node_cpus, nodes)) & self._free - owned).mask & ~withheld
             want = min(sum(pools.values()) if number < _CUT_BOUND else len(pools), avail.bit_count())
             mine = 0
             for key in pools if number == 1 else ():

@@ -204,16 +204,19 @@ def _divide(
     within: dict[str, CpuSet] = {}
     together: list[str] = []
     unbound = {key: size for key, size in request.cpus.items() if key not in found.nodes}
-    nodes = sorted(set(found.nodes.values()))
+    # Pools of one node first: those of several have a choice.
+    nodes = sorted(set(found.nodes.values()), key=lambda on: (len(on), on))
     # Every pool needs one CPU, as far as its node has one.
-    inside = {node: [key for key, where in found.nodes.items() if where == node] for node in nodes}
-    least = {node: min(len(keys), len(free & topology.node_cpus(node))) for node, keys in inside.items()}
+    inside = {on: [key for key, where in found.nodes.items() if where == on] for on in nodes}
+    theirs = {on: free & CpuSet.union(map(topology.node_cpus, on)) for on in nodes}
+    least = {on: min(len(keys), len(theirs[on])) for on, keys in inside.items()}
     later = sum(least.values()) + len(unbound)
     leave = max(0, min(config.leave_cpus, len(free) - later)) if separate else 0
-    for node, keys in inside.items():
-        cpu_set = free & topology.node_cpus(node)
-        later -= least[node]
-        room = min(len(cpu_set), max(1, len(free) - leave - sum(sizes.values()) - later))
+    for on, keys in inside.items():
+        cpu_set = theirs[on]
+        later -= least[on]
+        taken = sum(sizes[key] for key, where in found.nodes.items() if key in sizes and set(where) <= set(on))
+        room = min(max(1, len(cpu_set) - taken), max(1, len(free) - leave - sum(sizes.values()) - later))
         cut = fit({key: request.cpus[key] for key in keys}, room, {})
         sizes |= cut.sizes
         within |= dict.fromkeys(cut.sizes, cpu_set)

@@ -152,6 +152,19 @@ def test_a_scheduler_of_either_dialect_decides_the_node(cls: PodClass) -> None:
     assert got[0] <= TWO.node_cpus(1)
 
 
+def test_a_pod_of_several_nodes_is_in_a_pool_of_them_all() -> None:
+    """14 CPUs of nodes 1 and 2, beside a pool of node 1 and dedicated CPUs: none of them is cut."""
+    machine = uniform(sockets=2, nodes=4, cores=32, threads=1)
+    wide = asking("wide", 12, numa_binding=True, nodes=(1, 2))
+    pods = [bound("web", 3, 1), dedicated("db", 16), wide]
+    for events in ([pods], [pods[:1], pods], [[wide], pods]):
+        view, pools = lived(*events, topology=machine)
+        assert not [claim.message for claim in cpu_claims(view, pools) if claim.cut]
+        assert pools.bound["wide"] == "shared/share-NUMA1+2"
+        assert pools.named["shared/share-NUMA1+2"] <= machine.node_cpus(1) | machine.node_cpus(2)
+        assert plan_pools(view, pools, CONFIG).named == pools.named
+
+
 def test_a_be_pod_of_two_nodes_runs_on_both() -> None:
     from reconciler.control.planner import plan
 
