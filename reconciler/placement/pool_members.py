@@ -115,7 +115,7 @@ def bound_nodes(bound: Mapping[str, str]) -> dict[str, CpuSet]:
 
 
 def nodes_of(key: str) -> tuple[int, ...]:
-    """The NUMA nodes in a pool's name, such as ``shared/x-NUMA0`` or ``shared/x-NUMA0+2``; empty: it is bound to none."""
+    """The NUMA nodes in a pool's name, as in ``shared/x-NUMA0`` or ``shared/x-NUMA0+2``; empty: bound to none."""
     _, mark, text = key.rpartition(_BOUND)
     numbers = text.split(_AND) if mark else []
     return tuple(map(int, numbers)) if all(number.isdecimal() for number in numbers) else ()
