@@ -4,8 +4,8 @@ Each pool can spare what its pods do not use: its CPUs less their measured use (
 so that no sample moves a CPU), less their requests where the use is unknown. BE work is spread in proportion to that,
 and what is beyond it is placed where most is left of a pool, so that a saturated pool is covered last.
 
-What is held stays. A pool gives BE CPUs back once they are more than it can spare by more than a core, as far as others
-can take them.
+What is held stays. A pool gives BE CPUs back once they are measured to be more than it can spare by more than a core, as
+far as others can take them.
 """
 
 from collections.abc import Mapping
@@ -22,10 +22,14 @@ _DEFAULT_CLASSES: Final = frozenset({PodClass.SHARED, PodClass.DEDICATED})
 
 
 class PoolOverlap(NamedTuple):
-    """One pool's CPUs that BE work may use, and what the pool can spare of its CPUs (thousandths)."""
+    """One pool's CPUs that BE work may use, and what the pool can spare of its CPUs (thousandths).
+
+    ``measured``: by its pods' use, and not by their requests, which move nothing that BE work has.
+    """
 
     cpus: CpuSet
     spare_milli: int
+    measured: bool = True
 
     @property
     def spare(self) -> int:
@@ -53,7 +57,7 @@ def overlaps(view: NodeView, pools: Pools, counted: CpuSet) -> dict[str, PoolOve
         left -= cpus
         if cpus:
             asked = sum(map(request_milli, members[key])) if use is None else use
-            found[key] = PoolOverlap(cpus, _CPU * len(sets[key]) - asked)
+            found[key] = PoolOverlap(cpus, _CPU * len(sets[key]) - asked, use is not None)
     if left:
         # Exclusive ones that are lent, or reserved ones: last, because the need of their owners is unknown.
         found[""] = PoolOverlap(left, 0)
@@ -91,7 +95,7 @@ def shares(count: int, found: Mapping[str, PoolOverlap], held: CpuSet, core: int
     room += max(0, sum(has.values()) - count)
     for key in sorted(found, key=lambda key: (found[key].spare - has[key], key)):
         over = has[key] - found[key].spare
-        if over > core:
+        if over > core and found[key].measured:
             step = min(over, room)
             has[key] -= step
             room -= step

@@ -83,6 +83,12 @@ def test_up_to_a_core_too_many_moves_nothing() -> None:
     assert shares(4, found, cpus("0-1,8-9"), 2) == {"a": 2, "b": 2}
 
 
+def test_requests_alone_move_nothing() -> None:
+    found = {"a": PoolOverlap(CpuSet.span(8), 0, measured=False), "b": PoolOverlap(cpus("8-31"), 20_000)}
+    assert shares(12, found, cpus("0-5,8-13"), 1) == {"a": 6, "b": 6}
+    assert shares(14, found, cpus("0-5,8-13"), 1) == {"a": 6, "b": 8}
+
+
 pools_of_numbers = st.lists(st.tuples(st.integers(1, 6), st.integers(-2000, 7000)), min_size=1, max_size=4)
 
 
