@@ -60,7 +60,8 @@ def cpu_claims(view: NodeView, pools: Pools) -> tuple[CpuClaim, ...]:
         pod = view.pods[uid]
         if (name := pools.pool_of(pod)) is not None and name not in ("dedicated", "reclaimed") and uid not in owners:
             members.setdefault(name, []).append(pod)
-    shared = tuple(_pool(name, members.get(name, []), view, pools) for name in (*sorted(pools.named), DEFAULT))
+    names = sorted({*pools.named, *members} - {DEFAULT})
+    shared = tuple(_pool(name, members.get(name, []), view, pools) for name in (*names, DEFAULT))
     cpus = pools.reclaimed
     be = CpuClaim(
         owner="reclaimed",

@@ -54,15 +54,16 @@ class FreeCapacity:
         for demand in decided:
             missing, parts = demand.count, dict[int, int]()
             for node in demand.nodes:
+                # A pod may name nodes that do not exist.
                 parts[node] = min(missing, max(0, self._left.get(node, 0)))
                 missing -= parts[node]
-            self._expected[demand.key] = parts
+            self._expected[demand.key] = {node: count for node, count in parts.items() if count}
 
     def _unexpected(self, demand: CpuDemand) -> Mapping[int, int]:
         left = dict(self._left)
         for key, parts in self._expected.items():
             for node, count in parts.items() if key != demand.key else ():
-                left[node] = left.get(node, 0) - count
+                left[node] -= count
         return left
 
     def cpus(self, demand: CpuDemand, barred: CpuSet) -> ResourceCapacity:

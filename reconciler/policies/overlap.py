@@ -4,8 +4,8 @@ Each pool can spare what its pods do not use: its CPUs less their measured use (
 so that no sample moves a CPU), less their requests where the use is unknown. BE work is spread in proportion to that,
 and what is beyond it is placed where most is left of a pool, so that a saturated pool is covered last.
 
-What is held stays. A pool gives BE CPUs back once they are measured to be more than it can spare by more than a core, as
-far as others can take them.
+What is held stays. A pool gives BE CPUs back once they are measured to be more than it can spare by more than a core,
+as far as others can take them.
 """
 
 from collections.abc import Mapping
@@ -42,8 +42,10 @@ def overlaps(view: NodeView, pools: Pools, counted: CpuSet) -> dict[str, PoolOve
     members: dict[str, list[Pod]] = {key: [] for key in (DEFAULT, *pools.named)}
     owners = {key.partition("/")[0] for key in pools.dedicated}
     for uid, pod in view.pods.items():
-        if uid in pools.bound:
-            members[pools.bound[uid]].append(pod)
+        key = pools.bound.get(uid, DEFAULT)
+        if key != DEFAULT:
+            # A pool for which no CPU was left runs in the default one.
+            members[key if key in members else DEFAULT].append(pod)
         elif pod.pod_class in _DEFAULT_CLASSES and uid not in owners:
             members[DEFAULT].append(pod)
     sets = {key: cpus for key, cpus in pools.named.items() if cpus != pools.shared} | {DEFAULT: pools.shared}

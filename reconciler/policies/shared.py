@@ -121,7 +121,7 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Sh
         everything = pools.online_cpus
         shared = (view.kubelet.default_cpus & everything) or (everything - pools.dedicated_cpus) or everything
         reason = f"all CPUs are reserved or dedicated; online pods run on CPU {shared} with the system"
-        return replace(pools, shared=shared, reasons={**pools.reasons, NAME: reason})
+        return replace(pools, shared=shared, bound={}, reasons={**pools.reasons, NAME: reason})
     # The scheduler does not balance over isolated CPUs: a pool of many would pile up on one of them.
     pools = replace(pools, shared=(pools.shared - view.topology.isolated) or pools.shared)
     barred = _why_not(view, config)

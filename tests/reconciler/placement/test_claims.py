@@ -247,3 +247,20 @@ def test_nothing_that_is_not_confined_is_bound() -> None:
     view = node(bound("web", 6), topology=TWO, kubelet=kubelet(default="0-15", reasserts_s=10.0))
     pools = plan_pools(view, None, CONFIG)
     assert (dict(pools.named), pools.terms, pools.dedicated_cpus) == ({}, None, EMPTY)
+
+
+def test_nodes_that_do_not_exist_are_no_reason_to_fail() -> None:
+    wishes: list[dict[str, Any]] = [{"full_cores": True}, {"spread_cores": True, "strict_cores": True}, {}]
+    pods = [dedicated(f"p{at}", 1, nodes=(1, 7), **wish) for at, wish in enumerate(wishes)]
+    view, pools = lived(pods, topology=uniform(cores=8, threads=1))
+    assert {key: len(own) for key, own in pools.dedicated.items()} == {f"p{at}/main": 1 for at in range(3)}
+    assert len(cpu_claims(view, pools)) == 5
+
+
+def test_a_pool_without_any_cpu_is_a_claim_that_is_cut() -> None:
+    """Three CPUs, four pools."""
+    pods = [bound("a", 1), asking("b", 1, pool="b"), asking("c", 1, pool="c"), asking("d", 1), pod("be")]
+    view, pools = lived(pods, topology=uniform(cores=2, threads=1))
+    claims = found(view, pools)
+    assert {name for name, claim in claims.items() if claim.cut} >= {"shared/b", "shared/c"}
+    assert {*pools.bound.values()} <= {*claims}
