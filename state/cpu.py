@@ -147,5 +147,17 @@ class PoolSize(Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
+class PoolTerms(Struct, frozen=True, kw_only=True):
+    """What online pools will need, for the policies that take CPUs before them. Part of one plan only, never kept.
+
+    ``own``: pods may have pools beside the default one; ``cpus``: by pool, a size that does not follow from its pods'
+    requests; ``leave``: CPUs of BE work's own.
+    """
+
+    own: bool = True
+    cpus: Mapping[str, int] = {}
+    leave: int = 0
+
+
 Uses = Mapping[str, GroupUse]
 """By group path."""

@@ -13,7 +13,7 @@ from msgspec import Struct
 from cgroupfs.codecs import Value
 from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.naming import QosClass
-from state.cpu import CpuPreferences, GroupUse, PodIndicators, PoolSize
+from state.cpu import CpuPreferences, GroupUse, PodIndicators, PoolSize, PoolTerms
 from state.disk import Disk
 from state.measures import Restrictions
 from state.memory import MemoryPreferences, NodeMemoryReading
@@ -345,6 +345,7 @@ class Pools(Struct, frozen=True, kw_only=True, dict=True):
     budget into quotas, by group path (the besteffort directory) or pod uid; None: no quota is wanted. ``budget_at``:
     when the budget last changed; ``unknown_since``: since when CPU use is not known (both on the view's clock).
     ``quota_ratio``: speed of this node's CPU relative to the CPU that limits were made for; quotas are divided by it.
+    ``terms``: what online pools will need, while the plan is made; None in every finished plan.
     """
 
     online_cpus: CpuSet
@@ -368,6 +369,7 @@ class Pools(Struct, frozen=True, kw_only=True, dict=True):
     unknown_since: float | None = None
     quota_ratio: float = 1.0
     reasons: Mapping[str, str] = {}
+    terms: PoolTerms | None = None
 
     @property
     def dedicated_cpus(self) -> CpuSet:

@@ -57,6 +57,7 @@ def collect(document: FetchedDocument, pod: Row, lines: int) -> Row:
         "metadata": [source for source in body.get("sources", ()) if source["name"] in {"kubelet", "cri"}],
         "at": body["at"],
         "budget": body.get("budget", {}),
+        "claims": [claim for claim in body.get("budget", {}).get("claims", ()) if uid in claim["pods"]],
         "pools": {name: cpus for name, cpus in body["pools"].items() if _is_its_pool(name, pod)},
         "groups": _groups(document, pod, files),
         "elsewhere": [row for row in rows if row.get("kind", CGROUP) != CGROUP],
@@ -275,12 +276,25 @@ def _metadata(pod: Row, sources: Sequence[Row]) -> Iterator[Block]:
         yield line(StyledText(f"{source['name']}: {age}; {source['detail']}", "dim"), indent=2)
 
 
+def _claim(claim: Row) -> Iterator[Block]:
+    """What its pool, or it alone, asked of the CPUs and got."""
+    where = f" on NUMA node {','.join(map(str, claim['nodes']))}" if claim["nodes"] else ""
+    text = f"asked {claim['asked']}, got {claim['got']} CPUs{where}: {claim['rule']}"
+    if claim["cut"]:
+        yield field("claim", StyledText("cut ", "bad"), text)
+        yield line(f"what prevented it: {claim['against']}", indent=9)
+    else:
+        yield field("claim", text)
+
+
 def _signal(facts: Row) -> Iterator[Block]:
     for name, waits in sorted(facts["pod"].get("resizes", {}).items()):
         yield field("resize", f"{name}: {waits}")
     for name, cpus in facts["pools"].items():
         shown = name.partition("/")[0] if name.startswith("dedicated/") else name
         yield field("pool", f"{shown}: CPUs {value_text(cpus)}")
+    for claim in facts["claims"]:
+        yield from _claim(claim)
     budget = facts["budget"]
     if not budget or facts["pod"].get("class") != "reclaimed":
         return

@@ -33,6 +33,7 @@ from reconciler.cli.recorded import CriAnswers, RecordedNode, read_recorded
 from reconciler.cli.screen import show
 from reconciler.cli.unpack import unpack
 from reconciler.config import load
+from reconciler.placement.claims import cpu_claims, plain
 from reconciler.settings.binder import ConfigError
 from state.machine import describe as machine_text
 from state.machine import parse
@@ -135,7 +136,7 @@ def ask_live(node: InspectedNode) -> RecordedNode:
 def describe(about: PlanSubject, result: PlanResult) -> dict[str, Any]:
     """The plan as the documented, stable document: plain values, keys are added but never renamed."""
     pools, view = result.desired.plan.pools, result.view
-    lists = pool_lists(pools)
+    lists, claims = pool_lists(pools), cpu_claims(view, pools)
     return {
         "schema": SCHEMA,
         "kind": "bypassd-plan",
@@ -156,6 +157,7 @@ def describe(about: PlanSubject, result: PlanResult) -> dict[str, Any]:
         },
         "sources": dict(result.sources),
         "pools": lists,
+        "claims": plain(claims),
         "placement": placement(view.topology, as_sets(lists)),
         "budget": budget_facts(result.desired.plan, view.cpu),
         "resources": resource_facts(result.desired.plan, result.cache),
@@ -183,7 +185,7 @@ def describe(about: PlanSubject, result: PlanResult) -> dict[str, Any]:
             }
             for step in result.writes.steps
         ],
-        "problems": list(result.problems),
+        "problems": [*result.problems, *(claim.message for claim in claims if claim.cut)],
     }
 
 

@@ -39,6 +39,10 @@ def blocks(fields: dict[str, Any]) -> Iterator[Block]:
         ("", "POOL", "CPUS"),
         [(letters[name], _pool(name, names), value_text(fields["pools"][name])) for name in letters],
     )
+    if claims := [claim for claim in fields["claims"] if claim["asked"]]:
+        yield blank()
+        yield head("claims on CPUs")
+        yield Table(("CLAIM", "ASKED", "GOT", "NUMA", "RULE"), [_claim(claim, names) for claim in claims])
     budget = fields["budget"]
     yield blank()
     yield field("CPU", f"BE budget {fmt.cpu(budget['budget_milli'])}: {budget['reasons'].get('budget', '')}")
@@ -78,6 +82,12 @@ def blocks(fields: dict[str, Any]) -> Iterator[Block]:
         yield line(StyledText("nothing to write", "ok"))
     for problem in fields["problems"]:
         yield line(StyledText("! ", "bad"), problem)
+
+
+def _claim(claim: dict[str, Any], names: dict[str, str]) -> tuple[Cell, ...]:
+    got = StyledText(str(claim["got"]), "bad" if claim["cut"] else "ok")
+    where = ",".join(map(str, claim["nodes"]))
+    return _pool(claim["owner"], names), str(claim["asked"]), got, where, claim["against"] or claim["rule"]
 
 
 def resources(fields: dict[str, Any], titles: dict[str, str], names: dict[str, str]) -> Iterator[Block]:

@@ -73,6 +73,7 @@ def plan_row(plan: NodePlan) -> bytes:
     """The body of the row `POOLS`: the pools' fields, the resources' beside them; values by pod are planned again."""
     resources = {name: getattr(plan, name) for name in _ResourcesRow.__struct_fields__}
     row = {**to_builtins(plan.pools, enc_hook=_plain), **to_builtins(resources, enc_hook=_plain)}
+    del row["terms"]  # of a plan in the making only
     return encoded({**row, "reasons": {**plan.pools.reasons, **plan.reasons}, "lists": pool_lists(plan.pools)})
 
 

@@ -39,11 +39,15 @@ def plan_pools(
     )
     for policy in policies:
         section: PolicyConfig = getattr(config, policy.name)
+        if policy.announce is not None and section.enabled:
+            pools = policy.announce(view, pools, previous, section)
+    for policy in policies:
+        section = getattr(config, policy.name)
         if policy.decide_node is not None and section.enabled:
             pools = policy.decide_node(view, pools, previous, section)
         elif policy.decide_node is not None:
             pools = replace(pools, reasons={**pools.reasons, policy.name: "off"})
-    return pools
+    return replace(pools, terms=None)
 
 
 def plan_node(

@@ -81,7 +81,9 @@ class Reconciler:
         self.actuator = actuator
         self.policies = policies
         self.plan = plan
-        """The last view; None before the first pass."""
+        """The last plan; None before the first pass without an earlier run's."""
+        self.view: NodeView | None = None
+        """What it was made of; None before the first pass."""
         self.refusals: dict[str, tuple[Refusal, ...]] = {}
         self.wanted: dict[str, Wanted] = {}
         """By pod uid; the directories above the pods under ``""``."""
@@ -405,7 +407,7 @@ class Reconciler:
         self._regrouped |= before is not None and plan.pools.confine_shared != before.pools.confine_shared
         change = movement(self.pools, plan.pools)
         self._counters.moved(change.cpus, change.pools_changed)
-        self.plan = plan
+        self.plan, self.view = plan, view
         return view, plan, moved
 
     def _plan_parents(self, view: NodeView, plan: NodePlan) -> list[GroupTarget]:

@@ -60,6 +60,7 @@ from reconciler.daemon.operator_files import OperatorFiles
 from reconciler.headroom.memory_sampler import MemoryHeadroom
 from reconciler.headroom.report import HeadroomReport, read_kept
 from reconciler.interference import service
+from reconciler.placement.claims import CpuClaim, cpu_claims
 from reconciler.pods.marks import MarkReader, ReadKeys
 from reconciler.pods.metadata import Metadata
 from reconciler.runtime.counters import AgentCounters
@@ -80,7 +81,7 @@ from state.cache import CacheUsage
 from state.entry import LedgerEvent
 from state.kinds import CGROUP
 from state.ledger import Ledger
-from state.model import Hold, KubeletView, NodeCpu, NodeView, Pod, Setting, SourceStatus
+from state.model import Hold, KubeletView, NodeCpu, NodeView, Pod, Pools, Setting, SourceStatus
 from state.plan import NodePlan
 from state.schema import PLACES
 from state.store import Store, boot_id
@@ -93,6 +94,8 @@ _FILES_S: Final = 30.0
 _LIST_GAP_S: Final = 1.0
 """Containers' events request the kubelet's list at most this often."""
 _PATIENCE_S: Final = 0.5
+_CLAIMS_SHOWN: Final = 8
+"""Claims that are cut, in one message."""
 """How long one pass waits for lowered memory limits, in all: enough for some 12 GB of page cache."""
 
 
@@ -233,6 +236,7 @@ class Agent:
         )
         for path in self.ledger.groups():
             self.attribution.follow(path)
+        self._claimed: tuple[Pools, tuple[CpuClaim, ...]] | None = None
         self.reconciler = Reconciler(
             dirty=self.dirty,
             tree=self.tree,
@@ -411,6 +415,15 @@ class Agent:
         """Whether what is planned is also written."""
         return self.judge.enforce
 
+    def claims(self) -> tuple[CpuClaim, ...]:
+        """What every owner asked of the CPUs and got in the last plan; empty before the first."""
+        plan, view = self.reconciler.plan, self.reconciler.view
+        if plan is None or view is None:
+            return ()
+        if self._claimed is None or self._claimed[0] is not plan.pools:
+            self._claimed = plan.pools, cpu_claims(view, plan.pools)
+        return self._claimed[1]
+
     def statuses(self) -> list[SourceStatus]:
         """Every source with its age and what is wrong with it."""
         statuses = [
@@ -426,6 +439,12 @@ class Agent:
             *([self.disks.status()] if self.config.policies.disk.devices else []),
         ]
         statuses += self.operator_files.statuses()
+        if self.reconciler.view is not None:
+            missing = [claim.message for claim in self.claims() if claim.cut]
+            detail = "; ".join(missing[:_CLAIMS_SHOWN]) or "all claims on CPUs are met"
+            if len(missing) > _CLAIMS_SHOWN:
+                detail += f"; and {len(missing) - _CLAIMS_SHOWN} more"
+            statuses.append(SourceStatus(name="placement", ok=not missing, age_s=0.0, detail=detail))
         if self.config.kubelet.enabled:
             statuses.append(self.kubelet_watch.status())
         if not self.store.writable:

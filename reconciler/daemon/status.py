@@ -28,6 +28,7 @@ from reconciler.config.load import digest
 from reconciler.config.model import AgentMode
 from reconciler.daemon.agent import Agent
 from reconciler.daemon.side_actuators import cache_use
+from reconciler.placement.claims import plain
 from reconciler.runtime.cooperative import Steps, all_steps
 from reconciler.runtime.counters import CounterValues
 from reconciler.runtime.supervisor import ComponentHealth, ComponentStatus
@@ -131,6 +132,8 @@ def snapshot(agent: Agent, *, ready: bool, components: Sequence[ComponentStatus]
         pods=tuple(pods),
         pods_by_class=Counter(pod.pod_class.value for pod in agent.inventory.pods.values()),
         pools={name: len(cpus) for name, cpus in _pool_sets(agent).items()},
+        claims_cut=sum(claim.cut for claim in agent.claims()),
+        claims_missing_cpus=sum(max(0, claim.asked - claim.got) for claim in agent.claims()),
         budget_milli=pools.budget_milli if pools is not None else None,
         used_milli=used,
         headroom_milli={str(node): milli for node, milli in agent.headroom.state.amounts.items()},
@@ -430,7 +433,8 @@ class StatusReport:
         plan, cpu = self._agent.reconciler.plan, self._agent.inventory.readings.cpu
         if plan is None:
             return {}
-        return {**budget_facts(plan, cpu), "ceiling_milli": self._agent.inventory.readings.reclaimed_ceiling_milli}
+        ceiling_milli = self._agent.inventory.readings.reclaimed_ceiling_milli
+        return {**budget_facts(plan, cpu), "ceiling_milli": ceiling_milli, "claims": plain(self._agent.claims())}
 
     def _pod(self, pod: Pod) -> dict[str, object]:
         agent = self._agent

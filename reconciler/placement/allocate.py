@@ -23,7 +23,7 @@ Source: the kubelet's static policy, KEP-2625, KEP-2902, KEP-3545; Katalyst's dy
 in name order and never resizes.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import final
 
@@ -53,15 +53,20 @@ def allocate(
     *,
     interrupts: CpuSet = EMPTY,
     remembered: CpuSet = EMPTY,
+    most: int | None = None,
+    first: Sequence[str] = (),
 ) -> Allocation:
     """Assign CPUs of ``free`` (held ones count as free) to demands. The order of ``demands`` does not matter.
 
     ``interrupts`` are best avoided, ``remembered`` are the last CPUs of containers that were removed and may return.
+    ``most``: so many CPUs may have an owner in all, the rest is other work's; what is held stays held all the same.
+    ``first``: demands that choose before all others, in this order.
     Errors: `ValueError` for two demands with one key.
     """
     fitter = CpuAccumulator(topology)
     context = PlacementContext(topology=topology, fitter=fitter, interrupts=interrupts, remembered=remembered)
-    return _Allocator(PluginRunner(chain or default_chain(), context), demands, free & topology.online).taken()
+    run = PluginRunner(chain or default_chain(), context)
+    return _Allocator(run, demands, free & topology.online, most, first).taken()
 
 
 class CpuPreference(Struct, frozen=True, kw_only=True):
@@ -97,10 +102,14 @@ def preference(
 class _Allocator:
     """The state of one choice. Masks instead of sets: there are hundreds of them."""
 
-    def __init__(self, run: PluginRunner, demands: Iterable[CpuDemand], free: CpuSet) -> None:
+    def __init__(
+        self, run: PluginRunner, demands: Iterable[CpuDemand], free: CpuSet, most: int | None, first: Sequence[str]
+    ) -> None:
         self._run = run
         self._fitter = run.context.fitter
         self._avail = free.mask
+        self._most = len(free) if most is None else most
+        self._first = first
         self._owned: dict[str, int] = {}
         self._taken = 0
         self._refused: dict[str, str] = {}
@@ -123,7 +132,7 @@ class _Allocator:
             self._follow_scheduler(demand)
         for demand in self._waiting(waiting, held=True):
             self._enlarge(demand)
-        for demand in self._waiting(waiting, held=False):
+        for demand in sorted(self._waiting(waiting, held=False), key=self._turn):
             self._enlarge(demand)
         for demand in self._order:
             self._notes[demand.key] += self._company(demand)
@@ -135,6 +144,11 @@ class _Allocator:
             errors={name: self._run.errors[name] for name in sorted(self._run.errors)},
             steps=self._steps + self._fitter.steps + self._run.steps,
         )
+
+    def _turn(self, demand: CpuDemand) -> tuple[int, int]:
+        """Those that may choose least first: what they need of their nodes others can have elsewhere."""
+        rank = self._first.index(demand.key) if demand.key in self._first else len(self._first)
+        return rank, len(demand.nodes) or len(self._fitter.nodes)
 
     def _waiting(self, demands: Iterable[CpuDemand], *, held: bool | None = None) -> Iterator[CpuDemand]:
         for demand in demands:
@@ -190,7 +204,8 @@ class _Allocator:
         base = self._base(demand)
         if base.bit_count() < demand.count or (demand.explicit is not None and self._may_follow(demand)):
             return
-        kept = self._fitter.shrink(base, demand.count, whole=demand.full_cores, even=demand.distribute)
+        even = demand.distribute or demand.every_node
+        kept = self._fitter.shrink(base, demand.count, whole=demand.full_cores, even=even, spread=demand.spread_cores)
         self._settle(demand, kept, f"keeps {kept.bit_count()} of the {len(demand.held)} CPUs it had")
 
     def _base(self, demand: CpuDemand) -> int:
@@ -212,6 +227,8 @@ class _Allocator:
         if not demand.explicit:
             return False
         wanted, own = demand.explicit.mask, self._owned[demand.key]
+        if (wanted & ~own).bit_count() > self._spare():
+            return False
         if wanted & ~(self._avail | own) or wanted & self._barred(demand, own):
             return False
         return not demand.full_cores or sum(self._fitter.touched(wanted)) == wanted
@@ -244,15 +261,20 @@ class _Allocator:
         if picked or missing <= 0:
             # Completed cores may sum up to a core too many, and a smaller count may have waited for the scheduler's.
             chosen = self._fitter.shrink(base | picked, demand.count, whole=demand.full_cores, even=demand.distribute)
-            self._settle(demand, chosen, self._words(demand, base, chosen))
-            return
+            if (chosen & ~own).bit_count() <= self._spare():
+                self._settle(demand, chosen, self._words(demand, base, chosen))
+                return
         short = self._short(demand, missing, candidates, usable, filters)
-        scattered = (self._avail & ~base & ~self._barred(demand, own)).bit_count()
+        scattered = min((self._avail & ~base & ~self._barred(demand, own)).bit_count(), self._spare())
         if scattered >= missing and not filters:
             short += f"; fragmented: {scattered} free on the whole machine"
         self._refused[demand.key] = short
         rest = usable or allowed.mask
         self._settle(demand, own or (self._fitter.anywhere(demand.count, rest) if demand.held else 0), short)
+
+    def _spare(self) -> int:
+        """How many CPUs may still get an owner."""
+        return self._most - self._taken.bit_count()
 
     def _words(self, demand: CpuDemand, base: int, chosen: int) -> str:
         more = "; the scheduler's choice was not free" if demand.explicit is not None else ""

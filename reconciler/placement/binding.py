@@ -20,7 +20,7 @@ request.
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -30,6 +30,7 @@ from reconciler.placement.allocate import allocate
 from reconciler.placement.chain import PluginChain
 from reconciler.placement.demand import Allocation, CpuDemand
 from reconciler.placement.exclusivity import NumaOccupancy
+from reconciler.placement.floors import Floor
 from reconciler.placement.free_capacity import FreeCapacity, NumaFreeMemory
 from reconciler.placement.hints import MEMORY
 from reconciler.placement.nodes import NodeChoice, choose_nodes
@@ -56,8 +57,11 @@ def bind(
     affinity: Mapping[str, Mapping[str, CpuSet]],
     memory: NumaFreeMemory | None = None,
     seated: Mapping[str, CpuSet] | None = None,
+    first: Sequence[str] = (),
 ) -> NodeBinding:
     """``wishes`` by pod uid; ``affinity``: by demand the nodes of its assigned resources, by the resource's name.
+
+    ``first``: demands that choose before all others, in this order.
 
     ``memory`` None: memory is unknown, and gives no hints. ``seated``: pods that are bound to nodes without owning CPUs
     there, by uid.
@@ -67,8 +71,10 @@ def bind(
         for demand in sorted(
             demands,
             key=lambda cpu_demand: (
+                first.index(cpu_demand.key) if cpu_demand.key in first else len(first),
                 -cpu_demand.priority,
                 not cpu_demand.numa_exclusive,
+                not cpu_demand.numa_binding,
                 -cpu_demand.count,
                 cpu_demand.key,
             ),
@@ -80,6 +86,7 @@ def bind(
         # In most plans all demands have their request already.
         return NodeBinding(demands=tuple(sorted(demands, key=lambda cpu_demand: cpu_demand.key)))
     room = FreeCapacity(demands, free, topology, memory)
+    room.expect(demand for demand in newcomers if demand.nodes)
     company = NumaOccupancy(wishes)
     for uid, nodes in sorted((seated or {}).items()):
         company.assign_pod(uid, nodes)
@@ -97,7 +104,8 @@ def bind(
         choice = partial(
             choose_nodes, others=others, topology=topology, policy=policy, wish=wish, prefer_cpu=prefer_cpu
         )
-        chosen, note = _in_company(demand, room, company, choice, named=bool(wish.nodes))
+        decided = CpuSet(node for other in newcomers for node in other.nodes if other.key not in reasons)
+        chosen, note = _in_company(demand, room, company, choice, named=bool(wish.nodes), decided=decided)
         reasons[demand.key] = chosen.reason + note
         every = len(chosen.nodes) > 1 and len(chosen.nodes) == wish.node_count
         cpu_demands[demand.key] = replace(demand, nodes=chosen.nodes, every_node=every)
@@ -123,14 +131,18 @@ def _in_company(
     choice: Callable[[ResourceCapacity], NodeChoice],
     *,
     named: bool,
+    decided: CpuSet,
 ) -> tuple[NodeChoice, str]:
     """The choice without the nodes of pods that want no neighbours, and an addition to its reason.
 
     A decision of another component (``named``) has precedence over both wishes, but not over an exclusive node.
+    ``decided``: nodes of new demands that are not placed yet; one that wants a node of its own leaves them to those.
     """
     closed = company.exclusive_nodes(demand)
     if named:
         return choice(room.cpus(demand, closed)), ""
+    if demand.numa_exclusive and decided and room.cpus(demand, closed | decided).enough:
+        closed |= decided
     note = ""
     barred = closed
     if unshared := company.unshareable_nodes(demand.uid) - closed:
@@ -175,17 +187,87 @@ def choose(
     seated: Mapping[str, CpuSet] | None = None,
     interrupts: CpuSet = EMPTY,
     remembered: CpuSet = EMPTY,
+    floors: Callable[[int, CpuSet], Floor | None] = lambda _step, _owned: None,
 ) -> NodeBindingChoice:
-    """The arguments are those of `bind` and `allocate`. The order of ``demands`` does not matter."""
-    bound_to_nodes = partial(
-        bind, policy=policy, prefer_cpu=prefer_cpu, wishes=wishes, affinity=affinity, memory=memory, seated=seated
-    )
+    """The arguments are those of `bind` and `allocate`. The order of ``demands`` does not matter.
+
+    ``floors``: what is not to be given out, step by step, for the demands without their CPUs after the step before
+    (`reconciler.placement.floors`).
+    """
+
+    def settle(cpu_demands: tuple[CpuDemand, ...], floor: Floor | None, first: Sequence[str] = ()) -> _Settled:
+        some = free if floor is None else free - floor.withheld
+        bind_to = partial(
+            bind,
+            free=some,
+            topology=topology,
+            policy=policy,
+            prefer_cpu=prefer_cpu,
+            wishes=wishes,
+            affinity=affinity,
+            memory=memory,
+            seated=seated,
+            first=first,
+        )
+        allocate_to = partial(
+            allocate,
+            free=some,
+            topology=topology,
+            chain=chain,
+            interrupts=interrupts,
+            remembered=remembered,
+            most=None if floor is None else floor.most,
+            first=first,
+        )
+        return _in_rounds(cpu_demands, bind_to, allocate_to)
+
     cpu_demands = tuple(demands)
     parts: dict[str, str] = {}
     errors: dict[str, str] = {}
+    step, floor = 1, floors(1, _owned(cpu_demands))
+    while True:
+        settled = settle(cpu_demands, floor)
+        for first in _other_orders(cpu_demands, settled.allocation, len(free) if floor is None else floor.most):
+            # What was chosen before them may be what they need, and the others may have a choice.
+            other = settle(cpu_demands, floor, first)
+            if other.allocation.refused.keys() < settled.allocation.refused.keys():
+                settled = other
+                break
+        allocation = settled.allocation
+        for key in allocation.cpus:
+            parts.setdefault(key, settled.parts.get(key, ""))
+        errors = {**allocation.errors, **errors}
+        cpu_demands = tuple(
+            replace(demand, held=allocation.cpus.get(demand.key, demand.held)) for demand in cpu_demands
+        )
+        missing = [demand.count - len(demand.held) for demand in cpu_demands if demand.key in allocation.refused]
+        floor, before = None, floor
+        while missing and (step := step + 1) and (floor := floors(step, allocation.owned)) is not None:
+            if floor.most - len(allocation.owned) >= min(missing) and floor != before:
+                break  # else it is too little for every one of them
+        if floor is None:
+            break
+    return NodeBindingChoice(allocation=replace(allocation, errors=errors), reasons=parts)
+
+
+class _Settled(NamedTuple):
+    """One choice for all demands, and the reasons by demand."""
+
+    allocation: Allocation
+    parts: Mapping[str, str]
+
+
+def _in_rounds(
+    demands: tuple[CpuDemand, ...],
+    bind_to: Callable[[Sequence[CpuDemand]], NodeBinding],
+    allocate_to: Callable[[Sequence[CpuDemand]], Allocation],
+) -> _Settled:
+    """Nodes and CPUs; see the module's text."""
+    parts: dict[str, str] = {}
+    errors: dict[str, str] = {}
     for _ in range(ROUNDS):
-        bound = bound_to_nodes(cpu_demands, free, topology)
-        allocation = allocate(bound.demands, free, topology, chain, interrupts=interrupts, remembered=remembered)
+        bound = bind_to(demands)
+        allocation = allocate_to(bound.demands)
         for key in allocation.cpus:
             said = filter(None, (bound.reasons.get(key), allocation.notes.get(key)))
             # The reason of the first round; in the next one the CPUs are simply kept.
@@ -194,8 +276,27 @@ def choose(
         nodes = {demand.key: demand.nodes for demand in bound.demands}
         if not any(nodes[key] and key not in allocation.cpus for key in allocation.refused):
             break
-        settled = tuple(replace(demand, held=allocation.cpus.get(demand.key, demand.held)) for demand in cpu_demands)
-        if settled == cpu_demands:
+        settled = tuple(replace(demand, held=allocation.cpus.get(demand.key, demand.held)) for demand in demands)
+        if settled == demands:
             break
-        cpu_demands = settled
-    return NodeBindingChoice(allocation=replace(allocation, errors=errors), reasons=parts)
+        demands = settled
+    return _Settled(replace(allocation, errors=errors), parts)
+
+
+def _other_orders(demands: Sequence[CpuDemand], allocation: Allocation, most: int) -> list[tuple[str, ...]]:
+    """For demands that were refused: after those that want certain nodes or a single one; the former; none at last.
+
+    Not where the demands request more than there is (``most``) in all: another order would refuse others.
+    """
+    refused = tuple(allocation.refused)
+    if not refused or len(refused) == len(demands) or sum(demand.count for demand in demands) > most:
+        return []
+    others = [demand for demand in demands if demand.key not in refused]
+    others.sort(key=lambda demand: (not demand.nodes, not demand.numa_exclusive, -demand.count, demand.key))
+    decided = tuple(demand.key for demand in others if demand.nodes)
+    near = tuple(demand.key for demand in others if demand.nodes or demand.numa_binding)
+    return list(dict.fromkeys(((*near, *refused), (*decided, *refused), refused)))
+
+
+def _owned(demands: Sequence[CpuDemand]) -> CpuSet:
+    return CpuSet.union(demand.held or demand.explicit or EMPTY for demand in demands)

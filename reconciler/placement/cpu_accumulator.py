@@ -208,12 +208,17 @@ class CpuAccumulator:
             got |= near
         return got
 
-    def shrink(self, held: int, count: int, *, whole: bool = False, even: bool = False) -> int:
-        """``count`` CPUs of ``held``: lone threads go first, then the cores of the node and L3 with the fewest.
+    def shrink(self, held: int, count: int, *, whole: bool = False, even: bool = False, spread: bool = False) -> int:
+        """``count`` CPUs of ``held``: the nodes with the fewest go first that are not needed for ``count``.
 
-        Of equal ones the highest go. ``whole`` gives back nothing but whole cores, so that up to a core less one thread
-        too many stay; ``even`` takes each core from the node that has the most instead.
+        Then lone threads, then the cores of the node and L3 with the fewest; of equal ones the highest. ``whole`` gives
+        back nothing but whole cores, so that up to a core less one thread too many stay; ``even`` takes each core from
+        the node that has the most instead. ``spread``: the cores' second threads go before whole cores do.
         """
+        if not even:
+            held = self._fewest_nodes(held, count)
+        if spread:
+            held = self._spread_kept(held, count)
         parts = {core: core & held for core in self.touched(held)}
         if even:
             order = self._evenly(held, parts)
@@ -231,6 +236,28 @@ class CpuAccumulator:
             core = next(core for core in order if core & kept)
             kept &= ~core | CpuSet.from_mask(core & kept).lowest(parts[core].bit_count() - surplus).mask
         return kept
+
+    def _fewest_nodes(self, held: int, count: int) -> int:
+        """Without the nodes that ``count`` CPUs do not need, those with the fewest first."""
+        parts = sorted(
+            (part for mask in self.nodes.values() if (part := mask & held)), key=lambda part: part.bit_count()
+        )
+        self.steps += len(parts)
+        for part in parts:
+            if (held & ~part).bit_count() < count:
+                break
+            held &= ~part
+        return held
+
+    def _spread_kept(self, held: int, count: int) -> int:
+        """With fewer threads of the cores that have the most, as long as more than ``count`` CPUs stay."""
+        parts = [core & held for core in self.touched(held)]
+        while (surplus := held.bit_count() - count) > 0 and (full := [part for part in parts if part & (part - 1)]):
+            most = max(part.bit_count() for part in full)
+            for part in [part for part in full if part.bit_count() == most][::-1][:surplus]:
+                held &= ~(1 << part.bit_length() - 1)
+            parts = [core & held for core in parts]
+        return held
 
     def _company(self, core: int, held: int) -> tuple[int, int]:
         """How many of ``held`` are in the node and the L3 domain of a core."""

@@ -41,6 +41,7 @@ class FreeCapacity:
         self._begun = {node: sum(1 for core in cores if core & mask & loose.mask) for node, mask in masks.items()}
         whole = topology.whole_cores(loose).mask if cores else 0
         self._whole = {node: (mask & whole).bit_count() for node, mask in masks.items()}
+        self._expected: dict[str, Mapping[int, int]] = {}
         self._memory = memory
         self._unused = dict(memory.free) if memory is not None else {}
         self._unpromised = dict(memory.total) if memory is not None else {}
@@ -48,12 +49,33 @@ class FreeCapacity:
             there = (demand.held or demand.explicit or EMPTY) & free
             self._promise(demand, {node: len(topology.node_cpus(node) & there) for node in self._total})
 
+    def expect(self, decided: Iterable[CpuDemand]) -> None:
+        """New demands whose nodes are decided: the others leave them these CPUs, while there are enough elsewhere."""
+        for demand in decided:
+            missing, parts = demand.count, dict[int, int]()
+            for node in demand.nodes:
+                # A pod may name nodes that do not exist.
+                parts[node] = min(missing, max(0, self._left.get(node, 0)))
+                missing -= parts[node]
+            self._expected[demand.key] = {node: count for node, count in parts.items() if count}
+
+    def _unexpected(self, demand: CpuDemand) -> Mapping[int, int]:
+        left = dict(self._left)
+        for key, parts in self._expected.items():
+            for node, count in parts.items() if key != demand.key else ():
+                left[node] -= count
+        return left
+
     def cpus(self, demand: CpuDemand, barred: CpuSet) -> ResourceCapacity:
         """The CPUs, or the cores where only whole ones or single threads of them count; none on ``barred`` nodes.
 
         The kubelet counts CPUs whatever its policy's options, and then finds a node without whole cores.
         """
-        total, left, request = self._total, self._left, demand.count
+        chosen = self._cpus(demand, barred, self._unexpected(demand)) if self._expected else None
+        return chosen if chosen is not None and chosen.enough else self._cpus(demand, barred, self._left)
+
+    def _cpus(self, demand: CpuDemand, barred: CpuSet, left: Mapping[int, int]) -> ResourceCapacity:
+        total, request = self._total, demand.count
         if demand.full_cores:
             left = {node: min(free, self._whole[node]) for node, free in left.items()}
             request = -(-request // self._threads) * self._threads
@@ -65,6 +87,8 @@ class FreeCapacity:
             total=total,
             free={node: 0 if node in barred else max(0, free) for node, free in left.items()},
             align_socket=demand.align_socket,
+            # The rest of a node of its own is lost to all other demands.
+            lean=-1 if demand.numa_exclusive else 0,
         )
 
     def memory(self, demand: CpuDemand) -> list[ResourceCapacity]:
@@ -80,10 +104,12 @@ class FreeCapacity:
 
     def reserve(self, demand: CpuDemand, nodes: Iterable[int]) -> None:
         """The demand's CPUs and memory come from these nodes, as much as possible from the first."""
-        missing, taken = demand.count, dict[int, int]()
-        for node in nodes:
-            taken[node] = min(missing, max(0, self._left[node]))
-            missing -= taken[node]
+        self._expected.pop(demand.key, None)
+        missing, taken = demand.count, dict.fromkeys(nodes, 0)
+        for left in (self._unexpected(demand), self._left):
+            for node, count in taken.items():
+                taken[node] += min(missing, max(0, left[node] - count))
+                missing -= taken[node] - count
         for node, count in taken.items():
             self._left[node] -= count
             whole = -(-count // self._threads)

@@ -134,7 +134,8 @@ class MergedHint(Struct, frozen=True, kw_only=True):
     """The nodes for a container, and the policy's verdict on it.
 
     ``nodes`` are the best available even where the policy would not admit the container: one that runs cannot be
-    refused. ``by_resource`` differs from ``nodes`` under ``numeric`` only. ``steps``: how many masks were examined.
+    refused. ``by_resource`` differs from ``nodes`` under ``numeric`` only. ``fits``: every resource is known to fit on
+    ``nodes``. ``steps``: how many masks were examined.
     """
 
     nodes: CpuSet
@@ -142,6 +143,7 @@ class MergedHint(Struct, frozen=True, kw_only=True):
     admitted: bool
     reason: str
     by_resource: Mapping[str, CpuSet] = {}
+    fits: bool = False
     steps: int = 0
 
 

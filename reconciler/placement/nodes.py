@@ -1,11 +1,13 @@
 """The NUMA nodes of one container, from its pod's wishes, free capacity and the hints of all its resources. Pure.
 
 The kubelet merges hints before it starts a container and may refuse it. Here the container runs already, so there is
-always a result, and ``admitted`` is the policy's verdict. In three cases the result is not the merge:
+always a result, and ``admitted`` is the policy's verdict. In four cases the result is not the merge:
 
 - **Decided nodes** (a scheduler's result, the pod's own ``numa_ids``) are used unchanged while they have the CPUs.
 - **A merge without enough CPUs** (best-effort may yield one) gets the nearest nodes that have some until it is enough;
   the kubelet takes the rest from anywhere.
+- **A merge that not all resources prefer** is what different sets have in common, in which nothing need fit. The fewest
+  nodes on which every resource fits come before it.
 - **Resources with no node in common** yield all nodes, which is useless: the CPUs then get their own best nodes.
 """
 
@@ -16,7 +18,7 @@ from msgspec.structs import replace
 
 from cgroupfs.cpuset import CpuSet
 from reconciler.placement.hints import ALIGNED, MEMORY, MergedHint, ResourceHints, TopologyHint, merge
-from reconciler.placement.masks import NodeMaskRanker
+from reconciler.placement.masks import NodeMaskOptions, NodeMaskRanker, common
 from reconciler.placement.resource_hints import HintSearch, ResourceCapacity, fewest, hints_of
 from state.cpu import CpuPreferences, TopologyPolicy
 from state.topology import Topology
@@ -77,7 +79,9 @@ def choose_nodes(
         before += note
     every = CpuSet(node for supply in supplies for node in supply.total)
     merged = merge(hints, rule, every, prefer_cpu=prefer_cpu, closest=topology if closest else None, aligned=aligned)
-    if not merged.preferred and merged.nodes == every:
+    if not merged.preferred and rule is not TopologyPolicy.NUMERIC:
+        merged = _all_fit(cpu, hints, merged, NodeMaskRanker(topology if closest else None))
+    if not merged.preferred and merged.nodes == every and not merged.fits:
         merged = _own_best(hints[0], merged, NodeMaskRanker(topology if closest else None))
     nodes, after = _for_cpus(cpu, merged, topology)
     mems = next(
@@ -134,6 +138,28 @@ def _own_best(cpu: ResourceHints, merged: MergedHint, rank: NodeMaskRanker) -> M
         return merged
     reason = f"{merged.reason}; no common node: the best for the CPUs is {hints[0].nodes}"
     return replace(merged, nodes=hints[0].nodes, by_resource={}, reason=reason, steps=merged.steps + rank.steps)
+
+
+def _all_fit(
+    cpu: ResourceCapacity, hints: tuple[ResourceHints, ...], merged: MergedHint, rank: NodeMaskRanker
+) -> MergedHint:
+    """The fewest nodes on which every resource fits, in place of what different sets have in common.
+
+    A single node with all CPUs is kept, whatever is elsewhere.
+    """
+    if len(merged.nodes) == 1 and cpu.fits(merged.nodes.mask):
+        return merged
+    options = [
+        NodeMaskOptions((hint.nodes.mask, hint.preferred, hint.score) for hint in resource.hints)
+        for resource in hints
+        if resource.hints
+    ]
+    mask = rank.best(common(options, preferred=False))
+    if mask is None:
+        return merged
+    nodes = CpuSet.from_mask(mask)
+    reason = merged.reason if nodes == merged.nodes else f"{merged.reason}; all fit on {nodes}"
+    return replace(merged, nodes=nodes, fits=True, by_resource={}, reason=reason, steps=merged.steps + rank.steps)
 
 
 def _for_cpus(cpu: ResourceCapacity, merged: MergedHint, topology: Topology) -> tuple[CpuSet, str]:

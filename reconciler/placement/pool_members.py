@@ -7,25 +7,27 @@ system pods that name a pool have one of their own, all others run everywhere.
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from cgroupfs.cpuset import CpuSet
+from cgroupfs.cpuset import EMPTY, CpuSet
 from reconciler.placement.exclusivity import NumaOccupancy
+from reconciler.placement.seats import NO_RIVALS, NodeRivals, NodeSeats, SeatRequest
 from state.cpu import SHARED_POOL
-from state.model import Container, ContainerKind, Pod, PodClass
+from state.model import Container, ContainerKind, NodeView, Pod, PodClass
 from state.topology import Topology
 
 DEFAULT: Final = "shared"
 _BOUND: Final = "-NUMA"
+_AND: Final = "+"
 _CPU: Final = 1000
 _SHARES_PER_CPU: Final = 1024
 _SHARES_MIN: Final = 2
 
 
 class PoolMembers(NamedTuple):
-    """Pods by pool. ``bound``: pod uid -> pool, for all but the default pool; ``nodes``: pool -> its NUMA node."""
+    """Pods by pool. ``bound``: pod uid -> pool, for all but the default pool; ``nodes``: pool -> its NUMA nodes."""
 
     pods: Mapping[str, tuple[Pod, ...]]
     bound: Mapping[str, str]
-    nodes: Mapping[str, int]
+    nodes: Mapping[str, tuple[int, ...]]
 
 
 def members(
@@ -34,15 +36,19 @@ def members(
     topology: Topology,
     before: Mapping[str, str],
     owners: Mapping[str, CpuSet] | None = None,
+    *,
+    rivals: NodeRivals = NO_RIVALS,
 ) -> PoolMembers:
     """Every online pod in its pool. ``before``: ``bound`` of the last time, so that a pod stays on its node.
 
     ``owners``: pods that have CPUs of their own, which are in no pool, and on which nodes. A dedicated pod without any
     is in the default one: it must not run on the CPUs of those that own some.
 
-    A pod that is bound to no node by a scheduler is assigned to the node with the smallest requests for each free CPU;
-    of equal ones to the lowest. A node without free CPUs is none, and one that is not to be shared (Katalyst's
-    ``numa_share`` false, of a pod there or its own) is taken only as a last resort.
+    A pod for which a scheduler decided several nodes is in a pool of them all. One that is bound to none is assigned to
+    a node that has its request beside the others' there, if there is any (`reconciler.placement.seats`); among those to
+    the one with the smallest requests for each free CPU; of equal ones to the lowest. A node without free CPUs is none,
+    and one that is not to be shared (Katalyst's ``numa_share`` false, of a pod there or its own) is taken only as a
+    last resort. ``rivals``: new containers with CPUs of their own, which are placed afterwards.
     """
     owners = owners or {}
     company = NumaOccupancy({uid: pod.wish for uid, pod in pods.items()})
@@ -50,19 +56,22 @@ def members(
         company.assign_pod(uid, nodes_of_it)
     result: dict[str, list[Pod]] = {DEFAULT: []}
     bound: dict[str, str] = {}
-    nodes: dict[str, int] = {}
+    nodes: dict[str, tuple[int, ...]] = {}
     usable = {node: len(cpus) for node in topology.nodes() if (cpus := topology.node_cpus(node) & free)}
-    load = dict.fromkeys(usable, 0)
+    seats = NodeSeats(usable, rivals)
     later: list[Pod] = []
 
-    def join(pod: Pod, key: str, node: int | None = None) -> None:
+    def join(pod: Pod, base: str, on: tuple[int, ...] = ()) -> None:
+        key = _on_nodes(base, on) if on else base
         result.setdefault(key, []).append(pod)
         if key != DEFAULT:
             bound[pod.uid] = key
-        if node is not None:
-            nodes[key] = node
-            load[node] += request_milli(pod)
-            company.assign_pod(pod.uid, CpuSet((node,)))
+        if on:
+            nodes[key] = on
+            company.assign_pod(pod.uid, CpuSet(on))
+            here = [node for node in on if node in usable]
+            for node in here:
+                seats.join(node, key.rpartition(_BOUND)[0] if len(on) == 1 else key, request_milli(pod) // len(here))
 
     for uid in sorted(pods):
         pod = pods[uid]
@@ -72,28 +81,44 @@ def members(
         if not (pod.wish.numa_binding and usable):
             join(pod, base)
             continue
-        node = _node_before(before.get(uid), base)
-        number = next((item for item in pod.wish.nodes if item in usable), None)
-        if number is not None or node in usable:
-            chosen = number if number is not None else node
-            join(pod, _on_node(base, chosen), chosen)
+        decided = tuple(sorted({node for node in pod.wish.nodes if topology.node_cpus(node)}))
+        for on in (decided, _nodes_before(before.get(uid), base)):
+            if any(node in usable for node in on):
+                join(pod, base, on)
+                break
         else:
             later.append(pod)
+    waiting = [
+        SeatRequest(pod.uid, _pool(_base(pod) or DEFAULT), request_milli(pod), pod.wish.numa_share is False)
+        for pod in later
+    ]
+    chosen_nodes = seats.choose(waiting, company) if waiting else {}
     for pod in later:
-        unshared = company.unshareable_nodes(pod.uid)
-        node = min(usable, key=lambda item: (item in unshared, load[item] / usable[item], item))
-        join(pod, _on_node(_base(pod) or DEFAULT, node), node)
+        join(pod, _base(pod) or DEFAULT, (chosen_nodes[pod.uid],))
     return PoolMembers({key: tuple(result[key]) for key in sorted(result)}, dict(sorted(bound.items())), nodes)
 
 
+def owners_of(dedicated: Mapping[str, CpuSet], view: NodeView) -> dict[str, CpuSet]:
+    """The pods that own CPUs, and their NUMA nodes, if any pod is particular about those."""
+    owners: dict[str, CpuSet] = {key.partition("/")[0]: EMPTY for key in dedicated}
+    if not any(pod.wish.numa_share is False for pod in view.pods.values()):
+        return owners
+    for key, cpus in dedicated.items():
+        uid = key.partition("/")[0]
+        owners[uid] |= CpuSet(map(view.topology.node_of, cpus))
+    return owners
+
+
 def bound_nodes(bound: Mapping[str, str]) -> dict[str, CpuSet]:
-    """Pod uid -> the NUMA node of its pool, for those in a pool of one node; ``bound`` as in `PoolMembers`."""
-    nodes: dict[str, CpuSet] = {}
-    for uid, key in bound.items():
-        _, mark, number = key.rpartition(_BOUND)
-        if mark and number.isdecimal():
-            nodes[uid] = CpuSet((int(number),))
-    return nodes
+    """Pod uid -> the NUMA nodes of its pool, for those in a pool of some; ``bound`` as in `PoolMembers`."""
+    return {uid: CpuSet(nodes) for uid, key in bound.items() if (nodes := nodes_of(key))}
+
+
+def nodes_of(key: str) -> tuple[int, ...]:
+    """The NUMA nodes in a pool's name, as in ``shared/x-NUMA0`` or ``shared/x-NUMA0+2``; empty: bound to none."""
+    _, mark, text = key.rpartition(_BOUND)
+    numbers = text.split(_AND) if mark else []
+    return tuple(map(int, numbers)) if all(number.isdecimal() for number in numbers) else ()
 
 
 def request_milli(pod: Pod) -> int:
@@ -129,14 +154,14 @@ def _base(pod: Pod) -> str | None:
     return None
 
 
-def _on_node(base: str, node: int | None) -> str:
-    name = f"{DEFAULT}/{SHARED_POOL}" if base == DEFAULT else base
-    return f"{name}{_BOUND}{node}"
+def _on_nodes(base: str, nodes: tuple[int, ...]) -> str:
+    return f"{_pool(base)}{_BOUND}{_AND.join(map(str, nodes))}"
 
 
-def _node_before(key: str | None, base: str) -> int | None:
-    prefix = _on_node(base, None).removesuffix("None")
-    if key is None or not key.startswith(prefix):
-        return None
-    number = key.removeprefix(prefix)
-    return int(number) if number.isdecimal() else None
+def _pool(base: str) -> str:
+    return f"{DEFAULT}/{SHARED_POOL}" if base == DEFAULT else base
+
+
+def _nodes_before(key: str | None, base: str) -> tuple[int, ...]:
+    prefix = f"{_pool(base)}{_BOUND}"
+    return nodes_of(key) if key is not None and key.startswith(prefix) else ()

@@ -144,12 +144,15 @@ def _koordinator(labels: Mapping[str, str], annotations: Mapping[str, str], prob
     preferred = spec.read("preferredCPUBindPolicy", lambda value: one_of(value, _BIND))
     topology = JsonAnnotation(annotations, NUMA_TOPOLOGY_SPEC, problems)
     burst = JsonAnnotation(annotations, CPU_BURST, problems)
+    nodes = status.read("numaNodeResources", _node_resources)
     return {
         **(required or preferred or {}),
         "strict_cores": True if required else None,
         "lends": _LENDS.get(labels.get(QOS_CLASS)),
         "cpus": status.read("cpuset", _some_cpus),
-        "nodes": status.read("numaNodeResources", _node_resources),
+        "nodes": nodes,
+        # The same claim as Katalyst's numa_binding with a result: the pod stays on these nodes, whatever its class.
+        "numa_binding": True if nodes else None,
         "apart": spec.read("preferredCPUExclusivePolicy", lambda value: one_of(value, _APART)),
         "topology_policy": topology.read("numaTopologyPolicy", lambda value: one_of(value, _TOPOLOGY)),
         "burst_policy": burst.read("policy", lambda value: one_of(value, _KOORDINATOR_BURST)),

@@ -1,4 +1,4 @@
-"""The interface of a policy: a name, a config, and up to four pure functions.
+"""The interface of a policy: a name, a config, and up to five pure functions.
 
 A new policy is one file that ends in ``POLICY = Policy(...)`` and one row in `policies.table`. All functions get the
 `NodeView` of the moment and nothing else; they keep no reference to it, write nothing, and return the same result for
@@ -67,12 +67,17 @@ class ForPod(Protocol[C_contra]):
 
 
 class Policy(Struct, Generic[C], frozen=True, kw_only=True):
-    """One policy. ``precedence``: where two want different values of one knob, the lower number wins."""
+    """One policy. ``precedence``: where two want different values of one knob, the lower number wins.
+
+    ``announce``: what it will need (``Pools.terms``); called before any policy takes CPUs, so that those before it in
+    the table leave that much.
+    """
 
     name: str
     summary: str
     config_type: type[C]
     precedence: int
+    announce: PoolAllocator[C] | None = None
     decide_node: PoolAllocator[C] | None = None
     decide_resources: ResourceAllocator[C] | None = None
     parents: ForParents[C] | None = None

@@ -27,6 +27,7 @@ from cgroupfs.cpuset import EMPTY, CpuSet
 from reconciler.placement.chain import checked, loaded
 from reconciler.placement.config import PlacementConfig
 from reconciler.placement.demand import CpuDemand
+from reconciler.placement.floors import PoolFloors
 from reconciler.placement.pool_members import bound_nodes, container_milli
 from reconciler.policies.base import OWN_CPUS, Policy, PolicyConfig, placed_cpus
 from state.cpu import TopologyPolicy
@@ -111,8 +112,11 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Ex
         from reconciler.placement.binding import choose
     if not demands:
         return _without(pools, _remembered(held, {}, config), "no pod requests exclusive CPUs")
-    free = _without_kept(pools.shared, demands, config.keep_cpus)
+    held_now = CpuSet.union(demand.held for demand in demands)
+    # The scheduler does not balance over isolated CPUs. Those that a container has already are its own.
+    free = ((pools.shared - view.topology.isolated) or pools.shared) | held_now & pools.shared
     gone = CpuSet.union(cpus for key, cpus in held.items() if key not in {demand.key for demand in demands})
+    room = PoolFloors(demands, free, view, (pools, previous), keep=config.keep_cpus)
     choice = choose(
         demands,
         free,
@@ -124,8 +128,9 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Ex
         affinity=view.kubelet.affinity,
         memory=_memory(view) if previous is not None else None,
         interrupts=view.irq_cpus,
-        seated=bound_nodes(previous.bound) if previous is not None else {},
+        seated=bound_nodes(room.bound),
         remembered=gone,
+        floors=room.step,
     )
     allocation = choice.allocation
     reasons = {**pools.reasons, NAME: _reason(allocation.refused, allocation.errors)}
@@ -136,12 +141,14 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Ex
         kept = previous is not None and previous.dedicated.get(key) == cpus
         why = (previous.reasons.get(f"{_WHY}{key}") if kept and previous is not None else None) or choice.reasons[key]
         reasons[f"{_WHY}{key}"] = why or "exclusive CPUs"
+    reasons |= {f"{_WHY}{key}": f"did not get its CPUs: {why}" for key, why in allocation.refused.items()}
     return replace(
         pools,
         dedicated=dict(sorted({**pools.dedicated, **allocation.cpus}.items())),
         placed=tuple(allocation.cpus),
         remembered=_remembered(held, allocation.cpus, config),
         shared=pools.shared - allocation.owned,
+        bound=room.seats,
         reasons=reasons,
     )
 
@@ -288,12 +295,6 @@ def _reason(refused: Mapping[str, str], errors: Mapping[str, str]) -> str:
     lines = [f"plug-in {name} failed and was skipped: {error}" for name, error in errors.items()]
     lines += [f"{key} did not get the CPUs it requests: {why}" for key, why in refused.items()]
     return "; ".join(lines) or "all CPU requests fulfilled"
-
-
-def _without_kept(shared: CpuSet, demands: list[CpuDemand], keep: int) -> CpuSet:
-    """CPUs that may be assigned: all but the ``keep`` highest CPUs without an owner."""
-    loose = shared - CpuSet.union(demand.held for demand in demands)
-    return shared - CpuSet(sorted(loose, reverse=True)[:keep])
 
 
 def _remembered(held: Mapping[str, CpuSet], now: Mapping[str, CpuSet], config: ExclusiveConfig) -> dict[str, CpuSet]:

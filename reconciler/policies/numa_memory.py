@@ -17,6 +17,7 @@ from typing import Annotated, Final
 from msgspec import Meta
 
 from cgroupfs.cpuset import EMPTY, CpuSet
+from reconciler.placement.pool_members import nodes_of
 from reconciler.policies.base import Policy, PolicyConfig, placed_cpus, setting_of
 from reconciler.policies.offers import unsupported_reason
 from state.model import Container, ContainerKind, NodeView, Phase, Pod, PodClass, Pools, Setting
@@ -24,7 +25,6 @@ from state.plan import NodePlan
 from state.topology import Topology
 
 NAME: Final = "numa_memory"
-_PART: Final = "-NUMA"
 
 
 class NumaMemoryPolicyConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -53,13 +53,11 @@ def bound_nodes(pod: Pod, container: Container, view: NodeView, pools: Pools) ->
     """The NUMA nodes that the container's CPUs are bound to; empty: to none."""
     topology = view.topology
     if pod.uid in pools.bound:
-        _, part, number = pools.bound[pod.uid].rpartition(_PART)
-        return CpuSet([int(number)]) if part and number.isdecimal() else EMPTY
+        return CpuSet(nodes_of(pools.bound[pod.uid]))
     if not pod.wish.numa_binding:
         return EMPTY
     if pod.pod_class is PodClass.RECLAIMED:
-        current = next((node for node in pod.wish.nodes if pools.reclaimed & topology.node_cpus(node)), None)
-        return EMPTY if current is None else CpuSet([current])
+        return CpuSet(node for node in pod.wish.nodes if pools.reclaimed & topology.node_cpus(node))
     cpus = placed_cpus(pod, container, pools)
     return EMPTY if cpus is None else CpuSet({topology.node_of(cpu) for cpu in cpus & topology.online})
 

@@ -6,7 +6,7 @@ starts later cannot conflict with it). BE pods outside besteffort, classed by la
 with an online pod, get a part of the budget per container instead.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated, Final
 
@@ -20,6 +20,7 @@ from reconciler.placement.config import PlacementConfig
 from reconciler.policies.base import SHARES_MIN, Policy, PolicyConfig, owns_cpus, period_us, quota_us
 from reconciler.policies.be_quota import own_quota, part_of_pod, parts_of, split
 from reconciler.policies.budget import BudgetConfig, cpu_count, next_budget
+from reconciler.policies.overlap import PoolOverlap, overlaps, shares
 from reconciler.policies.pick import by_rules, choose_cpus, neighbours
 from reconciler.runtime.format import cpu, duration
 from state.model import ContainerKind, CpuPolicy, NodeView, Pod, PodClass, Pools, Setting
@@ -104,7 +105,17 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Re
     count = cpu_count(budget.milli, len(held), len(counted), config.minimum_cpus, bounded=bounded)
     # Siblings of CPUs that are shared on purpose are no longer worth avoiding.
     taken = (pools.reserved | pools.dedicated_cpus) - counted
-    reclaimed = choose_cpus(count, counted, held, taken, view.topology, tiers=tiers)
+    reclaimed = EMPTY
+    if confined and squeezed is None and pools.named and not pools.separate:
+        threads = max((len(core) for core in view.topology.cores()), default=1)
+        found = overlaps(view, pools, counted)
+        for key, number in shares(count, found, held, threads).items():
+            if number:
+                cpus = found[key].cpus
+                reclaimed |= choose_cpus(number, cpus, held & cpus, taken, view.topology, tiers=tiers)
+        text += _spread(found, reclaimed)
+    else:
+        reclaimed = choose_cpus(count, counted, held, taken, view.topology, tiers=tiers)
     for node in view.topology.nodes() if config.minimum_per_node else ():
         cpus = view.topology.node_cpus(node) & counted
         if len(reclaimed & cpus) < config.minimum_per_node:
@@ -241,11 +252,11 @@ def _refused(view: NodeView, pools: Pools) -> CpuSet:
 
 def _pool_on_node(pod: Pod, view: NodeView, pools: Pools) -> tuple[CpuSet, str]:
     """The pool as one pod gets it: the part on its NUMA nodes, where it is bound to some and there is such a part."""
-    if pod.wish.numa_binding:
-        for node in pod.wish.nodes:
-            cpus = pools.reclaimed & view.topology.node_cpus(node)
-            if cpus:
-                return cpus, f"BE pool on NUMA node {node}"
+    if pod.wish.numa_binding and pod.wish.nodes:
+        nodes = CpuSet(pod.wish.nodes)
+        cpus = pools.reclaimed & CpuSet.union(map(view.topology.node_cpus, nodes))
+        if cpus:
+            return cpus, f"BE pool on NUMA node {nodes}"
     return pools.reclaimed, "BE pool"
 
 
@@ -257,6 +268,14 @@ def _reason(reclaimed: CpuSet, counted: CpuSet, taken: CpuSet, squeezed: str | N
     if beside:
         reason += f"; CPU {beside} has a dedicated or reserved sibling: no other was free"
     return reason
+
+
+def _spread(found: Mapping[str, PoolOverlap], reclaimed: CpuSet) -> str:
+    """On how many CPUs of each pool BE work runs."""
+    parts = [
+        f"{len(part)} of {key or 'others'}" for key, overlap in found.items() if (part := overlap.cpus & reclaimed)
+    ]
+    return f"; by what each pool can spare: {', '.join(parts)}"
 
 
 def _why_cpuset(confined: bool, config: ReclaimedConfig, view: NodeView) -> str:

@@ -20,20 +20,19 @@ from typing import Annotated, Final, NamedTuple
 from msgspec import Meta
 from msgspec.structs import replace
 
-from cgroupfs.cpuset import EMPTY, CpuSet
-from reconciler.placement.pool_members import DEFAULT, PoolMembers, members, request_milli
+from cgroupfs.cpuset import CpuSet
+from reconciler.placement.pool_members import DEFAULT, PoolMembers, members, owners_of, request_milli
 from reconciler.placement.provision import ProvisionConfig, demand
 from reconciler.placement.provision import signals_of as provision_signals
 from reconciler.placement.sizes import SizeConfig, fit, granted, regulate
 from reconciler.policies.base import Policy, PolicyConfig, owns_cpus, setting_of
 from reconciler.runtime.format import cpu, duration
-from state.cpu import PoolSize
+from state.cpu import PoolSize, PoolTerms
 from state.model import ContainerKind, NodeView, Pod, PodClass, Pools, Setting
 from state.plan import NodePlan
 
 NAME: Final = "shared"
 _CPU: Final = 1000
-_BE: Final = "reclaimed"
 
 
 class ConfineMode(StrEnum):
@@ -105,19 +104,32 @@ class SharedConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_field
         return provision_signals(self.provision) if self.enabled and self.measured else frozenset()
 
 
+def announce(view: NodeView, pools: Pools, previous: Pools | None, config: SharedConfig) -> Pools:
+    """What the pools will need beside their pods' requests: the policies before leave it to them."""
+    if _why_not(view, config) is not None:
+        return replace(pools, terms=PoolTerms(own=False))
+    sizes = dict[str, int]()
+    if config.measured and previous is not None:
+        sizes = {key: size.cpus for key, size in previous.sizes.items()}
+    leave = config.leave_cpus if config.mode is SharedPoolMode.SEPARATE else 0
+    return replace(pools, terms=PoolTerms(cpus={**sizes, **config.fixed}, leave=leave))
+
+
 def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: SharedConfig) -> Pools:
     """Divide what is left among the online pools."""
     if not pools.shared:
         everything = pools.online_cpus
         shared = (view.kubelet.default_cpus & everything) or (everything - pools.dedicated_cpus) or everything
         reason = f"all CPUs are reserved or dedicated; online pods run on CPU {shared} with the system"
-        return replace(pools, shared=shared, reasons={**pools.reasons, NAME: reason})
+        return replace(pools, shared=shared, bound={}, reasons={**pools.reasons, NAME: reason})
     # The scheduler does not balance over isolated CPUs: a pool of many would pile up on one of them.
     pools = replace(pools, shared=(pools.shared - view.topology.isolated) or pools.shared)
     barred = _why_not(view, config)
     separate = config.mode is SharedPoolMode.SEPARATE and barred is None and len(pools.shared) > 1
-    owners = _owners(pools, view)
-    result = members(view.pods, pools.shared, view.topology, previous.bound if previous is not None else {}, owners)
+    owners = owners_of(pools.dedicated, view)
+    # A pod that waits for a node got one when the dedicated containers took theirs, if any of those was new.
+    seats = pools.bound or (previous.bound if previous is not None else {})
+    result = members(view.pods, pools.shared, view.topology, seats, owners)
     if barred is not None:
         result = PoolMembers({DEFAULT: result.pods[DEFAULT]}, {}, {})
     reasons = dict(pools.reasons)
@@ -148,17 +160,6 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Sh
 
 
 _KEPT: Final = "the CPU set from the kubelet"
-
-
-def _owners(pools: Pools, view: NodeView) -> dict[str, CpuSet]:
-    """The pods that own CPUs, and their NUMA nodes, if any policy needs those."""
-    owners: dict[str, CpuSet] = {key.partition("/")[0]: EMPTY for key in pools.dedicated}
-    if not any(pod.wish.numa_share is False for pod in view.pods.values()):
-        return owners
-    for key, cpus in pools.dedicated.items():
-        uid = key.partition("/")[0]
-        owners[uid] |= CpuSet(map(view.topology.node_of, cpus))
-    return owners
 
 
 def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: SharedConfig) -> list[Setting]:
@@ -203,13 +204,19 @@ def _divide(
     within: dict[str, CpuSet] = {}
     together: list[str] = []
     unbound = {key: size for key, size in request.cpus.items() if key not in found.nodes}
-    nodes = sorted(set(found.nodes.values()))
-    # Every node with bound pools needs one CPU at least, and so do all pools without a node together.
-    leave = max(0, min(config.leave_cpus, len(free) - len(nodes) - 1)) if separate else 0
-    for later, node in zip(range(len(nodes), 0, -1), nodes, strict=True):
-        cpu_set = free & topology.node_cpus(node)
-        keys = [key for key, where in found.nodes.items() if where == node]
-        room = min(len(cpu_set), max(1, len(free) - leave - sum(sizes.values()) - later))
+    # Pools of one node first: those of several have a choice.
+    nodes = sorted(set(found.nodes.values()), key=lambda on: (len(on), on))
+    # Every pool needs one CPU, as far as its node has one.
+    inside = {on: [key for key, where in found.nodes.items() if where == on] for on in nodes}
+    theirs = {on: free & CpuSet.union(map(topology.node_cpus, on)) for on in nodes}
+    least = {on: min(len(keys), len(theirs[on])) for on, keys in inside.items()}
+    later = sum(least.values()) + len(unbound)
+    leave = max(0, min(config.leave_cpus, len(free) - later)) if separate else 0
+    for on, keys in inside.items():
+        cpu_set = theirs[on]
+        later -= least[on]
+        taken = sum(sizes[key] for key, where in found.nodes.items() if key in sizes and set(where) <= set(on))
+        room = min(max(1, len(cpu_set) - taken), max(1, len(free) - leave - sum(sizes.values()) - later))
         cut = fit({key: request.cpus[key] for key in keys}, room, {})
         sizes |= cut.sizes
         within |= dict.fromkeys(cut.sizes, cpu_set)
@@ -220,13 +227,11 @@ def _divide(
     together += [key for key in cut.shared if key != DEFAULT]
     if DEFAULT not in sizes or not separate:
         sizes[DEFAULT] = max(1, room - sum(size for key, size in cut.sizes.items() if key != DEFAULT))
-    rest = len(free) - sum(sizes.values())
-    if separate and rest > 0:
-        sizes[_BE] = rest
     from reconciler.placement.pack import pack  # only where there is more than one pool
 
+    # BE work's own CPUs are the rest, wherever that is: they are not packed, and keep no pool from its best place.
     sets = pack(sizes, _held(previous, sizes), free, topology, within)
-    result = {key: cpus for key, cpus in sets.items() if key != _BE and cpus}
+    result = {key: cpus for key, cpus in sets.items() if cpus}
     squeezed = DEFAULT not in result
     result.setdefault(DEFAULT, free)
     texts = {
@@ -276,7 +281,7 @@ def _asked(result: PoolMembers, view: NodeView, previous: Pools | None, config: 
 def _held(previous: Pools | None, keys: Iterable[str]) -> dict[str, CpuSet]:
     if previous is None:
         return {}
-    now = {**previous.named, DEFAULT: previous.shared, _BE: previous.reclaimed if previous.separate else EMPTY}
+    now = {**previous.named, DEFAULT: previous.shared}
     return {key: now[key] for key in keys if key in now}
 
 
@@ -285,6 +290,7 @@ POLICY = Policy(
     summary="online pods share the CPUs that are neither reserved nor dedicated, in one pool or in named pools",
     config_type=SharedConfig,
     precedence=50,
+    announce=announce,
     decide_node=decide_node,
     pod=for_pod,
 )

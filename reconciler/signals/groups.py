@@ -109,14 +109,16 @@ def _delta(before: _KnownGroup | None, inode: int, now: UsageCounters) -> _Known
 def sampled(pods: Iterable[Pod], policies: PoliciesConfig, pools: Pools | None) -> dict[str, int]:
     """The groups whose CPU use some enabled policy needs, path -> inode, in path order. Pure.
 
-    ``shared.measured``: online pods' own directories. ``quota_burst``: the containers that may borrow (none before the
-    first pools, which list those with own CPUs). `quota_turbo`'s are not among them: it reads its own, ten times as
-    often.
+    ``shared.measured``: online pods' own directories; else, where BE work overlaps with named pools, those of the pods
+    in these. ``quota_burst``: the containers that may borrow (none before the first pools, which list those with own
+    CPUs). `quota_turbo`'s are not among them: it reads its own, ten times as often.
     """
     known = list(pods)
     measured = policies.shared.enabled and policies.shared.measured
     wanted = {pod.group.path: pod.group.inode for pod in known if measured and pod.pod_class.online}
     if pools is not None:
+        if pools.named and not pools.separate:
+            wanted |= {pod.group.path: pod.group.inode for pod in known if pod.uid in pools.bound}
         wanted |= {
             borrower.path: borrower.inode for _, borrower in quota_burst.customers(known, pools, policies.quota_burst)
         }

@@ -50,6 +50,9 @@ class MetricsSnapshot(Struct, frozen=True, kw_only=True):
     pods_by_class: Mapping[str, int] = {}
     pools: Mapping[str, int] = {}
     """CPUs by pool."""
+    claims_cut: int = 0
+    """Claims on CPUs that have fewer than they asked, or others than were decided for them."""
+    claims_missing_cpus: int = 0
     budget_milli: int | None = None
     used_milli: Mapping[str, int] = {}
     """CPU used by ``online``, ``reclaimed`` and ``system`` work."""

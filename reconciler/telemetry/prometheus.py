@@ -164,6 +164,8 @@ def _daemon(now: MetricsSnapshot) -> Iterator[Metric]:
 def _node(now: MetricsSnapshot) -> Iterator[Metric]:
     yield _gauges("pods", "Pods by class.", ("class",), _single(now.pods_by_class))
     yield _gauges("pool_cpus", "CPUs by pool.", ("pool",), _single(now.pools))
+    yield _gauge("claims_cut", "Claims on CPUs with fewer or other CPUs than they asked.", now.claims_cut)
+    yield _gauge("claims_missing_cpus", "CPUs that claims asked and did not get.", now.claims_missing_cpus)
     if now.budget_milli is not None:
         yield _gauge("budget_cpus", "CPU budget of all BE pods.", now.budget_milli / 1000)
     used = ((name, milli / 1000) for name, milli in sorted(now.used_milli.items()))

@@ -65,6 +65,26 @@ def test_a_dedicated_pod_owns_a_cpu_and_everybody_else_leaves_it(node: Directory
     wait_for(lambda: node.cpus(web.main) == before, told=again.tail)
 
 
+def test_a_claim_that_is_cut_is_a_message_and_a_metric_until_it_is_met(node: DirectoryNode, daemon: Make) -> None:
+    """Two CPUs, one of which is always shared: the second dedicated pod gets none of its own."""
+    pods = [node.add(f"own-{name}", qos="", annotations=DEDICATED, cpus="0-1", requests={"cpu": "1"}) for name in "ab"]
+    item = daemon().up()
+
+    def placement() -> dict[str, object]:
+        return next(row for row in item.state("sources")["sources"] if row["name"] == "placement")
+
+    wait_for(lambda: not placement()["ok"], told=item.tail)
+    cut = [claim for claim in item.state("budget")["budget"]["claims"] if claim["cut"]]
+    assert [(claim["asked"], claim["got"]) for claim in cut] == [(1, 0)]
+    assert str(placement()["detail"]).startswith(f"{cut[0]['owner']} has 0 of 1 CPUs: ")
+    assert item.metric("bypassd_claims_cut") == {"": 1.0}
+    assert item.metric("bypassd_claims_missing_cpus") == {"": 1.0}
+    (loser,) = cut[0]["pods"]
+    node.remove(next(pod for pod in pods if pod.uid != loser))
+    wait_for(lambda: bool(placement()["ok"]), told=item.tail)
+    assert item.metric("bypassd_claims_cut") == {"": 0.0}
+
+
 def test_restore_puts_back_what_placement_moved(node: DirectoryNode, daemon: Make) -> None:
     online(node, "web")
     node.add("be", cpus="0-1")

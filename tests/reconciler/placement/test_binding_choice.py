@@ -35,11 +35,12 @@ def chosen(
 
 
 def test_a_node_that_was_given_in_vain_is_replaced_by_one_with_room() -> None:
-    """The first one is given both nodes, and takes another part of them than was thought."""
-    got = chosen(TWO, [demand("a", 1), demand("b", 5)], CpuSet.parse("0-1,4-7"), {})
-    assert {key: str(cpus) for key, cpus in got.allocation.cpus.items()} == {"a/c": "1", "b/c": "0,4-7"}
+    """The first one is given two nodes, and takes another part of them than was thought."""
+    got = chosen(FOUR, [demand("a", 6), demand("b", 5), demand("c", 1)], CpuSet.parse("0,2-13,15"), {})
+    expected = {"a/c": "0,2,4-7", "b/c": "3,8-11", "c/c": "12"}
+    assert {key: str(cpus) for key, cpus in got.allocation.cpus.items()} == expected
     assert got.allocation.refused == {}
-    assert got.reasons["a/c"] == "cpu on NUMA node 0; chosen"
+    assert got.reasons["a/c"] == "cpu on NUMA nodes 0-1; chosen"
     assert got.reasons["b/c"].endswith("; chosen"), "what was said when it was chosen"
 
 

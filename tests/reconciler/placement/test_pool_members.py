@@ -29,6 +29,8 @@ def asking(uid: str, milli: int = 1000, cls: PodClass = PodClass.SHARED, **wish:
         (asking("a", pool="batch"), "shared/batch"),
         (asking("a", pool="batch", numa_binding=True, nodes=(1,)), "shared/batch-NUMA1"),
         (asking("a", numa_binding=True, nodes=(1,)), "shared/share-NUMA1"),
+        (asking("a", numa_binding=True, nodes=(1, 0)), "shared/share-NUMA0+1"),
+        (asking("a", numa_binding=True, nodes=(1, 7)), "shared/share-NUMA1"),
         (asking("a", numa_binding=True), "shared/share-NUMA0"),
         (asking("a", numa_binding=True, nodes=(7,)), "shared/share-NUMA0"),
         (asking("a", cls=PodClass.SYSTEM), None),
@@ -51,7 +53,7 @@ def test_pods_bound_to_no_node_yet_go_where_the_least_is_asked_for() -> None:
     pods = {uid: asking(uid, milli, numa_binding=True) for uid, milli in (("a", 3000), ("b", 1000), ("c", 1000))}
     result = members(pods, ALL, TWO, {})
     assert result.bound == {"a": "shared/share-NUMA0", "b": "shared/share-NUMA1", "c": "shared/share-NUMA1"}
-    assert result.nodes == {"shared/share-NUMA0": 0, "shared/share-NUMA1": 1}
+    assert result.nodes == {"shared/share-NUMA0": (0,), "shared/share-NUMA1": (1,)}
 
 
 def test_a_pod_stays_on_its_node_whatever_comes_later() -> None:

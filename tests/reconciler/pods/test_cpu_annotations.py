@@ -85,7 +85,7 @@ FIELDS = (
                     }
                 )
             },
-            CpuPreferences(nodes=(0, 2)),
+            CpuPreferences(nodes=(0, 2), numa_binding=True),
         ),
         (
             {RESOURCE_SPEC: '{"requiredCPUBindPolicy":"FullPCPUs","preferredCPUBindPolicy":"SpreadByPCPUs"}'},
@@ -200,7 +200,7 @@ def test_katalyst_is_stronger_and_a_disagreement_is_told() -> None:
             RESOURCE_SPEC: '{"preferredCPUBindPolicy":"FullPCPUs"}',
         },
     )
-    assert wish == CpuPreferences(nodes=(1,), cpus=CpuSet.parse("8-9"), full_cores=True)
+    assert wish == CpuPreferences(nodes=(1,), numa_binding=True, cpus=CpuSet.parse("8-9"), full_cores=True)
     assert problems == ("Katalyst's annotations give nodes 1, Koordinator's give 0: the first applies",)
 
 

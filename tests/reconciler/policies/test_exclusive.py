@@ -253,7 +253,7 @@ WISHES: dict[str, tuple[dict[str, object], dict[str, object], str]] = {
         {"apart": AntiAffinity.CORE},
         "0-1 | 2,10",
     ),
-    "two nodes": ({"node_count": 2}, {}, "0,7 | 1,9"),
+    "two nodes": ({"node_count": 2}, {}, "0,4 | 1,9"),
     "whole cores win over single threads": ({"spread_cores": True, "full_cores": True}, {}, "0,8 | 1,9"),
 }
 

@@ -1,0 +1,163 @@
+"""Every claim on the CPUs in a finished plan: what it asked and got, where, by which rule, and what prevented more.
+
+Pure, and derived: the pools hold the decision, their reasons the rules. For people, metrics and alerts.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from msgspec import Struct, to_builtins
+
+from cgroupfs.cpuset import EMPTY, CpuSet
+from reconciler.placement.churn import by_pool
+from reconciler.placement.pool_members import DEFAULT, bound_nodes, container_milli, request_milli
+from state.model import ContainerKind, CpuPolicy, NodeView, Pod, PodClass, Pools
+from state.topology import Topology
+
+_CPU: Final = 1000
+_DEDICATED: Final = "dedicated/"
+_SHOWN: Final = 4
+"""Owners named in one message."""
+
+
+class CpuClaim(Struct, frozen=True, kw_only=True):
+    """One claim. ``owner``: the pool's name, ``dedicated/UID/CONTAINER`` for a container's own CPUs.
+
+    ``pods``: their uids, of BE work none; ``asked_milli``: thousandths of a CPU, of a pool the sum of its pods'
+    requests or its measured demand; ``asked`` and ``got``: CPUs; ``nodes``: the NUMA nodes of its CPUs; ``bound``:
+    those that were decided for it; ``rule``: the reason of the policy that decided; ``against``: what kept it from what
+    it asked, empty where it has that.
+    """
+
+    owner: str
+    pods: tuple[str, ...] = ()
+    asked_milli: int = 0
+    asked: int = 0
+    got: int = 0
+    nodes: tuple[int, ...] = ()
+    bound: tuple[int, ...] = ()
+    rule: str = ""
+    against: str = ""
+
+    @property
+    def cut(self) -> bool:
+        """Whether it has fewer CPUs than it asked, or others than were decided for it."""
+        return bool(self.against)
+
+    @property
+    def message(self) -> str:
+        """One sentence for people, of a claim that is cut."""
+        return f"{self.owner} has {self.got} of {self.asked} CPUs: {self.against}"
+
+
+def cpu_claims(view: NodeView, pools: Pools) -> tuple[CpuClaim, ...]:
+    """The claims of a finished plan: containers with CPUs of their own first, then the pools, BE work last."""
+    own = tuple(_own(view, pools))
+    # Those without CPUs of their own run in a pool, but their claim is their own.
+    owners = {uid for claim in own for uid in claim.pods}
+    members: dict[str, list[Pod]] = {}
+    for uid in sorted(view.pods):
+        pod = view.pods[uid]
+        if (name := pools.pool_of(pod)) is not None and name not in ("dedicated", "reclaimed") and uid not in owners:
+            members.setdefault(name, []).append(pod)
+    names = sorted({*pools.named, *members} - {DEFAULT})
+    shared = tuple(_pool(name, members.get(name, []), view, pools) for name in (*names, DEFAULT))
+    cpus = pools.reclaimed
+    be = CpuClaim(
+        owner="reclaimed",
+        asked_milli=pools.budget_milli,
+        asked=min(len(cpus), -(-pools.budget_milli // _CPU)),
+        got=len(cpus),
+        nodes=_nodes(cpus, view.topology),
+        rule=pools.reasons.get("reclaimed", ""),
+    )
+    return (*own, *shared, be)
+
+
+def plain(claims: tuple[CpuClaim, ...]) -> list[dict[str, object]]:
+    """The same as plain values, for documents."""
+    return [{**to_builtins(claim), "cut": claim.cut} for claim in claims]
+
+
+def _own(view: NodeView, pools: Pools) -> Iterator[CpuClaim]:
+    asked: dict[str, int] = {}
+    wanted = view.kubelet.policy is CpuPolicy.NONE or bool(pools.placed)
+    for uid, pod in view.pods.items():
+        if pod.pod_class is not PodClass.DEDICATED or not wanted:
+            continue
+        for container in pod.containers:
+            milli = container_milli(container) or 0
+            if container.kind in (ContainerKind.APP, ContainerKind.UNKNOWN) and milli >= _CPU:
+                asked[f"{uid}/{container.name or container.id}"] = milli
+    for key in sorted({*asked, *pools.dedicated}):
+        cpus = pools.dedicated.get(key, EMPTY)
+        milli = asked.get(key, _CPU * len(cpus))
+        owner, uid = f"{_DEDICATED}{key}", key.partition("/")[0]
+        bound = view.pods[uid].wish.nodes if uid in view.pods and key in pools.placed else ()
+        nodes = _nodes(cpus, view.topology)
+        rule = pools.reasons.get(owner, pools.reasons.get("dedicated" if key not in asked else "exclusive", ""))
+        against = ""
+        if len(cpus) < -(-milli // _CPU):
+            against = rule
+        elif bound and not set(nodes) <= set(bound):
+            against = f"not on NUMA node {CpuSet(bound)}, as decided; {_taken(CpuSet(bound), owner, view, pools)}"
+        yield CpuClaim(
+            owner=owner,
+            pods=(uid,),
+            asked_milli=milli,
+            asked=-(-milli // _CPU),
+            got=len(cpus),
+            nodes=nodes,
+            bound=bound,
+            rule=rule,
+            against=against,
+        )
+
+
+def _pool(name: str, pods: list[Pod], view: NodeView, pools: Pools) -> CpuClaim:
+    cpus = pools.named.get(name, pools.shared)
+    size = pools.sizes.get(name)
+    milli = size.wanted_milli if size is not None else sum(map(request_milli, pods))
+    asked = -(-milli // _CPU)
+    on = bound_nodes({"": name}).get("", EMPTY)
+    against = ""
+    together = name != DEFAULT and cpus == pools.shared
+    if together:
+        against = "no CPU left for a pool of its own: runs in the shared pool"
+    elif len(cpus) < asked:
+        against = _taken(on or CpuSet(view.topology.nodes()), name, view, pools)
+    else:
+        off = [pod for pod in pods if on and pod.wish.nodes and not set(on) & set(pod.wish.nodes)]
+        if off:
+            decided = CpuSet(node for pod in off for node in pod.wish.nodes)
+            against = f"not on NUMA node {decided}, as decided; {_taken(decided, name, view, pools)}"
+    return CpuClaim(
+        owner=name,
+        pods=tuple(pod.uid for pod in pods),
+        asked_milli=milli,
+        asked=asked,
+        got=0 if together else len(cpus),
+        nodes=_nodes(cpus, view.topology),
+        bound=tuple(on),
+        rule=pools.reasons.get(name, ""),
+        against=against,
+    )
+
+
+def _taken(nodes: CpuSet, name: str, view: NodeView, pools: Pools) -> str:
+    """Who has the CPUs of these nodes."""
+    there = CpuSet.union(map(view.topology.node_cpus, nodes))
+    owners: Mapping[str, CpuSet] = {
+        owner: part
+        for owner, cpus in {**by_pool(pools), "isolated": view.topology.isolated}.items()
+        if owner not in (name, "reclaimed") and (part := cpus & there)
+    }
+    largest = sorted(owners, key=lambda owner: (-len(owners[owner]), owner))
+    parts = [f"{owner} {len(owners[owner])}" for owner in largest[:_SHOWN]]
+    if len(largest) > _SHOWN:
+        parts.append(f"{len(largest) - _SHOWN} others {sum(len(owners[owner]) for owner in largest[_SHOWN:])}")
+    return f"of {len(there)} CPUs on NUMA node {nodes}: {', '.join(parts) or 'all are its own'}"
+
+
+def _nodes(cpus: CpuSet, topology: Topology) -> tuple[int, ...]:
+    return tuple(node for node in topology.nodes() if topology.node_cpus(node) & cpus)

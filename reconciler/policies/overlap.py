@@ -1,0 +1,127 @@
+"""Division of BE work's CPUs over the online pools, in mode overlap. Pure.
+
+Each pool can spare what its pods do not use: its CPUs less their measured use (the remembered peak where there is one,
+so that no sample moves a CPU), less their requests where the use is unknown. BE work is spread in proportion to that,
+and what is beyond it is placed where most is left of a pool, so that a saturated pool is covered last.
+
+What is held stays. A pool gives BE CPUs back once they are measured to be more than it can spare by more than a core,
+as far as others can take them.
+"""
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from cgroupfs.cpuset import CpuSet
+from reconciler.placement.pool_members import DEFAULT, request_milli
+from state.cpu import Uses
+from state.model import NodeView, Pod, PodClass, Pools
+
+_CPU: Final = 1000
+_STALE_S: Final = 15.0
+_DEFAULT_CLASSES: Final = frozenset({PodClass.SHARED, PodClass.DEDICATED})
+
+
+class PoolOverlap(NamedTuple):
+    """One pool's CPUs that BE work may use, and what the pool can spare of its CPUs (thousandths).
+
+    ``measured``: by its pods' use, and not by their requests, which move nothing that BE work has.
+    """
+
+    cpus: CpuSet
+    spare_milli: int
+    measured: bool = True
+
+    @property
+    def spare(self) -> int:
+        """Whole CPUs for BE work before it is in the way."""
+        return max(0, min(len(self.cpus), self.spare_milli // _CPU))
+
+
+def overlaps(view: NodeView, pools: Pools, counted: CpuSet) -> dict[str, PoolOverlap]:
+    """The online pools with CPUs among ``counted``, by key; CPUs of no pool (lent ones of others) are under ""."""
+    members: dict[str, list[Pod]] = {key: [] for key in (DEFAULT, *pools.named)}
+    owners = {key.partition("/")[0] for key in pools.dedicated}
+    for uid, pod in view.pods.items():
+        key = pools.bound.get(uid, DEFAULT)
+        if key != DEFAULT:
+            # A pool for which no CPU was left runs in the default one.
+            members[key if key in members else DEFAULT].append(pod)
+        elif pod.pod_class in _DEFAULT_CLASSES and uid not in owners:
+            members[DEFAULT].append(pod)
+    sets = {key: cpus for key, cpus in pools.named.items() if cpus != pools.shared} | {DEFAULT: pools.shared}
+    known = {key: _use(members[key], view.uses) for key in sets}
+    if known[DEFAULT] is None:
+        known[DEFAULT] = _rest(view, pools, known)
+    found: dict[str, PoolOverlap] = {}
+    left = counted
+    for key in sorted(sets):
+        cpus, use = sets[key] & left, known[key]
+        left -= cpus
+        if cpus:
+            asked = sum(map(request_milli, members[key])) if use is None else use
+            found[key] = PoolOverlap(cpus, _CPU * len(sets[key]) - asked, use is not None)
+    if left:
+        # Exclusive ones that are lent, or reserved ones: last, because the need of their owners is unknown.
+        found[""] = PoolOverlap(left, 0)
+    return found
+
+
+def _use(pods: list[Pod], uses: Uses) -> int | None:
+    """What the pods use together; None while that is not known of every one."""
+    total = 0.0
+    for pod in pods:
+        use = uses.get(pod.group.path)
+        if use is None or use.age_s > _STALE_S:
+            return None
+        total += max(use.peak_milli or 0.0, use.cpu_milli)
+    return round(total)
+
+
+def _rest(view: NodeView, pools: Pools, known: Mapping[str, int | None]) -> int | None:
+    """Use of the default pool: what online pods use in all, less the others'; exclusive CPUs by their idle time."""
+    cpu = view.cpu
+    others = [use for key, use in known.items() if key != DEFAULT]
+    if cpu is None or cpu.age_s is None or cpu.age_s > _STALE_S or None in others:
+        return None
+    if not all(number in cpu.idle for number in pools.dedicated_cpus):
+        return None
+    owned = sum(_CPU * (1.0 - cpu.idle[number]) for number in pools.dedicated_cpus)
+    return max(0, round(cpu.online_milli - owned - sum(use for use in others if use is not None)))
+
+
+def shares(count: int, found: Mapping[str, PoolOverlap], held: CpuSet, core: int) -> dict[str, int]:
+    """CPUs of each pool, ``count`` in all (all CPUs, if there are fewer). ``core``: threads of one."""
+    has = {key: len(held & overlap.cpus) for key, overlap in found.items()}
+    room = sum(max(0, overlap.spare - has[key]) for key, overlap in found.items())
+    # Over what it can spare: given back, as far as another pool has room, or fewer are wanted.
+    room += max(0, sum(has.values()) - count)
+    for key in sorted(found, key=lambda key: (found[key].spare - has[key], key)):
+        over = has[key] - found[key].spare
+        if over > core and found[key].measured:
+            step = min(over, room)
+            has[key] -= step
+            room -= step
+    while (missing := count - sum(has.values())) != 0:
+        chosen = _next(found, has) if missing > 0 else _last(found, has)
+        if chosen is None:
+            break
+        has[chosen] += 1 if missing > 0 else -1
+    return has
+
+
+def _next(found: Mapping[str, PoolOverlap], has: Mapping[str, int]) -> str | None:
+    """The pool that takes one more."""
+    open_ones = [key for key in sorted(found) if has[key] < len(found[key].cpus)]
+    spared = [key for key in open_ones if has[key] < found[key].spare]
+    if spared:
+        return min(spared, key=lambda key: (has[key] + 1) / found[key].spare)
+    return max(open_ones, key=lambda key: found[key].spare_milli / len(found[key].cpus), default=None)
+
+
+def _last(found: Mapping[str, PoolOverlap], has: Mapping[str, int]) -> str | None:
+    """The pool that takes one less."""
+    used = [key for key in sorted(found) if has[key]]
+    over = [key for key in used if has[key] > found[key].spare]
+    if over:
+        return min(over, key=lambda key: found[key].spare_milli / len(found[key].cpus))
+    return max(used, key=lambda key: has[key] / found[key].spare, default=None)

@@ -1,0 +1,49 @@
+"""Whole scenes: what fits gets what it requests, whatever came before. `make search` plays ten thousand of them."""
+
+import os
+
+import pytest
+
+from tests.reconciler.placement.scenes import Scene, play
+
+WHOLE = "BYPASSD_SEARCH" in os.environ
+SCENES = 10_000 if WHOLE else 300
+PARTS = 20
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_what_fits_is_neither_cut_nor_moved_off_its_node(part: int) -> None:
+    each = SCENES // PARTS
+    found = {seed: faults for seed in range(part * each, (part + 1) * each) if (faults := play(seed))}
+    assert found == {}
+
+
+@pytest.mark.parametrize("nodes", range(1, 13))
+def test_on_machines_of_one_to_twelve_nodes(nodes: int) -> None:
+    each = 100 if WHOLE else 5
+    found = {seed: faults for seed in range(each) if (faults := play(seed, nodes=nodes))}
+    assert found == {}
+
+
+def test_the_scenes_contain_every_kind_of_claim_and_event() -> None:
+    """A generator that no longer makes something would prove nothing about it."""
+    seen: set[str] = set()
+    for seed in range(60):
+        scene = Scene(seed)
+        seen |= {str(scene.config.shared.mode), f"static {scene.static}"}
+        seen |= {f"isolated {bool(scene.topology.isolated)}", f"offline {bool(scene.topology.offline)}"}
+        for text in scene.events(6):
+            pools = scene.settle()
+            seen |= {word for word in ("gone", "->") if word in text}
+            seen |= {f"reserved {bool(pools.reserved)}", f"interrupt {bool(pools.interrupt)}"}
+        for item in scene.pods.values():
+            kind = "exclusive" if item.wish.numa_exclusive else "cores" if item.wish.full_cores else "any"
+            bound = "decided" if item.wish.nodes else "bound" if item.wish.numa_binding else "unbound"
+            seen.add(f"{item.pod_class} {kind} {bound} {bool(item.wish.pool)}")
+    assert seen >= {
+        "overlap", "separate", "static True", "static False", "isolated True", "offline True", "gone", "->",
+        "reserved True", "interrupt True", "dedicated any unbound False", "dedicated any decided False",
+        "dedicated any bound False", "dedicated cores unbound False", "dedicated exclusive bound False",
+        "shared any decided False", "shared any bound True", "shared any unbound True", "shared any unbound False",
+        "reclaimed any unbound False",
+    }  # fmt: skip
