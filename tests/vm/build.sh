@@ -1,5 +1,5 @@
 #!/bin/bash
-# Make a virtual machine's disk: Debian with systemd, containerd, runc and Python, and the kernel it boots.
+# Make a virtual machine's disk: Debian with systemd, containerd, runc, crun and Python, and the kernel it boots.
 #
 #   tests/vm/build.sh [--force] [11|12|13]
 #
@@ -35,7 +35,7 @@ printf '%s\n' virtio_pci virtio_blk ext4 >"$1/etc/initramfs-tools/modules"
 HOOK
 chmod +x "$vm_dir/initramfs.hook"
 
-packages=linux-image-cloud-amd64,initramfs-tools,systemd,systemd-sysv,udev,dbus,kmod,procps,python3,containerd,runc,strace
+packages=linux-image-cloud-amd64,initramfs-tools,systemd,systemd-sysv,udev,dbus,kmod,procps,python3,containerd,runc,crun,strace
 # Debian 11 is archived: its last release is complete on the mirrors, its security updates are not.
 sources=()
 if [[ $suite == bullseye ]]; then sources=("deb http://deb.debian.org/debian bullseye main"); fi

@@ -50,6 +50,7 @@ if [[ $layout == v2 ]]; then
 else
     cpu=/sys/fs/cgroup/cpu set=/sys/fs/cgroup/cpuset weight=cpu.shares least=2 own=1000 quota=cpu.cfs_quota_us unlimited=-1
 fi
+runtime=runc
 manager=(org.freedesktop.systemd1 /org/freedesktop/systemd1 org.freedesktop.systemd1.Manager)
 if [[ $layout == v2 ]]; then property=(CPUWeight t 1); else property=(CPUShares t 2); fi
 make_pod() {
@@ -94,6 +95,7 @@ start_container() {
     else
         group=$pod/$id cgroup=$group
     fi
+    flags+=(--runc-binary "$runtime")
     arguments='"/app", "/out/'$id'", "'${1:-sleep}'"'
     [[ $# -lt 2 ]] || arguments+=', "'$2'"'
     for path in "$cpu$group/$weight" "$set$group/cpuset.cpus"; do arguments+=', "'$path'"'; done
@@ -121,19 +123,21 @@ end_container() {
 # The container's own report: weight, and CPUs as the kernel gave them to it.
 bounded_from_the_start() { grep -q "/$weight	$least\$" "/tmp/out/$id" && ! grep -q "^affinity	0,1\$" "/tmp/out/$id"; }
 
-# before_exec NUMBER: so many containers, one after the other, each bounded before its first instruction by its own report.
+# before_exec NUMBER RUNTIME: so many containers, one after the other, each bounded before its first instruction by its
+# own report.
 before_exec() {
-    local good=0 number
+    local good=0 number runtime=$2
     for ((number = 100; number < 100 + $1; number++)); do
+        rm -rf /tmp/out/*
         start_container $number || break
         until [[ -e /tmp/out/$id ]]; do sleep 0.2; done
         bounded_from_the_start && good=$((good + 1))
-        check "container $((number - 99)) has the least weight" reads "$cpu$group/$weight" $least
+        check "container $((number - 99)) of $runtime has the least weight" reads "$cpu$group/$weight" $least
         end_container
     done
-    echo "        $good of $1 containers report it of their first instruction"
+    echo "        $good of $1 containers of $runtime report it of their first instruction"
     # Software emulation delays both sides by seconds: one start may be late, the mechanism itself may not fail.
-    check "BE containers are bounded before their first instruction" test $((good + 1)) -ge "$1"
+    check "BE containers of $runtime are bounded before their first instruction" test $((good + 1)) -ge "$1"
 }
 
 if [[ -e $stage ]]; then
@@ -181,7 +185,8 @@ check "the loop has its priority" bash -c "[ \$(awk '{print \$19}' /proc/$(main_
 check "status works" bypassctl status
 check "doctor finds no fault" bypassctl doctor
 check "the daemon's log has no refusal" bash -c "! journalctl -u bypassd -o cat | grep -E 'EPERM|cannot set the scheduling|Operation not permitted'"
-before_exec 5
+before_exec 5 runc
+before_exec 3 crun
 group=$burner
 check "reload" systemctl reload bypassd
 
