@@ -7,7 +7,7 @@ PACKAGES := cgroupfs resctrl state reconciler tests
 # More for `make run`: ARGS="--seconds 300 --kubelet static-1.22 --containers fake"
 ARGS ?=
 
-.PHONY: run test setup lint types unit search e2e scenes vm vmcores bench protos docs lock artifact artifact-test artifact-lock clean help
+.PHONY: run test setup lint types unit search e2e scenes vm vmcores bench protos docs lock artifact deb rpm artifact-test artifact-lock image image-test clean help
 
 help: ## what there is
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -92,19 +92,43 @@ protos: setup ## generate the CRI messages anew
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. reconciler/sources/criapi/cri.proto
 	$(BIN)/python -m tests.e2e.criapi
 
-docs: setup ## write the generated files: example configuration, its documentation, completion, the drawing of the rooms
+docs: setup ## write the generated files: example configuration, its documentation, completion, rights, the drawing of the rooms
 	$(BIN)/python -m reconciler.config.docs
 	$(BIN)/python -m reconciler.cli.completion
+	$(BIN)/python -m reconciler.cli.rights
 	$(BIN)/python -m tests.architecture draw
+
+VERSION = $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml)
+TARBALL = bypassd-$(VERSION)-linux-x86_64.tar.gz
 
 artifact: setup ## the self-contained tarball for hosts without Python: dist/ (Debian 12 with apt; a minute)
 	$(BIN)/python deploy/artifact/build.py
 
-artifact-test: setup ## build the tarball twice and test it: the same bytes, an empty root, installation and removal
-	$(BIN)/python deploy/artifact/build.py
-	$(BIN)/python deploy/artifact/build.py --output dist/again --cache dist/cache
-	BYPASSD_ARTIFACT="$$(echo $(CURDIR)/dist/bypassd-*.tar.gz)" BYPASSD_ARTIFACT_AGAIN="$$(echo $(CURDIR)/dist/again/bypassd-*.tar.gz)" \
+deb: artifact ## the same as a Debian package
+	$(BIN)/python deploy/artifact/deb.py dist/$(TARBALL) --output dist
+
+rpm: artifact ## the same as an RPM package
+	deploy/setup-debian.sh --also rpmbuild=rpm
+	$(BIN)/python deploy/artifact/rpm.py dist/$(TARBALL) --output dist
+
+# The second time with another umask, time zone and directory.
+artifact-test: deb rpm ## build all three twice and test them: the same bytes, contents, installation, upgrade, removal
+	deploy/setup-debian.sh --also lintian=lintian mandoc=mandoc lexgrog=man-db shellcheck=shellcheck
+	umask 077; export TZ=Pacific/Auckland; \
+		$(BIN)/python deploy/artifact/build.py --output dist/again --cache dist/cache && \
+		$(BIN)/python deploy/artifact/deb.py dist/again/$(TARBALL) --output dist/again && \
+		$(BIN)/python deploy/artifact/rpm.py dist/again/$(TARBALL) --output dist/again
+	BYPASSD_ARTIFACT="$(CURDIR)/dist/$(TARBALL)" BYPASSD_ARTIFACT_AGAIN="$(CURDIR)/dist/again/$(TARBALL)" \
 		$(BIN)/python -m pytest -q tests/artifact
+
+image: setup ## the container image, an OCI layout of the tarball's tree: dist/ (no daemon needed; a minute)
+	$(BIN)/python deploy/artifact/image.py
+
+image-test: setup ## build the image twice and test it: the same bytes, and the DaemonSet's pod under containerd (root)
+	$(BIN)/python deploy/artifact/image.py
+	$(BIN)/python deploy/artifact/image.py --output dist/again --cache dist/cache
+	BYPASSD_IMAGE="$$(echo $(CURDIR)/dist/bypassd-*-image-*.tar)" BYPASSD_IMAGE_AGAIN="$$(echo $(CURDIR)/dist/again/bypassd-*-image-*.tar)" \
+		$(BIN)/python -m pytest -q tests/artifact/test_image.py
 
 artifact-lock: setup ## pin the Debian packages of the tarball's interpreter anew (after apt-get update)
 	$(BIN)/python deploy/artifact/build.py --lock

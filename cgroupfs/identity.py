@@ -17,6 +17,7 @@ from msgspec import Struct
 
 _MOST: Final = 64 * 1024
 _POD: Final = "kubepods"
+_OUTSIDE: Final = ":/.."
 _UNSET_LOGIN: Final = "4294967295"
 _KUBELETS: Final = frozenset({"kubelet", "hyperkube", "kubelite", "k3s", "k3s-server", "k3s-agent", "edgecore"})
 _RUNTIMES: Final = frozenset(
@@ -98,8 +99,8 @@ def identify(pid: int, root: str = "/") -> WriterProcess:
 def _kind(pid: int, comm: str, program: str, directory: str) -> WriterKind:
     names = {comm, program}
     groups = _read(f"{directory}/cgroup", _MOST)
-    # A list that is cut off may hide the pod's group.
-    in_pod = _POD in groups or len(groups) >= _MOST
+    # A list that is cut off may hide the pod's group, and so does a path relative to a cgroup namespace.
+    in_pod = _POD in groups or _OUTSIDE in groups or len(groups) >= _MOST
     component = _component(pid, comm, names, program)
     if component is not None and (not in_pod or _is_part(names)) and _is_hosts(directory, in_pod=in_pod):
         return component

@@ -23,7 +23,10 @@ from cgroupfs.errors import InputError
 
 KUBEPODS: Final = "kubepods"
 _SLICE: Final = ".slice"
-_CONTAINER: Final = re.compile(r"(?:(?P<prefix>cri-containerd|crio|docker)-)?(?P<id>[0-9a-f]{64})(?P<scope>\.scope)?")
+# "kata_": the one group of a virtual machine, named after the pod's sandbox.
+_CONTAINER: Final = re.compile(
+    r"(?:kata_|(?P<prefix>cri-containerd|crio|docker)-)?(?P<id>[0-9a-f]{64})(?P<scope>\.scope)?"
+)
 # The kubelet takes the text after "pod" for the uid; a static pod's manifest may name any. The first character excludes
 # names that only begin like a pod's.
 _POD: Final = re.compile(r"pod(?P<uid>[0-9A-Za-z][0-9A-Za-z.-]*)")

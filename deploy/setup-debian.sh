@@ -1,10 +1,11 @@
 #!/bin/sh
 # Installs what `make` needs on a bare Debian 12: a Python with venv, a C compiler for the benchmark's reference,
-# containerd with runc for the tests with real containers, and FUSE for those that mount a model of resctrl. Does
+# containerd with runc and crun for the tests with real containers, and FUSE for those that mount a model of resctrl. Does
 # nothing, and uses no network, when all is there.
 #
 #   setup-debian.sh           install what is missing (root with apt), else say what is missing and how to get it
 #   setup-debian.sh --check   only say; exit code 1 when something is missing
+#   setup-debian.sh --also PROGRAM=PACKAGE...   these too
 #
 # Only Python is a must: without the others, what needs them is skipped and says so. Exit code 1: Python is missing.
 set -eu
@@ -34,11 +35,23 @@ if ! command -v containerd >/dev/null 2>&1; then
     nice="$nice${nice:+ }containerd runc"
 fi
 
+# A second OCI runtime, which the tests run beside runc: 1.7 MB with its library.
+if ! command -v crun >/dev/null 2>&1; then
+    nice="$nice${nice:+ }crun"
+fi
+
 # Asked through the Python that will load it. The package brings the library under whatever name this Debian has.
 if [ -z "$must" ] && ! "$python" -c 'import sys
 from ctypes.util import find_library
 sys.exit(not (find_library("fuse") or find_library("fuse3")))' 2>/dev/null; then
     nice="$nice${nice:+ }fuse3"
+fi
+
+if [ "${1:-}" = "--also" ]; then
+    shift
+    for pair in "$@"; do
+        command -v "${pair%%=*}" >/dev/null 2>&1 || nice="$nice${nice:+ }${pair#*=}"
+    done
 fi
 
 missing="$must${must:+${nice:+ }}$nice"

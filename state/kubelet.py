@@ -21,6 +21,7 @@ from state.model import CpuPolicy
 __all__ = [
     "CPU_STATE",
     "DEVICES",
+    "DEVICE_PLUGINS",
     "KUBELET_ROOT",
     "MEMORY_STATE",
     "POD_STATUS",
@@ -44,7 +45,13 @@ __all__ = [
 CPU_STATE: Final = "cpu_manager_state"
 MEMORY_STATE: Final = "memory_manager_state"
 POD_STATUS: Final = "pod_status_manager_state"
-DEVICES: Final = "device-plugins/kubelet_internal_checkpoint"
+DEVICE_PLUGINS: Final = "/var/lib/kubelet/device-plugins"
+"""The device manager's socket and checkpoint, whatever the kubelet's root directory is.
+
+Source: Kubernetes, constants of the device plugin API (``DevicePluginPath``; the checkpoint is in the directory of
+``KubeletSocket``), unchanged since 1.10.
+"""
+DEVICES: Final = f"{DEVICE_PLUGINS}/kubelet_internal_checkpoint"
 KUBELET_ROOT: Final = "/var/lib/kubelet"
 
 

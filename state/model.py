@@ -213,6 +213,8 @@ class Pod(Struct, frozen=True, kw_only=True):
     memory: MemoryPreferences = MemoryPreferences()
     meta_source: str = "cgroup"
     """The sources that contributed, strongest first, joined by "+"."""
+    sandbox: str | None = None
+    """The runtime that runs the pod in a machine or kernel of its own: it is bounded at its directory, as a whole."""
 
     @property
     def pod_class(self) -> PodClass:

@@ -51,7 +51,7 @@ def test_the_unit_is_notified_watched_reloaded_and_not_restarted_into_a_wall() -
     assert settings["ProtectControlGroups"] == "no"
     # An installation waits for the start; the daemon is ready after 30 s at the latest.
     assert 30 < int(settings["TimeoutStartSec"]) <= 120
-    # SCHED_RESET_ON_FORK, and disk rules that name /dev/...: both need what a stricter sandbox takes away.
+    # SCHED_FIFO for the loop, and disk rules that name /dev/...: both need what a stricter sandbox takes away.
     assert (settings["RestrictRealtime"], settings["PrivateDevices"], settings["DevicePolicy"]) == (
         "no",
         "no",
@@ -113,6 +113,7 @@ def drop_in(document: str) -> str:
         ("file systems", {"statfs", "fstatfs", "getdents64"}),
         ("network of BE pods", {"bpf"}),
         ("core scheduling", {"prctl"}),
+        ("priority", {"sched_setscheduler", "setpriority", "prlimit64"}),
     ],
 )
 def test_the_unit_lets_everything_that_is_on_without_a_drop_in_call_the_kernel(what: str, calls: set[str]) -> None:
@@ -213,9 +214,16 @@ def machine(tmp_path: Path) -> Machine:
     made.has("python3")
     made.has("cc")
     made.has("containerd")
+    made.has("crun")
     made.has("id", "echo 0")
     made.has("apt-get", 'log apt-get "$@"')
     return made
+
+
+def test_set_up_installs_the_second_runtime_for_the_tests(machine: Machine) -> None:
+    (machine.bin / "crun").unlink()
+    machine.set_up()
+    assert machine.installed()[-1].split()[-1] == "crun"
 
 
 def test_set_up_does_nothing_where_everything_is_there(machine: Machine) -> None:
@@ -244,6 +252,13 @@ def test_set_up_installs_fuse_for_a_python_that_finds_no_library_of_it(machine: 
     machine.has("python3", 'case "$2" in *find_library*) exit 1 ;; esac')
     assert machine.set_up() == (0, "setup: installing fuse3\n")
     assert machine.installed()[1].endswith(" fuse3")
+
+
+def test_set_up_installs_more_when_asked_to(machine: Machine) -> None:
+    machine.has("rpmbuild")
+    assert machine.set_up("--also", "rpmbuild=rpm") == (0, "")
+    assert machine.set_up("--also", "rpmbuild=rpm", "lint-this=lint") == (0, "setup: installing lint\n")
+    assert machine.installed()[1].endswith(" lint")
 
 
 def test_set_up_checks_only_when_asked_to(machine: Machine) -> None:

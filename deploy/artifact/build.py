@@ -18,14 +18,16 @@ import io
 import os
 import re
 import shutil
-import stat
 import subprocess
 import sys
 import tarfile
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
+
+import manual
 
 HERE: Final = Path(__file__).resolve().parent
 REPOSITORY: Final = HERE.parent.parent
@@ -37,6 +39,7 @@ PACKAGES: Final = (
     *("python3.11-minimal", "libpython3.11-minimal", "libpython3.11-stdlib", "libc6", "zlib1g", "libexpat1", "libssl3"),
     *("libffi8", "libsqlite3-0", "libuuid1", "libbz2-1.0", "liblzma5", "libcrypt1", "libstdc++6", "libgcc-s1"),
 )
+LOADER: Final = "ld-linux-x86-64.so.2"
 LIBRARIES: Final = ("lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu", "lib64")
 NOT_NEEDED: Final = frozenset(
     {
@@ -231,6 +234,13 @@ def add_ours(tree: Path) -> None:
         target = tree / "share/bypassd/docs" / path.name
         target.parent.mkdir(exist_ok=True)
         shutil.copy(path, target)
+    date = time.strftime("%Y-%m-%d", time.gmtime(commit_time()))
+    for page in ("bypassd.8", "bypassctl.1"):
+        target = tree / f"share/man/man{page[-1]}" / page
+        target.parent.mkdir(parents=True)
+        text = (REPOSITORY / f"docs/{page}.md").read_text()
+        target.write_text(manual.roff(text, date, f"bypassd {version()}"))
+    (tree / "share/man/man1/state-dump.1").write_text(".so man1/bypassctl.1\n")
     unit = (REPOSITORY / "deploy/bypassd.service").read_text()
     (tree / "share/bypassd/bypassd.service").write_text(unit)
     shutil.copy(HERE / "install.sh", tree / "install.sh")
@@ -310,8 +320,8 @@ def entries(tree: Path, top: str, when: int) -> Iterator[tuple[tarfile.TarInfo, 
             yield info, None
             continue
         data = path.read_bytes()
-        runs = path.parent.name == "bin" or path.name == "install.sh" or bool(path.stat().st_mode & stat.S_IXUSR)
-        info.size, info.mode = len(data), 0o755 if runs and path.suffix != ".py" else 0o644
+        runs = path.parent == tree / "bin" or path.name in {"install.sh", LOADER}
+        info.size, info.mode = len(data), 0o755 if runs else 0o644
         yield info, data
 
 
@@ -336,22 +346,30 @@ def version() -> str:
     return match[1]
 
 
+def build_tree(tree: Path, cache: Path) -> None:
+    """The finished tree, at a path that does not exist yet; each kind of artifact packs this one.
+
+    ``cache`` is the directory of fetched Debian packages; it is made. Errors: `BuildError`.
+    """
+    cache.mkdir(parents=True, exist_ok=True)
+    (tree / "lib").mkdir(parents=True)
+    add_runtime(tree, cache)
+    add_python_packages(tree)
+    add_ours(tree)
+    add_launcher(tree)
+    compile_all(tree)
+    check_libraries(tree)
+    check_imports(tree)
+    add_build_id(tree)
+
+
 def build(output: Path, cache: Path) -> Path:
     """The tarball. Errors: `BuildError`."""
     output.mkdir(parents=True, exist_ok=True)
-    cache.mkdir(parents=True, exist_ok=True)
     name = f"bypassd-{version()}-linux-x86_64"
     with tempfile.TemporaryDirectory(dir=output) as scratch:
         tree = Path(scratch, name)
-        (tree / "lib").mkdir(parents=True)
-        add_runtime(tree, cache)
-        add_python_packages(tree)
-        add_ours(tree)
-        add_launcher(tree)
-        compile_all(tree)
-        check_libraries(tree)
-        check_imports(tree)
-        add_build_id(tree)
+        build_tree(tree, cache)
         result = output / f"{name}.tar.gz"
         pack(tree, result, name, commit_time())
     digest = hashlib.sha256(result.read_bytes()).hexdigest()
@@ -371,7 +389,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             write_lock()
             return 0
         result = build(given.output.resolve(), given.cache.resolve())
-    except BuildError as exc:
+    except (BuildError, manual.ManualError) as exc:
         print(f"build.py: {exc}", file=sys.stderr)
         return 1
     print(f"{result} ({result.stat().st_size / 2**20:.1f} MiB)")

@@ -53,6 +53,7 @@ tree=$root$prefix
 units=$root/etc/systemd/system
 config=$root/etc/bypassd
 programs="bypassd bypassctl state-dump"
+manuals="man8/bypassd.8 man1/bypassctl.1 man1/state-dump.1"
 changed=no
 
 say() { echo "install.sh: $*"; }
@@ -83,6 +84,9 @@ link() {
     run mkdir -p "$(dirname "$2")"
     run ln -sfn "$1" "$2"
 }
+unlink() {
+    if [ "$(readlink "$2" 2>/dev/null || true)" = "$1" ]; then run rm -f "$2"; fi
+}
 
 check() {
     [ "$(uname -s)" = Linux ] || fail "expected Linux; this is $(uname -s)"
@@ -94,6 +98,10 @@ check() {
     rest=${release#*.}
     minor=${rest%%[!0-9]*}
     [ "$major" -gt 3 ] || { [ "$major" = 3 ] && [ "$minor" -ge 10 ]; } || fail "expected Linux 3.10 or later; this is $release"
+    # A unit in /etc would precede the package's, and both would use one store.
+    for unit in "$root/lib/systemd/system/bypassd.service" "$root/usr/lib/systemd/system/bypassd.service"; do
+        [ ! -e "$unit" ] || fail "a package of bypassd is installed; remove it first: apt-get remove bypassd, or rpm -e bypassd"
+    done
     [ -x "$here/bin/bypassd" ] || fail "run it in the unpacked tarball: $here has no bin/bypassd"
     "$here/bin/bypassd" --version >/dev/null || fail "the program of the tarball does not run on this machine"
 }
@@ -122,6 +130,7 @@ install_files() {
     if [ ! -e "$config/config.yaml" ]; then put "$here/share/bypassd/config.yaml" "$config/config.yaml" 600; fi
     put "$here/share/bypassd/completion/bypassctl.bash" "$root/usr/share/bash-completion/completions/bypassctl" 644
     for program in $programs; do link "$prefix/bin/$program" "$root/usr/local/bin/$program"; done
+    for page in $manuals; do link "$prefix/share/man/$page" "$root/usr/local/share/man/$page"; done
 }
 
 install() {
@@ -176,11 +185,8 @@ uninstall() {
     fi
     if systemd && systemctl is-enabled --quiet bypassd.service 2>/dev/null; then run systemctl disable bypassd.service; fi
     run rm -f "$units/bypassd.service" "$root/usr/share/bash-completion/completions/bypassctl"
-    for program in $programs; do
-        if [ "$(readlink "$root/usr/local/bin/$program" 2>/dev/null || true)" = "$prefix/bin/$program" ]; then
-            run rm -f "$root/usr/local/bin/$program"
-        fi
-    done
+    for program in $programs; do unlink "$prefix/bin/$program" "$root/usr/local/bin/$program"; done
+    for page in $manuals; do unlink "$prefix/share/man/$page" "$root/usr/local/share/man/$page"; done
     if systemd; then run systemctl daemon-reload; fi
     run rm -rf "$root/var/cache/bypassd" "$root/run/bypassd"
     if [ $purge = yes ]; then run rm -rf "$config" "$root/var/lib/bypassd" "$units/bypassd.service.d"; fi

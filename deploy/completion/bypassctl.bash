@@ -5,7 +5,7 @@
 #    source ~/.local/share/bash_completion/bypassctl
 # See also: https://github.com/scop/bash-completion/blob/main/doc/configuration.md
 
-_shtab_bypassctl_subparsers=(status explain diff dump restore thaw hold release holds headroom evictions alerts alert interference simulate reload doctor capture plan config)
+_shtab_bypassctl_subparsers=(status explain diff dump restore thaw hold release holds headroom evictions alerts alert interference simulate reload doctor capture plan init config)
 
 _shtab_bypassctl_status_option_strings=(-h --help --output -o --config --socket --store --root)
 _shtab_bypassctl_explain_option_strings=(-h --help --history --processes --output -o --config --socket --store --root)
@@ -26,7 +26,8 @@ _shtab_bypassctl_reload_option_strings=(-h --help --output -o --config --socket 
 _shtab_bypassctl_doctor_option_strings=(-h --help --output -o --config --socket --store --root)
 _shtab_bypassctl_capture_option_strings=(-h --help --interval --output -o --config --socket --store --root)
 _shtab_bypassctl_plan_option_strings=(-h --help --machine --pods --output -o --config --socket --store --root)
-_shtab_bypassctl_config_option_strings=(-h --help --config --socket --store --root)
+_shtab_bypassctl_init_option_strings=(-h --help --from --server --ca --token-file --to --namespace --days --use --test --dry-run --config --socket --store --root)
+_shtab_bypassctl_config_option_strings=(-h --help --output -o --config --socket --store --root)
 _shtab_bypassctl_option_strings=(-h --help --version)
 
 _shtab_bypassctl_status___config_COMPGEN=_shtab_compgen_files
@@ -108,6 +109,14 @@ _shtab_bypassctl_plan___config_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_plan___socket_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_plan___store_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_plan___root_COMPGEN=_shtab_compgen_files
+_shtab_bypassctl_init___from_COMPGEN=_shtab_compgen_files
+_shtab_bypassctl_init___ca_COMPGEN=_shtab_compgen_files
+_shtab_bypassctl_init___token_file_COMPGEN=_shtab_compgen_files
+_shtab_bypassctl_init___to_COMPGEN=_shtab_compgen_files
+_shtab_bypassctl_init___config_COMPGEN=_shtab_compgen_files
+_shtab_bypassctl_init___socket_COMPGEN=_shtab_compgen_files
+_shtab_bypassctl_init___store_COMPGEN=_shtab_compgen_files
+_shtab_bypassctl_init___root_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_config___config_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_config___socket_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_config___store_COMPGEN=_shtab_compgen_files
@@ -150,8 +159,12 @@ _shtab_bypassctl_capture___output_choices=(table json yaml)
 _shtab_bypassctl_capture__o_choices=(table json yaml)
 _shtab_bypassctl_plan___output_choices=(table json yaml)
 _shtab_bypassctl_plan__o_choices=(table json yaml)
+_shtab_bypassctl_init_pos_0_choices=(credentials)
+_shtab_bypassctl_init___use_choices=(pods kubelet eviction events)
 _shtab_bypassctl_config_pos_0_choices=(show explain schema)
-_shtab_bypassctl_pos_0_choices=(status explain diff dump restore thaw hold release holds headroom evictions alerts alert interference simulate reload doctor capture plan config)
+_shtab_bypassctl_config___output_choices=(table json yaml)
+_shtab_bypassctl_config__o_choices=(table json yaml)
+_shtab_bypassctl_pos_0_choices=(status explain diff dump restore thaw hold release holds headroom evictions alerts alert interference simulate reload doctor capture plan init config)
 
 _shtab_bypassctl_status__h_nargs=0
 _shtab_bypassctl_status___help_nargs=0
@@ -195,6 +208,10 @@ _shtab_bypassctl_capture__h_nargs=0
 _shtab_bypassctl_capture___help_nargs=0
 _shtab_bypassctl_plan__h_nargs=0
 _shtab_bypassctl_plan___help_nargs=0
+_shtab_bypassctl_init__h_nargs=0
+_shtab_bypassctl_init___help_nargs=0
+_shtab_bypassctl_init___test_nargs=0
+_shtab_bypassctl_init___dry_run_nargs=0
 _shtab_bypassctl_config__h_nargs=0
 _shtab_bypassctl_config___help_nargs=0
 _shtab_bypassctl_pos_0_nargs=A...

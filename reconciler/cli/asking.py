@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 import trio
@@ -14,6 +14,7 @@ from cgroupfs.errors import AgentError, SourceError
 from cgroupfs.pressure import PressureResource, node_pressure_file, try_trigger
 from reconciler.cli.client import Denied, Unreachable, exchange
 from reconciler.cli.nodeview import InspectedNode, marks_of, read_number
+from reconciler.clients.api_identity import own_identity
 from reconciler.clients.command import Command
 from reconciler.clients.http import HttpEndpoint, HttpResponse, HttpSession
 from reconciler.clients.kube import KubeApi, status_of
@@ -53,6 +54,8 @@ class QueryResults(Struct, kw_only=True):
     daemon: str | None = None
     daemon_reasons: tuple[str, ...] = ()
     daemon_pid: int | None = None
+    daemon_state: Mapping[str, object] | None = None
+    """What the running daemon uses: the section ``agent`` of its document; None: not queried, or no answer."""
     fanotify: bool | None = None
     fanotify_problem: str = ""
     api_problem: str | None = None
@@ -76,7 +79,8 @@ def query_node(node: InspectedNode) -> QueryResults:
         results.pressure_window_s, results.pressure_problem = _pressure_trigger(node)
     _ask_daemon(node, results)
     marks = marks_of(node.config)
-    peer = kubelet_peer(node.config.kubelet, node.kubelet)
+    identity = own_identity(node.config.apiserver, root=node.root)
+    peer = kubelet_peer(node.config.kubelet, node.kubelet, identity)
     results.cri_socket = cri_socket(node.config.runtime, node.kubelet, node.root)
     eviction = node.config.eviction
     by_api = eviction.enabled and EvictionMethodName.API in eviction.means.order
@@ -153,6 +157,9 @@ def _ask_daemon(node: InspectedNode, results: QueryResults) -> None:
         results.daemon = "ready" if answer["ready"] else "not ready"
         results.daemon_reasons = tuple(answer["reasons"])
         results.daemon_pid = _daemon_pid(node)
+        _, body = exchange(node.socket, "GET", "/state?section=agent", timeout_s=2.0)
+        state = json.loads(body)["agent"]
+        results.daemon_state = state if isinstance(state, dict) else None
     except Unreachable:
         results.daemon = None
     except Denied as exc:
@@ -185,33 +192,43 @@ def _ask_kernel(node: InspectedNode, results: QueryResults) -> None:
 async def ask_api(node: InspectedNode, results: QueryResults) -> None:
     """Whether bypassd could evict a pod: a review of rights, which changes nothing."""
     api = KubeApi(node.config.apiserver, root=node.root, kubelets=node.kubelet.kubeconfig)
-    wanted = {"verb": "create", "resource": "pods", "subresource": "eviction"}
+    try:
+        results.api_problem = await denied(api, "create", "pods/eviction", timeout_s=_API_S)
+    finally:
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + 1.0):
+            await api.aclose()
+
+
+async def denied(api: KubeApi, verb: str, resource: str, *, timeout_s: float) -> str:
+    """Why a request would be refused, by a review of rights; empty: it would not.
+
+    ``resource`` is one of the core group, its subresource after a slash.
+    """
+    kind, _, part = resource.partition("/")
+    wanted = {"verb": verb, "resource": kind, **({"subresource": part} if part else {})}
     review = {
         "apiVersion": "authorization.k8s.io/v1",
         "kind": "SelfSubjectAccessReview",
         "spec": {"resourceAttributes": wanted},
     }
     try:
-        answer = await api.request("POST", _REVIEWS, review, timeout_s=_API_S)
-        results.api_problem = _may_not(answer)
+        answer = await api.request("POST", _REVIEWS, review, timeout_s=timeout_s)
     except SourceError as exc:
-        results.api_problem = str(exc)
-    finally:
-        with trio.CancelScope(shield=True, deadline=trio.current_time() + 1.0):
-            await api.aclose()
+        return str(exc)
+    return _may_not(answer, f"{verb} {resource}")
 
 
-def _may_not(answer: HttpResponse) -> str:
-    """Why we may not evict; empty: we may."""
+def _may_not(answer: HttpResponse, wanted: str) -> str:
+    """Why it is refused; empty: it is allowed."""
     if answer.status not in {200, 201}:
         api_status = status_of(answer)
         return f"API server: HTTP {answer.status}{f': {api_status.message}' if api_status.message else ''}"
     try:
         status = json.loads(answer.body)["status"]
         allowed, reason = bool(status["allowed"]), str(status.get("reason") or "")
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return "API server: not a Kubernetes API server"
-    return "" if allowed else f"API server: not allowed to create pods/eviction{f' ({reason})' if reason else ''}"
+    return "" if allowed else f"API server: not allowed to {wanted}{f' ({reason})' if reason else ''}"
 
 
 def _taskstats_problem() -> str:

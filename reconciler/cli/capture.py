@@ -14,7 +14,7 @@ import msgspec
 from cgroupfs.errors import AgentError
 from cgroupfs.usage import UsageReader
 from reconciler import __version__
-from reconciler.cli import masks, recorded
+from reconciler.cli import masks, places, recorded
 from reconciler.cli.asking import QueryResults, query_node
 from reconciler.cli.blocks import StyledText
 from reconciler.cli.document import fetch
@@ -68,6 +68,7 @@ def take(node: InspectedNode, sink: ArchiveWriter, options: Namespace, name: str
         readings = [first, second] if second is not None else [first]
         sink.put(recorded.USAGE, msgspec.json.encode(readings))
     gatherer.everything()
+    config = "/" + os.path.relpath(places.config_path(options), node.root)
     about = CaptureInfo(
         version=__version__,
         node=name,
@@ -79,6 +80,7 @@ def take(node: InspectedNode, sink: ArchiveWriter, options: Namespace, name: str
         ),
         cri=_summary("CRI", results.cri_version is not None, len(results.cri_pods), results.cri_problem, node),
         problems=(*problems, *gatherer.problems),
+        config=config if not config.startswith("/..") else None,
     )
     sink.put(recorded.ABOUT, msgspec.json.encode(about))
     return about

@@ -92,7 +92,7 @@ class CaptureCollector:
             self.one(f"{kubelet_config.root_dir}/{name}")
         for name in (POD_STATUS, ALLOCATED_PODS, ACTUATED_PODS):
             self.one(f"{kubelet_config.root_dir}/{name}", masks.mask_allocations)
-        self.one(f"{kubelet_config.root_dir}/{DEVICES}", masks.mask_devices)
+        self.one(DEVICES, masks.mask_devices)
         if node.config.static_manifests:
             self._named(node.config.static_manifests, "[!.]*", FileRule.OPERATOR, masks.mask_yaml_text)
         elif kubelet_config.static_pod_path:

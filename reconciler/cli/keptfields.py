@@ -62,7 +62,10 @@ BUNDLE: Final[Shape] = {
             "pids": {"limit": ""},
         },
     },
-    # ... and runc's state.json, which have no field in common.
+    # ... runc's state.json and crun's status, which have no field in common.
+    "pid": "",
+    "cgroup-path": "",
+    "status": "",
     "id": "",
     "init_process_pid": "",
     "cgroup_paths": "texts",

@@ -13,6 +13,7 @@ from cgroupfs.errors import AgentError, InputError
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.options import COMMANDS, parser
 from reconciler.runtime import streams
+from reconciler.runtime.cgroup_namespace import join_host_cgroups
 from reconciler.runtime.lazy import load
 
 
@@ -36,6 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _until_written(parts: Sequence[str], only: str | None) -> int:
     try:
         options = parser(only).parse_args(parts)
+        # What cannot be read without it, the command itself reports.
+        join_host_cgroups()
         command = cast(Callable[[Namespace], int], load(f"reconciler.cli.{options.module}:run"))
         code = int(command(options))
     except SystemExit as exc:

@@ -12,10 +12,10 @@ from msgspec.structs import replace
 from cgroupfs.bounded import whole
 from cgroupfs.errors import SourceError
 from cgroupfs.hierarchy import Hierarchy
-from cgroupfs.naming import Driver, Layout, detect_layout
+from cgroupfs.naming import Layout
 from reconciler.cli import places
 from reconciler.config import load
-from reconciler.config.environment import read_kubelet, runtime_dirs
+from reconciler.config.environment import find_layout, read_kubelet, runtime_dirs
 from reconciler.config.model import Config
 from reconciler.config.read_keys import read_keys
 from reconciler.pods.classify import merge_rules
@@ -105,12 +105,13 @@ def inspect_node(options: Namespace, *, strict: bool = False) -> InspectedNode:
         config = replace(config, node=replace(config.node, root=os.path.abspath(options.root)))
     root = config.node.root
     store = options.store or (config.store.path if root == "/" else os.path.join(root, config.store.path.lstrip("/")))
-    kubelet = read_kubelet(config)
+    # A copied node's name is not in this process's environment.
+    kubelet = read_kubelet(config) if root == "/" else read_kubelet(config, {})
     hierarchy = layout = None
     pods: dict[str, PodDirs] = {}
     try:
         hierarchy = Hierarchy.detect(root)
-        layout = _layout(config, hierarchy, kubelet)
+        layout = find_layout(config, hierarchy, kubelet)
         if layout is not None:
             pods = TreeSource(hierarchy, layout, NO_MARKS).scan()
     except SourceError as exc:
@@ -128,13 +129,6 @@ def inspect_node(options: Namespace, *, strict: bool = False) -> InspectedNode:
         pods=pods,
         problems=problems,
     )
-
-
-def _layout(config: Config, hierarchy: Hierarchy, kubelet: KubeletConfig) -> Layout | None:
-    layout = detect_layout(hierarchy, kubelet.cgroups if kubelet.sources else None)
-    if config.node.cgroup_root is not None:
-        return Layout(layout.driver if layout is not None else Driver.CGROUPFS, config.node.cgroup_root)
-    return layout
 
 
 def read_text(root: str, path: str) -> str | None:

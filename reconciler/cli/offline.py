@@ -97,6 +97,7 @@ def plan_node(node: Node, recorded_node: RecordedNode, *, files: FileOps = REAL)
         rules=rules,
         metas=lambda uid: [*recorded_node.metas(uid), *([manifests[uid]] if uid in manifests else [])],
         signalled=lambda _: False,
+        awaited=lambda _: False,
         disks=lambda: disks.found,
         indicators=dict,
         marks=marks,

@@ -14,6 +14,8 @@ SHORT_FORMATS: Final = ("table", "json", "yaml")
 _FILES: Final = {"bash": "_shtab_compgen_files", "zsh": "_files"}
 _LONGEST_HOLD_S: Final = 30 * 86400.0
 """`reconciler.actuators.holds.LONGEST_S`, which is not imported here for the start-up's sake."""
+OWN_KUBECONFIG: Final = "/etc/bypassd/kubeconfig"
+"""`reconciler.clients.api_identity.OWN_KUBECONFIG`, which is not imported here for the start-up's sake."""
 _NEGATIVE: Final = re.compile(r"-[\d.]")
 
 
@@ -126,6 +128,49 @@ def _config(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _init(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "subject", choices=("credentials",), help="credentials: rights to apply, and a kubeconfig for this node"
+    )
+    admin = parser.add_argument(
+        "--from", dest="admin", metavar="KUBECONFIG", help="kubeconfig of an administrator: a token is requested"
+    )
+    parser.add_argument("--server", metavar="URL", help="API server, with --token-file; instead of --from")
+    ca = parser.add_argument("--ca", metavar="FILE", help="CA of the API server, PEM (default: the kubeconfig's)")
+    token = parser.add_argument("--token-file", metavar="FILE", help="file with the token to use")
+    to = parser.add_argument("--to", metavar="FILE", default=OWN_KUBECONFIG, help=f"default: {OWN_KUBECONFIG}")
+    for action in (admin, ca, token, to):
+        vars(action)["complete"] = _FILES
+    parser.add_argument(
+        "--namespace", type=_namespace, default="kube-system", help="of the service account (default: kube-system)"
+    )
+    parser.add_argument(
+        "--days", type=_days, default=365, metavar="N", help="requested life of the token (default: 365)"
+    )
+    parser.add_argument(
+        "--use",
+        dest="uses",
+        action="append",
+        choices=("pods", "kubelet", "eviction", "events"),
+        help="rights to print; may be repeated (default: those that the configuration uses, without kubelet)",
+    )
+    parser.add_argument("--test", action="store_true", help="test the credentials in force, change nothing")
+    parser.add_argument("--dry-run", action="store_true", help="print the kubeconfig, its token masked; write nothing")
+
+
+def _namespace(text: str) -> str:
+    if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", text):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a namespace such as kube-system")
+    return text
+
+
+def _days(text: str) -> int:
+    days = int(text) if text.isascii() and text.isdecimal() and len(text) < 6 else 0
+    if not 1 <= days <= 3650:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number of days from 1 to 3650")
+    return days
+
+
 COMMANDS: Final = (
     CliCommand("status", "summary of the node", "status"),
     CliCommand("explain", "one pod: its class, and each setting with its reason and history", "explain", add=_pod),
@@ -151,7 +196,8 @@ COMMANDS: Final = (
     CliCommand("doctor", "check this node: available features, problems and fixes", "doctor"),
     CliCommand("capture", "capture everything bypassd reads on this node, secrets masked", "capture", add=_capture),
     CliCommand("plan", "plan and writes without the daemon; --root CAPTURE: for a captured node", "plan", add=_plan),
-    CliCommand("config", "configuration in force and the origin of each value", "config", ("table",), _config),
+    CliCommand("init", "credentials for the cluster: rights, kubeconfig, test", "init", ("table",), _init),
+    CliCommand("config", "configuration in force and the origin of each value", "config", add=_config),
 )
 
 

@@ -1,5 +1,6 @@
 """Paths of the daemon's socket and store: the command line's, else the configuration's, else the usual ones."""
 
+import json
 import os
 import re
 from argparse import Namespace
@@ -11,6 +12,9 @@ DEFAULT_CONFIG: Final = "/etc/bypassd/config.yaml"
 DEFAULT_SOCKET: Final = "/run/bypassd/bypassd.sock"
 DEFAULT_READER: Final = "/run/bypassd/reader.sock"
 DEFAULT_STORE: Final = "/var/lib/bypassd/state.db"
+ABOUT: Final = "bypassd-capture/about.json"
+"""What a capture says of itself."""
+_LONGEST_PATH: Final = 4096
 # A configuration without paths is not loaded: that costs as much as all the rest of the program.
 _SPEAKS: Final = re.compile(rb"""^[^#\n]*\b(?:socket|reader_socket|path|root)["']?\s*:""", re.MULTILINE)
 
@@ -40,10 +44,25 @@ def find(options: Namespace) -> AgentPaths:
 
 
 def config_path(options: Namespace) -> str:
-    """The configuration file, root prefix included."""
+    """The configuration file, root prefix included: the command line's, the capture's, else the usual one."""
     if options.config is not None:
         return str(options.config)
-    return os.path.join(options.root, DEFAULT_CONFIG.lstrip("/"))
+    captured = _captured(options.root) if options.root != "/" else None
+    return os.path.join(options.root, (captured or DEFAULT_CONFIG).lstrip("/"))
+
+
+def _captured(root: str) -> str | None:
+    """The configuration with which a capture was made, as a path within the root; None: not recorded."""
+    from reconciler.runtime.safe_files import FileRule, read_file
+
+    try:
+        about = json.loads(read_file(f"/{ABOUT}", FileRule.OPERATOR, root=os.path.abspath(root)))
+        path = about.get("config")
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return None
+    if not isinstance(path, str) or not path or "\0" in path or len(path) > _LONGEST_PATH:
+        return None
+    return os.path.normpath(f"/{path.lstrip('/')}")
 
 
 def _config_speaks(options: Namespace) -> bool:

@@ -9,7 +9,7 @@ import tempfile
 import threading
 import time
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -43,12 +43,16 @@ _INTERVAL_S: Final = 1.0
 
 
 class PlanSubject(Struct, frozen=True, kw_only=True):
-    """What the plan is for. ``described``: a described machine, which has no actual values."""
+    """What the plan is for. ``described``: a described machine, which has no actual values.
+
+    ``config``: the files of the agent's configuration; of a capture's as they were named on the node.
+    """
 
     name: str
     mode: str
     cgroups: str
     driver: str
+    config: str
     captured_at: float | None = None
     described: bool = False
 
@@ -84,6 +88,7 @@ def _node(options: Namespace) -> dict[str, Any]:
             mode=node.config.mode.value,
             cgroups=node.hierarchy.mode.value,
             driver=node.layout.driver.value,
+            config=_configured(node.config_files, root, captured=options.config is None),
             captured_at=recorded_node.about.at if recorded_node.about is not None else None,
         )
         return describe(about, result)
@@ -92,7 +97,8 @@ def _node(options: Namespace) -> dict[str, Any]:
 def _machine(options: Namespace) -> dict[str, Any]:
     if options.root != "/":
         raise CliError("--machine and --root exclude each other", Exit.USAGE)
-    config = load.load(places.config_path(options), required=options.config is not None).config
+    loaded = load.load(places.config_path(options), required=options.config is not None)
+    config = loaded.config
     topology = parse(options.machine)
     pods, problems = read_pods_file(options.pods, marks_of(config)) if options.pods is not None else ([], [])
     about = PlanSubject(
@@ -100,9 +106,16 @@ def _machine(options: Namespace) -> dict[str, Any]:
         mode=config.mode.value,
         cgroups=HierarchyMode.V1.value,
         driver=LAYOUT.driver.value,
+        config=_configured(loaded.files, "/", captured=False),
         described=True,
     )
     return describe(about, plan_machine(topology, pods, config, problems))
+
+
+def _configured(files: Sequence[str], root: str, *, captured: bool) -> str:
+    if captured and root != "/":
+        files = [f"/{os.path.relpath(path, root)}" for path in files]
+    return ", ".join(files) or "defaults (no file)"
 
 
 def ask_live(node: InspectedNode) -> RecordedNode:
@@ -134,6 +147,7 @@ def describe(about: PlanSubject, result: PlanResult) -> dict[str, Any]:
             "described": about.described,
             "machine": machine_text(view.topology),
             "mode": about.mode,
+            "config": about.config,
             "cgroups": about.cgroups,
             "driver": about.driver,
             "kubepods": view.kubepods,

@@ -21,6 +21,7 @@ def blocks(fields: dict[str, Any]) -> Iterator[Block]:
     node = fields["node"]
     when = f", captured {fmt.clock(fields['captured_at'])}" if fields["captured_at"] else ""
     yield line(StyledText(f"plan for {node['name']}", "head"), f"{when}; configured mode {node['mode']}")
+    yield line(StyledText(f"configuration: {node['config']}", "dim"))
     yield line(
         StyledText(
             f"kubelet {node['kubelet_policy']}, cgroups {node['cgroups']}/{node['driver']}; "

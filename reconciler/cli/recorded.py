@@ -14,13 +14,14 @@ from msgspec import Struct
 
 from cgroupfs.bounded import decoded, read_file
 from cgroupfs.errors import InputError
+from reconciler.cli import places
 from reconciler.pods.marks import MarkReader
 from reconciler.sources.cri import RuntimeCondition, RuntimeVersion
 from reconciler.sources.kubelet_api import decode_pods
 from state.model import PodMeta
 
 DIRECTORY: Final = "bypassd-capture"
-ABOUT: Final = f"{DIRECTORY}/about.json"
+ABOUT: Final = places.ABOUT
 KUBELET_PODS: Final = f"{DIRECTORY}/kubelet-pods.json"
 CRI: Final = f"{DIRECTORY}/cri.json"
 USAGE: Final = f"{DIRECTORY}/usage.json"
@@ -32,7 +33,10 @@ T = TypeVar("T")
 
 
 class CaptureInfo(Struct, frozen=True, kw_only=True):
-    """The capture itself. ``at`` is wall-clock seconds; ``problems`` is what could not be had."""
+    """The capture itself. ``at`` is wall-clock seconds; ``problems`` is what could not be had.
+
+    ``config``: the path of the agent's configuration on the node; its files are in the capture.
+    """
 
     version: str
     node: str
@@ -42,6 +46,7 @@ class CaptureInfo(Struct, frozen=True, kw_only=True):
     kubelet: str = ""
     cri: str = ""
     problems: tuple[str, ...] = ()
+    config: str | None = None
 
 
 class CriAnswers(Struct, frozen=True, kw_only=True):

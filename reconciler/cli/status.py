@@ -66,8 +66,11 @@ def summary(document: FetchedDocument) -> Row:
         "holds": body["holds"],
         "alerts": agent.get("alerts", {}),
         "movement": agent.get("movement", {}),
+        "priority": agent.get("priority", {}),
         "interference": of_node(body),
         "components": agent.get("components", []),
+        "kubelet": agent.get("kubelet", {}),
+        "kubelet_reasserts_s": agent.get("kubelet_reasserts_s"),
         "problems": body["problems"],
     }
 
@@ -76,6 +79,11 @@ def _blocks(document: FetchedDocument, facts: Row) -> Iterator[Block]:
     agent = document.body["agent"]
     yield line(*_title(document, facts))
     if document.live:
+        if (period_s := facts["kubelet_reasserts_s"]) is not None:
+            text = (
+                f"the kubelet rewrites every container each {fmt.duration(period_s)}: settings that it undoes are off"
+            )
+            yield line(StyledText(text, "warn"))
         yield line(
             StyledText(
                 f"kubelet {agent['kubelet_policy']}, cgroups {agent['cgroups']}/{agent['driver']}, "
@@ -165,6 +173,8 @@ def _movement(counted: Row) -> Iterator[Cell]:
     """Since the daemon started."""
     yield f"since start: {fmt.plural(counted['cpus_moved'], 'CPU')} moved, "
     yield f"{fmt.plural(counted['cpuset_writes'], 'cpuset write')}, {fmt.plural(counted['events'], 'replan')}"
+    if events := counted.get("systemd_events"):
+        yield f", {fmt.plural(events, 'reset')} by systemd corrected"
 
 
 def _pools(facts: Row) -> Iterator[Block]:

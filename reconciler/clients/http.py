@@ -9,6 +9,7 @@ reason.
 import logging
 import math
 import os
+import socket
 import ssl
 import string
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
@@ -48,6 +49,12 @@ _LONGEST_TOKEN: Final = 64 * 1024
 _NO_HEADER: Final = "invalid character in a request header"
 _KEEPALIVE_S: Final = 120.0
 _CLOSE_S: Final = 1.0
+_PROBES: Final = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+)
 # With the system's certificates a context is 0.8 MiB and takes 60 ms: sessions with the same trust share it while one
 # exists.
 _CONTEXTS: Final[WeakValueDictionary[object, ssl.SSLContext]] = WeakValueDictionary()
@@ -233,6 +240,26 @@ class HttpSession:
         request = _Request(method, path, None, headers or {})
         return await self._within(request, _what(method, path, shown), take=take)
 
+    async def follow(self, path: str, take: Take, *, silence_s: float, longest_s: float) -> HttpResponse:
+        """As `stream` of a GET whose answer has no end of its own, such as a watch.
+
+        The peer's timeout bounds the wait for the beginning of the answer, ``silence_s`` that for each next part, and
+        ``longest_s`` all waits together. Errors: `SourceError`, also when one of these has passed.
+        """
+        request = _Request("GET", path, None, {})
+        what = f"{path.partition('?')[0]}: "
+        waits: _Waits | None = None
+        try:
+            with trio.fail_after(self._peer.timeout_s) as scope:
+                waits = _Waits(scope, silence_s, take, longest_s)
+                return await self._ask(request, what, _MOST_KEPT, waits.take, begun=waits.begin)
+        except trio.TooSlowError as exc:
+            await self.aclose()
+            if waits is None or not waits.begun:
+                raise self._error(f"{what}no answer within {duration(self._peer.timeout_s)}") from exc
+            bound_s = longest_s if waits.used_up else silence_s
+            raise self._error(f"{what}no further part within {duration(bound_s)}") from exc
+
     async def exchange(
         self,
         method: str,
@@ -271,7 +298,7 @@ class HttpSession:
         try:
             with trio.fail_after(patience_s) as scope:
                 if in_parts and take is not None:
-                    waits = _Waits(scope, patience_s, take)
+                    waits = _Waits(scope, patience_s, take, patience_s * _MOST_WAITS)
                     take = waits.take
                 return await self._ask(request, what, keep, take)
         except trio.TooSlowError as exc:
@@ -281,7 +308,16 @@ class HttpSession:
                 late, patience_s = "incomplete answer", patience_s * _MOST_WAITS
             raise self._error(f"{what}{late} within {duration(patience_s)}") from exc
 
-    async def _ask(self, request: _Request, what: str, keep: int, take: Take | None) -> HttpResponse:
+    async def _ask(
+        self,
+        request: _Request,
+        what: str,
+        keep: int,
+        take: Take | None,
+        *,
+        begun: Callable[[], None] | None = None,
+    ) -> HttpResponse:
+        """``begun`` is called when a success has begun, before its first part."""
         # Lazy: see the module's docstring. In a thread: the loop has better to do for a tenth of a second.
         await import_in_thread("httpcore2")
         import httpcore2
@@ -318,6 +354,8 @@ class HttpSession:
                 good = 200 <= answer.status < 300
                 if take is not None and good:
                     body = b""
+                    if begun is not None:
+                        begun()
                     if not await _pass_on(answer.aiter_stream(), take):
                         raise self._error(f"{what}the answer is larger than {size(_LONGEST_READ)}")
                 else:
@@ -371,6 +409,8 @@ class HttpSession:
             max_connections=1,
             keepalive_expiry=_KEEPALIVE_S,
             network_backend=httpcore2.TrioBackend(),
+            # A peer that vanished without a word ends a watch within a minute.
+            socket_options=_PROBES,
         )
         self._trusted = trusted
         return self._pool
@@ -437,18 +477,25 @@ class HttpSession:
 class _Waits:
     """Moves a scope's deadline so that only waiting for the peer counts; ``take`` is to be called with each part."""
 
-    def __init__(self, scope: trio.CancelScope, patience_s: float, take: Take) -> None:
+    def __init__(self, scope: trio.CancelScope, patience_s: float, take: Take, whole_s: float) -> None:
         self.parts = 0
+        self.begun = False
         self._scope = scope
         self._patience_s = patience_s
         self._take = take
-        self._left_s = patience_s * _MOST_WAITS
+        self._left_s = whole_s
         self._since = trio.current_time()
 
     @property
     def used_up(self) -> bool:
         """Whether it was all waits together that were too long, and not one."""
         return self._left_s < self._patience_s
+
+    def begin(self) -> None:
+        """The answer has begun: from now on each part has the patience for one."""
+        self.begun = True
+        self._since = trio.current_time()
+        self._scope.deadline = self._since + min(self._patience_s, self._left_s)
 
     async def take(self, part: bytes) -> None:
         self.parts += 1

@@ -13,22 +13,12 @@ import trio
 from msgspec import Struct
 
 from cgroupfs.bounded import decoded
-from cgroupfs.errors import InputError, SourceError
-from reconciler.clients.http import LONGEST_WAIT_S, HttpEndpoint, HttpResponse, HttpSession
+from cgroupfs.errors import SourceError
+from reconciler.clients.api_identity import NAME, find_peer, kubeconfig_path
+from reconciler.clients.http import LONGEST_WAIT_S, HttpEndpoint, HttpResponse, HttpSession, Take
 from reconciler.clients.kube_config import ApiServer
-from reconciler.clients.kubeconfig import read_kubeconfig
-from reconciler.runtime.safe_files import FileRule
 
-NAME: Final = "API server"
 _MOST: Final = 64 * 1024
-SERVICE_ACCOUNT: Final = "/var/run/secrets/kubernetes.io/serviceaccount"
-KUBELETS_OWN: Final = (
-    "/etc/kubernetes/kubelet.conf",
-    "/var/lib/kubelet/kubeconfig",
-    "/var/lib/rancher/k3s/agent/kubelet.kubeconfig",
-    "/var/lib/rancher/rke2/agent/kubelet.kubeconfig",
-)
-"""Usual paths of a kubelet's kubeconfig, if its command line has none."""
 
 
 class ApiStatusCause(Struct, frozen=True):
@@ -80,58 +70,6 @@ def wait_s_of(answer: HttpResponse, status: ApiStatus, now_s: float) -> float | 
     return min(float(number), LONGEST_WAIT_S) if wait_s is None and number > 0 else wait_s
 
 
-def find_peer(
-    config: ApiServer, *, root: str = "/", kubelets: str | None = None, environ: Mapping[str, str] = os.environ
-) -> HttpEndpoint:
-    """The endpoint: the operator's, else by the service account of a pod, else by the kubelet's.
-
-    ``kubelets``: the kubeconfig in the kubelet's command line. A pod's own files are never below ``root``. Errors:
-    `SourceError` if none is available, or the kubeconfig cannot be used.
-    """
-    if not config.enabled:
-        raise SourceError(NAME, "apiserver.enabled is false")
-    if config.server is not None:
-        return HttpEndpoint(
-            name=NAME,
-            url=config.server.rstrip("/"),
-            token_file=config.token_file,
-            ca_file=config.ca_file,
-            cert_file=config.client_cert_file,
-            key_file=config.client_key_file,
-            insecure=config.insecure_skip_verify,
-            timeout_s=config.timeout_s,
-        )
-    path = kubeconfig_path(config, root=root, kubelets=kubelets, environ=environ)
-    if path is None:
-        host, port = environ.get("KUBERNETES_SERVICE_HOST", ""), environ.get("KUBERNETES_SERVICE_PORT", "443")
-        if not host:
-            raise SourceError(NAME, "neither a kubeconfig nor a service account found; set apiserver.kubeconfig")
-        return HttpEndpoint(
-            name=NAME,
-            url=f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}",
-            token_file=f"{SERVICE_ACCOUNT}/token",
-            ca_file=f"{SERVICE_ACCOUNT}/ca.crt",
-            timeout_s=config.timeout_s,
-        )
-    try:
-        rule = FileRule.ROOT if config.kubeconfig is None else FileRule.OPERATOR
-        return read_kubeconfig(path, name=NAME, root=root, timeout_s=config.timeout_s, rule=rule)
-    except InputError as exc:
-        raise SourceError(NAME, f"kubeconfig {exc}") from exc
-
-
-def kubeconfig_path(
-    config: ApiServer, *, root: str = "/", kubelets: str | None = None, environ: Mapping[str, str] = os.environ
-) -> str | None:
-    """The kubeconfig that counts; None: the service account, or nothing."""
-    if config.kubeconfig is not None:
-        return config.kubeconfig
-    if environ.get("KUBERNETES_SERVICE_HOST") and os.path.exists(f"{SERVICE_ACCOUNT}/token"):
-        return None
-    candidates = (kubelets,) if kubelets else KUBELETS_OWN
-    return next((path for path in candidates if os.path.exists(os.path.join(root, path.lstrip("/")))), None)
-
-
 @final
 class KubeApi:
     """See the module's text. Requests of several tasks wait for each other: they are rare and not urgent."""
@@ -181,6 +119,21 @@ class KubeApi:
         async with self._turn:
             session = await self._open()
             return await session.exchange(method, path, content, headers, timeout_s=timeout_s, most=most)
+
+    async def read(self, path: str, take: Take) -> None:
+        """As `HttpSession.read`. Errors: `SourceError`."""
+        async with self._turn:
+            session = await self._open()
+            await session.read(path, take)
+
+    async def follow(self, path: str, take: Take, *, silence_s: float, longest_s: float) -> HttpResponse:
+        """As `HttpSession.follow`; further requests wait meanwhile, so a watch has a client of its own.
+
+        Errors: `SourceError`.
+        """
+        async with self._turn:
+            session = await self._open()
+            return await session.follow(path, take, silence_s=silence_s, longest_s=longest_s)
 
     async def aclose(self) -> None:
         """Close the connection; the client stays usable."""

@@ -1,5 +1,6 @@
 """Connection to the API server, as far as an operator has to configure it. Only configured features use it."""
 
+from enum import StrEnum
 from typing import Annotated, Final
 
 from msgspec import Meta, Struct
@@ -10,18 +11,50 @@ _SECRET_RESTART: Final = {"restart": True, "secret": True}
 _SECRET_PATH_RESTART: Final = {"path": True, "restart": True, "secret": True}
 
 
+class ApiIdentity(StrEnum):
+    """The credentials that are used where neither a server nor a kubeconfig is configured."""
+
+    AUTO = "auto"
+    OWN = "own"
+    KUBELET = "kubelet"
+
+
+class WatchSwitch(StrEnum):
+    """Whether the pods of this node are watched at the API server."""
+
+    AUTO = "auto"
+    ON = "on"
+    OFF = "off"
+
+
 class ApiServer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The API server, for evictions and Events; without a word here as a pod's service account or the kubelet does."""
+    """The API server, for evictions, Events and a watch of this node's pods (docs/credentials.md)."""
 
     enabled: Annotated[bool, Meta(description="use the API server", extra=_RESTART)] = True
     kubeconfig: Annotated[
         str | None,
         Meta(
-            description="kubeconfig file; null: the service account inside a pod, else the kubelet's kubeconfig. "
-            "Credential programs in it (exec) are not run",
+            description="kubeconfig file; null: by `identity`. Credential programs in it (exec) are not run",
             extra=_PATH_RESTART,
         ),
     ] = None
+    identity: Annotated[
+        ApiIdentity,
+        Meta(
+            description="credentials without server and kubeconfig: own (the service account inside a pod, else "
+            "/etc/bypassd/kubeconfig), kubelet (the kubelet's kubeconfig), or auto (the first of these that exists)",
+            extra=_RESTART,
+        ),
+    ] = ApiIdentity.AUTO
+    watch_pods: Annotated[
+        WatchSwitch,
+        Meta(
+            description="watch this node's pods at the API server: changed labels and annotations take effect at once "
+            "and not with the kubelet's next list; auto: with configured or own credentials, and with those "
+            "of the kubelet only if `identity` is kubelet",
+            extra=_RESTART,
+        ),
+    ] = WatchSwitch.AUTO
     server: Annotated[
         str | None, Meta(description="URL instead of a kubeconfig, with the files below", extra=_SECRET_RESTART)
     ] = None

@@ -264,6 +264,30 @@ def explain(loaded: Loaded, prefix: str = "") -> str:
     return "\n".join(blocks) + "\n"
 
 
+def in_force(loaded: Loaded, prefix: str = "") -> dict[str, dict[str, object]]:
+    """The same as plain values by setting: ``value``, ``source`` (the places; none: the default), ``changed``.
+
+    What `explain` masks or sums up is the same text here. Errors: as `explain`.
+    """
+    rows: dict[str, dict[str, object]] = {}
+    top = section_of(Config)
+    for path, field in settings(top):
+        inside = not prefix or path == prefix or path.startswith(f"{prefix}.")
+        if not inside or field.schema.struct is not None:
+            continue
+        value = value_at(loaded.config, path, top)
+        given = [str(at) for name, at in loaded.origins.items() if name == path or name.startswith(f"{path}.")]
+        plain = value is None or (isinstance(value, bool | int | float) and not field.secret)
+        rows[path] = {
+            "value": value if plain else _in_force(value, field),
+            "source": given,
+            "changed": value != field.default,
+        }
+    if not rows:
+        raise KeyError(prefix)
+    return rows
+
+
 def _in_force(value: object, field: FieldSchema) -> str:
     kind = field.schema.kind
     if isinstance(kind, ListType) and field.schema.item.struct is not None:

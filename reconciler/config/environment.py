@@ -1,11 +1,11 @@
-"""The agent's environment: the node's hierarchies, names, runtime directories and kubelet, detected once.
+"""The agent's environment: the node's hierarchies, names, runtime directories and kubelet, detected at the start.
 
 Also the endpoints on this node: the kubelet's address with the agent's credentials, and the runtime's CRI socket, from
 the configuration and what was detected. No request is sent here.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import trio
@@ -16,7 +16,7 @@ from cgroupfs.cpuset import CpuSet
 from cgroupfs.errors import SourceError
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.log import get_log
-from cgroupfs.naming import Driver, Layout, detect_layout
+from cgroupfs.naming import Driver, GroupName, Layout, detect_layout
 from reconciler.clients.http import HttpEndpoint
 from reconciler.config.model import Config, EndpointSection, FeatureSwitch, KubeletSection, RuntimeSection
 from reconciler.pods.marks import MarkReader
@@ -28,11 +28,18 @@ from state.topology import Topology
 from state.topology_sysfs import read_topology
 
 
-def kubelet_peer(config: KubeletSection, kubelet_config: KubeletConfig) -> HttpEndpoint | None:
-    """The kubelet; None when it is not to be used, or without a sign of one on this machine."""
+def kubelet_peer(
+    config: KubeletSection, kubelet_config: KubeletConfig, identity: HttpEndpoint | None = None
+) -> HttpEndpoint | None:
+    """The kubelet; None when it is not to be used, or without a sign of one on this machine.
+
+    ``identity``: the API server with bypassd's own credentials there (`reconciler.clients.api_identity`). The kubelet's
+    secure port gets the same ones unless it has some of its own.
+    """
     if not config.enabled or config.endpoint is EndpointSection.OFF:
         return None
-    if config.endpoint is EndpointSection.AUTO and not kubelet_config.sources and config.address is None:
+    sign = kubelet_config.sources or config.address is not None or identity is not None
+    if config.endpoint is EndpointSection.AUTO and not sign:
         return None
     http = config.http_port if config.http_port is not None else kubelet_config.read_only_port
     if config.endpoint is EndpointSection.HTTPS:
@@ -54,7 +61,22 @@ def kubelet_peer(config: KubeletSection, kubelet_config: KubeletConfig) -> HttpE
         insecure=config.insecure_skip_verify,
         timeout_s=config.timeout_s,
     )
-    return choose_peer(access, message)
+    peer = choose_peer(access, message)
+    if identity is None or not (credentials and peer.secure) or access.token_file or access.cert_file:
+        return peer
+    own_ca, ca_file = identity.inline.ca, identity.ca_file
+    if peer.ca_file is not None and (config.ca_file or not (own_ca or ca_file) or os.path.exists(peer.ca_file)):
+        # Not both: a kubelet that signs its own certificate is not to be trusted by the cluster's CA.
+        own_ca, ca_file = None, peer.ca_file
+    return replace(
+        peer,
+        token_file=identity.token_file,
+        cert_file=identity.cert_file,
+        key_file=identity.key_file,
+        inline=replace(identity.inline, ca=own_ca),
+        ca_file=ca_file,
+        root_only=(*peer.root_only, *identity.root_only) if ca_file == peer.ca_file else identity.root_only,
+    )
 
 
 def cri_socket(config: RuntimeSection, kubelet_config: KubeletConfig, root: str) -> str | None:
@@ -84,7 +106,7 @@ _AGAIN_S: Final = 1.0
 
 
 class NodeEnvironment(Struct, frozen=True, kw_only=True):
-    """What was found. ``root`` is the prefix under which the node lies."""
+    """What was found. ``root`` is the prefix under which the node lies. ``own``: the group of bypassd's own pod."""
 
     root: str
     hierarchy: Hierarchy
@@ -92,6 +114,7 @@ class NodeEnvironment(Struct, frozen=True, kw_only=True):
     topology: Topology
     kubelet: KubeletConfig
     runtime: RuntimeDirs
+    own: GroupName | None = None
 
     @property
     def reserved(self) -> CpuSet:
@@ -107,10 +130,7 @@ def find_place(config: Config) -> NodeEnvironment | None:
     root = config.node.root
     hierarchy = Hierarchy.detect(root)
     kubelet = read_kubelet(config)
-    layout = detect_layout(hierarchy, kubelet.cgroups if kubelet.sources else None)
-    if config.node.cgroup_root is not None:
-        driver = layout.driver if layout is not None else Driver.CGROUPFS
-        layout = Layout(driver, config.node.cgroup_root)
+    layout = find_layout(config, hierarchy, kubelet)
     if layout is None:
         return None
     return NodeEnvironment(
@@ -120,7 +140,48 @@ def find_place(config: Config) -> NodeEnvironment | None:
         topology=read_topology(root),
         kubelet=kubelet,
         runtime=runtime_dirs(config),
+        own=own_group(layout) if root == "/" else None,
     )
+
+
+def find_layout(config: Config, hierarchy: Hierarchy, kubelet: KubeletConfig) -> Layout | None:
+    """Where the pods' groups are; None while neither the kubelet's configuration nor a directory shows it."""
+    layout = detect_layout(hierarchy, kubelet.cgroups if kubelet.sources else None)
+    if config.node.cgroup_root is not None:
+        return Layout(layout.driver if layout is not None else Driver.CGROUPFS, config.node.cgroup_root)
+    return layout
+
+
+def with_kubelet(config: Config, place: NodeEnvironment, kubelet: KubeletConfig) -> NodeEnvironment:
+    """The environment under other settings of the kubelet; the pods' groups are where they were if nothing shows it."""
+    layout = find_layout(config, place.hierarchy, kubelet) or place.layout
+    own = own_group(layout) if place.root == "/" else None
+    return replace(place, kubelet=kubelet, layout=layout, own=own)
+
+
+def built_from(config: Config, place: NodeEnvironment) -> dict[str, object]:
+    """What the agent's parts are built from and cannot change while they run, by name. The rest is read at each use."""
+    kubelet = place.kubelet
+    return {
+        "root directory": kubelet.root_dir,
+        "node name": kubelet.node_name,
+        "cgroup layout": place.layout,
+        "pod list": kubelet_peer(config.kubelet, kubelet),
+        "static pods": kubelet.static_pod_path,
+        "runtime endpoint": kubelet.runtime_endpoint,
+        "kubeconfig": kubelet.kubeconfig,
+    }
+
+
+def own_group(layout: Layout, table: str = "/proc/self/cgroup") -> GroupName | None:
+    """The group of this process below kubepods; None: bypassd does not run in a pod. Errors: none."""
+    try:
+        with open(table, encoding="utf-8", errors="replace") as file:
+            paths = [line.rstrip("\n").split(":", 2)[-1] for line in file]
+    except OSError:
+        return None
+    groups = (layout.parse(path) for path in paths)
+    return next((group for group in groups if group is not None and group.pod_uid is not None), None)
 
 
 async def wait_for_place(config: Config, waiting: Callable[[str], object]) -> NodeEnvironment:
@@ -147,16 +208,27 @@ async def wait_for_place(config: Config, waiting: Callable[[str], object]) -> No
         await trio.sleep(_AGAIN_S)
 
 
-def read_kubelet(config: Config) -> KubeletConfig:
-    """The kubelet's own settings, with the operator's word above them."""
-    if not config.kubelet.enabled:
-        return KubeletConfig()
-    return read_kubelet_config(
-        config.node.root,
-        config.kubelet.config_file,
-        root_dir=config.kubelet.root_dir,
-        executable=config.kubelet.executable,
-    )
+def read_kubelet(config: Config, environ: Mapping[str, str] = os.environ) -> KubeletConfig:
+    """The kubelet's own settings, with the operator's word above them.
+
+    The node's name: as configured, else ``NODE_NAME`` (a DaemonSet's downward API), else the kubelet's.
+    """
+    if config.kubelet.enabled:
+        kubelet = read_kubelet_config(
+            config.node.root,
+            config.kubelet.config_file,
+            root_dir=config.kubelet.root_dir,
+            executable=config.kubelet.executable,
+        )
+    else:
+        kubelet = KubeletConfig()
+    name = config.node.name or environ.get("NODE_NAME")
+    return replace(kubelet, node_name=name) if name else kubelet
+
+
+def node_name(kubelet: KubeletConfig) -> str:
+    """The name of this node's object: the kubelet takes the host's name in lower case unless it has another."""
+    return kubelet.node_name or os.uname().nodename.lower()
 
 
 def runtime_dirs(config: Config) -> RuntimeDirs:

@@ -1,15 +1,17 @@
 """Loads and reloads the configuration files: a whole new value, or every problem of every file and nothing changed."""
 
+import hashlib
 import os
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from cgroupfs.bounded import read_file
 from cgroupfs.errors import errno_name
-from reconciler.config.model import RENAMED, Config
+from reconciler.config.model import RENAMED, AgentMode, Config
 from reconciler.settings import binder
 from reconciler.settings.binder import BoundConfig, ConfigError, Text
 from reconciler.settings.schema import Schema, section_of, settings
@@ -88,6 +90,12 @@ def changed(old: Config, new: Config) -> tuple[str, ...]:
         for path, field in settings(top)
         if field.schema.struct is None and value_at(old, path, top) != value_at(new, path, top)
     )
+
+
+def digest(config: Config) -> str:
+    """A short text that is the same for equal configurations, the mode aside (``--observe`` wins over the file's)."""
+    content = msgspec.json.encode(replace(config, mode=AgentMode.OBSERVE), enc_hook=str, order="deterministic")
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def setting_count() -> int:

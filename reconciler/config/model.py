@@ -71,12 +71,23 @@ def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
         raise ValueError(f"address: expected an IP address such as 127.0.0.1; got {text!r}") from exc
 
 
+NodeName = Annotated[str, Meta(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")]
+
+
 class NodeSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The node itself, and how often it is reconciled as a whole."""
 
     root: Annotated[
         str, Meta(description="prefix of every path read or written; for a copied node", extra=_PATH_RESTART)
     ] = "/"
+    name: Annotated[
+        NodeName | None,
+        Meta(
+            description="name of the node's object in the cluster; null: the environment's NODE_NAME, else the "
+            "kubelet's --hostname-override, else the host's name",
+            extra=_RESTART,
+        ),
+    ] = None
     cgroup_root: Annotated[
         str | None,
         Meta(
@@ -100,6 +111,16 @@ class NodeSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             extra=_RESTART,
         ),
     ] = -10
+    realtime_ms: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=50,
+            description="CPU time that the daemon's work may take at once at real-time priority (SCHED_FIFO 1) when an "
+            "event arrives, and a fifth of one CPU in the long run; the rest of the work has `nice`; 0: none",
+            extra=_RESTART,
+        ),
+    ] = 10.0
 
 
 class KubeletSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

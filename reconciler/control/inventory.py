@@ -4,7 +4,7 @@ The runtime's own files are read here; the other sources pass their readings to 
 the inventory. `view` makes the immutable `NodeView` of the moment. Nothing in here waits or writes.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple, TypedDict, Unpack, final
 
 from msgspec import Struct
@@ -19,7 +19,8 @@ from reconciler.pods.marks import MarkReader
 from reconciler.pods.selectors import ClassRules
 from reconciler.runtime.object_errors import ObjectErrors
 from reconciler.runtime.workqueue import container_key
-from reconciler.sources.bundles import read_bundle, read_state
+from reconciler.sources.bundles import read_bundle
+from reconciler.sources.runtime_files import read_record
 from reconciler.sources.runtime_roots import RuntimeDirs
 from reconciler.sources.tree import PodDirs
 from state.cpu import GroupUse, PodIndicators
@@ -92,13 +93,17 @@ class Inventory:
         rules: ClassRules,
         metas: Callable[[str], list[PodMeta]],
         signalled: Callable[[str], bool],
+        awaited: Callable[[str], bool],
         disks: Callable[[], Mapping[str, Disk]],
         indicators: Callable[[], Mapping[str, PodIndicators]],
         marks: MarkReader,
         classes: Mapping[str, LastClass] | None = None,
         errors: ObjectErrors | None = None,
     ) -> None:
-        """``metas``: a uid's metadata from the pod lists. ``signalled``: whether runtime events cover a container.
+        """``metas``: a uid's metadata from the pod lists.
+
+        ``signalled``: whether the runtime's events cover a container. ``awaited``: whether the event of its creation is
+        still to come.
 
         ``disks``: those that the configuration names, by that name. ``indicators``: by uid of the pod. ``marks``
         receives the labels and annotations to keep. ``classes``: by uid, those of an earlier run. A container whose
@@ -114,6 +119,7 @@ class Inventory:
         self._runtime = dirs
         self._metas = metas
         self.signalled = signalled
+        self._awaited = awaited
         self._facts: dict[str, ContainerInput] = {}
         self._bundles: dict[str, PodMeta] = {}
         self._owners: dict[str, str] = {}
@@ -155,6 +161,15 @@ class Inventory:
     def owner(self, container_id: str) -> str | None:
         """The uid of a container's pod, as of the last reading."""
         return self._owners.get(container_id)
+
+    def container_ids(self) -> Collection[str]:
+        """Every container that has a directory and is bounded itself, as of the last reading."""
+        sandboxed = self.sandboxed()
+        return [cid for cid, uid in self._owners.items() if uid not in sandboxed]
+
+    def sandboxed(self) -> Collection[str]:
+        """The uids of the pods in a machine or kernel of their own."""
+        return {uid for uid, pod in self.pods.items() if pod.sandbox is not None}
 
     def sample(self, uid: str, dirs: PodDirs | None) -> PodChange:
         """Take a fresh listing of one pod's directories (None: there are none) and assemble the pod again."""
@@ -245,6 +260,7 @@ class Inventory:
             facts={cid: self._facts[cid] for cid in dirs.containers if cid in self._facts},
             granted=self._readings.kubelet.granted.get(dirs.uid, {}),
             exclusive=bool(self._readings.kubelet.exclusive.get(dirs.uid)),
+            sandbox=self._sandbox(dirs, metas),
             last=self._last.get(dirs.uid),
         )
         before = self._assembled.get(dirs.uid)
@@ -257,10 +273,23 @@ class Inventory:
         self._assembled[dirs.uid] = known, self._rules, pod
         return pod
 
+    def _sandbox(self, dirs: PodDirs, metas: Iterable[PodMeta]) -> str | None:
+        """The runtime that runs the pod in a machine or kernel of its own; such a pod may have no directory inside."""
+        for cid in dirs.containers:
+            if (facts := self._facts.get(cid)) is not None and facts.sandbox is not None:
+                return facts.sandbox
+        if dirs.containers:
+            return None
+        return next(
+            (found for meta in metas for cid in meta.sandbox_ids if (found := self._runtime.sandbox(cid))), None
+        )
+
     def _read(self, cid: str) -> None:
-        """The runtime's files of one container: the bundle from its creation, runc's state once it has finished."""
+        """The runtime's files of one container: the bundle from its creation, its record once it has finished."""
         known = self._facts.get(cid)
-        container_input = ContainerInput(settled=not self.signalled(cid))
+        sandbox = self._runtime.sandbox(cid)
+        # No runtime writes into the pod's directory, and none of a sandbox signals.
+        container_input = ContainerInput(settled=sandbox is not None or not self._awaited(cid), sandbox=sandbox)
         lost: list[AgentError] = []
         try:
             if (directory := self._runtime.bundle(cid)) is not None:
@@ -276,7 +305,9 @@ class Inventory:
                 container_input = replace(container_input, kind=known.kind, name=known.name, spec=known.spec)
         try:
             if (path := self._runtime.state_file(cid)) is not None:
-                container_input = replace(container_input, spec=read_state(path).spec, settled=True)
+                record = read_record(path)
+                settled = record.finished or container_input.settled
+                container_input = replace(container_input, spec=record.spec or container_input.spec, settled=settled)
         except AgentError as exc:
             lost.append(exc)
             if known is not None and known.settled:

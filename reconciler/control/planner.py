@@ -85,6 +85,7 @@ def plan_pod(
         for policy, section in _enabled(config, policies)
         if policy.pod is not None
         for setting in policy.pod(pod, view, node, section)
+        if pod.sandbox is None or _is_for_sandboxed(setting)
     ]
     if not wishes:
         return (), ()
@@ -97,6 +98,15 @@ def plan_pod(
             containers={container.group.path: container for container in pod.containers},
         )
     )
+
+
+def _is_for_sandboxed(setting: Setting) -> bool:
+    """A pod in a machine or kernel of its own is bounded at its directory.
+
+    No group inside has one container's processes. CPU sets inside follow the directory's: on v1 it cannot be smaller
+    than those below it.
+    """
+    return setting.container_id is None or setting.knob == "cpu.set"
 
 
 def plan(

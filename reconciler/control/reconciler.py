@@ -38,6 +38,7 @@ from state.plan import FileTarget, NodePlan
 _LOG: Final = get_log("reconciler")
 _FIRST_LABELS_S: Final = 1.0
 """How long the first pass after a start waits for labels: no pod is limited by its QoS if a label exempts it."""
+_NO_EVENT: Final = frozenset({RuntimeEvent.FOUND, RuntimeEvent.ABSENT})
 _VERIFY_S: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 2.0, 5.0, 10.0)
 _ERROR_S: Final = 1.0
 _TICK: Final = frozenset({TICK})
@@ -121,10 +122,12 @@ class Reconciler:
         """The runtime has finished writing: write bypassd's values, then reconcile."""
         if which is RuntimeEvent.INIT_PID and not self._lane.awaits(container_id):
             return
-        if which is not RuntimeEvent.FOUND or self._lane.awaits(container_id):
+        if which not in _NO_EVENT or self._lane.awaits(container_id):
             self._lane.execute(container_id, at)
         # A container that was merely found was written earlier, by an unknown program: it is not a runtime event.
-        (self._found.add if which is RuntimeEvent.FOUND else self._found.discard)(container_id)
+        (self._found.add if which in _NO_EVENT else self._found.discard)(container_id)
+        if which is RuntimeEvent.ABSENT:
+            self._verify_until_stable(container_id)
         self._signalled[container_id] = at
         self.dirty.mark(container_key(container_id))
 
@@ -359,9 +362,7 @@ class Reconciler:
         for cid in seen.came:
             self.timelines.came(cid)
             if not self.inventory.signalled(cid):
-                at = trio.current_time()
-                for delay in self._verify:
-                    heapq.heappush(self._later, (at + delay, container_key(cid)))
+                self._verify_until_stable(cid)
         before = (
             {container.id: container.group.path for container in seen.before.containers}
             if seen.before is not None
@@ -450,7 +451,7 @@ class Reconciler:
             ours = self._ledger.group(group.path) or group.path in self.actuator.judge.recent_releases
             if not settings and not ours and group.path not in before:
                 continue
-            if container is None and not pod.containers:
+            if container is None and not pod.containers and pod.sandbox is None:
                 # The kubelet is still writing its own values there: it finishes before the first container starts.
                 continue
             if not every and _values(settings) == _values(before.get(group.path, {})):
@@ -487,6 +488,12 @@ class Reconciler:
                 self.dirty.mark(key)
             else:
                 self.dirty.mark_all("after an error")
+
+    def _verify_until_stable(self, cid: str) -> None:
+        """No event will show the runtime's last write: look again after short, growing delays."""
+        at = trio.current_time()
+        for delay in self._verify:
+            heapq.heappush(self._later, (at + delay, container_key(cid)))
 
     # Small things
 

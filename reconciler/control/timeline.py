@@ -98,7 +98,7 @@ class Timelines:
                 timeline.signal_at, timeline.settled_at = now - took, now
                 if target.settings:
                     procs = self._hierarchy.trigger_directory(container.group.path)
-                    timeline.hot_s, timeline.before_exec = took, self._lane.not_yet_executed(procs)
+                    timeline.hot_s, timeline.before_exec = took, self._lane.not_yet_executed(container.id, procs)
                     self._counters.started(took, timeline.before_exec)
 
     def _saw_creation(self, timeline: Timeline) -> bool:

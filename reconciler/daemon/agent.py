@@ -7,15 +7,17 @@ reconciler                                        (the worker; essential)
 sampler                                           (the clock)
 """
 
+import math
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Final, final
+from typing import TYPE_CHECKING, Final, final
 
 import trio
+from msgspec.structs import replace
 
 from cgroupfs.errors import SourceError, StoreError
 from cgroupfs.files import REAL, FileOps
@@ -35,7 +37,16 @@ from reconciler.actuators.restore import UndoKind, restore_ledger
 from reconciler.alerts.agent_alerts import as_alert
 from reconciler.alerts.service import AlertService
 from reconciler.alerts.sinks.base import SinkContext
-from reconciler.config.environment import NodeEnvironment, cri_client, kubelet_peer
+from reconciler.clients.api_identity import own_identity, watches_pods
+from reconciler.config.environment import (
+    NodeEnvironment,
+    built_from,
+    cri_client,
+    kubelet_peer,
+    node_name,
+    read_kubelet,
+    with_kubelet,
+)
 from reconciler.config.model import AgentMode, Config, Lower
 from reconciler.config.read_keys import read_keys
 from reconciler.control.cpu_hotplug import CpusetRepair
@@ -53,6 +64,7 @@ from reconciler.pods.marks import MarkReader, ReadKeys
 from reconciler.pods.metadata import Metadata
 from reconciler.runtime.counters import AgentCounters
 from reconciler.runtime.object_errors import ObjectErrors
+from reconciler.runtime.priority import LoopPriority
 from reconciler.runtime.supervisor import Component, ComponentTask
 from reconciler.runtime.workqueue import DirtyKeys
 from reconciler.sources.checkpoints import CheckpointSource
@@ -60,6 +72,8 @@ from reconciler.sources.cri import CriClient
 from reconciler.sources.disks import DiskSource
 from reconciler.sources.hotplug import HotplugSource
 from reconciler.sources.kubelet_api import KubeletPods
+from reconciler.sources.kubelet_config import KubeletConfig
+from reconciler.sources.kubelet_watch import KubeletChange, KubeletWatch
 from reconciler.sources.runtime_signal import RuntimeEvent, RuntimeEvents
 from reconciler.sources.tree import TreeSource
 from state.cache import CacheUsage
@@ -72,7 +86,12 @@ from state.schema import PLACES
 from state.store import Store, boot_id
 from state.undo import RestoreResult
 
+if TYPE_CHECKING:
+    from reconciler.sources.pod_watch import PodWatch
+
 _FILES_S: Final = 30.0
+_LIST_GAP_S: Final = 1.0
+"""Containers' events request the kubelet's list at most this often."""
 _PATIENCE_S: Final = 0.5
 """How long one pass waits for lowered memory limits, in all: enough for some 12 GB of page cache."""
 
@@ -81,9 +100,22 @@ _PATIENCE_S: Final = 0.5
 class Agent:
     """See the module's text. Building it opens the store and reads files; no cgroup is written before it runs."""
 
-    def __init__(self, config: Config, place: NodeEnvironment, *, files: FileOps = REAL) -> None:
-        """Errors: `NewerSchemaError` when the store is of a newer version."""
+    def __init__(
+        self,
+        config: Config,
+        place: NodeEnvironment,
+        *,
+        files: FileOps = REAL,
+        renew: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """``renew`` is called with the reason when the kubelet changed what the parts are built from.
+
+        Then the caller closes this agent and builds another one on the node as it is by then.
+
+        Errors: `NewerSchemaError` when the store is of a newer version.
+        """
         self.config = config
+        self._renew = renew
         self.place = place
         self.files = files
         self.log = get_log("agent")
@@ -108,6 +140,7 @@ class Agent:
             )
         self.thaw()
         self.store_lane = trio.CapacityLimiter(1)
+        self.priority = LoopPriority(nice=config.node.nice, slice_s=config.node.realtime_ms / 1000)
         self.alert_service = AlertService(
             config.alerts,
             self.store,
@@ -123,9 +156,24 @@ class Agent:
         self.holds = HoldManager(read_holds(self.store), self._hold, boot_id=self.store.boot)
         self.marks = MarkReader(ReadKeys())
         self.operator_files = OperatorFiles(config, place, self.marks)
-        self.checkpoints = CheckpointSource(self.dirty, root=place.root, kubelet_root=place.kubelet.root_dir)
+        self.kubelet_watch = KubeletWatch(
+            place.kubelet,
+            lambda: read_kubelet(config),
+            changed=self._kubelet_changed,
+            restarted=lambda: self.checkpoints.restarted(),  # noqa: PLW0108  (made below)
+            pidfd=place.root == "/",
+        )
+        self.checkpoints = CheckpointSource(
+            self.dirty,
+            root=place.root,
+            kubelet_root=place.kubelet.root_dir,
+            reconcile_s=place.kubelet.reconcile_s,
+            on_restart=self.kubelet_watch.check,
+        )
         self.kubelet_pods = self._kubelet_pods()
-        self.metadata = Metadata(self.dirty, kubelet=self.kubelet_pods, cri=self._cri())
+        self.pod_watch = self._pod_watch()
+        self._listed_at = -math.inf
+        self.metadata = Metadata(self.dirty, kubelet=self.kubelet_pods, cri=self._cri(), watch=self.pod_watch)
         self.tree = TreeSource(place.hierarchy, place.layout, self.dirty, resync_s=config.node.resync_s)
         self.signal = RuntimeEvents(place.runtime, self, root=place.root, resync_s=config.node.resync_s)
         self.errors = ObjectErrors()
@@ -140,6 +188,7 @@ class Agent:
             rules=self.operator_files.rules(config.classes),
             metas=self.metadata.get,
             signalled=self.signal.covers,
+            awaited=self.signal.awaits,
             disks=lambda: self.disks.found,
             indicators=lambda: self.watching.indicators(),  # noqa: PLW0108  # made later
             marks=self.marks,
@@ -154,7 +203,7 @@ class Agent:
             owner=self._owner,
             ours=lambda path: bool(self.ledger.group(path)),
         )
-        self.lane = FastPath(self._fired, files=files, root=place.root)
+        self.lane = FastPath(self._fired, waits=place.runtime.waits_for_start, files=files, root=place.root)
         self.foreign = ForeignWrites(config.writes.foreign)
         self.judge = ChangeDetector(
             hierarchy=place.hierarchy,
@@ -269,8 +318,12 @@ class Agent:
             Component(name="disks", run=self.disks.run),
             Component(name="holds", run=self.holds.run),
         ]
+        if self.config.kubelet.enabled:
+            sources.append(Component(name="kubelet configuration", run=self.kubelet_watch.run))
         if self.kubelet_pods is not None:
             sources.append(Component(name="kubelet", run=_at_once(self.kubelet_pods.run)))
+        if self.pod_watch is not None:
+            sources.append(Component(name="pod watch", run=self.pod_watch.run))
         return [
             [Component(name="keeper", run=self.keeper.run), Component(name="alerts", run=self.alert_service.run)],
             sources,
@@ -312,11 +365,20 @@ class Agent:
     def on_settled(self, container_id: str, at: float, which: RuntimeEvent) -> None:
         """`RuntimeEventHandler`."""
         self.reconciler.wait_idle(container_id, at, which)
+        self._list_on_event()
 
     def gone(self, container_id: str) -> None:
         """`RuntimeEventHandler`."""
         self.checkpoints.reassertion.gone(container_id)
         self.reconciler.gone(container_id)
+        self._list_on_event()
+
+    def _list_on_event(self) -> None:
+        """A container was made or has ended: without a watch, this may have come with other labels or annotations."""
+        now = trio.current_time()
+        if self.pod_watch is None and now - self._listed_at >= _LIST_GAP_S:
+            self._listed_at = now
+            self.metadata.refresh()
 
     def _fired(self, result: FastResult) -> None:
         self.reconciler.on_executed(result)
@@ -353,7 +415,7 @@ class Agent:
         """Every source with its age and what is wrong with it."""
         statuses = [
             self.tree.status(),
-            self.signal.status(),
+            self.signal.status(self.inventory.container_ids(), len(self.inventory.sandboxed())),
             self.checkpoints.status(),
             *self.metadata.statuses(trio.current_time()),
             self.attribution.status(),
@@ -365,7 +427,7 @@ class Agent:
         ]
         statuses += self.operator_files.statuses()
         if self.config.kubelet.enabled:
-            statuses.append(self._kubelet_process())
+            statuses.append(self.kubelet_watch.status())
         if not self.store.writable:
             statuses.append(
                 SourceStatus(name="store", ok=False, age_s=None, detail=self.store.problem or "not writable")
@@ -374,32 +436,76 @@ class Agent:
             statuses.append(SourceStatus(name="store", ok=True, age_s=0.0, detail=self.store.path))
         return statuses
 
-    def _kubelet_process(self) -> SourceStatus:
-        """Whether a process is verified as the kubelet, and which of its settings could not be used."""
-        kubelet = self.place.kubelet
-        detail = "; ".join(kubelet.problems)
-        if not detail:
-            detail = "not running" if kubelet.pid is None else f"process {kubelet.pid}"
-        return SourceStatus(name="kubelet process", ok=not kubelet.problems, age_s=0.0, detail=detail)
+    def _kubelet_changed(self, kubelet: KubeletConfig, changes: tuple[KubeletChange, ...]) -> None:
+        """Plan with the new values; parts that are built from others are built anew, by the caller of this agent."""
+        place = with_kubelet(self.config, self.place, kubelet)
+        before, after = built_from(self.config, self.place), built_from(self.config, place)
+        if different := [name for name, value in after.items() if value != before[name]]:
+            # Until then this agent's parts and what it reports stay with what they were built from.
+            fixed = self.place.kubelet
+            place = replace(
+                self.place,
+                kubelet=replace(
+                    fixed,
+                    reserved_cpus=kubelet.reserved_cpus,
+                    cpu_manager_policy=kubelet.cpu_manager_policy,
+                    cpu_manager_options=kubelet.cpu_manager_options,
+                    reconcile_s=kubelet.reconcile_s,
+                ),
+            )
+            self._renew(f"the kubelet's {', '.join(different)} changed")
+        self.place = place
+        self.checkpoints.reassertion.expect(kubelet.reconcile_s)
+        if changes:
+            self.dirty.mark_all("kubelet configuration")
 
     def _kubelet_view(self, pods: Mapping[str, Pod]) -> KubeletView:
         if not self.config.kubelet.enabled:
             return KubeletView()
         kubelet = self.place.kubelet
-        return self.checkpoints.view(pods, reserved=kubelet.reserved_cpus, strict_reserved=kubelet.strict_reserved)
+        return self.checkpoints.view(
+            pods,
+            reserved=kubelet.reserved_cpus,
+            strict_reserved=kubelet.strict_reserved,
+            listed=self.kubelet_pods.listed if self.kubelet_pods is not None else None,
+        )
 
     def _owner(self, path: str) -> str | None:
         name = self.place.layout.parse(path)
         return None if name is None else name.pod_uid
 
     def _kubelet_pods(self) -> KubeletPods | None:
-        peer = kubelet_peer(self.config.kubelet, self.place.kubelet)
+        identity = own_identity(self.config.apiserver, root=self.place.root)
+        peer = kubelet_peer(self.config.kubelet, self.place.kubelet, identity)
         if peer is None:
             return None
-        return KubeletPods(peer, on_change=self._pods_changed, period_s=self.config.kubelet.period_s, marks=self.marks)
+        return KubeletPods(peer, on_change=self._pods_listed, period_s=self.config.kubelet.period_s, marks=self.marks)
+
+    def _pod_watch(self) -> "PodWatch | None":
+        config, place = self.config.apiserver, self.place
+        if not watches_pods(config, root=place.root, kubelets=place.kubelet.kubeconfig):
+            return None
+        from reconciler.clients.kube import KubeApi  # most nodes have no credentials
+        from reconciler.sources.pod_watch import PodWatch
+
+        # A client of its own: a watch occupies a connection.
+        api = KubeApi(config, root=place.root, kubelets=place.kubelet.kubeconfig)
+        return PodWatch(
+            api,
+            node_name(place.kubelet),
+            on_change=self._pods_changed,
+            on_break=lambda: self.metadata.refresh(),  # noqa: PLW0108  # made later
+            marks=self.marks,
+        )
 
     def _cri(self) -> CriClient | None:
         return cri_client(self.config.runtime, self.place.kubelet, self.place.root, self.marks)
+
+    def _pods_listed(self, uids: frozenset[str]) -> None:
+        self._pods_changed(uids)
+        if self.pod_watch is not None and self.kubelet_pods is not None:
+            for uid in uids:
+                self.pod_watch.compare(self.kubelet_pods.known[uid])
 
     def _pods_changed(self, uids: frozenset[str]) -> None:
         for uid in uids:

@@ -15,8 +15,9 @@ from typing import Final, final
 import trio
 from msgspec.structs import replace
 
-from cgroupfs.errors import AgentError, errno_name
+from cgroupfs.errors import AgentError
 from cgroupfs.log import BoundLog, get_log
+from cgroupfs.naming import QosClass
 from reconciler import __version__
 from reconciler.alerts.agent_alerts import component_alert
 from reconciler.config import load
@@ -26,6 +27,7 @@ from reconciler.config.model import AgentMode, Config, OnStop
 from reconciler.daemon.agent import Agent
 from reconciler.daemon.status import StatusReport
 from reconciler.runtime import logs, malloc
+from reconciler.runtime.cgroup_namespace import join_host_cgroups
 from reconciler.runtime.cooperative import share_interpreter
 from reconciler.runtime.lock import AlreadyRunningError, InstanceLock
 from reconciler.runtime.streams import OutputError, Parser, complain, complain_lines, finish, give_up, prepared, write
@@ -45,6 +47,8 @@ _STUCK_S: Final = 20.0
 """A pass that takes longer than this means that the loop is blocked."""
 _BEAT_S: Final = 1.0
 _SETTLE_S: Final = 3.0
+_RENEW_S: Final = 60.0
+"""The least time between two renewals of the agent: a kubelet that flaps costs the node no more than this."""
 _READY_S: Final = 30.0
 """So long systemd waits for the first pass; /readyz reports the state after that."""
 
@@ -59,6 +63,12 @@ class Daemon:
         self.supervisor: Supervisor | None = None
         self.heartbeat = Heartbeat(_STUCK_S)
         self._observe = observe
+        self._renewal: str | None = None
+        """Why the running agent ends for another one; None: it does not."""
+        self._renew_from = 0.0
+        self._stopped_by: str | None = None
+        """The signal that ends the daemon, also where it arrives between two agents."""
+        self._ended = False
         self._log = get_log("daemon")
         self._notifier = Notifier()
 
@@ -72,11 +82,16 @@ class Daemon:
         """Run until a signal or the end of an essential part. Errors: `EssentialError`, `SourceError`."""
         async with trio.open_nursery() as nursery:
             await nursery.start(self._signals, nursery.cancel_scope)
-            place = await self._place()
-            for problem in (*place.kubelet.problems, *(str(error) for error in place.runtime.problems)):
-                self._log.warning(problem)
             try:
-                await self._serve(place)
+                while not self._ended:
+                    place = await self._place()
+                    for problem in (*place.kubelet.problems, *(str(error) for error in place.runtime.problems)):
+                        self._log.warning(problem)
+                    if place.own is not None and place.own.qos is QosClass.BESTEFFORT:
+                        self._log.warning(
+                            "bypassd's own pod is of QoS class BestEffort and in the BE budget: give it a CPU request"
+                        )
+                    await self._serve(place)
             finally:
                 nursery.cancel_scope.cancel(reason="the daemon has stopped")
 
@@ -99,7 +114,14 @@ class Daemon:
         return place
 
     async def _serve(self, place: NodeEnvironment) -> None:
-        agent = self.agent = Agent(self.config, place)
+        self._renewal = None
+        wanted = trio.Event()
+
+        def renew(reason: str) -> None:
+            self._log.warning("the parts are built again", reason=reason)
+            wanted.set()
+
+        agent = self.agent = Agent(self.config, place, renew=renew)
         layers = [self._outer(), *agent.components(), self._inner(agent)]
         self.supervisor = Supervisor(layers, self._component_changed)
         self._log.info(
@@ -114,11 +136,23 @@ class Daemon:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._tell_ready, agent)
+                nursery.start_soon(self._renew, wanted, self.supervisor)
+                if self._stopped_by is not None:
+                    self.supervisor.stop(self._stopped_by)
                 await self.supervisor.run()
                 nursery.cancel_scope.cancel(reason="the supervisor has stopped")
         finally:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + 15):
                 await self._end(agent)
+            self.agent = self.supervisor = None
+
+    async def _renew(self, wanted: trio.Event, supervisor: Supervisor) -> None:
+        """End the present agent for a new one when the kubelet has changed what it is built from, but not often."""
+        await wanted.wait()
+        await trio.sleep_until(self._renew_from)
+        self._renew_from = trio.current_time() + _RENEW_S
+        self._renewal = "the kubelet's settings changed"
+        supervisor.stop(self._renewal)
 
     def _outer(self) -> list[Component]:
         """Components that outlive the agent's own parts."""
@@ -132,13 +166,20 @@ class Daemon:
         return web.components(self.config.http, show, show, root="/", names=[name] if name else [])
 
     async def _end(self, agent: Agent) -> None:
+        if self._renewal is not None and self._stopped_by is None:
+            # Not a stop: what is in force stays, as the next agent finds it in the store.
+            self._notifier.status(f"{self.config.mode.value}: {self._renewal}; starting the parts again")
+            agent.close()
+            return
         self._notifier.stopping("stopping")
+        agent.priority.stop()
         if self.config.on_stop is OnStop.RESTORE and self.config.mode is AgentMode.ENFORCE:
             done = await agent.restore()
             left = [result for result in done if not result.ok]
             self._log.info("restored on stop", files=len(done) - len(left), left=len(left))
         agent.close()
         self._notifier.close()
+        self._ended = True
 
     async def _tell_ready(self, agent: Agent) -> None:
         with trio.move_on_after(_READY_S) as waiting:
@@ -152,7 +193,7 @@ class Daemon:
         pods = len(agent.inventory.pods)
         self._notifier.ready(f"{self.config.mode.value}: {pods} pods")
         # Only now: the start itself is a second of work to which no work on the node should have to yield.
-        _be_nice(self.config.node.nice, self._log)
+        agent.priority.start()
         self._log.info("ready", pods=pods, look_ms=round(agent.reconciler.look_s * 1000, 1))
         # Once the web part has loaded its libraries, too.
         await trio.sleep(_SETTLE_S)
@@ -186,10 +227,12 @@ class Daemon:
             async for number in received:
                 if number == signal.SIGHUP:
                     self.reload()
-                elif self.supervisor is not None:
-                    self.supervisor.stop(signal.Signals(number).name)
-                else:
-                    scope.cancel(reason=signal.Signals(number).name)
+                    continue
+                self._stopped_by = signal.Signals(number).name
+                if self.supervisor is not None:
+                    self.supervisor.stop(self._stopped_by)
+                elif self._renewal is None or self.config.on_stop is not OnStop.RESTORE:
+                    scope.cancel(reason=self._stopped_by)
 
     def reload(self) -> tuple[str, ...]:
         """Read the configuration again; a bad one is reported and changes nothing.
@@ -265,6 +308,9 @@ def _main(arguments: Sequence[str] | None) -> int:
         return 0
     logs.setup(loaded.config.log.level, loaded.config.log.format)
     sys.excepthook = logs.uncaught
+    # Before any thread: a thread has the namespace of its creator.
+    if loaded.config.node.root == "/" and (problem := join_host_cgroups()) is not None:
+        get_log("daemon").warning(problem)
     return _run(Daemon(loaded, observe=options.observe))
 
 
@@ -291,23 +337,6 @@ def _run(daemon: Daemon) -> int:
     finally:
         logs.write_due(all_of_them=True)
     return 0
-
-
-def _be_nice(nice: int, log: BoundLog) -> None:
-    """Take the configured priority, for the loop's thread alone. A refusal (no CAP_SYS_NICE) is logged.
-
-    A thread, like a process, inherits the priority of its creator unless SCHED_RESET_ON_FORK is set: workers that hash
-    and compress are not to run above the pods. A sandbox that refuses the flag (systemd's RestrictRealtime) still
-    permits the priority, which the fast path needs more than the workers need to lack it.
-    """
-    try:
-        os.sched_setscheduler(0, os.SCHED_OTHER | os.SCHED_RESET_ON_FORK, os.sched_param(0))
-    except OSError as exc:
-        log.warning("worker threads will have the priority of the main loop", error=errno_name(exc.errno))
-    try:
-        os.setpriority(os.PRIO_PROCESS, 0, nice)
-    except OSError as exc:
-        log.warning("cannot set the scheduling priority", wanted=nice, error=errno_name(exc.errno))
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:

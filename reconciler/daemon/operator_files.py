@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import final
 
+from msgspec.structs import replace
+
 from cgroupfs.errors import SourceError
 from cgroupfs.log import get_log
 from reconciler.config.environment import NodeEnvironment
@@ -14,11 +16,11 @@ from reconciler.config.model import Config
 from reconciler.pods.classify import merge_rules
 from reconciler.pods.marks import MarkReader
 from reconciler.pods.metadata import Metadata
-from reconciler.pods.selectors import ClassRules
+from reconciler.pods.selectors import ClassOverride, ClassRules
 from reconciler.runtime.safe_files import FileRule
 from reconciler.sources.manifests import ManifestDirectory, resolve
 from reconciler.sources.operator_file import OperatorFile
-from state.model import Pod, SourceStatus
+from state.model import Pod, PodClass, SourceStatus
 
 
 @final
@@ -33,6 +35,11 @@ class OperatorFiles:
         self._operator: OperatorFile | None = None
         self._manifests: ManifestDirectory | None = None
         self._problems: dict[str, str] = {}
+        self._own = (
+            ClassOverride(uid=place.own.pod_uid, pod_class=PodClass.SYSTEM, origin="bypassd's own pod")
+            if place.own is not None
+            else None
+        )
         self.open(config)
 
     def open(self, config: Config) -> None:
@@ -55,12 +62,16 @@ class OperatorFiles:
                 self._manifests.read()
 
     def rules(self, configured: ClassRules) -> ClassRules:
-        """The class rules of the configuration with those of the operator's file before them."""
-        if self._operator is None:
-            return configured
-        overrides = self._operator.read()
-        self._note("operator's file", "; ".join(overrides.problems))
-        return merge_rules(configured, overrides.overrides)
+        """The class rules in force: bypassd's own pod first, then the configuration's, then the operator's file."""
+        rules = configured
+        if self._operator is not None:
+            overrides = self._operator.read()
+            self._note("operator's file", "; ".join(overrides.problems))
+            rules = merge_rules(configured, overrides.overrides)
+        if self._own is not None:
+            # It must not bound, freeze or evict itself, whatever rules or marks match its pod.
+            rules = replace(rules, overrides=(self._own, *rules.overrides))
+        return rules
 
     def read_manifests(self, metadata: Metadata, pods: Mapping[str, Pod]) -> bool:
         """Give the manifests' labels and annotations to the metadata of existing pods; True when they changed."""

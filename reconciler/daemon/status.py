@@ -24,6 +24,7 @@ from reconciler.actuators.base import GroupOutcomes
 from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.actuators.holds import check_reason, check_seconds, check_target, pod_hold
 from reconciler.config.dry_run import dry_run_parts
+from reconciler.config.load import digest
 from reconciler.config.model import AgentMode
 from reconciler.daemon.agent import Agent
 from reconciler.daemon.side_actuators import cache_use
@@ -31,6 +32,7 @@ from reconciler.runtime.cooperative import Steps, all_steps
 from reconciler.runtime.counters import CounterValues
 from reconciler.runtime.supervisor import ComponentHealth, ComponentStatus
 from reconciler.runtime.systemd import LoopHeartbeat
+from reconciler.sources.kubelet_watch import kubelet_facts
 from reconciler.telemetry.metrics import MetricsSnapshot, PodMetrics, rss_bytes
 from reconciler.web.interface import AlertTest, HoldRequest, RestoreRequest
 from state.cache import CacheConsumption, CacheUsage
@@ -95,6 +97,7 @@ def counters(agent: Agent) -> CounterValues:
         foreign=dict(agent.judge.foreign_writes.writes),
         resyncs=dict(agent.dirty.resyncs),
         yields=agent.judge.foreign_writes.yields,
+        systemd_events=agent.judge.foreign_writes.systemd_events,
         object_errors=dict(agent.errors.counts),
     )
 
@@ -145,6 +148,7 @@ def snapshot(agent: Agent, *, ready: bool, components: Sequence[ComponentStatus]
         rss_bytes=rss_bytes(),
         cpu_s=times.user + times.system,
         started_at=agent.started_at,
+        priority=agent.priority.status,
         counters=counters(agent),
         cache=cache,
         watched=agent.watching.numbers(),
@@ -389,6 +393,8 @@ class StatusReport:
             "driver": agent.place.layout.driver.value,
             "kubepods": agent.place.layout.kubepods,
             "cpus": str(agent.inventory.readings.topology.online),
+            "config_digest": digest(agent.config),
+            "kubelet": self._kubelet(),
             "kubelet_policy": agent.inventory.readings.kubelet.policy.value,
             "kubelet_reasserts_s": agent.inventory.readings.kubelet.reasserts_s,
             "ledger": agent.ledger.counts(),
@@ -396,8 +402,18 @@ class StatusReport:
             "last_look_s": agent.reconciler.look_s,
             "movement": self._movement(),
             "rss_bytes": rss_bytes(),
+            "priority": asdict(agent.priority.status),
             "alerts": dict(agent.alerts),
             "components": [asdict(status) for status in self._statuses()],
+        }
+
+    def _kubelet(self) -> dict[str, object]:
+        """The values in use; ``pending``: edited since the kubelet started, in effect when it restarts."""
+        watch = self._agent.kubelet_watch
+        return {
+            **kubelet_facts(self._agent.place.kubelet),
+            "pid": watch.current.pid,
+            "pending": [str(change) for change in watch.pending],
         }
 
     def _movement(self) -> dict[str, object]:
@@ -407,6 +423,7 @@ class StatusReport:
             "cpus_moved": counted.cpus_moved,
             "pools_changed": counted.pools_changed,
             "cpuset_writes": counted.cpuset_writes,
+            "systemd_events": counted.systemd_events,
         }
 
     def _budget(self) -> dict[str, object]:
@@ -474,6 +491,8 @@ class StatusReport:
     def _problems(self) -> list[str]:
         agent = self._agent
         texts = [_named(status.name, status.detail) for status in agent.statuses() if not status.ok]
+        if problem := agent.priority.status.problem:
+            texts.append(f"priority: {problem}: on a busy node more containers start before their settings")
         texts += [agent.keeper.problem] if agent.keeper.problem else []
         held = agent.inventory.readings.kubelet.problem
         texts += held.split("; ") if held else ()

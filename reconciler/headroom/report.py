@@ -208,7 +208,7 @@ class HeadroomReport:
             self.problem = None
 
 
-def replace_file(path: str, content: bytes) -> None:
+def replace_file(path: str, content: bytes, *, mode: int = 0o644) -> None:
     """Replace a whole file atomically: a reader sees the old or the new one.
 
     Not durable, as it is soon outdated. Errors: `OSError`; the old file is then unchanged, and no temporary file
@@ -220,7 +220,7 @@ def replace_file(path: str, content: bytes) -> None:
             os.unlink(temporary)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with open(os.open(temporary, flags, 0o600), "wb") as file:
-            os.fchmod(file.fileno(), 0o644)
+            os.fchmod(file.fileno(), mode)
             file.write(content)
         os.replace(temporary, path)
     except OSError:

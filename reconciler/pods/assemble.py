@@ -30,9 +30,11 @@ from state.model import (
     RuntimeSpec,
 )
 
-STRENGTH: Final = ("kubelet", "cri", "manifest", "bundle")
+STRENGTH: Final = ("apiserver", "kubelet", "cri", "manifest", "bundle")
 """Sources of pod metadata, strongest first.
 
+The API server's watch has labels and annotations before the kubelet's list; the rest of its pod counts only where the
+kubelet does not list the pod (`reconciler.pods.metadata`).
 The kubelet has the whole spec; CRI has labels and annotations; a manifest has its file's content; a bundle has names
 and the annotations that the runtime is configured to pass on.
 """
@@ -45,12 +47,14 @@ class ContainerInput(Struct, frozen=True, kw_only=True):
     name: str | None = None
     spec: RuntimeSpec | None = None
     settled: bool = True
+    sandbox: str | None = None
 
 
 class PodInput(Struct, frozen=True, kw_only=True):
     """Everything known about one pod directory. ``metas`` in any order; ``containers`` maps id to directory.
 
-    ``granted``: by container name, the resources that the kubelet's checkpoint has as admitted.
+    ``sandbox``: the runtime that gives the pod a machine or kernel of its own. ``granted``: by container name, the
+    resources that the kubelet's checkpoint has as admitted.
     """
 
     uid: str
@@ -61,6 +65,7 @@ class PodInput(Struct, frozen=True, kw_only=True):
     facts: Mapping[str, ContainerInput] = {}
     granted: Mapping[str, Resize] = {}
     exclusive: bool = False
+    sandbox: str | None = None
     last: LastClass | None = None
     """The class when the pod's labels and annotations were last read."""
 
@@ -145,6 +150,7 @@ def assemble(known: PodInput, rules: ClassRules) -> Pod:
         wish=wish,
         memory=memory,
         meta_source=f"{meta.source}+cgroup" if meta else "cgroup",
+        sandbox=known.sandbox,
     )
 
 

@@ -2,7 +2,8 @@
 
 Sources, strongest first; the first with a result decides:
 
-1. an operator's override (configuration, then the operator's file; the first that fits);
+1. an operator's override (configuration, then the operator's file; the first that fits), before them bypassd's own
+   pod, which is system;
 2. Katalyst's annotation ``katalyst.kubewharf.io/qos_level``;
 3. Koordinator's label ``koordinator.sh/qosClass``;
 4. Volcano's and rubik's marks: annotation ``volcano.sh/qos-level``, then ``volcano.sh/preemptable``;

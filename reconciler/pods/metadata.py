@@ -40,6 +40,21 @@ class PodList(Protocol):
     def keep_only(self, alive: Collection[str]) -> None: ...
 
 
+class PodChanges(Protocol):
+    """A source that follows the pods without being polled; `PodWatch` is one."""
+
+    @property
+    def known(self) -> Mapping[str, PodMeta]: ...
+
+    def fresh_at(self, now: float) -> float | None: ...
+
+    def status(self, now: float) -> SourceStatus: ...
+
+    def relist(self) -> None: ...
+
+    def keep_only(self, alive: Collection[str]) -> None: ...
+
+
 class MetadataClient(Protocol):
     """A source that answers for one pod; `CriClient` is one."""
 
@@ -68,8 +83,10 @@ class Metadata:
         *,
         kubelet: PodList | None = None,
         cri: MetadataClient | None = None,
+        watch: PodChanges | None = None,
     ) -> None:
         self._dirty = dirty
+        self._watch = watch
         self._kubelet = kubelet
         self._cri = cri
         self._told: dict[str, PodMeta] = {}
@@ -97,12 +114,28 @@ class Metadata:
     def get(self, uid: str) -> list[PodMeta]:
         """The metadata of one pod from each source."""
         tables = (self._kubelet.known if self._kubelet is not None else {}, self._told, self.manifests)
-        return [table[uid] for table in tables if uid in table]
+        metas = [table[uid] for table in tables if uid in table]
+        watched = None if self._watch is None else self._watch.known.get(uid)
+        if watched is None:
+            return metas
+        if uid not in tables[0]:
+            return [watched, *metas]
+        # The kubelet's report is newer in all that it decides itself: admitted resources, containers, addresses.
+        return [_marks_only(watched), *metas] if self._watch_is_newer() else metas
+
+    def _watch_is_newer(self) -> bool:
+        """Whether the watch has the later labels: always while it is connected."""
+        now = trio.current_time()
+        fresh_at = None if self._watch is None else self._watch.fresh_at(now)
+        age_s = None if self._kubelet is None else self._kubelet.status(now).age_s
+        return fresh_at is not None and (age_s is None or fresh_at >= now - age_s)
 
     def keep_only(self, alive: Collection[str]) -> None:
         """Drop removed pods."""
         if self._kubelet is not None:
             self._kubelet.keep_only(alive)
+        if self._watch is not None:
+            self._watch.keep_only(alive)
         for table in (self._told, self._again):
             for uid in [uid for uid in table if uid not in alive]:
                 table.pop(uid, None)
@@ -118,6 +151,8 @@ class Metadata:
     def relist(self) -> None:
         """Have all metadata reported again: from now on other keys of labels and annotations are read."""
         self.refresh()
+        if self._watch is not None:
+            self._watch.relist()
         if self._told:
             self._relist = True
             self._wake.set()
@@ -166,7 +201,7 @@ class Metadata:
 
     def statuses(self, now: float) -> list[SourceStatus]:
         """The state of each source."""
-        statuses = [] if self._kubelet is None else [self._kubelet.status(now)]
+        statuses = [source.status(now) for source in (self._kubelet, self._watch) if source is not None]
         if self._cri is not None:
             age = None if self._answered_at is None else now - self._answered_at
             detail = self._problem or ("connected" if self._cri.connected else "used on demand")
@@ -244,3 +279,14 @@ class Metadata:
 
     def _labelled(self, uid: str) -> bool:
         return any(meta.labels is not None for meta in self.get(uid))
+
+
+def _marks_only(meta: PodMeta) -> PodMeta:
+    return PodMeta(
+        uid=meta.uid,
+        source=meta.source,
+        labels=meta.labels,
+        annotations=meta.annotations,
+        deleting=meta.deleting,
+        problems=meta.problems,
+    )

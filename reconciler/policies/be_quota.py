@@ -53,11 +53,18 @@ def container_asks(container: Container) -> int:
     return container.requests.be_cpu_milli or _CPU
 
 
+def part_of_pod(pod: Pod, view: NodeView, pools: Pools) -> int | None:
+    """The part of the budget of a pod that no directory bounds; None: one does, or none has a quota."""
+    if pools.quota_milli is None or (pod.qos is QosClass.BESTEFFORT and view.besteffort in pools.quota_milli):
+        return None
+    return pools.quota_milli.get(pod.uid, MILLI_MIN)
+
+
 def parts_of(pod: Pod, view: NodeView, pools: Pools) -> dict[str, int]:
     """The part of the budget of each container, for a pod that no directory bounds. Newcomers start with the least."""
-    if pools.quota_milli is None or (pod.qos is QosClass.BESTEFFORT and view.besteffort in pools.quota_milli):
+    share = part_of_pod(pod, view, pools)
+    if share is None:
         return {}
-    share = pools.quota_milli.get(pod.uid, MILLI_MIN)
     containers = [container for container in pod.containers if container.kind is not ContainerKind.SANDBOX]
     total = sum(container_asks(container) for container in containers)
     return {container.id: max(MILLI_MIN, share * container_asks(container) // total) for container in containers}

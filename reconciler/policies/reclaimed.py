@@ -18,7 +18,7 @@ from cgroupfs.naming import QosClass
 from reconciler.placement.chain import checked
 from reconciler.placement.config import PlacementConfig
 from reconciler.policies.base import SHARES_MIN, Policy, PolicyConfig, owns_cpus, period_us, quota_us
-from reconciler.policies.be_quota import own_quota, parts_of, split
+from reconciler.policies.be_quota import own_quota, part_of_pod, parts_of, split
 from reconciler.policies.budget import BudgetConfig, cpu_count, next_budget
 from reconciler.policies.pick import by_rules, choose_cpus, neighbours
 from reconciler.runtime.format import cpu, duration
@@ -161,8 +161,17 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: ReclaimedConfig) -
         want(pod.group.path, "cpu.set", pools.reclaimed, "required by the narrowed besteffort directory")
     if config.pod_weight:
         want(pod.group.path, "cpu.weight", SHARES_MIN, "minimum CPU weight: online pods go first")
-    parts = parts_of(pod, view, pools)
     pool, whose = _pool_on_node(pod, view, pools)
+    if pod.sandbox is not None:
+        whole = f"{whose}; {pod.sandbox}: the pod as a whole"
+        for path, cid in ((pod.group.path, None), *((inner.group.path, inner.id) for inner in pod.containers)):
+            if pools.confined:
+                want(path, "cpu.set", pool, whole, cid)
+        if (part := part_of_pod(pod, view, pools)) is not None:
+            value = quota_us(part, period_us(view, pod.group.path))
+            want(pod.group.path, "cpu.quota", value, f"share of the BE budget: {cpu(part)}")
+        return settings
+    parts = parts_of(pod, view, pools)
     for container in pod.containers:
         path, cid = container.group.path, container.id
         if owns_cpus(pod, container, pools):

@@ -65,6 +65,8 @@ class CounterValues(Struct, frozen=True, kw_only=True):
     starts: Mapping[str, int] = {}
     """Container starts by whether all settings were applied before the program's exec: true, false, unknown."""
     yields: int = 0
+    systemd_events: int = 0
+    """Events in which systemd wrote its units' values again: a daemon-reload, or a property that was set."""
     object_errors: Mapping[tuple[str, str], int] = {}
     events: int = 0
     """Passes that were not caused by the clock alone, or that found something to change."""
@@ -87,7 +89,8 @@ class CounterValues(Struct, frozen=True, kw_only=True):
 class AgentCounters:
     """The live counters of events that no other part counts. Only the loop's task calls these.
 
-    Writes, foreign writes, yields and resyncs are counted where they happen: `values` has none of them.
+    Writes, foreign writes, systemd's events, yields and resyncs are counted where they happen: `values` has none of
+    them.
     """
 
     __slots__ = ("_cpus_moved", "_events", "_lag", "_look", "_pools_changed", "_signal_to_write", "_starts")

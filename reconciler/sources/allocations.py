@@ -10,14 +10,16 @@ What the recordings show and this handles:
 
 - One change is two renames about 1 ms apart, with CPUs without an owner between them. A reading that covers fewer CPUs
   than the one before waits for its second half.
-- Entries outlive their pods (up to 10 s, or until the next admission): an entry counts while its pod's cgroup exists.
+- Entries outlive their pods (up to 10 s, or until the next admission; as long as the kubelet is down): an entry counts
+  while its pod's cgroup exists. When the cgroup is gone and the kubelet's list is without the pod, its CPUs count as
+  free, although the file does not have them in the default set yet; without a list after a while.
 - An entry appears some milliseconds before its pod's cgroup: a new one counts from the start.
 - A kubelet that restarts with an empty file has lost the entries of pods that still run.
 
 Source: fixtures/kubelet (kubelet 1.22, 1.27).
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final, NamedTuple, final
 
 from cgroupfs.cpuset import EMPTY, CpuSet
@@ -59,6 +61,8 @@ class Allocations:
         self._held: dict[_Owner, _Allocated] = {}
         self._first_seen: dict[_Owner, float] = {}
         self._existed: set[_Owner] = set()
+        self._gone_at: dict[_Owner, float] = {}
+        """When an entry's pod was first without a cgroup, for entries that no longer count."""
         self._static_until: float | None = None
         self._restarted_at: float | None = None
         self._recheck_at: float | None = None
@@ -94,21 +98,31 @@ class Allocations:
         reserved: CpuSet = EMPTY,
         strict_reserved: bool = False,
         reasserts_s: float | None = None,
+        listed: Collection[str] | None = None,
     ) -> KubeletView:
-        """The allocations to go by now. ``pods``: those with a cgroup, None while that is not known."""
+        """The allocations to go by now. ``pods``: those with a cgroup, None while that is not known.
+
+        ``listed``: the uids in the kubelet's own list, None while it does not answer.
+        """
         self._promote(now)
         present = _Present(pods)
         self._release(present, now)
         due = [] if self._half is None else [self._half.since + self._pair_s]
         problems = [] if self._fault is None else [str(self._fault)]
         exclusive: dict[str, dict[str, CpuSet]] = {}
-        owned = EMPTY
+        owned = freed = EMPTY
         for owner, cpus in _flat(self._good).items():
             if present.lacks(owner):
                 young_until = self._first_seen[owner] + self._admit_s
                 if owner in self._existed or now >= young_until:
+                    free_from = self._free_from(owner, listed, now)
+                    if now >= free_from:
+                        freed |= cpus
+                    else:
+                        due.append(free_from)
                     continue
                 due.append(young_until)
+            self._gone_at.pop(owner, None)
             uid, name = present.name(owner)
             exclusive.setdefault(uid, {})[name] = cpus
             owned |= cpus
@@ -131,7 +145,7 @@ class Allocations:
         self._recheck_at = min(due, default=None)
         return KubeletView(
             policy=policy,
-            default_cpus=EMPTY if self._good is None else self._good.default_cpus - owned,
+            default_cpus=EMPTY if self._good is None else (self._good.default_cpus | freed) - owned,
             exclusive=exclusive,
             reserved=reserved,
             strict_reserved=strict_reserved,
@@ -139,6 +153,16 @@ class Allocations:
             held=self._good is not None and bool(problems),
             problem="; ".join(problems) or None,
         )
+
+    def _free_from(self, owner: _Owner, listed: Collection[str] | None, now: float) -> float:
+        """When the CPUs of an entry without a cgroup are free; while the kubelet lists the pod, later than now.
+
+        A pod that it lists may start its containers again. Entries by container id have no uid to find in the list.
+        """
+        gone_at = self._gone_at.setdefault(owner, now)
+        if listed is None or not owner[0]:
+            return gone_at + self._confirm_s
+        return now + self._confirm_s if owner[0] in listed else now
 
     def _why_held(self, uid: str, name: str, cpus: CpuSet, held: _Allocated) -> str:
         after = self._restarted_at is not None and held.since - self._restarted_at < self._confirm_s
@@ -174,6 +198,7 @@ class Allocations:
                 del self._held[owner]
         named = _flat(self._good)
         self._first_seen = {owner: at for owner, at in self._first_seen.items() if owner in named}
+        self._gone_at = {owner: at for owner, at in self._gone_at.items() if owner in named}
         self._existed = {owner for owner in named if owner in self._existed or present.has(owner)}
 
 

@@ -79,9 +79,10 @@ class Bundle(Struct, frozen=True, kw_only=True):
 
 
 class RuntimeState(Struct, frozen=True, kw_only=True):
-    """One container in runc's present state. ``groups`` maps a controller to its absolute directory (as runc has it).
+    """One container in the runtime's present state. ``groups``: absolute directory by controller (as runc has it).
 
-    ``init_pid`` is the container's first process, in runc's pid namespace.
+    ``init_pid`` is the container's first process, in the runtime's pid namespace. ``spec`` None: the record has no
+    values (runtimes other than runc). ``finished`` False: the runtime is still creating the container.
     """
 
     container_id: str
@@ -89,7 +90,8 @@ class RuntimeState(Struct, frozen=True, kw_only=True):
     group: str | None = None
     groups: Mapping[str, str] = {}
     bundle: str | None = None
-    spec: RuntimeSpec = RuntimeSpec()
+    spec: RuntimeSpec | None = RuntimeSpec()
+    finished: bool = True
 
 
 class _OciCpu(Struct):

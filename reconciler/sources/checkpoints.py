@@ -1,7 +1,8 @@
-"""The kubelet's checkpoint files as a source: watch their directory, read when a file is renamed into place.
+"""The kubelet's checkpoint files as a source: watch their directories, read when a file is renamed into place.
 
 The kubelet writes ``.<digits>`` and renames it, so a MOVED_TO with a proper name means "whole and new"; everything else
-in the directory is ignored. A new ``device-plugins/kubelet.sock`` means that a kubelet has started.
+in the directory is ignored. A new ``kubelet.sock`` of the device plug-ins means that a kubelet has started. That socket
+and the devices' checkpoint are in one fixed directory, the other files in the kubelet's root directory.
 
 The files are read in the loop (a few hundred bytes, rarely); `allocations` decides how far they are reliable.
 """
@@ -9,7 +10,7 @@ The files are read in the loop (a few hundred bytes, rarely); `allocations` deci
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, Protocol, TypeVar, final
 
 import trio
@@ -24,11 +25,12 @@ from reconciler.pods.resize import Granted, granted
 from reconciler.runtime.wakeup import WakeUp
 from reconciler.runtime.workqueue import NODE
 from reconciler.sources.allocations import Allocations
-from reconciler.sources.reassertion import Reassertion
+from reconciler.sources.reassertion import RECONCILE_S, Reassertion
 from state.allocated import ACTUATED_PODS, ALLOCATED_PODS, AllocationState, parse_allocations
 from state.checkpoint import CheckpointFault
 from state.kubelet import (
     CPU_STATE,
+    DEVICE_PLUGINS,
     DEVICES,
     KUBELET_ROOT,
     MEMORY_STATE,
@@ -46,10 +48,10 @@ from state.model import KubeletView, Pod, SourceStatus
 
 _NAME: Final = "kubelet checkpoints"
 _LOG: Final = get_log("checkpoints")
-_PLUGINS: Final = os.path.dirname(DEVICES)
 _SOCKET: Final = "kubelet.sock"
 _RESIZE_FILES: Final = (ALLOCATED_PODS, ACTUATED_PODS, POD_STATUS)
-_FILES: Final = frozenset({CPU_STATE, MEMORY_STATE, os.path.basename(DEVICES), *_RESIZE_FILES})
+_DEVICES: Final = os.path.basename(DEVICES)
+_FILES: Final = frozenset({CPU_STATE, MEMORY_STATE, _DEVICES, *_RESIZE_FILES})
 _RESYNC_S: Final = 60.0
 _RETRY_S: Final = 1.0
 _T = TypeVar("_T")
@@ -82,12 +84,19 @@ class CheckpointSource:
         root: str = "/",
         kubelet_root: str = KUBELET_ROOT,
         allocations: Allocations | None = None,
+        reconcile_s: float = RECONCILE_S,
+        on_restart: Callable[[], None] = lambda: None,
         resync_s: float = _RESYNC_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``clock``: monotonic seconds."""
+        """``reconcile_s``: the period of the kubelet's CPU manager. ``on_restart``: its socket shows a new kubelet.
+
+        ``clock``: monotonic seconds.
+        """
         self.allocations = Allocations() if allocations is None else allocations
-        self.reassertion = Reassertion()
+        self.reassertion = Reassertion(reconcile_s)
+        self._reasserts = False
+        self._on_restart = on_restart
         self.cpus: CpuManagerState | CheckpointError | None = None
         self.memory: MemoryManagerState | CheckpointError | None = None
         self.devices: DeviceState | CheckpointError | None = None
@@ -99,6 +108,7 @@ class CheckpointSource:
         self._marks = marks
         self._base = os.path.abspath(root)
         self._directory = os.path.join(self._base, kubelet_root.strip("/"))
+        self._plugins = os.path.join(self._base, DEVICE_PLUGINS.strip("/"))
         self._clock = clock
         self._resync_s = resync_s
         self._read_at: float | None = None
@@ -117,8 +127,11 @@ class CheckpointSource:
         *,
         reserved: CpuSet = EMPTY,
         strict_reserved: bool = False,
+        listed: Collection[str] | None = None,
     ) -> KubeletView:
         """What to go by now; ``pods`` are those with a cgroup, None while that is not known.
+
+        ``listed``: the uids in the kubelet's own list, None while it does not answer.
 
         When the answer changes by time alone, ``node`` is marked then (while `run` runs).
         """
@@ -128,10 +141,31 @@ class CheckpointSource:
             now,
             reserved=reserved,
             strict_reserved=strict_reserved,
-            reasserts_s=self.reassertion.period(now),
+            reasserts_s=self._reasserts_s(now),
+            listed=listed,
         )
         self._wake.set()
         return replace(kubelet_view, granted=self._granted, affinity=self._affinity)
+
+    def restarted(self) -> None:
+        """A kubelet has started: what it forgot or rewrites now is due to that."""
+        self.allocations.restarted(self._clock())
+        self.reassertion.restarted()
+        self._marks.mark_all("kubelet restarted")
+
+    def _reasserts_s(self, now: float) -> float | None:
+        """The kubelet's rhythm; a change is logged, as settings are given up for it."""
+        period_s = self.reassertion.period(now)
+        if (period_s is not None) != self._reasserts:
+            self._reasserts = period_s is not None
+            if period_s is not None:
+                _LOG.warning(
+                    "the kubelet rewrites every container periodically: settings that it would undo are given up",
+                    period_s=round(period_s, 2),
+                )
+            else:
+                _LOG.info("the kubelet no longer rewrites every container periodically: all settings apply again")
+        return period_s
 
     def status(self) -> SourceStatus:
         """Whether the files are good; of those that a kubelet need not have, if they are there."""
@@ -143,16 +177,16 @@ class CheckpointSource:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Watch until cancelled. Started when the directory is watched as far as it exists, and was read after that."""
         with DirWatcher[str](_NAME) as watcher:
-            # The tokens: "" on the way to the directory, else the directory itself.
-            way = AncestorWatch(watcher, self._base, os.path.join(self._directory, _PLUGINS), "")
-            self._watch(watcher, way)
+            # The tokens: "" on the way to a directory, else the directory itself.
+            ways = [AncestorWatch(watcher, self._base, path, "") for path in (self._directory, self._plugins)]
+            self._watch(watcher, ways)
             self.read_all()
             task_status.started()
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._mark_when_due)
-                await self._follow(watcher, way)
+                await self._follow(watcher, ways)
 
-    async def _follow(self, watcher: DirWatcher[str], way: AncestorWatch[str]) -> None:
+    async def _follow(self, watcher: DirWatcher[str], ways: Sequence[AncestorWatch[str]]) -> None:
         deadline = trio.current_time() + self._resync_s
         wait_s = _RETRY_S
         while True:
@@ -166,27 +200,28 @@ class CheckpointSource:
             with trio.move_on_at(deadline):
                 batch = await watcher.next_batch()
             # A deleted one is read, too, to say so: operators delete it to change the policy.
+            # By name alone: one of the two directories may be a symbolic link to the other, or to what leads to it.
             changed = {event.name for event in batch if event.mask & (APPEARED | VANISHED) and event.name in _FILES}
             restarted = any(event.name == _SOCKET and event.mask & APPEARED for event in batch)
             lost = not batch or any(event.overflow or event.rescan or event.ended for event in batch)
             for event in batch:
-                if way.leads_on(event):
-                    if event.mask & VANISHED:
-                        way.cut(event)
-                    lost = True
+                for way in ways:
+                    if way.leads_on(event):
+                        if event.mask & VANISHED:
+                            way.cut(event)
+                        lost = True
             if lost:
-                self._watch(watcher, way)
+                self._watch(watcher, ways)
                 changed |= _FILES
                 socket = self._find_socket()
                 restarted = restarted or (socket is not None and socket != self._socket)
                 deadline = trio.current_time() + self._resync_s
             if restarted:
                 self._socket = self._find_socket()
-                self.allocations.restarted(self._clock())
-                self.reassertion.restarted()
             news = [self._read(name) for name in sorted(changed)]
             if restarted:
-                self._marks.mark_all("kubelet restarted")
+                self.restarted()
+                self._on_restart()
             elif any(news):
                 self._marks.mark(NODE)
 
@@ -195,15 +230,16 @@ class CheckpointSource:
         items = (self.cpus, self.memory, self.devices, *self.resizes.values())
         return any(isinstance(item, CheckpointError) and item.fault is CheckpointFault.UNREADABLE for item in items)
 
-    def _watch(self, watcher: DirWatcher[str], way: AncestorWatch[str]) -> None:
-        """Watch what exists: the directory (on the way to its child) and the device plugins' directory."""
-        if way.extend():
-            watcher.add(way.target, CHILDREN, way.target)
+    def _watch(self, watcher: DirWatcher[str], ways: Sequence[AncestorWatch[str]]) -> None:
+        """Watch what exists of both directories and of the ways to them. They may be the same, or one in the other."""
+        for way in ways:
+            if way.extend():
+                watcher.add(way.target, CHILDREN, way.target)
 
     async def _mark_when_due(self) -> None:
         """Mark the node when a waiting time of the allocations is over: no event does."""
         while True:
-            due = self.allocations.recheck_at
+            due = min(filter(None, (self.allocations.recheck_at, self.reassertion.ends_at)), default=None)
             if await self._wake.wait(math.inf if due is None else max(0.01, due - self._clock())):
                 continue
             self._marks.mark(NODE)
@@ -224,7 +260,7 @@ class CheckpointSource:
         elif name in _RESIZE_FILES:
             news = self._read_resizes(name)
         else:
-            devices = _outcome(os.path.join(self._directory, DEVICES), parse_devices)
+            devices = _outcome(os.path.join(self._plugins, _DEVICES), parse_devices)
             self._note(name, devices)
             news, self.devices = _differ(devices, self.devices), devices
             if news:
@@ -280,7 +316,7 @@ class CheckpointSource:
     def _find_socket(self) -> tuple[int, float] | None:
         """Identity of a kubelet's socket; None while there is none."""
         try:
-            status = os.stat(os.path.join(self._directory, _PLUGINS, _SOCKET))
+            status = os.stat(os.path.join(self._plugins, _SOCKET))
         except OSError:
             return None
         return status.st_ino, status.st_ctime

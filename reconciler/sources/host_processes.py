@@ -41,12 +41,15 @@ _MOST_ARGUMENTS: Final = 128 * 1024
 _MOST_TEXT: Final = 64 * 1024
 _MOST_SHOWN: Final = 4
 _POD: Final = b"kubepods"
+_OUTSIDE: Final = b":/.."
+"""Relative to a cgroup namespace the path of another group has no more than its last parts."""
 
 
 class HostProcess(Struct, frozen=True, kw_only=True):
     """A verified process. ``arguments``: after its name. ``executable``: its path in its own mount namespace.
 
-    ``program``: device and inode of the executable; None on a copied node. ``parent``: the parent's pid.
+    ``program``: device and inode of the executable; None on a copied node. ``parent``: the parent's pid. ``started``:
+    clock ticks from boot to its start, which with the pid identifies it; 0 on a copied node.
     """
 
     pid: int
@@ -54,6 +57,7 @@ class HostProcess(Struct, frozen=True, kw_only=True):
     executable: str = ""
     program: tuple[int, int] | None = None
     parent: int = 0
+    started: int = 0
 
 
 class Rejected(Struct, frozen=True, kw_only=True):
@@ -212,7 +216,9 @@ class _Search:
         name = link.rpartition("/")[2]
         if self._executable is None and (name not in self._programs or not _called(text, name)):
             raise _RefusedError(f"its program is {link}")
-        return HostProcess(pid=pid, arguments=arguments, executable=link, program=program, parent=parent)
+        return HostProcess(
+            pid=pid, arguments=arguments, executable=link, program=program, parent=parent, started=int(start)
+        )
 
     def _check_identity(self, directory: str) -> int:
         """User ids, namespaces and groups; the parent's pid."""
@@ -227,6 +233,8 @@ class _Search:
         groups = _read(f"{directory}/cgroup", _MOST_TEXT)
         if _POD in groups:
             raise _RefusedError("it is in a pod's cgroup")
+        if _OUTSIDE in groups:
+            raise _RefusedError("its cgroup is outside of this process's cgroup namespace, so it may be a pod's")
         if not groups or len(groups) >= _MOST_TEXT:
             raise _RefusedError("its cgroup is unknown")
         parent = _field(status, b"PPid:")

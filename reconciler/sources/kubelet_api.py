@@ -138,6 +138,11 @@ class KubeletPods:
         return self._known
 
     @property
+    def listed(self) -> frozenset[str] | None:
+        """The uids of the last complete list that was not empty; None while the kubelet does not answer."""
+        return self._listed if self._ok and self._listed else None
+
+    @property
     def problems(self) -> tuple[str, ...]:
         """Pods of the last answer that could not be used."""
         return self._problems

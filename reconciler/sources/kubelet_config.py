@@ -11,6 +11,7 @@ read-only port is 10255 for a kubelet without a file and closed for one with a f
 """
 
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
@@ -23,10 +24,13 @@ from cgroupfs.naming import Driver
 from reconciler.runtime.safe_files import FileRule, UntrustedFileError, check_directory, list_directory, read_file
 from reconciler.settings.yaml import read_yaml
 from reconciler.sources.host_processes import HostSearch, find_host_process
+from reconciler.sources.reassertion import RECONCILE_S
 
 STANDARD_CONFIG: Final = "/var/lib/kubelet/config.yaml"
 
 _READ_ONLY_PORT: Final = 10255
+_LONGEST: Final = 64
+"""Characters of a duration."""
 
 
 class KubeletConfig(Struct, frozen=True, kw_only=True):
@@ -35,11 +39,14 @@ class KubeletConfig(Struct, frozen=True, kw_only=True):
     ``sources`` maps a field's name to the flag or ``file:line:column`` that set it. A field that is not in ``sources``
     has the kubelet's default. ``pid`` None: no process is verified as the kubelet. Paths are the kubelet's, without the
     root prefix. ``address`` is where it listens (``0.0.0.0``: everywhere). ``executable``, ``program``: path, device
-    and inode of the verified program. ``flags``: those of its arguments that are read here. ``config_rule``: the origin
-    of ``config_path``.
+    and inode of the verified program. ``started``: clock ticks from boot to the start of ``pid``. ``flags``: those of
+    its arguments that are read here. ``config_rule``: the origin of ``config_path``. ``reconcile_s``: how often the CPU
+    manager compares containers with its state. ``unread``: a configuration file could not be read, so its values are
+    missing here.
     """
 
     pid: int | None = None
+    started: int = 0
     executable: str | None = None
     program: tuple[int, int] | None = None
     flags: Mapping[str, str] = {}
@@ -52,6 +59,7 @@ class KubeletConfig(Struct, frozen=True, kw_only=True):
     cgroup_root: str = "/"
     cpu_manager_policy: str = "none"
     cpu_manager_options: Mapping[str, str] = {}
+    reconcile_s: float = RECONCILE_S
     reserved_cpus: CpuSet = EMPTY
     static_pod_path: str | None = None
     root_dir: str = "/var/lib/kubelet"
@@ -62,6 +70,7 @@ class KubeletConfig(Struct, frozen=True, kw_only=True):
     node_name: str | None = None
     sources: Mapping[str, str] = {}
     problems: tuple[str, ...] = ()
+    unread: bool = False
 
     @property
     def strict_reserved(self) -> bool:
@@ -125,6 +134,22 @@ def _options(value: object) -> Mapping[str, str]:
     return {key.strip(): text.strip() for key, _, text in pairs}
 
 
+_DURATION: Final = re.compile(r"(\d{1,9}(?:\.\d{0,9})?|\.\d{1,9})(h|ms|m|s|us|µs|ns)")
+_FACTORS: Final = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+
+
+def _period(value: object) -> float:
+    """A duration in Go's form, such as ``1m30s``, in seconds; nothing (``0s``, as kubeadm writes) is the default.
+
+    Source: Go documentation, time.ParseDuration.
+    """
+    text = str(value)[:_LONGEST]
+    parts = [(match[1], match[2]) for match in _DURATION.finditer(text)]
+    if "".join(number + unit for number, unit in parts) != text and text != "0":
+        raise ValueError("a duration such as 10s")
+    return sum(float(number) * _FACTORS[unit] for number, unit in parts) or RECONCILE_S
+
+
 _OPTIONS: Final = (
     _Option("port", "port", "port", _port),
     _Option("read_only_port", "readOnlyPort", "read-only-port", _port),
@@ -133,6 +158,7 @@ _OPTIONS: Final = (
     _Option("cgroup_root", "cgroupRoot", "cgroup-root", _root),
     _Option("cpu_manager_policy", "cpuManagerPolicy", "cpu-manager-policy", _text),
     _Option("cpu_manager_options", "cpuManagerPolicyOptions", "cpu-manager-policy-options", _options),
+    _Option("reconcile_s", "cpuManagerReconcilePeriod", "cpu-manager-reconcile-period", _period),
     _Option("reserved_cpus", "reservedSystemCPUs", "reserved-cpus", _cpus),
     _Option("static_pod_path", "staticPodPath", "pod-manifest-path", _text),
     _Option("root_dir", None, "root-dir", _text),
@@ -196,11 +222,13 @@ def read_kubelet_config(
         pid=None if kubelet is None else kubelet.pid,
         executable=None if kubelet is None else kubelet.executable or None,
         program=None if kubelet is None else kubelet.program,
+        started=0 if kubelet is None else kubelet.started,
         flags=flags,
         config_path=path,
         config_rule=rule,
         sources=read.sources,
         problems=(*read.problems, *host_search.problems),
+        unread=read.unread,
     )
     return replace(start, **read.values)
 
@@ -217,6 +245,7 @@ class _Values:
         self.values: dict[str, object] = {}
         self.sources: dict[str, str] = {}
         self.problems: list[str] = []
+        self.unread = False
 
     def set(self, option: _Option, value: object, source: str, name: str = "") -> None:
         """Take one value; an empty text leaves the default, as it does for the kubelet."""
@@ -258,17 +287,21 @@ class _Values:
             try:
                 document = read_yaml(read_file(name, named_by, root=self.root).decode(), name)
             except OSError as exc:
-                self.problems.append(f"kubelet configuration {name}: {exc.strerror or exc}")
+                self._not_read(f"kubelet configuration {name}: {exc.strerror or exc}")
                 continue
             except (InputError, UnicodeDecodeError) as exc:
-                self.problems.append(f"kubelet configuration {exc}")
+                self._not_read(f"kubelet configuration {exc}")
                 continue
             if not isinstance(document.data, dict):
-                self.problems.append(str(document.refusal((), "a KubeletConfiguration")))
+                self._not_read(str(document.refusal((), "a KubeletConfiguration")))
                 continue
             for option in _OPTIONS:
                 if option.key is not None and document.data.get(option.key) is not None:
                     self.set(option, document.data[option.key], document.place((option.key,)), f": {option.key}")
+
+    def _not_read(self, problem: str) -> None:
+        self.unread = True
+        self.problems.append(problem)
 
     def _drop_ins(self, directory: str | None) -> Iterator[str]:
         if directory is None:
@@ -276,7 +309,7 @@ class _Values:
         try:
             names = list_directory(directory, FileRule.ROOT, root=self.root)
         except OSError as exc:
-            self.problems.append(f"kubelet configuration {directory}: {exc.strerror or exc}")
+            self._not_read(f"kubelet configuration {directory}: {exc.strerror or exc}")
             return
         for name in names:
             if name.endswith(".conf"):

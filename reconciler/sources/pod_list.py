@@ -119,8 +119,13 @@ class _ListedObject(Struct, frozen=True):
     status: _ListedStatus = _ListedStatus()
 
 
+class _ListMeta(Struct, rename="camel"):
+    resource_version: str | None = None
+
+
 class _Envelope(Struct):
     kind: str | None = None
+    metadata: _ListMeta | None = None
     items: list[Raw] | None = None
 
 
@@ -283,11 +288,15 @@ def _structure(data: bytes, *, in_string: bool, escaped: bool) -> tuple[int, int
 
 @final
 class PodListReader:
-    """Reads one response. ``pods``: those read so far; ``problems``: a message for each pod without any usable part."""
+    """Reads one response. ``pods``: those read so far; ``problems``: a message for each pod without any usable part.
+
+    ``version``: the list's resourceVersion, after `end`; None where it has none, as the kubelet's.
+    """
 
     def __init__(self, source: str, marks: MarkReader) -> None:
         self.pods: list[ListedPod] = []
         self.problems: list[str] = []
+        self.version: str | None = None
         self._source = source
         self._marks = marks
         self._count = 0
@@ -306,6 +315,7 @@ class PodListReader:
         if envelope.kind not in {None, "PodList"} or (envelope.kind is None and envelope.items is None):
             kind = (envelope.kind or "something without items")[:60]
             raise ValueError(f"the answer is not a pod list but {kind}")
+        self.version = envelope.metadata.resource_version if envelope.metadata is not None else None
         if self._count > MOST_PODS:
             raise ValueError(f"the list has {self._count} pods, only the first {MOST_PODS} are read")
 

@@ -2,66 +2,91 @@
 
 The static CPU manager of 1.21 and older does (measured: every 10.05 s, all running containers); later ones write on
 change only. No file or endpoint reports it, so it is inferred from the runtime's updates: the same container updated
-three times at equal distances with nothing changed in between is that rhythm. Repeated writes against it are useless,
-so policies choose knobs that it does not write.
+four times at the distance of the CPU manager's period (``cpuManagerReconcilePeriod``, 10 s by default), with nothing
+changed and no start of a kubelet in between. Repeated writes against it are useless, so policies choose knobs that it
+does not write.
+
+What else updates containers has another distance, or is a change: a kubelet writes all of them in its first round after
+each start, a person restarts it at any time, and systemd restarts a failing one at about 10 s, which `restarted`
+reports. One round that does not come ends the rhythm, as settings are given up for it.
 
 Source: recordings of 1.22 (updates at the first tick, at a restart, at changes: never twice at an equal distance), and
-measurements of a kubelet that reconciles as 1.21 does.
+measurements of a kubelet that reconciles as 1.21 does; KubeletConfiguration (v1beta1) for the period.
 """
 
 from typing import Final, final
 
-SHORTEST_S: Final = 1.0
-LONGEST_S: Final = 120.0
-_SAME: Final = 0.15
-"""Two intervals are equal when they differ by less than this share: the rhythm is a timer plus the work of a round."""
+RECONCILE_S: Final = 10.0
+"""The default of ``cpuManagerReconcilePeriod``."""
+_SHORTEST: Final = 0.85
+_LONGEST: Final = 1.3
+"""Distances that are one period, as shares of it: a timer plus a round's work, which takes longer on a busy node."""
 _ONE_UPDATE_S: Final = 0.5
 """Signals of one container closer than this are one update (state.json, then init.pid)."""
-_MISSED: Final = 3
+_ROUNDS: Final = 4
+_LATE: Final = 1.5
+"""Without an update for this many periods one round did not come."""
 
 
 @final
 class Reassertion:
     """Learns the rhythm from updates, and unlearns it when it stops or the kubelet restarts."""
 
-    def __init__(self) -> None:
-        self._updates: dict[str, list[float]] = {}
+    def __init__(self, reconcile_s: float = RECONCILE_S) -> None:
+        """``reconcile_s``: the kubelet's setting, in seconds."""
+        self._expected = reconcile_s
+        self._rounds: dict[str, tuple[float, int]] = {}
+        """Of each container its last update, and how many in the rhythm led to it; 0: it changed something."""
         self._period: float | None = None
         self._last = 0.0
+
+    @property
+    def ends_at(self) -> float | None:
+        """When the rhythm counts as ended unless another round comes before; None while there is none."""
+        return None if self._period is None else self._last + _LATE * self._period
+
+    def expect(self, reconcile_s: float) -> None:
+        """The kubelet runs with this period now (seconds); of another one, what was learnt is dropped."""
+        if reconcile_s != self._expected:
+            self._expected = reconcile_s
+            self.restarted()
 
     def updated(self, container_id: str, at: float, *, changed: bool) -> None:
         """The runtime finished writing a container's values again. ``changed``: they differ from before.
 
         Units: ``at`` is monotonic seconds. A container's creation may be left out, or reported as a change.
         """
-        times = self._updates.setdefault(container_id, [])
-        if times and at - times[-1] < _ONE_UPDATE_S:
+        before = self._rounds.get(container_id)
+        if before is None:
+            self._rounds[container_id] = (at, 0 if changed else 1)
             return
-        if changed:
-            # The update had a cause: the distance to it proves nothing.
-            times.clear()
+        last, rounds = before
+        distance = at - last
+        if distance < _ONE_UPDATE_S:
             return
-        times.append(at)
-        del times[:-3]
-        if len(times) < 3:
-            return
-        first, second = times[1] - times[0], times[2] - times[1]
-        mean = (first + second) / 2
-        if abs(first - second) <= _SAME * mean and SHORTEST_S <= mean <= LONGEST_S:
-            self._period = mean if self._period is None else (self._period + mean) / 2
+        follows = _SHORTEST * self._expected <= distance <= _LONGEST * self._expected
+        # An update with a cause starts anew: the distance to it proves nothing.
+        count = rounds + 1 if follows and rounds else 1
+        rounds = 0 if changed else count
+        self._rounds[container_id] = (at, rounds)
+        if rounds >= _ROUNDS:
+            self._period = distance if self._period is None else (self._period + distance) / 2
+            self._last = at
+        elif follows and self._period is not None:
+            # A change is written in a round, too: the rhythm continues.
             self._last = at
 
     def restarted(self) -> None:
         """The kubelet restarted, possibly as another version: its first round rewrites everything in any version."""
-        self._updates.clear()
+        self._rounds.clear()
         self._period = None
 
     def gone(self, container_id: str) -> None:
         """The container was removed."""
-        self._updates.pop(container_id, None)
+        self._rounds.pop(container_id, None)
 
     def period(self, now: float) -> float | None:
         """The rhythm in seconds, None when there is none (or not yet, or not any more)."""
-        if self._period is not None and now - self._last > _MISSED * self._period:
+        if (ends_at := self.ends_at) is not None and now >= ends_at:
             self._period = None
         return self._period

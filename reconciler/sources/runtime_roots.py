@@ -1,8 +1,12 @@
 """Where the container runtimes of this node keep their per-container directories.
 
-Two kinds, both holding one directory per container id: runc's own state (``<id>/state.json``), and the OCI bundle
-(``<id>/config.json``, and ``init.pid`` when containerd's shim has started it). runc's root is *not* below containerd's
+Two kinds, both holding one directory per container id: the runtime's own state (``<id>/state.json`` of runc,
+``<id>/status`` of crun: `reconciler.sources.runtime_files`), and the OCI bundle (``<id>/config.json``, and ``init.pid``
+when containerd's shim has started it). runc's root is *not* below containerd's
 state directory: the shim uses its own default, or the runtime's ``Root`` option, and adds the containerd namespace.
+
+Runtimes with a machine or kernel per pod (kata, gVisor) are recognised by the bundle's ``shim-binary-path``, by kata's
+directory of a sandbox, or by runsc's state file.
 
 Source: containerd's shim for runc (v1 and v2), its configuration formats 1 to 3; moby; CRI-O's runtime configuration.
 """
@@ -17,12 +21,17 @@ from typing import Final
 from msgspec import Struct
 
 from cgroupfs.bounded import decoded
+from cgroupfs.bounded import read_file as read_file_bounded
 from cgroupfs.errors import InputError, SourceError, errno_name
 from reconciler.runtime.safe_files import FileRule, read_file
+from reconciler.sources.runtime_files import FIFO, FILES, Runtime, shim_runtime
 
 CONTAINERD_CONFIG: Final = "/etc/containerd/config.toml"
 _DEEPEST: Final = 64
 _MOST_FILES: Final = 256
+_SHIM_PATH: Final = "shim-binary-path"
+"""In a bundle, of containerd 1.6 and newer: the program of the sandbox's shim."""
+_LONGEST_PATH: Final = 4096
 _STATE: Final = "/run/containerd"
 _RUNC_ROOT: Final = "/run/containerd/runc"
 _IMAGES: Final = ("/var/lib/containerd", "/var/lib/docker", "/var/lib/containers/storage")
@@ -38,14 +47,17 @@ _LEGACY_PLUGINS: Final = ("io.containerd.runtime.v1.linux", "linux")
 class RuntimeDirs(Struct, frozen=True, kw_only=True):
     """Directories to search, all with the root prefix. ``bundles`` and ``nested`` differ in the place of a bundle.
 
-    ``states``: ``<dir>/<id>/state.json``. ``bundles``: ``<dir>/<id>/config.json``. ``nested`` (CRI-O):
-    ``<dir>/<id>/userdata/config.json``, in which no ``init.pid`` appears. ``problems``: files that could not be used.
+    ``states``: ``<dir>/<id>/`` with a runtime's file. ``bundles``: ``<dir>/<id>/config.json``. ``nested`` (CRI-O):
+    ``<dir>/<id>/userdata/config.json``, in which no ``init.pid`` appears. ``kata``: ``<dir>/<sandbox id>/``.
+    ``gvisor``: ``<dir>/<id>_sandbox:<sandbox id>.state``. ``problems``: files that could not be used.
     """
 
     states: tuple[str, ...]
     bundles: tuple[str, ...]
     nested: tuple[str, ...] = ()
     problems: tuple[InputError, ...] = ()
+    kata: tuple[str, ...] = ()
+    gvisor: tuple[str, ...] = ()
 
     def bundle(self, container_id: str) -> str | None:
         """The bundle directory of a container that has one now.
@@ -63,12 +75,37 @@ class RuntimeDirs(Struct, frozen=True, kw_only=True):
         return None
 
     def state_file(self, container_id: str) -> str | None:
-        """The ``state.json`` of a container that has one now. Errors: as `bundle`."""
+        """The runtime's record of a container that has one now. Errors: as `bundle`."""
         for directory in self.states:
-            path = f"{directory}/{container_id}/state.json"
-            if _is_there(path):
-                return path
+            for file in FILES:
+                path = f"{directory}/{container_id}/{file.name}"
+                if _is_there(path):
+                    return path
         return None
+
+    def sandbox(self, container_id: str) -> Runtime | None:
+        """The runtime of a container that runs in a virtual machine or a kernel of its own; None: none is recognised.
+
+        By files that only root makes, never by the name of a process, which any process may take.
+        """
+        for directory in self.bundles:
+            runtime = shim_runtime(_first_line(f"{directory}/{container_id}/{_SHIM_PATH}"))
+            if runtime.is_sandbox():
+                return runtime
+        if any(os.path.isdir(f"{directory}/{container_id}") for directory in self.kata):
+            return Runtime.KATA
+        files = [f"{directory}/{container_id}_sandbox:{container_id}.state" for directory in self.gvisor]
+        return Runtime.GVISOR if any(os.path.isfile(file) for file in files) else None
+
+    def waits_for_start(self, container_id: str) -> bool:
+        """Whether a file proves that the container's program was not executed yet. False proves nothing."""
+        return any(
+            os.path.exists(f"{directory}/{container_id}/{file.name}")
+            and os.path.exists(f"{directory}/{container_id}/{FIFO}")
+            for directory in self.states
+            for file in FILES
+            if file.fifo
+        )
 
 
 def _is_there(path: str) -> bool:
@@ -80,6 +117,14 @@ def _is_there(path: str) -> bool:
             return False
         raise SourceError("runtime", f"cannot read {path}: {errno_name(exc.errno)}") from exc
     return True
+
+
+def _first_line(path: str) -> str:
+    """A short text file of the runtime's; empty when it is not there, and for anything else than a text."""
+    try:
+        return read_file_bounded(path, _LONGEST_PATH).decode().partition("\n")[0]
+    except (OSError, ValueError):
+        return ""
 
 
 def find_runtime_dirs(root: str = "/", config: str = CONTAINERD_CONFIG) -> RuntimeDirs:
@@ -103,6 +148,8 @@ def find_runtime_dirs(root: str = "/", config: str = CONTAINERD_CONFIG) -> Runti
         states=_below(root, states),
         bundles=_below(root, bundles),
         nested=_below(root, ["/run/containers/storage/overlay-containers"]),
+        kata=_below(root, ["/run/vc/sbs"]),
+        gvisor=_below(root, [f"/run/containerd/runsc/{_NAMESPACE}"]),
         problems=tuple(problems),
     )
 

@@ -1,15 +1,22 @@
-"""The runtime's event that it has finished with a container: the rename of runc's ``state.json``.
+"""The runtime's event that it has finished with a container: the rename of runc's ``state.json`` or crun's ``status``.
 
 A value written into a container's cgroup before that rename is lost, because runc writes its own values up to the last
 moment; the container's program is exec'ed a few milliseconds after it. ``runc update`` (the kubelet's CPU manager) ends
-in the same rename. ``init.pid`` in containerd's bundle appears a little later and is the second event.
+in the same rename. ``init.pid`` in containerd's bundle appears a little later and is the second event. The files and
+the runtimes are in `reconciler.sources.runtime_files`.
+
+A container for which neither came within `_SILENT_S` has no signal: it is reported as ABSENT, and its values are
+verified after short, growing delays, because its runtime may still overwrite them.
 
 The handler is called within the task that read the event, before anything else of the batch is done: this is the fast
 path, and every microsecond here delays the setting for the container's first instruction.
 """
 
+import math
 import os
 import time
+from collections import Counter
+from collections.abc import Collection, Mapping
 from enum import StrEnum
 from typing import Final, Protocol, final
 
@@ -18,23 +25,36 @@ import trio
 from cgroupfs.chain import AncestorWatch
 from cgroupfs.errors import SourceError, errno_name
 from cgroupfs.watch import CHILDREN, MOVED_TO, VANISHED, DirEvent, DirWatcher, Mask, WatchStats
+from reconciler.runtime.wakeup import WakeUp
+from reconciler.sources.runtime_files import FILES, STATE_JSON, STATUS
 from reconciler.sources.runtime_roots import RuntimeDirs
 from state.model import SourceStatus
 
 _NAME: Final = "runtime signal"
 _RENAMES: Final = MOVED_TO | int(Mask.ONLYDIR)
 _RESYNC_S: Final = 60.0
+_SILENT_S: Final = 2.0
+"""From a container's first directory to its event 30 ms were recorded, a few hundred at a load of 16."""
+_SHOWN: Final = 3
+_ID_SHOWN: Final = 13
 
 
 class RuntimeEvent(StrEnum):
     """The kind of evidence that the runtime has finished writing.
 
-    FOUND: it had finished before the watch began, the time is unknown.
+    FOUND: it had finished before the watch began, the time is unknown. ABSENT: without evidence, and none
+    is expected any more.
     """
 
-    STATE = "state.json"
+    STATE = STATE_JSON
+    STATUS = STATUS
     INIT_PID = "init.pid"
     FOUND = "found"
+    ABSENT = "none"
+
+
+_STATES: Final[Mapping[str, RuntimeEvent]] = {file.name: RuntimeEvent(file.name) for file in FILES}
+_BUNDLES: Final[Mapping[str, RuntimeEvent]] = {"init.pid": RuntimeEvent.INIT_PID}
 
 
 class RuntimeEventHandler(Protocol):
@@ -55,22 +75,23 @@ class RuntimeEventHandler(Protocol):
 class _WatchedDirectory:
     """One watched directory: a container's when ``container_id`` is set, else a root or a way to one."""
 
-    __slots__ = ("container_id", "expects", "seen", "which")
+    __slots__ = ("container_id", "expects", "seen")
 
-    def __init__(self, container_id: str = "", which: RuntimeEvent = RuntimeEvent.FOUND) -> None:
+    def __init__(self, container_id: str = "", expects: Mapping[str, RuntimeEvent] | None = None) -> None:
         self.container_id = container_id
-        self.which = which
-        self.expects = which.value if container_id else ""
-        """The name whose appearance is the event; for other directories a name that never appears."""
+        self.expects: Mapping[str, RuntimeEvent] = expects or {}
+        """The names whose appearance is an event; of other directories, none."""
         self.seen: tuple[int, int] | None = None
 
 
 class _RuntimeRoot:
     """A directory with one directory per container, which may not be there yet."""
 
-    def __init__(self, path: str, which: RuntimeEvent, watcher: DirWatcher[_WatchedDirectory], base: str) -> None:
+    def __init__(
+        self, path: str, expects: Mapping[str, RuntimeEvent], watcher: DirWatcher[_WatchedDirectory], base: str
+    ) -> None:
         self.path = path
-        self.which = which
+        self.expects = expects
         self.spot = _WatchedDirectory()
         self.way = AncestorWatch(watcher, base, path, _WatchedDirectory())
         self.there = False
@@ -93,11 +114,25 @@ class RuntimeEvents:
         self._roots: dict[str, _RuntimeRoot] = {}
         self._seen_at: float | None = None
         self._unread: str | None = None
+        self._evidence: dict[str, RuntimeEvent] = {}
+        self._silent_at: dict[str, float] = {}
+        self._silence = WakeUp()
         self.repaired = 0
         """Containers that only a periodic listing found. Anything but 0 is an event that the kernel did not send."""
 
     def covers(self, container_id: str) -> bool:
         """Whether a signal can come for this container. If not: verify until its values stay."""
+        return self._evidence.get(container_id) is not RuntimeEvent.ABSENT and self._watches(container_id)
+
+    def awaits(self, container_id: str) -> bool:
+        """Whether the event of the container's creation is still to come."""
+        return container_id in self._silent_at
+
+    def evidence(self, container_id: str) -> RuntimeEvent:
+        """The file that showed the end of the container's creation; ABSENT: none did."""
+        return self._evidence.get(container_id, RuntimeEvent.ABSENT)
+
+    def _watches(self, container_id: str) -> bool:
         return any(container_id in root.spots for root in self._roots.values())
 
     @property
@@ -105,14 +140,31 @@ class RuntimeEvents:
         """What the watcher holds; None while the source is not running."""
         return None if self._watcher is None else self._watcher.stats
 
-    def status(self) -> SourceStatus:
-        """Whether there is a signal on this node at all."""
+    def status(self, containers: Collection[str] = (), sandboxed: int = 0) -> SourceStatus:
+        """Which signals there are, for how many of ``containers`` (those that have a cgroup), and for which none.
+
+        ``sandboxed``: how many pods have no container with a cgroup of its own.
+        """
         stats = self.stats
-        there = [root for root in self._roots.values() if root.there and root.which is RuntimeEvent.STATE]
+        there = [root for root in self._roots.values() if root.there and root.expects is _STATES]
         problem = "not running" if stats is None else stats.problem or self._unread
         if problem is None and not there:
-            problem = f"no runc state below {', '.join(self._dirs.states)}: values are verified until they are stable"
+            problem = (
+                f"no runtime's state below {', '.join(self._dirs.states)}: values are verified until they are stable"
+            )
         detail = problem or ", ".join(f"{root.path} ({len(root.spots)} containers)" for root in there)
+        if stats is not None:
+            signals = Counter(self.evidence(container) for container in containers if not self.awaits(container))
+            without = sorted(c for c in containers if self.evidence(c) is RuntimeEvent.ABSENT and not self.awaits(c))
+            counts = [f"{which} {signals[which]}" for which in RuntimeEvent if which in signals]
+            detail = "; ".join([detail, *([f"containers by signal: {', '.join(counts)}"] if counts else [])])
+            if sandboxed:
+                detail = f"{detail}; kata or gVisor pods, bounded as a whole: {sandboxed}"
+            if without:
+                more = f" and {len(without) - _SHOWN} more" if len(without) > _SHOWN else ""
+                shown = ", ".join(container[:_ID_SHOWN] for container in without[:_SHOWN])
+                detail = f"{detail}; without a signal, verified until their values stay: {shown}{more}"
+                problem = problem or detail
         age = None if self._seen_at is None else time.monotonic() - self._seen_at
         return SourceStatus(name=_NAME, ok=problem is None, age_s=age, detail=detail)
 
@@ -123,17 +175,20 @@ class RuntimeEvents:
                 self._watcher = watcher
                 known = self._roots
                 self._roots = {}
-                for paths, which in (
-                    (self._dirs.states, RuntimeEvent.STATE),
-                    (self._dirs.bundles, RuntimeEvent.INIT_PID),
+                self._evidence.clear()
+                self._silent_at.clear()
+                for paths, expects in (
+                    (self._dirs.states, _STATES),
+                    (self._dirs.bundles, _BUNDLES),
                 ):
                     for path in paths:
                         inside = path.startswith(f"{self._base}/")
-                        self._roots[path] = _RuntimeRoot(path, which, watcher, self._base if inside else self._root)
+                        self._roots[path] = _RuntimeRoot(path, expects, watcher, self._base if inside else self._root)
                 self._resync(watcher, again=True)
                 self._tell_gone(known)
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._list_periodically, watcher)
+                    nursery.start_soon(self._end_silence)
                     task_status.started()
                     await self._follow(watcher)
         finally:
@@ -146,8 +201,9 @@ class RuntimeEvents:
             at = time.monotonic()
             slow = False
             for spot, _, name, _ in batch:
-                if spot is not None and name and name == spot.expects:
-                    settled(spot.container_id, at, spot.which)
+                if spot is not None and (which := spot.expects.get(name)) is not None:
+                    settled(spot.container_id, at, which)
+                    self._note(spot.container_id, which)
                 else:
                     slow = True
             self._seen_at = at
@@ -156,6 +212,23 @@ class RuntimeEvents:
                     self._handle(watcher, event)
                 if any(event.overflow for event in batch):
                     self._resync(watcher, again=True)
+
+    def _note(self, container_id: str, which: RuntimeEvent) -> None:
+        """Keep the strongest evidence: that of the runtime's own file."""
+        self._silent_at.pop(container_id, None)
+        before = self._evidence.get(container_id)
+        if before is None or before not in _STATES.values():
+            self._evidence[container_id] = which
+
+    async def _end_silence(self) -> None:
+        """Report the containers for which no event came in time. Sleeps while none is awaited."""
+        while True:
+            now = trio.current_time()
+            for name in [name for name, at in self._silent_at.items() if at <= now]:
+                del self._silent_at[name]
+                self._evidence[name] = RuntimeEvent.ABSENT
+                self._handler.on_settled(name, time.monotonic(), RuntimeEvent.ABSENT)
+            await self._silence.wait_until(min(self._silent_at.values(), default=math.inf))
 
     async def _list_periodically(self, watcher: DirWatcher[_WatchedDirectory]) -> None:
         """The safety net. A task of its own, so that the reader's wait needs no deadline."""
@@ -184,7 +257,7 @@ class RuntimeEvents:
         elif event.is_dir and event.mask & VANISHED:
             self._vanished(watcher, runtime_root, event.name)
         elif event.is_dir:
-            self._appeared(watcher, runtime_root, event.name, runtime_root.which)
+            self._appeared(watcher, runtime_root, event.name, found=False)
 
     def _resync(self, watcher: DirWatcher[_WatchedDirectory], *, again: bool) -> int:
         """Watch and list everything; ``again``: report the known containers, too. Returns how many had been missed."""
@@ -207,7 +280,7 @@ class RuntimeEvents:
         for name in missing:
             self._vanished(watcher, root, name)
         for name in there if again else new:
-            self._appeared(watcher, root, name, RuntimeEvent.FOUND)
+            self._appeared(watcher, root, name, found=True)
         return len(missing) + len(new)
 
     def _list(self, path: str) -> set[str]:
@@ -219,39 +292,48 @@ class RuntimeEvents:
         except OSError as exc:
             raise SourceError(_NAME, f"cannot list {path}: {errno_name(exc.errno)}") from exc
 
-    def _appeared(
-        self, watcher: DirWatcher[_WatchedDirectory], root: _RuntimeRoot, name: str, which: RuntimeEvent
-    ) -> None:
+    def _appeared(self, watcher: DirWatcher[_WatchedDirectory], root: _RuntimeRoot, name: str, *, found: bool) -> None:
         path = f"{root.path}/{name}"
         if path in self._roots or any(path in other.way for other in self._roots.values()):
             return
-        spot = _WatchedDirectory(name, root.which)
+        spot = _WatchedDirectory(name, root.expects)
         if not watcher.add(path, _RENAMES, spot):
             return
         root.spots[name] = spot
         # List after watch: the rename may have come first.
-        if os.path.exists(f"{path}/{spot.expects}"):
-            self._handler.on_settled(name, time.monotonic(), which)
+        for file, which in root.expects.items():
+            if os.path.exists(f"{path}/{file}"):
+                self._note(name, which)
+                self._handler.on_settled(name, time.monotonic(), RuntimeEvent.FOUND if found else which)
+                return
+        if name not in self._evidence and name not in self._silent_at:
+            self._silent_at[name] = trio.current_time() + _SILENT_S
+            self._silence.set()
 
     def _vanished(self, watcher: DirWatcher[_WatchedDirectory], root: _RuntimeRoot, name: str) -> None:
         if root.spots.pop(name, None) is not None:
             watcher.remove(f"{root.path}/{name}")
-            if not self.covers(name):
+            if not self._watches(name):
+                self._evidence.pop(name, None)
+                self._silent_at.pop(name, None)
                 self._handler.gone(name)
 
     def _tell_gone(self, before: dict[str, _RuntimeRoot]) -> None:
         """After a restart of the source: report containers that were removed meanwhile."""
         for name in {name for root in before.values() for name in root.spots}:
-            if not self.covers(name):
+            if not self._watches(name):
                 self._handler.gone(name)
 
     def _check(self, directory: str, spot: _WatchedDirectory) -> None:
         """A polled directory: report when its file differs from the last reading."""
-        try:
-            stat = os.stat(f"{directory}/{spot.expects}")
-        except OSError:
+        for file, which in spot.expects.items():
+            try:
+                stat = os.stat(f"{directory}/{file}")
+            except OSError:
+                continue
+            seen = (stat.st_ino, stat.st_mtime_ns)
+            if seen != spot.seen:
+                spot.seen = seen
+                self._note(spot.container_id, which)
+                self._handler.on_settled(spot.container_id, time.monotonic(), RuntimeEvent.FOUND)
             return
-        seen = (stat.st_ino, stat.st_mtime_ns)
-        if seen != spot.seen:
-            spot.seen = seen
-            self._handler.on_settled(spot.container_id, time.monotonic(), RuntimeEvent.FOUND)

@@ -12,6 +12,7 @@ from msgspec import Struct
 from reconciler.alerts.service import AlertNumbers
 from reconciler.interference.service import InterferenceCounters
 from reconciler.runtime.counters import CounterValues
+from reconciler.runtime.priority import PriorityState, PriorityStatus
 from reconciler.runtime.supervisor import ComponentStatus
 from state.cache import CacheUsage
 from state.model import SourceStatus
@@ -71,6 +72,7 @@ class MetricsSnapshot(Struct, frozen=True, kw_only=True):
     cpu_s: float = 0.0
     started_at: float = 0.0
     """Wall-clock seconds."""
+    priority: PriorityStatus = PriorityStatus(state=PriorityState.OFF, nice=0)
     counters: CounterValues = CounterValues()
     cache: CacheUsage | None = None
     watched: InterferenceCounters | None = None

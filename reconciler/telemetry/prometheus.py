@@ -20,6 +20,7 @@ from prometheus_client.metrics_core import (
 from reconciler.interference.service import InterferenceCounters
 from reconciler.runtime.cooperative import Steps
 from reconciler.runtime.counters import HistogramValues
+from reconciler.runtime.priority import PriorityState
 from reconciler.runtime.supervisor import ComponentHealth
 from reconciler.telemetry.metrics import MetricsSnapshot, PodMetrics
 from state.cache import CacheUsage
@@ -153,6 +154,10 @@ def _daemon(now: MetricsSnapshot) -> Iterator[Metric]:
     yield CounterMetricFamily("process_cpu_seconds", "CPU time used.", value=now.cpu_s)
     yield _histogram("loop_lag_seconds", "Delay of the main loop's timers.", now.counters.lag)
     yield _histogram("reconcile_duration_seconds", "Duration of a reconciliation.", now.counters.look)
+    priority = now.priority
+    yield _gauge("realtime", "1 if the loop waits at real-time priority.", priority.state is PriorityState.REAL_TIME)
+    ended = {"budget": priority.lowered, "kernel_limit": priority.overruns}
+    yield _counters("realtime_ended", "Work continued at the nice value, by bound.", ("bound",), _single(ended))
     yield _counters("resyncs", "Full reconciliations by reason.", ("reason",), _single(now.counters.resyncs))
 
 
@@ -189,6 +194,9 @@ def _writes(now: MetricsSnapshot) -> Iterator[Metric]:
     yield _counter("pools_changed", "Changes of a pool's CPUs.", counters.pools_changed)
     yield _counter("cpuset_writes", "CPU set writes accepted by the kernel.", counters.cpuset_writes)
     yield _counters("foreign_writes", "Foreign changes by writer.", ("writer",), _single(counters.foreign))
+    yield _counter(
+        "systemd_events", "Events in which systemd wrote its units' values over managed ones.", counters.systemd_events
+    )
     yield _counters(
         "container_starts",
         "Container starts by whether all settings were written before exec.",

@@ -137,6 +137,8 @@ def test_install_is_idempotent_keeps_the_configuration_and_uninstall_leaves_noth
     unit = (root / "etc/systemd/system/bypassd.service").read_text()
     assert "ExecStart=/opt/bypassd/bin/bypassd run" in unit
     assert os.readlink(root / "usr/local/bin/bypassctl") == "/opt/bypassd/bin/bypassctl"
+    page = os.readlink(root / "usr/local/share/man/man8/bypassd.8")
+    assert (root / page[1:]).read_text().startswith(".TH BYPASSD 8 ")
     config = root / "etc/bypassd/config.yaml"
     assert config.stat().st_mode & 0o777 == 0o600
     config.write_text("mode: enforce\n")

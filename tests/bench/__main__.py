@@ -2,6 +2,9 @@
 
     idle N      N pods of two containers: time from start to all right, then CPU and memory while nothing happens
     starts N    N containers started one at a time, and in bursts of 15: signal to last write, beside a bare C loop
+    instructions N  N real containers started one at a time and in bursts of 15, under load: bounded before the first
+                instruction, by the daemon's variants in turn (--node '{"realtime_ms": 0}' '{}' null; null: a bare C
+                loop)
     http N      N containers started in turns with and without clients that load the listener: signal to last write
     churn N     N pods made and removed as fast as the kernel allows: nothing missed, nothing left behind
     plan        one whole plan: CPU time and memory at 256 CPUs and 500 pods, and how both grow
@@ -23,7 +26,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 
-from tests.bench import hammer, judging, memory, movement, planning, signals
+from tests.bench import hammer, instructions, judging, memory, movement, planning, signals
 from tests.e2e.agent import Agent
 from tests.e2e.baseline.run import WatchWrite
 from tests.fakes.node import PAUSE, Box, DirectoryNode, NodePod, RealKernel
@@ -314,12 +317,17 @@ def main() -> int:
     """Run one measurement and print it: as JSON, movement as a table."""
     options = argparse.ArgumentParser(prog="python -m tests.bench", description=(__doc__ or "").splitlines()[0])
     options.add_argument(
-        "what", choices=("idle", "starts", "http", "churn", "judge", "memory", "movement", "plan", "signals")
+        "what",
+        choices=("idle", "starts", "instructions", "http", "churn", "judge", "memory", "movement", "plan", "signals"),
     )
     options.add_argument(
         "count", type=int, nargs="?", default=0, help="of pods, containers, windows or lives; none for plan"
     )
     options.add_argument("--load", nargs="+", default=hammer.EVERYTHING, help="what clients of http send")
+    options.add_argument("--hogs", type=int, default=0, help="of instructions: processes that want a whole CPU each")
+    options.add_argument("--rounds", type=int, default=2, help="of instructions: how often each variant has its turn")
+    options.add_argument("--bursts", type=int, default=2, help="of instructions: in each round")
+    options.add_argument("--node", nargs="+", type=json.loads, default=[{}], help="of instructions: variants, as JSON")
     options.add_argument("--seconds", type=float, default=20.0)
     given = options.parse_args()
     if given.what == "movement":
@@ -334,6 +342,10 @@ def main() -> int:
     if os.geteuid() != 0 or not os.access(f"{MOUNT}/cpuset/cgroup.procs", os.W_OK):
         print("needs root and writable cgroup v1 hierarchies", file=sys.stderr)
         return 2
+    if given.what == "instructions":
+        fields = instructions.run(given.count or 20, given.bursts, given.rounds, given.hogs, given.node)
+        print(json.dumps(fields, indent=2))
+        return 0
     if given.what == "memory":
         print(json.dumps(memory.run(given.count or 15, 1.5), indent=2))
         return 0

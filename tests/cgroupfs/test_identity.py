@@ -106,6 +106,9 @@ def test_a_pods_group_in_any_hierarchy_is_a_pods_group(tmp_path: Path) -> None:
         "5:memory:/kubepods.slice/kubepods-podx.slice/cri-1.scope\n1:name=systemd:/\n"
     )
     assert identify(42, str(tmp_path)).kind is K.OTHER
+    # Relative to a cgroup namespace, as a container sees another one's group.
+    (tmp_path / "proc/42/cgroup").write_text("0::/../../podx/cri-1.scope\n")
+    assert identify(42, str(tmp_path)).kind is K.OTHER
     deep = "".join(f"{number}:c{number}:/{'x' * 4000}\n" for number in range(40))
     (tmp_path / "proc/42/cgroup").write_text(f"{deep}1:name=systemd:/kubepods/pod1\n")
     assert identify(42, str(tmp_path)).kind is K.OTHER

@@ -177,6 +177,8 @@ def test_container_names_tell_their_runtime() -> None:
     assert parse_container(f"docker-{CID}.scope") == (CID, ContainerRuntime.DOCKER)
     assert parse_container(f"crio-{CID}.scope") == (CID, ContainerRuntime.CRIO)
     assert parse_container(f"crio-{CID}") == (CID, ContainerRuntime.CRIO)
+    assert parse_container(f"kata_{CID}") == (CID, None)
+    assert parse_container(f"kata_{CID}.scope") is None
     assert parse_container(f"cri-containerd-{CID}") is None
     assert parse_container(CID.upper()) is None
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from state.allocated import ACTUATED_PODS, ALLOCATED_PODS
-from state.kubelet import CPU_STATE, DEVICES, MEMORY_STATE, POD_STATUS
+from state.kubelet import CPU_STATE, MEMORY_STATE, POD_STATUS
 from tests.daemon.process import Daemon, wait_for
 from tests.fakes.kubelet.cpu_manager import checkpoint
 from tests.fakes.node import DirectoryNode, NodePod
@@ -144,7 +144,7 @@ NEVER = {
     "a pipe": None,
 }
 """What every checkpoint is replaced by; its own formats' faults are in tests/damaged."""
-CHECKPOINTS = (CPU_STATE, MEMORY_STATE, POD_STATUS, ALLOCATED_PODS, ACTUATED_PODS, DEVICES)
+CHECKPOINTS = (CPU_STATE, MEMORY_STATE, POD_STATUS, ALLOCATED_PODS, ACTUATED_PODS)
 
 
 @pytest.mark.parametrize("fault", NEVER)
@@ -153,7 +153,6 @@ def test_a_start_with_every_checkpoint_damaged_bounds_be_work_and_says_so(
 ) -> None:
     be = node.add("be", cpus="0")
     pinned = exclusive(node)
-    os.makedirs(f"{node.kubelet_root}/{os.path.dirname(DEVICES)}", exist_ok=True)
     node.kubelet.delete_checkpoint()
     for name in CHECKPOINTS:
         content = NEVER[fault]

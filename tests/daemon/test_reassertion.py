@@ -38,8 +38,9 @@ def test_static_from_1_22_is_corrected_once_and_never_fought(node: DirectoryNode
 def test_static_up_to_1_21_gets_its_cpu_sets_and_be_is_bounded_by_quota(node: DirectoryNode, daemon: Make) -> None:
     """Every container is rewritten in a fixed rhythm: the CPU set is given up, the directory's quota remains."""
     node.kubelet.cpu_manager("static", "0-1")
+    node.kubelet.reconcile_every(1.2)
     pods = [node.add("be", cpus="0-1"), node.add("too", cpus="0-1")]
-    item = daemon().up()
+    item = daemon(kubelet={"config_file": f"{node.kubelet_root}/config.yaml"}).up()
     wait_for(lambda: all(node.cpus(pod.main) != "0-1" for pod in pods), told=item.tail)
     deadline = time.monotonic() + 30
     due = time.monotonic()

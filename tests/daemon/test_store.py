@@ -53,7 +53,7 @@ def test_a_store_of_a_newer_version_is_left_as_it_is(node: DirectoryNode, daemon
     assert item.end_code() == 4
     said = item.said("schema version 99")
     assert len(said) == 1
-    assert "Install the newer version again" in said[0]
+    assert "bypassctl restore" in said[0]
     assert _bytes(node.store) == before
     assert node.tree() == tree
 

@@ -62,7 +62,7 @@ from reconciler.signals import (
     runqueue,
     taskstats,
 )
-from reconciler.sources import bundles, kubelet_config, manifests, operator_file, runtime_roots
+from reconciler.sources import bundles, kubelet_config, manifests, operator_file, runtime_files, runtime_roots
 from reconciler.sources.kubelet_api import decode_pods
 from resctrl import capability, monitor, schemata, tasks
 from state import allocated, kubelet, machine, reader, rows, topology_sysfs
@@ -145,6 +145,10 @@ spec:
   - name: main
     resources: {requests: {cpu: 500m, memory: 1Gi}, limits: {cpu: 1}}
 """
+CRUN: Final = (
+    b'{"pid": 29503, "process-start-time": 3545541, "cgroup-path": "/kubepods/besteffort/pod1/c1", "scope": "", '
+    b'"rootfs": "rootfs", "systemd-cgroup": false, "bundle": "/run/b", "created": "2026-11-23T04:15:25.977035Z"}'
+)
 OVERRIDES: Final = b"""overrides:
 - {class: shared, pod: "payments/api-*", reason: latency}
 - {class: reclaimed, labels: {matchLabels: {team: batch}, matchExpressions: [{key: a, operator: In, values: [b]}]}}
@@ -611,6 +615,19 @@ PARSERS: Final[tuple[Parser, ...]] = (
         (InputError,),
         POD,
     ),
+    of_json(
+        "reconciler.sources.runtime_files:parse_record",
+        lambda text: runtime_files.parse_record(text, f"/run/crun/{'c' * 64}/status"),
+        (InputError,),
+        CRUN,
+    ),
+    on_file(
+        "reconciler.sources.runtime_files:read_record",
+        f"{'c' * 64}/status",
+        lambda at: runtime_files.read_record(f"{at}/{'c' * 64}/status"),
+        (SourceError, InputError),
+        CRUN,
+    ),
     on_file(
         "reconciler.sources.manifests:ManifestDirectory.read",
         "m/pod.yaml",
@@ -888,7 +905,7 @@ EXCEPTED: Final = {
     r"state\.checkpoint:load": "by each of the formats",
     r"state\.framed:read": "the bytes alone; by read_copy and read_intents",
     r"state\.reader:read_(history|tables)": "with read_dump",
-    r"reconciler\.clients\.http:HttpSession\.read": "hands on what arrives",
+    r"reconciler\.clients\.(http:HttpSession|kube:KubeApi)\.read": "hands on what arrives",
     r"reconciler\.config\.read_keys:read_keys": "goes through our own configuration",
     r"reconciler\.runtime\.safe_files:read_file": "the bytes alone; tests/reconciler/runtime/test_safe_files.py",
     r"reconciler\.sources\.pod_list:read_pod": "by kubelet_api:decode_pods",

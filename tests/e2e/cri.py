@@ -53,8 +53,8 @@ class Cri:
         request = pb.ImageStatusRequest(image=pb.ImageSpec(image=image))
         return bool(self._call(_IMAGE, "ImageStatus", request, pb.ImageStatusResponse).image.id)
 
-    def run_sandbox(self, config: pb.PodSandboxConfig) -> str:
-        request = pb.RunPodSandboxRequest(config=config)
+    def run_sandbox(self, config: pb.PodSandboxConfig, handler: str = "") -> str:
+        request = pb.RunPodSandboxRequest(config=config, runtime_handler=handler)
         return self._call(_RUNTIME, "RunPodSandbox", request, pb.RunPodSandboxResponse).pod_sandbox_id
 
     def stop_sandbox(self, sandbox: str) -> None:

@@ -89,9 +89,11 @@ class Running(Struct, frozen=True, kw_only=True):
         return self.node.first_report(self.pod, self.spec.name, within_s=within_s)
 
     def init_pid(self) -> int:
-        """The host's pid of its program, as runc knows it."""
-        with open(os.path.join(self.node.containerd.runc_root, self.id, "state.json"), encoding="utf-8") as file:
-            return int(json.load(file)["init_process_pid"])
+        """The host's pid of its program, as the runtime has it."""
+        directory = os.path.join(self.node.containerd.runc_root, self.id)
+        name, field = ("status", "pid") if self.pod.runtime_handler == "crun" else ("state.json", "init_process_pid")
+        with open(os.path.join(directory, name), encoding="utf-8") as file:
+            return int(json.load(file)[field])
 
 
 class RunningPod(Struct, frozen=True, kw_only=True):
@@ -227,7 +229,7 @@ class Node:
         """The runtime's part."""
         config = self._sandbox_config(pod)
         os.makedirs(config.log_directory, exist_ok=True)
-        sandbox = self.cri.run_sandbox(config)
+        sandbox = self.cri.run_sandbox(config, pod.runtime_handler)
         running = RunningPod(spec=pod, sandbox=sandbox, containers={})
         self.pods[pod.uid] = running
         for spec in pod.init:

@@ -48,7 +48,8 @@ class ContainerSpec(Struct, frozen=True, kw_only=True):
 class PodSpec(Struct, frozen=True, kw_only=True):
     """One pod. Labels and annotations reach the agent through CRI, as a user's do on a node.
 
-    ``init`` run one after the other, each to its end, before the first of ``containers`` starts.
+    ``init`` run one after the other, each to its end, before the first of ``containers`` starts. ``runtime_handler``:
+    what its RuntimeClass names; empty: the default, runc.
     """
 
     name: str
@@ -58,6 +59,7 @@ class PodSpec(Struct, frozen=True, kw_only=True):
     annotations: dict[str, str] = {}
     containers: tuple[ContainerSpec, ...] = (ContainerSpec(),)
     init: tuple[ContainerSpec, ...] = ()
+    runtime_handler: str = ""
 
     @property
     def qos(self) -> str:

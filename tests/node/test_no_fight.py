@@ -88,9 +88,10 @@ class Scene:
 
 
 @contextmanager
-def scene() -> Iterator[Scene]:
-    """Everything is undone afterwards."""
+def scene(tick_s: float = TICK_S) -> Iterator[Scene]:
+    """Everything is undone afterwards. ``tick_s``: the period in the kubelet's configuration."""
     with playing_the_kubelet(), ScriptedNode.start(cpu_policy="static", reserved=frozenset(), cgroup_root=ROOT) as node:
+        node.kubelet.reconcile_every(tick_s)
         node.kubelet.listen()
         try:
             log = WriteLog(ROOT)
@@ -138,7 +139,7 @@ def _at_rest(result: Scene) -> Callable[[], bool]:
 def test_writes_that_a_kubelet_up_to_1_21_repeats_are_not_answered_for_ever(
     tick_s: float, record_property: Property
 ) -> None:
-    with scene() as result:
+    with scene(tick_s) as result:
         began = time.monotonic()
         result.node.kubelet.begin_ticks(Version.STATIC_121, tick_s=tick_s)
         rounds = result.node.kubelet.rounds

@@ -1,16 +1,24 @@
 #!/bin/bash
-# Make the virtual machine's disk: Debian 12 with systemd, containerd and Python, and the kernel it boots.
+# Make a virtual machine's disk: Debian with systemd, containerd, runc and Python, and the kernel it boots.
 #
-#   tests/vm/build.sh [--force]
+#   tests/vm/build.sh [--force] [11|12|13]
 #
+# Debian 12 without a number: 11 brings Linux 5.10 and systemd 247, 12 6.1 and 252, 13 6.12 and 257.
 # Needs root (mmdebstrap makes device nodes) and a Debian mirror. Does nothing if the disk is there and this file has
 # not changed since. The suite itself is not in it: run.sh brings that on a second disk, as it is at that moment.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 need mmdebstrap mke2fs
 
+force=
+if [[ ${1:-} == --force ]]; then
+    force=1
+    shift
+fi
+vm_dir=$(distribution_dir "${1:-12}") || exit 2
+suite=$(suite_of "${1:-12}")
 stamp=$(sha256sum "${BASH_SOURCE[0]}" | cut -d' ' -f1)
-if [[ ${1:-} != --force && -e $vm_dir/disk.img && $(cat "$vm_dir/stamp" 2>/dev/null) == "$stamp" ]]; then
+if [[ -z $force && -e $vm_dir/disk.img && $(cat "$vm_dir/stamp" 2>/dev/null) == "$stamp" ]]; then
     exit 0
 fi
 mkdir -p "$vm_dir"
@@ -27,9 +35,12 @@ printf '%s\n' virtio_pci virtio_blk ext4 >"$1/etc/initramfs-tools/modules"
 HOOK
 chmod +x "$vm_dir/initramfs.hook"
 
-packages=linux-image-cloud-amd64,initramfs-tools,systemd,systemd-sysv,udev,dbus,kmod,python3,containerd,runc
+packages=linux-image-cloud-amd64,initramfs-tools,systemd,systemd-sysv,udev,dbus,kmod,procps,python3,containerd,runc,strace
+# Debian 11 is archived: its last release is complete on the mirrors, its security updates are not.
+sources=()
+if [[ $suite == bullseye ]]; then sources=("deb http://deb.debian.org/debian bullseye main"); fi
 mmdebstrap --quiet --variant=minbase --essential-hook="$vm_dir/initramfs.hook" --include="$packages" \
-    --aptopt='Acquire::Retries "3"' bookworm - | tar -C "$root" --extract --exclude='./dev/*'
+    --aptopt='Acquire::Retries "3"' "$suite" - "${sources[@]}" | tar -C "$root" --extract --exclude='./dev/*'
 
 echo bypassd-vm >"$root/etc/hostname"
 printf '127.0.0.1 localhost bypassd-vm\n' >"$root/etc/hosts"
@@ -44,10 +55,16 @@ done
 cat >"$root/usr/local/sbin/bypassd-suite" <<'SUITE'
 #!/bin/bash
 # Run what the second disk brings; tell its exit code to the outside by the word given on the kernel's command line.
+# 88: reboot, and run it again.
 word=$(sed -n 's/.*bypassd\.word=\([a-z0-9]*\).*/\1/p' /proc/cmdline)
 mkdir -p /suite
 mount -o ro /dev/vdb /suite && /suite/repository/tests/vm/inside.sh
-echo "$word exit $?"
+code=$?
+if [[ $code == 88 ]]; then
+    systemctl reboot
+    exit
+fi
+echo "$word exit $code"
 sync
 systemctl poweroff --force --force
 SUITE

@@ -1,7 +1,33 @@
 # Shared by the scripts here: where things are kept, and how a machine is booted. Sourced, not run.
-# BYPASSD_VM_DIR holds the root file system's image, its kernel and initrd: some 800 MB, made once.
+# BYPASSD_VM_DIR holds a directory for each distribution: its image, kernel and initrd; some 800 MB, made once.
 vm_dir=${BYPASSD_VM_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/bypassd-vm}
 repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+
+# distribution_dir NUMBER: where that Debian's disk is kept. suite_of NUMBER: its name in the archive.
+suite_of() {
+    case $1 in
+    11) echo bullseye ;;
+    12) echo bookworm ;;
+    13) echo trixie ;;
+    *)
+        echo "no such distribution: $1 (11, 12 or 13)" >&2
+        return 2
+        ;;
+    esac
+}
+distribution_dir() {
+    suite_of "$1" >/dev/null && echo "$vm_dir/debian-$1"
+}
+
+# layout_parameters v2|hybrid|v1: what the kernel's command line says for systemd to mount that.
+layout_parameters() {
+    case $1 in
+    v2) echo "systemd.unified_cgroup_hierarchy=1" ;;
+    hybrid) echo "systemd.unified_cgroup_hierarchy=0" ;;
+    v1) echo "systemd.unified_cgroup_hierarchy=0 systemd.legacy_systemd_cgroup_controller=1" ;;
+    *) return 2 ;;
+    esac
+}
 
 need() {
     local missing=()
@@ -24,19 +50,21 @@ scratch() {
 }
 
 # boot CGROUP-PARAMETERS SECONDS: run the machine with $work/suite on its second disk, which is made into $work/suite.img
-# and removed; exits with what tests/vm/inside.sh there exits with, 124 after the time, 125 without an answer.
+# and removed; $distribution says which Debian (12 without), $reboots whether it may reboot; exits with what tests/vm/inside.sh there exits with, 124 after the time, 125 without an answer.
 boot() {
-    local word=word$RANDOM$RANDOM code
+    local word=word$RANDOM$RANDOM code disk options=(-nodefaults)
+    [[ -n ${reboots:-} ]] || options+=(-no-reboot)
+    disk=$(distribution_dir "${distribution:-12}") || exit 2
     local console="console=ttyS0 quiet loglevel=3 panic=-1 systemd.show_status=0 rd.systemd.show_status=0"
     mke2fs -q -t ext4 -d "$work/suite" "$work/suite.img" "$(($(du -sm "$work/suite" | cut -f1) * 12 / 10 + 64))M" >/dev/null
     rm -rf "$work/suite"
     # In the background, so that a signal to this script ends the machine too.
     timeout "$2" qemu-system-x86_64 -accel tcg,thread=multi -cpu "${BYPASSD_VM_CPU:-max}" \
         -smp "${BYPASSD_VM_CPUS:-2}" -m "${BYPASSD_VM_MEMORY:-2048}" \
-        -nodefaults -no-reboot -display none -serial stdio -pidfile "$work/pid" \
-        -kernel "${BYPASSD_VM_KERNEL:-$vm_dir/vmlinuz}" -initrd "$vm_dir/initrd" \
+        "${options[@]}" -display none -serial stdio -pidfile "$work/pid" \
+        -kernel "${BYPASSD_VM_KERNEL:-$disk/vmlinuz}" -initrd "$disk/initrd" \
         -append "root=/dev/vda rw $console $1 bypassd.word=$word" \
-        -drive "file=$vm_dir/disk.img,format=raw,if=virtio,snapshot=on" \
+        -drive "file=$disk/disk.img,format=raw,if=virtio,snapshot=on" \
         -drive "file=$work/suite.img,format=raw,if=virtio,readonly=on" </dev/null > >(sed -u 's/\r$//' |
             tee "$work/console" | sed -u "s/^$word exit /exit /") &
     wait $! || exit 124

@@ -1,36 +1,48 @@
 #!/bin/bash
-# The tarball under a real systemd: installed, started as the unit, reloaded, killed, upgraded, removed.
+# The tarball under a real systemd: installed, started as the unit, reloaded, killed, upgraded, rebooted, removed; with
+# containers of Debian's containerd and runc that report their own limits as their first act.
 #
-#   tests/vm/systemd.sh v2|hybrid|v1 [TARBALL]
+#   tests/vm/systemd.sh v2|hybrid|v1 [11|12|13] [TARBALL [OLDER]]
 #
-# Boots the machine of build.sh with the tarball (dist/'s newest without one; `make artifact` builds it) on its second
-# disk and runs inside-systemd.sh there, which prints a line for each thing that must hold. Nothing of this checkout is
-# in the machine but that script. Exit code: 0 all hold, 1 something does not, 2 usage, 124 time.
+# Boots the machine of build.sh (Debian 12 without a number) with the tarball (dist/'s newest without one; `make artifact`
+# builds it) on its second disk and runs inside-systemd.sh there, which prints a line for each thing that must hold. With
+# OLDER, the last release's tarball, it downgrades to that and upgrades again. Nothing of this checkout is in the machine
+# but that script and the containers' program. BYPASSD_VM_DRIVER: the kubelet's cgroup driver, else systemd on v2 and
+# cgroupfs otherwise. Debian 13 has v2 only: its kernel is built without the v1 cpuset and memory controllers, and its
+# systemd mounts v1 only when forced to.
+# Exit code: 0 all hold, 1 something does not, 2 usage, 124 time.
 set -euo pipefail
 here=$(dirname "${BASH_SOURCE[0]}")
 . "$here/lib.sh"
 need qemu-system-x86_64 mke2fs
 
 layout=${1:-}
-case $layout in
-v2) cgroup="systemd.unified_cgroup_hierarchy=1" ;;
-hybrid) cgroup="systemd.unified_cgroup_hierarchy=0" ;;
-v1) cgroup="systemd.unified_cgroup_hierarchy=0 systemd.legacy_systemd_cgroup_controller=1" ;;
-*)
-    sed -n '2,9s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
+if ! cgroup=$(layout_parameters "$layout"); then
+    sed -n '2,14s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
     exit 2
-    ;;
-esac
-tarball=${2:-$(ls -t "$repository"/dist/bypassd-*.tar.gz 2>/dev/null | head -1)}
+fi
+distribution=${2:-12}
+if [[ $distribution == 13 && $layout != v2 ]]; then
+    echo "Debian 13 has cgroup v2 only" >&2
+    exit 2
+fi
+tarball=${3:-$(ls -t "$repository"/dist/bypassd-*.tar.gz 2>/dev/null | head -1)}
 if [[ ! -f $tarball ]]; then
     echo "no tarball: run make artifact" >&2
     exit 2
 fi
-"$here/build.sh"
+"$here/build.sh" "$distribution"
 
 scratch
 mkdir -p "$work/suite/repository/tests/vm"
 cp "$here/inside-systemd.sh" "$work/suite/repository/tests/vm/inside.sh"
 cp "$tarball" "$work/suite/bypassd.tar.gz"
+if [[ -n ${4:-} ]]; then cp "$4" "$work/suite/older.tar.gz"; fi
+(cd "$repository" && .venv/bin/python -m tests.e2e.programs "$work/programs")
+cp "$work/programs/app" "$work/suite/app"
+driver=cgroupfs
+if [[ $layout == v2 ]]; then driver=systemd; fi
+printf '%s\n' "${BYPASSD_VM_DRIVER:-$driver}" >"$work/suite/driver"
 printf '%s\n' "$layout" >"$work/suite/layout"
-boot "$cgroup" "${BYPASSD_VM_LIMIT:-900}"
+reboots=1
+boot "$cgroup" "${BYPASSD_VM_LIMIT:-2400}"

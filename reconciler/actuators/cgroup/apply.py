@@ -9,6 +9,7 @@ time, for the blocking writer. A write that the kernel has not finished by then 
 records its outcome.
 """
 
+import errno
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -38,6 +39,10 @@ _LOG: Final = get_log("apply")
 _BOUNDING: Final = (*BOUNDS, "cpu.mems", "cpu.mems_migrate", "cpu.burst", "cpu.idle")
 _MOVES_PAGES: Final = "cpu.mems"
 """Migrates the pages of a running container; the duration is unbounded, so never in the event loop."""
+_BETWEEN_FILES: Final = frozenset({errno.EINVAL, errno.EACCES, errno.EBUSY, errno.ENOSPC})
+"""The kernel's answers where a value does not fit those of the groups above or below it."""
+_OVERTAKEN_MOST: Final = 3
+"""Attempts of one file in a row that are not reported."""
 _FAST_LIMIT_BYTES: Final = 64 << 20
 """A v2 memory limit below the usage of the runtime's init would kill it; smaller limits use the guarded write."""
 
@@ -78,8 +83,9 @@ class CgroupActuator:
         """Whether memory of a group may be reclaimed first when its limit is below its usage."""
         self._prepared: dict[str, dict[FileKey, FileWrite]] = {}
         self._under_way: dict[tuple[str, str], FileWrite] = {}
+        self._overtaken: Counter[tuple[str, str]] = Counter()
         self.writes: Counter[tuple[str, str]] = Counter()
-        """By (knob, outcome): written, refused, blocked, under way, gone, changed, restored, hot."""
+        """By (knob, outcome): written, refused, overtaken, blocked, under way, gone, changed, restored, hot."""
 
     async def apply(self, targets: Sequence[GroupTarget]) -> None:
         """Apply the wanted settings. A file's failure never raises: it is recorded, reported and retried."""
@@ -111,6 +117,8 @@ class CgroupActuator:
         """Drop all state of a group that is gone, and of its container."""
         for place in [place for place in self._under_way if place[0] == path]:
             del self._under_way[place]
+        for place in [place for place in self._overtaken if place[0] == path]:
+            del self._overtaken[place]
         self.judge.forget(path)
         self._ledger.forget_group(path)
         self._follower.forget(path)
@@ -225,7 +233,14 @@ class CgroupActuator:
                 self.judge.statuses.refused(item, f"{blocked.rule}: {blocked.reason}", SettingState.BLOCKED)
         inodes = {write.target.group.path: write.target.group.inode for write in work}
         self._ledger.intend(intended(plan.steps))
-        for outcome in await self._writer.perform(_guarded(plan.steps, by_place), inodes):
+        outcomes = await self._writer.perform(_guarded(plan.steps, by_place), inodes)
+        for outcome in outcomes:
+            # All of them before a refusal is judged: what this pass has written itself overtakes nothing.
+            place = (outcome.step.path, outcome.step.knob)
+            if outcome.ok and outcome.after is not None and place in by_place:
+                work_done = by_place[place]
+                self.judge.control_files.actual[place] = work_done.knob.decode(outcome.after, work_done.version)
+        for outcome in outcomes:
             place = (outcome.step.path, outcome.step.knob)
             if place in by_place:
                 self._record_outcome(outcome, by_place[place])
@@ -290,6 +305,13 @@ class CgroupActuator:
             self.writes[work.knob.name, "changed"] += 1
             self.judge.statuses.recheck(work, time.monotonic())
             return
+        if error is not None and self._is_overtaken(work, error.errno):
+            self.writes[work.knob.name, "overtaken"] += 1
+            self.judge.statuses.record(
+                work, SettingState.DUE, f"{error}; other values have changed since it was planned"
+            )
+            self.judge.statuses.recheck(work, time.monotonic())
+            return
         if error is not None or outcome.after is None:
             self.writes[work.knob.name, "refused"] += 1
             if error is not None:
@@ -299,6 +321,7 @@ class CgroupActuator:
             self.judge.statuses.refused(work, reason)
             return
         self._under_way.pop(work.place, None)
+        self._overtaken.pop(work.place, None)
         self.judge.statuses.done(work)
         self.judge.control_files.actual[work.place] = work.knob.decode(outcome.after, work.version)
         if work.action is FileAction.RELEASE:
@@ -309,6 +332,20 @@ class CgroupActuator:
         self.writes[work.knob.name, "written"] += 1
         self._ledger.wrote(work.key, before=outcome.before, after=outcome.after)
         self.judge.statuses.record(work, SettingState.WRITTEN, actual=outcome.after)
+
+    def _is_overtaken(self, work: FileWrite, code: int | None) -> bool:
+        """Whether the fast path or another program changed what bounds this value after it was planned.
+
+        Then the next pass, with the present values, decides; where that happens again and again it is a refusal.
+        """
+        if code not in _BETWEEN_FILES or self._overtaken[work.place] >= _OVERTAKEN_MOST:
+            self._overtaken.pop(work.place, None)
+            return False
+        if not self.judge.control_files.overtaken(*work.place):
+            self._overtaken.pop(work.place, None)
+            return False
+        self._overtaken[work.place] += 1
+        return True
 
     # The fast path
 

@@ -13,6 +13,12 @@ A write that ended in the runtime's signal (the kubelet's CPU manager through ``
 in a container's life (static policy from 1.22: once in its first ten seconds and at each change of the default set). It
 is corrected without delay, and counted, so that the unconditional ten-second rewrite of kubelets up to 1.21 ends in a
 yield instead of endless rewriting.
+
+systemd writes all values of a unit again when one of its properties is set (the kubelet's systemd driver does so to the
+besteffort slice each minute and at each pod that is added or removed), and those of every unit at a daemon-reload
+(measured: docs/support.md). It opposes no value of ours, so such a write is corrected without delay and not counted, up
+to ``systemd_per_minute`` of them in a file and minute; only what exceeds that is treated like another writer's. Writes
+of one such event reach many files: they are counted as one event and logged once.
 """
 
 import time
@@ -25,6 +31,7 @@ import trio
 
 from cgroupfs.attribution import ObservedWrite, WriteWatch, watch_writes
 from cgroupfs.hierarchy import Hierarchy
+from cgroupfs.identity import WriterKind
 from cgroupfs.knobs import CATALOG
 from cgroupfs.log import get_log
 from reconciler.actuators.cgroup.compare import FileWrite
@@ -44,11 +51,17 @@ _PERSON: Final = "person"
 _RUNTIME: Final = "runtime"
 _KUBELET: Final = "kubelet"
 _UNKNOWN: Final = "unknown"
+_SYSTEMD: Final = WriterKind.SYSTEMD.value
 _EXPECTED: Final = frozenset({_RUNTIME, _KUBELET})
+_OWNERS: Final = frozenset({_KUBELET, _SYSTEMD})
+"""Writers of a pod's own directory."""
 _UPDATERS: Final = frozenset({_RUNTIME, _UNKNOWN})
 """Writers that may be a runtime in the middle of its update. Unknown: it exited, or the kernel reports no writers."""
 _UPDATE_S: Final = 0.25
 """Longest recorded ``runc update``: 11 ms; on a busy machine many times that."""
+_EVENT_GAP_S: Final = 1.0
+"""systemd's writes with no longer pause between them belong to one event. A daemon-reload of 2,000 units is one."""
+_MINUTE_S: Final = 60.0
 _MAX_WRITERS: Final = 10_000
 _DESCRIBE_S: Final = 1.0
 _FILES: Final = frozenset(form.file for knob in CATALOG.values() for form in knob.forms.values())
@@ -83,10 +96,13 @@ _STATES: Final = {
 class FileHistory:
     """The foreign writes of one file. Exists only for files with a foreign write, so it is small."""
 
-    __slots__ = ("last", "rounds", "until")
+    __slots__ = ("last", "minute", "reapplied", "rounds", "until")
 
     def __init__(self) -> None:
         self.rounds: list[float] = []
+        self.minute = float("-inf")
+        """Since when ``reapplied`` counts systemd's writes (monotonic seconds)."""
+        self.reapplied = 0
         self.until = 0.0
         self.last = ConflictAction.REASSERT
 
@@ -101,13 +117,22 @@ class ForeignWrites:
         self._files: dict[tuple[str, str], FileHistory] = {}
 
     def decide(
-        self, key: tuple[str, str], writer: str, now: float, *, person: bool, expected: bool, fresh: bool = True
+        self,
+        key: tuple[str, str],
+        writer: str,
+        now: float,
+        *,
+        person: bool,
+        expected: bool,
+        reapplied: bool = False,
+        fresh: bool = True,
     ) -> ConflictDecision:
         """Decide about one foreign value at ``key`` (group path, knob), written by ``writer`` as far as is known.
 
-        ``expected`` marks a write that came with the runtime's signal. Not ``fresh``: this value was decided before and
-        is unchanged, so it is not a further write; our own was refused, or its hold has ended. While a wait or yield
-        lasts the decision is repeated and nothing is counted; the first call after its end returns REASSERT.
+        ``expected`` marks a write that came with the runtime's signal, ``reapplied`` one by systemd without it. Not
+        ``fresh``: this value was decided before and is unchanged, so it is not a further write; our own was refused, or
+        its hold has ended. While a wait or yield lasts the decision is repeated and nothing is counted; the first call
+        after its end returns REASSERT.
         """
         rules = self.rules
         history = self._files.setdefault(key, FileHistory())
@@ -126,6 +151,12 @@ class ForeignWrites:
             history.rounds.clear()
             message = f"set manually by {writer}; treated as a hold"
             return ConflictDecision(ConflictAction.HOLD, now + rules.hold_person_s, message)
+        if reapplied:
+            if now - history.minute >= _MINUTE_S:
+                history.minute, history.reapplied = now, 0
+            history.reapplied += 1
+            if history.reapplied <= rules.systemd_per_minute:
+                return ConflictDecision(ConflictAction.REASSERT, None, f"changed by {writer}; reasserted")
         history.rounds = [at for at in history.rounds if now - at < rules.window_s]
         history.rounds.append(now)
         count = len(history.rounds)
@@ -184,6 +215,9 @@ class ForeignWriteHandler:
         self.writes: Counter[str] = Counter()
         """Foreign writes by the writer's kind."""
         self.yields = 0
+        self.systemd_events = 0
+        """Events in which systemd wrote its units' values again, however many files each reached."""
+        self._systemd_at = float("-inf")
         self._updating: dict[tuple[str, str], float] = {}
         """Since when the runtime has been writing a file without its signal (monotonic seconds)."""
         self._ledger = ledger
@@ -199,6 +233,7 @@ class ForeignWriteHandler:
         kind, process = self._writer_of(work)
         if kind in _UPDATERS and self._mid_update(work, now):
             return False
+        events = self.systemd_events
         fresh = self.record(work, entry)
         decision = self._rules.decide(
             work.place,
@@ -206,10 +241,13 @@ class ForeignWriteHandler:
             now,
             person=kind == _PERSON,
             expected=work.target.signalled or kind in _EXPECTED,
+            reapplied=kind == _SYSTEMD and not work.target.signalled,
             fresh=fresh,
         )
         if fresh:
-            _LOG.info(decision.text, path=work.key[1], knob=work.knob.name, writer=kind, process=process)
+            further = kind == _SYSTEMD and decision.action is ConflictAction.REASSERT and events == self.systemd_events
+            log = _LOG.debug if further else _LOG.info
+            log(decision.text, path=work.key[1], knob=work.knob.name, writer=kind, process=process)
         if decision.action is ConflictAction.REASSERT:
             return True
         if decision.action is ConflictAction.HOLD:
@@ -233,8 +271,16 @@ class ForeignWriteHandler:
         kind, process = self._writer_of(work)
         self._ledger.saw(work.key, work.raw, writer=kind, process=process)
         self.writes[kind] += 1
-        if kind == _KUBELET and work.target.container is None and work.target.pod_uid is not None:
-            # The kubelet writes a pod's directory when it creates or resizes the pod: restore this value from now on.
+        if kind == _SYSTEMD:
+            now = time.monotonic()
+            self.systemd_events += now - self._systemd_at > _EVENT_GAP_S
+            self._systemd_at = now
+        if kind in _OWNERS and work.target.container is None and work.target.pod_uid is not None:
+            # The kubelet writes a pod's directory when it creates or resizes the pod, itself or, with its systemd
+            # driver, by a property of the pod's slice: restore this value from now on.
+            self._ledger.rebase(work.key, work.raw)
+        if kind == _RUNTIME and work.target.container is not None and not work.target.signalled:
+            # An update by crun ends in no event and no record: what it has written is the value to restore.
             self._ledger.rebase(work.key, work.raw)
         return True
 

@@ -10,6 +10,7 @@ Source: kernel/sched/fair.c, sched_group_set_idle; tried on 5.15 to 6.18.
 """
 
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from typing import Final, final
 
 from cgroupfs.codecs import Value
@@ -25,6 +26,14 @@ from state.ledger import Ledger
 
 BOUNDS: Final = ("cpu.set", "cpu.quota", "cpu.period")
 """The knobs of a directory that limit the values of the groups below it."""
+_TOGETHER: Final[Mapping[str, tuple[str, ...]]] = {
+    "cpu.quota": ("cpu.quota", "cpu.period"),
+    "cpu.period": ("cpu.quota", "cpu.period"),
+    "cpu.set": ("cpu.set",),
+    "cpu.mems": ("cpu.mems",),
+}
+"""Knobs whose value in one group is bounded by the groups above and below it, with those that bound it."""
+_MOST_GROUPS: Final = 4096
 _RESETTING: Final = tuple(knob for knob in CATALOG.values() if knob.resets is not None)
 _SETS: Final = frozenset({"cpu.set", "cpu.mems"})
 
@@ -117,6 +126,33 @@ class ControlFileCache:
         """A write was refused because of the ancestors' cached values: drop these, so they are read again."""
         while (path := path.rpartition("/")[0]) and path != "/":
             self.forget(path)
+
+    def overtaken(self, path: str, name: str) -> bool:
+        """Read again what bounds this knob of a group, above, in and below it; whether any differs from the cache.
+
+        True: the plan behind a refused write was made for other values. Groups that are new count as different.
+        """
+        together = _TOGETHER.get(name, ())
+        changed = False
+        for group in self._relatives(path, name) if together else ():
+            before = [self.actual.get((group, knob)) for knob in together]
+            self.load(group, together)
+            changed |= before != [self.actual.get((group, knob)) for knob in together]
+        return changed
+
+    def _relatives(self, path: str, name: str) -> list[str]:
+        controller = CATALOG[name].controller
+        groups = [path]
+        for group in groups:
+            if len(groups) >= _MOST_GROUPS:
+                break
+            with suppress(OSError):
+                groups += [
+                    f"{group}/{below}" for below in self._files.groups(self.hierarchy.directory(controller, group))
+                ]
+        while (path := path.rpartition("/")[0]) and path != "/":
+            groups.append(path)
+        return groups
 
     def forget(self, path: str) -> None:
         """Drop all values of this group; groups below it are forgotten by their own calls."""

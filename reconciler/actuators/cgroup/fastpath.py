@@ -64,9 +64,20 @@ class _Prepared:
 class FastPath:
     """Prepared writes by container id. `execute` is called by the source that reads the runtime's signal."""
 
-    def __init__(self, report: Callable[[FastResult], None], *, files: FileOps = REAL, root: str = "/") -> None:
-        """``report`` is called once per execution, after the writes; it only records and marks."""
+    def __init__(
+        self,
+        report: Callable[[FastResult], None],
+        *,
+        waits: Callable[[str], bool] = lambda _: False,
+        files: FileOps = REAL,
+        root: str = "/",
+    ) -> None:
+        """``report`` is called once per execution, after the writes; it only records and marks.
+
+        ``waits``: whether a file of the runtime proves that a container's program was not executed yet.
+        """
         self._report = report
+        self._waits = waits
         self._files = files
         self._proc = os.path.join(root, "proc")
         self._prepared: dict[str, _Prepared] = {}
@@ -110,11 +121,11 @@ class FastPath:
         done_at = time.monotonic()
         creation = not prepared.signalled
         prepared.signalled = True
-        before_exec = self.not_yet_executed(prepared.procs) if creation else None
+        before_exec = self.not_yet_executed(container_id, prepared.procs) if creation else None
         self._report(FastResult(container_id, signal_at, done_at, prepared.writes, errnos, before_exec, creation))
         return True
 
-    def not_yet_executed(self, procs: str) -> bool | None:
+    def not_yet_executed(self, container_id: str, procs: str) -> bool | None:
         """Whether the first process is still the runtime's init; None if unknown.
 
         Read after the last write: True is sure.
@@ -123,6 +134,7 @@ class FastPath:
             pids = self._files.read(procs, "cgroup.procs").split()
             if not pids:
                 return None
-            return self._files.read(f"{self._proc}/{pids[0]}", "comm").startswith(RUNC_INIT)
+            init = self._files.read(f"{self._proc}/{pids[0]}", "comm").startswith(RUNC_INIT)
+            return init or self._waits(container_id)
         except OSError:
             return None

@@ -26,6 +26,15 @@ class ForeignRules(Struct, frozen=True, kw_only=True):
     retry_yielded_s: Annotated[
         float, Meta(ge=1, le=604800, description="time after which bypassd tries a given-up file again")
     ] = 3600.0
+    systemd_per_minute: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=10000,
+            description="writes of a file by systemd in a minute that are corrected at once and not counted (it writes "
+            "all values of a unit again at daemon-reload and when the kubelet sets one of them)",
+        ),
+    ] = 60
     hold_person_s: Annotated[
         float,
         Meta(

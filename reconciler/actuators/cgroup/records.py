@@ -22,7 +22,8 @@ from cgroupfs.errors import AgentError
 from cgroupfs.knobs import Knob
 from cgroupfs.naming import parse
 from reconciler.actuators.cgroup.compare import spec_text
-from reconciler.sources.bundles import RuntimeState, parse_bundle, parse_state
+from reconciler.sources.bundles import RuntimeState, parse_bundle
+from reconciler.sources.runtime_files import parse_record
 from reconciler.sources.runtime_roots import RuntimeDirs, find_runtime_dirs
 from state.entry import LedgerEntry
 from state.kubelet import CPU_STATE, KUBELET_ROOT, CpuManagerState, parse_cpu_manager_state
@@ -78,7 +79,7 @@ class Records:
         """The text that restores one file, by the records as they are now; None: unknown."""
         state = self._state(entry)
         text = entry.restore_text
-        if state is not None:
+        if state is not None and state.spec is not None:
             message = spec_text(knob, version, state.spec)
             # The record does not name this value: restore the original.
             text = message if message is not None else entry.original if entry.original is not None else text
@@ -114,12 +115,12 @@ class Records:
             return None
         if container not in self._states:
             path = self._dirs.state_file(container)
-            runtime_state = (
-                _parsed(path, lambda data, where: parse_state(data, where=where)) if path is not None else None
+            runtime_state = _parsed(path, parse_record) if path is not None else None
+            # A record without values (crun's) restores nothing: the original and the baseline count.
+            usable = (
+                runtime_state is not None and runtime_state.container_id == container and runtime_state.spec is not None
             )
-            self._states[container] = (
-                runtime_state if runtime_state is not None and runtime_state.container_id == container else None
-            )
+            self._states[container] = runtime_state if usable else None
         return self._states[container]
 
     def _owner(self, entry: LedgerEntry) -> _Owner:

@@ -2,14 +2,18 @@
 
 import os
 import stat
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from cgroupfs.errors import StoreError
+from reconciler import __version__
 from reconciler.cli.asking import QueryResults
 from reconciler.cli.checks.finding import CheckResult, CheckState
 from reconciler.cli.nodeview import InspectedNode, has_capability, read_number
+from reconciler.config.load import digest
 from reconciler.runtime import format as fmt
+from reconciler.sources.kubelet_watch import kubelet_facts
 from state.reader import NoStoreError, read_dump
 from state.schema import NewerSchemaError
 
@@ -20,9 +24,15 @@ _CAPABILITIES: Final = {
     12: "NET_ADMIN",
     19: "SYS_PTRACE",
     21: "SYS_ADMIN",
+    23: "SYS_NICE",
     24: "SYS_RESOURCE",
 }
+_LOOKS: Final = 5
+_LOOK_S: Final = 0.02
+"""The daemon has its real-time priority while it waits, which is most of the time."""
 _FREE_BYTES: Final = 64 << 20
+_SHOWN: Final = 100
+_MOST: Final = 4
 _BASE_WATCHES: Final = 32
 _INOTIFY: Final = ("max_user_watches", "max_user_instances", "max_queued_events")
 
@@ -35,6 +45,8 @@ def agent(node: InspectedNode, results: QueryResults) -> Iterator[CheckResult]:
     yield _store(node)
     yield _config(node)
     yield _daemon(node, results)
+    if results.daemon_state is not None:
+        yield _running(node, results.daemon_state)
 
 
 def _fanotify(node: InspectedNode, results: QueryResults) -> CheckResult:
@@ -150,7 +162,13 @@ def _daemon(node: InspectedNode, results: QueryResults) -> CheckResult:
     if node.socket is None:
         return CheckResult("daemon", CheckState.OK, "copied node: none" if node.copied else "no socket configured")
     if results.daemon == "ready":
-        return CheckResult("daemon", CheckState.OK, f"ready on {node.socket}")
+        priority = _priority(node, results.daemon_pid)
+        if priority == "usual":
+            text = "ready, but without real-time priority: on a busy node containers start before their settings"
+            fix = "CAP_SYS_NICE, RestrictRealtime=no, cpu.rt_runtime_us of its cgroup; or node.realtime_ms: 0"
+            return CheckResult("daemon", CheckState.WARN, text, fix)
+        more = f" at {priority} priority" if priority else ""
+        return CheckResult("daemon", CheckState.OK, f"ready on {node.socket}{more}")
     if results.daemon is None and not results.daemon_reasons:
         return CheckResult("daemon", CheckState.WARN, "not running", "systemctl enable --now bypassd")
     return CheckResult(
@@ -159,3 +177,66 @@ def _daemon(node: InspectedNode, results: QueryResults) -> CheckResult:
         "; ".join(results.daemon_reasons) or "not ready",
         "bypassctl status; journalctl -u bypassd",
     )
+
+
+def _running(node: InspectedNode, state: Mapping[str, object]) -> CheckResult:
+    """What the running daemon uses against what is found now: the node may have changed since it started."""
+    differences: list[str] = []
+    fixes: list[str] = []
+
+    def compare(name: str, running: object, found: object) -> bool:
+        differs = running is not None and str(running) != str(found)
+        if differs:
+            differences.append(
+                f"{name}: daemon {str(running)[:_SHOWN] or 'none'}, node {str(found)[:_SHOWN] or 'none'}"
+            )
+        return differs
+
+    if compare("version", state.get("version"), __version__):
+        fixes.append("systemctl restart bypassd")
+    if "config" not in node.problems and state.get("config_digest") not in {None, digest(node.config)}:
+        differences.append("configuration: not the one that the daemon has loaded")
+        fixes.append("bypassctl reload, or a restart for settings that need one; --config for another file")
+    if "config" not in node.problems:
+        compare("mode", state.get("configured_mode"), node.config.mode.value)
+    if node.layout is not None:
+        compare("cgroup driver", state.get("driver"), node.layout.driver.value)
+        compare("kubepods", state.get("kubepods"), node.layout.kubepods)
+    used = state.get("kubelet")
+    if isinstance(used, dict) and node.config.kubelet.enabled:
+        listed = used.get("pending")
+        if pending := listed if isinstance(listed, list) else []:
+            differences += [f"kubelet {str(change)[:_SHOWN]}" for change in pending[:_MOST]]
+            fixes.append("restart the kubelet: its file was changed after its start")
+        waits = {str(change).partition(":")[0] for change in pending}
+        found = kubelet_facts(node.kubelet)
+        differing = [
+            name for name in found if name not in waits and compare(f"kubelet {name}", used.get(name), found[name])
+        ]
+        if differing:
+            fixes.append("wait half a minute for the daemon to follow the kubelet; else systemctl restart bypassd")
+    if not differences:
+        return CheckResult("daemon state", CheckState.OK, "uses what this node has now")
+    more = f" (and {len(differences) - _MOST} more)" if len(differences) > _MOST else ""
+    fix = "; ".join(fixes) or "bypassctl reload; if it remains: systemctl restart bypassd"
+    return CheckResult("daemon state", CheckState.WARN, "; ".join(differences[:_MOST]) + more, fix)
+
+
+def _priority(node: InspectedNode, pid: int | None) -> str:
+    """The policy under which the running daemon waits, from the kernel; "" where that is unknown or not wanted."""
+    if not node.config.node.realtime_ms or pid is None:
+        return ""
+    policies = set()
+    for _ in range(_LOOKS):
+        policies.add(_policy(pid))
+        if os.SCHED_FIFO in policies:
+            return "real-time"
+        time.sleep(_LOOK_S)
+    return "" if None in policies else "usual"
+
+
+def _policy(pid: int) -> int | None:
+    try:
+        return os.sched_getscheduler(pid) & ~os.SCHED_RESET_ON_FORK
+    except OSError:
+        return None

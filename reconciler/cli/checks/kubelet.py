@@ -4,6 +4,7 @@ import contextlib
 import glob
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
@@ -13,9 +14,12 @@ from reconciler.cli.nodeview import InspectedNode
 from reconciler.config.model import EndpointSection
 from reconciler.policies.reclaimed import ReclaimedForm
 from reconciler.runtime import format as fmt
+from reconciler.sources.runtime_files import STATE_JSON
 from state.kubelet import CPU_STATE, CheckpointError, CheckpointFault, parse_cpu_manager_state, read_checkpoint
 from state.model import CpuPolicy
 
+_MOST_SHOWN: Final = 3
+_ID_SHOWN: Final = 13
 _LITERAL: Final = re.compile(r"[^:]*\.slice:[A-Za-z-]+:[0-9a-f]{12,}")
 
 
@@ -159,8 +163,8 @@ def _endpoint(node: InspectedNode, results: QueryResults) -> CheckResult:
             "kubelet /pods", CheckState.WARN, "kubelet not reachable", "set kubelet.address if it listens elsewhere"
         )
     fix = (
-        "set credentials (kubelet.token_file, or client_cert_file and client_key_file) and the CA of its "
-        "certificate (kubelet.ca_file), or enable its read-only port"
+        "make credentials (bypassctl init credentials --use kubelet, docs/credentials.md), or set kubelet.token_file "
+        "and kubelet.ca_file, or enable its read-only port, or set kubelet.endpoint: off"
     )
     return CheckResult("kubelet /pods", CheckState.WARN, results.kubelet_problem, fix)
 
@@ -177,17 +181,31 @@ def _signal(node: InspectedNode) -> CheckResult:
     if not states:
         fix = "set runtime.runc_roots; without it new containers are verified until their values are stable"
         return CheckResult("runtime", CheckState.WARN, "no runc root found: no event when a container starts", fix)
-    number = sum(node.runtime.state_file(cid) is not None for cid in node.containers)
+    sandboxed = {cid for cid in node.containers if node.runtime.sandbox(cid) is not None}
+    containers = [cid for cid in node.containers if cid not in sandboxed]
+    files = {cid: os.path.basename(path) for cid in containers if (path := node.runtime.state_file(cid)) is not None}
+    number = len(files)
     text = f"events from {', '.join(_shown(node, path) for path in states)}"
-    if node.containers and not number:
-        fix = "set runtime.runc_roots to where the runtime keeps <id>/state.json"
+    if containers and not number:
+        fix = "set runtime.runc_roots to where the runtime keeps <id>/state.json (runc) or <id>/status (crun)"
         return CheckResult(
-            "runtime", CheckState.WARN, f"{text}, but none of {len(node.containers)} containers found there", fix
+            "runtime", CheckState.WARN, f"{text}, but none of {len(containers)} containers found there", fix
         )
     if not bundles:
         fix = "set runtime.state_dir; without bundles a container's spec is known late"
         return CheckResult("runtime", CheckState.WARN, f"{text}; no bundles", fix)
-    return CheckResult("runtime", CheckState.OK, f"{text}: {number} of {fmt.plural(len(node.containers), 'container')}")
+    text += f": {number} of {fmt.plural(len(containers), 'container')}"
+    counts = Counter(files.values())
+    if counts.keys() - {STATE_JSON}:
+        text += f" ({', '.join(f'{name} {count}' for name, count in sorted(counts.items()))})"
+    if sandboxed:
+        text += f"; {fmt.plural(len(sandboxed), 'group')} of kata or gVisor, bounded at the pod's directory"
+    if number < len(containers):
+        without = [cid[:_ID_SHOWN] for cid in containers if cid not in files]
+        text += f"; without a runtime's file: {', '.join(without[:_MOST_SHOWN])}"
+        fix = "none, unless runtime.runc_roots misses a root: their values are verified until they stay"
+        return CheckResult("runtime", CheckState.WARN, text, fix)
+    return CheckResult("runtime", CheckState.OK, text)
 
 
 def _shown(node: InspectedNode, path: str) -> str:

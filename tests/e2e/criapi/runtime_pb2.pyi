@@ -26,6 +26,23 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _MountPropagation:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _MountPropagationEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MountPropagation.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    PROPAGATION_PRIVATE: _MountPropagation.ValueType  # 0
+    PROPAGATION_HOST_TO_CONTAINER: _MountPropagation.ValueType  # 1
+    PROPAGATION_BIDIRECTIONAL: _MountPropagation.ValueType  # 2
+
+class MountPropagation(_MountPropagation, metaclass=_MountPropagationEnumTypeWrapper): ...
+
+PROPAGATION_PRIVATE: MountPropagation.ValueType  # 0
+PROPAGATION_HOST_TO_CONTAINER: MountPropagation.ValueType  # 1
+PROPAGATION_BIDIRECTIONAL: MountPropagation.ValueType  # 2
+Global___MountPropagation: _TypeAlias = MountPropagation  # noqa: Y015
+
 class _NamespaceMode:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -153,19 +170,22 @@ class Mount(_message.Message):
     CONTAINER_PATH_FIELD_NUMBER: _builtins.int
     HOST_PATH_FIELD_NUMBER: _builtins.int
     READONLY_FIELD_NUMBER: _builtins.int
+    PROPAGATION_FIELD_NUMBER: _builtins.int
     container_path: _builtins.str
     host_path: _builtins.str
     readonly: _builtins.bool
+    propagation: Global___MountPropagation.ValueType
     def __init__(
         self,
         *,
         container_path: _builtins.str = ...,
         host_path: _builtins.str = ...,
         readonly: _builtins.bool = ...,
+        propagation: Global___MountPropagation.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["container_path", b"container_path", "host_path", b"host_path", "readonly", b"readonly"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["container_path", b"container_path", "host_path", b"host_path", "propagation", b"propagation", "readonly", b"readonly"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -624,20 +644,160 @@ class LinuxContainerResources(_message.Message):
 Global___LinuxContainerResources: _TypeAlias = LinuxContainerResources  # noqa: Y015
 
 @_typing.final
-class LinuxContainerSecurityContext(_message.Message):
+class Int64Value(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    NAMESPACE_OPTIONS_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def namespace_options(self) -> Global___NamespaceOption: ...
+    VALUE_FIELD_NUMBER: _builtins.int
+    value: _builtins.int
     def __init__(
         self,
         *,
-        namespace_options: Global___NamespaceOption | None = ...,
+        value: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["namespace_options", b"namespace_options"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["namespace_options", b"namespace_options"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Int64Value: _TypeAlias = Int64Value  # noqa: Y015
+
+@_typing.final
+class Capability(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADD_CAPABILITIES_FIELD_NUMBER: _builtins.int
+    DROP_CAPABILITIES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def add_capabilities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def drop_capabilities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        add_capabilities: _abc.Iterable[_builtins.str] | None = ...,
+        drop_capabilities: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_capabilities", b"add_capabilities", "drop_capabilities", b"drop_capabilities"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Capability: _TypeAlias = Capability  # noqa: Y015
+
+@_typing.final
+class SELinuxOption(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    USER_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
+    TYPE_FIELD_NUMBER: _builtins.int
+    LEVEL_FIELD_NUMBER: _builtins.int
+    user: _builtins.str
+    role: _builtins.str
+    type: _builtins.str
+    level: _builtins.str
+    def __init__(
+        self,
+        *,
+        user: _builtins.str = ...,
+        role: _builtins.str = ...,
+        type: _builtins.str = ...,
+        level: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["level", b"level", "role", b"role", "type", b"type", "user", b"user"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SELinuxOption: _TypeAlias = SELinuxOption  # noqa: Y015
+
+@_typing.final
+class SecurityProfile(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _ProfileType:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _ProfileTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[SecurityProfile._ProfileType.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        RuntimeDefault: SecurityProfile._ProfileType.ValueType  # 0
+        Unconfined: SecurityProfile._ProfileType.ValueType  # 1
+        Localhost: SecurityProfile._ProfileType.ValueType  # 2
+
+    class ProfileType(_ProfileType, metaclass=_ProfileTypeEnumTypeWrapper): ...
+    RuntimeDefault: SecurityProfile.ProfileType.ValueType  # 0
+    Unconfined: SecurityProfile.ProfileType.ValueType  # 1
+    Localhost: SecurityProfile.ProfileType.ValueType  # 2
+
+    PROFILE_TYPE_FIELD_NUMBER: _builtins.int
+    LOCALHOST_REF_FIELD_NUMBER: _builtins.int
+    profile_type: Global___SecurityProfile.ProfileType.ValueType
+    localhost_ref: _builtins.str
+    def __init__(
+        self,
+        *,
+        profile_type: Global___SecurityProfile.ProfileType.ValueType = ...,
+        localhost_ref: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["localhost_ref", b"localhost_ref", "profile_type", b"profile_type"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SecurityProfile: _TypeAlias = SecurityProfile  # noqa: Y015
+
+@_typing.final
+class LinuxContainerSecurityContext(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CAPABILITIES_FIELD_NUMBER: _builtins.int
+    PRIVILEGED_FIELD_NUMBER: _builtins.int
+    NAMESPACE_OPTIONS_FIELD_NUMBER: _builtins.int
+    SELINUX_OPTIONS_FIELD_NUMBER: _builtins.int
+    RUN_AS_USER_FIELD_NUMBER: _builtins.int
+    READONLY_ROOTFS_FIELD_NUMBER: _builtins.int
+    APPARMOR_PROFILE_FIELD_NUMBER: _builtins.int
+    NO_NEW_PRIVS_FIELD_NUMBER: _builtins.int
+    RUN_AS_GROUP_FIELD_NUMBER: _builtins.int
+    SECCOMP_FIELD_NUMBER: _builtins.int
+    privileged: _builtins.bool
+    readonly_rootfs: _builtins.bool
+    apparmor_profile: _builtins.str
+    no_new_privs: _builtins.bool
+    @_builtins.property
+    def capabilities(self) -> Global___Capability: ...
+    @_builtins.property
+    def namespace_options(self) -> Global___NamespaceOption: ...
+    @_builtins.property
+    def selinux_options(self) -> Global___SELinuxOption: ...
+    @_builtins.property
+    def run_as_user(self) -> Global___Int64Value: ...
+    @_builtins.property
+    def run_as_group(self) -> Global___Int64Value: ...
+    @_builtins.property
+    def seccomp(self) -> Global___SecurityProfile: ...
+    def __init__(
+        self,
+        *,
+        capabilities: Global___Capability | None = ...,
+        privileged: _builtins.bool = ...,
+        namespace_options: Global___NamespaceOption | None = ...,
+        selinux_options: Global___SELinuxOption | None = ...,
+        run_as_user: Global___Int64Value | None = ...,
+        readonly_rootfs: _builtins.bool = ...,
+        apparmor_profile: _builtins.str = ...,
+        no_new_privs: _builtins.bool = ...,
+        run_as_group: Global___Int64Value | None = ...,
+        seccomp: Global___SecurityProfile | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "namespace_options", b"namespace_options", "run_as_group", b"run_as_group", "run_as_user", b"run_as_user", "seccomp", b"seccomp", "selinux_options", b"selinux_options"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["apparmor_profile", b"apparmor_profile", "capabilities", b"capabilities", "namespace_options", b"namespace_options", "no_new_privs", b"no_new_privs", "privileged", b"privileged", "readonly_rootfs", b"readonly_rootfs", "run_as_group", b"run_as_group", "run_as_user", b"run_as_user", "seccomp", b"seccomp", "selinux_options", b"selinux_options"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

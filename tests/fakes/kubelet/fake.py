@@ -141,6 +141,7 @@ class FakeKubelet:
         self._reconciles = reconciles
         self._update = update
         self._tick_s = TICK_S
+        self._config: dict[str, Any] = {}
         self._last: dict[str, str] = {}
         self._stopping = threading.Event()
         self._ticker: threading.Thread | None = None
@@ -152,6 +153,7 @@ class FakeKubelet:
 
     def write_config(self, *, port: bool = False, more: str = "") -> None:
         """config.yaml. ``port``: with the pod list's address; ``more``: further lines."""
+        self._config = {"port": port, "more": more}
         driver, cgroup_root = CGROUPFS, "/"
         if self.cgroups is not None:
             driver, cgroup_root = self.cgroups.driver, self.cgroups.cgroup_root
@@ -161,14 +163,20 @@ class FakeKubelet:
             f"cgroupDriver: {driver}",
             f"cpuManagerPolicy: {self.cpus.policy}",
             f'cgroupRoot: "{cgroup_root}"',
+            f"cpuManagerReconcilePeriod: {self._tick_s:g}s",
         ]
         if self.cpus.policy != NONE:
             # Under policy none a kubelet reserves no CPU by number.
             lines.append(f'reservedSystemCPUs: "{",".join(map(str, sorted(self.cpus.reserved)))}"')
         if port:
-            lines += ["address: 127.0.0.1", f"readOnlyPort: {self.api.port}", "cpuManagerReconcilePeriod: 10s"]
+            lines += ["address: 127.0.0.1", f"readOnlyPort: {self.api.port}"]
         with open(f"{self.root_dir}/config.yaml", "w", encoding="utf-8") as file:
             file.write("\n".join(lines) + f"\n{more}")
+
+    def reconcile_every(self, seconds: float) -> None:
+        """The CPU manager's period, in config.yaml too; a kubelet reads it at its start."""
+        self._tick_s = seconds
+        self.write_config(**self._config)
 
     def cpu_manager(self, policy: str, default: str, entries: Mapping[str, Mapping[str, str]] | None = None) -> None:
         """A good cpu_manager_state of any content, renamed into place."""

@@ -101,6 +101,36 @@ def test_a_capture_holds_no_secret_and_is_for_its_owner_only(run: Run, live: Liv
     assert oct(target.stat().st_mode & 0o777) == "0o700"
 
 
+def test_the_plan_uses_the_captured_configuration_and_names_it(run: Run, live: LiveNode, tmp_path: Path) -> None:
+    """The node's agent runs with a file of its own: without it the plan has other settings, and other writes."""
+    live.put("opt/agent/own.yaml", "policies:\n  reclaimed: {enabled: false}\n")
+    live.put("opt/agent/conf.d/more.yaml", "mode: enforce\n")
+    own, archive = f"{live.root}/opt/agent/own.yaml", str(tmp_path / "node.tar.gz")
+    assert run("capture", archive, "--root", live.root, "--interval", "0", "--config", own).code == Exit.OK
+    expected, defaults = plan(run, live.root, "--config", own), plan(run, live.root)
+    assert expected["settings"] != defaults["settings"]
+    captured = plan(run, archive)
+    assert steady(captured) == steady(expected)
+    assert captured["node"]["mode"] == "enforce"
+    assert captured["node"]["config"] == "/opt/agent/own.yaml, /opt/agent/conf.d/more.yaml"
+    assert defaults["node"]["config"].startswith("defaults")
+    other = tmp_path / "other.yaml"
+    other.write_text("mode: observe\n")
+    named = plan(run, archive, "--config", str(other))
+    assert (named["node"]["config"], named["writes"]) == (str(other), defaults["writes"])
+
+
+@pytest.mark.parametrize("said", ["../../own.yaml", "/../own.yaml", 7, "", "a\0b", "x" * 10_000, ["own.yaml"]])
+def test_a_capture_names_no_configuration_outside_of_itself(
+    run: Run, live: LiveNode, tmp_path: Path, said: object
+) -> None:
+    (tmp_path / "own.yaml").write_text("mode: enforce\n")
+    live.put(recorded.ABOUT, json.dumps({"version": "1", "node": "n", "at": 1.0, "files": 1, "config": said}))
+    ran = run("doctor", "--root", live.root, "-o", "json")
+    (row,) = [row for row in json.loads(ran.out)["findings"] if row["check"] == "config"]
+    assert row["found"] == "mode observe; no file: defaults apply"
+
+
 def test_an_archive_is_a_tree_too(run: Run, live: LiveNode, tmp_path: Path) -> None:
     archive = str(tmp_path / "node.tar.gz")
     ran = capture(run, live.root, archive)
@@ -225,6 +255,7 @@ def test_a_recorded_node_is_planned_for(run: Run, recording: str, tmp_path: Path
         "kubepods": "/kubepods",
         "cpus": "0-1",
         "kubelet_policy": "static",
+        "config": "defaults (no file)",
     }
     (owner,) = [name for name in fields["pools"] if name.startswith("dedicated/")]
     assert fields["pools"][owner] == "1"

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from reconciler import __version__
 from reconciler.cli import asking
 from reconciler.cli.asking import QueryResults, release
 from reconciler.cli.checks import agent as checks
@@ -18,9 +19,12 @@ from reconciler.cli.doctor import examine
 from reconciler.cli.exits import Exit
 from reconciler.cli.nodeview import InspectedNode, inspect_node
 from reconciler.cli.options import parser
+from reconciler.config.load import digest
+from reconciler.config.model import AgentMode, Config
 from reconciler.policies.core_sched import CoreSchedConfig
 from reconciler.policies.table import PoliciesConfig
 from reconciler.sources.cri import RuntimeCondition, RuntimeVersion
+from reconciler.sources.kubelet_watch import kubelet_facts
 from tests.fakes.livenode import LiveNode
 from tests.reconciler.cli.conftest import Run
 
@@ -97,6 +101,24 @@ def test_a_capability_that_root_lacks_is_reported(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(checks, "has_capability", lambda _root, bit: bit != 1)
     (result,) = [item for item in checks.agent(view("/"), QueryResults()) if item.name == "rights"]
     assert (result.state, result.found) == (CheckState.WARN, "root without DAC_OVERRIDE")
+
+
+@pytest.mark.parametrize(
+    ("policy", "state"),
+    [
+        (os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, CheckState.OK),
+        (os.SCHED_FIFO, CheckState.OK),
+        (os.SCHED_OTHER | os.SCHED_RESET_ON_FORK, CheckState.WARN),
+    ],
+)
+def test_a_daemon_without_real_time_priority_is_reported(
+    monkeypatch: pytest.MonkeyPatch, policy: int, state: CheckState
+) -> None:
+    monkeypatch.setattr(os, "sched_getscheduler", {4711: policy}.__getitem__)
+    results = QueryResults(daemon="ready", daemon_pid=4711)
+    (result,) = [item for item in checks.agent(view("/"), results) if item.name == "daemon"]
+    assert result.state is state
+    assert bool(result.fix) is (state is CheckState.WARN)
 
 
 def test_scheduler_features_are_read_from_the_files_of_kubepods(good: LiveNode) -> None:
@@ -228,3 +250,73 @@ def test_resctrl_groups_are_counted_and_foreign_ones_that_use_all_are_reported(g
     good.put("sys/fs/resctrl/more/tasks", "")
     state, _, fix = states(good.root)["resctrl"]
     assert (state, fix) == (CheckState.WARN, "all control groups are used by other programs: none left for pod classes")
+
+
+def running(node: InspectedNode, **more: object) -> dict[str, object]:
+    """What a daemon reports that uses what the node has."""
+    assert node.layout is not None
+    return {
+        "version": __version__,
+        "config_digest": digest(node.config),
+        "configured_mode": node.config.mode.value,
+        "driver": node.layout.driver.value,
+        "kubepods": node.layout.kubepods,
+        "kubelet": {**kubelet_facts(node.kubelet), "pid": 1, "pending": []},
+        **more,
+    }
+
+
+def compared(node: InspectedNode, state: dict[str, object]) -> tuple[CheckState, str, str]:
+    results = QueryResults(daemon_state=state)
+    (found,) = [result for result in checks.agent(node, results) if result.name == "daemon state"]
+    return found.state, found.found, found.fix
+
+
+def test_a_daemon_that_uses_what_the_node_has_is_ok(good: LiveNode) -> None:
+    node = view(good.root)
+    assert compared(node, running(node))[0] is CheckState.OK
+    # An older daemon reports less.
+    assert compared(node, {"version": __version__})[0] is CheckState.OK
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        ({"version": "0.0.1"}, "version"),
+        ({"config_digest": "0" * 16}, "configuration"),
+        ({"configured_mode": "enforce"}, "mode"),
+        ({"driver": "systemd"}, "cgroup driver"),
+        ({"kubepods": "/kubepods.slice"}, "kubepods"),
+        ({"root_dir": "/data/kubelet"}, "kubelet root_dir"),
+        ({"node_name": "other"}, "kubelet node_name"),
+        ({"reserved_cpus": "0-1"}, "kubelet reserved_cpus"),
+        ({"pending": ["reserved_cpus: 0 -> 0-1"], "reserved_cpus": "5"}, "kubelet reserved_cpus: 0 -> 0-1"),
+        ({"root_dir": "/" + "x" * 100_000}, "kubelet root_dir"),
+    ],
+)
+def test_what_the_running_daemon_uses_and_the_node_no_longer_has_is_a_warning(
+    good: LiveNode, more: dict[str, object], named: str
+) -> None:
+    node = view(good.root)
+    state = running(node)
+    for key, value in more.items():
+        if key in state:
+            state[key] = value
+        else:
+            used = state["kubelet"]
+            assert isinstance(used, dict)
+            used[key] = value
+    result, found, fix = compared(node, state)
+    assert (result, found.partition(": daemon")[0].startswith(named), bool(fix)) == (CheckState.WARN, True, True)
+    assert len(found) < 1000
+    assert found.count(": daemon") <= 1, "only what differs"
+
+
+@pytest.mark.parametrize("state", [{"kubelet": 7}, {"kubelet": {"pending": 7}}, {"kubelet": {"pending": None}}, {}])
+def test_a_daemon_of_another_version_or_shape_is_no_error(good: LiveNode, state: dict[str, object]) -> None:
+    assert compared(view(good.root), state)[0] is CheckState.OK
+
+
+def test_the_configuration_digest_is_of_its_values() -> None:
+    assert digest(Config()) == digest(replace(Config(), mode=AgentMode.ENFORCE))
+    assert digest(Config()) != digest(replace(Config(), node=replace(Config().node, resync_s=7.0)))

@@ -115,9 +115,10 @@ WORDS: dict[str, list[str]] = {
     "doctor": ["--root", "{root}"],
     "capture": ["{new}", "--root", "{root}", "--interval", "0"],
     "plan": ["--root", "{root}"],
+    "init": ["credentials", "--config", "{own}"],
     "config": ["show", "--config", "{own}"],
 }
-SILENT = frozenset({"thaw", "headroom", "reload", "doctor", "capture", "plan", "config"})
+SILENT = frozenset({"thaw", "headroom", "reload", "doctor", "capture", "plan", "init", "config"})
 """Commands that may well show nothing of it, as nothing that others choose is among what they show."""
 
 

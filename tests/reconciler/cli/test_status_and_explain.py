@@ -314,5 +314,6 @@ def test_a_store_of_a_newer_version_is_refused(run: Run, live: LiveNode) -> None
     live.document()
     with sqlite3.connect(live.config.store.path) as connection:
         connection.execute("PRAGMA user_version = 999")
+        connection.execute("UPDATE meta SET row = x'00' WHERE key = 'readable_by'")
     connection.close()
     assert run("dump", "--root", live.root).code == Exit.REFUSED

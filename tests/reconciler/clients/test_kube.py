@@ -12,18 +12,11 @@ import trio
 import trustme
 
 from cgroupfs.errors import InputError, SourceError
-from reconciler.clients import kubeconfig
+from reconciler.clients import api_identity, kubeconfig
+from reconciler.clients.api_identity import OWN_KUBECONFIG, SERVICE_ACCOUNT, find_peer, own_identity, watches_pods
 from reconciler.clients.http import HttpResponse
-from reconciler.clients.kube import (
-    SERVICE_ACCOUNT,
-    ApiStatus,
-    ApiStatusDetails,
-    KubeApi,
-    find_peer,
-    status_of,
-    wait_s_of,
-)
-from reconciler.clients.kube_config import ApiServer
+from reconciler.clients.kube import ApiStatus, ApiStatusDetails, KubeApi, status_of, wait_s_of
+from reconciler.clients.kube_config import ApiIdentity, ApiServer, WatchSwitch
 from reconciler.clients.kubeconfig import read_kubeconfig
 from tests.fakes.http_peer import HttpPeer, Reply
 
@@ -258,6 +251,88 @@ def test_how_long_it_wants_not_to_be_asked_is_in_the_header_else_in_its_own_acco
 ) -> None:
     answer = HttpResponse(status=429, headers={} if header is None else {"retry-after": header})
     assert wait_s_of(answer, ApiStatus(details=ApiStatusDetails(retry_after_s=told)), 1000.0) == wait_s
+
+
+def simple_kubeconfig(server: str, user: str = "token: own") -> str:
+    return (
+        f"clusters: [{{name: c, cluster: {{server: '{server}'}}}}]\n"
+        f"users: [{{name: u, user: {{{user}}}}}]\ncontexts: [{{name: x, context: {{cluster: c, user: u}}}}]\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("identity", "files", "url"),
+    [
+        ("auto", {OWN_KUBECONFIG, "/etc/kubernetes/kubelet.conf"}, OWN_KUBECONFIG),
+        ("auto", {"/etc/kubernetes/kubelet.conf"}, "/etc/kubernetes/kubelet.conf"),
+        ("own", {OWN_KUBECONFIG, "/etc/kubernetes/kubelet.conf"}, OWN_KUBECONFIG),
+        ("own", {"/etc/kubernetes/kubelet.conf"}, None),
+        ("kubelet", {OWN_KUBECONFIG, "/etc/kubernetes/kubelet.conf"}, "/etc/kubernetes/kubelet.conf"),
+        ("kubelet", {OWN_KUBECONFIG}, None),
+    ],
+)
+def test_whose_credentials_are_used_is_one_setting(
+    tmp_path: Path, identity: str, files: set[str], url: str | None
+) -> None:
+    for file in files:
+        write(tmp_path, file, simple_kubeconfig(f"https://h{file}"))
+    config = ApiServer(identity=ApiIdentity(identity))
+    if url is None:
+        with pytest.raises(SourceError, match="neither a kubeconfig"):
+            find_peer(config, root=str(tmp_path), environ={})
+    else:
+        assert find_peer(config, root=str(tmp_path), environ={}).url == f"https://h{url}"
+    own = own_identity(config, root=str(tmp_path), environ={})
+    assert (own is not None) == (identity != "kubelet" and OWN_KUBECONFIG in files)
+
+
+@pytest.mark.parametrize(
+    ("config", "files", "watched"),
+    [
+        ({}, set(), False),
+        ({}, {"/etc/kubernetes/kubelet.conf"}, False),
+        ({"identity": ApiIdentity.KUBELET}, {"/etc/kubernetes/kubelet.conf"}, True),
+        ({"watch_pods": WatchSwitch.ON}, {"/etc/kubernetes/kubelet.conf"}, True),
+        ({}, {OWN_KUBECONFIG}, True),
+        ({"watch_pods": WatchSwitch.OFF}, {OWN_KUBECONFIG}, False),
+        ({"enabled": False}, {OWN_KUBECONFIG}, False),
+        ({"kubeconfig": "/k"}, set(), True),
+        ({"server": "https://a"}, set(), True),
+    ],
+)
+def test_pods_are_watched_with_credentials_that_were_given_for_it(
+    tmp_path: Path, config: dict[str, Any], files: set[str], watched: bool
+) -> None:
+    for file in files:
+        write(tmp_path, file, simple_kubeconfig("https://h"))
+    assert watches_pods(ApiServer(**config), root=str(tmp_path), environ={}) is watched
+
+
+async def test_a_service_account_token_that_rotates_is_read_again(
+    tmp_path: Path, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ca = trustme.CA()
+    server = HttpPeer([Reply(b"{}")])
+    context = tls(ca)
+    context.verify_mode = ssl.CERT_NONE
+    port = await nursery.start(server.serve, context)
+    # As the kubelet projects it: a link to a directory that is replaced.
+    for name in ("1", "2"):
+        write(tmp_path, f"{name}/token", f"token-{name}\n")
+        write(tmp_path, f"{name}/ca.crt", ca.cert_pem.bytes().decode())
+    (tmp_path / "..data").symlink_to("1")
+    for name in ("token", "ca.crt"):
+        (tmp_path / name).symlink_to(f"..data/{name}")
+    monkeypatch.setattr(api_identity, "SERVICE_ACCOUNT", str(tmp_path))
+    environ = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(port)}
+    api = KubeApi(ApiServer(), root="/", environ=environ)
+    await api.request("GET", "/a")
+    (tmp_path / "new").symlink_to("2")
+    os.replace(tmp_path / "new", tmp_path / "..data")
+    await api.request("GET", "/b")
+    await api.aclose()
+    assert [request["authorization"] for request in server.requests] == ["Bearer token-1", "Bearer token-2"]
+    nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("kind", ["a user's", "a link", "a pipe"])

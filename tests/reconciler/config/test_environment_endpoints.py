@@ -3,10 +3,19 @@ import socket
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from cgroupfs.errors import SourceError
-from reconciler.config.environment import cri_client, cri_socket, kubelet_peer
-from reconciler.config.model import EndpointSection, FeatureSwitch, KubeletSection, RuntimeSection
+from reconciler.clients.http import HttpEndpoint, InlineCredentials
+from reconciler.config.environment import cri_client, cri_socket, kubelet_peer, node_name, read_kubelet
+from reconciler.config.model import (
+    Config,
+    EndpointSection,
+    FeatureSwitch,
+    KubeletSection,
+    NodeSection,
+    RuntimeSection,
+)
 from reconciler.sources.kubelet_config import KubeletConfig
 
 TOLD = KubeletConfig(port=10250, read_only_port=10255, sources={"port": "file"})
@@ -65,3 +74,53 @@ async def test_a_socket_that_the_operator_did_not_name_is_root_s(tmp_path: Path)
             await ours.version()
         await named.aclose()
         await ours.aclose()
+
+
+IDENTITY = HttpEndpoint(
+    name="API server", url="https://10.0.0.1:6443", token_file="/sa/token", ca_file="/sa/ca.crt", timeout_s=10
+)
+
+
+def test_bypassd_s_own_credentials_are_those_for_the_kubelets_port_too(tmp_path: Path) -> None:
+    config = KubeletConfig(sources={"port": "x"}, cert_dir=str(tmp_path), node_name="n1")
+    peer = kubelet_peer(KubeletSection(), config, IDENTITY)
+    assert peer is not None
+    assert (peer.url, peer.server_name, peer.timeout_s) == ("https://127.0.0.1:10250", "n1", 3.0)
+    assert (peer.token_file, peer.ca_file, peer.root_only) == ("/sa/token", "/sa/ca.crt", ())
+    # A kubelet that signs itself is not to be trusted by another CA.
+    (tmp_path / "kubelet.crt").write_text("PEM")
+    peer = kubelet_peer(KubeletSection(), config, IDENTITY)
+    assert peer is not None
+    assert (peer.ca_file, peer.root_only) == (f"{tmp_path}/kubelet.crt", (f"{tmp_path}/kubelet.crt",))
+    inline = replace(
+        IDENTITY, token_file=None, ca_file=None, inline=InlineCredentials(ca="CA", token="hush", cert="C", key="K")
+    )
+    peer = kubelet_peer(KubeletSection(ca_file="/ca"), config, inline)
+    assert peer is not None
+    assert (peer.ca_file, peer.inline) == ("/ca", InlineCredentials(token="hush", cert="C", key="K"))
+
+
+def test_credentials_of_the_section_kubelet_come_first_and_none_are_sent_without_tls() -> None:
+    config = KubeletConfig(sources={"port": "x"}, read_only_port=10255)
+    given = kubelet_peer(KubeletSection(token_file="/own"), config, IDENTITY)
+    assert given is not None
+    assert (given.token_file, given.inline) == ("/own", InlineCredentials())
+    for section in (KubeletSection(), KubeletSection(endpoint=EndpointSection.HTTP)):
+        peer = kubelet_peer(section, config, IDENTITY)
+        assert peer is not None
+        assert (peer.url, peer.credentials) == ("http://127.0.0.1:10255", "no credentials")
+
+
+def test_in_a_pod_with_credentials_no_other_sign_of_a_kubelet_is_needed() -> None:
+    assert kubelet_peer(KubeletSection(), KubeletConfig(), IDENTITY) is not None
+    assert kubelet_peer(KubeletSection(enabled=False), KubeletConfig(), IDENTITY) is None
+
+
+def test_the_nodes_name_is_configured_or_in_the_environment_of_a_pod(tmp_path: Path) -> None:
+    section = NodeSection(root=str(tmp_path))
+    off = KubeletSection(enabled=False)
+    assert read_kubelet(Config(node=section, kubelet=off), {}).node_name is None
+    assert read_kubelet(Config(node=section), {"NODE_NAME": "n1"}).node_name == "n1"
+    named = Config(node=replace(section, name="n2"), kubelet=off)
+    assert read_kubelet(named, {"NODE_NAME": "n1"}).node_name == "n2"
+    assert node_name(KubeletConfig()) == os.uname().nodename.lower()

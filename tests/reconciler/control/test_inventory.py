@@ -46,6 +46,7 @@ def inventory() -> Inventory:
         rules=ClassRules(),
         metas=lambda _: [],
         signalled=lambda _: False,
+        awaited=lambda _: False,
         disks=dict,
         indicators=dict,
         marks=MARKS,

@@ -38,6 +38,7 @@ def test_cpus_that_change_pools_are_counted_by_event(tmp_path: Path) -> None:
                 "cpus_moved": seen[-1].cpus_moved,
                 "pools_changed": seen[-1].pools_changed,
                 "cpuset_writes": seen[-1].cpuset_writes,
+                "systemd_events": 0,
             }
         return seen
 

@@ -4,9 +4,10 @@ import trio
 import trio.testing
 
 from cgroupfs.errors import SourceError
+from reconciler.pods.assemble import merge_metas
 from reconciler.pods.metadata import Metadata
 from reconciler.runtime.workqueue import DirtyKeys
-from state.model import PodMeta, SourceStatus
+from state.model import ContainerMeta, PodMeta, SourceStatus
 
 
 def meta(uid: str, source: str = "cri") -> PodMeta:
@@ -55,9 +56,10 @@ class FakeKubelet:
         self.answer = answer
         self.takes_s = takes_s
         self.asks = 0
+        self.age_s: float | None = 0.0
 
     def status(self, now: float) -> SourceStatus:
-        return SourceStatus(name="kubelet", ok=True, age_s=0.0)
+        return SourceStatus(name="kubelet", ok=True, age_s=self.age_s)
 
     def fetch(self) -> None:
         self.asks += 1
@@ -177,3 +179,71 @@ def test_news_of_a_known_pod_has_the_kubelet_asked_and_nobody_else() -> None:
     assert (kubelet.asks, cri.asked) == (1, [])
     Metadata(DirtyKeys(), cri=cri).refresh()
     assert cri.asked == []
+
+
+class FakeWatch:
+    """A watch of the pods, as `PodWatch` keeps it."""
+
+    def __init__(self, known: Mapping[str, PodMeta]) -> None:
+        self.known = known
+        self.heard_at: float | None = None
+        self.live = True
+        self.lists = 0
+        self.kept: list[frozenset[str]] = []
+
+    def fresh_at(self, now: float) -> float | None:
+        return now if self.live else self.heard_at
+
+    def status(self, now: float) -> SourceStatus:
+        return SourceStatus(name="pod watch", ok=self.live)
+
+    def relist(self) -> None:
+        self.lists += 1
+
+    def keep_only(self, alive: Collection[str]) -> None:
+        self.kept.append(frozenset(alive))
+
+
+def labelled(uid: str, source: str, app: str) -> PodMeta:
+    return PodMeta(
+        uid=uid, source=source, labels={"app": app}, annotations={}, containers=(ContainerMeta(name=source),)
+    )
+
+
+def merged(metadata: Metadata, uid: str) -> tuple[object, tuple[str, ...]]:
+    """Labels and containers as the pod gets them."""
+    meta = merge_metas(uid, metadata.get(uid))
+    assert meta is not None
+    return meta.labels, tuple(container.name for container in meta.containers)
+
+
+async def test_labels_of_a_connected_watch_come_before_the_kubelets_and_the_rest_after_them() -> None:
+    kubelet = FakeKubelet({})
+    kubelet.known = {"u": labelled("u", "kubelet", "old")}
+    watch = FakeWatch({"u": labelled("u", "apiserver", "new"), "v": labelled("v", "apiserver", "new")})
+    metadata = Metadata(DirtyKeys(), kubelet=kubelet, watch=watch)
+    assert merged(metadata, "u") == ({"app": "new"}, ("kubelet",))
+    assert merged(metadata, "v") == ({"app": "new"}, ("apiserver",))
+    assert [status.name for status in metadata.statuses(0.0)] == ["kubelet", "pod watch"]
+    metadata.relist()
+    metadata.keep_only({"u"})
+    assert (watch.lists, watch.kept) == (1, [frozenset("u")])
+
+
+async def test_after_a_break_the_kubelets_labels_count_once_they_are_newer(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    kubelet = FakeKubelet({})
+    kubelet.known = {"u": labelled("u", "kubelet", "kubelet")}
+    watch = FakeWatch({"u": labelled("u", "apiserver", "watch")})
+    metadata = Metadata(DirtyKeys(), kubelet=kubelet, watch=watch)
+    await trio.sleep(100)
+    watch.live = False
+    for heard_at, age_s, labels in (
+        (95.0, 10.0, "watch"),
+        (95.0, 1.0, "kubelet"),
+        (95.0, None, "watch"),
+        (None, 50.0, "kubelet"),
+    ):
+        watch.heard_at, kubelet.age_s = heard_at, age_s
+        assert merged(metadata, "u")[0] == {"app": labels}, (heard_at, age_s)

@@ -291,3 +291,23 @@ def test_a_new_exclusive_pod_takes_only_the_cpus_it_got() -> None:
 
 def test_quota_is_the_same_on_v2() -> None:
     assert of(plan(node(versions=V2), None, BOTH), DIRECTORY) == {"cpu.quota": 512_000}
+
+
+@pytest.mark.parametrize("groups", [0, 1], ids=["gVisor", "kata"])
+def test_a_pod_in_a_machine_of_its_own_is_bounded_at_its_directory_and_no_container(groups: int) -> None:
+    own = pod("be", container("machine", kind=ContainerKind.SANDBOX))
+    inside = own.containers[:groups]
+    own = replace(own, containers=inside, sandbox="kata")
+    desired = plan(node(own, cpu=cpu(online=2000)), None, BOTH)
+    assert of(desired, f"{DIRECTORY}/podbe") == {"cpu.set": cpus("4-7"), "cpu.weight": 2}
+    assert {setting.knob for setting in desired.settings.values() if setting.container_id is not None} <= {"cpu.set"}
+    # Each group inside follows: on v1 the directory's set could not be smaller than theirs.
+    assert [of(desired, item.group.path) for item in inside] == [{"cpu.set": cpus("4-7")} for _ in inside]
+
+
+def test_a_pod_in_a_machine_of_its_own_outside_the_besteffort_directory_gets_its_part_as_a_quota() -> None:
+    own = replace(pod("be", qos=QosClass.BURSTABLE), sandbox="kata")
+    desired = plan(node(own, cpu=cpu(online=2000)), None, BOTH)
+    path = own.group.path
+    assert of(desired, path)["cpu.quota"] == 320_000
+    assert of(desired, own.containers[0].group.path) == {"cpu.set": cpus("4-7")}

@@ -104,8 +104,55 @@ def test_an_entry_that_outlives_its_pod_no_longer_counts() -> None:
     assert owners(known, ["a"], 1) == {"a": "1"}
     view = known.view({}, 2)
     assert view.exclusive == {}
-    # The kubelet has not given the CPU back to its default set: we do not either.
+    # The kubelet has not given the CPU back to its default set, and no list shows that the pod is gone.
     assert (view.default_cpus, view.held) == (CpuSet([0]), False)
+
+
+def test_the_cpus_of_a_stale_entry_are_free_when_cgroup_and_list_are_without_the_pod() -> None:
+    known = Allocations()
+    known.read(state("0", a="1", b="2"), 0)
+    known.view(pods("a", "b"), 0, listed={"a", "b"})
+    # Its cgroup is gone, and the list is older than that: it may start again.
+    view = known.view(pods("b"), 2, listed={"a", "b"})
+    assert (view.default_cpus, view.exclusive) == (CpuSet([0]), {"b": {"main": CpuSet([2])}})
+    assert known.view(pods("b"), 100, listed={"a", "b"}).default_cpus == CpuSet([0])
+    view = known.view(pods("b"), 101, listed={"b"})
+    assert (view.default_cpus, view.exclusive) == (CpuSet([0, 1]), {"b": {"main": CpuSet([2])}})
+    # Its cgroup again: its CPUs are its own at once, whatever the list says.
+    view = known.view(pods("a", "b"), 102, listed={"b"})
+    assert (view.default_cpus, view.exclusive["a"]) == (CpuSet([0]), {"main": CpuSet([1])})
+
+
+def test_without_a_list_they_are_free_after_the_confirmation_time() -> None:
+    known = Allocations(confirm_s=30)
+    known.read(state("0", a="1"), 0)
+    known.view(pods("a"), 0)
+    assert (known.view({}, 2).default_cpus, known.recheck_at) == (CpuSet([0]), 32)
+    assert known.view({}, 31.9).default_cpus == CpuSet([0])
+    assert known.view({}, 32).default_cpus == CpuSet([0, 1])
+    # It was there in between: the time starts anew.
+    assert known.view(pods("a"), 33).default_cpus == CpuSet([0])
+    assert known.view({}, 34).default_cpus == CpuSet([0])
+
+
+def test_a_stale_entry_frees_no_cpu_that_another_container_has() -> None:
+    known = Allocations()
+    known.read(state("0,3", a="1-2"), 0)
+    known.view(pods("a"), 0)
+    known.read(state("0,2-3", b="1"), 1)
+    assert known.view(pods("b"), 2, listed={"b"}).default_cpus == CpuSet([0, 2, 3])
+    known.read(state("0,3", b="1", c="1-2"), 3)
+    assert known.view(pods("b"), 100, listed={"b"}).default_cpus == CpuSet([0, 2, 3])
+    # While it is not known which pods have a cgroup, nothing is free.
+    assert known.view(None, 200, listed=()).default_cpus == CpuSet([0, 3])
+
+
+def test_an_entry_whose_pod_was_never_seen_is_free_after_the_time_of_an_admission() -> None:
+    known = Allocations(admit_s=30)
+    known.read(state("0", a="1"), 0)
+    assert known.view({}, 29, listed={"x"}).default_cpus == CpuSet([0])
+    assert known.view({}, 31, listed={"a"}).default_cpus == CpuSet([0])
+    assert known.view({}, 31, listed={"x"}).default_cpus == CpuSet([0, 1])
 
 
 def test_an_entry_comes_before_its_pod_and_counts_but_not_for_ever() -> None:

@@ -124,9 +124,10 @@ async def test_a_new_kubelet_socket_is_a_restart_and_everything_is_looked_at(
     (plugins / "kubelet.sock").touch()
     rename_in(tmp_path, cpu_state("static", "0-1"))
     marks = Marks()
-    source = CheckpointSource(marks, root=str(tmp_path))
-    for at in (0.0, 10.0, 20.0):
+    source = CheckpointSource(marks, root=str(tmp_path), clock=lambda: 31.0)
+    for at in (0.0, 10.0, 20.0, 30.0):
         source.reassertion.updated("c", at, changed=False)
+    assert source.reassertion.period(31.0) is not None
     await nursery.start(source.run)
     marks.log.clear()
     (plugins / "kubelet.sock").unlink()
@@ -135,7 +136,86 @@ async def test_a_new_kubelet_socket_is_a_restart_and_everything_is_looked_at(
     (plugins / "kubelet.sock").touch()
     await until(lambda: bool(marks.log))
     assert marks.log == ["*kubelet restarted"]
-    assert source.reassertion.period(21.0) is None
+    assert source.reassertion.period(31.0) is None
+
+
+@pytest.mark.parametrize("link", [None, "to the root directory", "to its parent"])
+async def test_with_another_root_directory_the_socket_and_the_devices_are_where_kubernetes_has_them(
+    tmp_path: Path, nursery: trio.Nursery, link: str | None
+) -> None:
+    """The device manager's directory is a constant; only the other checkpoints follow --root-dir."""
+    own = tmp_path / "data/kubelet"
+    own.mkdir(parents=True)
+    (tmp_path / "var/lib").mkdir(parents=True)
+    if link == "to the root directory":
+        (tmp_path / KUBELET).symlink_to(own)
+    elif link == "to its parent":
+        (own.parent / "lib").mkdir()
+        (tmp_path / "var/lib").rmdir()
+        (tmp_path / "var/lib").symlink_to(own.parent / "lib")
+    marks = Marks()
+    restarts: list[bool] = []
+    source = CheckpointSource(
+        marks, root=str(tmp_path), kubelet_root="/data/kubelet", on_restart=lambda: restarts.append(True)
+    )
+    await nursery.start(source.run)
+    plugins = tmp_path / KUBELET / "device-plugins"
+    plugins.mkdir(parents=True)
+    (plugins / "kubelet.sock").touch()
+    await until(lambda: bool(restarts))
+    assert "*kubelet restarted" in marks.log
+    fixture = FIXTURES / "memory-static-device-allocated/kubelet_internal_checkpoint"
+    (plugins / ".5").write_bytes(fixture.read_bytes())
+    os.rename(plugins / ".5", plugins / "kubelet_internal_checkpoint")
+    await until(lambda: not isinstance(source.devices, CheckpointError | None))
+    (own / ".7").write_text(cpu_state("static", "0-1"))
+    os.rename(own / ".7", own / "cpu_manager_state")
+    await until(lambda: source.view({}).default_cpus == CpuSet.span(2))
+    assert len(restarts) == 1
+    (plugins / "kubelet.sock").unlink()
+    (plugins / "kubelet.sock").touch()
+    await until(lambda: len(restarts) == 2)
+
+
+async def test_what_is_below_another_root_directory_is_not_the_device_managers(tmp_path: Path) -> None:
+    other = tmp_path / "data/kubelet/device-plugins"
+    other.mkdir(parents=True)
+    fixture = FIXTURES / "memory-static-device-allocated/kubelet_internal_checkpoint"
+    (other / "kubelet_internal_checkpoint").write_bytes(fixture.read_bytes())
+    source = CheckpointSource(Marks(), root=str(tmp_path), kubelet_root="/data/kubelet")
+    assert isinstance(source.devices, CheckpointError)
+
+
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
+def test_a_device_checkpoint_that_is_no_file_is_a_fault_and_no_wait(
+    tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    (tmp_path / KUBELET / "device-plugins").mkdir(parents=True)
+    make(tmp_path / KUBELET / "device-plugins/kubelet_internal_checkpoint")
+    source = CheckpointSource(Marks(), root=str(tmp_path))
+    assert isinstance(source.devices, CheckpointError)
+    assert source.devices.fault is not CheckpointFault.MISSING
+
+
+async def test_the_rhythm_is_logged_when_it_begins_and_ends_and_the_node_is_planned_again_then(
+    tmp_path: Path, nursery: trio.Nursery, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    now = 30.0
+    marks = Marks()
+    source = CheckpointSource(marks, root=str(tmp_path), clock=lambda: now)
+    await nursery.start(source.run)
+    for at in (0.0, 10.0, 20.0, 30.0):
+        source.reassertion.updated("c", at, changed=False)
+    assert [source.view({}).reasserts_s for _ in range(3)] == [10.0] * 3
+    assert len([row for row in caplog.records if "rewrites every container" in row.message]) == 1
+    marks.log.clear()
+    now = 44.99
+    source.view({})
+    await until(lambda: marks.log == ["node"])
+    now = 45.01
+    assert [source.view({}).reasserts_s for _ in range(3)] == [None] * 3
+    assert len([row for row in caplog.records if "rewrites every container" in row.message]) == 2
 
 
 async def test_the_device_checkpoint_is_watched_in_its_own_directory(tmp_path: Path, nursery: trio.Nursery) -> None:

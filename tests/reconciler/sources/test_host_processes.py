@@ -116,6 +116,7 @@ def test_another_namespace_is_not_believed(tree: Tree, name: str) -> None:
         "4:cpu:/\n3:cpuset:/node-kubepods.slice/pod1\n0::/\n",
         "0::/system.slice/containerd.service/kubepods-besteffort-podx.slice:cri-containerd:y\n",
         "0::/../../kubepods/pod1\n",
+        "4:memory:/\n0::/../../podx/cri-containerd-y.scope\n",
         f"1:name=systemd:/{'x/' * 40000}\n",
         "",
     ],

@@ -16,7 +16,7 @@ from reconciler.sources.runtime_roots import RuntimeDirs, find_runtime_dirs
 from reconciler.sources.runtime_signal import RuntimeEvent, RuntimeEvents
 
 TIMELINES: Final = Path(__file__).parents[2] / "fixtures" / "timeline"
-STATE, INIT_PID, FOUND = RuntimeEvent.STATE, RuntimeEvent.INIT_PID, RuntimeEvent.FOUND
+STATE, INIT_PID, FOUND, ABSENT = RuntimeEvent.STATE, RuntimeEvent.INIT_PID, RuntimeEvent.FOUND, RuntimeEvent.ABSENT
 
 
 class Runtime:
@@ -189,6 +189,7 @@ async def test_after_lost_events_every_container_is_told_again(
     for name in ("a", "b", "c"):
         runtime.create(name)
     runtime.settle("a")
+    runtime.settle("c")
     await nursery.start(source.run)
     handler.take()
     limit = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
@@ -244,7 +245,8 @@ async def test_without_watches_signals_are_found_by_polling(
     await nursery.start(source.run)
     runtime.create("a")
     await trio.sleep(4.5)
-    assert source.covers("a")
+    assert handler.take() == [("a", ABSENT)]
+    assert not source.covers("a")
     for _ in range(2):
         handler.take()
         runtime.settle("a")
@@ -267,7 +269,9 @@ async def test_a_root_that_cannot_be_read_ends_nothing(
 ) -> None:
     source, handler = make(runtime, tmp_path)
     runtime.create("a")
+    runtime.settle("a")
     await nursery.start(source.run)
+    assert handler.take() == [("a", FOUND)]
 
     def refuse(path: str) -> None:
         raise OSError(errno.EMFILE, "Too many open files", path)

@@ -8,6 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from reconciler.interference.service import InterferenceCounters
 from reconciler.runtime.counters import LATENCY_S, AgentCounters, CounterValues, Histogram
+from reconciler.runtime.priority import PriorityState, PriorityStatus
 from reconciler.runtime.supervisor import ComponentHealth, ComponentStatus
 from reconciler.telemetry.metrics import MetricsSnapshot, PodMetrics, rss_bytes
 from state.cache import CacheConsumption, CacheUsage, ShareLevel
@@ -71,6 +72,7 @@ def full() -> MetricsSnapshot:
         rss_bytes=42,
         cpu_s=1.25,
         started_at=7.0,
+        priority=PriorityStatus(state=PriorityState.REAL_TIME, nice=-10, lowered=3, overruns=2),
         counters=replace(
             counters.values,
             writes={
@@ -83,6 +85,7 @@ def full() -> MetricsSnapshot:
             foreign={"kubelet": 1},
             resyncs={"start": 1},
             yields=1,
+            systemd_events=2,
         ),
     )
 
@@ -96,6 +99,9 @@ def test_a_scrape_shows_the_snapshot() -> None:
         ("bypassd_ready", ()): 1,
         ("bypassd_store_ok", ()): 0,
         ("bypassd_watches", ()): 440,
+        ("bypassd_realtime", ()): 1,
+        ("bypassd_realtime_ended_total", (("bound", "budget"),)): 3,
+        ("bypassd_realtime_ended_total", (("bound", "kernel_limit"),)): 2,
         ("process_resident_memory_bytes", ()): 42,
         ("process_start_time_seconds", ()): 7,
         ("process_cpu_seconds_total", ()): 1.25,
@@ -111,6 +117,7 @@ def test_a_scrape_shows_the_snapshot() -> None:
         ("bypassd_files_yielded", ()): 1,
         ("bypassd_ledger_files", ()): 9,
         ("bypassd_yields_total", ()): 1,
+        ("bypassd_systemd_events_total", ()): 2,
         ("bypassd_writes_total", (("knob", "cpu.set"), ("outcome", "written"))): 2,
         ("bypassd_writes_total", (("knob", "cpu.quota"), ("outcome", "blocked"))): 1,
         ("bypassd_plan_events_total", ()): 2,

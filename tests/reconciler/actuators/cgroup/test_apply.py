@@ -1,7 +1,8 @@
 import errno
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -131,6 +132,39 @@ async def test_a_foreign_value_is_corrected_then_waited_for_then_left(tmp_path: 
     acting.close()
 
 
+@pytest.mark.parametrize("writer", ["kubelet", "systemd"])
+async def test_a_resized_pod_is_restored_to_its_new_value_by_either_driver(tmp_path: Path, writer: str) -> None:
+    kernel, hierarchy = make_node(tmp_path)
+    acting = Acting(kernel, hierarchy, tmp_path)
+    await acting.actuator.apply([acting.target(POD, {"cpu.weight": 4})])
+    acting.names.writer = (writer, writer)
+    acting.write(POD, "cpu.weight", "600")
+    await acting.actuator.apply([acting.target(POD, {"cpu.weight": 4})])
+    assert acting.read(POD, "cpu.weight") == "4"
+    await restore_all(hierarchy, acting.ledger, acting.writer, files=acting.files)
+    assert acting.read(POD, "cpu.weight") == "600"
+    acting.close()
+
+
+async def test_a_daemon_reload_is_one_event_and_all_files_are_corrected_in_one_pass(tmp_path: Path) -> None:
+    kernel, hierarchy = make_node(tmp_path)
+    acting = Acting(kernel, hierarchy, tmp_path)
+    targets = [acting.target(POD, {"cpu.weight": 4}), acting.target(GROUP, {"cpu.weight": 3, "cpu.quota": 20_000})]
+    await acting.actuator.apply(targets)
+    acting.names.writer = ("systemd", "systemd (pid 1)")
+    for reload in range(1, 9):
+        acting.judge.foreign_writes._systemd_at -= 60.0
+        for path, knob, text in ((POD, "cpu.weight", "2"), (GROUP, "cpu.weight", "2"), (GROUP, "cpu.quota", "-1")):
+            acting.write(path, knob, text)
+        await acting.actuator.apply(targets)
+        assert [acting.read(POD, "cpu.weight"), acting.read(GROUP, "cpu.weight")] == ["4", "3"]
+        assert acting.read(GROUP, "cpu.quota") == "20000"
+        assert acting.judge.foreign_writes.systemd_events == reload
+    assert acting.judge.foreign_writes.writes == {"systemd": 24}
+    assert acting.alerts == []
+    acting.close()
+
+
 async def test_a_persons_change_is_honoured_at_once(tmp_path: Path) -> None:
     kernel, hierarchy = make_node(tmp_path)
     acting = Acting(kernel, hierarchy, tmp_path)
@@ -148,6 +182,60 @@ async def test_a_persons_change_is_honoured_at_once(tmp_path: Path) -> None:
     acting.judge.holds = {}
     await acting.actuator.apply([target])
     assert (acting.stood(GROUP, "cpu.weight"), acting.read(GROUP, "cpu.weight")) == ("written", "3")
+    acting.close()
+
+
+class Overtaken:
+    """The writer, with something that another program or the fast path writes after the plan was made."""
+
+    def __init__(self, acting: Acting, change: Callable[[], object]) -> None:
+        self._writer, self._change = acting.writer, change
+
+    async def perform(self, steps: Sequence[Any], inodes: Any = None) -> list[Any]:
+        self._change()
+        return await self._writer.perform(steps, inodes)
+
+    def __getattr__(self, name: str) -> Any:  # the rest of `StepWriter`
+        return getattr(self._writer, name)
+
+
+async def test_a_write_whose_plan_was_overtaken_is_planned_again_and_is_no_alert(tmp_path: Path) -> None:
+    """A quota is lowered above a container that the fast path has just given more than that: EINVAL on v1."""
+    kernel, hierarchy = make_node(tmp_path)
+    acting = Acting(kernel, hierarchy, tmp_path)
+    await acting.actuator.apply(
+        [acting.target(BE, {"cpu.quota": 200_000}), acting.target(GROUP, {"cpu.quota": 50_000})]
+    )
+
+    def fast_path() -> None:
+        acting.write(GROUP, "cpu.quota", "100000")
+        acting.ledger.wrote(("cpu", GROUP, "cpu.cfs_quota_us"), before=None, after="100000")
+
+    acting.actuator._writer = Overtaken(acting, fast_path)
+    await acting.actuator.apply([acting.target(BE, {"cpu.quota": 60_000})])
+    assert (acting.read(BE, "cpu.quota"), acting.stood(BE, "cpu.quota"), acting.alerts) == ("200000", "due", [])
+    assert acting.judge.statuses.due(time.monotonic(), lambda _: False) == {UID}
+    acting.actuator._writer = acting.writer
+    await acting.actuator.apply([acting.target(BE, {"cpu.quota": 60_000}), acting.target(GROUP, {"cpu.quota": 40_000})])
+    assert (acting.read(BE, "cpu.quota"), acting.read(GROUP, "cpu.quota"), acting.alerts) == ("60000", "40000", [])
+    acting.close()
+
+
+async def test_a_refusal_that_repeats_with_present_values_is_an_alert(tmp_path: Path) -> None:
+    kernel, hierarchy = make_node(tmp_path)
+    acting = Acting(kernel, hierarchy, tmp_path)
+    await acting.actuator.apply(
+        [acting.target(BE, {"cpu.quota": 200_000}), acting.target(GROUP, {"cpu.quota": 50_000})]
+    )
+    quotas = iter(range(100_000, 200_000, 1_000))
+    acting.actuator._writer = Overtaken(acting, lambda: acting.write(GROUP, "cpu.quota", str(next(quotas))))
+    states = []
+    for _ in range(4):
+        await acting.actuator.apply([acting.target(BE, {"cpu.quota": 60_000})])
+        states.append(acting.stood(BE, "cpu.quota"))
+    assert states[0] == "due"
+    assert states[-1] in {"refused", "blocked"}
+    assert len(acting.alerts) == 1
     acting.close()
 
 
@@ -331,6 +419,24 @@ async def test_a_runtime_in_the_middle_of_its_update_is_left_to_finish_it(tmp_pa
     assert acting.judge.next_check() is not None
     await acting.actuator.apply([acting.target(GROUP, wanted, signalled=True)])
     assert acting.read(GROUP, "cpu.weight") == "3"
+    acting.close()
+
+
+async def test_an_update_without_an_event_is_corrected_and_is_the_value_to_restore(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """crun's update: neither an event nor a record of its values follows."""
+    monkeypatch.setattr("reconciler.actuators.cgroup.conflict._UPDATE_S", 0.0)
+    kernel, hierarchy = make_node(tmp_path)
+    acting = Acting(kernel, hierarchy, tmp_path)
+    acting.names.writer = ("runtime", "crun (pid 5)")
+    wanted: dict[str, CpuSet | int | None] = {"cpu.weight": 3}
+    await acting.actuator.apply([acting.target(GROUP, wanted)])
+    acting.write(GROUP, "cpu.weight", "256")
+    await acting.actuator.apply([acting.target(GROUP, wanted)])
+    assert acting.read(GROUP, "cpu.weight") == "3"
+    await acting.actuator.apply([acting.target(GROUP, {})])
+    assert acting.read(GROUP, "cpu.weight") == "256"
     acting.close()
 
 

@@ -1,3 +1,5 @@
+from msgspec.structs import replace
+
 from reconciler.actuators.cgroup.conflict import ConflictAction, ForeignWrites
 from reconciler.actuators.cgroup.foreign_rules import ForeignRules
 
@@ -65,3 +67,23 @@ def test_forgetting_a_group_ends_its_waits_and_leaves_others() -> None:
     book.forget(KEY[0])
     assert book.state(KEY, 1.5) is None
     assert book.state(other, 1.5) is ConflictAction.WAIT
+
+
+def test_what_systemd_writes_again_is_corrected_at_once_each_time() -> None:
+    """The kubelet's systemd driver resets the besteffort slice each minute and at each pod; `apt upgrade` all units."""
+    book = ForeignWrites(replace(RULES, systemd_per_minute=4))
+    times = [minute * 60.0 + second for minute in range(10) for second in (0, 1, 2, 3)]
+    answers = [book.decide(KEY, "systemd", at, person=False, expected=False, reapplied=True).action for at in times]
+    assert answers == [ConflictAction.REASSERT] * 40
+
+
+def test_a_fight_through_systemd_ends_like_any_other() -> None:
+    book = ForeignWrites(replace(RULES, systemd_per_minute=4))
+    answers = []
+    for _ in range(8):
+        now = max(10.0, book.pending(0) or 0)
+        ended = book.decide(KEY, "systemd", now, person=False, expected=False, reapplied=True, fresh=False)
+        assert ended.action is ConflictAction.REASSERT
+        answers.append(book.decide(KEY, "systemd", now, person=False, expected=False, reapplied=True).action)
+    waits = [ConflictAction.WAIT] * 2
+    assert answers == [*([ConflictAction.REASSERT] * 5), *waits, ConflictAction.YIELD]

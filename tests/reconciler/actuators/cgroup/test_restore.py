@@ -74,7 +74,9 @@ class Node:
         self.record(**{RECORD[knob]: text if knob == "cpu.set" else int(text)})
 
     def spec(self) -> RuntimeSpec:
-        return parse_state(Path(f"{self.root}/runc/{CID}/state.json").read_bytes()).spec
+        spec = parse_state(Path(f"{self.root}/runc/{CID}/state.json").read_bytes()).spec
+        assert spec is not None
+        return spec
 
     def checkpoint(self, default: str, entries: dict[str, dict[str, str]], policy: str = "static") -> None:
         Path(f"{self.kubelet}/cpu_manager_state").write_text(checkpoint(policy, default, entries))

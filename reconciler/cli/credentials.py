@@ -1,0 +1,317 @@
+"""``bypassctl init credentials``: rights to apply, a minimal kubeconfig for this node, and a test of what works.
+
+The kubeconfig has one server, its CA and one token. With ``--from`` an administrator's kubeconfig is used for a single
+request, a token of the service account (TokenRequest); nothing else of it is kept. Tokens are never printed.
+
+Source: Kubernetes API reference, TokenRequest v1; "Authorization", SelfSubjectAccessReview.
+"""
+
+import base64
+import json
+import os
+from argparse import Namespace
+from typing import Final
+from urllib.parse import quote
+
+import msgspec
+import trio
+from msgspec import Struct
+from msgspec.structs import replace
+
+from cgroupfs.errors import AgentError, InputError, SourceError, errno_name
+from reconciler.cli.asking import denied
+from reconciler.cli.blocks import StyledText, Table
+from reconciler.cli.exits import CliError, Exit
+from reconciler.cli.nodeview import InspectedNode, inspect_node, marks_of
+from reconciler.cli.rights import ACCOUNT, RIGHTS, AccessRight, RightsUse, manifest
+from reconciler.cli.screen import line, show
+from reconciler.clients.api_identity import NAME, OWN_KUBECONFIG, own_identity, watches_pods
+from reconciler.clients.http import HttpEndpoint, HttpSession
+from reconciler.clients.http_config import checked_token
+from reconciler.clients.kube import KubeApi, status_of
+from reconciler.clients.kube_config import ApiIdentity, ApiServer
+from reconciler.clients.kubeconfig import read_kubeconfig
+from reconciler.clients.urls import MASK
+from reconciler.config.environment import kubelet_peer, node_name
+from reconciler.headroom.report import replace_file
+from reconciler.runtime import streams
+from reconciler.runtime.safe_files import FileRule, read_file
+from reconciler.sources.kubelet_api import decode_pods
+from state.eviction import EvictionMethodName
+
+_TIMEOUT_S: Final = 10.0
+_TEST_S: Final = 5.0
+_LONGEST_TOKEN: Final = 64 * 1024
+_DAY_S: Final = 86_400
+
+
+class _TokenStatus(Struct, frozen=True, rename="camel"):
+    token: str = ""
+    expiration_timestamp: str = ""
+
+
+class _TokenAnswer(Struct, frozen=True):
+    status: _TokenStatus = _TokenStatus()
+
+
+class ApiAccess(Struct, frozen=True, kw_only=True):
+    """The content of the kubeconfig. ``ca``: PEM; None: the system's. ``expires``: RFC 3339, of a requested token."""
+
+    server: str
+    ca: str | None
+    token: str
+    server_name: str | None = None
+    expires: str = ""
+
+
+class AccessTest(Struct, frozen=True, kw_only=True):
+    """One tested right. ``problem`` empty: it works. ``wanted``: whether this configuration uses it."""
+
+    name: str
+    wanted: bool
+    found: str = ""
+    problem: str = ""
+
+
+def run(options: Namespace) -> int:
+    """Without ``--from`` and ``--server``: print the rights, or with ``--test`` test what is in force.
+
+    `Exit.NOT_OK` when something that the configuration uses does not work.
+    """
+    if options.root != "/":
+        raise CliError("credentials are made on the node itself, not for a copied one", Exit.USAGE)
+    given = options.admin is not None or options.server is not None
+    if given:
+        if options.admin is not None and options.server is not None:
+            raise CliError("--from and --server: only one of them", Exit.USAGE)
+        if options.test:
+            raise CliError("--test tests the credentials in force; without --from and --server", Exit.USAGE)
+    elif options.ca is not None or options.token_file is not None:
+        raise CliError("--ca and --token-file require --server or --from", Exit.USAGE)
+    node = inspect_node(options, strict=True)
+    if not given:
+        if options.test:
+            return _tested(node, node.config.apiserver)
+        streams.write(manifest(options.uses or _uses(node), options.namespace))
+        return Exit.OK
+    access = _from_admin(options) if options.admin is not None else _from_options(options)
+    if options.dry_run:
+        streams.write(render(replace(access, token=MASK)))
+        return Exit.OK
+    _write(options.to, render(access))
+    show([line(f"{options.to}: written, mode 600", f"; its token expires {access.expires}" if access.expires else "")])
+    config = node.config.apiserver
+    if config.server is not None or (config.kubeconfig or OWN_KUBECONFIG) != options.to:
+        show([line(f"not used by the configuration: set apiserver.kubeconfig: {options.to}")])
+    elif not config.enabled or config.identity is ApiIdentity.KUBELET:
+        show([line("not used by the configuration: see apiserver.enabled and apiserver.identity")])
+    show([line("the daemon uses it from its next start on: systemctl restart bypassd")])
+    return _tested(node, ApiServer(kubeconfig=options.to, timeout_s=config.timeout_s))
+
+
+def _uses(node: InspectedNode) -> list[RightsUse]:
+    """The uses of this configuration; the kubelet's port only on request, as its right is broad."""
+    config = node.config
+    uses = [RightsUse.PODS]
+    if config.eviction.enabled and EvictionMethodName.API in config.eviction.means.order:
+        uses.append(RightsUse.EVICTION)
+    if any(getattr(sink, "kubernetes", None) is not None for sink in config.alerts.sinks.values()):
+        uses.append(RightsUse.EVENTS)
+    return uses
+
+
+# The kubeconfig
+
+
+def render(access: ApiAccess) -> str:
+    """The kubeconfig. All texts are JSON strings, which YAML has too."""
+    cluster = [f"    server: {json.dumps(access.server)}"]
+    if access.ca is not None:
+        cluster.append(f"    certificate-authority-data: {base64.b64encode(access.ca.encode()).decode()}")
+    if access.server_name:
+        cluster.append(f"    tls-server-name: {json.dumps(access.server_name)}")
+    return "\n".join(
+        (
+            "# Made by `bypassctl init credentials`: this node's bypassd at the API server.",
+            "apiVersion: v1",
+            "kind: Config",
+            "clusters:",
+            "- name: cluster",
+            "  cluster:",
+            *cluster,
+            "users:",
+            "- name: bypassd",
+            "  user:",
+            f"    token: {json.dumps(access.token)}",
+            "contexts:",
+            "- name: bypassd",
+            "  context: {cluster: cluster, user: bypassd}",
+            "current-context: bypassd",
+            "",
+        )
+    )
+
+
+def _write(path: str, text: str) -> None:
+    """Atomically, readable for root alone. Errors: `CliError`."""
+    try:
+        os.makedirs(os.path.dirname(os.path.abspath(path)), mode=0o755, exist_ok=True)
+        replace_file(path, text.encode(), mode=0o600)
+    except OSError as exc:
+        raise CliError(f"{path}: {errno_name(exc.errno)}", Exit.REFUSED) from exc
+
+
+def _from_options(options: Namespace) -> ApiAccess:
+    if not options.server.startswith("https://"):
+        raise CliError("--server: expected a URL such as https://10.0.0.1:6443", Exit.USAGE)
+    if options.token_file is None:
+        raise CliError("--server requires --token-file", Exit.USAGE)
+    ca = None if options.ca is None else _pem(options.ca)
+    return ApiAccess(server=options.server.rstrip("/"), ca=ca, token=_token_of(options.token_file))
+
+
+def _from_admin(options: Namespace) -> ApiAccess:
+    """Server and CA of a kubeconfig; the token is a file's or requested. Errors: `CliError`."""
+    try:
+        admin = read_kubeconfig(os.path.abspath(options.admin), name=NAME, timeout_s=_TIMEOUT_S)
+    except (InputError, SourceError) as exc:
+        hint = "; or: kubectl create token, --server, --ca and --token-file" if "exec" in str(exc) else ""
+        raise CliError(f"{exc}{hint}", Exit.USAGE) from exc
+    if admin.exposed:
+        raise CliError(f"{options.admin}: {admin.exposed}", Exit.USAGE)
+    if not admin.secure or admin.insecure:
+        raise CliError(f"{options.admin}: the server's certificate must be verified: https and its CA", Exit.USAGE)
+    ca_file = options.ca or (None if admin.inline.ca else admin.ca_file)
+    ca = admin.inline.ca if ca_file is None else _pem(ca_file)
+    access = ApiAccess(server=admin.url, ca=ca, token="", server_name=admin.server_name)
+    if options.token_file is not None:
+        return replace(access, token=_token_of(options.token_file))
+    status = trio.run(_request_token, admin, options)
+    return replace(access, token=status.token, expires=status.expiration_timestamp[:40])
+
+
+async def _request_token(admin: HttpEndpoint, options: Namespace) -> _TokenStatus:
+    path = f"/api/v1/namespaces/{quote(options.namespace, safe='')}/serviceaccounts/{ACCOUNT}/token"
+    body = {
+        "apiVersion": "authentication.k8s.io/v1",
+        "kind": "TokenRequest",
+        "spec": {"expirationSeconds": options.days * _DAY_S},
+    }
+    headers = {"Content-Type": "application/json"}
+    async with HttpSession(admin) as session:
+        answer = await session.exchange("POST", path, msgspec.json.encode(body), headers, most=_LONGEST_TOKEN)
+    if answer.status == 404:
+        raise CliError(
+            f"the service account {options.namespace}/{ACCOUNT} does not exist; first: bypassctl init credentials | "
+            "kubectl apply -f -",
+            Exit.REFUSED,
+        )
+    if not answer.ok:
+        message = status_of(answer).message or answer.excerpt
+        raise CliError(f"{path}: HTTP {answer.status} {' '.join(message.split())[:200]}", Exit.REFUSED)
+    try:
+        status = msgspec.json.decode(answer.body, type=_TokenAnswer).status
+        return replace(status, token=checked_token(status.token))
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        # Without the cause: it may quote the token.
+        raise CliError(f"{path}: the answer has no usable token", Exit.REFUSED) from None
+
+
+def _pem(path: str) -> str:
+    try:
+        text = read_file(os.path.abspath(path), FileRule.OPERATOR).decode("ascii")
+    except OSError as exc:
+        raise CliError(f"{path}: {exc.strerror or exc}", Exit.USAGE) from exc
+    except UnicodeDecodeError:
+        text = ""
+    if "-----BEGIN CERTIFICATE-----" not in text:
+        raise CliError(f"{path}: expected a certificate, PEM", Exit.USAGE)
+    return text
+
+
+def _token_of(path: str) -> str:
+    try:
+        return checked_token(
+            read_file(os.path.abspath(path), FileRule.OPERATOR, largest=_LONGEST_TOKEN).decode("ascii")
+        )
+    except OSError as exc:
+        raise CliError(f"{path}: {exc.strerror or exc}", Exit.USAGE) from exc
+    except (UnicodeDecodeError, ValueError):
+        raise CliError(f"{path}: expected a token: one line of printable ASCII", Exit.USAGE) from None
+
+
+# The test
+
+
+def _tested(node: InspectedNode, config: ApiServer) -> int:
+    tests = trio.run(test_access, node, config)
+    show([Table(("", "ACCESS", "FOUND"), list(map(_row, tests)))])
+    return Exit.NOT_OK if any(test.wanted and test.problem for test in tests) else Exit.OK
+
+
+def _row(test: AccessTest) -> tuple[str | StyledText, ...]:
+    if not test.problem:
+        return StyledText("ok", "ok"), test.name, test.found or "allowed"
+    mark = StyledText("bad", "bad") if test.wanted else StyledText("-", "dim")
+    return mark, test.name, test.problem + ("" if test.wanted else " (not used by this configuration)")
+
+
+async def test_access(node: InspectedNode, config: ApiServer) -> list[AccessTest]:
+    """Each access on its own, with the daemon's requests; nothing is changed by any. Never raises `SourceError`."""
+    uses = {*_uses(node)}
+    if not (config.kubeconfig or watches_pods(config, root=node.root, kubelets=node.kubelet.kubeconfig)):
+        uses.discard(RightsUse.PODS)
+    api = KubeApi(config, root=node.root, kubelets=node.kubelet.kubeconfig)
+    try:
+        tests = [await _list_pods(api, node, RightsUse.PODS in uses)]
+        reviewed = [right for right in RIGHTS if right.use is not RightsUse.KUBELET]
+        tests += [await _review(api, right, right.use in uses) for right in reviewed]
+        tests.append(await _get_node(api, node))
+    finally:
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + 1.0):
+            await api.aclose()
+    tests.append(await _kubelet(node, config))
+    return tests
+
+
+async def _list_pods(api: KubeApi, node: InspectedNode, wanted: bool) -> AccessTest:
+    name = node_name(node.kubelet)
+    path = f"/api/v1/pods?fieldSelector=spec.nodeName%3D{quote(name, safe='')}&resourceVersion=0&limit=1"
+    problem = await _get(api, path)
+    return AccessTest(name="list pods", wanted=wanted, found=f"pods of node {name}", problem=problem)
+
+
+async def _get_node(api: KubeApi, node: InspectedNode) -> AccessTest:
+    """Only a check of the name: the daemon reads no node."""
+    name = node_name(node.kubelet)
+    problem = await _get(api, f"/api/v1/nodes/{quote(name, safe='')}")
+    return AccessTest(name="get nodes", wanted=False, found=f"the node is named {name}", problem=problem)
+
+
+async def _get(api: KubeApi, path: str) -> str:
+    try:
+        answer = await api.request("GET", path, timeout_s=_TEST_S)
+    except SourceError as exc:
+        return str(exc)
+    message = status_of(answer).message or answer.excerpt
+    return "" if answer.ok else f"{NAME}: HTTP {answer.status} {' '.join(message.split())[:200]}".rstrip()
+
+
+async def _review(api: KubeApi, right: AccessRight, wanted: bool) -> AccessTest:
+    """A review of rights, which changes nothing; for the group that is used by default."""
+    refused = [text for verb in right.verbs if (text := await denied(api, verb, right.resource, timeout_s=_TEST_S))]
+    name = f"{', '.join(right.verbs)} {right.resource}"
+    return AccessTest(name=name, wanted=wanted, problem=refused[0] if refused else "")
+
+
+async def _kubelet(node: InspectedNode, config: ApiServer) -> AccessTest:
+    peer = kubelet_peer(node.config.kubelet, node.kubelet, own_identity(config, root=node.root))
+    test = AccessTest(name="kubelet /pods", wanted=peer is not None)
+    if peer is None:
+        return replace(test, problem="kubelet.endpoint is off, or no kubelet was found")
+    try:
+        async with HttpSession(peer) as session:
+            pods, _ = decode_pods(await session.get("/pods"), marks_of(node.config))
+    except (AgentError, ValueError) as exc:
+        return replace(test, problem=str(exc))
+    return replace(test, found=f"{peer.shown}: {len(pods)} pods")

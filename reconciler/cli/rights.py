@@ -1,0 +1,137 @@
+"""The rights that bypassd needs in a cluster, one ClusterRole for each use, each rule with its request and reason.
+
+``python -m reconciler.cli.rights`` (in the project's directory) writes the DaemonSet's file; a test compares it.
+"""
+
+from collections.abc import Collection, Iterator
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+ACCOUNT: Final = "bypassd"
+
+
+class RightsUse(StrEnum):
+    """A feature that needs rights."""
+
+    PODS = "pods"
+    KUBELET = "kubelet"
+    EVICTION = "eviction"
+    EVENTS = "events"
+
+
+class AccessRight(NamedTuple):
+    """One rule. ``resource`` with its subresource after a slash."""
+
+    use: RightsUse
+    verbs: tuple[str, ...]
+    resource: str
+    groups: tuple[str, ...]
+    reason: str
+
+
+RIGHTS: Final = (
+    AccessRight(
+        RightsUse.PODS,
+        ("list", "watch"),
+        "pods",
+        ("",),
+        "GET /api/v1/pods with fieldSelector spec.nodeName: labels and annotations of this node's pods as they change. "
+        "RBAC cannot restrict it to one node.",
+    ),
+    AccessRight(
+        RightsUse.KUBELET,
+        ("get",),
+        "nodes/pods",
+        ("",),
+        "GET /pods on the kubelet's port 10250 where the kubelet authorizes it by itself (1.33 and later).",
+    ),
+    AccessRight(
+        RightsUse.KUBELET,
+        ("get",),
+        "nodes/proxy",
+        ("",),
+        "The same for older kubelets. This right is not read-only: kubelets accept it for commands in any container, "
+        "over WebSocket. The use pods replaces it; static pods and admitted resizes are then known from other sources.",
+    ),
+    AccessRight(
+        RightsUse.EVICTION,
+        ("create",),
+        "pods/eviction",
+        ("",),
+        "POST .../pods/NAME/eviction with the pod's uid, for eviction.enabled with api in eviction.means.order.",
+    ),
+    AccessRight(
+        RightsUse.EVENTS,
+        ("create", "patch"),
+        "events",
+        ("", "events.k8s.io"),
+        "POST and PATCH .../events, for an alert sink of the kind kubernetes.",
+    ),
+)
+
+
+DAEMON_SET_FILE: Final = "deploy/kubernetes/base/rbac.yaml"
+_DAEMON_SET: Final = """\
+# Written by `make docs`; do not edit. Rights of the daemon, one ClusterRole for each use, each rule with the request
+# that needs it. Only reading pods is bound. Bind another one when the configuration enables its feature, for example:
+#   kubectl create clusterrolebinding bypassd-eviction --clusterrole=bypassd-eviction \\
+#     --serviceaccount=kube-system:bypassd
+# Requests that every authenticated client may make (system:discovery, system:basic-user) need no rule: GET /api/v1, and
+# SelfSubjectAccessReview by `bypassctl doctor`.
+"""
+
+
+def daemon_set_file() -> str:
+    """The roles of every use, and the binding of those that the DaemonSet's configuration needs."""
+    documents = []
+    for use in RightsUse:
+        documents.append("\n".join(_role(use)))
+        if use is RightsUse.PODS:
+            documents.append("\n".join(_binding(use, "kube-system")))
+    return _DAEMON_SET + "---\n".join(f"{document}\n" for document in documents)
+
+
+def manifest(uses: Collection[RightsUse], namespace: str) -> str:
+    """The YAML to apply: the service account, and for each use a ClusterRole with its binding."""
+    documents = [_account(namespace)]
+    for use in RightsUse:
+        if use in uses:
+            documents += ["\n".join(_role(use)), "\n".join(_binding(use, namespace))]
+    return "---\n".join(f"{document}\n" for document in documents)
+
+
+def _account(namespace: str) -> str:
+    return f"apiVersion: v1\nkind: ServiceAccount\nmetadata:\n  name: {ACCOUNT}\n  namespace: {namespace}"
+
+
+def _role(use: RightsUse) -> Iterator[str]:
+    yield from ("apiVersion: rbac.authorization.k8s.io/v1", "kind: ClusterRole")
+    yield from ("metadata:", f"  name: {ACCOUNT}-{use}", "rules:")
+    for right in RIGHTS:
+        if right.use is use:
+            yield f"# {right.reason}"
+            yield f"- apiGroups: [{', '.join(_quoted(group) for group in right.groups)}]"
+            yield f"  resources: [{right.resource}]"
+            yield f"  verbs: [{', '.join(right.verbs)}]"
+
+
+def _binding(use: RightsUse, namespace: str) -> Iterator[str]:
+    yield from ("apiVersion: rbac.authorization.k8s.io/v1", "kind: ClusterRoleBinding")
+    yield from ("metadata:", f"  name: {ACCOUNT}-{use}")
+    yield from ("roleRef:", "  apiGroup: rbac.authorization.k8s.io", "  kind: ClusterRole")
+    yield f"  name: {ACCOUNT}-{use}"
+    yield from ("subjects:", "- kind: ServiceAccount", f"  name: {ACCOUNT}", f"  namespace: {namespace}")
+
+
+def _quoted(group: str) -> str:
+    return group or '""'
+
+
+def main() -> None:
+    """Write the DaemonSet's file below the current directory."""
+    with open(DAEMON_SET_FILE, "w", encoding="utf-8") as file:
+        file.write(daemon_set_file())
+
+
+if __name__ == "__main__":
+    main()

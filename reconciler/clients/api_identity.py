@@ -1,0 +1,121 @@
+"""Which server and credentials the API server's client uses: the configuration, a pod's service account, a kubeconfig.
+
+Files are looked for, and no request is sent.
+"""
+
+import os
+from collections.abc import Mapping
+from typing import Final
+
+from msgspec import structs
+
+from cgroupfs.errors import InputError, SourceError
+from reconciler.clients.http import HttpEndpoint
+from reconciler.clients.kube_config import ApiIdentity, ApiServer, WatchSwitch
+from reconciler.runtime.safe_files import FileRule
+
+NAME: Final = "API server"
+SERVICE_ACCOUNT: Final = "/var/run/secrets/kubernetes.io/serviceaccount"
+OWN_KUBECONFIG: Final = "/etc/bypassd/kubeconfig"
+"""Made by ``bypassctl init credentials``."""
+KUBELETS_OWN: Final = (
+    "/etc/kubernetes/kubelet.conf",
+    "/var/lib/kubelet/kubeconfig",
+    "/var/lib/rancher/k3s/agent/kubelet.kubeconfig",
+    "/var/lib/rancher/rke2/agent/kubelet.kubeconfig",
+)
+"""Usual paths of a kubelet's kubeconfig, if its command line has none."""
+
+
+def find_peer(
+    config: ApiServer, *, root: str = "/", kubelets: str | None = None, environ: Mapping[str, str] = os.environ
+) -> HttpEndpoint:
+    """The endpoint: the configured one, else by a pod's service account, else by our or the kubelet's kubeconfig.
+
+    ``kubelets``: the kubeconfig in the kubelet's command line. A pod's own files are never below ``root``. Errors:
+    `SourceError` if none is available, or the kubeconfig cannot be used.
+    """
+    if not config.enabled:
+        raise SourceError(NAME, "apiserver.enabled is false")
+    if config.server is not None:
+        return HttpEndpoint(
+            name=NAME,
+            url=config.server.rstrip("/"),
+            token_file=config.token_file,
+            ca_file=config.ca_file,
+            cert_file=config.client_cert_file,
+            key_file=config.client_key_file,
+            insecure=config.insecure_skip_verify,
+            timeout_s=config.timeout_s,
+        )
+    path = kubeconfig_path(config, root=root, kubelets=kubelets, environ=environ)
+    if path is None:
+        host, port = environ.get("KUBERNETES_SERVICE_HOST", ""), environ.get("KUBERNETES_SERVICE_PORT", "443")
+        if not host or _is_kubelets(config):
+            raise SourceError(NAME, f"neither a kubeconfig nor a service account found (identity: {config.identity})")
+        return HttpEndpoint(
+            name=NAME,
+            url=f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}",
+            token_file=f"{SERVICE_ACCOUNT}/token",
+            ca_file=f"{SERVICE_ACCOUNT}/ca.crt",
+            timeout_s=config.timeout_s,
+        )
+    from reconciler.clients.kubeconfig import read_kubeconfig  # most nodes have none that counts
+
+    try:
+        rule = FileRule.OPERATOR if path in {config.kubeconfig, OWN_KUBECONFIG} else FileRule.ROOT
+        return read_kubeconfig(path, name=NAME, root=root, timeout_s=config.timeout_s, rule=rule)
+    except InputError as exc:
+        raise SourceError(NAME, f"kubeconfig {exc}") from exc
+
+
+def kubeconfig_path(
+    config: ApiServer, *, root: str = "/", kubelets: str | None = None, environ: Mapping[str, str] = os.environ
+) -> str | None:
+    """The kubeconfig that counts; None: the service account, or nothing."""
+    if config.kubeconfig is not None:
+        return config.kubeconfig
+    candidates: tuple[str, ...] = ()
+    if config.identity is not ApiIdentity.KUBELET:
+        if in_pod(environ):
+            return None
+        candidates = (OWN_KUBECONFIG,)
+    if config.identity is not ApiIdentity.OWN:
+        candidates += (kubelets,) if kubelets else KUBELETS_OWN
+    return next((path for path in candidates if os.path.exists(os.path.join(root, path.lstrip("/")))), None)
+
+
+def in_pod(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether this process has a pod's service account."""
+    return bool(environ.get("KUBERNETES_SERVICE_HOST")) and os.path.exists(f"{SERVICE_ACCOUNT}/token")
+
+
+def own_identity(config: ApiServer, *, root: str = "/", environ: Mapping[str, str] = os.environ) -> HttpEndpoint | None:
+    """The endpoint with credentials that are bypassd's and not the kubelet's; None without, or unusable ones.
+
+    Only they may be accepted by the kubelet's port: the Node authorizer gives no node the right to read there.
+    """
+    if not config.enabled or (config.kubeconfig is None and config.server is None and _is_kubelets(config)):
+        return None
+    try:
+        return find_peer(structs.replace(config, identity=ApiIdentity.OWN), root=root, environ=environ)
+    except SourceError:
+        return None
+
+
+def watches_pods(
+    config: ApiServer, *, root: str = "/", kubelets: str | None = None, environ: Mapping[str, str] = os.environ
+) -> bool:
+    """Whether the API server is to be watched, as `WatchSwitch` and `ApiIdentity` say. No request is sent."""
+    if not config.enabled or config.watch_pods is WatchSwitch.OFF:
+        return False
+    if config.watch_pods is WatchSwitch.ON or config.server is not None or config.kubeconfig is not None:
+        return True
+    if _is_kubelets(config):
+        return kubeconfig_path(config, root=root, kubelets=kubelets, environ=environ) is not None
+    own = structs.replace(config, identity=ApiIdentity.OWN)
+    return in_pod(environ) or kubeconfig_path(own, root=root, environ=environ) is not None
+
+
+def _is_kubelets(config: ApiServer) -> bool:
+    return config.identity is ApiIdentity.KUBELET

@@ -1,0 +1,225 @@
+"""The loop's scheduling: real-time while it waits and for the first milliseconds of work after that, else a nice value.
+
+A few milliseconds are left between the runtime's signal and the container's first instruction. On a busy node the loop
+would spend them waiting for a CPU whatever its nice value, which counts within its own cgroup (or session) only. So it
+waits under SCHED_FIFO, and runs at once when an event arrives, above all usual work. That is bounded three times:
+
+- by the loop itself: work has a budget of CPU time, which grows with time (`SHARE`) up to one slice. When it is used
+  up, the work continues at the nice value. Long work yields each millisecond (`reconciler.runtime.cooperative`), so
+  this is the usual end. Neither a long pass nor events without end keep a CPU from the pods;
+- by the kernel, for a step that does not yield: RLIMIT_RTTIME sends SIGXCPU, whose handler does the same;
+- by the kernel again: SIGKILL when not even the handler runs, and the share of each CPU that it keeps from real-time
+  tasks (kernel.sched_rt_runtime_us).
+
+SCHED_RESET_ON_FORK keeps both priorities from the threads and programs that the loop starts. Those inherit the limit,
+which concerns real-time tasks only.
+
+Source: sched(7), setrlimit(2), trio's Instrument.
+"""
+
+import errno
+import os
+import resource
+import signal
+import time
+from enum import StrEnum
+from types import FrameType
+from typing import Final, Protocol, final
+
+import trio
+from msgspec import Struct
+
+from cgroupfs.errors import errno_name
+from cgroupfs.log import get_log
+
+_LOG: Final = get_log("priority")
+_LEVEL: Final = 1
+"""The lowest real-time priority: above every usual task, and below everything that the kernel or others run so."""
+SHARE: Final = 0.2
+"""Of one CPU: so much of it the loop may use at real-time priority in the long run."""
+_STEP_S: Final = 0.1
+"""So long a step that does not yield stays at real-time priority; the kernel counts in ticks of up to 10 ms."""
+_KILL_S: Final = 3.0
+_ADVICE: Final = "CAP_SYS_NICE, and where the kernel shares out real-time CPU: cpu.rt_runtime_us of the daemon's cgroup"
+
+
+class PriorityCalls(Protocol):
+    """The system calls about the calling thread, and its process's limit. Errors: `OSError`, `ValueError`."""
+
+    def set_scheduler(self, policy: int, level: int) -> None: ...
+
+    def set_nice(self, nice: int) -> None: ...
+
+    def limit(self, soft_us: int, hard_us: int) -> None: ...
+
+    def now(self) -> float: ...
+
+    def used(self) -> float: ...
+
+
+@final
+class KernelCalls:
+    """The real ones."""
+
+    def set_scheduler(self, policy: int, level: int) -> None:
+        """See sched_setscheduler(2); children always get the usual policy."""
+        os.sched_setscheduler(0, policy | os.SCHED_RESET_ON_FORK, os.sched_param(level))
+
+    def set_nice(self, nice: int) -> None:
+        """See setpriority(2)."""
+        os.setpriority(os.PRIO_PROCESS, 0, nice)
+
+    def limit(self, soft_us: int, hard_us: int) -> None:
+        """RLIMIT_RTTIME, never above a hard limit that is there already."""
+        _, most = resource.getrlimit(resource.RLIMIT_RTTIME)
+        if most != resource.RLIM_INFINITY:
+            hard_us = min(hard_us, most)
+        resource.setrlimit(resource.RLIMIT_RTTIME, (min(soft_us, hard_us), hard_us))
+
+    def now(self) -> float:
+        """Monotonic seconds."""
+        return time.monotonic()
+
+    def used(self) -> float:
+        """CPU seconds of the calling thread."""
+        return time.thread_time()
+
+
+class PriorityState(StrEnum):
+    """What is in force."""
+
+    OFF = "off"
+    REAL_TIME = "real-time"
+    REFUSED = "refused"
+
+
+class PriorityStatus(Struct, frozen=True, kw_only=True):
+    """``problem``: why not all that is configured is in force, "" if it is.
+
+    ``lowered``: times that work used up its budget and continued at the nice value. ``overruns``: times that the
+    kernel's limit ended a step that did not yield.
+    """
+
+    state: PriorityState
+    nice: int
+    lowered: int = 0
+    overruns: int = 0
+    problem: str = ""
+
+
+@final
+class LoopPriority(trio.abc.Instrument):
+    """See the module's text. All methods are called in the loop's thread."""
+
+    def __init__(self, *, nice: int, slice_s: float, calls: PriorityCalls | None = None) -> None:
+        """``slice_s``: CPU seconds of work at real-time priority at a time; 0 for none at all."""
+        self._nice = nice
+        self._slice_s = slice_s
+        self._calls = calls if calls is not None else KernelCalls()
+        self._wanted = False
+        self._urgent = False
+        self._budget_s = slice_s
+        self._at = self._used = 0.0
+        self._lowered = 0
+        self._overruns = 0
+        self._problem = ""
+
+    @property
+    def status(self) -> PriorityStatus:
+        """What is in force, and how often a bound was reached."""
+        state = PriorityState.OFF
+        if self._slice_s and self._problem:
+            state = PriorityState.REFUSED
+        elif self._wanted:
+            state = PriorityState.REAL_TIME
+        return PriorityStatus(
+            state=state, nice=self._nice, lowered=self._lowered, overruns=self._overruns, problem=self._problem
+        )
+
+    def start(self) -> None:
+        """Take the configured priorities. A refusal is logged and in `status`; the best that is allowed stays."""
+        try:
+            self._calls.set_scheduler(os.SCHED_OTHER, 0)
+        except OSError as exc:
+            _LOG.warning("worker threads will have the priority of the main loop", error=errno_name(exc.errno))
+        try:
+            self._calls.set_nice(self._nice)
+        except OSError as exc:
+            self._problem = f"nice {self._nice}: {errno_name(exc.errno)}"
+            _LOG.warning("cannot set the scheduling priority", wanted=self._nice, error=errno_name(exc.errno))
+        if not self._slice_s:
+            return
+        try:
+            self._limit()
+            signal.signal(signal.SIGXCPU, self._overrun)
+            self._calls.set_scheduler(os.SCHED_FIFO, _LEVEL)
+        except (OSError, ValueError) as exc:
+            code = exc.errno if isinstance(exc, OSError) else errno.EINVAL
+            self._problem = f"real-time priority: {errno_name(code)}"
+            _LOG.warning(
+                "no real-time priority: on a busy node more settings come after a container's first instruction",
+                error=errno_name(code),
+                advice=_ADVICE if code == errno.EPERM else "",
+            )
+            return
+        self._wanted = self._urgent = True
+        self._at, self._used = self._calls.now(), self._calls.used()
+        trio.lowlevel.add_instrument(self)
+        _LOG.info("the loop waits at real-time priority", slice_ms=round(self._slice_s * 1000, 1))
+
+    def stop(self) -> None:
+        """Take the nice value until the process ends: a restore at the end may take seconds."""
+        if self._wanted:
+            self._wanted = False
+            trio.lowlevel.remove_instrument(self)
+            self._lower()
+
+    def before_io_wait(self, timeout: float) -> None:
+        """The loop has nothing to do for ``timeout`` seconds, or (0) looks for events between two steps."""
+        self._account()
+        if timeout > 0:
+            # A wait needs no CPU; whether the work after it may have one at once is decided then.
+            if not self._urgent:
+                self._raise()
+        elif self._urgent and self._budget_s <= 0:
+            self._lowered += 1
+            self._lower()
+
+    def after_io_wait(self, timeout: float) -> None:  # noqa: ARG002 - trio calls it so
+        """Work begins, or continues."""
+        self._account()
+        if self._urgent and self._budget_s <= 0:
+            self._lower()
+
+    def _account(self) -> None:
+        now, used = self._calls.now(), self._calls.used()
+        grown = min(self._slice_s, self._budget_s + SHARE * (now - self._at))
+        # A step may overdraw it: paid back, or steps without end would have more than the share.
+        self._budget_s = max(-self._slice_s, grown - (used - self._used)) if self._urgent else grown
+        self._at, self._used = now, used
+
+    def _raise(self) -> None:
+        try:
+            self._calls.set_scheduler(os.SCHED_FIFO, _LEVEL)
+        except OSError as exc:
+            # Moved into a cgroup without real-time share, or the right was taken away. Tried at every wait.
+            self._problem = f"real-time priority: {errno_name(exc.errno)}"
+        else:
+            self._urgent, self._problem = True, ""
+
+    def _lower(self) -> None:
+        self._urgent = False
+        try:
+            self._calls.set_scheduler(os.SCHED_OTHER, 0)
+        except OSError as exc:
+            self._problem = f"usual priority: {errno_name(exc.errno)}"
+
+    def _overrun(self, _number: int, _frame: FrameType | None) -> None:
+        """SIGXCPU: in the main thread, between two of Python's instructions."""
+        self._overruns += 1
+        self._lower()
+        # At each signal the kernel raises the limit by a second.
+        self._limit()
+
+    def _limit(self) -> None:
+        self._calls.limit(round(_STEP_S * 1e6), round(_KILL_S * 1e6))

@@ -1,0 +1,406 @@
+"""This node's pods at the API server, by one list and a watch: changed labels and annotations within milliseconds.
+
+The list is requested once, from the server's cache (``resourceVersion=0``), with a selector for this node's name; then
+a watch from that version on. A watch that ends is continued from the last version, without a list: the server ends it
+after some minutes, and bookmarks keep the version recent. A version that the server does not have any more (410) means
+a new list, from the cache too: if all nodes of a cluster need one, none of the lists reaches etcd. Whatever fails is
+repeated after a delay that doubles up to a minute, with jitter; meanwhile the kubelet's list counts.
+
+A watch that is silent is suspect: TCP probes end it when the server's machine vanished, a server that has sent
+bookmarks and stops for longer than `_SILENCE_S` is connected again, and so is one whose pods differ from those that the
+kubelet has just listed (`PodWatch.compare`).
+
+The API server's pods may carry annotations by which a pod passes for another: a user who may create pods can set
+``kubernetes.io/config.mirror`` to any uid. So pods with such annotations are left out here; the kubelet's list, CRI and
+the manifests describe static pods.
+
+Source: Kubernetes documentation, "API Concepts": efficient detection of changes, watch bookmarks, resource versions.
+"""
+
+import math
+import random
+import re
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import Final, final
+from urllib.parse import quote
+
+import msgspec
+import trio
+from msgspec import Raw, Struct
+from msgspec.structs import replace
+
+from cgroupfs.errors import SourceError
+from cgroupfs.log import get_log
+from reconciler.clients.http import HttpResponse
+from reconciler.clients.kube import ApiStatus, KubeApi, status_of, wait_s_of
+from reconciler.pods.marks import MarkReader
+from reconciler.runtime.cooperative import TimeSlice
+from reconciler.sources.pod_list import LONGEST_POD, MOST_PODS, ListedPod, PodListReader, chunks, read_pod
+from state.model import PodMeta, SourceStatus
+
+SOURCE: Final = "apiserver"
+"""The name in `PodMeta.source`."""
+NAME: Final = "pod watch"
+_LOG: Final = get_log("pod_watch")
+_STEP: Final = 16 * 1024
+_REST: Final = 10
+"""The pause after events, as a multiple of the CPU time that they cost."""
+_DEBT_S: Final = 0.25
+"""Owed pauses up to here are not made: a burst of new pods is read at once."""
+_WATCH_S: Final = (240, 480)
+"""The server ends each watch after a random time between these."""
+_GRACE_S: Final = 30.0
+_SILENCE_S: Final = 150.0
+"""Bookmarks arrive about once a minute."""
+_FIRST_DELAY_S: Final = 1.0
+_LONGEST_DELAY_S: Final = 60.0
+_LONGEST_REQUESTED_S: Final = 300.0
+_DOUBT_S: Final = 10.0
+"""A difference from the kubelet's list ends a watch at most this often."""
+_SHORT_S: Final = 5.0
+"""A watch that ends sooner counts as a failure."""
+_MOST_PROBLEMS: Final = 64
+_LONGEST_PROBLEM: Final = 300
+_GONE: Final = 410
+_KUBELETS: Final = "kubernetes.io/config."
+_VERSION: Final = re.compile(r"[0-9A-Za-z._-]{1,64}")
+
+
+class _WatchEvent(Struct, frozen=True):
+    type: str
+    object: Raw
+
+
+class _VersionMeta(Struct, frozen=True, rename={"version": "resourceVersion"}):
+    version: str = ""
+
+
+class _ObjectVersion(Struct, frozen=True):
+    metadata: _VersionMeta = _VersionMeta()
+
+
+class _WatchStatus(Struct, frozen=True):
+    code: int = 0
+    message: str = ""
+
+
+_decode_event = msgspec.json.Decoder(_WatchEvent).decode
+_decode_version = msgspec.json.Decoder(_ObjectVersion).decode
+_decode_status = msgspec.json.Decoder(_WatchStatus).decode
+_UNREADABLE: Final = (msgspec.MsgspecError, RecursionError, UnicodeError)
+
+
+class ExpiredError(Exception):
+    """The server does not have the version any more: a new list is needed."""
+
+
+@final
+class Lines:
+    """Cuts a stream into lines. Of one longer than ``longest`` only the beginning is kept."""
+
+    def __init__(self, take: Callable[[bytes, int], None], *, longest: int = LONGEST_POD) -> None:
+        self._take = take
+        self._longest = longest
+        self._line = bytearray()
+        self._length = 0
+
+    def feed(self, data: bytes) -> None:
+        """Take the next chunk; ``take`` gets each whole line and its length."""
+        *ended, rest = data.split(b"\n")
+        for part in ended:
+            self._keep(part)
+            line, length = bytes(self._line), self._length
+            self._line.clear()
+            self._length = 0
+            if line.strip():
+                self._take(line, length)
+        self._keep(rest)
+
+    def _keep(self, part: bytes) -> None:
+        self._length += len(part)
+        self._line += part[: max(0, self._longest - len(self._line))]
+
+
+@final
+class PodWatch:
+    """See the module's text.
+
+    ``on_change`` gets the uids of pods whose description differs in more than addresses and container ids; ``on_break``
+    is called when the watch fails, as another source is needed then. ``fraction`` is a source of random numbers.
+    """
+
+    def __init__(
+        self,
+        api: KubeApi,
+        node: str,
+        *,
+        on_change: Callable[[frozenset[str]], None],
+        marks: MarkReader,
+        on_break: Callable[[], object] = lambda: None,
+        fraction: Callable[[], float] = random.random,
+    ) -> None:
+        self._api = api
+        self._node = node
+        self._path = f"/api/v1/pods?fieldSelector=spec.nodeName%3D{quote(node, safe='')}"
+        self._on_change = on_change
+        self._on_break = on_break
+        self._marks = marks
+        self._fraction = fraction
+        self._known: dict[str, PodMeta] = {}
+        self._present: set[str] = set()
+        self._version: str | None = None
+        self._live = False
+        self._heard_at: float | None = None
+        self._detail = "not connected yet"
+        self._bookmarked = False
+        self._problems: dict[str, str] = {}
+        self._failures = 0
+        self._debt_s = 0.0
+        self._paid_at = 0.0
+        self._scope: trio.CancelScope | None = None
+        self._doubted_at = -math.inf
+
+    @property
+    def known(self) -> Mapping[str, PodMeta]:
+        """Every pod of this node that the API server has listed, by uid; without static ones."""
+        return self._known
+
+    def fresh_at(self, now: float) -> float | None:
+        """The time (trio's clock) at which `known` was last up to date: ``now`` while the watch is connected."""
+        return now if self._live else self._heard_at
+
+    def status(self, now: float) -> SourceStatus:
+        """Whether it is connected, and the time since the last message, bookmarks included."""
+        age = None if self._heard_at is None else now - self._heard_at
+        detail = self._detail
+        if self._problems:
+            detail += f"; {len(self._problems)} unusable: {next(iter(self._problems.values()))}"
+        return SourceStatus(name=NAME, ok=self._live, age_s=age, detail=detail)
+
+    def relist(self) -> None:
+        """List again: other keys of labels and annotations are read from now on."""
+        self._version = None
+        if self._scope is not None:
+            self._scope.cancel(reason="relist")
+
+    def compare(self, listed: PodMeta) -> None:
+        """Connect again, from the last version, if the kubelet has just listed other marks of a pod.
+
+        The kubelet has its pods from a watch like this one: a difference that is not gone by its next list means that
+        this one is stale. It may also be some milliseconds behind; another connection does no harm then.
+        """
+        known, now = self._known.get(listed.uid), trio.current_time()
+        if self._scope is None or not self._live or now - self._doubted_at < _DOUBT_S:
+            return
+        if known is not None and _differ(known, listed):
+            self._doubted_at = now
+            _LOG.warning("the pod watch differs from the kubelet's list: connecting again", pod=listed.uid)
+            self._scope.cancel(reason="differs from the kubelet's list")
+
+    def keep_only(self, alive: Collection[str]) -> None:
+        """Drop pods whose directory is not among ``alive`` and that the API server does not have either."""
+        gone = [uid for uid in self._known if uid not in alive and uid not in self._present]
+        for uid in gone:
+            del self._known[uid]
+            self._problems.pop(uid, None)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """List and watch for ever."""
+        task_status.started()
+        try:
+            while True:
+                pause_s = await self._connected()
+                if pause_s > 0:
+                    await trio.sleep(pause_s)
+        finally:
+            with trio.CancelScope(shield=True):
+                await self._api.aclose()
+
+    async def _connected(self) -> float:
+        """One list where needed, and one watch; the delay until the next, in seconds."""
+        began, requested_s = trio.current_time(), 0.0
+        try:
+            with trio.CancelScope() as self._scope:
+                if self._version is None:
+                    await self._list()
+                answer = await self._watch(self._version or "")
+                requested_s = self._check(answer)
+        except ExpiredError:
+            self._version = None
+        except SourceError as exc:
+            self._failed(str(exc))
+        finally:
+            self._scope = None
+        if self._live and trio.current_time() - began >= _SHORT_S:
+            self._failures = 0
+            return 0.0
+        self._failures += 1
+        delay_s = min(_FIRST_DELAY_S * 2.0 ** min(self._failures - 1, 10), _LONGEST_DELAY_S)
+        return max(delay_s * (0.5 + self._fraction()), min(requested_s, _LONGEST_REQUESTED_S))
+
+    async def _list(self) -> None:
+        reader, slices = PodListReader(SOURCE, self._marks), TimeSlice()
+
+        async def take(chunk: bytes) -> None:
+            for part in chunks(chunk, _STEP):
+                reader.feed(part)
+                await slices.checkpoint()
+
+        try:
+            await self._api.read(f"{self._path}&resourceVersion=0", take)
+            reader.end()
+        except ValueError as exc:
+            raise SourceError(NAME, str(exc)[:_LONGEST_PROBLEM]) from exc
+        if reader.version is None or not _VERSION.fullmatch(reader.version):
+            raise SourceError(NAME, "the list has no usable resourceVersion")
+        self._problems = {f"#{number}": text for number, text in enumerate(reader.problems)}
+        self._present.clear()
+        self._version = reader.version
+        changed = {uid for pod in reader.pods if (uid := self._take(pod))}
+        self._hear()
+        if changed:
+            self._on_change(frozenset(changed))
+
+    async def _watch(self, version: str) -> HttpResponse:
+        low, high = _WATCH_S
+        lasts_s = int(low + (high - low) * self._fraction())
+        changed: set[str] = set()
+        lines = Lines(lambda line, length: self._event(line, length, changed))
+        slices = TimeSlice()
+
+        async def take(chunk: bytes) -> None:
+            for part in chunks(chunk, _STEP):
+                began = time.thread_time()
+                try:
+                    lines.feed(part)
+                finally:
+                    self._debt_s += _REST * (time.thread_time() - began)
+                    self._hear()
+                    if changed:
+                        self._on_change(frozenset(changed))
+                        changed.clear()
+                await slices.checkpoint()
+            await self._rest()
+
+        return await self._api.follow(
+            f"{self._path}&watch=true&allowWatchBookmarks=true&timeoutSeconds={lasts_s}"
+            f"&resourceVersion={quote(version, safe='')}",
+            take,
+            silence_s=_SILENCE_S if self._bookmarked else lasts_s + _GRACE_S,
+            longest_s=lasts_s + _GRACE_S,
+        )
+
+    def _check(self, answer: HttpResponse) -> float:
+        """The end of a watch: the delay that the server requests. Errors: `ExpiredError`, `SourceError`."""
+        if answer.ok:
+            return 0.0
+        if answer.status == _GONE:
+            raise ExpiredError
+        status: ApiStatus = status_of(answer)
+        self._failed(f"{NAME}: HTTP {answer.status} {' '.join((status.message or answer.excerpt).split())[:200]}")
+        return wait_s_of(answer, status, time.time()) or 0.0
+
+    async def _rest(self) -> None:
+        """Pause where events cost more than a share of the CPU: their number is chosen by tenants."""
+        now = trio.current_time()
+        self._debt_s = max(0.0, self._debt_s - (now - self._paid_at))
+        self._paid_at = now
+        if self._debt_s > _DEBT_S:
+            await trio.sleep(self._debt_s)
+
+    def _hear(self) -> None:
+        if not self._live and self._heard_at is not None:
+            _LOG.info("the pod watch works again")
+        self._live, self._heard_at = True, trio.current_time()
+        self._detail = f"{len(self._present)} pods of {self._node}, watched"
+
+    def _failed(self, message: str) -> None:
+        if self._live or self._detail != message:
+            _LOG.warning(message)
+        self._detail = message
+        if self._live:
+            self._live = False
+            self._on_break()
+
+    def _event(self, line: bytes, length: int, changed: set[str]) -> None:
+        """One line of the watch. Errors: `ExpiredError`; `SourceError` for anything that a watch does not send."""
+        if length > len(line):
+            self._problem("?", f"an event of {length} bytes is not read")
+            return
+        try:
+            event = _decode_event(line)
+            if event.type == "ERROR":
+                self._refused(bytes(event.object))
+            version = _decode_version(event.object).metadata.version
+        except _UNREADABLE as exc:
+            raise SourceError(NAME, f"not a watch event: {str(exc)[:_LONGEST_PROBLEM]}") from exc
+        self._bookmarked |= event.type == "BOOKMARK"
+        if event.type in {"ADDED", "MODIFIED", "DELETED"}:
+            self._pod(bytes(event.object), changed, deleted=event.type == "DELETED")
+        if _VERSION.fullmatch(version):
+            self._version = version
+
+    def _refused(self, status: bytes) -> None:
+        code = _decode_status(status)
+        if code.code == _GONE:
+            raise ExpiredError
+        raise SourceError(NAME, f"HTTP {code.code} {' '.join(code.message.split())[:200]}")
+
+    def _pod(self, item: bytes, changed: set[str], *, deleted: bool) -> None:
+        try:
+            listed = read_pod(item, len(item), 0, SOURCE, self._marks)
+        except ValueError as exc:
+            self._problem("?", str(exc)[:_LONGEST_PROBLEM])
+            return
+        if deleted:
+            self._present.discard(listed.meta.uid)
+        elif uid := self._take(listed):
+            changed.add(uid)
+
+    def _take(self, listed: ListedPod) -> str | None:
+        """Bring in one pod; its uid if it differs in a part that counts."""
+        meta, uid = listed.meta, listed.meta.uid
+        if meta.static:
+            return None
+        before = self._known.get(uid)
+        if before is None and len(self._known) >= MOST_PODS:
+            self._problem("?", f"more than {MOST_PODS} pods: the others are not read")
+            return None
+        if not listed.whole:
+            self._problem(uid, "; ".join(meta.problems)[:_LONGEST_PROBLEM])
+            if before is not None:
+                meta = replace(
+                    before,
+                    labels=before.labels if meta.labels is None else meta.labels,
+                    annotations=before.annotations if meta.annotations is None else meta.annotations,
+                    problems=meta.problems,
+                )
+        else:
+            self._problems.pop(uid, None)
+        self._present.add(uid)
+        self._known[uid] = meta
+        return None if before is not None and _comparable(before) == _comparable(meta) else uid
+
+    def _problem(self, key: str, text: str) -> None:
+        if key not in self._problems:
+            _LOG.warning("a pod of the API server cannot be used", error=text)
+        if key in self._problems or len(self._problems) < _MOST_PROBLEMS:
+            self._problems[key] = text
+
+
+def _differ(known: PodMeta, listed: PodMeta) -> bool:
+    """Whether labels or annotations differ; those that the kubelet adds do not count."""
+    if known.labels is None or listed.labels is None or known.annotations is None or listed.annotations is None:
+        return False
+    return known.labels != listed.labels or _own(known) != _own(listed)
+
+
+def _own(meta: PodMeta) -> dict[str, str]:
+    return {key: text for key, text in (meta.annotations or {}).items() if not key.startswith(_KUBELETS)}
+
+
+def _comparable(meta: PodMeta) -> PodMeta:
+    """Without what changes while a pod starts, and is known from its directories."""
+    containers = tuple(replace(container, id=None) for container in meta.containers)
+    return replace(meta, ip=None, containers=containers)

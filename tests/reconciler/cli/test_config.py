@@ -1,0 +1,51 @@
+"""config show: the values in force, as lines and as a document."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from reconciler.cli.exits import Exit
+from reconciler.config import load
+from tests.reconciler.cli.conftest import Run
+
+SECRET = "hunter2-s3cr3t"
+FILE = f"""\
+mode: enforce
+node: {{resync_s: 5s}}
+alerts:
+  sinks:
+    chat: {{webhook: {{url: "https://x.example/{SECRET}"}}}}
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    path = tmp_path / "config.yaml"
+    path.write_text(FILE)
+    return str(path)
+
+
+@pytest.mark.parametrize("action", ["show", "explain"])
+def test_the_document_has_every_setting_with_value_and_source(run: Run, file: str, action: str) -> None:
+    ran = run("config", action, "--config", file, "-o", "json")
+    assert (ran.code, ran.err) == (Exit.OK, "")
+    document = json.loads(ran.out)
+    settings = document["settings"]
+    assert document["files"] == [file]
+    assert len(settings) == load.setting_count()
+    assert settings["node.resync_s"] == {"value": 5.0, "source": [f"{file}:2:18"], "changed": True}
+    assert settings["node.sample_s"] == {"value": 1.0, "source": [], "changed": False}
+    assert settings["mode"]["value"] == "enforce"
+    assert settings["node.cgroup_root"]["value"] is None
+    assert SECRET not in ran.out
+
+
+def test_a_section_and_the_other_forms(run: Run, file: str) -> None:
+    ran = run("config", "show", "node", "--config", file, "-o", "yaml")
+    settings = yaml.safe_load(ran.out)["settings"]
+    assert {name.split(".")[0] for name in settings} == {"node"}
+    assert run("config", "show", "nod", "--config", file, "-o", "json").code == Exit.NOT_FOUND
+    assert run("config", "schema", "-o", "yaml").code == Exit.USAGE
+    assert json.loads(run("config", "schema", "-o", "json").out)

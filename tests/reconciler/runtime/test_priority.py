@@ -1,0 +1,205 @@
+"""The loop's priority: real-time while it waits, a budget of CPU time for the work after that, refusals."""
+
+import errno
+import os
+from collections.abc import Callable
+
+import pytest
+import trio
+import trio.testing
+
+from reconciler.runtime.priority import SHARE, LoopPriority, PriorityState
+
+SLICE_S = 0.01
+
+
+class FakeCalls:
+    """Notes what is in force. ``refuse``: by policy, the errno that the kernel answers."""
+
+    def __init__(self) -> None:
+        self.policy = os.SCHED_OTHER
+        self.level = 0
+        self.nice = 0
+        self.soft_us = self.hard_us = 0
+        self.changes = 0
+        self.refuse: dict[int, int] = {}
+        self.wall = 100.0
+        self.cpu = 5.0
+
+    def set_scheduler(self, policy: int, level: int) -> None:
+        if code := self.refuse.get(policy):
+            raise OSError(code, os.strerror(code))
+        self.policy, self.level = policy, level
+        self.changes += 1
+
+    def set_nice(self, nice: int) -> None:
+        self.nice = nice
+
+    def limit(self, soft_us: int, hard_us: int) -> None:
+        self.soft_us, self.hard_us = soft_us, hard_us
+
+    def now(self) -> float:
+        return self.wall
+
+    def used(self) -> float:
+        return self.cpu
+
+    def work(self, seconds: float) -> None:
+        self.wall += seconds
+        self.cpu += seconds
+
+    def sleep(self, seconds: float) -> None:
+        self.wall += seconds
+
+
+def started(calls: FakeCalls, check: Callable[[LoopPriority], None], *, slice_s: float = SLICE_S) -> None:
+    """Inside a loop, whose own waits do not count here: the check stands for the loop."""
+
+    async def main() -> None:
+        priority = LoopPriority(nice=-10, slice_s=slice_s, calls=calls)
+        priority.start()
+        try:
+            check(priority)
+        finally:
+            priority.stop()
+
+    trio.run(main)
+
+
+def test_the_loop_waits_and_begins_its_work_at_real_time_priority() -> None:
+    calls = FakeCalls()
+
+    def check(priority: LoopPriority) -> None:
+        assert (calls.policy, calls.level, calls.nice) == (os.SCHED_FIFO, 1, -10)
+        assert 0 < calls.soft_us < calls.hard_us
+        before = calls.changes
+        for _ in range(100):
+            priority.before_io_wait(1.0)
+            calls.sleep(0.1)
+            priority.after_io_wait(1.0)
+            assert calls.policy == os.SCHED_FIFO
+            calls.work(SLICE_S / 2)
+        # A calm loop makes no system call for it.
+        assert calls.changes == before
+        assert priority.status.state is PriorityState.REAL_TIME
+        assert priority.status.lowered == 0
+
+    started(calls, check)
+    assert calls.policy == os.SCHED_OTHER
+
+
+def test_long_work_goes_on_at_the_nice_value_and_the_next_wait_is_real_time_again() -> None:
+    calls = FakeCalls()
+
+    def check(priority: LoopPriority) -> None:
+        priority.before_io_wait(1.0)
+        calls.sleep(1.0)
+        priority.after_io_wait(1.0)
+        at = []
+        for _ in range(30):
+            calls.work(0.001)
+            priority.before_io_wait(0.0)
+            priority.after_io_wait(0.0)
+            at.append(calls.policy)
+        share = at.count(os.SCHED_FIFO) * 0.001
+        assert SLICE_S <= share <= SLICE_S / (1 - SHARE) + 0.002
+        assert at == sorted(at, reverse=True)
+        assert priority.status.lowered == 1
+        priority.before_io_wait(0.5)
+        assert calls.policy == os.SCHED_FIFO
+
+    started(calls, check)
+
+
+def test_events_without_end_get_no_more_than_the_share() -> None:
+    """A wait that is over at once is none: the kernel would never count it as the end of a stretch either."""
+    calls = FakeCalls()
+
+    def check(priority: LoopPriority) -> None:
+        realtime = 0.0
+        began = calls.wall
+        for _ in range(20_000):
+            priority.before_io_wait(1.0)
+            priority.after_io_wait(1.0)
+            if calls.policy == os.SCHED_FIFO:
+                realtime += 0.0005
+            calls.work(0.0005)
+        assert realtime <= SHARE * (calls.wall - began) + 2 * SLICE_S
+        assert realtime >= SHARE * (calls.wall - began) / 2
+
+    started(calls, check)
+
+
+def test_after_a_long_pass_the_next_event_is_handled_at_once() -> None:
+    calls = FakeCalls()
+
+    def check(priority: LoopPriority) -> None:
+        for _ in range(200):
+            calls.work(0.001)
+            priority.before_io_wait(0.0)
+        assert calls.policy == os.SCHED_OTHER
+        priority.before_io_wait(1.0)
+        calls.sleep(0.001)
+        priority.after_io_wait(1.0)
+        assert calls.policy == os.SCHED_FIFO
+
+    started(calls, check)
+
+
+def test_a_refusal_leaves_the_nice_value_and_says_so() -> None:
+    calls = FakeCalls()
+    calls.refuse[os.SCHED_FIFO] = errno.EPERM
+
+    def check(priority: LoopPriority) -> None:
+        assert priority.status.state is PriorityState.REFUSED
+        assert "EPERM" in priority.status.problem
+        assert (calls.policy, calls.nice) == (os.SCHED_OTHER, -10)
+
+    started(calls, check)
+
+
+def test_a_right_that_is_taken_away_later_is_a_problem_and_its_return_ends_it() -> None:
+    calls = FakeCalls()
+
+    def check(priority: LoopPriority) -> None:
+        calls.work(0.2)
+        priority.before_io_wait(0.0)
+        calls.refuse[os.SCHED_FIFO] = errno.EPERM
+        priority.before_io_wait(1.0)
+        assert priority.status.state is PriorityState.REFUSED
+        assert "EPERM" in priority.status.problem
+        del calls.refuse[os.SCHED_FIFO]
+        priority.before_io_wait(1.0)
+        assert (priority.status.state, priority.status.problem) == (PriorityState.REAL_TIME, "")
+
+    started(calls, check)
+
+
+def test_zero_is_no_real_time_priority_at_all() -> None:
+    calls = FakeCalls()
+
+    def check(priority: LoopPriority) -> None:
+        assert (calls.policy, calls.nice, calls.soft_us) == (os.SCHED_OTHER, -10, 0)
+        assert priority.status.state is PriorityState.OFF
+
+    started(calls, check, slice_s=0.0)
+
+
+@pytest.mark.parametrize("lasts", [0.001, 0.05])
+def test_it_follows_a_real_loop(lasts: float) -> None:
+    """Trio calls it around each wait: the end of a step that took longer than the budget is seen there."""
+    calls = FakeCalls()
+
+    async def main() -> None:
+        priority = LoopPriority(nice=0, slice_s=SLICE_S, calls=calls)
+        priority.start()
+        await trio.sleep(1)
+        calls.work(lasts)
+        await trio.lowlevel.checkpoint()
+        assert calls.policy == (os.SCHED_FIFO if lasts < SLICE_S else os.SCHED_OTHER)
+        await trio.sleep(1)
+        assert priority.status.state is PriorityState.REAL_TIME
+        priority.stop()
+        assert calls.policy == os.SCHED_OTHER
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))

@@ -1,0 +1,284 @@
+"""The watch of this node's pods: what it knows, what it requests, and how it ends and begins again."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+
+import pytest
+import trio
+
+from reconciler.clients.kube import KubeApi
+from reconciler.clients.kube_config import ApiServer
+from reconciler.sources import pod_watch
+from reconciler.sources.pod_watch import Lines, PodWatch
+from state.model import PodMeta
+from tests.fakes.api_server import FakeApiServer
+from tests.fakes.marks import MARKS
+
+BE = {"koordinator.sh/qosClass": "BE"}
+LS = {"koordinator.sh/qosClass": "LS"}
+
+
+class Watched:
+    """A watch of a server, with what it reported."""
+
+    def __init__(self, server: FakeApiServer) -> None:
+        self.server = server
+        self.changes: list[frozenset[str]] = []
+        self.breaks = 0
+        self.watch = PodWatch(
+            KubeApi(ApiServer(server=f"http://127.0.0.1:{server.port}", timeout_s=5), environ={}),
+            "n1",
+            on_change=self.changes.append,
+            on_break=self._broke,
+            marks=MARKS,
+            fraction=lambda: 0.0,
+        )
+
+    def _broke(self) -> None:
+        self.breaks += 1
+
+    def labels(self, uid: str) -> object:
+        return self.watch.known[uid].labels
+
+    @property
+    def ok(self) -> bool:
+        return self.watch.status(trio.current_time()).ok
+
+
+async def until(true: Callable[[], bool]) -> None:
+    with trio.fail_after(10):
+        while not true():  # noqa: ASYNC110  (of many objects, most of them without an event)
+            await trio.sleep(0.005)
+
+
+@asynccontextmanager
+async def watching(*uids: str) -> AsyncIterator[Watched]:
+    server = FakeApiServer()
+    for uid in uids:
+        server.change(uid, labels=LS)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(server.serve)
+        watched = Watched(server)
+        await nursery.start(watched.watch.run)
+        await until(lambda: len(server.watches) == 1)
+        yield watched
+        nursery.cancel_scope.cancel()
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pod_watch, "_FIRST_DELAY_S", 0.02)
+    monkeypatch.setattr(pod_watch, "_SHORT_S", 0.0)
+
+
+async def test_one_list_from_the_cache_and_a_watch_from_its_version_for_this_node_only() -> None:
+    async with watching("a", "b") as watched:
+        assert watched.server.lists == [
+            "GET /api/v1/pods?fieldSelector=spec.nodeName%3Dn1&resourceVersion=0",
+        ]
+        (path,) = watched.server.watches
+        assert "fieldSelector=spec.nodeName%3Dn1&watch=true&allowWatchBookmarks=true&timeoutSeconds=240" in path
+        assert path.endswith("&resourceVersion=102")
+        assert watched.changes == [frozenset("ab")]
+        assert (watched.ok, set(watched.watch.known)) == (True, {"a", "b"})
+
+
+async def test_a_changed_label_is_reported_and_a_change_that_only_the_kubelet_made_is_not() -> None:
+    async with watching("a") as watched:
+        watched.server.change("a", labels=BE)
+        await until(lambda: watched.labels("a") == BE)
+        assert watched.changes[1:] == [frozenset("a")]
+        pod = watched.server.pods["a"]
+        pod["status"] = {"podIP": "10.0.0.1"}
+        watched.server._emit("MODIFIED", pod)
+        await until(lambda: watched.watch.known["a"].ip == "10.0.0.1")
+        assert len(watched.changes) == 2
+
+
+async def test_a_deleted_pod_is_known_until_its_directory_is_gone() -> None:
+    async with watching("a", "b") as watched:
+        watched.watch.keep_only(())
+        assert set(watched.watch.known) == {"a", "b"}, "the API server has both"
+        watched.server.delete("a")
+        watched.server.change("b", labels=BE)
+        await until(lambda: watched.labels("b") == BE)
+        watched.watch.keep_only({"a"})
+        assert set(watched.watch.known) == {"a", "b"}
+        watched.watch.keep_only(())
+        assert set(watched.watch.known) == {"b"}
+
+
+async def test_a_watch_that_ends_is_continued_from_the_last_version_of_an_event_or_bookmark() -> None:
+    async with watching("a") as watched:
+        watched.server.bookmark()
+        await until(lambda: watched.watch._bookmarked)
+        watched.server.end_watches()
+        await until(lambda: len(watched.server.watches) == 2)
+        assert watched.server.watches[1].endswith("&resourceVersion=102")
+        assert (len(watched.server.lists), watched.ok, watched.breaks) == (1, True, 0)
+
+
+@pytest.mark.parametrize("on_a_watch", [True, False])
+async def test_an_expired_version_means_a_list_from_the_cache(on_a_watch: bool) -> None:
+    async with watching("a") as watched:
+        if on_a_watch:
+            watched.server.expire()
+        else:
+            watched.server.oldest = watched.server.version = 500
+            watched.server.end_watches()
+        watched.server.pods["a"]["metadata"]["labels"] = BE
+        await until(lambda: len(watched.server.lists) == 2)
+        assert watched.server.lists[1].endswith("resourceVersion=0")
+        await until(lambda: watched.labels("a") == BE)
+
+
+async def test_a_failing_server_is_tried_again_ever_less_often_and_the_pods_stay_known() -> None:
+    async with watching("a") as watched:
+        watched.server.refusal = 403, "pods is forbidden"
+        watched.server.end_watches()
+        await until(lambda: not watched.ok)
+        assert (watched.breaks, watched.labels("a")) == (1, LS)
+        status = watched.watch.status(trio.current_time())
+        assert status.detail.endswith("HTTP 403 pods is forbidden")
+        heard = watched.watch.fresh_at(trio.current_time())
+        await until(lambda: watched.watch._failures >= 4)
+        assert watched.watch.fresh_at(trio.current_time()) == heard
+        watched.server.refusal = None
+        watched.server.change("a", labels=BE)
+        await until(lambda: watched.ok and watched.labels("a") == BE)
+        assert len(watched.server.lists) == 1, "the version is still there"
+        assert watched.breaks == 1
+
+
+@pytest.mark.parametrize("failures", [1, 3, 40])
+async def test_the_delay_doubles_up_to_a_minute_with_jitter(failures: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pod_watch, "_FIRST_DELAY_S", 1.0)
+    delays = []
+    for fraction in (0.0, 1.0):
+        api = KubeApi(ApiServer(server="http://127.0.0.1:9", timeout_s=5), environ={})
+        watch = PodWatch(api, "n1", on_change=lambda _: None, marks=MARKS, fraction=partial(float, fraction))
+        watch._failures = failures - 1
+        delays.append(await watch._connected())
+        await api.aclose()
+    whole = {1: 1.0, 3: 4.0, 40: 60.0}[failures]
+    assert delays == [whole * 0.5, whole * 1.5]
+
+
+async def test_silence_after_bookmarks_ends_the_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with watching("a") as watched:
+        watched.server.bookmark()
+        await until(lambda: watched.watch._bookmarked)
+        monkeypatch.setattr(pod_watch, "_SILENCE_S", 0.05)
+        watched.server.end_watches()
+        await until(lambda: watched.breaks == 1)
+        assert "no further part within 50 ms" in watched.watch._detail
+        assert len(watched.server.lists) == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"<html>login</html>",
+        b"[]",
+        b'{"type":"MODIFIED"}',
+        b'{"type":"ERROR","object":{"kind":"Status","code":500,"message":"etcd"}}',
+        b'{"type":"ADDED","object":' + b"[" * 5000,
+    ],
+)
+async def test_what_is_no_event_ends_the_watch_and_no_pod_is_lost(line: bytes) -> None:
+    async with watching("a") as watched:
+        watched.server.say(line)
+        await until(lambda: watched.breaks >= 1)
+        watched.server.change("a", labels=BE)
+        await until(lambda: watched.labels("a") == BE)
+
+
+@pytest.mark.parametrize(
+    "object",
+    [
+        b'{"metadata":{"name":"x"}}',
+        b'{"metadata":{"uid":7}}',
+        b'{"metadata":{"uid":"z","labels":[1]}}',
+        b'{"metadata":{"uid":"a","labels":"x"},"spec":[]}',
+        b'{"metadata":{"uid":"z","resourceVersion":"..\\u000a&watch=x"}}',
+    ],
+)
+async def test_an_unusable_pod_is_its_own_problem(object: bytes) -> None:  # noqa: A002
+    async with watching("a") as watched:
+        watched.server.say(b'{"type":"ADDED","object":%s}' % object)
+        watched.server.change("b", labels=BE)
+        await until(lambda: "b" in watched.watch.known)
+        assert (watched.ok, watched.breaks, watched.labels("a")) == (True, 0, LS)
+        assert watched.watch._version == "102"
+
+
+@pytest.mark.parametrize(
+    "annotations",
+    [
+        {"kubernetes.io/config.mirror": "victim"},
+        {"kubernetes.io/config.source": "file", "kubernetes.io/config.hash": "victim"},
+    ],
+)
+async def test_no_pod_can_pass_for_another(annotations: dict[str, str]) -> None:
+    async with watching("victim") as watched:
+        watched.server.change("attacker", labels=BE, annotations=annotations)
+        watched.server.change("b", labels=BE)
+        await until(lambda: "b" in watched.watch.known)
+        assert watched.labels("victim") == LS
+        assert set(watched.watch.known) == {"victim", "b"}
+
+
+@pytest.mark.parametrize(
+    ("labels", "annotations", "connects"),
+    [
+        (LS, {"kubernetes.io/config.seen": "x", "kubernetes.io/config.source": "api"}, 1),
+        (None, {}, 1),
+        (LS, None, 1),
+        (BE, {}, 2),
+        (LS, {"volcano.sh/preemptable": "true"}, 2),
+    ],
+)
+async def test_a_watch_that_differs_from_the_kubelets_new_list_is_connected_again_from_its_version(
+    labels: dict[str, str] | None, annotations: dict[str, str] | None, connects: int
+) -> None:
+    async with watching("a") as watched:
+        # The server has the change, and the watch does not deliver it.
+        watched.server.version += 1
+        watched.server.pods["a"]["metadata"].update(labels=BE, resourceVersion="102")
+        for _ in range(3):
+            watched.watch.compare(PodMeta(uid="a", source="kubelet", labels=labels, annotations=annotations))
+        watched.watch.compare(PodMeta(uid="z", source="kubelet", labels=BE, annotations={}))
+        if connects == 2:
+            await until(lambda: len(watched.server.watches) == 2)
+            watched.watch.compare(PodMeta(uid="a", source="kubelet", labels=labels, annotations=annotations))
+        watched.server.change("a", labels={"x": "y"})
+        await until(lambda: watched.labels("a") == {"x": "y"})
+        assert len(watched.server.watches) == connects
+        assert (len(watched.server.lists), watched.breaks) == (1, 0)
+
+
+async def test_other_keys_to_read_mean_another_list() -> None:
+    async with watching("a") as watched:
+        watched.watch.relist()
+        await until(lambda: len(watched.server.watches) == 2)
+        assert len(watched.server.lists) == 2
+        assert watched.breaks == 0
+
+
+async def test_the_number_of_pods_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pod_watch, "MOST_PODS", 3)
+    async with watching("a", "b", "c") as watched:
+        watched.server.change("d", labels=BE)
+        watched.server.change("a", labels=BE)
+        await until(lambda: watched.labels("a") == BE)
+        assert set(watched.watch.known) == {"a", "b", "c"}
+        assert "more than 3 pods" in watched.watch.status(0).detail
+
+
+def test_a_line_may_come_in_parts_and_a_long_one_is_cut() -> None:
+    taken: list[tuple[bytes, int]] = []
+    lines = Lines(lambda line, length: taken.append((line, length)), longest=4)
+    for part in (b"ab", b"c\n\nxy", b"z", b"0123\nlast", b"\n"):
+        lines.feed(part)
+    assert taken == [(b"abc", 3), (b"xyz0", 7), (b"last", 4)]

@@ -1,0 +1,25 @@
+#!/bin/bash
+# Which values in control files of slices and scopes systemd resets, and at which event: the table in docs/support.md.
+#
+#   tests/vm/systemd-writes.sh v2|v1 [11|12|13]
+#
+# A measurement, no test: it prints what was reset at each event, without bypassd, and then the same with a quota that is
+# set as the unit's property too.
+set -euo pipefail
+here=$(dirname "${BASH_SOURCE[0]}")
+. "$here/lib.sh"
+need qemu-system-x86_64 mke2fs
+
+layout=${1:-}
+if ! cgroup=$(layout_parameters "$layout"); then
+    sed -n '2,7s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
+    exit 2
+fi
+distribution=${2:-12}
+"$here/build.sh" "$distribution"
+
+scratch
+mkdir -p "$work/suite/repository/tests/vm"
+cp "$here/inside-systemd-writes.sh" "$work/suite/repository/tests/vm/inside.sh"
+printf '%s\n' "$layout" >"$work/suite/layout"
+boot "$cgroup" "${BYPASSD_VM_LIMIT:-900}"
