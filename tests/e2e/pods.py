@@ -31,6 +31,8 @@ def quota_of(milli: int) -> int:
 class ContainerSpec(Struct, frozen=True, kw_only=True):
     """One container. ``run`` is what the test program does: ``("burn", "2")``. Units: thousandths of a CPU, bytes.
 
+    ``("exec", PROGRAM, ...)`` is another program (`tests.node.scripted` only).
+
     ``batch_memory``: what a BE container asks for and may have of the overcommitted resource.
     """
 

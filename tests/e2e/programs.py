@@ -16,6 +16,8 @@ from typing import Final
 HERE: Final = Path(__file__).parent
 SOURCES: Final = {
     "app": HERE / "images" / "app.c",
+    "generator": HERE.parent / "protection" / "generator.c",
+    "hogs": HERE.parent / "protection" / "hogs.c",
     "disturb": HERE.parent / "node" / "disturb.c",
     "load": HERE.parent / "node" / "load.c",
     "memory": HERE.parent / "node" / "memory.c",
@@ -52,7 +54,7 @@ def _build(source: Path, target: Path) -> None:
     # Built beside and renamed: two test runs may want it at once.
     fresh = target.with_name(f"{target.name}.{os.getpid()}")
     done = subprocess.run(
-        [compiler, *_FLAGS, "-o", str(fresh), str(source)], check=False, capture_output=True, text=True
+        [compiler, *_FLAGS, "-o", str(fresh), str(source), "-lm"], check=False, capture_output=True, text=True
     )
     if done.returncode != 0:
         raise ProgramError(f"{source.name} does not build:\n{done.stderr}")

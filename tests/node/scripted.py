@@ -84,9 +84,12 @@ class ScriptedNode(Node):
         out, cid = self.out_directory(pod.spec, spec.name), secrets.token_hex(32)
         shutil.rmtree(out, ignore_errors=True)
         os.makedirs(out)
-        compiled = _COMPILED.get(spec.run[0])
-        begin = [str(program(compiled))] if compiled is not None else [sys.executable, "-S", WORK]
-        parts = [*begin, *arguments(spec.run, out)]
+        if spec.run[0] == "exec":
+            parts = list(spec.run[1:])
+        else:
+            compiled = _COMPILED.get(spec.run[0])
+            begin = [str(program(compiled))] if compiled is not None else [sys.executable, "-S", WORK]
+            parts = [*begin, *arguments(spec.run, out)]
         fields = resources(spec, self.cpus.cpus_of(pod.spec, spec.name))
         self._start_container(pod.spec, pod.sandbox, cid, spec, parts, fields)
         return Running(node=self, pod=pod.spec, spec=spec, id=cid)

@@ -1,0 +1,62 @@
+"""`make protection`: real services beside BE work under each law; the record, the tables and the pictures.
+
+    python -m tests.protection [--services redis,nginx] [--hogs "int 2x,stream"] [--laws alone,kubernetes,bypassd]
+        [--shares 0.3,0.6] [--rounds 3] [--seconds 4] [--record FILE]
+
+Needs root, cgroup v1 or v2, and Debian's redis-server, nginx, postgresql and nodejs; what is not installed is left out,
+which is said. Nothing else should run on the machine; its use by others is in each figure's ``busy``.
+"""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.protection.cells import encoded, measured, stage
+from tests.protection.hogs import HOGS
+from tests.protection.laws import LAWS
+from tests.protection.report import read_record, tables
+from tests.protection.services import SERVICES
+
+
+def main(parts: Sequence[str] | None = None) -> int:
+    """Measure, and write the tables to standard output."""
+    options = argparse.ArgumentParser(description="Online latency and BE work under each law.")
+    options.add_argument("--services", default=",".join(SERVICES))
+    options.add_argument("--hogs", default=",".join(HOGS))
+    options.add_argument("--laws", default=",".join(LAWS))
+    options.add_argument("--shares", default="0.3,0.6")
+    options.add_argument("--rounds", type=int, default=3)
+    options.add_argument("--seconds", type=float, default=4.0)
+    options.add_argument("--settle", type=float, default=2.0)
+    options.add_argument("--record", type=Path, default=Path("protection.jsonl"))
+    given = options.parse_args(parts)
+    services = [SERVICES[name] for name in given.services.split(",")]
+    hogs = [HOGS[name] for name in given.hogs.split(",")]
+    laws = [LAWS[name] for name in given.laws.split(",")]
+    with given.record.open("ab") as record, tempfile.TemporaryDirectory(prefix="bypassd-protection-") as directory:
+        Path(directory).chmod(0o755)
+        for service in services:
+            if service.missing:
+                print(f"{service.name}: NOT MEASURED: {service.needs} is not installed", file=sys.stderr)
+                continue
+            with stage(service, directory) as place:
+                for cell in measured(
+                    place,
+                    shares=[float(text) for text in given.shares.split(",")],
+                    hogs=hogs,
+                    laws=laws,
+                    rounds=given.rounds,
+                    seconds=given.seconds,
+                    settle_s=given.settle,
+                    say=lambda text: print(text, file=sys.stderr),
+                ):
+                    record.write(encoded(cell))
+                    record.flush()
+    print(tables(read_record(given.record)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,256 @@
+"""One cell of the table: a service under load, beside one kind of BE work, under one law; and all of them in turn.
+
+Rounds are interleaved: each runs every law and every kind once, so that what the machine does meanwhile is in all of
+them alike. A cell has the online latencies, the work of BE, and the machine's use during exactly that time.
+"""
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from tests.e2e.node import RunningPod
+from tests.e2e.pods import PERIOD_US, ContainerSpec, PodSpec, new_uid
+from tests.e2e.programs import program
+from tests.fakes.kubelet.cgroups import write
+from tests.fakes.kubelet.fake import playing_the_kubelet
+from tests.node.bypassd import BypassdProcess, configuration
+from tests.node.scripted import ScriptedNode
+from tests.protection.hogs import CPUS, Hog, units
+from tests.protection.laws import FIXED_PERCENT, Law
+from tests.protection.services import Load, Service, free_port, listening, loaded, start_load
+
+_BE: Final = {"koordinator.sh/qosClass": "BE"}
+_LIVE: Final = {"koordinator.sh/qosClass": "LS"}
+GROUP: Final = f"/bypassd-protection-{os.getpid()}"
+_TICKS: Final = os.sysconf("SC_CLK_TCK")
+
+
+class Cell(Struct, frozen=True, kw_only=True):
+    """One measurement. Times in microseconds, ``busy`` and ``steal`` in CPUs, ``work`` in units a second.
+
+    ``rate``: requests a second that were asked for; ``done``: that were answered. ``busy`` is the whole machine's.
+    """
+
+    service: str
+    share: float
+    hog: str
+    law: str
+    round: int
+    rate: float
+    done: float
+    p50: float
+    p99: float
+    p999: float
+    worst: float
+    late_p99: float
+    unanswered: int
+    busy: float
+    steal: float
+    work: float
+    windows: tuple[float, ...]
+
+
+class Uses(Struct, frozen=True):
+    """/proc/stat's first line since boot, in seconds of CPU."""
+
+    busy: float
+    steal: float
+    at: float
+
+    @classmethod
+    def now(cls) -> "Uses":
+        numbers = [int(word) / _TICKS for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+        user, nice, system, _idle, _iowait, irq, softirq, steal = numbers
+        return cls(user + nice + system + irq + softirq, steal, time.monotonic())
+
+
+class Stage:
+    """A node with one service on it. BE pods and the agent come and go."""
+
+    def __init__(self, node: ScriptedNode, service: Service, port: int, directory: str) -> None:
+        self.node, self.service, self.port, self.directory = node, service, port, directory
+        self.generator, self.hogs = str(program("generator")), str(program("hogs"))
+        self._agent: BypassdProcess | None = None
+        self._law: Law | None = None
+
+    def load(self, rate: float, *, warmup_s: float, seconds: float, seed: int) -> Load:
+        """Open-loop load, and its result."""
+        return loaded(
+            start_load(self.generator, self.service, self.port, rate, warmup_s=warmup_s, seconds=seconds, seed=seed)
+        )
+
+    def capacity(self, *, most_us: float = 20_000.0) -> float:
+        """The highest rate, by steps of a quarter, that it sustains alone with a p99 below ``most_us``."""
+        rate = 200.0
+        good = rate
+        while rate < 300_000:
+            result = self.load(rate, warmup_s=0.3, seconds=1.0, seed=1)
+            if result.unanswered or result.p99 > most_us or result.rate < 0.95 * rate:
+                break
+            good, rate = rate, rate * 1.25
+        return good
+
+    def rule(self, law: Law, online_busy: float) -> None:
+        """Put a law in force. ``online_busy``: CPUs that are busy when there is no BE work."""
+        if law is self._law:
+            return
+        self.unrule()
+        self._law = law
+        if law.fixed:
+            self._quota(max(0.1, CPUS * FIXED_PERCENT / 100 - online_busy))
+        if law.config is not None:
+            agent = BypassdProcess(self.node, cri_socket=None)
+            agent.write_config({**configuration(self.node, agent.directory, cri_socket=None), **law.config})
+            agent.start()
+            agent.wait_ready()
+            self._agent = agent
+
+    def unrule(self) -> None:
+        """As without any law."""
+        agent, self._agent, law, self._law = self._agent, None, self._law, None
+        if agent is not None:
+            agent.restore()
+            agent.stop()
+        if law is not None and law.fixed:
+            self._quota(None)
+
+    def _quota(self, cpus: float | None) -> None:
+        directory = self.node.cgroups.directory("cpu", self.node.cgroups.group("kubepods", "besteffort"))
+        write(directory, "cpu.cfs_quota_us", -1 if cpus is None else int(cpus * PERIOD_US))
+
+    @contextmanager
+    def hog(self, hog: Hog | None, law: Law) -> Iterator[Callable[[], int]]:
+        """BE work; the function returns its units so far."""
+        if hog is None:
+            yield lambda: 0
+            return
+        directory = f"{self.directory}/hog-{hog.name.replace(' ', '-')}"
+        os.makedirs(directory, exist_ok=True)
+        Path(directory, "count").unlink(missing_ok=True)
+        command = hog.command(self.hogs, directory)
+        container = ContainerSpec(run=("exec", *command), cpu_request=0 if law.be else 1000)
+        pod = self.node.run_pod(
+            PodSpec(name="hog", namespace="batch", uid=new_uid(), labels=dict(_BE), containers=(container,))
+        )
+        try:
+            yield lambda: units(directory)
+        finally:
+            self.node.remove_pod(pod)
+
+    def cell(
+        self, hog: Hog | None, law: Law, *, share: float, rate: float, seconds: float, settle_s: float, number: int
+    ) -> Cell:
+        """Measure one."""
+        with self.hog(hog, law) as done:
+            time.sleep(0.2)
+            running = start_load(
+                self.generator, self.service, self.port, rate, warmup_s=settle_s, seconds=seconds, seed=number + 1
+            )
+            time.sleep(settle_s)
+            before, work_before = Uses.now(), done()
+            time.sleep(seconds)
+            after, work_after = Uses.now(), done()
+            load = loaded(running)
+        took = after.at - before.at
+        return Cell(
+            service=self.service.name,
+            share=share,
+            hog=hog.name if hog is not None else "-",
+            law=law.name,
+            round=number,
+            rate=rate,
+            done=load.rate,
+            p50=load.p50,
+            p99=load.p99,
+            p999=load.p999,
+            worst=load.worst,
+            late_p99=load.late_p99,
+            unanswered=load.unanswered,
+            busy=(after.busy - before.busy) / took,
+            steal=(after.steal - before.steal) / took,
+            work=(work_after - work_before) / took,
+            windows=load.windows,
+        )
+
+    def alone_work(self, hog: Hog, *, seconds: float) -> float:
+        """Units a second of BE work while nothing is asked of the service and no law holds."""
+        law = Law(name="unmanaged", be=False)
+        self.unrule()
+        with self.hog(hog, law) as done:
+            time.sleep(0.5)
+            began, before = time.monotonic(), done()
+            time.sleep(seconds)
+            return (done() - before) / (time.monotonic() - began)
+
+
+@contextmanager
+def stage(service: Service, directory: str) -> Iterator[Stage]:
+    """A node with the service's pod; all is undone afterwards."""
+    own = f"{directory}/{service.name}"
+    os.makedirs(own, exist_ok=True)
+    port = free_port()
+    command = service.prepare(own, port)
+    container = ContainerSpec(run=("exec", *command), cpu_request=1000)
+    with (
+        playing_the_kubelet(),
+        ScriptedNode.start(cpu_policy="none", reserved=frozenset(), cgroup_root=GROUP) as node,
+    ):
+        node.kubelet.listen()
+        pod: RunningPod = node.run_pod(
+            PodSpec(name=service.name, namespace="shop", uid=new_uid(), labels=dict(_LIVE), containers=(container,))
+        )
+        listening(port)
+        result = Stage(node, service, port, own)
+        try:
+            yield result
+        finally:
+            result.unrule()
+            node.remove_pod(pod)
+
+
+def measured(
+    place: Stage,
+    *,
+    shares: Sequence[float],
+    hogs: Sequence[Hog],
+    laws: Sequence[Law],
+    rounds: int,
+    seconds: float,
+    settle_s: float,
+    say: Callable[[str], None],
+) -> Iterator[Cell | tuple[str, str, float]]:
+    """All cells of one service; and as (service, kind, units a second) each kind's work with the machine to itself."""
+    top = statistics.median(place.capacity() for _ in range(3))
+    say(f"{place.service.name}: sustains {top:.0f} requests a second alone")
+    for hog in hogs:
+        yield place.service.name, hog.name, place.alone_work(hog, seconds=seconds)
+    alone = next((law for law in laws if law.name == "alone"), Law(name="alone"))
+    for number in range(rounds):
+        for share in shares:
+            rate = top * share
+            online = place.cell(None, alone, share=share, rate=rate, seconds=seconds, settle_s=settle_s, number=number)
+            yield online
+            for law in laws:
+                if law.name == "alone":
+                    continue
+                place.rule(law, online.busy)
+                for hog in hogs:
+                    cell = place.cell(
+                        hog, law, share=share, rate=rate, seconds=seconds, settle_s=settle_s, number=number
+                    )
+                    say(f"  {share:.0%} {law.name:<12} {hog.name:<9} p99 {cell.p99:8.0f} (alone {online.p99:.0f}) us")
+                    yield cell
+            place.unrule()
+
+
+def encoded(cell: Cell | tuple[str, str, float]) -> bytes:
+    """A line of the record."""
+    value: Any = cell if isinstance(cell, Cell) else {"service": cell[0], "hog": cell[1], "alone_work": cell[2]}
+    return msgspec.json.encode(value) + b"\n"

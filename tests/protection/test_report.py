@@ -1,0 +1,49 @@
+"""The table says what the record says: ratios to alone in the same round, and BE's work by what online leaves."""
+
+import pytest
+
+from tests.protection.report import CPUS, outcomes, tables
+
+
+def cell(
+    law: str, number: int, *, p99: float, work: float = 0.0, busy: float = 0.0, hog: str = "int 2x"
+) -> dict[str, object]:
+    return {
+        "service": "redis",
+        "share": 0.3,
+        "hog": hog,
+        "law": law,
+        "round": number,
+        "p99": p99,
+        "p999": 2 * p99,
+        "busy": busy,
+        "work": work,
+    }
+
+
+ROWS = [
+    {"service": "redis", "hog": "int 2x", "alone_work": 1000.0},
+    *(cell("alone", number, p99=100.0 * (number + 1), busy=CPUS / 4, hog="-") for number in range(3)),
+    *(cell("bypassd", number, p99=110.0 * (number + 1), work=600.0) for number in range(3)),
+    cell("kubernetes", 0, p99=500.0, work=900.0),
+]
+
+
+def test_ratios_are_to_alone_in_the_same_round_and_work_is_of_what_online_leaves() -> None:
+    ours, theirs = outcomes(ROWS)
+    assert (ours.law, ours.p99, ours.p999, ours.spread) == ("bypassd", 1.1, 1.1, (1.1, 1.1))
+    assert ours.work == pytest.approx(600 / (1000 * 0.75))
+    assert (ours.p99_us, ours.alone_us) == (220.0, 200.0)
+    assert theirs.p99 == 5.0
+    assert theirs.work == pytest.approx(1.2)
+
+
+def test_the_table_has_a_line_for_each_load_and_a_column_for_each_law() -> None:
+    head, rule, line, *_ = tables(ROWS).splitlines()
+    assert [text.strip() for text in head.strip("|").split("|")] == [
+        *("service", "load", "BE work", "alone p99"),
+        *("bypassd", "kubernetes"),
+    ]
+    assert rule.count("|") == head.count("|") == line.count("|")
+    assert "1.10 1.10, 80%" in line
+    assert "5.00 5.00, 120%" in line
