@@ -137,14 +137,29 @@ class PoolSize(Struct, frozen=True, kw_only=True):
     """Planned size of an online pool and the reason; state of the step limits.
 
     ``wanted_milli``: demand as estimated (thousandths of a CPU); ``cpus``: the size after limits and sharing;
-    ``changed_at``, ``shrunk_at``: on the view's clock.
+    ``asked_cpus``: the size after limits, before sharing with others (0: the same); ``changed_at``, ``shrunk_at``: on
+    the view's clock. ``small_cpus``: the last size that turned out too small under the pid policy (0: none), and
+    ``small_milli``: what the pods used then.
     """
 
     wanted_milli: int
     cpus: int
+    asked_cpus: int = 0
     changed_at: float = 0.0
     shrunk_at: float = 0.0
+    small_cpus: int = 0
+    small_milli: int = 0
     reason: str = ""
+
+    @property
+    def asked(self) -> int:
+        """CPUs that it asks for, whatever it has."""
+        return self.asked_cpus or self.cpus
+
+    @property
+    def cut(self) -> bool:
+        """Whether it has less than it asks for, because the pools do not all fit."""
+        return self.cpus < self.asked_cpus
 
 
 Uses = Mapping[str, GroupUse]
