@@ -26,6 +26,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from cgroupfs.cpuset import CpuSet
+from cgroupfs.errors import InputError
 from reconciler.pods.annotations import (
     NUMA_NODES,
     JsonAnnotation,
@@ -115,6 +116,19 @@ def parse(labels: Mapping[str, str], annotations: Mapping[str, str]) -> tuple[Cp
             said = f"Katalyst's annotations give {name} {_shown(fields[name])}, Koordinator's give {_shown(value)}"
             problems.append(f"{said}: the first applies")
     return replace(CpuPreferences(), **fields), tuple(problems)
+
+
+def within_request(wish: CpuPreferences, request_milli: int) -> tuple[CpuPreferences, str | None]:
+    """The same without CPUs that the pod does not request, and a message if it names more than that.
+
+    ``request_milli``: the pod's CPU request (thousandths of a CPU); 0 is unknown or none, and bounds nothing, as a
+    container without a request gets no CPUs of its own.
+    """
+    most = -(-request_milli // 1000)
+    if wish.cpus is None or not most or len(wish.cpus) <= most:
+        return wish, None
+    said = InputError(f"annotation {RESOURCE_STATUS}: cpuset", f"{len(wish.cpus)} CPUs", f"at most its request, {most}")
+    return replace(wish, cpus=None), str(said)
 
 
 def _katalyst(annotations: Mapping[str, str], problems: list[str]) -> _Fields:

@@ -7,7 +7,7 @@ Source: reference values of ``kubernetes.io/batch-*`` and ``resource.katalyst.ku
 thousandths of a CPU, and bytes); Koordinator's annotation ``node.koordinator.sh/extended-resource-spec``.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final
 
 import msgspec
@@ -17,7 +17,7 @@ from cgroupfs.bounded import decoded
 from cgroupfs.errors import InputError
 from reconciler.pods.marks import longest, note, too_long, utf8_bytes
 from reconciler.settings.quantity import milli, whole
-from state.model import ContainerMeta, Resources
+from state.model import ContainerKind, ContainerMeta, Resources
 
 EXTENDED_SPEC: Final = "node.koordinator.sh/extended-resource-spec"
 
@@ -123,6 +123,12 @@ def with_extended(
             )
         )
     return tuple(merged), tuple(problems)
+
+
+def cpu_request(containers: Collection[ContainerMeta]) -> int:
+    """A pod's CPU request (thousandths of a CPU): of its containers together, or of its largest init container."""
+    init = [item.requests.cpu_milli or 0 for item in containers if item.kind is ContainerKind.INIT]
+    return max(sum(item.requests.cpu_milli or 0 for item in containers) - sum(init), max(init, default=0))
 
 
 def _filled(spec: Resources, extra: Resources) -> Resources:
