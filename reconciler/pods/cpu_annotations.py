@@ -241,8 +241,13 @@ def _text(value: object) -> str:
 
 MEMORY_QOS: Final = "koordinator.sh/memoryQOS"
 OOM_SCORE_ADJ: Final = "koordinator.sh/oom-score-adj"
-# "default" and "auto" take the node's own percentages; "none" is an explicit no.
-_POLICIES: Final[Mapping[str, bool]] = {"": False, "default": False, "auto": False, "none": True}
+# All but "none" take the node's own percentages; with "auto" also where the node's policy is off.
+_POLICIES: Final[Mapping[str, Mapping[str, bool]]] = {
+    "": {},
+    "default": {},
+    "auto": {"auto": True},
+    "none": {"off": True},
+}
 
 
 def memory_wish_of(annotations: Mapping[str, str]) -> tuple[MemoryPreferences, tuple[str, ...]]:
@@ -251,7 +256,7 @@ def memory_wish_of(annotations: Mapping[str, str]) -> tuple[MemoryPreferences, t
     qos = JsonAnnotation(annotations, MEMORY_QOS, problems)
     enhancement = JsonAnnotation(annotations, MEMORY_ENHANCEMENT, problems)
     wish = MemoryPreferences(
-        off=qos.read("policy", lambda value: one_of(value, _POLICIES)) or False,
+        **(qos.read("policy", lambda value: one_of(value, _POLICIES)) or {}),
         min_percent=qos.read("minLimitPercent", _limit_percent),
         low_percent=qos.read("lowLimitPercent", _limit_percent),
         throttling_percent=qos.read("throttlingPercent", _limit_percent),

@@ -2,7 +2,8 @@
 
 A burst of B µs lets a group that used less than its quota before use up to B µs more in one period. It raises no
 average: only saved quota is spent. Off by default, as with the peers. Per pod: Katalyst's ``cpu_burst_policy`` and
-``cpu_burst_percent``, Koordinator's ``cpuBurst`` annotation.
+``cpu_burst_percent``, Koordinator's ``cpuBurst`` annotation; a pod that requests bursts gets them also where the node's
+policy is off.
 
 Source: Katalyst (quota x percent / 100, closed for reclaimed pods), Koordinator's cpuBurstOnly and auto, rubik's
 quotaBurst; kernel documentation sched-bwc. Differences:
@@ -14,7 +15,7 @@ quotaBurst; kernel documentation sched-bwc. Differences:
 - Containers on CPUs of their own get none: they have no CPU beyond those to burst into.
 """
 
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 from msgspec import Meta
 from msgspec.structs import replace
@@ -27,9 +28,13 @@ from state.cpu import BurstLimit
 from state.model import ContainerKind, NodeView, Pod, Pools, Setting
 from state.plan import NodePlan
 
+if TYPE_CHECKING:
+    from reconciler.policies.table import PoliciesConfig
+
 NAME: Final = "burst"
 KNOB: Final = "cpu.burst"
 _FULL: Final = 100
+_REQUESTS: Final = frozenset({BurstLimit.STATIC, BurstLimit.AUTO})
 
 
 class BurstConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -38,6 +43,13 @@ class BurstConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields
     enabled: Annotated[
         bool, Meta(description="let online containers with a CPU quota save unused quota for bursts")
     ] = False
+    pods: Annotated[
+        bool,
+        Meta(
+            description="while it is off, apply it to pods that request it (koordinator.sh/cpuBurst auto or "
+            "cpuBurstOnly, katalyst cpu_burst_policy static or dynamic)"
+        ),
+    ] = True
     percent: Annotated[
         int,
         Meta(
@@ -95,6 +107,10 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: BurstConfig) -> li
     return settings
 
 
+def _requested(pod: Pod, policies: "PoliciesConfig") -> bool:
+    return policies.burst.pods and pod.pod_class.online and pod.wish.burst_policy in _REQUESTS
+
+
 POLICY = Policy(
     name=NAME,
     summary="online containers save unused quota for bursts",
@@ -102,4 +118,5 @@ POLICY = Policy(
     precedence=26,
     decide_node=decide_node,
     pod=for_pod,
+    requested=_requested,
 )

@@ -164,3 +164,30 @@ async def test_no_burst_ever_stands_above_its_quota(tmp_path: Path, mode: Mode) 
         [f"podweb {burst} 50000", f"id-main {burst} 50000", f"id-main {quota} 50000"],
         [f"id-main {quota} 100000", f"podweb {burst} 100000", f"id-main {burst} 100000"],
     ]
+
+
+@pytest.mark.parametrize(
+    ("policy", "config", "value"),
+    [
+        pytest.param(BurstLimit.STATIC, BurstConfig(), 100_000, id="requested"),
+        pytest.param(BurstLimit.AUTO, BurstConfig(), 100_000, id="both kinds requested"),
+        pytest.param(BurstLimit.QUOTA, BurstConfig(), None, id="the other kind alone"),
+        pytest.param(BurstLimit.CLOSED, BurstConfig(), None, id="refused"),
+        pytest.param(None, BurstConfig(), None, id="not requested"),
+        pytest.param(BurstLimit.STATIC, BurstConfig(pods=False), None, id="pods may not"),
+    ],
+)
+def test_a_pod_may_request_bursts_where_they_are_off_for_the_node(
+    policy: BurstLimit | None, config: BurstConfig, value: int | None
+) -> None:
+    asking = web(wish=CpuPreferences(burst_policy=policy))
+    desired = plan(view(asking, online("other", limited())), None, PoliciesConfig(burst=config))
+    given = bursts(desired)
+    assert given.get(MAIN) == value
+    assert not any("podother" in path for path in given)
+    assert desired.plan.reasons.get("burst", "off").startswith("off" if value is None else "off, except for 1 pod")
+
+
+def test_a_be_pod_that_requests_bursts_gets_none() -> None:
+    be = replace(pod("be", limited()), wish=CpuPreferences(burst_policy=BurstLimit.STATIC))
+    assert bursts(plan(view(be), None, PoliciesConfig(burst=BurstConfig()))) == {}

@@ -130,3 +130,24 @@ def test_it_is_off_unless_asked_for() -> None:
     web = pod("web", sized(GIGA, None), cls=PodClass.SHARED, qos=QosClass.BURSTABLE)
     desired = plan(node(web, versions=V2, node_memory=MEMORY), None, PoliciesConfig())
     assert not [setting for setting in desired.settings.values() if setting.policy == "memory_qos"]
+
+
+@pytest.mark.parametrize(
+    ("wish", "config", "applied"),
+    [
+        pytest.param(MemoryPreferences(auto=True), MemoryQosConfig(), True, id="requested"),
+        pytest.param(MemoryPreferences(auto=True, off=True), MemoryQosConfig(), False, id="refused"),
+        pytest.param(MemoryPreferences(auto=True), MemoryQosConfig(pods=False), False, id="pods may not"),
+        pytest.param(MemoryPreferences(low_percent=50), MemoryQosConfig(), False, id="numbers alone are no request"),
+    ],
+)
+def test_a_pod_may_request_it_where_it_is_off_for_the_node(
+    wish: MemoryPreferences, config: MemoryQosConfig, *, applied: bool
+) -> None:
+    mine = replace(pod("a", sized(GIGA, 2 * GIGA), cls=PodClass.SHARED, qos=QosClass.BURSTABLE), memory=wish)
+    other = pod("b", sized(GIGA, 2 * GIGA), cls=PodClass.SHARED, qos=QosClass.BURSTABLE)
+    desired = plan(node(mine, other, versions=V2, node_memory=MEMORY), None, PoliciesConfig(memory_qos=config))
+    low = {path: of(desired, path).get("memory.low") for path in (mine.group.path, "/kubepods/burstable", "/kubepods")}
+    assert set(low.values()) == ({GIGA} if applied else {None})
+    assert of(desired, other.group.path) == {}
+    assert desired.plan.reasons["memory_qos"].startswith("off, except for 1 pod" if applied else "off")
