@@ -3,8 +3,11 @@
 A BE pod of Koordinator, Volcano or Katalyst requests CPU and memory under names of their own, which the kubelet does
 not enforce: its cgroups stay without a limit. bypassd limits such a pod by those numbers.
 
-Source: reference values of ``kubernetes.io/batch-*`` and ``resource.katalyst.kubewharf.io/reclaimed_*`` (both count
-thousandths of a CPU, and bytes); Koordinator's annotation ``node.koordinator.sh/extended-resource-spec``.
+So does an online pod that requests Koordinator's mid-tier resources.
+
+Source: reference values of ``kubernetes.io/batch-*``, ``kubernetes.io/mid-*`` and
+``resource.katalyst.kubewharf.io/reclaimed_*`` (all count thousandths of a CPU, and bytes); Koordinator's annotation
+``node.koordinator.sh/extended-resource-spec``.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -21,6 +24,8 @@ from state.model import ContainerKind, ContainerMeta, Resources
 
 EXTENDED_SPEC: Final = "node.koordinator.sh/extended-resource-spec"
 
+_MID: Final = "kubernetes.io/mid-"
+
 Quantities = Mapping[str, str | int]
 
 # Several names for one field, strongest first. Where a container has two that differ, the smaller is used: too small
@@ -31,10 +36,12 @@ _FIELDS: Final[Mapping[str, tuple[tuple[str, Callable[[str | int], int]], ...]]]
     "batch_cpu_milli": (
         ("kubernetes.io/batch-cpu", whole),
         ("resource.katalyst.kubewharf.io/reclaimed_millicpu", whole),
+        ("kubernetes.io/mid-cpu", whole),
     ),
     "batch_memory_bytes": (
         ("kubernetes.io/batch-memory", whole),
         ("resource.katalyst.kubewharf.io/reclaimed_memory", whole),
+        ("kubernetes.io/mid-memory", whole),
     ),
 }
 
@@ -46,6 +53,7 @@ def read_resources(where: str, quantities: Quantities | None) -> tuple[Resources
     """
     values: dict[str, int] = {}
     problems: list[str] = []
+    mid = False
     if not quantities:
         return Resources(), ()
     for field, names in _FIELDS.items():
@@ -63,12 +71,13 @@ def read_resources(where: str, quantities: Quantities | None) -> tuple[Resources
                 problems.append(str(InputError(f"{where}: {name}", quantities[name], "a quantity of 0 or more")))
                 continue
             numbers[name] = value
+            mid = mid or name.startswith(_MID)
         if numbers:
             values[field] = min(numbers.values())
         if len(set(numbers.values())) > 1:
             text = " and ".join(f"{name}={value}" for name, value in numbers.items())
             problems.append(f"{where}: {text} differ: the smaller applies")
-    return Resources(**values), tuple(problems)
+    return Resources(**values, mid=mid), tuple(problems)
 
 
 class _ExtendedContainer(Struct, frozen=True):
@@ -137,4 +146,5 @@ def _filled(spec: Resources, extra: Resources) -> Resources:
         spec,
         batch_cpu_milli=extra.batch_cpu_milli if spec.batch_cpu_milli is None else spec.batch_cpu_milli,
         batch_memory_bytes=extra.batch_memory_bytes if spec.batch_memory_bytes is None else spec.batch_memory_bytes,
+        mid=spec.mid or extra.mid,
     )

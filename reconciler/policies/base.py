@@ -154,7 +154,8 @@ def placed_cpus(pod: Pod, container: Container, pools: Pools) -> CpuSet | None:
     """The CPUs that we chose for a container, its own or those it shares with its pod; None when we chose none.
 
     An init container and a side-car have none of their own: the first runs on all that its pod has (its app containers
-    are not running yet), the second on those of the pod's largest container. The pause container has none.
+    are not running yet), the second on those of the pod's main container, if one is named and has its own, else of its
+    largest. The pause container has none.
     """
     keys = pools.placed_by_pod.get(pod.uid)
     if keys is None or container.kind is ContainerKind.SANDBOX:
@@ -164,6 +165,8 @@ def placed_cpus(pod: Pod, container: Container, pools: Pools) -> CpuSet | None:
         return pools.dedicated[own]
     if container.kind is ContainerKind.INIT:
         return CpuSet.union(pools.dedicated[key] for key in keys)
+    if (main := f"{pod.uid}/{pod.wish.main}") in keys:
+        return pools.dedicated[main]
     return pools.dedicated[min(keys, key=lambda key: (-len(pools.dedicated[key]), key))]
 
 

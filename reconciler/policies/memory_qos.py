@@ -135,7 +135,7 @@ def of_container(pod: Pod, container: Container, view: NodeView, of: ClassMemory
     """One container's amounts; a BE pod's requests and limits are its batch memory where it has any."""
     requests, limits = container.requests, container.limits
     request, limit = requests.memory_bytes, limits.memory_bytes
-    if pod.pod_class is PodClass.RECLAIMED:
+    if pod.pod_class is PodClass.RECLAIMED or requests.mid or limits.mid:
         request = requests.batch_memory_bytes if requests.batch_memory_bytes is not None else request
         limit = limits.batch_memory_bytes if limits.batch_memory_bytes is not None else limit
     total = view.node_memory.total_bytes if view.node_memory is not None else None

@@ -404,3 +404,10 @@ def test_no_be_work_on_the_node_of_a_container_that_wants_it_for_itself() -> Non
     small = plan_pools(node(alone, pod("be"), topology=uniform(cores=8, threads=1)), None, CONFIG)
     assert small.reclaimed
     assert not small.reclaimed & small.dedicated["d/main"]
+
+
+@pytest.mark.parametrize(("main", "owner"), [("b", "b"), (None, "a"), ("side", "a"), ("gone", "a")])
+def test_side_cars_run_on_the_cpus_of_the_main_container(main: str | None, owner: str) -> None:
+    item = dedicated("d", app("a", 4000), app("b", 2000), app("side", 100), main=main)
+    texts = sets(node(item, topology=SMT))
+    assert texts["d/side"] == texts[f"d/{owner}"]

@@ -21,7 +21,8 @@ MEMORY = NodeMemoryReading(total_bytes=64 * GIGA, available_bytes=60 * GIGA)
 
 def sized(request: int | None, limit: int | None, name: str = "main", *, batch: bool = False) -> Container:
     field = "batch_memory_bytes" if batch else "memory_bytes"
-    return container(name, requests=Resources(**{field: request}), limits=Resources(**{field: limit}))
+    empty = Resources()
+    return container(name, requests=replace(empty, **{field: request}), limits=replace(empty, **{field: limit}))
 
 
 def of(desired: Desired, path: str) -> dict[str, object]:
@@ -151,3 +152,10 @@ def test_a_pod_may_request_it_where_it_is_off_for_the_node(
     assert set(low.values()) == ({GIGA} if applied else {None})
     assert of(desired, other.group.path) == {}
     assert desired.plan.reasons["memory_qos"].startswith("off, except for 1 pod" if applied else "off")
+
+
+def test_an_online_pods_mid_tier_memory_is_its_request_and_limit() -> None:
+    both = Resources(batch_memory_bytes=GIGA, mid=True)
+    item = pod("a", container("main", requests=both, limits=both), cls=PodClass.SHARED)
+    desired = plan(node(item, versions=V2, node_memory=MEMORY), None, ON)
+    assert of(desired, item.containers[0].group.path)["memory.low"] == GIGA
