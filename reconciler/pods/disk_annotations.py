@@ -3,7 +3,7 @@
 - rubik's ``volcano.sh/blkio-limit``: ``{"device_read_bps": [{"device": "/dev/sda", "value": "10485760"}]}``, also
   ``device_write_bps``, ``device_read_iops`` and ``device_write_iops``.
 - Koordinator's ``koordinator.sh/blkioQOS``: ``{"blocks": [{"name": "/dev/vda", "type": "device", "ioCfg": {"readIOPS":
-  100}}]}``, also ``writeIOPS``, ``readBPS`` and ``writeBPS``; 0 is no limit. Blocks of other types (volume groups, a
+  100}}]}``, also ``writeIOPS``, ``readBPS`` and ``writeBPS``; 0: unlimited. Blocks of other types (volume groups, a
   pod's volumes) are a message: their disks are known to LVM and to the storage driver only. Weights and cost models are
   the node's (`policies.disk`) and are ignored.
 
