@@ -60,8 +60,9 @@ class CpuPreferences(Struct, frozen=True, kw_only=True):
     ``strict_cores``: one of the two was required, so a message reports when it is impossible. ``apart``: see
     `AntiAffinity`. ``numa_share`` False: no other pod is to be bound to its nodes, if it is bound itself. ``lends``:
     whether BE may use its own CPUs where the config lets it at all; False refuses. ``burst_percent`` is of the quota, 0
-    switches bursts off. ``quota_burst_percent``: how far a quota may be raised, of the limit (100 is the limit itself),
-    for at most ``quota_burst_s`` seconds at full use (-1: for ever).
+    switches bursts off; ``burst_us`` instead of it is an amount in one period. ``quota_burst_percent``: how far a quota
+    may be raised, of the limit (100 is the limit itself), for at most ``quota_burst_s`` seconds at full use (-1: for
+    ever). ``main``: the container on whose CPUs the side-cars without CPUs of their own run.
     """
 
     pool: str | None = None
@@ -81,8 +82,10 @@ class CpuPreferences(Struct, frozen=True, kw_only=True):
     topology_policy: TopologyPolicy | None = None
     burst_policy: BurstLimit | None = None
     burst_percent: int | None = None
+    burst_us: int | None = None
     quota_burst_percent: int | None = None
     quota_burst_s: int | None = None
+    main: str | None = None
 
 
 class CookieGroups(StrEnum):
@@ -137,14 +140,29 @@ class PoolSize(Struct, frozen=True, kw_only=True):
     """Planned size of an online pool and the reason; state of the step limits.
 
     ``wanted_milli``: demand as estimated (thousandths of a CPU); ``cpus``: the size after limits and sharing;
-    ``changed_at``, ``shrunk_at``: on the view's clock.
+    ``asked_cpus``: the size after limits, before sharing with others (0: the same); ``changed_at``, ``shrunk_at``: on
+    the view's clock. ``small_cpus``: the last size that turned out too small under the pid policy (0: none), and
+    ``small_milli``: what the pods used then.
     """
 
     wanted_milli: int
     cpus: int
+    asked_cpus: int = 0
     changed_at: float = 0.0
     shrunk_at: float = 0.0
+    small_cpus: int = 0
+    small_milli: int = 0
     reason: str = ""
+
+    @property
+    def asked(self) -> int:
+        """CPUs that it asks for, whatever it has."""
+        return self.asked_cpus or self.cpus
+
+    @property
+    def cut(self) -> bool:
+        """Whether it has less than it asks for, because the pools do not all fit."""
+        return self.cpus < self.asked_cpus
 
 
 class PoolTerms(Struct, frozen=True, kw_only=True):

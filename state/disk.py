@@ -1,5 +1,7 @@
 """Disks for policies: the whole disk behind a name in the configuration, and the groups that share its limits."""
 
+from collections.abc import Mapping
+
 from msgspec import Struct
 
 
@@ -14,6 +16,17 @@ class Disk(Struct, frozen=True, kw_only=True):
     def title(self) -> str:
         """Its name for people."""
         return f"{self.kernel} {self.device}"
+
+
+class DiskPreference(Struct, frozen=True, kw_only=True):
+    """Limits that a pod requests for itself on one disk.
+
+    ``disk``: as the pod's author wrote it, a path below /dev or a name. ``limits``: bytes and operations per second,
+    under the kernel's names (``rbps``, ``wbps``, ``riops``, ``wiops``).
+    """
+
+    disk: str
+    limits: Mapping[str, int]
 
 
 class DiskPlan(Struct, frozen=True, kw_only=True):

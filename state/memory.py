@@ -82,11 +82,13 @@ class ZoneNode(Struct, frozen=True, kw_only=True):
 class MemoryPreferences(Struct, frozen=True, kw_only=True):
     """What a pod's annotations ask of its memory. None: they do not say.
 
-    Percentages as in `reconciler.policies.memory_qos`; ``off``: none of it. ``oom_priority``: Katalyst's, the lower is
-    killed first. ``oom_score_adj``: Koordinator's, as the kernel takes it.
+    Percentages as in `reconciler.policies.memory_qos`; ``off``: none of it; ``auto``: all of it, also where it is off
+    for the node. ``oom_priority``: Katalyst's, the lower is killed first. ``oom_score_adj``: Koordinator's, as the
+    kernel takes it.
     """
 
     off: bool = False
+    auto: bool = False
     min_percent: int | None = None
     low_percent: int | None = None
     throttling_percent: int | None = None

@@ -14,7 +14,7 @@ from cgroupfs.codecs import Value
 from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.naming import QosClass
 from state.cpu import CpuPreferences, GroupUse, PodIndicators, PoolSize, PoolTerms
-from state.disk import Disk
+from state.disk import Disk, DiskPreference
 from state.measures import Restrictions
 from state.memory import MemoryPreferences, NodeMemoryReading
 from state.topology import Topology
@@ -51,12 +51,16 @@ class Phase(StrEnum):
 
 
 class Resources(Struct, frozen=True, kw_only=True):
-    """Requests or limits of a container or pod; None is "not set". Units: thousandths of a CPU, bytes."""
+    """Requests or limits of a container or pod; None is "not set". Units: thousandths of a CPU, bytes.
+
+    ``mid``: the batch amounts are Koordinator's mid-tier resources, which online pods have, too.
+    """
 
     cpu_milli: int | None = None
     memory_bytes: int | None = None
     batch_cpu_milli: int | None = None
     batch_memory_bytes: int | None = None
+    mid: bool = False
 
     @property
     def be_cpu_milli(self) -> int | None:
@@ -211,6 +215,7 @@ class Pod(Struct, frozen=True, kw_only=True):
     grace_s: float | None = None
     wish: CpuPreferences = CpuPreferences()
     memory: MemoryPreferences = MemoryPreferences()
+    disks: tuple[DiskPreference, ...] = ()
     meta_source: str = "cgroup"
     """The sources that contributed, strongest first, joined by "+"."""
     sandbox: str | None = None

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from reconciler.cli.options import COMMANDS
+from reconciler.pods.marks import ANNOTATIONS, LABELS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -32,6 +33,13 @@ def test_every_metric_is_in_the_manual_page_and_no_other() -> None:
 def test_every_command_has_its_part_of_the_manual_page() -> None:
     titles = re.findall(r"^### bypassctl (\w+)", (DOCS / "bypassctl.1.md").read_text(), re.MULTILINE)
     assert sorted(titles) == sorted(command.name for command in COMMANDS)
+
+
+def test_every_label_and_annotation_that_is_read_is_in_its_document() -> None:
+    text = (DOCS / "annotations.md").read_text()
+    read, refused = text.split("## Not read")
+    assert sorted(key for key in {*ANNOTATIONS, *LABELS} if f"`{key}`" not in read) == []
+    assert [key for key in re.findall(r"^\| `([^`]+)`", refused, re.MULTILINE) if key in ANNOTATIONS] == []
 
 
 def test_the_readme_names_every_document() -> None:

@@ -1,13 +1,16 @@
 """A plan for a described machine: no node, no cgroups, nothing to compare with and nothing to write.
 
 The kubelet's policy is none there (it assigns no CPUs itself), the kernel a mainline one with cgroup v1, and the CPU in
-use is the pods file's.
+use is the pods file's. The plan is the one at which the agent comes to rest there: a first plan has no CPUs of BE work
+yet, so it counts online work's use of all CPUs against BE work, also of those where BE work will not run.
 """
 
+from collections.abc import Mapping
 from typing import Final
 
 from msgspec.structs import replace
 
+from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.knobs import CATALOG
 from cgroupfs.naming import Driver, Layout, QosClass
 from cgroupfs.steps import WritePlan
@@ -18,7 +21,7 @@ from reconciler.control.planner import plan
 from reconciler.pods.assemble import ContainerInput, PodInput, assemble
 from reconciler.pods.selectors import ClassOverride, ClassRules
 from reconciler.policies.base import PERIOD_US, QUOTA_MIN_US, SHARES_MIN
-from reconciler.runtime.format import cpu
+from reconciler.runtime.format import cpu, plural
 from state.cpu import GroupUse
 from state.model import (
     ContainerMeta,
@@ -28,18 +31,25 @@ from state.model import (
     NodeCpu,
     NodeView,
     Pod,
+    PodClass,
+    Pools,
     RuntimeSpec,
 )
+from state.plan import Desired
 from state.topology import Topology
 
 _VERSIONS: Final = {"cpu": 1, "cpuset": 1, "memory": 1, "pids": 1}
 _PATCHED: Final = frozenset({"cpu.identity", "cpu.qos"})
 """Knobs of distributions' own kernels."""
+_CPU: Final = 1000
+_STEP_S: Final = 60.0
+"""Between two plans: longer than each interval of the laws."""
+_MOST_STEPS: Final = 200
 LAYOUT: Final = Layout(Driver.CGROUPFS)
 
 
 def plan_machine(topology: Topology, described: list[DescribedPod], config: Config, problems: list[str]) -> PlanResult:
-    """What the agent would want there, as if it had just started and everything ran already."""
+    """What the agent would want there in the end, if it had just started and everything ran already."""
     pods = {pod.meta.uid: _pod(pod, config.classes) for pod in described}
     use = {pod.meta.uid: pod.use_milli for pod in described}
     view = NodeView(
@@ -54,13 +64,40 @@ def plan_machine(topology: Topology, described: list[DescribedPod], config: Conf
         uses=dict(_uses(pods, use)),
         knobs=frozenset(CATALOG) - _PATCHED,
     )
-    desired = plan(view, None, config.policies)
+    view, desired, steps = _settled(view, use, config)
+    if steps is None:
+        problems = [*problems, f"no steady state after {_MOST_STEPS} plans: this is the last of them"]
     standings = tuple(
         OfflineSetting(setting, "wanted", _text(setting.value), None, "") for setting in desired.settings.values()
     )
     texts = [f"{pod.title}: {problem}" for pod in pods.values() for problem in pod.classification.problems]
-    sources = {"pods": f"{len(pods)} described", "cpu": f"{cpu(sum(use.values()))} in use, as described"}
+    rest = "steady state" if steps is not None else "no steady state"
+    sources = {
+        "pods": f"{len(pods)} described",
+        "cpu": f"{cpu(sum(use.values()))} in use, as described; {rest} after {plural(steps or _MOST_STEPS, 'plan')}",
+    }
     return PlanResult(view, desired, standings, WritePlan(steps=()), sources, tuple(dict.fromkeys([*problems, *texts])))
+
+
+def _settled(view: NodeView, use: Mapping[str, int], config: Config) -> tuple[NodeView, Desired, int | None]:
+    """Plan until two plans in a row are equal; how many that took, None: they never were."""
+    desired = plan(view, None, config.policies)
+    for step in range(1, _MOST_STEPS):
+        pools = desired.plan.pools
+        view = replace(view, now=view.now + _STEP_S, cpu=_cpu(view.topology, view.pods, use, pools))
+        following = plan(view, desired.plan, config.policies)
+        if _lasting(following) == _lasting(desired):
+            return view, following, step
+        desired = following
+    return view, desired, None
+
+
+def _lasting(desired: Desired) -> object:
+    """A plan without the times and texts of how it came about."""
+    sizes = {key: size.cpus for key, size in desired.plan.pools.sizes.items()}
+    pools = replace(desired.plan.pools, budget_at=0.0, unknown_since=None, reasons={}, sizes={})
+    settings = {key: setting.value for key, setting in desired.settings.items()}
+    return replace(desired.plan, pools=pools, reasons={}), sizes, settings
 
 
 def _text(value: object) -> str:
@@ -99,17 +136,31 @@ def _spec(container: ContainerMeta) -> RuntimeSpec:
     )
 
 
-def _cpu(topology: Topology, pods: dict[str, Pod], use: dict[str, int]) -> NodeCpu:
+def _cpu(topology: Topology, pods: Mapping[str, Pod], use: Mapping[str, int], pools: Pools | None = None) -> NodeCpu:
+    """The node's use; with ``pools`` also each CPU's idle time: a pod's use is spread evenly over its CPUs."""
     sides = {True: 0, False: 0}
+    busy = dict.fromkeys(topology.online, 0.0)
     for uid, pod in pods.items():
         sides[pod.pod_class.online] += use[uid]
-    busy = sum(sides.values())
+        cpus = (_cpus_of(pod, pools) if pools is not None else EMPTY) & topology.online
+        for number in cpus:
+            busy[number] += use[uid] / (_CPU * len(cpus))
     return NodeCpu(
-        busy_milli=min(busy, 1000 * len(topology.online)),
+        busy_milli=min(sum(sides.values()), _CPU * len(topology.online)),
         online_milli=sides[True],
         reclaimed_milli=sides[False],
         age_s=0.0,
+        idle={number: 1.0 - min(1.0, part) for number, part in busy.items()} if pools is not None else {},
     )
+
+
+def _cpus_of(pod: Pod, pools: Pools) -> CpuSet:
+    own = CpuSet.union(cpus for key, cpus in pools.dedicated.items() if key.partition("/")[0] == pod.uid)
+    if own:
+        return own
+    if pod.pod_class is PodClass.RECLAIMED:
+        return pools.reclaimed
+    return pools.named.get(pools.bound.get(pod.uid, ""), pools.shared)
 
 
 def _uses(pods: dict[str, Pod], use: dict[str, int]) -> list[tuple[str, GroupUse]]:

@@ -162,6 +162,7 @@ def _container(line: ContainerLine, problems: list[str]) -> ContainerMeta:
         memory_bytes=limits.memory_bytes if requests.memory_bytes is None else requests.memory_bytes,
         batch_cpu_milli=requests.batch_cpu_milli,
         batch_memory_bytes=requests.batch_memory_bytes,
+        mid=requests.mid,
     )
     return ContainerMeta(name=line.name, requests=requests, limits=limits)
 

@@ -4,7 +4,7 @@ The parts can be had alone: a container start needs only `plan_pod`, which looks
 already there. Operators' holds are applied to the result, not here.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from msgspec.structs import replace
@@ -13,6 +13,7 @@ from cgroupfs.cpuset import EMPTY
 from reconciler.policies.base import AnyPolicy, PolicyConfig
 from reconciler.policies.refusals import RefusalContext, check
 from reconciler.policies.table import POLICIES, PoliciesConfig
+from reconciler.runtime.format import plural
 from state.model import NodeView, Pod, Pools, Refusal, Setting
 from state.plan import Desired, NodePlan
 
@@ -57,13 +58,14 @@ def plan_node(
     pools = plan_pools(view, previous.pools if previous is not None else None, config, policies)
     node, reasons = NodePlan(pools=pools), dict[str, str]()
     for policy in policies:
-        if policy.decide_resources is None:
-            continue
         section: PolicyConfig = getattr(config, policy.name)
-        if section.enabled:
+        marked = 0 if section.enabled else _requesting(policy, view.pods.values(), config)
+        if policy.decide_resources is not None and (section.enabled or marked):
             node = policy.decide_resources(view, node, previous, section)
-        else:
+        elif policy.decide_resources is not None:
             reasons[policy.name] = "off"
+        if marked:
+            reasons[policy.name] = f"off, except for {plural(marked, 'pod')} that request it by annotation"
     return replace(node, reasons={**node.reasons, **reasons}) if reasons else node
 
 
@@ -73,7 +75,7 @@ def plan_parents(
     """What is wanted of the directories above the pods."""
     wishes = [
         (policy.precedence, setting)
-        for policy, section in _enabled(config, policies)
+        for policy, section in _active(config, policies, view.pods.values())
         if policy.parents is not None
         for setting in policy.parents(view, node, section)
     ]
@@ -86,7 +88,7 @@ def plan_pod(
     """What is wanted of one pod's directory and its containers. Called at each container start."""
     wishes = [
         (policy.precedence, setting)
-        for policy, section in _enabled(config, policies)
+        for policy, section in _active(config, policies, (pod,))
         if policy.pod is not None
         for setting in policy.pod(pod, view, node, section)
         if pod.sandbox is None or _is_for_sandboxed(setting)
@@ -131,11 +133,19 @@ def plan(
     )
 
 
-def _enabled(config: PoliciesConfig, policies: Sequence[AnyPolicy]) -> Iterator[tuple[AnyPolicy, PolicyConfig]]:
+def _active(
+    config: PoliciesConfig, policies: Sequence[AnyPolicy], pods: Collection[Pod]
+) -> Iterator[tuple[AnyPolicy, PolicyConfig]]:
+    """The policies that are on for the node, and those that one of these pods requests for itself."""
     for policy in policies:
         section: PolicyConfig = getattr(config, policy.name)
-        if section.enabled:
+        if section.enabled or _requesting(policy, pods, config):
             yield policy, section
+
+
+def _requesting(policy: AnyPolicy, pods: Collection[Pod], config: PoliciesConfig) -> int:
+    """How many of these pods request it for themselves."""
+    return 0 if policy.requested is None else sum(policy.requested(pod, config) for pod in pods)
 
 
 def _resolve(wishes: Iterable[tuple[int, Setting]]) -> Mapping[tuple[str, str], Setting]:

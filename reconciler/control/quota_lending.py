@@ -51,15 +51,17 @@ class QuotaLender:
     def on_second(self, now: float) -> None:
         """Quota burst's step. The readings of groups and node are of this moment, or marked as old."""
         config = self._reconciler.policies.quota_burst
-        pools = self._reconciler.pools
-        if not config.enabled or pools is None:
+        pools, knowledge = self._reconciler.pools, self._reconciler.inventory
+        turbo = self._reconciler.policies.quota_turbo.enabled
+        customers: Customers = []
+        if pools is not None and not turbo:
+            customers = quota_burst.customers(knowledge.pods.values(), pools, config)
+        if pools is None or not (config.enabled or customers):
             self.burst, self._guard = {}, BurstGuard()
-            if not self._reconciler.policies.quota_turbo.enabled:
+            if not turbo:
                 self._publish({}, [])
             return
-        knowledge = self._reconciler.inventory
         self._guard = quota_burst.guard(self._guard, knowledge.readings.cpu, pools, now, config.threshold_percent)
-        customers = quota_burst.customers(knowledge.pods.values(), pools, config)
         cpus = len(knowledge.readings.topology.online)
         samples: dict[str, BurstSample] = {}
         for pod, borrower in customers:

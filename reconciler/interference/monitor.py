@@ -136,7 +136,7 @@ def _sum(parts: Iterable[Resources]) -> tuple[Resources, tuple[str, ...]]:
         sums[field] = _total(items)
         if items and len(items) < len(all_parts):
             partial.append(field)
-    return Resources(**sums), tuple(partial)
+    return msgspec.structs.replace(Resources(), **sums), tuple(partial)
 
 
 def _total(parts: Iterable[int | None]) -> int | None:

@@ -11,6 +11,12 @@ Differences, and why:
   swings ever wider. Down gains stay well below the up ones, which is what keeps a small pool from flipping.
 - A step is taken from the size in force, once for each size: repeated calls (a burst of pod events) add nothing up, a
   reading from before the last change is not used again, and a size that others cut short does not wind up.
+- A step is at least one step of the pool's size. A smaller one changes nothing, and the next one begins where it did: a
+  pool in the wrong place between two sizes would never move again.
+- A pool shrinks only where the smaller size is large enough, if its indicators rise as its CPUs get fewer. Some rise
+  faster than that, so a size that turned out too small is tried again only when the pods use a tenth less than then.
+- A pool that others cut keeps its demand while it uses what it has: what it got is not what it needs. Under pid it may
+  still rise to its requests.
 - An indicator that is unknown or old means no change and, as the largest adjustment wins, keeps the others from
   shrinking the pool. With none at all the estimate decides, and only upwards.
 - The indicators are what this agent measures: the pool's CPU use, its pods' waiting in the run queue without what their
@@ -34,6 +40,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from reconciler.placement.estimate import EstimateConfig, estimate, used_now
+from reconciler.placement.sizes import SizeConfig, next_sizes
 from state.cpu import GroupUse, Measured, PodIndicators, PoolSize, Uses
 from state.evidence import PodSnapshot, SampleFrame
 from state.model import Pod
@@ -46,6 +53,11 @@ _CERTAIN: Final = 0.5
 _QUIET_MILLI: Final = 20
 """Below this a pod's cycles per instruction say nothing of its pool."""
 _CPU: Final = 1000
+_SIZE: Final = SizeConfig()
+_FULL_PERCENT: Final = 90
+"""Of its CPUs: a pool that uses more could use more than it has."""
+_LESS_PERCENT: Final = 90
+"""Of the pods' use when a size was too small: below this it is tried again."""
 
 
 class ProvisionPolicy(StrEnum):
@@ -241,11 +253,13 @@ def demand(
     *,
     now: float,
     config: ProvisionConfig,
+    size: SizeConfig = _SIZE,
+    threads: int = 1,
     starting: bool = False,
 ) -> tuple[int, str]:
     """What the pool's pods need (before headroom and step limits), and why, without numbers that follow each sample.
 
-    ``measured``: indicators of pods by uid, for the pid policy.
+    ``measured``: indicators of pods by uid, for the pid policy; ``size``, ``threads``: as for `sizes.regulate`.
     ``starting``: the agent has no two readings yet; then a pool of an earlier run keeps its demand, so that a restart
     moves nothing. Not later: a sampler that stays silent must not starve new pods for ever.
     """
@@ -260,13 +274,31 @@ def demand(
         return previous.wanted_milli, "not measured yet: as before the start"
     match policy:
         case ProvisionPolicy.PID if previous is not None:
-            return _pid(pods, uses, measured, previous, now=now, config=config)
+            return _pid(pods, uses, measured, previous, now=now, config=config, size=size, threads=threads)
         case ProvisionPolicy.DYNAMIC_QUOTA:
             margin = round(100 * 100 / config.target_percent) - 100
             filled = estimate(pods, uses, replace(config.estimate, margin_percent=margin))
-            return filled.milli, f"dynamic_quota: target use {config.target_percent} %: {filled.describe}"
+            milli, why = filled.milli, f"dynamic_quota: target use {config.target_percent} %: {filled.describe}"
         case _:
-            return need.milli, f"{policy}: {need.describe}"
+            milli, why = need.milli, f"{policy}: {need.describe}"
+    if previous is not None and milli < previous.wanted_milli and _starved(pods, uses, previous, config):
+        return previous.wanted_milli, f"{why}; not less while it has less than that"
+    return milli, why
+
+
+def with_experience(
+    size: PoolSize, previous: PoolSize | None, pods: Sequence[Pod], uses: Uses, config: EstimateConfig
+) -> PoolSize:
+    """A size under the pid policy; where it is larger than the previous one, with that one as too small."""
+    if previous is None or size.asked <= previous.asked:
+        return size
+    return replace(size, small_cpus=previous.cpus, small_milli=used_now(pods, uses, config).milli)
+
+
+def _starved(pods: Sequence[Pod], uses: Uses, previous: PoolSize, config: ProvisionConfig) -> bool:
+    """Whether others cut the pool, and it uses what it has."""
+    used = used_now(pods, uses, config.estimate).milli
+    return previous.cut and used * 100 >= previous.cpus * _CPU * _FULL_PERCENT
 
 
 def _pid(
@@ -277,6 +309,8 @@ def _pid(
     *,
     now: float,
     config: ProvisionConfig,
+    size: SizeConfig,
+    threads: int,
 ) -> tuple[int, str]:
     indicators = pool_indicators(pods, uses, measured, config.pid)
     if (usage := usage_ratio(pods, uses, previous.cpus, config)) is not None:
@@ -286,9 +320,31 @@ def _pid(
         need = estimate(pods, uses, config.estimate)
         return max(need.milli, previous.wanted_milli), f"pid: no indicator available: {need.describe}, no decrease"
     least = estimate(pods, uses, replace(config.estimate, margin_percent=0))
+    before = min(previous.wanted_milli, previous.cpus * _CPU)
+    beside = next_sizes(previous.cpus, size, threads=threads)
+    if wanted > before and previous.cut:
+        requests = estimate(pods, {}, replace(config.estimate, fallback_milli=0)).milli
+        wanted = max(previous.wanted_milli, min(wanted, requests))
+    elif wanted > before:
+        wanted = max(wanted, beside.grows_at)
+    elif wanted < before:
+        goal = max(_goal(indicators, previous.cpus), least.milli)
+        small = used_now(pods, uses, config.estimate).milli * 100 >= previous.small_milli * _LESS_PERCENT
+        if goal + beside.noise > beside.lower * _CPU:
+            wanted, why = previous.wanted_milli, f"{why}, but a smaller size has no room"
+        elif beside.lower <= previous.small_cpus and small:
+            wanted, why = previous.wanted_milli, f"{why}, but a smaller size was too small"
+        else:
+            wanted = min(max(wanted, goal), beside.shrinks_at)
     if least.milli > wanted:
         return least.milli, f"pid: {why}; but at least {least.describe}"
     return wanted, f"pid: {why}"
+
+
+def _goal(indicators: Mapping[str, PidIndicator], cpus: int) -> int:
+    """The size (thousandths of a CPU) at which all known indicators are at their targets, if inverse to the size."""
+    ratios = [item.current / item.target for item in indicators.values() if item.current is not None and item.target]
+    return math.ceil(max(ratios, default=1.0) * cpus * _CPU)
 
 
 def usage_ratio(pods: Sequence[Pod], uses: Uses, cpus: int, config: ProvisionConfig) -> PidIndicator | None:

@@ -11,11 +11,13 @@ apart, even numbers with SMT) and its proportional cut of pools that do not fit.
 - Growth has an interval as well: a burst of pod events causes many calls, and a step per call would not be a limit.
 - A pool that has just grown does not shrink within the interval either, and shrinks only when half a core more than its
   demand would fit the smaller size. Noise about a whole number moves nothing.
+- Steps start from the size that a pool requested, not from what a cut left of it: a size that followed its own cut
+  would give every pool the same step, and so move CPUs from large pools to small ones at constant demand.
 - The cut is by largest remainder. Rounding up from the largest on leaves the last in the list with what is left.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Final
+from typing import Annotated, Final, NamedTuple
 
 from msgspec import Meta, Struct
 from msgspec.structs import replace
@@ -25,6 +27,7 @@ from state.cpu import PoolSize
 
 _CPU: Final = 1000
 _NOISE_MILLI: Final = 500
+_REDUCED: Final = "; reduced to "
 _Step = Annotated[int, Meta(ge=1, le=1024)]
 _Percent = Annotated[int, Meta(ge=0, le=1000)]
 _Seconds = Annotated[float, Meta(ge=0, le=86400)]
@@ -53,6 +56,19 @@ class SizeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     whole_cores: Annotated[
         bool, Meta(description="round sizes to whole cores on CPUs with several threads per core")
     ] = True
+
+
+class NextSizes(NamedTuple):
+    """The sizes beside one. ``shrinks_at``, ``grows_at``: demands (thousandths of a CPU) for ``lower`` and ``upper``.
+
+    ``noise``: what has to fit the lower size beside the demand.
+    """
+
+    lower: int
+    shrinks_at: int
+    noise: int
+    upper: int
+    grows_at: int
 
 
 class FittedSizes(Struct, frozen=True, kw_only=True):
@@ -84,36 +100,73 @@ def regulate(
         return PoolSize(wanted_milli=wanted_milli, cpus=target, changed_at=now, reason=text)
     elapsed = now - previous.changed_at
     rebooted = elapsed < 0
-    old = previous.cpus
+    old = previous.asked
     if target > old and (rebooted or elapsed >= config.grow_interval_s):
         step = max(config.grow_step_cpus, old * config.grow_step_percent // 100)
         size = min(target, _round_up(old + step, unit))
         note = text if size == target else f"{text}; grows by {size - old} per step"
-        return PoolSize(
-            wanted_milli=wanted_milli, cpus=size, changed_at=now, shrunk_at=min(previous.shrunk_at, now), reason=note
+        return replace(
+            previous,
+            wanted_milli=wanted_milli,
+            cpus=size,
+            asked_cpus=0,
+            changed_at=now,
+            shrunk_at=min(previous.shrunk_at, now),
+            reason=note,
         )
     lower = _target(wanted_milli + _NOISE_MILLI * unit, unit, config)
     if lower < old and (rebooted or elapsed >= config.shrink_interval_s):
+        # What others cut away already needs no steps.
+        old = min(old, max(previous.cpus, lower))
         step = max(config.shrink_step_cpus, old * config.shrink_step_percent // 100)
         size = _round_up(old - step, unit)
         if size >= old:
             # The limit is less than a core: then a core it is.
-            size = _round_up(old, unit) - unit
+            size = _below(old, unit)
         size = max(lower, size)
         note = text if size == lower else f"{text}; shrinks by {old - size} per step"
-        return PoolSize(wanted_milli=wanted_milli, cpus=size, changed_at=now, shrunk_at=now, reason=note)
+        return replace(
+            previous,
+            wanted_milli=wanted_milli,
+            cpus=size,
+            asked_cpus=0,
+            changed_at=now,
+            shrunk_at=now,
+            reason=note,
+        )
     if rebooted:
         return replace(previous, changed_at=now, shrunk_at=min(previous.shrunk_at, now))
     return previous
 
 
-def granted(size: PoolSize, cpus: int, previous: PoolSize | None) -> PoolSize:
-    """A regulated size after `fit` gave the pool ``cpus``; the previous value where that is what it had already."""
-    if cpus == size.cpus:
-        return size
-    if previous is not None and cpus == previous.cpus and previous.changed_at <= size.changed_at:
+def next_sizes(cpus: int, config: SizeConfig, *, threads: int = 1) -> NextSizes:
+    """One step down and one step up from a size, and the demands that `regulate` takes them for."""
+    unit = max(1, threads) if config.whole_cores else 1
+    lower, upper = _below(cpus, unit), _round_up(cpus + 1, unit)
+    return NextSizes(
+        lower=lower,
+        shrinks_at=max(0, _most(lower, config) - _NOISE_MILLI * unit),
+        noise=_NOISE_MILLI * unit,
+        upper=upper,
+        grows_at=max(0, _most(upper - unit, config) + 1),
+    )
+
+
+def granted(size: PoolSize, cpus: int, previous: PoolSize | None, now: float | None = None) -> PoolSize:
+    """A regulated size after `fit` gave the pool ``cpus``; the previous value where that is what it had already.
+
+    ``now``: the size changes at this time if the pool has other CPUs than before (None: as regulated).
+    """
+    if previous is not None and cpus == previous.cpus and size.asked == previous.asked:
         return previous
-    return replace(size, cpus=cpus, reason=f"{size.reason}; reduced to {cpus}: the pools do not all fit")
+    reason = size.reason.partition(_REDUCED)[0]
+    at = size.changed_at
+    if now is not None and (previous is None or previous.cpus != cpus):
+        at = now
+    if cpus >= size.asked:
+        return replace(size, cpus=size.asked, asked_cpus=0, changed_at=at, reason=reason)
+    reason += f"{_REDUCED}{cpus}: the pools do not all fit"
+    return replace(size, cpus=cpus, asked_cpus=size.asked, changed_at=at, reason=reason)
 
 
 def fit(sizes: Mapping[str, int], available: int, minimums: Mapping[str, int]) -> FittedSizes:
@@ -174,6 +227,20 @@ def _divided(
 
 def _sorted(*parts: Iterable[tuple[str, int]]) -> Mapping[str, int]:
     return dict(sorted(pair for part in parts for pair in part))
+
+
+def _below(cpus: int, unit: int) -> int:
+    return _round_up(cpus, unit) - unit
+
+
+def _most(cpus: int, config: SizeConfig) -> int:
+    """The largest demand that a size has room for with its headroom; below 0: none."""
+    milli, percent = cpus * _CPU, config.headroom_percent
+    share = milli * 100 // (100 + percent)
+    # The headroom is rounded down, so a little more may fit.
+    while share + 1 + (share + 1) * percent // 100 <= milli:
+        share += 1
+    return min(milli - config.headroom_milli, share)
 
 
 def _target(wanted_milli: int, unit: int, config: SizeConfig) -> int:

@@ -12,10 +12,11 @@ from msgspec.structs import replace
 
 from cgroupfs.naming import QosClass
 from reconciler.pods.classify import classification_input, classify
-from reconciler.pods.cpu_annotations import memory_wish_of, parse
+from reconciler.pods.cpu_annotations import memory_wish_of, parse, within_request
+from reconciler.pods.disk_annotations import disk_preferences
 from reconciler.pods.marks import limited
 from reconciler.pods.resize import effective
-from reconciler.pods.resources import with_extended
+from reconciler.pods.resources import cpu_request, with_extended
 from reconciler.pods.selectors import ClassRules
 from state.model import (
     Container,
@@ -122,8 +123,11 @@ def assemble(known: PodInput, rules: ClassRules) -> Pod:
     )
     labels, annotations = (meta.labels or {}, meta.annotations or {}) if meta else ({}, {})
     wish, problems = parse(labels, annotations)
+    wish, beyond = within_request(wish, cpu_request(meta.containers) if meta else 0)
+    problems = (*problems, beyond) if beyond else problems
     memory, more = memory_wish_of(annotations)
-    told_of = limited((*classification.problems, *problems, *more))
+    disks, of_disks = disk_preferences(annotations)
+    told_of = limited((*classification.problems, *problems, *more, *of_disks))
     classification = replace(classification, problems=told_of)
     message = _Told(meta)
     containers_now = tuple(
@@ -149,6 +153,7 @@ def assemble(known: PodInput, rules: ClassRules) -> Pod:
         grace_s=meta.grace_s if meta else None,
         wish=wish,
         memory=memory,
+        disks=disks,
         meta_source=f"{meta.source}+cgroup" if meta else "cgroup",
         sandbox=known.sandbox,
     )

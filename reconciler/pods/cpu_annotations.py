@@ -1,16 +1,18 @@
 """A pod's CPU and memory requests in labels and annotations, parsed into `CpuPreferences` and `MemoryPreferences`.
 
-Pure; never fails. Two dialects are read, so that a cluster of either can put bypassd on its legacy nodes:
+Pure; never fails. Three dialects are read, so that a cluster of either can put bypassd on its legacy nodes:
 
 - **Katalyst**, CPU: ``cpu_enhancement`` and ``memory_enhancement`` (JSON objects whose values are all strings),
-  ``numa_number``, ``numa_ids``, and the decision ``numa_bind_result``. Memory: ``oom_priority`` in
-  ``memory_enhancement``.
+  ``numa_number``, ``numa_ids``, ``main-container-name``, and the decision ``numa_bind_result``. Memory:
+  ``oom_priority`` in ``memory_enhancement``.
 - **Koordinator**, CPU: ``resource-status`` (the scheduler's decision), ``resource-spec``, ``numa-topology-spec``,
   ``cpuBurst``, and the meaning of the classes LSE and LSR for BE pods. Memory: ``memoryQOS`` (``policy`` and the
   percentages of its strategy) and ``oom-score-adj``; its watermarks, priorities and page-cache limits need a kernel of
   their own and are ignored.
 
-Where the two disagree, Katalyst's counts, as it does for the class, and a message reports it. A decision
+- **rubik** and Volcano's agent: ``quota-burst-time``, the burst of each container in microseconds.
+
+Where two disagree, Katalyst's counts, as it does for the class, and a message reports it. A decision
 (``numa_bind_result``, ``resource-status``) has precedence over the pod's request.
 
 A broken value is one message with the annotation and the field, and that field is unset; the others of the same
@@ -26,6 +28,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from cgroupfs.cpuset import CpuSet
+from cgroupfs.errors import InputError
 from reconciler.pods.annotations import (
     NUMA_NODES,
     JsonAnnotation,
@@ -52,6 +55,8 @@ RESOURCE_STATUS: Final = "scheduling.koordinator.sh/resource-status"
 RESOURCE_SPEC: Final = "scheduling.koordinator.sh/resource-spec"
 NUMA_TOPOLOGY_SPEC: Final = "scheduling.koordinator.sh/numa-topology-spec"
 CPU_BURST: Final = "koordinator.sh/cpuBurst"
+MAIN_CONTAINER: Final = "kubernetes.io/main-container-name"
+QUOTA_BURST_TIME: Final = "volcano.sh/quota-burst-time"
 QOS_CLASS: Final = "koordinator.sh/qosClass"
 
 # Pools that bypassd or Katalyst makes; a pod may not select them.
@@ -59,6 +64,9 @@ _OWN_POOLS: Final = frozenset({"reserve", "reserved", "reclaim", "reclaimed", "i
 _POOL: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?", re.ASCII)
 _POOL_OF_NODE: Final = re.compile(r".*-NUMA\d+", re.ASCII)
 _NOT_BOUND: Final = "-1"
+_CONTAINER: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
+_MOST_BURST_US: Final = (1 << 44) - 1
+"""The kernel's largest quota and burst together."""
 _LONGEST_SHOWN: Final = 100
 
 # "default" is the node's own setting: no opinion. Katalyst has reserved "dynamic" and does nothing for it yet.
@@ -117,6 +125,19 @@ def parse(labels: Mapping[str, str], annotations: Mapping[str, str]) -> tuple[Cp
     return replace(CpuPreferences(), **fields), tuple(problems)
 
 
+def within_request(wish: CpuPreferences, request_milli: int) -> tuple[CpuPreferences, str | None]:
+    """The same without CPUs that the pod does not request, and a message if it names more than that.
+
+    ``request_milli``: the pod's CPU request (thousandths of a CPU); 0 is unknown or none, and bounds nothing, as a
+    container without a request gets no CPUs of its own.
+    """
+    most = -(-request_milli // 1000)
+    if wish.cpus is None or not most or len(wish.cpus) <= most:
+        return wish, None
+    said = InputError(f"annotation {RESOURCE_STATUS}: cpuset", f"{len(wish.cpus)} CPUs", f"at most its request, {most}")
+    return replace(wish, cpus=None), str(said)
+
+
 def _katalyst(annotations: Mapping[str, str], problems: list[str]) -> _Fields:
     cpu = JsonAnnotation(annotations, CPU_ENHANCEMENT, problems)
     memory = JsonAnnotation(annotations, MEMORY_ENHANCEMENT, problems)
@@ -134,6 +155,8 @@ def _katalyst(annotations: Mapping[str, str], problems: list[str]) -> _Fields:
         "numa_exclusive": memory.read("numa_exclusive", bool_text),
         "node_count": read_plain(annotations, NUMA_NUMBER, _node_count, problems),
         "nodes": decided or numbers,
+        "main": read_plain(annotations, MAIN_CONTAINER, _container_name, problems),
+        "burst_us": read_plain(annotations, QUOTA_BURST_TIME, _burst_us, problems),
     }
 
 
@@ -184,6 +207,18 @@ def _pool(value: object) -> str:
     return name
 
 
+def _container_name(value: object) -> str:
+    expected = "a container's name: lower-case letters, digits and '-', at most 63"
+    name = text_of(value, expected)
+    if not _CONTAINER.fullmatch(name):
+        raise UnusableError(expected)
+    return name
+
+
+def _burst_us(value: object) -> int:
+    return whole_text(value, 0, _MOST_BURST_US, "microseconds")
+
+
 def _node_count(value: object) -> int:
     return whole_text(value, 1, NUMA_NODES, "a number of NUMA nodes")
 
@@ -230,8 +265,13 @@ def _text(value: object) -> str:
 
 MEMORY_QOS: Final = "koordinator.sh/memoryQOS"
 OOM_SCORE_ADJ: Final = "koordinator.sh/oom-score-adj"
-# "default" and "auto" take the node's own percentages; "none" is an explicit no.
-_POLICIES: Final[Mapping[str, bool]] = {"": False, "default": False, "auto": False, "none": True}
+# All but "none" take the node's own percentages; with "auto" also where the node's policy is off.
+_POLICIES: Final[Mapping[str, Mapping[str, bool]]] = {
+    "": {},
+    "default": {},
+    "auto": {"auto": True},
+    "none": {"off": True},
+}
 
 
 def memory_wish_of(annotations: Mapping[str, str]) -> tuple[MemoryPreferences, tuple[str, ...]]:
@@ -240,7 +280,7 @@ def memory_wish_of(annotations: Mapping[str, str]) -> tuple[MemoryPreferences, t
     qos = JsonAnnotation(annotations, MEMORY_QOS, problems)
     enhancement = JsonAnnotation(annotations, MEMORY_ENHANCEMENT, problems)
     wish = MemoryPreferences(
-        off=qos.read("policy", lambda value: one_of(value, _POLICIES)) or False,
+        **(qos.read("policy", lambda value: one_of(value, _POLICIES)) or {}),
         min_percent=qos.read("minLimitPercent", _limit_percent),
         low_percent=qos.read("lowLimitPercent", _limit_percent),
         throttling_percent=qos.read("throttlingPercent", _limit_percent),

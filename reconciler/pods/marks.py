@@ -43,6 +43,7 @@ _NAMED: Final = 60
 _JSON_ANNOTATIONS: Final = (
     "katalyst.kubewharf.io/cpu_enhancement",
     "katalyst.kubewharf.io/memory_enhancement",
+    "koordinator.sh/blkioQOS",
     "koordinator.sh/cpuBurst",
     "koordinator.sh/eviction-policy",
     "koordinator.sh/memoryQOS",
@@ -51,6 +52,7 @@ _JSON_ANNOTATIONS: Final = (
     "scheduling.koordinator.sh/numa-topology-spec",
     "scheduling.koordinator.sh/resource-spec",
     "scheduling.koordinator.sh/resource-status",
+    "volcano.sh/blkio-limit",
 )
 _WORD_ANNOTATIONS: Final = (
     "bypassd/do-not-evict",
@@ -70,8 +72,10 @@ _WORD_ANNOTATIONS: Final = (
     "kubernetes.io/config.hash",
     "kubernetes.io/config.mirror",
     "kubernetes.io/config.source",
+    "kubernetes.io/main-container-name",
     "volcano.sh/cache-limit",
     "volcano.sh/preemptable",
+    "volcano.sh/quota-burst-time",
     "volcano.sh/qos-level",
     "volcano.sh/quota-turbo",
 )

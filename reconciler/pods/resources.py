@@ -3,11 +3,14 @@
 A BE pod of Koordinator, Volcano or Katalyst requests CPU and memory under names of their own, which the kubelet does
 not enforce: its cgroups stay without a limit. bypassd limits such a pod by those numbers.
 
-Source: reference values of ``kubernetes.io/batch-*`` and ``resource.katalyst.kubewharf.io/reclaimed_*`` (both count
-thousandths of a CPU, and bytes); Koordinator's annotation ``node.koordinator.sh/extended-resource-spec``.
+So does an online pod that requests Koordinator's mid-tier resources.
+
+Source: reference values of ``kubernetes.io/batch-*``, ``kubernetes.io/mid-*`` and
+``resource.katalyst.kubewharf.io/reclaimed_*`` (all count thousandths of a CPU, and bytes); Koordinator's annotation
+``node.koordinator.sh/extended-resource-spec``.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final
 
 import msgspec
@@ -17,9 +20,11 @@ from cgroupfs.bounded import decoded
 from cgroupfs.errors import InputError
 from reconciler.pods.marks import longest, note, too_long, utf8_bytes
 from reconciler.settings.quantity import milli, whole
-from state.model import ContainerMeta, Resources
+from state.model import ContainerKind, ContainerMeta, Resources
 
 EXTENDED_SPEC: Final = "node.koordinator.sh/extended-resource-spec"
+
+_MID: Final = "kubernetes.io/mid-"
 
 Quantities = Mapping[str, str | int]
 
@@ -31,10 +36,12 @@ _FIELDS: Final[Mapping[str, tuple[tuple[str, Callable[[str | int], int]], ...]]]
     "batch_cpu_milli": (
         ("kubernetes.io/batch-cpu", whole),
         ("resource.katalyst.kubewharf.io/reclaimed_millicpu", whole),
+        ("kubernetes.io/mid-cpu", whole),
     ),
     "batch_memory_bytes": (
         ("kubernetes.io/batch-memory", whole),
         ("resource.katalyst.kubewharf.io/reclaimed_memory", whole),
+        ("kubernetes.io/mid-memory", whole),
     ),
 }
 
@@ -46,6 +53,7 @@ def read_resources(where: str, quantities: Quantities | None) -> tuple[Resources
     """
     values: dict[str, int] = {}
     problems: list[str] = []
+    mid = False
     if not quantities:
         return Resources(), ()
     for field, names in _FIELDS.items():
@@ -63,12 +71,13 @@ def read_resources(where: str, quantities: Quantities | None) -> tuple[Resources
                 problems.append(str(InputError(f"{where}: {name}", quantities[name], "a quantity of 0 or more")))
                 continue
             numbers[name] = value
+            mid = mid or name.startswith(_MID)
         if numbers:
             values[field] = min(numbers.values())
         if len(set(numbers.values())) > 1:
             text = " and ".join(f"{name}={value}" for name, value in numbers.items())
             problems.append(f"{where}: {text} differ: the smaller applies")
-    return Resources(**values), tuple(problems)
+    return Resources(**values, mid=mid), tuple(problems)
 
 
 class _ExtendedContainer(Struct, frozen=True):
@@ -125,10 +134,17 @@ def with_extended(
     return tuple(merged), tuple(problems)
 
 
+def cpu_request(containers: Collection[ContainerMeta]) -> int:
+    """A pod's CPU request (thousandths of a CPU): of its containers together, or of its largest init container."""
+    init = [item.requests.cpu_milli or 0 for item in containers if item.kind is ContainerKind.INIT]
+    return max(sum(item.requests.cpu_milli or 0 for item in containers) - sum(init), max(init, default=0))
+
+
 def _filled(spec: Resources, extra: Resources) -> Resources:
     """``spec`` with its empty batch fields taken from ``extra``; plain cpu and memory belong to the spec alone."""
     return msgspec.structs.replace(
         spec,
         batch_cpu_milli=extra.batch_cpu_milli if spec.batch_cpu_milli is None else spec.batch_cpu_milli,
         batch_memory_bytes=extra.batch_memory_bytes if spec.batch_memory_bytes is None else spec.batch_memory_bytes,
+        mid=spec.mid or extra.mid,
     )

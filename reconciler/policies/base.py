@@ -5,8 +5,8 @@ A new policy is one file that ends in ``POLICY = Policy(...)`` and one row in `p
 the same arguments.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, Final, Generic, Protocol, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, Protocol, TypeVar
 
 from msgspec import Meta, Struct, json
 
@@ -14,6 +14,9 @@ from cgroupfs.codecs import Value
 from cgroupfs.cpuset import CpuSet
 from state.model import Container, ContainerKind, NodeView, Pod, Pools, Setting
 from state.plan import NodePlan
+
+if TYPE_CHECKING:
+    from reconciler.policies.table import PoliciesConfig
 
 C_contra = TypeVar("C_contra", bound=Struct, contravariant=True)
 C = TypeVar("C", bound=Struct)
@@ -82,6 +85,9 @@ class Policy(Struct, Generic[C], frozen=True, kw_only=True):
     decide_resources: ResourceAllocator[C] | None = None
     parents: ForParents[C] | None = None
     pod: ForPod[C] | None = None
+    requested: Callable[[Pod, "PoliciesConfig"], bool] | None = None
+    """Whether a pod requests the policy for itself: where it is off for the node, it applies to such pods only, and its
+    functions see that in ``enabled``."""
 
 
 # Any: each policy has a config type of its own, and the table holds them all; `Policy` itself ties the functions of
@@ -153,7 +159,8 @@ def placed_cpus(pod: Pod, container: Container, pools: Pools) -> CpuSet | None:
     """The CPUs that we chose for a container, its own or those it shares with its pod; None when we chose none.
 
     An init container and a side-car have none of their own: the first runs on all that its pod has (its app containers
-    are not running yet), the second on those of the pod's largest container. The pause container has none.
+    are not running yet), the second on those of the pod's main container, if one is named and has its own, else of its
+    largest. The pause container has none.
     """
     keys = pools.placed_by_pod.get(pod.uid)
     if keys is None or container.kind is ContainerKind.SANDBOX:
@@ -163,6 +170,8 @@ def placed_cpus(pod: Pod, container: Container, pools: Pools) -> CpuSet | None:
         return pools.dedicated[own]
     if container.kind is ContainerKind.INIT:
         return CpuSet.union(pools.dedicated[key] for key in keys)
+    if (main := f"{pod.uid}/{pod.wish.main}") in keys:
+        return pools.dedicated[main]
     return pools.dedicated[min(keys, key=lambda key: (-len(pools.dedicated[key]), key))]
 
 

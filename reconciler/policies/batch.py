@@ -1,6 +1,7 @@
-"""batch: a BE pod's requests under the colocation control planes' own names become its weight and its limits.
+"""batch: a pod's requests under the colocation control planes' own names become its weight and its limits.
 
-The kubelet does not interpret ``batch-cpu``, ``batch-memory`` or ``reclaimed_*``: it treats such a pod as BestEffort,
+The kubelet does not interpret ``batch-cpu``, ``batch-memory``, ``mid-cpu``, ``mid-memory`` or ``reclaimed_*``. The mid
+names count for online pods too, the others for BE pods only. The kubelet treats such a pod as BestEffort,
 with the minimum shares and no limit. Source: Koordinator's batchresource hook (shares from the request, quota and
 memory limit from the limit, both divided by the node's CPU normalisation ratio). Differences:
 
@@ -49,13 +50,15 @@ class BatchConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: BatchConfig) -> list[Setting]:
-    """Weight, quota and memory limit of a BE pod with extended resources; nothing for any other pod."""
-    if pod.pod_class is not PodClass.RECLAIMED:
+    """Weight, quota and memory limit of a pod with extended resources; nothing for any other pod."""
+    if pod.pod_class is not PodClass.RECLAIMED and not any(map(_mid, pod.containers)):
         return []
     settings: list[Setting] = []
     requested = 0
     for container in pod.containers:
         if container.kind is ContainerKind.SANDBOX or owns_cpus(pod, container, plan.pools):
+            continue
+        if pod.pod_class is not PodClass.RECLAIMED and not _mid(container):
             continue
         requests, limits = container.requests, container.limits
         if requests.batch_cpu_milli is not None:
@@ -123,6 +126,10 @@ def _quota(pod: Pod, container: Container, limit: int, view: NodeView, pools: Po
     value = _quota_us(limit, period_us(view, container.group.path, container), pools)
     reason = f"batch CPU limit of {cpu(limit)}"
     return setting_of(pod, container, "cpu.quota", value, policy=NAME, reason=reason)
+
+
+def _mid(container: Container) -> bool:
+    return container.requests.mid or container.limits.mid
 
 
 def _shares(milli: int) -> int:

@@ -2,7 +2,8 @@
 
 A burst of B µs lets a group that used less than its quota before use up to B µs more in one period. It raises no
 average: only saved quota is spent. Off by default, as with the peers. Per pod: Katalyst's ``cpu_burst_policy`` and
-``cpu_burst_percent``, Koordinator's ``cpuBurst`` annotation.
+``cpu_burst_percent``, Koordinator's ``cpuBurst``, rubik's ``quota-burst-time`` (microseconds in each period). A pod
+that requests bursts gets them also where the node's policy is off.
 
 Source: Katalyst (quota x percent / 100, closed for reclaimed pods), Koordinator's cpuBurstOnly and auto, rubik's
 quotaBurst; kernel documentation sched-bwc. Differences:
@@ -14,7 +15,7 @@ quotaBurst; kernel documentation sched-bwc. Differences:
 - Containers on CPUs of their own get none: they have no CPU beyond those to burst into.
 """
 
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 from msgspec import Meta
 from msgspec.structs import replace
@@ -27,9 +28,13 @@ from state.cpu import BurstLimit
 from state.model import ContainerKind, NodeView, Pod, Pools, Setting
 from state.plan import NodePlan
 
+if TYPE_CHECKING:
+    from reconciler.policies.table import PoliciesConfig
+
 NAME: Final = "burst"
 KNOB: Final = "cpu.burst"
 _FULL: Final = 100
+_REQUESTS: Final = frozenset({BurstLimit.STATIC, BurstLimit.AUTO})
 
 
 class BurstConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -38,6 +43,13 @@ class BurstConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields
     enabled: Annotated[
         bool, Meta(description="let online containers with a CPU quota save unused quota for bursts")
     ] = False
+    pods: Annotated[
+        bool,
+        Meta(
+            description="while it is off, apply it to pods that request it (koordinator.sh/cpuBurst auto or "
+            "cpuBurstOnly, katalyst cpu_burst_policy static or dynamic, volcano.sh/quota-burst-time)"
+        ),
+    ] = True
     percent: Annotated[
         int,
         Meta(
@@ -75,6 +87,8 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: BurstConfig) -> li
     if unsupported_reason(view, KNOB) is not None:
         return []
     percent = percent_of(pod, config)
+    closed = pod.wish.burst_policy in {BurstLimit.CLOSED, BurstLimit.QUOTA}
+    amount = None if closed or pod.wish.burst_percent is not None else pod.wish.burst_us
     settings: list[Setting] = []
     total = 0
     for container in pod.containers:
@@ -85,14 +99,23 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: BurstConfig) -> li
             settings.append(setting_of(pod, container, KNOB, 0, policy=NAME, reason="no bursts for BE work"))
         elif quota is not None:
             value = quota * percent // _FULL
-            total += value
             reason = f"{percent} % of its quota of {quota} µs"
+            if amount is not None:
+                value = min(amount, quota)
+                reason = f"{amount} µs by annotation, at most its quota of {quota} µs"
+            total += value
             settings.append(setting_of(pod, container, KNOB, value, policy=NAME, reason=reason))
     own = view.actual.get((pod.group.path, "cpu.quota"))
     if settings and isinstance(own, int) and not lifts_pod(pod, plan.pools):
         reason = "sum of its containers' bursts"
         settings.append(setting_of(pod, None, KNOB, min(total, own), policy=NAME, reason=reason))
     return settings
+
+
+def _requested(pod: Pod, policies: "PoliciesConfig") -> bool:
+    wish = pod.wish
+    asked = wish.burst_policy in _REQUESTS or (wish.burst_policy is None and bool(wish.burst_us))
+    return policies.burst.pods and pod.pod_class.online and asked
 
 
 POLICY = Policy(
@@ -102,4 +125,5 @@ POLICY = Policy(
     precedence=26,
     decide_node=decide_node,
     pod=for_pod,
+    requested=_requested,
 )

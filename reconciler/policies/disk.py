@@ -18,6 +18,9 @@ siblings of besteffort: burstable, and Guaranteed pods. iocost belongs to the ma
 group, and without the device's own model line (tools/cgroup/iocost_coef_gen.py of the kernel makes it) it uses
 estimates.
 
+A pod may limit itself further, whatever its class (rubik's ``blkio-limit``, Koordinator's ``blkioQOS``), on the disks
+that the configuration names. Of BE's part and its own limit the smaller applies.
+
 While a setting exists in one of these files, lines of other devices there are removed; a restore brings them back.
 Source: kernel documentation, cgroup-v1/blkio-controller and cgroup-v2; defaults of the weights: rubik has 1000 to 10.
 """
@@ -30,7 +33,7 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from cgroupfs.codecs import Value
-from cgroupfs.device_codecs import MAX_BFQ_WEIGHT, MIN_CFQ_WEIGHT, cost_row
+from cgroupfs.device_codecs import MAX_BFQ_WEIGHT, MAX_IOPS, MIN_CFQ_WEIGHT, cost_row
 from cgroupfs.devices import DeviceLimits, Row
 from cgroupfs.naming import QosClass
 from reconciler.policies.base import Policy, PolicyConfig, containers_of
@@ -42,6 +45,8 @@ from state.plan import NodePlan
 
 NAME: Final = "disk"
 _LEAST: Final = {"rbps": LEAST_BPS, "wbps": LEAST_BPS, "riops": LEAST_IOPS, "wiops": LEAST_IOPS}
+_MOST: Final = {"riops": MAX_IOPS, "wiops": MAX_IOPS}
+_BY_MARK: Final = ", and its own by annotation"
 _WEIGHTS: Final = {1: ("blkio.weight", "blkio.bfq_weight"), 2: ("io.weight", "io.bfq_weight")}
 
 
@@ -116,10 +121,10 @@ def for_parents(view: NodeView, plan: NodePlan, config: DiskPolicyConfig) -> lis
 
 
 def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: DiskPolicyConfig) -> list[Setting]:
-    """A BE pod's part of the limits and its weight; an online pod's weight and protection."""
+    """A BE pod's part of the limits and its weight; an online pod's weight and protection; a pod's own limits."""
     path, settings = pod.group.path, []
+    settings += _limits(pod, view, plan.disk, config)
     if pod.pod_class is PodClass.RECLAIMED:
-        settings += _limits(pod, view, plan.disk, config)
         under = plan.disk.weighed and pod.qos is QosClass.BESTEFFORT
         if config.weight_be is not None and not under:
             settings += _weights(view, path, config.weight_be, "minimum I/O weight: online pods go first")
@@ -132,24 +137,60 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: DiskPolicyConfig) 
 
 
 def _limits(pod: Pod, view: NodeView, plan: DiskPlan, config: DiskPolicyConfig) -> list[Setting]:
-    alone = config.share is DiskShare.POD
+    """A pod's part of BE's limits, and its own."""
+    be, alone = pod.pod_class is PodClass.RECLAIMED, config.share is DiskShare.POD
     if view.versions.get("io") == 2:
-        if plan.in_directory and pod.qos is QosClass.BESTEFFORT:
+        part, message = None, "limits of this pod"
+        if be and not (plan.in_directory and pod.qos is QosClass.BESTEFFORT):
+            part = _part(view, config, 1, 1 if alone else plan.takers)
+            message = message if alone else f"1/{plan.takers} of the BE limits"
+        limits, own = _tighter(part, _own(pod, view, config, 1))
+        if limits is None:
             return []
-        limits = _part(view, config, 1, 1 if alone else plan.takers)
-        message = "limits of this pod" if alone else f"1/{plan.takers} of the BE limits"
-        return [] if limits is None else [_setting(pod.group.path, "io.max", limits, message)]
+        return [_setting(pod.group.path, "io.max", limits, f"{message}{_BY_MARK if own else ''}")]
     containers = containers_of(pod)
     parts = len(containers) if alone else plan.takers
-    limits = _part(view, config, 1, parts)
+    part = _part(view, config, 1, parts) if be else None
+    limits, own = _tighter(part, _own(pod, view, config, len(containers)))
     if limits is None:
         return []
-    message = f"1/{parts} of the {'pod' if alone else 'BE'} limits"
+    message = f"1/{parts} of the {'pod' if alone else 'BE'} limits" if part is not None else "limits of this pod"
+    message += _BY_MARK if own else ""
     return [
         replace(_setting(container.group.path, f"blkio.{name}", _only(limits, key), message), container_id=container.id)
         for container in containers
         for key, name in KEYS.items()
     ]
+
+
+def _own(pod: Pod, view: NodeView, config: DiskPolicyConfig, parts: int) -> dict[str, dict[str, int]]:
+    """An equal part of the limits that the pod requests for itself, by device; of disks in the configuration only."""
+    names: dict[str, str] = {}
+    for rule in config.devices:
+        if (disk := view.disks.get(rule.name)) is not None:
+            names |= dict.fromkeys((rule.name, disk.kernel, f"/dev/{disk.kernel}", disk.device), disk.device)
+    own: dict[str, dict[str, int]] = {}
+    for preference in pod.disks:
+        if (device := names.get(preference.disk)) is None:
+            continue
+        limits = own.setdefault(device, {})
+        for key, value in preference.limits.items():
+            most = min(max(_LEAST[key], value // max(parts, 1)), _MOST.get(key, value))
+            limits[key] = min(most, limits.get(key, most))
+    return own
+
+
+def _tighter(part: DeviceLimits | None, own: Mapping[str, Mapping[str, int]]) -> tuple[DeviceLimits | None, bool]:
+    """The smaller of both for each limit, and whether the pod's own is in it."""
+    rows: dict[str, dict[str, int | str]] = {device: dict(part[device]) for device in part} if part is not None else {}
+    used = False
+    for device, limits in own.items():
+        row = rows.setdefault(device, {})
+        for key, value in limits.items():
+            before = row.get(key)
+            if not isinstance(before, int) or value < before:
+                row[key], used = value, True
+    return (DeviceLimits(rows) if rows else None), used
 
 
 def _rules(view: NodeView, config: DiskPolicyConfig) -> dict[str, DiskRule]:

@@ -33,6 +33,7 @@ from reconciler.policies.base import OWN_CPUS, Policy, PolicyConfig, placed_cpus
 from state.cpu import TopologyPolicy
 from state.model import Container, ContainerKind, CpuPolicy, NodeView, Pod, PodClass, Pools, Setting
 from state.plan import NodePlan
+from state.topology import Topology
 
 NAME: Final = OWN_CPUS
 INIT_KEY: Final = "(init)"
@@ -105,7 +106,11 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Ex
         return _without(pools, _remembered(held, {}, config), why)
     placed = previous.placed_by_pod if previous is not None else {}
     demands = [
-        demand for uid in sorted(view.pods) for demand in _of_pod(view.pods[uid], held, placed.get(uid, ()), config)
+        demand
+        for uid in sorted(view.pods)
+        for demand in _decided(
+            view.pods[uid], list(_of_pod(view.pods[uid], held, placed.get(uid, ()), config)), view.topology
+        )
     ]
     if demands or any(pod.pod_class is PodClass.DEDICATED for pod in view.pods.values()):
         # For the first such pod, while it has only its pause container; see `placement.config`.
@@ -238,6 +243,27 @@ def _of_pod(
         yield _demand(pod, init_key, init, held.get(init_key, EMPTY), config)
 
 
+def _decided(pod: Pod, demands: list[CpuDemand], topology: Topology) -> list[CpuDemand]:
+    """The demands with their parts of the CPUs that a scheduler chose for the pod, core by core.
+
+    None has more than it requests, whatever the annotation says. What one of them has already stays its own.
+    """
+    cpus = pod.wish.cpus
+    if not cpus:
+        return demands
+    left = cpus - CpuSet.union(demand.held for demand in demands)
+    order = [number for core in topology.cores() for number in core if number in left]
+    order += sorted(left - CpuSet(order))
+    decided: list[CpuDemand] = []
+    for demand in demands:
+        part = sorted(demand.held & cpus)[: demand.count]
+        missing = demand.count - len(part)
+        part += order[:missing]
+        order = order[missing:]
+        decided.append(replace(demand, explicit=CpuSet(part) or None))
+    return decided
+
+
 def _largest_first(counts: Mapping[str, int], but: Collection[str] = ()) -> list[str]:
     return sorted((key for key in counts if key not in but), key=lambda key: (-counts[key], key))
 
@@ -284,7 +310,6 @@ def _demand(pod: Pod, key: str, count: int, held: CpuSet, config: ExclusiveConfi
         strict_cores=wish.strict_cores,
         apart=wish.apart,
         held=held,
-        explicit=wish.cpus,
         priority=pod.priority or 0,
         pod_class=pod.pod_class,
     )

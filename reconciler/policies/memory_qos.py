@@ -2,7 +2,8 @@
 
 Per class, in percent: ``memory.min`` and ``memory.low`` of the request, and ``memory.high`` between request and limit.
 On cgroup v1, which has none of the three, the soft limit replaces ``memory.high``: it acts only where the whole node is
-short of memory. Off by default. Per pod: Koordinator's ``memoryQOS`` annotation.
+short of memory. Off by default. Per pod: Koordinator's ``memoryQOS`` annotation; its policy ``auto`` applies also where
+the node's policy is off, as with koordlet.
 
 Source: Koordinator's cgreconcile (minLimitPercent, lowLimitPercent, throttlingPercent), which follows the kubelet's
 MemoryQoS (KEP-2570): ``high = floor((request + (limit - request) x percent / 100) / page) x page``, the node's memory
@@ -17,7 +18,7 @@ if unlimited, never below ``min``; ``low`` is raised to ``min``. BE pods' reques
 """
 
 from collections.abc import Iterator
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 from msgspec import Meta, Struct
 from msgspec.structs import replace
@@ -30,6 +31,9 @@ from reconciler.runtime.format import size
 from state.memory import MemoryProtection
 from state.model import Container, ContainerKind, NodeView, Pod, PodClass, Setting
 from state.plan import NodePlan
+
+if TYPE_CHECKING:
+    from reconciler.policies.table import PoliciesConfig
 
 NAME: Final = "memory_qos"
 
@@ -76,6 +80,9 @@ class MemoryQosConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
     enabled: Annotated[bool, Meta(description="protect memory requests from reclaim; throttle before the limit")] = (
         False
     )
+    pods: Annotated[
+        bool, Meta(description="while it is off, apply it to pods that request it (koordinator.sh/memoryQOS auto)")
+    ] = True
     directories: Annotated[
         bool,
         Meta(
@@ -99,9 +106,9 @@ class MemoryAmounts(Struct, frozen=True, kw_only=True):
 
 
 def percents(pod: Pod, config: MemoryQosConfig) -> ClassMemory:
-    """The class's percentages with the pod's own over them; all 0 for a pod that wants none of it."""
+    """The class's percentages with the pod's own over them; all 0 for a pod that wants none, or is to have none."""
     wish = pod.memory
-    if wish.off:
+    if wish.off or not (config.enabled or wish.auto):
         return ClassMemory()
     base: ClassMemory = getattr(config, pod.pod_class.value)
     return ClassMemory(
@@ -128,7 +135,7 @@ def of_container(pod: Pod, container: Container, view: NodeView, of: ClassMemory
     """One container's amounts; a BE pod's requests and limits are its batch memory where it has any."""
     requests, limits = container.requests, container.limits
     request, limit = requests.memory_bytes, limits.memory_bytes
-    if pod.pod_class is PodClass.RECLAIMED:
+    if pod.pod_class is PodClass.RECLAIMED or requests.mid or limits.mid:
         request = requests.batch_memory_bytes if requests.batch_memory_bytes is not None else request
         limit = limits.batch_memory_bytes if limits.batch_memory_bytes is not None else limit
     total = view.node_memory.total_bytes if view.node_memory is not None else None
@@ -217,6 +224,10 @@ def _plus(protection: MemoryProtection, other: MemoryProtection) -> MemoryProtec
     )
 
 
+def _requested(pod: Pod, policies: "PoliciesConfig") -> bool:
+    return policies.memory_qos.pods and pod.memory.auto
+
+
 def _pages(number: int) -> int:
     return number // PAGE * PAGE
 
@@ -229,4 +240,5 @@ POLICY = Policy(
     decide_resources=decide_resources,
     parents=parents,
     pod=for_pod,
+    requested=_requested,
 )

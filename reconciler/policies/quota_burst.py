@@ -21,7 +21,7 @@ of it; a guard on the use of the shared CPUs; a token bucket for each container)
 import zlib
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 from msgspec import Meta, Struct
 from msgspec.structs import replace
@@ -32,6 +32,9 @@ from reconciler.policies.lending import CPU_MILLI, QuotaBorrower, ceiling_us
 from state.cpu import BurstLimit
 from state.model import NodeCpu, NodeView, Pod, Pools, Setting
 from state.plan import NodePlan
+
+if TYPE_CHECKING:
+    from reconciler.policies.table import PoliciesConfig
 
 NAME: Final = "quota_burst"
 _UP: Final = (6, 5)
@@ -57,6 +60,13 @@ class QuotaBurstConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_f
             "change the same quotas"
         ),
     ] = False
+    pods: Annotated[
+        bool,
+        Meta(
+            description="while it and quota_turbo are off, apply it to pods that request it (koordinator.sh/cpuBurst "
+            "auto or cfsQuotaBurstOnly, katalyst cpu_burst_policy dynamic)"
+        ),
+    ] = True
     only_asked: Annotated[
         bool,
         Meta(
@@ -265,13 +275,13 @@ def takes_part(pod: Pod, config: QuotaBurstConfig) -> bool:
     """Whether a pod's containers may borrow: by its annotation, else by the config."""
     burst_limit = pod.wish.burst_policy
     if burst_limit is None:
-        return not config.only_asked
-    return burst_limit in {BurstLimit.QUOTA, BurstLimit.AUTO}
+        return config.enabled and not config.only_asked
+    return (config.enabled or config.pods) and burst_limit in {BurstLimit.QUOTA, BurstLimit.AUTO}
 
 
 def customers(pods: Iterable[Pod], pools: Pools, config: QuotaBurstConfig) -> list[tuple[Pod, QuotaBorrower]]:
     """The containers that may borrow now."""
-    if not config.enabled:
+    if not config.enabled and not config.pods:
         return []
     return [(pod, borrower) for pod in pods if takes_part(pod, config) for borrower in lending.borrowers(pod, pools)]
 
@@ -295,10 +305,16 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: QuotaBurstConfig) 
     return lending.wanted(pod, view, plan.pools, policy=NAME, percent=percent_of(pod, config))
 
 
+def _requested(pod: Pod, policies: "PoliciesConfig") -> bool:
+    """Two laws must not move the same quotas: with the other one on, this one is off for all."""
+    return not policies.quota_turbo.enabled and pod.pod_class.online and takes_part(pod, policies.quota_burst)
+
+
 POLICY = Policy(
     name=NAME,
     summary="lends quota above the limit to throttled online containers while the node has free CPU",
     config_type=QuotaBurstConfig,
     precedence=34,
     pod=for_pod,
+    requested=_requested,
 )

@@ -222,6 +222,8 @@ def _candidates(view: NodeView, pools: Pools, config: ReclaimedConfig) -> tuple[
         # renames of the checkpoint, and the first only takes them away.
         shown = pools.dedicated_cpus - refused if config.share_exclusive else EMPTY
         usable &= kubelet.default_cpus | shown
+    if not config.share_exclusive:
+        usable = (usable - _exclusive_nodes(view, pools)) or usable
     # Tasks on isolated CPUs are not balanced: BE work would pile up on one of them.
     usable = (usable - view.topology.isolated) or usable
     counted = usable if config.share_reserved else usable - pools.reserved
@@ -234,6 +236,20 @@ def _candidates(view: NodeView, pools: Pools, config: ReclaimedConfig) -> tuple[
         return usable, f"only reserved CPUs left: BE shares CPU {usable} with the system, limited by quota"
     everything = (online - pools.dedicated_cpus) or (kubelet.default_cpus & online) or (online - refused) or online
     return everything, f"all CPUs are dedicated: BE shares CPU {everything}, limited by quota"
+
+
+def _exclusive_nodes(view: NodeView, pools: Pools) -> CpuSet:
+    """All CPUs of the NUMA nodes of containers that want these nodes to themselves.
+
+    Source: Katalyst's ``numa_exclusive``. There BE work may run on the unused CPUs of such a node, as on all dedicated
+    CPUs; here both need ``share_exclusive``.
+    """
+    topology, nodes = view.topology, set[int]()
+    for key, cpus in pools.dedicated.items():
+        pod = view.pods.get(key.partition("/")[0])
+        if pod is not None and pod.wish.numa_exclusive:
+            nodes |= {topology.node_of(number) for number in cpus & topology.online}
+    return CpuSet.union(map(topology.node_cpus, sorted(nodes)))
 
 
 def _refused(view: NodeView, pools: Pools) -> CpuSet:

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from cgroupfs.cpuset import CpuSet
 from reconciler.placement.pool_members import DEFAULT, PoolMembers, members, owners_of, request_milli
-from reconciler.placement.provision import ProvisionConfig, demand
+from reconciler.placement.provision import ProvisionConfig, ProvisionPolicy, demand, with_experience
 from reconciler.placement.provision import signals_of as provision_signals
 from reconciler.placement.sizes import SizeConfig, fit, granted, regulate
 from reconciler.policies.base import Policy, PolicyConfig, owns_cpus, setting_of
@@ -110,7 +110,7 @@ def announce(view: NodeView, pools: Pools, previous: Pools | None, config: Share
         return replace(pools, terms=PoolTerms(own=False))
     sizes = dict[str, int]()
     if config.measured and previous is not None:
-        sizes = {key: size.cpus for key, size in previous.sizes.items()}
+        sizes = {key: size.asked for key, size in previous.sizes.items()}
     leave = config.leave_cpus if config.mode is SharedPoolMode.SEPARATE else 0
     return replace(pools, terms=PoolTerms(cpus={**sizes, **config.fixed}, leave=leave))
 
@@ -242,10 +242,17 @@ def _divide(
     for key in together:
         result[key] = result[DEFAULT]
         texts[key] = "no CPU left for a separate pool: runs in the shared pool"
+    # Pools without CPUs of their own are kept too: a pool whose demand is forgotten asks for all of it at once, and
+    # would be larger than those that got their CPUs the last time.
     final = {
-        key: granted(size, sizes[key], previous.sizes.get(key) if previous is not None else None)
+        key: granted(
+            size,
+            min(sizes.get(key, 1), size.asked),
+            previous.sizes.get(key) if previous is not None else None,
+            view.now,
+        )
         for key, size in request.sizes.items()
-        if key in sizes and (separate or key != DEFAULT)
+        if config.measured or (key in sizes and (separate or key != DEFAULT))
     }
     return dict(sorted(result.items())), dict(sorted(final.items())), texts
 
@@ -261,10 +268,22 @@ def _asked(result: PoolMembers, view: NodeView, previous: Pools | None, config: 
             size = PoolSize(wanted_milli=fixed * _CPU, cpus=fixed, reason=f"fixed: {fixed} CPUs")
         elif config.measured:
             starting = view.cpu is None
+            provision = config.provision
             milli, why = demand(
-                key, pods, view.uses, view.indicators, before, now=view.now, config=config.provision, starting=starting
+                key,
+                pods,
+                view.uses,
+                view.indicators,
+                before,
+                now=view.now,
+                config=provision,
+                size=config.size,
+                threads=threads,
+                starting=starting,
             )
             size = regulate(before, milli, view.now, config.size, threads=threads)
+            if provision.pools.get(key, provision.policy) is ProvisionPolicy.PID:
+                size = with_experience(size, before, pods, view.uses, provision.estimate)
             if size is not before:
                 size = replace(size, reason=f"{why}; {size.reason}")
         else:
@@ -275,7 +294,7 @@ def _asked(result: PoolMembers, view: NodeView, previous: Pools | None, config: 
                 reason=f"requests of {len(pods)} pods: {cpu(milli)}",
             )
         sizes[key] = size
-    return _PoolRequest(sizes, {key: size.cpus for key, size in sizes.items()})
+    return _PoolRequest(sizes, {key: size.asked for key, size in sizes.items()})
 
 
 def _held(previous: Pools | None, keys: Iterable[str]) -> dict[str, CpuSet]:

@@ -14,6 +14,7 @@ from reconciler.runtime.registry import Registry, section_type
 
 if TYPE_CHECKING:
     from reconciler.policies.be_memory import BeMemoryConfig
+    from reconciler.policies.burst import BurstConfig
     from reconciler.policies.cache import CachePolicyConfig
     from reconciler.policies.core_sched import CoreSchedConfig
     from reconciler.policies.disk import DiskPolicyConfig
@@ -84,6 +85,7 @@ if TYPE_CHECKING:
         """Has a field for every row; those that other modules read by name are listed here for the type checker."""
 
         be_memory: BeMemoryConfig
+        burst: BurstConfig
         cache: CachePolicyConfig
         core_sched: CoreSchedConfig
         disk: DiskPolicyConfig

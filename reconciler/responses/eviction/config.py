@@ -320,6 +320,15 @@ class ReclaimedResourceConfig(TriggerConfig, frozen=True, kw_only=True, forbid_u
             gt=0, le=1000, description="threshold: memory requests of BE pods divided by the memory available to them"
         ),
     ] = 5.0
+    lower_percent: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=100,
+            description="pods are evicted until the requests are at this share of the threshold, so that the next pod "
+            "does not exceed it again",
+        ),
+    ] = 100
     # Katalyst acts at once, by a smoothed figure; this figure follows online work within a second.
     for_s: Annotated[float, Meta(ge=0, le=3600, description="window; its highest availability is compared")] = 60.0
 

@@ -9,6 +9,7 @@ import pytest
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.errors import InputError
 from cgroupfs.naming import QosClass
+from reconciler.cli import described
 from reconciler.cli.exits import Exit
 from reconciler.cli.planscreen import blocks
 from reconciler.cli.podsfile import read_pods_file
@@ -75,6 +76,30 @@ def test_a_described_machine_with_pods_is_planned_for(run: Run, tmp_path: Path) 
     }
     for name, text in fields["pools"].items():
         assert CpuSet(cpu for cpu, names in drawn.items() if name in names) == CpuSet.parse(text)
+
+
+BUSY = """\
+- {name: db, class: dedicated, requests: {cpu: 8}, limits: {cpu: 8}, use: 7500m}
+- {name: web, count: 2, requests: {cpu: 1}, use: 500m}
+- {name: batch, class: reclaimed}
+"""
+
+
+def test_the_budget_is_that_of_the_steady_state(run: Run, tmp_path: Path) -> None:
+    """The busy CPUs of db are none of BE work's: 65 % of the other seven, less 1 of web (and of one grain)."""
+    fields = plan(run, "--machine", "16 cores", "--pods", pods(tmp_path, BUSY), "--config", config(tmp_path))
+    counted = CpuSet.parse(fields["pools"]["shared"]) - CpuSet.parse(fields["pools"]["reserved"])
+    law = 650 * len(counted) - 1000
+    assert law - 640 <= fields["budget"]["budget_milli"] <= law
+    assert "steady state" in fields["sources"]["cpu"]
+
+
+def test_a_described_machine_without_a_steady_state_is_a_problem(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(described, "_MOST_STEPS", 2)
+    fields = plan(run, "--machine", "16 cores", "--pods", pods(tmp_path, BUSY), "--config", config(tmp_path))
+    assert any("no steady state" in problem for problem in fields["problems"])
 
 
 def test_the_screen_shows_the_machine_and_the_drawing(

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from reconciler.placement.sizes import FittedSizes, SizeConfig, fit, granted, regulate
+from reconciler.placement.sizes import FittedSizes, SizeConfig, fit, granted, next_sizes, regulate
 from state.cpu import PoolSize
 
 PLAIN = SizeConfig(headroom_percent=0, headroom_milli=0, minimum_cpus=1)
@@ -123,14 +123,45 @@ def test_a_steady_demand_ends_in_a_steady_size(wanted: int, before: int, threads
     assert regulate(pool_size, wanted, 1e6, SizeConfig(), threads=threads) == pool_size
 
 
-def test_what_the_cut_leaves_is_remembered_once() -> None:
-    squeezed = granted(regulate(size(8), 20_000, 100.0, PLAIN), 9, size(8))
-    assert (squeezed.cpus, squeezed.changed_at) == (9, 100.0)
+def test_what_the_cut_leaves_is_remembered_once_and_steps_go_on_from_what_was_asked() -> None:
+    squeezed = granted(regulate(size(8), 20_000, 100.0, PLAIN), 9, size(8), 100.0)
+    assert (squeezed.cpus, squeezed.asked, squeezed.cut, squeezed.changed_at) == (9, 18, True, 100.0)
     assert "reduced to 9" in squeezed.reason
     again = regulate(squeezed, 20_000, 200.0, PLAIN)
-    assert again.cpus == 19
-    assert granted(again, 9, squeezed) == squeezed
-    assert granted(again, 19, squeezed) == again
+    assert (again.cpus, again.asked) == (20, 20)
+    held = granted(again, 9, squeezed, 200.0)
+    assert (held.cpus, held.asked) == (9, 20)
+    assert regulate(held, 20_000, 300.0, PLAIN) == held
+    assert granted(held, 9, held, 300.0) == held
+
+
+def test_a_cut_that_changes_replaces_the_text_of_the_one_before() -> None:
+    squeezed = granted(size(20, at=100.0), 9, None, 100.0)
+    less = granted(squeezed, 7, squeezed, 200.0)
+    assert (less.cpus, less.asked, less.changed_at) == (7, 20, 200.0)
+    assert (less.reason.count("reduced to"), "reduced to 7" in less.reason) == (1, True)
+    whole = granted(less, 20, less, 300.0)
+    assert (whole.cpus, whole.cut, whole.changed_at, whole.reason) == (20, False, 300.0, "before")
+
+
+def test_what_others_cut_away_is_given_up_without_steps() -> None:
+    squeezed = granted(size(60), 20, None, 0.0)
+    assert regulate(squeezed, 30_000, 100.0, PLAIN).asked == 31
+    assert regulate(squeezed, 4000, 100.0, PLAIN).asked == 18
+
+
+@pytest.mark.parametrize("threads", [1, 2, 4])
+@pytest.mark.parametrize("cpus", [1, 2, 3, 4, 7, 8, 12, 31, 50, 69])
+def test_the_demands_of_the_sizes_beside_one(cpus: int, threads: int) -> None:
+    config = SizeConfig(minimum_cpus=1)
+    beside = next_sizes(cpus, config, threads=threads)
+    before = size(cpus)
+    if beside.lower > 0 and beside.shrinks_at > 0:
+        assert regulate(before, beside.shrinks_at, 100.0, config, threads=threads).cpus == beside.lower
+        assert regulate(before, beside.shrinks_at + 1, 100.0, config, threads=threads).cpus >= cpus
+    assert regulate(before, beside.grows_at, 100.0, config, threads=threads).cpus == beside.upper
+    if beside.grows_at:
+        assert regulate(before, beside.grows_at - 1, 100.0, config, threads=threads).cpus < beside.upper
 
 
 @pytest.mark.parametrize(

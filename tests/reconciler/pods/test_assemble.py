@@ -1,5 +1,10 @@
+import json
+
+import pytest
+
 from cgroupfs.naming import QosClass
 from reconciler.pods.assemble import ContainerInput, PodInput, assemble, merge_metas
+from reconciler.pods.cpu_annotations import RESOURCE_STATUS
 from reconciler.pods.selectors import ClassRules
 from state.model import (
     ContainerKind,
@@ -95,3 +100,32 @@ def test_a_bundle_tells_the_sandbox_and_that_the_runtime_is_not_done() -> None:
 
 def test_exclusive_cpus_make_a_pod_dedicated() -> None:
     assert assemble(known(PodMeta(uid=UID, source="cri"), exclusive=True), ClassRules()).pod_class is PodClass.DEDICATED
+
+
+@pytest.mark.parametrize(
+    ("requests", "named", "kept"),
+    [
+        pytest.param([(ContainerKind.APP, 1000)], "1-31", False, id="far beyond the request"),
+        pytest.param([(ContainerKind.APP, 1500)], "1-2", True, id="rounded up"),
+        pytest.param([(ContainerKind.APP, 1000), (ContainerKind.APP, 2000)], "1-3", True, id="of all containers"),
+        pytest.param([(ContainerKind.APP, 1000), (ContainerKind.INIT, 4000)], "1-4", True, id="of the init container"),
+        pytest.param([(ContainerKind.APP, 1000), (ContainerKind.INIT, 4000)], "1-5", False, id="not of both"),
+        pytest.param([(ContainerKind.APP, None)], "1-31", True, id="unknown: it gets none of its own"),
+    ],
+)
+def test_a_schedulers_cpus_are_bounded_by_the_pods_request(
+    requests: list[tuple[ContainerKind, int | None]], named: str, *, kept: bool
+) -> None:
+    meta = PodMeta(
+        uid=UID,
+        source="kubelet",
+        labels={},
+        annotations={RESOURCE_STATUS: json.dumps({"cpuset": named})},
+        containers=tuple(
+            ContainerMeta(name=f"c{at}", kind=kind, requests=Resources(cpu_milli=milli))
+            for at, (kind, milli) in enumerate(requests)
+        ),
+    )
+    pod = assemble(known(meta), ClassRules())
+    assert (pod.wish.cpus is not None) == kept
+    assert any("cpuset" in problem for problem in pod.classification.problems) != kept

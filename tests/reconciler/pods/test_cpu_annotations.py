@@ -10,12 +10,14 @@ from reconciler.pods.assemble import PodInput, assemble
 from reconciler.pods.cpu_annotations import (
     CPU_BURST,
     CPU_ENHANCEMENT,
+    MAIN_CONTAINER,
     MEMORY_ENHANCEMENT,
     NUMA_BIND_RESULT,
     NUMA_IDS,
     NUMA_NUMBER,
     NUMA_TOPOLOGY_SPEC,
     QOS_CLASS,
+    QUOTA_BURST_TIME,
     RESOURCE_SPEC,
     RESOURCE_STATUS,
     parse,
@@ -71,6 +73,8 @@ FIELDS = (
         ({NUMA_BIND_RESULT: "1", NUMA_IDS: "0-3"}, CpuPreferences(nodes=(1,))),
         ({NUMA_BIND_RESULT: "1,3"}, CpuPreferences(nodes=(1, 3))),
         ({RESOURCE_STATUS: '{"cpuset":"4-5"}'}, CpuPreferences(cpus=CpuSet.parse("4-5"))),
+        ({MAIN_CONTAINER: "web-1"}, CpuPreferences(main="web-1")),
+        ({QUOTA_BURST_TIME: "2000"}, CpuPreferences(burst_us=2000)),
         ({RESOURCE_STATUS: '{"cpuset":""}'}, CpuPreferences()),
         (
             {
@@ -162,6 +166,9 @@ def test_koordinators_class_tells_whether_be_may_use_the_cpus(qos: str, lends: b
         ({NUMA_IDS: "1024"}, f"annotation {NUMA_IDS}: '1024': expected a list of NUMA nodes"),
         ({NUMA_IDS: ""}, "expected a list of NUMA nodes"),
         ({NUMA_BIND_RESULT: "-2"}, f"annotation {NUMA_BIND_RESULT}: '-2': expected a list of NUMA nodes"),
+        ({MAIN_CONTAINER: "a/../b"}, f"annotation {MAIN_CONTAINER}: 'a/../b': expected a container's name"),
+        ({QUOTA_BURST_TIME: "-1"}, f"annotation {QUOTA_BURST_TIME}: '-1': expected microseconds from 0"),
+        ({QUOTA_BURST_TIME: "17592186044416"}, "expected microseconds from 0"),
         ({RESOURCE_STATUS: '{"cpuset":"3-1"}'}, f"annotation {RESOURCE_STATUS}: cpuset: '3-1': expected a CPU list"),
         ({RESOURCE_STATUS: '{"numaNodeResources":{}}'}, "numaNodeResources: {}: expected a list"),
         (

@@ -9,7 +9,8 @@ from state.memory import MemoryPreferences
     [
         ({}, MemoryPreferences()),
         ({"some.one/else": "{"}, MemoryPreferences()),
-        ({MEMORY_QOS: '{"policy":"auto","wmarkRatio":95}'}, MemoryPreferences()),
+        ({MEMORY_QOS: '{"policy":"auto","wmarkRatio":95}'}, MemoryPreferences(auto=True)),
+        ({MEMORY_QOS: '{"policy":"default"}'}, MemoryPreferences()),
         ({MEMORY_QOS: '{"policy":"none"}'}, MemoryPreferences(off=True)),
         (
             {MEMORY_QOS: '{"minLimitPercent":10,"lowLimitPercent":20,"throttlingPercent":80,"oomKillGroup":1}'},

@@ -120,3 +120,13 @@ def test_unknown_or_absent_annotations_change_nothing() -> None:
     assert with_extended(containers, None) == (containers, ())
     assert with_extended(containers, {"other": "x"}) == (containers, ())
     assert with_extended(containers, {EXTENDED_SPEC: "{}"}) == (containers, ())
+
+
+def test_mid_tier_names_are_marked() -> None:
+    texts: dict[str, str | int] = {"kubernetes.io/mid-cpu": "2k", "kubernetes.io/mid-memory": "1Gi"}
+    resources = Resources(batch_cpu_milli=2000, batch_memory_bytes=1 << 30, mid=True)
+    assert read_resources("c", texts) == (resources, ())
+    spec = json.dumps({"containers": {"main": {"requests": texts}}})
+    ((main,), problems) = with_extended([ContainerMeta(name="main")], {EXTENDED_SPEC: spec})
+    assert (main.requests, problems) == (resources, ())
+    assert not read_resources("c", {"kubernetes.io/mid-cpu": "x"})[0].mid

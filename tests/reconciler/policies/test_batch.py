@@ -122,3 +122,21 @@ def test_a_container_with_exclusive_cpus_is_left_alone() -> None:
         pod("be", batch(500), qos=QosClass.GUARANTEED), kubelet=kubelet(default="0-6", exclusive={"be/main": "7"})
     )
     assert of(plan(view, None, CONFIG), "/kubepods/podbe/id-main") == {}
+
+
+@pytest.mark.parametrize("cls", [PodClass.SHARED, PodClass.RECLAIMED])
+def test_mid_tier_resources_are_enforced_for_online_and_be_pods(cls: PodClass) -> None:
+    resources = Resources(batch_cpu_milli=500, batch_memory_bytes=1 << 30, mid=True)
+    item = pod("be", container("main", requests=resources, limits=resources), container("side"), cls=cls)
+    desired = plan(node(item), None, CONFIG)
+    assert of(desired) == {"cpu.weight": 512, "cpu.quota": 50_000, "memory.max": 1 << 30}
+    assert of(desired, POD)["cpu.weight"] == 512
+    assert of(desired, f"{POD}/id-side") == {}
+
+
+def test_of_an_online_pod_only_the_mid_tier_counts() -> None:
+    mid = Resources(batch_cpu_milli=500, mid=True)
+    item = pod("be", container("main", requests=mid, limits=mid), batch(700, name="side"), cls=PodClass.SHARED)
+    desired = plan(node(item), None, CONFIG)
+    assert of(desired, f"{POD}/id-side") == {}
+    assert of(desired, POD)["cpu.weight"] == 512

@@ -164,3 +164,46 @@ async def test_no_burst_ever_stands_above_its_quota(tmp_path: Path, mode: Mode) 
         [f"podweb {burst} 50000", f"id-main {burst} 50000", f"id-main {quota} 50000"],
         [f"id-main {quota} 100000", f"podweb {burst} 100000", f"id-main {burst} 100000"],
     ]
+
+
+@pytest.mark.parametrize(
+    ("policy", "config", "value"),
+    [
+        pytest.param(BurstLimit.STATIC, BurstConfig(), 100_000, id="requested"),
+        pytest.param(BurstLimit.AUTO, BurstConfig(), 100_000, id="both kinds requested"),
+        pytest.param(BurstLimit.QUOTA, BurstConfig(), None, id="the other kind alone"),
+        pytest.param(BurstLimit.CLOSED, BurstConfig(), None, id="refused"),
+        pytest.param(None, BurstConfig(), None, id="not requested"),
+        pytest.param(BurstLimit.STATIC, BurstConfig(pods=False), None, id="pods may not"),
+    ],
+)
+def test_a_pod_may_request_bursts_where_they_are_off_for_the_node(
+    policy: BurstLimit | None, config: BurstConfig, value: int | None
+) -> None:
+    asking = web(wish=CpuPreferences(burst_policy=policy))
+    desired = plan(view(asking, online("other", limited())), None, PoliciesConfig(burst=config))
+    given = bursts(desired)
+    assert given.get(MAIN) == value
+    assert not any("podother" in path for path in given)
+    assert desired.plan.reasons.get("burst", "off").startswith("off" if value is None else "off, except for 1 pod")
+
+
+def test_a_be_pod_that_requests_bursts_gets_none() -> None:
+    be = replace(pod("be", limited()), wish=CpuPreferences(burst_policy=BurstLimit.STATIC))
+    assert bursts(plan(view(be), None, PoliciesConfig(burst=BurstConfig()))) == {}
+
+
+@pytest.mark.parametrize(
+    ("wish", "config", "value"),
+    [
+        pytest.param(CpuPreferences(burst_us=2000), BurstConfig(enabled=True), 2000, id="an amount"),
+        pytest.param(CpuPreferences(burst_us=2000), BurstConfig(), 2000, id="off for the node"),
+        pytest.param(CpuPreferences(burst_us=1 << 40), BurstConfig(), 100_000, id="never above the quota"),
+        pytest.param(CpuPreferences(burst_us=0), BurstConfig(), None, id="nothing requested"),
+        pytest.param(CpuPreferences(burst_us=0), BurstConfig(enabled=True), 0, id="none of the node's"),
+        pytest.param(CpuPreferences(burst_us=9, burst_policy=BurstLimit.CLOSED), BurstConfig(), None, id="refused"),
+        pytest.param(CpuPreferences(burst_us=9, burst_percent=50), BurstConfig(enabled=True), 50_000, id="Katalyst's"),
+    ],
+)
+def test_an_amount_of_burst(wish: CpuPreferences, config: BurstConfig, value: int | None) -> None:
+    assert bursts(plan(view(web(wish=wish)), None, PoliciesConfig(burst=config))).get(MAIN) == value

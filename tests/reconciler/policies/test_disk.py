@@ -8,13 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cgroupfs.device_codecs import MAX_IOPS
 from cgroupfs.devices import DeviceLimits
 from cgroupfs.naming import QosClass
 from reconciler.control.planner import plan
 from reconciler.policies.disk import DiskPolicyConfig, DiskShare
 from reconciler.policies.diskrules import LEAST_BPS, DiskRule
 from reconciler.policies.table import PoliciesConfig
-from state.disk import Disk
+from state.disk import Disk, DiskPreference
 from state.model import ContainerKind, NodeView, Pod
 from tests.reconciler.nodes import MAINLINE, container, node, online, pod
 
@@ -46,7 +47,38 @@ def here(versions: Mapping[str, int], *pods: Pod, **more: Any) -> NodeView:
     return node(*pods, versions=versions, **facts)
 
 
+def limiting(item: Pod, *disks: tuple[str, dict[str, int]]) -> Pod:
+    found = tuple(DiskPreference(disk=name, limits=limits) for name, limits in disks)
+    return msgspec.structs.replace(item, disks=found)
+
+
 CASES = {
+    "v1: a pod's own limit, an equal part for each container": (
+        here(V1, limiting(online("c", *SIDECAR), ("/dev/vda", {"rbps": 4 * MEGA}))),
+        config(),
+        {
+            ("burstable/podc/id-side", "blkio.read_bps"): f"254:0 rbps={2 * MEGA}",
+            ("burstable/podc/id-main", "blkio.read_bps"): f"254:0 rbps={2 * MEGA}",
+        },
+    ),
+    "v2: a pod's own limit below BE's, beside that of the directory": (
+        here(V2, limiting(pod("a"), ("vda", {"rbps": MEGA, "wiops": 1})), pod("b")),
+        config(read_bps=8 * MEGA),
+        {
+            ("besteffort", "io.max"): f"254:0 rbps={8 * MEGA}",
+            ("besteffort/poda", "io.max"): f"254:0 rbps={MEGA} wiops=10",
+        },
+    ),
+    "v2: of a pod's own limit and its part of BE's the smaller": (
+        here(V2, limiting(pod("a"), ("254:0", {"rbps": 99 * MEGA, "wbps": MEGA, "riops": 1 << 50}))),
+        config(share=DiskShare.POD, read_bps=8 * MEGA, write_bps=8 * MEGA),
+        {("besteffort/poda", "io.max"): f"254:0 rbps={8 * MEGA} wbps={MEGA} riops={MAX_IOPS}"},
+    ),
+    "a disk that the configuration does not name is not limited": (
+        here(V2, limiting(online("c"), ("/dev/vdb", {"rbps": MEGA}), ("../../vda", {"rbps": MEGA}))),
+        config(),
+        {},
+    ),
     "v1: every container has an equal part, the pause container none": (
         here(V1, pod("a", *SIDECAR), pod("b"), online("c")),
         config(read_bps=9 * MEGA, write_iops=90),

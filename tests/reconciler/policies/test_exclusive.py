@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from cgroupfs.naming import QosClass
 from reconciler.control.planner import plan, plan_pools
 from reconciler.policies.exclusive import ExclusiveConfig, whole_cpus
+from reconciler.policies.reclaimed import ReclaimedConfig
 from reconciler.policies.table import PoliciesConfig
 from state.cpu import AntiAffinity, CpuPreferences
 from state.model import (
@@ -370,3 +371,43 @@ def test_who_comes_back_does_not_take_what_another_has_taken_over() -> None:
     between = plan_pools(node(dedicated("a", app(other, 2000)), topology=4), first, CONFIG)
     assert between.dedicated == {f"a/{other}": own}
     assert plan_pools(both, between, CONFIG).dedicated == {f"a/{other}": own}
+
+
+def test_cpus_that_a_scheduler_chose_are_never_more_than_a_container_requests() -> None:
+    shape = uniform(cores=32, threads=1)
+    greedy = dedicated("d", app("main", 1000), cpus=cpus("1-31"))
+    pools = plan_pools(node(greedy, online("o"), topology=shape), None, CONFIG)
+    assert len(pools.dedicated["d/main"]) == 1
+    assert len(pools.shared) >= 30
+
+
+def test_several_containers_of_a_pod_share_the_cpus_that_a_scheduler_chose_for_it() -> None:
+    wish = cpus("2-3,6,10-11,14")
+    late = dedicated("d", app("b", 4000), cpus=wish)
+    once = plan_pools(node(late, topology=SMT), None, CONFIG)
+    assert once.dedicated == {"d/b": cpus("2-3,10-11")}
+    both = dedicated("d", app("a", 2000), app("b", 4000), cpus=wish)
+    pools = plan_pools(node(both, topology=SMT), once, CONFIG)
+    assert pools.dedicated == {"d/a": cpus("6,14"), "d/b": cpus("2-3,10-11")}
+    assert plan_pools(node(both, topology=SMT), pools, CONFIG).dedicated == pools.dedicated
+
+
+def test_no_be_work_on_the_node_of_a_container_that_wants_it_for_itself() -> None:
+    alone = dedicated("d", app("main", 2000), numa_binding=True, numa_exclusive=True)
+    view = node(alone, pod("be"), topology=SMT)
+    pools = plan_pools(view, None, CONFIG)
+    (own,) = {SMT.node_of(number) for number in pools.dedicated["d/main"]}
+    assert not pools.reclaimed & SMT.node_cpus(own)
+    lent = plan_pools(view, None, PoliciesConfig(reclaimed=ReclaimedConfig(share_exclusive=True)))
+    assert lent.reclaimed & SMT.node_cpus(own)
+    # Where all nodes are such nodes BE work shares them after all.
+    small = plan_pools(node(alone, pod("be"), topology=uniform(cores=8, threads=1)), None, CONFIG)
+    assert small.reclaimed
+    assert not small.reclaimed & small.dedicated["d/main"]
+
+
+@pytest.mark.parametrize(("main", "owner"), [("b", "b"), (None, "a"), ("side", "a"), ("gone", "a")])
+def test_side_cars_run_on_the_cpus_of_the_main_container(main: str | None, owner: str) -> None:
+    item = dedicated("d", app("a", 4000), app("b", 2000), app("side", 100), main=main)
+    texts = sets(node(item, topology=SMT))
+    assert texts["d/side"] == texts[f"d/{owner}"]

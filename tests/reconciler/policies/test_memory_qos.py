@@ -21,7 +21,8 @@ MEMORY = NodeMemoryReading(total_bytes=64 * GIGA, available_bytes=60 * GIGA)
 
 def sized(request: int | None, limit: int | None, name: str = "main", *, batch: bool = False) -> Container:
     field = "batch_memory_bytes" if batch else "memory_bytes"
-    return container(name, requests=Resources(**{field: request}), limits=Resources(**{field: limit}))
+    empty = Resources()
+    return container(name, requests=replace(empty, **{field: request}), limits=replace(empty, **{field: limit}))
 
 
 def of(desired: Desired, path: str) -> dict[str, object]:
@@ -130,3 +131,31 @@ def test_it_is_off_unless_asked_for() -> None:
     web = pod("web", sized(GIGA, None), cls=PodClass.SHARED, qos=QosClass.BURSTABLE)
     desired = plan(node(web, versions=V2, node_memory=MEMORY), None, PoliciesConfig())
     assert not [setting for setting in desired.settings.values() if setting.policy == "memory_qos"]
+
+
+@pytest.mark.parametrize(
+    ("wish", "config", "applied"),
+    [
+        pytest.param(MemoryPreferences(auto=True), MemoryQosConfig(), True, id="requested"),
+        pytest.param(MemoryPreferences(auto=True, off=True), MemoryQosConfig(), False, id="refused"),
+        pytest.param(MemoryPreferences(auto=True), MemoryQosConfig(pods=False), False, id="pods may not"),
+        pytest.param(MemoryPreferences(low_percent=50), MemoryQosConfig(), False, id="numbers alone are no request"),
+    ],
+)
+def test_a_pod_may_request_it_where_it_is_off_for_the_node(
+    wish: MemoryPreferences, config: MemoryQosConfig, *, applied: bool
+) -> None:
+    mine = replace(pod("a", sized(GIGA, 2 * GIGA), cls=PodClass.SHARED, qos=QosClass.BURSTABLE), memory=wish)
+    other = pod("b", sized(GIGA, 2 * GIGA), cls=PodClass.SHARED, qos=QosClass.BURSTABLE)
+    desired = plan(node(mine, other, versions=V2, node_memory=MEMORY), None, PoliciesConfig(memory_qos=config))
+    low = {path: of(desired, path).get("memory.low") for path in (mine.group.path, "/kubepods/burstable", "/kubepods")}
+    assert set(low.values()) == ({GIGA} if applied else {None})
+    assert of(desired, other.group.path) == {}
+    assert desired.plan.reasons["memory_qos"].startswith("off, except for 1 pod" if applied else "off")
+
+
+def test_an_online_pods_mid_tier_memory_is_its_request_and_limit() -> None:
+    both = Resources(batch_memory_bytes=GIGA, mid=True)
+    item = pod("a", container("main", requests=both, limits=both), cls=PodClass.SHARED)
+    desired = plan(node(item, versions=V2, node_memory=MEMORY), None, ON)
+    assert of(desired, item.containers[0].group.path)["memory.low"] == GIGA

@@ -15,6 +15,7 @@ from reconciler.policies.quota_burst import (
     BurstState,
     NodeCpuState,
     QuotaBurstConfig,
+    customers,
     first_tokens,
     guard,
     start,
@@ -22,6 +23,7 @@ from reconciler.policies.quota_burst import (
     step_all,
     takes_part,
 )
+from reconciler.policies.quota_turbo import QuotaTurboConfig
 from reconciler.policies.table import PoliciesConfig
 from state.cpu import BurstLimit, CpuPreferences
 from state.model import Container, ContainerKind, Phase, Pod, PodClass, Pools, RuntimeSpec
@@ -348,3 +350,25 @@ def test_a_pods_own_percentage_is_its_ceiling() -> None:
 
 def test_a_new_container_starts_with_no_loan() -> None:
     assert start(ONE, 5.0) == BurstState(quota_us=LIMIT, limit_us=LIMIT, at=5.0, known_at=5.0, needed_at=5.0)
+
+
+@pytest.mark.parametrize(
+    ("asked", "config", "part"),
+    [
+        pytest.param(BurstLimit.AUTO, QuotaBurstConfig(), True, id="requested"),
+        pytest.param(BurstLimit.QUOTA, QuotaBurstConfig(), True, id="this kind alone"),
+        pytest.param(BurstLimit.STATIC, QuotaBurstConfig(), False, id="the other kind alone"),
+        pytest.param(None, QuotaBurstConfig(), False, id="not requested"),
+        pytest.param(BurstLimit.AUTO, QuotaBurstConfig(pods=False), False, id="pods may not"),
+    ],
+)
+def test_a_pod_may_borrow_where_lending_is_off_for_the_node(
+    asked: BurstLimit | None, config: QuotaBurstConfig, *, part: bool
+) -> None:
+    item = replace(online("web", bounded()), wish=CpuPreferences(burst_policy=asked))
+    assert [pod.uid for pod, _ in customers([item], pools(), config)] == (["web"] if part else [])
+    lent = {item.containers[0].group.path: 2 * LIMIT}
+    assert (("id-main", "cpu.quota") in planned(item, lent, PoliciesConfig(quota_burst=config))) == part
+    # Only one of the two laws moves quotas.
+    turbo = PoliciesConfig(quota_burst=config, quota_turbo=QuotaTurboConfig(enabled=True))
+    assert ("id-main", "cpu.quota") not in planned(item, lent, turbo)

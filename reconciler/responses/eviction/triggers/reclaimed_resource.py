@@ -2,7 +2,8 @@
 
 The present amount is the plan's own figure, from this node: Katalyst and koordlet read it from the API server. It
 follows online work within a second, so the maximum of the last minute counts; where nothing is known no pod is evicted
-(koordlet takes a missing figure for zero, and evicts all).
+(koordlet takes a missing figure for zero, and evicts all). Mid-tier requests of BE pods count: they run on the same
+CPUs. Those of online pods do not: what the API server promises them is not measured on the node.
 
 Source: Katalyst, reclaimed resource eviction plugin; Koordinator, qosmanager (allocatable).
 """
@@ -56,9 +57,8 @@ def _judge(
         text = f"BE: {format_amount(good, requested)}, {available} available (threshold {ratio:g} times that)"
         parts.append(text)
         if requested > ratio * there:
-            pressures.append(
-                Shortage(trigger=TRIGGER.name, good=good, need=requested - ratio * there, hard=True, evidence=text)
-            )
+            need = requested - ratio * there * config.lower_percent / 100
+            pressures.append(Shortage(trigger=TRIGGER.name, good=good, need=need, hard=True, evidence=text))
     if not parts:
         return not_measurable(*TRIGGER.signals), NoState()
     return TriggerResult(words="; ".join(parts), pressures=tuple(pressures)), NoState()

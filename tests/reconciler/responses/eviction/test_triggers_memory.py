@@ -317,6 +317,14 @@ def test_promises_above_five_times_what_there_is_are_too_much() -> None:
     assert Judge(reclaimed_resource.TRIGGER, world).after(60).pressures == ()
 
 
+@pytest.mark.parametrize(("lower", "need"), [(100, 1), (80, 1001), (20, 4001)])
+def test_pods_are_evicted_down_to_the_lower_mark(lower: int, need: float) -> None:
+    world = promised(1000, be("a", requests=batch(3000)), be("b", requests=batch(2001)))
+    config = ReclaimedResourceConfig(lower_percent=lower)
+    (pressure,) = Judge(reclaimed_resource.TRIGGER, world, config).after(60).pressures
+    assert pressure.need == pytest.approx(need)
+
+
 def test_promised_memory_is_judged_alone_where_cpu_is_not_known() -> None:
     world = World(be("a", requests=batch(9000, 11 * GI)))
     world.put(be__memory_bound=2 * GI)
