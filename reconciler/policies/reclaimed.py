@@ -222,14 +222,15 @@ def _candidates(view: NodeView, pools: Pools, config: ReclaimedConfig) -> tuple[
         # renames of the checkpoint, and the first only takes them away.
         shown = pools.dedicated_cpus - refused if config.share_exclusive else EMPTY
         usable &= kubelet.default_cpus | shown
-    if not config.share_exclusive:
-        usable = (usable - _exclusive_nodes(view, pools)) or usable
     # Tasks on isolated CPUs are not balanced: BE work would pile up on one of them.
     usable = (usable - view.topology.isolated) or usable
     counted = usable if config.share_reserved else usable - pools.reserved
     if pools.separate:
         theirs = CpuSet.union((pools.shared, *pools.named.values()))
         counted = (counted - theirs) or counted
+    if not config.share_exclusive:
+        # Last: no BE work on CPUs of online pools, on reserved or isolated ones for the sake of such a node.
+        counted = (counted - _exclusive_nodes(view, pools)) or counted
     if counted:
         return counted, None
     if usable:
