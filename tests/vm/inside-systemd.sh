@@ -79,8 +79,8 @@ make_pod() {
     done
 }
 start_containerd() {
-    mkdir -p /tmp/rootfs/{proc,out,sys/fs/cgroup} /tmp/out
-    cp /suite/app /tmp/rootfs/app
+    mkdir -p /var/lib/suite-rootfs/{proc,out,sys/fs/cgroup} /tmp/out
+    cp /suite/app /var/lib/suite-rootfs/app
     systemd-run --quiet --unit=runtime -p Delegate=yes -p TimeoutStopSec=5 /usr/bin/containerd
     check "containerd answers" ctr version
 }
@@ -102,7 +102,7 @@ start_container() {
     cat >/tmp/spec.json <<SPEC
 {"ociVersion": "1.0.2",
  "process": {"user": {"uid": 0, "gid": 0}, "args": [$arguments], "env": ["PATH=/"], "cwd": "/", "noNewPrivileges": true},
- "root": {"path": "/tmp/rootfs", "readonly": true},
+ "root": {"path": "/var/lib/suite-rootfs", "readonly": true},
  "mounts": [{"destination": "/proc", "type": "proc", "source": "proc"},
   {"destination": "/out", "type": "bind", "source": "/tmp/out", "options": ["bind", "rw"]},
   {"destination": "/sys/fs/cgroup", "type": "bind", "source": "/sys/fs/cgroup", "options": ["rbind", "ro"]}],
