@@ -64,8 +64,9 @@ def test_containers_of_crun_are_bounded_before_their_first_instruction_like_thos
     # What is counted as before exec was in place at the first instruction.
     for what, counted in zip(missed["crun"], before_exec["crun"], strict=True):
         assert not (counted and what)
-    # Between the unlink of exec.fifo and the exec, a millisecond, a start in time is counted as a late one.
-    assert before_exec["crun"].count(True) >= missed["crun"].count([]) - max(1, STARTS // 10)
+    # Between the unlink of exec.fifo and the exec, a millisecond, a start in time is counted as a late one or unknown.
+    assert before_exec["crun"].count(True) > 0
+    assert before_exec["crun"].count(False) <= STARTS - missed["crun"].count([]) + max(1, STARTS // 10)
 
 
 def test_containers_of_crun_that_run_already_are_bounded_at_the_start_and_counted(
