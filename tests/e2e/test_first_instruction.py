@@ -33,8 +33,8 @@ pytestmark = [
 FULL = bool(os.environ.get("BYPASSD_FULL"))
 """Set by ``make e2e``: the numbers and bounds that are promised. Every other run takes a sample, in which one start
 that a busy neighbour delayed must not look like a broken promise."""
-PRESENT = 110 if FULL else 40
-ALONE = 100 if FULL else 20
+PRESENT = 110 if FULL else 25
+ALONE = 100 if FULL else 12
 AT_ONCE = 15
 ROUNDS = 7 if FULL else 2
 IN_TIME_ALONE = 0.99 if FULL else 0.9
