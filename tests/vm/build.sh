@@ -4,7 +4,7 @@
 #   tests/vm/build.sh [--force] [11|12|13]
 #
 # Debian 12 without a number: 11 brings Linux 5.10 and systemd 247, 12 6.1 and 252, 13 6.12 and 257.
-# Needs root (mmdebstrap makes device nodes) and a Debian mirror. Does nothing if the disk is there and this file has
+# Needs root (mmdebstrap makes device nodes) and a Debian host whose apt has a mirror. Does nothing if the disk is there and this file has
 # not changed since. The suite itself is not in it: run.sh brings that on a second disk, as it is at that moment.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
@@ -36,9 +36,17 @@ HOOK
 chmod +x "$vm_dir/initramfs.hook"
 
 packages=linux-image-cloud-amd64,initramfs-tools,systemd,systemd-sysv,udev,dbus,kmod,procps,python3,containerd,runc,crun,strace
-# Debian 11 is archived: its last release is complete on the mirrors, its security updates are not.
+# Debian 11 is archived: its last release is complete on the host's mirror, its security updates are not.
+host_release=$(. /etc/os-release && echo "${VERSION_CODENAME:?}")
 sources=()
-if [[ $suite == bullseye ]]; then sources=("deb http://deb.debian.org/debian bullseye main"); fi
+if [[ $suite == bullseye ]]; then
+    mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Component: main' "Release: $host_release" | sort -u | head -1)
+    if [[ -z $mirror ]]; then
+        echo "apt has no mirror of $host_release: Debian 11 needs its address" >&2
+        exit 2
+    fi
+    sources=("deb $mirror bullseye main")
+fi
 mmdebstrap --quiet --variant=minbase --essential-hook="$vm_dir/initramfs.hook" --include="$packages" \
     --aptopt='Acquire::Retries "3"' "$suite" - "${sources[@]}" | tar -C "$root" --extract --exclude='./dev/*'
 
