@@ -53,6 +53,7 @@ from state.schema import (
     unseal,
 )
 from state.schema2 import PRIVATE, convert
+from state.store_files import Marks, check_header, file_marks, identity, sync_directory
 
 __all__ = ["DEFAULT_PATH", "NewerSchemaError", "Store", "StoreBatch", "boot_id", "read_dump"]
 
@@ -60,7 +61,6 @@ _DAMAGED: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 # While opening, "no such table" and (code 0, Python's own) text other than UTF-8 are damage too: our SQL is right.
 _DAMAGED_AT_OPEN: Final = _DAMAGED | {sqlite3.SQLITE_ERROR, 0}
 _PUT: Final = "INSERT INTO {} VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET row = excluded.row"
-Marks = tuple[tuple[int, ...] | None, ...]
 
 
 def boot_id(root: str = "/") -> str:
@@ -225,7 +225,7 @@ class Store:
             except sqlite3.Error as exc:
                 raise self._failed(exc) from exc
             self._mirror(batch)
-            self._marks = self._look()
+            self._marks = file_marks(self.path)
 
     def check(self, *, full: bool = False) -> str | None:
         """Check for damage by other programs, and repair it; returns the damage, None: none.
@@ -253,7 +253,7 @@ class Store:
             if wrong is None:
                 if self._copy.due or full:
                     self._copy_all(self._connection)
-                self._marks, self._foreign = self._look(), False
+                self._marks, self._foreign = file_marks(self.path), False
                 return f"{self.path}: written by another program; its content is intact" if foreign else None
             before = self.quarantined
             self._retry_at = 0.0
@@ -303,7 +303,7 @@ class Store:
             self.unrecorded = str(exc)
 
     def _ready(self) -> sqlite3.Connection:
-        if self._connection is not None and self._identity != _identity(self.path):
+        if self._connection is not None and self._identity != identity(self.path):
             # Deleted or replaced while in use: SQLite would continue writing to a file without a name.
             self._drop(checkpoint=False)
             self._retry_at = 0.0
@@ -349,13 +349,13 @@ class Store:
         os.makedirs(directory, mode=0o700, exist_ok=True)
         finish_interrupted(self.path)
         os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        _sync_directory(directory)
+        sync_directory(directory)
         # check_same_thread: the store's worker thread is not always the same one.
         connection = sqlite3.connect(self.path, timeout=2.0, isolation_level=None, check_same_thread=False)
         connection.text_factory = text_of
         self._connection = connection
         guard(connection)
-        _check_header(self.path)
+        check_header(self.path)
         version = schema_version(connection, self.path)
         for pragma in ("journal_mode = WAL", "synchronous = FULL", "cache_size = -256", "journal_size_limit = 1048576"):
             connection.execute(f"PRAGMA {pragma}").fetchone()
@@ -390,8 +390,8 @@ class Store:
         self._transact(connection, batch)
         self._copy_all(connection)
         unguard(connection)
-        self._identity = _identity(self.path)
-        self._marks, self._foreign = self._look(), False
+        self._identity = identity(self.path)
+        self._marks, self._foreign = file_marks(self.path), False
 
     def _convert(self, connection: sqlite3.Connection, meta: dict[str, bytes], batch: StoreBatch) -> None:
         """Have what schema 2 kept outside of the ledger in the ledger; of another boot, drop it."""
@@ -448,23 +448,15 @@ class Store:
         return None if serial == self._serial else "replaced by an older file by another program"
 
     def _written_by_others(self) -> bool:
-        return self._foreign or self._marks != self._look()
+        return self._foreign or self._marks != file_marks(self.path)
 
     def _held_by_name(self) -> bool:
         """Whether the names still lead to the files that are open."""
-        now, then = self._look(), self._marks
+        now, then = file_marks(self.path), self._marks
         return all(
             numbers is not None and other is not None and numbers[:2] == other[:2]
             for numbers, other in zip(now, then, strict=True)
             if other is not None
-        )
-
-    def _look(self) -> Marks:
-        """State by which a write of another program to the file or its WAL shows; of shared memory only the file."""
-        return (
-            _mark(self.path),
-            _mark(f"{self.path}-wal"),
-            mark[:2] if (mark := _mark(f"{self.path}-shm")) is not None else None,
         )
 
     def _is_other_boot(self, known: bytes | None) -> bool:
@@ -548,14 +540,6 @@ class Store:
                 connection.close()
 
 
-def _mark(path: str) -> tuple[int, ...] | None:
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
-
-
 def _each(connection: sqlite3.Connection, table: str) -> Iterator[tuple[str, bytes]]:
     for key, row in connection.execute(f"SELECT key, row FROM {table} ORDER BY rowid"):  # noqa: S608
         yield key, unseal(key, row)
@@ -569,34 +553,6 @@ def _code(exc: sqlite3.Error) -> int:
     """The primary result code; extended codes carry more in the higher bits."""
     code: int = getattr(exc, "sqlite_errorcode", None) or 0
     return code & 0xFF
-
-
-def _identity(path: str) -> tuple[int, int]:
-    try:
-        status = os.stat(path)
-    except OSError:
-        return 0, 0
-    return status.st_dev, status.st_ino
-
-
-def _check_header(path: str) -> None:
-    """Bytes 18 and 19 are SQLite's write and read format, 1 or 2. Errors: ValueError.
-
-    With another write format SQLite opens the file read-only, which would look like a disk error that may pass.
-    """
-    with open(path, "rb") as file:
-        formats = file.read(20)[18:]
-    if set(formats) - {1, 2}:
-        raise ValueError(f"{path}: unknown file format {formats.hex()}")
-
-
-def _sync_directory(directory: str) -> None:
-    """A new file's name is durable only when its directory is."""
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _pack(value: object) -> bytes:

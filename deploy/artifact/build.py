@@ -38,6 +38,8 @@ PREFIX: Final = "/opt/bypassd"
 PACKAGES: Final = (
     *("python3.11-minimal", "libpython3.11-minimal", "libpython3.11-stdlib", "libc6", "zlib1g", "libexpat1", "libssl3"),
     *("libffi8", "libsqlite3-0", "libuuid1", "libbz2-1.0", "liblzma5", "libcrypt1", "libstdc++6", "libgcc-s1"),
+    # For the licence of the two before it only.
+    "gcc-12-base",
 )
 LOADER: Final = "ld-linux-x86-64.so.2"
 LIBRARIES: Final = ("lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu", "lib64")
@@ -151,6 +153,7 @@ def add_runtime(tree: Path, cache: Path) -> None:
             root = Path(scratch, package.name)
             run("dpkg-deb", "-x", str(fetch(package, cache)), str(root))
             add_package(root, tree)
+        add_licences(Path(scratch), tree)
     library = tree / "lib/python3.11"
     for path in list(library.iterdir()):
         if path.name in NOT_NEEDED or path.name.startswith("config-3.11"):
@@ -178,10 +181,20 @@ def add_package(root: Path, tree: Path) -> None:
         shutil.copytree(
             root / "usr/lib/python3.11", tree / "lib/python3.11", dirs_exist_ok=True, ignore_dangling_symlinks=True
         )
-    for path in root.glob("usr/share/doc/*/copyright"):
-        target = tree / "share/bypassd/licenses" / path.parent.name
-        target.mkdir(parents=True, exist_ok=True)
-        shutil.copy(path.resolve(), target / "copyright")
+
+
+def add_licences(roots: Path, tree: Path) -> None:
+    """The licence of each package below ``roots``, which are unpacked. Errors: `BuildError` for one without it."""
+    for root in sorted(roots.iterdir()):
+        document = root / "usr/share/doc" / root.name
+        # A package of the same source may have it instead.
+        owner = document.readlink().name if document.is_symlink() else root.name
+        licence = roots / owner / "usr/share/doc" / owner / "copyright"
+        if not licence.is_file():
+            raise BuildError(f"{root.name}: no {licence.relative_to(roots)}: add the package that has it to PACKAGES")
+        target = tree / "share/bypassd/licenses" / root.name
+        target.mkdir(parents=True)
+        shutil.copy(licence, target / "copyright")
 
 
 def any_link_to(path: Path) -> bool:

@@ -6,7 +6,6 @@ packages of one tarball have the same bytes. It is compressed with xz, which dpk
 Needs dpkg-deb. Exit codes: 0 packed; 1 dpkg-deb failed; 2 usage.
 """
 
-import argparse
 import email.utils
 import gzip
 import hashlib
@@ -17,7 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from layout import CONFIG, DOCUMENTS, MAINTAINER, UNIT, ZSH, Release, lay_out, move, script, settle
+from layout import CONFIG, DOCUMENTS, MAINTAINER, UNIT, ZSH, Release, lay_out, move, packer, script, settle
 
 HERE: Final = Path(__file__).resolve().parent / "packages"
 CONTROL: Final = """\
@@ -109,20 +108,5 @@ def pack(tarball: Path, output: Path) -> Path:
     return result
 
 
-def main() -> int:
-    """The program."""
-    options = argparse.ArgumentParser(description="Pack the tarball as a Debian package.")
-    options.add_argument("tarball", type=Path)
-    options.add_argument("--output", type=Path, required=True, help="directory of the package")
-    given = options.parse_args()
-    try:
-        result = pack(given.tarball.resolve(), given.output.resolve())
-    except subprocess.CalledProcessError as exc:
-        print(f"deb.py: {exc}", file=sys.stderr)
-        return 1
-    print(f"{result} ({result.stat().st_size / 2**20:.1f} MiB)")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(packer("Pack the tarball as a Debian package.", pack))

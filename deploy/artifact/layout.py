@@ -4,11 +4,15 @@ The tree is in /usr/lib/bypassd: /opt belongs to the operator and his tarballs (
 package in it is an error for lintian. Everything follows from the tarball's bytes; files are as old as its members.
 """
 
+import argparse
 import gzip
 import os
 import re
 import shutil
+import subprocess
+import sys
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -91,3 +95,18 @@ def settle(root: Path, when: int) -> None:
 def script(path: Path) -> str:
     """A package's script with the functions that all have in common."""
     return path.read_text().replace("# common.sh\n", COMMON.read_text())
+
+
+def packer(description: str, pack: Callable[[Path, Path], Path]) -> int:
+    """The program that packs a tarball: its arguments, result and exit code. Errors: those of ``pack``."""
+    options = argparse.ArgumentParser(description=description)
+    options.add_argument("tarball", type=Path)
+    options.add_argument("--output", type=Path, required=True, help="directory of the package")
+    given = options.parse_args()
+    try:
+        result = pack(given.tarball.resolve(), given.output.resolve())
+    except subprocess.CalledProcessError as exc:
+        print(f"{Path(sys.argv[0]).name}: {exc.cmd[0]}: exit {exc.returncode}", file=sys.stderr)
+        return 1
+    print(f"{result} ({result.stat().st_size / 2**20:.1f} MiB)")
+    return 0

@@ -6,7 +6,6 @@ packages of one tarball have the same bytes. Needs rpmbuild (Debian's package rp
 missing or failed; 2 usage.
 """
 
-import argparse
 import os
 import subprocess
 import sys
@@ -14,7 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from layout import COMMON, lay_out, settle
+from layout import COMMON, lay_out, packer, settle
 
 SPEC: Final = COMMON.parent / "bypassd.spec"
 MACROS: Final = {
@@ -54,20 +53,11 @@ def pack(tarball: Path, output: Path) -> Path:
 
 def main() -> int:
     """The program."""
-    options = argparse.ArgumentParser(description="Pack the tarball as an RPM package.")
-    options.add_argument("tarball", type=Path)
-    options.add_argument("--output", type=Path, required=True, help="directory of the package")
-    given = options.parse_args()
     try:
-        result = pack(given.tarball.resolve(), given.output.resolve())
+        return packer("Pack the tarball as an RPM package.", pack)
     except FileNotFoundError as exc:
         print(f"rpm.py: {exc}: install Debian's package rpm (make rpm does it as root)", file=sys.stderr)
         return 1
-    except subprocess.CalledProcessError as exc:
-        print(f"rpm.py: rpmbuild: exit {exc.returncode}", file=sys.stderr)
-        return 1
-    print(f"{result} ({result.stat().st_size / 2**20:.1f} MiB)")
-    return 0
 
 
 if __name__ == "__main__":

@@ -16,7 +16,8 @@ from reconciler.cli.client import Denied, Unreachable, exchange
 from reconciler.cli.nodeview import InspectedNode, marks_of, read_number
 from reconciler.clients.api_identity import own_identity
 from reconciler.clients.command import Command
-from reconciler.clients.http import HttpEndpoint, HttpResponse, HttpSession
+from reconciler.clients.endpoint import HttpEndpoint
+from reconciler.clients.http import HttpResponse, HttpSession
 from reconciler.clients.kube import KubeApi, status_of
 from reconciler.config.environment import cri_client, cri_socket, kubelet_peer
 from reconciler.pods.marks import MarkReader

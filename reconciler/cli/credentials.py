@@ -26,7 +26,8 @@ from reconciler.cli.nodeview import InspectedNode, inspect_node, marks_of
 from reconciler.cli.rights import ACCOUNT, RIGHTS, AccessRight, RightsUse, manifest
 from reconciler.cli.screen import line, show
 from reconciler.clients.api_identity import NAME, OWN_KUBECONFIG, own_identity, watches_pods
-from reconciler.clients.http import HttpEndpoint, HttpSession
+from reconciler.clients.endpoint import HttpEndpoint
+from reconciler.clients.http import HttpSession
 from reconciler.clients.http_config import checked_token
 from reconciler.clients.kube import KubeApi, status_of
 from reconciler.clients.kube_config import ApiIdentity, ApiServer

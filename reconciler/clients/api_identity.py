@@ -10,7 +10,7 @@ from typing import Final
 from msgspec import structs
 
 from cgroupfs.errors import InputError, SourceError
-from reconciler.clients.http import HttpEndpoint
+from reconciler.clients.endpoint import HttpEndpoint
 from reconciler.clients.kube_config import ApiIdentity, ApiServer, WatchSwitch
 from reconciler.runtime.safe_files import FileRule
 

@@ -3,14 +3,12 @@
 import os
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
 from cgroupfs.bounded import read_file
-
-if TYPE_CHECKING:
-    from reconciler.clients.http import HttpEndpoint
+from reconciler.clients.endpoint import HttpEndpoint
 
 _PATH: Final = {"path": True}
 _SECRET_PATH: Final = {"path": True, "secret": True}
@@ -39,10 +37,8 @@ class TlsTrust(Struct, frozen=True, kw_only=True):
         if (self.cert_file is None) != (self.key_file is None):
             raise ValueError("cert_file and key_file must both be set; one is missing")
 
-    def peer(self, name: str, url: str, timeout_s: float) -> "HttpEndpoint":
+    def peer(self, name: str, url: str, timeout_s: float) -> HttpEndpoint:
         """The endpoint: the server at ``url``, which has neither path nor credentials."""
-        from reconciler.clients.http import HttpEndpoint  # not needed to read a configuration
-
         return HttpEndpoint(
             name=name,
             url=url,

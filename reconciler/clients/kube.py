@@ -15,7 +15,8 @@ from msgspec import Struct
 from cgroupfs.bounded import decoded
 from cgroupfs.errors import SourceError
 from reconciler.clients.api_identity import NAME, find_peer, kubeconfig_path
-from reconciler.clients.http import LONGEST_WAIT_S, HttpEndpoint, HttpResponse, HttpSession, Take
+from reconciler.clients.endpoint import HttpEndpoint
+from reconciler.clients.http import LONGEST_WAIT_S, HttpResponse, HttpSession, Take
 from reconciler.clients.kube_config import ApiServer
 
 _MOST: Final = 64 * 1024

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from cgroupfs.errors import InputError, SourceError
-from reconciler.clients.http import HttpEndpoint, InlineCredentials
+from reconciler.clients.endpoint import HttpEndpoint, InlineCredentials
 from reconciler.clients.http_config import checked_token
 from reconciler.runtime.safe_files import FileRule, read_file
 from reconciler.settings.yaml import Path, YamlDocument, read_yaml

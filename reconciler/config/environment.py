@@ -17,7 +17,7 @@ from cgroupfs.errors import SourceError
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.log import get_log
 from cgroupfs.naming import Driver, GroupName, Layout, detect_layout
-from reconciler.clients.http import HttpEndpoint
+from reconciler.clients.endpoint import HttpEndpoint
 from reconciler.config.model import Config, EndpointSection, FeatureSwitch, KubeletSection, RuntimeSection
 from reconciler.pods.marks import MarkReader
 from reconciler.sources.cri import CriClient, find_socket
@@ -171,6 +171,26 @@ def built_from(config: Config, place: NodeEnvironment) -> dict[str, object]:
         "runtime endpoint": kubelet.runtime_endpoint,
         "kubeconfig": kubelet.kubeconfig,
     }
+
+
+def followed(config: Config, place: NodeEnvironment, kubelet: KubeletConfig) -> tuple[NodeEnvironment, list[str]]:
+    """The environment of running parts under a kubelet's new settings, and which changes need the parts built anew.
+
+    Until they are, the environment keeps what they were built from and has the rest of the new settings.
+    """
+    after = with_kubelet(config, place, kubelet)
+    built = built_from(config, place)
+    different = [name for name, value in built_from(config, after).items() if value != built[name]]
+    if not different:
+        return after, []
+    read_at_use = replace(
+        place.kubelet,
+        reserved_cpus=kubelet.reserved_cpus,
+        cpu_manager_policy=kubelet.cpu_manager_policy,
+        cpu_manager_options=kubelet.cpu_manager_options,
+        reconcile_s=kubelet.reconcile_s,
+    )
+    return replace(place, kubelet=read_at_use), different
 
 
 def own_group(layout: Layout, table: str = "/proc/self/cgroup") -> GroupName | None:

@@ -7,17 +7,15 @@ reconciler                                        (the worker; essential)
 sampler                                           (the clock)
 """
 
-import math
 import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Final, final
+from typing import Final, final
 
 import trio
-from msgspec.structs import replace
 
 from cgroupfs.errors import SourceError, StoreError
 from cgroupfs.files import REAL, FileOps
@@ -37,16 +35,7 @@ from reconciler.actuators.restore import UndoKind, restore_ledger
 from reconciler.alerts.agent_alerts import as_alert
 from reconciler.alerts.service import AlertService
 from reconciler.alerts.sinks.base import SinkContext
-from reconciler.clients.api_identity import own_identity, watches_pods
-from reconciler.config.environment import (
-    NodeEnvironment,
-    built_from,
-    cri_client,
-    kubelet_peer,
-    node_name,
-    read_kubelet,
-    with_kubelet,
-)
+from reconciler.config.environment import NodeEnvironment, followed, read_kubelet
 from reconciler.config.model import AgentMode, Config, Lower
 from reconciler.config.read_keys import read_keys
 from reconciler.control.cpu_hotplug import CpusetRepair
@@ -57,22 +46,20 @@ from reconciler.control.reconciler import Reconciler
 from reconciler.control.sampler import Sampler
 from reconciler.daemon import side_actuators
 from reconciler.daemon.operator_files import OperatorFiles
+from reconciler.daemon.pod_sources import PodSources
 from reconciler.headroom.memory_sampler import MemoryHeadroom
 from reconciler.headroom.report import HeadroomReport, read_kept
 from reconciler.interference import service
-from reconciler.placement.claims import CpuClaim, cpu_claims
+from reconciler.placement.claims import CpuClaim, claims_status, cpu_claims
 from reconciler.pods.marks import MarkReader, ReadKeys
-from reconciler.pods.metadata import Metadata
 from reconciler.runtime.counters import AgentCounters
 from reconciler.runtime.object_errors import ObjectErrors
 from reconciler.runtime.priority import LoopPriority
 from reconciler.runtime.supervisor import Component, ComponentTask
 from reconciler.runtime.workqueue import DirtyKeys
 from reconciler.sources.checkpoints import CheckpointSource
-from reconciler.sources.cri import CriClient
 from reconciler.sources.disks import DiskSource
 from reconciler.sources.hotplug import HotplugSource
-from reconciler.sources.kubelet_api import KubeletPods
 from reconciler.sources.kubelet_config import KubeletConfig
 from reconciler.sources.kubelet_watch import KubeletChange, KubeletWatch
 from reconciler.sources.runtime_signal import RuntimeEvent, RuntimeEvents
@@ -87,15 +74,8 @@ from state.schema import PLACES
 from state.store import Store, boot_id
 from state.undo import RestoreResult
 
-if TYPE_CHECKING:
-    from reconciler.sources.pod_watch import PodWatch
-
 _FILES_S: Final = 30.0
-_LIST_GAP_S: Final = 1.0
-"""Containers' events request the kubelet's list at most this often."""
 _PATIENCE_S: Final = 0.5
-_CLAIMS_SHOWN: Final = 8
-"""Claims that are cut, in one message."""
 """How long one pass waits for lowered memory limits, in all: enough for some 12 GB of page cache."""
 
 
@@ -173,10 +153,8 @@ class Agent:
             reconcile_s=place.kubelet.reconcile_s,
             on_restart=self.kubelet_watch.check,
         )
-        self.kubelet_pods = self._kubelet_pods()
-        self.pod_watch = self._pod_watch()
-        self._listed_at = -math.inf
-        self.metadata = Metadata(self.dirty, kubelet=self.kubelet_pods, cri=self._cri(), watch=self.pod_watch)
+        self.pods = PodSources(config, place, self.dirty, self.marks)
+        self.metadata = self.pods.metadata
         self.tree = TreeSource(place.hierarchy, place.layout, self.dirty, resync_s=config.node.resync_s)
         self.signal = RuntimeEvents(place.runtime, self, root=place.root, resync_s=config.node.resync_s)
         self.errors = ObjectErrors()
@@ -324,10 +302,10 @@ class Agent:
         ]
         if self.config.kubelet.enabled:
             sources.append(Component(name="kubelet configuration", run=self.kubelet_watch.run))
-        if self.kubelet_pods is not None:
-            sources.append(Component(name="kubelet", run=_at_once(self.kubelet_pods.run)))
-        if self.pod_watch is not None:
-            sources.append(Component(name="pod watch", run=self.pod_watch.run))
+        if self.pods.kubelet is not None:
+            sources.append(Component(name="kubelet", run=_at_once(self.pods.kubelet.run)))
+        if self.pods.watch is not None:
+            sources.append(Component(name="pod watch", run=self.pods.watch.run))
         return [
             [Component(name="keeper", run=self.keeper.run), Component(name="alerts", run=self.alert_service.run)],
             sources,
@@ -369,20 +347,13 @@ class Agent:
     def on_settled(self, container_id: str, at: float, which: RuntimeEvent) -> None:
         """`RuntimeEventHandler`."""
         self.reconciler.wait_idle(container_id, at, which)
-        self._list_on_event()
+        self.pods.list_on_event()
 
     def gone(self, container_id: str) -> None:
         """`RuntimeEventHandler`."""
         self.checkpoints.reassertion.gone(container_id)
         self.reconciler.gone(container_id)
-        self._list_on_event()
-
-    def _list_on_event(self) -> None:
-        """A container was made or has ended: without a watch, this may have come with other labels or annotations."""
-        now = trio.current_time()
-        if self.pod_watch is None and now - self._listed_at >= _LIST_GAP_S:
-            self._listed_at = now
-            self.metadata.refresh()
+        self.pods.list_on_event()
 
     def _fired(self, result: FastResult) -> None:
         self.reconciler.on_executed(result)
@@ -440,11 +411,7 @@ class Agent:
         ]
         statuses += self.operator_files.statuses()
         if self.reconciler.view is not None:
-            missing = [claim.message for claim in self.claims() if claim.cut]
-            detail = "; ".join(missing[:_CLAIMS_SHOWN]) or "all claims on CPUs are met"
-            if len(missing) > _CLAIMS_SHOWN:
-                detail += f"; and {len(missing) - _CLAIMS_SHOWN} more"
-            statuses.append(SourceStatus(name="placement", ok=not missing, age_s=0.0, detail=detail))
+            statuses.append(claims_status(self.claims()))
         if self.config.kubelet.enabled:
             statuses.append(self.kubelet_watch.status())
         if not self.store.writable:
@@ -457,21 +424,8 @@ class Agent:
 
     def _kubelet_changed(self, kubelet: KubeletConfig, changes: tuple[KubeletChange, ...]) -> None:
         """Plan with the new values; parts that are built from others are built anew, by the caller of this agent."""
-        place = with_kubelet(self.config, self.place, kubelet)
-        before, after = built_from(self.config, self.place), built_from(self.config, place)
-        if different := [name for name, value in after.items() if value != before[name]]:
-            # Until then this agent's parts and what it reports stay with what they were built from.
-            fixed = self.place.kubelet
-            place = replace(
-                self.place,
-                kubelet=replace(
-                    fixed,
-                    reserved_cpus=kubelet.reserved_cpus,
-                    cpu_manager_policy=kubelet.cpu_manager_policy,
-                    cpu_manager_options=kubelet.cpu_manager_options,
-                    reconcile_s=kubelet.reconcile_s,
-                ),
-            )
+        place, different = followed(self.config, self.place, kubelet)
+        if different:
             self._renew(f"the kubelet's {', '.join(different)} changed")
         self.place = place
         self.checkpoints.reassertion.expect(kubelet.reconcile_s)
@@ -486,49 +440,12 @@ class Agent:
             pods,
             reserved=kubelet.reserved_cpus,
             strict_reserved=kubelet.strict_reserved,
-            listed=self.kubelet_pods.listed if self.kubelet_pods is not None else None,
+            listed=self.pods.kubelet.listed if self.pods.kubelet is not None else None,
         )
 
     def _owner(self, path: str) -> str | None:
         name = self.place.layout.parse(path)
         return None if name is None else name.pod_uid
-
-    def _kubelet_pods(self) -> KubeletPods | None:
-        identity = own_identity(self.config.apiserver, root=self.place.root)
-        peer = kubelet_peer(self.config.kubelet, self.place.kubelet, identity)
-        if peer is None:
-            return None
-        return KubeletPods(peer, on_change=self._pods_listed, period_s=self.config.kubelet.period_s, marks=self.marks)
-
-    def _pod_watch(self) -> "PodWatch | None":
-        config, place = self.config.apiserver, self.place
-        if not watches_pods(config, root=place.root, kubelets=place.kubelet.kubeconfig):
-            return None
-        from reconciler.clients.kube import KubeApi  # most nodes have no credentials
-        from reconciler.sources.pod_watch import PodWatch
-
-        # A client of its own: a watch occupies a connection.
-        api = KubeApi(config, root=place.root, kubelets=place.kubelet.kubeconfig)
-        return PodWatch(
-            api,
-            node_name(place.kubelet),
-            on_change=self._pods_changed,
-            on_break=lambda: self.metadata.refresh(),  # noqa: PLW0108  # made later
-            marks=self.marks,
-        )
-
-    def _cri(self) -> CriClient | None:
-        return cri_client(self.config.runtime, self.place.kubelet, self.place.root, self.marks)
-
-    def _pods_listed(self, uids: frozenset[str]) -> None:
-        self._pods_changed(uids)
-        if self.pod_watch is not None and self.kubelet_pods is not None:
-            for uid in uids:
-                self.pod_watch.compare(self.kubelet_pods.known[uid])
-
-    def _pods_changed(self, uids: frozenset[str]) -> None:
-        for uid in uids:
-            self.dirty.mark(f"pod:{uid}")
 
     # The operator's files
 
@@ -544,8 +461,7 @@ class Agent:
 
     def reread_files(self) -> None:
         """Read them again; all pods are reconciled when a rule changed. A runtime's socket may exist by now, too."""
-        if not self.metadata.has_cri and (cri := self._cri()) is not None:
-            self.metadata.set_cri(cri)
+        if self.pods.find_runtime():
             self.dirty.mark_all("runtime")
         rules = self.operator_files.rules(self.config.classes)
         if self.marks.use(read_keys(self.config, rules)):

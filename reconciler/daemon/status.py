@@ -500,7 +500,7 @@ class StatusReport:
         texts += [agent.keeper.problem] if agent.keeper.problem else []
         held = agent.inventory.readings.kubelet.problem
         texts += held.split("; ") if held else ()
-        texts += agent.kubelet_pods.problems if agent.kubelet_pods is not None else ()
+        texts += agent.pods.kubelet.problems if agent.pods.kubelet is not None else ()
         texts += agent.ledger.problems
         texts += [agent.reconciler.problem] if agent.reconciler.problem is not None else []
         texts += agent.errors.problems()

@@ -11,13 +11,15 @@ from msgspec import Struct, to_builtins
 from cgroupfs.cpuset import EMPTY, CpuSet
 from reconciler.placement.churn import by_pool
 from reconciler.placement.pool_members import DEFAULT, bound_nodes, container_milli, request_milli
-from state.model import ContainerKind, CpuPolicy, NodeView, Pod, PodClass, Pools
+from state.model import ContainerKind, CpuPolicy, NodeView, Pod, PodClass, Pools, SourceStatus
 from state.topology import Topology
 
 _CPU: Final = 1000
 _DEDICATED: Final = "dedicated/"
 _SHOWN: Final = 4
 """Owners named in one message."""
+_CUT_SHOWN: Final = 8
+"""Claims that are cut, in one message."""
 
 
 class CpuClaim(Struct, frozen=True, kw_only=True):
@@ -161,3 +163,12 @@ def _taken(nodes: CpuSet, name: str, view: NodeView, pools: Pools) -> str:
 
 def _nodes(cpus: CpuSet, topology: Topology) -> tuple[int, ...]:
     return tuple(node for node in topology.nodes() if topology.node_cpus(node) & cpus)
+
+
+def claims_status(claims: tuple[CpuClaim, ...]) -> SourceStatus:
+    """Whether every claim has what it asked for; else which have not, and why."""
+    missing = [claim.message for claim in claims if claim.cut]
+    detail = "; ".join(missing[:_CUT_SHOWN]) or "all claims on CPUs are met"
+    if len(missing) > _CUT_SHOWN:
+        detail += f"; and {len(missing) - _CUT_SHOWN} more"
+    return SourceStatus(name="placement", ok=not missing, age_s=0.0, detail=detail)

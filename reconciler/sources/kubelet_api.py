@@ -17,7 +17,8 @@ from msgspec.structs import replace
 
 from cgroupfs.errors import SourceError
 from cgroupfs.log import get_log
-from reconciler.clients.http import HttpEndpoint, HttpSession
+from reconciler.clients.endpoint import HttpEndpoint
+from reconciler.clients.http import HttpSession
 from reconciler.pods.marks import MarkReader
 from reconciler.runtime.cooperative import TimeSlice
 from reconciler.runtime.wakeup import WakeUp

@@ -14,6 +14,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import trio
 
+from tests.fakes.http_listener import Request, listen, talk
+
 Object = dict[str, Any]  # the JSON of the API
 
 
@@ -108,42 +110,16 @@ class FakeApiServer:
     async def serve(
         self, tls: ssl.SSLContext | None = None, *, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        listeners = await trio.open_tcp_listeners(self.port, host="127.0.0.1")
-        self.port = int(listeners[0].socket.getsockname()[1])
+        listeners, self.port = await listen(self.port, tls)
         task_status.started(self.port)
-        if tls is None:
-            await trio.serve_listeners(self._talk, listeners)
-        else:
-            secured = [trio.SSLListener(listener, tls, https_compatible=True) for listener in listeners]
-            await trio.serve_listeners(self._talk, secured)
+        await trio.serve_listeners(partial(talk, answer=self._one), listeners)
 
-    async def _talk(self, stream: trio.abc.Stream) -> None:
-        try:
-            while await self._one(stream):
-                pass
-        except (trio.BrokenResourceError, trio.ClosedResourceError, ssl.SSLError):
-            return
-        finally:
-            with trio.move_on_after(0.1, shield=True):
-                await stream.aclose()
-
-    async def _one(self, stream: trio.abc.Stream) -> bool:
-        head = b""
-        while b"\r\n\r\n" not in head:
-            chunk = await stream.receive_some(65536)
-            if not chunk:
-                return False
-            head += chunk
-        head, _, body = head.partition(b"\r\n\r\n")
-        first, *lines = head.decode().split("\r\n")
-        headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
-        while len(body) < int(headers.get("content-length", 0)):
-            body += await stream.receive_some(65536)
-        method, path, _ = first.split(" ")
+    async def _one(self, stream: trio.abc.Stream, request: Request) -> bool:
+        method, path, _ = request.first.split(" ")
         self.requests.append(f"{method} {path}")
-        token = headers.get("authorization", "").removeprefix("Bearer ")
+        token = request.headers.get("authorization", "").removeprefix("Bearer ")
         self.tokens.append(token)
-        self.bodies.append(body)
+        self.bodies.append(request.body)
         if self.raw is not None:
             await stream.send_all(self.raw)
             return False
@@ -154,7 +130,7 @@ class FakeApiServer:
         elif "watch=true" in path:
             return await self._watch(stream, int(parse_qs(urlsplit(path).query)["resourceVersion"][0]))
         else:
-            await self._answer(stream, *self._result(method, path, body))
+            await self._answer(stream, *self._result(method, path, request.body))
         return True
 
     def _result(self, method: str, path: str, body: bytes) -> tuple[int, Object]:

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 import trio
 
+from tests.fakes.http_listener import Request, listen, talk
+
 Send = Callable[[bytes], Awaitable[None]]
 
 
@@ -35,44 +37,17 @@ class HttpPeer:
     async def serve(
         self, tls: ssl.SSLContext | None = None, *, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
-        self.port = listeners[0].socket.getsockname()[1]
+        listeners, self.port = await listen(0, tls)
         task_status.started(self.port)
-        if tls is None:
-            await trio.serve_listeners(self._talk, listeners)
-        else:
-            await trio.serve_listeners(
-                self._talk, [trio.SSLListener(listener, tls, https_compatible=True) for listener in listeners]
-            )
+        await trio.serve_listeners(self._talk, listeners)
 
     async def _talk(self, stream: trio.abc.Stream) -> None:
         self.connections += 1
-        try:
-            while await self._one(stream):
-                pass
-        except (trio.BrokenResourceError, trio.ClosedResourceError, ssl.SSLError):
-            return
-        finally:
-            with trio.move_on_after(0.1, shield=True):
-                await stream.aclose()
+        await talk(stream, self._one)
 
-    async def _one(self, stream: trio.abc.Stream) -> bool:
-        head = b""
-        while b"\r\n\r\n" not in head:
-            chunk = await stream.receive_some(65536)
-            if not chunk:
-                return False
-            head += chunk
-        head, _, body = head.partition(b"\r\n\r\n")
-        first, *lines = head.decode().split("\r\n")
-        headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
-        while len(body) < int(headers.get("content-length", 0)):
-            chunk = await stream.receive_some(65536)
-            if not chunk:
-                return False
-            body += chunk
-        self.requests.append({"": first, **headers})
-        self.bodies.append(body)
+    async def _one(self, stream: trio.abc.Stream, request: Request) -> bool:
+        self.requests.append({"": request.first, **request.headers})
+        self.bodies.append(request.body)
         reply = self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
         await trio.sleep(reply.hang_s)
         if reply.raw is not None:

@@ -41,6 +41,23 @@ need() {
     fi
 }
 
+# begin USAGE-LINES [LAYOUT [DISTRIBUTION]]: check a script's arguments, make the disk and $work; sets $layout, $cgroup and
+# $distribution. Exit code 2 with the usage, those lines of the script, for arguments that it does not have.
+begin() {
+    need qemu-system-x86_64 mke2fs
+    layout=${2:-} distribution=${3:-12}
+    if ! cgroup=$(layout_parameters "$layout"); then
+        sed -n "$1s/^# \{0,1\}//p" "$0" >&2
+        exit 2
+    fi
+    if [[ $distribution == 13 && $layout != v2 ]]; then
+        echo "Debian 13 has cgroup v2 only" >&2
+        exit 2
+    fi
+    "$repository/tests/vm/build.sh" "$distribution"
+    scratch
+}
+
 # scratch: a directory in $work that ends with the script, together with a machine that still runs.
 scratch() {
     work=$(mktemp -d "${TMPDIR:-/tmp}/bypassd-vm.XXXXXX")

@@ -12,21 +12,9 @@
 # Software emulation: Python is some ten times slower in there, so this proves behaviour and no speed.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
-need qemu-system-x86_64 mke2fs git
-
-layout=${1:-}
-case $layout in
-v2) cgroup="systemd.unified_cgroup_hierarchy=1" ;;
-v1) cgroup="systemd.unified_cgroup_hierarchy=0 systemd.legacy_systemd_cgroup_controller=1" ;;
-*)
-    sed -n '2,13s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
-    exit 2
-    ;;
-esac
+need git
+begin 2,13 "${1:-}"
 shift
-"$(dirname "${BASH_SOURCE[0]}")/build.sh"
-
-scratch
 (cd "$repository" && git ls-files -z --cached --others --exclude-standard |
     tar --create --null --files-from=- --ignore-failed-read 2>/dev/null) | tar -C "$work/suite/repository" --extract
 packages=$(cd "$repository" && .venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("platlib"))')

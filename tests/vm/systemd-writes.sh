@@ -8,17 +8,7 @@
 set -euo pipefail
 here=$(dirname "${BASH_SOURCE[0]}")
 . "$here/lib.sh"
-need qemu-system-x86_64 mke2fs
-
-layout=${1:-}
-if ! cgroup=$(layout_parameters "$layout"); then
-    sed -n '2,7s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
-    exit 2
-fi
-distribution=${2:-12}
-"$here/build.sh" "$distribution"
-
-scratch
+begin 2,7 "$@"
 mkdir -p "$work/suite/repository/tests/vm"
 cp "$here/inside-systemd-writes.sh" "$work/suite/repository/tests/vm/inside.sh"
 printf '%s\n' "$layout" >"$work/suite/layout"

@@ -14,26 +14,12 @@
 set -euo pipefail
 here=$(dirname "${BASH_SOURCE[0]}")
 . "$here/lib.sh"
-need qemu-system-x86_64 mke2fs
-
-layout=${1:-}
-if ! cgroup=$(layout_parameters "$layout"); then
-    sed -n '2,14s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
-    exit 2
-fi
-distribution=${2:-12}
-if [[ $distribution == 13 && $layout != v2 ]]; then
-    echo "Debian 13 has cgroup v2 only" >&2
-    exit 2
-fi
 tarball=${3:-$(ls -t "$repository"/dist/bypassd-*.tar.gz 2>/dev/null | head -1)}
 if [[ ! -f $tarball ]]; then
     echo "no tarball: run make artifact" >&2
     exit 2
 fi
-"$here/build.sh" "$distribution"
-
-scratch
+begin 2,14 "$@"
 mkdir -p "$work/suite/repository/tests/vm"
 cp "$here/inside-systemd.sh" "$work/suite/repository/tests/vm/inside.sh"
 cp "$tarball" "$work/suite/bypassd.tar.gz"

@@ -12,7 +12,8 @@ from msgspec.structs import replace
 
 from cgroupfs.errors import SourceError
 from reconciler import __version__
-from reconciler.clients.http import HttpEndpoint, HttpSession, InlineCredentials, _address, retry_after_s
+from reconciler.clients.endpoint import HttpEndpoint, InlineCredentials
+from reconciler.clients.http import HttpSession, _address, retry_after_s
 from tests.fakes.http_peer import HttpPeer, Reply
 
 

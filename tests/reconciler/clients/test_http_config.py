@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from reconciler.alerts.sinks.webhook import WebhookSinkConfig
-from reconciler.clients.http import HttpEndpoint
+from reconciler.clients.endpoint import HttpEndpoint
 from reconciler.clients.http_config import TlsTrust, check_headers, read_line
 from reconciler.signals.probe_config import HttpProbe
 

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from cgroupfs.errors import SourceError
-from reconciler.clients.http import HttpEndpoint, InlineCredentials
+from reconciler.clients.endpoint import HttpEndpoint, InlineCredentials
 from reconciler.config.environment import cri_client, cri_socket, kubelet_peer, node_name, read_kubelet
 from reconciler.config.model import (
     Config,

@@ -14,7 +14,8 @@ import trustme
 from trio.testing import MockClock
 
 from cgroupfs.errors import SourceError
-from reconciler.clients.http import HttpEndpoint, HttpSession
+from reconciler.clients.endpoint import HttpEndpoint
+from reconciler.clients.http import HttpSession
 from reconciler.sources.kubelet_api import KubeletAccess, KubeletPods, choose_peer
 from reconciler.sources.kubelet_config import KubeletConfig
 from tests.fakes.http_peer import HttpPeer, Reply

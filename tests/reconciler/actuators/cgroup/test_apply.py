@@ -1,8 +1,7 @@
 import errno
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -182,60 +181,6 @@ async def test_a_persons_change_is_honoured_at_once(tmp_path: Path) -> None:
     acting.judge.holds = {}
     await acting.actuator.apply([target])
     assert (acting.stood(GROUP, "cpu.weight"), acting.read(GROUP, "cpu.weight")) == ("written", "3")
-    acting.close()
-
-
-class Overtaken:
-    """The writer, with something that another program or the fast path writes after the plan was made."""
-
-    def __init__(self, acting: Acting, change: Callable[[], object]) -> None:
-        self._writer, self._change = acting.writer, change
-
-    async def perform(self, steps: Sequence[Any], inodes: Any = None) -> list[Any]:
-        self._change()
-        return await self._writer.perform(steps, inodes)
-
-    def __getattr__(self, name: str) -> Any:  # the rest of `StepWriter`
-        return getattr(self._writer, name)
-
-
-async def test_a_write_whose_plan_was_overtaken_is_planned_again_and_is_no_alert(tmp_path: Path) -> None:
-    """A quota is lowered above a container that the fast path has just given more than that: EINVAL on v1."""
-    kernel, hierarchy = make_node(tmp_path)
-    acting = Acting(kernel, hierarchy, tmp_path)
-    await acting.actuator.apply(
-        [acting.target(BE, {"cpu.quota": 200_000}), acting.target(GROUP, {"cpu.quota": 50_000})]
-    )
-
-    def fast_path() -> None:
-        acting.write(GROUP, "cpu.quota", "100000")
-        acting.ledger.wrote(("cpu", GROUP, "cpu.cfs_quota_us"), before=None, after="100000")
-
-    acting.actuator._writer = Overtaken(acting, fast_path)
-    await acting.actuator.apply([acting.target(BE, {"cpu.quota": 60_000})])
-    assert (acting.read(BE, "cpu.quota"), acting.stood(BE, "cpu.quota"), acting.alerts) == ("200000", "due", [])
-    assert acting.judge.statuses.due(time.monotonic(), lambda _: False) == {UID}
-    acting.actuator._writer = acting.writer
-    await acting.actuator.apply([acting.target(BE, {"cpu.quota": 60_000}), acting.target(GROUP, {"cpu.quota": 40_000})])
-    assert (acting.read(BE, "cpu.quota"), acting.read(GROUP, "cpu.quota"), acting.alerts) == ("60000", "40000", [])
-    acting.close()
-
-
-async def test_a_refusal_that_repeats_with_present_values_is_an_alert(tmp_path: Path) -> None:
-    kernel, hierarchy = make_node(tmp_path)
-    acting = Acting(kernel, hierarchy, tmp_path)
-    await acting.actuator.apply(
-        [acting.target(BE, {"cpu.quota": 200_000}), acting.target(GROUP, {"cpu.quota": 50_000})]
-    )
-    quotas = iter(range(100_000, 200_000, 1_000))
-    acting.actuator._writer = Overtaken(acting, lambda: acting.write(GROUP, "cpu.quota", str(next(quotas))))
-    states = []
-    for _ in range(4):
-        await acting.actuator.apply([acting.target(BE, {"cpu.quota": 60_000})])
-        states.append(acting.stood(BE, "cpu.quota"))
-    assert states[0] == "due"
-    assert states[-1] in {"refused", "blocked"}
-    assert len(acting.alerts) == 1
     acting.close()
 
 

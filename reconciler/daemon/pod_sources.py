@@ -1,0 +1,95 @@
+"""Where the agent learns what pods are: the kubelet's list, the API server's watch, the runtime's answers.
+
+Which of them exist follows from the configuration and the credentials that the node has.
+"""
+
+import math
+from typing import TYPE_CHECKING, Final, final
+
+import trio
+
+from reconciler.clients.api_identity import own_identity, watches_pods
+from reconciler.config.environment import NodeEnvironment, cri_client, kubelet_peer, node_name
+from reconciler.config.model import Config
+from reconciler.pods.marks import MarkReader
+from reconciler.pods.metadata import Metadata
+from reconciler.runtime.workqueue import DirtyKeys
+from reconciler.sources.cri import CriClient
+from reconciler.sources.kubelet_api import KubeletPods
+
+if TYPE_CHECKING:
+    from reconciler.sources.pod_watch import PodWatch
+
+_LIST_GAP_S: Final = 1.0
+"""Containers' events request the kubelet's list at most this often."""
+
+
+@final
+class PodSources:
+    """The sources of pods that the agent runs, and `metadata`, which joins what they answer.
+
+    `kubelet` and `watch` are None where nothing is configured or no credentials allow them.
+    """
+
+    def __init__(self, config: Config, place: NodeEnvironment, dirty: DirtyKeys, marks: MarkReader) -> None:
+        """Errors: none; what cannot be reached is a status of its source."""
+        self._config = config
+        self._place = place
+        self._dirty = dirty
+        self._marks = marks
+        self._listed_at = -math.inf
+        self.kubelet = self._kubelet()
+        self.watch = self._watch()
+        self.metadata = Metadata(dirty, kubelet=self.kubelet, cri=self._cri(), watch=self.watch)
+
+    def list_on_event(self) -> None:
+        """A container was made or has ended: without a watch, this may have come with other labels or annotations."""
+        now = trio.current_time()
+        if self.watch is None and now - self._listed_at >= _LIST_GAP_S:
+            self._listed_at = now
+            self.metadata.refresh()
+
+    def find_runtime(self) -> bool:
+        """Whether the runtime's socket exists now and did not before; from then on it is used."""
+        if self.metadata.has_cri or (cri := self._cri()) is None:
+            return False
+        self.metadata.set_cri(cri)
+        return True
+
+    def _kubelet(self) -> KubeletPods | None:
+        identity = own_identity(self._config.apiserver, root=self._place.root)
+        peer = kubelet_peer(self._config.kubelet, self._place.kubelet, identity)
+        if peer is None:
+            return None
+        period_s = self._config.kubelet.period_s
+        return KubeletPods(peer, on_change=self._listed, period_s=period_s, marks=self._marks)
+
+    def _watch(self) -> "PodWatch | None":
+        config, place = self._config.apiserver, self._place
+        if not watches_pods(config, root=place.root, kubelets=place.kubelet.kubeconfig):
+            return None
+        from reconciler.clients.kube import KubeApi  # most nodes have no credentials
+        from reconciler.sources.pod_watch import PodWatch
+
+        # A client of its own: a watch occupies a connection.
+        api = KubeApi(config, root=place.root, kubelets=place.kubelet.kubeconfig)
+        return PodWatch(
+            api,
+            node_name(place.kubelet),
+            on_change=self._changed,
+            on_break=lambda: self.metadata.refresh(),  # noqa: PLW0108  (made later)
+            marks=self._marks,
+        )
+
+    def _cri(self) -> CriClient | None:
+        return cri_client(self._config.runtime, self._place.kubelet, self._place.root, self._marks)
+
+    def _listed(self, uids: frozenset[str]) -> None:
+        self._changed(uids)
+        if self.watch is not None and self.kubelet is not None:
+            for uid in uids:
+                self.watch.compare(self.kubelet.known[uid])
+
+    def _changed(self, uids: frozenset[str]) -> None:
+        for uid in uids:
+            self._dirty.mark(f"pod:{uid}")
