@@ -1,4 +1,4 @@
-"""The store's files as the file system shows them: which file it is, whether somebody else wrote it, its header."""
+"""The store's files as the file system shows them: which file it is, whether another program wrote it, its header."""
 
 import os
 

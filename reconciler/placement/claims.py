@@ -166,7 +166,7 @@ def _nodes(cpus: CpuSet, topology: Topology) -> tuple[int, ...]:
 
 
 def claims_status(claims: tuple[CpuClaim, ...]) -> SourceStatus:
-    """Whether every claim has what it asked for; else which have not, and why."""
+    """Whether every claim got what it requested; if not, which did not, and why."""
     missing = [claim.message for claim in claims if claim.cut]
     detail = "; ".join(missing[:_CUT_SHOWN]) or "all claims on CPUs are met"
     if len(missing) > _CUT_SHOWN:
