@@ -19,11 +19,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from tests.e2e.agent import Agent, config_for
-from tests.e2e.baseline.run import WatchWrite
 from tests.e2e.hogs import Hogs
-from tests.e2e.mounts import hierarchies
 from tests.e2e.node import Node, RunningPod
-from tests.e2e.test_first_instruction import MEMORY, SHARES, be_pod, late
+from tests.e2e.test_first_instruction import bare_loop, be_pod, late
 
 AT_ONCE: Final = 15
 BARE: Final = "bare C loop"
@@ -84,19 +82,6 @@ def _cause(start: Start) -> str:
     return "signal noticed late" if start.woken is None or start.woken > program - 1 else "written late"
 
 
-def _bare(node: Node, directory: str) -> WatchWrite:
-    mounted = hierarchies()
-    files = {
-        f"{mounted['cpuset']}%s/cpuset.cpus": "1",
-        f"{mounted['cpu']}%s/cpu.shares": str(SHARES),
-        f"{mounted['cpu']}%s/cpu.cfs_quota_us": "3300",
-        f"{mounted['memory']}%s/memory.limit_in_bytes": str(MEMORY),
-    }
-    os.makedirs(directory, exist_ok=True)
-    containerd = node.containerd
-    return WatchWrite(runc_root=containerd.runc_root, bundles=containerd.bundles, files=files, directory=directory)
-
-
 def _starts(node: Node, agent: Agent | None, load: Hogs, single: int, bursts: int) -> tuple[list[Start], list[Start]]:
     alone = []
     for number in range(single):
@@ -119,7 +104,7 @@ def _starts(node: Node, agent: Agent | None, load: Hogs, single: int, bursts: in
 
 def _round(node: Node, variant: Mapping[str, object] | None, where: str, sizes: tuple[int, int], load: int) -> "_Pair":
     if variant is None:
-        with _bare(node, where), Hogs(load) as hogs:
+        with bare_loop(node, where), Hogs(load) as hogs:
             return _starts(node, None, hogs, *sizes)
     section = {"cgroup_root": node.record.cgroup_root, "resync_s": 30, **variant}
     agent = Agent({**config_for(node, where), "node": section}, where)

@@ -94,7 +94,7 @@ def figures(values: Sequence[float]) -> str:
     )
 
 
-def bare_loop(node: Node, directory: Path) -> WatchWrite:
+def bare_loop(node: Node, directory: str) -> WatchWrite:
     """The same number of files, by the bare C loop."""
     mounted = hierarchies()
     files = {
@@ -103,8 +103,9 @@ def bare_loop(node: Node, directory: Path) -> WatchWrite:
         f"{mounted['cpu']}%s/cpu.cfs_quota_us": "3300",
         f"{mounted['memory']}%s/memory.limit_in_bytes": str(MEMORY),
     }
+    os.makedirs(directory, exist_ok=True)
     containerd = node.containerd
-    return WatchWrite(runc_root=containerd.runc_root, bundles=containerd.bundles, files=files, directory=str(directory))
+    return WatchWrite(runc_root=containerd.runc_root, bundles=containerd.bundles, files=files, directory=directory)
 
 
 def test_settings_are_in_place_before_the_first_instruction_with_many_pods_present(
@@ -129,7 +130,7 @@ def test_settings_are_in_place_before_the_first_instruction_with_many_pods_prese
             missed_at_once += [late(pod["main"].report()) for pod in pods]
             node.remove_pods(pods)
         assert daemon.stop() == 0
-        with bare_loop(node, tmp_path) as loop:
+        with bare_loop(node, str(tmp_path)) as loop:
             for n in range(ALONE // 2):
                 pod = node.run_pod(be_pod(f"bare-{n}"))
                 pod["main"].report()
