@@ -5,7 +5,7 @@ Files are looked for, and no request is sent.
 
 import os
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, final
 
 from msgspec import structs
 
@@ -69,6 +69,42 @@ def find_peer(
         raise SourceError(NAME, f"kubeconfig {exc}") from exc
 
 
+@final
+class ApiPeer:
+    """The endpoint of `find_peer`, determined again when the kubeconfig has changed."""
+
+    def __init__(
+        self,
+        config: ApiServer,
+        *,
+        root: str = "/",
+        kubelets: str | None = None,
+        environ: Mapping[str, str] = os.environ,
+    ) -> None:
+        self._config = config
+        self._root = root
+        self._kubelets = kubelets
+        self._environ = environ
+        self._found: tuple[object, HttpEndpoint] | None = None
+
+    def find(self) -> HttpEndpoint:
+        """The endpoint now; it is the same object until something has changed. Errors: as those of `find_peer`."""
+        path = kubeconfig_path(self._config, root=self._root, kubelets=self._kubelets, environ=self._environ)
+        version = path, None if path is None else _version(os.path.join(self._root, path.lstrip("/")))
+        if self._found is None or version != self._found[0]:
+            peer = find_peer(self._config, root=self._root, kubelets=self._kubelets, environ=self._environ)
+            self._found = version, peer
+        return self._found[1]
+
+
+def _version(path: str) -> object:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
+
+
 def kubeconfig_path(
     config: ApiServer, *, root: str = "/", kubelets: str | None = None, environ: Mapping[str, str] = os.environ
 ) -> str | None:
@@ -95,12 +131,18 @@ def own_identity(config: ApiServer, *, root: str = "/", environ: Mapping[str, st
 
     Only they may be accepted by the kubelet's port: the Node authorizer gives no node the right to read there.
     """
-    if not config.enabled or (config.kubeconfig is None and config.server is None and _is_kubelets(config)):
-        return None
+    peer = own_peer(config, root=root, environ=environ)
     try:
-        return find_peer(structs.replace(config, identity=ApiIdentity.OWN), root=root, environ=environ)
+        return None if peer is None else peer.find()
     except SourceError:
         return None
+
+
+def own_peer(config: ApiServer, *, root: str = "/", environ: Mapping[str, str] = os.environ) -> ApiPeer | None:
+    """What finds the endpoint of `own_identity`, again and again; None: the configuration rules it out."""
+    if not config.enabled or (config.kubeconfig is None and config.server is None and _is_kubelets(config)):
+        return None
+    return ApiPeer(structs.replace(config, identity=ApiIdentity.OWN), root=root, environ=environ)
 
 
 def watches_pods(

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from cgroupfs.bounded import decoded
 from cgroupfs.errors import SourceError
-from reconciler.clients.api_identity import NAME, find_peer, kubeconfig_path
+from reconciler.clients.api_identity import NAME, ApiPeer
 from reconciler.clients.endpoint import HttpEndpoint
 from reconciler.clients.http import LONGEST_WAIT_S, HttpResponse, HttpSession, Take
 from reconciler.clients.kube_config import ApiServer
@@ -83,19 +83,15 @@ class KubeApi:
         kubelets: str | None = None,
         environ: Mapping[str, str] = os.environ,
     ) -> None:
-        self._config = config
-        self._root = root
-        self._kubelets = kubelets
-        self._environ = environ
+        self._api_peer = ApiPeer(config, root=root, kubelets=kubelets, environ=environ)
         self._session: HttpSession | None = None
         self._peer: HttpEndpoint | None = None
-        self._found: tuple[object, HttpEndpoint] | None = None
         self._turn = trio.Lock()
 
     def unreachable(self) -> str | None:
         """Why a request is pointless, from files alone; None: it can be tried."""
         try:
-            peer = self._find()
+            peer = self._api_peer.find()
         except SourceError as exc:
             return str(exc)
         return f"{NAME}: {peer.url}: {peer.exposed}" if peer.exposed else None
@@ -143,26 +139,9 @@ class KubeApi:
             await session.aclose()
 
     async def _open(self) -> HttpSession:
-        peer = self._find()
+        peer = self._api_peer.find()
         if self._session is not None and peer == self._peer:
             return self._session
         await self.aclose()
         self._peer, self._session = peer, HttpSession(peer)
         return self._session
-
-    def _find(self) -> HttpEndpoint:
-        """The peer, read again when the kubeconfig has changed."""
-        path = kubeconfig_path(self._config, root=self._root, kubelets=self._kubelets, environ=self._environ)
-        version = path, None if path is None else _version(os.path.join(self._root, path.lstrip("/")))
-        if self._found is None or version != self._found[0]:
-            peer = find_peer(self._config, root=self._root, kubelets=self._kubelets, environ=self._environ)
-            self._found = version, peer
-        return self._found[1]
-
-
-def _version(path: str) -> object:
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size

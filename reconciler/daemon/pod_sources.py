@@ -4,11 +4,14 @@ Which of them exist follows from the configuration and the credentials that the 
 """
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Final, final
 
 import trio
 
-from reconciler.clients.api_identity import own_identity, watches_pods
+from cgroupfs.errors import SourceError
+from reconciler.clients.api_identity import own_peer, watches_pods
+from reconciler.clients.endpoint import HttpEndpoint
 from reconciler.config.environment import NodeEnvironment, cri_client, kubelet_peer, node_name
 from reconciler.config.model import Config
 from reconciler.pods.marks import MarkReader
@@ -37,6 +40,7 @@ class PodSources:
         self._place = place
         self._dirty = dirty
         self._marks = marks
+        self._own = own_peer(config.apiserver, root=place.root)
         self._listed_at = -math.inf
         self.kubelet = self._kubelet()
         self.watch = self._watch()
@@ -57,12 +61,27 @@ class PodSources:
         return True
 
     def _kubelet(self) -> KubeletPods | None:
-        identity = own_identity(self._config.apiserver, root=self._place.root)
-        peer = kubelet_peer(self._config.kubelet, self._place.kubelet, identity)
+        peer = self._kubelet_peer()
         if peer is None:
             return None
-        period_s = self._config.kubelet.period_s
-        return KubeletPods(peer, on_change=self._listed, period_s=period_s, marks=self._marks)
+        return KubeletPods(
+            peer,
+            on_change=self._listed,
+            marks=self._marks,
+            find=partial(self._kubelet_peer, again=True),
+            period_s=self._config.kubelet.period_s,
+        )
+
+    def _kubelet_peer(self, *, again: bool = False) -> HttpEndpoint | None:
+        """The kubelet with the credentials of now. ``again``: None, the ones before count, while none can be read."""
+        identity = None
+        if self._own is not None:
+            try:
+                identity = self._own.find()
+            except SourceError:
+                if again:
+                    return None
+        return kubelet_peer(self._config.kubelet, self._place.kubelet, identity)
 
     def _watch(self) -> "PodWatch | None":
         config, place = self._config.apiserver, self._place

@@ -115,10 +115,13 @@ class KubeletPods:
         *,
         on_change: Callable[[frozenset[str]], None],
         marks: MarkReader,
+        find: Callable[[], HttpEndpoint | None] = lambda: None,
         period_s: float = 30.0,
         gap_s: float = 0.2,
     ) -> None:
         self._peer = peer
+        self._find = find
+        self._session = HttpSession(peer)
         self._marks = marks
         self._on_change = on_change
         self._period_s = period_s
@@ -177,24 +180,31 @@ class KubeletPods:
         """Ask for ever. Started when the first question has been answered or has failed."""
         started = False
         request = self._next
-        async with HttpSession(self._peer) as session:
-            try:
-                while True:
-                    request, self._next = self._next, _Round()
-                    self._wake.clear()
-                    request.error = await self._once(session)
-                    request.finished.set()
-                    if not started:
-                        task_status.started()
-                        started = True
-                    begun = trio.current_time()
-                    await self._wake.wait(self._period_s)
-                    await trio.sleep_until(begun + max(self._gap_s, _REST * self._cost_s))
-            finally:
-                for left in (request, self._next):
-                    if not left.finished.is_set():
-                        left.error = SourceError(NAME, "is no longer used")
-                        left.finished.set()
+        try:
+            while True:
+                request, self._next = self._next, _Round()
+                self._wake.clear()
+                request.error = await self._once(await self._open())
+                request.finished.set()
+                if not started:
+                    task_status.started()
+                    started = True
+                begun = trio.current_time()
+                await self._wake.wait(self._period_s)
+                await trio.sleep_until(begun + max(self._gap_s, _REST * self._cost_s))
+        finally:
+            for left in (request, self._next):
+                if not left.finished.is_set():
+                    left.error = SourceError(NAME, "is no longer used")
+                    left.finished.set()
+            await self._session.aclose()
+
+    async def _open(self) -> HttpSession:
+        peer = self._find()
+        if peer is not None and peer != self._peer:
+            await self._session.aclose()
+            self._peer, self._session = peer, HttpSession(peer)
+        return self._session
 
     async def _once(self, session: HttpSession) -> SourceError | None:
         reader, slices = PodListReader(NAME, self._marks), TimeSlice()

@@ -14,7 +14,7 @@ import trustme
 from trio.testing import MockClock
 
 from cgroupfs.errors import SourceError
-from reconciler.clients.endpoint import HttpEndpoint
+from reconciler.clients.endpoint import HttpEndpoint, InlineCredentials
 from reconciler.clients.http import HttpSession
 from reconciler.sources.kubelet_api import KubeletAccess, KubeletPods, choose_peer
 from reconciler.sources.kubelet_config import KubeletConfig
@@ -24,9 +24,13 @@ from tests.reconciler.sources.podlists import EMPTY, FIXTURES, pod_json, pod_lis
 
 
 def listing(
-    peer: HttpEndpoint, *, on_change: Callable[[frozenset[str]], None] = lambda _: None, **given: float
+    peer: HttpEndpoint,
+    *,
+    on_change: Callable[[frozenset[str]], None] = lambda _: None,
+    find: Callable[[], HttpEndpoint | None] = lambda: None,
+    **given: float,
 ) -> KubeletPods:
-    return KubeletPods(peer, on_change=on_change, marks=MARKS, **given)
+    return KubeletPods(peer, on_change=on_change, marks=MARKS, find=find, **given)
 
 
 async def ask(nursery: trio.Nursery, reply: Reply, timeout_s: float = 5.0) -> tuple[KubeletPods, SourceError | None]:
@@ -475,3 +479,30 @@ def test_whom_to_ask_follows_from_the_kubelets_own_configuration(
 def test_messages_name_the_credentials_by_file() -> None:
     assert HttpEndpoint(name="k", url="u", token_file="/t").credentials == "the token of /t"
     assert HttpEndpoint(name="k", url="u", cert_file="/c").credentials == "the certificate /c"
+
+
+async def test_credentials_that_change_are_used_from_the_next_request_on(nursery: trio.Nursery) -> None:
+    """A token inside of a kubeconfig that an administrator replaces, for example before it expires."""
+    ca = trustme.CA()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    ca.issue_cert("127.0.0.1").configure_cert(context)
+    server = HttpPeer([Reply((FIXTURES / "kubelet-pods.json").read_bytes())])
+    port = await nursery.start(server.serve, context)
+
+    def peer(token: str) -> HttpEndpoint:
+        return HttpEndpoint(
+            name="kubelet",
+            url=f"https://127.0.0.1:{port}",
+            inline=InlineCredentials(ca=ca.cert_pem.bytes().decode(), token=token),
+        )
+
+    now: list[HttpEndpoint | None] = [peer("first")]
+    pods = listing(peer("first"), gap_s=0, find=lambda: now[0])
+    await nursery.start(pods.run)
+    # Unreadable for a moment: the one before counts.
+    for token in (None, "second", "second"):
+        now[0] = peer(token) if token else None
+        await pods.refresh()
+    sent = [request["authorization"] for request in server.requests]
+    assert sent == ["Bearer first", "Bearer first", "Bearer second", "Bearer second"]
+    assert server.connections == 2
