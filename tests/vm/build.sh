@@ -35,7 +35,7 @@ printf '%s\n' virtio_pci virtio_blk ext4 >"$1/etc/initramfs-tools/modules"
 HOOK
 chmod +x "$vm_dir/initramfs.hook"
 
-packages=linux-image-cloud-amd64,initramfs-tools,systemd,systemd-sysv,udev,dbus,kmod,procps,python3,containerd,runc,crun,strace
+packages=linux-image-cloud-amd64,initramfs-tools,systemd,systemd-sysv,udev,dbus,kmod,procps,python3,containerd,runc,crun,strace,rpm
 # Debian 11 is archived: its last release is complete on the host's mirror, its security updates are not.
 host_release=$(. /etc/os-release && echo "${VERSION_CODENAME:?}")
 sources=()

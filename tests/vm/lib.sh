@@ -58,6 +58,19 @@ begin() {
     scratch
 }
 
+# bring SCRIPT: what SCRIPT of this directory needs to start containers in the machine, where it is run.
+bring() {
+    mkdir -p "$work/suite/repository/tests/vm"
+    cp "$repository/tests/vm/$1" "$work/suite/repository/tests/vm/inside.sh"
+    cp "$repository/tests/vm/inside-lib.sh" "$work/suite/repository/tests/vm"
+    (cd "$repository" && .venv/bin/python -m tests.e2e.programs "$work/programs")
+    cp "$work/programs/app" "$work/suite/app"
+    local driver=cgroupfs
+    if [[ $layout == v2 ]]; then driver=systemd; fi
+    printf '%s\n' "${BYPASSD_VM_DRIVER:-$driver}" >"$work/suite/driver"
+    printf '%s\n' "$layout" >"$work/suite/layout"
+}
+
 # scratch: a directory in $work that ends with the script, together with a machine that still runs.
 scratch() {
     work=$(mktemp -d "${TMPDIR:-/tmp}/bypassd-vm.XXXXXX")

@@ -20,15 +20,8 @@ if [[ ! -f $tarball ]]; then
     exit 2
 fi
 begin 2,14 "$@"
-mkdir -p "$work/suite/repository/tests/vm"
-cp "$here/inside-systemd.sh" "$work/suite/repository/tests/vm/inside.sh"
+bring inside-systemd.sh
 cp "$tarball" "$work/suite/bypassd.tar.gz"
 if [[ -n ${4:-} ]]; then cp "$4" "$work/suite/older.tar.gz"; fi
-(cd "$repository" && .venv/bin/python -m tests.e2e.programs "$work/programs")
-cp "$work/programs/app" "$work/suite/app"
-driver=cgroupfs
-if [[ $layout == v2 ]]; then driver=systemd; fi
-printf '%s\n' "${BYPASSD_VM_DRIVER:-$driver}" >"$work/suite/driver"
-printf '%s\n' "$layout" >"$work/suite/layout"
 reboots=1
 boot "$cgroup" "${BYPASSD_VM_LIMIT:-2400}"
