@@ -148,7 +148,9 @@ class Sampler:
         classes = {ONLINE: PodClass.SHARED, RECLAIMED: PodClass.RECLAIMED}
         sides = replace(reading, pods={ONLINE: online, RECLAIMED: reclaimed})
         cpu = self._sampler.sample(sides, classes)
-        self._groups.sample(sampled(knowledge.pods.values(), self._reconciler.policies, self._reconciler.pools))
+        self._groups.sample(
+            sampled(knowledge.pods.values(), self._reconciler.policies, self._reconciler.pools, knowledge.besteffort)
+        )
         knowledge.take(
             cpu=cpu,
             uses=self._uses(now),

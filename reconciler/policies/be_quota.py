@@ -1,22 +1,49 @@
 """The BE budget as quotas: which group gets which part of it. Arithmetic only; units are thousandths of a CPU and µs.
 
 The besteffort directory gets the whole budget where all BE pods and no others are in it; otherwise it is divided
-between the containers, in proportion to their requests.
+between the containers. The division is work-conserving: each taker has a fair part, in proportion to its requests, and
+what it does not use is lent to those that their quota holds back, until it is throttled itself. The kernel counts that,
+so a loan ends with the next sample.
+
+Source: weighted max-min fairness (Bertsekas, Gallager: Data Networks, 6.5.2). The kernel does the same by weight below
+one quota, but not between several. The sum never exceeds the budget.
 """
 
-from typing import Final
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
 
+from cgroupfs.codecs import DEFAULT_PERIOD_US
 from cgroupfs.naming import QosClass
 from reconciler.policies.base import MILLI_MIN, period_us, quota_us
+from state.cpu import GroupUse
 from state.model import Container, ContainerKind, NodeView, Pod, PodClass, Pools
 
 _CPU: Final = 1000
+_THROTTLED: Final = 0.05
+"""From this share of its periods on, a taker needs more than it has."""
+_STALE_S: Final = 3.0
+"""An older reading is unknown: its taker has its fair part."""
+_SPARE: Final = 1.5
+"""A taker that is not throttled keeps its use times this."""
+_RESERVE: Final = 8
+"""In steps of this part of its fair part, and at least one of them: with it the taker shows that it needs more."""
+_WORTH: Final = 8
+"""Quotas are divided anew when a throttled taker would gain at least this part of its quota."""
 
 
-def split(budget: int, view: NodeView) -> tuple[dict[str, int], str]:
-    """Divide the budget into quotas: in proportion to the CPU request, a whole CPU where there is none.
+class _Taker(NamedTuple):
+    """``weight``: its request. ``most``: what it can use; None: all there is. ``held``: its quota may hold it back."""
 
-    With more takers than the budget has hundredths of a CPU the sum exceeds it: the kernel takes no smaller quota.
+    weight: int
+    most: int | None
+    held: bool
+
+
+def split(budget: int, view: NodeView, before: Mapping[str, int] | None = None) -> tuple[dict[str, int], str]:
+    """Divide the budget into quotas, by uid or, for the besteffort directory, path. ``before``: the last division.
+
+    A taker without a request counts as one that requests a whole CPU. With more takers than the budget has hundredths
+    of a CPU the sum exceeds it: the kernel takes no smaller quota.
     """
     inside: list[Pod] = []
     outside: list[Pod] = []
@@ -26,26 +53,113 @@ def split(budget: int, view: NodeView) -> tuple[dict[str, int], str]:
             (inside if pod.qos is QosClass.BESTEFFORT else outside).append(pod)
         elif pod.qos is QosClass.BESTEFFORT:
             online.append(pod.title)
-    weights = {item.uid: _asked(item) for item in outside}
+    takers = {pod.uid: _taker_of(pod, view) for pod in outside}
     reason = "enforced as CPU quota on kubepods/besteffort"
     if online:
-        weights |= {item.uid: _asked(item) for item in inside}
+        takers |= {pod.uid: _taker_of(pod, view) for pod in inside}
         reason = f"enforced as CPU quota per container: online pod {min(online)} is inside kubepods/besteffort"
     else:
-        weights[view.besteffort] = sum(_asked(item) for item in inside)
+        takers[view.besteffort] = _taker(sum(map(_asked, inside)), view.uses.get(view.besteffort))
         if outside:
             reason = f"enforced as CPU quota on kubepods/besteffort and on {len(outside)} BE pods outside it"
-    total = sum(weights.values())
-    if not total:
+    if not any(taker.weight for taker in takers.values()):
         return ({} if online else {view.besteffort: budget}), reason
-    return {key: max(MILLI_MIN, budget * weights[key] // total) for key in sorted(weights)}, reason
+    parts = _divide(budget, takers)
+    return (dict(before) if before is not None and _good(before, parts, takers, budget) else parts), reason
+
+
+def _divide(budget: int, takers: Mapping[str, _Taker]) -> dict[str, int]:
+    """Weighted max-min: none has less than its fair part while it needs it, and nothing is left while one does."""
+    total = sum(taker.weight for taker in takers.values())
+    fair = {key: budget * taker.weight // total for key, taker in takers.items()}
+    # From the smallest need, relative to the weight: who needs less than a fair part of the rest takes only that.
+    needs = {
+        key: _in_steps(taker.most, max(MILLI_MIN, fair[key] // _RESERVE))
+        for key, taker in takers.items()
+        if taker.weight and taker.most is not None
+    }
+    # The directory without a BE pod: it has a quota for the first one to come, and uses none.
+    parts = {key: MILLI_MIN for key, taker in takers.items() if not taker.weight}
+    left, weight = budget, total
+    for key in sorted(needs, key=lambda key: (needs[key] / takers[key].weight, key)):
+        if needs[key] * weight > left * takers[key].weight:
+            break
+        parts[key] = needs[key]
+        left -= needs[key]
+        weight -= takers[key].weight
+    # The others need more than a fair part of the rest. Without any, the rest is room for everyone.
+    rest = [key for key in takers if key not in parts] or list(takers)
+    weight = sum(takers[key].weight for key in rest)
+    for key in rest:
+        parts[key] = parts.get(key, 0) + left * takers[key].weight // weight
+    return {key: max(MILLI_MIN, parts.get(key, 0)) for key in sorted(takers)}
+
+
+def _in_steps(most: int, step: int) -> int:
+    return max(step, -(-most // step) * step)
+
+
+def _good(before: Mapping[str, int], parts: Mapping[str, int], takers: Mapping[str, _Taker], budget: int) -> bool:
+    """Whether the last division still serves: of the same budget, and no throttled taker would gain much."""
+    given = sum(before.values())
+    if before.keys() != parts.keys() or not budget - len(parts) <= given <= max(budget, sum(parts.values())):
+        return False
+    return not any(taker.held and parts[key] - before[key] >= before[key] / _WORTH for key, taker in takers.items())
+
+
+def _taker_of(pod: Pod, view: NodeView) -> _Taker:
+    takers = _takers_in(pod, view).values()
+    most = [taker.most for taker in takers]
+    known = [number for number in most if number is not None]
+    return _Taker(
+        sum(taker.weight for taker in takers) or _CPU,
+        sum(known) if known and len(known) == len(most) else None,
+        any(taker.held for taker in takers),
+    )
+
+
+def _takers_in(pod: Pod, view: NodeView) -> dict[str, _Taker]:
+    return {
+        container.id: _taker(
+            container_asks(container), view.uses.get(container.group.path), limit=_own_limit(container)
+        )
+        for container in _counted(pod)
+    }
+
+
+def _taker(weight: int, use: GroupUse | None, *, limit: int | None = None) -> _Taker:
+    """A group that has never had a period of its quota has not run under it, so it is not throttled."""
+    if use is None or use.age_s > _STALE_S or (use.throttled or 0.0) >= _THROTTLED:
+        return _Taker(weight, limit, held=True)
+    return _Taker(weight, int(use.cpu_milli * _SPARE), held=False)
+
+
+def _own_limit(container: Container) -> int | None:
+    """What its own limits allow, the kubelet's and that on its batch CPU; None: none."""
+    spec = container.spec
+    limits = [container.limits.batch_cpu_milli]
+    if spec is not None and spec.quota_us is not None and spec.quota_us > 0:
+        limits.append(spec.quota_us * _CPU // (spec.period_us or DEFAULT_PERIOD_US))
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _counted(pod: Pod) -> list[Container]:
+    return [container for container in pod.containers if container.kind is not ContainerKind.SANDBOX]
+
+
+def measured(pods: Iterable[Pod], pools: Pools | None, besteffort: str) -> dict[str, int]:
+    """The groups whose use decides the division, path -> inode (0: not known); empty while one quota bounds all."""
+    parts = pools.quota_milli if pools is not None else None
+    if parts is None or parts.keys() <= {besteffort}:
+        return {}
+    groups = {
+        container.group.path: container.group.inode for pod in pods if pod.uid in parts for container in _counted(pod)
+    }
+    return groups | ({besteffort: 0} if besteffort in parts else {})
 
 
 def _asked(pod: Pod) -> int:
-    return (
-        sum(container_asks(container) for container in pod.containers if container.kind is not ContainerKind.SANDBOX)
-        or _CPU
-    )
+    return sum(container_asks(container) for container in _counted(pod)) or _CPU
 
 
 def container_asks(container: Container) -> int:
@@ -65,9 +179,8 @@ def parts_of(pod: Pod, view: NodeView, pools: Pools) -> dict[str, int]:
     share = part_of_pod(pod, view, pools)
     if share is None:
         return {}
-    containers = [container for container in pod.containers if container.kind is not ContainerKind.SANDBOX]
-    total = sum(container_asks(container) for container in containers)
-    return {container.id: max(MILLI_MIN, share * container_asks(container) // total) for container in containers}
+    takers = _takers_in(pod, view)
+    return _divide(share, takers) if takers else {}
 
 
 def own_quota(part: int, container: Container, view: NodeView) -> int:

@@ -127,7 +127,7 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Re
     reasons["cpuset"] = _why_cpuset(confined, config, view)
     quota: dict[str, int] | None = None
     if bounded:
-        quota, reasons["quota"] = split(budget.milli, view)
+        quota, reasons["quota"] = split(budget.milli, view, previous.quota_milli if previous is not None else None)
         if config.form is ReclaimedForm.CPUSET:
             reasons["quota"] += "; not configured, but required: the CPU set cannot limit BE work here"
     else:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from cgroupfs.errors import CgroupError, InputError
 from cgroupfs.usage import UsageCounters, UsageReader, rates_between
-from reconciler.policies import quota_burst
+from reconciler.policies import be_quota, quota_burst
 from reconciler.policies.table import PoliciesConfig
 from state.cpu import GroupUse
 from state.model import Pod, Pools
@@ -106,12 +106,13 @@ def _delta(before: _KnownGroup | None, inode: int, now: UsageCounters) -> _Known
     return _KnownGroup(inode, now, use, GroupDelta(before.last, now))
 
 
-def sampled(pods: Iterable[Pod], policies: PoliciesConfig, pools: Pools | None) -> dict[str, int]:
+def sampled(pods: Iterable[Pod], policies: PoliciesConfig, pools: Pools | None, besteffort: str) -> dict[str, int]:
     """The groups whose CPU use some enabled policy needs, path -> inode, in path order. Pure.
 
     ``shared.measured``: online pods' own directories; else, where BE work overlaps with named pools, those of the pods
-    in these. ``quota_burst``: the containers that may borrow (none before the first pools, which list those with own
-    CPUs). `quota_turbo`'s are not among them: it reads its own, ten times as often.
+    in these. Where the BE budget is several quotas, the groups that have them. ``quota_burst``: the containers that may
+    borrow (none before the first pools, which list those with own CPUs). `quota_turbo`'s are not among them: it reads
+    its own, ten times as often.
     """
     known = list(pods)
     measured = policies.shared.enabled and policies.shared.measured
@@ -119,6 +120,7 @@ def sampled(pods: Iterable[Pod], policies: PoliciesConfig, pools: Pools | None) 
     if pools is not None:
         if pools.named and not pools.separate:
             wanted |= {pod.group.path: pod.group.inode for pod in known if pod.uid in pools.bound}
+        wanted |= be_quota.measured(known, pools, besteffort)
         wanted |= {
             borrower.path: borrower.inode for _, borrower in quota_burst.customers(known, pools, policies.quota_burst)
         }

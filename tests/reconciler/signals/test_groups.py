@@ -13,7 +13,7 @@ from reconciler.policies.shared import PoolSizing, SharedConfig
 from reconciler.policies.table import PoliciesConfig
 from reconciler.signals.groups import GroupSampler, sampled
 from state.cpu import GroupUse
-from state.model import PodClass, Pools, RuntimeSpec
+from state.model import ContainerKind, PodClass, Pools, RuntimeSpec
 from tests.cgroupfs.test_usage import POD, hierarchy_v1, hierarchy_v2, put, v1_files
 from tests.fakes.clock import Clock
 from tests.reconciler.nodes import container, node, online, pod
@@ -117,6 +117,7 @@ def test_v2_counts_microseconds_in_one_file(tmp_path: Path) -> None:
     assert sampler.current(clock.now) == {POD: GroupUse(cpu_milli=500, throttled=1.0, throttled_milli=250)}
 
 
+BE = "/kubepods/besteffort"
 BOUNDED = container("main", spec=RuntimeSpec(shares=2, quota_us=10_000))
 
 
@@ -140,7 +141,20 @@ BOUNDED = container("main", spec=RuntimeSpec(shares=2, quota_us=10_000))
 def test_what_is_read(policies: PoliciesConfig, groups: list[str]) -> None:
     pods = [online("b", BOUNDED), online("a"), pod("c", BOUNDED)]
     pods.append(pod("d", BOUNDED, cls=PodClass.DEDICATED, qos=QosClass.GUARANTEED))
-    assert list(sampled(pods, policies, pools())) == groups
+    assert list(sampled(pods, policies, pools(), BE)) == groups
+
+
+def test_what_divides_the_be_budget_is_read_where_it_is_several_quotas() -> None:
+    pause = container("pause", kind=ContainerKind.SANDBOX)
+    outside = pod("o", container("a"), container("b"), pause, qos=QosClass.BURSTABLE)
+    pods = [pod("in"), outside, online("web")]
+    two = plan_pools(node(*pods), None, PoliciesConfig())
+    groups = [BE, "/kubepods/burstable/podo/id-a", "/kubepods/burstable/podo/id-b"]
+    assert list(sampled(pods, PoliciesConfig(), two, BE)) == groups
+    # An online pod in besteffort: the containers have quotas, and the directory has none.
+    pods = [pod("in"), online("proxy", qos=QosClass.BESTEFFORT)]
+    parts = plan_pools(node(*pods), None, PoliciesConfig())
+    assert list(sampled(pods, PoliciesConfig(), parts, BE)) == [f"{BE}/podin/id-main"]
 
 
 def pools() -> Pools:
