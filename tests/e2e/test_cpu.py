@@ -130,6 +130,25 @@ def test_what_an_init_container_ran_on_is_what_its_pod_keeps(
     assert [name for name in pools if name.startswith("dedicated/")] == [f"dedicated/{spec.uid}/main"]
 
 
+def test_be_pods_with_quotas_of_their_own_lend_what_they_do_not_use(
+    containerd_node: Node, run_pod: PodFactory, agent: StartAgent
+) -> None:
+    """Burstable BE pods have no directory in common whose quota the kernel would divide by need."""
+    be = {"koordinator.sh/qosClass": "BE"}
+    idle = [run_pod(replace(burstable(f"idle-{number}"), labels=be)) for number in range(3)]
+    agent(containerd_node)
+    eventually("each has a quota", lambda: all(quota(pod["main"]) is not None for pod in idle))
+    busy = [run_pod(replace(burstable("first", run=("burn", "2")), labels=be))]
+
+    def most_of_all() -> bool:
+        least = min(quota(pod["main"]) or 0 for pod in busy)
+        return least > 3 * max(quota(pod["main"]) or 0 for pod in idle)
+
+    eventually("the busy one has what the idle ones do not use", most_of_all)
+    busy.append(run_pod(replace(burstable("second", run=("burn", "2")), labels=be)))
+    eventually("a second one has as much", most_of_all)
+
+
 def test_a_named_pool_has_cpus_of_its_own(containerd_node: Node, run_pod: PodFactory, agent: StartAgent) -> None:
     web = run_pod(burstable("web"))
     everywhere = cpus(web["main"])
