@@ -183,6 +183,18 @@ READERS: Final = (
         _s("fs.inodes_use", "count", ("pod",), "inodes of the pod's files, if known"),
     ),
     _reader(
+        "numacpu",
+        "reconciler.signals.numacpu:build",
+        _s(
+            "cpu.numa_use",
+            "milli-CPU",
+            ("numa", "pod"),
+            "CPU time used on one NUMA node (subject pod:UID@numa:N: a pod that runs on that node alone)",
+        ),
+        _s("cpu.numa_idle", "milli-CPU", ("numa",), "idle CPU time of one NUMA node"),
+        needs=("cpu",),
+    ),
+    _reader(
         "pools",
         "reconciler.signals.pools:build",
         _s("pool.cpus", "CPUs", ("pool",), "CPUs in the pool"),

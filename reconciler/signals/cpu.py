@@ -90,6 +90,15 @@ def idle_shares(before: Mapping[int, CpuTicks], after: Mapping[int, CpuTicks]) -
     return shares
 
 
+def idle_milli(cpu: NodeCpu | None, cpus: CpuSet) -> tuple[float, float] | None:
+    """Idle time of some CPUs together in thousandths of a CPU, and its age in seconds; None: unknown of all of them."""
+    if cpu is None or cpu.age_s is None:
+        return None
+    known = [cpu.idle[number] for number in cpus if number in cpu.idle]
+    # A CPU without a usable difference is busy, as everywhere.
+    return (1000.0 * sum(known), cpu.age_s) if known else None
+
+
 def node_cpu(before: CpuReading, after: CpuReading, classes: Mapping[str, PodClass]) -> NodeCpu | None:
     """CPU use between two readings; None when they are too close or in the wrong order."""
     interval_s = after.at_s - before.at_s

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple, final
 from cgroupfs.bounded import shown, whole
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.files import REAL, FileOps
+from reconciler.signals.cpu import idle_milli
 from reconciler.signals.extent import pool_cpus
 from reconciler.signals.growth import CounterDelta
 from reconciler.signals.readers import Reader, SampleContext, SampleSheet, SharedReaders
@@ -107,14 +108,10 @@ class PoolReader:
                 sheet.put(subject, "memory.use", sum(memory))
 
     def _enter_use(self, scene: SampleContext, sheet: SampleSheet, subject: str, cpus: CpuSet) -> None:
-        cpu = scene.view.cpu
-        known = [cpu.idle[number] for number in cpus if number in cpu.idle] if cpu is not None else []
-        if cpu is None or cpu.age_s is None or not known:
-            return
-        # A CPU without a usable difference is busy, as everywhere.
-        idle = 1000.0 * sum(known)
-        sheet.put(subject, "cpu.idle", idle, age_s=cpu.age_s)
-        sheet.put(subject, "cpu.use", 1000.0 * len(cpus) - idle, age_s=cpu.age_s)
+        if (known := idle_milli(scene.view.cpu, cpus)) is not None:
+            idle, age_s = known
+            sheet.put(subject, "cpu.idle", idle, age_s=age_s)
+            sheet.put(subject, "cpu.use", 1000.0 * len(cpus) - idle, age_s=age_s)
 
     def _look(self, count: int, now: float) -> None:
         """Take the counters of all CPUs."""

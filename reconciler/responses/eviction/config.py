@@ -37,6 +37,10 @@ Lower = Annotated[
     Meta(description="evict until use falls to this; null: threshold_percent - 2"),
 ]
 
+Samples = Annotated[int, Meta(ge=2, le=120, description="number of samples evaluated")]
+SampleLength = Annotated[float, Meta(ge=1, le=60, description="length of one sample; the load is averaged over it")]
+Met = Annotated[float, Meta(gt=0, le=100, description="share of the samples that must exceed the threshold")]
+
 
 def _left(lower: float | None, threshold: float) -> float:
     return max(0.0, threshold - 2 if lower is None else lower)
@@ -107,13 +111,9 @@ class PoolLoadConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_fi
     cooldown_s: Cooldown = 300.0
     hard_ratio: Annotated[float, Meta(gt=0, le=100, description="tasks per CPU for a hard trigger")] = 1.8
     soft_ratio: Annotated[float, Meta(gt=0, le=100, description="tasks per CPU for a soft trigger")] = 1.0
-    samples: Annotated[int, Meta(ge=2, le=120, description="number of samples evaluated")] = 10
-    sample_s: Annotated[float, Meta(ge=1, le=60, description="length of one sample; the load is averaged over it")] = (
-        10.0
-    )
-    met_percent: Annotated[float, Meta(gt=0, le=100, description="share of the samples that must exceed the ratio")] = (
-        80.0
-    )
+    samples: Samples = 10
+    sample_s: SampleLength = 10.0
+    met_percent: Met = 80.0
 
     def __post_init__(self) -> None:
         if self.hard_ratio < self.soft_ratio:
@@ -139,6 +139,35 @@ class NodeCpuConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_fie
     @property
     def left_percent(self) -> float:
         """The use at which enough has been evicted."""
+        return _left(self.lower_percent, self.threshold_percent)
+
+
+class NumaCpuConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A NUMA node uses nearly all of its CPU time for long, on a machine with several (Katalyst)."""
+
+    enabled: Enabled = False
+    # Katalyst's thresholds come from a list by CPU model.
+    threshold_percent: Annotated[
+        float, Meta(gt=0, le=100, description="threshold: share of the node's CPU time in use")
+    ] = 90.0
+    lower_percent: Lower = None
+    samples: Samples = 4
+    sample_s: SampleLength = 15.0
+    met_percent: Met = 70.0
+    online_pods: Annotated[
+        bool,
+        Meta(
+            description="evict pods of all eviction.classes that run on the node alone, in the order of the ranking; "
+            "false: BE pods alone"
+        ),
+    ] = False
+
+    def __post_init__(self) -> None:
+        _below(self.lower_percent, self.threshold_percent)
+
+    @property
+    def left_percent(self) -> float:
+        """The use at which enough has been evicted, and the shortage ends."""
         return _left(self.lower_percent, self.threshold_percent)
 
 
@@ -343,6 +372,7 @@ class TriggersConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     cpu_satisfaction: CpuSatisfactionConfig = CpuSatisfactionConfig()
     suppression: SuppressionConfig = SuppressionConfig()
     pool_load: PoolLoadConfig = PoolLoadConfig()
+    numa_cpu: NumaCpuConfig = NumaCpuConfig()
     node_cpu: NodeCpuConfig = NodeCpuConfig()
     node_memory: NodeMemoryConfig = NodeMemoryConfig()
     numa_memory: NumaMemoryTriggerConfig = NumaMemoryTriggerConfig()

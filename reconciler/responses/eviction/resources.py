@@ -83,7 +83,7 @@ def _memory(pod: PodSnapshot, place: str, scene: EvictionContext) -> float | Non
     # Anonymous memory: page cache counts as free in the triggers' measure, and is reclaimable without an eviction.
     if place.startswith("numa:"):
         value = scene.value(pod_at(pod.uid, place), "memory.numa_rss")
-        if value is not None or len(scene.places("numa:")) != 1:
+        if value is not None or len(scene.places("numa:", "memory.total")) != 1:
             return value
     whole = scene.value(pod.subject, "memory.rss")
     return scene.value(pod.subject, "memory.use") if whole is None else whole
@@ -105,6 +105,17 @@ def _sum(*signals: str) -> Callable[[PodSnapshot, str, EvictionContext], float |
     return measure
 
 
+def _cpu(pod: PodSnapshot, place: str, scene: EvictionContext) -> float | None:
+    if not place.startswith("numa:"):
+        return scene.value(pod.subject, "cpu.use")
+    value = scene.value(pod_at(pod.uid, place), "cpu.numa_use")
+    if value is not None:
+        return value
+    # A pod that is bound to another node uses none of this one; of a pod on several nodes the parts are unknown.
+    others = (scene.value(pod_at(pod.uid, other), "cpu.numa_use") for other in scene.places("numa:", "cpu.numa_use"))
+    return None if all(other is None for other in others) else 0.0
+
+
 def _load(pod: PodSnapshot, place: str, scene: EvictionContext) -> float | None:
     running = scene.value(pod.subject, "cpu.use")
     if running is None or place not in {NODE, f"pool:{pod.pool}"}:
@@ -121,7 +132,7 @@ def _memory_request(pod: PodSnapshot, _place: str, _scene: EvictionContext) -> f
 
 
 _HELD: Final[Mapping[EvictedResource, Callable[[PodSnapshot, str, EvictionContext], float | None]]] = {
-    EvictedResource.CPU: _sum("cpu.use"),
+    EvictedResource.CPU: _cpu,
     EvictedResource.CPU_REQUEST: _cpu_request,
     EvictedResource.LOAD: _load,
     EvictedResource.MEMORY: _memory,

@@ -44,9 +44,13 @@ class EvictionContext(Struct, frozen=True, kw_only=True):
             return None
         return sum(value for _, value in points) / len(points)
 
-    def places(self, prefix: str) -> list[str]:
-        """Subjects of one kind in this frame, such as ``numa:``, in order."""
-        return sorted(subject for subject in self.frame.samples if subject.startswith(prefix))
+    def places(self, prefix: str, signal: str | None = None) -> list[str]:
+        """Subjects of one kind in this frame, such as ``numa:``, in order; with ``signal``: those that have it."""
+        return sorted(
+            subject
+            for subject, samples in self.frame.samples.items()
+            if subject.startswith(prefix) and (signal is None or signal in samples)
+        )
 
     def pods(self, *classes: PodClass) -> Iterator[PodSnapshot]:
         """The pods of these classes, in the order of their uids."""

@@ -12,6 +12,7 @@ from reconciler.interference.recording import HEAD, LearnedState, RecordingWrite
 from state.evidence import SampleFrame
 from tests.reconciler.cli.conftest import Run
 from tests.reconciler.interference.test_engine import frame, lasting, learning, trouble
+from tests.reconciler.responses.eviction.numanode import busy_node_frames
 
 CONFIG = """\
 interference:
@@ -105,6 +106,17 @@ def test_whom_a_rule_would_have_evicted_is_among_the_evictions(run: Run, recordi
     ][:1]
     shown = run("simulate", "--record", recording, "--config", str(path)).out
     assert "would evict (cpu)" in shown
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_pods_of_a_busy_numa_node_are_among_the_evictions(run: Run, tmp_path: Path, enabled: bool) -> None:
+    path = tmp_path / "numa.yaml"
+    triggers = f"triggers: {{numa_cpu: {{enabled: {str(enabled).lower()}}}}}"
+    path.write_text(f"eviction: {{enabled: true, limits: {{quiet_s: 0}}, {triggers}}}\n")
+    recording = record(tmp_path / "numa.rec", list(busy_node_frames("2 sockets x 8 cores", 1, 90)))
+    message = json.loads(run("simulate", "--record", recording, "--config", str(path), "-o", "json").out)
+    found = {(eviction["pod"], eviction["cause"]) for eviction in message["evictions"]}
+    assert found == ({("ns/be-1", "numa_cpu")} if enabled else set())
 
 
 @pytest.mark.parametrize("known", [True, False])

@@ -1,8 +1,7 @@
 """An online pool has more runnable tasks than CPUs, in most of a full ring of samples: one of its own pods is evicted.
 
 BE pods run elsewhere, so evicting one would not help; the pools of BE work, of dedicated pods and of the system are not
-evaluated. A ring that is not full yet has no result: Katalyst divides by the size that it will have, so that its means
-are too low at first. After a gap the ring starts again.
+evaluated. Unlike Katalyst, which divides by the full size of the ring at once: a ring that is not full has no result.
 
 Source: Katalyst, CPU eviction plugin, load strategy.
 """
@@ -16,19 +15,11 @@ from reconciler.responses.eviction.config import PoolLoadConfig
 from reconciler.responses.eviction.resources import EvictedResource
 from reconciler.responses.eviction.samples import EvictionContext
 from reconciler.responses.eviction.triggers.base import Shortage, Trigger, TriggerResult, not_measurable
+from reconciler.responses.eviction.triggers.ring import LoadRing, advance
 from reconciler.runtime.format import number
 from state.model import PodClass
 
 _PREFIX: Final = "pool:"
-_GAP: Final = 2.5
-"""Sample times without a sample after which a ring is too old to go on with."""
-
-
-class LoadRing(Struct, frozen=True):
-    """Tasks per CPU, the oldest first; ``at_s``: when the newest was taken."""
-
-    ratios: tuple[float, ...]
-    at_s: float
 
 
 class LoadRings(Struct, frozen=True):
@@ -43,19 +34,8 @@ def evaluate_pool(name: str) -> bool:
 
 
 def _ring(config: PoolLoadConfig, scene: EvictionContext, subject: str, ring: LoadRing | None) -> LoadRing | None:
-    """The ring with a further sample when its time has come; None: nothing is known of this pool."""
     cpus = scene.value(subject, "pool.cpus")
-    if not cpus:
-        return None
-    if ring is not None and scene.now - ring.at_s > _GAP * config.sample_s:
-        ring = None
-    if ring is not None and scene.now - ring.at_s < config.sample_s:
-        return ring
-    points = scene.past(subject, "load.runnable", config.sample_s)
-    if not points:
-        return ring
-    ratio = sum(value for _, value in points) / len(points) / cpus
-    return LoadRing((*(ring.ratios if ring is not None else ()), ratio)[-config.samples :], scene.now)
+    return advance(ring, config, scene, subject=subject, signal="load.runnable", whole=cpus) if cpus else None
 
 
 def _judge(config: PoolLoadConfig, scene: EvictionContext, memory: LoadRings | None) -> tuple[TriggerResult, LoadRings]:
@@ -103,8 +83,7 @@ def _judge(config: PoolLoadConfig, scene: EvictionContext, memory: LoadRings | N
 def _reached(config: PoolLoadConfig, ring: LoadRing) -> tuple[float, int] | None:
     """The harder bound that enough samples are above, and how many are."""
     for bound in (config.hard_ratio, config.soft_ratio):
-        above = sum(ratio > bound for ratio in ring.ratios)
-        if above * 100 >= config.met_percent * len(ring.ratios):
+        if (above := ring.above(config, bound)) is not None:
             return bound, above
     return None
 

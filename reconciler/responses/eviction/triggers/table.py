@@ -27,6 +27,7 @@ TRIGGERS: Final[Registry[AnyTrigger]] = Registry(
     ("reclaimed_resource", "reconciler.responses.eviction.triggers.reclaimed_resource:TRIGGER"),
     ("pool_load", "reconciler.responses.eviction.triggers.pool_load:TRIGGER"),
     ("rss_overuse", "reconciler.responses.eviction.triggers.rss_overuse:TRIGGER"),
+    ("numa_cpu", "reconciler.responses.eviction.triggers.numa_cpu:TRIGGER"),
     ("node_cpu", "reconciler.responses.eviction.triggers.node_cpu:TRIGGER"),
     ("cpu_satisfaction", "reconciler.responses.eviction.triggers.cpu_satisfaction:TRIGGER"),
     ("suppression", "reconciler.responses.eviction.triggers.suppression:TRIGGER"),

@@ -1,0 +1,121 @@
+"""A NUMA node uses nearly all of its CPU time, in most of a full ring of samples.
+
+Only a pod that runs on that node alone helps when it is evicted: BE pods, and online pods where the configuration has
+them. The tasks of a pod on several nodes are moved to an idle one by the scheduler. The shortage lasts until a sample
+is at the lower mark; then the ring starts from that sample, so that use between the two marks neither begins nor ends
+it. On a machine with one node there is nothing to evaluate: ``node_cpu`` is the same there.
+
+Unlike Katalyst, whose thresholds come from a list by CPU model, which evicts online pods that are bound to the node,
+and which has no lower mark: the threshold is a share of the node's CPU time, and BE pods come first.
+
+Source: Katalyst, CPU eviction plugin, NUMA CPU usage.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from msgspec import Struct
+
+from reconciler.responses.eviction.config import NumaCpuConfig
+from reconciler.responses.eviction.resources import EvictedResource
+from reconciler.responses.eviction.samples import EvictionContext
+from reconciler.responses.eviction.triggers.base import (
+    EVERY,
+    RECLAIMED,
+    Shortage,
+    Trigger,
+    TriggerResult,
+    not_measurable,
+)
+from reconciler.responses.eviction.triggers.ring import LoadRing, advance
+from reconciler.runtime import format as fmt
+
+_PREFIX: Final = "numa:"
+_USE: Final = "cpu.numa_use"
+_IDLE: Final = "cpu.numa_idle"
+
+
+class BusyNode(Struct, frozen=True, kw_only=True):
+    """One node: the used part of its CPU time, and whether it is short of it."""
+
+    ring: LoadRing
+    short: bool = False
+
+
+class BusyNodes(Struct, frozen=True):
+    """By subject."""
+
+    by_node: Mapping[str, BusyNode] = {}
+
+
+def judge_node(config: NumaCpuConfig, ring: LoadRing, *, was_short: bool) -> BusyNode:
+    """The state of a node by its ring, which has a sample."""
+    newest = ring.ratios[-1]
+    if len(ring.ratios) < config.samples:
+        return BusyNode(ring=ring)
+    if was_short and newest * 100 <= config.left_percent:
+        return BusyNode(ring=LoadRing((newest,) * len(ring.ratios), ring.at_s))
+    threshold = config.threshold_percent / 100
+    begins = newest > threshold and ring.above(config, threshold) is not None
+    return BusyNode(ring=ring, short=was_short or begins)
+
+
+def _pods_only_on(scene: EvictionContext, subject: str) -> frozenset[str]:
+    """By this frame: an older sample may be from before the pod was moved."""
+    samples, end = scene.frame.samples, f"@{subject}"
+    return frozenset(uid for uid, pod in scene.frame.pods.items() if _USE in samples.get(pod.subject + end, {}))
+
+
+def _judge(config: NumaCpuConfig, scene: EvictionContext, memory: BusyNodes | None) -> tuple[TriggerResult, BusyNodes]:
+    places = scene.places(_PREFIX, _USE)
+    if len(places) == 1:
+        return TriggerResult(words="one NUMA node: not evaluated (node_cpu is the same)"), BusyNodes()
+    before = memory.by_node if memory is not None else {}
+    nodes: dict[str, BusyNode] = {}
+    pressures: list[Shortage] = []
+    parts: list[str] = []
+    for subject in places:
+        use, idle = scene.value(subject, _USE), scene.value(subject, _IDLE)
+        if use is None or idle is None or use + idle <= 0:
+            continue
+        last = before.get(subject)
+        old = last.ring if last is not None else None
+        ring = advance(old, config, scene, subject=subject, signal=_USE, whole=use + idle)
+        if ring is None:
+            continue
+        node = nodes[subject] = judge_node(config, ring, was_short=last is not None and last.short)
+        if len(ring.ratios) < config.samples:
+            parts.append(f"{subject}: {len(ring.ratios)} of {config.samples} samples")
+            continue
+        text = f"{subject}: CPU use {fmt.percent(ring.ratios[-1] * 100)}, mean of {fmt.duration(config.sample_s)} "
+        text += f"(threshold {fmt.percent(config.threshold_percent)}"
+        text += f", short until {fmt.percent(config.left_percent)})" if node.short else ")"
+        parts.append(text)
+        # Of the newest sample and the present use the smaller: a load that has just ended evicts no pod.
+        need = min(ring.ratios[-1] * (use + idle), use) - (use + idle) * config.left_percent / 100
+        if node.short and need > 0:
+            pressures.append(
+                Shortage(
+                    trigger=TRIGGER.name,
+                    subject=subject,
+                    good=EvictedResource.CPU,
+                    need=need,
+                    classes=EVERY if config.online_pods else RECLAIMED,
+                    only=_pods_only_on(scene, subject),
+                    evidence=text,
+                )
+            )
+    if not nodes:
+        return not_measurable("CPU use of NUMA nodes"), BusyNodes()
+    known = any(len(node.ring.ratios) >= config.samples for node in nodes.values())
+    return TriggerResult(words="; ".join(parts), pressures=tuple(pressures), known=known), BusyNodes(nodes)
+
+
+TRIGGER: Final = Trigger(
+    name="numa_cpu",
+    summary="a NUMA node uses nearly all of its CPU time",
+    config_type=NumaCpuConfig,
+    memory_type=BusyNodes,
+    signals=(_USE, _IDLE),
+    judge=_judge,
+)

@@ -1,0 +1,70 @@
+"""CPU use of each NUMA node, and which pods run on one node alone.
+
+A node's use is that of its online CPUs, by the same sampler as the machine's and the pools'. Control groups have no
+count of CPU time by node that both versions report, so a pod's use is entered for a node only where all of its CPUs
+are there: then all of its use is. The subject is its part of that node, ``pod:UID@numa:0``. Of a pod whose CPUs are on
+several nodes, or unknown, nothing is entered: the scheduler may move its tasks to an idle node.
+
+On a machine with one node only that node is entered, as the pods' whole is the same.
+
+**Cost**: no file; 6 µs a pod and 20 µs a node of 64 CPUs.
+"""
+
+# ruff: noqa: ARG001, ARG002  # readers have one signature, whether they need all of it or not
+
+from collections.abc import Collection, Mapping
+from typing import Final, final
+
+from cgroupfs.cpuset import CpuSet
+from reconciler.runtime.cooperative import TimeSlice
+from reconciler.signals.cpu import idle_milli
+from reconciler.signals.extent import pod_cpus
+from reconciler.signals.readers import Reader, SampleContext, SampleSheet, SharedReaders
+from state.evidence import pod_at, pod_subject
+from state.topology import Topology
+
+NAME: Final = "numacpu"
+SIGNALS: Final = ("cpu.numa_use", "cpu.numa_idle")
+
+
+def only_node(cpus: CpuSet, topology: Topology) -> int | None:
+    """The NUMA node that has all of these CPUs; None: there is none, or they are on several."""
+    return next((node for node in topology.nodes() if cpus and cpus <= topology.node_cpus(node)), None)
+
+
+@final
+class NumaCpu:
+    """A `Reader`; runs after that of the pods' CPU time, whose samples it enters by node."""
+
+    name = NAME
+    signals: Collection[str] = SIGNALS
+
+    def problems(self) -> Mapping[str, str]:
+        return {}
+
+    async def aclose(self) -> None:
+        """Holds nothing."""
+
+    async def read(self, scene: SampleContext, sheet: SampleSheet, now: float) -> None:
+        view, topology = scene.view, scene.view.topology
+        nodes = topology.nodes()
+        for node in nodes:
+            cpus = topology.node_cpus(node)
+            if (known := idle_milli(view.cpu, cpus)) is not None:
+                idle, age_s = known
+                sheet.put(f"numa:{node}", "cpu.numa_idle", idle, age_s=age_s)
+                sheet.put(f"numa:{node}", "cpu.numa_use", 1000.0 * len(cpus) - idle, age_s=age_s)
+        if len(nodes) < 2:
+            return
+        slices = TimeSlice()
+        for uid, pod in view.pods.items():
+            use = sheet.get(pod_subject(uid), "cpu.use")
+            own = only_node(pod_cpus(pod, view, scene.pools), topology) if use is not None else None
+            if use is not None and own is not None:
+                sheet.put(pod_at(uid, f"numa:{own}"), "cpu.numa_use", use)
+            await slices.checkpoint()
+
+
+def build(shared: SharedReaders) -> Reader:
+    """The reader, for `reconciler.signals.catalog`."""
+    return NumaCpu()
