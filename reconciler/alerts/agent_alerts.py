@@ -59,7 +59,7 @@ def component_alert(status: ComponentStatus) -> Alert:
     return Alert(
         kind=AlertKind.SOURCE,
         key=f"component:{status.name}",
-        summary=f"component {status.name} {message}",
+        summary=message,
         severity=Severity.INFO if well else Severity.WARNING,
         at_s=time.time(),
         labels={"component": status.name},

@@ -81,7 +81,8 @@ class AlertsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = {}
     queue: Annotated[int, Meta(ge=10, le=100000, description="most pending alerts, per sink and in the store")] = 1000
     source_down_s: Annotated[
-        float, Meta(ge=1, le=86400, description="a source is reported as failed after this time")
+        float,
+        Meta(ge=1, le=86400, description="a source is reported as failed, and a claim on CPUs as cut, after this time"),
     ] = 60.0
 
     def __post_init__(self) -> None:

@@ -1,6 +1,7 @@
 """The agent's interface to alerts: counts all, and loads the dispatcher when there is a sink, or a stored alert.
 
-On a node without sinks only this module and the alert's types are loaded, and alerts are in the daemon's log.
+On a node without sinks only this module, the alert's types and the watch of the sources are loaded, and alerts are in
+the daemon's log.
 """
 
 import time
@@ -13,19 +14,24 @@ import trio
 from msgspec import Struct
 
 from cgroupfs.errors import StoreError
+from cgroupfs.log import get_log
 from reconciler.alerts.alert import Alert
 from reconciler.alerts.config import AlertsConfig, SinkConfig, check_sink
 from reconciler.alerts.sinks.base import SinkContext, SinkSetup, setup_of
+from reconciler.alerts.source_health import SourceHealth, claim_states, event_of, source_states
 from reconciler.clients.kube_config import ApiServer
+from reconciler.placement.claims import CpuClaim
 from reconciler.runtime.lazy import import_in_thread
 from reconciler.runtime.wakeup import WakeUp
-from state.model import SourceStatus
+from state.entry import LedgerEvent
+from state.model import Pod, SourceStatus
 from state.schema import META
 from state.store import Store, StoreBatch
 
 if TYPE_CHECKING:
     from reconciler.alerts.dispatcher import AlertDispatcher
 
+_LOG: Final = get_log("alerts")
 _EARLY: Final = 100
 _LOOK_S: Final = 10.0
 
@@ -60,14 +66,22 @@ class AlertService:
         ground: SinkContext,
         apiserver: ApiServer,
         statuses: Callable[[], Sequence[SourceStatus]],
+        claims: Callable[[], tuple[Sequence[CpuClaim], Mapping[str, Pod]]] = lambda: ((), {}),
+        note: Callable[[LedgerEvent], object] = str,
     ) -> None:
-        """``lane``: the store's thread limiter. ``statuses`` are checked at intervals while there is a sink."""
+        """``lane``: the store's thread limiter.
+
+        ``statuses`` and ``claims`` (on CPUs, with the node's pods) are checked at intervals; what that finds is in the
+        log, too, and an event of the history (``note``).
+        """
         self._config = config
         self._apiserver = apiserver
         self._store = store
         self._lane = lane
         self._ground = ground
         self._statuses = statuses
+        self._claims = claims
+        self._note = note
         self._teller: AlertDispatcher | None = None
         self._early: deque[Alert] = deque(maxlen=_EARLY)
         self._changed = WakeUp()
@@ -89,17 +103,17 @@ class AlertService:
         return _nothing if self._teller is None else self._teller.stage(batch, alert)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Wait until there is a sink, then run the dispatcher, and watch the sources."""
-        if not self._config.sinks and not await self._left():
-            task_status.started()
-            task_status = trio.TASK_STATUS_IGNORED
-            while not self._config.sinks:
-                await self._changed.wait()
-        teller = await self._load()
+        """Watch the sources; once there is a sink, run the dispatcher."""
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch)
+            if not self._config.sinks and not await self._left():
+                task_status.started()
+                task_status = trio.TASK_STATUS_IGNORED
+                while not self._config.sinks:
+                    await self._changed.wait()
+            teller = await self._load()
             await nursery.start(teller.run)
             task_status.started()
-            await self._watch()
 
     def reconfigure(self, config: AlertsConfig, apiserver: ApiServer) -> None:
         """Take a new configuration."""
@@ -164,13 +178,18 @@ class AlertService:
         return setup_of(name, config, self._ground, self._apiserver)
 
     async def _watch(self) -> None:
-        from reconciler.alerts.source_health import SourceHealth
-
-        watch = SourceHealth(self._config.source_down_s)
+        watch, had_sinks = SourceHealth(self._config.source_down_s), bool(self._config.sinks)
         while True:
             await trio.sleep(_LOOK_S)
+            if self._config.sinks and not had_sinks:
+                # The first sink has yet to get what lasts.
+                watch = SourceHealth(self._config.source_down_s)
+            had_sinks = bool(self._config.sinks)
             watch.down_s = self._config.source_down_s
-            for alert in watch.check(self._statuses(), trio.current_time(), time.time()):
+            states = (*source_states(self._statuses()), *claim_states(*self._claims()))
+            for alert in watch.check(states, trio.current_time(), time.time()):
+                (_LOG.info if alert.has_ended else _LOG.warning)(alert.summary, alert=str(alert.kind))
+                self._note(event_of(alert))
                 self.send(alert)
 
 

@@ -1,54 +1,91 @@
-"""Which sources have been down long enough for an alert. Pure."""
+"""Which sources have been down, and which claims on CPUs cut, long enough for an alert. Pure."""
 
-from collections.abc import Iterable
-from typing import final
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final, NamedTuple, final
 
 from reconciler.alerts.alert import Alert, AlertKind, Severity
-from state.model import SourceStatus
+from reconciler.placement.claims import PLACEMENT, CpuClaim
+from state.entry import LedgerEvent
+from state.model import Pod, SourceStatus
 
-_TOLD_BY_THEMSELVES = frozenset({"store"})
+# The store reports itself; of the placement each claim is watched by itself.
+_REPORTED_ELSEWHERE: Final = frozenset({"store", PLACEMENT})
+
+
+class WatchedState(NamedTuple):
+    """One thing that may be down, at one moment. ``labels`` of its alert; the messages are for people."""
+
+    name: str
+    ok: bool
+    down: str
+    well: str
+    labels: Mapping[str, str]
+
+
+def source_states(statuses: Iterable[SourceStatus]) -> Iterator[WatchedState]:
+    """The sources that do not report themselves."""
+    for status in statuses:
+        if status.name not in _REPORTED_ELSEWHERE:
+            down, well = f"{status.name}: {status.detail}", f"{status.name} works again"
+            yield WatchedState(status.name, status.ok, down, well, {"source": status.name})
+
+
+def claim_states(claims: Iterable[CpuClaim], pods: Mapping[str, Pod]) -> Iterator[WatchedState]:
+    """Every claim on CPUs; the claim of one pod has that pod's labels."""
+    for claim in claims:
+        labels = {"source": PLACEMENT, "claim": claim.owner}
+        pod = pods.get(claim.pods[0]) if len(claim.pods) == 1 else None
+        if pod is not None:
+            labels["uid"] = pod.uid
+            if pod.namespace and pod.name:
+                labels |= {"namespace": pod.namespace, "pod": pod.name}
+        name, well = f"{PLACEMENT}:{claim.owner}", f"{PLACEMENT}: {claim.owner} has what it requests"
+        yield WatchedState(name, not claim.cut, f"{PLACEMENT}: {claim.message}", well, labels)
 
 
 @final
 class SourceHealth:
-    """A source that is not ok for ``down_s`` is reported once, and once more when it is ok again."""
+    """What is not ok for ``down_s`` is reported once, and once more when it is ok again."""
 
     def __init__(self, down_s: float) -> None:
         self.down_s = down_s
         self._since: dict[str, float] = {}
-        self._reported: set[str] = set()
+        self._reported: dict[str, WatchedState] = {}
 
-    def check(self, statuses: Iterable[SourceStatus], now: float, wall_s: float) -> list[Alert]:
+    def check(self, states: Iterable[WatchedState], now: float, wall_s: float) -> list[Alert]:
         """The alerts to send. Units: ``now`` seconds of a clock that only runs forward, ``wall_s`` since the epoch."""
         alerts: list[Alert] = []
         seen = set()
-        for status in statuses:
-            if status.name in _TOLD_BY_THEMSELVES:
+        for state in states:
+            seen.add(state.name)
+            if state.ok:
+                self._since.pop(state.name, None)
+                if (told := self._reported.pop(state.name, None)) is not None:
+                    alerts.append(_alert(told, state.well, wall_s, resolved=True))
                 continue
-            seen.add(status.name)
-            if status.ok:
-                self._since.pop(status.name, None)
-                if status.name in self._reported:
-                    self._reported.discard(status.name)
-                    alerts.append(_alert(status.name, f"{status.name} works again", wall_s, resolved=True))
-                continue
-            since = self._since.setdefault(status.name, now)
-            if now - since >= self.down_s and status.name not in self._reported:
-                self._reported.add(status.name)
-                alerts.append(_alert(status.name, f"{status.name}: {status.detail}", wall_s, resolved=False))
-        alerts += [_alert(name, f"{name} is no longer used", wall_s, resolved=True) for name in self._reported - seen]
-        self._reported &= seen
+            since = self._since.setdefault(state.name, now)
+            if now - since >= self.down_s and state.name not in self._reported:
+                self._reported[state.name] = state
+                alerts.append(_alert(state, state.down, wall_s, resolved=False))
+        for name in self._reported.keys() - seen:
+            told = self._reported.pop(name)
+            alerts.append(_alert(told, f"{name} is no longer used", wall_s, resolved=True))
         self._since = {name: since for name, since in self._since.items() if name in seen}
         return alerts
 
 
-def _alert(name: str, message: str, wall_s: float, *, resolved: bool) -> Alert:
+def event_of(alert: Alert) -> LedgerEvent:
+    """The alert as an event of the history."""
+    return LedgerEvent(at=alert.at_s, kind=f"alert:{alert.kind}", reason=alert.summary, pod_uid=alert.labels.get("uid"))
+
+
+def _alert(state: WatchedState, message: str, wall_s: float, *, resolved: bool) -> Alert:
     return Alert(
         kind=AlertKind.SOURCE,
-        key=f"source:{name}",
+        key=f"source:{state.name}",
         summary=message,
         severity=Severity.INFO if resolved else Severity.WARNING,
         at_s=wall_s,
-        labels={"source": name},
+        labels=state.labels,
         resolved=resolved,
     )

@@ -135,6 +135,8 @@ class Agent:
             ),
             apiserver=config.apiserver,
             statuses=self.statuses,
+            claims=lambda: (self.claims(), self.inventory.pods),
+            note=self.ledger.note,
         )
         self.holds = HoldManager(read_holds(self.store), self._hold, boot_id=self.store.boot)
         self.marks = MarkReader(ReadKeys())

@@ -14,6 +14,8 @@ from reconciler.placement.pool_members import DEFAULT, bound_nodes, container_mi
 from state.model import ContainerKind, CpuPolicy, NodeView, Pod, PodClass, Pools, SourceStatus
 from state.topology import Topology
 
+PLACEMENT: Final = "placement"
+"""The source whose status is that of all claims."""
 _CPU: Final = 1000
 _DEDICATED: Final = "dedicated/"
 _SHOWN: Final = 4
@@ -171,4 +173,4 @@ def claims_status(claims: tuple[CpuClaim, ...]) -> SourceStatus:
     detail = "; ".join(missing[:_CUT_SHOWN]) or "all claims on CPUs are met"
     if len(missing) > _CUT_SHOWN:
         detail += f"; and {len(missing) - _CUT_SHOWN} more"
-    return SourceStatus(name="placement", ok=not missing, age_s=0.0, detail=detail)
+    return SourceStatus(name=PLACEMENT, ok=not missing, age_s=0.0, detail=detail)

@@ -6,24 +6,27 @@ from pathlib import Path
 
 import pytest
 import trio
+from msgspec.structs import replace
 from trio.testing import MockClock
 
 from cgroupfs.errors import InputError
 from reconciler.alerts.agent_alerts import STORE_IS_WELL, as_alert, component_alert
-from reconciler.alerts.alert import AlertKind, Severity
+from reconciler.alerts.alert import Alert, AlertKind, Severity
 from reconciler.alerts.config import AlertsConfig
 from reconciler.alerts.service import AlertService
 from reconciler.alerts.sinks.base import SinkContext
 from reconciler.alerts.sinks.file import FileSinkConfig
 from reconciler.alerts.sinks.table import SinkSection
-from reconciler.alerts.source_health import SourceHealth
+from reconciler.alerts.source_health import SourceHealth, claim_states, event_of, source_states
 from reconciler.clients.kube_config import ApiServer
+from reconciler.placement.claims import CpuClaim
 from reconciler.runtime.supervisor import ComponentHealth, ComponentStatus
 from state.dump import _ENDS
 from state.model import Setting, SourceStatus
 from state.store import Store, StoreBatch
 from tests.reconciler.alerts.durable import keep
 from tests.reconciler.alerts.making import alert
+from tests.reconciler.nodes import pod
 
 PROJECT = Path(__file__).parents[3]
 
@@ -131,7 +134,7 @@ def test_each_outage_is_told_once_and_a_short_one_never() -> None:
 
     def look(now: float, **sources: bool) -> list[tuple[str, bool]]:
         statuses = [SourceStatus(name=name, ok=ok, detail="down") for name, ok in sources.items()]
-        return [(item.key, item.has_ended) for item in watch.check(statuses, now, 1000.0 + now)]
+        return [(item.key, item.has_ended) for item in watch.check(source_states(statuses), now, 1000.0 + now)]
 
     assert look(0, cri=False, kubelet=False, store=False) == []
     assert look(50, cri=True, kubelet=False, store=False) == []
@@ -140,6 +143,33 @@ def test_each_outage_is_told_once_and_a_short_one_never() -> None:
     assert look(119, cri=False, kubelet=True) == [("source:kubelet", True)]
     assert look(120, cri=False) == [("source:cri", False)]
     assert look(130) == [("source:cri", True)]
+
+
+@pytest.mark.parametrize(("namespace", "named"), [("ns", {"namespace": "ns", "pod": "u1"}), (None, {})])
+def test_the_alert_of_a_containers_claim_names_its_pod_and_ends_as_the_same(
+    namespace: str | None, named: dict[str, str]
+) -> None:
+    item = replace(pod("u1"), namespace=namespace)
+    cut = CpuClaim(owner="dedicated/u1/main", pods=("u1",), asked=4, got=1, against="taken")
+    watch = SourceHealth(60.0)
+
+    def look(now: float, *claims: CpuClaim) -> list[Alert]:
+        return watch.check(claim_states(claims, {"u1": item}), now, 1000.0 + now)
+
+    assert look(0, cut) == []
+    (begun,) = look(60, cut)
+    assert (begun.key, begun.severity) == ("source:placement:dedicated/u1/main", Severity.WARNING)
+    assert begun.labels == {"source": "placement", "claim": "dedicated/u1/main", "uid": "u1", **named}
+    (ended,) = look(70, replace(cut, got=4, against=""))
+    assert (ended.key, ended.labels, ended.has_ended) == (begun.key, begun.labels, True)
+    event = event_of(begun)
+    assert (event.kind, event.reason, event.pod_uid) == ("alert:source", begun.summary, "u1")
+    # A claim of which the pod is gone ends; that of a pool of several pods names none.
+    (again,) = (*look(80, cut), *look(140, cut))
+    (gone,) = look(150)
+    assert (gone.key, gone.labels, gone.has_ended) == (again.key, again.labels, True)
+    pool = CpuClaim(owner="shared", pods=("u1", "u2"), asked=4, got=1, against="taken")
+    assert next(iter(claim_states([pool], {"u1": item}))).labels == {"source": "placement", "claim": "shared"}
 
 
 def test_what_the_parts_tell_in_words_becomes_an_alert_that_knows_file_and_pod() -> None:
@@ -159,7 +189,7 @@ def test_what_the_parts_tell_in_words_becomes_an_alert_that_knows_file_and_pod()
     assert (other.kind, other.severity) == (AlertKind.OTHER, Severity.WARNING)
     waits = ComponentStatus(name="web", health=ComponentHealth.WAITING, failures=1, error="port in use")
     runs = ComponentStatus(name="web", health=ComponentHealth.RUNNING, failures=1)
-    assert component_alert(waits).summary == "component web component web failed, restarting: port in use"
+    assert component_alert(waits).summary == "component web failed, restarting: port in use"
     assert [component_alert(status).has_ended for status in (waits, runs)] == [False, True]
 
 
@@ -188,5 +218,5 @@ def test_without_a_sink_neither_the_teller_nor_any_sink_is_loaded() -> None:
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=PROJECT, timeout=60
     )
-    rooms = ("agent_alerts", "alert", "config", "incident", "service", "sinks", "sinks.base")
+    rooms = ("agent_alerts", "alert", "config", "incident", "service", "sinks", "sinks.base", "source_health")
     assert done.stdout.split() == ["reconciler.alerts", *(f"reconciler.alerts.{name}" for name in rooms)]

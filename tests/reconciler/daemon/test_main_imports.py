@@ -33,7 +33,7 @@ NEEDED = {
         *(f"cgroup.{name}" for name in ("apply", "compare", "conflict", "control_files", "decide", "fastpath")),
         *(f"cgroup.{name}" for name in ("foreign_rules", "records", "restore", "status")),
     },
-    "alerts": {"agent_alerts", "alert", "config", "incident", "service", "sinks", "sinks.base"},
+    "alerts": {"agent_alerts", "alert", "config", "incident", "service", "sinks", "sinks.base", "source_health"},
     "detectors": {"config"},
     "responses": {"config", "eviction", "eviction.config", "eviction.exemptions", "means", "means.config"},
     "signals": {"cpu", "groups", "irqs", "load", "memory", "numa_memory", "perf_config", "uses"},
