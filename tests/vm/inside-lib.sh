@@ -4,9 +4,9 @@ layout=$(cat /suite/layout)
 driver=$(cat /suite/driver)
 failed=0
 
-# check TEXT COMMAND...: within 180 s the command succeeds. Everything takes ten to a hundred times longer in here.
+# check TEXT COMMAND...: within $limit or 180 s the command succeeds. Everything takes ten to a hundred times longer here.
 check() {
-    local text=$1 end=$((SECONDS + 180))
+    local text=$1 end=$((SECONDS + ${limit:-180}))
     shift
     until "$@" >/tmp/check.out 2>&1; do
         if ((SECONDS >= end)); then

@@ -117,10 +117,10 @@ systemctl stop bypassd
 if [[ -x /usr/bin/strace ]]; then
     mkdir -p /run/bypassd
     strace -f -qq -c -S name -U name -o /tmp/calls /opt/bypassd/bin/bypassd run >/tmp/traced.log 2>&1 &
-    check "the daemon runs under strace" bash -c "bypassctl status | grep -q enforce"
+    limit=900 check "the daemon runs under strace" bash -c "bypassctl status | grep -q enforce"
     traced=$(cat /proc/$!/task/$!/children)
     start_container 50
-    check "and acts" reads "$cpu$group/$weight" $least
+    limit=600 check "and acts" reads "$cpu$group/$weight" $least
     kill -HUP $traced
     end_container
     sleep 5
