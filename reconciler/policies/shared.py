@@ -5,15 +5,15 @@ kubelet put them, and the limits of BE work protect them. They are confined them
 CPUs that bypassd gave to one container alone, named pools, interrupt CPUs, or a reclaimed pool that is to be separate.
 Under the static policy of 1.21 and older, which rewrites every CPU set for ever, never.
 
-Sizes: a named pool has its pods' requests, their measured needs, or a fixed number; the default pool has the rest (mode
-overlap: BE work runs on CPUs of online pools), or a size of its own (mode separate: BE work has the rest, and no CPU of
-theirs). Where they do not fit they are cut as in `placement.sizes.fit`; `placement.pack` chooses the CPUs with the
-fewest changes.
+Sizes: a named pool has its pods' requests, their measured needs, or a fixed number. What is left is divided over the
+pools (mode overlap: BE work runs on CPUs of online pools; `placement.expansion`, or the default pool has it), or BE
+work's alone (mode separate: no CPU of theirs). Where they do not fit they are cut as in `placement.sizes.fit`;
+`placement.pack` chooses the CPUs with the fewest changes.
 
 Source: Katalyst's share pools, NUMA-bound share pools (SNB) and its two modes of the reclaim pool.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from enum import StrEnum
 from typing import Annotated, Final, NamedTuple
 
@@ -33,6 +33,7 @@ from state.plan import NodePlan
 
 NAME: Final = "shared"
 _CPU: Final = 1000
+_SYSTEM: Final = "system/"
 
 
 class ConfineMode(StrEnum):
@@ -81,6 +82,13 @@ class SharedConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_field
         Mapping[str, int],
         Meta(description="fixed size of a pool by its name, such as shared/batch or shared, whatever its pods request"),
     ] = {}
+    expand: Annotated[
+        bool,
+        Meta(
+            description="mode overlap: divide the CPUs that no pool requests over all pools, in proportion to their "
+            "requests; false: the default pool has them"
+        ),
+    ] = True
     leave_cpus: Annotated[
         int, Meta(ge=1, le=8192, description="mode separate: CPUs kept for BE work, whatever online pods request")
     ] = 1
@@ -192,6 +200,7 @@ def _why_not(view: NodeView, config: SharedConfig) -> str | None:
 class _PoolRequest(NamedTuple):
     sizes: dict[str, PoolSize]
     cpus: dict[str, int]
+    fixed: Collection[str]
 
 
 def _divide(
@@ -226,7 +235,10 @@ def _divide(
     sizes |= cut.sizes
     together += [key for key in cut.shared if key != DEFAULT]
     if DEFAULT not in sizes or not separate:
+        minimum = sizes.get(DEFAULT, 1)
         sizes[DEFAULT] = max(1, room - sum(size for key, size in cut.sizes.items() if key != DEFAULT))
+        if config.expand and not separate and sizes[DEFAULT] > minimum:
+            sizes |= _expanded({**sizes, DEFAULT: minimum}, request, found, view, (pools, previous))
     from reconciler.placement.pack import pack  # only where there is more than one pool
 
     # BE work's own CPUs are the rest, wherever that is: they are not packed, and keep no pool from its best place.
@@ -235,7 +247,9 @@ def _divide(
     squeezed = DEFAULT not in result
     result.setdefault(DEFAULT, free)
     texts = {
-        key: f"{request.sizes[key].reason}; has {len(cpus)}" for key, cpus in result.items() if key in request.sizes
+        key: f"{request.sizes[key].reason}; has {_with_extra(cpus, request.cpus[key])}"
+        for key, cpus in result.items()
+        if key in request.sizes
     }
     if squeezed:
         texts[DEFAULT] = "fewer CPUs than pools: uses the CPUs of the other pools"
@@ -255,6 +269,48 @@ def _divide(
         if config.measured or (key in sizes and (separate or key != DEFAULT))
     }
     return dict(sorted(result.items())), dict(sorted(final.items())), texts
+
+
+def _expanded(
+    sizes: Mapping[str, int],
+    request: _PoolRequest,
+    found: PoolMembers,
+    view: NodeView,
+    plans: tuple[Pools, Pools | None],
+) -> dict[str, int]:
+    """The sizes with the CPUs that no pool requests. ``sizes``: as requested, all of which fit.
+
+    Not for pools of a fixed size, of system pods, and on several nodes. The default pool, which also has the pods that
+    request nothing, counts at least as the others on average.
+    """
+    from reconciler.placement.expansion import NodeRoom, expand  # only where there is more than one pool
+    from reconciler.policies.overlap import pool_uses
+
+    (pools, previous), nodes = plans, found.nodes
+    growing = [
+        key
+        for key in sizes
+        if key == DEFAULT or not (key in request.fixed or key.startswith(_SYSTEM) or len(nodes.get(key, ())) > 1)
+    ]
+    rooms: list[NodeRoom] = []
+    for on in sorted({nodes[key] for key in growing if key in nodes}):
+        here = [key for key in growing if nodes.get(key) == on]
+        others = sum(size for key, size in sizes.items() if key not in here and on[0] in nodes.get(key, ()))
+        cpus = len(view.topology.node_cpus(on[0]) & pools.shared) - others
+        rooms.append(NodeRoom(here, max(cpus, sum(sizes[key] for key in here))))
+    weights = {key: max(1, sum(map(request_milli, found.pods[key]))) for key in growing}
+    mean = sum(weights[key] for key in growing if key != DEFAULT) // max(1, len(growing) - 1)
+    weights[DEFAULT] = max(weights[DEFAULT], mean)
+    uses = pool_uses(found.pods, view, pools.dedicated_cpus)
+    return expand(
+        {key: sizes[key] for key in growing},
+        weights,
+        {key: len(cpus & pools.shared) for key, cpus in _held(previous, growing).items()},
+        len(pools.shared) - sum(size for key, size in sizes.items() if key not in growing),
+        rest=DEFAULT,
+        rooms=rooms,
+        used={key: -(-milli // _CPU) for key, milli in uses.items() if milli is not None},
+    )
 
 
 def _asked(result: PoolMembers, view: NodeView, previous: Pools | None, config: SharedConfig) -> _PoolRequest:
@@ -294,7 +350,12 @@ def _asked(result: PoolMembers, view: NodeView, previous: Pools | None, config: 
                 reason=f"requests of {len(pods)} pods: {cpu(milli)}",
             )
         sizes[key] = size
-    return _PoolRequest(sizes, {key: size.asked for key, size in sizes.items()})
+    return _PoolRequest(sizes, {key: size.asked for key, size in sizes.items()}, config.fixed)
+
+
+def _with_extra(cpus: CpuSet, requested: int) -> str:
+    extra = len(cpus) - requested
+    return f"{len(cpus)}, {extra} of them requested by no pool" if extra > 0 else str(len(cpus))
 
 
 def _held(previous: Pools | None, keys: Iterable[str]) -> dict[str, CpuSet]:

@@ -123,7 +123,7 @@ class Scene:
         self.config = PoliciesConfig(
             reserve=ReserveConfig(count=rng.choice([0, 0, 1, 2]), interrupt_cpus=interrupts),
             exclusive=ExclusiveConfig(keep_cpus=rng.choice([1, 1, 2])),
-            shared=SharedConfig(mode=mode),
+            shared=SharedConfig(mode=mode, expand=random.Random(seed).random() < 0.7),
         )
         self.static = rng.random() < 0.15
         self.kubelets: dict[str, CpuSet] = {}
@@ -417,7 +417,10 @@ class Scene:
                 fault("named cut", f"{key} has {named.get(key)} for {milli}")
         if len(pools.shared) < self.default_cpus():
             fault("default cut", f"{pools.shared} for {self.default_cpus()}")
-        if not CpuSet.union((pools.shared, *named.values())) <= self.usable:
+        online = CpuSet.union((pools.shared, *named.values()))
+        if self.config.shared.mode is SharedPoolMode.OVERLAP and online != self.usable - pools.dedicated_cpus:
+            fault("CPUs without a pool", str(self.usable - pools.dedicated_cpus - online))
+        if not online <= self.usable:
             fault("pool on an isolated CPU", f"{pools.shared} {dict(named)}")
         sets = [pools.shared, *named.values(), *pools.dedicated.values()]
         if sum(map(len, sets)) != len(CpuSet.union(sets)):
