@@ -24,6 +24,7 @@ from reconciler.control.reconciler import Reconciler
 from reconciler.headroom.report import HEADROOM, HeadroomState
 from reconciler.runtime.wakeup import WakeUp
 from state.cache import CacheRequest
+from state.cpu import PodIsolation
 from state.disk import DiskPlan
 from state.ledger import Ledger
 from state.memory import MemoryPlan
@@ -104,7 +105,8 @@ def convert_plan(row: Mapping[str, Any]) -> NodePlan:
 def _from_row(pools: Pools, resources: _ResourcesRow) -> NodePlan:
     # The old run's monotonic clock may be another boot's.
     sizes = {name: replace(size, changed_at=0.0, shrunk_at=0.0) for name, size in pools.sizes.items()}
-    pools = replace(pools, budget_at=0.0, unknown_since=None, sizes=sizes)
+    isolation = {uid: PodIsolation(isolated=True) for uid, state in pools.isolation.items() if state.isolated}
+    pools = replace(pools, budget_at=0.0, unknown_since=None, sizes=sizes, isolation=isolation)
     return NodePlan(pools=pools, **{name: getattr(resources, name) for name in resources.__struct_fields__})
 
 

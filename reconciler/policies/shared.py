@@ -21,19 +21,24 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from cgroupfs.cpuset import CpuSet
+from reconciler.placement.isolation import SIGNALS as ISOLATION_SIGNALS
+from reconciler.placement.isolation import IsolatedPods, IsolationConfig, admit, isolation_pool, observe
 from reconciler.placement.pool_members import DEFAULT, PoolMembers, members, owners_of, request_milli
 from reconciler.placement.provision import ProvisionConfig, ProvisionPolicy, demand, with_experience
 from reconciler.placement.provision import signals_of as provision_signals
+from reconciler.placement.seats import cpus_of
 from reconciler.placement.sizes import SizeConfig, fit, granted, regulate
 from reconciler.policies.base import Policy, PolicyConfig, owns_cpus, setting_of
-from reconciler.runtime.format import cpu, duration
-from state.cpu import PoolSize, PoolTerms
+from reconciler.runtime.format import cpu, duration, plural
+from state.cpu import PodIsolation, PoolSize, PoolTerms
 from state.model import ContainerKind, NodeView, Pod, PodClass, Pools, Setting
 from state.plan import NodePlan
 
 NAME: Final = "shared"
 _CPU: Final = 1000
 _SYSTEM: Final = "system/"
+_SHOWN: Final = 4
+"""Pods named in one message."""
 
 
 class ConfineMode(StrEnum):
@@ -94,6 +99,7 @@ class SharedConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_field
     ] = 1
     size: SizeConfig = SizeConfig()
     provision: ProvisionConfig = ProvisionConfig()
+    isolation: IsolationConfig = IsolationConfig()
 
     def __post_init__(self) -> None:
         """Refuse sizes of nothing."""
@@ -108,7 +114,12 @@ class SharedConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def signals(self) -> frozenset[str]:
-        """The signals of online pods that the sizes of pools follow; the interference monitor measures them."""
+        """The signals of online pods that are needed here; the interference monitor measures them."""
+        return self.size_signals | (ISOLATION_SIGNALS if self.enabled and self.isolation.enabled else frozenset())
+
+    @property
+    def size_signals(self) -> frozenset[str]:
+        """Those that the sizes of pools follow."""
         return provision_signals(self.provision) if self.enabled and self.measured else frozenset()
 
 
@@ -138,13 +149,20 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Sh
     # A pod that waits for a node got one when the dedicated containers took theirs, if any of those was new.
     seats = pools.bound or (previous.bound if previous is not None else {})
     result = members(view.pods, pools.shared, view.topology, seats, owners)
+    reasons = dict(pools.reasons)
+    states: Mapping[str, PodIsolation] = {}
+    isolated: Mapping[str, int] = {}
     if barred is not None:
         result = PoolMembers({DEFAULT: result.pods[DEFAULT]}, {}, {})
-    reasons = dict(pools.reasons)
+    elif config.isolation.enabled:
+        states, admitted = _isolate(result, view, pools, previous, config)
+        isolated = {isolation_pool(uid): cpus for uid, cpus in admitted.sizes.items()}
+        result = _with_isolated(result, admitted.sizes)
+        reasons["isolation"] = _isolation_text(admitted)
     named: Mapping[str, CpuSet] = {}
     shared, sizes = pools.shared, dict[str, PoolSize]()
     if len(result.pods) > 1 or separate:
-        sets, sizes, texts = _divide(result, view, pools, previous, config, separate=separate)
+        sets, sizes, texts = _divide(result, view, (pools, previous), config, isolated, separate=separate)
         shared = sets.pop(DEFAULT)
         # Where nothing is left BE work shares with online pods after all, within its budget.
         separate = separate and bool(pools.shared - shared - CpuSet.union(sets.values()))
@@ -161,6 +179,7 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Sh
         named=named,
         bound=result.bound,
         sizes=sizes,
+        isolation=states,
         separate=separate,
         confine_shared=confined,
         reasons=reasons,
@@ -204,11 +223,18 @@ class _PoolRequest(NamedTuple):
 
 
 def _divide(
-    found: PoolMembers, view: NodeView, pools: Pools, previous: Pools | None, config: SharedConfig, *, separate: bool
+    found: PoolMembers,
+    view: NodeView,
+    plans: tuple[Pools, Pools | None],
+    config: SharedConfig,
+    isolated: Mapping[str, int],
+    *,
+    separate: bool,
 ) -> tuple[dict[str, CpuSet], dict[str, PoolSize], dict[str, str]]:
     """Sizes that fit, and CPUs of that number, for every online pool. The reasons name each pool's request."""
+    pools, previous = plans
     free, topology = pools.shared, view.topology
-    request = _asked(found, view, previous, config)
+    request = _asked(found, view, previous, config, isolated)
     sizes: dict[str, int] = {}
     within: dict[str, CpuSet] = {}
     together: list[str] = []
@@ -238,7 +264,7 @@ def _divide(
         minimum = sizes.get(DEFAULT, 1)
         sizes[DEFAULT] = max(1, room - sum(size for key, size in cut.sizes.items() if key != DEFAULT))
         if config.expand and not separate and sizes[DEFAULT] > minimum:
-            sizes |= _expanded({**sizes, DEFAULT: minimum}, request, found, view, (pools, previous))
+            sizes |= _expanded({**sizes, DEFAULT: minimum}, request, found, view, plans)
     from reconciler.placement.pack import pack  # only where there is more than one pool
 
     # BE work's own CPUs are the rest, wherever that is: they are not packed, and keep no pool from its best place.
@@ -269,6 +295,67 @@ def _divide(
         if config.measured or (key in sizes and (separate or key != DEFAULT))
     }
     return dict(sorted(result.items())), dict(sorted(final.items())), texts
+
+
+def _isolate(
+    found: PoolMembers, view: NodeView, pools: Pools, previous: Pools | None, config: SharedConfig
+) -> tuple[Mapping[str, PodIsolation], IsolatedPods]:
+    """The states of the pods that may be isolated, and those that get CPUs.
+
+    Not system pods, pods that are bound to NUMA nodes, and pods that are alone in their pool.
+    """
+    before = previous.isolation if previous is not None else {}
+    candidates = {
+        pod.uid: (key, pod)
+        for key, pods in found.pods.items()
+        if len(pods) > 1 and key not in found.nodes and not key.startswith(_SYSTEM)
+        for pod in pods
+    }
+    pods = {uid: pod for uid, (_, pod) in candidates.items()}
+    states = observe(pods.values(), view.indicators, before, view.now, config.isolation)
+    milli = {key: sum(map(request_milli, members)) for key, members in found.pods.items()}
+    least = dict(config.fixed)
+    if config.measured and previous is not None:
+        least = {key: size.asked for key, size in previous.sizes.items() if key in milli} | least
+    leave = config.leave_cpus if config.mode is SharedPoolMode.SEPARATE else 0
+
+    def fits(sizes: Mapping[str, int]) -> bool:
+        rest, left = dict(milli), {key: len(members) for key, members in found.pods.items()}
+        for uid in sizes:
+            key, pod = candidates[uid]
+            rest[key] -= request_milli(pod)
+            left[key] -= 1
+        used = sum(max(cpus_of(rest[key]), least.get(key, 0)) for key in rest if left[key] or key == DEFAULT)
+        return used + sum(sizes.values()) <= len(pools.shared) - leave
+
+    held = [uid for uid in states if previous is not None and previous.bound.get(uid) == isolation_pool(uid)]
+    return states, admit(pods, states, held, fits, cpus=len(pools.shared), config=config.isolation)
+
+
+def _with_isolated(found: PoolMembers, uids: Collection[str]) -> PoolMembers:
+    """The same with these pods in pools of their own."""
+    if not uids:
+        return found
+    pods = {key: tuple(pod for pod in members if pod.uid not in uids) for key, members in found.pods.items()}
+    pods |= {isolation_pool(pod.uid): (pod,) for members in found.pods.values() for pod in members if pod.uid in uids}
+    bound = {**found.bound, **{uid: isolation_pool(uid) for uid in uids}}
+    kept = {key: members for key, members in sorted(pods.items()) if members or key == DEFAULT}
+    return PoolMembers(kept, dict(sorted(bound.items())), found.nodes)
+
+
+def _isolated_reason(pod: Pod, cpus: int) -> str:
+    base = "limit" if cpus > cpus_of(request_milli(pod)) else "request"
+    return (
+        f"isolated: more runnable threads than it requests ({cpu(request_milli(pod))}); {base}: {plural(cpus, 'CPU')}"
+    )
+
+
+def _isolation_text(admitted: IsolatedPods) -> str:
+    text = f"{plural(len(admitted.sizes), 'pod')} isolated, on {plural(sum(admitted.sizes.values()), 'CPU')}"
+    if admitted.waiting:
+        named = ", ".join(admitted.waiting[:_SHOWN]) + (", ..." if len(admitted.waiting) > _SHOWN else "")
+        text += f"; no room within the bounds and beside all requests: {named}"
+    return text
 
 
 def _expanded(
@@ -313,14 +400,18 @@ def _expanded(
     )
 
 
-def _asked(result: PoolMembers, view: NodeView, previous: Pools | None, config: SharedConfig) -> _PoolRequest:
+def _asked(
+    result: PoolMembers, view: NodeView, previous: Pools | None, config: SharedConfig, isolated: Mapping[str, int]
+) -> _PoolRequest:
     """What each pool is to have if there is room, at least one CPU."""
     threads = 2 if view.topology.smt else 1
     sizes: dict[str, PoolSize] = {}
     for key, pods in result.pods.items():
         before = previous.sizes.get(key) if previous is not None else None
         fixed = config.fixed.get(key)
-        if fixed is not None:
+        if (own := isolated.get(key)) is not None:
+            size = PoolSize(wanted_milli=own * _CPU, cpus=own, reason=_isolated_reason(pods[0], own))
+        elif fixed is not None:
             size = PoolSize(wanted_milli=fixed * _CPU, cpus=fixed, reason=f"fixed: {fixed} CPUs")
         elif config.measured:
             starting = view.cpu is None
@@ -350,7 +441,7 @@ def _asked(result: PoolMembers, view: NodeView, previous: Pools | None, config: 
                 reason=f"requests of {len(pods)} pods: {cpu(milli)}",
             )
         sizes[key] = size
-    return _PoolRequest(sizes, {key: size.asked for key, size in sizes.items()}, config.fixed)
+    return _PoolRequest(sizes, {key: size.asked for key, size in sizes.items()}, {*config.fixed, *isolated})
 
 
 def _with_extra(cpus: CpuSet, requested: int) -> str:

@@ -35,13 +35,14 @@ def test_the_scenes_contain_every_kind_of_claim_and_event() -> None:
         for text in scene.events(6):
             pools = scene.settle()
             seen |= {word for word in ("gone", "->") if word in text}
+            seen |= {"isolated" for uid in scene.pods if scene.isolated(uid)}
             seen |= {f"reserved {bool(pools.reserved)}", f"interrupt {bool(pools.interrupt)}"}
         for item in scene.pods.values():
             kind = "exclusive" if item.wish.numa_exclusive else "cores" if item.wish.full_cores else "any"
             bound = "decided" if item.wish.nodes else "bound" if item.wish.numa_binding else "unbound"
             seen.add(f"{item.pod_class} {kind} {bound} {bool(item.wish.pool)}")
     assert seen >= {
-        "overlap", "separate", "expand True", "expand False", "static True",
+        "overlap", "separate", "expand True", "expand False", "isolated", "static True",
         "static False", "isolated True", "offline True", "gone", "->",
         "reserved True", "interrupt True", "dedicated any unbound False", "dedicated any decided False",
         "dedicated any bound False", "dedicated cores unbound False", "dedicated exclusive bound False",
