@@ -115,12 +115,10 @@ class SharedConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_field
     @property
     def signals(self) -> frozenset[str]:
         """The signals of online pods that are needed here; the interference monitor measures them."""
-        return self.size_signals | (ISOLATION_SIGNALS if self.enabled and self.isolation.enabled else frozenset())
-
-    @property
-    def size_signals(self) -> frozenset[str]:
-        """Those that the sizes of pools follow."""
-        return provision_signals(self.provision) if self.enabled and self.measured else frozenset()
+        if not self.enabled:
+            return frozenset()
+        sizes = provision_signals(self.provision) if self.measured else frozenset[str]()
+        return sizes | (ISOLATION_SIGNALS if self.isolation.enabled else frozenset())
 
 
 def announce(view: NodeView, pools: Pools, previous: Pools | None, config: SharedConfig) -> Pools:
@@ -313,7 +311,8 @@ def _isolate(
     }
     pods = {uid: pod for uid, (_, pod) in candidates.items()}
     states = observe(pods.values(), view.indicators, before, view.now, config.isolation)
-    milli = {key: sum(map(request_milli, members)) for key, members in found.pods.items()}
+    requests = {pod.uid: request_milli(pod) for members in found.pods.values() for pod in members}
+    milli = {key: sum(requests[pod.uid] for pod in members) for key, members in found.pods.items()}
     least = dict(config.fixed)
     if config.measured and previous is not None:
         least = {key: size.asked for key, size in previous.sizes.items() if key in milli} | least
@@ -322,8 +321,8 @@ def _isolate(
     def fits(sizes: Mapping[str, int]) -> bool:
         rest, left = dict(milli), {key: len(members) for key, members in found.pods.items()}
         for uid in sizes:
-            key, pod = candidates[uid]
-            rest[key] -= request_milli(pod)
+            key, _ = candidates[uid]
+            rest[key] -= requests[uid]
             left[key] -= 1
         used = sum(max(cpus_of(rest[key]), least.get(key, 0)) for key in rest if left[key] or key == DEFAULT)
         return used + sum(sizes.values()) <= len(pools.shared) - leave

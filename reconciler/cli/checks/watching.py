@@ -17,7 +17,6 @@ from reconciler.cli.nodeview import InspectedNode, read_text
 from reconciler.config.model import AgentMode, EndpointSection
 from reconciler.detectors.rule import RuleConfig, effective
 from reconciler.detectors.table import DETECTORS, DetectorEntry
-from reconciler.placement.isolation import SIGNALS as ISOLATION_SIGNALS
 from reconciler.policies.cache import signals_of as cache_signals
 from reconciler.responses.eviction.config import TriggersConfig
 from reconciler.responses.eviction.plan import signals_of
@@ -251,16 +250,11 @@ def _moving(node: InspectedNode, results: QueryResults) -> Iterator[CheckResult]
 def _pool_sizes(node: InspectedNode, results: QueryResults) -> Iterator[CheckResult]:
     """The indicators of the sizes of online pools; an unknown one keeps a pool from shrinking."""
     lacking = _lacking(node, results)
-    shared = node.config.policies.shared
-    if missing := sorted(shared.size_signals & lacking.keys()):
+    if missing := sorted(node.config.policies.shared.signals & lacking.keys()):
         fixes = "; ".join(dict.fromkeys(lacking[signal] for signal in missing))
         fix = f"{fixes}; or no target for it in policies.shared.provision.pid"
         text = f"{', '.join(missing)} cannot be measured: online pools do not shrink"
         yield CheckResult("pool sizes", CheckState.WARN, text, fix)
-    if missing := sorted(ISOLATION_SIGNALS & lacking.keys() & shared.signals) if shared.isolation.enabled else []:
-        fixes = "; ".join(dict.fromkeys(lacking[signal] for signal in missing))
-        text = f"{', '.join(missing)} cannot be measured: no pod is isolated"
-        yield CheckResult("isolation", CheckState.WARN, text, fixes)
 
 
 # Eviction
