@@ -75,6 +75,8 @@ def plan_row(plan: NodePlan) -> bytes:
     resources = {name: getattr(plan, name) for name in _ResourcesRow.__struct_fields__}
     row = {**to_builtins(plan.pools, enc_hook=_plain), **to_builtins(resources, enc_hook=_plain)}
     del row["terms"]  # of a plan in the making only
+    if not plan.pools.isolation:
+        del row["isolation"]
     return encoded({**row, "reasons": {**plan.pools.reasons, **plan.reasons}, "lists": pool_lists(plan.pools)})
 
 
