@@ -129,11 +129,25 @@ class PodIndicators(Struct, frozen=True, kw_only=True):
     """What the size of a pool may follow of one pod beside its CPU use. None: not measured, or not certain.
 
     ``wait_milli``: tasks that waited in the run queue, on average, in thousandths, without those that the pod's own
-    quotas stopped. ``cpi``: cycles per instruction.
+    quotas stopped. ``cpi``: cycles per instruction. ``use_milli``: its CPU use of the same interval as its waiting.
     """
 
     wait_milli: Measured | None = None
     cpi: Measured | None = None
+    use_milli: Measured | None = None
+
+
+class PodIsolation(Struct, frozen=True, kw_only=True):
+    """State of an online pod with many runnable threads (`reconciler.placement.isolation`).
+
+    ``hits``: samples above the limits in a row, and ``hit_at`` the time of the last one; ``isolated``: enough of them;
+    ``calm_since``: since when an isolated pod has had none (None: it has). Times are on the view's clock.
+    """
+
+    hits: int = 0
+    hit_at: float = 0.0
+    isolated: bool = False
+    calm_since: float | None = None
 
 
 class PoolSize(Struct, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ from msgspec import Struct
 from cgroupfs.codecs import Value
 from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.naming import QosClass
-from state.cpu import CpuPreferences, GroupUse, PodIndicators, PoolSize, PoolTerms
+from state.cpu import CpuPreferences, GroupUse, PodIndicators, PodIsolation, PoolSize, PoolTerms
 from state.disk import Disk, DiskPreference
 from state.measures import Restrictions
 from state.memory import MemoryPreferences, NodeMemoryReading
@@ -338,12 +338,14 @@ class Refusal(Struct, frozen=True, kw_only=True):
 class Pools(Struct, frozen=True, kw_only=True, dict=True):
     """Every CPU of the node in its pool. ``dedicated`` is keyed ``uid/container``; overlaps are in ``reasons``.
 
-    ``named``: online pools beside the default one, keyed ``shared/NAME``, ``shared/NAME-NUMA1`` or ``system/NAME``.
+    ``named``: online pools beside the default one, keyed ``shared/NAME``, ``shared/NAME-NUMA1``, ``system/NAME``, and
+    ``isolation/UID`` of an isolated pod.
     ``bound``: pod uid -> key of its pool in ``named``. ``placed``: the keys of ``dedicated`` whose CPUs bypassd chose;
     the others are the kubelet's. ``remembered``: last CPUs of placed containers that were removed, so that they get
     them again. ``lenient``: the part of ``reserved`` where online pods may run too. ``confine_shared``: online
     containers of the default pool get ``shared`` and ``lenient`` as their cpuset. ``separate``: ``reclaimed`` shares no
-    CPU with online pools. ``sizes``: by pool, for the step limits.
+    CPU with online pools. ``sizes``: by pool, for the step limits. ``isolation``: by pod uid, of the pods with many
+    runnable threads.
 
     ``budget_milli``: CPU time that BE pods may use together now (thousandths of a CPU). ``reasons`` explains each pool
     by name. ``confined``: reclaimed containers get ``reclaimed`` as their cpuset. ``quota_milli``: the division of the
@@ -368,6 +370,7 @@ class Pools(Struct, frozen=True, kw_only=True, dict=True):
     confine_shared: bool = False
     separate: bool = False
     sizes: Mapping[str, PoolSize] = {}
+    isolation: Mapping[str, PodIsolation] = {}
     confined: bool = True
     quota_milli: Mapping[str, int] | None = None
     budget_at: float = 0.0

@@ -124,9 +124,11 @@ def _targets(fields: dict[str, Any], titles: dict[str, str], names: dict[str, st
 
 
 def _pool(name: str, titles: dict[str, str]) -> str:
-    """A container's own pool by the name of its pod, where that is known."""
+    """The pool of a container's or a pod's own by the name of the pod, where that is known."""
     kind, _, owner = name.partition("/")
     uid, _, container = owner.partition("/")
+    if kind == "isolation":
+        return f"{kind} {titles.get(uid, uid)}"
     return f"{kind} {titles.get(uid, uid)}/{container}" if kind == "dedicated" else name
 
 

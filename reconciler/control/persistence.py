@@ -24,6 +24,7 @@ from reconciler.control.reconciler import Reconciler
 from reconciler.headroom.report import HEADROOM, HeadroomState
 from reconciler.runtime.wakeup import WakeUp
 from state.cache import CacheRequest
+from state.cpu import PodIsolation
 from state.disk import DiskPlan
 from state.ledger import Ledger
 from state.memory import MemoryPlan
@@ -74,6 +75,8 @@ def plan_row(plan: NodePlan) -> bytes:
     resources = {name: getattr(plan, name) for name in _ResourcesRow.__struct_fields__}
     row = {**to_builtins(plan.pools, enc_hook=_plain), **to_builtins(resources, enc_hook=_plain)}
     del row["terms"]  # of a plan in the making only
+    if not plan.pools.isolation:
+        del row["isolation"]
     return encoded({**row, "reasons": {**plan.pools.reasons, **plan.reasons}, "lists": pool_lists(plan.pools)})
 
 
@@ -104,7 +107,8 @@ def convert_plan(row: Mapping[str, Any]) -> NodePlan:
 def _from_row(pools: Pools, resources: _ResourcesRow) -> NodePlan:
     # The old run's monotonic clock may be another boot's.
     sizes = {name: replace(size, changed_at=0.0, shrunk_at=0.0) for name, size in pools.sizes.items()}
-    pools = replace(pools, budget_at=0.0, unknown_since=None, sizes=sizes)
+    isolation = {uid: PodIsolation(isolated=True) for uid, state in pools.isolation.items() if state.isolated}
+    pools = replace(pools, budget_at=0.0, unknown_since=None, sizes=sizes, isolation=isolation)
     return NodePlan(pools=pools, **{name: getattr(resources, name) for name in resources.__struct_fields__})
 
 

@@ -49,6 +49,7 @@ USAGE: Final = "cpu_usage_ratio"
 """The indicator that is always there: what the pool's pods use, of its CPUs."""
 _WAIT: Final = "cpu.wait_milli"
 _CPI: Final = "cpi"
+_USE: Final = "cpu.use"
 _CERTAIN: Final = 0.5
 _QUIET_MILLI: Final = 20
 """Below this a pod's cycles per instruction say nothing of its pool."""
@@ -192,7 +193,7 @@ def pod_indicators(frame: SampleFrame, now: float) -> dict[str, PodIndicators]:
         return Measured(value=sample.value, age_s=sample.age_s + late_s)
 
     return {
-        uid: PodIndicators(wait_milli=measured(pod, _WAIT), cpi=measured(pod, _CPI))
+        uid: PodIndicators(wait_milli=measured(pod, _WAIT), cpi=measured(pod, _CPI), use_milli=measured(pod, _USE))
         for uid, pod in frame.pods.items()
         if pod.pod_class.online
     }

@@ -201,13 +201,16 @@ def fit(sizes: Mapping[str, int], available: int, minimums: Mapping[str, int]) -
     least = {name: max(1, min(minimums.get(name, 0), numbers[name])) for name in numbers}
     if sum(least.values()) > available:
         numbers, least = least, dict.fromkeys(numbers, 1)
-    return FittedSizes(sizes=_divided(numbers, least, available, sizes))
+    return FittedSizes(sizes=proportional(numbers, least, available, sizes))
 
 
-def _divided(
+def proportional(
     numbers: Mapping[str, int], least: Mapping[str, int], available: int, sizes: Mapping[str, int]
 ) -> Mapping[str, int]:
-    """Steps 1 and 3 of the rule, in whole numbers: a share is ``room * asked // total``; ``sizes`` settle a tie."""
+    """All CPUs in proportion to positive ``numbers``, none below ``least``, which fit together; ``sizes`` settle a tie.
+
+    Steps 1 and 3 of the rule of `fit`, in whole numbers: a share is ``room * number // total``.
+    """
     fixed: dict[str, int] = {}
     while True:
         rest = [name for name in numbers if name not in fixed]

@@ -5,15 +5,15 @@ kubelet put them, and the limits of BE work protect them. They are confined them
 CPUs that bypassd gave to one container alone, named pools, interrupt CPUs, or a reclaimed pool that is to be separate.
 Under the static policy of 1.21 and older, which rewrites every CPU set for ever, never.
 
-Sizes: a named pool has its pods' requests, their measured needs, or a fixed number; the default pool has the rest (mode
-overlap: BE work runs on CPUs of online pools), or a size of its own (mode separate: BE work has the rest, and no CPU of
-theirs). Where they do not fit they are cut as in `placement.sizes.fit`; `placement.pack` chooses the CPUs with the
-fewest changes.
+Sizes: a named pool has its pods' requests, their measured needs, or a fixed number. What is left is divided over the
+pools (mode overlap: BE work runs on CPUs of online pools; `placement.expansion`, or the default pool has it), or BE
+work's alone (mode separate: no CPU of theirs). Where they do not fit they are cut as in `placement.sizes.fit`;
+`placement.pack` chooses the CPUs with the fewest changes.
 
 Source: Katalyst's share pools, NUMA-bound share pools (SNB) and its two modes of the reclaim pool.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from enum import StrEnum
 from typing import Annotated, Final, NamedTuple
 
@@ -21,18 +21,24 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from cgroupfs.cpuset import CpuSet
+from reconciler.placement.isolation import SIGNALS as ISOLATION_SIGNALS
+from reconciler.placement.isolation import IsolatedPods, IsolationConfig, admit, isolation_pool, observe
 from reconciler.placement.pool_members import DEFAULT, PoolMembers, members, owners_of, request_milli
 from reconciler.placement.provision import ProvisionConfig, ProvisionPolicy, demand, with_experience
 from reconciler.placement.provision import signals_of as provision_signals
+from reconciler.placement.seats import cpus_of
 from reconciler.placement.sizes import SizeConfig, fit, granted, regulate
 from reconciler.policies.base import Policy, PolicyConfig, owns_cpus, setting_of
-from reconciler.runtime.format import cpu, duration
-from state.cpu import PoolSize, PoolTerms
+from reconciler.runtime.format import cpu, duration, plural
+from state.cpu import PodIsolation, PoolSize, PoolTerms
 from state.model import ContainerKind, NodeView, Pod, PodClass, Pools, Setting
 from state.plan import NodePlan
 
 NAME: Final = "shared"
 _CPU: Final = 1000
+_SYSTEM: Final = "system/"
+_SHOWN: Final = 4
+"""Pods named in one message."""
 
 
 class ConfineMode(StrEnum):
@@ -81,11 +87,19 @@ class SharedConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_field
         Mapping[str, int],
         Meta(description="fixed size of a pool by its name, such as shared/batch or shared, whatever its pods request"),
     ] = {}
+    expand: Annotated[
+        bool,
+        Meta(
+            description="mode overlap: divide the CPUs that no pool requests over all pools, in proportion to their "
+            "requests; false: the default pool has them"
+        ),
+    ] = True
     leave_cpus: Annotated[
         int, Meta(ge=1, le=8192, description="mode separate: CPUs kept for BE work, whatever online pods request")
     ] = 1
     size: SizeConfig = SizeConfig()
     provision: ProvisionConfig = ProvisionConfig()
+    isolation: IsolationConfig = IsolationConfig()
 
     def __post_init__(self) -> None:
         """Refuse sizes of nothing."""
@@ -100,8 +114,11 @@ class SharedConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def signals(self) -> frozenset[str]:
-        """The signals of online pods that the sizes of pools follow; the interference monitor measures them."""
-        return provision_signals(self.provision) if self.enabled and self.measured else frozenset()
+        """The signals of online pods that are needed here; the interference monitor measures them."""
+        if not self.enabled:
+            return frozenset()
+        sizes = provision_signals(self.provision) if self.measured else frozenset[str]()
+        return sizes | (ISOLATION_SIGNALS if self.isolation.enabled else frozenset())
 
 
 def announce(view: NodeView, pools: Pools, previous: Pools | None, config: SharedConfig) -> Pools:
@@ -130,13 +147,20 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Sh
     # A pod that waits for a node got one when the dedicated containers took theirs, if any of those was new.
     seats = pools.bound or (previous.bound if previous is not None else {})
     result = members(view.pods, pools.shared, view.topology, seats, owners)
+    reasons = dict(pools.reasons)
+    states: Mapping[str, PodIsolation] = {}
+    isolated: Mapping[str, int] = {}
     if barred is not None:
         result = PoolMembers({DEFAULT: result.pods[DEFAULT]}, {}, {})
-    reasons = dict(pools.reasons)
+    elif config.isolation.enabled:
+        states, admitted = _isolate(result, view, pools, previous, config)
+        isolated = {isolation_pool(uid): cpus for uid, cpus in admitted.sizes.items()}
+        result = _with_isolated(result, admitted.sizes)
+        reasons["isolation"] = _isolation_text(admitted)
     named: Mapping[str, CpuSet] = {}
     shared, sizes = pools.shared, dict[str, PoolSize]()
     if len(result.pods) > 1 or separate:
-        sets, sizes, texts = _divide(result, view, pools, previous, config, separate=separate)
+        sets, sizes, texts = _divide(result, view, (pools, previous), config, isolated, separate=separate)
         shared = sets.pop(DEFAULT)
         # Where nothing is left BE work shares with online pods after all, within its budget.
         separate = separate and bool(pools.shared - shared - CpuSet.union(sets.values()))
@@ -153,6 +177,7 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Sh
         named=named,
         bound=result.bound,
         sizes=sizes,
+        isolation=states,
         separate=separate,
         confine_shared=confined,
         reasons=reasons,
@@ -192,14 +217,22 @@ def _why_not(view: NodeView, config: SharedConfig) -> str | None:
 class _PoolRequest(NamedTuple):
     sizes: dict[str, PoolSize]
     cpus: dict[str, int]
+    fixed: Collection[str]
 
 
 def _divide(
-    found: PoolMembers, view: NodeView, pools: Pools, previous: Pools | None, config: SharedConfig, *, separate: bool
+    found: PoolMembers,
+    view: NodeView,
+    plans: tuple[Pools, Pools | None],
+    config: SharedConfig,
+    isolated: Mapping[str, int],
+    *,
+    separate: bool,
 ) -> tuple[dict[str, CpuSet], dict[str, PoolSize], dict[str, str]]:
     """Sizes that fit, and CPUs of that number, for every online pool. The reasons name each pool's request."""
+    pools, previous = plans
     free, topology = pools.shared, view.topology
-    request = _asked(found, view, previous, config)
+    request = _asked(found, view, previous, config, isolated)
     sizes: dict[str, int] = {}
     within: dict[str, CpuSet] = {}
     together: list[str] = []
@@ -226,7 +259,10 @@ def _divide(
     sizes |= cut.sizes
     together += [key for key in cut.shared if key != DEFAULT]
     if DEFAULT not in sizes or not separate:
+        minimum = sizes.get(DEFAULT, 1)
         sizes[DEFAULT] = max(1, room - sum(size for key, size in cut.sizes.items() if key != DEFAULT))
+        if config.expand and not separate and sizes[DEFAULT] > minimum:
+            sizes |= _expanded({**sizes, DEFAULT: minimum}, request, found, view, plans)
     from reconciler.placement.pack import pack  # only where there is more than one pool
 
     # BE work's own CPUs are the rest, wherever that is: they are not packed, and keep no pool from its best place.
@@ -235,7 +271,9 @@ def _divide(
     squeezed = DEFAULT not in result
     result.setdefault(DEFAULT, free)
     texts = {
-        key: f"{request.sizes[key].reason}; has {len(cpus)}" for key, cpus in result.items() if key in request.sizes
+        key: f"{request.sizes[key].reason}; has {_with_extra(cpus, request.cpus[key])}"
+        for key, cpus in result.items()
+        if key in request.sizes
     }
     if squeezed:
         texts[DEFAULT] = "fewer CPUs than pools: uses the CPUs of the other pools"
@@ -257,14 +295,122 @@ def _divide(
     return dict(sorted(result.items())), dict(sorted(final.items())), texts
 
 
-def _asked(result: PoolMembers, view: NodeView, previous: Pools | None, config: SharedConfig) -> _PoolRequest:
+def _isolate(
+    found: PoolMembers, view: NodeView, pools: Pools, previous: Pools | None, config: SharedConfig
+) -> tuple[Mapping[str, PodIsolation], IsolatedPods]:
+    """The states of the pods that may be isolated, and those that get CPUs.
+
+    Not system pods, pods that are bound to NUMA nodes, and pods that are alone in their pool.
+    """
+    before = previous.isolation if previous is not None else {}
+    candidates = {
+        pod.uid: (key, pod)
+        for key, pods in found.pods.items()
+        if len(pods) > 1 and key not in found.nodes and not key.startswith(_SYSTEM)
+        for pod in pods
+    }
+    pods = {uid: pod for uid, (_, pod) in candidates.items()}
+    states = observe(pods.values(), view.indicators, before, view.now, config.isolation)
+    requests = {pod.uid: request_milli(pod) for members in found.pods.values() for pod in members}
+    milli = {key: sum(requests[pod.uid] for pod in members) for key, members in found.pods.items()}
+    least = dict(config.fixed)
+    if config.measured and previous is not None:
+        least = {key: size.asked for key, size in previous.sizes.items() if key in milli} | least
+    leave = config.leave_cpus if config.mode is SharedPoolMode.SEPARATE else 0
+
+    def fits(sizes: Mapping[str, int]) -> bool:
+        rest, left = dict(milli), {key: len(members) for key, members in found.pods.items()}
+        for uid in sizes:
+            key, _ = candidates[uid]
+            rest[key] -= requests[uid]
+            left[key] -= 1
+        used = sum(max(cpus_of(rest[key]), least.get(key, 0)) for key in rest if left[key] or key == DEFAULT)
+        return used + sum(sizes.values()) <= len(pools.shared) - leave
+
+    held = [uid for uid in states if previous is not None and previous.bound.get(uid) == isolation_pool(uid)]
+    return states, admit(pods, states, held, fits, cpus=len(pools.shared), config=config.isolation)
+
+
+def _with_isolated(found: PoolMembers, uids: Collection[str]) -> PoolMembers:
+    """The same with these pods in pools of their own."""
+    if not uids:
+        return found
+    pods = {key: tuple(pod for pod in members if pod.uid not in uids) for key, members in found.pods.items()}
+    pods |= {isolation_pool(pod.uid): (pod,) for members in found.pods.values() for pod in members if pod.uid in uids}
+    bound = {**found.bound, **{uid: isolation_pool(uid) for uid in uids}}
+    kept = {key: members for key, members in sorted(pods.items()) if members or key == DEFAULT}
+    return PoolMembers(kept, dict(sorted(bound.items())), found.nodes)
+
+
+def _isolated_reason(pod: Pod, cpus: int) -> str:
+    base = "limit" if cpus > cpus_of(request_milli(pod)) else "request"
+    return (
+        f"isolated: more runnable threads than it requests ({cpu(request_milli(pod))}); {base}: {plural(cpus, 'CPU')}"
+    )
+
+
+def _isolation_text(admitted: IsolatedPods) -> str:
+    text = f"{plural(len(admitted.sizes), 'pod')} isolated, on {plural(sum(admitted.sizes.values()), 'CPU')}"
+    if admitted.waiting:
+        named = ", ".join(admitted.waiting[:_SHOWN]) + (", ..." if len(admitted.waiting) > _SHOWN else "")
+        text += f"; no room within the bounds and beside all requests: {named}"
+    return text
+
+
+def _expanded(
+    sizes: Mapping[str, int],
+    request: _PoolRequest,
+    found: PoolMembers,
+    view: NodeView,
+    plans: tuple[Pools, Pools | None],
+) -> dict[str, int]:
+    """The sizes with the CPUs that no pool requests. ``sizes``: as requested, all of which fit.
+
+    Not for pools of a fixed size, of system pods, and on several nodes. The default pool, which also has the pods that
+    request nothing, counts at least as the others on average.
+    """
+    from reconciler.placement.expansion import NodeRoom, expand  # only where there is more than one pool
+    from reconciler.policies.overlap import pool_uses
+
+    (pools, previous), nodes = plans, found.nodes
+    growing = [
+        key
+        for key in sizes
+        if key == DEFAULT or not (key in request.fixed or key.startswith(_SYSTEM) or len(nodes.get(key, ())) > 1)
+    ]
+    rooms: list[NodeRoom] = []
+    for on in sorted({nodes[key] for key in growing if key in nodes}):
+        here = [key for key in growing if nodes.get(key) == on]
+        others = sum(size for key, size in sizes.items() if key not in here and on[0] in nodes.get(key, ()))
+        cpus = len(view.topology.node_cpus(on[0]) & pools.shared) - others
+        rooms.append(NodeRoom(here, max(cpus, sum(sizes[key] for key in here))))
+    weights = {key: max(1, sum(map(request_milli, found.pods[key]))) for key in growing}
+    mean = sum(weights[key] for key in growing if key != DEFAULT) // max(1, len(growing) - 1)
+    weights[DEFAULT] = max(weights[DEFAULT], mean)
+    uses = pool_uses(found.pods, view, pools.dedicated_cpus)
+    return expand(
+        {key: sizes[key] for key in growing},
+        weights,
+        {key: len(cpus & pools.shared) for key, cpus in _held(previous, growing).items()},
+        len(pools.shared) - sum(size for key, size in sizes.items() if key not in growing),
+        rest=DEFAULT,
+        rooms=rooms,
+        used={key: -(-milli // _CPU) for key, milli in uses.items() if milli is not None},
+    )
+
+
+def _asked(
+    result: PoolMembers, view: NodeView, previous: Pools | None, config: SharedConfig, isolated: Mapping[str, int]
+) -> _PoolRequest:
     """What each pool is to have if there is room, at least one CPU."""
     threads = 2 if view.topology.smt else 1
     sizes: dict[str, PoolSize] = {}
     for key, pods in result.pods.items():
         before = previous.sizes.get(key) if previous is not None else None
         fixed = config.fixed.get(key)
-        if fixed is not None:
+        if (own := isolated.get(key)) is not None:
+            size = PoolSize(wanted_milli=own * _CPU, cpus=own, reason=_isolated_reason(pods[0], own))
+        elif fixed is not None:
             size = PoolSize(wanted_milli=fixed * _CPU, cpus=fixed, reason=f"fixed: {fixed} CPUs")
         elif config.measured:
             starting = view.cpu is None
@@ -294,7 +440,12 @@ def _asked(result: PoolMembers, view: NodeView, previous: Pools | None, config: 
                 reason=f"requests of {len(pods)} pods: {cpu(milli)}",
             )
         sizes[key] = size
-    return _PoolRequest(sizes, {key: size.asked for key, size in sizes.items()})
+    return _PoolRequest(sizes, {key: size.asked for key, size in sizes.items()}, {*config.fixed, *isolated})
+
+
+def _with_extra(cpus: CpuSet, requested: int) -> str:
+    extra = len(cpus) - requested
+    return f"{len(cpus)}, {extra} of them requested by no pool" if extra > 0 else str(len(cpus))
 
 
 def _held(previous: Pools | None, keys: Iterable[str]) -> dict[str, CpuSet]:

@@ -331,7 +331,7 @@ def main() -> int:
     options.add_argument("--seconds", type=float, default=20.0)
     given = options.parse_args()
     if given.what == "movement":
-        print(f"{movement.table(given.count, movement.EVENTS)}\n\n{movement.prices()}")
+        print(f"{movement.table(given.count, movement.EVENTS)}\n\n{movement.plans(given.count)}\n\n{movement.prices()}")
         return 0
     if given.what == "plan":
         print(json.dumps(planning.run(), indent=2))

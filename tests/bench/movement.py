@@ -15,9 +15,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Final, NamedTuple
 
+from msgspec.structs import replace
+
 from cgroupfs.cpuset import EMPTY, CpuSet
+from reconciler.control.planner import plan_pools
 from reconciler.placement.pack import pack
+from reconciler.placement.pool_members import DEFAULT
+from reconciler.policies.shared import SharedConfig
+from reconciler.policies.table import PoliciesConfig
+from state.cpu import CpuPreferences
+from state.model import CpuPolicy, NodeView, Pod, PodClass, Pools, Resources
 from state.topology import Topology, uniform
+from tests.reconciler.nodes import container, cpu, kubelet, node, pod
 from tests.reconciler.placement.packcost import cost
 
 Sets = Mapping[str, CpuSet]
@@ -216,6 +225,57 @@ def table(lives: int, events: int) -> str:
         took = sorted(value * 1e3 for item in done for value in item.took)
         times.append(f"{machine}: median {_at(took, 0.5):.2f} ms, p99 {_at(took, 0.99):.2f} ms")
     return "\n".join([*rows, "", f"{lives} lives of {events} events each. CPU time of ours: {'; '.join(times)}."])
+
+
+def _view(event: Event, topology: Topology) -> NodeView:
+    """The pools of a benchmark's event as one pod each; what they may not have is a container's own."""
+    members: list[Pod] = []
+    for name, size in event.sizes.items():
+        wish = CpuPreferences(pool=name)
+        if name in event.within:
+            wish = replace(wish, numa_binding=True, nodes=(topology.node_of(min(event.within[name])),))
+        item = pod(name, container("main", requests=Resources(cpu_milli=1000 * size)), cls=PodClass.SHARED)
+        members += [replace(item, wish=wish)] if size else []
+    taken = topology.online - event.free
+    owned = {"own/main": str(taken)} if taken else {}
+    known = kubelet(CpuPolicy.STATIC, default=str(event.free), exclusive=owned)
+    return node(*members, topology=topology, kubelet=known, cpu=cpu(online=100))
+
+
+def _moved(before: Pools, after: Pools) -> int:
+    """CPUs that an online pool gets and did not have, the default pool's included."""
+    old = {**before.named, DEFAULT: before.shared}
+    return sum(len(cpus - old.get(key, EMPTY)) for key, cpus in {**after.named, DEFAULT: after.shared}.items())
+
+
+def planned_moves(topology: Topology, lives: int, config: PoliciesConfig) -> tuple[list[int], bool]:
+    """CPUs moved at each event of whole plans, the default pool's included; and whether each CPU was in a pool."""
+    steps: list[int] = []
+    complete = True
+    for seed in range(lives):
+        pools: Pools | None = None
+        for event in life(topology, EVENTS, random.Random(seed), bound=True, taken=True):
+            after = plan_pools(_view(event, topology), pools, config)
+            if pools is not None:
+                steps.append(_moved(pools, after))
+            complete &= CpuSet.union((after.shared, *after.named.values())) == event.free
+            pools = after
+    return steps, complete
+
+
+def plans(lives: int) -> str:
+    """Whole plans, with and without the expansion of pools, as a table for people."""
+    rows = [
+        "| machine | `shared.expand` | moved per event: mean | median | p95 | p99 |",
+        "|---|---|---:|---:|---:|---:|",
+    ]
+    for machine, topology in MACHINES.items():
+        for expansion in (False, True):
+            moves, _ = planned_moves(topology, lives, PoliciesConfig(shared=SharedConfig(expand=expansion)))
+            moves.sort()
+            shown = [f"{statistics.fmean(moves):.2f}", *(f"{_at(moves, part)}" for part in (0.5, 0.95, 0.99))]
+            rows.append(f"| {machine} | {str(expansion).lower()} | {' | '.join(shown)} |")
+    return "\n".join(rows)
 
 
 def prices(turns: int = 100) -> str:

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -159,3 +161,27 @@ def test_separate_pools_are_configured_and_switched_off_again(node: DirectoryNod
     item.configure()
     item.signal(signal.SIGHUP)
     wait_for(lambda: node.cpus(web.main) == "0-1", told=item.tail)
+
+
+def test_a_pod_with_many_runnable_threads_has_a_cpu_of_its_own_while_it_lasts(
+    node: DirectoryNode, daemon: Make
+) -> None:
+    """Three processes that never wait, in a pod that requests half a CPU: measured by the kernel's own counters."""
+    web, calm = online(node, "web"), online(node, "calm")
+    isolation = {"enabled": True, "samples": 2, "sample_s": 0.5, "release_s": 2, "cpus_percent": 50}
+    item = daemon(policies={"shared": {"isolation": isolation}}, interference={"sample_s": 0.5}).up()
+    wait_for(lambda: item.state("pools")["pools"].get("shared") == "0-1", told=item.tail)
+    spinners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3)]
+    try:
+        for spinner in spinners:
+            for controller in ("cpuset", "cpu"):
+                node.write(web.main.group, controller, "cgroup.procs", str(spinner.pid))
+        key = f"isolation/{web.uid}"
+        wait_for(lambda: key in item.state("pools")["pools"], told=item.tail)
+        wait_for(lambda: {node.cpus(web.main), node.cpus(calm.main)} == {"0", "1"}, told=item.tail)
+        assert item.pod(web.uid)["pool"] == key
+    finally:
+        for spinner in spinners:
+            spinner.kill()
+            spinner.wait()
+    wait_for(lambda: (node.cpus(web.main), node.cpus(calm.main)) == ("0-1", "0-1"), told=item.tail)

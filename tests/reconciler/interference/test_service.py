@@ -11,7 +11,10 @@ from msgspec.structs import replace
 from reconciler.config.model import Config
 from reconciler.detectors.config import InterferenceConfig
 from reconciler.interference.service import watched
+from reconciler.placement.isolation import IsolationConfig
 from reconciler.policies.cache import CachePolicyConfig
+from reconciler.policies.shared import SharedConfig
+from reconciler.policies.table import PoliciesConfig
 from reconciler.responses.eviction.config import EvictionConfig
 from reconciler.signals.readers import SampleContext, SampleSheet
 from state.cache import CacheMode, LevelControl
@@ -43,6 +46,9 @@ class Counted:
         """Nothing is held."""
 
 
+ISOLATING = replace(Config(), policies=PoliciesConfig(shared=SharedConfig(isolation=IsolationConfig(enabled=True))))
+
+
 def with_cache(config: Config, cache: CachePolicyConfig) -> Config:
     return replace(config, policies=replace(config.policies, cache=cache))
 
@@ -56,6 +62,7 @@ def with_cache(config: Config, cache: CachePolicyConfig) -> Config:
         (with_cache(Config(), MOVING), True),
         (with_cache(Config(), replace(MOVING, enabled=False)), False),
         (with_cache(Config(), replace(MOVING, mode=CacheMode.STATIC)), False),
+        (ISOLATING, True),
     ],
 )
 def test_the_monitor_runs_while_any_part_uses_it(config: Config, expected: bool) -> None:

@@ -23,11 +23,12 @@ from msgspec.structs import replace
 from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.naming import QosClass
 from reconciler.control.planner import plan_pools
+from reconciler.placement.isolation import IsolationConfig
 from reconciler.policies.exclusive import ExclusiveConfig
 from reconciler.policies.reserve import ReserveConfig
 from reconciler.policies.shared import SharedConfig, SharedPoolMode
 from reconciler.policies.table import PoliciesConfig
-from state.cpu import CpuPreferences
+from state.cpu import CpuPreferences, Measured, PodIndicators
 from state.model import CpuPolicy, NodeView, Pod, PodClass, Pools, Resources
 from state.topology import Topology
 from tests.reconciler.nodes import container, cpu, kubelet, node, pod
@@ -123,8 +124,15 @@ class Scene:
         self.config = PoliciesConfig(
             reserve=ReserveConfig(count=rng.choice([0, 0, 1, 2]), interrupt_cpus=interrupts),
             exclusive=ExclusiveConfig(keep_cpus=rng.choice([1, 1, 2])),
-            shared=SharedConfig(mode=mode),
+            shared=SharedConfig(
+                mode=mode,
+                expand=random.Random(seed).random() < 0.7,
+                isolation=IsolationConfig(
+                    enabled=random.Random(-seed).random() < 0.5, samples=1, cpus_percent=60, pods_percent=100
+                ),
+            ),
         )
+        self.now = 1000.0
         self.static = rng.random() < 0.15
         self.kubelets: dict[str, CpuSet] = {}
         self.pods: dict[str, Pod] = {}
@@ -149,7 +157,17 @@ class Scene:
         owned = {key: str(cpus) for key, cpus in self.kubelets.items()}
         free = self.topology.online - CpuSet.union(self.kubelets.values())
         known = kubelet(policy, default=str(free), exclusive=owned)
-        return node(*self.pods.values(), topology=self.topology, kubelet=known, cpu=cpu(online=100))
+        view = node(*self.pods.values(), topology=self.topology, kubelet=known, cpu=cpu(online=100), now=self.now)
+        return replace(view, indicators={uid: self._threads(uid) for uid in self.pods})
+
+    def _threads(self, uid: str) -> PodIndicators:
+        """One online pod in two has twice the runnable threads that it requests, in some of the time."""
+        crowded = (int(uid[1:]) + self.seed) % 2 == 0 and (self.now // 200 + int(uid[1:])) % 3 != 0
+        runnable = Measured(value=2.0 * self.asked(self.pods[uid]) if crowded else 0.0)
+        return PodIndicators(use_milli=runnable, wait_milli=Measured(value=0.0))
+
+    def isolated(self, uid: str) -> bool:
+        return self.pools is not None and self.pools.bound.get(uid, "").startswith("isolation/")
 
     def wishes(self) -> list[tuple[str, CpuPreferences]]:
         return [(uid, item.wish) for uid, item in self.pods.items()]
@@ -167,19 +185,23 @@ class Scene:
                     sums[key] = sums.get(key, 0) + self.asked(item)
         return sums
 
-    def named_milli(self) -> dict[str, int]:
+    def named_milli(self, *, isolated: bool = True) -> dict[str, int]:
+        """By named pool: the requests. ``isolated``: those of isolated pods, too, as if they were in the pool."""
         sums: dict[str, int] = {}
-        for item in self.pods.values():
+        for uid, item in self.pods.items():
+            if not isolated and self.isolated(uid):
+                continue
             if item.pod_class is PodClass.SHARED and item.wish.pool and not item.wish.numa_binding:
                 key = f"shared/{item.wish.pool}"
                 sums[key] = sums.get(key, 0) + self.asked(item)
         return sums
 
-    def default_cpus(self) -> int:
+    def default_cpus(self, *, isolated: bool = True) -> int:
         milli = sum(
             self.asked(item)
-            for item in self.pods.values()
+            for uid, item in self.pods.items()
             if item.pod_class is PodClass.SHARED and not item.wish.pool and not item.wish.numa_binding
+            if isolated or not self.isolated(uid)
         )
         return max(1, -(-milli // 1000))
 
@@ -369,6 +391,7 @@ class Scene:
 
     def settle(self) -> Pools:
         self.before = self.pools
+        self.now += 130.0
         self.pools = plan_pools(self.view(), self.pools, self.config)
         return self.pools
 
@@ -412,12 +435,18 @@ class Scene:
                 fault("bound cut", f"{key} has {cpus} for {milli}")
             if not cpus <= topology.node_cpus(int(key.rpartition("-NUMA")[2])):
                 fault("bound off its node", f"{key} has {cpus}")
-        for key, milli in self.named_milli().items():
+        for uid in filter(self.isolated, self.pods):
+            if len(named.get(f"isolation/{uid}", EMPTY)) < whole(self.asked(self.pods[uid])):
+                fault("isolated cut", f"{uid} has {named.get(f'isolation/{uid}')}")
+        for key, milli in self.named_milli(isolated=False).items():
             if len(named.get(key, EMPTY)) < whole(milli):
                 fault("named cut", f"{key} has {named.get(key)} for {milli}")
-        if len(pools.shared) < self.default_cpus():
-            fault("default cut", f"{pools.shared} for {self.default_cpus()}")
-        if not CpuSet.union((pools.shared, *named.values())) <= self.usable:
+        if len(pools.shared) < self.default_cpus(isolated=False):
+            fault("default cut", f"{pools.shared} for {self.default_cpus(isolated=False)}")
+        online = CpuSet.union((pools.shared, *named.values()))
+        if self.config.shared.mode is SharedPoolMode.OVERLAP and online != self.usable - pools.dedicated_cpus:
+            fault("CPUs without a pool", str(self.usable - pools.dedicated_cpus - online))
+        if not online <= self.usable:
             fault("pool on an isolated CPU", f"{pools.shared} {dict(named)}")
         sets = [pools.shared, *named.values(), *pools.dedicated.values()]
         if sum(map(len, sets)) != len(CpuSet.union(sets)):

@@ -47,10 +47,15 @@ def lived(*events: list[Pod], topology: Topology = TWO, config: PoliciesConfig =
 
 @pytest.mark.parametrize("count", [7, 8, 9])
 @pytest.mark.parametrize("at_once", [True, False])
-def test_a_dedicated_pod_leaves_the_pools_of_a_node_what_they_request(count: int, at_once: bool) -> None:
+@pytest.mark.parametrize("expand", [True, False])
+def test_a_dedicated_pod_leaves_the_pools_of_a_node_what_they_request(count: int, at_once: bool, expand: bool) -> None:
     web, db = bound("web", 6), dedicated("db", count)
-    _, pools = lived(*(([web, db],) if at_once else ([web], [web, db])))
-    assert len(pools.named["shared/share-NUMA0"]) == 6
+    config = PoliciesConfig(shared=SharedConfig(expand=expand))
+    view, pools = lived(*(([web, db],) if at_once else ([web], [web, db])), config=config)
+    claim = next(claim for claim in cpu_claims(view, pools) if claim.owner == "shared/share-NUMA0")
+    assert (claim.asked, claim.cut) == (6, False)
+    assert claim.got == len(pools.named["shared/share-NUMA0"])
+    assert claim.got >= 6 if expand else claim.got == 6
     assert len(pools.dedicated["db/main"]) == count
     assert pools.bound == {"web": "shared/share-NUMA0"}
 

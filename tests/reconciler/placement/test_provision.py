@@ -251,11 +251,12 @@ def test_a_frame_gives_online_pods_indicators_as_old_as_they_are_now() -> None:
 
     pods = {"a": snapshot("a", PodClass.SHARED), "be": snapshot("be", PodClass.RECLAIMED)}
     samples = {
-        "pod:a": {"cpu.wait_milli": Sample(300.0, 1.0), "cpi": Sample(2.0, 0.0, 0.4)},
+        "pod:a": {"cpu.wait_milli": Sample(300.0, 1.0), "cpi": Sample(2.0, 0.0, 0.4), "cpu.use": Sample(700.0, 1.0)},
         "pod:be": {"cpu.wait_milli": Sample(9.0)},
     }
     frame = SampleFrame(at_s=100.0, wall_s=0.0, pods=pods, samples=samples)
-    assert pod_indicators(frame, 103.0) == {"a": seen(300.0, age_s=4.0)}
+    use = Measured(value=700.0, age_s=4.0)
+    assert pod_indicators(frame, 103.0) == {"a": replace(seen(300.0, age_s=4.0), use_milli=use)}
 
 
 def test_waiting_enlarges_a_pool_that_its_use_alone_would_not() -> None:

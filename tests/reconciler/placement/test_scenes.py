@@ -30,18 +30,20 @@ def test_the_scenes_contain_every_kind_of_claim_and_event() -> None:
     seen: set[str] = set()
     for seed in range(60):
         scene = Scene(seed)
-        seen |= {str(scene.config.shared.mode), f"static {scene.static}"}
+        seen |= {str(scene.config.shared.mode), f"static {scene.static}", f"expand {scene.config.shared.expand}"}
         seen |= {f"isolated {bool(scene.topology.isolated)}", f"offline {bool(scene.topology.offline)}"}
         for text in scene.events(6):
             pools = scene.settle()
             seen |= {word for word in ("gone", "->") if word in text}
+            seen |= {"isolated" for uid in scene.pods if scene.isolated(uid)}
             seen |= {f"reserved {bool(pools.reserved)}", f"interrupt {bool(pools.interrupt)}"}
         for item in scene.pods.values():
             kind = "exclusive" if item.wish.numa_exclusive else "cores" if item.wish.full_cores else "any"
             bound = "decided" if item.wish.nodes else "bound" if item.wish.numa_binding else "unbound"
             seen.add(f"{item.pod_class} {kind} {bound} {bool(item.wish.pool)}")
     assert seen >= {
-        "overlap", "separate", "static True", "static False", "isolated True", "offline True", "gone", "->",
+        "overlap", "separate", "expand True", "expand False", "isolated", "static True",
+        "static False", "isolated True", "offline True", "gone", "->",
         "reserved True", "interrupt True", "dedicated any unbound False", "dedicated any decided False",
         "dedicated any bound False", "dedicated cores unbound False", "dedicated exclusive bound False",
         "shared any decided False", "shared any bound True", "shared any unbound True", "shared any unbound False",

@@ -12,13 +12,15 @@ from reconciler.control.planner import plan_pools
 from reconciler.policies.budget import BudgetConfig
 from reconciler.policies.overlap import PoolOverlap, overlaps, shares
 from reconciler.policies.reclaimed import ReclaimedConfig
+from reconciler.policies.shared import SharedConfig
 from reconciler.policies.table import PoliciesConfig
 from state.cpu import CpuPreferences, GroupUse
 from state.model import NodeView, Pod, Pools, Resources
 from state.topology import Topology, uniform
 from tests.reconciler.nodes import container, cpu, cpus, node, online, pod
 
-CONFIG = PoliciesConfig()
+CONFIG = PoliciesConfig(shared=SharedConfig(expand=False))
+"""Each pool has what its text says; test_expansion.py has the others."""
 
 
 def asking(uid: str, milli: int, pool: str | None = None) -> Pod:
@@ -89,18 +91,29 @@ def test_requests_alone_move_nothing() -> None:
     assert shares(14, found, cpus("0-5,8-13"), 1) == {"a": 6, "b": 8}
 
 
-pools_of_numbers = st.lists(st.tuples(st.integers(1, 6), st.integers(-2000, 7000)), min_size=1, max_size=4)
+def test_cpus_that_no_pool_requests_are_used_first_and_given_back_last() -> None:
+    found = {"a": PoolOverlap(CpuSet.span(8), 8000, beyond=2), "b": PoolOverlap(cpus("8-31"), 20_000, beyond=6)}
+    assert shares(8, found, EMPTY, 1) == {"a": 2, "b": 6}
+    assert shares(15, found, EMPTY, 1) == {"a": 4, "b": 11}
+    assert shares(8, found, cpus("0-3,8-18"), 1) == {"a": 2, "b": 6}
+    busy = {**found, "b": PoolOverlap(cpus("8-31"), 1000, beyond=6)}
+    assert shares(6, busy, EMPTY, 1) == {"a": 5, "b": 1}
+
+
+pools_of_numbers = st.lists(
+    st.tuples(st.integers(1, 6), st.integers(-2000, 7000), st.none() | st.integers(-2, 6)), min_size=1, max_size=4
+)
 
 
 @given(pools_of_numbers, st.integers(0, 24), st.integers(0, 2**24 - 1), st.sampled_from([1, 2]))
 def test_what_is_over_is_the_least_within_a_core_and_constant_input_is_at_rest(
-    numbers: list[tuple[int, int]], count: int, mask: int, core: int
+    numbers: list[tuple[int, int, int | None]], count: int, mask: int, core: int
 ) -> None:
     """Beside the exhaustive answer: all ways to divide the CPUs over the pools."""
     found: dict[str, PoolOverlap] = {}
     first = 0
-    for at, (size, spare) in enumerate(numbers):
-        found[str(at)] = PoolOverlap(CpuSet(range(first, first + size)), spare)
+    for at, (size, spare, beyond) in enumerate(numbers):
+        found[str(at)] = PoolOverlap(CpuSet(range(first, first + size)), spare, beyond=beyond)
         first += size
     held = CpuSet.from_mask(mask) & CpuSet.span(first)
     got = shares(count, found, held, core)

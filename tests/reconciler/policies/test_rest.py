@@ -41,12 +41,17 @@ def scene(requests: Mapping[str, int], topology: Topology) -> NodeView:
 
 
 def configured(
-    sizing: PoolSizing, policy: ProvisionPolicy, mode: SharedPoolMode, wait: float | None = None
+    sizing: PoolSizing,
+    policy: ProvisionPolicy,
+    mode: SharedPoolMode,
+    wait: float | None = None,
+    *,
+    expand: bool = False,
 ) -> PoliciesConfig:
     provision = ProvisionConfig(policy=policy)
     if wait is not None:
         provision = replace(provision, pid=replace(provision.pid, cpu_sched_wait=WaitGains(target_percent=wait)))
-    return PoliciesConfig(shared=SharedConfig(sizing=sizing, mode=mode, provision=provision))
+    return PoliciesConfig(shared=SharedConfig(sizing=sizing, mode=mode, provision=provision, expand=expand))
 
 
 def granted(view: NodeView, pools: Pools | None) -> dict[str, float]:
@@ -90,6 +95,7 @@ def parts(pools: Pools) -> object:
 
 
 @pytest.mark.parametrize("interval", [0.1, 7.0, 300.0])
+@pytest.mark.parametrize("expand", [False, True])
 @pytest.mark.parametrize("mode", list(SharedPoolMode))
 @pytest.mark.parametrize(("sizing", "policy"), [mode for mode in MODES if mode[1] is not ProvisionPolicy.PID])
 @pytest.mark.parametrize(
@@ -107,11 +113,12 @@ def test_the_plan_after_200_repetitions_is_the_first(
     sizing: PoolSizing,
     policy: ProvisionPolicy,
     mode: SharedPoolMode,
+    expand: bool,
     interval: float,
 ) -> None:
     view = scene(loads, shape(cpus, 1))
     view = replace(view, uses={view.pods[uid].group.path: GroupUse(cpu_milli=milli) for uid, milli in loads.items()})
-    config = configured(sizing, policy, mode)
+    config = configured(sizing, policy, mode, expand=expand)
     pools = first = plan_pools(replace(view, now=1000.0), None, config)
     for turn in range(1, (REPETITIONS if WHOLE or interval == 7.0 else 30) + 1):
         pools = plan_pools(replace(view, now=1000.0 + turn * interval), pools, config)
@@ -132,6 +139,7 @@ NAMES = [DEFAULT, "a", "b", "c", "d", "e"]
     interval=st.sampled_from(INTERVALS),
     wait=st.sampled_from([None, 10.0]),
     begun=st.booleans(),
+    expand=st.booleans(),
 )
 def test_use_that_follows_the_pools_comes_to_rest(
     loads: Mapping[str, int],
@@ -143,10 +151,11 @@ def test_use_that_follows_the_pools_comes_to_rest(
     interval: float,
     wait: float | None,
     begun: bool,
+    expand: bool,
 ) -> None:
     """From a new node, and from one whose loads were others before, at every interval."""
     view = scene(dict.fromkeys(loads, requests), shape(cpus, threads))
-    config = configured(*style, mode, wait)
+    config = configured(*style, mode, wait, expand=expand)
     start = None
     if begun:
         start = run(

@@ -54,9 +54,9 @@ def test_one_pool_needs_no_cpu_set() -> None:
 
 def test_a_named_pool_has_what_its_pods_ask_for_and_the_default_pool_the_rest() -> None:
     view = node(asking("a"), asking("b", 1500, pool="batch"), asking("c", 500, pool="batch"))
-    pools = plan_pools(view, None, config())
+    pools = plan_pools(view, None, config(expand=False))
     assert (pools.named, pools.shared) == ({"shared/batch": cpus("6-7")}, cpus("0-5"))
-    assert sets(view, config()) == {"a": "0-5", "b": "6-7", "c": "6-7"}
+    assert sets(view, config(expand=False)) == {"a": "0-5", "b": "6-7", "c": "6-7"}
     assert "requests of 2 pods: 2.00 CPU" in pools.reasons["shared/batch"]
 
 
@@ -71,7 +71,7 @@ def test_a_numa_bound_pool_lies_on_its_node() -> None:
     view = node(
         asking("a", 3000, pool="db", numa_binding=True, nodes=(1,)), asking("b", 2000, numa_binding=True), topology=TWO
     )
-    pools = plan_pools(view, None, config())
+    pools = plan_pools(view, None, config(expand=False))
     assert pools.bound == {"a": "shared/db-NUMA1", "b": "shared/share-NUMA0"}
     assert pools.named["shared/db-NUMA1"] <= TWO.node_cpus(1)
     assert pools.named["shared/share-NUMA0"] <= TWO.node_cpus(0)
@@ -103,9 +103,9 @@ def test_more_pools_than_cpus_share_one() -> None:
 
 
 def test_who_comes_later_moves_nobody_that_need_not() -> None:
-    first = plan_pools(node(asking("m", 2000, pool="m"), asking("z", 2000, pool="z")), None, config())
+    first = plan_pools(node(asking("m", 2000, pool="m"), asking("z", 2000, pool="z")), None, config(expand=False))
     view = node(asking("a", 2000, pool="a"), asking("m", 2000, pool="m"), asking("z", 2000, pool="z"))
-    second = plan_pools(view, first, config())
+    second = plan_pools(view, first, config(expand=False))
     assert {key: second.named[key] for key in first.named} == first.named
 
 
@@ -146,9 +146,9 @@ def test_under_the_static_policy_named_pools_leave_exclusive_cpus_alone() -> Non
         pod("g", cls=PodClass.DEDICATED),
         kubelet=kubelet(default="0-5", exclusive={"g/main": "6-7"}),
     )
-    pools = plan_pools(view, None, config())
+    pools = plan_pools(view, None, config(expand=False))
     assert pools.named["shared/batch"] == cpus("4-5")
-    assert sets(view, config()) == {"a": "4-5", "b": "0-3"}
+    assert sets(view, config(expand=False)) == {"a": "4-5", "b": "0-3"}
 
 
 def test_reserved_cpus_are_open_to_online_pods_unless_strict() -> None:
@@ -156,8 +156,8 @@ def test_reserved_cpus_are_open_to_online_pods_unless_strict() -> None:
     strict = node(
         asking("a"), asking("b", pool="x"), kubelet=kubelet(CpuPolicy.NONE, reserved="0", strict_reserved=True)
     )
-    assert sets(loose, config()) == {"a": "0-6", "b": "7"}
-    assert sets(strict, config()) == {"a": "1-6", "b": "7"}
+    assert sets(loose, config(expand=False)) == {"a": "0-6", "b": "7"}
+    assert sets(strict, config(expand=False)) == {"a": "1-6", "b": "7"}
 
 
 def test_separate_be_work_has_what_is_left_and_no_cpu_of_theirs() -> None:

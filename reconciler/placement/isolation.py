@@ -1,0 +1,189 @@
+"""Isolation: an online pod with many more runnable threads than it requests gets CPUs of its own for a while. Pure.
+
+Runnable threads are those that run or wait in a run queue, on average over a sample (the pod's CPU use and its waiting
+without what its own quotas stopped). A pod is locked in by several samples in a row over the limits, and locked out
+after a while without one. The state is by pod, and the caller keeps it.
+
+A pod that is locked in gets its limit in CPUs, else its request, as far as that fits beside all requests and below two
+bounds: a part of the CPUs, and a part of the pods. Otherwise it stays in its pool. Pods that have such CPUs come first.
+
+Source: Katalyst's isolation pools. It compares the containers' threads at one moment, and isolates whole pods as well.
+Differences: pods without a request, pods that are alone in their pool, and pods with less than one runnable thread are
+not isolated; CPUs that others request are never used.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Final, NamedTuple
+
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+from reconciler.placement.pool_members import request_milli
+from state.cpu import PodIndicators, PodIsolation
+from state.model import ContainerKind, Pod
+
+PREFIX: Final = "isolation/"
+SIGNALS: Final = frozenset({"cpu.use", "cpu.wait_milli"})
+_CPU: Final = 1000
+_STALE_S: Final = 15.0
+_ROW: Final = 10
+"""Samples further apart than so many times the smallest distance are not in a row."""
+_Percent = Annotated[int, Meta(ge=0, le=100)]
+
+
+class IsolationConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which online pods get CPUs of their own because of their runnable threads, and for how long."""
+
+    enabled: Annotated[
+        bool,
+        Meta(
+            description="give online pods CPUs of their own while they have many more runnable threads than they "
+            "request; the interference monitor's readers measure them"
+        ),
+    ] = False
+    over_percent: Annotated[
+        int,
+        Meta(ge=100, le=10_000, description="runnable threads, in percent of the request, above which a sample counts"),
+    ] = 150
+    over_milli: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1_000_000,
+            description="the same as an amount above the request, in thousandths; either of the two is enough",
+        ),
+    ] = 2000
+    minimum_milli: Annotated[
+        int, Meta(ge=0, le=1_000_000, description="runnable threads, in thousandths, below which no sample counts")
+    ] = 1000
+    samples: Annotated[
+        int, Meta(ge=1, le=1000, description="samples in a row above the limits before a pod is isolated")
+    ] = 3
+    sample_s: Annotated[
+        float, Meta(ge=0.5, le=3600, description="smallest time between two samples that count, in seconds")
+    ] = 5.0
+    release_s: Annotated[
+        float, Meta(ge=0, le=86_400, description="seconds without a sample above the limits before it ends")
+    ] = 120.0
+    cpus_percent: Annotated[
+        _Percent, Meta(description="CPUs of isolated pods together, in percent of the online pools' CPUs")
+    ] = 20
+    pods_percent: Annotated[
+        _Percent, Meta(description="pods isolated at the same time, in percent of the pods that could be")
+    ] = 50
+
+
+class IsolatedPods(NamedTuple):
+    """CPUs by uid of the isolated pods; and those that are locked in, but do not fit."""
+
+    sizes: Mapping[str, int]
+    waiting: tuple[str, ...]
+
+
+def isolation_pool(uid: str) -> str:
+    """The name of an isolated pod's pool."""
+    return f"{PREFIX}{uid}"
+
+
+def runnable_milli(measured: PodIndicators | None) -> int | None:
+    """Threads that ran or waited, in thousandths; None: unknown or too old."""
+    if measured is None or measured.wait_milli is None or measured.use_milli is None:
+        return None
+    if max(measured.wait_milli.age_s, measured.use_milli.age_s) > _STALE_S:
+        return None
+    return round(measured.use_milli.value + measured.wait_milli.value)
+
+
+def observe(
+    pods: Iterable[Pod],
+    indicators: Mapping[str, PodIndicators],
+    before: Mapping[str, PodIsolation],
+    now: float,
+    config: IsolationConfig,
+) -> dict[str, PodIsolation]:
+    """The next state of these pods, by uid; pods without a sample above the limits have none.
+
+    ``now`` and the states' times are on the view's clock; a clock that went back starts their times again.
+    """
+    states: dict[str, PodIsolation] = {}
+    for pod in pods:
+        measured, state = indicators.get(pod.uid), before.get(pod.uid)
+        request, runnable = request_milli(pod), runnable_milli(measured)
+        if not request:
+            continue
+        limit = max(config.minimum_milli, min(request * config.over_percent // 100, request + config.over_milli))
+        over = runnable is not None and runnable > limit
+        if state is not None and state.isolated:
+            following = _locked_in(state, now, config, over=over)
+        elif over and measured is not None and measured.wait_milli is not None:
+            following = _hit(state, now - measured.wait_milli.age_s, config)
+        else:
+            # An unknown sample is neither a hit nor the end of a row.
+            following = state if runnable is None else None
+        if following is not None:
+            states[pod.uid] = following
+    return states
+
+
+def _locked_in(state: PodIsolation, now: float, config: IsolationConfig, *, over: bool) -> PodIsolation | None:
+    if over:
+        return state if state.calm_since is None else replace(state, calm_since=None)
+    if state.calm_since is None or state.calm_since > now:
+        return replace(state, calm_since=now)
+    return None if now - state.calm_since >= config.release_s else state
+
+
+def _hit(state: PodIsolation | None, at: float, config: IsolationConfig) -> PodIsolation:
+    if state is not None and 0 <= at - state.hit_at < config.sample_s:
+        return state
+    in_a_row = state is not None and 0 <= at - state.hit_at <= _ROW * config.sample_s
+    hits = state.hits + 1 if state is not None and in_a_row else 1
+    return PodIsolation(hits=hits, hit_at=at, isolated=hits >= config.samples)
+
+
+def admit(
+    pods: Mapping[str, Pod],
+    states: Mapping[str, PodIsolation],
+    held: Iterable[str],
+    fits: Callable[[Mapping[str, int]], bool],
+    *,
+    cpus: int,
+    config: IsolationConfig,
+) -> IsolatedPods:
+    """Which of the pods that are locked in get CPUs, and how many. ``held``: the uids of those that have some.
+
+    ``fits``: whether all requests fit beside these; ``cpus``: of the online pools, for the bound.
+    """
+    most = cpus * config.cpus_percent // 100
+    most_pods = len(pods) * config.pods_percent // 100
+    first = frozenset(held)
+    sizes: dict[str, int] = {}
+    waiting: list[str] = []
+    for uid in sorted(
+        (uid for uid, state in states.items() if state.isolated), key=lambda uid: (uid not in first, uid)
+    ):
+        for size in sorted({_cpus(limit_milli(pods[uid])), _cpus(request_milli(pods[uid]))}, reverse=True):
+            following = {**sizes, uid: size}
+            if len(following) <= most_pods and sum(following.values()) <= most and fits(following):
+                sizes = following
+                break
+        else:
+            waiting.append(uid)
+    return IsolatedPods(dict(sorted(sizes.items())), tuple(sorted(waiting)))
+
+
+def limit_milli(pod: Pod) -> int:
+    """A pod's limit in thousandths of a CPU, at least its request; its request where some container has none."""
+    limits = [
+        container.limits.cpu_milli
+        for container in pod.containers
+        if container.kind not in (ContainerKind.SANDBOX, ContainerKind.INIT)
+    ]
+    request = request_milli(pod)
+    if any(limit is None for limit in limits):
+        return request
+    return max(request, sum(limit for limit in limits if limit is not None))
+
+
+def _cpus(milli: int) -> int:
+    return max(1, -(-milli // _CPU))
