@@ -55,15 +55,16 @@ def allocate(
     remembered: CpuSet = EMPTY,
     most: int | None = None,
     first: Sequence[str] = (),
+    fitter: CpuAccumulator | None = None,
 ) -> Allocation:
     """Assign CPUs of ``free`` (held ones count as free) to demands. The order of ``demands`` does not matter.
 
     ``interrupts`` are best avoided, ``remembered`` are the last CPUs of containers that were removed and may return.
     ``most``: so many CPUs may have an owner in all, the rest is other work's; what is held stays held all the same.
-    ``first``: demands that choose before all others, in this order.
+    ``first``: demands that choose before all others, in this order. ``fitter``: the topology's, where there is one.
     Errors: `ValueError` for two demands with one key.
     """
-    fitter = CpuAccumulator(topology)
+    fitter = fitter or CpuAccumulator(topology)
     context = PlacementContext(topology=topology, fitter=fitter, interrupts=interrupts, remembered=remembered)
     run = PluginRunner(chain or default_chain(), context)
     return _Allocator(run, demands, free & topology.online, most, first).taken()
@@ -115,7 +116,7 @@ class _Allocator:
         self._refused: dict[str, str] = {}
         self._notes: dict[str, str] = {}
         self._closed: dict[int, str] = {}
-        self._steps = 0
+        self._steps = -self._fitter.steps
         self._order = run.ordered(sorted(demands, key=lambda demand: demand.key))
         keys = [demand.key for demand in self._order]
         if len(set(keys)) != len(keys):

@@ -28,6 +28,7 @@ from msgspec.structs import replace
 from cgroupfs.cpuset import EMPTY, CpuSet
 from reconciler.placement.allocate import allocate
 from reconciler.placement.chain import PluginChain
+from reconciler.placement.cpu_accumulator import CpuAccumulator
 from reconciler.placement.demand import Allocation, CpuDemand
 from reconciler.placement.exclusivity import NumaOccupancy
 from reconciler.placement.floors import Floor
@@ -194,6 +195,8 @@ def choose(
     ``floors``: what is not to be given out, step by step, for the demands without their CPUs after the step before
     (`reconciler.placement.floors`).
     """
+    # Its tables of domains serve every round.
+    fitter = CpuAccumulator(topology)
 
     def settle(cpu_demands: tuple[CpuDemand, ...], floor: Floor | None, first: Sequence[str] = ()) -> _Settled:
         some = free if floor is None else free - floor.withheld
@@ -218,6 +221,7 @@ def choose(
             remembered=remembered,
             most=None if floor is None else floor.most,
             first=first,
+            fitter=fitter,
         )
         return _in_rounds(cpu_demands, bind_to, allocate_to)
 
