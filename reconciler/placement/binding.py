@@ -223,7 +223,7 @@ def choose(
             first=first,
             fitter=fitter,
         )
-        return _in_rounds(cpu_demands, bind_to, allocate_to)
+        return _in_rounds(cpu_demands, bind_to, allocate_to, len(free) if floor is None else floor.most)
 
     cpu_demands = tuple(demands)
     parts: dict[str, str] = {}
@@ -244,10 +244,10 @@ def choose(
         cpu_demands = tuple(
             replace(demand, held=allocation.cpus.get(demand.key, demand.held)) for demand in cpu_demands
         )
-        missing = [demand.count - len(demand.held) for demand in cpu_demands if demand.key in allocation.refused]
+        missing = _least_missing(cpu_demands, allocation)
         floor, before = None, floor
         while missing and (step := step + 1) and (floor := floors(step, allocation.owned)) is not None:
-            if floor.most - len(allocation.owned) >= min(missing) and floor != before:
+            if floor.most - len(allocation.owned) >= missing and floor != before:
                 break  # else it is too little for every one of them
         if floor is None:
             break
@@ -265,8 +265,9 @@ def _in_rounds(
     demands: tuple[CpuDemand, ...],
     bind_to: Callable[[Sequence[CpuDemand]], NodeBinding],
     allocate_to: Callable[[Sequence[CpuDemand]], Allocation],
+    most: int,
 ) -> _Settled:
-    """Nodes and CPUs; see the module's text."""
+    """Nodes and CPUs; see the module's text. ``most``: so many CPUs may be owned in all."""
     parts: dict[str, str] = {}
     errors: dict[str, str] = {}
     for _ in range(ROUNDS):
@@ -280,11 +281,25 @@ def _in_rounds(
         nodes = {demand.key: demand.nodes for demand in bound.demands}
         if not any(nodes[key] and key not in allocation.cpus for key in allocation.refused):
             break
+        if most - len(allocation.owned) < _least_missing(demands, allocation):
+            break
         settled = tuple(replace(demand, held=allocation.cpus.get(demand.key, demand.held)) for demand in demands)
         if settled == demands:
             break
         demands = settled
     return _Settled(replace(allocation, errors=errors), parts)
+
+
+def _least_missing(demands: Sequence[CpuDemand], allocation: Allocation) -> int:
+    """How many CPUs the refused demand that lacks the fewest would need more; 0 where none was refused."""
+    return min(
+        (
+            demand.count - len(allocation.cpus.get(demand.key, EMPTY))
+            for demand in demands
+            if demand.key in allocation.refused
+        ),
+        default=0,
+    )
 
 
 def _other_orders(demands: Sequence[CpuDemand], allocation: Allocation, most: int) -> list[tuple[str, ...]]:
