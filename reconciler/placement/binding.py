@@ -257,7 +257,7 @@ def choose(
     if floors is None or not (plain.cut or floors.short):
         return plain
     if any(wish.numa_share is False for wish in wishes.values()):
-        return plain  # who shares a node with whom is no part of the search
+        return plain  # the search has no rule for nodes that are not to be shared
     possible = partial(
         _possible, room=FreeCapacity(demands, free, topology, memory), affinity=affinity, every=topology.nodes()
     )

@@ -132,7 +132,7 @@ class JointSearch:
         )
 
     def _order(self, claim: JointClaim) -> list[int]:
-        """The nodes with room for a claim: where nobody else may own CPUs first, then the fullest."""
+        """The nodes with room for a claim: first those that others may not own, then by free CPUs, fewest first."""
         fitting = [place for place in claim.nodes if place in self._nodes and self._fits(self._nodes[place], claim)]
         return sorted(fitting, key=lambda place: (not self._nodes[place].closed, self._nodes[place].left, place))
 
