@@ -5,8 +5,16 @@ from itertools import product
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from cgroupfs.cpuset import CpuSet
+from reconciler.control.planner import plan_pools
 from reconciler.placement.joint import STEPS, JointClaim, JointNode, JointRest, JointSearch
+from reconciler.policies.table import PoliciesConfig
+from state.cpu import CpuPreferences
+from state.model import NodeView, NumaMemory, Pod, PodClass, Pools, Resources
+from state.topology import NumaNode, uniform
+from tests.reconciler.nodes import container, node, pod
 
 THREADS = 2
 NODES = st.lists(
@@ -44,25 +52,25 @@ def claims(draw: st.DrawFn, nodes: int) -> list[JointClaim]:
 def fits(nodes: dict[int, JointNode], placed: list[tuple[JointClaim, int]], rest: JointRest) -> bool:
     """Whether this assignment breaks no rule, counted anew from the definitions."""
     left, whole, open_left = 0, 0, 0
-    for place, node in nodes.items():
+    for place, room in nodes.items():
         here = [claim for claim, where in placed if where == place]
         owners = [claim for claim in here if not claim.pool]
-        if owners and (node.closed or (any(claim.alone for claim in owners) and (node.owners or len(owners) > 1))):
+        if owners and (room.closed or (any(claim.alone for claim in owners) and (room.owners or len(owners) > 1))):
             return False
-        pools = {claim.pool: node.pools.get(claim.pool, (0, 0)) for claim in here if claim.pool}
+        pools = {claim.pool: room.pools.get(claim.pool, (0, 0)) for claim in here if claim.pool}
         more = 0
         for pool, (milli, cpus) in pools.items():
             asked = milli + sum(claim.milli for claim in here if claim.pool == pool)
             more += max(0, max(1, -(-asked // 1000)) - cpus)
         in_cores = sum(claim.milli // 1000 for claim in owners if claim.cores)
         single = more + sum(claim.milli // 1000 for claim in owners if not claim.cores)
-        broken = max(0, -(-(single - (node.left - node.cores * THREADS)) // THREADS))
-        after = node.left - in_cores - single
-        cores = node.cores - in_cores // THREADS - broken
+        broken = max(0, -(-(single - (room.left - room.cores * THREADS)) // THREADS))
+        after = room.left - in_cores - single
+        cores = room.cores - in_cores // THREADS - broken
         if after < 0 or (in_cores and cores < 0):
             return False
         left += after
-        if not (node.closed or any(claim.alone for claim in owners)):
+        if not (room.closed or any(claim.alone for claim in owners)):
             open_left += after
             whole += max(0, cores)
     return open_left >= rest.owned and whole * THREADS >= rest.cores and left >= rest.owned + rest.loose
@@ -120,3 +128,64 @@ def test_a_bound_pod_uses_the_rest_of_an_exclusive_node() -> None:
     found = JointSearch(rooms, wanted, JointRest(2, 0, 1, THREADS)).found()
     assert found is not None
     assert found["alone"] == found["pod"] == 0
+
+
+# Through the whole plan: three nodes, of the first one only two CPUs are usable
+
+GIB = 2**30
+CONFIG = PoliciesConfig()
+SMALL = replace(
+    uniform(sockets=1, nodes=3, cores=6, threads=2),
+    isolated=CpuSet([0, 6]),
+    numa=tuple(NumaNode(id=number, memory_bytes=64 * GIB) for number in range(3)),
+)
+
+
+def asking(uid: str, milli: int, cls: PodClass, **wish: object) -> Pod:
+    made = pod(uid, container("main", requests=Resources(cpu_milli=milli, memory_bytes=8 * GIB)), cls=cls)
+    return replace(made, wish=CpuPreferences(**wish))  # type: ignore[arg-type]
+
+
+def full(*, share: bool | None = None, memory: tuple[int, int, int] = (60, 60, 60)) -> NodeView:
+    """As many claims as CPUs; ``memory``: free GiB of each node."""
+    return node(
+        asking("alone", 1000, PodClass.DEDICATED, numa_binding=True, numa_exclusive=True),
+        asking("cores", 4000, PodClass.DEDICATED, full_cores=True),
+        asking("any", 2000, PodClass.DEDICATED),
+        asking("bound", 1000, PodClass.SHARED, numa_binding=True, numa_share=share),
+        asking("named", 185, PodClass.SHARED, numa_binding=True, pool="x"),
+        asking("default", 1000, PodClass.SHARED),
+        topology=SMALL,
+        numa_memory=NumaMemory(free={number: free * GIB for number, free in enumerate(memory)}, age_s=1.0),
+    )
+
+
+EMPTY_NODE = plan_pools(node(topology=SMALL), None, CONFIG)
+
+
+@pytest.mark.parametrize("previous", [None, EMPTY_NODE], ids=["first plan", "later"])
+def test_all_claims_of_a_full_machine_get_their_cpus(previous: Pools | None) -> None:
+    view = full()
+    pools = plan_pools(view, previous, CONFIG)
+    assert {key: len(cpus) for key, cpus in pools.dedicated.items()} == {
+        "alone/main": 1,
+        "any/main": 2,
+        "cores/main": 4,
+    }
+    assert pools.dedicated["alone/main"] <= SMALL.node_cpus(0)
+    assert sorted(map(len, pools.named.values())) == [1, 1]
+    assert len(pools.shared) == 1
+    again = plan_pools(view, pools, CONFIG)
+    assert (again.dedicated, again.named, again.bound) == (pools.dedicated, pools.named, pools.bound)
+
+
+def test_the_search_leaves_a_container_with_its_memory() -> None:
+    """Its memory is on a node with which not all fit: it gets that node."""
+    pools = plan_pools(full(memory=(1, 60, 60)), EMPTY_NODE, CONFIG)
+    assert not pools.dedicated["alone/main"] & SMALL.node_cpus(0)
+
+
+def test_the_search_puts_no_pod_beside_one_that_shares_with_none() -> None:
+    pools = plan_pools(full(share=False), None, CONFIG)
+    assert pools.bound["bound"].rpartition("-")[2] != pools.bound["named"].rpartition("-")[2]
+    assert not pools.dedicated["alone/main"] & SMALL.node_cpus(int(pools.bound["bound"][-1]))
