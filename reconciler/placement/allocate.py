@@ -255,7 +255,9 @@ class _Allocator:
             candidates &= self._fitter.node_mask(demand.nodes)
         allowed, filters = self._run.allowed(demand, CpuSet.from_mask(candidates), missing)
         usable = self._fitter.whole(allowed.mask) if demand.full_cores else allowed.mask
-        picked = self._run.best(demand, missing, CpuSet.from_mask(usable), CpuSet.from_mask(base)).mask
+        picked = 0
+        if demand.count - own.bit_count() <= self._spare():
+            picked = self._run.best(demand, missing, CpuSet.from_mask(usable), CpuSet.from_mask(base)).mask
         if demand.spread_cores and demand.strict_cores and picked != self._fitter.one_each(picked, base):
             usable = self._fitter.one_each(usable, base)
             picked = self._run.best(demand, missing, CpuSet.from_mask(usable), CpuSet.from_mask(base)).mask

@@ -254,10 +254,10 @@ def choose(
         return _in_rounds(demands, bind_to, allocate_to, len(free) if floor is None else floor.most)
 
     plain = _by_steps(tuple(demands), free, floors, partial(settle, room=floors, found={}))
-    if floors is None or not (plain.cut or floors.short):
+    if floors is None or not (plain.cut or floors.short or _astray(demands, plain.allocation, free, topology)):
         return plain
-    if any(wish.numa_share is False for wish in wishes.values()):
-        return plain  # the search has no rule for nodes that are not to be shared
+    if any(wish.numa_share is False or (wish.node_count or 1) > 1 for wish in wishes.values()):
+        return plain  # the search has no rule for these wishes
     possible = partial(
         _possible, room=FreeCapacity(demands, free, topology, memory), affinity=affinity, every=topology.nodes()
     )
@@ -266,7 +266,8 @@ def choose(
         return plain
     by_search = partial(settle, room=proposal.floors, found=proposal.nodes)
     joint = _by_steps(tuple(demands), free, proposal.floors, by_search, proposal.order)
-    return plain if joint.cut or proposal.floors.short else joint
+    worse = joint.cut or proposal.floors.short or _astray(demands, joint.allocation, free, topology)
+    return plain if worse else joint
 
 
 def _possible(
@@ -279,6 +280,18 @@ def _possible(
     for supply in room.memory(demand):
         nodes = CpuSet(node for node in nodes if supply.fits(1 << node))
     return nodes or CpuSet(every)
+
+
+def _astray(demands: Sequence[CpuDemand], allocation: Allocation, free: CpuSet, topology: Topology) -> bool:
+    """Whether a new demand got CPUs off the nodes that are decided for it, or on several though one could have them."""
+    widest = max(len(topology.node_cpus(node)) for node in topology.nodes())
+    for demand in demands:
+        if demand.held & free or demand.explicit is not None or not (demand.nodes or demand.numa_binding):
+            continue
+        nodes = set(map(topology.node_of, allocation.cpus.get(demand.key, EMPTY)))
+        if not nodes <= set(demand.nodes) if demand.nodes else len(nodes) > 1 and demand.count <= widest:
+            return True
+    return False
 
 
 class _Settle(Protocol):

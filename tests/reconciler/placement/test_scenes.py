@@ -25,6 +25,13 @@ def test_on_machines_of_one_to_twelve_nodes(nodes: int) -> None:
     assert found == {}
 
 
+@pytest.mark.parametrize("part", range(PARTS))
+def test_on_machines_with_many_nodes_of_one_container(part: int) -> None:
+    each = SCENES // PARTS // 5
+    found = {seed: faults for seed in range(part * each, (part + 1) * each) if (faults := play(seed, alone=True))}
+    assert found == {}
+
+
 @pytest.mark.parametrize("seed", [12257, 14108, 14982, 16874])
 def test_a_fit_that_no_choice_one_by_one_finds(seed: int) -> None:
     """Arrivals with a container that has a node of its own: only some nodes for all of them together fit."""
