@@ -395,12 +395,17 @@ def _least_missing(demands: Sequence[CpuDemand], allocation: Allocation) -> int:
 def _other_orders(demands: Sequence[CpuDemand], allocation: Allocation, most: int) -> list[tuple[str, ...]]:
     """For demands that were refused: after those that want certain nodes or a single one; the former; none at last.
 
-    Not where the demands request more than there is (``most``) in all: another order would refuse others.
+    Not where the demands request more than there is (``most``) in all: another order would refuse others. And not where
+    all others keep what they hold.
     """
     refused = tuple(allocation.refused)
-    if not refused or len(refused) == len(demands) or sum(demand.count for demand in demands) > most:
+    others = [
+        demand
+        for demand in demands
+        if demand.key not in allocation.refused and allocation.cpus.get(demand.key) != demand.held
+    ]
+    if not refused or not others or sum(demand.count for demand in demands) > most:
         return []
-    others = [demand for demand in demands if demand.key not in refused]
     others.sort(key=lambda demand: (not demand.nodes, not demand.numa_exclusive, -demand.count, demand.key))
     decided = tuple(demand.key for demand in others if demand.nodes)
     near = tuple(demand.key for demand in others if demand.nodes or demand.numa_binding)

@@ -119,7 +119,7 @@ def fewest(supplies: Sequence[ResourceCapacity]) -> HintSearch | None:
     asking = [supply for supply in supplies if supply.request > 0]
     sizes = {supply.smallest() for supply in asking}
     nodes = sorted({node for supply in asking for node in supply.total})
-    if len(sizes) != 1 or any(supply.align_socket for supply in asking):
+    if len(sizes) != 1 or any(supply.align_socket or not supply.enough for supply in asking):
         return None
     size = sizes.pop()
     if size > 1 and len(nodes) > EXACT:
@@ -151,7 +151,9 @@ def hints_of(supplies: Sequence[ResourceCapacity], topology: Topology) -> HintSe
     asking = [supply for supply in supplies if supply.request > 0]
     nodes = sorted({node for supply in asking for node in supply.total})
     exact = len(nodes) <= EXACT
-    masks, steps = _every(nodes) if exact else _likely(nodes, asking, topology)
+    masks, steps = list[int](), 0
+    if any(supply.enough for supply in asking):
+        masks, steps = _every(nodes) if exact else _likely(nodes, asking, topology)
     hints = []
     for supply in supplies:
         if supply.request <= 0:
