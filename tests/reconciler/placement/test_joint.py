@@ -179,6 +179,28 @@ def test_all_claims_of_a_full_machine_get_their_cpus(previous: Pools | None) -> 
     assert (again.dedicated, again.named, again.bound) == (pools.dedicated, pools.named, pools.bound)
 
 
+def test_a_container_is_on_the_node_that_was_decided_for_it() -> None:
+    """A container with a node of its own leaves it that one, and the bound pod another."""
+    machine = replace(uniform(sockets=1, nodes=3, cores=15, threads=1), isolated=CpuSet([0, 5]))
+    view = node(
+        asking("decided", 4000, PodClass.DEDICATED, numa_binding=True, nodes=(1,)),
+        asking("alone", 1000, PodClass.DEDICATED, numa_binding=True, numa_exclusive=True),
+        asking("any", 1000, PodClass.DEDICATED),
+        asking("bound", 3251, PodClass.SHARED, numa_binding=True, pool="x"),
+        asking("default", 3000, PodClass.SHARED),
+        topology=machine,
+    )
+    pools = plan_pools(view, None, CONFIG)
+    assert pools.dedicated["decided/main"] == CpuSet.parse("6-9")
+    assert {key: len(cpus) for key, cpus in pools.dedicated.items()} == {
+        "alone/main": 1,
+        "any/main": 1,
+        "decided/main": 4,
+    }
+    assert [len(cpus) for cpus in pools.named.values()] == [4]
+    assert len(pools.shared) == 3
+
+
 def test_the_search_leaves_a_container_with_its_memory() -> None:
     """Its memory is on a node with which not all fit: it gets that node."""
     pools = plan_pools(full(memory=(1, 60, 60)), EMPTY_NODE, CONFIG)
