@@ -55,15 +55,16 @@ def allocate(
     remembered: CpuSet = EMPTY,
     most: int | None = None,
     first: Sequence[str] = (),
+    fitter: CpuAccumulator | None = None,
 ) -> Allocation:
     """Assign CPUs of ``free`` (held ones count as free) to demands. The order of ``demands`` does not matter.
 
     ``interrupts`` are best avoided, ``remembered`` are the last CPUs of containers that were removed and may return.
     ``most``: so many CPUs may have an owner in all, the rest is other work's; what is held stays held all the same.
-    ``first``: demands that choose before all others, in this order.
+    ``first``: demands that choose before all others, in this order. ``fitter``: the topology's, where there is one.
     Errors: `ValueError` for two demands with one key.
     """
-    fitter = CpuAccumulator(topology)
+    fitter = fitter or CpuAccumulator(topology)
     context = PlacementContext(topology=topology, fitter=fitter, interrupts=interrupts, remembered=remembered)
     run = PluginRunner(chain or default_chain(), context)
     return _Allocator(run, demands, free & topology.online, most, first).taken()
@@ -115,7 +116,7 @@ class _Allocator:
         self._refused: dict[str, str] = {}
         self._notes: dict[str, str] = {}
         self._closed: dict[int, str] = {}
-        self._steps = 0
+        self._steps = -self._fitter.steps
         self._order = run.ordered(sorted(demands, key=lambda demand: demand.key))
         keys = [demand.key for demand in self._order]
         if len(set(keys)) != len(keys):
@@ -254,7 +255,9 @@ class _Allocator:
             candidates &= self._fitter.node_mask(demand.nodes)
         allowed, filters = self._run.allowed(demand, CpuSet.from_mask(candidates), missing)
         usable = self._fitter.whole(allowed.mask) if demand.full_cores else allowed.mask
-        picked = self._run.best(demand, missing, CpuSet.from_mask(usable), CpuSet.from_mask(base)).mask
+        picked = 0
+        if demand.count - own.bit_count() <= self._spare():
+            picked = self._run.best(demand, missing, CpuSet.from_mask(usable), CpuSet.from_mask(base)).mask
         if demand.spread_cores and demand.strict_cores and picked != self._fitter.one_each(picked, base):
             usable = self._fitter.one_each(usable, base)
             picked = self._run.best(demand, missing, CpuSet.from_mask(usable), CpuSet.from_mask(base)).mask

@@ -20,7 +20,8 @@ request.
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Final, NamedTuple
+from types import MappingProxyType
+from typing import Final, NamedTuple, Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -28,12 +29,15 @@ from msgspec.structs import replace
 from cgroupfs.cpuset import EMPTY, CpuSet
 from reconciler.placement.allocate import allocate
 from reconciler.placement.chain import PluginChain
+from reconciler.placement.cpu_accumulator import CpuAccumulator
 from reconciler.placement.demand import Allocation, CpuDemand
 from reconciler.placement.exclusivity import NumaOccupancy
-from reconciler.placement.floors import Floor
+from reconciler.placement.floors import CUT_POOLS, Floor, PoolFloors
 from reconciler.placement.free_capacity import FreeCapacity, NumaFreeMemory
 from reconciler.placement.hints import MEMORY
+from reconciler.placement.joint import propose
 from reconciler.placement.nodes import NodeChoice, choose_nodes
+from reconciler.placement.pool_members import bound_nodes
 from reconciler.placement.resource_hints import ResourceCapacity, fixed
 from state.cpu import CpuPreferences, TopologyPolicy
 from state.topology import Topology
@@ -58,10 +62,12 @@ def bind(
     memory: NumaFreeMemory | None = None,
     seated: Mapping[str, CpuSet] | None = None,
     first: Sequence[str] = (),
+    found: Mapping[str, int] = MappingProxyType({}),
 ) -> NodeBinding:
     """``wishes`` by pod uid; ``affinity``: by demand the nodes of its assigned resources, by the resource's name.
 
-    ``first``: demands that choose before all others, in this order.
+    ``first``: demands that choose before all others, in this order. ``found``: by demand, a node that a search for all
+    of them has decided.
 
     ``memory`` None: memory is unknown, and gives no hints. ``seated``: pods that are bound to nodes without owning CPUs
     there, by uid.
@@ -80,7 +86,11 @@ def bind(
             ),
         )
         if not (demand.held & free or demand.explicit is not None)
-        and (affinity.get(demand.key) or _asks(demand, wishes.get(demand.uid, CpuPreferences()), policy))
+        and (
+            demand.key in found
+            or affinity.get(demand.key)
+            or _asks(demand, wishes.get(demand.uid, CpuPreferences()), policy)
+        )
     ]
     if not newcomers:
         # In most plans all demands have their request already.
@@ -93,9 +103,16 @@ def bind(
     for demand in demands:
         if there := demand.held & free or (demand.explicit or EMPTY) & free:
             company.assign(demand, CpuSet(map(topology.node_of, there)))
+        elif demand.key in found:
+            company.assign(demand, CpuSet((found[demand.key],)))
+            room.reserve(demand, (found[demand.key],))
     cpu_demands = {demand.key: demand for demand in demands}
     reasons: dict[str, str] = {}
     for demand in newcomers:
+        if demand.key in found:
+            cpu_demands[demand.key] = replace(demand, nodes=(found[demand.key],))
+            reasons[demand.key] = f"cpu on NUMA node {found[demand.key]}: there it leaves the others what they need"
+            continue
         wish = wishes.get(demand.uid, CpuPreferences())
         near = affinity.get(demand.key, {})
         others = [fixed(name, nodes, topology.nodes()) for name, nodes in sorted(near.items()) if nodes]
@@ -167,10 +184,15 @@ ROUNDS: Final = 8
 
 
 class NodeBindingChoice(Struct, frozen=True, kw_only=True):
-    """The CPUs of each owner, and the reasons by demand: first for its nodes, then for its CPUs."""
+    """The CPUs of each owner, and the reasons by demand: first for its nodes, then for its CPUs.
+
+    ``seats``: as in `PoolFloors`. ``cut``: a demand was refused, or got its CPUs from what the pools request.
+    """
 
     allocation: Allocation
     reasons: Mapping[str, str]
+    seats: Mapping[str, str] = {}
+    cut: bool = False
 
 
 def choose(
@@ -184,18 +206,26 @@ def choose(
     wishes: Mapping[str, CpuPreferences],
     affinity: Mapping[str, Mapping[str, CpuSet]],
     memory: NumaFreeMemory | None = None,
-    seated: Mapping[str, CpuSet] | None = None,
     interrupts: CpuSet = EMPTY,
     remembered: CpuSet = EMPTY,
-    floors: Callable[[int, CpuSet], Floor | None] = lambda _step, _owned: None,
+    floors: PoolFloors | None = None,
 ) -> NodeBindingChoice:
     """The arguments are those of `bind` and `allocate`. The order of ``demands`` does not matter.
 
-    ``floors``: what is not to be given out, step by step, for the demands without their CPUs after the step before
-    (`reconciler.placement.floors`).
+    ``floors``: what is not to be given out, step by step, for the demands without their CPUs after the step before.
+    Where a demand is refused or a pool cut by that, `joint` looks for other nodes, and what fits by these is preferred.
     """
+    # Its tables of domains serve every round.
+    fitter = CpuAccumulator(topology)
 
-    def settle(cpu_demands: tuple[CpuDemand, ...], floor: Floor | None, first: Sequence[str] = ()) -> _Settled:
+    def settle(
+        demands: tuple[CpuDemand, ...],
+        floor: Floor | None,
+        *,
+        first: Sequence[str],
+        room: PoolFloors | None,
+        found: Mapping[str, int],
+    ) -> _Settled:
         some = free if floor is None else free - floor.withheld
         bind_to = partial(
             bind,
@@ -206,8 +236,9 @@ def choose(
             wishes=wishes,
             affinity=affinity,
             memory=memory,
-            seated=seated,
+            seated=bound_nodes(room.bound) if room is not None else None,
             first=first,
+            found=found,
         )
         allocate_to = partial(
             allocate,
@@ -218,18 +249,77 @@ def choose(
             remembered=remembered,
             most=None if floor is None else floor.most,
             first=first,
+            fitter=fitter,
         )
-        return _in_rounds(cpu_demands, bind_to, allocate_to)
+        return _in_rounds(demands, bind_to, allocate_to, len(free) if floor is None else floor.most)
 
-    cpu_demands = tuple(demands)
+    plain = _by_steps(tuple(demands), free, floors, partial(settle, room=floors, found={}))
+    if floors is None or not (plain.cut or floors.short or _astray(demands, plain.allocation, free, topology)):
+        return plain
+    if any(wish.numa_share is False or (wish.node_count or 1) > 1 for wish in wishes.values()):
+        return plain  # the search has no rule for these wishes
+    possible = partial(
+        _possible, room=FreeCapacity(demands, free, topology, memory), affinity=affinity, every=topology.nodes()
+    )
+    proposal = propose(demands, floors, free, topology, possible)
+    if proposal is None:
+        return plain
+    by_search = partial(settle, room=proposal.floors, found=proposal.nodes)
+    joint = _by_steps(tuple(demands), free, proposal.floors, by_search, proposal.order)
+    worse = joint.cut or proposal.floors.short or _astray(demands, joint.allocation, free, topology)
+    return plain if worse else joint
+
+
+def _possible(
+    demand: CpuDemand, room: FreeCapacity, affinity: Mapping[str, Mapping[str, CpuSet]], every: Sequence[int]
+) -> CpuSet:
+    """The nodes with its assigned resources and its memory; all where no single node has them."""
+    nodes = CpuSet(every)
+    for near in affinity.get(demand.key, {}).values():
+        nodes &= near
+    for supply in room.memory(demand):
+        nodes = CpuSet(node for node in nodes if supply.fits(1 << node))
+    return nodes or CpuSet(every)
+
+
+def _astray(demands: Sequence[CpuDemand], allocation: Allocation, free: CpuSet, topology: Topology) -> bool:
+    """Whether a new demand got CPUs off the nodes that are decided for it, or on several though one could have them."""
+    widest = max(len(topology.node_cpus(node)) for node in topology.nodes())
+    for demand in demands:
+        if demand.held & free or demand.explicit is not None or not (demand.nodes or demand.numa_binding):
+            continue
+        nodes = set(map(topology.node_of, allocation.cpus.get(demand.key, EMPTY)))
+        if not nodes <= set(demand.nodes) if demand.nodes else len(nodes) > 1 and demand.count <= widest:
+            return True
+    return False
+
+
+class _Settle(Protocol):
+    def __call__(self, demands: tuple[CpuDemand, ...], floor: Floor | None, *, first: Sequence[str]) -> "_Settled":
+        """One choice for all demands beside what a step leaves to the pools."""
+
+
+def _by_steps(
+    demands: tuple[CpuDemand, ...],
+    free: CpuSet,
+    floors: PoolFloors | None,
+    settle: _Settle,
+    order: tuple[str, ...] = (),
+) -> NodeBindingChoice:
+    """Step by step, see `floors`.
+
+    ``order``: in which the demands choose; empty: in their own, or in another one that refuses fewer.
+    """
     parts: dict[str, str] = {}
     errors: dict[str, str] = {}
-    step, floor = 1, floors(1, _owned(cpu_demands))
+    cut = False
+    step, floor = 1, floors.step(1, _owned(demands)) if floors is not None else None
     while True:
-        settled = settle(cpu_demands, floor)
-        for first in _other_orders(cpu_demands, settled.allocation, len(free) if floor is None else floor.most):
+        most = len(free) if floor is None else floor.most
+        settled = settle(demands, floor, first=order)
+        for first in () if order else _other_orders(demands, settled.allocation, most):
             # What was chosen before them may be what they need, and the others may have a choice.
-            other = settle(cpu_demands, floor, first)
+            other = settle(demands, floor, first=first)
             if other.allocation.refused.keys() < settled.allocation.refused.keys():
                 settled = other
                 break
@@ -237,17 +327,21 @@ def choose(
         for key in allocation.cpus:
             parts.setdefault(key, settled.parts.get(key, ""))
         errors = {**allocation.errors, **errors}
-        cpu_demands = tuple(
-            replace(demand, held=allocation.cpus.get(demand.key, demand.held)) for demand in cpu_demands
-        )
-        missing = [demand.count - len(demand.held) for demand in cpu_demands if demand.key in allocation.refused]
+        demands = tuple(replace(demand, held=allocation.cpus.get(demand.key, demand.held)) for demand in demands)
+        missing = _least_missing(demands, allocation)
         floor, before = None, floor
-        while missing and (step := step + 1) and (floor := floors(step, allocation.owned)) is not None:
-            if floor.most - len(allocation.owned) >= min(missing) and floor != before:
+        while missing and floors and (step := step + 1) and (floor := floors.step(step, allocation.owned)) is not None:
+            cut = cut or step >= CUT_POOLS
+            if floor.most - len(allocation.owned) >= missing and floor != before:
                 break  # else it is too little for every one of them
         if floor is None:
             break
-    return NodeBindingChoice(allocation=replace(allocation, errors=errors), reasons=parts)
+    return NodeBindingChoice(
+        allocation=replace(allocation, errors=errors),
+        reasons=parts,
+        seats=floors.seats if floors is not None else {},
+        cut=cut or bool(allocation.refused),
+    )
 
 
 class _Settled(NamedTuple):
@@ -261,8 +355,9 @@ def _in_rounds(
     demands: tuple[CpuDemand, ...],
     bind_to: Callable[[Sequence[CpuDemand]], NodeBinding],
     allocate_to: Callable[[Sequence[CpuDemand]], Allocation],
+    most: int,
 ) -> _Settled:
-    """Nodes and CPUs; see the module's text."""
+    """Nodes and CPUs; see the module's text. ``most``: so many CPUs may be owned in all."""
     parts: dict[str, str] = {}
     errors: dict[str, str] = {}
     for _ in range(ROUNDS):
@@ -276,6 +371,8 @@ def _in_rounds(
         nodes = {demand.key: demand.nodes for demand in bound.demands}
         if not any(nodes[key] and key not in allocation.cpus for key in allocation.refused):
             break
+        if most - len(allocation.owned) < _least_missing(demands, allocation):
+            break
         settled = tuple(replace(demand, held=allocation.cpus.get(demand.key, demand.held)) for demand in demands)
         if settled == demands:
             break
@@ -283,15 +380,32 @@ def _in_rounds(
     return _Settled(replace(allocation, errors=errors), parts)
 
 
+def _least_missing(demands: Sequence[CpuDemand], allocation: Allocation) -> int:
+    """How many CPUs the refused demand that lacks the fewest would need more; 0 where none was refused."""
+    return min(
+        (
+            demand.count - len(allocation.cpus.get(demand.key, EMPTY))
+            for demand in demands
+            if demand.key in allocation.refused
+        ),
+        default=0,
+    )
+
+
 def _other_orders(demands: Sequence[CpuDemand], allocation: Allocation, most: int) -> list[tuple[str, ...]]:
     """For demands that were refused: after those that want certain nodes or a single one; the former; none at last.
 
-    Not where the demands request more than there is (``most``) in all: another order would refuse others.
+    Not where the demands request more than there is (``most``) in all: another order would refuse others. And not where
+    all others keep what they hold.
     """
     refused = tuple(allocation.refused)
-    if not refused or len(refused) == len(demands) or sum(demand.count for demand in demands) > most:
+    others = [
+        demand
+        for demand in demands
+        if demand.key not in allocation.refused and allocation.cpus.get(demand.key) != demand.held
+    ]
+    if not refused or not others or sum(demand.count for demand in demands) > most:
         return []
-    others = [demand for demand in demands if demand.key not in refused]
     others.sort(key=lambda demand: (not demand.nodes, not demand.numa_exclusive, -demand.count, demand.key))
     decided = tuple(demand.key for demand in others if demand.nodes)
     near = tuple(demand.key for demand in others if demand.nodes or demand.numa_binding)

@@ -11,16 +11,18 @@ that did not get their CPUs in the one before:
 4. one CPU for each bound pool, too.
 
 The CPUs that are never to be owned (``keep``) remain in every step. Under `shared` the pools are cut in the same order.
+Before a pool is cut for the last two steps, `joint` looks for other nodes for all new claims.
 """
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Final, NamedTuple, final
 
 from cgroupfs.cpuset import EMPTY, CpuSet
 from reconciler.placement.demand import CpuDemand
-from reconciler.placement.pool_members import PoolMembers, members, owners_of, request_milli
-from reconciler.placement.seats import NodeRivals, cpus_of
+from reconciler.placement.pool_members import PoolMembers, base_of, members, owners_of, pool_on, request_milli
+from reconciler.placement.seats import NodeRivals, SeatRequest, cpus_of
 from state.cpu import PoolTerms
 from state.model import NodeView, Pools
 from state.topology import Topology
@@ -61,7 +63,7 @@ def needs(found: PoolMembers, terms: PoolTerms) -> PoolNeeds:
 
 
 STEPS: Final = 4
-_CUT_LOOSE: Final = 3
+CUT_POOLS: Final = 3
 _CUT_BOUND: Final = 4
 
 
@@ -70,7 +72,8 @@ class PoolFloors:
     """What demands leave to the online pools, and the nodes of the pods that are bound to one.
 
     ``seats``: pool by pod; empty where no demand is new: then nothing is to be decided, and the pools' own policy
-    follows the last plan. ``bound``: the same, of the last plan then.
+    follows the last plan. ``bound``: the same, of the last plan then. ``waiting``: pods that got their node here.
+    ``avail``: CPUs that no demand holds. ``short``: some bound pool needs more of these than its nodes have.
     """
 
     def __init__(
@@ -81,21 +84,27 @@ class PoolFloors:
         plans: tuple[Pools, Pools | None],
         *,
         keep: int,
+        seats: Mapping[str, str] | None = None,
     ) -> None:
         """``free``: CPUs that the demands may have, their own included. ``plans``: this one so far, and the last one.
 
-        ``keep``: CPUs that are never to be owned.
+        ``keep``: CPUs that are never to be owned. ``seats``: pool by pod, for those that are to have this one.
         """
         pools, previous = plans
         self._keep, self._free, self._topology = keep, free, view.topology
         self._need = PoolNeeds({}, 0)
         self._held = previous.named if previous is not None else {}
+        self._again = partial(PoolFloors, demands, free, view, plans, keep=keep)
+        self._fixed: dict[int, dict[str, tuple[int, int]]] = {}
         self.seats: Mapping[str, str] = {}
-        self.bound: Mapping[str, str] = previous.bound if previous is not None else {}
+        self.bound: Mapping[str, str] = {**(previous.bound if previous is not None else {}), **(seats or {})}
+        self.waiting: Sequence[SeatRequest] = ()
+        self.avail, self.short = free, False
         terms = pools.terms
         if terms is None or all(len(demand.held & free) >= demand.count for demand in demands):
             return
         owned = CpuSet.union((demand.held or demand.explicit or EMPTY) & free for demand in demands)
+        self.avail = free - owned
         new = [demand for demand in demands if not demand.held & free and demand.explicit is None]
         owners = owners_of({**pools.dedicated, **{demand.key: demand.held & free for demand in demands}}, view)
         rivals = rivals_of(new, free - owned, view.topology)
@@ -103,6 +112,28 @@ class PoolFloors:
         self._need = needs(found, terms)
         if terms.own:
             self.seats = self.bound = found.bound
+            self.waiting = found.seated
+            self._fixed = _fixed(found, terms)
+            self.short = any(
+                sum(pools.values()) > len(self.avail & CpuSet.union(map(view.topology.node_cpus, nodes)))
+                for nodes, pools in self._need.bound.items()
+            )
+
+    def fixed(self, node: int) -> Mapping[str, tuple[int, int]]:
+        """The pools of one node without `waiting` pods: name without the node -> requests in thousandths, and CPUs."""
+        return self._fixed.get(node, {})
+
+    @property
+    def loose(self) -> int:
+        """CPUs that remain for all that is not bound to a single node."""
+        several = sum(sum(pools.values()) for nodes, pools in self._need.bound.items() if len(nodes) > 1)
+        return max(self._keep, self._need.loose) + several
+
+    def seated(self, nodes: Mapping[str, int]) -> "PoolFloors":
+        """The same with other nodes for the `waiting` pods, by uid."""
+        return self._again(
+            seats={pod.uid: pool_on(pod.pool, (nodes[pod.uid],)) for pod in self.waiting if pod.uid in nodes}
+        )
 
     def step(self, number: int, owned: CpuSet) -> Floor | None:
         """One step of the module's text, from 1 on; None after the last one. ``owned``: CPUs that have an owner."""
@@ -118,8 +149,20 @@ class PoolFloors:
             if mine.bit_count() > want:
                 mine = CpuSet.from_mask(mine).lowest(want).mask
             withheld |= mine | _lone_first(avail & ~mine, want - mine.bit_count(), self._topology)
-        loose = self._need.loose if number < _CUT_LOOSE else self._need.least
+        loose = self._need.loose if number < CUT_POOLS else self._need.least
         return Floor(CpuSet.from_mask(withheld), len(self._free) - withheld.bit_count() - max(self._keep, loose))
+
+
+def _fixed(found: PoolMembers, terms: PoolTerms) -> dict[int, dict[str, tuple[int, int]]]:
+    waiting = {request.uid for request in found.seated}
+    fixed: dict[int, dict[str, tuple[int, int]]] = {}
+    for key, nodes in found.nodes.items():
+        pods = [pod for pod in found.pods[key] if pod.uid not in waiting]
+        if pods and len(nodes) == 1:
+            milli = sum(map(request_milli, pods))
+            cpus = max(terms.cpus.get(key, 0), cpus_of(milli))
+            fixed.setdefault(nodes[0], {})[base_of(key)] = milli, cpus
+    return fixed
 
 
 def rivals_of(demands: Sequence[CpuDemand], free: CpuSet, topology: Topology) -> NodeRivals:

@@ -4,7 +4,7 @@ The default pool needs no name. Katalyst's ``cpuset_pool`` makes a pool beside i
 system pods that name a pool have one of their own, all others run everywhere.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from cgroupfs.cpuset import EMPTY, CpuSet
@@ -23,11 +23,15 @@ _SHARES_MIN: Final = 2
 
 
 class PoolMembers(NamedTuple):
-    """Pods by pool. ``bound``: pod uid -> pool, for all but the default pool; ``nodes``: pool -> its NUMA nodes."""
+    """Pods by pool. ``bound``: pod uid -> pool, for all but the default pool; ``nodes``: pool -> its NUMA nodes.
+
+    ``seated``: the pods that were assigned to a node now.
+    """
 
     pods: Mapping[str, tuple[Pod, ...]]
     bound: Mapping[str, str]
     nodes: Mapping[str, tuple[int, ...]]
+    seated: Sequence[SeatRequest] = ()
 
 
 def members(
@@ -62,7 +66,7 @@ def members(
     later: list[Pod] = []
 
     def join(pod: Pod, base: str, on: tuple[int, ...] = ()) -> None:
-        key = _on_nodes(base, on) if on else base
+        key = pool_on(base, on) if on else base
         result.setdefault(key, []).append(pod)
         if key != DEFAULT:
             bound[pod.uid] = key
@@ -71,7 +75,7 @@ def members(
             company.assign_pod(pod.uid, CpuSet(on))
             here = [node for node in on if node in usable]
             for node in here:
-                seats.join(node, key.rpartition(_BOUND)[0] if len(on) == 1 else key, request_milli(pod) // len(here))
+                seats.join(node, base_of(key) if len(on) == 1 else key, request_milli(pod) // len(here))
 
     for uid in sorted(pods):
         pod = pods[uid]
@@ -95,7 +99,7 @@ def members(
     chosen_nodes = seats.choose(waiting, company) if waiting else {}
     for pod in later:
         join(pod, _base(pod) or DEFAULT, (chosen_nodes[pod.uid],))
-    return PoolMembers({key: tuple(result[key]) for key in sorted(result)}, dict(sorted(bound.items())), nodes)
+    return PoolMembers({key: tuple(result[key]) for key in sorted(result)}, dict(sorted(bound.items())), nodes, waiting)
 
 
 def owners_of(dedicated: Mapping[str, CpuSet], view: NodeView) -> dict[str, CpuSet]:
@@ -119,6 +123,16 @@ def nodes_of(key: str) -> tuple[int, ...]:
     _, mark, text = key.rpartition(_BOUND)
     numbers = text.split(_AND) if mark else []
     return tuple(map(int, numbers)) if all(number.isdecimal() for number in numbers) else ()
+
+
+def base_of(key: str) -> str:
+    """A pool's name without its NUMA nodes."""
+    return key.rpartition(_BOUND)[0] if nodes_of(key) else key
+
+
+def pool_on(base: str, nodes: tuple[int, ...]) -> str:
+    """The name of a pool on these NUMA nodes."""
+    return f"{_pool(base)}{_BOUND}{_AND.join(map(str, nodes))}"
 
 
 def request_milli(pod: Pod) -> int:
@@ -152,10 +166,6 @@ def _base(pod: Pod) -> str | None:
     if pod.pod_class is PodClass.SYSTEM and name:
         return f"system/{name}"
     return None
-
-
-def _on_nodes(base: str, nodes: tuple[int, ...]) -> str:
-    return f"{_pool(base)}{_BOUND}{_AND.join(map(str, nodes))}"
 
 
 def _pool(base: str) -> str:

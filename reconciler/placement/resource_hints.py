@@ -59,9 +59,14 @@ class ResourceCapacity(Struct, frozen=True, kw_only=True):
 
     def fits(self, mask: int) -> bool:
         """Whether the request can be had from exactly these nodes."""
-        if mask & ~sum(1 << node for node in self.total):
-            return False
-        return self.has(mask) >= self.request and self._unmixed(mask)
+        return self.has(mask) >= self.request and self._offers(mask)
+
+    def fitting(self, masks: Iterable[int], amounts: Iterable[int]) -> list[tuple[int, int]]:
+        """Of these sets of nodes, with what is free on each, those that `fits` is true of: fewer nodes first."""
+        request = self.request
+        pairs = zip(masks, amounts, strict=True)
+        found = [(mask, amount) for mask, amount in pairs if amount >= request and self._offers(mask)]
+        return sorted(found, key=lambda pair: (pair[0].bit_count(), pair[0]))
 
     def emptiest(self) -> list[int]:
         """Its nodes, the node with the most free first."""
@@ -77,7 +82,10 @@ class ResourceCapacity(Struct, frozen=True, kw_only=True):
             count += 1
         return max(1, count)
 
-    def _unmixed(self, mask: int) -> bool:
+    def _offers(self, mask: int) -> bool:
+        """Whether all of these nodes have the resource, and may be combined."""
+        if not all(node in self.total for node in CpuSet.from_mask(mask)):
+            return False
         if not self.alone and not self.groups:
             return True
         nodes = CpuSet.from_mask(mask)
@@ -111,7 +119,7 @@ def fewest(supplies: Sequence[ResourceCapacity]) -> HintSearch | None:
     asking = [supply for supply in supplies if supply.request > 0]
     sizes = {supply.smallest() for supply in asking}
     nodes = sorted({node for supply in asking for node in supply.total})
-    if len(sizes) != 1 or any(supply.align_socket for supply in asking):
+    if len(sizes) != 1 or any(supply.align_socket or not supply.enough for supply in asking):
         return None
     size = sizes.pop()
     if size > 1 and len(nodes) > EXACT:
@@ -142,11 +150,17 @@ def hints_of(supplies: Sequence[ResourceCapacity], topology: Topology) -> HintSe
     """Every resource's hints over the same sets of nodes. A resource without a request has no preference."""
     asking = [supply for supply in supplies if supply.request > 0]
     nodes = sorted({node for supply in asking for node in supply.total})
-    masks, steps = _every(nodes) if len(nodes) <= EXACT else _likely(nodes, asking, topology)
+    exact = len(nodes) <= EXACT
+    masks, steps = list[int](), 0
+    if any(supply.enough for supply in asking):
+        masks, steps = _every(nodes) if exact else _likely(nodes, asking, topology)
     hints = []
     for supply in supplies:
         if supply.request <= 0:
             hints.append(ResourceHints(name=supply.name))
+            continue
+        if not supply.enough:
+            hints.append(ResourceHints(name=supply.name, hints=()))
             continue
         steps += len(masks)
         smallest = supply.smallest()
@@ -154,10 +168,9 @@ def hints_of(supplies: Sequence[ResourceCapacity], topology: Topology) -> HintSe
             TopologyHint(
                 nodes=CpuSet.from_mask(mask),
                 preferred=_preferred(supply, mask, smallest, topology),
-                score=supply.lean * (supply.has(mask) - supply.request),
+                score=supply.lean * (amount - supply.request),
             )
-            for mask in masks
-            if supply.fits(mask)
+            for mask, amount in supply.fitting(masks, _amounts(supply, nodes) if exact else map(supply.has, masks))
         )
         hints.append(ResourceHints(name=supply.name, hints=fitting))
     return HintSearch(tuple(hints), steps)
@@ -173,10 +186,20 @@ def _preferred(supply: ResourceCapacity, mask: int, smallest: int, topology: Top
 
 
 def _every(nodes: Sequence[int]) -> tuple[list[int], int]:
+    """All sets of the nodes but the empty one."""
     masks = [0]
     for node in nodes:
         masks += [mask | 1 << node for mask in masks]
-    return sorted(masks[1:], key=lambda mask: (mask.bit_count(), mask)), len(masks) - 1
+    return masks[1:], len(masks) - 1
+
+
+def _amounts(supply: ResourceCapacity, nodes: Sequence[int]) -> list[int]:
+    """What is free on each set of `_every`, by one addition for each instead of one for each of its nodes."""
+    amounts = [0]
+    for node in nodes:
+        more = supply.free.get(node, 0)
+        amounts += [amount + more for amount in amounts]
+    return amounts[1:]
 
 
 def _likely(nodes: Sequence[int], supplies: Sequence[ResourceCapacity], topology: Topology) -> tuple[list[int], int]:

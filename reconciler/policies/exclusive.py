@@ -28,7 +28,7 @@ from reconciler.placement.chain import checked, loaded
 from reconciler.placement.config import PlacementConfig
 from reconciler.placement.demand import CpuDemand
 from reconciler.placement.floors import PoolFloors
-from reconciler.placement.pool_members import bound_nodes, container_milli
+from reconciler.placement.pool_members import container_milli
 from reconciler.policies.base import OWN_CPUS, Policy, PolicyConfig, placed_cpus
 from state.cpu import TopologyPolicy
 from state.model import Container, ContainerKind, CpuPolicy, NodeView, Pod, PodClass, Pools, Setting
@@ -133,9 +133,8 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Ex
         affinity=view.kubelet.affinity,
         memory=_memory(view) if previous is not None else None,
         interrupts=view.irq_cpus,
-        seated=bound_nodes(room.bound),
         remembered=gone,
-        floors=room.step,
+        floors=room,
     )
     allocation = choice.allocation
     reasons = {**pools.reasons, NAME: _reason(allocation.refused, allocation.errors)}
@@ -153,7 +152,7 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Ex
         placed=tuple(allocation.cpus),
         remembered=_remembered(held, allocation.cpus, config),
         shared=pools.shared - allocation.owned,
-        bound=room.seats,
+        bound=choice.seats,
         reasons=reasons,
     )
 

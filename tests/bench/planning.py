@@ -3,14 +3,16 @@
     python -m tests.bench plan
 
 The node is made up: a tenth of the pods own CPUs, two fifths are online (in a default pool, named pools and NUMA-bound
-ones), half are BE. "again" plans with the pools of the plan before, as the daemon does at every event.
+ones), half are BE. "again" plans with the pools of the plan before, as the daemon does at every event. In "large" those
+with CPUs of their own request up to 40 each, far more than there are together, and most of them are refused; in
+"exclusive" more of them request a node of their own than there are nodes.
 """
 
 import gc
 import statistics
 import time
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from msgspec.structs import replace
 
@@ -120,7 +122,11 @@ def _pods(topology: Topology, count: int) -> Iterator[Pod]:
 
 def measure(cpus: int, pods: int, config: PoliciesConfig = CONFIG, rounds: int = 15) -> dict[str, object]:
     """Medians in milliseconds of CPU time; memory is the peak of one plan on top of the view, in MiB."""
-    view = node(machine(cpus), pods)
+    return times(node(machine(cpus), pods), config, rounds)
+
+
+def times(view: NodeView, config: PoliciesConfig = CONFIG, rounds: int = 15) -> dict[str, object]:
+    """The same of any view."""
     first = _time(lambda: plan(view, None, config), max(3, rounds // 3))
     before = plan_node(view, None, config)
     again = _time(lambda: plan(view, before, config), rounds)
@@ -133,8 +139,8 @@ def measure(cpus: int, pods: int, config: PoliciesConfig = CONFIG, rounds: int =
     kept, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     return {
-        "cpus": cpus,
-        "pods": pods,
+        "cpus": len(view.topology.online),
+        "pods": len(view.pods),
         "settings": len(desired.settings),
         "first_ms": first,
         "again_ms": again,
@@ -142,6 +148,28 @@ def measure(cpus: int, pods: int, config: PoliciesConfig = CONFIG, rounds: int =
         "kept_mib": round(kept / 2**20, 2),
         "peak_mib": round(peak / 2**20, 2),
     }
+
+
+def large(view: NodeView) -> NodeView:
+    """The same node where every dedicated container requests 1 to 40 CPUs."""
+    return _requesting(view, lambda place: (1 + 7 * place % 40, CpuPreferences()))
+
+
+def exclusive(view: NodeView) -> NodeView:
+    """The same node where one dedicated container more than there are nodes requests a node of its own."""
+    alone = CpuPreferences(numa_binding=True, numa_exclusive=True)
+    nodes = len(view.topology.nodes())
+    return _requesting(view, lambda place: (1, alone if place <= nodes else CpuPreferences()))
+
+
+def _requesting(view: NodeView, wanted: Callable[[int], tuple[int, CpuPreferences]]) -> NodeView:
+    pods = dict(view.pods)
+    for place, pod in enumerate([pod for pod in view.pods.values() if pod.pod_class is PodClass.DEDICATED]):
+        cpus, wish = wanted(place)
+        requests = Resources(cpu_milli=1000 * cpus)
+        main = [replace(one, requests=requests) if one.name == "main" else one for one in pod.containers]
+        pods[pod.uid] = replace(pod, wish=wish, containers=tuple(main))
+    return replace(view, pods=pods)
 
 
 def _time(work: "object", rounds: int) -> float:
@@ -160,6 +188,8 @@ def run() -> dict[str, object]:
     return {
         "plan": measure(256, 500),
         "separate": measure(256, 500, SEPARATE),
+        "large": times(large(node(machine(256), 500))),
+        "exclusive": times(exclusive(node(machine(256), 500))),
         "growth_pods": [measure(256, pods) for pods in (125, 250, 500, 1000)],
         "growth_cpus": [measure(cpus, 500) for cpus in (64, 128, 256, 512, 1024)],
     }

@@ -115,6 +115,18 @@ def test_the_screen_shows_the_machine_and_the_drawing(
     assert "nothing to write" not in ran.out
 
 
+def test_the_drawing_in_the_readme_is_what_is_printed(run: Run, tmp_path: Path) -> None:
+    readme = (Path(__file__).parents[3] / "README.md").read_text().replace("\n    ", "\n")
+    _, _, block = readme.partition("\n$ cat pods.yaml\n")
+    listed, _, block = block.partition('\n$ bypassctl plan --machine "')
+    machine, _, block = block.partition('" --pods pods.yaml\n...\n')
+    drawing, end, _ = block.partition("\n...\n")
+    assert end
+    assert drawing.startswith("socket 0  node 0")
+    ran = run("plan", "--machine", machine, "--pods", pods(tmp_path, listed), "--config", config(tmp_path, ""))
+    assert f"\n{drawing}\n" in ran.out
+
+
 def test_a_containers_own_pool_is_shown_by_the_name_of_its_pod(run: Run, live: Any) -> None:
     fields = plan(run, "--root", live.root)
     (owner,) = (name for name in fields["pools"] if name.startswith("dedicated/"))

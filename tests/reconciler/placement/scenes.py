@@ -104,7 +104,9 @@ class Event(NamedTuple):
 class Scene:
     """One machine over time; `events` changes ``pods``, `settle` plans, `faults` compares."""
 
-    def __init__(self, seed: int, *, nodes: int | None = None) -> None:
+    def __init__(self, seed: int, *, nodes: int | None = None, alone: bool = False) -> None:
+        """``nodes``: NUMA nodes of the machine; ``alone``: more containers on one node, or on one of their own."""
+        self.alone = alone
         self.rng = rng = random.Random(seed)
         self.seed = seed
         self.threads = rng.choice([1, 1, 2, 2, 2])
@@ -286,14 +288,15 @@ class Scene:
         most = room.most_anywhere()
         if most < 1:
             return None
-        kind = rng.choice(["any", "any", "any", "near", "near", "named", "cores", "alone"])
+        kinds = ["any", "any", "near", "near", "named", "cores", "alone"]
+        kind = rng.choice([*kinds, "near", "alone", "alone"] if self.alone else ["any", *kinds])
         if self.static:
             kind = "static"
         if kind in ("near", "named", "alone", "static"):
             nodes = [number for number in room.open() if room.most(number)]
             if kind == "alone":
                 nodes = [number for number in nodes if not room.owned[number]]
-                if len(room.open()) < 3:
+                if len(room.open()) < (2 if self.alone else 3):
                     return None
             if not nodes:
                 return None
@@ -463,9 +466,9 @@ def _told(wish: CpuPreferences) -> str:
     return ",".join(f"{name}={getattr(wish, name)}" for name in fields)
 
 
-def play(seed: int, *, nodes: int | None = None, events: int = 8) -> Faults:
+def play(seed: int, *, nodes: int | None = None, alone: bool = False, events: int = 8) -> Faults:
     """One scene to its end. The first event with faults ends it: what follows would be relative to a wrong plan."""
-    scene = Scene(seed, nodes=nodes)
+    scene = Scene(seed, nodes=nodes, alone=alone)
     for number, text in enumerate(scene.events(events)):
         before = scene.pools
         scene.settle()

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from cgroupfs.cpuset import EMPTY, CpuSet
 from reconciler.placement.allocate import default_chain
 from reconciler.placement.binding import ROUNDS, NodeBindingChoice, choose
+from reconciler.placement.chain import EnabledPlugin, Plugin, PluginChain
 from reconciler.placement.demand import CpuDemand
 from state.cpu import AntiAffinity, CpuPreferences, TopologyPolicy
 from state.topology import Topology, uniform
@@ -20,13 +21,17 @@ FOUR = uniform(sockets=2, nodes=4, cores=16, threads=1)
 
 
 def chosen(
-    topology: Topology, demands: list[CpuDemand], free: CpuSet, wishes: Mapping[str, CpuPreferences]
+    topology: Topology,
+    demands: list[CpuDemand],
+    free: CpuSet,
+    wishes: Mapping[str, CpuPreferences],
+    chain: PluginChain | None = None,
 ) -> NodeBindingChoice:
     return choose(
         demands,
         free,
         topology,
-        default_chain(),
+        chain or default_chain(),
         policy=TopologyPolicy.BEST_EFFORT,
         prefer_cpu=True,
         wishes=wishes,
@@ -48,6 +53,22 @@ def test_an_impossible_request_is_reported_once() -> None:
     got = chosen(TWO, [demand("a", 16), demand("b", 1)], TWO.online, {})
     assert got.allocation.refused == {"b/c": "requests 1 CPUs; 0 free"}
     assert set(got.reasons) == {"a/c"}
+
+
+def test_a_refused_demand_costs_no_other_round_where_all_others_keep_what_they_hold() -> None:
+    rounds: list[Plugin] = []
+
+    def counted() -> Plugin:
+        rounds.append(Plugin())
+        return rounds[-1]
+
+    counter = EnabledPlugin(name="counter", weight=1, make=counted, points=frozenset())
+    chain = PluginChain(plugins=(*default_chain().plugins, counter))
+    demands = [demand("a", 2, held="0-1"), demand("b", 2, held="4-5")]
+    demands.append(demand("z", 2, numa_binding=True, numa_exclusive=True))
+    got = chosen(TWO, demands, TWO.online, {}, chain)
+    assert got.allocation.refused.keys() == {"z/c"}
+    assert len(rounds) == 1
 
 
 flags = st.sampled_from([False, False, True])

@@ -131,10 +131,12 @@ def test_the_sets_and_the_steps_on_large_machines_are_bounded(count: int, resour
     assert merge(hints, TopologyPolicy.BEST_EFFORT, CpuSet.span(count)).nodes
 
 
-def test_a_resource_that_is_short_everywhere_says_so_on_a_large_machine() -> None:
-    machine = uniform(nodes=16, cores=32)
-    (hints,), _ = hints_of([cpu_capacity(machine, CpuSet(), 1)], machine)
+@pytest.mark.parametrize("nodes", [2, 8, 16])
+def test_a_resource_that_is_short_everywhere_says_so_without_a_search(nodes: int) -> None:
+    machine = uniform(nodes=nodes, cores=32)
+    (hints,), steps = hints_of([cpu_capacity(machine, CpuSet(), 1)], machine)
     assert hints == ResourceHints(name=CPU, hints=())
+    assert steps == 0
 
 
 asked = st.tuples(st.integers(0, 20), amounts(6), amounts(6), st.integers(-1, 1))

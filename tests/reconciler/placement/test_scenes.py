@@ -25,6 +25,19 @@ def test_on_machines_of_one_to_twelve_nodes(nodes: int) -> None:
     assert found == {}
 
 
+@pytest.mark.parametrize("part", range(PARTS))
+def test_on_machines_with_many_nodes_of_one_container(part: int) -> None:
+    each = SCENES // PARTS // 5
+    found = {seed: faults for seed in range(part * each, (part + 1) * each) if (faults := play(seed, alone=True))}
+    assert found == {}
+
+
+@pytest.mark.parametrize("seed", [12257, 14108, 14982, 16874])
+def test_a_fit_that_no_choice_one_by_one_finds(seed: int) -> None:
+    """Arrivals with a container that has a node of its own: only some nodes for all of them together fit."""
+    assert play(seed, events=1) == {}
+
+
 def test_the_scenes_contain_every_kind_of_claim_and_event() -> None:
     """A generator that no longer makes something would prove nothing about it."""
     seen: set[str] = set()
