@@ -437,6 +437,7 @@ class NodeView(Struct, frozen=True, kw_only=True):
     machines with more than one NUMA node. ``irq_cpus``: CPUs that serve the interrupts of the interfaces that the
     config names. ``disks``: those that the config names, by that name. ``measures``: demands of responses to
     interference now. ``indicators``: by pod uid, for sizes of pools; empty while no pool's size follows them.
+    ``arrived``: when a container was first seen, by its id, of those that the runtime was still making then.
     """
 
     topology: Topology
@@ -461,3 +462,4 @@ class NodeView(Struct, frozen=True, kw_only=True):
     disks: Mapping[str, Disk] = {}
     measures: Restrictions = Restrictions()
     indicators: Mapping[str, PodIndicators] = {}
+    arrived: Mapping[str, float] = {}

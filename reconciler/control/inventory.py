@@ -5,7 +5,7 @@ the inventory. `view` makes the immutable `NodeView` of the moment. Nothing in h
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import NamedTuple, TypedDict, Unpack, final
+from typing import Final, NamedTuple, TypedDict, Unpack, final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -29,6 +29,9 @@ from state.measures import Restrictions
 from state.memory import NodeMemoryReading
 from state.model import KubeletView, LastClass, NodeCpu, NodeView, NumaMemory, Pod, PodMeta
 from state.topology import Topology
+
+_ARRIVALS_S: Final = 600.0
+"""For so long a container's arrival is known: the longest time for which a policy may use it."""
 
 
 class PodChange(NamedTuple):
@@ -128,6 +131,7 @@ class Inventory:
         self._marks = marks
         self._last = dict(classes or {})
         self._assembled: dict[str, tuple[PodInput, ClassRules, Pod]] = {}
+        self._arrived: dict[str, float | None] = {}
 
     @property
     def readings(self) -> NodeReadings:
@@ -180,6 +184,7 @@ class Inventory:
             self._facts.pop(cid, None)
             self._bundles.pop(cid, None)
             self._owners.pop(cid, None)
+            self._arrived.pop(cid, None)
             self._errors.passed(container_key(cid))
         if dirs is None:
             for table in (self._dirs, self.pods, self._last, self._assembled):
@@ -190,6 +195,9 @@ class Inventory:
             self._owners[cid] = uid
             if cid not in self._facts or container_key(cid) in self._errors:
                 self._read(cid)
+        # Their time is that of the next view: the clock is the caller's.
+        facts = {cid: self._facts.get(cid) for cid in now - then}
+        self._arrived |= {cid: None for cid, known in facts.items() if known is not None and not known.settled}
         pod = self._assemble(dirs)
         self.pods[uid] = pod
         return PodChange(pod, before, now - then, then - now)
@@ -224,6 +232,9 @@ class Inventory:
     def view(self, now: float, actual: Mapping[tuple[str, str], Value]) -> NodeView:
         """The node as it is known now."""
         readings = self._readings
+        self._arrived = {
+            cid: now if at is None else at for cid, at in self._arrived.items() if at is None or now - at < _ARRIVALS_S
+        }
         return NodeView(
             topology=readings.topology,
             versions=self._versions,
@@ -246,6 +257,7 @@ class Inventory:
             irq_cpus=readings.irq_cpus,
             measures=readings.measures,
             indicators=self._indicators(),
+            arrived={cid: at for cid, at in self._arrived.items() if at is not None},
         )
 
     def _assemble(self, dirs: PodDirs) -> Pod:

@@ -19,7 +19,7 @@ from reconciler.placement.chain import checked
 from reconciler.placement.config import PlacementConfig
 from reconciler.policies.base import SHARES_MIN, Policy, PolicyConfig, owns_cpus, period_us, quota_us
 from reconciler.policies.be_quota import own_quota, part_of_pod, parts_of, split
-from reconciler.policies.budget import BudgetConfig, cpu_count, next_budget
+from reconciler.policies.budget import BudgetConfig, arriving_milli, cpu_count, next_budget
 from reconciler.policies.overlap import PoolOverlap, overlaps, shares
 from reconciler.policies.pick import by_rules, choose_cpus, neighbours
 from reconciler.runtime.format import cpu, duration
@@ -99,7 +99,8 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Re
     outside = pools.online_cpus - counted if was_confined else EMPTY
     # CPUs that are BE work's alone may be filled: no online work on them needs room.
     law = replace(config.budget, limit_percent=100) if pools.separate and squeezed is None else config.budget
-    budget = next_budget(view, counted, previous, law, outside=outside, ceiling=pools.budget_milli)
+    arriving = arriving_milli(view, lambda pod, container: owns_cpus(pod, container, pools), law)
+    budget = next_budget(view, counted, previous, law, outside=outside, ceiling=pools.budget_milli, arriving=arriving)
     bounded = config.form is not ReclaimedForm.CPUSET or not confined or squeezed is not None
     held = previous.reclaimed & counted if previous is not None else EMPTY
     count = cpu_count(budget.milli, len(held), len(counted), config.minimum_cpus, bounded=bounded)

@@ -14,7 +14,7 @@ from tests.e2e.conftest import PodFactory, StartAgent
 from tests.e2e.node import Node, Report, RunningPod
 from tests.e2e.pods import ContainerSpec, PodSpec, best_effort, burstable, guaranteed, new_uid
 from tests.e2e.test_first_instruction import ALONE, FULL, IN_TIME_ALONE, Property, figures, took_us
-from tests.e2e.values import changes, cpus, is_restored, pod_quota, quota, reported_quota, snapshot
+from tests.e2e.values import besteffort_quota, changes, cpus, is_restored, pod_quota, quota, reported_quota, snapshot
 from tests.fakes.kubelet.fake import playing_the_kubelet
 
 pytestmark = [
@@ -147,6 +147,23 @@ def test_be_pods_with_quotas_of_their_own_lend_what_they_do_not_use(
     eventually("the busy one has what the idle ones do not use", most_of_all)
     busy.append(run_pod(replace(burstable("second", run=("burn", "2")), labels=be)))
     eventually("a second one has as much", most_of_all)
+
+
+def test_be_work_gives_way_by_the_request_of_an_online_container_that_starts(
+    containerd_node: Node, run_pod: PodFactory, agent: StartAgent
+) -> None:
+    """The pod sleeps: what it uses would take nothing from BE work."""
+    agent(containerd_node)
+
+    def budget_us() -> int:
+        return int(besteffort_quota(containerd_node).split()[0].replace("max", "-1"))
+
+    try:
+        eventually("BE work has a budget", lambda: budget_us() > 80_000, within_s=30)
+    except AssertionError:
+        pytest.skip("ROOM ON ARRIVAL NOT TESTED: other work keeps this machine's CPUs busy")
+    run_pod(burstable("web", cpu_request=900))
+    assert budget_us() <= 60_000
 
 
 def test_a_named_pool_has_cpus_of_its_own(containerd_node: Node, run_pod: PodFactory, agent: StartAgent) -> None:

@@ -1,20 +1,22 @@
 """The inventory has one way in for readings, and the view of the moment has all of them."""
 
 import ast
+from collections.abc import Callable
 from pathlib import Path
 from typing import get_type_hints
 
 import pytest
 from msgspec.structs import fields
 
-from cgroupfs.naming import Driver, Layout
+from cgroupfs.naming import Driver, Layout, QosClass
 from reconciler.control.inventory import Inventory, NewReadings, NodeReadings
 from reconciler.pods.selectors import ClassRules
 from reconciler.sources.runtime_roots import RuntimeDirs
+from reconciler.sources.tree import PodDirs
 from state.cpu import GroupUse
 from state.measures import Restrictions
 from state.memory import NodeMemoryReading
-from state.model import CpuPolicy, KubeletView, NodeCpu, NodeView, NumaMemory
+from state.model import CpuPolicy, GroupRef, KubeletView, NodeCpu, NodeView, NumaMemory
 from state.topology import uniform
 from tests.fakes.marks import MARKS
 from tests.reconciler.nodes import cpus
@@ -38,6 +40,10 @@ NEWS: NewReadings = {
 
 @pytest.fixture
 def inventory() -> Inventory:
+    return inventory_of(lambda _: False)
+
+
+def inventory_of(awaited: Callable[[str], bool]) -> Inventory:
     return Inventory(
         topology=uniform(cores=2, threads=1),
         versions={"cpu": 2},
@@ -46,7 +52,7 @@ def inventory() -> Inventory:
         rules=ClassRules(),
         metas=lambda _: [],
         signalled=lambda _: False,
-        awaited=lambda _: False,
+        awaited=awaited,
         disks=dict,
         indicators=dict,
         marks=MARKS,
@@ -86,3 +92,22 @@ def test_no_other_module_assigns_an_attribute_of_the_inventory() -> None:
         if isinstance(target, ast.Attribute) and ast.unparse(target.value).split(".")[-1] in {"knowledge", "inventory"}
     ]
     assert texts == []
+
+
+def test_a_container_in_creation_arrives_with_the_first_view_after_it_and_is_forgotten_with_its_directory() -> None:
+    waiting = {"new"}
+    inventory = inventory_of(lambda cid: cid in waiting)
+
+    def pod(*ids: str) -> PodDirs:
+        groups = {cid: GroupRef(path=f"/kubepods/poda/{cid}") for cid in ids}
+        return PodDirs(uid="a", qos=QosClass.GUARANTEED, group=GroupRef(path="/kubepods/poda"), containers=groups)
+
+    inventory.sample("a", pod("old"))
+    assert inventory.view(1.0, {}).arrived == {}, "it ran before: its record may only be unreadable"
+    inventory.sample("a", pod("old", "new"))
+    assert inventory.view(2.0, {}).arrived == {"new": 2.0}
+    waiting.clear()
+    inventory.sample("a", pod("old", "new"))
+    assert inventory.view(9.0, {}).arrived == {"new": 2.0}, "its start is its start"
+    inventory.sample("a", pod("old"))
+    assert inventory.view(10.0, {}).arrived == {}

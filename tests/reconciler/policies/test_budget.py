@@ -4,9 +4,21 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from cgroupfs.cpuset import EMPTY, CpuSet
-from reconciler.policies.budget import Budget, BudgetConfig, budget_control, cpu_count, floor, next_budget
-from state.model import NodeCpu, NodeView, Pools
-from tests.reconciler.nodes import cpu, cpus, node
+from reconciler.control.planner import plan_pools
+from reconciler.policies.budget import (
+    Budget,
+    BudgetConfig,
+    arriving_milli,
+    budget_control,
+    cpu_count,
+    floor,
+    next_budget,
+)
+from reconciler.policies.table import PoliciesConfig
+from state.model import Container, ContainerKind, NodeCpu, NodeView, Pod, PodClass, Pools, Resources
+from tests.reconciler.nodes import container, cpu, cpus, node, online, pod
+
+SANDBOX = ContainerKind.SANDBOX
 
 CONFIG = BudgetConfig()
 ALL = cpus("0-7")
@@ -52,6 +64,33 @@ def test_only_counted_cpus_are_capacity_and_use_elsewhere_is_credited_where_it_i
     assert budget_control(cpus("0-5"), use, EMPTY, CONFIG) == 3900 - 1500
     assert budget_control(cpus("0-5"), use, cpus("6-7"), CONFIG) == 3900
     assert budget_control(cpus("0-4"), use, cpus("5-7"), CONFIG) == 3250 - 1500
+
+
+def test_an_online_containers_request_is_kept_free_from_its_directory_on_until_its_use_is_measured() -> None:
+    """Before that it uses nothing, and BE work would fill the CPUs on which it starts."""
+    web = online("web", container("main", requests=Resources(cpu_milli=1500)), container("pause", kind=SANDBOX))
+    others = [
+        pod("be", container("be", requests=Resources(cpu_milli=4000))),
+        pod("own", container("own", requests=Resources(cpu_milli=2000)), cls=PodClass.DEDICATED),
+    ]
+    arrived = dict.fromkeys(("id-main", "id-pause", "id-be", "id-own"), 100.0)
+    view = node(web, *others, now=100.0, arrived=arrived, cpu=cpu())
+
+    def owns(pod: Pod, _: Container) -> bool:
+        return pod.uid == "own"
+
+    assert arriving_milli(view, owns, CONFIG) == 1500
+    assert arriving_milli(replace(view, now=104.9), owns, CONFIG) == 1500
+    assert arriving_milli(replace(view, now=105.0), owns, CONFIG) == 0
+    assert arriving_milli(view, owns, BudgetConfig(arrival_s=0)) == 0
+    assert arriving_milli(replace(view, arrived={}), owns, CONFIG) == 0
+    # 5200 less 1500, in whole grains of 160, and at once.
+    view = node(web, now=100.0, arrived=arrived, cpu=cpu())
+    given = plan_pools(view, replace(held(5120, at=99.9), online_cpus=ALL), PoliciesConfig())
+    assert given.budget_milli == 3680
+    assert "1.50 kept for starting online containers" in given.reasons["budget"]
+    later = plan_pools(replace(view, now=106.0), given, PoliciesConfig())
+    assert later.budget_milli == 3680 + 800, "and back by steps"
 
 
 def test_the_floor_is_the_larger_of_two_and_never_more_than_there_is() -> None:
