@@ -18,6 +18,8 @@ CORE_SCHED: Final = "core_sched"
 """The policy that gives threads their core scheduling cookies."""
 CORE_COOKIE: Final = "core.cookie"
 """The name of a container's cookie in ``explain`` and in holds; no control file's."""
+THREAD_POLICY: Final = "thread.policy"
+"""The name of the scheduling policy of a container's threads in ``explain`` and in holds; no control file's."""
 
 
 class BurstLimit(StrEnum):

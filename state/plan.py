@@ -33,8 +33,8 @@ class CookiePlan(Struct, frozen=True, kw_only=True):
     dry_run: bool = False
 
 
-class OomScorePlan(Struct, frozen=True, kw_only=True):
-    """``oom_score_adj`` of containers' processes. ``settings``: by the path of the container's group.
+class ProcessValuePlan(Struct, frozen=True, kw_only=True):
+    """One value of all processes, or threads, of containers. ``settings``: by the path of the container's group.
 
     ``sweep_s``: how often new processes are looked for; ``dry_run``: show it, change nothing.
     """
@@ -63,8 +63,8 @@ class NodePlan(Struct, frozen=True, kw_only=True):
     ``pools``: CPUs and the BE budget. ``memory``: bounds of BE, sums that protect online pods, reclaim. ``disk``: how
     BE's limits are divided. ``network``: BE's share of interfaces. ``cache``: shares of caches and memory bandwidth;
     the groups follow from it and from what resctrl offers (`state.cache.CachePlan`). ``cookies``: core scheduling.
-    ``oom_scores``: of containers' processes. ``files``: of the node, outside of every cgroup, by name. None: not
-    managed. ``reasons``: by policy, of all but the pools.
+    ``oom_scores``: of containers' processes. ``idle_threads``: the scheduling policy of containers' threads. ``files``:
+    of the node, outside of every cgroup, by name. None: not managed. ``reasons``: by policy, of all but the pools.
     """
 
     pools: Pools
@@ -73,7 +73,8 @@ class NodePlan(Struct, frozen=True, kw_only=True):
     network: NetworkRequest | None = None
     cache: CacheRequest | None = None
     cookies: CookiePlan | None = None
-    oom_scores: OomScorePlan | None = None
+    oom_scores: ProcessValuePlan | None = None
+    idle_threads: ProcessValuePlan | None = None
     files: Mapping[str, FileTarget] = {}
     reasons: Mapping[str, str] = {}
 

@@ -1,11 +1,14 @@
 """What is known and planned, as plain values for people: one wording for the document, the plan and the store. Pure."""
 
+from collections.abc import Callable
+
 from msgspec import to_builtins
 
+from cgroupfs.scheduling import policy_text
 from resctrl.schemata import format_schemata
 from state.cache import CachePlan
 from state.model import NodeCpu, Pod, Pools
-from state.plan import NodePlan
+from state.plan import NodePlan, ProcessValuePlan
 
 
 def pod_facts(pod: Pod, pools: Pools | None) -> dict[str, object]:
@@ -61,7 +64,7 @@ def resource_facts(plan: NodePlan, cache: CachePlan | None) -> dict[str, object]
 
     ``cache``: the groups that follow from the shares and from what resctrl offers; None: that is not known.
     """
-    cookies, scores = plan.cookies, plan.oom_scores
+    cookies = plan.cookies
     return {
         "memory": to_builtins(plan.memory),
         "disk": to_builtins(plan.disk),
@@ -73,12 +76,8 @@ def resource_facts(plan: NodePlan, cache: CachePlan | None) -> dict[str, object]
             "dry_run": cookies.dry_run,
             "groups": {path: member.group for path, member in sorted(cookies.members.items())},
         },
-        "oom_scores": None
-        if scores is None
-        else {
-            "dry_run": scores.dry_run,
-            "scores": {path: setting.value for path, setting in sorted(scores.settings.items())},
-        },
+        "oom_scores": _value_facts(plan.oom_scores, "scores", int),
+        "idle_threads": _value_facts(plan.idle_threads, "policies", policy_text),
         "files": {
             name: {
                 "value": None if target.setting is None else target.setting.value,
@@ -90,6 +89,16 @@ def resource_facts(plan: NodePlan, cache: CachePlan | None) -> dict[str, object]
             for name, target in sorted(plan.files.items())
         },
         "reasons": dict(plan.reasons),
+    }
+
+
+def _value_facts(part: ProcessValuePlan | None, items: str, shown: Callable[[int], object]) -> dict[str, object] | None:
+    if part is None:
+        return None
+    values = {path: setting.value for path, setting in sorted(part.settings.items())}
+    return {
+        "dry_run": part.dry_run,
+        items: {path: shown(value) for path, value in values.items() if isinstance(value, int)},
     }
 
 

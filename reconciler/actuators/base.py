@@ -30,6 +30,7 @@ from msgspec import Struct
 
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
+from reconciler.actuators.cgroup.fastpath import FastPath
 from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.actuators.codec import RowCodec
 from reconciler.runtime.wakeup import WakeUp
@@ -53,15 +54,17 @@ class PlanSnapshot(Struct, frozen=True, kw_only=True):
 class ActuatorContext(Struct, frozen=True, kw_only=True):
     """The arguments to build an auxiliary actuator.
 
-    ``root``: the node's root; ``store_lane``: the one-thread limiter of all calls that write to the store; ``writes``:
-    counts by knob and outcome; ``misses``: the newest cache misses of pods by uid, per 1000 instructions, with their
-    age as of the call; a pod without an entry was not measured (`reconciler.signals.resctrl_reader.misses_of`).
+    ``root``: the node's root; ``store_lane``: the one-thread limiter of all calls that write to the store;
+    ``fastpath``: what is done at the runtime's signal; ``writes``: counts by knob and outcome; ``misses``: the newest
+    cache misses of pods by uid, per 1000 instructions, with their age as of the call; a pod without an entry was not
+    measured (`reconciler.signals.resctrl_reader.misses_of`).
     """
 
     hierarchy: Hierarchy
     root: str
     ledger: Ledger
     store_lane: trio.CapacityLimiter
+    fastpath: FastPath
     writes: Counter[tuple[str, str]]
     misses: Callable[[], Mapping[str, Sample]]
     files: FileOps = REAL

@@ -9,7 +9,7 @@ from cgroupfs.errors import InputError
 from cgroupfs.knobs import CATALOG
 from reconciler.actuators.files.catalog import FILES
 from state.cache import RESCTRL_GROUP
-from state.cpu import CORE_COOKIE
+from state.cpu import CORE_COOKIE, THREAD_POLICY
 from state.memory import OOM_SCORE
 from state.model import Hold
 from state.network import SHARE
@@ -22,7 +22,7 @@ MOST: Final = 1000
 _LONGEST_TARGET: Final = 4096
 _LONGEST_REASON: Final = 500
 _LONGEST_BY: Final = 100
-_KNOBS: Final = frozenset({*CATALOG, CORE_COOKIE, RESCTRL_GROUP, OOM_SCORE, SHARE, *FILES})
+_KNOBS: Final = frozenset({*CATALOG, CORE_COOKIE, RESCTRL_GROUP, OOM_SCORE, THREAD_POLICY, SHARE, *FILES})
 _EXPECTED = "node, pod:UID, knob:NAME, file:/GROUP/PATH or file:/GROUP/PATH:KNOB"
 
 

@@ -325,6 +325,9 @@ def _timeline(times: Row) -> Iterator[Cell]:
             if times["before_exec"]
             else StyledText("after the exec", "warn")
         )
+    if init := times.get("init_class"):
+        yield "; "
+        yield StyledText(f"init: {printable(init)}", "ok" if init in {"idle", "kept"} else "warn")
 
 
 def _setting(fields: Row) -> Iterator[Block]:

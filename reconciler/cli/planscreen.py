@@ -12,7 +12,7 @@ from reconciler.cli.screen import blank, field, head, line
 from reconciler.cli.status import CLASSES
 from reconciler.runtime import format as fmt
 from state.cache import RESCTRL_GROUP
-from state.cpu import CORE_COOKIE
+from state.cpu import CORE_COOKIE, THREAD_POLICY
 from state.memory import OOM_SCORE
 
 
@@ -115,6 +115,8 @@ def resources(fields: dict[str, Any], titles: dict[str, str], names: dict[str, s
 def _targets(fields: dict[str, Any], titles: dict[str, str], names: dict[str, str]) -> Iterator[tuple[Cell, ...]]:
     for path, score in (fields["oom_scores"] or {}).get("scores", {}).items():
         yield OOM_SCORE, str(score), group_title(path, titles)
+    for path, policy in (fields["idle_threads"] or {}).get("policies", {}).items():
+        yield THREAD_POLICY, policy, group_title(path, titles)
     for path, group in (fields["cookies"] or {}).get("groups", {}).items():
         yield CORE_COOKIE, group, group_title(path, titles)
     for uid, group in (fields["cache"] or {}).get("members", {}).items():

@@ -13,6 +13,7 @@ _MOST: Final = 40
 _ITEMS: Final = {
     "core_sched": ("cookies", "groups"),
     "oom_score": ("oom_scores", "scores"),
+    "idle_class": ("idle_threads", "policies"),
     "network": ("network", "interfaces"),
 }
 """Where the plan of a policy names its items."""

@@ -553,13 +553,14 @@ def _values(settings: Mapping[str, Setting]) -> dict[str, object]:
 def _substance(plan: NodePlan) -> NodePlan:
     """The plan without parts that lead to no control file and do not concern an actuator before the next pass."""
     pools = replace(plan.pools, reasons={}, sizes={}, remembered={}, budget_at=0.0, unknown_since=None, budget_milli=0)
-    cookies, scores = plan.cookies, plan.oom_scores
+    cookies, scores, idle = plan.cookies, plan.oom_scores, plan.idle_threads
     return replace(
         plan,
         pools=pools,
         # Of pods, and pods change by a pass only; of free memory, at each reading.
         cookies=replace(cookies, members={}) if cookies is not None else None,
         oom_scores=replace(scores, settings={}) if scores is not None else None,
+        idle_threads=replace(idle, settings={}) if idle is not None else None,
         files={name: FileTarget(setting=None, dry_run=target.dry_run) for name, target in plan.files.items()},
         reasons={},
     )

@@ -6,7 +6,7 @@ from typing import final
 
 from cgroupfs.hierarchy import Hierarchy
 from reconciler.actuators.cgroup.compare import GroupTarget
-from reconciler.actuators.cgroup.fastpath import FastPath, FastResult
+from reconciler.actuators.cgroup.fastpath import FastPath, FastResult, InitClass
 from reconciler.runtime.counters import AgentCounters
 from state.model import Phase
 
@@ -15,7 +15,7 @@ from state.model import Phase
 class Timeline:
     """Times are wall-clock seconds, 0.0 for "not (yet)"; ``hot_s`` is signal to last write in seconds."""
 
-    __slots__ = ("before_exec", "hot_s", "prepared_at", "seen_at", "settled_at", "signal_at", "verified_at")
+    __slots__ = ("before_exec", "hot_s", "init", "prepared_at", "seen_at", "settled_at", "signal_at", "verified_at")
 
     def __init__(self, seen_at: float) -> None:
         self.seen_at = seen_at
@@ -25,6 +25,7 @@ class Timeline:
         self.verified_at = 0.0
         self.hot_s: float | None = None
         self.before_exec: bool | None = None
+        self.init: InitClass | None = None
 
     def on_executed(self, result: FastResult) -> None:
         """The fast path has written at the runtime event."""
@@ -33,6 +34,7 @@ class Timeline:
             self.settled_at = self.signal_at + result.seconds
             self.hot_s = result.seconds
             self.before_exec = result.before_exec
+            self.init = result.init
 
     def status(self) -> dict[str, object]:
         """As it is shown."""
@@ -44,6 +46,7 @@ class Timeline:
             "verified_at": self.verified_at or None,
             "signal_to_last_write_s": self.hot_s,
             "before_exec": self.before_exec,
+            "init_class": None if self.init is None else self.init.text,
         }
 
 

@@ -240,6 +240,7 @@ class Agent:
             root=place.root,
             ledger=self.ledger,
             store_lane=self.store_lane,
+            fastpath=self.lane,
             writes=self.actuator.writes,
             files=files,
             misses=self.watching.misses,

@@ -27,7 +27,7 @@ from reconciler.actuators.codec import RowCodec
 from reconciler.actuators.restore import UndoKind
 from reconciler.runtime.lazy import load
 from state.cache import CacheUsage
-from state.kinds import COOKIE, FILE, NETWORK, PROCESS, RESCTRL, SYSCTL
+from state.kinds import COOKIE, FILE, NETWORK, PROCESS, RESCTRL, SYSCTL, THREAD
 from state.ledger import Ledger
 from state.store import boot_id
 from state.undo import RestoreResult
@@ -63,7 +63,8 @@ class _ActuatorRow(Struct, frozen=True):
 TABLE: Final = (
     _ActuatorRow("memory_reclaim", "reconciler.control.reclaim_loop:ACTUATOR", "memory.reclaim", (), False, "memory"),
     _ActuatorRow("node_files", "reconciler.actuators.files.node_files:ACTUATOR", "files", (SYSCTL, FILE), False),
-    _ActuatorRow("oom_score", "reconciler.actuators.files.oom_score:ACTUATOR", "oom_scores", (PROCESS,)),
+    _ActuatorRow("oom_score", "reconciler.actuators.processes.oom_score:ACTUATOR", "oom_scores", (PROCESS,)),
+    _ActuatorRow("idle_threads", "reconciler.actuators.processes.idle_threads:ACTUATOR", "idle_threads", (THREAD,)),
     _ActuatorRow("core_sched", "reconciler.actuators.core_sched.actuator:ACTUATOR", "cookies", (COOKIE,)),
     _ActuatorRow("resctrl", "reconciler.control.cache_loop:ACTUATOR", "cache", (RESCTRL,)),
     _ActuatorRow("network", "reconciler.control.network_loop:ACTUATOR", "network", (NETWORK,)),

@@ -1,14 +1,18 @@
-"""idle class: BE pods run only when no other task wants the CPU (``cpu.idle``, Linux 5.15).
+"""idle class: BE pods run only when no other task wants the CPU.
 
-A group in the idle class has the minimum weight, and any other task that wakes up preempts it at once: a weight of 2
-alone lets BE work finish its time slice first. Opt-in: BE pods may starve for as long as online work fills their CPUs.
+Two sides, each its own choice. ``group``: the pod's directory (``cpu.idle``, Linux 5.15). A group in the idle class has
+the minimum weight, and any other task that wakes up preempts it at once: a weight of 2 alone lets BE work finish its
+time slice first. ``threads``: every thread of the pod's containers (SCHED_IDLE, any kernel), from before the first
+instruction of its program. What each does on which kernel: docs/cpu.md. Opt-in: BE pods may starve for as long as
+online work fills their CPUs.
 
-Only a pod's own directory: while ``cpu.idle`` is 1 writing shares fails (EINVAL), and the kubelet writes those of the
-QoS directories every minute (Koordinator sets it there, and the kubelet cannot restart: 2732, 2986), the runtime those
-of its containers. Inside the pod the containers keep their weights among each other.
+Group side: only a pod's own directory. While ``cpu.idle`` is 1 writing shares fails (EINVAL), and the kubelet writes
+those of the QoS directories every minute (Koordinator sets it there, and the kubelet cannot restart: 2732, 2986), the
+runtime those of its containers. Inside the pod the containers keep their weights among each other. The kernel drops the
+pod's weight meanwhile; a policy's weight setting stays in the plan, and is written when the class is left.
 
-The kernel drops the pod's weight meanwhile; a policy's weight setting stays in the plan, and is written when the class
-is left.
+Thread side: `reconciler.actuators.processes.idle_threads` sets it and records the originals. Not the pause container,
+which sleeps.
 """
 
 from typing import Annotated, Final
@@ -16,40 +20,73 @@ from typing import Annotated, Final
 from msgspec import Meta
 from msgspec.structs import replace
 
-from reconciler.policies.base import Policy, PolicyConfig, owns_cpus, setting_of
+from cgroupfs.scheduling import IDLE
+from reconciler.policies.base import Policy, PolicyConfig, containers_of, owns_cpus, setting_of
 from reconciler.policies.offers import unsupported_reason
-from state.model import ContainerKind, NodeView, Pod, PodClass, Pools, Setting
-from state.plan import NodePlan
+from state.cpu import THREAD_POLICY
+from state.model import NodeView, Pod, PodClass, Pools, Setting
+from state.plan import NodePlan, ProcessValuePlan
 
 NAME: Final = "idle_class"
 KNOB: Final = "cpu.idle"
+_REASON: Final = "BE runs only on idle CPU time"
 
 
 class IdleClassConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Nothing to set but whether."""
+    """Which sides."""
 
     enabled: Annotated[bool, Meta(description="BE pods run only on otherwise idle CPU time; they may starve")] = False
+    group: Annotated[bool, Meta(description="BE pods' directories in the idle class (cpu.idle, Linux 5.15)")] = True
+    threads: Annotated[
+        bool, Meta(description="BE containers' threads in the idle class (SCHED_IDLE, any kernel; see docs/cpu.md)")
+    ] = False
+    sweep_s: Annotated[
+        float,
+        Meta(ge=1, le=3600, description="seconds between two searches for threads that were not forked by known ones"),
+    ] = 10.0
+
+    def __post_init__(self) -> None:
+        if self.enabled and not (self.group or self.threads):
+            raise ValueError("enabled: true without a side; expected group or threads")
 
 
 def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: IdleClassConfig) -> Pools:
-    """Say whether this kernel can."""
-    del previous, config
-    reason = unsupported_reason(view, KNOB) or "BE pods run only on idle CPU time"
+    """Say what this kernel can, of the sides that are on."""
+    del previous
+    lacking = unsupported_reason(view, KNOB) if config.group else None
+    sides = (["groups"] if config.group and lacking is None else []) + (["threads"] if config.threads else [])
+    texts = [f"BE pods run only on idle CPU time ({', '.join(sides)})"] if sides else []
+    reason = "; ".join([*texts, *([lacking] if lacking is not None else [])])
     return replace(pools, reasons={**pools.reasons, NAME: reason})
 
 
+def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, config: IdleClassConfig) -> NodePlan:
+    """The idle class for the threads of every BE container, those in creation too."""
+    del previous
+    if not config.threads:
+        return plan
+    settings = {
+        container.group.path: setting_of(pod, container, THREAD_POLICY, IDLE, policy=NAME, reason=_REASON)
+        for _, pod in sorted(view.pods.items())
+        if _is_idle(pod, plan.pools)
+        for container in containers_of(pod)
+    }
+    part = ProcessValuePlan(settings=settings, sweep_s=config.sweep_s, dry_run=config.dry_run)
+    return replace(plan, idle_threads=part)
+
+
 def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: IdleClassConfig) -> list[Setting]:
-    """The idle class for a BE pod's directory; not where a container of it owns CPUs, which it would then share."""
-    del config
-    if pod.pod_class is not PodClass.RECLAIMED or unsupported_reason(view, KNOB) is not None:
+    """The idle class for a BE pod's directory."""
+    if not config.group or unsupported_reason(view, KNOB) is not None or not _is_idle(pod, plan.pools):
         return []
-    if any(
-        container.kind is not ContainerKind.SANDBOX and owns_cpus(pod, container, plan.pools)
-        for container in pod.containers
-    ):
-        return []
-    reason = "BE runs only on idle CPU time"
-    return [setting_of(pod, None, KNOB, 1, policy=NAME, reason=reason)]
+    return [setting_of(pod, None, KNOB, 1, policy=NAME, reason=_REASON)]
+
+
+def _is_idle(pod: Pod, pools: Pools) -> bool:
+    """A BE pod; not where a container of it owns CPUs, which it would then share."""
+    return pod.pod_class is PodClass.RECLAIMED and not any(
+        owns_cpus(pod, container, pools) for container in containers_of(pod)
+    )
 
 
 POLICY = Policy(
@@ -58,5 +95,6 @@ POLICY = Policy(
     config_type=IdleClassConfig,
     precedence=42,
     decide_node=decide_node,
+    decide_resources=decide_resources,
     pod=for_pod,
 )

@@ -3,7 +3,7 @@
 The kubelet gives processes of BestEffort pods 1000, the most there is, but those of a BE pod of another QoS class a
 number by its request, which may be below an online pod's. Here every BE pod has a place in one band at the top; within
 it Katalyst's ``oom_priority`` decides, -100 (killed first) to -1, or Koordinator's ``oom-score-adj``, unchanged. Off by
-default. The actuator of this name (`reconciler.actuators.files.oom_score`) writes, and records the originals.
+default. The actuator of this name (`reconciler.actuators.processes.oom_score`) writes, and records the originals.
 
 Source: Katalyst's OOM bands (its own kernel hook compares them; here they are mapped onto the kernel's scale), where
 numbers out of the band are clamped and -300 is "leave it alone"; Koordinator's oom-score-adj annotation, which is
@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from reconciler.policies.base import Policy, PolicyConfig, containers_of, setting_of
 from state.memory import OOM_SCORE
 from state.model import NodeView, Phase, Pod, PodClass
-from state.plan import NodePlan, OomScorePlan
+from state.plan import NodePlan, ProcessValuePlan
 
 NAME: Final = "oom_score"
 HIGHEST: Final = 1000
@@ -64,7 +64,7 @@ def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, 
         for container in containers_of(pod)
         if container.phase is Phase.SETTLED
     }
-    scores = OomScorePlan(settings=settings, sweep_s=config.sweep_s, dry_run=config.dry_run)
+    scores = ProcessValuePlan(settings=settings, sweep_s=config.sweep_s, dry_run=config.dry_run)
     reason = f"oom_score_adj of BE processes: {config.lowest} to {HIGHEST}"
     return replace(plan, oom_scores=scores, reasons={**plan.reasons, NAME: reason})
 

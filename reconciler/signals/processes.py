@@ -65,6 +65,11 @@ class PodProcesses:
         """The pids of one group and all below it, listed now."""
         return tuple(dict.fromkeys(self._below(self._hierarchy.trigger_directory(path), 0)))
 
+    def threads_of_group(self, path: str) -> tuple[int, ...]:
+        """The same, of all threads."""
+        file = "tasks" if self._hierarchy.version(self._hierarchy.trigger) == 1 else "cgroup.threads"
+        return tuple(dict.fromkeys(self._below(self._hierarchy.trigger_directory(path), 0, file=file)))
+
     def ended(self, uid: str) -> None:
         """A process of this pod has ended: list the pod again at the next request."""
         if (known := self._listed.get(uid)) is not None:
@@ -75,9 +80,11 @@ class PodProcesses:
         for uid in self._listed.keys() - set(uids):
             del self._listed[uid]
 
-    def _below(self, directory: str, depth: int, without: Collection[str] = ()) -> Iterator[int]:
+    def _below(
+        self, directory: str, depth: int, without: Collection[str] = (), file: str = "cgroup.procs"
+    ) -> Iterator[int]:
         try:
-            text = self._files.read(directory, "cgroup.procs")
+            text = self._files.read(directory, file)
         except OSError:
             # Removed, or a threaded group of v2, whose processes are listed above it.
             text = ""
@@ -94,7 +101,7 @@ class PodProcesses:
         for name in inner:
             if name in without:
                 continue
-            yield from self._below(f"{directory}/{name}", depth + 1)
+            yield from self._below(f"{directory}/{name}", depth + 1, file=file)
 
 
 def same_groups(pod: Pod, other: Pod) -> bool:

@@ -14,11 +14,12 @@ import msgspec
 from reconciler.actuators.codec import RowCodec, write_rows
 from reconciler.actuators.core_sched import tasks
 from reconciler.actuators.core_sched.tasks import CookieState
-from reconciler.actuators.files import node_files, oom_score
+from reconciler.actuators.files import node_files
 from reconciler.actuators.files.node_files import FileRows, NodeFileState
-from reconciler.actuators.files.oom_score import OomScoreRows, OomScoreState
 from reconciler.actuators.network import undo as network
 from reconciler.actuators.network.undo import NetworkState, Redirect
+from reconciler.actuators.processes import oom_score
+from reconciler.actuators.processes.process_values import ContainerRecord, ContainerRecords
 from reconciler.actuators.resctrl import undo as resctrl
 from reconciler.actuators.resctrl.undo import ResctrlState
 from state.entry import LedgerEntry, OriginalSource
@@ -34,12 +35,12 @@ UID: Final = "11111111-1111-4111-8111-111111111111"
 AT: Final = 1_700_000_000.0
 
 KNOWN: Final[dict[RowCodec[Any], msgspec.Struct]] = {
-    oom_score.CODEC: OomScoreRows(
+    oom_score.CODEC: ContainerRecords(
         containers={
-            BOX: OomScoreState(
+            BOX: ContainerRecord(
                 pod_uid=UID, inode=41, ours=[900, 1000], original=100, odd={"812:55123": -999, "813:55124": 0}
             ),
-            f"{POD}/second": OomScoreState(pod_uid=UID, inode=42, ours=[1000], original=0),
+            f"{POD}/second": ContainerRecord(pod_uid=UID, inode=42, ours=[1000], original=0),
         }
     ),
     node_files.CODECS[SYSCTL]: FileRows(

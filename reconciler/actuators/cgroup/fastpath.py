@@ -7,18 +7,30 @@ read the event, with no await, plan, thread or fsync. A later pass verifies the 
 
 A container stays prepared for its whole life: ``runc update`` (the kubelet's CPU manager) ends in the same rename, and
 our values are written back before any process was scheduled with the runtime's.
+
+Beside the writes, and at the first signal only: the threads of the container's init get the idle class. Its program and
+every process below inherit that, and no runtime takes it back. Source: sched(7); runc's init locks the thread that will
+exec the program (``runtime.LockOSThread``), and all its threads get the class.
 """
 
+import errno
 import os
 import time
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, final
+from collections.abc import Callable, Collection, Sequence
+from typing import Final, NamedTuple, final
 
+from cgroupfs.bounded import digits
+from cgroupfs.errors import errno_name
 from cgroupfs.files import REAL, FileOps
+from cgroupfs.scheduling import IDLE, OTHER, REAL_SCHEDULER, Scheduler
 from state.entry import FileKey
 
 RUNC_INIT = "runc:["
 """The process name of a container between its creation and the exec of its program, cut by the kernel to 15 letters."""
+_MOST_THREADS: Final = 64
+"""Threads of an init that are set at the signal; where its program runs already, the next sweep sets the others."""
+_ROUNDS: Final = 2
+"""A thread that another one of the init has started meanwhile is found by the second listing."""
 
 
 class FastWrite(NamedTuple):
@@ -30,11 +42,31 @@ class FastWrite(NamedTuple):
     key: FileKey
 
 
+class InitClass(NamedTuple):
+    """The outcome of setting the idle class on a container's init.
+
+    ``changed``: its threads that have it by us; ``kept``: those that have a policy of their own; ``errno``: 0, or why
+    one has not got it; ESRCH where there is no init.
+    """
+
+    changed: int
+    kept: int
+    errno: int
+
+    @property
+    def text(self) -> str:
+        """``idle``, the errno's name, or (a policy of its own) ``kept``."""
+        if self.errno:
+            return errno_name(self.errno)
+        return "idle" if self.changed else "kept"
+
+
 class FastResult(NamedTuple):
     """The outcome of one container's prepared writes. Times are monotonic seconds.
 
     ``errnos`` match ``writes`` by index, 0 for accepted. ``before_exec``: whether the last write preceded the exec of
-    the container's program; None if undetermined, or if the program was running already (an update).
+    the container's program; None if undetermined, or if the program was running already (an update). ``init``: None if
+    its class was not to be set.
     """
 
     container_id: str
@@ -44,6 +76,7 @@ class FastResult(NamedTuple):
     errnos: Sequence[int]
     before_exec: bool | None
     creation: bool
+    init: InitClass | None = None
 
     @property
     def seconds(self) -> float:
@@ -52,12 +85,14 @@ class FastResult(NamedTuple):
 
 
 class _Prepared:
-    __slots__ = ("procs", "signalled", "writes")
+    __slots__ = ("on_init", "procs", "signalled", "writes")
 
     def __init__(self, writes: tuple[FastWrite, ...], procs: str, *, signalled: bool) -> None:
         self.writes = writes
         self.procs = procs
         self.signalled = signalled
+        self.on_init: Callable[[InitClass], None] | None = None
+        """Set: the init gets the idle class, and this is called with the outcome."""
 
 
 @final
@@ -70,6 +105,7 @@ class FastPath:
         *,
         waits: Callable[[str], bool] = lambda _: False,
         files: FileOps = REAL,
+        scheduler: Scheduler = REAL_SCHEDULER,
         root: str = "/",
     ) -> None:
         """``report`` is called once per execution, after the writes; it only records and marks.
@@ -79,6 +115,7 @@ class FastPath:
         self._report = report
         self._waits = waits
         self._files = files
+        self._scheduler = scheduler
         self._proc = os.path.join(root, "proc")
         self._prepared: dict[str, _Prepared] = {}
 
@@ -96,11 +133,37 @@ class FastPath:
         """
         earlier = self._prepared.get(container_id)
         signalled = settled or (earlier is not None and earlier.signalled)
-        self._prepared[container_id] = _Prepared(tuple(writes), procs, signalled=signalled)
+        self._prepared[container_id] = prepared = _Prepared(tuple(writes), procs, signalled=signalled)
+        prepared.on_init = earlier.on_init if earlier is not None else None
+
+    def prepare_init(self, container_id: str, *, procs: str, done: Callable[[InitClass], None]) -> None:
+        """Prepare the idle class for the init of a container in creation. Its original must be durable already.
+
+        ``done`` is called with the outcome, within the task that read the signal.
+        """
+        prepared = self._prepared.setdefault(container_id, _Prepared((), procs, signalled=False))
+        prepared.on_init = done
+
+    def is_init_prepared(self, container_id: str) -> bool:
+        """Whether the init gets the idle class at the first signal."""
+        prepared = self._prepared.get(container_id)
+        return prepared is not None and prepared.on_init is not None
 
     def drop(self, container_id: str) -> None:
         """Drop the writes of a container that is gone, held or no longer managed."""
-        self._prepared.pop(container_id, None)
+        prepared = self._prepared.get(container_id)
+        if prepared is not None and prepared.on_init is not None:
+            prepared.writes = ()
+        else:
+            self._prepared.pop(container_id, None)
+
+    def keep_inits(self, container_ids: Collection[str]) -> None:
+        """Drop the idle class prepared for the inits of all other containers."""
+        for container_id, prepared in list(self._prepared.items()):
+            if prepared.on_init is not None and container_id not in container_ids:
+                prepared.on_init = None
+                if not prepared.writes:
+                    del self._prepared[container_id]
 
     def clear(self) -> None:
         """Drop all prepared writes (observe mode, restore)."""
@@ -118,12 +181,40 @@ class FastPath:
             return False
         write_now = self._files.write_now
         errnos = [write_now(write.directory, write.file, write.text) for write in prepared.writes]
-        done_at = time.monotonic()
         creation = not prepared.signalled
         prepared.signalled = True
+        on_init, prepared.on_init = prepared.on_init, None
+        init = self._set_init(prepared.procs) if creation and on_init is not None else None
+        done_at = time.monotonic()
         before_exec = self.not_yet_executed(container_id, prepared.procs) if creation else None
-        self._report(FastResult(container_id, signal_at, done_at, prepared.writes, errnos, before_exec, creation))
+        self._report(FastResult(container_id, signal_at, done_at, prepared.writes, errnos, before_exec, creation, init))
+        if on_init is not None and init is not None:
+            on_init(init)
+            if not prepared.writes:
+                self._prepared.pop(container_id, None)
         return True
+
+    def _set_init(self, procs: str) -> InitClass:
+        """Set the idle class on all threads of the first process. A policy that is not the usual one stays."""
+        changed, kept = set[str](), set[str]()
+        failed = 0
+        try:
+            words = self._files.read(procs, "cgroup.procs").split()
+            if not words or not digits(words[0]):
+                return InitClass(0, 0, errno.ESRCH)
+            for _ in range(_ROUNDS):
+                # The main thread first: others that start from now on are its copies.
+                for tid in (words[0], *self._files.groups(f"{self._proc}/{words[0]}/task"))[:_MOST_THREADS]:
+                    if tid in changed or tid in kept:
+                        continue
+                    if self._scheduler.policy(int(tid)) != OTHER:
+                        kept.add(tid)
+                        continue
+                    self._scheduler.set_policy(int(tid), IDLE)
+                    changed.add(tid)
+        except OSError as exc:
+            failed = exc.errno or errno.EIO
+        return InitClass(len(changed), len(kept), failed)
 
     def not_yet_executed(self, container_id: str, procs: str) -> bool | None:
         """Whether the first process is still the runtime's init; None if unknown.

@@ -1,4 +1,4 @@
-"""Files of the kernel that are no control files: ``oom_score_adj`` of processes, and files of the node (`catalog`).
+"""Files of the node that are no control files (`catalog`).
 
 Belongs here: reading them, writing them, and restoring them.
 

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from cgroupfs import scheduling
 from cgroupfs.errors import SourceError, StoreError
 from reconciler.actuators.base import OfflineContext
 from reconciler.actuators.codec import (
@@ -25,11 +26,12 @@ from reconciler.actuators.codec import (
 )
 from reconciler.actuators.core_sched import tasks
 from reconciler.actuators.core_sched.tasks import CookieState
-from reconciler.actuators.files import node_files, oom_score
+from reconciler.actuators.files import node_files
 from reconciler.actuators.files.node_files import FileRows, NodeFileState
-from reconciler.actuators.files.oom_score import OomScoreRows, OomScoreState
 from reconciler.actuators.network import undo as network
 from reconciler.actuators.network.undo import NetworkState, Redirect
+from reconciler.actuators.processes import idle_threads, oom_score
+from reconciler.actuators.processes.process_values import ContainerRecord, ContainerRecords
 from reconciler.actuators.resctrl import undo as resctrl
 from reconciler.actuators.resctrl.undo import ResctrlState
 from reconciler.actuators.restore import UndoKind, restore_ledger
@@ -59,26 +61,24 @@ FILE_ROWS = st.builds(
         max_size=3,
     ),
 )
+
+
+def container_records(values: st.SearchStrategy[int]) -> st.SearchStrategy[ContainerRecords]:
+    record = st.builds(
+        ContainerRecord,
+        pod_uid=UIDS,
+        inode=st.integers(0, 2**63),
+        ours=st.lists(values, max_size=3),
+        original=values,
+        odd=st.dictionaries(PROCESSES, values, max_size=3),
+    )
+    return st.builds(ContainerRecords, containers=st.dictionaries(PATHS, record, max_size=3))
+
+
 STATES: list[tuple[RowCodec[Any], st.SearchStrategy[msgspec.Struct]]] = [
     *((codec, FILE_ROWS) for codec in node_files.CODECS.values()),
-    (
-        oom_score.CODEC,
-        st.builds(
-            OomScoreRows,
-            containers=st.dictionaries(
-                PATHS,
-                st.builds(
-                    OomScoreState,
-                    pod_uid=UIDS,
-                    inode=st.integers(0, 2**63),
-                    ours=st.lists(NUMBERS, max_size=3),
-                    original=NUMBERS,
-                    odd=st.dictionaries(PROCESSES, NUMBERS, max_size=3),
-                ),
-                max_size=3,
-            ),
-        ),
-    ),
+    (oom_score.CODEC, container_records(NUMBERS)),
+    (idle_threads.CODEC, container_records(st.sampled_from(sorted(scheduling.NAMES)))),
     (
         tasks.CODEC,
         st.builds(CookieState, ours=st.dictionaries(st.integers(1, 2**64 - 1), st.text(max_size=20), max_size=4)),

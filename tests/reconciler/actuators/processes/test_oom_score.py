@@ -1,8 +1,7 @@
 """BE processes' oom_score_adj on this machine's own processes: given, kept, taken back, over deaths of the agent."""
 
 import os
-import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,98 +14,36 @@ from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
 from reconciler.actuators.base import PlanSnapshot
 from reconciler.actuators.codec import read_rows
-from reconciler.actuators.files.oom_score import CODEC, OomScores, restore_scores
+from reconciler.actuators.processes.oom_score import CODEC, OomScores, restore_scores
 from reconciler.control.planner import plan_node
 from reconciler.policies.oom_score import OomScoreConfig
 from reconciler.policies.table import PoliciesConfig
 from state.ledger import Ledger
 from state.memory import MemoryPreferences
-from state.model import GroupRef, Hold, PodClass
+from state.model import Hold, PodClass
 from state.store import Store, StoreBatch
 from state.undo import RestoreOutcome
-from tests.cgroupfs.kernelgroup import kernel_groups
-from tests.reconciler.nodes import container, node, pod
+from tests.reconciler.actuators.processes.live import Killed, Live, Mortal, live_container
+from tests.reconciler.nodes import node
 
 # All raise their number only: this machine's root may not be allowed to lower one below where it began.
 ON = OomScoreConfig(enabled=True)
 FORK = "import subprocess, sys; print(flush=True); sys.stdin.readline(); subprocess.run(['sleep', '60'])"
 
 
-class Live:
-    """A container's group with processes of the test's own, and an actuator that can die and come again."""
+class Scored(Live[OomScores]):
+    """With one actuator for ``oom_score_adj``."""
 
     def __init__(self, hierarchy: Hierarchy, root: str, path: Path) -> None:
-        self.hierarchy = hierarchy
-        self.pod = f"{root}/podbe"
-        self.main = f"{self.pod}/id-main"
-        self.path = str(path / "state.db")
-        self.store = Store(self.path, boot="one")
-        self.started: list[subprocess.Popen[bytes]] = []
-        above = hierarchy.trigger_directory(os.path.dirname(root))
-        for group in (root, self.pod, self.main):
-            directory = hierarchy.trigger_directory(group)
-            if group != root:
-                os.mkdir(directory)
-            if hierarchy.trigger == "cpuset":
-                for file in ("cpuset.cpus", "cpuset.mems"):
-                    REAL.write(directory, file, REAL.read(above, file).strip())
-        self.actuator = self.make()
+        super().__init__(hierarchy, root, path, OomScores)
 
-    def make(self) -> OomScores:
-        return OomScores(self.hierarchy, Ledger(self.store), trio.CapacityLimiter(1))
+    def process(self, score: int, command: Sequence[str] = ("sleep", "60")) -> int:
+        pid = self.start(command).pid
+        REAL.write(f"/proc/{pid}", "oom_score_adj", str(score))
+        return self.enter(pid)
 
-    def crash(self) -> None:
-        """The agent dies and comes again: only the store is left."""
-        self.store.close()
-        self.store = Store(self.path, boot="one")
-        self.actuator = self.make()
-
-    def process(self, score: int, command: list[str] | None = None) -> int:
-        popen = subprocess.Popen(command or ["sleep", "60"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        self.started.append(popen)
-        REAL.write(f"/proc/{popen.pid}", "oom_score_adj", str(score))
-        REAL.write(self.hierarchy.trigger_directory(self.main), "cgroup.procs", str(popen.pid))
-        return popen.pid
-
-    def move(self, pid: int, inside: str) -> None:
-        """Into a group below the container's, made level by level as its own manager would."""
-        above = self.hierarchy.trigger_directory(self.main)
-        for name in inside.split("/"):
-            below = f"{above}/{name}"
-            if not os.path.isdir(below):
-                os.mkdir(below)
-                if self.hierarchy.trigger == "cpuset":
-                    for file in ("cpuset.cpus", "cpuset.mems"):
-                        REAL.write(below, file, REAL.read(above, file).strip())
-            above = below
-        REAL.write(above, "cgroup.procs", str(pid))
-
-    async def sweep(
-        self,
-        config: OomScoreConfig = ON,
-        *,
-        enforce: bool = True,
-        cls: PodClass = PodClass.RECLAIMED,
-        wish: MemoryPreferences | None = None,
-        holds: dict[str, Hold] | None = None,
-    ) -> None:
-        item = pod("be", container("main"), cls=cls)
-        inode = REAL.inode(self.hierarchy.trigger_directory(self.main))
-        main = replace(item.containers[0], group=GroupRef(path=self.main, inode=inode))
-        item = replace(item, group=GroupRef(path=self.pod), containers=(main,), memory=wish or MemoryPreferences())
-        view = node(item, versions=self.hierarchy.versions())
-        plan = plan_node(view, None, PoliciesConfig(oom_score=config))
-        self.actuator.planned(PlanSnapshot(view=view, plan=plan, enforce=enforce, holds=holds or {}))
-        await self.actuator.sweep()
-
-    def end_processes(self) -> None:
-        for popen in self.started:
-            popen.kill()
-            popen.communicate()
-
-    def end(self) -> None:
-        self.end_processes()
-        self.store.close()
+    async def sweep(self, config: OomScoreConfig = ON, **how: Any) -> None:  # as `Live.situation`
+        await self.apply(self.situation(PoliciesConfig(oom_score=config), **how))
 
 
 def score(pid: int) -> int:
@@ -114,17 +51,13 @@ def score(pid: int) -> int:
 
 
 @pytest.fixture
-def live(tmp_path: Path) -> Iterator[Live]:
-    with kernel_groups("oom", "cpuset") as (hierarchy, root):
-        made = Live(hierarchy, root, tmp_path)
-        try:
-            yield made
-        finally:
-            made.end()
+def live(tmp_path: Path) -> Iterator[Scored]:
+    with live_container("oom", tmp_path, Scored) as made:
+        yield made
 
 
 @pytest.mark.kernel
-async def test_all_processes_get_the_number_and_each_its_own_back(live: Live) -> None:
+async def test_all_processes_get_the_number_and_each_its_own_back(live: Scored) -> None:
     first, odd = live.process(100), live.process(300)
     await live.sweep()
     assert (score(first), score(odd)) == (1000, 1000)
@@ -135,7 +68,7 @@ async def test_all_processes_get_the_number_and_each_its_own_back(live: Live) ->
 
 
 @pytest.mark.kernel
-async def test_a_child_born_under_our_number_gets_its_containers_back(live: Live) -> None:
+async def test_a_child_born_under_our_number_gets_its_containers_back(live: Scored) -> None:
     parent = live.process(100, ["python3", "-c", FORK])
     popen = live.started[-1]
     assert popen.stdin is not None
@@ -157,7 +90,7 @@ async def test_a_child_born_under_our_number_gets_its_containers_back(live: Live
 
 @pytest.mark.kernel
 @pytest.mark.parametrize("daemon", [True, False], ids=["by the daemon", "without a daemon"])
-async def test_processes_in_groups_that_a_container_has_made_count_as_its_own(live: Live, daemon: bool) -> None:
+async def test_processes_in_groups_that_a_container_has_made_count_as_its_own(live: Scored, daemon: bool) -> None:
     first, inner, moved = live.process(100), live.process(300), live.process(100)
     live.move(inner, "docker/inner")
     await live.sweep()
@@ -169,7 +102,7 @@ async def test_processes_in_groups_that_a_container_has_made_count_as_its_own(li
 
 
 @pytest.mark.kernel
-async def test_a_crash_loses_nothing_and_a_changed_wish_keeps_the_original(live: Live) -> None:
+async def test_a_crash_loses_nothing_and_a_changed_wish_keeps_the_original(live: Scored) -> None:
     pid, late = live.process(100), 0
     await live.sweep(wish=MemoryPreferences(oom_priority=-1))
     assert score(pid) == 901
@@ -186,31 +119,9 @@ async def test_a_crash_loses_nothing_and_a_changed_wish_keeps_the_original(live:
     assert restore_scores(live.hierarchy, Ledger(live.store)) == []
 
 
-class Killed(BaseException):
-    """The agent ends here, as by SIGKILL."""
-
-
-class Mortal:
-    """What is asked of another goes on to it, until the agent is killed before one more change."""
-
-    def __init__(self, real: object, method: str, left: list[int]) -> None:
-        self._real = real
-        self._method = method
-        self._left = left
-
-    def __getattr__(self, name: str) -> Any:  # whatever the other has
-        return self._change if name == self._method else getattr(self._real, name)
-
-    def _change(self, *given: object) -> object:
-        if not self._left[0]:
-            raise Killed
-        self._left[0] -= 1
-        return getattr(self._real, self._method)(*given)
-
-
 @pytest.mark.kernel
 @pytest.mark.parametrize("daemon", [True, False], ids=["by the next daemon", "without a daemon"])
-async def test_killed_at_any_step_each_process_gets_its_own_back(live: Live, daemon: bool) -> None:
+async def test_killed_at_any_step_each_process_gets_its_own_back(live: Scored, daemon: bool) -> None:
     pids = {live.process(100): 100, live.process(300): 300, live.process(100): 100}
     steps = 0
     while True:
@@ -237,7 +148,7 @@ async def test_killed_at_any_step_each_process_gets_its_own_back(live: Live, dae
 
 
 @pytest.mark.kernel
-async def test_a_number_that_is_not_ours_is_left_when_ours_is_taken_back(live: Live) -> None:
+async def test_a_number_that_is_not_ours_is_left_when_ours_is_taken_back(live: Scored) -> None:
     pid = live.process(100)
     await live.sweep(wish=MemoryPreferences(oom_priority=-1))
     REAL.write(f"/proc/{pid}", "oom_score_adj", "950")
@@ -256,15 +167,15 @@ async def test_a_number_that_is_not_ours_is_left_when_ours_is_taken_back(live: L
         pytest.param({"holds": {"node": Hold(target="node", reason="r", by="b")}}, id="a held node"),
     ],
 )
-async def test_nothing_is_written(live: Live, how: dict[str, object]) -> None:
+async def test_nothing_is_written(live: Scored, how: dict[str, Any]) -> None:
     pid = live.process(100)
-    await live.sweep(**how)  # type: ignore[arg-type]
+    await live.sweep(**how)
     assert score(pid) == 100
     assert read_rows(Ledger(live.store), CODEC).containers == {}
 
 
 @pytest.mark.kernel
-async def test_what_cannot_be_remembered_is_not_written(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_cannot_be_remembered_is_not_written(live: Scored, monkeypatch: pytest.MonkeyPatch) -> None:
     pid = live.process(100)
     apply = Store.apply
 
@@ -281,25 +192,22 @@ async def test_what_cannot_be_remembered_is_not_written(live: Live, monkeypatch:
 
 
 @pytest.mark.kernel
-async def test_a_container_that_is_gone_is_forgotten(live: Live) -> None:
+async def test_a_container_that_is_gone_is_forgotten(live: Scored) -> None:
     pid = live.process(100)
     await live.sweep()
-    for popen in live.started:
-        popen.kill()
-        popen.communicate()
-    live.started.clear()
+    live.end_processes()
     assert not os.path.exists(f"/proc/{pid}")
     await live.sweep(OomScoreConfig())
     assert read_rows(Ledger(live.store), CODEC).containers == {}
 
 
-def standing(live: Live) -> tuple[str, str, str | None]:
+def standing(live: Scored) -> tuple[str, str, str | None]:
     status = live.actuator.standings[live.main]["oom.score"]
     return status.state, status.wanted, status.actual
 
 
 @pytest.mark.kernel
-async def test_how_each_container_stands_is_told(live: Live) -> None:
+async def test_how_each_container_stands_is_told(live: Scored) -> None:
     live.process(100)
     await live.sweep(enforce=False)
     assert standing(live) == ("would write", "1000", None)
@@ -314,7 +222,7 @@ async def test_how_each_container_stands_is_told(live: Live) -> None:
 
 
 @pytest.mark.kernel
-async def test_a_process_that_had_the_wanted_number_of_its_own_keeps_it(live: Live) -> None:
+async def test_a_process_that_had_the_wanted_number_of_its_own_keeps_it(live: Scored) -> None:
     first, own = live.process(100), live.process(1000)
     await live.sweep()
     assert (score(first), score(own)) == (1000, 1000)
@@ -333,7 +241,7 @@ async def test_a_process_that_had_the_wanted_number_of_its_own_keeps_it(live: Li
     ids=["observe", "dry run", "hold"],
 )
 async def test_a_container_that_the_view_lacks_is_not_written_where_nothing_may_be(
-    live: Live, *, enforce: bool, config: OomScoreConfig, holds: dict[str, Hold]
+    live: Scored, *, enforce: bool, config: OomScoreConfig, holds: dict[str, Hold]
 ) -> None:
     pid = live.process(100)
     await live.sweep()

@@ -1,0 +1,61 @@
+"""Scheduling policies of single threads, by system call.
+
+Inherited over fork and exec; the nice value is kept across a change. A change out of the idle class needs CAP_SYS_NICE
+or a sufficient RLIMIT_NICE, one on another user's thread CAP_SYS_NICE. Source: sched(7), sched_setscheduler(2).
+"""
+
+import os
+from typing import Final, Protocol, final
+
+OTHER: Final = 0
+IDLE: Final = 5
+NAMES: Final = {OTHER: "other", 1: "fifo", 2: "rr", 3: "batch", IDLE: "idle", 6: "deadline", 7: "ext"}
+"""By the kernel's numbers. Source: include/uapi/linux/sched.h."""
+_NUMBERS: Final = {name: number for number, name in NAMES.items()}
+_RESET: Final = 0x4000_0000
+"""SCHED_RESET_ON_FORK: of a thread in the idle class it resets a negative nice value only, never the class."""
+
+
+class Scheduler(Protocol):
+    """Reads and sets policies. Errors: `OSError`, as the kernel answers; ESRCH where there is no such thread."""
+
+    def policy(self, tid: int) -> int:
+        """The policy, without flags."""
+
+    def set_policy(self, tid: int, policy: int) -> None:
+        """Set a policy without a real-time priority. The thread's flag SCHED_RESET_ON_FORK stays."""
+
+
+@final
+class RealScheduler:
+    """`Scheduler` on the running kernel."""
+
+    def policy(self, tid: int) -> int:
+        return os.sched_getscheduler(_thread(tid)) & ~_RESET
+
+    def set_policy(self, tid: int, policy: int) -> None:
+        flag = os.sched_getscheduler(_thread(tid)) & _RESET
+        os.sched_setscheduler(tid, policy | flag, os.sched_param(0))
+
+
+REAL_SCHEDULER: Final[Scheduler] = RealScheduler()
+"""The running kernel."""
+
+
+def policy_text(policy: int) -> str:
+    """A policy's name, as in chrt(1); the number of one that has none here."""
+    return NAMES.get(policy, str(policy))
+
+
+def parse_policy(text: str) -> int:
+    """The policy of a name. Errors: `ValueError` for an unknown one."""
+    if text not in _NUMBERS:
+        raise ValueError(f"{text[:20]!r} is not a scheduling policy")
+    return _NUMBERS[text]
+
+
+def _thread(tid: int) -> int:
+    # 0 is the caller for the kernel; a group lists it for a process outside of this PID namespace.
+    if tid <= 0:
+        raise ProcessLookupError(f"no thread {tid}")
+    return tid

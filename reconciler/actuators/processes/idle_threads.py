@@ -1,0 +1,228 @@
+"""Puts the threads of BE containers in the kernel's idle class (SCHED_IDLE), and restores it. An auxiliary actuator.
+
+A container in creation: its init, at the runtime's signal and so before the exec of its program (the fast path), once
+its row is durable; every process of it inherits the class. Running ones: all threads, by the sweep, which also finds
+exec probes: their first process is the runtime's child. A thread with any other policy than the usual one was given it
+on purpose, by its program or by a person: it is left and counted, and so is one that was in the idle class before us.
+
+The original of every other thread is "other", and what is forked below an idle one inherits that. Source: sched(7).
+"""
+
+import errno
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from functools import partial
+from math import inf
+from operator import attrgetter
+from typing import Final, NamedTuple, final
+
+import trio
+
+from cgroupfs.errors import errno_name
+from cgroupfs.files import REAL, FileOps
+from cgroupfs.hierarchy import Hierarchy
+from cgroupfs.scheduling import IDLE, OTHER, REAL_SCHEDULER, Scheduler, parse_policy, policy_text
+from reconciler.actuators.base import ActuatorContext, ActuatorKind, OfflineContext, PlanSnapshot
+from reconciler.actuators.cgroup.fastpath import FastPath, InitClass
+from reconciler.actuators.processes.process_values import (
+    ContainerRecord,
+    MemberValues,
+    ProcessValueActuator,
+    ProcessValueKind,
+    codec_of,
+    offline,
+    restore_values,
+)
+from reconciler.runtime.wakeup import WakeUp
+from reconciler.signals.processes import PodProcesses
+from state.cpu import THREAD_POLICY
+from state.kinds import THREAD
+from state.ledger import Ledger
+from state.model import Phase
+from state.plan import ProcessValuePlan
+from state.setting_state import SettingState
+from state.undo import RestoreResult
+
+FILE: Final = "scheduling policy"
+"""In place of a file name, in the ledger and in the results of a restore."""
+_NAME: Final = "idle_threads"
+_KIND: Final = ProcessValueKind(
+    ledger=THREAD,
+    file=FILE,
+    knob=THREAD_POLICY,
+    policy="idle_class",
+    members="threads",
+    part=attrgetter("idle_threads"),
+    text=policy_text,
+    parse=parse_policy,
+    original=lambda _: OTHER,
+    pinned=lambda policy: policy not in {OTHER, IDLE},
+)
+CODEC: Final = codec_of(_KIND)
+
+
+@final
+class _Policies:
+    """`ValueAccess`, by system call."""
+
+    def __init__(self, hierarchy: Hierarchy, files: FileOps, scheduler: Scheduler) -> None:
+        self._pod_processes = PodProcesses(hierarchy, files)
+        self._scheduler = scheduler
+
+    def ids(self, path: str) -> Iterable[int]:
+        return self._pod_processes.threads_of_group(path)
+
+    def read(self, number: int) -> int:
+        return self._scheduler.policy(number)
+
+    def write(self, number: int, value: int) -> None:
+        self._scheduler.set_policy(number, value)
+
+
+def restore_policies(
+    hierarchy: Hierarchy,
+    ledger: Ledger,
+    only: str | None = None,
+    *,
+    root: str = "/",
+    files: FileOps = REAL,
+    scheduler: Scheduler = REAL_SCHEDULER,
+) -> list[RestoreResult]:
+    """Restore everything while no daemon runs. Errors: `StoreError` if the result cannot be recorded."""
+    members = MemberValues(_KIND, _Policies(hierarchy, files, scheduler), hierarchy, root, files)
+    return restore_values(_KIND, members, ledger, only)
+
+
+class _Created(NamedTuple):
+    """A container in creation whose init is to be in the idle class."""
+
+    path: str
+    inode: int
+    pod_uid: str
+
+    def record(self) -> ContainerRecord:
+        """The row that has to be durable before."""
+        return ContainerRecord(pod_uid=self.pod_uid, inode=self.inode, ours=[IDLE], original=OTHER)
+
+
+@final
+class IdleThreads(ProcessValueActuator):
+    """The auxiliary actuator for the idle class of threads."""
+
+    name = _NAME
+
+    def __init__(
+        self,
+        hierarchy: Hierarchy,
+        ledger: Ledger,
+        lane: trio.CapacityLimiter,
+        fastpath: FastPath,
+        *,
+        root: str = "/",
+        files: FileOps = REAL,
+        scheduler: Scheduler = REAL_SCHEDULER,
+        writes: Counter[tuple[str, str]] | None = None,
+    ) -> None:
+        """``lane``: the store's one-thread limiter. ``writes`` is counted up: by knob and outcome."""
+        policies = _Policies(hierarchy, files, scheduler)
+        super().__init__(_KIND, policies, hierarchy, ledger, lane, root=root, files=files)
+        self._hierarchy = hierarchy
+        self._fastpath = fastpath
+        self._writes = Counter[tuple[str, str]]() if writes is None else writes
+        self._created: dict[str, _Created] = {}
+        self._prepare_soon = WakeUp()
+        self._unused: set[str] = set()
+
+    def planned(self, situation: PlanSnapshot) -> None:
+        """A reconciliation is over: the containers in creation are prepared, by a task of its own."""
+        super().planned(situation)
+        self._created = self._in_creation(situation)
+        self._fastpath.keep_inits(self._created.keys())
+        if not all(map(self._fastpath.is_init_prepared, self._created)):
+            self._prepare_soon.set()
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Sweep, and prepare: a container's start does not wait for a sweep."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._prepare_always)
+            await super().run(task_status=task_status)
+
+    async def restore(self, only: str | None = None) -> Sequence[RestoreResult]:
+        """Restore everything, or one pod's containers; nothing is prepared before the next reconciliation."""
+        self._created = {cid: item for cid, item in self._created.items() if only not in {None, item.pod_uid}}
+        self._fastpath.keep_inits(self._created.keys())
+        return await super().restore(only)
+
+    # Containers in creation
+
+    def _in_creation(self, situation: PlanSnapshot) -> dict[str, _Created]:
+        plan = self._kind.part(situation.plan) or ProcessValuePlan()
+        if not situation.enforce or plan.dry_run:
+            return {}
+        return {
+            container.id: _Created(container.group.path, container.group.inode, uid)
+            for uid, pod in situation.view.pods.items()
+            for container in pod.containers
+            if container.phase is Phase.CREATING
+            and container.group.path in plan.settings
+            and not self._held(situation, container.group.path, uid)
+        }
+
+    async def _prepare_always(self) -> None:
+        while True:
+            await self._prepare_soon.wait(inf)
+            await self.prepare()
+
+    async def prepare(self) -> None:
+        """Make the rows of containers in creation durable, then prepare the fast path for their inits."""
+        fresh = {cid: item for cid, item in self._created.items() if not self._fastpath.is_init_prepared(cid)}
+        records = {item.path: item.record() for item in fresh.values()}
+        if not fresh or not await self._save(lambda now: {**now, **records}):
+            return
+        for cid, item in fresh.items():
+            # A hold, another mode or a restore may have come meanwhile.
+            if self._created.get(cid) == item:
+                procs = self._hierarchy.trigger_directory(item.path)
+                self._fastpath.prepare_init(cid, procs=procs, done=partial(self._on_init, item.path))
+
+    def _on_init(self, path: str, init: InitClass) -> None:
+        """The fast path has set an init's class, within the task that read the signal."""
+        refused = init.errno not in {0, errno.ESRCH}
+        self.counts[errno_name(init.errno) if refused else "at the signal"] += 1
+        self._writes[THREAD_POLICY, "refused" if refused else "hot"] += 1
+        if not init.changed:
+            self._unused.add(path)
+
+    async def _sweep(self, situation: PlanSnapshot) -> None:
+        if unused := self._unused:
+            # Nothing has our value there: what the threads have now is their own.
+            self._unused = set()
+            await self._save(lambda now: {path: record for path, record in now.items() if path not in unused})
+        await super()._sweep(situation)
+
+    def _before_signal(self, container_id: str) -> SettingState:
+        prepared = self._fastpath.is_init_prepared(container_id)
+        return SettingState.PREPARED if prepared else super()._before_signal(container_id)
+
+
+def _build(context: ActuatorContext) -> IdleThreads:
+    return IdleThreads(
+        context.hierarchy,
+        context.ledger,
+        context.store_lane,
+        context.fastpath,
+        root=context.root,
+        files=context.files,
+        writes=context.writes,
+    )
+
+
+def _undo(context: OfflineContext) -> Sequence[RestoreResult]:
+    return offline(
+        context,
+        lambda hierarchy: restore_policies(hierarchy, context.ledger, context.only, root=context.root),
+    )
+
+
+ACTUATOR: Final = ActuatorKind(codecs={THREAD: CODEC}, build=_build, undo=_undo)
+"""Its row in `reconciler.daemon.side_actuators`."""

@@ -1,0 +1,106 @@
+"""Sets ``oom_score_adj`` of the processes of BE pods, and restores it. An auxiliary actuator.
+
+The original of a container is the value of its oldest process.
+
+Source: proc(5) on oom_score_adj. The file belongs to the user of its process: others need CAP_DAC_OVERRIDE. A writer
+with CAP_SYS_RESOURCE also sets the minimum to which the process itself may return; without it no writer, bypassd
+included, writes less than that minimum.
+"""
+
+import os
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
+from typing import Final, final
+
+import trio
+
+from cgroupfs.files import REAL, FileOps
+from cgroupfs.hierarchy import Hierarchy
+from reconciler.actuators.base import ActuatorContext, ActuatorKind, OfflineContext
+from reconciler.actuators.processes.process_values import (
+    MemberValues,
+    ProcessValueActuator,
+    ProcessValueKind,
+    codec_of,
+    offline,
+    restore_values,
+)
+from reconciler.signals.processes import PodProcesses
+from state.kinds import PROCESS
+from state.ledger import Ledger
+from state.memory import OOM_SCORE
+from state.undo import RestoreResult
+
+FILE: Final = "oom_score_adj"
+_NAME: Final = "oom_score"
+_KIND: Final = ProcessValueKind(
+    ledger=PROCESS,
+    file=FILE,
+    knob=OOM_SCORE,
+    policy=_NAME,
+    members="processes",
+    part=attrgetter("oom_scores"),
+)
+CODEC: Final = codec_of(_KIND)
+
+
+@final
+class _Scores:
+    """`ValueAccess`, by /proc."""
+
+    def __init__(self, hierarchy: Hierarchy, root: str, files: FileOps) -> None:
+        self._pod_processes = PodProcesses(hierarchy, files)
+        self._proc = os.path.join(root, "proc")
+        self._files = files
+
+    def ids(self, path: str) -> Iterable[int]:
+        return self._pod_processes.of_group(path)
+
+    def read(self, number: int) -> int:
+        return int(self._files.read(f"{self._proc}/{number}", FILE))
+
+    def write(self, number: int, value: int) -> None:
+        self._files.write(f"{self._proc}/{number}", FILE, str(value))
+
+
+def restore_scores(
+    hierarchy: Hierarchy, ledger: Ledger, only: str | None = None, *, root: str = "/", files: FileOps = REAL
+) -> list[RestoreResult]:
+    """Restore everything while no daemon runs. Errors: `StoreError` if the result cannot be recorded."""
+    members = MemberValues(_KIND, _Scores(hierarchy, root, files), hierarchy, root, files)
+    return restore_values(_KIND, members, ledger, only)
+
+
+@final
+class OomScores(ProcessValueActuator):
+    """The auxiliary actuator for ``oom_score_adj``."""
+
+    name = _NAME
+
+    def __init__(
+        self,
+        hierarchy: Hierarchy,
+        ledger: Ledger,
+        lane: trio.CapacityLimiter,
+        *,
+        root: str = "/",
+        files: FileOps = REAL,
+    ) -> None:
+        """``lane``: the store's one-thread limiter."""
+        scores = _Scores(hierarchy, root, files)
+        super().__init__(_KIND, scores, hierarchy, ledger, lane, root=root, files=files)
+
+
+def _build(context: ActuatorContext) -> OomScores:
+    return OomScores(context.hierarchy, context.ledger, context.store_lane, root=context.root, files=context.files)
+
+
+def _undo(context: OfflineContext) -> Sequence[RestoreResult]:
+    return offline(
+        context,
+        lambda hierarchy: restore_scores(hierarchy, context.ledger, context.only, root=context.root),
+    )
+
+
+ACTUATOR: Final = ActuatorKind(codecs={PROCESS: CODEC}, build=_build, undo=_undo)
+"""Its row in `reconciler.daemon.side_actuators`."""

@@ -1,0 +1,586 @@
+"""Brings one value of every process, or of every thread, of BE containers to the plan, and restores it.
+
+The base of the auxiliary actuators of this package. After each reconciliation, and periodically for processes that
+``exec`` started in a container: list the members of every wanted container, including those of groups that it has made
+below its own, compare, write, and repeat until nothing differs. A child has its parent's value, so most members never
+need a write and have no original of their own: each container has one original, and each member with another value has
+its own recorded (it is odd). Both are in the store before the first write. A restore leaves values that are not ours
+unchanged.
+
+A member is known by its id and start time: the kernel gives ids away again. What a container can cost is bounded: in
+members that are read in one sweep (the other containers are first in the next), and in odd ones.
+"""
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import islice
+from typing import Final, NamedTuple, Protocol, final
+
+import msgspec
+import trio
+from msgspec.structs import replace
+
+from cgroupfs.bounded import whole
+from cgroupfs.errors import SourceError, StoreError, errno_name
+from cgroupfs.files import REAL, FileOps
+from cgroupfs.hierarchy import Hierarchy
+from reconciler.actuators.base import OfflineContext, PeriodicWorker, PlanSnapshot
+from reconciler.actuators.cgroup.status import SettingStatus
+from reconciler.actuators.codec import LedgerState, RowCodec, undo_rows
+from reconciler.actuators.holds import holding
+from state.entry import LedgerEntry
+from state.ledger import Ledger
+from state.model import Phase, Setting
+from state.plan import NodePlan, ProcessValuePlan
+from state.setting_state import SettingState
+from state.undo import RestoreOutcome, RestoreResult
+
+_ROUNDS: Final = 4
+"""Of one sweep, and of one restore: what is forked after a listing is found by the next."""
+_MOST_READ: Final = 20_000
+"""Members that one sweep reads: some 20 ms for policies, 0.5 s for files of /proc."""
+_MOST_ODD: Final = 1_000
+"""Odd members of one container: each is a row of the ledger."""
+
+
+class ContainerRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The record of one container.
+
+    ``ours``: the values that we have written, the newest last. ``odd``: by ``id:start``, the originals of members that
+    differed from the container's.
+    """
+
+    pod_uid: str
+    inode: int
+    ours: list[int]
+    original: int
+    odd: dict[str, int] = {}
+
+
+class ContainerRecords(msgspec.Struct, frozen=True, kw_only=True):
+    """The records of all containers, by group path."""
+
+    containers: Mapping[str, ContainerRecord] = {}
+
+
+class ValueAccess(Protocol):
+    """Reads and writes the value of single members. All methods block and run in a thread. Errors: `OSError`."""
+
+    def ids(self, path: str) -> Iterable[int]:
+        """The members of one group and all below it; none if it is gone."""
+
+    def read(self, number: int) -> int:
+        """The value of one member. Errors: `ValueError` as well."""
+
+    def write(self, number: int, value: int) -> None:
+        """Set the value of one member."""
+
+
+def oldest(values: Mapping[str, int]) -> int:
+    """The value of a container's oldest member; ``values`` begins with it."""
+    return next(iter(values.values()))
+
+
+class ProcessValueKind(msgspec.Struct, frozen=True, kw_only=True):
+    """What an actuator of this package is about.
+
+    ``ledger``: the kind of its rows; ``file``: their field, and the name in the results of a restore; ``policy``: whose
+    setting it is. ``members``: the plural, for people. ``original``: of a container, from its members' values, the
+    oldest first. ``pinned``: a value that is never changed.
+    """
+
+    ledger: str
+    file: str
+    knob: str
+    policy: str
+    members: str
+    part: Callable[[NodePlan], ProcessValuePlan | None]
+    text: Callable[[int], str] = str
+    parse: Callable[[str], int] = whole
+    original: Callable[[Mapping[str, int]], int] = oldest
+    pinned: Callable[[int], bool] = lambda _: False
+
+    @property
+    def of_member(self) -> str:
+        """Prefix of the ``id:start`` of an odd member, in a row's field."""
+        return f"{self.file} of "
+
+
+def codec_of(kind: ProcessValueKind) -> RowCodec[ContainerRecords]:
+    """The codec of its rows."""
+    return RowCodec(kind=kind.ledger, load=partial(_load, kind), dump=partial(_dump, kind))
+
+
+def _load(kind: ProcessValueKind, rows: Iterable[LedgerEntry]) -> ContainerRecords:
+    containers: dict[str, ContainerRecord] = {}
+    odd: dict[str, dict[str, int]] = {}
+    for row in rows:
+        with suppress(ValueError):
+            if row.original is None or not (row.file == kind.file or row.file.startswith(kind.of_member)):
+                continue
+            original, ours = kind.parse(row.original), [kind.parse(text) for text in row.ours]
+            if row.file == kind.file:
+                containers[row.path] = ContainerRecord(
+                    pod_uid=row.pod_uid or "", inode=row.inode, ours=ours, original=original
+                )
+            else:
+                member = row.file.removeprefix(kind.of_member)
+                number, _, start = member.partition(":")
+                whole(number), whole(start)
+                odd.setdefault(row.path, {})[member] = original
+    return ContainerRecords(
+        containers={path: replace(record, odd=odd.get(path, {})) for path, record in containers.items()}
+    )
+
+
+def _dump(kind: ProcessValueKind, state: ContainerRecords) -> Iterable[LedgerEntry]:
+    for path, record in state.containers.items():
+        originals = {
+            kind.file: record.original,
+            **{f"{kind.of_member}{member}": value for member, value in record.odd.items()},
+        }
+        ours = tuple(map(kind.text, record.ours))
+        for field, original in originals.items():
+            yield LedgerEntry(
+                kind=kind.ledger,
+                controller="",
+                path=path,
+                file=field,
+                knob=kind.knob,
+                inode=record.inode,
+                original=kind.text(original),
+                ours=ours,
+                wanted=ours[-1] if ours else None,
+                pod_uid=record.pod_uid or None,
+                policy=kind.policy,
+            )
+
+
+class MembersSeen(NamedTuple):
+    """One reading of a container. ``values``: by ``id:start``, the oldest first, without what was not requested.
+
+    ``total``: the members read; ``pinned``: those that are never changed, which ``values`` lacks.
+    """
+
+    values: dict[str, int]
+    total: int = 0
+    pinned: int = 0
+
+
+@final
+class MemberValues:
+    """The members of groups and their values. All methods block and run in a thread."""
+
+    def __init__(
+        self, kind: ProcessValueKind, access: ValueAccess, hierarchy: Hierarchy, root: str, files: FileOps
+    ) -> None:
+        self._kind = kind
+        self._access = access
+        self._hierarchy = hierarchy
+        self._proc = os.path.join(root, "proc")
+        self._files = files
+
+    def of_group(self, path: str, inode: int = 0, *, without: int | None = None) -> MembersSeen:
+        """All members of a group and below it, except those that have the value ``without``; none if it is gone."""
+        rows: list[tuple[int, str, int]] = []
+        total = pinned = 0
+        try:
+            if inode and self._files.inode(self._hierarchy.trigger_directory(path)) != inode:
+                return MembersSeen({})
+        except OSError:
+            return MembersSeen({})
+        for number in islice(self._access.ids(path), _MOST_READ):
+            try:
+                value = self._access.read(number)
+                total += 1
+                if self._kind.pinned(value):
+                    pinned += 1
+                elif value != without:
+                    # Each start is a file: only of those that are needed.
+                    start = self._start(number)
+                    rows.append((start, f"{number}:{start}", value))
+            except (OSError, ValueError):
+                continue  # it has exited
+        return MembersSeen({key: value for _, key, value in sorted(rows)}, total, pinned)
+
+    def has(self, key: str) -> bool:
+        """Whether a member still exists."""
+        try:
+            return self._is_same(key)
+        except (OSError, ValueError):
+            return False
+
+    def write(self, key: str, value: int) -> str:
+        """Set one member's value. Returns an empty text, ``gone``, or the errno's name."""
+        try:
+            if not self._is_same(key):
+                return "gone"
+            self._access.write(int(key.partition(":")[0]), value)
+        except (ProcessLookupError, FileNotFoundError, ValueError):
+            return "gone"
+        except OSError as exc:
+            return errno_name(exc.errno)
+        return ""
+
+    def _is_same(self, key: str) -> bool:
+        number, _, start = key.partition(":")
+        return self._start(int(number)) == int(start)
+
+    def _start(self, number: int) -> int:
+        # The name in brackets may contain any character, brackets too: count from the last bracket.
+        return int(self._files.read(f"{self._proc}/{number}", "stat").rpartition(")")[2].split()[19])
+
+    def restore(self, path: str, record: ContainerRecord) -> RestoreResult:
+        """Restore every member of a container to its own original, else to the container's."""
+        failed = Counter[str]()
+        restored = 0
+        for _ in range(_ROUNDS):
+            due = {
+                key: original
+                for key, value in self.of_group(path, record.inode).values.items()
+                if value in record.ours and value != (original := record.odd.get(key, record.original))
+            }
+            outcomes = Counter(self.write(key, original) for key, original in due.items())
+            restored += outcomes.pop("", 0)
+            del outcomes["gone"]
+            failed = outcomes
+            if not due or failed:
+                break
+        why = "; ".join(f"{count} {self._kind.members}: {code}" for code, count in sorted(failed.items()))
+        undo = RestoreOutcome.REFUSED if why else RestoreOutcome.RESTORED if restored else RestoreOutcome.ALREADY
+        text = self._kind.text(record.original)
+        return RestoreResult(path=path, file=self._kind.file, undo=undo, text=text, detail=why)
+
+
+def _undo(
+    members: MemberValues, state: ContainerRecords, only: str | None
+) -> tuple[list[RestoreResult], ContainerRecords]:
+    """Restore all containers, or those of one pod (uid); returns the results and the remaining state. For a thread."""
+    chosen = _chosen(state.containers, only)
+    done = [members.restore(path, record) for path, record in chosen.items()]
+    finished = {result.path for result in done if result.ok}
+    left = {path: record for path, record in state.containers.items() if path not in finished}
+    return done, ContainerRecords(containers=left)
+
+
+def _chosen(containers: Mapping[str, ContainerRecord], only: str | None) -> dict[str, ContainerRecord]:
+    return {path: record for path, record in sorted(containers.items()) if only in {None, record.pod_uid}}
+
+
+def restore_values(
+    kind: ProcessValueKind, members: MemberValues, ledger: Ledger, only: str | None = None
+) -> list[RestoreResult]:
+    """Restore everything while no daemon runs. Errors: `StoreError` if the result cannot be recorded."""
+    return undo_rows(ledger, codec_of(kind), lambda state: _undo(members, state, only))
+
+
+def offline(
+    context: OfflineContext, restore: Callable[[Hierarchy], Sequence[RestoreResult]]
+) -> Sequence[RestoreResult]:
+    """``restore`` with the node's hierarchy."""
+    try:
+        return restore(Hierarchy.detect(context.root))
+    except SourceError:
+        return ()  # without cgroups nothing was ever written
+
+
+class _Outcome(NamedTuple):
+    """One sweep of one container. ``written`` counts outcomes, by errno's name; the empty one is a write."""
+
+    written: Counter[str]
+    kept: int = 0
+    total: int = 0
+    problem: str = ""
+
+
+class _Due(NamedTuple):
+    """What is to be written in one container; ``record`` None: the recorded one covers it."""
+
+    value: int
+    keys: list[str]
+    record: ContainerRecord | None
+
+
+class ProcessValueActuator:
+    """An auxiliary actuator for one such value."""
+
+    name: str
+
+    def __init__(
+        self,
+        kind: ProcessValueKind,
+        access: ValueAccess,
+        hierarchy: Hierarchy,
+        ledger: Ledger,
+        lane: trio.CapacityLimiter,
+        *,
+        root: str = "/",
+        files: FileOps = REAL,
+    ) -> None:
+        """``lane``: the store's one-thread limiter."""
+        self.counts: Counter[str] = Counter()
+        self.standings: dict[str, dict[str, SettingStatus]] = {}
+        """By group path, then knob; as `cgroup.status.StatusTable.by_group`."""
+        self._kind = kind
+        self._members = MemberValues(kind, access, hierarchy, root, files)
+        self._rows = LedgerState(codec_of(kind), ledger, lane)
+        self._saving = trio.Lock()
+        self._worker = PeriodicWorker(self._sweep, self._period_s)
+        self._problems: list[str] = []
+        self._kept: dict[str, int] = {}
+        self._first = ""
+        """The container with which the next sweep begins: those before it have used up the last one."""
+
+    # The interface of an auxiliary actuator
+
+    def planned(self, situation: PlanSnapshot) -> None:
+        """A reconciliation is over."""
+        self._worker.planned(situation, wake=self._kind.part(situation.plan) is not None or bool(self._containers))
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Sweep after each reconciliation, and periodically, for ever."""
+        await self._worker.run(task_status=task_status)
+
+    async def sweep(self) -> None:
+        """Bring all members to the newest plan's values; one sweep at a time."""
+        await self._worker.sweep()
+
+    async def restore(self, only: str | None = None) -> Sequence[RestoreResult]:
+        """Restore everything, or one pod's containers; the other pods keep their values."""
+        async with self._worker.restoring():
+            return await self._restore(_chosen(self._containers, only))
+
+    def status(self) -> Mapping[str, object]:
+        """The containers that have a value of ours, those with members that keep their own, and counts."""
+        kind = self._kind
+        return {
+            "containers": {path: _plain(kind, record.ours[-1]) for path, record in sorted(self._containers.items())},
+            "kept": dict(sorted(self._kept.items())),
+            "counts": dict(sorted(self.counts.items())),
+        }
+
+    def problems(self) -> Sequence[str]:
+        """The refused writes of the last sweep."""
+        return self._problems
+
+    # One sweep
+
+    @property
+    def _containers(self) -> Mapping[str, ContainerRecord]:
+        """The containers that have a value of ours."""
+        return self._rows.now.containers
+
+    def _period_s(self, situation: PlanSnapshot) -> float | None:
+        plan = self._kind.part(situation.plan)
+        return plan.sweep_s if plan is not None else None
+
+    async def _sweep(self, situation: PlanSnapshot) -> None:
+        self._problems = []
+        wanted, left = self._wanted(situation)
+        # The records of this moment: a later one may be of a container that this situation does not have yet.
+        unmanaged = {path: self._containers[path] for path in self._containers.keys() - {*wanted, *left}}
+        unwanted = await self._worker.work(partial(self._unwanted, situation, unmanaged))
+        await self._restore(unwanted)
+        outcomes: dict[str, _Outcome] = {}
+        due, room = wanted, _MOST_READ
+        for _ in range(_ROUNDS):
+            room, found, writes = await self._worker.work(partial(self._compare, due, room))
+            records = {path: write.record for path, write in writes.items() if write.record is not None}
+            if records and not await self._save(partial(_with, records)):
+                found |= dict.fromkeys(records, _Outcome(Counter(), problem=f"{self._kind.knob} cannot be recorded"))
+                writes = {path: write for path, write in writes.items() if path not in records}
+            written = await self._worker.work(partial(self._write, writes))
+            for path, seen in found.items():
+                before = outcomes[path].written if path in outcomes else Counter[str]()
+                outcomes[path] = seen._replace(written=before + written.get(path, Counter()))
+            # A refusal would be repeated as it is.
+            due = {path: wanted[path] for path, counts in written.items() if not any(counts)}
+            if not due:
+                break
+        self._kept = {path: outcome.kept for path, outcome in outcomes.items() if outcome.kept}
+        self.standings = {
+            **{path: {self._kind.knob: status} for path, status in left.items() if status is not None},
+            **{path: {self._kind.knob: self._status(wanted[path][0], outcomes.get(path))} for path in wanted},
+        }
+        refused = sum((outcome.written for outcome in outcomes.values()), Counter[str]())
+        self._problems += [
+            f"{count} {self._kind.members} keep their {self._kind.file}: {code}"
+            for code, count in refused.items()
+            if code
+        ]
+
+    def _unwanted(
+        self, situation: PlanSnapshot, unmanaged: Mapping[str, ContainerRecord]
+    ) -> dict[str, ContainerRecord]:
+        """Those of these containers, which are not wanted any more, to restore: all if writing is allowed.
+
+        Otherwise only rows without a member are dropped: the group is gone, and nothing is written.
+        """
+        plan = self._kind.part(situation.plan) or ProcessValuePlan()
+        read_only = not situation.enforce or plan.dry_run
+        return {
+            path: record
+            for path, record in unmanaged.items()
+            if not (read_only or self._held(situation, path, record.pod_uid or None))
+            or not self._members.of_group(path, record.inode).total
+        }
+
+    def _held(self, situation: PlanSnapshot, path: str, uid: str | None) -> str:
+        """The reason of a hold that covers a container; empty: none."""
+        hold = holding(situation.holds, path=path, knob=self._kind.knob, pod_uid=uid)
+        return f"{hold.reason} (by {hold.by})" if hold is not None else ""
+
+    def _wanted(
+        self, situation: PlanSnapshot
+    ) -> tuple[dict[str, tuple[Setting, int]], dict[str, SettingStatus | None]]:
+        """By container: the wanted setting and the inode; and the status of those that are left unchanged."""
+        plan = self._kind.part(situation.plan) or ProcessValuePlan()
+        wanted: dict[str, tuple[Setting, int]] = {}
+        left: dict[str, SettingStatus | None] = {}
+        for uid, pod in sorted(situation.view.pods.items()):
+            for container in pod.containers:
+                path = container.group.path
+                setting = plan.settings.get(path)
+                if held := self._held(situation, path, uid):
+                    left[path] = self._unchanged(setting, SettingState.HELD, held)
+                elif not situation.enforce or plan.dry_run:
+                    left[path] = self._unchanged(setting, SettingState.WOULD_WRITE)
+                elif setting is not None and container.phase is Phase.CREATING:
+                    left[path] = self._unchanged(setting, self._before_signal(container.id))
+                elif setting is not None:
+                    wanted[path] = setting, container.group.inode
+        return wanted, left
+
+    def _before_signal(self, container_id: str) -> SettingState:
+        """The state of a container that the runtime is creating."""
+        del container_id
+        return SettingState.WAITING
+
+    def _compare(
+        self, wanted: Mapping[str, tuple[Setting, int]], room: int
+    ) -> tuple[int, dict[str, _Outcome], dict[str, _Due]]:
+        """In the thread: how many more may be read, what was seen, and what is to be written."""
+        seen: dict[str, _Outcome] = {}
+        due: dict[str, _Due] = {}
+        later = sorted(path for path in wanted if path < self._first)
+        self._first = ""
+        for path in (*sorted(wanted.keys() - set(later)), *later):
+            if room <= 0:
+                self._first = path
+                break
+            setting, inode = wanted[path]
+            assert isinstance(setting.value, int)
+            record = self._containers.get(path)
+            if record is not None and record.inode != inode:
+                record = None
+            # At the first write the wanted value, too, is a member's own.
+            reading = self._members.of_group(path, inode, without=None if record is None else setting.value)
+            room -= reading.total
+            keys = [key for key, value in reading.values.items() if value != setting.value]
+            own = sum(value == setting.value for value in (record.odd if record is not None else {}).values())
+            outcome = _Outcome(Counter(), reading.pinned + own, reading.total)
+            if keys:
+                after = self._recorded(setting, inode, record, reading.values)
+                if len(after.odd) > _MOST_ODD:
+                    outcome = outcome._replace(problem=f"more than {_MOST_ODD} {self._kind.members} have their own")
+                else:
+                    due[path] = _Due(setting.value, keys, after if after != record else None)
+            seen[path] = outcome
+        return room, seen, due
+
+    def _recorded(
+        self, setting: Setting, inode: int, record: ContainerRecord | None, values: Mapping[str, int]
+    ) -> ContainerRecord:
+        """The record of a container whose members get a value. A former value of ours already has its original."""
+        number = setting.value
+        assert isinstance(number, int)
+        if record is None:
+            record = ContainerRecord(
+                pod_uid=setting.pod_uid or "", inode=inode, ours=[], original=self._kind.original(values)
+            )
+        odd = {key: value for key, value in values.items() if value not in {record.original, *record.ours}}
+        return replace(
+            record,
+            ours=[*(our for our in record.ours if our != number), number],
+            odd={**odd, **{key: had for key, had in record.odd.items() if key in values or self._members.has(key)}},
+        )
+
+    def _write(self, writes: Mapping[str, _Due]) -> dict[str, Counter[str]]:
+        """In the thread. By container: the outcomes; exited members do not count."""
+        counts: dict[str, Counter[str]] = {}
+        for path, due in writes.items():
+            counts[path] = Counter(self._members.write(key, due.value) for key in due.keys)
+            self.counts.update({outcome or "written": count for outcome, count in counts[path].items()})
+            del counts[path]["gone"]
+        return counts
+
+    async def _restore(self, chosen: Mapping[str, ContainerRecord]) -> list[RestoreResult]:
+        done: list[RestoreResult] = []
+        if not chosen:
+            return done
+        for path, record in chosen.items():
+            done.append(await self._worker.work(partial(self._members.restore, path, record)))
+        self._problems += [f"{result.path}: {result.detail}" for result in done if not result.ok]
+        finished = {result.path for result in done if result.ok}
+        await self._save(
+            lambda now: {path: record for path, record in now.items() if path not in finished}, dropped="restored"
+        )
+        return done
+
+    async def _save(
+        self,
+        change: Callable[[Mapping[str, ContainerRecord]], Mapping[str, ContainerRecord]],
+        *,
+        dropped: str = "gone",
+    ) -> bool:
+        """Record the changed records; returns whether that is durable, and in force."""
+        async with self._saving:
+            try:
+                await self._rows.save(ContainerRecords(containers=change(self._containers)), dropped=dropped)
+            except StoreError as exc:
+                self._problems.append(str(exc))
+                return False
+        return True
+
+    # Status
+
+    def _unchanged(self, setting: Setting | None, state: SettingState, detail: str = "") -> SettingStatus | None:
+        if setting is None:
+            return None
+        return SettingStatus(setting, state, self._text(setting), None, detail or setting.reason, time.time())
+
+    def _status(self, setting: Setting, outcome: _Outcome | None) -> SettingStatus:
+        """The status of one container after a sweep; ``outcome`` None: the sweep did not come to it."""
+        members, wanted = self._kind.members, self._text(setting)
+        actual: str | None = None
+        detail = ""
+        if outcome is None:
+            state, detail = SettingState.WAITING, f"other containers have too many {members} for one sweep"
+        elif outcome.problem:
+            state, detail = SettingState.NOT_RECORDED, outcome.problem
+        elif any(outcome.written):
+            state = SettingState.REFUSED
+            detail = ", ".join(f"{count} {members}: {code}" for code, count in sorted(outcome.written.items()) if code)
+        elif outcome.kept and outcome.kept >= outcome.total:
+            state, detail = SettingState.YIELDED, f"all {outcome.kept} {members} keep their own"
+        else:
+            state, actual = SettingState.WRITTEN if outcome.written else SettingState.IN_PLACE, wanted
+            detail = f"{outcome.kept} of {outcome.total} {members} keep their own" if outcome.kept else ""
+        return SettingStatus(setting, state, wanted, actual, detail, time.time())
+
+    def _text(self, setting: Setting) -> str:
+        assert isinstance(setting.value, int)
+        return self._kind.text(setting.value)
+
+
+def _with(records: Mapping[str, ContainerRecord], now: Mapping[str, ContainerRecord]) -> Mapping[str, ContainerRecord]:
+    return {**now, **records}
+
+
+def _plain(kind: ProcessValueKind, value: int) -> int | str:
+    """A number stays one in documents."""
+    return value if kind.text is str else kind.text(value)

@@ -1,0 +1,391 @@
+"""The idle class on this machine's own threads: given, inherited, kept, taken back, over deaths of the agent."""
+
+import errno
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import trio
+
+from cgroupfs.errors import StoreError
+from cgroupfs.files import REAL
+from cgroupfs.hierarchy import Hierarchy
+from cgroupfs.scheduling import IDLE, OTHER, REAL_SCHEDULER, Scheduler, parse_policy, policy_text
+from reconciler.actuators.cgroup.fastpath import FastPath, FastResult
+from reconciler.actuators.codec import read_rows
+from reconciler.actuators.processes.idle_threads import CODEC, IdleThreads, restore_policies
+from reconciler.policies.idle_class import IdleClassConfig
+from reconciler.policies.table import PoliciesConfig
+from state.ledger import Ledger
+from state.model import Hold, Phase, PodClass
+from state.store import Store, StoreBatch
+from state.undo import RestoreOutcome
+from tests.reconciler.actuators.processes.live import Killed, Live, Mortal, live_container
+from tests.reconciler.nodes import node
+
+pytestmark = pytest.mark.kernel
+BATCH, FIFO = 3, 1
+CONTAINER = "id-main"
+ON = IdleClassConfig(enabled=True, threads=True)
+TALKER = """
+import os, subprocess, sys, threading
+wait = threading.Event()
+print("ready", flush=True)
+for line in sys.stdin:
+    match line.strip():
+        case "thread":
+            thread = threading.Thread(target=wait.wait, daemon=True)
+            thread.start()
+            print(thread.native_id, flush=True)
+        case "exec":
+            print(subprocess.Popen(["sleep", "60"]).pid, flush=True)
+"""
+"""Starts a thread, or a program, and prints its id."""
+WORK = "while True: sum(range(10_000))"
+
+
+class Idle(Live[IdleThreads]):
+    """With one actuator for the threads' policy, and its fast path."""
+
+    def __init__(self, hierarchy: Hierarchy, root: str, path: Path) -> None:
+        self.results: list[FastResult] = []
+        self.fastpath = FastPath(self.results.append)
+        super().__init__(hierarchy, root, path, self._idle_threads)
+
+    def _idle_threads(self, hierarchy: Hierarchy, ledger: Ledger, lane: trio.CapacityLimiter) -> IdleThreads:
+        self.fastpath = FastPath(self.results.append)
+        return IdleThreads(hierarchy, ledger, lane, self.fastpath)
+
+    def process(self, policy: int = OTHER) -> int:
+        pid = self.start().pid
+        os.sched_setscheduler(pid, policy, os.sched_param(1 if policy == FIFO else 0))
+        return self.enter(pid)
+
+    def talker(self) -> subprocess.Popen[bytes]:
+        popen = self.start((sys.executable, "-c", TALKER))
+        assert popen.stdout is not None
+        popen.stdout.readline()
+        self.enter(popen.pid)
+        return popen
+
+    async def sweep(self, config: IdleClassConfig = ON, **how: Any) -> None:  # as `Live.situation`
+        await self.apply(self.situation(PoliciesConfig(idle_class=config), **how))
+
+    def create(self, **how: Any) -> None:  # as `Live.situation`
+        """A pass sees the container in creation."""
+        self.actuator.planned(self.situation(PoliciesConfig(idle_class=ON), phase=Phase.CREATING, **how))
+
+    def rows(self) -> set[str]:
+        return set(read_rows(Ledger(self.store), CODEC).containers)
+
+    def standing(self) -> tuple[str, str, str | None]:
+        status = self.actuator.standings[self.main]["thread.policy"]
+        return status.state, status.wanted, status.actual
+
+
+def ask(popen: subprocess.Popen[bytes], what: str) -> int:
+    assert popen.stdin is not None
+    assert popen.stdout is not None
+    popen.stdin.write(what.encode() + b"\n")
+    popen.stdin.flush()
+    return int(popen.stdout.readline())
+
+
+def policies(*tids: int) -> list[int]:
+    return [REAL_SCHEDULER.policy(tid) for tid in tids]
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> Iterator[Idle]:
+    with live_container("idle", tmp_path, Idle) as made:
+        yield made
+
+
+async def test_every_thread_gets_the_class_and_its_own_policy_back(live: Idle) -> None:
+    popen = live.talker()
+    thread, other = ask(popen, "thread"), live.process()
+    await live.sweep()
+    assert policies(popen.pid, thread, other) == [IDLE] * 3
+    assert live.actuator.status()["containers"] == {live.main: "idle"}
+    assert live.standing() == ("written", "idle", "idle")
+    await live.sweep()
+    assert live.standing() == ("in place", "idle", "idle")
+    await live.sweep(IdleClassConfig())
+    assert policies(popen.pid, thread, other) == [OTHER] * 3
+    assert live.rows() == set()
+
+
+async def test_threads_and_programs_started_below_inherit_it_and_get_the_usual_policy_back(live: Idle) -> None:
+    popen = live.talker()
+    await live.sweep()
+    thread, child = ask(popen, "thread"), ask(popen, "exec")
+    assert policies(thread, child) == [IDLE, IDLE]
+    (done,) = await live.actuator.restore()
+    assert (done.undo, policies(popen.pid, thread, child)) == (RestoreOutcome.RESTORED, [OTHER] * 3)
+    os.kill(child, 9)
+
+
+async def test_a_process_that_came_from_outside_is_found_by_the_next_sweep(live: Idle) -> None:
+    live.process()
+    await live.sweep()
+    probe = live.process()
+    assert policies(probe) == [OTHER]
+    await live.sweep()
+    assert policies(probe) == [IDLE]
+
+
+@pytest.mark.parametrize("daemon", [True, False], ids=["by the daemon", "without a daemon"])
+async def test_threads_in_groups_that_a_container_has_made_count_as_its_own(live: Idle, daemon: bool) -> None:
+    first, inner = live.process(), live.process()
+    live.move(inner, "docker/inner")
+    await live.sweep()
+    assert policies(first, inner) == [IDLE, IDLE]
+    done = await live.actuator.restore() if daemon else restore_policies(live.hierarchy, Ledger(live.store))
+    assert [result.undo for result in done] == [RestoreOutcome.RESTORED]
+    assert policies(first, inner) == [OTHER, OTHER]
+
+
+async def test_policies_set_on_purpose_and_earlier_idle_ones_are_left_and_counted(live: Idle) -> None:
+    usual, batch, fifo, idle = (live.process(policy) for policy in (OTHER, BATCH, FIFO, IDLE))
+    await live.sweep()
+    assert policies(usual, batch, fifo, idle) == [IDLE, BATCH, FIFO, IDLE]
+    await live.sweep()
+    assert live.actuator.status()["kept"] == {live.main: 3}
+    live.crash()
+    assert all(result.ok for result in await live.actuator.restore())
+    assert policies(usual, batch, fifo, idle) == [OTHER, BATCH, FIFO, IDLE]
+
+
+async def test_a_container_whose_threads_all_have_their_own_gets_no_row(live: Idle) -> None:
+    live.process(BATCH)
+    await live.sweep()
+    assert (live.standing()[0], live.rows()) == ("yielded", set())
+
+
+async def test_nice_and_reset_on_fork_stay(live: Idle) -> None:
+    pid = live.process()
+    os.setpriority(os.PRIO_PROCESS, pid, 7)
+    flag = os.SCHED_RESET_ON_FORK
+    os.sched_setscheduler(pid, OTHER | flag, os.sched_param(0))
+    await live.sweep()
+    assert (os.sched_getscheduler(pid), os.getpriority(os.PRIO_PROCESS, pid)) == (IDLE | flag, 7)
+    await live.actuator.restore()
+    assert (os.sched_getscheduler(pid), os.getpriority(os.PRIO_PROCESS, pid)) == (OTHER | flag, 7)
+
+
+@pytest.mark.parametrize("daemon", [True, False], ids=["by the next daemon", "without a daemon"])
+async def test_killed_at_any_step_each_thread_gets_its_own_back(live: Idle, daemon: bool) -> None:
+    pids = {live.process(policy): policy for policy in (OTHER, IDLE, OTHER)}
+    steps = 0
+    while True:
+        left = [steps]
+        scheduler, store = Mortal(REAL_SCHEDULER, "set_policy", left), Mortal(live.store, "apply", left)
+        live.actuator = IdleThreads(
+            live.hierarchy,
+            Ledger(cast(Store, store)),
+            trio.CapacityLimiter(1),
+            live.fastpath,
+            scheduler=cast(Scheduler, scheduler),
+        )
+        ended = True
+        try:
+            await live.sweep()
+        except Killed:
+            ended = False
+        live.crash()
+        done = await live.actuator.restore() if daemon else restore_policies(live.hierarchy, Ledger(live.store))
+        assert all(result.ok for result in done), (steps, done)
+        assert dict(zip(pids, policies(*pids), strict=True)) == pids, f"killed after {steps} changes"
+        assert live.rows() == set()
+        if ended:
+            break
+        steps += 1
+    assert steps == 3, "one row, and two threads"
+
+
+async def test_a_restart_adopts_what_the_last_run_has_set(live: Idle) -> None:
+    pid = live.process()
+    await live.sweep()
+    live.crash()
+    await live.sweep()
+    assert (live.standing()[0], live.rows()) == ("in place", {live.main})
+    assert [result.undo for result in restore_policies(live.hierarchy, Ledger(live.store), "another")] == []
+    assert [result.undo for result in restore_policies(live.hierarchy, Ledger(live.store), "be")] == [
+        RestoreOutcome.RESTORED
+    ]
+    assert policies(pid) == [OTHER]
+
+
+NOTHING = pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param({"enforce": False}, id="observe mode"),
+        pytest.param({"cls": PodClass.SHARED}, id="an online pod"),
+        pytest.param({"holds": {"node": Hold(target="node", reason="r", by="b")}}, id="a held node"),
+        pytest.param({"holds": {"pod:be": Hold(target="pod:be", reason="r", by="b")}}, id="a held pod"),
+        pytest.param(
+            {"holds": {"knob:thread.policy": Hold(target="knob:thread.policy", reason="r", by="b")}}, id="knob"
+        ),
+    ],
+)
+
+
+@NOTHING
+async def test_nothing_is_set(live: Idle, how: dict[str, Any]) -> None:
+    pid = live.process()
+    await live.sweep(**how)
+    live.create(**how)
+    await live.actuator.prepare()
+    assert not live.fastpath.execute(CONTAINER, 0.0)
+    assert (policies(pid), live.rows()) == ([OTHER], set())
+
+
+async def test_a_hold_leaves_what_was_set(live: Idle) -> None:
+    pid = live.process()
+    await live.sweep()
+    probe = live.process()
+    await live.sweep(holds={"pod:be": Hold(target="pod:be", reason="r", by="b")})
+    assert (policies(pid, probe), live.rows(), live.standing()[0]) == ([IDLE, OTHER], {live.main}, "held")
+
+
+async def test_what_cannot_be_recorded_is_not_set(live: Idle, monkeypatch: pytest.MonkeyPatch) -> None:
+    pid = live.process()
+    apply = Store.apply
+
+    def full(store: Store, batch: StoreBatch) -> None:
+        raise StoreError("no space")
+
+    monkeypatch.setattr(Store, "apply", full)
+    await live.sweep()
+    live.create()
+    await live.actuator.prepare()
+    assert not live.fastpath.is_init_prepared(CONTAINER)
+    assert (policies(pid), "no space" in live.actuator.problems()) == ([OTHER], True)
+    monkeypatch.setattr(Store, "apply", apply)
+    await live.sweep()
+    assert policies(pid) == [IDLE]
+
+
+# At the runtime's signal
+
+
+async def test_the_init_gets_it_at_the_signal_once_its_row_is_durable(live: Idle) -> None:
+    live.create()
+    assert not live.fastpath.is_init_prepared(CONTAINER)
+    await live.actuator.prepare()
+    assert live.rows() == {live.main}
+    popen = live.talker()
+    thread = ask(popen, "thread")
+    assert live.fastpath.awaits(CONTAINER)
+    assert live.fastpath.execute(CONTAINER, 0.0)
+    assert policies(popen.pid, thread) == [IDLE, IDLE]
+    (result,) = live.results
+    assert (result.init, result.creation) == ((2, 0, 0), True)
+    assert policies(ask(popen, "exec")) == [IDLE]
+    live.crash()
+    await live.actuator.restore()
+    assert policies(popen.pid, thread) == [OTHER, OTHER]
+
+
+async def test_an_update_of_the_runtime_sets_nothing_and_undoes_nothing(live: Idle) -> None:
+    pid = live.process()
+    live.create()
+    await live.actuator.prepare()
+    live.fastpath.execute(CONTAINER, 0.0)
+    os.sched_setscheduler(pid, BATCH, os.sched_param(0))
+    live.fastpath.execute(CONTAINER, 0.0)
+    await live.sweep()
+    assert policies(pid) == [BATCH]
+    assert live.actuator.status()["kept"] == {live.main: 1}
+
+
+async def test_a_runtime_that_is_in_the_idle_class_itself_is_not_ours_to_undo(live: Idle) -> None:
+    pid = live.process(IDLE)
+    live.create()
+    await live.actuator.prepare()
+    live.fastpath.execute(CONTAINER, 0.0)
+    assert live.results[0].init == (0, 1, 0)
+    await live.sweep()
+    await live.actuator.restore()
+    assert (policies(pid), live.rows()) == ([IDLE], set())
+
+
+async def test_without_an_init_the_outcome_says_so(live: Idle) -> None:
+    live.create()
+    await live.actuator.prepare()
+    live.fastpath.execute(CONTAINER, 0.0)
+    assert live.results[0].init == (0, 0, errno.ESRCH)
+    assert live.actuator.status()["counts"] == {"at the signal": 1}
+
+
+async def test_a_hold_or_a_restore_takes_the_preparation_back(live: Idle) -> None:
+    pid = live.process()
+    live.create()
+    await live.actuator.prepare()
+    live.create(holds={"pod:be": Hold(target="pod:be", reason="r", by="b")})
+    assert not live.fastpath.execute(CONTAINER, 0.0)
+    live.create()
+    await live.actuator.prepare()
+    await live.actuator.restore("be")
+    assert not live.fastpath.execute(CONTAINER, 0.0)
+    assert policies(pid) == [OTHER]
+
+
+async def test_the_row_of_a_container_in_creation_outlives_a_sweep_and_not_its_group(live: Idle) -> None:
+    live.create()
+    await live.actuator.prepare()
+    await live.actuator.sweep()
+    assert (live.rows(), live.standing()[0]) == ({live.main}, "prepared")
+    empty = live.situation(PoliciesConfig(idle_class=ON))
+    await live.apply(type(empty)(view=node(), plan=empty.plan, enforce=True))
+    assert live.rows() == set()
+
+
+# What it does
+
+
+def cpu_ticks(pid: int) -> int:
+    fields = REAL.read(f"/proc/{pid}", "stat").rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
+async def test_a_normal_thread_beside_an_idle_one_gets_nearly_all_of_the_cpu(live: Idle) -> None:
+    cpu = min(os.sched_getaffinity(0))
+    usual, idle = (live.start((sys.executable, "-c", WORK)).pid for _ in range(2))
+    for pid in (usual, idle):
+        os.sched_setaffinity(pid, {cpu})
+        live.enter(pid)
+    os.sched_setscheduler(usual, BATCH, os.sched_param(0))
+    await live.sweep()
+    assert policies(usual, idle) == [BATCH, IDLE]
+    before = cpu_ticks(usual), cpu_ticks(idle)
+    with trio.fail_after(60):
+        while cpu_ticks(usual) - before[0] < 150:  # noqa: ASYNC110  # a process wakes nobody
+            await trio.sleep(0.1)
+    assert cpu_ticks(idle) - before[1] < (cpu_ticks(usual) - before[0]) / 5
+
+
+# Parts
+
+
+def test_names_of_policies_are_read_back_and_others_refused() -> None:
+    assert [parse_policy(policy_text(number)) for number in (0, 1, 2, 3, 5, 6, 7)] == [0, 1, 2, 3, 5, 6, 7]
+    assert policy_text(9) == "9"
+    for text in ("9", "", "IDLE", "idle "):
+        with pytest.raises(ValueError, match="policy"):
+            parse_policy(text)
+
+
+@pytest.mark.parametrize("tid", [0, -1])
+def test_a_process_outside_the_pid_namespace_never_stands_for_the_daemon(tid: int) -> None:
+    own = REAL_SCHEDULER.policy(threading.get_native_id())
+    with pytest.raises(ProcessLookupError):
+        REAL_SCHEDULER.set_policy(tid, IDLE)
+    with pytest.raises(ProcessLookupError):
+        REAL_SCHEDULER.policy(tid)
+    assert REAL_SCHEDULER.policy(threading.get_native_id()) == own
