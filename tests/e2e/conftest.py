@@ -1,6 +1,7 @@
 """Fixtures of the tests that run real containers. Everything they make is undone, also after a failure."""
 
 import os
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -81,6 +82,17 @@ def agent(tmp_path: Path) -> Iterator[StartAgent]:
     finally:
         for one in started:
             one.stop()
+
+
+@pytest.fixture
+def visitor() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that is to come into a container from outside, as exec brings it."""
+    process = subprocess.Popen(["/bin/sleep", "600"])
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
 
 
 @pytest.fixture

@@ -54,12 +54,15 @@ class NodeBusy(Exception):
 class Report(Struct, frozen=True, kw_only=True):
     """What a container saw at its first instruction. ``values``: control file's name to text; "!" if there was none.
 
+    ``policy``: of scheduling, the kernel's number.
+
     Units: nanoseconds of CLOCK_MONOTONIC, the host's.
     """
 
     first_ns: int
     read_ns: int
     affinity: frozenset[int]
+    policy: int
     values: Mapping[str, str]
 
 
@@ -117,10 +120,12 @@ def read_report(path: str, within_s: float) -> Report:
     with open(path, encoding="utf-8") as file:
         rows = dict(line.rstrip("\n").partition("\t")[::2] for line in file)
     first, done, cpus = (rows.pop(name) for name in ("first_ns", "read_ns", "affinity"))
+    policy = int(rows.pop("policy"))
     return Report(
         first_ns=int(first),
         read_ns=int(done),
         affinity=frozenset(int(cpu) for cpu in cpus.split(",") if cpu),
+        policy=policy,
         values={os.path.basename(name): text for name, text in rows.items()},
     )
 

@@ -50,17 +50,6 @@ def only(numbers: set[int]) -> int:
     return next(iter(numbers)) if len(numbers) == 1 else -1
 
 
-@pytest.fixture
-def visitor() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that is to come into a container from outside, as exec brings it."""
-    process = subprocess.Popen(["/bin/sleep", "600"])
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-
-
 def test_cookies_follow_the_pods_and_outlive_the_agent(
     containerd_node: Node,
     run_pod: PodFactory,

@@ -2,8 +2,8 @@
  *
  *   app OUT MODE [ARGUMENT] [FILE...]
  *
- * Its first act, before anything else, is to read FILEs (control files of its own cgroup) and its own CPU affinity, so
- * that what it prints is what held at its first instruction. The report goes to OUT ("-": none), renamed into place.
+ * Its first act, before anything else, is to read FILEs (control files of its own cgroup), its own CPU affinity and its
+ * scheduling policy, so that what it prints is what held at its first instruction. The report goes to OUT ("-": none), renamed into place.
  * Times are CLOCK_MONOTONIC nanoseconds: the same clock as on the host.
  *
  * MODE  sleep          until SIGTERM
@@ -50,7 +50,8 @@ static void read_line(const char *path, char *into)
 	into[strcspn(into, "\n")] = 0;
 }
 
-static void report(const char *out, long long first, long long done, const cpu_set_t *cpus, char **file, int files)
+static void report(const char *out, long long first, long long done, int policy, const cpu_set_t *cpus, char **file,
+		   int files)
 {
 	char temporary[512];
 	snprintf(temporary, sizeof temporary, "%s.new", out);
@@ -59,7 +60,7 @@ static void report(const char *out, long long first, long long done, const cpu_s
 		perror(temporary);
 		return;
 	}
-	fprintf(f, "first_ns\t%lld\nread_ns\t%lld\naffinity\t", first, done);
+	fprintf(f, "first_ns\t%lld\nread_ns\t%lld\npolicy\t%d\naffinity\t", first, done, policy);
 	const char *comma = "";
 	for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)
 		if (CPU_ISSET(cpu, cpus)) {
@@ -99,6 +100,7 @@ int main(int argc, char **argv)
 	for (int i = 0; i < files; i++)
 		read_line(argv[named + i], text[i]);
 	sched_getaffinity(0, sizeof cpus, &cpus);
+	int policy = sched_getscheduler(0);
 	long long done = now();
 
 	if (argc < 3 || (named == 4 && argc < 4)) {
@@ -108,7 +110,7 @@ int main(int argc, char **argv)
 	/* Process 1 of a pid namespace ignores signals without a handler. */
 	signal(SIGTERM, stop);
 	if (strcmp(argv[1], "-"))
-		report(argv[1], first, done, &cpus, argv + named, files);
+		report(argv[1], first, done, policy, &cpus, argv + named, files);
 
 	long argument = named == 4 ? atol(argv[3]) : 0;
 	if (!strcmp(argv[2], "exit"))

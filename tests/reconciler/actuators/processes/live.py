@@ -1,6 +1,7 @@
 """A container's group with processes of the test's own, and an actuator that can die and come again."""
 
 import os
+import signal
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -116,8 +117,12 @@ class Live(Generic[A]):
         await self.actuator.sweep()
 
     def end_processes(self) -> None:
+        """With those that they have started themselves."""
         for popen in self.started:
             popen.kill()
+        for pid in REAL.read(self.hierarchy.trigger_directory(self.main), "cgroup.procs").split():
+            os.kill(int(pid), signal.SIGKILL)
+        for popen in self.started:
             popen.communicate()
         self.started.clear()
 
