@@ -34,7 +34,7 @@ class Timeline:
             self.settled_at = self.signal_at + result.seconds
             self.hot_s = result.seconds
             self.before_exec = result.before_exec
-            self.init = result.init
+        self.init = result.init or self.init
 
     def status(self) -> dict[str, object]:
         """As it is shown."""

@@ -58,23 +58,14 @@ def told_in_time(agent: Agent, pod: RunningPod) -> bool:
     return bool(times()[0])
 
 
-def has_one_cpu(report: Report) -> bool:
-    """Whether a container could use one CPU only at its first instruction."""
-    return own_cpu(report) is not None
-
-
 def started_in_time(
-    node: Node,
-    run_pod: PodFactory,
-    agent: Agent,
-    make: Callable[[], PodSpec],
-    holds: Callable[[Report], bool] = has_one_cpu,
+    node: Node, run_pod: PodFactory, agent: Agent, make: Callable[[], PodSpec]
 ) -> tuple[RunningPod, Report]:
-    """A pod whose first report is as wanted. Late ones the agent must know to be late."""
+    """A pod that could use one CPU only from its first instruction on. Late ones the agent must know to be late."""
     for _ in range(STARTS):
         pod = run_pod(make())
         report = pod["main"].report()
-        if holds(report):
+        if own_cpu(report) is not None:
             return pod, report
         assert not told_in_time(agent, pod), f"told as in time: {report}"
         node.remove_pod(pod)

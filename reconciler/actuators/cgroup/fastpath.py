@@ -144,6 +144,15 @@ class FastPath:
         prepared = self._prepared.setdefault(container_id, _Prepared((), procs, signalled=False))
         prepared.on_init = done
 
+    def set_init(self, container_id: str, *, procs: str) -> InitClass:
+        """Set the idle class on an init whose signal came before it could be prepared; reported as `execute` does."""
+        signal_at = time.monotonic()
+        init = self._set_init(procs)
+        before_exec = self.not_yet_executed(container_id, procs)
+        done_at = time.monotonic()
+        self._report(FastResult(container_id, signal_at, done_at, (), (), before_exec, creation=False, init=init))
+        return init
+
     def is_init_prepared(self, container_id: str) -> bool:
         """Whether the init gets the idle class at the first signal."""
         prepared = self._prepared.get(container_id)

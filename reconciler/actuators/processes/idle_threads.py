@@ -32,6 +32,7 @@ from reconciler.actuators.processes.process_values import (
     codec_of,
     offline,
     restore_values,
+    with_records,
 )
 from reconciler.runtime.wakeup import WakeUp
 from reconciler.signals.processes import PodProcesses
@@ -97,6 +98,7 @@ class _Created(NamedTuple):
     """A container in creation whose init is to be in the idle class."""
 
     path: str
+    procs: str
     inode: int
     pod_uid: str
 
@@ -130,15 +132,35 @@ class IdleThreads(ProcessValueActuator):
         self._fastpath = fastpath
         self._writes = Counter[tuple[str, str]]() if writes is None else writes
         self._created: dict[str, _Created] = {}
+        self._late: dict[str, _Created] = {}
+        """Those whose signal came before they were prepared."""
+        self._done: set[str] = set()
+        """Containers whose init has been handled."""
+        self._settled: set[str] | None = None
+        """The containers that the runtime had finished by the last reconciliation; None before the first."""
         self._prepare_soon = WakeUp()
         self._unused: set[str] = set()
 
     def planned(self, situation: PlanSnapshot) -> None:
         """A reconciliation is over: the containers in creation are prepared, by a task of its own."""
         super().planned(situation)
-        self._created = self._in_creation(situation)
+        settled = self._settled
+        self._settled = {
+            container.id
+            for pod in situation.view.pods.values()
+            for container in pod.containers
+            if container.phase is Phase.SETTLED
+        }
+        wanted = self._starting(situation)
+        self._created = {cid: item for cid, item in wanted.items() if cid not in self._settled}
+        self._late = {
+            cid: item
+            for cid, item in wanted.items()
+            if cid in self._late or (settled is not None and cid in self._settled - settled - self._done)
+        }
+        self._done &= self._settled | wanted.keys()
         self._fastpath.keep_inits(self._created.keys())
-        if not all(map(self._fastpath.is_init_prepared, self._created)):
+        if self._late or not all(map(self._fastpath.is_init_prepared, self._created)):
             self._prepare_soon.set()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -150,22 +172,27 @@ class IdleThreads(ProcessValueActuator):
     async def restore(self, only: str | None = None) -> Sequence[RestoreResult]:
         """Restore everything, or one pod's containers; nothing is prepared before the next reconciliation."""
         self._created = {cid: item for cid, item in self._created.items() if only not in {None, item.pod_uid}}
+        self._late = {}
         self._fastpath.keep_inits(self._created.keys())
         return await super().restore(only)
 
     # Containers in creation
 
-    def _in_creation(self, situation: PlanSnapshot) -> dict[str, _Created]:
+    def _starting(self, situation: PlanSnapshot) -> dict[str, _Created]:
+        """By id: the containers whose threads get the class."""
         plan = self._kind.part(situation.plan) or ProcessValuePlan()
         if not situation.enforce or plan.dry_run:
             return {}
         return {
-            container.id: _Created(container.group.path, container.group.inode, uid)
+            container.id: _Created(
+                container.group.path,
+                self._hierarchy.trigger_directory(container.group.path),
+                container.group.inode,
+                uid,
+            )
             for uid, pod in situation.view.pods.items()
             for container in pod.containers
-            if container.phase is Phase.CREATING
-            and container.group.path in plan.settings
-            and not self._held(situation, container.group.path, uid)
+            if container.group.path in plan.settings and not self._held(situation, container.group.path, uid)
         }
 
     async def _prepare_always(self) -> None:
@@ -174,19 +201,29 @@ class IdleThreads(ProcessValueActuator):
             await self.prepare()
 
     async def prepare(self) -> None:
-        """Make the rows of containers in creation durable, then prepare the fast path for their inits."""
-        fresh = {cid: item for cid, item in self._created.items() if not self._fastpath.is_init_prepared(cid)}
-        records = {item.path: item.record() for item in fresh.values()}
-        if not fresh or not await self._save(lambda now: {**now, **records}):
-            return
-        for cid, item in fresh.items():
-            # A hold, another mode or a restore may have come meanwhile.
-            if self._created.get(cid) == item:
-                procs = self._hierarchy.trigger_directory(item.path)
-                self._fastpath.prepare_init(cid, procs=procs, done=partial(self._on_init, item.path))
+        """Make the rows of containers in creation durable, then prepare the fast path for their inits.
 
-    def _on_init(self, path: str, init: InitClass) -> None:
+        Where the signal has come meanwhile, the class is set at once if the program was not executed yet; else the
+        sweep, which also looks at what its threads have by themselves, has to do it.
+        """
+        fresh = {cid: item for cid, item in self._created.items() if not self._fastpath.is_init_prepared(cid)}
+        self._late = {
+            cid: item for cid, item in self._late.items() if self._fastpath.not_yet_executed(cid, item.procs) is True
+        }
+        due = {**fresh, **self._late}
+        records = {item.path: item.record() for item in due.values()}
+        if not records or not await self._save(partial(with_records, records)):
+            return
+        for cid, item in due.items():
+            # A hold, another mode or a restore may have come meanwhile: then it is in neither.
+            if self._created.get(cid) == item:
+                self._fastpath.prepare_init(cid, procs=item.procs, done=partial(self._on_init, cid, item.path))
+            elif self._late.pop(cid, None) == item:
+                self._on_init(cid, item.path, self._fastpath.set_init(cid, procs=item.procs))
+
+    def _on_init(self, container_id: str, path: str, init: InitClass) -> None:
         """The fast path has set an init's class, within the task that read the signal."""
+        self._done.add(container_id)
         refused = init.errno not in {0, errno.ESRCH}
         self.counts[errno_name(init.errno) if refused else "at the signal"] += 1
         self._writes[THREAD_POLICY, "refused" if refused else "hot"] += 1

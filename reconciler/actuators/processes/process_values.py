@@ -390,7 +390,7 @@ class ProcessValueActuator:
         for _ in range(_ROUNDS):
             room, found, writes = await self._worker.work(partial(self._compare, due, room))
             records = {path: write.record for path, write in writes.items() if write.record is not None}
-            if records and not await self._save(partial(_with, records)):
+            if records and not await self._save(partial(with_records, records)):
                 found |= dict.fromkeys(records, _Outcome(Counter(), problem=f"{self._kind.knob} cannot be recorded"))
                 writes = {path: write for path, write in writes.items() if path not in records}
             written = await self._worker.work(partial(self._write, writes))
@@ -577,7 +577,10 @@ class ProcessValueActuator:
         return self._kind.text(setting.value)
 
 
-def _with(records: Mapping[str, ContainerRecord], now: Mapping[str, ContainerRecord]) -> Mapping[str, ContainerRecord]:
+def with_records(
+    records: Mapping[str, ContainerRecord], now: Mapping[str, ContainerRecord]
+) -> Mapping[str, ContainerRecord]:
+    """The records of now with these, newer ones."""
     return {**now, **records}
 
 

@@ -42,10 +42,14 @@ for line in sys.stdin:
             thread = threading.Thread(target=wait.wait, daemon=True)
             thread.start()
             print(thread.native_id, flush=True)
+        case "init":
+            with open("/proc/self/comm", "w") as file:
+                file.write("runc:[2:INIT]")
+            print(os.getpid(), flush=True)
         case "exec":
             print(subprocess.Popen(["sleep", "60"], stdout=subprocess.DEVNULL).pid, flush=True)
 """
-"""Starts a thread, or a program, and prints its id."""
+"""Starts a thread or a program, or takes the name of runc's init, and prints the id."""
 WORK = "while True: sum(range(10_000))"
 
 
@@ -343,6 +347,29 @@ async def test_the_row_of_a_container_in_creation_outlives_a_sweep_and_not_its_g
     empty = live.situation(PoliciesConfig(idle_class=ON))
     await live.apply(type(empty)(view=node(), plan=empty.plan, enforce=True))
     assert live.rows() == set()
+
+
+@pytest.mark.parametrize("seen", [True, False], ids=["seen in creation", "seen too late for that"])
+@pytest.mark.parametrize("executed", [False, True], ids=["before exec", "after exec"])
+async def test_an_init_whose_signal_came_too_early_gets_it_before_exec_all_the_same(
+    live: Idle, seen: bool, executed: bool
+) -> None:
+    live.actuator.planned(live.situation(PoliciesConfig(idle_class=ON), phase=Phase.CREATING, cls=PodClass.SHARED))
+    if seen:
+        live.create()
+    popen = live.talker()
+    if not executed:
+        ask(popen, "init")
+    assert not live.fastpath.execute(CONTAINER, 0.0)
+    live.actuator.planned(live.situation(PoliciesConfig(idle_class=ON)))
+    await live.actuator.prepare()
+    assert policies(popen.pid) == [OTHER if executed else IDLE]
+    assert [(result.init, result.before_exec) for result in live.results] == ([] if executed else [((1, 0, 0), True)])
+    await live.actuator.sweep()
+    assert policies(popen.pid) == [IDLE]
+    live.crash()
+    await live.actuator.restore()
+    assert policies(popen.pid) == [OTHER]
 
 
 # What it does
