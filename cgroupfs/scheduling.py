@@ -17,7 +17,7 @@ _RESET: Final = 0x4000_0000
 
 
 class Scheduler(Protocol):
-    """Reads and sets policies. Errors: `OSError`, as the kernel answers; ESRCH where there is no such thread."""
+    """Reads and sets policies. Errors: `OSError`, as the kernel answers; ESRCH for a thread that has ended."""
 
     def policy(self, tid: int) -> int:
         """The policy, without flags."""
@@ -47,7 +47,7 @@ def policy_text(policy: int) -> str:
     return NAMES.get(policy, str(policy))
 
 
-def parse_policy(text: str) -> int:
+def policy_number(text: str) -> int:
     """The policy of a name. Errors: `ValueError` for an unknown one."""
     if text not in _NUMBERS:
         raise ValueError(f"{text[:20]!r} is not a scheduling policy")

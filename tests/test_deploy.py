@@ -125,6 +125,7 @@ def drop_in(document: str) -> str:
         ("network of BE pods", {"bpf"}),
         ("core scheduling", {"prctl"}),
         ("priority", {"sched_setscheduler", "setpriority", "prlimit64"}),
+        ("idle class of threads", {"sched_getscheduler", "sched_setscheduler"}),
     ],
 )
 def test_the_unit_lets_everything_that_is_on_without_a_drop_in_call_the_kernel(what: str, calls: set[str]) -> None:

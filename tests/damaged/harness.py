@@ -180,7 +180,8 @@ def feed_kinds(text: str) -> object:
     states = []
     for codec in (codec_of(kind) for kinds in KINDS.values() for kind in kinds):
         assert codec is not None
-        fields = {"oom_score_adj", f"oom_score_adj of {text}", "core cookie", "schemata", "mount", "root qdisc", text}
+        fields = {"oom_score_adj", "scheduling policy", "core cookie", "schemata", "mount", "root qdisc", text}
+        fields |= {f"oom_score_adj of {text}", f"scheduling policy of {text}"}
         rows = [
             LedgerEntry(
                 kind=codec.kind,

@@ -3,7 +3,7 @@
 ``alone``: there is no BE work. ``unmanaged``: BE pods with the online pod's share of the CPU, and nobody at work.
 ``kubernetes``: BestEffort pods, shares 2, nobody at work. ``fixed``: a quota on kubepods/besteffort of 65 % of the
 machine less what online work uses alone, as the peers' law has it once it has settled. The others are bypassd with a
-configuration.
+configuration; ``idle``, ``idle_threads`` and ``idle_both`` have the idle class on pods' groups, on threads, or on both.
 """
 
 from collections.abc import Mapping
@@ -26,6 +26,10 @@ class Law(Struct, frozen=True, kw_only=True):
     be: bool = True
 
 
+def _idle(**sides: bool) -> dict[str, Any]:
+    return {"policies": {"idle_class": {"enabled": True, **sides}}}
+
+
 LAWS: Final = {
     law.name: law
     for law in (
@@ -34,6 +38,8 @@ LAWS: Final = {
         Law(name="kubernetes"),
         Law(name="fixed", fixed=True),
         Law(name="bypassd", config={}),
-        Law(name="idle", config={"policies": {"idle_class": {"enabled": True}}}),
+        Law(name="idle", config=_idle()),
+        Law(name="idle_threads", config=_idle(group=False, threads=True)),
+        Law(name="idle_both", config=_idle(threads=True)),
     )
 }

@@ -17,6 +17,7 @@ import errno
 import os
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from typing import Final, NamedTuple, final
 
 from cgroupfs.bounded import digits
@@ -45,8 +46,8 @@ class FastWrite(NamedTuple):
 class InitClass(NamedTuple):
     """The outcome of setting the idle class on a container's init.
 
-    ``changed``: its threads that have it by us; ``kept``: those that have a policy of their own; ``errno``: 0, or why
-    one has not got it; ESRCH where there is no init.
+    ``changed``: its threads that have it by us; ``kept``: those that have a policy of their own; ``errno``: 0, or that
+    of a refused one; ESRCH if the group has no process.
     """
 
     changed: int
@@ -214,16 +215,21 @@ class FastPath:
             for _ in range(_ROUNDS):
                 # The main thread first: others that start from now on are its copies.
                 for tid in (words[0], *self._files.groups(f"{self._proc}/{words[0]}/task"))[:_MOST_THREADS]:
-                    if tid in changed or tid in kept:
-                        continue
-                    if self._scheduler.policy(int(tid)) != OTHER:
-                        kept.add(tid)
-                        continue
-                    self._scheduler.set_policy(int(tid), IDLE)
-                    changed.add(tid)
+                    if tid not in changed and tid not in kept:
+                        with suppress(ProcessLookupError):
+                            (changed if self._set_idle(int(tid)) else kept).add(tid)
+        except (FileNotFoundError, ProcessLookupError):
+            failed = errno.ESRCH
         except OSError as exc:
             failed = exc.errno or errno.EIO
         return InitClass(len(changed), len(kept), failed)
+
+    def _set_idle(self, tid: int) -> bool:
+        """Whether a thread got the class. Errors: `OSError`."""
+        usual = self._scheduler.policy(tid) == OTHER
+        if usual:
+            self._scheduler.set_policy(tid, IDLE)
+        return usual
 
     def not_yet_executed(self, container_id: str, procs: str) -> bool | None:
         """Whether the first process is still the runtime's init; None if unknown.

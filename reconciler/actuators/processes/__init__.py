@@ -1,7 +1,7 @@
-"""One value on every process or thread of BE containers: ``oom_score_adj``, and the scheduling policy.
+"""One value on every process, or every thread, of BE containers: ``oom_score_adj``, and the scheduling policy.
 
-``process_values`` has what all of them share: listing, the rows, writing, undoing and the periodic sweep. A module each
-says what the value is.
+Belongs here: listing the members of a container, reading, recording, writing and restoring that value
+(``process_values``), and a module for each such value.
 
 Does not belong here: which containers get which value (`policies`).
 """

@@ -21,7 +21,7 @@ import trio
 from cgroupfs.errors import errno_name
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
-from cgroupfs.scheduling import IDLE, OTHER, REAL_SCHEDULER, Scheduler, parse_policy, policy_text
+from cgroupfs.scheduling import IDLE, OTHER, REAL_SCHEDULER, Scheduler, policy_number, policy_text
 from reconciler.actuators.base import ActuatorContext, ActuatorKind, OfflineContext, PlanSnapshot
 from reconciler.actuators.cgroup.fastpath import FastPath, InitClass
 from reconciler.actuators.processes.process_values import (
@@ -55,7 +55,7 @@ _KIND: Final = ProcessValueKind(
     members="threads",
     part=attrgetter("idle_threads"),
     text=policy_text,
-    parse=parse_policy,
+    parse=policy_number,
     original=lambda _: OTHER,
     pinned=lambda policy: policy not in {OTHER, IDLE},
 )
@@ -64,7 +64,7 @@ CODEC: Final = codec_of(_KIND)
 
 @final
 class _Policies:
-    """`ValueAccess`, by system call."""
+    """`MemberAccess`, by system call."""
 
     def __init__(self, hierarchy: Hierarchy, files: FileOps, scheduler: Scheduler) -> None:
         self._pod_processes = PodProcesses(hierarchy, files)
@@ -73,10 +73,10 @@ class _Policies:
     def ids(self, path: str) -> Iterable[int]:
         return self._pod_processes.threads_of_group(path)
 
-    def read(self, number: int) -> int:
+    def value_of(self, number: int) -> int:
         return self._scheduler.policy(number)
 
-    def write(self, number: int, value: int) -> None:
+    def set_value(self, number: int, value: int) -> None:
         self._scheduler.set_policy(number, value)
 
 

@@ -46,7 +46,7 @@ CODEC: Final = codec_of(_KIND)
 
 @final
 class _Scores:
-    """`ValueAccess`, by /proc."""
+    """`MemberAccess`, by /proc."""
 
     def __init__(self, hierarchy: Hierarchy, root: str, files: FileOps) -> None:
         self._pod_processes = PodProcesses(hierarchy, files)
@@ -56,10 +56,10 @@ class _Scores:
     def ids(self, path: str) -> Iterable[int]:
         return self._pod_processes.of_group(path)
 
-    def read(self, number: int) -> int:
+    def value_of(self, number: int) -> int:
         return int(self._files.read(f"{self._proc}/{number}", FILE))
 
-    def write(self, number: int, value: int) -> None:
+    def set_value(self, number: int, value: int) -> None:
         self._files.write(f"{self._proc}/{number}", FILE, str(value))
 
 

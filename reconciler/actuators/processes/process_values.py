@@ -67,16 +67,16 @@ class ContainerRecords(msgspec.Struct, frozen=True, kw_only=True):
     containers: Mapping[str, ContainerRecord] = {}
 
 
-class ValueAccess(Protocol):
+class MemberAccess(Protocol):
     """Reads and writes the value of single members. All methods block and run in a thread. Errors: `OSError`."""
 
     def ids(self, path: str) -> Iterable[int]:
         """The members of one group and all below it; none if it is gone."""
 
-    def read(self, number: int) -> int:
+    def value_of(self, number: int) -> int:
         """The value of one member. Errors: `ValueError` as well."""
 
-    def write(self, number: int, value: int) -> None:
+    def set_value(self, number: int, value: int) -> None:
         """Set the value of one member."""
 
 
@@ -176,7 +176,7 @@ class MemberValues:
     """The members of groups and their values. All methods block and run in a thread."""
 
     def __init__(
-        self, kind: ProcessValueKind, access: ValueAccess, hierarchy: Hierarchy, root: str, files: FileOps
+        self, kind: ProcessValueKind, access: MemberAccess, hierarchy: Hierarchy, root: str, files: FileOps
     ) -> None:
         self._kind = kind
         self._access = access
@@ -195,7 +195,7 @@ class MemberValues:
             return MembersSeen({})
         for number in islice(self._access.ids(path), _MOST_READ):
             try:
-                value = self._access.read(number)
+                value = self._access.value_of(number)
                 total += 1
                 if self._kind.pinned(value):
                     pinned += 1
@@ -219,7 +219,7 @@ class MemberValues:
         try:
             if not self._is_same(key):
                 return "gone"
-            self._access.write(int(key.partition(":")[0]), value)
+            self._access.set_value(int(key.partition(":")[0]), value)
         except (ProcessLookupError, FileNotFoundError, ValueError):
             return "gone"
         except OSError as exc:
@@ -313,7 +313,7 @@ class ProcessValueActuator:
     def __init__(
         self,
         kind: ProcessValueKind,
-        access: ValueAccess,
+        access: MemberAccess,
         hierarchy: Hierarchy,
         ledger: Ledger,
         lane: trio.CapacityLimiter,

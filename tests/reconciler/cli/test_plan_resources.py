@@ -34,6 +34,7 @@ policies:
   memory_reclaim: {enabled: true}
   network: {enabled: true, interfaces: [{name: eth0, link_mbit: 1000}]}
   oom_score: {enabled: true, lowest: 950}
+  idle_class: {enabled: true, threads: true}
   watermarks: {enabled: true, min_free_factor: 100}
 """
 PODS_FILE = """\
@@ -61,6 +62,7 @@ def test_a_described_machines_plan_has_every_resource(run: Run, tmp_path: Path, 
     be = uids["default/crunch"]["group"]
     ((path, score),) = result["oom_scores"]["scores"].items()
     assert (path.startswith(f"{be}/"), score) == (True, 1000)
+    assert result["idle_threads"]["policies"] == {path: "idle"}
     assert result["cookies"]["groups"] == {path: "reclaimed"}
     assert [interface["name"] for interface in result["network"]["interfaces"]] == ["eth0"]
     assert result["memory"]["reclaim"]["interval_s"] == 6.0
@@ -72,7 +74,7 @@ def test_a_described_machines_plan_has_every_resource(run: Run, tmp_path: Path, 
         policy for policy, reason in result["reasons"].items() if reason != "off"
     }
     rows = {tuple(line.split()[:2]) for line in run(*parts).out.splitlines()}
-    assert {("oom.score", "1000"), ("core.cookie", "reclaimed")} <= rows
+    assert {("oom.score", "1000"), ("thread.policy", "idle"), ("core.cookie", "reclaimed")} <= rows
 
 
 def test_without_any_of_it_the_plan_says_so_and_the_screen_is_as_short_as_before(run: Run, tmp_path: Path) -> None:
@@ -81,7 +83,7 @@ def test_without_any_of_it_the_plan_says_so_and_the_screen_is_as_short_as_before
     parts = ("plan", "--machine", "4 cores", "--config", str(path))
     document = json.loads(run(*parts, "-o", "json").out)
     result = document["resources"]
-    assert [result[name] for name in ("network", "cache", "cookies", "oom_scores")] == [None] * 4
+    assert [result[name] for name in ("network", "cache", "cookies", "oom_scores", "idle_threads")] == [None] * 5
     assert result["files"] == {}
     assert set(result["reasons"].values()) == {"off"}
     assert "POLICY" not in plain(blocks(document))

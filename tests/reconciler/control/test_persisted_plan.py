@@ -9,6 +9,7 @@ from reconciler.control.planner import plan_node
 from reconciler.policies.be_memory import BeMemoryConfig
 from reconciler.policies.cache import CachePolicyConfig
 from reconciler.policies.core_sched import CoreSchedConfig
+from reconciler.policies.idle_class import IdleClassConfig
 from reconciler.policies.network import InterfaceRule, NetworkConfig
 from reconciler.policies.oom_score import OomScoreConfig
 from reconciler.policies.table import PoliciesConfig
@@ -29,6 +30,7 @@ ON = PoliciesConfig(
     cache=CachePolicyConfig(enabled=True),
     core_sched=CoreSchedConfig(enabled=True),
     oom_score=OomScoreConfig(enabled=True),
+    idle_class=IdleClassConfig(enabled=True, threads=True),
     watermarks=WatermarksConfig(enabled=True),
 )
 
@@ -67,7 +69,8 @@ def test_a_plan_is_read_as_it_was_written_less_what_is_planned_anew(tmp_path: Pa
     assert back is not None
     assert (back.memory, back.disk, back.network) == (plan.memory, plan.disk, plan.network)
     assert msgspec.to_builtins(back.cache) == msgspec.to_builtins(plan.cache)
-    assert (back.cookies, back.oom_scores, back.files) == (None, None, {})
+    assert plan.idle_threads is not None
+    assert (back.cookies, back.oom_scores, back.idle_threads, back.files) == (None, None, None, {})
     assert (back.pools.shared, back.pools.reclaimed) == (plan.pools.shared, plan.pools.reclaimed)
     assert convert_plan(msgspec.msgpack.decode(plan_row(plan))) == back
 

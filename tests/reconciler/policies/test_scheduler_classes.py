@@ -10,7 +10,7 @@ from reconciler.policies.group_identity import GroupIdentityConfig
 from reconciler.policies.idle_class import IdleClassConfig
 from reconciler.policies.qos_level import QosLevelConfig
 from reconciler.policies.table import PoliciesConfig
-from state.model import ContainerKind, Pod, PodClass
+from state.model import ContainerKind, Phase, Pod, PodClass
 from state.plan import Desired
 from tests.reconciler.nodes import MAINLINE, V1, V2, container, kubelet, node, online, pod
 
@@ -68,6 +68,51 @@ def test_be_pods_own_directories_are_idle_and_no_other() -> None:
 def test_a_be_pod_with_cpus_of_its_own_is_not_idle_on_them() -> None:
     item = pod("be", qos=QosClass.GUARANTEED)
     assert of(plan(node(item, kubelet=kubelet(default="0-6", exclusive={"be/main": "7"})), None, ON), "cpu.idle") == {}
+
+
+def sides(**given: bool) -> PoliciesConfig:
+    return PoliciesConfig(idle_class=IdleClassConfig(enabled=True, **given))
+
+
+def idle_threads(desired: Desired) -> dict[str, object]:
+    part = desired.plan.idle_threads
+    return {} if part is None else {path: setting.value for path, setting in part.settings.items()}
+
+
+@pytest.mark.parametrize(
+    ("given", "groups", "threads"),
+    [({}, True, False), ({"threads": True}, True, True), ({"group": False, "threads": True}, False, True)],
+    ids=["default", "both", "threads"],
+)
+def test_each_side_is_a_choice_of_its_own(given: dict[str, bool], groups: bool, threads: bool) -> None:
+    view = node(pod("be", container("main"), PAUSE), online("web"), pod("late", qos=QosClass.BURSTABLE))
+    desired = plan(view, None, sides(**given))
+    assert bool(of(desired, "cpu.idle")) == groups
+    assert idle_threads(desired) == ({f"{BE}/id-main": 5, f"{BURSTABLE}/podlate/id-main": 5} if threads else {})
+
+
+def test_a_container_in_creation_is_planned_too_and_one_with_its_own_cpus_is_not() -> None:
+    creating = replace(container("main"), phase=Phase.CREATING)
+    assert idle_threads(plan(node(pod("be", creating)), None, sides(threads=True))) == {f"{BE}/id-main": 5}
+    owner = pod("be", qos=QosClass.GUARANTEED)
+    owning = node(owner, kubelet=kubelet(default="0-6", exclusive={"be/main": "7"}))
+    assert idle_threads(plan(owning, None, sides(threads=True))) == {}
+
+
+def test_a_kernel_without_the_group_side_has_the_threads() -> None:
+    view = node(pod("be"), knobs=MAINLINE - {"cpu.idle"})
+    desired = plan(view, None, sides(threads=True))
+    assert (of(desired, "cpu.idle"), len(idle_threads(desired))) == ({}, 1)
+    reason = desired.plan.pools.reasons["idle_class"]
+    assert reason == (
+        "BE pods run only on idle CPU time (threads); this kernel has no cpu.idle (cpu.idle, from Linux 5.15 on)"
+    )
+
+
+def test_enabled_without_a_side_is_refused() -> None:
+    with pytest.raises(ValueError, match="group or threads"):
+        IdleClassConfig(enabled=True, group=False)
+    assert not IdleClassConfig(group=False).threads
 
 
 # Group identity

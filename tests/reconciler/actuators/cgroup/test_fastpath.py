@@ -1,10 +1,13 @@
-"""Whether a container's last write came before its program: by the init's name, or by a file of the runtime."""
+"""Whether a container's last write came before its program; and the idle class of its init, beside the writes."""
 
+import errno
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from reconciler.actuators.cgroup.fastpath import FastPath, FastResult, FastWrite
+from cgroupfs.scheduling import IDLE, OTHER
+from reconciler.actuators.cgroup.fastpath import FastPath, FastResult, FastWrite, InitClass
 
 
 @pytest.mark.parametrize(
@@ -30,3 +33,132 @@ def test_the_runtimes_file_proves_what_the_name_of_cruns_init_does_not(
     fastpath.prepare("a", [write], procs=str(tmp_path), settled=False)
     assert fastpath.execute("a", 0.0)
     assert [result.before_exec for result in results] == [before]
+
+
+class FakeThreads:
+    """Policies by thread; ``refused`` are those that the kernel lets nobody change."""
+
+    def __init__(self, policies: dict[int, int], refused: Sequence[int] = ()) -> None:
+        self.policies = policies
+        self.refused = refused
+
+    def policy(self, tid: int) -> int:
+        if tid not in self.policies:
+            raise ProcessLookupError(errno.ESRCH, "no such thread")
+        return self.policies[tid]
+
+    def set_policy(self, tid: int, policy: int) -> None:
+        if tid in self.refused:
+            raise PermissionError(errno.EPERM, "not permitted")
+        self.policies[tid] = policy
+
+
+class Prepared:
+    """A fast path, a process 7 with threads, and what was reported."""
+
+    def __init__(self, path: Path, threads: FakeThreads, procs: str = "7\n") -> None:
+        self.results: list[FastResult] = []
+        self.inits: list[InitClass] = []
+        self.directory = str(path)
+        self.lane = FastPath(self.results.append, scheduler=threads, root=str(path))
+        for tid in threads.policies:
+            (path / "proc" / "7" / "task" / str(tid)).mkdir(parents=True)
+        (path / "proc" / "7" / "comm").write_text("runc:[2:INIT]\n")
+        (path / "cgroup.procs").write_text(procs)
+        (path / "cpu.shares").write_text("1024")
+
+    def prepare_init(self) -> None:
+        self.lane.prepare_init("a", procs=self.directory, done=self.inits.append)
+
+    def prepare_write(self, *, settled: bool = False) -> None:
+        write = FastWrite(self.directory, "cpu.shares", "2", ("cpu", "/g", "cpu.shares"))
+        self.lane.prepare("a", [write], procs=self.directory, settled=settled)
+
+
+def test_all_threads_of_the_init_get_the_class_beside_the_writes_and_before_the_exec(tmp_path: Path) -> None:
+    threads = FakeThreads({7: OTHER, 8: OTHER, 9: 3})
+    given = Prepared(tmp_path, threads)
+    given.prepare_init()
+    given.prepare_write()
+    assert given.lane.execute("a", 0.0)
+    assert threads.policies == {7: IDLE, 8: IDLE, 9: 3}
+    (result,) = given.results
+    assert (result.errnos, result.init, result.before_exec) == ([0], InitClass(2, 1, 0), True)
+    assert given.inits == [InitClass(2, 1, 0)]
+
+
+def test_a_thread_that_ends_meanwhile_is_no_failure(tmp_path: Path) -> None:
+    threads = FakeThreads({7: OTHER, 8: OTHER, 9: OTHER})
+    given = Prepared(tmp_path, threads)
+    del threads.policies[8]
+    given.prepare_init()
+    given.lane.execute("a", 0.0)
+    assert (threads.policies, given.results[0].init) == ({7: IDLE, 9: IDLE}, InitClass(2, 0, 0))
+
+
+def test_only_the_first_signal_sets_it(tmp_path: Path) -> None:
+    threads = FakeThreads({7: OTHER})
+    given = Prepared(tmp_path, threads)
+    given.prepare_init()
+    given.prepare_write()
+    given.lane.execute("a", 0.0)
+    threads.policies[7] = OTHER
+    given.prepare_write(settled=True)
+    given.lane.execute("a", 0.0)
+    assert (threads.policies[7], given.results[1].init, len(given.inits)) == (OTHER, None, 1)
+
+
+def test_a_settled_container_is_never_taken_for_one_in_creation(tmp_path: Path) -> None:
+    threads = FakeThreads({7: OTHER})
+    given = Prepared(tmp_path, threads)
+    given.prepare_init()
+    given.prepare_write(settled=True)
+    given.lane.execute("a", 0.0)
+    assert (threads.policies[7], given.results[0].init) == (OTHER, None)
+
+
+def test_writes_and_the_class_are_dropped_apart(tmp_path: Path) -> None:
+    given = Prepared(tmp_path, FakeThreads({7: OTHER}))
+    given.prepare_init()
+    given.prepare_write()
+    given.lane.drop("a")
+    assert given.lane.is_init_prepared("a")
+    given.prepare_write()
+    given.lane.keep_inits({"b"})
+    assert (given.lane.is_init_prepared("a"), "a" in given.lane) == (False, True)
+    given.prepare_init()
+    given.lane.drop("a")
+    given.lane.keep_inits(())
+    assert "a" not in given.lane
+    given.prepare_init()
+    given.lane.clear()
+    assert not given.lane.execute("a", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("procs", "refused", "init", "text"),
+    [
+        ("7\n", (), InitClass(1, 0, 0), "idle"),
+        ("7\n", (7,), InitClass(0, 0, errno.EPERM), "EPERM"),
+        ("", (), InitClass(0, 0, errno.ESRCH), "ESRCH"),
+        ("0\n", (), InitClass(0, 0, errno.ESRCH), "ESRCH"),
+        ("70\n", (), InitClass(0, 0, errno.ESRCH), "ESRCH"),
+    ],
+)
+def test_the_outcome_has_the_kernels_errno(
+    tmp_path: Path, procs: str, refused: tuple[int, ...], init: InitClass, text: str
+) -> None:
+    given = Prepared(tmp_path, FakeThreads({7: OTHER}, refused), procs)
+    given.prepare_init()
+    given.lane.execute("a", 0.0)
+    assert (given.results[0].init, init.text) == (init, text)
+    assert InitClass(0, 1, 0).text == "kept"
+
+
+def test_the_threads_of_one_init_are_bounded(tmp_path: Path) -> None:
+    threads = FakeThreads(dict.fromkeys(range(7, 500), OTHER))
+    given = Prepared(tmp_path, threads)
+    given.prepare_init()
+    given.lane.execute("a", 0.0)
+    assert threads.policies[7] == IDLE
+    assert 32 < list(threads.policies.values()).count(IDLE) <= 64

@@ -15,7 +15,7 @@ import trio
 from cgroupfs.errors import StoreError
 from cgroupfs.files import REAL
 from cgroupfs.hierarchy import Hierarchy
-from cgroupfs.scheduling import IDLE, OTHER, REAL_SCHEDULER, Scheduler, parse_policy, policy_text
+from cgroupfs.scheduling import IDLE, OTHER, REAL_SCHEDULER, Scheduler, policy_number, policy_text
 from reconciler.actuators.cgroup.fastpath import FastPath, FastResult
 from reconciler.actuators.codec import read_rows
 from reconciler.actuators.processes.idle_threads import CODEC, IdleThreads, restore_policies
@@ -400,11 +400,11 @@ async def test_a_normal_thread_beside_an_idle_one_gets_nearly_all_of_the_cpu(liv
 
 
 def test_names_of_policies_are_read_back_and_others_refused() -> None:
-    assert [parse_policy(policy_text(number)) for number in (0, 1, 2, 3, 5, 6, 7)] == [0, 1, 2, 3, 5, 6, 7]
+    assert [policy_number(policy_text(number)) for number in (0, 1, 2, 3, 5, 6, 7)] == [0, 1, 2, 3, 5, 6, 7]
     assert policy_text(9) == "9"
     for text in ("9", "", "IDLE", "idle "):
         with pytest.raises(ValueError, match="policy"):
-            parse_policy(text)
+            policy_number(text)
 
 
 @pytest.mark.parametrize("tid", [0, -1])
