@@ -24,16 +24,8 @@ from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.scheduling import IDLE, OTHER, REAL_SCHEDULER, Scheduler, policy_number, policy_text
 from reconciler.actuators.base import ActuatorContext, ActuatorKind, OfflineContext, PlanSnapshot
 from reconciler.actuators.cgroup.fastpath import FastPath, InitClass
-from reconciler.actuators.processes.process_values import (
-    ContainerRecord,
-    MemberValues,
-    ProcessValueActuator,
-    ProcessValueKind,
-    codec_of,
-    offline,
-    restore_values,
-    with_records,
-)
+from reconciler.actuators.processes.process_values import MemberValues, ProcessValueActuator, offline, restore_values
+from reconciler.actuators.processes.value_records import ContainerRecord, ProcessValueKind, codec_of, with_records
 from reconciler.runtime.wakeup import WakeUp
 from reconciler.signals.processes import PodProcesses
 from state.cpu import THREAD_POLICY

@@ -17,14 +17,8 @@ import trio
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
 from reconciler.actuators.base import ActuatorContext, ActuatorKind, OfflineContext
-from reconciler.actuators.processes.process_values import (
-    MemberValues,
-    ProcessValueActuator,
-    ProcessValueKind,
-    codec_of,
-    offline,
-    restore_values,
-)
+from reconciler.actuators.processes.process_values import MemberValues, ProcessValueActuator, offline, restore_values
+from reconciler.actuators.processes.value_records import ProcessValueKind, codec_of
 from reconciler.signals.processes import PodProcesses
 from state.kinds import PROCESS
 from state.ledger import Ledger

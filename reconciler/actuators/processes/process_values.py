@@ -1,11 +1,11 @@
 """Brings one value of every process, or of every thread, of BE containers to the plan, and restores it.
 
-The base of the auxiliary actuators of this package. After each reconciliation, and periodically for processes that
-``exec`` started in a container: list the members of every wanted container, including those of groups that it has made
-below its own, compare, write, and repeat until nothing differs. A child has its parent's value, so most members never
-need a write and have no original of their own: each container has one original, and each member with another value has
-its own recorded (it is odd). Both are in the store before the first write. A restore leaves values that are not ours
-unchanged.
+The base of the auxiliary actuators of this package. After a reconciliation that has changed something, and periodically
+for processes that ``exec`` started in a container: list the members of every wanted container, including those of
+groups that it has made below its own, compare, write, and repeat until nothing differs. A child has its parent's value,
+so most members never need a write and have no original of their own: each container has one original, and each member
+with another value has its own recorded (it is odd). Both are in the store before the first write. A restore leaves
+values that are not ours unchanged.
 
 A member is known by its id and start time: the kernel gives ids away again. What a container can cost is bounded: in
 members that are read in one sweep (the other containers are first in the next), and in odd ones.
@@ -15,27 +15,30 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from itertools import islice
 from typing import Final, NamedTuple, Protocol, final
 
-import msgspec
 import trio
 from msgspec.structs import replace
 
-from cgroupfs.bounded import whole
 from cgroupfs.errors import SourceError, StoreError, errno_name
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
 from reconciler.actuators.base import OfflineContext, PeriodicWorker, PlanSnapshot
 from reconciler.actuators.cgroup.status import SettingStatus
-from reconciler.actuators.codec import LedgerState, RowCodec, undo_rows
+from reconciler.actuators.codec import LedgerState, undo_rows
 from reconciler.actuators.holds import holding
-from state.entry import LedgerEntry
+from reconciler.actuators.processes.value_records import (
+    ContainerRecord,
+    ContainerRecords,
+    ProcessValueKind,
+    codec_of,
+    with_records,
+)
 from state.ledger import Ledger
 from state.model import Phase, Setting
-from state.plan import NodePlan, ProcessValuePlan
+from state.plan import ProcessValuePlan
 from state.setting_state import SettingState
 from state.undo import RestoreOutcome, RestoreResult
 
@@ -45,26 +48,6 @@ _MOST_READ: Final = 20_000
 """Members that one sweep reads: some 20 ms for policies, 0.5 s for files of /proc."""
 _MOST_ODD: Final = 1_000
 """Odd members of one container: each is a row of the ledger."""
-
-
-class ContainerRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The record of one container.
-
-    ``ours``: the values that we have written, the newest last. ``odd``: by ``id:start``, the originals of members that
-    differed from the container's.
-    """
-
-    pod_uid: str
-    inode: int
-    ours: list[int]
-    original: int
-    odd: dict[str, int] = {}
-
-
-class ContainerRecords(msgspec.Struct, frozen=True, kw_only=True):
-    """The records of all containers, by group path."""
-
-    containers: Mapping[str, ContainerRecord] = {}
 
 
 class MemberAccess(Protocol):
@@ -78,86 +61,6 @@ class MemberAccess(Protocol):
 
     def set_value(self, number: int, value: int) -> None:
         """Set the value of one member."""
-
-
-def oldest(values: Mapping[str, int]) -> int:
-    """The value of a container's oldest member; ``values`` begins with it."""
-    return next(iter(values.values()))
-
-
-class ProcessValueKind(msgspec.Struct, frozen=True, kw_only=True):
-    """What an actuator of this package is about.
-
-    ``ledger``: the kind of its rows; ``file``: their field, and the name in the results of a restore; ``policy``: whose
-    setting it is. ``members``: the plural, for people. ``original``: of a container, from its members' values, the
-    oldest first. ``pinned``: a value that is never changed.
-    """
-
-    ledger: str
-    file: str
-    knob: str
-    policy: str
-    members: str
-    part: Callable[[NodePlan], ProcessValuePlan | None]
-    text: Callable[[int], str] = str
-    parse: Callable[[str], int] = whole
-    original: Callable[[Mapping[str, int]], int] = oldest
-    pinned: Callable[[int], bool] = lambda _: False
-
-    @property
-    def of_member(self) -> str:
-        """Prefix of the ``id:start`` of an odd member, in a row's field."""
-        return f"{self.file} of "
-
-
-def codec_of(kind: ProcessValueKind) -> RowCodec[ContainerRecords]:
-    """The codec of its rows."""
-    return RowCodec(kind=kind.ledger, load=partial(_load, kind), dump=partial(_dump, kind))
-
-
-def _load(kind: ProcessValueKind, rows: Iterable[LedgerEntry]) -> ContainerRecords:
-    containers: dict[str, ContainerRecord] = {}
-    odd: dict[str, dict[str, int]] = {}
-    for row in rows:
-        with suppress(ValueError):
-            if row.original is None or not (row.file == kind.file or row.file.startswith(kind.of_member)):
-                continue
-            original, ours = kind.parse(row.original), [kind.parse(text) for text in row.ours]
-            if row.file == kind.file:
-                containers[row.path] = ContainerRecord(
-                    pod_uid=row.pod_uid or "", inode=row.inode, ours=ours, original=original
-                )
-            else:
-                member = row.file.removeprefix(kind.of_member)
-                number, _, start = member.partition(":")
-                whole(number), whole(start)
-                odd.setdefault(row.path, {})[member] = original
-    return ContainerRecords(
-        containers={path: replace(record, odd=odd.get(path, {})) for path, record in containers.items()}
-    )
-
-
-def _dump(kind: ProcessValueKind, state: ContainerRecords) -> Iterable[LedgerEntry]:
-    for path, record in state.containers.items():
-        originals = {
-            kind.file: record.original,
-            **{f"{kind.of_member}{member}": value for member, value in record.odd.items()},
-        }
-        ours = tuple(map(kind.text, record.ours))
-        for field, original in originals.items():
-            yield LedgerEntry(
-                kind=kind.ledger,
-                controller="",
-                path=path,
-                file=field,
-                knob=kind.knob,
-                inode=record.inode,
-                original=kind.text(original),
-                ours=ours,
-                wanted=ours[-1] if ours else None,
-                pod_uid=record.pod_uid or None,
-                policy=kind.policy,
-            )
 
 
 class MembersSeen(NamedTuple):
@@ -305,6 +208,15 @@ class _Due(NamedTuple):
     record: ContainerRecord | None
 
 
+class _Comparison(NamedTuple):
+    """One reading of containers. ``room``: the members that may still be read; ``stopped``: where that ended."""
+
+    room: int
+    seen: dict[str, _Outcome]
+    due: dict[str, _Due]
+    stopped: str
+
+
 class ProcessValueActuator:
     """An auxiliary actuator for one such value."""
 
@@ -338,8 +250,19 @@ class ProcessValueActuator:
     # The interface of an auxiliary actuator
 
     def planned(self, situation: PlanSnapshot) -> None:
-        """A reconciliation is over."""
-        self._worker.planned(situation, wake=self._kind.part(situation.plan) is not None or bool(self._containers))
+        """A reconciliation is over: sweep now if it wants anything else than the last one."""
+        before = self._worker.situation
+        changed = before is None or self._demand(before) != self._demand(situation)
+        concerned = self._kind.part(situation.plan) is not None or bool(self._containers)
+        self._worker.planned(situation, wake=changed and concerned)
+
+    def _demand(self, situation: PlanSnapshot) -> object:
+        """What the members of which containers depend on."""
+        part = self._kind.part(situation.plan)
+        phases = {
+            container.group: container.phase for pod in situation.view.pods.values() for container in pod.containers
+        }
+        return part, situation.enforce, situation.holds, phases if part is not None else None
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Sweep after each reconciliation, and periodically, for ever."""
@@ -362,6 +285,11 @@ class ProcessValueActuator:
             "kept": dict(sorted(self._kept.items())),
             "counts": dict(sorted(self.counts.items())),
         }
+
+    @property
+    def sweeps(self) -> int:
+        """The number of sweeps so far."""
+        return self._worker.sweeps
 
     def problems(self) -> Sequence[str]:
         """The refused writes of the last sweep."""
@@ -386,9 +314,13 @@ class ProcessValueActuator:
         unwanted = await self._worker.work(partial(self._unwanted, situation, unmanaged))
         await self._restore(unwanted)
         outcomes: dict[str, _Outcome] = {}
-        due, room = wanted, _MOST_READ
-        for _ in range(_ROUNDS):
-            room, found, writes = await self._worker.work(partial(self._compare, due, room))
+        order = sorted(wanted, key=lambda path: (path < self._first, path))
+        self._first, room = "", _MOST_READ
+        for number in range(_ROUNDS):
+            compared = await self._worker.work(partial(self._compare, {path: wanted[path] for path in order}, room))
+            room, found, writes = compared.room, compared.seen, compared.due
+            if number == 0:
+                self._first = compared.stopped
             records = {path: write.record for path, write in writes.items() if write.record is not None}
             if records and not await self._save(partial(with_records, records)):
                 found |= dict.fromkeys(records, _Outcome(Counter(), problem=f"{self._kind.knob} cannot be recorded"))
@@ -398,8 +330,8 @@ class ProcessValueActuator:
                 before = outcomes[path].written if path in outcomes else Counter[str]()
                 outcomes[path] = seen._replace(written=before + written.get(path, Counter()))
             # A refusal would be repeated as it is.
-            due = {path: wanted[path] for path, counts in written.items() if not any(counts)}
-            if not due:
+            order = [path for path, counts in written.items() if not any(counts)]
+            if not order:
                 break
         self._kept = {path: outcome.kept for path, outcome in outcomes.items() if outcome.kept}
         self.standings = {
@@ -460,19 +392,15 @@ class ProcessValueActuator:
         del container_id
         return SettingState.WAITING
 
-    def _compare(
-        self, wanted: Mapping[str, tuple[Setting, int]], room: int
-    ) -> tuple[int, dict[str, _Outcome], dict[str, _Due]]:
-        """In the thread: how many more may be read, what was seen, and what is to be written."""
+    def _compare(self, wanted: Mapping[str, tuple[Setting, int]], room: int) -> _Comparison:
+        """In the thread: read these containers, in this order, until ``room`` members have been read."""
         seen: dict[str, _Outcome] = {}
         due: dict[str, _Due] = {}
-        later = sorted(path for path in wanted if path < self._first)
-        self._first = ""
-        for path in (*sorted(wanted.keys() - set(later)), *later):
+        stopped = ""
+        for path, (setting, inode) in wanted.items():
             if room <= 0:
-                self._first = path
+                stopped = path
                 break
-            setting, inode = wanted[path]
             assert isinstance(setting.value, int)
             record = self._containers.get(path)
             if record is not None and record.inode != inode:
@@ -490,7 +418,7 @@ class ProcessValueActuator:
                 else:
                     due[path] = _Due(setting.value, keys, after if after != record else None)
             seen[path] = outcome
-        return room, seen, due
+        return _Comparison(room, seen, due, stopped)
 
     def _recorded(
         self, setting: Setting, inode: int, record: ContainerRecord | None, values: Mapping[str, int]
@@ -575,13 +503,6 @@ class ProcessValueActuator:
     def _text(self, setting: Setting) -> str:
         assert isinstance(setting.value, int)
         return self._kind.text(setting.value)
-
-
-def with_records(
-    records: Mapping[str, ContainerRecord], now: Mapping[str, ContainerRecord]
-) -> Mapping[str, ContainerRecord]:
-    """The records of now with these, newer ones."""
-    return {**now, **records}
 
 
 def _plain(kind: ProcessValueKind, value: int) -> int | str:

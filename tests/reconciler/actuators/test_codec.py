@@ -31,7 +31,7 @@ from reconciler.actuators.files.node_files import FileRows, NodeFileState
 from reconciler.actuators.network import undo as network
 from reconciler.actuators.network.undo import NetworkState, Redirect
 from reconciler.actuators.processes import idle_threads, oom_score
-from reconciler.actuators.processes.process_values import ContainerRecord, ContainerRecords
+from reconciler.actuators.processes.value_records import ContainerRecord, ContainerRecords
 from reconciler.actuators.resctrl import undo as resctrl
 from reconciler.actuators.resctrl.undo import ResctrlState
 from reconciler.actuators.restore import UndoKind, restore_ledger

@@ -47,16 +47,29 @@ class Live(Generic[A]):
     ) -> None:
         self.hierarchy = hierarchy
         self.pod = f"{root}/podbe"
-        self.main = f"{self.pod}/id-main"
+        self.names: list[str] = []
+        self.main = self.group("main")
         self.path = str(path / "state.db")
         self.store = Store(self.path, boot="one")
         self.started: list[subprocess.Popen[bytes]] = []
         self._make = make
-        for group in (root, self.pod, self.main):
-            if group != root:
-                os.mkdir(hierarchy.trigger_directory(group))
-            self._fill(group)
+        self._fill(root)
+        self._make_group(self.pod)
+        self.add("main")
         self.actuator = self.make()
+
+    def group(self, name: str) -> str:
+        """The path of a container's group."""
+        return f"{self.pod}/id-{name}"
+
+    def add(self, name: str) -> None:
+        """One more container."""
+        self.names.append(name)
+        self._make_group(self.group(name))
+
+    def _make_group(self, group: str) -> None:
+        os.mkdir(self.hierarchy.trigger_directory(group))
+        self._fill(group)
 
     def _fill(self, group: str) -> None:
         """Of a new group of v1's cpuset hierarchy: what its parent has."""
@@ -80,8 +93,8 @@ class Live(Generic[A]):
         self.started.append(popen)
         return popen
 
-    def enter(self, pid: int) -> int:
-        REAL.write(self.hierarchy.trigger_directory(self.main), "cgroup.procs", str(pid))
+    def enter(self, pid: int, name: str = "main") -> int:
+        REAL.write(self.hierarchy.trigger_directory(self.group(name)), "cgroup.procs", str(pid))
         return pid
 
     def move(self, pid: int, inside: str) -> None:
@@ -90,8 +103,7 @@ class Live(Generic[A]):
         for name in inside.split("/"):
             group = f"{group}/{name}"
             if not os.path.isdir(self.hierarchy.trigger_directory(group)):
-                os.mkdir(self.hierarchy.trigger_directory(group))
-                self._fill(group)
+                self._make_group(group)
         REAL.write(self.hierarchy.trigger_directory(group), "cgroup.procs", str(pid))
 
     def situation(
@@ -104,10 +116,13 @@ class Live(Generic[A]):
         holds: dict[str, Hold] | None = None,
         phase: Phase = Phase.SETTLED,
     ) -> PlanSnapshot:
-        item = pod("be", container("main"), cls=cls)
-        inode = REAL.inode(self.hierarchy.trigger_directory(self.main))
-        main = replace(item.containers[0], group=GroupRef(path=self.main, inode=inode), phase=phase)
-        item = replace(item, group=GroupRef(path=self.pod), containers=(main,), memory=wish or MemoryPreferences())
+        item = pod("be", *map(container, self.names), cls=cls)
+        paths = map(self.group, self.names)
+        groups = [GroupRef(path=path, inode=REAL.inode(self.hierarchy.trigger_directory(path))) for path in paths]
+        containers = tuple(
+            replace(inner, group=group, phase=phase) for inner, group in zip(item.containers, groups, strict=True)
+        )
+        item = replace(item, group=GroupRef(path=self.pod), containers=containers, memory=wish or MemoryPreferences())
         view = node(item, versions=self.hierarchy.versions())
         plan = plan_node(view, None, config)
         return PlanSnapshot(view=view, plan=plan, enforce=enforce, holds=holds or {})
@@ -120,8 +135,9 @@ class Live(Generic[A]):
         """With those that they have started themselves."""
         for popen in self.started:
             popen.kill()
-        for pid in REAL.read(self.hierarchy.trigger_directory(self.main), "cgroup.procs").split():
-            os.kill(int(pid), signal.SIGKILL)
+        for name in self.names:
+            for pid in REAL.read(self.hierarchy.trigger_directory(self.group(name)), "cgroup.procs").split():
+                os.kill(int(pid), signal.SIGKILL)
         for popen in self.started:
             popen.communicate()
         self.started.clear()

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,6 +19,7 @@ from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.scheduling import IDLE, OTHER, REAL_SCHEDULER, Scheduler, policy_number, policy_text
 from reconciler.actuators.cgroup.fastpath import FastPath, FastResult
 from reconciler.actuators.codec import read_rows
+from reconciler.actuators.processes import process_values
 from reconciler.actuators.processes.idle_threads import CODEC, IdleThreads, restore_policies
 from reconciler.policies.idle_class import IdleClassConfig
 from reconciler.policies.table import PoliciesConfig
@@ -65,10 +67,10 @@ class Idle(Live[IdleThreads]):
         self.fastpath = FastPath(self.results.append)
         return IdleThreads(hierarchy, ledger, lane, self.fastpath)
 
-    def process(self, policy: int = OTHER) -> int:
+    def process(self, policy: int = OTHER, name: str = "main") -> int:
         pid = self.start().pid
         os.sched_setscheduler(pid, policy, os.sched_param(1 if policy == FIFO else 0))
-        return self.enter(pid)
+        return self.enter(pid, name)
 
     def talker(self) -> subprocess.Popen[bytes]:
         popen = self.start((sys.executable, "-c", TALKER))
@@ -87,8 +89,8 @@ class Idle(Live[IdleThreads]):
     def rows(self) -> set[str]:
         return set(read_rows(Ledger(self.store), CODEC).containers)
 
-    def standing(self) -> tuple[str, str, str | None]:
-        status = self.actuator.standings[self.main]["thread.policy"]
+    def standing(self, name: str = "main") -> tuple[str, str, str | None]:
+        status = self.actuator.standings[self.group(name)]["thread.policy"]
         return status.state, status.wanted, status.actual
 
 
@@ -168,6 +170,51 @@ async def test_a_container_whose_threads_all_have_their_own_gets_no_row(live: Id
     live.process(BATCH)
     await live.sweep()
     assert (live.standing()[0], live.rows()) == ("yielded", set())
+
+
+async def test_what_one_sweep_reads_is_bounded_and_the_next_begins_with_the_others(
+    live: Idle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_values, "_MOST_READ", 2)
+    live.add("side")
+    main, side = [live.process() for _ in range(2)], live.process(name="side")
+    await live.sweep()
+    assert (policies(*main, side), live.standing("side")[0]) == ([IDLE, IDLE, OTHER], "waiting")
+    await live.sweep()
+    assert (policies(side), live.standing("side")[0]) == ([IDLE], "written")
+
+
+async def test_a_container_with_too_many_originals_is_left(live: Idle, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_values, "_MOST_ODD", 1)
+    live.add("side")
+    pids = [live.process(policy) for policy in (OTHER, IDLE, IDLE)]
+    other = live.process(name="side")
+    await live.sweep()
+    assert policies(*pids, other) == [OTHER, IDLE, IDLE, IDLE]
+    assert (live.standing()[0], live.rows()) == ("not recorded", {live.group("side")})
+
+
+async def test_only_a_plan_that_wants_something_else_causes_a_sweep(live: Idle) -> None:
+    live.process()
+    same = partial(live.situation, PoliciesConfig(idle_class=ON))
+    swept: list[int] = []
+
+    async def wait_for_sweeps(number: int) -> None:
+        with trio.fail_after(20):
+            while live.actuator.sweeps < number:  # noqa: ASYNC110
+                await trio.sleep(0.01)
+        swept.append(live.actuator.sweeps)
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(live.actuator.run)
+        live.actuator.planned(same())
+        await wait_for_sweeps(1)
+        live.actuator.planned(same())
+        await trio.sleep(0.1)
+        live.actuator.planned(same(holds={"node": Hold(target="node", reason="r", by="b")}))
+        await wait_for_sweeps(2)
+        nursery.cancel_scope.cancel()
+    assert swept == [1, 2]
 
 
 async def test_nice_and_reset_on_fork_stay(live: Idle) -> None:
