@@ -152,6 +152,30 @@ class PodIsolation(Struct, frozen=True, kw_only=True):
     calm_since: float | None = None
 
 
+class StartPlan(Struct, frozen=True, kw_only=True):
+    """BE pods' CPU weights, and the start allowance with the state of its bounds (`policies.start_allowance`).
+
+    ``even``: no online pod is in the besteffort directory. ``pods``: uids of those that start or end with the
+    allowance; ``raised``: those of them whose directory has the highest weight. ``floor_milli``: the CPU that BE work
+    has at least for that, 0 for none.
+
+    On the view's clock: ``created`` and ``executed``, since when containers are in creation, and in the moment of the
+    exec; ``ending``, since when pods are being deleted; ``due``, when this ends or changes by itself. ``spent_s``:
+    tokens spent at ``at``.
+    """
+
+    even: bool = True
+    pods: frozenset[str] = frozenset()
+    raised: frozenset[str] = frozenset()
+    floor_milli: int = 0
+    created: Mapping[str, float] = {}
+    executed: Mapping[str, float] = {}
+    ending: Mapping[str, float] = {}
+    due: float | None = None
+    spent_s: float = 0.0
+    at: float = 0.0
+
+
 class PoolSize(Struct, frozen=True, kw_only=True):
     """Planned size of an online pool and the reason; state of the step limits.
 

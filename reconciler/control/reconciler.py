@@ -30,6 +30,7 @@ from reconciler.runtime.counters import AgentCounters
 from reconciler.runtime.workqueue import FILES, LOAN, NODE, TICK, DirtyBatch, DirtyKeys, container_key, pod_key
 from reconciler.sources.runtime_signal import RuntimeEvent
 from reconciler.sources.tree import PodDirs, TreeSource
+from state.cpu import StartPlan
 from state.entry import LedgerEntry
 from state.ledger import Ledger
 from state.model import GroupRef, KubeletView, NodeView, Pod, PodClass, Pools, Refusal, Setting
@@ -106,6 +107,8 @@ class Reconciler:
         self.errors = actuator.judge.errors
         self._unlisted: str | None = None
         self._moved = self._regrouped = False
+        self._starts: set[str] = set()
+        self._due: float | None = None
         self._kubelet = kubelet
         self._updated = updated
         self._planned = planned
@@ -216,8 +219,13 @@ class Reconciler:
             self._counters.event()
         every, self._regrouped = self._regrouped, False
         targets: list[GroupTarget] = []
-        if full or moved or NODE in batch.keys:
+        starts, self._starts = self._starts, set()
+        if full or moved or starts or NODE in batch.keys:
             targets += self._plan_parents(view, plan)
+        if starts & plan.starts.pods:
+            # At once: what starts is throttled until then. It only loosens.
+            await self.actuator.apply(targets)
+            targets = []
         slices = TimeSlice()
         for uid in sorted(looked):
             with self.errors.contained(pod_key(uid)):
@@ -229,7 +237,8 @@ class Reconciler:
                     with self.errors.contained(pod_key(uid)):
                         targets += self._plan_pod(pod, view, plan, signalled, every=False)
                     await slices.checkpoint()
-        for uid in sorted(key.removeprefix(LOAN) for key in batch.keys if key.startswith(LOAN)):
+        loans = {key.removeprefix(LOAN) for key in batch.keys if key.startswith(LOAN)}
+        for uid in sorted(loans if moved else loans | starts):
             if uid not in looked and (lent := self.inventory.pods.get(uid)) is not None:
                 with self.errors.contained(pod_key(uid)):
                     targets += self._plan_pod(lent, view, plan, signalled, every=False)
@@ -313,7 +322,7 @@ class Reconciler:
         _, _, moved = self._plan_node()
         # The pass plans once more, and must find the difference again.
         self._moved = self._moved or moved
-        return moved
+        return moved or bool(self._starts)
 
     def _concerned(self, batch: DirtyBatch, signalled: Iterable[str]) -> set[str]:
         """The pods that the marks are about."""
@@ -405,6 +414,10 @@ class Reconciler:
         self._moved = False
         # Then online pods that had no settings get some.
         self._regrouped |= before is not None and plan.pools.confine_shared != before.pools.confine_shared
+        self._starts |= plan.starts.pods ^ (before.starts.pods if before is not None else frozenset())
+        if (due := plan.starts.due) is not None and due != self._due:
+            heapq.heappush(self._later, (trio.current_time() + due - view.now, TICK))
+        self._due = due
         change = movement(self.pools, plan.pools)
         self._counters.moved(change.cpus, change.pools_changed)
         self.plan, self.view = plan, view
@@ -557,6 +570,8 @@ def _substance(plan: NodePlan) -> NodePlan:
     return replace(
         plan,
         pools=pools,
+        # The other pods' settings do not follow from who starts.
+        starts=StartPlan(even=plan.starts.even),
         # Of pods, and pods change by a pass only; of free memory, at each reading.
         cookies=replace(cookies, members={}) if cookies is not None else None,
         oom_scores=replace(scores, settings={}) if scores is not None else None,

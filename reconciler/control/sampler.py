@@ -19,6 +19,7 @@ from reconciler.control.memory_sampler import MemorySampler
 from reconciler.control.quota_lending import QuotaLender
 from reconciler.control.reconciler import Reconciler
 from reconciler.policies import idle_buffer
+from reconciler.policies.start_allowance import without_allowance
 from reconciler.runtime.workqueue import TICK
 from reconciler.signals.cpu import (
     ONLINE,
@@ -192,11 +193,18 @@ class Sampler:
         if before is None:
             return
         sample = idle_sample(before[0], reading, watched, reclaimed_ns=(before[1], used))
+        if self._had_allowance(before[0].at_s):
+            sample = without_allowance(sample, pools.budget_milli)
         config = self._reconciler.policies.idle_buffer
         self._idle = idle_buffer.step(self._idle, sample, now, config)
         if self._idle.ceiling_milli != self._reconciler.inventory.readings.reclaimed_ceiling_milli:
             self._reconciler.inventory.take(reclaimed_ceiling_milli=self._idle.ceiling_milli)
             self._reconciler.dirty.mark(TICK)
+
+    def _had_allowance(self, since: float) -> bool:
+        """Whether BE work had a start allowance at some time since then (monotonic seconds)."""
+        plan = self._reconciler.plan
+        return plan is not None and (bool(plan.starts.pods) or plan.starts.at > since)
 
     def _reclaimed_works(self) -> bool:
         """Whether BE work uses the CPU at all: if it does not, nothing can be taken from it, and no task is woken."""

@@ -23,6 +23,7 @@ C = TypeVar("C", bound=Struct)
 
 SHARES_MIN: Final = 2
 SHARES_MAX: Final = 262144
+_SHARES_PER_CPU: Final = 1024
 QUOTA_MIN_US: Final = 1000
 """The kernel refuses a smaller quota with EINVAL, on v1 and v2, whatever the period."""
 PERIOD_US: Final = 100_000
@@ -183,6 +184,11 @@ def period_us(view: NodeView, path: str, container: Container | None = None) -> 
     if container is not None and container.spec is not None and container.spec.period_us:
         return container.spec.period_us
     return PERIOD_US
+
+
+def shares_of(milli: int) -> int:
+    """A request in thousandths of a CPU as CPU shares: the kubelet's own conversion, within what the kernel takes."""
+    return min(max(milli * _SHARES_PER_CPU // 1000, SHARES_MIN), SHARES_MAX)
 
 
 def quota_us(milli: int, period: int) -> int:

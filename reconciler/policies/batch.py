@@ -20,14 +20,13 @@ from msgspec import Meta
 from cgroupfs.naming import QosClass
 from reconciler.policies.base import (
     QUOTA_MIN_US,
-    SHARES_MAX,
-    SHARES_MIN,
     Policy,
     PolicyConfig,
     owns_cpus,
     period_us,
     quota_us,
     setting_of,
+    shares_of,
 )
 from reconciler.policies.normalise import normalised
 from reconciler.runtime.format import cpu, size
@@ -35,7 +34,6 @@ from state.model import Container, ContainerKind, NodeView, Pod, PodClass, Pools
 from state.plan import NodePlan
 
 NAME: Final = "batch"
-_SHARES_PER_CPU: Final = 1024
 
 
 class BatchConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -65,7 +63,7 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: BatchConfig) -> li
             requested += requests.batch_cpu_milli
             if config.weight and view.kubelet.reasserts_s is None:
                 reason = f"batch CPU request of {cpu(requests.batch_cpu_milli)}"
-                shares = _shares(requests.batch_cpu_milli)
+                shares = shares_of(requests.batch_cpu_milli)
                 settings.append(setting_of(pod, container, "cpu.weight", shares, policy=NAME, reason=reason))
         if config.quota and limits.batch_cpu_milli is not None:
             settings.append(_quota(pod, container, limits.batch_cpu_milli, view, plan.pools))
@@ -73,9 +71,9 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: BatchConfig) -> li
             value = limits.batch_memory_bytes
             reason = f"batch memory limit of {size(value)}"
             settings.append(setting_of(pod, container, "memory.max", value, policy=NAME, reason=reason))
-    if config.weight and requested:
+    if config.weight and requested and pod.uid not in plan.starts.raised:
         reason = f"sum of batch CPU requests: {cpu(requested)}"
-        settings.append(setting_of(pod, None, "cpu.weight", _shares(requested), policy=NAME, reason=reason))
+        settings.append(setting_of(pod, None, "cpu.weight", shares_of(requested), policy=NAME, reason=reason))
     if config.quota and config.pod_quota:
         settings += _pod_quota(pod, view, plan.pools)
     return settings
@@ -130,11 +128,6 @@ def _quota(pod: Pod, container: Container, limit: int, view: NodeView, pools: Po
 
 def _mid(container: Container) -> bool:
     return container.requests.mid or container.limits.mid
-
-
-def _shares(milli: int) -> int:
-    """The kubelet's own conversion, within what the kernel takes."""
-    return min(max(milli * _SHARES_PER_CPU // 1000, SHARES_MIN), SHARES_MAX)
 
 
 POLICY = Policy(

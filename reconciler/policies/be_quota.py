@@ -123,7 +123,7 @@ def _takers_in(pod: Pod, view: NodeView) -> dict[str, _Taker]:
         container.id: _taker(
             container_asks(container), view.uses.get(container.group.path), limit=_own_limit(container)
         )
-        for container in _counted(pod)
+        for container in counted_containers(pod)
     }
 
 
@@ -143,7 +143,8 @@ def _own_limit(container: Container) -> int | None:
     return min((limit for limit in limits if limit is not None), default=None)
 
 
-def _counted(pod: Pod) -> list[Container]:
+def counted_containers(pod: Pod) -> list[Container]:
+    """The containers that take part: all but the pause container."""
     return [container for container in pod.containers if container.kind is not ContainerKind.SANDBOX]
 
 
@@ -153,13 +154,16 @@ def measured(pods: Iterable[Pod], pools: Pools | None, besteffort: str) -> dict[
     if parts is None or parts.keys() <= {besteffort}:
         return {}
     groups = {
-        container.group.path: container.group.inode for pod in pods if pod.uid in parts for container in _counted(pod)
+        container.group.path: container.group.inode
+        for pod in pods
+        if pod.uid in parts
+        for container in counted_containers(pod)
     }
     return groups | ({besteffort: 0} if besteffort in parts else {})
 
 
 def _asked(pod: Pod) -> int:
-    return sum(container_asks(container) for container in _counted(pod)) or _CPU
+    return sum(container_asks(container) for container in counted_containers(pod)) or _CPU
 
 
 def container_asks(container: Container) -> int:

@@ -17,12 +17,20 @@ from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.naming import QosClass
 from reconciler.placement.chain import checked
 from reconciler.placement.config import PlacementConfig
-from reconciler.policies.base import SHARES_MIN, Policy, PolicyConfig, owns_cpus, period_us, quota_us
+from reconciler.policies.base import Policy, PolicyConfig, owns_cpus, period_us, quota_us
 from reconciler.policies.be_quota import own_quota, part_of_pod, parts_of, split
 from reconciler.policies.budget import BudgetConfig, arriving_milli, cpu_count, next_budget
 from reconciler.policies.overlap import PoolOverlap, overlaps, shares
 from reconciler.policies.pick import by_rules, choose_cpus, neighbours
+from reconciler.policies.start_allowance import (
+    StartConfig,
+    container_weight,
+    directory_part,
+    next_starts,
+    pod_weight,
+)
 from reconciler.runtime.format import cpu, duration
+from state.cpu import StartPlan
 from state.model import ContainerKind, CpuPolicy, NodeView, Pod, PodClass, Pools, Setting
 from state.plan import NodePlan
 
@@ -43,6 +51,7 @@ class ReclaimedConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
     """BE pods: how much, in which form, and which CPUs count."""
 
     budget: BudgetConfig = BudgetConfig()
+    start: StartConfig = StartConfig()
     form: Annotated[
         ReclaimedForm,
         Meta(
@@ -76,8 +85,9 @@ class ReclaimedConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
     pod_weight: Annotated[
         bool,
         Meta(
-            description="write the CPU weight of a BE pod's directory, which decides between pods; a container's "
-            "weight does not"
+            description="write the CPU weight of a BE pod's directory, which decides between pods: by its request "
+            "where only BE pods are in the besteffort directory (a pod without one counts as a whole CPU), else the "
+            "minimum"
         ),
     ] = True
     placement: PlacementConfig = PlacementConfig()
@@ -145,14 +155,24 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Re
     )
 
 
+def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, config: ReclaimedConfig) -> NodePlan:
+    """Which BE pods start or end with an allowance beside the budget."""
+    before = previous.starts if previous is not None else StartPlan()
+    starts = next_starts(view, before, config.start, weights=config.pod_weight)
+    return replace(plan, starts=starts)
+
+
 def parents(view: NodeView, plan: NodePlan, config: ReclaimedConfig) -> list[Setting]:
     """The besteffort directory's quota, and its CPU set where that is configured."""
     pools = plan.pools
     settings: list[Setting] = []
     share = (pools.quota_milli or {}).get(view.besteffort)
     if share is not None:
-        value = quota_us(share, period_us(view, view.besteffort))
-        settings.append(_setting(view.besteffort, "cpu.quota", value, f"BE quota {cpu(share)}"))
+        part = directory_part(share, view, plan.starts)
+        reason = f"BE quota {cpu(share)}" if part == share else f"BE quota {cpu(share)}, {cpu(part)} while a pod starts"
+        settings.append(
+            _setting(view.besteffort, "cpu.quota", quota_us(part, period_us(view, view.besteffort)), reason)
+        )
     if config.besteffort_cpuset and pools.confined:
         settings.append(_setting(view.besteffort, "cpu.set", pools.reclaimed, "equal to the BE pool"))
     return settings
@@ -172,7 +192,7 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: ReclaimedConfig) -
     if narrowed:
         want(pod.group.path, "cpu.set", pools.reclaimed, "required by the narrowed besteffort directory")
     if config.pod_weight:
-        want(pod.group.path, "cpu.weight", SHARES_MIN, "minimum CPU weight: online pods go first")
+        want(pod.group.path, "cpu.weight", *pod_weight(pod, plan.starts))
     pool, whose = _pool_on_node(pod, view, pools)
     if pod.sandbox is not None:
         whole = f"{whose}; {pod.sandbox}: the pod as a whole"
@@ -195,10 +215,11 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: ReclaimedConfig) -
         if pools.confined:
             want(path, "cpu.set", pool, whose, cid)
         if view.kubelet.reasserts_s is None:
-            want(path, "cpu.weight", SHARES_MIN, "minimum CPU weight: online pods go first", cid)
+            want(path, "cpu.weight", *container_weight(pod, container, plan.starts), cid)
         if cid in parts:
-            value = own_quota(parts[cid], container, view)
-            want(path, "cpu.quota", value, f"share of the BE budget: {cpu(parts[cid])}", cid)
+            part = max(parts[cid], plan.starts.floor_milli) if pod.uid in plan.starts.pods else parts[cid]
+            value = own_quota(part, container, view)
+            want(path, "cpu.quota", value, f"share of the BE budget: {cpu(part)}", cid)
     return settings
 
 
@@ -319,6 +340,7 @@ POLICY = Policy(
     config_type=ReclaimedConfig,
     precedence=40,
     decide_node=decide_node,
+    decide_resources=decide_resources,
     parents=parents,
     pod=for_pod,
 )

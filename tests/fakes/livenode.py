@@ -108,6 +108,8 @@ class LiveNode(DirectoryNode):
         """A pod's group; `run` starts its container."""
         self.kernel.make_group(group(uid))
         qos = QOS[uid].strip("/")
+        if qos == "besteffort" and self.kernel.mode == "v1":
+            self.write(group(uid), "cpu", "cpu.shares", "2")
         pod = NodePod(uid=uid, name=name, namespace=namespace, qos=qos, group=group(uid), meta={}, boxes=[])
         self.pods[uid] = pod
         return pod

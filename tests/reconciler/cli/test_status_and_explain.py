@@ -116,7 +116,7 @@ def test_explain_shows_foreign_writes_refusals_holds_and_failures(run: Run, daem
     pod["refusals"] = [
         {"path": pod["group"], "knob": "cpu.quota", "value": 100, "rule": "pod quota", "reason": "starts would fail"}
     ]
-    pod["settings"][0] |= {"state": "yielded", "actual": "1024", "detail": "left to systemd"}
+    pod["settings"][0] |= {"state": "yielded", "actual": "7", "detail": "left to systemd"}
     daemon.document["holds"] = [
         {"target": f"pod:{BATCH}", "reason": "debug", "by": "ana", "until": None},
         {"target": "pod:other", "reason": "not this one", "by": "ana", "until": None},
@@ -126,7 +126,7 @@ def test_explain_shows_foreign_writes_refusals_holds_and_failures(run: Run, daem
             file |= {"foreign_count": 4, "process": "systemd[1]", "writer": "systemd", "yielded": True, "failures": 2}
             file["failed_errno"] = 22
     out = run("explain", BATCH, "--socket", daemon.socket).out
-    assert "cpu.weight  2  yielded; actual 1024" in out
+    assert "cpu.weight  1024  yielded; actual 7" in out
     assert "left to systemd" in out
     assert "changed by others 4 times, last at - by systemd[1]; given up" in out
     assert "refused by the kernel 2 times EINVAL" in out

@@ -395,6 +395,7 @@ def test_the_default_pools_of_an_idle_node_are_these() -> None:
         "qos_level": "off",
     }
     assert plan.reasons == dict.fromkeys(
-        [policy.name for policy in POLICIES if policy.decide_resources is not None], "off"
+        [policy.name for policy in POLICIES if policy.decide_resources is not None and policy.decide_node is None],
+        "off",
     )
     assert plan == NodePlan(pools=pools, reasons=plan.reasons)

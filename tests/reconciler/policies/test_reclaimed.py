@@ -39,7 +39,7 @@ def test_be_containers_get_the_pool_the_least_weight_and_their_directory_the_bud
     assert desired.plan.pools.budget_milli == 3200
     assert desired.plan.pools.reclaimed == cpus("4-7")
     assert of(desired, DIRECTORY) == {"cpu.quota": 320_000}
-    assert of(desired, f"{DIRECTORY}/podbe") == {"cpu.weight": 2}
+    assert of(desired, f"{DIRECTORY}/podbe") == {"cpu.weight": 1024}
     assert of(desired, f"{DIRECTORY}/podbe/id-main") == {"cpu.set": cpus("4-7"), "cpu.weight": 2}
     assert desired.refusals == ()
 
@@ -299,7 +299,7 @@ def test_a_pod_in_a_machine_of_its_own_is_bounded_at_its_directory_and_no_contai
     inside = own.containers[:groups]
     own = replace(own, containers=inside, sandbox="kata")
     desired = plan(node(own, cpu=cpu(online=2000)), None, BOTH)
-    assert of(desired, f"{DIRECTORY}/podbe") == {"cpu.set": cpus("4-7"), "cpu.weight": 2}
+    assert of(desired, f"{DIRECTORY}/podbe") == {"cpu.set": cpus("4-7"), "cpu.weight": 1024}
     assert {setting.knob for setting in desired.settings.values() if setting.container_id is not None} <= {"cpu.set"}
     # Each group inside follows: on v1 the directory's set could not be smaller than theirs.
     assert [of(desired, item.group.path) for item in inside] == [{"cpu.set": cpus("4-7")} for _ in inside]

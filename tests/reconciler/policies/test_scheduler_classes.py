@@ -62,7 +62,7 @@ def test_be_pods_own_directories_are_idle_and_no_other() -> None:
     desired = plan(view, None, ON)
     assert of(desired, "cpu.idle") == {BE: 1, f"{BURSTABLE}/podlate": 1}
     assert desired.refusals == ()
-    assert of(desired, "cpu.weight")[BE] == 2, "still wanted: it counts when the class is left"
+    assert of(desired, "cpu.weight")[BE] == 1024, "still wanted: it counts when the class is left"
 
 
 def test_a_be_pod_with_cpus_of_its_own_is_not_idle_on_them() -> None:

@@ -1,0 +1,189 @@
+"""The start allowance: CPU time beside the BE budget for BE containers that start and BE pods that end.
+
+The runtime's init (runc's, crun's) runs inside the container's group, so a budget that is used up stops it. From a
+container's first directory until its program is executed, BE work may therefore use `StartConfig.cpu_milli` where its
+budget is smaller, and the pod's directory has the highest CPU weight, so that busy pods do not take the allowance.
+
+What bounds it, whatever tenants start: seconds per container, a token bucket over the node, and the CPU that BE work
+has altogether meanwhile. Without tokens a start has what its even weight gives it within the budget.
+
+Arithmetic only. Units: thousandths of a CPU, seconds; times are on the view's clock.
+"""
+
+from collections.abc import Iterator
+from typing import Annotated, Final, NamedTuple
+
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+from cgroupfs.naming import QosClass
+from reconciler.policies.base import SHARES_MAX, SHARES_MIN, shares_of
+from reconciler.policies.be_quota import container_asks, counted_containers
+from reconciler.policies.idle_buffer import IdleSample
+from state.cpu import StartPlan
+from state.model import Container, NodeView, Phase, Pod, PodClass
+
+END_S: Final = 1.0
+"""How long a pod that ends has the allowance, after the request to delete it and again at the end of its grace period.
+What a program does on SIGTERM in between has the budget."""
+_LEAST_S: Final = 1.0
+"""Seconds of tokens from which on the allowance begins again: it is not switched several times a second."""
+_TICK_S: Final = 0.01
+"""The soonest next plan: rounding must not plan the same moment again and again."""
+
+
+class StartConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The bounds of the allowance."""
+
+    cpu_milli: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=64_000,
+            description="BE work has at least this much CPU while a BE container starts, in thousandths of a CPU, "
+            "whatever its budget is; 0: no start allowance",
+        ),
+    ] = 1000
+    seconds: Annotated[float, Meta(gt=0, le=60, description="longest allowance for the creation of one container")] = (
+        5.0
+    )
+    exec_s: Annotated[
+        float,
+        Meta(
+            ge=0, le=10, description="seconds after the runtime's signal that still count, for the exec of the program"
+        ),
+    ] = 0.1
+    share_percent: Annotated[
+        int, Meta(ge=0, le=100, description="largest share of the time in which the allowance is in force on the node")
+    ] = 10
+    burst_s: Annotated[
+        float, Meta(ge=0, le=600, description="seconds in which it may be in force beyond that share, once saved up")
+    ] = 30.0
+    late_s: Annotated[
+        float,
+        Meta(gt=0, le=3600, description="seconds after which a throttled start of a BE container is an alert"),
+    ] = 5.0
+
+
+class _Window(NamedTuple):
+    """A time in which a pod has the allowance."""
+
+    uid: str
+    begin: float
+    length: float
+
+
+def next_starts(view: NodeView, previous: StartPlan, config: StartConfig, *, weights: bool) -> StartPlan:
+    """One step: which BE pods start or end now, what the bucket has left, and which of them have the allowance.
+
+    ``weights``: whether the weights of pods' directories are written.
+    """
+    now = view.now
+    times = _times(view, previous, config)
+    even = not any(pod.pod_class.online and pod.qos is QosClass.BESTEFFORT for pod in view.pods.values())
+    windows = list(_windows(view, times, config))
+    pods = frozenset(uid for uid, begin, length in windows if begin <= now < begin + length)
+    share = config.share_percent / 100
+    spent = max(0.0, previous.spent_s + max(0.0, now - previous.at) * (bool(previous.pods) - share))
+    left = config.burst_s - spent
+    # More than a moment's worth to begin with, and all of it once begun.
+    if not config.cpu_milli or left <= (0.0 if previous.pods else min(_LEAST_S, config.burst_s / 2)):
+        pods = frozenset()
+    due = [begin if begin > now else begin + length for _, begin, length in windows if begin + length > now]
+    if pods and share < 1.0:
+        due.append(now + left / (1.0 - share))
+    if not pods:
+        # Without tokens the end of a window changes nothing.
+        due = [begin for _, begin, _ in windows if begin > now]
+    same = not pods and not previous.pods
+    return replace(
+        times,
+        even=even,
+        floor_milli=config.cpu_milli if pods else 0,
+        pods=pods,
+        raised=frozenset(uid for uid in pods if weights and even and view.pods[uid].qos is QosClass.BESTEFFORT),
+        # Without an allowance the tokens follow from the time alone: such plans do not differ.
+        spent_s=previous.spent_s if same else spent,
+        at=previous.at if same else now,
+        due=max(now + _TICK_S, min(due)) if due else None,
+    )
+
+
+def _times(view: NodeView, previous: StartPlan, config: StartConfig) -> StartPlan:
+    """Since when each container is created, executed and each pod ends; kept as long as they matter."""
+    now = view.now
+    created, executed, ending = dict[str, float](), dict[str, float](), dict[str, float]()
+    for pod in _reclaimed(view):
+        if pod.deleting and pod.containers:
+            ending[pod.uid] = min(previous.ending.get(pod.uid, now), now)
+        for container in pod.containers:
+            cid = container.id
+            if container.phase is Phase.CREATING:
+                created[cid] = min(previous.created.get(cid, now), now)
+            elif cid in previous.created:
+                executed[cid] = now
+            elif cid in previous.executed and now < previous.executed[cid] + config.exec_s:
+                executed[cid] = min(previous.executed[cid], now)
+    return StartPlan(created=created, executed=executed, ending=ending)
+
+
+def _windows(view: NodeView, times: StartPlan, config: StartConfig) -> Iterator[_Window]:
+    for pod in _reclaimed(view):
+        if pod.uid in times.ending:
+            asked = times.ending[pod.uid]
+            yield _Window(pod.uid, asked, END_S)
+            if pod.grace_s is not None and pod.grace_s > END_S:
+                yield _Window(pod.uid, asked + pod.grace_s, END_S)
+        for container in pod.containers:
+            if container.id in times.created:
+                yield _Window(pod.uid, times.created[container.id], config.seconds)
+            if container.id in times.executed:
+                yield _Window(pod.uid, times.executed[container.id], config.exec_s)
+
+
+def _reclaimed(view: NodeView) -> Iterator[Pod]:
+    return (pod for pod in view.pods.values() if pod.pod_class is PodClass.RECLAIMED)
+
+
+def directory_part(part: int, view: NodeView, starts: StartPlan) -> int:
+    """The besteffort directory's part of the budget, or what starts in it may use if that is more."""
+    if starts.floor_milli <= part:
+        return part
+    inside = any(pod.qos is QosClass.BESTEFFORT for uid in starts.pods if (pod := view.pods.get(uid)) is not None)
+    return starts.floor_milli if inside else part
+
+
+def pod_weight(pod: Pod, starts: StartPlan) -> tuple[int, str]:
+    """The weight of a BE pod's directory, in shares, and the reason.
+
+    Even weights, by request, are among BE pods alone: the besteffort directory's own weight protects online pods. A pod
+    beside online pods has the least.
+    """
+    if pod.uid in starts.raised:
+        return SHARES_MAX, "a container starts or the pod ends: before the other BE pods"
+    if not starts.even or pod.qos is not QosClass.BESTEFFORT:
+        return SHARES_MIN, "minimum CPU weight: online pods go first"
+    asked = sum(map(container_asks, counted_containers(pod))) or 1000
+    return shares_of(asked), "even CPU weight: only BE pods are beside it"
+
+
+def container_weight(pod: Pod, container: Container, starts: StartPlan) -> tuple[int, str]:
+    """The same of a container: the least, but even beside a container with a request for BE work.
+
+    Containers without one are even already.
+    """
+    asks = any(other.requests.be_cpu_milli for other in counted_containers(pod))
+    if not asks or not starts.even or pod.qos is not QosClass.BESTEFFORT:
+        return SHARES_MIN, "minimum CPU weight: online pods go first"
+    return shares_of(container_asks(container)), "even CPU weight: only BE containers are beside it"
+
+
+def without_allowance(sample: IdleSample, budget_milli: int) -> IdleSample:
+    """An idle sample as it would be without what BE work used above its budget, for a time with an allowance.
+
+    The idle buffer would take it for a need of online pods, and cut the budget for it.
+    """
+    if sample.idle_milli is None or sample.reclaimed_milli is None or sample.reclaimed_milli <= budget_milli:
+        return sample
+    above = sample.reclaimed_milli - budget_milli
+    return replace(sample, idle_milli=min(sample.top_milli, sample.idle_milli + above), reclaimed_milli=budget_milli)
