@@ -54,6 +54,8 @@ class MetricsSnapshot(Struct, frozen=True, kw_only=True):
     """Claims on CPUs that have fewer than they asked, or others than were decided for them."""
     claims_missing_cpus: int = 0
     budget_milli: int | None = None
+    starts_late: int = 0
+    """Starts of BE containers that a quota of bypassd delayed, since the daemon's start."""
     used_milli: Mapping[str, int] = {}
     """CPU used by ``online``, ``reclaimed`` and ``system`` work."""
     headroom_milli: Mapping[str, int] = {}

@@ -168,6 +168,7 @@ def _node(now: MetricsSnapshot) -> Iterator[Metric]:
     yield _gauge("claims_missing_cpus", "CPUs that claims asked and did not get.", now.claims_missing_cpus)
     if now.budget_milli is not None:
         yield _gauge("budget_cpus", "CPU budget of all BE pods.", now.budget_milli / 1000)
+    yield _counter("starts_late", "Starts of BE containers that a quota of bypassd delayed.", now.starts_late)
     used = ((name, milli / 1000) for name, milli in sorted(now.used_milli.items()))
     yield _gauges("used_cpus", "CPUs in use.", ("by",), (((name,), cpus) for name, cpus in used))
     promised = _single(now.headroom_milli)
