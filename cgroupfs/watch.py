@@ -46,6 +46,7 @@ class Mask(IntFlag):
 
     MODIFY = 0x2
     CLOSE_WRITE = 0x8
+    OPEN = 0x20
     MOVED_FROM = 0x40
     MOVED_TO = 0x80
     CREATE = 0x100
@@ -63,6 +64,7 @@ _Q_OVERFLOW: Final = int(Mask.Q_OVERFLOW)
 _IGNORED: Final = int(Mask.IGNORED)
 ISDIR: Final = int(Mask.ISDIR)
 MOVED_TO: Final = int(Mask.MOVED_TO)
+OPENED: Final = int(Mask.OPEN)
 APPEARED: Final = int(Mask.CREATE | Mask.MOVED_TO)
 VANISHED: Final = int(Mask.DELETE | Mask.MOVED_FROM)
 CHILDREN: Final = APPEARED | VANISHED | int(Mask.ONLYDIR)

@@ -438,6 +438,7 @@ class NodeView(Struct, frozen=True, kw_only=True):
     config names. ``disks``: those that the config names, by that name. ``measures``: demands of responses to
     interference now. ``indicators``: by pod uid, for sizes of pools; empty while no pool's size follows them.
     ``arrived``: when a container was first seen, by its id, of those that the runtime was still making then.
+    ``commands``: when the runtime was last called for a BE container, by its id.
     """
 
     topology: Topology
@@ -456,6 +457,7 @@ class NodeView(Struct, frozen=True, kw_only=True):
     reclaimed_memory_bytes: int | None = None
     uses: Mapping[str, GroupUse] = {}
     lent_us: Mapping[str, int] = {}
+    commands: Mapping[str, float] = {}
     knobs: frozenset[str] = frozenset()
     numa_memory: NumaMemory | None = None
     irq_cpus: CpuSet = EMPTY

@@ -4,6 +4,7 @@ The runtime's own files are read here; the other sources pass their readings to 
 the inventory. `view` makes the immutable `NodeView` of the moment. Nothing in here waits or writes.
 """
 
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final, NamedTuple, TypedDict, Unpack, final
 
@@ -27,11 +28,15 @@ from state.cpu import GroupUse, PodIndicators
 from state.disk import Disk
 from state.measures import Restrictions
 from state.memory import NodeMemoryReading
-from state.model import KubeletView, LastClass, NodeCpu, NodeView, NumaMemory, Pod, PodMeta
+from state.model import KubeletView, LastClass, NodeCpu, NodeView, NumaMemory, Pod, PodClass, PodMeta
 from state.topology import Topology
 
 _ARRIVALS_S: Final = 600.0
 """For so long a container's arrival is known: the longest time for which a policy may use it."""
+_OWN_S: Final = 0.25
+"""The event of an own reading may be handled this much later."""
+_COMMAND_S: Final = 60.0
+"""How long a command is kept."""
 
 
 class PodChange(NamedTuple):
@@ -59,6 +64,7 @@ class NodeReadings(Struct, frozen=True, kw_only=True):
     reclaimed_memory_bytes: int | None = None
     uses: Mapping[str, GroupUse] = {}
     lent_us: Mapping[str, int] = {}
+    commands: Mapping[str, float] = {}
     knobs: frozenset[str] = frozenset()
     numa_memory: NumaMemory | None = None
     irq_cpus: CpuSet = EMPTY
@@ -76,6 +82,7 @@ class NewReadings(TypedDict, total=False):
     reclaimed_memory_bytes: int | None
     uses: Mapping[str, GroupUse]
     lent_us: Mapping[str, int]
+    commands: Mapping[str, float]
     knobs: frozenset[str]
     numa_memory: NumaMemory | None
     irq_cpus: CpuSet
@@ -126,6 +133,7 @@ class Inventory:
         self._facts: dict[str, ContainerInput] = {}
         self._bundles: dict[str, PodMeta] = {}
         self._owners: dict[str, str] = {}
+        self._read_at: dict[str, float] = {}
         self._errors = errors if errors is not None else ObjectErrors()
         self._dirs: dict[str, PodDirs] = {}
         self._marks = marks
@@ -185,6 +193,7 @@ class Inventory:
             self._bundles.pop(cid, None)
             self._owners.pop(cid, None)
             self._arrived.pop(cid, None)
+            self._read_at.pop(cid, None)
             self._errors.passed(container_key(cid))
         if dirs is None:
             for table in (self._dirs, self.pods, self._last, self._assembled):
@@ -211,6 +220,18 @@ class Inventory:
         changed = pod != self.pods.get(uid)
         self.pods[uid] = pod
         return changed
+
+    def command(self, container_id: str, at: float) -> bool:
+        """Keep that the runtime's command came for a BE container; False where it counts for nothing.
+
+        ``at``: monotonic seconds. The file whose opening shows it was not read by this inventory a moment before.
+        """
+        pod = self.pods.get(self._owners.get(container_id, ""))
+        if pod is None or pod.pod_class is not PodClass.RECLAIMED or at - self._read_at.get(container_id, 0.0) < _OWN_S:
+            return False
+        kept = {cid: then for cid, then in self._readings.commands.items() if at - then < _COMMAND_S}
+        self.take(commands=kept | {container_id: at})
+        return True
 
     def runs(self, container_id: str) -> bool:
         """Whether the runtime had finished with the container at the last reading."""
@@ -317,6 +338,7 @@ class Inventory:
                 container_input = replace(container_input, kind=known.kind, name=known.name, spec=known.spec)
         try:
             if (path := self._runtime.state_file(cid)) is not None:
+                self._read_at[cid] = time.monotonic()
                 record = read_record(path)
                 settled = record.finished or container_input.settled
                 container_input = replace(container_input, spec=record.spec or container_input.spec, settled=settled)

@@ -97,7 +97,7 @@ class Reconciler:
         self.problem: str | None = None
         self._tree = tree
         self._metadata = metadata
-        self._lane = lane
+        self.lane = lane
         self._ledger = ledger
         self._resync_s = resync_s
         self._verify = (*(delay for delay in _VERIFY_S if delay < verify_s), verify_s)
@@ -125,16 +125,21 @@ class Reconciler:
 
     def wait_idle(self, container_id: str, at: float, which: RuntimeEvent) -> None:
         """The runtime has finished writing: write bypassd's values, then reconcile."""
-        if which is RuntimeEvent.INIT_PID and not self._lane.awaits(container_id):
+        if which is RuntimeEvent.INIT_PID and not self.lane.awaits(container_id):
             return
-        if which not in _NO_EVENT or self._lane.awaits(container_id):
-            self._lane.execute(container_id, at)
+        if which not in _NO_EVENT or self.lane.awaits(container_id):
+            self.lane.execute(container_id, at)
         # A container that was merely found was written earlier, by an unknown program: it is not a runtime event.
         (self._found.add if which in _NO_EVENT else self._found.discard)(container_id)
         if which is RuntimeEvent.ABSENT:
             self._verify_until_stable(container_id)
         self._signalled[container_id] = at
         self.dirty.mark(container_key(container_id))
+
+    def commanded(self, container_id: str, at: float) -> None:
+        """The runtime was called for a container: an exec, a kill, a start."""
+        if self.inventory.command(container_id, at):
+            self.dirty.mark(TICK)
 
     def gone(self, container_id: str) -> None:
         """The runtime has deleted the container; its directories show the rest."""

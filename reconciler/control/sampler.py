@@ -18,6 +18,7 @@ from cgroupfs.usage import UsageReader
 from reconciler.control.memory_sampler import MemorySampler
 from reconciler.control.quota_lending import QuotaLender
 from reconciler.control.reconciler import Reconciler
+from reconciler.control.start_watch import StartWatch
 from reconciler.policies import idle_buffer
 from reconciler.policies.start_allowance import without_allowance
 from reconciler.runtime.workqueue import TICK
@@ -77,6 +78,7 @@ class Sampler:
         self._numa = NumaMemorySampler(root, files)
         self._irqs = IrqSampler(root)
         self.bursts = QuotaLender(reconciler, usage)
+        self.starts = StartWatch(reconciler, usage)
         self.memory = MemorySampler(
             used=lambda: usage.memory_bytes(reconciler.inventory.besteffort),
             pods=lambda enough: usage.memory_use(reconciler.inventory.layout.kubepods, enough_bytes=enough),
@@ -160,6 +162,7 @@ class Sampler:
         )
         self.bursts.on_second(now)
         self._read(cpu, now)
+        self.starts.check(now)
         self._reconciler.dirty.mark(TICK)
 
     def _remember_memory(self, now: float) -> None:

@@ -3,14 +3,12 @@
 Called once a second with what the last plan has of starts; a container is read only once it is late.
 """
 
-import time
-from collections.abc import Callable, Container
+from collections.abc import Container
 from typing import Final, NamedTuple, final
 
 from cgroupfs.errors import CgroupError, InputError
 from cgroupfs.naming import QosClass
 from cgroupfs.usage import UsageReader
-from reconciler.actuators.cgroup.fastpath import FastPath
 from reconciler.control.reconciler import Reconciler
 from reconciler.runtime.format import duration
 from state.model import Pod, Setting
@@ -34,26 +32,15 @@ class _WatchedStart(NamedTuple):
 class StartWatch:
     """See the module's text. ``late``: how many starts were late so far."""
 
-    def __init__(
-        self,
-        reconciler: Reconciler,
-        usage: UsageReader,
-        lane: FastPath,
-        alert: Callable[[str, str, Setting | None], None],
-        *,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, reconciler: Reconciler, usage: UsageReader) -> None:
         self._reconciler = reconciler
         self._usage = usage
-        self._lane = lane
-        self._alert = alert
-        self._clock = clock
         self._starts: dict[str, _WatchedStart] = {}
         self.late = 0
 
-    def check(self) -> None:
-        """Watch new starts; report those that are late, once each."""
-        plan, now = self._reconciler.plan, self._clock()
+    def check(self, now: float) -> None:
+        """Watch new starts; report those that are late, once each. ``now``: monotonic seconds."""
+        plan = self._reconciler.plan
         if plan is None or plan.pools.quota_milli is None:
             self._starts.clear()
             return
@@ -78,7 +65,7 @@ class StartWatch:
         """False when the start is over or has been reported."""
         pod = self._pod(cid)
         procs = self._reconciler.actuator.judge.hierarchy.trigger_directory(start.path)
-        if pod is None or self._lane.not_yet_executed(cid, procs) is not True:
+        if pod is None or self._reconciler.lane.not_yet_executed(cid, procs) is not True:
             return False
         throttled_ns = self._throttled_ns(start.bound)
         took = now - start.at
@@ -87,7 +74,7 @@ class StartWatch:
         self.late += 1
         text = f"a container of {pod.title} has not started within {duration(took)}: {start.bound} is throttled"
         reason = "the BE budget, the start allowance is used up or too small"
-        self._alert(
+        self._reconciler.actuator.judge.alert(
             "start",
             text,
             Setting(

@@ -44,7 +44,6 @@ from reconciler.control.inventory import Inventory
 from reconciler.control.persistence import StateWriter, read_classes, read_holds, read_plan, was_killed
 from reconciler.control.reconciler import Reconciler
 from reconciler.control.sampler import Sampler
-from reconciler.control.start_watch import StartWatch
 from reconciler.daemon import side_actuators
 from reconciler.daemon.operator_files import OperatorFiles
 from reconciler.daemon.pod_sources import PodSources
@@ -235,6 +234,7 @@ class Agent:
             counters=self.counters,
             planned=self._planned,
         )
+        self.signal.commanded = self.reconciler.commanded
         self.watching = service.InterferenceService(self, self.alert_service)
         means = ActuatorContext(
             hierarchy=place.hierarchy,
@@ -268,7 +268,6 @@ class Agent:
             tell=lambda message: self.alert("hotplug", message, None),
         )
         self.hotplug = HotplugSource(place.topology, self.replug.changed, root=place.root)
-        self.start_watch = StartWatch(self.reconciler, self.usage, self.lane, self.alert)
         self.sampler = Sampler(
             self.reconciler,
             self.usage,
@@ -374,7 +373,6 @@ class Agent:
 
     def _read(self, cpu: NodeCpu | None, now: float) -> None:
         self.headroom.update(self.reconciler.pools, self.inventory.readings.topology, cpu, now)
-        self.start_watch.check()
 
     def current(self) -> tuple[NodeView, NodePlan | None]:
         """The node's present state, and the plan of the last pass."""

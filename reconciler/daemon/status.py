@@ -135,7 +135,7 @@ def snapshot(agent: Agent, *, ready: bool, components: Sequence[ComponentStatus]
         claims_cut=sum(claim.cut for claim in agent.claims()),
         claims_missing_cpus=sum(max(0, claim.asked - claim.got) for claim in agent.claims()),
         budget_milli=pools.budget_milli if pools is not None else None,
-        starts_late=agent.start_watch.late,
+        starts_late=agent.sampler.starts.late,
         used_milli=used,
         headroom_milli={str(node): milli for node, milli in agent.headroom.state.amounts.items()},
         headroom_memory_bytes=agent.memory_headroom.state.total,

@@ -4,6 +4,9 @@ The runtime's init (runc's, crun's) runs inside the container's group, so a budg
 container's first directory until its program is executed, BE work may therefore use `StartConfig.cpu_milli` where its
 budget is smaller, and the pod's directory has the highest CPU weight, so that busy pods do not take the allowance.
 
+The same for a moment after each command of the runtime for a BE container: the exec of a probe, a stop. Such commands
+leave half of the bucket to starts.
+
 What bounds it, whatever tenants start: seconds per container, a token bucket over the node, and the CPU that BE work
 has altogether meanwhile. Without tokens a start has what its even weight gives it within the budget.
 
@@ -53,6 +56,15 @@ class StartConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             ge=0, le=10, description="seconds after the runtime's signal that still count, for the exec of the program"
         ),
     ] = 0.1
+    command_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=10,
+            description="seconds of allowance after another command of the runtime for a BE container, such as the "
+            "exec of a probe or a stop, while more than half of burst_s is left; 0: none",
+        ),
+    ] = 0.5
     share_percent: Annotated[
         int, Meta(ge=0, le=100, description="largest share of the time in which the allowance is in force on the node")
     ] = 10
@@ -66,11 +78,12 @@ class StartConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class _Window(NamedTuple):
-    """A time in which a pod has the allowance."""
+    """A time in which a pod has the allowance. ``spare``: only while the bucket is more than half full."""
 
     uid: str
     begin: float
     length: float
+    spare: bool = False
 
 
 def next_starts(view: NodeView, previous: StartPlan, config: StartConfig, *, weights: bool) -> StartPlan:
@@ -82,19 +95,22 @@ def next_starts(view: NodeView, previous: StartPlan, config: StartConfig, *, wei
     times = _times(view, previous, config)
     even = not any(pod.pod_class.online and pod.qos is QosClass.BESTEFFORT for pod in view.pods.values())
     windows = list(_windows(view, times, config))
-    pods = frozenset(uid for uid, begin, length in windows if begin <= now < begin + length)
     share = config.share_percent / 100
     spent = max(0.0, previous.spent_s + max(0.0, now - previous.at) * (bool(previous.pods) - share))
     left = config.burst_s - spent
+    half = config.burst_s / 2
+    pods = frozenset(
+        uid for uid, begin, length, spare in windows if begin <= now < begin + length and (left > half or not spare)
+    )
     # More than a moment's worth to begin with, and all of it once begun.
-    if not config.cpu_milli or left <= (0.0 if previous.pods else min(_LEAST_S, config.burst_s / 2)):
+    if not config.cpu_milli or left <= (0.0 if previous.pods else min(_LEAST_S, half)):
         pods = frozenset()
-    due = [begin if begin > now else begin + length for _, begin, length in windows if begin + length > now]
+    due = [begin if begin > now else begin + length for _, begin, length, _ in windows if begin + length > now]
     if pods and share < 1.0:
         due.append(now + left / (1.0 - share))
     if not pods:
         # Without tokens the end of a window changes nothing.
-        due = [begin for _, begin, _ in windows if begin > now]
+        due = [begin for _, begin, _, _ in windows if begin > now]
     same = not pods and not previous.pods
     return replace(
         times,
@@ -137,6 +153,8 @@ def _windows(view: NodeView, times: StartPlan, config: StartConfig) -> Iterator[
         for container in pod.containers:
             if container.id in times.created:
                 yield _Window(pod.uid, times.created[container.id], config.seconds)
+            if container.id in view.commands:
+                yield _Window(pod.uid, view.commands[container.id], config.command_s, spare=True)
             if container.id in times.executed:
                 yield _Window(pod.uid, times.executed[container.id], config.exec_s)
 

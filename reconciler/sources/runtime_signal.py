@@ -8,6 +8,10 @@ the runtimes are in `reconciler.sources.runtime_files`.
 A container for which neither came within `_SILENT_S` has no signal: it is reported as ABSENT, and its values are
 verified after short, growing delays, because its runtime may still overwrite them.
 
+Each command of the runtime on a container that exists (an exec, a kill, a start) begins by opening that file, before it
+makes a process in the container's groups or signals one: an event of its own (``commanded``). bypassd's own readings of
+the file cause it as well.
+
 The handler is called within the task that read the event, before anything else of the batch is done: this is the fast
 path, and every microsecond here delays the setting for the container's first instruction.
 """
@@ -16,7 +20,7 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from enum import StrEnum
 from typing import Final, Protocol, final
 
@@ -24,14 +28,14 @@ import trio
 
 from cgroupfs.chain import AncestorWatch
 from cgroupfs.errors import SourceError, errno_name
-from cgroupfs.watch import CHILDREN, MOVED_TO, VANISHED, DirEvent, DirWatcher, Mask, WatchStats
+from cgroupfs.watch import CHILDREN, MOVED_TO, OPENED, VANISHED, DirEvent, DirWatcher, Mask, WatchStats
 from reconciler.runtime.wakeup import WakeUp
 from reconciler.sources.runtime_files import FILES, STATE_JSON, STATUS
 from reconciler.sources.runtime_roots import RuntimeDirs
 from state.model import SourceStatus
 
 _NAME: Final = "runtime signal"
-_RENAMES: Final = MOVED_TO | int(Mask.ONLYDIR)
+_RENAMES: Final = MOVED_TO | OPENED | int(Mask.ONLYDIR)
 _RESYNC_S: Final = 60.0
 _SILENT_S: Final = 2.0
 """From a container's first directory to its event 30 ms were recorded, a few hundred at a load of 16."""
@@ -107,6 +111,8 @@ class RuntimeEvents:
     ) -> None:
         self._dirs = dirs
         self._handler = handler
+        self.commanded: Callable[[str, float], None] = _ignored
+        """Gets the container and monotonic seconds of each command; within the reader's task, it must not wait."""
         self._base = os.path.join(root, "run")
         self._root = root
         self._resync_s = resync_s
@@ -200,12 +206,18 @@ class RuntimeEvents:
             batch = await watcher.next_batch()
             at = time.monotonic()
             slow = False
-            for spot, _, name, _ in batch:
-                if spot is not None and (which := spot.expects.get(name)) is not None:
+            commanded = set()
+            for spot, _, name, mask in batch:
+                if mask & OPENED:
+                    if spot is not None and name in _STATES:
+                        commanded.add(spot.container_id)
+                elif spot is not None and (which := spot.expects.get(name)) is not None:
                     settled(spot.container_id, at, which)
                     self._note(spot.container_id, which)
                 else:
                     slow = True
+            for container_id in commanded:
+                self.commanded(container_id, at)
             self._seen_at = at
             if slow:
                 for event in batch:
@@ -337,3 +349,7 @@ class RuntimeEvents:
                 self._note(spot.container_id, which)
                 self._handler.on_settled(spot.container_id, time.monotonic(), RuntimeEvent.FOUND)
             return
+
+
+def _ignored(container_id: str, at: float) -> None:
+    """No part uses the runtime's commands."""

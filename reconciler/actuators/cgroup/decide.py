@@ -124,6 +124,7 @@ class ChangeDetector:
         self.holds: Mapping[str, Hold] = {}
         self.control_files = ControlFileCache(hierarchy, files)
         self.statuses = StatusTable(alert)
+        self.alert = alert
         self.foreign_writes = ForeignWriteHandler(
             ledger=ledger,
             rules=foreign,

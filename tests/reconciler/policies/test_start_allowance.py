@@ -14,7 +14,7 @@ from reconciler.policies.start_allowance import StartConfig, next_starts, withou
 from reconciler.policies.table import PoliciesConfig
 from state.cpu import StartPlan
 from state.model import NodeView, Phase, Pod, PodClass, Resources
-from state.plan import NodePlan
+from state.plan import Desired, NodePlan
 from tests.reconciler.nodes import container, node, online, pod
 
 DIRECTORY = "/kubepods/besteffort"
@@ -52,8 +52,10 @@ def weights(*pods: Pod, config: PoliciesConfig = AT_FLOOR) -> dict[str, object]:
     return {path: setting.value for (path, knob), setting in desired.settings.items() if knob == "cpu.weight"}
 
 
-def quota(view: NodeView, previous: NodePlan | None = None, path: str = DIRECTORY) -> object:
-    return plan(view, previous, AT_FLOOR).settings[path, "cpu.quota"].value
+def quota_us(desired: Desired, path: str = DIRECTORY) -> int:
+    value = desired.settings[path, "cpu.quota"].value
+    assert isinstance(value, int)
+    return value
 
 
 # --- even weights --------------------------------------------------------------------------------------------------
@@ -84,15 +86,15 @@ def test_a_container_without_a_request_is_not_starved_by_one_that_has_one_in_its
 
 def test_from_the_first_directory_until_the_exec_be_work_has_a_whole_cpu_and_the_pod_goes_first() -> None:
     made = plan(at(100.0, starting("new"), batch("burner", 4000)), None, AT_FLOOR)
-    assert made.settings[DIRECTORY, "cpu.quota"].value == 100_000
+    assert quota_us(made) == 100_000
     assert made.settings[f"{DIRECTORY}/podnew", "cpu.weight"].value == 262_144
     assert made.settings[f"{DIRECTORY}/podburner", "cpu.weight"].value == 4096
     done = starting("new", phase=Phase.SETTLED)
     signalled = plan(at(100.03, done), made.plan, AT_FLOOR)
-    assert signalled.settings[DIRECTORY, "cpu.quota"].value == 100_000, "the program is executed now"
+    assert quota_us(signalled) == 100_000, "the program is executed now"
     assert signalled.plan.starts.due == pytest.approx(100.13)
     after = plan(at(100.13, done), signalled.plan, AT_FLOOR)
-    assert after.settings[DIRECTORY, "cpu.quota"].value == FLOOR_US
+    assert quota_us(after) == FLOOR_US
     assert after.settings[f"{DIRECTORY}/podnew", "cpu.weight"].value == 1024
     assert (after.plan.starts.executed, after.plan.starts.due) == ({}, None)
 
@@ -106,7 +108,7 @@ def test_a_starting_batch_pod_goes_first_too() -> None:
 
 def test_a_budget_that_is_larger_than_the_allowance_stays_as_it_is() -> None:
     desired = plan(at(5.0, starting("new")), None, PoliciesConfig())
-    assert desired.settings[DIRECTORY, "cpu.quota"].value == 512_000
+    assert quota_us(desired) == 512_000
 
 
 def test_the_budget_and_its_division_are_the_same_with_and_without_an_allowance() -> None:
@@ -123,12 +125,12 @@ def test_where_quotas_are_per_container_only_the_starting_pod_has_more_and_no_we
     online_pods = [online("web", qos=beside)] if beside is not None else []
     view = at(3.0, new, other, *online_pods)
     desired = plan(view, None, AT_FLOOR)
-    values = {item.uid: desired.settings[item.containers[0].group.path, "cpu.quota"].value for item in (new, other)}
+    values = {item.uid: quota_us(desired, item.containers[0].group.path) for item in (new, other)}
     assert values["new"] == 100_000
     assert values["other"] < FLOOR_US
     assert desired.settings[new.group.path, "cpu.weight"].value == 2
     if beside is None:
-        assert desired.settings[DIRECTORY, "cpu.quota"].value < FLOOR_US, "nothing starts in it"
+        assert quota_us(desired) < FLOOR_US, "nothing starts in it"
 
 
 def test_a_pod_that_ends_has_it_at_the_request_and_at_the_end_of_its_grace_period() -> None:
@@ -167,13 +169,13 @@ def test_starts_without_end_have_it_for_a_small_share_of_the_time(pace_s: float)
 
 def test_a_thousand_pods_at_once_have_one_allowance() -> None:
     many = plan(at(1.0, *(starting(f"pod-{number}") for number in range(1000))), None, AT_FLOOR)
-    assert many.settings[DIRECTORY, "cpu.quota"].value == 100_000
+    assert quota_us(many) == 100_000
 
 
 def test_without_tokens_a_start_has_its_even_weight_and_the_budget() -> None:
     empty = NodePlan(pools=plan_node(at(0.0), None, AT_FLOOR).pools, starts=StartPlan(spent_s=CONFIG.burst_s, at=100.0))
     desired = plan(at(100.0, starting("new")), empty, AT_FLOOR)
-    assert desired.settings[DIRECTORY, "cpu.quota"].value == FLOOR_US
+    assert quota_us(desired) == FLOOR_US
     assert desired.settings[f"{DIRECTORY}/podnew", "cpu.weight"].value == 1024
     later = next_starts(at(111.0, starting("next")), desired.plan.starts, CONFIG, weights=True)
     assert later.pods == {"next"}, "a tenth of the time has come back"
