@@ -274,6 +274,7 @@ class Inventory:
             knobs=readings.knobs,
             disks=self._disks(),
             lent_us=readings.lent_us,
+            commands=readings.commands,
             numa_memory=readings.numa_memory,
             irq_cpus=readings.irq_cpus,
             measures=readings.measures,

@@ -119,6 +119,27 @@ async def test_creation_and_update_end_in_a_signal_and_removal_in_gone(
     assert source.repaired == 0
 
 
+async def test_each_command_of_the_runtime_is_told_and_is_no_signal(
+    runtime: Runtime, tmp_path: Path, nursery: trio.Nursery
+) -> None:
+    source, handler = make(runtime, tmp_path)
+    commands: list[str] = []
+    source.commanded = lambda container_id, at: commands.append(container_id)
+    await nursery.start(source.run)
+    runtime.create("new")
+    await until(lambda: source.covers("new"))
+    runtime.settle("new")
+    await until(lambda: len(handler.log) == 1)
+    handler.take()
+    (runtime.state("new") / "exec.fifo").write_text("")
+    assert commands == []
+    (runtime.state("new") / "state.json").read_text()  # runc exec, runc kill
+    await until(lambda: len(commands) == 1)
+    runtime.settle("new")  # runc update
+    await until(lambda: len(handler.log) == 1)
+    assert (commands, handler.take()) == (["new"], [("new", STATE)])
+
+
 async def test_a_rename_that_came_before_the_watch_is_not_missed(
     runtime: Runtime, tmp_path: Path, nursery: trio.Nursery
 ) -> None:

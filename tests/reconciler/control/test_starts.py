@@ -1,0 +1,112 @@
+"""The start allowance as it is carried out, and the alert about a start that waits for CPU."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+import trio
+from msgspec.structs import replace
+
+from cgroupfs.usage import UsageCounters
+from reconciler.daemon.agent import Agent
+from reconciler.policies.budget import BudgetConfig
+from reconciler.policies.reclaimed import ReclaimedConfig
+from reconciler.policies.start_allowance import StartConfig
+from reconciler.policies.table import PoliciesConfig
+from reconciler.runtime.workqueue import TICK, DirtyBatch
+from state.cpu import StartPlan
+from state.setting_state import SettingState
+from tests.fakes.livenode import BATCH, WEB, LiveNode, container_id, group
+
+DIRECTORY: Final = "/kubepods/besteffort"
+LONG_S: Final = 10.0
+"""No start's own end comes within a test."""
+AT_FLOOR: Final = PoliciesConfig(
+    reclaimed=ReclaimedConfig(budget=BudgetConfig(limit_percent=1), start=StartConfig(command_s=LONG_S))
+)
+TICKED: Final = DirtyBatch(frozenset({TICK}), ())
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> LiveNode:
+    node = LiveNode(tmp_path)
+    node.config = replace(node.config, policies=AT_FLOOR)
+    return node
+
+
+@pytest.fixture
+def agent(node: LiveNode) -> Iterator[Agent]:
+    with node.agent() as agent:
+        yield agent
+
+
+def test_a_command_of_the_runtime_lifts_the_quota_in_the_next_pass_and_its_end_lowers_it(
+    node: LiveNode, agent: Agent
+) -> None:
+    seen: list[tuple[str, str]] = []
+
+    async def scenario() -> None:
+        def note() -> None:
+            seen.append((node.read(DIRECTORY, "cpu", "cpu.cfs_quota_us"), node.read(group(BATCH), "cpu", "cpu.shares")))
+
+        await node.look(agent)
+        note()
+        assert agent.reconciler.view is not None
+        at = agent.reconciler.view.now
+        agent.signal.commanded(container_id(WEB), at + 0.3)
+        assert not agent.dirty, "an online pod's commands count for nothing"
+        agent.signal.commanded(container_id(BATCH), at + 0.3)
+        assert agent.dirty.take_nowait() == TICKED
+        agent.inventory.take(commands={container_id(BATCH): at})
+        await agent.reconciler.reconcile(TICKED)
+        note()
+        agent.inventory.take(commands={})
+        await agent.reconciler.reconcile(TICKED)
+        note()
+        await agent.reconciler.reconcile(TICKED)
+
+    trio.run(scenario)
+    assert seen == [("16000", "1024"), ("100000", "262144"), ("16000", "1024")]
+    assert agent.actuator.writes["cpu.quota", "written"] == 3
+    status = agent.judge.statuses.get((DIRECTORY, "cpu.quota"))
+    assert status is not None
+    assert status.state in {SettingState.WRITTEN, SettingState.IN_PLACE}
+
+
+def test_an_own_reading_of_the_runtimes_file_is_no_command(node: LiveNode, agent: Agent) -> None:
+    trio.run(node.look, agent)
+    view = agent.reconciler.view
+    assert view is not None
+    assert not agent.inventory.command(container_id(BATCH), view.now), "it was read in this pass"
+    assert agent.inventory.command(container_id(BATCH), view.now + 1.0)
+
+
+@pytest.mark.parametrize(
+    ("throttled_ns", "waits", "alerts"),
+    [(2_000_000_000, True, 1), (0, True, 0), (2_000_000_000, False, 0), (2_000_000_000, None, 0)],
+    ids=["throttled", "slow, but not by us", "executed", "unknown"],
+)
+def test_a_throttled_start_that_does_not_get_on_is_an_alert_once(
+    node: LiveNode,
+    agent: Agent,
+    monkeypatch: pytest.MonkeyPatch,
+    throttled_ns: int,
+    waits: bool | None,
+    alerts: int,
+) -> None:
+    trio.run(node.look, agent)
+    watch, plan = agent.sampler.starts, agent.reconciler.plan
+    assert plan is not None
+    agent.reconciler.plan = replace(plan, starts=StartPlan(created={container_id(BATCH): 100.0}))
+    monkeypatch.setattr(agent.lane, "not_yet_executed", lambda cid, procs: waits)
+    throttled = {"ns": 5}
+    monkeypatch.setattr(agent.usage, "read_cpu", lambda path: UsageCounters(at_s=0.0, throttled_ns=throttled["ns"]))
+    watch.check(100.0)
+    throttled["ns"] += throttled_ns
+    watch.check(104.9)
+    assert watch.late == 0
+    agent.reconciler.plan = plan
+    for second in range(3):
+        watch.check(105.0 + second)
+    assert (watch.late, agent.alerts["start"]) == (alerts, alerts)
