@@ -4,10 +4,12 @@ import json
 from argparse import Namespace
 
 from reconciler.cli import places
+from reconciler.cli.checks.protection import offers_of
 from reconciler.cli.exits import CliError, Exit
+from reconciler.cli.nodeview import inspect_node
 from reconciler.cli.output import emit
 from reconciler.config import load
-from reconciler.config.docs import explain, in_force
+from reconciler.config.docs import explain, in_force, preset_in_force
 from reconciler.runtime.streams import write
 from reconciler.settings.binder import ConfigError
 
@@ -22,11 +24,18 @@ def run(options: Namespace) -> int:
         loaded = load.load(places.config_path(options), required=options.config is not None)
     except ConfigError as exc:
         raise CliError(str(exc), Exit.USAGE, lines=exc.problems) from exc
+    # The node is read for what a preset sets only.
+    node = offers_of(inspect_node(options, loaded=loaded)) if loaded.config.protect is not None else None
     try:
         if options.output != "table":
-            emit({"files": list(loaded.files), "settings": in_force(loaded, options.key)}, options.output)
+            preset = [
+                {"setting": row.setting, "value": row.value, "note": note or ""}
+                for row, note in preset_in_force(loaded, node)
+            ]
+            settings = in_force(loaded, options.key)
+            emit({"files": list(loaded.files), "preset": preset, "settings": settings}, options.output)
             return Exit.OK
-        text = explain(loaded, options.key)
+        text = explain(loaded, options.key, node)
     except KeyError as exc:
         raise CliError(f"{options.key}: no such setting", Exit.NOT_FOUND) from exc
     if options.action == "show":

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator
 
 from reconciler.cli.asking import query_node
 from reconciler.cli.blocks import Block, Cell, StyledText, Table
-from reconciler.cli.checks import agent, kubelet, machine, watching
+from reconciler.cli.checks import agent, kubelet, machine, protection, watching
 from reconciler.cli.checks.finding import CheckResult, CheckState
 from reconciler.cli.exits import Exit
 from reconciler.cli.nodeview import InspectedNode, inspect_node
 from reconciler.cli.output import emit
-from reconciler.cli.screen import blank, line, show
+from reconciler.cli.screen import line, show
 from reconciler.runtime import format as fmt
 
 
@@ -39,6 +39,7 @@ def examine(node: InspectedNode) -> list[CheckResult]:
         *kubelet.runtime(node, results),
         *watching.watching(node, results),
         *agent.agent(node, results),
+        *protection.protection(node),
     ]
 
 
@@ -53,7 +54,6 @@ def _blocks(findings: list[CheckResult]) -> Iterator[Block]:
         if result.fix:
             rows.append(("", "", StyledText(f"fix: {result.fix}", "dim")))
     yield Table(("", "CHECK", "FOUND"), rows)
-    yield blank()
     bad, warned = _count(findings, CheckState.BAD), _count(findings, CheckState.WARN)
     if not bad and not warned:
         yield line(StyledText("OK: 0 errors, 0 warnings", "ok"))

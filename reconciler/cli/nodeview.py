@@ -13,9 +13,11 @@ from cgroupfs.bounded import whole
 from cgroupfs.errors import SourceError
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.naming import Layout
+from cgroupfs.probe import offered
 from reconciler.cli import places
 from reconciler.config import load
 from reconciler.config.environment import find_layout, read_kubelet, runtime_dirs
+from reconciler.config.load import Loaded
 from reconciler.config.model import Config
 from reconciler.config.read_keys import read_keys
 from reconciler.pods.classify import merge_rules
@@ -33,7 +35,10 @@ _EFFECTIVE: Final = re.compile(r"^CapEff:\s*([0-9a-f]{1,32})$", re.MULTILINE)
 
 
 class InspectedNode(Struct, frozen=True, kw_only=True):
-    """What could be found; parts that could not are None, with the reason in ``problems`` by part."""
+    """What could be found; parts that could not are None, with the reason in ``problems`` by part.
+
+    ``knobs``: the control files that kubepods has, by their names in the catalog.
+    """
 
     config: Config
     config_files: tuple[str, ...]
@@ -44,6 +49,7 @@ class InspectedNode(Struct, frozen=True, kw_only=True):
     runtime: RuntimeDirs
     hierarchy: Hierarchy | None
     layout: Layout | None
+    knobs: frozenset[str]
     pods: dict[str, PodDirs]
     problems: dict[str, str]
 
@@ -84,10 +90,11 @@ class _NoMarks:
 NO_MARKS = _NoMarks()
 
 
-def inspect_node(options: Namespace, *, strict: bool = False) -> InspectedNode:
+def inspect_node(options: Namespace, *, strict: bool = False, loaded: Loaded | None = None) -> InspectedNode:
     """Read the node that the command line names.
 
-    ``strict``: a wrong configuration raises `ConfigError` instead of falling back to the defaults.
+    ``strict``: a wrong configuration raises `ConfigError` instead of falling back to the defaults. ``loaded``: the
+    configuration, if it was read already.
     """
     # What the parts log is in their answers too; a screen is not a log.
     logging.basicConfig(handlers=[logging.NullHandler()])
@@ -95,7 +102,8 @@ def inspect_node(options: Namespace, *, strict: bool = False) -> InspectedNode:
     config = Config()
     files: tuple[str, ...] = ()
     try:
-        loaded = load.load(places.config_path(options), required=options.config is not None)
+        if loaded is None:
+            loaded = load.load(places.config_path(options), required=options.config is not None)
         config, files = loaded.config, loaded.files
     except ConfigError as exc:
         if strict:
@@ -109,11 +117,13 @@ def inspect_node(options: Namespace, *, strict: bool = False) -> InspectedNode:
     kubelet = read_kubelet(config) if root == "/" else read_kubelet(config, {})
     hierarchy = layout = None
     pods: dict[str, PodDirs] = {}
+    knobs: frozenset[str] = frozenset()
     try:
         hierarchy = Hierarchy.detect(root)
         layout = find_layout(config, hierarchy, kubelet)
         if layout is not None:
             pods = TreeSource(hierarchy, layout, NO_MARKS).scan()
+            knobs = offered(hierarchy, layout.kubepods)
     except SourceError as exc:
         problems["cgroups"] = str(exc)
     return InspectedNode(
@@ -126,6 +136,7 @@ def inspect_node(options: Namespace, *, strict: bool = False) -> InspectedNode:
         runtime=runtime_dirs(config),
         hierarchy=hierarchy,
         layout=layout,
+        knobs=knobs,
         pods=pods,
         problems=problems,
     )

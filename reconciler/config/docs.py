@@ -16,6 +16,7 @@ from cgroupfs.cpuset import CpuSet
 from reconciler.clients.urls import masked_url
 from reconciler.config.load import DEFAULT_PATH, Loaded, value_at
 from reconciler.config.model import Config
+from reconciler.config.presets import LEVELS, ROWS, NodeOffers, PresetRow, lacking, preset_name, rows_of
 from reconciler.policies.table import POLICIES
 from reconciler.settings import units
 from reconciler.settings.schema import FieldSchema, ListType, Schema, section_of, settings
@@ -31,6 +32,7 @@ _HEAD: Final = f"""\
 #   "# yaml-language-server: $schema=config.schema.json". A setting marked ↻ needs a restart.
 """
 EXAMPLE: Final[Mapping[str, str]] = {
+    "protect": "one line for many settings: observe, cpu, cpu+memory, full; null: none",
     "mode": "observe: plan and show every write, but make none; enforce: make them",
     "on_stop": "keep settings when the daemon stops, or restore the original values",
     "operator_file": "overrides of pods' classes, in a file of their own",
@@ -197,9 +199,37 @@ def markdown() -> str:
         "```yaml",
         CLASSES_EXAMPLE.rstrip(),
         "```",
+        *_presets(),
     ]
     lines += _tables(root, "", "Top level")
     return "\n".join(lines) + "\n"
+
+
+def _presets() -> list[str]:
+    """The levels of ``protect``, as a section."""
+    names = ", ".join(f"`{level.value}`" for level in LEVELS)
+    lines = [
+        "",
+        "## Presets",
+        "",
+        f"`protect` is one line for a set of settings: `observe`, or one of {names}, each of",
+        "which includes the ones before it. They are below the files: a key that is written in a file overrides the",
+        "preset's, key by key. So `protect: full` with `mode: observe` plans and shows what `full` would write.",
+        "`protect: observe` with `mode: enforce` is refused. Without `protect` nothing here applies.",
+        "",
+        "The table is the same on every node. What the kernel does not offer is not set, and reported: `bypassctl",
+        "config explain protect` lists the settings with what overrides them and what this node lacks, `bypassctl",
+        "doctor` what each level adds here. `core_sched`, `group_identity` and `qos_level` are in no level, and",
+        "evictions stay a dry run: enable them by their own settings. A reload applies another level.",
+        "",
+        "| level | setting | value | for | needs |",
+        "|---|---|---|---|---|",
+    ]
+    for row in ROWS:
+        needs = " or ".join(row.needs) if row.either else ", ".join(row.needs)
+        needs = needs or (f"entries in `{row.listed}`" if row.listed else "")
+        lines.append(f"| `{row.level.value}` | `{row.setting}` | `{shown(row.value)}` | {row.gives} | {needs} |")
+    return lines
 
 
 def _tables(section: Schema, path: str, title: str) -> list[str]:
@@ -239,34 +269,70 @@ def _row(field: FieldSchema) -> str:
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
-def explain(loaded: Loaded, prefix: str = "") -> str:
+def explain(loaded: Loaded, prefix: str = "", node: NodeOffers | None = None) -> str:
     """What is in force: each setting (below ``prefix``) with its value, where that was written, and its words.
 
+    ``node``: what the node has, for the settings of a preset that have no effect there.
     Errors: `KeyError` when no setting's name starts with ``prefix``.
     """
     blocks: list[str] = []
     top = section_of(Config)
+    preset = preset_in_force(loaded, node)
     for path, field in settings(top):
         inside = not prefix or path == prefix or path.startswith(f"{prefix}.")
         if not inside or field.schema.struct is not None:
             continue
         value = value_at(loaded.config, path, top)
-        given = [str(at) for name, at in loaded.origins.items() if name == path or name.startswith(f"{path}.")]
+        given = _sources(loaded, path)
         source = ", ".join(given) if given else "default"
         parts = [f"  {text}" for text in (field.description, accepts(field)) if text]
         if given:
             parts.append(f"  default {shown(field.default, field)}")
         if field.restart:
             parts.append("  a change needs a restart")
+        for row, note in preset:
+            if path == "protect" or (note and _is_of(row.setting, path)):
+                parts.append(f"  preset: {row.setting}: {shown(row.value)}{f' ({note})' if note else ''}")
         blocks.append("\n".join([f"{path} = {_in_force(value, field)}   [{source}]", *parts]))
     if not blocks:
         raise KeyError(prefix)
     return "\n".join(blocks) + "\n"
 
 
-def in_force(loaded: Loaded, prefix: str = "") -> dict[str, dict[str, object]]:
-    """The same as plain values by setting: ``value``, ``source`` (the places; none: the default), ``changed``.
+def preset_in_force(loaded: Loaded, node: NodeOffers | None) -> list[tuple[PresetRow, str | None]]:
+    """The settings of the preset, each with where it is overridden or what it lacks; None: it is in force.
 
+    ``node``: what the node has; None: not known.
+    """
+    return [(row, _preset_note(row, loaded, node)) for row in rows_of(loaded.config.protect)]
+
+
+def _preset_note(row: PresetRow, loaded: Loaded, node: NodeOffers | None) -> str | None:
+    if row.setting not in loaded.preset:
+        return f"overridden in {', '.join(str(at) for name, at in loaded.origins.items() if name == row.setting)}"
+    if row.listed and not value_at(loaded.config, row.listed):
+        return f"no effect: {row.listed} is empty"
+    reason = lacking(row, node) if node is not None else None
+    return None if reason is None else f"this node lacks it: {reason}"
+
+
+def _is_of(name: str, path: str) -> bool:
+    return name == path or name.startswith(f"{path}.")
+
+
+def _sources(loaded: Loaded, path: str) -> list[str]:
+    """The places of a setting, and the preset where that has a part of it; none: the default."""
+    given = [str(at) for name, at in loaded.origins.items() if _is_of(name, path)]
+    level = loaded.config.protect
+    if level is not None and any(_is_of(name, path) for name in loaded.preset):
+        given.append(preset_name(level))
+    return given
+
+
+def in_force(loaded: Loaded, prefix: str = "") -> dict[str, dict[str, object]]:
+    """The same as plain values by setting: ``value``, ``source``, ``changed``.
+
+    ``source``: the places, and ``protect: LEVEL`` for what is the preset's; empty for a default.
     What `explain` masks or sums up is the same text here. Errors: as `explain`.
     """
     rows: dict[str, dict[str, object]] = {}
@@ -276,7 +342,7 @@ def in_force(loaded: Loaded, prefix: str = "") -> dict[str, dict[str, object]]:
         if not inside or field.schema.struct is not None:
             continue
         value = value_at(loaded.config, path, top)
-        given = [str(at) for name, at in loaded.origins.items() if name == path or name.startswith(f"{path}.")]
+        given = _sources(loaded, path)
         plain = value is None or (isinstance(value, bool | int | float) and not field.secret)
         rows[path] = {
             "value": value if plain else _in_force(value, field),

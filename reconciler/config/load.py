@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from cgroupfs.bounded import read_file
 from cgroupfs.errors import errno_name
-from reconciler.config.model import RENAMED, AgentMode, Config
+from reconciler.config.model import RENAMED, AgentMode, Config, Protection
 from reconciler.settings import binder
 from reconciler.settings.binder import BoundConfig, ConfigError, Text
 from reconciler.settings.schema import Schema, section_of, settings
@@ -23,12 +23,16 @@ DEFAULT_PATH: Final = "/etc/bypassd/config.yaml"
 
 
 class Loaded(Struct, frozen=True, kw_only=True):
-    """A configuration in use. ``files`` were read, in order; ``origins`` has the place of each given setting."""
+    """A configuration in use. ``files`` were read, in order; ``origins`` has the place of each given setting.
+
+    ``preset``: the settings that are as ``protect`` has them, as no file has them.
+    """
 
     config: Config = Config()
     path: str = DEFAULT_PATH
     files: tuple[str, ...] = ()
     origins: Mapping[str, SourceLocation] = {}
+    preset: frozenset[str] = frozenset()
 
 
 def load(path: str = DEFAULT_PATH, *, required: bool = False) -> Loaded:
@@ -40,13 +44,16 @@ def load(path: str = DEFAULT_PATH, *, required: bool = False) -> Loaded:
     problems: list[ConfigProblem] = []
     texts = list(_texts(path, required=required, problems=problems))
     try:
-        bound = binder.bind(Config, texts, renamed=RENAMED)
+        bound = binder.bind(Config, texts, renamed=RENAMED, below=_preset)
     except ConfigError as exc:
         raise ConfigError((*problems, *exc.problems)) from exc
     if problems:
         raise ConfigError(problems)
     files = tuple(text.name for text in texts)
-    return Loaded(config=_with_places(bound), path=path, files=files, origins=bound.origins)
+    origins = {name: at for name, at in bound.origins.items() if at.file in files}
+    _check_mode(bound.value, origins)
+    preset = bound.origins.keys() - origins.keys()
+    return Loaded(config=_with_places(bound), path=path, files=files, origins=origins, preset=frozenset(preset))
 
 
 def reload(old: Loaded) -> tuple[Loaded, tuple[str, ...]]:
@@ -106,11 +113,16 @@ def setting_count() -> int:
 def value_at(config: Config, path: str, top: Schema | None = None) -> object:
     """The value of a dotted name. ``top``: the schema, for repeated calls: making it takes 5 ms.
 
-    Errors: `AttributeError` for an unknown setting.
+    Errors: `AttributeError` for an unknown setting, or a name that a map does not have.
     """
     value: object = config
     section = section_of(Config) if top is None else top
     for name in path.split("."):
+        if isinstance(value, Mapping):
+            if name not in value:
+                raise AttributeError(f"{path!r}: nothing is named {name!r}")
+            value, section = value[name], section.item
+            continue
         field = section.fields.get(name)
         if field is None:
             raise AttributeError(f"{path!r} is not a setting")
@@ -144,6 +156,28 @@ def _texts(path: str, *, required: bool, problems: list[ConfigProblem]) -> Itera
             line = content.count(b"\n", 0, exc.start) + 1
             column = exc.start - content.rfind(b"\n", 0, exc.start)
             problems.append(ConfigProblem(SourceLocation(file, line, column), "", "not UTF-8 text"))
+
+
+def _preset(given: Mapping[str, object]) -> Text | None:
+    """The layer below the files that their ``protect`` means."""
+    level = given.get("protect")
+    if level is None:
+        return None
+    from reconciler.config import presets  # only for a configuration that has one
+
+    return presets.layer(Protection(str(level)))
+
+
+def _check_mode(config: Config, origins: Mapping[str, SourceLocation]) -> None:
+    """A level above observe may be watched first (``mode: observe``); but observe must not write.
+
+    Errors: `ConfigError`.
+    """
+    if config.protect is Protection.OBSERVE and config.mode is AgentMode.ENFORCE:
+        message = (
+            f"enforce contradicts protect: observe ({origins['protect']}), which writes nothing; remove one of them"
+        )
+        raise ConfigError([ConfigProblem(origins["mode"], "mode", message)])
 
 
 def _with_places(bound: BoundConfig[Config]) -> Config:

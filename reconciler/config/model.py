@@ -40,6 +40,15 @@ class AgentMode(StrEnum):
     ENFORCE = "enforce"
 
 
+class Protection(StrEnum):
+    """A preset: the settings of each are in `reconciler.config.presets`."""
+
+    OBSERVE = "observe"
+    CPU = "cpu"
+    CPU_MEMORY = "cpu+memory"
+    FULL = "full"
+
+
 class EndpointSection(StrEnum):
     """Access to the kubelet's list of pods."""
 
@@ -351,6 +360,10 @@ class LogSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that can be set."""
 
+    protect: Annotated[
+        Protection | None,
+        Meta(description="one line for a set of settings: those of this level, where no file has them; null: none"),
+    ] = None
     mode: Annotated[
         AgentMode,
         Meta(description="observe: plan and report every write without making it; enforce: make the writes"),

@@ -211,6 +211,7 @@ class InterferenceMonitor:
         means: Callable[[Config], ReaderContext],
         *,
         tell: Callable[..., None],
+        kept: MonitorState,
         evictor: EvictionExecutor | None = None,
         building: Callable[
             [Collection[str], ReaderContext, Sequence[MeteredReader]], tuple[MeteredReader, ...]
@@ -218,7 +219,7 @@ class InterferenceMonitor:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """``building``: makes the readers of the signals that are wanted."""
+        """``kept``: by `read_kept`. ``building``: makes the readers of the signals that are wanted."""
         self._building = building
         self._node, self._means, self._tell, self._evictor = node, means, tell, evictor
         self._clock, self._wall = clock, wall
@@ -226,7 +227,6 @@ class InterferenceMonitor:
         self._config: Config | None = None
         self._resting: Config | None = None
         self._looking = trio.Lock()
-        kept = read_kept(node.store)
         self.engine = InterferenceEngine(node.config.interference, kept.brain, evicts=node.config.eviction.serves_rules)
         self._past = kept.past
         self.evictions: EvictionMemory | None = None
@@ -505,7 +505,10 @@ class InterferenceMonitor:
 
 
 def read_kept(store: Store) -> MonitorState:
-    """What an earlier run has left; nothing where it cannot be read."""
+    """What an earlier run has left; nothing where it cannot be read. In the store's lane.
+
+    Errors: as `Store.rows`.
+    """
     row: Any = dict(store.rows(META)).get(ROW)
     if row is None:
         return MonitorState()

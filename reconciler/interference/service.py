@@ -101,16 +101,19 @@ class InterferenceService:
                 await self._changed.wait()
 
     async def _watch(self) -> None:
-        from reconciler.interference.monitor import InterferenceMonitor
+        from reconciler.interference.monitor import InterferenceMonitor, read_kept
         from reconciler.sources.pressure_events import PressureEvents
 
+        node = self._node
+        # The reconciler may be writing originals at this moment.
+        kept = await trio.to_thread.run_sync(read_kept, node.store, limiter=node.store_lane)
         try:
             async with trio.open_nursery() as nursery:
                 if self._left or self._node.config.eviction.enabled:
                     self.evictor = self._make_evictor()
                     await nursery.start(self.evictor.run)
                 self.observer = InterferenceMonitor(
-                    self._node, self._means, tell=self._telling.send, evictor=self.evictor
+                    node, self._means, tell=self._telling.send, kept=kept, evictor=self.evictor
                 )
                 nursery.start_soon(self.observer.run)
                 self._pressure = PressureEvents(self.observer.wake, root=self._node.place.root)

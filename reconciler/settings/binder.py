@@ -7,7 +7,7 @@ converted, the innermost first, which also runs the structs' own checks (``__pos
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Annotated, Final, Generic, NamedTuple, TypeVar, final
 
@@ -73,10 +73,17 @@ class _Checked(NamedTuple):
     at: SourceLocation
 
 
-def bind(model: type[T], texts: Iterable[Text], *, renamed: Mapping[str, str] = {}) -> BoundConfig[T]:
+def bind(
+    model: type[T],
+    texts: Iterable[Text],
+    *,
+    renamed: Mapping[str, str] = {},
+    below: Callable[[Mapping[str, object]], Text | None] | None = None,
+) -> BoundConfig[T]:
     """Read all ``texts`` into one ``model``.
 
     ``renamed``: keys of older versions (dotted, ``*`` for a name) -> what to write instead, for the message.
+    ``below``: from the single values at the top level, a text whose settings apply where ``texts`` have none.
     Errors: `ConfigError` with every problem of every text.
     """
     section = section_of(model)
@@ -88,6 +95,12 @@ def bind(model: type[T], texts: Iterable[Text], *, renamed: Mapping[str, str] = 
         checked = binder.read(text, section)
         if checked is not None:
             merged = _merge(merged, checked)
+    if below is not None:
+        assert isinstance(merged.value, dict)
+        plain = {name for name, field in section.fields.items() if field.schema.scalar}
+        under = below({name: given.value for name, given in merged.value.items() if name in plain})
+        if under is not None and (checked := binder.read(under, section)) is not None:
+            merged = _merge(checked, merged)
     value = binder.make(merged, section, "")
     if binder.problems:
         raise ConfigError(

@@ -28,7 +28,7 @@ from tests.e2e.programs import ProgramError
 from tests.fakes.daemonprocess import DaemonFailed
 from tests.fakes.kubelet.fake import RuntimeFailed, Version, playing_the_kubelet
 from tests.node import report
-from tests.node.bypassd import BypassdProcess, fake_configuration
+from tests.node.bypassd import DEMO, BypassdProcess, fake_configuration
 from tests.node.containers import ContainerNode
 from tests.node.containers import missing as missing_for_containers
 from tests.node.demo import Demo, DemoFailed
@@ -152,11 +152,11 @@ def _on_embedded_node(options: argparse.Namespace, screen: Screen) -> int:
         watched(node.directory),
     ):
         node.kubelet.begin(version)
-        facts = f"{node.kind}; kubelet {version}; {len(cpus)} CPUs"
+        facts = f"{node.kind}; kubelet {version}; {len(cpus)} CPUs; protect: {DEMO['protect']}"
         real = node_type is ContainerNode
 
         def start_agent() -> BypassdProcess:
-            agent = BypassdProcess(node, cri_socket=node.containerd.socket if real else None)
+            agent = BypassdProcess(node, cri_socket=node.containerd.socket if real else None, more=DEMO)
             agent.start()
             try:
                 agent.wait_ready()
@@ -197,10 +197,10 @@ def _on_fake_kernel(options: argparse.Namespace, screen: Screen) -> int:
     screen.say(f"{LABEL}: the control files are simulated; latency and work are not measured, nothing real is bounded")
     version: Version = options.kubelet
     with SimulatedStage.start(version) as node:
-        facts = f"{LABEL}: {node.kind}; kubelet {version}"
+        facts = f"{LABEL}: {node.kind}; kubelet {version}; protect: {DEMO['protect']}"
         file = f"{node.directory}/bypassd.yaml"
         with open(file, "w", encoding="utf-8") as out:
-            yaml.safe_dump(fake_configuration(node.directory), out)
+            yaml.safe_dump({**fake_configuration(node.directory), **DEMO}, out)
         logs.setup(LogLevel.ERROR, LogFormat.CONSOLE)
 
         def start_agent() -> InProcess:

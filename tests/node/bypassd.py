@@ -113,6 +113,10 @@ def fake_configuration(root: str) -> dict[str, object]:
     }
 
 
+DEMO: Final[Mapping[str, object]] = {"protect": "full", "policies": {"watermarks": {"enabled": False}}}
+"""What a demo has beside the node: the watermarks are the whole machine's, which is not the demo's."""
+
+
 def numbers_of(text: str) -> dict[str, dict[str, int]]:
     """Counters of a metrics text: name to the last label's value to the count."""
     numbers: dict[str, dict[str, int]] = {}
@@ -197,9 +201,9 @@ def undoing_of(document: Json) -> Undoing:
 class BypassdProcess(Agent):
     """The daemon as its own process, as on a node; spoken to over its unix socket."""
 
-    def __init__(self, node: Node, *, cri_socket: str | None) -> None:
+    def __init__(self, node: Node, *, cri_socket: str | None, more: Mapping[str, object] = {}) -> None:
         directory = f"{node.directory}/bypassd"
-        super().__init__(configuration(node, directory, cri_socket=cri_socket), directory)
+        super().__init__({**configuration(node, directory, cri_socket=cri_socket), **more}, directory)
 
     def view(self) -> View:
         """Errors: `DaemonFailed` when it does not answer."""

@@ -116,10 +116,17 @@ def row_of(pod: PodLike, values: Values, view: View | None, progress: str, *, on
         qos=pod.spec.qos,
         cpus=Cell(actual=str(cpus) if isinstance(cpus, CpuSet) else "?", wanted=wanted_text(wanted.get("cpu.set"))),
         quota=Cell(actual=quota_text(values.quota_percent(group)), wanted=wanted_text(wanted.get("cpu.quota"))),
-        weight=Cell(actual=str(values.value(above, "cpu.weight")), wanted=wanted_text(of_pod.get("cpu.weight"))),
+        weight=_weight(above, values, of_pod),
         progress=progress,
         online=online,
     )
+
+
+def _weight(group: str, values: Values, wanted: Mapping[str, Wanted]) -> Cell:
+    """A pod's weight; ``idle`` in the idle class, in which the kernel does not use it."""
+    idle = wanted.get("cpu.idle")
+    actual = "idle" if values.value(group, "cpu.idle") == 1 else str(values.value(group, "cpu.weight"))
+    return Cell(actual=actual, wanted="idle" if idle is not None else wanted_text(wanted.get("cpu.weight")))
 
 
 def directory_row(group: str, title: str, values: Values, view: View | None, progress: str) -> Row:

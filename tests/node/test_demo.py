@@ -192,7 +192,7 @@ def test_the_whole_demo_on_the_fake_kernel_bounds_and_puts_everything_back(capsy
     code = main(["--node", "fake", "--seconds", "5", "--plain"])
     text = capsys.readouterr().out
     assert code == 0, text
-    assert "weight 512 → 2" in text
+    assert "weight 512 → idle" in text
     # The kubelet gave one pod CPU 1, another one's pool has one of the others.
     assert "dedicated ledger 1, shared 2, shared/search 3, reclaimed 3, reserved 0" in text
     assert re.search(r"^ shop/search +Burstable +shared/search +3 ✓ ", text, re.MULTILINE)

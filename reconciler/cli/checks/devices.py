@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from cgroupfs.errors import SourceError
-from cgroupfs.probe import offered
 from reconciler.actuators.network.netlink import link_mbit
 from reconciler.cli.checks.finding import CheckResult, CheckState
 from reconciler.cli.nodeview import InspectedNode
@@ -24,7 +23,7 @@ _THROTTLES: Final = frozenset({"blkio.write_bps", "io.max"})
 
 def devices(node: InspectedNode) -> Iterator[CheckResult]:
     """What ``policies.disk`` and ``policies.network`` need."""
-    there = offered(node.hierarchy, node.layout.kubepods) if node.hierarchy and node.layout else frozenset[str]()
+    there = node.knobs
     disk, network = node.config.policies.disk, node.config.policies.network
     if disk.enabled:
         yield from _disks(node, disk)

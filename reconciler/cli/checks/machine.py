@@ -8,7 +8,6 @@ from cgroupfs.errors import AgentError, SourceError
 from cgroupfs.hierarchy import UNIFIED
 from cgroupfs.knobs import CATALOG
 from cgroupfs.pressure import PressureResource, group_pressure_file, node_pressure_file, read_pressure
-from cgroupfs.probe import offered
 from reconciler.actuators.core_sched.prctl import RealPrctl, unable
 from reconciler.cli.asking import release
 from reconciler.cli.checks.devices import devices
@@ -102,11 +101,7 @@ def _cgroups(node: InspectedNode) -> Iterator[CheckResult]:
 def _scheduler(node: InspectedNode) -> CheckResult:
     """What the policies burst, idle_class, group_identity and qos_level need of the kernel."""
     name = "scheduler"
-    if node.hierarchy is None or node.layout is None:
-        return CheckResult(
-            name, CheckState.WARN, "unknown: no kubepods directory", "start the kubelet, then run doctor again"
-        )
-    there = offered(node.hierarchy, node.layout.kubepods)
+    there = node.knobs
     if not there:
         return CheckResult(
             name, CheckState.WARN, "unknown: no kubepods directory", "start the kubelet, then run doctor again"

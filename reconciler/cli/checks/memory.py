@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 from cgroupfs.codecs import LIMIT_V1, LIMIT_V2
 from cgroupfs.pressure import PressureResource, group_pressure_file
-from cgroupfs.probe import offered
 from reconciler.cli.checks.finding import CheckResult, CheckState
 from reconciler.cli.nodeview import InspectedNode, read_number, read_text
 from reconciler.runtime import format as fmt
@@ -134,9 +133,7 @@ def _migration(node: InspectedNode) -> Iterator[CheckResult]:
     wanted = node.config.policies.numa_memory
     if not (wanted.enabled and wanted.migrate) or node.hierarchy is None or node.layout is None:
         return
-    if node.hierarchy.version("cpuset") == 1 and "cpu.mems_migrate" not in offered(
-        node.hierarchy, node.layout.kubepods
-    ):
+    if node.hierarchy.version("cpuset") == 1 and "cpu.mems_migrate" not in node.knobs:
         fix = "use a kernel with CONFIG_MIGRATION; or set policies.numa_memory.migrate: false"
         yield CheckResult("page migration", CheckState.WARN, "no cpuset.memory_migrate on this node", fix)
 

@@ -115,7 +115,7 @@ def _lacking(node: InspectedNode, results: QueryResults) -> dict[str, str]:
     except AgentError:
         texts |= dict.fromkeys(_PRESSURE, _NO_PSI)
     else:
-        if not (node.config.interference.private_cgroup2 or _pressure_of_groups(node)):
+        if not (node.config.interference.private_cgroup2 or pressure_of_groups(node)):
             texts |= dict.fromkeys(_PRESSURE, "set interference.private_cgroup2: true for the pressure of pods")
     counters = results.perf_problem
     if not hardware_counters(node):
@@ -131,7 +131,8 @@ def _lacking(node: InspectedNode, results: QueryResults) -> dict[str, str]:
     return texts
 
 
-def _pressure_of_groups(node: InspectedNode) -> bool:
+def pressure_of_groups(node: InspectedNode) -> bool:
+    """Whether the pods' groups have pressure files."""
     if node.hierarchy is None or node.layout is None:
         return False
     return group_pressure_file(node.hierarchy, node.layout.kubepods, PressureResource.CPU) is not None

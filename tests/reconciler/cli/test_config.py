@@ -49,3 +49,20 @@ def test_a_section_and_the_other_forms(run: Run, file: str) -> None:
     assert run("config", "show", "nod", "--config", file, "-o", "json").code == Exit.NOT_FOUND
     assert run("config", "schema", "-o", "yaml").code == Exit.USAGE
     assert json.loads(run("config", "schema", "-o", "json").out)
+
+
+def test_a_preset_is_listed_with_what_the_node_lacks(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("protect: cpu\npolicies: {idle_buffer: {enabled: false}}\n")
+    ran = run("config", "explain", "policies", "--config", str(path), "--root", str(tmp_path), "-o", "json")
+    assert (ran.code, ran.err) == (Exit.OK, "")
+    document = json.loads(ran.out)
+    notes = {entry["setting"]: (entry["value"], entry["note"]) for entry in document["preset"]}
+    assert notes["mode"] == ("enforce", "")
+    assert notes["policies.idle_buffer.enabled"] == (True, f"overridden in {path}:2:35")
+    assert notes["policies.idle_class.enabled"][1].startswith("this node lacks it: ")
+    settings = document["settings"]
+    assert settings["policies.reclaimed.form"] == {"value": "both", "source": ["protect: cpu"], "changed": False}
+    assert settings["policies.idle_class.enabled"]["changed"]
+    text = run("config", "show", "mode", "--config", str(path), "--root", str(tmp_path)).out
+    assert text == "mode = enforce   [protect: cpu]\n"

@@ -206,7 +206,7 @@ def test_on_this_machine_doctor_reads_everything_and_changes_nothing(run: Run) -
         pytest.skip("needs root: fanotify marks and the capabilities of the daemon")
     ran = run("doctor", "-o", "json")
     fields = {finding["check"]: finding for finding in json.loads(ran.out)["findings"]}
-    assert len(fields) == 22
+    assert len(fields) == 23
     for entry in fields.values():
         assert bool(entry["fix"]) == (entry["state"] != "ok"), entry
     assert fields["cgroups"]["state"] in {"ok", "warn"}
@@ -320,3 +320,40 @@ def test_a_daemon_of_another_version_or_shape_is_no_error(good: LiveNode, state:
 def test_the_configuration_digest_is_of_its_values() -> None:
     assert digest(Config()) == digest(replace(Config(), mode=AgentMode.ENFORCE))
     assert digest(Config()) != digest(replace(Config(), node=replace(Config().node, resync_s=7.0)))
+
+
+def test_protect_has_what_each_level_adds_and_what_the_next_one_lacks(good: LiveNode) -> None:
+    state, text, fix = states(good.root)["protect"]
+    assert (state, fix) == (CheckState.OK, "")
+    assert text.startswith("no preset, mode observe; cpu: BE CPU budget, idle buffer, idle class; cpu+memory: ")
+    assert "network share (no policies.network.interfaces)" in text
+    assert text.endswith("; cpu+memory lacks protected memory requests (cgroup v1 has no memory.low)")
+
+
+@pytest.mark.parametrize(
+    ("config", "state", "lacks"),
+    [
+        ("protect: cpu", CheckState.OK, []),
+        ("protect: cpu+memory", CheckState.WARN, ["cpu+memory"]),
+        ("protect: cpu+memory\npolicies: {memory_qos: {enabled: false}}", CheckState.OK, []),
+        ("protect: full", CheckState.WARN, ["cpu+memory", "full"]),
+        ("protect: full\npolicies: {memory_qos: {enabled: false}}", CheckState.WARN, ["full"]),
+    ],
+)
+def test_a_lack_of_a_configured_level_is_a_warning(
+    good: LiveNode, config: str, state: CheckState, lacks: list[str]
+) -> None:
+    shutil.rmtree(f"{good.root}/sys/fs/resctrl")
+    good.put("etc/bypassd/config.yaml", config)
+    found, text, fix = states(good.root)["protect"]
+    assert found is state
+    assert [part.partition(" lacks ")[0] for part in fix.split("; ") if " lacks " in part] == lacks
+    assert ("overridden: policies.memory_qos.enabled" in text) is ("memory_qos" in config)
+
+
+def test_a_contradiction_of_protect_and_mode_is_a_bad_configuration(good: LiveNode) -> None:
+    good.put("etc/bypassd/config.yaml", "protect: observe\nmode: enforce\n")
+    rows = states(good.root)
+    assert rows["config"][0] is CheckState.BAD
+    assert "etc/bypassd/config.yaml:2:7: mode: " in rows["config"][1]
+    assert "protect" not in rows

@@ -14,7 +14,7 @@ from reconciler.config.model import AgentMode, Config
 from reconciler.daemon.agent import Agent
 from reconciler.detectors.config import InterferenceConfig
 from reconciler.detectors.rule import SHIPPED, RuleConfig
-from reconciler.interference.monitor import ROW, InterferenceMonitor
+from reconciler.interference.monitor import ROW, InterferenceMonitor, read_kept
 from reconciler.responses.config import FreezeConfig, LadderConfig
 from reconciler.responses.eviction.config import EvictionConfig, LimitsConfig
 from reconciler.responses.eviction.exemptions import ExemptionsConfig
@@ -96,6 +96,7 @@ class Stage:
             self.agent,
             lambda _: ReaderContext(hierarchy=self.agent.place.hierarchy),
             tell=self.told.append,
+            kept=read_kept(self.agent.store),
             evictor=self.orders,
             building=lambda _, means, before: tuple(before) or (MeteredReader(self.script, SharedReaders(means)),),
             clock=lambda: self.now,

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 from msgspec.structs import replace
 
 from reconciler.config.model import Config
@@ -93,6 +94,21 @@ async def test_a_share_that_moves_has_misses_counted_and_goes_by_them(
         await until(lambda: agent.watching.observer is None)
         assert agent.watching.misses() == {}
         nursery.cancel_scope.cancel()
+
+
+async def test_the_monitor_reads_the_store_in_the_stores_lane(tmp_path: Path) -> None:
+    """The reconciler writes originals there meanwhile, and two threads in the store at once end the daemon."""
+    live = LiveNode(tmp_path)
+    with live.agent(replace(live.config, interference=InterferenceConfig(enabled=True))) as agent:
+        await live.look(agent)
+        # The agent closes the store only after the service has ended.
+        async with trio.open_nursery() as nursery:
+            async with agent.store_lane:
+                await nursery.start(agent.watching.run)
+                await trio.testing.wait_all_tasks_blocked()
+                assert agent.watching.observer is None
+            await until(lambda: agent.watching.observer is not None)
+            nursery.cancel_scope.cancel()
 
 
 def level(world: World) -> tuple[int, int]:

@@ -1,0 +1,194 @@
+"""The levels of ``protect``: one line of the configuration for a set of settings.
+
+A level is the rows of `ROWS` up to it. They are a layer below the files, setting by setting: a key that is written in a
+file always applies instead. No row depends on the node. A policy sets only what the kernel offers and reports the rest
+(`reconciler.policies.offers`), so a level is the same set of settings on every node and `lacking` says which of them
+have no effect on one; after a change of the kernel they take effect without a change of the configuration.
+
+A row may be of any setting that a reload can change. Left out on purpose:
+
+- ``policies.core_sched``: while BE work runs on a core the other thread may be idle, and the gain for online work is
+  not measured.
+- ``policies.group_identity`` and ``policies.qos_level``: kernels of two distributions only; the second is irreversible
+  for a pod.
+- ``policies.be_memory.hard_percent``: BE processes are killed at a hard limit.
+- Evictions stay a dry run: no restore undoes them, and they may need rights in the cluster.
+"""
+
+import json
+from collections.abc import Collection, Iterator, Mapping
+from enum import StrEnum
+from typing import Final
+
+from msgspec import Struct
+
+from cgroupfs.codecs import Version
+from cgroupfs.knobs import CATALOG
+from reconciler.config.model import Protection
+from reconciler.policies.offers import missing_reason
+from reconciler.settings.binder import Text
+
+LEVELS: Final = (Protection.CPU, Protection.CPU_MEMORY, Protection.FULL)
+"""From the least to the most; each includes the ones before it."""
+
+
+class Facility(StrEnum):
+    """What a setting may need of a node beside control files."""
+
+    RESCTRL = "resctrl"
+    POD_PRESSURE = "pressure of pods"
+
+
+_FACILITIES: Final = frozenset(facility.value for facility in Facility)
+
+
+class PresetRow(Struct, frozen=True, kw_only=True):
+    """One setting of a level.
+
+    ``gives``: what for, a few words; rows with the same words belong together. ``needs``: the control files (names of
+    `cgroupfs.knobs.CATALOG`) and facilities without which it does not do that. ``either``: the need is the one of these
+    control files that the node's version of cgroups has. ``listed``: a setting that lists what it applies to, without
+    which it has no effect.
+    """
+
+    level: Protection
+    setting: str
+    value: bool | str
+    gives: str = ""
+    needs: tuple[str, ...] = ()
+    either: bool = False
+    listed: str = ""
+
+
+def _row(level: Protection, setting: str, value: bool | str, gives: str = "", *needs: str) -> PresetRow:
+    return PresetRow(level=level, setting=setting, value=value, gives=gives, needs=needs)
+
+
+_CPU: Final = Protection.CPU
+_MEMORY: Final = Protection.CPU_MEMORY
+_FULL: Final = Protection.FULL
+_BUDGET: Final = "BE CPU budget"
+_RESPONSES: Final = "responses to interference"
+
+ROWS: Final = (
+    _row(Protection.OBSERVE, "mode", "observe"),
+    _row(_CPU, "mode", "enforce"),
+    _row(_CPU, "policies.reclaimed.enabled", True, _BUDGET),
+    _row(_CPU, "policies.reclaimed.form", "both", _BUDGET),
+    _row(_CPU, "policies.idle_buffer.enabled", True, "idle buffer"),
+    _row(_CPU, "policies.idle_class.enabled", True, "idle class", "cpu.idle"),
+    # Here policies.idle_class.threads (any kernel), once what it adds to the groups' side is measured.
+    _row(_MEMORY, "policies.memory_qos.enabled", True, "protected memory requests", "memory.low"),
+    PresetRow(
+        level=_MEMORY,
+        setting="policies.be_memory.enabled",
+        value=True,
+        gives="BE memory limit",
+        needs=("memory.high", "memory.soft"),
+        either=True,
+    ),
+    _row(_MEMORY, "policies.oom_score.enabled", True, "OOM order"),
+    _row(_MEMORY, "policies.watermarks.enabled", True, "watermarks"),
+    _row(_MEMORY, "policies.memory_reclaim.enabled", True, "page cache reclaim"),
+    # Probing costs BE work refaults while no online pod needs the memory.
+    _row(_MEMORY, "policies.memory_reclaim.probe", False, "page cache reclaim"),
+    _row(_FULL, "policies.cache.enabled", True, "cache shares", Facility.RESCTRL),
+    PresetRow(
+        level=_FULL,
+        setting="policies.network.enabled",
+        value=True,
+        gives="network share",
+        listed="policies.network.interfaces",
+    ),
+    PresetRow(
+        level=_FULL, setting="policies.disk.enabled", value=True, gives="disk share", listed="policies.disk.devices"
+    ),
+    _row(_FULL, "policies.responses.enabled", True, _RESPONSES),
+    _row(_FULL, "interference.enabled", True, _RESPONSES),
+    _row(_FULL, "interference.rules.cpu.dry_run", False, _RESPONSES),
+    _row(_FULL, "interference.rules.memory.dry_run", False, _RESPONSES),
+    _row(_FULL, "interference.rules.cache.dry_run", False, _RESPONSES),
+    _row(_FULL, "interference.rules.io.dry_run", False, "responses to disk pressure", Facility.POD_PRESSURE),
+    _row(_FULL, "eviction.enabled", True, "evictions (dry run)"),
+    _row(_FULL, "eviction.dry_run", True, "evictions (dry run)"),
+)
+"""Every level's settings, by level; a setting is in one level only, ``mode`` apart."""
+
+
+class NodeOffers(Struct, frozen=True, kw_only=True):
+    """What a node has.
+
+    ``versions``: of each mounted controller; ``knobs``: names of the control files of kubepods. ``facilities``: the
+    reason for each that it lacks.
+    """
+
+    versions: Mapping[str, Version]
+    knobs: frozenset[str]
+    facilities: Mapping[Facility, str] = {}
+
+
+def rows_of(level: Protection | None) -> tuple[PresetRow, ...]:
+    """The settings of a level, in the table's order; none where no level is set."""
+    if level is None:
+        return ()
+    if level is Protection.OBSERVE:
+        return tuple(row for row in ROWS if row.level is level)
+    levels = LEVELS[: LEVELS.index(level) + 1]
+    return tuple(row for row in ROWS if row.level in levels)
+
+
+def layer(level: Protection) -> Text:
+    """The settings of a level as a configuration text (JSON, which is YAML), named by `preset_name`."""
+    tree: dict[str, object] = {}
+    for row in rows_of(level):
+        section = tree
+        *sections, name = row.setting.split(".")
+        for part in sections:
+            inner = section.setdefault(part, {})
+            assert isinstance(inner, dict)
+            section = inner
+        section[name] = row.value
+    return Text(preset_name(level), json.dumps(tree))
+
+
+def preset_name(level: Protection) -> str:
+    """A level as the source of a setting."""
+    return f"protect: {level.value}"
+
+
+def lacking(row: PresetRow, node: NodeOffers) -> str | None:
+    """Why a setting does not do what it is for on a node; None where the node has what it needs."""
+    needs = row.needs
+    if row.either:
+        needs = tuple(name for name in needs if node.versions.get(CATALOG[name].controller) in CATALOG[name].forms)
+        needs = needs or row.needs[:1]
+    reasons = [reason for need in needs if (reason := _reason(need, node)) is not None]
+    return "; ".join(dict.fromkeys(reasons)) or None
+
+
+def _reason(need: str, node: NodeOffers) -> str | None:
+    if need in _FACILITIES:
+        return node.facilities.get(Facility(need))
+    return missing_reason(need, node.versions, node.knobs)
+
+
+class LevelEffect(Struct, frozen=True, kw_only=True):
+    """What a level adds to the one before it on a node: ``gives``, and ``lacks`` with the reason of each.
+
+    ``unlisted``: what waits for entries of a list, by the list's name.
+    """
+
+    level: Protection
+    gives: tuple[str, ...]
+    lacks: Mapping[str, str]
+    unlisted: Mapping[str, str]
+
+
+def effects(node: NodeOffers, without: Collection[str] = ()) -> Iterator[LevelEffect]:
+    """Each level on a node, the least first. ``without``: settings that are overridden, and lists that are empty."""
+    for level in LEVELS:
+        rows = [row for row in ROWS if row.level is level and row.gives and row.setting not in without]
+        lacks = {row.gives: reason for row in rows if (reason := lacking(row, node)) is not None}
+        unlisted = {row.gives: row.listed for row in rows if row.listed in without}
+        gives = dict.fromkeys(row.gives for row in rows if row.gives not in lacks | unlisted)
+        yield LevelEffect(level=level, gives=tuple(gives), lacks=lacks, unlisted=unlisted)

@@ -1,0 +1,93 @@
+"""protect on a running agent: what doctor says of a level is what the plan does, and a reload applies another level."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from reconciler.cli.checks.protection import offers_of
+from reconciler.cli.nodeview import inspect_node
+from reconciler.cli.options import parser
+from reconciler.config.load import Loaded, load, reload
+from reconciler.config.presets import effects
+from reconciler.daemon.agent import Agent
+from state.model import Setting
+from tests.fakes.kernel import Mode
+from tests.fakes.livenode import BATCH, LiveNode, group
+
+
+def write(live: LiveNode, level: str, **more: object) -> str:
+    """The agent's configuration with a level; the path of the file."""
+    given = {
+        "protect": level,
+        "operator_file": None,
+        "node": {"root": live.root},
+        "kubelet": {"endpoint": "off"},
+        "runtime": {"cri": "off"},
+        "store": {"path": live.store},
+        **more,
+    }
+    live.put("etc/bypassd/config.yaml", json.dumps(given))
+    return f"{live.root}/etc/bypassd/config.yaml"
+
+
+def settings_of(agent: Agent) -> list[Setting]:
+    """What the last plan sets in control files, of the pods and the directories above them."""
+    groups = [group for wanted in agent.reconciler.wanted.values() for group in wanted.values()]
+    return [setting for group in groups for setting in group.values()]
+
+
+def knobs_of(agent: Agent) -> set[str]:
+    """The control files that the last plan sets."""
+    return {setting.knob for setting in settings_of(agent)}
+
+
+def lacks(live: LiveNode) -> set[str]:
+    node = inspect_node(parser().parse_args(["doctor", "--root", live.root]))
+    return {name for effect in effects(offers_of(node)) for name in effect.lacks}
+
+
+@pytest.mark.parametrize("mode", ["v1", "v2"])
+async def test_a_plan_of_full_sets_what_doctor_does_not_miss(tmp_path: Path, mode: Mode) -> None:
+    live = LiveNode(tmp_path, mode)
+    with live.agent(load(write(live, "full")).config) as agent:
+        await live.look(agent)
+        view, plan = agent.current()
+        assert plan is not None
+        node = inspect_node(parser().parse_args(["doctor", "--root", live.root]))
+        assert node.knobs == view.knobs
+        assert knobs_of(agent) <= view.knobs
+        missed = lacks(live)
+        assert ("idle class" in missed) is ("cpu.idle" not in knobs_of(agent))
+        assert ("protected memory requests" in missed) is (mode == "v1")
+
+
+async def test_a_reload_sets_and_releases_what_another_level_has(tmp_path: Path) -> None:
+    live = LiveNode(tmp_path)
+    first = load(write(live, "cpu"))
+    with live.agent(first.config) as agent:
+
+        async def level(before: Loaded, name: str, **more: object) -> Loaded:
+            write(live, name, **more)
+            loaded, kept = reload(before)
+            assert kept == ()
+            agent.reconfigure(loaded.config)
+            await live.look(agent)
+            return loaded
+
+        def idle() -> str:
+            return live.kernel.read(f"{live.root}/sys/fs/cgroup/cpu{group(BATCH)}", "cpu.idle").strip()
+
+        await live.look(agent)
+        assert idle() == "1"
+        now = await level(first, "cpu", policies={"idle_class": {"enabled": False}})
+        assert idle() == "0"
+        now = await level(now, "cpu")
+        assert idle() == "1"
+        now = await level(now, "observe")
+        assert not agent.enforces()
+        await level(now, "full", mode="observe")
+        assert not agent.enforces()
+        assert "cpu.idle" in knobs_of(agent)
+        assert agent.reconciler.plan is not None
+        assert agent.reconciler.plan.reasons.keys() >= {"memory_qos", "be_memory", "memory_reclaim", "cache", "network"}
