@@ -245,6 +245,7 @@ class Agent:
             writes=self.actuator.writes,
             files=files,
             misses=self.watching.misses,
+            kubelet_dir=place.kubelet.root_dir,
         )
         self.sides = side_actuators.build(means)
         self.usage = UsageReader(place.hierarchy, ops=files)
