@@ -20,21 +20,6 @@ class SqueezeLimit(Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
-class Restrictions(Struct, frozen=True, kw_only=True):
-    """What responses ask of the plan at this moment; policies turn it into settings, so all of it can be restored.
-
-    ``budget_milli``: what BE may have together at most, None: as the policies say. ``squeezed``, ``frozen`` (with the
-    reason) by pod uid. ``cache_percent``: what BE keeps of its share of caches and memory bandwidth.
-    """
-
-    budget_milli: int | None = None
-    budget_reason: str = ""
-    squeezed: Mapping[str, SqueezeLimit] = {}
-    frozen: Mapping[str, str] = {}
-    cache_percent: int | None = None
-    cache_reason: str = ""
-
-
 class Response(StrEnum):
     """The steps of the ladder, the mildest first."""
 
@@ -43,3 +28,31 @@ class Response(StrEnum):
     PARTITION = "partition"
     FREEZE = "freeze"
     EVICT = "evict"
+
+
+class AnnouncedStep(Struct, frozen=True, kw_only=True):
+    """A squeeze or freeze of which the pod has notice. ``at_s``: when it begins, on the monotonic clock.
+
+    ``squeeze``: the pod's limits from then on.
+    """
+
+    response: Response
+    at_s: float
+    squeeze: SqueezeLimit | None = None
+
+
+class Restrictions(Struct, frozen=True, kw_only=True):
+    """What responses ask of the plan at this moment; policies turn it into settings, so all of it can be restored.
+
+    ``budget_milli``: what BE may have together at most, None: as the policies say. ``squeezed``, ``frozen`` (with the
+    reason) by pod uid; ``announced``: what will be added to them. ``cache_percent``: what BE keeps of its share of
+    caches and memory bandwidth.
+    """
+
+    budget_milli: int | None = None
+    budget_reason: str = ""
+    squeezed: Mapping[str, SqueezeLimit] = {}
+    frozen: Mapping[str, str] = {}
+    announced: Mapping[str, AnnouncedStep] = {}
+    cache_percent: int | None = None
+    cache_reason: str = ""

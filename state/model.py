@@ -439,6 +439,7 @@ class NodeView(Struct, frozen=True, kw_only=True):
     interference now. ``indicators``: by pod uid, for sizes of pools; empty while no pool's size follows them.
     ``arrived``: when a container was first seen, by its id, of those that the runtime was still making then.
     ``commands``: when the runtime was last called for a BE container, by its id.
+    ``be_bonus``: by uid of a BE pod, how much its requests count when the BE budget is divided, percent; missing: 100.
     """
 
     topology: Topology
@@ -465,3 +466,4 @@ class NodeView(Struct, frozen=True, kw_only=True):
     measures: Restrictions = Restrictions()
     indicators: Mapping[str, PodIndicators] = {}
     arrived: Mapping[str, float] = {}
+    be_bonus: Mapping[str, int] = {}

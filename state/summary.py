@@ -88,6 +88,13 @@ def resource_facts(plan: NodePlan, cache: CachePlan | None) -> dict[str, object]
             }
             for name, target in sorted(plan.files.items())
         },
+        "capacity": None
+        if plan.capacity is None
+        else {
+            "dry_run": plan.capacity.dry_run,
+            "file": plan.capacity.file,
+            "pods": {uid: to_builtins(pod) for uid, pod in sorted(plan.capacity.pods.items())},
+        },
         "reasons": dict(plan.reasons),
     }
 

@@ -5,7 +5,7 @@
 #    source ~/.local/share/bash_completion/bypassctl
 # See also: https://github.com/scop/bash-completion/blob/main/doc/configuration.md
 
-_shtab_bypassctl_subparsers=(status explain diff dump restore thaw hold release holds headroom evictions alerts alert interference simulate reload doctor capture plan init config)
+_shtab_bypassctl_subparsers=(status explain diff dump restore thaw hold release holds headroom owners evictions alerts alert interference simulate reload doctor capture plan init config)
 
 _shtab_bypassctl_status_option_strings=(-h --help --output -o --config --socket --store --root)
 _shtab_bypassctl_explain_option_strings=(-h --help --history --processes --output -o --config --socket --store --root)
@@ -17,6 +17,7 @@ _shtab_bypassctl_hold_option_strings=(-h --help --for --until-released --reason 
 _shtab_bypassctl_release_option_strings=(-h --help --output -o --config --socket --store --root)
 _shtab_bypassctl_holds_option_strings=(-h --help --output -o --config --socket --store --root)
 _shtab_bypassctl_headroom_option_strings=(-h --help --output -o --config --socket --store --root)
+_shtab_bypassctl_owners_option_strings=(-h --help --output -o --config --socket --store --root)
 _shtab_bypassctl_evictions_option_strings=(-h --help --all --output -o --config --socket --store --root)
 _shtab_bypassctl_alerts_option_strings=(-h --help --output -o --config --socket --store --root)
 _shtab_bypassctl_alert_option_strings=(-h --help --sink --output -o --config --socket --store --root)
@@ -70,6 +71,10 @@ _shtab_bypassctl_headroom___config_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_headroom___socket_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_headroom___store_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_headroom___root_COMPGEN=_shtab_compgen_files
+_shtab_bypassctl_owners___config_COMPGEN=_shtab_compgen_files
+_shtab_bypassctl_owners___socket_COMPGEN=_shtab_compgen_files
+_shtab_bypassctl_owners___store_COMPGEN=_shtab_compgen_files
+_shtab_bypassctl_owners___root_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_evictions___config_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_evictions___socket_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_evictions___store_COMPGEN=_shtab_compgen_files
@@ -140,6 +145,8 @@ _shtab_bypassctl_holds___output_choices=(table json yaml)
 _shtab_bypassctl_holds__o_choices=(table json yaml)
 _shtab_bypassctl_headroom___output_choices=(table json yaml)
 _shtab_bypassctl_headroom__o_choices=(table json yaml)
+_shtab_bypassctl_owners___output_choices=(table json yaml)
+_shtab_bypassctl_owners__o_choices=(table json yaml)
 _shtab_bypassctl_evictions___output_choices=(table json yaml)
 _shtab_bypassctl_evictions__o_choices=(table json yaml)
 _shtab_bypassctl_alerts___output_choices=(table json yaml)
@@ -164,7 +171,7 @@ _shtab_bypassctl_init___use_choices=(pods kubelet eviction events)
 _shtab_bypassctl_config_pos_0_choices=(show explain schema)
 _shtab_bypassctl_config___output_choices=(table json yaml)
 _shtab_bypassctl_config__o_choices=(table json yaml)
-_shtab_bypassctl_pos_0_choices=(status explain diff dump restore thaw hold release holds headroom evictions alerts alert interference simulate reload doctor capture plan init config)
+_shtab_bypassctl_pos_0_choices=(status explain diff dump restore thaw hold release holds headroom owners evictions alerts alert interference simulate reload doctor capture plan init config)
 
 _shtab_bypassctl_status__h_nargs=0
 _shtab_bypassctl_status___help_nargs=0
@@ -189,6 +196,8 @@ _shtab_bypassctl_holds__h_nargs=0
 _shtab_bypassctl_holds___help_nargs=0
 _shtab_bypassctl_headroom__h_nargs=0
 _shtab_bypassctl_headroom___help_nargs=0
+_shtab_bypassctl_owners__h_nargs=0
+_shtab_bypassctl_owners___help_nargs=0
 _shtab_bypassctl_evictions__h_nargs=0
 _shtab_bypassctl_evictions___help_nargs=0
 _shtab_bypassctl_evictions___all_nargs=0

@@ -54,10 +54,10 @@ class PlanSnapshot(Struct, frozen=True, kw_only=True):
 class ActuatorContext(Struct, frozen=True, kw_only=True):
     """The arguments to build an auxiliary actuator.
 
-    ``root``: the node's root; ``store_lane``: the one-thread limiter of all calls that write to the store;
-    ``fastpath``: what is done at the runtime's signal; ``writes``: counts by knob and outcome; ``misses``: the newest
-    cache misses of pods by uid, per 1000 instructions, with their age as of the call; a pod without an entry was not
-    measured (`reconciler.signals.resctrl_reader.misses_of`).
+    ``root``: the node's root; ``kubelet_dir``: the kubelet's directory below it; ``store_lane``: the one-thread limiter
+    of all calls that write to the store; ``fastpath``: what is done at the runtime's signal; ``writes``: counts by knob
+    and outcome; ``misses``: the newest cache misses of pods by uid, per 1000 instructions, with their age as of the
+    call; a pod without an entry was not measured (`reconciler.signals.resctrl_reader.misses_of`).
     """
 
     hierarchy: Hierarchy
@@ -68,6 +68,7 @@ class ActuatorContext(Struct, frozen=True, kw_only=True):
     writes: Counter[tuple[str, str]]
     misses: Callable[[], Mapping[str, Sample]]
     files: FileOps = REAL
+    kubelet_dir: str = "/var/lib/kubelet"
 
 
 class OfflineContext(Struct, frozen=True, kw_only=True):

@@ -182,6 +182,7 @@ COMMANDS: Final = (
     CliCommand("release", "end a hold", "release", add=_release),
     CliCommand("holds", "list active holds", "holds"),
     CliCommand("headroom", "CPU and memory allocatable to BE pods", "headroom"),
+    CliCommand("owners", "CPU time of BE pods by owner: sold, taken back, lost to evictions", "owners"),
     CliCommand(
         "evictions",
         "current, past and dry-run evictions, with rankings and reasons",

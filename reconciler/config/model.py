@@ -16,6 +16,7 @@ from reconciler.clients.kube_config import ApiServer
 from reconciler.detectors.config import InterferenceConfig
 from reconciler.headroom.cpu import HeadroomConfig
 from reconciler.pods.selectors import ClassRules
+from reconciler.policies.owner_shares import OwnersConfig
 from reconciler.policies.table import PoliciesConfig
 from reconciler.responses.eviction.config import EvictionConfig
 from reconciler.runtime.logs import LogFormat, LogLevel
@@ -385,6 +386,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     classes: ClassRules = ClassRules()
     policies: PoliciesConfig = PoliciesConfig()
     headroom: HeadroomConfig = HeadroomConfig()
+    owners: OwnersConfig = OwnersConfig()
     interference: InterferenceConfig = InterferenceConfig()
     eviction: EvictionConfig = EvictionConfig()
     writes: WritesSection = WritesSection()

@@ -1,4 +1,4 @@
-"""Labels and annotations that the configuration needs: of selectors, of evictions' marks and of probes. Pure."""
+"""Labels and annotations that the configuration needs: of selectors, of evictions' marks, probes, owners. Pure."""
 
 from collections.abc import Iterator, Mapping
 
@@ -12,7 +12,7 @@ from reconciler.responses.eviction.exemptions import ExemptionsConfig
 
 def read_keys(config: Config, rules: ClassRules) -> ReadKeys:
     """``rules``: those in force, with the operator's file."""
-    labels: set[str] = set()
+    labels: set[str] = {config.owners.label or ""}
     annotations: set[str] = set()
     for part in (*_parts(config), *_parts(rules)):
         if isinstance(part, LabelSelector):

@@ -69,6 +69,7 @@ class NodeReadings(Struct, frozen=True, kw_only=True):
     numa_memory: NumaMemory | None = None
     irq_cpus: CpuSet = EMPTY
     measures: Restrictions = Restrictions()
+    be_bonus: Mapping[str, int] = {}
 
 
 class NewReadings(TypedDict, total=False):
@@ -87,6 +88,7 @@ class NewReadings(TypedDict, total=False):
     numa_memory: NumaMemory | None
     irq_cpus: CpuSet
     measures: Restrictions
+    be_bonus: Mapping[str, int]
 
 
 @final
@@ -278,6 +280,7 @@ class Inventory:
             numa_memory=readings.numa_memory,
             irq_cpus=readings.irq_cpus,
             measures=readings.measures,
+            be_bonus=readings.be_bonus,
             indicators=self._indicators(),
             arrived={cid: at for cid, at in self._arrived.items() if at is not None},
         )

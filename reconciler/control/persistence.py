@@ -333,7 +333,9 @@ class StateWriter:
 
 def _persisted(plan: NodePlan | None) -> NodePlan | None:
     """The plan without what is not in the row `POOLS`."""
-    return None if plan is None else replace(plan, cookies=None, oom_scores=None, idle_threads=None, files={})
+    if plan is None:
+        return None
+    return replace(plan, cookies=None, oom_scores=None, idle_threads=None, files={}, capacity=None)
 
 
 def _titles(pods: Mapping[str, Pod], plan: NodePlan | None) -> dict[str, dict[str, object]]:

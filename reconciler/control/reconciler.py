@@ -582,5 +582,7 @@ def _substance(plan: NodePlan) -> NodePlan:
         oom_scores=replace(scores, settings={}) if scores is not None else None,
         idle_threads=replace(idle, settings={}) if idle is not None else None,
         files={name: FileTarget(setting=None, dry_run=target.dry_run) for name, target in plan.files.items()},
+        # Written by an actuator after each pass, and by no control file.
+        capacity=None,
         reasons={},
     )

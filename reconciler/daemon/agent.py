@@ -41,6 +41,8 @@ from reconciler.config.read_keys import read_keys
 from reconciler.control.cpu_hotplug import CpusetRepair
 from reconciler.control.hold_store import HoldManager
 from reconciler.control.inventory import Inventory
+from reconciler.control.owner_ledger import NAME as OWNERS
+from reconciler.control.owner_ledger import OwnerLedger
 from reconciler.control.persistence import StateWriter, read_classes, read_holds, read_plan, was_killed
 from reconciler.control.reconciler import Reconciler
 from reconciler.control.sampler import Sampler
@@ -55,7 +57,7 @@ from reconciler.pods.marks import MarkReader, ReadKeys
 from reconciler.runtime.counters import AgentCounters
 from reconciler.runtime.object_errors import ObjectErrors
 from reconciler.runtime.priority import LoopPriority
-from reconciler.runtime.supervisor import Component, ComponentTask
+from reconciler.runtime.supervisor import Component, at_once
 from reconciler.runtime.workqueue import DirtyKeys
 from reconciler.sources.checkpoints import CheckpointSource
 from reconciler.sources.disks import DiskSource
@@ -245,9 +247,11 @@ class Agent:
             writes=self.actuator.writes,
             files=files,
             misses=self.watching.misses,
+            kubelet_dir=place.kubelet.root_dir,
         )
         self.sides = side_actuators.build(means)
         self.usage = UsageReader(place.hierarchy, ops=files)
+        self.owners = OwnerLedger(self, lambda: self.config.owners, self.watching.cases)
         node = place.kubelet.node_name or os.uname().nodename
         self.memory_headroom = MemoryHeadroom(
             config.headroom,
@@ -307,7 +311,7 @@ class Agent:
         if self.config.kubelet.enabled:
             sources.append(Component(name="kubelet configuration", run=self.kubelet_watch.run))
         if self.pods.kubelet is not None:
-            sources.append(Component(name="kubelet", run=_at_once(self.pods.kubelet.run)))
+            sources.append(Component(name="kubelet", run=at_once(self.pods.kubelet.run)))
         if self.pods.watch is not None:
             sources.append(Component(name="pod watch", run=self.pods.watch.run))
         return [
@@ -324,6 +328,7 @@ class Agent:
                 Component(name="ticker", run=self.sampler.run),
                 Component(name="memory headroom", run=self.memory_headroom.run),
                 Component(name="headroom", run=self.headroom.run),
+                Component(name=OWNERS, run=self.owners.run),
             ],
         ]
 
@@ -586,14 +591,3 @@ def _intents_file(config: Config) -> str:
 
 def _below(root: str, path: str) -> str:
     return os.path.join(root, path.lstrip("/"))
-
-
-def _at_once(run: ComponentTask) -> ComponentTask:
-    """The component, as started at once: its first answer is waited for where it is needed, and only there."""
-
-    async def started(*, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        task_status.started()
-        async with trio.open_nursery() as nursery:
-            await nursery.start(run)
-
-    return started

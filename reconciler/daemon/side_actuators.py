@@ -27,7 +27,7 @@ from reconciler.actuators.codec import RowCodec
 from reconciler.actuators.restore import UndoKind
 from reconciler.runtime.lazy import load
 from state.cache import CacheUsage
-from state.kinds import COOKIE, FILE, NETWORK, PROCESS, RESCTRL, SYSCTL, THREAD
+from state.kinds import CAPACITY, COOKIE, FILE, NETWORK, PROCESS, RESCTRL, SYSCTL, THREAD
 from state.ledger import Ledger
 from state.store import boot_id
 from state.undo import RestoreResult
@@ -65,6 +65,7 @@ TABLE: Final = (
     _ActuatorRow("node_files", "reconciler.actuators.files.node_files:ACTUATOR", "files", (SYSCTL, FILE), False),
     _ActuatorRow("oom_score", "reconciler.actuators.processes.oom_score:ACTUATOR", "oom_scores", (PROCESS,)),
     _ActuatorRow("idle_threads", "reconciler.actuators.processes.idle_threads:ACTUATOR", "idle_threads", (THREAD,)),
+    _ActuatorRow("capacity", "reconciler.actuators.files.capacity:ACTUATOR", "capacity", (CAPACITY,), False),
     _ActuatorRow("core_sched", "reconciler.actuators.core_sched.actuator:ACTUATOR", "cookies", (COOKIE,)),
     _ActuatorRow("resctrl", "reconciler.control.cache_loop:ACTUATOR", "cache", (RESCTRL,)),
     _ActuatorRow("network", "reconciler.control.network_loop:ACTUATOR", "network", (NETWORK,)),

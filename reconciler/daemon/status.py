@@ -138,6 +138,7 @@ def snapshot(agent: Agent, *, ready: bool, components: Sequence[ComponentStatus]
         starts_late=agent.sampler.starts.late,
         used_milli=used,
         headroom_milli={str(node): milli for node, milli in agent.headroom.state.amounts.items()},
+        owner_cpu_s=agent.owners.totals if agent.config.http.pod_metrics else {},
         headroom_memory_bytes=agent.memory_headroom.state.total,
         settings=settings,
         refused=refused,
@@ -224,7 +225,7 @@ _NEEDED: Final = frozenset({"cgroup tree", "reconciler"})
 """Components without which nothing new is bounded."""
 _SECTIONS: Final = (
     *("agent", "pools", "budget", "directories", "pods", "settings", "files", "holds", "history", "sources"),
-    *("headroom", "sides", "alerts", "interference", "eviction", "problems"),
+    *("headroom", "sides", "alerts", "interference", "eviction", "owners", "problems"),
 )
 
 
@@ -311,6 +312,7 @@ class StatusReport:
             "interference": self._agent.watching.status,
             "eviction": self._agent.watching.eviction_facts,
             "problems": self._problems,
+            "owners": self._agent.owners.status,
             "budget": self._budget,
             "directories": self._directories,
         }

@@ -7,6 +7,7 @@ reach the groups through the plan like any other setting. What it learned (workl
 stored at intervals; everything else starts empty with each run.
 """
 
+import math
 import os
 import time
 from collections import Counter
@@ -31,6 +32,7 @@ from reconciler.interference.engine import EngineState, Evaluation, Interference
 from reconciler.interference.recorder import Recorder
 from reconciler.interference.recording import LearnedState
 from reconciler.policies.cache import signals_of as cache_signals
+from reconciler.responses.announce import announced
 from reconciler.responses.eviction.limits import EvictionHistory
 from reconciler.responses.eviction.limits import load_history as past_restored
 from reconciler.responses.eviction.limits import saved_history as past_kept
@@ -240,6 +242,8 @@ class InterferenceMonitor:
         self._default_cpus = CpuSet()
         self._disks: tuple[str, ...] = ()
         self._disks_at = float("-inf")
+        self._listeners: frozenset[str] = frozenset()
+        """Pods with a capacity file, by uid: they get notice."""
         self.frame: SampleFrame | None = None
         self.judgement: Evaluation | None = None
         self.decision = EvictionDecision()
@@ -267,7 +271,7 @@ class InterferenceMonitor:
                             await self.evaluate()
                     # A pass that took too long is not made up for.
                     next_at = max(next_at + self._node.config.interference.sample_s, trio.current_time())
-                    next_at = await self._wait_until(next_at)
+                    next_at = await self._wait_until(min(next_at, trio.current_time() + self._notice_left_s()))
         finally:
             self._tasks = None
             self._publish(Restrictions())
@@ -319,7 +323,7 @@ class InterferenceMonitor:
         judgement, judging_s = await self._judge(frame)
         self.pass_s = sum(self.costs().values()) - before + judging_s
         self._decide(config, frame, judgement)
-        self._publish(self._allowed(judgement.measures))
+        self._publish(self._announced(config, self._allowed(judgement.measures), frame.at_s))
         for alert in alerts_of(judgement, frame, self.engine.ladder.climbs.values()):
             self._tell(alert)
         for change in judgement.changes:
@@ -373,6 +377,8 @@ class InterferenceMonitor:
         now = self._clock()
         view, plan = self._node.current()
         pools = plan.pools if plan is not None else None
+        capacity = plan.capacity if plan is not None else None
+        self._listeners = frozenset(capacity.pods if capacity is not None and not capacity.dry_run else ())
         wanted = self._wanted(config)
         memory = plan.memory if plan is not None else MemoryPlan()
         scene, sheet = SampleContext(view=view, pools=pools, wanted=wanted, memory=memory), SampleSheet()
@@ -433,6 +439,20 @@ class InterferenceMonitor:
             return measures
         frozen = {uid: reason for uid, reason in measures.frozen.items() if uid not in ending}
         return msgspec.structs.replace(measures, frozen=frozen)
+
+    def _announced(self, config: Config, measures: Restrictions, now: float) -> Restrictions:
+        """Without what a pod with a capacity file gets notice of first."""
+        policies = config.policies
+        if not (self._listeners and policies.capacity.notice_s and self._node.enforces()):
+            return measures
+        return announced(
+            measures, self._node.inventory.readings.measures, self._listeners, now, policies.capacity.notice_s
+        )
+
+    def _notice_left_s(self) -> float:
+        """Seconds until the first announced step begins."""
+        steps = self._node.inventory.readings.measures.announced.values()
+        return max(0.0, min((step.at_s for step in steps), default=math.inf) - self._clock())
 
     def _publish(self, measures: Restrictions) -> None:
         knowledge, dirty = self._node.inventory, self._node.dirty

@@ -8,7 +8,7 @@ Enabled by a reload it starts, disabled it ends and withdraws its demands.
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final, final
 
 import trio
@@ -22,7 +22,7 @@ from reconciler.placement.provision import pod_indicators
 from reconciler.policies.cache import signals_of
 from reconciler.runtime.wakeup import WakeUp
 from state.cpu import PodIndicators
-from state.eviction import EvictionOrder
+from state.eviction import EvictionCase, EvictionOrder
 from state.evidence import PodSnapshot, Sample
 from state.model import SourceStatus
 from state.schema import EVICTIONS
@@ -190,6 +190,10 @@ class InterferenceService:
             probes=config.interference.probes,
             cache=self._node.cache_use,
         )
+
+    def cases(self) -> Sequence[EvictionCase]:
+        """Evictions under way, and the last that ended."""
+        return self.evictor.cases() if self.evictor is not None else ()
 
     def misses(self) -> Mapping[str, Sample]:
         """The newest cache misses by pod uid; empty while they are not counted."""

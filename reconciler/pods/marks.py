@@ -55,6 +55,7 @@ _JSON_ANNOTATIONS: Final = (
     "volcano.sh/blkio-limit",
 )
 _WORD_ANNOTATIONS: Final = (
+    "bypassd/capacity",
     "bypassd/do-not-evict",
     "bypassd/evict",
     "bypassd/eviction-notice",

@@ -17,6 +17,7 @@ from cgroupfs.naming import QosClass
 from reconciler.policies.base import MILLI_MIN, period_us, quota_us
 from state.cpu import GroupUse
 from state.model import Container, ContainerKind, NodeView, Pod, PodClass, Pools
+from state.owners import AS_IS
 
 _CPU: Final = 1000
 _THROTTLED: Final = 0.05
@@ -59,7 +60,9 @@ def split(budget: int, view: NodeView, before: Mapping[str, int] | None = None) 
         takers |= {pod.uid: _taker_of(pod, view) for pod in inside}
         reason = f"enforced as CPU quota per container: online pod {min(online)} is inside kubepods/besteffort"
     else:
-        takers[view.besteffort] = _taker(sum(map(_asked, inside)), view.uses.get(view.besteffort))
+        takers[view.besteffort] = _taker(
+            sum(_with_bonus(_asked(pod), pod, view) for pod in inside), view.uses.get(view.besteffort)
+        )
         if outside:
             reason = f"enforced as CPU quota on kubepods/besteffort and on {len(outside)} BE pods outside it"
     if not any(taker.weight for taker in takers.values()):
@@ -112,10 +115,15 @@ def _taker_of(pod: Pod, view: NodeView) -> _Taker:
     most = [taker.most for taker in takers]
     known = [number for number in most if number is not None]
     return _Taker(
-        sum(taker.weight for taker in takers) or _CPU,
+        _with_bonus(sum(taker.weight for taker in takers) or _CPU, pod, view),
         sum(known) if known and len(known) == len(most) else None,
         any(taker.held for taker in takers),
     )
+
+
+def _with_bonus(weight: int, pod: Pod, view: NodeView) -> int:
+    """More for the pods of an owner that got less than its fair part (`reconciler.policies.owner_shares`)."""
+    return weight * view.be_bonus.get(pod.uid, AS_IS) // AS_IS
 
 
 def _takers_in(pod: Pod, view: NodeView) -> dict[str, _Taker]:

@@ -193,7 +193,7 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: ReclaimedConfig) -
         want(pod.group.path, "cpu.set", pools.reclaimed, "required by the narrowed besteffort directory")
     if config.pod_weight:
         want(pod.group.path, "cpu.weight", *pod_weight(pod, plan.starts))
-    pool, whose = _pool_on_node(pod, view, pools)
+    pool, whose = pool_on_node(pod, view, pools)
     if pod.sandbox is not None:
         whole = f"{whose}; {pod.sandbox}: the pod as a whole"
         for path, cid in ((pod.group.path, None), *((inner.group.path, inner.id) for inner in pod.containers)):
@@ -289,7 +289,7 @@ def _refused(view: NodeView, pools: Pools) -> CpuSet:
     return CpuSet.from_mask(masks)
 
 
-def _pool_on_node(pod: Pod, view: NodeView, pools: Pools) -> tuple[CpuSet, str]:
+def pool_on_node(pod: Pod, view: NodeView, pools: Pools) -> tuple[CpuSet, str]:
     """The pool as one pod gets it: the part on its NUMA nodes, where it is bound to some and there is such a part."""
     if pod.wish.numa_binding and pod.wish.nodes:
         nodes = CpuSet(pod.wish.nodes)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from reconciler.policies.be_memory import BeMemoryConfig
     from reconciler.policies.burst import BurstConfig
     from reconciler.policies.cache import CachePolicyConfig
+    from reconciler.policies.capacity import CapacityConfig
     from reconciler.policies.core_sched import CoreSchedConfig
     from reconciler.policies.disk import DiskPolicyConfig
     from reconciler.policies.exclusive import ExclusiveConfig
@@ -57,6 +58,7 @@ REGISTRY: Final[Registry[AnyPolicy]] = Registry(
     ("cache", "reconciler.policies.cache:POLICY"),
     ("memory_reclaim", "reconciler.policies.memory_reclaim:POLICY"),
     ("oom_score", "reconciler.policies.oom_score:POLICY"),
+    ("capacity", "reconciler.policies.capacity:POLICY"),
     ("numa_memory", "reconciler.policies.numa_memory:POLICY"),
     ("watermarks", "reconciler.policies.watermarks:POLICY"),
     check=check_policy,
@@ -87,6 +89,7 @@ if TYPE_CHECKING:
         be_memory: BeMemoryConfig
         burst: BurstConfig
         cache: CachePolicyConfig
+        capacity: CapacityConfig
         core_sched: CoreSchedConfig
         disk: DiskPolicyConfig
         exclusive: ExclusiveConfig

@@ -224,3 +224,14 @@ def _innermost(exc: BaseException) -> BaseException:
 
 def _words(exc: BaseException) -> str:
     return str(exc) if isinstance(exc, AgentError | _Returned) else f"{type(exc).__name__}: {exc}"
+
+
+def at_once(run: ComponentTask) -> ComponentTask:
+    """The component, as started at once: its first answer is waited for where it is needed, and only there."""
+
+    async def started(*, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        task_status.started()
+        async with trio.open_nursery() as nursery:
+            await nursery.start(run)
+
+    return started

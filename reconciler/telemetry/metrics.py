@@ -16,6 +16,7 @@ from reconciler.runtime.priority import PriorityState, PriorityStatus
 from reconciler.runtime.supervisor import ComponentStatus
 from state.cache import CacheUsage
 from state.model import SourceStatus
+from state.owners import OwnerAccount
 
 
 class PodMetrics(Struct, frozen=True, kw_only=True):
@@ -61,6 +62,8 @@ class MetricsSnapshot(Struct, frozen=True, kw_only=True):
     headroom_milli: Mapping[str, int] = {}
     headroom_memory_bytes: int | None = None
     """What BE may be promised, by NUMA node."""
+    owner_cpu_s: Mapping[str, OwnerAccount] = {}
+    """CPU time of BE pods by owner, since the start; empty where the configuration selects sums only."""
     settings: Mapping[tuple[str, str], int] = {}
     """By knob and state: ``in_force``, ``pending``, ``left_alone``."""
     refused: Mapping[str, int] = {}

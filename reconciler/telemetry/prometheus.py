@@ -171,6 +171,13 @@ def _node(now: MetricsSnapshot) -> Iterator[Metric]:
     yield _counter("starts_late", "Starts of BE containers that a quota of bypassd delayed.", now.starts_late)
     used = ((name, milli / 1000) for name, milli in sorted(now.used_milli.items()))
     yield _gauges("used_cpus", "CPUs in use.", ("by",), (((name,), cpus) for name, cpus in used))
+    sold = {"sold": "sold_s", "taken_back": "taken_s", "lost": "lost_s"}
+    accounts = (
+        ((owner, kind), getattr(account, field))
+        for owner, account in sorted(now.owner_cpu_s.items())
+        for kind, field in sold.items()
+    )
+    yield _counters("be_owner_cpu_seconds", "CPU time of BE pods by owner.", ("owner", "kind"), accounts)
     promised = _single(now.headroom_milli)
     yield _gauges("headroom_milli", "CPU headroom for BE pods in thousandths of a CPU.", ("numa_node",), promised)
     if now.headroom_memory_bytes is not None:

@@ -28,6 +28,7 @@ from reconciler.cli.podsfile import read_pods_file
 from reconciler.clients.http_config import read_line
 from reconciler.clients.kubeconfig import read_kubeconfig
 from reconciler.config import load
+from reconciler.control.owner_ledger import load_hours
 from reconciler.control.persistence import decode_plan, encoded, read_classes, read_holds, read_plan
 from reconciler.detectors import formula
 from reconciler.headroom.report import read_kept as read_headroom
@@ -483,6 +484,7 @@ PARSERS: Final[tuple[Parser, ...]] = (
         BYTES,
     ),
     Parser("reconciler.interference.monitor:read_kept", feed_row("interference", read_kept), (), ROWS, BYTES),
+    Parser("reconciler.control.owner_ledger:load_hours", feed_row("owners:480000", load_hours), (), ROWS, BYTES),
     Parser("reconciler.headroom.report:read_kept", feed_row("headroom", read_headroom), (), ROWS, BYTES),
     Parser("reconciler.actuators.codec:read_rows", feed_text(feed_kinds), (), (b"7", b"L3:0=fff", b"slot 3", b"0x1f")),
     Parser(

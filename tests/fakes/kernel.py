@@ -173,6 +173,13 @@ class FakeKernel:
                 member.cpu_ns += cpu_ns
             self._refresh(tree, group)
 
+    def throttle(self, path: str, ns: int) -> None:
+        """Let a group's own quota stop it for a time."""
+        with self._lock:
+            tree, group = self._find(path)
+            group.throttled_ns += ns
+            self._refresh(tree, group)
+
     def unplug(self, cpu: int) -> None:
         """Take a CPU offline. On v1 it leaves every cpuset; processes of one that is empty now move up (cpuset.c)."""
         with self._lock:

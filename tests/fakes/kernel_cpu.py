@@ -133,13 +133,19 @@ class Cpu(PlainController):
                 "cpu.shares": (lambda group: f"{group.shares}\n", self._shares),
                 "cpu.cfs_quota_us": (lambda group: f"{group.quota}\n", self._quota),
                 "cpu.cfs_period_us": (lambda group: f"{group.period}\n", self._period),
-                "cpu.stat": (lambda _: "nr_periods 0\nnr_throttled 0\nthrottled_time 0\n", None),
+                "cpu.stat": (
+                    lambda group: f"nr_periods 0\nnr_throttled 0\nthrottled_time {group.throttled_ns}\n",
+                    None,
+                ),
             }
             burst = "cpu.cfs_burst_us"
         else:
             table = {
                 "cpu.stat": (
-                    lambda group: f"usage_usec {group.cpu_ns // 1000}\nnr_throttled 0\nthrottled_usec 0\n",
+                    lambda group: (
+                        f"usage_usec {group.cpu_ns // 1000}\nnr_throttled 0\n"
+                        f"throttled_usec {group.throttled_ns // 1000}\n"
+                    ),
                     None,
                 )
             }

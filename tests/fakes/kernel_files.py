@@ -54,6 +54,7 @@ class Group:
     oom_group: int = 0
     max_pids: int | None = None
     cpu_ns: int = 0
+    throttled_ns: int = 0
     disks: dict[str, dict[str, dict[str, str]]] = field(default_factory=dict)
     io_weight: int = 100
     bfq_weight: int = 100

@@ -1,18 +1,16 @@
 """How pods are ended once that is decided: the section ``eviction.means``."""
 
-import re
 import signal
 from enum import StrEnum
 from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
+from reconciler.runtime.notefile import is_name
 from state.eviction import EvictionMethodName
 
 NOTICE_ANNOTATION: Final = "bypassd/eviction-notice"
 """A pod's own setting: ``none``, ``volume:NAME`` or ``signal:SIGUSR1``."""
-_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-
 
 # A pod's pause process heeds the first three, and the pod ends with it.
 _ENDING: Final = frozenset(
@@ -66,11 +64,6 @@ class NoticeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             raise ValueError("kind is command; expected a program in command")
         if self.command and not self.command[0].startswith("/"):
             raise ValueError(f"command: expected an absolute path; got {self.command[0]!r}")
-
-
-def is_name(text: str) -> bool:
-    """Whether it can be the name of a volume or of a file in one: never a path, never hidden."""
-    return _NAME.fullmatch(text) is not None
 
 
 def signal_number(name: str) -> int:

@@ -13,10 +13,10 @@ from msgspec import Struct
 
 from cgroupfs.subtree import Subtree
 from reconciler.responses.means.base import EvictionWork
-from reconciler.responses.means.config import NoticeConfig, NoticeKind, is_name, signal_number
-from reconciler.responses.means.notefile import NoteFile
+from reconciler.responses.means.config import NoticeConfig, NoticeKind, signal_number
 from reconciler.responses.means.processes import PodTermination, read_stat
 from reconciler.runtime.format import duration
+from reconciler.runtime.notefile import EMPTY_DIRS, NoteFile, is_name
 from state.eviction import EvictionCase
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 _LOOK_S: Final = 0.5
 _FILE_S: Final = 2.0
-_EMPTY_DIRS: Final = "kubernetes.io~empty-dir"
 
 
 class NoticeRequest(Struct, frozen=True, kw_only=True):
@@ -132,7 +131,7 @@ class NoticeSender:
     def _note(self, case: EvictionCase, wish: NoticeRequest) -> NoteFile | None:
         if wish.kind is not NoticeKind.VOLUME:
             return None
-        return NoteFile(self._pods_dir, (case.order.uid, "volumes", _EMPTY_DIRS, wish.name), self.config.file)
+        return NoteFile(self._pods_dir, (case.order.uid, "volumes", EMPTY_DIRS, wish.name), self.config.file)
 
     async def _wait_for(self, work: EvictionWork, note: NoteFile) -> str:
         while not await self._in_thread(note.acknowledged):

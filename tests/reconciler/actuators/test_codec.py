@@ -26,7 +26,8 @@ from reconciler.actuators.codec import (
 )
 from reconciler.actuators.core_sched import tasks
 from reconciler.actuators.core_sched.tasks import CookieState
-from reconciler.actuators.files import node_files
+from reconciler.actuators.files import capacity, node_files
+from reconciler.actuators.files.capacity import CapacityPlace, CapacityRows
 from reconciler.actuators.files.node_files import FileRows, NodeFileState
 from reconciler.actuators.network import undo as network
 from reconciler.actuators.network.undo import NetworkState, Redirect
@@ -75,10 +76,27 @@ def container_records(values: st.SearchStrategy[int]) -> st.SearchStrategy[Conta
     return st.builds(ContainerRecords, containers=st.dictionaries(PATHS, record, max_size=3))
 
 
+FILE_NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", fullmatch=True)
 STATES: list[tuple[RowCodec[Any], st.SearchStrategy[msgspec.Struct]]] = [
     *((codec, FILE_ROWS) for codec in node_files.CODECS.values()),
     (oom_score.CODEC, container_records(NUMBERS)),
     (idle_threads.CODEC, container_records(st.sampled_from(sorted(scheduling.NAMES)))),
+    (
+        capacity.CODEC,
+        st.builds(
+            CapacityRows,
+            places=st.frozensets(
+                st.builds(
+                    CapacityPlace,
+                    pods_dir=st.sampled_from(["/var/lib/kubelet/pods", "/data/volumes/x/pods"]),
+                    uid=st.from_regex(r"[0-9a-f-]{1,36}", fullmatch=True),
+                    volume=FILE_NAMES,
+                    file=FILE_NAMES,
+                ),
+                max_size=3,
+            ),
+        ),
+    ),
     (
         tasks.CODEC,
         st.builds(CookieState, ours=st.dictionaries(st.integers(1, 2**64 - 1), st.text(max_size=20), max_size=4)),

@@ -22,7 +22,7 @@ from reconciler.daemon.status import StatusReport
 from reconciler.policies.core_sched import CoreSchedConfig
 from state.cache import CacheConsumption, CacheUsage
 from state.cpu import CORE_COOKIE
-from state.kinds import FILE, SYSCTL
+from state.kinds import CAPACITY, FILE, SYSCTL
 from state.model import Hold
 from state.store import boot_id
 from tests.fakes.cores import FakeCores
@@ -161,7 +161,7 @@ def test_a_copy_of_a_node_has_no_threads_to_reach(machine: Machine) -> None:
 async def test_a_copy_of_a_node_has_none_to_restore(machine: Machine) -> None:
     with machine.live.agent(machine.config()) as agent:
         table = side_actuators.restore_table_without_daemon(machine.live.root, agent.ledger, None)
-        assert list(table) == [SYSCTL, FILE]
+        assert list(table) == [SYSCTL, FILE, CAPACITY]
         assert await restore_ledger(agent.ledger, table, side_actuators.codec_of) == []
 
 

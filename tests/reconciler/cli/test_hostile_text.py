@@ -42,6 +42,7 @@ from tests.reconciler.cli.fakedaemon import FakeDaemon
 from tests.reconciler.cli.test_alerts import KNOWN, SINK
 from tests.reconciler.cli.test_evictions import document as evictions
 from tests.reconciler.cli.test_headroom import PROMISED
+from tests.reconciler.cli.test_owners import OWNERS
 from tests.reconciler.cli.test_simulate import CONFIG, record
 from tests.reconciler.cli.test_watched import BLAME, HELD, SQUEEZED, SUFFERS, watched
 from tests.reconciler.interference.test_engine import trouble
@@ -106,6 +107,7 @@ WORDS: dict[str, list[str]] = {
     "release": ["node", "--socket", "{socket}"],
     "holds": ["--socket", "{socket}"],
     "headroom": ["--socket", "{socket}"],
+    "owners": ["--socket", "{socket}"],
     "evictions": ["--all", "--socket", "{socket}"],
     "alerts": ["--socket", "{socket}"],
     "alert": ["test", "--socket", "{socket}"],
@@ -146,6 +148,7 @@ def scene(daemon: FakeDaemon, _root: LiveNode, tmp_path: Path, monkeypatch: pyte
     whole: dict[str, Any] = copy.deepcopy(daemon.document)
     whole["headroom"] = PROMISED
     whole["alerts"] = {"sinks": [SINK], "stored": [KNOWN], "recent": [{**KNOWN, "id": "other"}]}
+    whole["owners"] = OWNERS
     whole["eviction"] = evictions(cases=True, dry=False)
     whole["interference"] = watched(SUFFERS, replace(SUFFERS, suspects=(BLAME,)), steps=(SQUEEZED, HELD))
     whole["holds"] = [{"target": f"pod:{BATCH}", "reason": "r", "by": "b", "until": None}]

@@ -11,7 +11,7 @@ import trio
 from reconciler.actuators.base import AuxiliaryActuator, GroupOutcomes, LazyActuator, PlanSnapshot
 from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.actuators.core_sched.actuator import CoreSched
-from reconciler.actuators.files import node_files
+from reconciler.actuators.files import capacity, node_files
 from reconciler.actuators.processes import idle_threads, oom_score
 from reconciler.control.cache_loop import CacheLoop
 from reconciler.control.network_loop import NetworkLoop
@@ -20,7 +20,7 @@ from reconciler.control.reclaim_loop import MemoryReclaimLoop
 from reconciler.daemon import side_actuators
 from reconciler.policies.table import PoliciesConfig
 from state.cache import CacheUsage
-from state.kinds import COOKIE, FILE, NETWORK, PROCESS, RESCTRL, SYSCTL, THREAD
+from state.kinds import CAPACITY, COOKIE, FILE, NETWORK, PROCESS, RESCTRL, SYSCTL, THREAD
 from state.undo import RestoreOutcome, RestoreResult
 from tests.reconciler.nodes import node
 
@@ -113,6 +113,7 @@ def test_the_kinds_by_which_leftovers_are_known_are_those_that_the_modules_write
         CacheLoop.name: {RESCTRL},
         MemoryReclaimLoop.name: set(),
         node_files.NodeFiles.name: {SYSCTL, FILE},
+        capacity.CapacityFiles.name: {CAPACITY},
     }
     assert names == {name: set(kinds) for name, kinds in side_actuators.KINDS.items()}
     for row in side_actuators.TABLE:
@@ -144,7 +145,7 @@ def test_the_daemon_imports_nothing_that_only_some_nodes_use(module: str) -> Non
             "reconciler.actuators.network.netlink",
         ),
         *("reconciler.actuators.files.node_files", "reconciler.actuators.processes.oom_score"),
-        "reconciler.actuators.processes.idle_threads",
+        *("reconciler.actuators.processes.idle_threads", "reconciler.actuators.files.capacity"),
         *("pyroute2", "rich", "grpc", "httpx2", "httpcore2", "prometheus_client", "h11", "starlette"),
     ):
         assert name not in loaded, name

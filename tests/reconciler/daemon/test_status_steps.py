@@ -31,7 +31,7 @@ async def test_the_documents_parts_are_the_document(live: LiveNode) -> None:
         text = await Answers(show, HttpCounts()).state(list(show.sections), "json")
         whole = json.loads(text)
         at_once = json.loads(json.dumps(show.state([]), default=str))
-        assert list(whole) == [*document(at=0.0, source="daemon", meta={}), "budget", "directories"]
+        assert list(whole) == [*document(at=0.0, source="daemon", meta={}), "owners", "budget", "directories"]
         for name in set(whole) - MOVING:
             assert whole[name] == at_once[name], name
         assert list(json.loads(await Answers(show, HttpCounts()).state(["holds"], "json"))) == [*IDENTITY, "holds"]

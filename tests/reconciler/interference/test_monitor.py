@@ -15,9 +15,11 @@ from reconciler.daemon.agent import Agent
 from reconciler.detectors.config import InterferenceConfig
 from reconciler.detectors.rule import SHIPPED, RuleConfig
 from reconciler.interference.monitor import ROW, InterferenceMonitor, read_kept
+from reconciler.policies.capacity import CapacityConfig
 from reconciler.responses.config import FreezeConfig, LadderConfig
 from reconciler.responses.eviction.config import EvictionConfig, LimitsConfig
 from reconciler.responses.eviction.exemptions import ExemptionsConfig
+from reconciler.runtime.workqueue import TICK, DirtyBatch
 from reconciler.signals.readers import ReaderContext, SampleContext, SampleSheet, SharedReaders
 from reconciler.signals.reading import MeteredReader
 from state.eviction import EvictionCase, EvictionOrder, EvictionStep
@@ -154,6 +156,29 @@ async def certain(scene: Stage) -> None:
     knowledge = scene.agent.inventory
     for uid, pod in knowledge.pods.items():
         knowledge.pods[uid] = replace(pod, classification=replace(pod.classification, certain=True))
+
+
+async def test_a_pod_with_a_capacity_file_has_notice_before_it_is_squeezed(live: LiveNode) -> None:
+    config = configured(live)
+    capacity = CapacityConfig(enabled=True, notice_s=3.0)
+    config = replace(config, policies=replace(config.policies, capacity=capacity))
+    with stage(live, config) as scene:
+        await certain(scene)
+        knowledge = scene.agent.inventory
+        knowledge.pods[BATCH] = replace(knowledge.pods[BATCH], annotations={"bypassd/capacity": "volume:v"})
+        await scene.agent.reconciler.reconcile(DirtyBatch(frozenset({TICK}), ()))
+        await scene.seconds(20)
+        scene.script.bad = True
+        seen = []
+        for _ in range(20):
+            await scene.seconds(1)
+            seen.append(knowledge.readings.measures)
+            if knowledge.readings.measures.squeezed:
+                break
+        told = [measures.announced[BATCH] for measures in seen if measures.announced]
+        assert {step.at_s for step in told} == {scene.now}
+        assert (len(told), told[0].response) == (3, Response.SQUEEZE)
+        assert seen[-1].squeezed[BATCH] == told[0].squeeze
 
 
 async def test_a_suspect_is_squeezed_in_the_kernel_and_let_go_when_the_victim_is_well(live: LiveNode) -> None:

@@ -66,6 +66,7 @@ def test_the_shipped_table_names_every_policy_in_the_order_of_taking() -> None:
         "cache",
         "memory_reclaim",
         "oom_score",
+        "capacity",
         "numa_memory",
         "watermarks",
     ]

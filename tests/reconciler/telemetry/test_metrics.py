@@ -13,6 +13,7 @@ from reconciler.runtime.supervisor import ComponentHealth, ComponentStatus
 from reconciler.telemetry.metrics import MetricsSnapshot, PodMetrics, rss_bytes
 from state.cache import CacheConsumption, CacheUsage, ShareLevel
 from state.model import SourceStatus
+from state.owners import OwnerAccount
 from tests.reconciler.telemetry.rendered import render
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -256,3 +257,13 @@ def test_what_is_watched_has_series_only_where_something_is() -> None:
     assert values["bypassd_signal_read_seconds_total", (("reader", "runqueue"),)] == 0.25
     assert values["bypassd_evictions", (("outcome", "open"),)] == 1
     assert values["bypassd_evictions_wanted", ()] == 1
+
+
+def test_cpu_time_by_owner_is_three_counters_each_and_a_name_cannot_break_the_text() -> None:
+    accounts = {"ci": OwnerAccount(sold_s=2.5, taken_s=1.0, lost_s=0.5, fair_s=9.0), 'a"\n}': OwnerAccount()}
+    samples = scraped(replace(full(), owner_cpu_s=accounts))
+    name = "bypassd_be_owner_cpu_seconds_total"
+    found = {labels: value for (sample, labels), value in samples.items() if sample == name}
+    assert len(found) == 6
+    assert [found[("kind", kind), ("owner", "ci")] for kind in ("sold", "taken_back", "lost")] == [2.5, 1.0, 0.5]
+    assert not [sample for sample, _ in scraped(full()) if sample == name]

@@ -30,9 +30,9 @@ from reconciler.responses.eviction.journal import cases_of
 from reconciler.responses.means.api import ApiEviction
 from reconciler.responses.means.config import ApiMeans, EvictionMeans, NoticeConfig, NoticeKind, RestartRules
 from reconciler.responses.means.cri import CriEviction
-from reconciler.responses.means.notefile import NoteFile
 from reconciler.responses.means.processes import PodTermination
 from reconciler.responses.means.signal import SignalEviction
+from reconciler.runtime.notefile import NoteFile
 from state.eviction import EvictionCase, EvictionMethodName, EvictionOutcome, EvictionStep
 from state.evidence import PodSnapshot
 from state.model import PodClass, PodMeta

@@ -15,9 +15,9 @@ from msgspec.structs import replace
 
 from cgroupfs.subtree import Subtree
 from reconciler.responses.means.config import NoticeConfig, NoticeKind, signal_number
-from reconciler.responses.means.notefile import LARGEST, NoteFile
 from reconciler.responses.means.notice import NoticeRequest, NoticeSender, parse_request, signal_main
 from reconciler.responses.means.processes import PodTermination
+from reconciler.runtime.notefile import LARGEST, NoteFile
 from state.eviction import EvictionCase, EvictionOrder, EvictionTarget
 from tests.fakes.victims import HEEDS_USR1, Victim, a_victim, an_order
 from tests.fakes.work import FakeWork

@@ -10,14 +10,23 @@ All calls may block as long as the file system does: from a thread only.
 import contextlib
 import errno
 import os
+import re
 import secrets
 import stat
 from collections.abc import Iterator
 from typing import Final, final
 
 LARGEST: Final = 4096
+EMPTY_DIRS: Final = "kubernetes.io~empty-dir"
+"""The directory of a pod's emptyDir volumes, below ``volumes`` in its directory of the kubelet's."""
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def is_name(text: str) -> bool:
+    """Whether it can be the name of a volume or of a file in one: never a path, never hidden."""
+    return _NAME.fullmatch(text) is not None
 
 
 @final

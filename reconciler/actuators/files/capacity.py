@@ -1,0 +1,344 @@
+"""Writes the capacity files of BE pods, and removes them. An auxiliary actuator.
+
+Each file is in an emptyDir volume that the pod names (`reconciler.policies.capacity`): the pod controls what is in that
+directory, so no component of the path is followed as a link and the file is renamed into place
+(`reconciler.runtime.notefile`). A row of the ledger exists before the first write, so a restore removes the file also
+after a crash; the kubelet removes it with the pod.
+
+A file is written when its content changes, at most once a second, and again at intervals: by
+``validUntil`` its reader sees whether the daemon still runs.
+"""
+
+import os
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Final, TypeVar, final
+
+import msgspec
+import trio
+from msgspec import Struct
+
+from cgroupfs.errors import StoreError, errno_name
+from reconciler.actuators.base import ActuatorContext, ActuatorKind, OfflineContext, PeriodicWorker, PlanSnapshot
+from reconciler.actuators.codec import LedgerState, RowCodec, undo_rows
+from reconciler.actuators.holds import holding
+from reconciler.runtime.notefile import EMPTY_DIRS, NoteFile, is_name
+from state.capacity import CapacityPlan, CapacityState, PodCapacity
+from state.entry import LedgerEntry
+from state.kinds import CAPACITY
+from state.ledger import Ledger
+from state.undo import RestoreOutcome, RestoreResult
+
+SCHEMA: Final = 1
+VALID_S: Final = 180.0
+"""A file is current for this long; a running daemon writes it three times as often."""
+_GAP_S: Final = 1.0
+_FILE_S: Final = 2.0
+_LONGEST_REASON: Final = 400
+_ABSENT: Final = "none"
+_T = TypeVar("_T")
+_PLACE: Final = re.compile(rf"(/.*)/([^/]+)/volumes/{re.escape(EMPTY_DIRS)}/([^/]+)")
+
+
+class CapacityPlace(Struct, frozen=True, kw_only=True, order=True):
+    """Where one file is. ``pods_dir``: the kubelet's directory of all pods, below the node's root."""
+
+    pods_dir: str
+    uid: str
+    volume: str
+    file: str
+
+    @property
+    def directory(self) -> str:
+        """The volume's, below the node's root."""
+        return f"{self.pods_dir}/{self.uid}/volumes/{EMPTY_DIRS}/{self.volume}"
+
+    def note(self, root: str) -> NoteFile:
+        """The file. Errors: `OSError` if a name is none."""
+        return NoteFile(
+            os.path.join(root, self.pods_dir.lstrip("/")),
+            (self.uid, "volumes", EMPTY_DIRS, self.volume),
+            self.file,
+        )
+
+
+class CapacityRows(Struct, frozen=True, kw_only=True):
+    """The files that may exist."""
+
+    places: frozenset[CapacityPlace] = frozenset()
+
+
+def _load(rows: Iterable[LedgerEntry]) -> CapacityRows:
+    places = set()
+    for row in rows:
+        match = _PLACE.fullmatch(row.path)
+        if match is not None and is_name(match[3]) and is_name(row.file) and match[2] == row.pod_uid:
+            places.add(CapacityPlace(pods_dir=match[1], uid=match[2], volume=match[3], file=row.file))
+    return CapacityRows(places=frozenset(places))
+
+
+def _dump(state: CapacityRows) -> Iterable[LedgerEntry]:
+    for place in sorted(state.places):
+        yield LedgerEntry(
+            kind=CAPACITY,
+            controller="",
+            path=place.directory,
+            file=place.file,
+            knob=CAPACITY,
+            original=_ABSENT,
+            pod_uid=place.uid,
+            policy=CapacityFiles.name,
+        )
+
+
+CODEC: Final = RowCodec(kind=CAPACITY, load=_load, dump=_dump)
+
+
+class NextState(Struct, frozen=True, kw_only=True):
+    """A change that is announced. ``at``: seconds since the epoch."""
+
+    state: CapacityState
+    at: float
+
+
+class CapacityDocument(Struct, frozen=True, kw_only=True, rename="camel"):
+    """The content of a file: JSON. Units: thousandths of a CPU, bytes, seconds since the epoch."""
+
+    schema: int
+    at: float
+    valid_until: float
+    cpu_milli: int
+    shared_with: int
+    likely_cpu_milli: int
+    cpus: str
+    memory_bytes: int | None
+    state: CapacityState
+    next: NextState | None
+    reason: str
+
+
+def text_of(capacity: PodCapacity, wall_s: float, ahead_s: float) -> str:
+    """The file's text. ``wall_s``: the time now; ``ahead_s``: by how much the wall clock is ahead of the view's."""
+    announced = None
+    if capacity.next_state is not None:
+        announced = NextState(state=capacity.next_state, at=round(capacity.next_at + ahead_s, 1))
+    document = CapacityDocument(
+        schema=SCHEMA,
+        at=round(wall_s, 1),
+        valid_until=round(wall_s + VALID_S, 1),
+        cpu_milli=capacity.cpu_milli,
+        shared_with=capacity.shared_with,
+        likely_cpu_milli=capacity.likely_cpu_milli,
+        cpus=capacity.cpus,
+        memory_bytes=capacity.memory_bytes,
+        state=capacity.state,
+        next=announced,
+        reason=capacity.reason[:_LONGEST_REASON],
+    )
+    return msgspec.json.encode(document).decode() + "\n"
+
+
+def remove(root: str, place: CapacityPlace) -> RestoreResult:
+    """Remove one file. Errors: none; they are in the result."""
+    outcome, detail = RestoreOutcome.RESTORED, ""
+    try:
+        place.note(root).remove()
+    except NotADirectoryError:
+        outcome = RestoreOutcome.GONE
+    except OSError as exc:
+        outcome, detail = RestoreOutcome.REFUSED, errno_name(exc.errno)
+    return RestoreResult(path=place.directory, file=place.file, undo=outcome, text=_ABSENT, detail=detail)
+
+
+@final
+class CapacityFiles:
+    """The auxiliary actuator for capacity files."""
+
+    name = "capacity"
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        lane: trio.CapacityLimiter,
+        *,
+        root: str = "/",
+        kubelet_dir: str = "/var/lib/kubelet",
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """``lane``: the store's one-thread limiter."""
+        self.counts: Counter[str] = Counter()
+        self._root = root
+        self._pods_dir = os.path.join(kubelet_dir, "pods")
+        self._clock = clock
+        self._wall = wall
+        self._rows = LedgerState(CODEC, ledger, lane)
+        self._worker = PeriodicWorker(self._sweep, _period_s, gap_s=_GAP_S)
+        self._threads = trio.CapacityLimiter(4)
+        self._written: dict[CapacityPlace, tuple[PodCapacity, float]] = {}
+        self._problems: dict[str, str] = {}
+
+    # The interface of an auxiliary actuator
+
+    def planned(self, situation: PlanSnapshot) -> None:
+        """A reconciliation is over. Only another content wakes a sweep."""
+        before = self._worker.situation
+        changed = before is None or _relevant(before) != _relevant(situation)
+        self._worker.planned(situation, wake=changed)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Write what has changed, at most once a second, and all files at intervals, for ever."""
+        await self._worker.run(task_status=task_status)
+
+    async def sweep(self) -> None:
+        """Bring all files to the newest plan's content."""
+        await self._worker.sweep()
+
+    async def restore(self, only: str | None = None) -> Sequence[RestoreResult]:
+        """Remove all files, or one pod's."""
+        async with self._worker.restoring():
+            return await self._remove(sorted(place for place in self._rows.now.places if only in {None, place.uid}))
+
+    def status(self) -> Mapping[str, object]:
+        """The files that were written, by pod uid; counts."""
+        return {
+            "pods": {
+                place.uid: {
+                    "cpu_milli": capacity.cpu_milli,
+                    "likely_cpu_milli": capacity.likely_cpu_milli,
+                    "state": capacity.state,
+                    "next_state": capacity.next_state,
+                }
+                for place, (capacity, _) in sorted(self._written.items(), key=lambda item: item[0])
+            },
+            "counts": dict(sorted(self.counts.items())),
+        }
+
+    def problems(self) -> Sequence[str]:
+        """Why a pod has no current file."""
+        return [f"capacity file of pod {uid}: {text}" for uid, text in sorted(self._problems.items())]
+
+    # One sweep
+
+    async def _sweep(self, situation: PlanSnapshot) -> None:
+        plan = situation.plan.capacity
+        if not situation.enforce or (plan is not None and plan.dry_run):
+            return
+        held = {
+            uid: pod
+            for uid, pod in situation.view.pods.items()
+            if holding(situation.holds, path=pod.group.path, knob=CAPACITY, pod_uid=uid) is not None
+        }
+        wanted = {} if plan is None else self._wanted(plan)
+        await self._remove(
+            sorted(place for place in self._rows.now.places if place not in wanted and place.uid not in held)
+        )
+        now = self._wall()
+        due = {
+            place: capacity
+            for place, capacity in wanted.items()
+            if place.uid not in held and self._is_due(place, capacity, now)
+        }
+        self._problems = {uid: text for uid, text in self._problems.items() if uid in situation.view.pods}
+        try:
+            await self._rows.save(CapacityRows(places=self._rows.now.places | due.keys()))
+        except StoreError as exc:
+            self._problems.update({place.uid: str(exc) for place in due})
+            return
+        for place, capacity in due.items():
+            await self._write(place, capacity)
+
+    def _wanted(self, plan: CapacityPlan) -> dict[CapacityPlace, PodCapacity]:
+        return {
+            CapacityPlace(pods_dir=self._pods_dir, uid=uid, volume=capacity.volume, file=plan.file): capacity
+            for uid, capacity in plan.pods.items()
+        }
+
+    def _is_due(self, place: CapacityPlace, capacity: PodCapacity, now: float) -> bool:
+        written = self._written.get(place)
+        return written is None or written[0] != capacity or not 0 <= now - written[1] < VALID_S / 3
+
+    async def _write(self, place: CapacityPlace, capacity: PodCapacity) -> None:
+        now = self._wall()
+        text = text_of(capacity, now, now - self._clock())
+        # A failed write is tried again with the next content or interval.
+        self._written[place] = capacity, now
+        try:
+            note = place.note(self._root)
+            await self._in_thread(lambda: note.write(text))
+        except OSError as exc:
+            self._failed(place, f"{place.directory}: {errno_name(exc.errno)}")
+        except trio.TooSlowError:
+            self._failed(place, f"{place.directory}: the file system does not answer")
+        else:
+            self._problems.pop(place.uid, None)
+            self.counts["written"] += 1
+
+    def _failed(self, place: CapacityPlace, text: str) -> None:
+        self._problems[place.uid] = text
+        self.counts["failed"] += 1
+
+    async def _remove(self, places: Iterable[CapacityPlace]) -> list[RestoreResult]:
+        done: list[RestoreResult] = []
+        finished: set[CapacityPlace] = set()
+        for place in places:
+            result = RestoreResult(
+                path=place.directory,
+                file=place.file,
+                undo=RestoreOutcome.REFUSED,
+                text=_ABSENT,
+                detail="the file system does not answer",
+            )
+            with suppress(trio.TooSlowError):
+                result = await self._in_thread(partial(remove, self._root, place))
+            done.append(result)
+            self._written.pop(place, None)
+            if result.ok:
+                finished.add(place)
+        if not finished:
+            return done
+        try:
+            await self._rows.save(CapacityRows(places=self._rows.now.places - finished), dropped="restored")
+        except StoreError as exc:
+            return [
+                msgspec.structs.replace(result, undo=RestoreOutcome.REFUSED, detail=str(exc)) if result.ok else result
+                for result in done
+            ]
+        return done
+
+    async def _in_thread(self, act: Callable[[], _T]) -> _T:
+        """A file system that hangs costs its own file only."""
+        with trio.fail_after(_FILE_S):
+            return await trio.to_thread.run_sync(act, abandon_on_cancel=True, limiter=self._threads)
+
+
+def _relevant(situation: PlanSnapshot) -> tuple[object, ...]:
+    """The parts of a situation that this actuator depends on."""
+    plan = situation.plan.capacity
+    wanted = None if plan is None else (plan.file, plan.pods, plan.dry_run)
+    return wanted, situation.enforce, situation.holds
+
+
+def _period_s(situation: PlanSnapshot) -> float | None:
+    return VALID_S / 3 if situation.plan.capacity is not None and situation.plan.capacity.pods else None
+
+
+def _build(context: ActuatorContext) -> CapacityFiles:
+    return CapacityFiles(context.ledger, context.store_lane, root=context.root, kubelet_dir=context.kubelet_dir)
+
+
+def _undo_offline(context: OfflineContext) -> Sequence[RestoreResult]:
+    def undo(state: CapacityRows) -> tuple[list[RestoreResult], CapacityRows]:
+        chosen = sorted(place for place in state.places if context.only in {None, place.uid})
+        done = {place: remove(context.root, place) for place in chosen}
+        left = state.places - {place for place, result in done.items() if result.ok}
+        return list(done.values()), CapacityRows(places=left)
+
+    return undo_rows(context.ledger, CODEC, undo)
+
+
+ACTUATOR: Final = ActuatorKind(codecs={CAPACITY: CODEC}, build=_build, undo=_undo_offline)

@@ -1,0 +1,310 @@
+"""Accounts the CPU time of BE pods by owner: sold, taken back, lost to evictions; and the bonus of owners in debt.
+
+Every ten seconds the counters of each BE pod's groups are read. *Sold*: CPU time that its groups used. *Taken back*:
+the time for which its containers, its own directory or the besteffort directory were throttled; that of the besteffort
+directory is divided among its owners by what they used. The time in a freezer is not counted. *Lost*: what a pod had
+used in its whole life when bypassd ended it. A pod that lives for less than an interval may be missed.
+
+Accounts are hourly, by the wall clock, and stored each minute: one row of META for each hour. A crash costs a minute.
+Owners are bounded in number for each hour: those beyond share one account.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Final, NamedTuple, Protocol, final
+
+import msgspec
+import trio
+
+from cgroupfs.bounded import decoded
+from cgroupfs.errors import CgroupError, InputError, StoreError
+from cgroupfs.log import get_log
+from cgroupfs.naming import QosClass
+from cgroupfs.usage import UsageCounters, UsageReader, grown
+from reconciler.control.inventory import Inventory
+from reconciler.policies.base import containers_of
+from reconciler.policies.be_quota import container_asks
+from reconciler.policies.owner_shares import OwnerDemand, OwnersConfig, bonus_percent, fair_parts
+from reconciler.runtime.cooperative import TimeSlice
+from reconciler.runtime.workqueue import TICK, DirtyKeys
+from state.eviction import EvictionCase, EvictionOutcome
+from state.model import Pod, PodClass
+from state.owners import AS_IS, OTHER, UNKNOWN, OwnerAccount
+from state.schema import META
+from state.store import Store, StoreBatch
+
+_LOG: Final = get_log("owners")
+NAME: Final = "owner ledger"
+ROW: Final = "owners:"
+"""Rows of the META table: ``owners:HOUR``, hours since the epoch; the accounts by owner."""
+INTERVAL_S: Final = 10.0
+_SAVE_S: Final = 60.0
+_HOUR_S: Final = 3600
+_DAY: Final = 24
+_NS: Final = 1_000_000_000
+_GONE: Final = 512
+"""Removed pods whose CPU time is known until their eviction is reported as done."""
+_LONGEST: Final = 253
+_MOST_READ: Final = 1024
+_STOP_S: Final = 2.0
+
+Accounts = dict[str, OwnerAccount]
+_DECODER: Final = msgspec.msgpack.Decoder(Annotated[Accounts, msgspec.Meta(max_length=_MOST_READ)])
+
+
+class _Delta(NamedTuple):
+    used_ns: int
+    taken_ns: int
+
+
+class LedgerNode(Protocol):
+    """The part of the agent that the ledger reads and changes."""
+
+    inventory: Inventory
+    dirty: DirtyKeys
+    store: Store
+    store_lane: trio.CapacityLimiter
+    usage: UsageReader
+
+
+@final
+class OwnerLedger:
+    """See the module's text."""
+
+    def __init__(
+        self,
+        node: LedgerNode,
+        config: Callable[[], OwnersConfig],
+        cases: Callable[[], Sequence[EvictionCase]],
+        *,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """``config``: the section in force. ``cases``: evictions under way, and the last that ended."""
+        self._node = node
+        self._config = config
+        self._cases = cases
+        self._wall = wall
+        self.hours: dict[int, Accounts] = load_hours(node.store)
+        self.totals: Accounts = {}
+        """Since the start, for the metrics."""
+        self.bonus: dict[str, int] = {}
+        """Owners whose requests count more now, in percent."""
+        self._last: dict[str, tuple[int, UsageCounters]] = {}
+        self._first = True
+        self._lives: dict[str, tuple[str, int]] = {}
+        """CPU time (ns) of each pod's whole life, by uid, with its owner."""
+        self._gone: dict[str, tuple[str, int]] = {}
+        self._counted: set[str] = set()
+        self._unsaved: set[int] = set()
+        self._stored: set[int] = set(self.hours)
+        self._generation = node.store.generation
+        self._saved_at = wall()
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Account until cancelled; then the last state is stored."""
+        task_status.started()
+        try:
+            while True:
+                if self._config().enabled:
+                    await self.sample()
+                elif not self._first:
+                    self._forget()
+                if not 0 <= self._wall() - self._saved_at < _SAVE_S:
+                    await self.save()
+                await trio.sleep(INTERVAL_S)
+        finally:
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + _STOP_S):
+                await self.save()
+
+    def _forget(self) -> None:
+        """Switched off: a later interval must not contain this time."""
+        self._last, self._lives, self._gone, self._first = {}, {}, {}, True
+        self.bonus = {}
+        self._publish({})
+
+    async def sample(self) -> None:
+        """Read all BE pods, and account what they used since the last reading."""
+        config, inventory = self._config(), self._node.inventory
+        pods = {uid: pod for uid, pod in inventory.pods.items() if pod.pod_class is PodClass.RECLAIMED}
+        slices = TimeSlice()
+        seen: dict[str, tuple[int, UsageCounters]] = {}
+        demands: dict[str, OwnerDemand] = {}
+        inside: dict[str, float] = {}
+        lives: dict[str, tuple[str, int]] = {}
+        for uid, pod in pods.items():
+            owner = owner_of(pod, config)
+            own = self._delta(pod.group.path, pod.group.inode, seen)
+            taken_ns = own.taken_ns
+            for container in containers_of(pod):
+                taken_ns += self._delta(container.group.path, container.group.inode, seen).taken_ns
+            used_s = own.used_ns / _NS
+            asked = sum(map(container_asks, containers_of(pod)))
+            demands[owner] = _more(demands.get(owner), OwnerDemand(used_s, taken_ns / _NS, asked))
+            if pod.qos is QosClass.BESTEFFORT:
+                inside[owner] = inside.get(owner, 0.0) + used_s
+            if (known := seen.get(pod.group.path)) is not None:
+                lives[uid] = owner, known[1].cpu_ns or 0
+            if slices.is_over:
+                await slices.checkpoint()
+        withheld = self._delta(inventory.besteffort, 0, seen).taken_ns / _NS
+        total = sum(inside.values())
+        for owner, used_s in inside.items():
+            part = withheld * (used_s / total if total else 1 / len(inside))
+            demands[owner] = _more(demands[owner], OwnerDemand(0.0, part, 0))
+        self._last, self._first = seen, False
+        self._removed({uid: life for uid, life in self._lives.items() if uid not in lives})
+        self._lives = lives
+        fair = fair_parts(demands)
+        for owner, demand in demands.items():
+            account = OwnerAccount(sold_s=demand.used_s, taken_s=demand.taken_s, fair_s=fair[owner])
+            self._add(owner, account, config)
+        self._count_evictions(config)
+        self._publish(
+            {uid: self.bonus[owner_of(pod, config)] for uid, pod in pods.items() if owner_of(pod, config) in self.bonus}
+            if config.fair_shares
+            else {}
+        )
+
+    def _delta(self, path: str, inode: int, seen: dict[str, tuple[int, UsageCounters]]) -> _Delta:
+        """What a group's counters grew by. The first reading of a new group counts from its creation."""
+        try:
+            now = self._node.usage.read_cpu(path, inode)
+        except (CgroupError, InputError):
+            return _Delta(0, 0)
+        seen[path] = inode, now
+        before = self._last.get(path)
+        if before is not None and before[0] == inode:
+            return _Delta(
+                grown(before[1].cpu_ns, now.cpu_ns) or 0, grown(before[1].throttled_ns, now.throttled_ns) or 0
+            )
+        if self._first:
+            return _Delta(0, 0)  # it was used before this run of the daemon, and accounted then
+        return _Delta(now.cpu_ns or 0, now.throttled_ns or 0)
+
+    def _removed(self, lives: Mapping[str, tuple[str, int]]) -> None:
+        self._gone |= lives
+        for uid in list(self._gone)[: max(0, len(self._gone) - _GONE)]:
+            del self._gone[uid]
+
+    def _count_evictions(self, config: OwnersConfig) -> None:
+        done = {case.order.id: case.order.uid for case in self._cases() if case.outcome is EvictionOutcome.DONE}
+        for order in done.keys() - self._counted:
+            life = self._gone.pop(done[order], None) or self._lives.get(done[order])
+            # After a start the pods that ended before are not known.
+            if life is not None:
+                self._add(life[0], OwnerAccount(lost_s=life[1] / _NS), config)
+        self._counted = set(done)
+
+    def _add(self, owner: str, account: OwnerAccount, config: OwnersConfig) -> None:
+        if account == OwnerAccount():
+            return
+        hour = int(self._wall()) // _HOUR_S
+        for accounts in (self.hours.setdefault(hour, {}), self.totals):
+            name = owner if owner in accounts or len(accounts) < config.most else OTHER
+            accounts[name] = accounts.get(name, OwnerAccount()).plus(account)
+        self._unsaved.add(hour)
+
+    def _publish(self, bonus: Mapping[str, int]) -> None:
+        if bonus != self._node.inventory.readings.be_bonus:
+            self._node.inventory.take(be_bonus=bonus)
+            self._node.dirty.mark(TICK)
+
+    async def save(self) -> None:
+        """Store the hours that changed, drop the old ones, and compute the bonuses anew.
+
+        A failing store is reported by the state writer, not here.
+        """
+        config, now = self._config(), self._wall()
+        self._saved_at = now
+        hour = int(now) // _HOUR_S
+        # An hour in the future is of a clock that was set back.
+        self.hours = {at: accounts for at, accounts in self.hours.items() if 0 <= hour - at < config.days * _DAY}
+        self.bonus = {
+            owner: percent
+            for owner, account in self.sums(config.fair_hours).items()
+            if owner not in {OTHER, UNKNOWN} and (percent := bonus_percent(account)) != AS_IS
+        }
+        if self._generation != self._node.store.generation:
+            # The store is another file than the one that was written.
+            self._generation, self._stored, self._unsaved = self._node.store.generation, set(), set(self.hours)
+        batch, stored = StoreBatch(), set(self.hours)
+        for at in self._unsaved & stored:
+            batch.put(META, f"{ROW}{at}", msgspec.msgpack.encode(self.hours[at]))
+        for at in self._stored - stored:
+            batch.delete(META, f"{ROW}{at}")
+        if not batch:
+            return
+        unsaved, self._unsaved = self._unsaved, set()
+        try:
+            await trio.to_thread.run_sync(self._node.store.apply, batch, limiter=self._node.store_lane)
+        except StoreError:
+            self._unsaved |= unsaved
+        else:
+            self._stored = stored
+
+    def sums(self, hours: int) -> Accounts:
+        """The accounts of the last so many hours, the present one included."""
+        hour = int(self._wall()) // _HOUR_S
+        sums: Accounts = {}
+        for at, accounts in self.hours.items():
+            if 0 <= hour - at < hours:
+                for owner, account in accounts.items():
+                    sums[owner] = sums.get(owner, OwnerAccount()).plus(account)
+        return sums
+
+    def status(self) -> Mapping[str, object]:
+        """The section of the state document; empty while it is off."""
+        config = self._config()
+        if not config.enabled:
+            return {}
+        windows = (1, config.fair_hours, _DAY, config.days * _DAY)
+        return {
+            "label": config.label,
+            "fair_shares": config.fair_shares,
+            "fair_hours": config.fair_hours,
+            "bonus_percent": dict(sorted(self.bonus.items())) if config.fair_shares else {},
+            "windows": [
+                {
+                    "hours": hours,
+                    "owners": {owner: facts(account) for owner, account in sorted(self.sums(hours).items())},
+                }
+                for hours in sorted(set(windows))
+            ],
+        }
+
+
+def facts(account: OwnerAccount) -> dict[str, float]:
+    """One account as plain numbers."""
+    return {
+        "sold_s": round(account.sold_s, 1),
+        "taken_back_s": round(account.taken_s, 1),
+        "lost_s": round(account.lost_s, 1),
+        "fair_s": round(account.fair_s, 1),
+        "debt_s": round(account.debt_s, 1),
+    }
+
+
+def owner_of(pod: Pod, config: OwnersConfig) -> str:
+    """The owner of a pod."""
+    name = pod.namespace if config.label is None else pod.labels.get(config.label)
+    return name[:_LONGEST] if name else UNKNOWN
+
+
+def load_hours(store: Store) -> dict[int, Accounts]:
+    """The accounts of earlier runs; a row that cannot be read is left out."""
+    hours: dict[int, Accounts] = {}
+    for key, row in store.rows(META):
+        name = key.removeprefix(ROW)
+        if name == key or not (name.isascii() and name.isdecimal() and len(name) < 10):
+            continue
+        try:
+            hours[int(name)] = decoded(_DECODER.decode, row)
+        except ValueError as exc:
+            _LOG.warning("cannot read an hour of the owner ledger", hour=name, error=str(exc))
+    return hours
+
+
+def _more(known: OwnerDemand | None, more: OwnerDemand) -> OwnerDemand:
+    if known is None:
+        return more
+    return OwnerDemand(known.used_s + more.used_s, known.taken_s + more.taken_s, known.weight + more.weight)

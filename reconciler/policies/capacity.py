@@ -1,0 +1,197 @@
+"""capacity: what each BE pod has and will likely have, in a file of its own, and notice of a squeeze or freeze.
+
+BE work that can plan (a Spark executor, a build farm) reads it to size its next step and to save its state in time. A
+pod requests the file with the annotation ``bypassd/capacity: volume:NAME``; NAME is an emptyDir volume of it. Off by
+default. The actuator of this name (`reconciler.actuators.files.capacity`) writes the files and removes them.
+
+The likely minimum of the next minute is what the pod has now times the least BE budget of the last ``window_s`` divided
+by the budget now: what has happened lately is likely to happen again, and the division between the pods stays. A
+squeeze or freeze that is announced counts as begun. It is not a promise.
+
+The file names no other pod: its reader is a tenant.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Final
+
+from msgspec import Meta
+from msgspec.structs import replace
+
+from cgroupfs.cpuset import CpuSet
+from cgroupfs.naming import QosClass
+from reconciler.policies.base import Policy, PolicyConfig, containers_of
+from reconciler.policies.be_quota import part_of_pod
+from reconciler.policies.reclaimed import pool_on_node
+from reconciler.policies.responses import NAME as RESPONSES
+from reconciler.runtime.notefile import is_name
+from state.capacity import CapacityPlan, CapacityState, PodCapacity
+from state.measures import Response, Restrictions, SqueezeLimit
+from state.model import NodeView, Pod, PodClass
+from state.plan import NodePlan
+
+NAME: Final = "capacity"
+ANNOTATION: Final = "bypassd/capacity"
+MOST: Final = 512
+"""Files at most, more than a kubelet runs pods; the first ones by uid."""
+_INTERVALS: Final = 10
+"""The window is kept as the least budget of so many intervals."""
+_FELT: Final = 0.05
+"""A smaller relative change of an amount is not worth a write."""
+_STATES: Final = {Response.SQUEEZE: CapacityState.SQUEEZED, Response.FREEZE: CapacityState.FROZEN}
+_SUFFERS: Final = "an online pod suffers from interference"
+
+
+class CapacityConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The file, the window of the likely minimum, and the time between a notice and its step."""
+
+    enabled: Annotated[
+        bool, Meta(description="write a capacity file for BE pods with the annotation bypassd/capacity: volume:NAME")
+    ] = False
+    file: Annotated[str, Meta(description="name of the file in the pod's volume")] = "capacity.json"
+    window_s: Annotated[
+        float, Meta(ge=30, le=3600, description="the likely minimum follows from the least BE budget of this time")
+    ] = 300.0
+    notice_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=5,
+            description="a pod with a capacity file is squeezed or frozen this long after the file announces it; "
+            "0: at once",
+        ),
+    ] = 2.0
+
+    def __post_init__(self) -> None:
+        if not is_name(self.file):
+            raise ValueError(f"file: expected a name of letters, digits, '.', '_' and '-'; got {self.file!r}")
+
+
+def volume_of(pod: Pod) -> str | None:
+    """The emptyDir volume that a BE pod names for its file; None: it requests none, or not in that form."""
+    kind, _, name = pod.annotations.get(ANNOTATION, "").partition(":")
+    return name if pod.pod_class is PodClass.RECLAIMED and kind == "volume" and is_name(name) else None
+
+
+def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, config: CapacityConfig) -> NodePlan:
+    """The content of every file."""
+    before = previous.capacity if previous is not None else None
+    budget = plan.pools.budget_milli
+    lows = add_low(before.lows if before is not None else (), view.now, budget, config.window_s)
+    low = min(milli for _, milli in lows)
+    known: Mapping[str, PodCapacity] = before.pods if before is not None else {}
+    pods: dict[str, PodCapacity] = {}
+    for uid, pod in sorted(view.pods.items()):
+        volume = volume_of(pod)
+        if volume is not None and len(pods) < MOST:
+            pods[uid] = steady(known.get(uid), capacity_of(pod, volume, view, plan, low))
+    capacity = CapacityPlan(file=config.file, pods=pods, lows=lows, dry_run=config.dry_run)
+    return replace(plan, capacity=capacity, reasons={**plan.reasons, NAME: f"capacity files: {len(pods)}"})
+
+
+def add_low(
+    lows: tuple[tuple[float, int], ...], now: float, budget: int, window_s: float
+) -> tuple[tuple[float, int], ...]:
+    """The least budgets by interval, with this moment's. Intervals that ended before the window are dropped."""
+    step = window_s / _INTERVALS
+    kept = tuple(item for item in lows if now - window_s - step < item[0] <= now)
+    if kept and now - kept[-1][0] < step:
+        start, least = kept[-1]
+        return (*kept[:-1], (start, min(least, budget)))
+    return (*kept, (now, budget))
+
+
+def likely(amount: int, budget: int, low: int) -> int:
+    """The likely minimum of an amount that follows the budget. ``low``: the least budget of the window."""
+    return amount * min(low, budget) // budget if budget > 0 else 0
+
+
+def capacity_of(pod: Pod, volume: str, view: NodeView, plan: NodePlan, low: int) -> PodCapacity:
+    """One pod's file. ``low``: the least BE budget of the window."""
+    pools = plan.pools
+    measures = view.measures if pools.reasons.get(RESPONSES) != "off" else Restrictions()
+    cpu, sharing = _cpu(pod, view, plan)
+    least = likely(cpu, pools.budget_milli, low)
+    reason = f"BE budget: {pools.reasons.get('budget', 'not limited')}"
+    if measures.budget_milli is not None:
+        reason = f"{reason}; it does not grow while {_SUFFERS}"
+    state = CapacityState.RUNNING
+    squeeze = measures.squeezed.get(pod.uid)
+    if squeeze is not None:
+        state, reason = CapacityState.SQUEEZED, f"squeezed, because {_SUFFERS}"
+        cpu, least = _at_most(cpu, squeeze), _at_most(least, squeeze)
+    if pod.uid in measures.frozen:
+        state, reason = CapacityState.FROZEN, f"frozen for a short time, because {_SUFFERS}"
+        cpu = least = 0
+    announced = measures.announced.get(pod.uid)
+    if announced is not None:
+        least = 0 if announced.response is Response.FREEZE else _at_most(least, announced.squeeze)
+        reason = f"will be {_STATES[announced.response]}, because {_SUFFERS}"
+    return PodCapacity(
+        volume=volume,
+        cpu_milli=cpu,
+        likely_cpu_milli=least,
+        cpus=str(_cpus(pod, view, plan)),
+        shared_with=sharing,
+        memory_bytes=_memory(pod, plan, squeeze),
+        state=state,
+        next_state=None if announced is None else _STATES[announced.response],
+        next_at=0.0 if announced is None else announced.at_s,
+        reason=reason,
+    )
+
+
+def steady(before: PodCapacity | None, fresh: PodCapacity) -> PodCapacity:
+    """The former content, unless something else or one of the amounts of CPU has changed enough for a write."""
+    if before is None or any(
+        abs(mine - theirs) > _FELT * theirs
+        for mine, theirs in ((fresh.cpu_milli, before.cpu_milli), (fresh.likely_cpu_milli, before.likely_cpu_milli))
+    ):
+        return fresh
+    same = replace(fresh, cpu_milli=before.cpu_milli, likely_cpu_milli=before.likely_cpu_milli, reason=before.reason)
+    return before if same == before else fresh
+
+
+def _cpu(pod: Pod, view: NodeView, plan: NodePlan) -> tuple[int, int]:
+    """The part of the BE budget, and with how many other BE pods the pod shares it."""
+    pools = plan.pools
+    part = part_of_pod(pod, view, pools)
+    if part is not None:
+        return part, 0
+    others = [other for other in view.pods.values() if other.pod_class is PodClass.RECLAIMED and other is not pod]
+    if pools.quota_milli is None:
+        return pools.budget_milli, len(others)
+    inside = sum(other.qos is QosClass.BESTEFFORT for other in others)
+    return pools.quota_milli.get(view.besteffort, pools.budget_milli), inside
+
+
+def _cpus(pod: Pod, view: NodeView, plan: NodePlan) -> CpuSet:
+    return pool_on_node(pod, view, plan.pools)[0] if plan.pools.confined else plan.pools.online_cpus
+
+
+def _memory(pod: Pod, plan: NodePlan, squeeze: SqueezeLimit | None) -> int | None:
+    own = [container.limits.memory_bytes for container in containers_of(pod)]
+    limits = [number for number in own if number is not None]
+    return _least(
+        (
+            sum(limits) if limits and len(limits) == len(own) else None,
+            plan.memory.reclaimed_high_bytes if pod.qos is QosClass.BESTEFFORT else None,
+            squeeze.memory_high_bytes if squeeze is not None else None,
+        )
+    )
+
+
+def _at_most(milli: int, squeeze: SqueezeLimit | None) -> int:
+    return milli if squeeze is None or squeeze.cpu_milli is None else min(milli, squeeze.cpu_milli)
+
+
+def _least(amounts: Iterable[int | None]) -> int | None:
+    return min((amount for amount in amounts if amount is not None), default=None)
+
+
+POLICY = Policy(
+    name=NAME,
+    summary="a file with what a BE pod has and will likely have, and notice before it is squeezed or frozen",
+    config_type=CapacityConfig,
+    precedence=80,
+    decide_resources=decide_resources,
+)

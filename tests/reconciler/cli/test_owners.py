@@ -1,0 +1,39 @@
+"""bypassctl owners: from a daemon, while the ledger is off, and without a daemon."""
+
+import json
+from typing import Any
+
+from reconciler.cli.exits import Exit
+from tests.reconciler.cli.conftest import Run
+from tests.reconciler.cli.fakedaemon import FakeDaemon
+
+ACCOUNT = {"sold_s": 120.4, "taken_back_s": 30.0, "lost_s": 5.0, "fair_s": 200.0, "debt_s": 79.6}
+OWNERS: dict[str, Any] = {
+    "label": None,
+    "fair_shares": True,
+    "fair_hours": 4,
+    "bonus_percent": {"ci": 125},
+    "windows": [
+        {"hours": 1, "owners": {"ci": ACCOUNT}},
+        {"hours": 24, "owners": {"ci": ACCOUNT, "batch": {**ACCOUNT, "debt_s": -79.6}}},
+    ],
+}
+
+
+def test_each_window_has_a_row_for_each_owner(run: Run, daemon: FakeDaemon) -> None:
+    daemon.document["owners"] = OWNERS
+    ran = run("owners", "--socket", daemon.socket)
+    assert ran.code == Exit.OK
+    rows = [line.split() for line in ran.out.splitlines()]
+    assert rows.count(["ci", "120", "s", "30", "s", "5", "s", "200", "s", "80", "s", "125", "%"]) == 2
+    assert ["batch", "120", "s", "30", "s", "5", "s", "200", "s", "-80", "s", "100", "%"] in rows
+
+
+def test_it_is_one_document_for_programs(run: Run, daemon: FakeDaemon) -> None:
+    daemon.document["owners"] = OWNERS
+    assert json.loads(run("owners", "-o", "json", "--socket", daemon.socket).out) == {"owners": OWNERS}
+
+
+def test_while_it_is_off_or_no_daemon_runs_the_exit_code_says_so(run: Run, daemon: FakeDaemon) -> None:
+    daemon.document["owners"] = {}
+    assert run("owners", "--socket", daemon.socket).code == Exit.NOT_FOUND
