@@ -35,7 +35,7 @@ from state.model import (
     Pools,
     RuntimeSpec,
 )
-from state.plan import Desired
+from state.plan import Desired, NodePlan
 from state.topology import Topology
 
 _VERSIONS: Final = {"cpu": 1, "cpuset": 1, "memory": 1, "pids": 1}
@@ -87,9 +87,15 @@ def _settled(view: NodeView, use: Mapping[str, int], config: Config) -> tuple[No
         view = replace(view, now=view.now + _STEP_S, cpu=_cpu(view.topology, view.pods, use, pools))
         following = plan(view, desired.plan, config.policies)
         if _lasting(following) == _lasting(desired):
-            return view, following, step
+            return view, plan(view, _reasoned_anew(following.plan), config.policies), step
         desired = following
     return view, desired, None
+
+
+def _reasoned_anew(node: NodePlan) -> NodePlan:
+    """The plan without the reason of the budget, which otherwise stays that of its last change."""
+    reasons = {key: reason for key, reason in node.pools.reasons.items() if key != "budget"}
+    return replace(node, pools=replace(node.pools, reasons=reasons))
 
 
 def _lasting(desired: Desired) -> object:

@@ -87,7 +87,7 @@ def blocks(fields: dict[str, Any]) -> Iterator[Block]:
 def _claim(claim: dict[str, Any], names: dict[str, str]) -> tuple[Cell, ...]:
     got = StyledText(str(claim["got"]), "bad" if claim["cut"] else "ok")
     where = ",".join(map(str, claim["nodes"]))
-    return _pool(claim["owner"], names), str(claim["asked"]), got, where, claim["against"] or claim["rule"]
+    return _pool(claim["owner"], names), str(claim["asked"]), got, where, claim["rule"]
 
 
 def resources(fields: dict[str, Any], titles: dict[str, str], names: dict[str, str]) -> Iterator[Block]:

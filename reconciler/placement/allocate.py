@@ -268,6 +268,8 @@ class _Allocator:
                 self._settle(demand, chosen, self._words(demand, base, chosen))
                 return
         short = self._short(demand, missing, candidates, usable, filters)
+        if usable.bit_count() >= missing > self._spare():
+            short += f", {max(0, self._spare())} of them not kept for other pods"
         scattered = min((self._avail & ~base & ~self._barred(demand, own)).bit_count(), self._spare())
         if scattered >= missing and not filters:
             short += f"; fragmented: {scattered} free on the whole machine"

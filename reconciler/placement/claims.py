@@ -11,6 +11,7 @@ from msgspec import Struct, to_builtins
 from cgroupfs.cpuset import EMPTY, CpuSet
 from reconciler.placement.churn import by_pool
 from reconciler.placement.pool_members import DEFAULT, bound_nodes, container_milli, request_milli
+from reconciler.runtime.format import plural
 from state.model import ContainerKind, CpuPolicy, NodeView, Pod, PodClass, Pools, SourceStatus
 from state.topology import Topology
 
@@ -18,6 +19,8 @@ PLACEMENT: Final = "placement"
 """The source whose status is that of all claims."""
 _CPU: Final = 1000
 _DEDICATED: Final = "dedicated/"
+REFUSED: Final = "did not get its CPUs: "
+"""Begins the reason of a container that was refused."""
 _SHOWN: Final = 4
 """Owners named in one message."""
 _CUT_SHOWN: Final = 8
@@ -51,7 +54,7 @@ class CpuClaim(Struct, frozen=True, kw_only=True):
     @property
     def message(self) -> str:
         """One sentence for people, of a claim that is cut."""
-        return f"{self.owner} has {self.got} of {self.asked} CPUs: {self.against}"
+        return f"{self.owner} has {self.got} of {plural(self.asked, 'CPU')}: {self.against}"
 
 
 def cpu_claims(view: NodeView, pools: Pools) -> tuple[CpuClaim, ...]:
@@ -85,7 +88,9 @@ def plain(claims: tuple[CpuClaim, ...]) -> list[dict[str, object]]:
 
 def _own(view: NodeView, pools: Pools) -> Iterator[CpuClaim]:
     asked: dict[str, int] = {}
-    wanted = view.kubelet.policy is CpuPolicy.NONE or bool(pools.placed)
+    # Where the policy is off no container requests CPUs of its own: all run in the pools.
+    given = view.kubelet.policy is CpuPolicy.NONE and pools.reasons.get("exclusive") != "off"
+    wanted = given or bool(pools.placed)
     for uid, pod in view.pods.items():
         if pod.pod_class is not PodClass.DEDICATED or not wanted:
             continue
@@ -102,7 +107,8 @@ def _own(view: NodeView, pools: Pools) -> Iterator[CpuClaim]:
         rule = pools.reasons.get(owner, pools.reasons.get("dedicated" if key not in asked else "exclusive", ""))
         against = ""
         if len(cpus) < -(-milli // _CPU):
-            against = rule
+            taken = _taken(CpuSet(bound) or CpuSet(view.topology.nodes()), owner, view, pools)
+            against = f"{rule.removeprefix(REFUSED)}; {taken}"
         elif bound and not set(nodes) <= set(bound):
             against = f"not on NUMA node {CpuSet(bound)}, as decided; {_taken(CpuSet(bound), owner, view, pools)}"
         yield CpuClaim(
@@ -127,7 +133,8 @@ def _pool(name: str, pods: list[Pod], view: NodeView, pools: Pools) -> CpuClaim:
     against = ""
     together = name != DEFAULT and cpus == pools.shared
     if together:
-        against = "no CPU left for a pool of its own: runs in the shared pool"
+        taken = _taken(on or CpuSet(view.topology.nodes()), name, view, pools)
+        against = f"no CPU left for a pool of its own: runs in the shared pool; {taken}"
     elif len(cpus) < asked:
         against = _taken(on or CpuSet(view.topology.nodes()), name, view, pools)
     else:
@@ -151,16 +158,24 @@ def _pool(name: str, pods: list[Pod], view: NodeView, pools: Pools) -> CpuClaim:
 def _taken(nodes: CpuSet, name: str, view: NodeView, pools: Pools) -> str:
     """Who has the CPUs of these nodes."""
     there = CpuSet.union(map(view.topology.node_cpus, nodes))
+    where = f"NUMA {'node' if len(nodes) == 1 else 'nodes'} {nodes}"
+    if not there:
+        return f"{where} has no online CPUs" if len(nodes) == 1 else f"{where} have no online CPUs"
+    # The CPUs of pools that run in the shared one are counted once, as those of BE work in mode overlap.
+    guests = {key for key, cpus in pools.named.items() if cpus == pools.shared}
+    unseen = {name, *guests} if pools.separate else {name, "reclaimed", *guests}
     owners: Mapping[str, CpuSet] = {
         owner: part
         for owner, cpus in {**by_pool(pools), "isolated": view.topology.isolated}.items()
-        if owner not in (name, "reclaimed") and (part := cpus & there)
+        if owner not in unseen and (part := cpus & there)
     }
     largest = sorted(owners, key=lambda owner: (-len(owners[owner]), owner))
     parts = [f"{owner} {len(owners[owner])}" for owner in largest[:_SHOWN]]
     if len(largest) > _SHOWN:
-        parts.append(f"{len(largest) - _SHOWN} others {sum(len(owners[owner]) for owner in largest[_SHOWN:])}")
-    return f"of {len(there)} CPUs on NUMA node {nodes}: {', '.join(parts) or 'all are its own'}"
+        parts.append(
+            f"{plural(len(largest) - _SHOWN, 'other')} {sum(len(owners[owner]) for owner in largest[_SHOWN:])}"
+        )
+    return f"of {plural(len(there), 'CPU')} on {where}: {', '.join(parts) or 'all are its own'}"
 
 
 def _nodes(cpus: CpuSet, topology: Topology) -> tuple[int, ...]:

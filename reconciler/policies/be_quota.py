@@ -6,7 +6,7 @@ what it does not use is lent to those that their quota holds back, until it is t
 so a loan ends with the next sample.
 
 Source: weighted max-min fairness (Bertsekas, Gallager: Data Networks, 6.5.2). The kernel does the same by weight below
-one quota, but not between several. The sum never exceeds the budget.
+one quota, but not between several. The sum never exceeds the budget, as far as the kernel takes quotas that small.
 """
 
 from collections.abc import Iterable, Mapping
@@ -95,7 +95,17 @@ def _divide(budget: int, takers: Mapping[str, _Taker]) -> dict[str, int]:
     weight = sum(takers[key].weight for key in rest)
     for key in rest:
         parts[key] = parts.get(key, 0) + left * takers[key].weight // weight
-    return {key: max(MILLI_MIN, parts.get(key, 0)) for key in sorted(takers)}
+    given = {key: max(MILLI_MIN, parts.get(key, 0)) for key in sorted(takers)}
+    return given | _within(budget, {key: part for key, part in given.items() if takers[key].weight})
+
+
+def _within(budget: int, parts: dict[str, int]) -> dict[str, int]:
+    """Where some were raised to the least quota: the others yield in proportion to what they have above it."""
+    above = sum(parts.values()) - MILLI_MIN * len(parts)
+    room = max(0, budget - MILLI_MIN * len(parts))
+    if above <= room:
+        return parts
+    return {key: MILLI_MIN + (part - MILLI_MIN) * room // above for key, part in parts.items()}
 
 
 def _in_steps(most: int, step: int) -> int:

@@ -81,9 +81,7 @@ def budget_control(counted: CpuSet, cpu: NodeCpu, outside: CpuSet, config: Budge
     ``outside``: CPUs where BE work does not run; what is busy there is others' use that does not touch ``counted``.
     It is only credited where each one's idle time is known.
     """
-    used = cpu.online_milli + cpu.system_milli
-    if all(number in cpu.idle for number in outside):
-        used -= sum(int((1.0 - min(1.0, max(0.0, cpu.idle[number]))) * _CPU) for number in outside)
+    used = cpu.online_milli + cpu.system_milli - _elsewhere(cpu, outside)
     return _CPU * len(counted) * config.limit_percent // 100 - max(0, used)
 
 
@@ -102,6 +100,13 @@ def arriving_milli(view: NodeView, owns: Callable[[Pod, Container], bool], confi
         for container in pod.containers
         if container.id in recent and container.kind is not ContainerKind.SANDBOX and not owns(pod, container)
     )
+
+
+def _elsewhere(cpu: NodeCpu, outside: CpuSet) -> int:
+    """What is busy on the CPUs outside; 0 while that is not known of each of them."""
+    if not all(number in cpu.idle for number in outside):
+        return 0
+    return sum(int((1.0 - min(1.0, max(0.0, cpu.idle[number]))) * _CPU) for number in outside)
 
 
 def floor(online: CpuSet, counted: CpuSet, config: BudgetConfig) -> int:
@@ -134,7 +139,7 @@ def next_budget(
     since = None if fresh else _unknown_since(view.now, age, previous)
 
     if cpu is not None and age is not None:
-        room, text = budget_control(counted, cpu, outside, config) - arriving, _reason(counted, cpu, config)
+        room, text = budget_control(counted, cpu, outside, config) - arriving, _reason(counted, cpu, outside, config)
         if arriving:
             text += f" - {fmt.cpus(arriving)} kept for starting online containers"
     else:
@@ -152,6 +157,8 @@ def next_budget(
         milli = target
     else:
         milli = _grown(before, target, view.now - previous.budget_at, online, config)
+        if milli == before < target:
+            text += f"; raised when that is at least {fmt.cpu(before + 2 * _grain(online, config))}"
     if milli == low:
         text += f"; limited to the minimum, {fmt.cpu(low)}"
     if previous is not None and milli == previous.budget_milli and since == previous.unknown_since:
@@ -200,8 +207,11 @@ def _unknown_since(now: float, age: float | None, previous: Pools | None) -> flo
     return now - age if age is not None else now
 
 
-def _reason(counted: CpuSet, cpu: NodeCpu, config: BudgetConfig) -> str:
-    return (
+def _reason(counted: CpuSet, cpu: NodeCpu, outside: CpuSet, config: BudgetConfig) -> str:
+    used = max(0, cpu.online_milli + cpu.system_milli)
+    elsewhere = min(used, _elsewhere(cpu, outside))
+    text = (
         f"target {fmt.percent(config.limit_percent)} of {fmt.plural(len(counted), 'CPU')} - "
         f"{fmt.cpus(cpu.system_milli)} used by system - {fmt.cpus(cpu.online_milli)} online"
     )
+    return f"{text} + {fmt.cpus(elsewhere)} of that on other CPUs" if elsewhere else text

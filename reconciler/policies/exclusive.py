@@ -25,6 +25,7 @@ from msgspec.structs import replace
 
 from cgroupfs.cpuset import EMPTY, CpuSet
 from reconciler.placement.chain import checked, loaded
+from reconciler.placement.claims import REFUSED
 from reconciler.placement.config import PlacementConfig
 from reconciler.placement.demand import CpuDemand
 from reconciler.placement.floors import PoolFloors
@@ -145,7 +146,7 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Ex
         kept = previous is not None and previous.dedicated.get(key) == cpus
         why = (previous.reasons.get(f"{_WHY}{key}") if kept and previous is not None else None) or choice.reasons[key]
         reasons[f"{_WHY}{key}"] = why or "exclusive CPUs"
-    reasons |= {f"{_WHY}{key}": f"did not get its CPUs: {why}" for key, why in allocation.refused.items()}
+    reasons |= {f"{_WHY}{key}": f"{REFUSED}{why}" for key, why in allocation.refused.items()}
     return replace(
         pools,
         dedicated=dict(sorted({**pools.dedicated, **allocation.cpus}.items())),

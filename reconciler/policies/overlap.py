@@ -47,17 +47,17 @@ class PoolOverlap(NamedTuple):
 
 def overlaps(view: NodeView, pools: Pools, counted: CpuSet) -> dict[str, PoolOverlap]:
     """The online pools with CPUs among ``counted``, by key; CPUs of no pool (lent ones of others) are under ""."""
-    members: dict[str, list[Pod]] = {key: [] for key in (DEFAULT, *pools.named)}
+    sets = {key: cpus for key, cpus in pools.named.items() if cpus != pools.shared} | {DEFAULT: pools.shared}
+    members: dict[str, list[Pod]] = {key: [] for key in sets}
     owners = {key.partition("/")[0] for key in pools.dedicated}
     for uid, pod in view.pods.items():
         key = pools.bound.get(uid, DEFAULT)
         if key != DEFAULT:
             # A pool for which no CPU was left runs in the default one.
-            members[key if key in members else DEFAULT].append(pod)
+            members[key if key in sets else DEFAULT].append(pod)
         elif pod.pod_class in _DEFAULT_CLASSES and uid not in owners:
             members[DEFAULT].append(pod)
-    sets = {key: cpus for key, cpus in pools.named.items() if cpus != pools.shared} | {DEFAULT: pools.shared}
-    known = pool_uses({key: members[key] for key in sets}, view, pools.dedicated_cpus)
+    known = pool_uses(members, view, pools.dedicated_cpus)
     found: dict[str, PoolOverlap] = {}
     left = counted
     for key in sorted(sets):

@@ -249,25 +249,37 @@ def _divide(
         cpu_set = theirs[on]
         later -= least[on]
         taken = sum(sizes[key] for key, where in found.nodes.items() if key in sizes and set(where) <= set(on))
-        room = min(max(1, len(cpu_set) - taken), max(1, len(free) - leave - sum(sizes.values()) - later))
-        cut = fit({key: request.cpus[key] for key in keys}, room, {})
-        sizes |= cut.sizes
-        within |= dict.fromkeys(cut.sizes, cpu_set)
-        together += cut.shared
+        if not cpu_set:
+            together += keys
+            continue
+        room = min(len(cpu_set) - taken, len(free) - leave - sum(sizes.values()) - later)
+        cut = fit({key: request.cpus[key] for key in keys}, max(1, room), {})
+        own = dict(cut.sizes)
+        if cut.shared and len(own) < room:
+            # They run in the default pool, which has a CPU of its own: one CPU more for a pool of this node.
+            own[min(cut.shared, key=lambda key: (-request.cpus[key], key))] = 1
+        sizes |= own
+        within |= dict.fromkeys(own, cpu_set)
+        together += [key for key in cut.shared if key not in own]
     room = max(1, len(free) - leave - sum(sizes.values()))
+    # What pods without a place on their node request, they request of the default pool.
+    owed = sum(request.cpus[key] for key in together)
+    if owed:
+        unbound[DEFAULT] = owed + unbound[DEFAULT] if found.pods[DEFAULT] else max(owed, unbound[DEFAULT])
     cut = fit(unbound, room, {})
     sizes |= cut.sizes
     together += [key for key in cut.shared if key != DEFAULT]
-    if DEFAULT not in sizes or not separate:
+    if DEFAULT not in sizes or cut.shared or not separate:
         minimum = sizes.get(DEFAULT, 1)
         sizes[DEFAULT] = max(1, room - sum(size for key, size in cut.sizes.items() if key != DEFAULT))
-        if config.expand and not separate and sizes[DEFAULT] > minimum:
-            sizes |= _expanded({**sizes, DEFAULT: minimum}, request, found, view, plans)
+        if config.expand and not (separate or cut.shared) and sizes[DEFAULT] > minimum:
+            sizes |= _expanded({**sizes, DEFAULT: minimum}, request, _with_guests(found, together), view, plans)
     from reconciler.placement.pack import pack  # only where there is more than one pool
 
     # BE work's own CPUs are the rest, wherever that is: they are not packed, and keep no pool from its best place.
     sets = pack(sizes, _held(previous, sizes), free, topology, within)
     result = {key: cpus for key, cpus in sets.items() if cpus}
+    together += [key for key in sets if key not in result and key != DEFAULT]
     squeezed = DEFAULT not in result
     result.setdefault(DEFAULT, free)
     texts = {
@@ -275,6 +287,11 @@ def _divide(
         for key, cpus in result.items()
         if key in request.sizes
     }
+    if together and not squeezed:
+        has = _with_extra(result[DEFAULT], request.cpus[DEFAULT] + sum(request.cpus[key] for key in together))
+        texts[DEFAULT] = (
+            f"{request.sizes[DEFAULT].reason}; has {has}; also runs {plural(len(together), 'pool')} cut to 0"
+        )
     if squeezed:
         texts[DEFAULT] = "fewer CPUs than pools: uses the CPUs of the other pools"
     for key in together:
@@ -293,6 +310,12 @@ def _divide(
         if config.measured or (key in sizes and (separate or key != DEFAULT))
     }
     return dict(sorted(result.items())), dict(sorted(final.items())), texts
+
+
+def _with_guests(found: PoolMembers, together: Iterable[str]) -> PoolMembers:
+    """The same with the pods of these pools in the default one, where they run."""
+    guests = (pod for key in together for pod in found.pods[key])
+    return found._replace(pods={**found.pods, DEFAULT: (*found.pods[DEFAULT], *guests)})
 
 
 def _isolate(
@@ -437,7 +460,7 @@ def _asked(
             size = PoolSize(
                 wanted_milli=milli,
                 cpus=max(1, -(-milli // _CPU)),
-                reason=f"requests of {len(pods)} pods: {cpu(milli)}",
+                reason=f"requests of {plural(len(pods), 'pod')}: {cpu(milli)}",
             )
         sizes[key] = size
     return _PoolRequest(sizes, {key: size.asked for key, size in sizes.items()}, {*config.fixed, *isolated})

@@ -127,6 +127,25 @@ def test_the_drawing_in_the_readme_is_what_is_printed(run: Run, tmp_path: Path) 
     assert f"\n{drawing}\n" in ran.out
 
 
+def test_a_claim_that_is_cut_is_shown_with_its_rule_and_below_what_stood_against_it(run: Run, tmp_path: Path) -> None:
+    text = "- {name: db, class: dedicated, requests: {cpu: 6}}\n- {name: big, class: dedicated, requests: {cpu: 9}}\n"
+    ran = run("plan", "--machine", "8 cores", "--pods", pods(tmp_path, text), "--config", config(tmp_path, ""))
+    (claim,) = (line for line in ran.out.splitlines() if line.startswith("dedicated default/big/main "))
+    assert claim.split()[2:4] == ["9", "0"]
+    assert "did not get its CPUs: requests 9 CPUs" in claim
+    (problem,) = (line for line in ran.out.splitlines() if line.startswith("! "))
+    assert problem.startswith("! dedicated/default.big/main has 0 of 9 CPUs: requests 9 CPUs")
+    assert "of 8 CPUs on NUMA node 0: dedicated/default.db/main 6" in problem
+
+
+def test_the_budget_s_reason_is_that_of_the_steady_state(run: Run, tmp_path: Path) -> None:
+    """Three CPUs of use are on CPUs that BE work does not have."""
+    text = "- {name: db, class: dedicated, requests: {cpu: 4}, use: 3}\n- {name: be, class: reclaimed}\n"
+    fields = plan(run, "--machine", "8 cores", "--pods", pods(tmp_path, text), "--config", config(tmp_path, ""))
+    assert "- 3.00 online + 3.00 of that on other CPUs" in fields["budget"]["reasons"]["budget"]
+    assert 0.65 * 4000 - 320 < fields["budget"]["budget_milli"] <= 0.65 * 4000
+
+
 def test_a_containers_own_pool_is_shown_by_the_name_of_its_pod(run: Run, live: Any) -> None:
     fields = plan(run, "--root", live.root)
     (owner,) = (name for name in fields["pools"] if name.startswith("dedicated/"))

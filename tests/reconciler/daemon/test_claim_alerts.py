@@ -7,7 +7,7 @@ trio's clock.
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -78,13 +78,20 @@ class Scene:
         await self.live.look(self.agent)
 
     async def seconds(self, count: float) -> None:
-        """The clock moves on, and what is due by then is delivered."""
+        """The clock moves on, and what is due by then is delivered before the next second."""
         for _ in range(int(count)):
             self.clock.jump(1)
             await wait_all_tasks_blocked()
+            # A sink writes in a thread, whose time this clock does not count: jumps would be its timeout.
+            await self._until(self._delivered)
+        await self._until(lambda: len(self.agent.alert_service.numbers().sinks) == self.sinks and self._delivered())
+
+    def _delivered(self) -> bool:
+        return not any(sink.waiting for sink in self.agent.alert_service.numbers().sinks.values())
+
+    async def _until(self, done: Callable[[], bool]) -> None:
         for _ in range(5000):
-            sinks = self.agent.alert_service.numbers().sinks
-            if len(sinks) == self.sinks and not any(sink.waiting for sink in sinks.values()):
+            if done():
                 return
             await trio.to_thread.run_sync(time.sleep, 0.002)
         raise AssertionError("an alert is not delivered")

@@ -9,6 +9,7 @@ from cgroupfs.cpuset import EMPTY, CpuSet
 from reconciler.control.planner import plan_pools
 from reconciler.placement.claims import CpuClaim, cpu_claims
 from reconciler.placement.cpu_accumulator import CpuAccumulator
+from reconciler.policies.exclusive import ExclusiveConfig
 from reconciler.policies.shared import SharedConfig, SharedPoolMode
 from reconciler.policies.table import PoliciesConfig
 from state.cpu import CpuPreferences
@@ -19,6 +20,7 @@ from tests.reconciler.nodes import cpu as cpu_use
 
 TWO = uniform(sockets=2, nodes=2, cores=16, threads=1)
 CONFIG = PoliciesConfig()
+OFF = ExclusiveConfig(enabled=False)
 SEPARATE = PoliciesConfig(shared=SharedConfig(mode=SharedPoolMode.SEPARATE))
 
 
@@ -269,3 +271,45 @@ def test_a_pool_without_any_cpu_is_a_claim_that_is_cut() -> None:
     claims = found(view, pools)
     assert {name for name, claim in claims.items() if claim.cut} >= {"shared/b", "shared/c"}
     assert {*pools.bound.values()} <= {*claims}
+
+
+def test_a_refused_container_names_the_owners_and_what_is_kept_for_others() -> None:
+    pods = [dedicated(f"d{at}", 3) for at in range(4)] + [asking("web", 2)]
+    view, pools = lived(pods, topology=uniform(cores=12, threads=1))
+    claim = found(view, pools)["dedicated/d3/main"]
+    assert (claim.asked, claim.got, claim.cut) == (3, 0, True)
+    assert claim.rule.startswith("did not get its CPUs: requests 3 CPUs")
+    assert claim.against == (
+        "requests 3 CPUs on node 0; 3 free, 1 of them not kept for other pods; of 12 CPUs on NUMA node 0: "
+        "dedicated/d0/main 3, dedicated/d1/main 3, dedicated/d2/main 3, shared 3"
+    )
+
+
+def test_cpus_of_pools_that_run_in_the_shared_one_are_counted_once() -> None:
+    view, pools = lived([asking(f"n{at}", 1 + at, pool=f"n{at}") for at in range(6)], topology=uniform(cores=4))
+    for claim in found(view, pools).values():
+        if claim.cut:
+            owners = claim.against.partition("NUMA node 0: ")[2].split(", ")
+            assert sum(int(owner.rpartition(" ")[2]) for owner in owners) <= len(pools.online_cpus)
+
+
+def test_a_node_that_does_not_exist_has_no_owners() -> None:
+    view, pools = lived([bound("web", 2, on=5)])
+    (claim,) = (claim for claim in cpu_claims(view, pools) if claim.owner.startswith("shared/"))
+    assert claim.against == "not on NUMA node 5, as decided; NUMA node 5 has no online CPUs"
+
+
+def test_where_the_policy_is_off_no_container_requests_cpus_of_its_own() -> None:
+    view, pools = lived([dedicated("db", 6), asking("web", 2)], config=replace(CONFIG, exclusive=OFF))
+    claims = found(view, pools)
+    assert not any(claim.cut for claim in claims.values())
+    assert (claims["shared"].asked, claims["shared"].pods) == (8, ("db", "web"))
+    more, pools = lived([dedicated("db", 15), asking("web", 2)], config=replace(CONFIG, exclusive=OFF))
+    assert [claim.owner for claim in cpu_claims(more, pools) if claim.cut] == ["shared"]
+
+
+def test_cpus_of_be_work_alone_are_named_too() -> None:
+    view, pools = lived([asking("web", 16), pod("be")], config=SEPARATE)
+    claim = found(view, pools)["shared"]
+    assert pools.separate
+    assert claim.against.endswith(f"reclaimed {len(pools.reclaimed)}")

@@ -141,14 +141,28 @@ def test_the_sum_the_fair_parts_and_the_rest_hold_for_every_use(
     least = MINIMUM * len(parts)
     assert sum(parts.values()) <= budget + least
     fresh, _ = split(budget, view)
+    weighed = [part for key, part in fresh.items() if key != DIRECTORY]
+    assert sum(weighed) <= max(budget, MINIMUM * len(weighed)), "the directory, in which nobody is, uses none"
     requests = {item.uid: milli or 1000 for item, (milli, _) in zip(pods, uses, strict=True)}
     held = [
         uid for uid in requests if (use := known.get(uid)) is None or use.age_s > 3 or (use.throttled or 0.0) >= 0.05
     ]
+    raised = any(budget * milli // sum(requests.values()) < MINIMUM for milli in requests.values())
     for uid in held:
-        assert fresh[uid] >= budget * requests[uid] // sum(requests.values()), "its fair part at least"
+        whole = max(0, budget - least) if raised else budget
+        assert fresh[uid] >= whole * requests[uid] // sum(requests.values()), "its fair part at least"
     if held:
         assert sum(fresh.values()) >= budget - len(fresh), "nothing is left"
+
+
+def test_many_takers_with_the_least_requests_add_nothing_to_the_budget() -> None:
+    """Each has the least quota that the kernel takes, ten times its fair part; the largest pod yields that."""
+    pods = [burstable("big", milli=4000), *(burstable(f"s{number:03}", milli=1) for number in range(400))]
+    parts, _ = split(8000, with_uses({}, *pods))
+    assert {parts[item.uid] for item in pods[1:]} == {MINIMUM}
+    assert parts["big"] == 8000 - 400 * MINIMUM
+    small, _ = split(2000, with_uses({}, *pods))
+    assert {small[item.uid] for item in pods} == {MINIMUM}
 
 
 @pytest.mark.parametrize("budget", [10, 160, 5000])

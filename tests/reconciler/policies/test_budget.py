@@ -93,6 +93,23 @@ def test_an_online_containers_request_is_kept_free_from_its_directory_on_until_i
     assert later.budget_milli == 3680 + 800, "and back by steps"
 
 
+def test_the_reason_has_the_use_that_is_credited_and_from_when_the_budget_rises() -> None:
+    """The numbers of the text are those of the budget."""
+    use = cpu(online=2500, idle={6: 0.0, 7: 0.0})
+    counted, outside = cpus("0-5"), cpus("6-7")
+
+    def reason(before: int | None) -> str:
+        last = held(before) if before is not None else None
+        last = replace(last, reasons={}) if last is not None else None
+        view = node(cpu=use, now=1000.0)
+        return next_budget(view, counted, last, CONFIG, outside=outside, ceiling=8000).reason
+
+    law = "target 65 % of 6 CPUs - 0.00 used by system - 2.50 online + 2.00 of that on other CPUs"
+    assert reason(None) == law
+    assert reason(3200) == f"{law}; raised when that is at least 3.52 CPU"
+    assert budget_control(counted, use, outside, CONFIG) == 3400
+
+
 def test_the_floor_is_the_larger_of_two_and_never_more_than_there_is() -> None:
     assert floor(ALL, ALL, CONFIG) == 160
     assert floor(cpus("0-1"), cpus("1"), CONFIG) == 100
