@@ -76,7 +76,7 @@ def test_the_idle_class_is_set_and_removed_and_the_weight_is_unchanged(node: Dir
     item.configure()
     item.signal(signal.SIGHUP)
     wait_for(lambda: node.read(be.group, "cpu", "cpu.idle") == "0", told=item.tail)
-    wait_for(lambda: node.read(be.group, "cpu", "cpu.shares") == "2", told=item.tail)
+    wait_for(lambda: node.read(be.group, "cpu", "cpu.shares") == "1024", told=item.tail)
     item.configure(policies={"idle_class": {"enabled": True}})
     item.signal(signal.SIGHUP)
     wait_for(lambda: node.read(be.group, "cpu", "cpu.idle") == "1", told=item.tail)

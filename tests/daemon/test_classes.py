@@ -22,7 +22,7 @@ def test_best_effort_pods_are_bounded_and_online_pods_are_left_alone(node: Direc
     item = daemon().up()
     wait_for(lambda: bounded(node, be.main), told=item.tail)
     assert node.quota(node.besteffort) == "100000"
-    assert node.read(be.group, "cpu", "cpu.shares") == "2"
+    assert node.read(be.group, "cpu", "cpu.shares") == "1024", "as a whole CPU, beside BE pods only"
     assert {box.id: node.cpus(box) + " " + node.shares(box) for box in online.boxes} == before
     assert node.cpus(be.boxes[0]) == "0-1", "pause containers are not managed"
     assert item.pod(be.uid)["class_source"] == "kubernetes QoS: BestEffort"

@@ -52,7 +52,7 @@ def test_static_up_to_1_21_gets_its_cpu_sets_and_be_is_bounded_by_quota(node: Di
             node.settle(pod.main, SPEC)
     wait_for(lambda: all(node.cpus(pod.main) == "0-1" for pod in pods), told=item.tail)
     assert node.quota(node.besteffort) == "100000"
-    assert all(node.read(pod.group, "cpu", "cpu.shares") == "2" for pod in pods), "nobody rewrites pod directories"
+    assert all(node.read(pod.group, "cpu", "cpu.shares") == "1024" for pod in pods), "nobody rewrites pod directories"
     # The next rounds find nothing to fight about.
     written = item.metric_sum("bypassd_writes_total")
     assert written > 0

@@ -1,4 +1,4 @@
-"""BE pods start and end beside busy ones while the BE budget is at its floor, as fast as without the agent.
+"""BE pods start, answer a probe and end beside busy ones at the floor of the BE budget, as fast as without the agent.
 
 The burners are Koordinator's: their requests give them a weight, which a plain BE pod does not have from the kubelet.
 The same starts are measured without the agent before and after those with it, so that a load that lasts for one half of
@@ -9,6 +9,7 @@ long, with and without the agent.
 import json
 import os
 import statistics
+import subprocess
 import time
 from collections.abc import Iterator
 
@@ -16,7 +17,7 @@ import pytest
 
 from tests.e2e.agent import eventually
 from tests.e2e.conftest import PodFactory, StartAgent
-from tests.e2e.node import Node
+from tests.e2e.node import Node, Running
 from tests.e2e.pods import PodSpec, best_effort, new_uid
 from tests.e2e.test_first_instruction import FULL, Property
 from tests.e2e.values import besteffort_quota
@@ -35,7 +36,9 @@ AT_FLOOR = {"policies": {"reclaimed": {"budget": {"limit_percent": 1}}}}
 FLOOR_US = "10000"
 FACTOR = 2.0
 SETTLED_S = 0.5
-"""From a start to the removal: what the start had beside the budget is over."""
+"""From one act to the next: what the first had beside the budget is over."""
+PACE_S = 3.0 if FULL else 0.0
+"""Between two pods while the agent runs: 200 in a row are more than its allowance, which lasts a tenth of the time."""
 SLOW_S = 20.0
 """A start that takes this long fails the test: kubelets give up sooner or later."""
 
@@ -54,31 +57,42 @@ def burner(name: str) -> PodSpec:
     )
 
 
-def started(node: Node, count: int) -> Iterator[tuple[float, float]]:
-    """Seconds from the first call to the runtime to the first instruction, and for the removal, of each pod."""
+def probe(node: Node, container: Running) -> float:
+    """Seconds for an exec as containerd's shim makes it for a probe."""
+    began = time.monotonic()
+    command = ("runc", "--root", node.containerd.runc_root, "exec", container.id, "/app", "-", "exit", "0")
+    subprocess.run(command, check=True, timeout=SLOW_S)
+    return time.monotonic() - began
+
+
+def lives(node: Node, count: int, *, pace_s: float = 0.0) -> Iterator[tuple[float, float, float]]:
+    """Seconds from the first call to the runtime to the first instruction, of a probe, and of the removal of pods."""
     for number in range(count):
         began = time.monotonic()
         pod = node.run_pod(best_effort(f"plain-{number}"))
         first = pod["main"].report(within_s=SLOW_S).first_ns / 1e9
         time.sleep(SETTLED_S)
+        answered = probe(node, pod["main"])
+        time.sleep(SETTLED_S)
         ending = time.monotonic()
         node.remove_pod(pod)
-        yield first - began, time.monotonic() - ending
+        yield first - began, answered, time.monotonic() - ending
+        time.sleep(pace_s)
 
 
-def test_plain_be_pods_start_and_end_beside_burners_at_the_floor(
+def test_plain_be_pods_start_answer_and_end_beside_burners_at_the_floor(
     containerd_node: Node, run_pod: PodFactory, agent: StartAgent, record_property: Property
 ) -> None:
     for number in range(BURNERS):
         run_pod(burner(f"burner-{number}"))
-    without = list(started(containerd_node, STARTS // 2))
+    without = list(lives(containerd_node, STARTS // 2))
     daemon = agent(containerd_node, **AT_FLOOR)
     eventually("BE is at its floor", lambda: besteffort_quota(containerd_node) == FLOOR_US)
-    beside = list(started(containerd_node, STARTS))
+    beside = list(lives(containerd_node, STARTS, pace_s=PACE_S))
     eventually("BE is at its floor again", lambda: besteffort_quota(containerd_node) == FLOOR_US)
     assert daemon.stop() == 0
-    without += started(containerd_node, STARTS // 2)
-    for what, index in (("start", 0), ("removal", 1)):
+    without += lives(containerd_node, STARTS // 2)
+    for what, index in (("start", 0), ("probe", 1), ("removal", 2)):
         alone, both = ([times[index] for times in measured] for measured in (without, beside))
         text = ", ".join(f"{statistics.median(values):.3f} s (most {max(values):.3f})" for values in (alone, both))
         record_property(f"{what} without and with the agent", text)

@@ -31,6 +31,7 @@ NEWS: NewReadings = {
     "reclaimed_memory_bytes": 4,
     "uses": {"/kubepods/poda": GroupUse(cpu_milli=5)},
     "lent_us": {"/kubepods/poda": 250_000},
+    "commands": {"a" * 64: 7.0},
     "knobs": frozenset({"cpu.set"}),
     "numa_memory": NumaMemory(free={0: 1}),
     "irq_cpus": cpus("3"),
