@@ -77,7 +77,8 @@ ROWS: Final = (
     _row(_CPU, "policies.reclaimed.form", "both", _BUDGET),
     _row(_CPU, "policies.idle_buffer.enabled", True, "idle buffer"),
     _row(_CPU, "policies.idle_class.enabled", True, "idle class", "cpu.idle"),
-    # Here policies.idle_class.threads (any kernel), once what it adds to the groups' side is measured.
+    # On any kernel; the only side before Linux 5.15.
+    _row(_CPU, "policies.idle_class.threads", True, "idle class of threads"),
     _row(_MEMORY, "policies.memory_qos.enabled", True, "protected memory requests", "memory.low"),
     PresetRow(
         level=_MEMORY,
