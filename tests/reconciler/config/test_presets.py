@@ -21,6 +21,7 @@ CPU = {
     "policies.reclaimed.form": "both",
     "policies.idle_buffer.enabled": True,
     "policies.idle_class.enabled": True,
+    "policies.idle_class.threads": True,
 }
 CPU_MEMORY = CPU | {
     "policies.memory_qos.enabled": True,
