@@ -64,7 +64,7 @@ class StartConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             description="seconds of allowance after another command of the runtime for a BE container, such as the "
             "exec of a probe or a stop, while more than half of burst_s is left; 0: none",
         ),
-    ] = 0.5
+    ] = 0.3
     share_percent: Annotated[
         int, Meta(ge=0, le=100, description="largest share of the time in which the allowance is in force on the node")
     ] = 10

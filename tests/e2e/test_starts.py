@@ -37,8 +37,9 @@ FLOOR_US = "10000"
 FACTOR = 2.0
 SETTLED_S = 0.5
 """From one act to the next: what the first had beside the budget is over."""
-PACE_S = 3.0 if FULL else 0.0
-"""Between two pods while the agent runs: 200 in a row are more than its allowance, which lasts a tenth of the time."""
+PACE_S = 6.0 if FULL else 0.0
+"""Between two pods while the agent runs: a start, a probe and a removal have the allowance for some 0.8 s together, and
+it may last a tenth of the time. So the long form takes half an hour."""
 SLOW_S = 20.0
 """A start that takes this long fails the test: kubelets give up sooner or later."""
 

@@ -211,3 +211,27 @@ def test_what_be_work_used_above_its_budget_is_no_need_of_online_pods(
     sample = IdleSample(top_milli=4000, idle_milli=idle, reclaimed_milli=used)
     changed = without_allowance(sample, 100)
     assert (changed.idle_milli, changed.reclaimed_milli) == seen
+
+
+# --- the runtime's commands ----------------------------------------------------------------------------------------
+
+
+def commanded(now: float, at: float, *pods: Pod) -> NodeView:
+    return node(*pods, now=now, commands={"id-main": at})
+
+
+def test_a_command_of_the_runtime_has_it_for_a_moment() -> None:
+    views = [commanded(now, 10.0, pod("be")) for now in (10.0, 10.2, 10.3)]
+    assert [bool(done.pods) for done in steps(views)] == [True, True, False]
+
+
+def test_commands_leave_half_of_the_bucket_to_starts() -> None:
+    """A probe ten times a second, for ever, and then a container that starts."""
+    done, lifted = StartPlan(), 0.0
+    for step in range(36_000):
+        lifted += 0.1 * bool(done.pods)
+        done = next_starts(commanded(step / 10, step / 10, pod("be")), done, CONFIG, weights=True)
+    assert lifted <= CONFIG.burst_s / 2 + 0.1 * 3600 + 1.0
+    assert done.spent_s <= CONFIG.burst_s / 2 + 0.2
+    new = next_starts(commanded(3600.0, 3600.0, pod("be"), starting("new")), done, CONFIG, weights=True)
+    assert "new" in new.pods
