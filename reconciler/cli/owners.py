@@ -31,7 +31,7 @@ def _blocks(owners: Row) -> Iterator[Block]:
     shares = f"fair shares over {owners['fair_hours']} h" if owners["fair_shares"] else "fair shares are off"
     yield line("CPU time of BE pods by ", StyledText(by, "head"), StyledText(f" ({shares})", "dim"))
     for window in owners["windows"]:
-        rows = [_row(name, account, owners["bonus_percent"]) for name, account in window["owners"].items()]
+        rows = [_row(account) for account in window["owners"]]
         yield blank()
         yield line(StyledText(f"last {fmt.duration(3600 * window['hours'])}", "head"))
         yield Table(
@@ -41,6 +41,6 @@ def _blocks(owners: Row) -> Iterator[Block]:
         )
 
 
-def _row(name: str, account: Row, bonus: Row) -> tuple[str, ...]:
+def _row(account: Row) -> tuple[str, ...]:
     amounts = (account[key] for key in ("sold_s", "taken_back_s", "lost_s", "fair_s", "debt_s"))
-    return (name, *(f"{amount:.0f} s" for amount in amounts), fmt.percent(bonus.get(name, 100)))
+    return (account["owner"], *(f"{amount:.0f} s" for amount in amounts), fmt.percent(account["counts_percent"]))

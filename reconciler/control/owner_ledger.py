@@ -262,11 +262,17 @@ class OwnerLedger:
             "label": config.label,
             "fair_shares": config.fair_shares,
             "fair_hours": config.fair_hours,
-            "bonus_percent": dict(sorted(self.bonus.items())) if config.fair_shares else {},
             "windows": [
                 {
                     "hours": hours,
-                    "owners": {owner: facts(account) for owner, account in sorted(self.sums(hours).items())},
+                    "owners": [
+                        {
+                            "owner": owner,
+                            **facts(account),
+                            "counts_percent": self.bonus.get(owner, AS_IS) if config.fair_shares else AS_IS,
+                        }
+                        for owner, account in sorted(self.sums(hours).items())
+                    ],
                 }
                 for hours in sorted(set(windows))
             ],

@@ -7,15 +7,22 @@ from reconciler.cli.exits import Exit
 from tests.reconciler.cli.conftest import Run
 from tests.reconciler.cli.fakedaemon import FakeDaemon
 
-ACCOUNT = {"sold_s": 120.4, "taken_back_s": 30.0, "lost_s": 5.0, "fair_s": 200.0, "debt_s": 79.6}
+ACCOUNT = {
+    "owner": "ci",
+    "sold_s": 120.4,
+    "taken_back_s": 30.0,
+    "lost_s": 5.0,
+    "fair_s": 200.0,
+    "debt_s": 79.6,
+    "counts_percent": 125,
+}
 OWNERS: dict[str, Any] = {
     "label": None,
     "fair_shares": True,
     "fair_hours": 4,
-    "bonus_percent": {"ci": 125},
     "windows": [
-        {"hours": 1, "owners": {"ci": ACCOUNT}},
-        {"hours": 24, "owners": {"ci": ACCOUNT, "batch": {**ACCOUNT, "debt_s": -79.6}}},
+        {"hours": 1, "owners": [ACCOUNT]},
+        {"hours": 24, "owners": [ACCOUNT, {**ACCOUNT, "owner": "batch", "debt_s": -79.6, "counts_percent": 100}]},
     ],
 }
 
