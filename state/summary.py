@@ -95,6 +95,13 @@ def resource_facts(plan: NodePlan, cache: CachePlan | None) -> dict[str, object]
             "file": plan.capacity.file,
             "pods": {uid: to_builtins(pod) for uid, pod in sorted(plan.capacity.pods.items())},
         },
+        "starts": {
+            "even": plan.starts.even,
+            "pods": sorted(plan.starts.pods),
+            "raised": sorted(plan.starts.raised),
+            "floor_milli": plan.starts.floor_milli,
+            "spent_s": round(plan.starts.spent_s, 3),
+        },
         "reasons": dict(plan.reasons),
     }
 
