@@ -78,7 +78,7 @@ def test_a_claim_that_is_cut_is_a_message_and_a_metric_until_it_is_met(node: Dir
     wait_for(lambda: not placement()["ok"], told=item.tail)
     cut = [claim for claim in item.state("budget")["budget"]["claims"] if claim["cut"]]
     assert [(claim["asked"], claim["got"]) for claim in cut] == [(1, 0)]
-    assert str(placement()["detail"]).startswith(f"{cut[0]['owner']} has 0 of 1 CPUs: ")
+    assert str(placement()["detail"]).startswith(f"{cut[0]['owner']} has 0 of 1 CPU")
     assert item.metric("bypassd_claims_cut") == {"": 1.0}
     assert item.metric("bypassd_claims_missing_cpus") == {"": 1.0}
     (loser,) = cut[0]["pods"]
