@@ -36,6 +36,7 @@ NEWS: NewReadings = {
     "numa_memory": NumaMemory(free={0: 1}),
     "irq_cpus": cpus("3"),
     "measures": Restrictions(budget_milli=100),
+    "be_bonus": {"/kubepods/poda": 150},
 }
 
 
