@@ -153,7 +153,8 @@ def _windows(view: NodeView, times: StartPlan, config: StartConfig) -> Iterator[
         for container in pod.containers:
             if container.id in times.created:
                 yield _Window(pod.uid, times.created[container.id], config.seconds)
-            if container.id in view.commands:
+            # A kubelet up to 1.21 updates every container every few seconds, and each update is a command.
+            if container.id in view.commands and view.kubelet.reasserts_s is None:
                 yield _Window(pod.uid, view.commands[container.id], config.command_s, spare=True)
             if container.id in times.executed:
                 yield _Window(pod.uid, times.executed[container.id], config.exec_s)

@@ -9,8 +9,9 @@ A container for which neither came within `_SILENT_S` has no signal: it is repor
 verified after short, growing delays, because its runtime may still overwrite them.
 
 Each command of the runtime on a container that exists (an exec, a kill, a start) begins by opening that file, before it
-makes a process in the container's groups or signals one: an event of its own (``commanded``). bypassd's own readings of
-the file cause it as well.
+makes a process in the container's groups or signals one: an event of its own (``commanded``). An update opens it, too,
+and replaces it some milliseconds later: where the signal follows within `_UPDATE_S`, it was no such command. bypassd's
+own readings of the file cause the event as well.
 
 The handler is called within the task that read the event, before anything else of the batch is done: this is the fast
 path, and every microsecond here delays the setting for the container's first instruction.
@@ -39,6 +40,7 @@ _RENAMES: Final = MOVED_TO | OPENED | int(Mask.ONLYDIR)
 _RESYNC_S: Final = 60.0
 _SILENT_S: Final = 2.0
 """From a container's first directory to its event 30 ms were recorded, a few hundred at a load of 16."""
+_UPDATE_S: Final = 0.05
 _SHOWN: Final = 3
 _ID_SHOWN: Final = 13
 
@@ -113,6 +115,7 @@ class RuntimeEvents:
         self._handler = handler
         self.commanded: Callable[[str, float], None] = _ignored
         """Gets the container and monotonic seconds of each command; within the reader's task, it must not wait."""
+        self._opened: dict[str, float] = {}
         self._base = os.path.join(root, "run")
         self._root = root
         self._resync_s = resync_s
@@ -196,34 +199,39 @@ class RuntimeEvents:
                     nursery.start_soon(self._list_periodically, watcher)
                     nursery.start_soon(self._end_silence)
                     task_status.started()
-                    await self._follow(watcher)
+                    await self._follow(watcher, nursery)
         finally:
             self._watcher = None
 
-    async def _follow(self, watcher: DirWatcher[_WatchedDirectory]) -> None:
+    async def _follow(self, watcher: DirWatcher[_WatchedDirectory], nursery: trio.Nursery) -> None:
         settled = self._handler.on_settled
         while True:
             batch = await watcher.next_batch()
             at = time.monotonic()
             slow = False
-            commanded = set()
             for spot, _, name, mask in batch:
                 if mask & OPENED:
                     if spot is not None and name in _STATES:
-                        commanded.add(spot.container_id)
+                        if spot.container_id not in self._opened:
+                            nursery.start_soon(self._report_command, spot.container_id)
+                        self._opened[spot.container_id] = at
                 elif spot is not None and (which := spot.expects.get(name)) is not None:
                     settled(spot.container_id, at, which)
+                    self._opened.pop(spot.container_id, None)
                     self._note(spot.container_id, which)
                 else:
                     slow = True
-            for container_id in commanded:
-                self.commanded(container_id, at)
             self._seen_at = at
             if slow:
                 for event in batch:
                     self._handle(watcher, event)
                 if any(event.overflow for event in batch):
                     self._resync(watcher, again=True)
+
+    async def _report_command(self, container_id: str) -> None:
+        await trio.sleep(_UPDATE_S)
+        if (at := self._opened.pop(container_id, None)) is not None:
+            self.commanded(container_id, at)
 
     def _note(self, container_id: str, which: RuntimeEvent) -> None:
         """Keep the strongest evidence: that of the runtime's own file."""

@@ -325,7 +325,9 @@ def test_the_configuration_digest_is_of_its_values() -> None:
 def test_protect_has_what_each_level_adds_and_what_the_next_one_lacks(good: LiveNode) -> None:
     state, text, fix = states(good.root)["protect"]
     assert (state, fix) == (CheckState.OK, "")
-    assert text.startswith("no preset, mode observe; cpu: BE CPU budget, idle buffer, idle class, idle class of threads; cpu+memory: ")
+    assert text.startswith(
+        "no preset, mode observe; cpu: BE CPU budget, idle buffer, idle class, idle class of threads; cpu+memory: "
+    )
     assert "network share (no policies.network.interfaces)" in text
     assert text.endswith("; cpu+memory lacks protected memory requests (cgroup v1 has no memory.low)")
 

@@ -135,8 +135,14 @@ async def test_each_command_of_the_runtime_is_told_and_is_no_signal(
     assert commands == []
     (runtime.state("new") / "state.json").read_text()  # runc exec, runc kill
     await until(lambda: len(commands) == 1)
-    runtime.settle("new")  # runc update
+    runtime.settle("new")
     await until(lambda: len(handler.log) == 1)
+    assert (commands, handler.take()) == (["new"], [("new", STATE)])
+    # runc update: it opens the file and replaces it.
+    (runtime.state("new") / "state.json").read_text()
+    runtime.settle("new")
+    await until(lambda: len(handler.log) == 1)
+    await trio.sleep(0.2)
     assert (commands, handler.take()) == (["new"], [("new", STATE)])
 
 
