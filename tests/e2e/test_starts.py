@@ -30,7 +30,7 @@ pytestmark = [
 ]
 
 BURNERS = 4
-STARTS = 200 if FULL else 14
+STARTS = 200 if FULL else 8
 AT_FLOOR = {"policies": {"reclaimed": {"budget": {"limit_percent": 1}}}}
 """The law's target is then below its floor, whatever the machine's load."""
 FLOOR_US = "10000"
