@@ -126,8 +126,8 @@ class NodeSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         Meta(
             ge=0,
             le=50,
-            description="CPU time that the daemon's work may take at once at real-time priority (SCHED_FIFO 1) when an "
-            "event arrives, and a fifth of one CPU in the long run; the rest of the work has `nice`; 0: none",
+            description="CPU time that the daemon's work may take at once at real-time priority (SCHED_FIFO 1) while a "
+            "container starts, and a fifth of one CPU in the long run; other work has `nice`; 0: none",
             extra=_RESTART,
         ),
     ] = 10.0

@@ -125,7 +125,6 @@ class Agent:
             )
         self.thaw()
         self.store_lane = trio.CapacityLimiter(1)
-        self.priority = LoopPriority(nice=config.node.nice, slice_s=config.node.realtime_ms / 1000)
         self.alert_service = AlertService(
             config.alerts,
             self.store,
@@ -161,6 +160,9 @@ class Agent:
         self.metadata = self.pods.metadata
         self.tree = TreeSource(place.hierarchy, place.layout, self.dirty, resync_s=config.node.resync_s)
         self.signal = RuntimeEvents(place.runtime, self, root=place.root, resync_s=config.node.resync_s)
+        self.priority = LoopPriority(
+            nice=config.node.nice, slice_s=config.node.realtime_ms / 1000, starting=self.signal.awaits_any
+        )
         self.errors = ObjectErrors()
         self.disks = DiskSource(
             lambda: [rule.name for rule in self.config.policies.disk.devices], self.dirty, root=place.root

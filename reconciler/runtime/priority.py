@@ -1,12 +1,16 @@
-"""The loop's scheduling: real-time while it waits and for the first milliseconds of work after that, else a nice value.
+"""The loop's scheduling: real-time while it waits and while a container starts, else a nice value.
 
 A few milliseconds are left between the runtime's signal and the container's first instruction. On a busy node the loop
 would spend them waiting for a CPU whatever its nice value, which counts within its own cgroup (or session) only. So it
-waits under SCHED_FIFO, and runs at once when an event arrives, above all usual work. That is bounded three times:
+waits under SCHED_FIFO, and runs at once when an event arrives, above all usual work. What it then takes from the online
+pod on that CPU is their latency (measured: twice the p99 of requests of 3 ms, with 10 ms at once for any work), so the
+priority stays only as long as a container waits for it:
 
-- by the loop itself: work has a budget of CPU time, which grows with time (`SHARE`) up to one slice. When it is used
-  up, the work continues at the nice value. Long work yields each millisecond (`reconciler.runtime.cooperative`), so
-  this is the usual end. Neither a long pass nor events without end keep a CPU from the pods;
+- without a container in creation, work after an event keeps it for `GRACE_S`, in which the event is read; work after a
+  timer (a sample, a pass, a report) does not have it at all;
+- with one, work has a budget of CPU time, which grows with time (`SHARE`) up to one slice. When it is used up, the
+  work continues at the nice value. Long work yields each millisecond (`reconciler.runtime.cooperative`), so this is
+  the usual end. Neither a long pass nor starts without end keep a CPU from the pods;
 - by the kernel, for a step that does not yield: RLIMIT_RTTIME sends SIGXCPU, whose handler does the same;
 - by the kernel again: SIGKILL when not even the handler runs, and the share of each CPU that it keeps from real-time
   tasks (kernel.sched_rt_runtime_us).
@@ -18,10 +22,12 @@ Source: sched(7), setrlimit(2), trio's Instrument.
 """
 
 import errno
+import math
 import os
 import resource
 import signal
 import time
+from collections.abc import Callable
 from enum import StrEnum
 from types import FrameType
 from typing import Final, Protocol, final
@@ -37,6 +43,8 @@ _LEVEL: Final = 1
 """The lowest real-time priority: above every usual task, and below everything that the kernel or others run so."""
 SHARE: Final = 0.2
 """Of one CPU: so much of it the loop may use at real-time priority in the long run."""
+GRACE_S: Final = 0.0005
+"""CPU time after an event in which the loop finds out whether a container starts."""
 _STEP_S: Final = 0.1
 """So long a step that does not yield stays at real-time priority; the kernel counts in ticks of up to 10 ms."""
 _KILL_S: Final = 3.0
@@ -96,8 +104,8 @@ class PriorityState(StrEnum):
 class PriorityStatus(Struct, frozen=True, kw_only=True):
     """``problem``: why not all that is configured is in force, "" if it is.
 
-    ``lowered``: times that work used up its budget and continued at the nice value. ``overruns``: times that the
-    kernel's limit ended a step that did not yield.
+    ``lowered``: times that work for a starting container used up its budget and continued at the nice value.
+    ``overruns``: times that the kernel's limit ended a step that did not yield.
     """
 
     state: PriorityState
@@ -111,15 +119,24 @@ class PriorityStatus(Struct, frozen=True, kw_only=True):
 class LoopPriority(trio.abc.Instrument):
     """See the module's text. All methods are called in the loop's thread."""
 
-    def __init__(self, *, nice: int, slice_s: float, calls: PriorityCalls | None = None) -> None:
-        """``slice_s``: CPU seconds of work at real-time priority at a time; 0 for none at all."""
+    def __init__(
+        self, *, nice: int, slice_s: float, starting: Callable[[], bool], calls: PriorityCalls | None = None
+    ) -> None:
+        """``slice_s``: CPU seconds of work at real-time priority at a time; 0 for none at all.
+
+        ``starting``: whether a container is in creation.
+        """
         self._nice = nice
         self._slice_s = slice_s
+        self._starting = starting
         self._calls = calls if calls is not None else KernelCalls()
         self._wanted = False
         self._urgent = False
         self._budget_s = slice_s
         self._at = self._used = 0.0
+        self._due = math.inf
+        self._grace_s = 0.0
+        self._spent = False
         self._lowered = 0
         self._overruns = 0
         self._problem = ""
@@ -175,27 +192,45 @@ class LoopPriority(trio.abc.Instrument):
             self._lower()
 
     def before_io_wait(self, timeout: float) -> None:
-        """The loop has nothing to do for ``timeout`` seconds, or (0) looks for events between two steps."""
+        """The loop has nothing to do for ``timeout`` seconds, or (0) checks for events between two steps."""
         self._account()
         if timeout > 0:
             # A wait needs no CPU; whether the work after it may have one at once is decided then.
+            self._due = self._at + timeout
+            self._spent = False
             if not self._urgent:
                 self._raise()
-        elif self._urgent and self._budget_s <= 0:
-            self._lowered += 1
-            self._lower()
+        else:
+            self._decide()
 
-    def after_io_wait(self, timeout: float) -> None:  # noqa: ARG002 - trio calls it so
+    def after_io_wait(self, timeout: float) -> None:
         """Work begins, or continues."""
         self._account()
-        if self._urgent and self._budget_s <= 0:
-            self._lower()
+        if timeout > 0:
+            # At the end of a wait in full length a timer is due, and no event has come.
+            self._grace_s = GRACE_S if self._at < self._due else 0.0
+        self._decide()
+
+    def _decide(self) -> None:
+        """Which priority the next step has."""
+        starting = self._starting()
+        if self._urgent:
+            if starting and self._budget_s <= 0:
+                self._lowered += 1
+                self._spent = True
+                self._lower()
+            elif not starting and (self._grace_s <= 0 or self._budget_s <= 0):
+                self._lower()
+        elif starting and not self._spent and self._budget_s > 0:
+            # It appeared in the midst of other work.
+            self._raise()
 
     def _account(self) -> None:
         now, used = self._calls.now(), self._calls.used()
         grown = min(self._slice_s, self._budget_s + SHARE * (now - self._at))
         # A step may overdraw it: paid back, or steps without end would have more than the share.
         self._budget_s = max(-self._slice_s, grown - (used - self._used)) if self._urgent else grown
+        self._grace_s -= used - self._used
         self._at, self._used = now, used
 
     def _raise(self) -> None:

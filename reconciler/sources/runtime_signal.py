@@ -137,6 +137,10 @@ class RuntimeEvents:
         """Whether the event of the container's creation is still to come."""
         return container_id in self._silent_at
 
+    def awaits_any(self) -> bool:
+        """Whether a container is in creation."""
+        return bool(self._silent_at)
+
     def evidence(self, container_id: str) -> RuntimeEvent:
         """The file that showed the end of the container's creation; ABSENT: none did."""
         return self._evidence.get(container_id, RuntimeEvent.ABSENT)

@@ -29,7 +29,7 @@ def policy():
 """
 SCRIPT = """
 async def main():
-    priority = LoopPriority(nice=NICE, slice_s=SLICE)
+    priority = LoopPriority(nice=NICE, slice_s=SLICE, starting=lambda: True)
     priority.start()
     found["loop"] = os.getpriority(os.PRIO_PROCESS, 0)
     found["policy"] = policy()
@@ -50,7 +50,7 @@ os.sched_setscheduler = refuse
 """
 OVERRUN = """
 async def main():
-    priority = LoopPriority(nice=0, slice_s=0.01)
+    priority = LoopPriority(nice=0, slice_s=0.01, starting=lambda: True)
     priority.start()
     found["waits"] = policy()
     end = time.thread_time() + 1.0

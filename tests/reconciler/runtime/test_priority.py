@@ -8,13 +8,13 @@ import pytest
 import trio
 import trio.testing
 
-from reconciler.runtime.priority import SHARE, LoopPriority, PriorityState
+from reconciler.runtime.priority import GRACE_S, SHARE, LoopPriority, PriorityState
 
 SLICE_S = 0.01
 
 
 class FakeCalls:
-    """Notes what is in force. ``refuse``: by policy, the errno that the kernel answers."""
+    """Notes what is in force. ``refuse``: by policy, the errno that the kernel answers. ``starting``: the node's."""
 
     def __init__(self) -> None:
         self.policy = os.SCHED_OTHER
@@ -25,6 +25,7 @@ class FakeCalls:
         self.refuse: dict[int, int] = {}
         self.wall = 100.0
         self.cpu = 5.0
+        self.starting = True
 
     def set_scheduler(self, policy: int, level: int) -> None:
         if code := self.refuse.get(policy):
@@ -56,7 +57,7 @@ def started(calls: FakeCalls, check: Callable[[LoopPriority], None], *, slice_s:
     """Inside a loop, whose own waits do not count here: the check stands for the loop."""
 
     async def main() -> None:
-        priority = LoopPriority(nice=-10, slice_s=slice_s, calls=calls)
+        priority = LoopPriority(nice=-10, slice_s=slice_s, starting=lambda: calls.starting, calls=calls)
         priority.start()
         try:
             check(priority)
@@ -130,6 +131,67 @@ def test_events_without_end_get_no_more_than_the_share() -> None:
     started(calls, check)
 
 
+def event(calls: FakeCalls, priority: LoopPriority) -> None:
+    """A wait that an event ends."""
+    priority.before_io_wait(1.0)
+    calls.sleep(0.5)
+    priority.after_io_wait(1.0)
+
+
+def step(calls: FakeCalls, priority: LoopPriority, seconds: float) -> int:
+    """One step of work; the policy that is in force after it."""
+    calls.work(seconds)
+    priority.before_io_wait(0.0)
+    priority.after_io_wait(0.0)
+    return calls.policy
+
+
+def test_without_a_starting_container_only_the_reading_of_an_event_is_real_time() -> None:
+    calls = FakeCalls()
+    calls.starting = False
+
+    def check(priority: LoopPriority) -> None:
+        for _ in range(20):
+            event(calls, priority)
+            assert calls.policy == os.SCHED_FIFO
+            assert step(calls, priority, GRACE_S / 2) == os.SCHED_FIFO
+            assert step(calls, priority, GRACE_S) == os.SCHED_OTHER
+        # That is the usual end, not a bound that was reached.
+        assert priority.status.lowered == 0
+
+    started(calls, check)
+
+
+def test_without_a_starting_container_work_after_a_timer_is_never_real_time() -> None:
+    calls = FakeCalls()
+    calls.starting = False
+
+    def check(priority: LoopPriority) -> None:
+        for _ in range(5):
+            priority.before_io_wait(0.1)
+            calls.sleep(0.1001)
+            priority.after_io_wait(0.1)
+            assert calls.policy == os.SCHED_OTHER
+
+    started(calls, check)
+
+
+def test_a_container_that_starts_in_the_midst_of_other_work_makes_it_real_time() -> None:
+    calls = FakeCalls()
+    calls.starting = False
+
+    def check(priority: LoopPriority) -> None:
+        event(calls, priority)
+        assert step(calls, priority, 0.005) == os.SCHED_OTHER
+        calls.starting = True
+        assert step(calls, priority, 0.001) == os.SCHED_FIFO
+        assert step(calls, priority, 0.003) == os.SCHED_FIFO
+        calls.starting = False
+        assert step(calls, priority, 0.001) == os.SCHED_OTHER
+
+    started(calls, check)
+
+
 def test_after_a_long_pass_the_next_event_is_handled_at_once() -> None:
     calls = FakeCalls()
 
@@ -191,7 +253,7 @@ def test_it_follows_a_real_loop(lasts: float) -> None:
     calls = FakeCalls()
 
     async def main() -> None:
-        priority = LoopPriority(nice=0, slice_s=SLICE_S, calls=calls)
+        priority = LoopPriority(nice=0, slice_s=SLICE_S, starting=lambda: True, calls=calls)
         priority.start()
         await trio.sleep(1)
         calls.work(lasts)
