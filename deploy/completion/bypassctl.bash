@@ -5,7 +5,7 @@
 #    source ~/.local/share/bash_completion/bypassctl
 # See also: https://github.com/scop/bash-completion/blob/main/doc/configuration.md
 
-_shtab_bypassctl_subparsers=(status explain diff dump restore thaw hold release holds headroom owners evictions alerts alert interference simulate reload doctor capture plan init config)
+_shtab_bypassctl_subparsers=(status explain diff dump restore thaw off hold release holds headroom owners evictions alerts alert interference simulate reload doctor capture plan init config)
 
 _shtab_bypassctl_status_option_strings=(-h --help --output -o --config --socket --store --root)
 _shtab_bypassctl_explain_option_strings=(-h --help --history --processes --output -o --config --socket --store --root)
@@ -13,6 +13,7 @@ _shtab_bypassctl_diff_option_strings=(-h --help --all --output -o --config --soc
 _shtab_bypassctl_dump_option_strings=(-h --help --section --output -o --config --socket --store --root)
 _shtab_bypassctl_restore_option_strings=(-h --help --pod --output -o --config --socket --store --root)
 _shtab_bypassctl_thaw_option_strings=(-h --help --config --socket --store --root)
+_shtab_bypassctl_off_option_strings=(-h --help -n --namespace --with-budget --for --until-released --reason --by --output -o --config --socket --store --root)
 _shtab_bypassctl_hold_option_strings=(-h --help --for --until-released --reason --by --output -o --config --socket --store --root)
 _shtab_bypassctl_release_option_strings=(-h --help --output -o --config --socket --store --root)
 _shtab_bypassctl_holds_option_strings=(-h --help --output -o --config --socket --store --root)
@@ -55,6 +56,10 @@ _shtab_bypassctl_thaw___config_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_thaw___socket_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_thaw___store_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_thaw___root_COMPGEN=_shtab_compgen_files
+_shtab_bypassctl_off___config_COMPGEN=_shtab_compgen_files
+_shtab_bypassctl_off___socket_COMPGEN=_shtab_compgen_files
+_shtab_bypassctl_off___store_COMPGEN=_shtab_compgen_files
+_shtab_bypassctl_off___root_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_hold___config_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_hold___socket_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_hold___store_COMPGEN=_shtab_compgen_files
@@ -137,6 +142,8 @@ _shtab_bypassctl_dump___output_choices=(table json yaml msgpack)
 _shtab_bypassctl_dump__o_choices=(table json yaml msgpack)
 _shtab_bypassctl_restore___output_choices=(table json yaml)
 _shtab_bypassctl_restore__o_choices=(table json yaml)
+_shtab_bypassctl_off___output_choices=(table json yaml)
+_shtab_bypassctl_off__o_choices=(table json yaml)
 _shtab_bypassctl_hold___output_choices=(table json yaml)
 _shtab_bypassctl_hold__o_choices=(table json yaml)
 _shtab_bypassctl_release___output_choices=(table json yaml)
@@ -171,7 +178,7 @@ _shtab_bypassctl_init___use_choices=(pods kubelet eviction events)
 _shtab_bypassctl_config_pos_0_choices=(show explain schema)
 _shtab_bypassctl_config___output_choices=(table json yaml)
 _shtab_bypassctl_config__o_choices=(table json yaml)
-_shtab_bypassctl_pos_0_choices=(status explain diff dump restore thaw hold release holds headroom owners evictions alerts alert interference simulate reload doctor capture plan init config)
+_shtab_bypassctl_pos_0_choices=(status explain diff dump restore thaw off hold release holds headroom owners evictions alerts alert interference simulate reload doctor capture plan init config)
 
 _shtab_bypassctl_status__h_nargs=0
 _shtab_bypassctl_status___help_nargs=0
@@ -187,6 +194,10 @@ _shtab_bypassctl_restore__h_nargs=0
 _shtab_bypassctl_restore___help_nargs=0
 _shtab_bypassctl_thaw__h_nargs=0
 _shtab_bypassctl_thaw___help_nargs=0
+_shtab_bypassctl_off__h_nargs=0
+_shtab_bypassctl_off___help_nargs=0
+_shtab_bypassctl_off___with_budget_nargs=0
+_shtab_bypassctl_off___until_released_nargs=0
 _shtab_bypassctl_hold__h_nargs=0
 _shtab_bypassctl_hold___help_nargs=0
 _shtab_bypassctl_hold___until_released_nargs=0

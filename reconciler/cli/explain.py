@@ -6,11 +6,12 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from reconciler.cli.blocks import Block, Cell, StyledText, Table
-from reconciler.cli.document import FetchedDocument, Row, fetch, find_pod
+from reconciler.cli.document import FetchedDocument, Row, fetch
 from reconciler.cli.exits import Exit
 from reconciler.cli.format import short_path, value_text
 from reconciler.cli.output import emit
 from reconciler.cli.screen import blank, field, head, line, show
+from reconciler.cli.targets import find_pod
 from reconciler.cli.watched import of_pod, pod_blocks
 from reconciler.runtime import format as fmt
 from state.kinds import CGROUP

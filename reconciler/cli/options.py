@@ -67,6 +67,23 @@ def _restore(parser: argparse.ArgumentParser) -> None:
 
 def _hold(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", metavar="TARGET", help="node, pod:POD, knob:NAME or file:/GROUP/PATH")
+    _lasting(parser)
+
+
+def _off(parser: argparse.ArgumentParser) -> None:
+    _target(parser)
+    parser.add_argument("--with-budget", action="store_true", help="also free it of the quota of all BE pods together")
+    _lasting(parser)
+
+
+def _target(parser: argparse.ArgumentParser) -> None:
+    forms = "pod: name, its start, NAMESPACE/NAME, pod/NAME, uid, container id, PID or cgroup path"
+    parser.add_argument("target", metavar="TARGET", help=forms)
+    parser.add_argument("-n", "--namespace", metavar="NS", help="namespace of the pod")
+
+
+def _lasting(parser: argparse.ArgumentParser) -> None:
+    """The time, the reason, and the author."""
     # So that -5m is a wrong TIME and no option: its message describes a TIME.
     parser._negative_number_matcher = _NEGATIVE  # noqa: SLF001
     lasts = parser.add_mutually_exclusive_group(required=True)
@@ -178,6 +195,7 @@ COMMANDS: Final = (
     CliCommand("dump", "the complete state document", "dump", FORMATS, _sections),
     CliCommand("restore", "restore the original values of all files", "restore", add=_restore),
     CliCommand("thaw", "unfreeze pods that a killed daemon left frozen", "thaw", ("table",)),
+    CliCommand("off", "free one pod for a time: restore its values, set none until then", "off", add=_off),
     CliCommand("hold", "suspend management of a pod, a knob, a group or the node", "hold", add=_hold),
     CliCommand("release", "end a hold", "release", add=_release),
     CliCommand("holds", "list active holds", "holds"),

@@ -189,7 +189,7 @@ def test_a_daemon_that_is_silent_is_given_up(tmp_path: Path) -> None:
 
 def test_every_error_has_its_exit_code() -> None:
     assert CliError("x", Exit.NOT_FOUND).code == 5
-    assert [int(code) for code in Exit] == [0, 1, 2, 3, 4, 5, 6]
+    assert [int(code) for code in Exit] == [0, 1, 2, 3, 4, 5, 6, 7]
 
 
 # Screens

@@ -194,7 +194,7 @@ def test_an_unknown_pod_and_two_of_one_name_are_different_mistakes(run: Run, dae
     assert ran.err.startswith("bypassctl: no pod 'nobody' on this node")
     for pod in daemon.document["pods"]:
         pod["name"] = "same"
-    assert run("explain", "same", "--socket", daemon.socket).code == Exit.USAGE
+    assert run("explain", "same", "--socket", daemon.socket).code == Exit.AMBIGUOUS
 
 
 def test_a_pod_that_is_gone_is_explained_from_what_was_written(run: Run, daemon: FakeDaemon) -> None:
