@@ -5,10 +5,11 @@
 #    source ~/.local/share/bash_completion/bypassctl
 # See also: https://github.com/scop/bash-completion/blob/main/doc/configuration.md
 
-_shtab_bypassctl_subparsers=(status explain diff dump restore thaw off hold release holds headroom owners evictions alerts alert interference simulate reload doctor capture plan init config)
+_shtab_bypassctl_subparsers=(status why explain diff dump restore thaw off hold release holds headroom owners evictions alerts alert interference simulate reload doctor capture plan init config)
 
 _shtab_bypassctl_status_option_strings=(-h --help --output -o --config --socket --store --root)
-_shtab_bypassctl_explain_option_strings=(-h --help --history --processes --output -o --config --socket --store --root)
+_shtab_bypassctl_why_option_strings=(-h --help -n --namespace --history --processes --output -o --config --socket --store --root)
+_shtab_bypassctl_explain_option_strings=(-h --help -n --namespace --history --processes --output -o --config --socket --store --root)
 _shtab_bypassctl_diff_option_strings=(-h --help --all --output -o --config --socket --store --root)
 _shtab_bypassctl_dump_option_strings=(-h --help --section --output -o --config --socket --store --root)
 _shtab_bypassctl_restore_option_strings=(-h --help --pod --output -o --config --socket --store --root)
@@ -36,6 +37,10 @@ _shtab_bypassctl_status___config_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_status___socket_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_status___store_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_status___root_COMPGEN=_shtab_compgen_files
+_shtab_bypassctl_why___config_COMPGEN=_shtab_compgen_files
+_shtab_bypassctl_why___socket_COMPGEN=_shtab_compgen_files
+_shtab_bypassctl_why___store_COMPGEN=_shtab_compgen_files
+_shtab_bypassctl_why___root_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_explain___config_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_explain___socket_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_explain___store_COMPGEN=_shtab_compgen_files
@@ -134,6 +139,8 @@ _shtab_bypassctl_config___root_COMPGEN=_shtab_compgen_files
 
 _shtab_bypassctl_status___output_choices=(table json yaml)
 _shtab_bypassctl_status__o_choices=(table json yaml)
+_shtab_bypassctl_why___output_choices=(table json yaml)
+_shtab_bypassctl_why__o_choices=(table json yaml)
 _shtab_bypassctl_explain___output_choices=(table json yaml)
 _shtab_bypassctl_explain__o_choices=(table json yaml)
 _shtab_bypassctl_diff___output_choices=(table json yaml)
@@ -178,10 +185,13 @@ _shtab_bypassctl_init___use_choices=(pods kubelet eviction events)
 _shtab_bypassctl_config_pos_0_choices=(show explain schema)
 _shtab_bypassctl_config___output_choices=(table json yaml)
 _shtab_bypassctl_config__o_choices=(table json yaml)
-_shtab_bypassctl_pos_0_choices=(status explain diff dump restore thaw off hold release holds headroom owners evictions alerts alert interference simulate reload doctor capture plan init config)
+_shtab_bypassctl_pos_0_choices=(status why explain diff dump restore thaw off hold release holds headroom owners evictions alerts alert interference simulate reload doctor capture plan init config)
 
 _shtab_bypassctl_status__h_nargs=0
 _shtab_bypassctl_status___help_nargs=0
+_shtab_bypassctl_why__h_nargs=0
+_shtab_bypassctl_why___help_nargs=0
+_shtab_bypassctl_why___processes_nargs=0
 _shtab_bypassctl_explain__h_nargs=0
 _shtab_bypassctl_explain___help_nargs=0
 _shtab_bypassctl_explain___processes_nargs=0

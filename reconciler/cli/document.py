@@ -37,7 +37,8 @@ def fetch(options: Namespace, sections: Sequence[str] = (), *, say: bool = True)
         down = "copied node" if options.root != "/" else "no socket configured"
     else:
         try:
-            return FetchedDocument(_ask(where.socket, where.reader, sections), None)
+            target = f"/state?section={','.join(sections)}" if sections else "/state"
+            return FetchedDocument(query(where.socket, where.reader, target), None)
         except Unreachable as exc:
             down = str(exc)
     body = _stored(where.store, down)
@@ -46,9 +47,8 @@ def fetch(options: Namespace, sections: Sequence[str] = (), *, say: bool = True)
     return FetchedDocument(body, down)
 
 
-def _ask(path: str, reader: str | None, sections: Sequence[str]) -> Row:
-    """Over root's socket, else the readers'. Errors: as of `ask`."""
-    target = f"/state?section={','.join(sections)}" if sections else "/state"
+def query(path: str, reader: str | None, target: str) -> Row:
+    """GET over root's socket, else the readers'. Errors: as of `ask`."""
     try:
         fields: Row = ask(path, "GET", target)
     except Denied:

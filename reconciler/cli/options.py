@@ -45,8 +45,8 @@ def seconds(text: str) -> float:
     return value
 
 
-def _pod(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("pod", metavar="POD", help="uid, start of a uid, name or namespace/name")
+def _why(parser: argparse.ArgumentParser) -> None:
+    _target(parser)
     parser.add_argument("--history", type=int, default=20, metavar="N", help="lines of history (default: 20)")
     parser.add_argument("--processes", action="store_true", help="list the pod's processes with age and memory")
 
@@ -190,7 +190,10 @@ def _days(text: str) -> int:
 
 COMMANDS: Final = (
     CliCommand("status", "summary of the node", "status"),
-    CliCommand("explain", "one pod: its class, and each setting with its reason and history", "explain", add=_pod),
+    CliCommand(
+        "why", "one pod: where it runs and why, its use and wait, what throttles it, what to do", "why", add=_why
+    ),
+    CliCommand("explain", "the same as why", "why", add=_why),
     CliCommand("diff", "wanted against actual values; exit code 1 if they differ", "diff", add=_diff),
     CliCommand("dump", "the complete state document", "dump", FORMATS, _sections),
     CliCommand("restore", "restore the original values of all files", "restore", add=_restore),

@@ -98,6 +98,7 @@ class Scene(NamedTuple):
 
 WORDS: dict[str, list[str]] = {
     "status": ["--socket", "{socket}"],
+    "why": [BATCH, "--socket", "{socket}"],
     "explain": [BATCH, "--socket", "{socket}"],
     "diff": ["--all", "--socket", "{socket}"],
     "dump": ["--socket", "{socket}"],
