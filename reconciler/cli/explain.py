@@ -26,6 +26,7 @@ _STAGES: Final = (
     ("signal", "signal_at"),
     ("written", "written_at"),
     ("verified", "verified_at"),
+    ("would write", "would_write_at"),
 )
 
 
@@ -302,7 +303,7 @@ def _signal(facts: Row) -> Iterator[Block]:
 
 def _timeline(times: Row) -> Iterator[Cell]:
     """``seen 12:10:01.123 > signal +21 ms``: each stage after the previous one, in the order in which they happened."""
-    stages = sorted((times[key], order, name) for order, (name, key) in enumerate(_STAGES) if times[key])
+    stages = sorted((times[key], order, name) for order, (name, key) in enumerate(_STAGES) if times.get(key))
     before = 0.0
     for at, _, name in stages:
         yield f"{name} {fmt.clock(at, exact=True)}" if not before else f" > {name} +{fmt.duration(at - before)}"
