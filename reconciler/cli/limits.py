@@ -24,6 +24,7 @@ Row = dict[str, Any]
 
 SAMPLE_S: Final = 0.5
 _MOST_THREADS: Final = 2000
+_MOST_GROUPS: Final = 200
 _LEAST: Final = 0.005
 """Of the periods, or of a CPU: less than this is shown as none."""
 
@@ -68,7 +69,15 @@ class PodLimits:
         self._usage = UsageReader(self._hierarchy, ops=files)
         self._proc = f"{root.rstrip('/')}/proc"
         self._pod = pod["group"]
-        self.groups = chain(pod)
+        self.groups = [*([] if "containers" in pod else self._containers()), *chain(pod)]
+
+    def _containers(self) -> list[ChainGroup]:
+        """The groups below the pod's, where the document has none: the state file knows no containers."""
+        try:
+            names = sorted(self._files.groups(self._hierarchy.trigger_directory(self._pod)))[:_MOST_GROUPS]
+        except (OSError, ValueError):
+            return []
+        return [ChainGroup(f"container {name[:12]}", f"{self._pod}/{name}") for name in names]
 
     def sample(self) -> ChainSample:
         """Read all counters once."""

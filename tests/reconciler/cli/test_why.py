@@ -131,6 +131,7 @@ def test_from_the_store_and_the_kernel_while_the_daemon_is_down(run: Run, live: 
     assert facts["source"] == "store"
     assert facts["hour"] == {}
     assert facts["runs_on"]["from"] == "kernel"
+    assert [row["role"] for row in facts["now"]["groups"]] == ["container bbbbbbbbbbbb", "pod", "QoS class", "all pods"]
 
 
 def test_every_line_fits_80_columns_and_no_name_is_cut(
