@@ -100,6 +100,7 @@ SETTING_DEFAULTS: Final[Mapping[str, object]] = {
     "container_id": None,
 }
 HOLD_DEFAULTS: Final[Mapping[str, object]] = {
+    "budget": False,
     "target": "",
     "reason": "",
     "by": "",

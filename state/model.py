@@ -408,7 +408,8 @@ class Pools(Struct, frozen=True, kw_only=True, dict=True):
 class Hold(Struct, frozen=True, kw_only=True):
     """An operator's "leave this alone until".
 
-    ``target`` is ``pod:UID``, ``knob:NAME``, ``file:PATH`` or ``node``.
+    ``target`` is ``pod:UID``, ``knob:NAME``, ``file:PATH`` or ``node``; or ``off:UID``, of a pod that was freed, beside
+    which a hold on the pod may exist. ``budget``: the freed pod is outside of the BE budget, too.
 
     ``until`` is wall-clock seconds since the epoch, None for "until released". The wall clock may be set: ``seconds``
     is how long the hold was to last, and ``ends_boot_s`` when it ends on the boot clock (CLOCK_BOOTTIME, which counts
@@ -422,6 +423,7 @@ class Hold(Struct, frozen=True, kw_only=True):
     seconds: float | None = None
     ends_boot_s: float | None = None
     boot_id: str = ""
+    budget: bool = False
 
 
 class NodeView(Struct, frozen=True, kw_only=True):

@@ -23,6 +23,8 @@ _LONGEST_TARGET: Final = 4096
 _LONGEST_REASON: Final = 500
 _LONGEST_BY: Final = 100
 _KNOBS: Final = frozenset({*CATALOG, CORE_COOKIE, RESCTRL_GROUP, OOM_SCORE, THREAD_POLICY, SHARE, *FILES})
+OFF: Final = "off:"
+"""Before the uid of a pod that was freed: such a hold exists beside one that a person made."""
 _EXPECTED = "node, pod:UID, knob:NAME, file:/GROUP/PATH or file:/GROUP/PATH:KNOB"
 
 
@@ -31,13 +33,19 @@ def check_target(target: str) -> str:
     if len(target) > _LONGEST_TARGET or not target.isprintable():
         raise InputError("hold target", target, f"at most {_LONGEST_TARGET} printable characters: {_EXPECTED}")
     kind, _, rest = target.partition(":")
-    if target == "node" or (kind in {"pod", "file"} and rest):
+    if target == "node" or (kind in {"pod", "off", "file"} and rest):
         return target
     if kind == "knob":
         if rest in _KNOBS:
             return target
         raise InputError("hold target", target, f"knob: followed by one of {', '.join(sorted(_KNOBS))}")
     raise InputError("hold target", target, _EXPECTED)
+
+
+def check_new_target(target: str) -> None:
+    """As `check_target`, for a hold that a person makes. Errors: `InputError` for a freed pod, too."""
+    if check_target(target).startswith(OFF):
+        raise InputError("hold target", target, _EXPECTED)
 
 
 def check_seconds(seconds: float | None, *, until_released: bool) -> None:
@@ -86,7 +94,7 @@ def pod_hold(holds: Mapping[str, Hold], uid: str | None = None, paths: Iterable[
     """
     if not holds:
         return None
-    targets = ("node", f"pod:{uid}", *(f"file:{path}" for path in paths))
+    targets = ("node", f"pod:{uid}", f"{OFF}{uid}", *(f"file:{path}" for path in paths))
     return next((holds[target] for target in targets if target in holds), None)
 
 
@@ -94,7 +102,14 @@ def holding(holds: Mapping[str, Hold], *, path: str, knob: str, pod_uid: str | N
     """The hold that covers one file of one group, the widest first; None if the file may be written."""
     if not holds:
         return None
-    for target in ("node", f"pod:{pod_uid}", f"knob:{knob}", f"file:{path}", file_target(path, knob)):
+    for target in (
+        "node",
+        f"pod:{pod_uid}",
+        f"{OFF}{pod_uid}",
+        f"knob:{knob}",
+        f"file:{path}",
+        file_target(path, knob),
+    ):
         hold = holds.get(target)
         if hold is not None:
             return hold

@@ -7,8 +7,9 @@ from typing import Any
 
 from reconciler.cli import places
 from reconciler.cli.client import Unreachable, ask
-from reconciler.cli.document import fetch, find_pod
+from reconciler.cli.document import fetch
 from reconciler.cli.exits import CliError, Exit
+from reconciler.cli.targets import find_pod
 
 RESTORE_S = 120.0
 """A whole restore writes thousands of files, memory limits among them."""
@@ -42,9 +43,9 @@ def who() -> str:
 
 
 def pod_target(options: Namespace, target: str) -> str:
-    """``pod:NAME`` with the pod's uid in the place of its name; anything else as it is."""
+    """``pod:NAME`` or ``off:NAME`` with the pod's uid in the place of its name; anything else as it is."""
     kind, _, name = target.partition(":")
-    if kind != "pod" or not name:
+    if kind not in {"pod", "off"} or not name:
         return target
     document = fetch(options, ("pods", "files", "history"), say=False)
-    return f"pod:{find_pod(document.body, name)['uid']}"
+    return f"{kind}:{find_pod(document.body, name)['uid']}"

@@ -1,4 +1,4 @@
-"""The state document, from the daemon when it responds, else from the store; and how to find a pod in it."""
+"""The state document, from the daemon when it responds, else from the store."""
 
 import os
 import time
@@ -37,7 +37,8 @@ def fetch(options: Namespace, sections: Sequence[str] = (), *, say: bool = True)
         down = "copied node" if options.root != "/" else "no socket configured"
     else:
         try:
-            return FetchedDocument(_ask(where.socket, where.reader, sections), None)
+            target = f"/state?section={','.join(sections)}" if sections else "/state"
+            return FetchedDocument(query(where.socket, where.reader, target), None)
         except Unreachable as exc:
             down = str(exc)
     body = _stored(where.store, down)
@@ -46,9 +47,8 @@ def fetch(options: Namespace, sections: Sequence[str] = (), *, say: bool = True)
     return FetchedDocument(body, down)
 
 
-def _ask(path: str, reader: str | None, sections: Sequence[str]) -> Row:
-    """Over root's socket, else the readers'. Errors: as of `ask`."""
-    target = f"/state?section={','.join(sections)}" if sections else "/state"
+def query(path: str, reader: str | None, target: str) -> Row:
+    """GET over root's socket, else the readers'. Errors: as of `ask`."""
     try:
         fields: Row = ask(path, "GET", target)
     except Denied:
@@ -88,34 +88,6 @@ def _stored(path: str, down: str) -> Row:
         raise CliError(str(exc), Exit.REFUSED) from exc
     except StoreError as exc:
         raise CliError(f"{down}; {exc}", Exit.UNREACHABLE) from exc
-
-
-def find_pod(body: Row, wanted: str) -> Row:
-    """The pod that a person means: by uid, the start of a uid, ``namespace/name``, or name.
-
-    Errors: `CliError` when there is none, or more than one.
-    """
-    pods: list[Row] = body["pods"]
-    # A removed pod may still be in the ledger or the history.
-    known = {pod["uid"] for pod in pods}
-    for row in (*body["files"], *body["history"]):
-        uid = row["pod_uid"]
-        if uid and uid not in known:
-            known.add(uid)
-            pods = [*pods, {"uid": uid, "title": uid, "gone": True}]
-    matches = (
-        [pod for pod in pods if pod["uid"] == wanted],
-        [pod for pod in pods if pod["title"] == wanted],
-        [pod for pod in pods if pod.get("name") == wanted],
-        [pod for pod in pods if len(wanted) >= 4 and pod["uid"].startswith(wanted)],
-    )
-    fields = next((match for match in matches if match), [])
-    if not fields:
-        raise CliError(f"no pod {wanted!r} on this node (uid, start of a uid, name or namespace/name)", Exit.NOT_FOUND)
-    if len(fields) > 1:
-        names = ", ".join(f"{pod['title']} ({pod['uid']})" for pod in fields)
-        raise CliError(f"{wanted!r} matches several pods: {names}", Exit.USAGE)
-    return fields[0]
 
 
 def standings(body: Row) -> Iterator[tuple[Row | None, Row | None, Row]]:

@@ -23,6 +23,8 @@ class Exit(IntEnum):
     """No such pod, hold or setting."""
     OUTPUT = 6
     """Standard output is closed or cannot take what was to be written; what the command was to do is done."""
+    AMBIGUOUS = 7
+    """Several pods match the target."""
 
 
 class CliError(AgentError):

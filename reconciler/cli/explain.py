@@ -1,16 +1,13 @@
-"""``bypassctl explain POD``: from the signal to the outcome, for every setting of one pod."""
+"""The details of ``bypassctl why``: from the signal to the outcome, for every setting of one pod."""
 
 import pwd
-from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from typing import Final
 
 from reconciler.cli.blocks import Block, Cell, StyledText, Table
-from reconciler.cli.document import FetchedDocument, Row, fetch, find_pod
-from reconciler.cli.exits import Exit
-from reconciler.cli.format import short_path, value_text
-from reconciler.cli.output import emit
-from reconciler.cli.screen import blank, field, head, line, show
+from reconciler.cli.document import FetchedDocument, Row
+from reconciler.cli.format import setting_text, short_path, value_text
+from reconciler.cli.screen import blank, field, head, line
 from reconciler.cli.watched import of_pod, pod_blocks
 from reconciler.runtime import format as fmt
 from state.kinds import CGROUP
@@ -29,19 +26,8 @@ _STAGES: Final = (
     ("signal", "signal_at"),
     ("written", "written_at"),
     ("verified", "verified_at"),
+    ("would write", "would_write_at"),
 )
-
-
-def run(options: Namespace) -> int:
-    """Show one pod. Errors: `CliError` when no such pod exists."""
-    document = fetch(options)
-    facts = collect(document, find_pod(document.body, options.pod), options.history)
-    facts["processes"] = _processes(facts["groups"]) if options.processes and document.live else []
-    if options.output == "table":
-        show(_blocks(document, facts))
-    else:
-        emit(facts, options.output)
-    return Exit.OK
 
 
 def collect(document: FetchedDocument, pod: Row, lines: int) -> Row:
@@ -68,7 +54,7 @@ def collect(document: FetchedDocument, pod: Row, lines: int) -> Row:
     }
 
 
-def _processes(groups: Sequence[Row]) -> list[Row]:
+def pod_processes(groups: Sequence[Row]) -> list[Row]:
     """The processes of the pod's groups now, the largest in memory first; empty where this process cannot see them."""
     # Only with --processes: the others start without these.
     from msgspec import to_builtins
@@ -178,10 +164,14 @@ def _is_its_pool(name: str, pod: Row) -> bool:
 # The screen
 
 
-def _blocks(document: FetchedDocument, facts: Row) -> Iterator[Block]:
-    pod = facts["pod"]
-    yield from _title(pod)
-    yield from _metadata(pod, facts["metadata"])
+def title_blocks(facts: Row) -> Iterator[Block]:
+    """The pod's names, its class, and the source of each."""
+    yield from _title(facts["pod"])
+    yield from _metadata(facts["pod"], facts["metadata"])
+
+
+def detail_blocks(document: FetchedDocument, facts: Row) -> Iterator[Block]:
+    """Every setting of the pod with reason and outcome, interference, holds, processes and history."""
     yield from _signal(facts)
     for group in facts["groups"]:
         yield blank()
@@ -213,12 +203,14 @@ def _blocks(document: FetchedDocument, facts: Row) -> Iterator[Block]:
     if facts["history"]:
         yield blank()
         yield head("history, newest first")
-        yield Table(("TIME", "WHAT", "FILE", "CHANGE", "BY, WHY"), [_event(entry) for entry in facts["history"]])
+        # Lines and no table: at 80 columns a reason has no room beside four other columns.
+        for entry in facts["history"]:
+            yield from _event(entry)
     if not document.live:
         yield blank()
         yield line(
             StyledText(
-                "The daemon is not running: values are the last known ones; `bypassctl diff` reads the kernel.", "dim"
+                "The daemon is not running: settings are the last known ones; `bypassctl diff` reads the kernel.", "dim"
             )
         )
 
@@ -311,7 +303,7 @@ def _signal(facts: Row) -> Iterator[Block]:
 
 def _timeline(times: Row) -> Iterator[Cell]:
     """``seen 12:10:01.123 > signal +21 ms``: each stage after the previous one, in the order in which they happened."""
-    stages = sorted((times[key], order, name) for order, (name, key) in enumerate(_STAGES) if times[key])
+    stages = sorted((times[key], order, name) for order, (name, key) in enumerate(_STAGES) if times.get(key))
     before = 0.0
     for at, _, name in stages:
         yield f"{name} {fmt.clock(at, exact=True)}" if not before else f" > {name} +{fmt.duration(at - before)}"
@@ -334,10 +326,10 @@ def _setting(fields: Row) -> Iterator[Block]:
     settled = SettingState(fields["state"]).is_settled()
     style = "ok" if settled else "dim" if fields["wanted"] is None or fields["state"] == "last known" else "warn"
     cells: list[Cell] = [StyledText(f"{fields['knob']:<11}", "head")]
-    cells.append(f" {value_text(fields['wanted'])}  ")
+    cells.append(f" {setting_text(fields['knob'], fields['wanted'])}  ")
     cells.append(StyledText(fields["state"], style))
     if not settled and fields["actual"] != fields["wanted"]:
-        cells.append(f"; actual {value_text(fields['actual'])}")
+        cells.append(f"; actual {setting_text(fields['knob'], fields['actual'])}")
     cells.append(StyledText(f"  {fmt.clock(fields['at'])}", "dim"))
     yield line(*cells, indent=2)
     yield line(f"{fields['policy']}: {fields['reason']}", indent=4)
@@ -401,17 +393,18 @@ def _process(fields: Row) -> tuple[Cell, ...]:
     )
 
 
-def _event(fields: Row) -> tuple[Cell, ...]:
+def _event(fields: Row) -> Iterator[Block]:
     change = ""
     if fields["kind"] == "touch":
-        change = f"was {value_text(fields['before'])}"
+        change = f" was {value_text(fields['before'])}"
     elif fields["after"] is not None or fields["before"] is not None:
-        change = f"{value_text(fields['before'])} > {value_text(fields['after'])}"
+        change = f" {value_text(fields['before'])} > {value_text(fields['after'])}"
     who = fields["process"] or fields["writer"]
-    return (
-        fmt.clock(fields["at"], exact=True),
-        fields["kind"],
-        fields["file"],
-        change,
-        "; ".join(part for part in ("us" if who == "us" else who, fields["error"] or fields["reason"]) if part),
+    why = "; ".join(part for part in ("us" if who == "us" else who, fields["error"] or fields["reason"]) if part)
+    yield line(
+        StyledText(fmt.clock(fields["at"], exact=True), "dim"),
+        f"  {fields['kind']}  {fields['file']}{change}",
+        indent=2,
     )
+    if why:
+        yield line(why, indent=4)

@@ -45,8 +45,8 @@ def seconds(text: str) -> float:
     return value
 
 
-def _pod(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("pod", metavar="POD", help="uid, start of a uid, name or namespace/name")
+def _why(parser: argparse.ArgumentParser) -> None:
+    _target(parser)
     parser.add_argument("--history", type=int, default=20, metavar="N", help="lines of history (default: 20)")
     parser.add_argument("--processes", action="store_true", help="list the pod's processes with age and memory")
 
@@ -67,6 +67,23 @@ def _restore(parser: argparse.ArgumentParser) -> None:
 
 def _hold(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", metavar="TARGET", help="node, pod:POD, knob:NAME or file:/GROUP/PATH")
+    _lasting(parser)
+
+
+def _off(parser: argparse.ArgumentParser) -> None:
+    _target(parser)
+    parser.add_argument("--with-budget", action="store_true", help="also free it of the quota of all BE pods together")
+    _lasting(parser)
+
+
+def _target(parser: argparse.ArgumentParser) -> None:
+    forms = "pod: name, its start, NAMESPACE/NAME, pod/NAME, uid, container id, PID or cgroup path"
+    parser.add_argument("target", metavar="TARGET", help=forms)
+    parser.add_argument("-n", "--namespace", metavar="NS", help="namespace of the pod")
+
+
+def _lasting(parser: argparse.ArgumentParser) -> None:
+    """The time, the reason, and the author."""
     # So that -5m is a wrong TIME and no option: its message describes a TIME.
     parser._negative_number_matcher = _NEGATIVE  # noqa: SLF001
     lasts = parser.add_mutually_exclusive_group(required=True)
@@ -173,11 +190,15 @@ def _days(text: str) -> int:
 
 COMMANDS: Final = (
     CliCommand("status", "summary of the node", "status"),
-    CliCommand("explain", "one pod: its class, and each setting with its reason and history", "explain", add=_pod),
+    CliCommand(
+        "why", "one pod: where it runs and why, its use and wait, what throttles it, what to do", "why", add=_why
+    ),
+    CliCommand("explain", "the same as why", "why", add=_why),
     CliCommand("diff", "wanted against actual values; exit code 1 if they differ", "diff", add=_diff),
     CliCommand("dump", "the complete state document", "dump", FORMATS, _sections),
     CliCommand("restore", "restore the original values of all files", "restore", add=_restore),
     CliCommand("thaw", "unfreeze pods that a killed daemon left frozen", "thaw", ("table",)),
+    CliCommand("off", "free one pod for a time: restore its values, set none until then", "off", add=_off),
     CliCommand("hold", "suspend management of a pod, a knob, a group or the node", "hold", add=_hold),
     CliCommand("release", "end a hold", "release", add=_release),
     CliCommand("holds", "list active holds", "holds"),

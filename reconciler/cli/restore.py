@@ -10,11 +10,12 @@ from reconciler.cli import places
 from reconciler.cli.blocks import Block, Cell, StyledText, Table
 from reconciler.cli.client import Unreachable, ask
 from reconciler.cli.control import RESTORE_S, who
-from reconciler.cli.document import fetch, find_pod
+from reconciler.cli.document import fetch
 from reconciler.cli.exits import Exit
 from reconciler.cli.format import short_path, value_text
 from reconciler.cli.output import emit
 from reconciler.cli.screen import blank, line, show
+from reconciler.cli.targets import find_pod
 from reconciler.runtime import format as fmt
 
 _FINE = ("restored", "already as before", "its group is gone")

@@ -266,3 +266,11 @@ def runtime_dirs(config: Config) -> RuntimeDirs:
 
 def _under(root: str, path: str) -> str:
     return os.path.join(root, path.lstrip("/"))
+
+
+def intents_file(config: Config) -> str:
+    """The file of `state.intents`: in the runtime directory, a tmpfs, where there is one; for a copied node never."""
+    directory = os.path.dirname(config.http.socket) if config.http.socket and config.node.root == "/" else ""
+    if directory and os.path.isdir(directory):
+        return os.path.join(directory, "writes")
+    return f"{os.path.abspath(config.store.path)}.writes"

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from cgroupfs.errors import InputError
 from cgroupfs.log import get_log
-from reconciler.actuators.holds import LONGEST_S, MOST, active, check_target, tidied
+from reconciler.actuators.holds import LONGEST_S, MOST, OFF, active, check_target, tidied
 from reconciler.control.persistence import StateWriter
 from reconciler.runtime.format import duration
 from reconciler.runtime.wakeup import WakeUp
@@ -93,8 +93,8 @@ class HoldManager:
         In force at once; durable soon, because undoing settings must not wait for a disk.
         """
         target = check_target(f"pod:{uid}")
-        known = active(self.all.values(), self._wall()).get(target)
-        if known is None and seconds > 0:
+        known = active(self.all.values(), self._wall())
+        if target not in known and f"{OFF}{uid}" not in known and seconds > 0:
             reason = "restored manually"
             self.add_manual(Hold(target=target, reason=reason, by=by or "restore", until=self._wall() + seconds))
         self.refresh()

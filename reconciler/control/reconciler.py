@@ -102,7 +102,7 @@ class Reconciler:
         self._resync_s = resync_s
         self._verify = (*(delay for delay in _VERIFY_S if delay < verify_s), verify_s)
         self._counters = counters
-        self.timelines = Timelines(lane, actuator.judge.hierarchy, self._counters)
+        self.timelines = Timelines(lane, actuator.judge, self._counters)
         self._one_look = trio.Lock()
         self.errors = actuator.judge.errors
         self._unlisted: str | None = None

@@ -4,18 +4,25 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import final
 
-from cgroupfs.hierarchy import Hierarchy
 from reconciler.actuators.cgroup.compare import GroupTarget
+from reconciler.actuators.cgroup.decide import ChangeDetector
 from reconciler.actuators.cgroup.fastpath import FastPath, FastResult, InitClass
 from reconciler.runtime.counters import AgentCounters
 from state.model import Phase
+from state.setting_state import SettingState
 
 
 @final
 class Timeline:
-    """Times are wall-clock seconds, 0.0 for "not (yet)"; ``hot_s`` is signal to last write in seconds."""
+    """Times are wall-clock seconds, 0.0 for "not (yet)"; ``hot_s`` is signal to last write in seconds.
 
-    __slots__ = ("before_exec", "hot_s", "init", "prepared_at", "seen_at", "settled_at", "signal_at", "verified_at")
+    ``would_write_at``: when writes were planned that are not made (observe mode, a dry run).
+    """
+
+    __slots__ = (
+        *("before_exec", "hot_s", "init", "prepared_at", "seen_at", "settled_at", "signal_at", "verified_at"),
+        "would_write_at",
+    )
 
     def __init__(self, seen_at: float) -> None:
         self.seen_at = seen_at
@@ -23,6 +30,7 @@ class Timeline:
         self.signal_at = 0.0
         self.settled_at = 0.0
         self.verified_at = 0.0
+        self.would_write_at = 0.0
         self.hot_s: float | None = None
         self.before_exec: bool | None = None
         self.init: InitClass | None = None
@@ -44,6 +52,7 @@ class Timeline:
             "signal_at": self.signal_at or None,
             "written_at": self.settled_at or None,
             "verified_at": self.verified_at or None,
+            "would_write_at": self.would_write_at or None,
             "signal_to_last_write_s": self.hot_s,
             "before_exec": self.before_exec,
             "init_class": None if self.init is None else self.init.text,
@@ -54,9 +63,9 @@ class Timeline:
 class Timelines:
     """The timelines of the existing containers. Starts that the fast path did not handle are counted here."""
 
-    def __init__(self, lane: FastPath, hierarchy: Hierarchy, counters: AgentCounters) -> None:
+    def __init__(self, lane: FastPath, judge: ChangeDetector, counters: AgentCounters) -> None:
         self._lane = lane
-        self._hierarchy = hierarchy
+        self._judge = judge
         self._counters = counters
         self._by_id: dict[str, Timeline] = {}
         self._ready_at = 0.0
@@ -90,19 +99,31 @@ class Timelines:
             timeline = self.get(container.id) if container is not None else None
             if container is None or timeline is None:
                 continue
-            if container.phase is Phase.CREATING:
-                timeline.prepared_at = timeline.prepared_at or (now if target.settings else 0.0)
-            elif not timeline.verified_at and target.settings:
+            written, would_write = self._outcome(container.group.path) if target.settings else (False, False)
+            if would_write:
+                timeline.would_write_at = timeline.would_write_at or now
+            elif container.phase is Phase.CREATING:
+                timeline.prepared_at = timeline.prepared_at or (now if written else 0.0)
+            elif not timeline.verified_at and written:
                 timeline.verified_at = now
                 timeline.settled_at = timeline.settled_at or now
             if container.id in signalled and not timeline.signal_at and self._saw_creation(timeline):
                 # Not prepared in time: the pass itself has written, after the event.
                 took = time.monotonic() - signalled[container.id]
-                timeline.signal_at, timeline.settled_at = now - took, now
-                if target.settings:
-                    procs = self._hierarchy.trigger_directory(container.group.path)
+                timeline.signal_at = now - took
+                if would_write:
+                    self._counters.planned_only(took)
+                elif written:
+                    timeline.settled_at = now
+                    procs = self._judge.hierarchy.trigger_directory(container.group.path)
                     timeline.hot_s, timeline.before_exec = took, self._lane.not_yet_executed(container.id, procs)
                     self._counters.started(took, timeline.before_exec)
+
+    def _outcome(self, path: str) -> tuple[bool, bool]:
+        """Whether the group's settings are in force or prepared, and whether one is only planned."""
+        states = {status.state for status in self._judge.statuses.by_group.get(path, {}).values()}
+        would_write = not self._judge.enforce or SettingState.WOULD_WRITE in states
+        return not would_write and any(state.is_settled() for state in states), would_write
 
     def _saw_creation(self, timeline: Timeline) -> bool:
         """False for containers that were there before us: their signal was long ago."""

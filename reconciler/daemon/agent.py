@@ -30,14 +30,15 @@ from reconciler.actuators.cgroup.decide import ChangeDetector
 from reconciler.actuators.cgroup.fastpath import FastPath, FastResult
 from reconciler.actuators.cgroup.records import Records, places_of
 from reconciler.actuators.cgroup.restore import adopt_unjournaled_writes, restore_all, unfreeze
-from reconciler.actuators.holds import group_of
+from reconciler.actuators.holds import active, group_of
 from reconciler.actuators.restore import UndoKind, restore_ledger
 from reconciler.alerts.agent_alerts import as_alert
 from reconciler.alerts.service import AlertService
 from reconciler.alerts.sinks.base import SinkContext
-from reconciler.config.environment import NodeEnvironment, followed, read_kubelet
+from reconciler.config.environment import NodeEnvironment, followed, intents_file, read_kubelet
 from reconciler.config.model import AgentMode, Config, Lower
 from reconciler.config.read_keys import read_keys
+from reconciler.control import pod_minutes
 from reconciler.control.cpu_hotplug import CpusetRepair
 from reconciler.control.hold_store import HoldManager
 from reconciler.control.inventory import Inventory
@@ -54,6 +55,7 @@ from reconciler.headroom.report import HeadroomReport, read_kept
 from reconciler.interference import service
 from reconciler.placement.claims import CpuClaim, claims_status, cpu_claims
 from reconciler.pods.marks import MarkReader, ReadKeys
+from reconciler.pods.selectors import ClassRules
 from reconciler.runtime.counters import AgentCounters
 from reconciler.runtime.object_errors import ObjectErrors
 from reconciler.runtime.priority import LoopPriority
@@ -108,7 +110,7 @@ class Agent:
         self.alerts: Counter[str] = Counter()
         self.counters = AgentCounters()
         self.dirty = DirtyKeys()
-        intents = _intents_file(config)
+        intents = intents_file(config)
         self.store = Store(
             config.store.path,
             boot=boot_id(config.node.root),
@@ -172,7 +174,7 @@ class Agent:
             versions=place.hierarchy.versions(),
             layout=place.layout,
             dirs=place.runtime,
-            rules=self.operator_files.rules(config.classes),
+            rules=self._rules(),
             metas=self.metadata.get,
             signalled=self.signal.covers,
             awaited=self.signal.awaits,
@@ -253,6 +255,7 @@ class Agent:
         )
         self.sides = side_actuators.build(means)
         self.usage = UsageReader(place.hierarchy, ops=files)
+        self.minutes = pod_minutes.PodMinutes(place.hierarchy, lambda: self.inventory.pods, files=files)
         self.owners = OwnerLedger(self, lambda: self.config.owners, self.watching.cases)
         node = place.kubelet.node_name or os.uname().nodename
         self.memory_headroom = MemoryHeadroom(
@@ -331,6 +334,7 @@ class Agent:
                 Component(name="memory headroom", run=self.memory_headroom.run),
                 Component(name="headroom", run=self.headroom.run),
                 Component(name=OWNERS, run=self.owners.run),
+                Component(name=pod_minutes.NAME, run=self.minutes.run),
             ],
         ]
 
@@ -474,7 +478,7 @@ class Agent:
         """Read them again; all pods are reconciled when a rule changed. A runtime's socket may exist by now, too."""
         if self.pods.find_runtime():
             self.dirty.mark_all("runtime")
-        rules = self.operator_files.rules(self.config.classes)
+        rules = self._rules()
         if self.marks.use(read_keys(self.config, rules)):
             self.metadata.relist()
         if rules != self.inventory.rules:
@@ -501,7 +505,12 @@ class Agent:
         """Pass the holds in force to the judge; targets of an ended hold are reconciled again."""
         if now != self.judge.holds:
             self.judge.holds = now
+            self.inventory.use_rules(self._rules())
             self.dirty.mark_all("holds")
+
+    def _rules(self) -> ClassRules:
+        """The class rules in force, those of freed pods among them."""
+        return self.operator_files.rules(self.config.classes, active(self.holds.all.values(), time.time()).values())
 
     async def release(self, target: str) -> bool:
         """End a hold; False when there was none. Errors: `StoreError`."""
@@ -581,14 +590,6 @@ class Agent:
             self.lane.clear()
             self.thaw()
         self.dirty.mark_all("reload")
-
-
-def _intents_file(config: Config) -> str:
-    """The file of `state.intents`: in the runtime directory, a tmpfs, where there is one; for a copied node never."""
-    directory = os.path.dirname(config.http.socket) if config.http.socket and config.node.root == "/" else ""
-    if directory and os.path.isdir(directory):
-        return os.path.join(directory, "writes")
-    return f"{os.path.abspath(config.store.path)}.writes"
 
 
 def _below(root: str, path: str) -> str:

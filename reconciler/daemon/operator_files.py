@@ -3,7 +3,7 @@
 An error in one file is reported once. The other entries of that file, or its last good reading, stay in force.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import final
 
@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from cgroupfs.errors import SourceError
 from cgroupfs.log import get_log
+from reconciler.actuators.holds import OFF
 from reconciler.config.environment import NodeEnvironment
 from reconciler.config.model import Config
 from reconciler.pods.classify import merge_rules
@@ -20,7 +21,7 @@ from reconciler.pods.selectors import ClassOverride, ClassRules
 from reconciler.runtime.safe_files import FileRule
 from reconciler.sources.manifests import ManifestDirectory, resolve
 from reconciler.sources.operator_file import OperatorFile
-from state.model import Pod, PodClass, SourceStatus
+from state.model import Hold, Pod, PodClass, SourceStatus
 
 
 @final
@@ -61,13 +62,22 @@ class OperatorFiles:
             with suppress(SourceError):
                 self._manifests.read()
 
-    def rules(self, configured: ClassRules) -> ClassRules:
-        """The class rules in force: bypassd's own pod first, then the configuration's, then the operator's file."""
+    def rules(self, configured: ClassRules, holds: Iterable[Hold] = ()) -> ClassRules:
+        """The class rules in force: bypassd's own pod first, then freed pods, the configuration, the operator's file.
+
+        ``holds``: those in force. A pod that is freed from the BE budget, too, counts as online until then.
+        """
         rules = configured
         if self._operator is not None:
             overrides = self._operator.read()
             self._note("operator's file", "; ".join(overrides.problems))
             rules = merge_rules(configured, overrides.overrides)
+        freed = tuple(
+            ClassOverride(uid=hold.target.removeprefix(OFF), pod_class=PodClass.SHARED, origin="bypassctl off")
+            for hold in sorted(holds, key=lambda hold: hold.target)
+            if hold.budget and hold.target.startswith(OFF)
+        )
+        rules = replace(rules, overrides=(*freed, *rules.overrides))
         if self._own is not None:
             # It must not bound, freeze or evict itself, whatever rules or marks match its pod.
             rules = replace(rules, overrides=(self._own, *rules.overrides))

@@ -22,11 +22,12 @@ from cgroupfs.errors import AgentError
 from reconciler import __version__
 from reconciler.actuators.base import GroupOutcomes
 from reconciler.actuators.cgroup.status import SettingStatus
-from reconciler.actuators.holds import check_reason, check_seconds, check_target, pod_hold
+from reconciler.actuators.holds import check_new_target, check_reason, check_seconds
 from reconciler.config.dry_run import dry_run_parts
 from reconciler.config.load import digest
 from reconciler.config.model import AgentMode
 from reconciler.daemon.agent import Agent
+from reconciler.daemon.pod_off import off, restore
 from reconciler.daemon.side_actuators import cache_use
 from reconciler.placement.claims import plain
 from reconciler.runtime.cooperative import Steps, all_steps
@@ -35,7 +36,7 @@ from reconciler.runtime.supervisor import ComponentHealth, ComponentStatus
 from reconciler.runtime.systemd import LoopHeartbeat
 from reconciler.sources.kubelet_watch import kubelet_facts
 from reconciler.telemetry.metrics import MetricsSnapshot, PodMetrics, rss_bytes
-from reconciler.web.interface import AlertTest, HoldRequest, RestoreRequest
+from reconciler.web.interface import AlertTest, HoldRequest, OffRequest, RestoreRequest
 from state.cache import CacheConsumption, CacheUsage
 from state.dump import EVENT_DEFAULTS, document
 from state.entry import US, LedgerEntry
@@ -281,6 +282,11 @@ class StatusReport:
         parts = self._parts(sections, self._history() if not sections or "history" in sections else ())
         return {name: list(value) if isinstance(value, Iterator) else value for name, value in parts}
 
+    def hour(self, uid: str) -> Mapping[str, object] | None:
+        """The pod's last hour, one value a minute; None: no such pod."""
+        pod = self._agent.inventory.pods.get(uid)
+        return None if pod is None else self._agent.minutes.hour(pod)
+
     async def parts(self, sections: Sequence[str]) -> tuple[Iterator[tuple[str, object]], float]:
         """The same part by part, and the CPU time of threads for it."""
         history: Sequence[Mapping[str, object]] = ()
@@ -335,7 +341,7 @@ class StatusReport:
 
     async def hold(self, request: HoldRequest) -> Hold:
         """Leave something alone from now on."""
-        check_target(request.target)
+        check_new_target(request.target)
         check_seconds(request.seconds, until_released=request.until_released)
         check_reason(request.reason)
         until = None if request.seconds is None else time.time() + request.seconds
@@ -349,16 +355,11 @@ class StatusReport:
 
     async def restore(self, request: RestoreRequest) -> Mapping[str, object]:
         """Put the original values back; a whole restore also ends enforcing until the next reload or start."""
-        self._agent.log.warning("restore requested", by=request.by or "unknown", pod=request.pod_uid or "all")
-        done = await self._agent.restore(request.pod_uid, by=request.by)
-        held = None if request.pod_uid is None else pod_hold(self._agent.judge.holds, request.pod_uid)
-        return {
-            "files": [asdict(result) for result in done],
-            "restored": sum(result.ok for result in done),
-            "left": sum(not result.ok for result in done),
-            "mode": AgentMode.ENFORCE.value if self._agent.judge.enforce else AgentMode.OBSERVE.value,
-            "hold": None if held is None else asdict(held),
-        }
+        return await restore(self._agent, request)
+
+    async def off(self, request: OffRequest) -> Mapping[str, object]:
+        """Free one pod for a time."""
+        return await off(self._agent, request)
 
     async def test_alerts(self, request: AlertTest) -> Mapping[str, object]:
         """Send a test to the sinks."""

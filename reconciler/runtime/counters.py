@@ -74,6 +74,7 @@ class CounterValues(Struct, frozen=True, kw_only=True):
     """CPUs that changed pools; see `reconciler.placement.churn`."""
     pools_changed: int = 0
     signal_to_write: HistogramValues = Histogram(LATENCY_S).values
+    signal_to_would_write: HistogramValues = Histogram(LATENCY_S).values
     look: HistogramValues = Histogram(LATENCY_S).values
     lag: HistogramValues = Histogram(LAG_S).values
 
@@ -93,7 +94,10 @@ class AgentCounters:
     them.
     """
 
-    __slots__ = ("_cpus_moved", "_events", "_lag", "_look", "_pools_changed", "_signal_to_write", "_starts")
+    __slots__ = (
+        *("_cpus_moved", "_events", "_lag", "_look", "_pools_changed", "_signal_to_would_write"),
+        *("_signal_to_write", "_starts"),
+    )
 
     def __init__(self) -> None:
         # All three exist from the start, so that a ratio of them never lacks a part.
@@ -102,6 +106,7 @@ class AgentCounters:
         self._cpus_moved = 0
         self._pools_changed = 0
         self._signal_to_write = Histogram(LATENCY_S)
+        self._signal_to_would_write = Histogram(LATENCY_S)
         self._look = Histogram(LATENCY_S)
         self._lag = Histogram(LAG_S)
 
@@ -110,6 +115,10 @@ class AgentCounters:
         self._starts["unknown" if before_exec is None else str(before_exec).lower()] += 1
         if signal_to_write_s is not None:
             self._signal_to_write.observe(signal_to_write_s)
+
+    def planned_only(self, signal_to_plan_s: float) -> None:
+        """A container's settings were planned after its signal and not written (observe mode, a dry run)."""
+        self._signal_to_would_write.observe(signal_to_plan_s)
 
     def looked(self, seconds: float) -> None:
         """The main loop has finished one pass."""
@@ -137,6 +146,7 @@ class AgentCounters:
             cpus_moved=self._cpus_moved,
             pools_changed=self._pools_changed,
             signal_to_write=self._signal_to_write.values,
+            signal_to_would_write=self._signal_to_would_write.values,
             look=self._look.values,
             lag=self._lag.values,
         )

@@ -216,6 +216,11 @@ def _writes(now: MetricsSnapshot) -> Iterator[Metric]:
     yield _histogram(
         "signal_to_write_seconds", "Time from the runtime event to the last write.", counters.signal_to_write
     )
+    yield _histogram(
+        "signal_to_would_write_seconds",
+        "Time from the runtime event to the plan of writes that are not made (observe mode, dry run).",
+        counters.signal_to_would_write,
+    )
 
 
 def _parts(now: MetricsSnapshot) -> Iterator[Metric]:

@@ -25,7 +25,7 @@ from reconciler.runtime.format import duration
 from reconciler.settings.binder import ConfigError
 from reconciler.web.answers import FORMATS, Answers, to_json
 from reconciler.web.hosts import Hosts
-from reconciler.web.interface import AlertTest, ControlHandler, HoldRequest, RestoreRequest, StatusProvider
+from reconciler.web.interface import AlertTest, ControlHandler, HoldRequest, OffRequest, RestoreRequest, StatusProvider
 from reconciler.web.limits import Bodies, Busy, LogWindow
 
 MAX_BODY: Final = 64 * 1024
@@ -134,7 +134,12 @@ def _state(shown: StatusProvider, answers: Answers) -> list[Route]:
         body = await answers.state([name for name in known if not wanted or name in wanted], form)
         return _Long(body, answers.bodies, FORMATS[form].content_type)
 
-    return [Route("/state", state, methods=["GET"])]
+    async def hour(request: Request) -> Response:
+        uid = request.path_params["uid"]
+        found = shown.hour(uid)
+        return _answer({"error": f"no pod {uid!r}"}, 404) if found is None else _answer(found)
+
+    return [Route("/state", state, methods=["GET"]), Route("/pods/{uid}/hour", hour, methods=["GET"])]
 
 
 def _controlling(control: ControlHandler) -> list[Route]:
@@ -150,6 +155,9 @@ def _controlling(control: ControlHandler) -> list[Route]:
     async def restore(request: Request) -> Response:
         return _answer(await control.restore(await _body(request, RestoreRequest)))
 
+    async def off(request: Request) -> Response:
+        return _answer(await control.off(await _body(request, OffRequest)))
+
     async def test_alerts(request: Request) -> Response:
         return _answer(await control.test_alerts(await _body(request, AlertTest)))
 
@@ -162,6 +170,7 @@ def _controlling(control: ControlHandler) -> list[Route]:
         # A target may be file:/a/group/path.
         Route("/holds/{target:path}", release, methods=["DELETE"]),
         Route("/restore", restore, methods=["POST"]),
+        Route("/off", off, methods=["POST"]),
         Route("/alerts/test", test_alerts, methods=["POST"]),
         Route("/reload", reload, methods=["POST"]),
     ]

@@ -28,6 +28,9 @@ class StatusProvider(Protocol):
     def metrics_steps(self) -> Steps[MetricsSnapshot]:
         """The newest numbers, in steps."""
 
+    def hour(self, uid: str) -> Mapping[str, object] | None:
+        """The pod's last hour, one value a minute; None: no such pod."""
+
     async def parts(self, sections: Sequence[str]) -> tuple[Iterator[tuple[str, object]], float]:
         """These sections and what identifies the document, by name and in its order.
 
@@ -54,6 +57,17 @@ class RestoreRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     by: str = ""
 
 
+class OffRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``POST /off``. Either ``seconds``, or ``until_released``; ``budget``: outside of the BE budget, too."""
+
+    pod_uid: str
+    reason: str
+    by: str
+    seconds: float | None = None
+    until_released: bool = False
+    budget: bool = False
+
+
 class AlertTest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``POST /alerts/test``. ``sink`` None: all of them. ``by`` is the requester."""
 
@@ -76,6 +90,9 @@ class ControlHandler(Protocol):
 
     async def restore(self, request: RestoreRequest) -> Mapping[str, object]:
         """Put the original values back."""
+
+    async def off(self, request: OffRequest) -> Mapping[str, object]:
+        """Free one pod for a time: restore its values, and set none until then."""
 
     async def test_alerts(self, request: AlertTest) -> Mapping[str, object]:
         """Send a test to the sinks; returns the result by sink."""

@@ -8,7 +8,7 @@ from reconciler.runtime.cooperative import Steps
 from reconciler.settings.binder import ConfigError
 from reconciler.settings.yaml import ConfigProblem, SourceLocation
 from reconciler.telemetry.metrics import MetricsSnapshot
-from reconciler.web.interface import AlertTest, HoldRequest, RestoreRequest
+from reconciler.web.interface import AlertTest, HoldRequest, OffRequest, RestoreRequest
 from state.model import Hold
 
 
@@ -34,6 +34,9 @@ class FakeShown:
     def metrics_steps(self) -> Steps[MetricsSnapshot]:
         yield
         return MetricsSnapshot(version="1", mode="observe", ready=not self.reasons)
+
+    def hour(self, uid: str) -> Mapping[str, object] | None:
+        return {"use_milli": [1, None]} if uid in self.pods else None
 
     async def parts(self, sections: Sequence[str]) -> tuple[Iterator[tuple[str, object]], float]:
         return iter(self.state(sections).items()), 0.0
@@ -66,6 +69,10 @@ class FakeControl:
         if self.error is not None:
             raise self.error
         return {"restored": 3}
+
+    async def off(self, request: OffRequest) -> Mapping[str, object]:
+        self.told.append(request)
+        return {"restored": 2}
 
     async def test_alerts(self, request: AlertTest) -> Mapping[str, object]:
         self.told.append(request)

@@ -98,11 +98,13 @@ class Scene(NamedTuple):
 
 WORDS: dict[str, list[str]] = {
     "status": ["--socket", "{socket}"],
+    "why": [BATCH, "--socket", "{socket}"],
     "explain": [BATCH, "--socket", "{socket}"],
     "diff": ["--all", "--socket", "{socket}"],
     "dump": ["--socket", "{socket}"],
     "restore": ["--pod", BATCH, "--socket", "{socket}"],
     "thaw": ["--root", "{root}"],
+    "off": [BATCH, "--for", "1h", "--reason", "{text}", "--socket", "{socket}"],
     "hold": ["node{text}", "--for", "1h", "--reason", "{text}", "--socket", "{socket}"],
     "release": ["node", "--socket", "{socket}"],
     "holds": ["--socket", "{socket}"],
@@ -161,6 +163,7 @@ def scene(daemon: FakeDaemon, _root: LiveNode, tmp_path: Path, monkeypatch: pyte
     daemon.answers = {
         "POST /restore": (200, hostile(restored)),
         "POST /holds": (201, hostile(hold)),
+        "POST /off": (200, hostile({**restored, "hold": {**hold, "budget": True}, "kept": hold})),
         "DELETE /holds/node": (200, hostile({"released": "node"})),
         "POST /alerts/test": (200, hostile({"sinks": [sink]})),
         "POST /reload": (200, {"mode": f"observe{HOSTILE}"}),

@@ -60,18 +60,22 @@ def heavy(*command: str, allowed: frozenset[str] = frozenset()) -> tuple[int, se
     return done.returncode, modules & (HEAVY - allowed)
 
 
-@pytest.mark.parametrize(
-    "command", [["status"], ["dump", "-o", "json"], ["explain", "batch-7"], ["diff"], ["holds"], ["reload"]]
-)
+@pytest.mark.parametrize("command", [["status"], ["dump", "-o", "json"], ["diff"], ["holds"], ["reload"]])
 def test_looking_at_the_daemon_imports_nothing_heavy(daemon: FakeDaemon, command: list[str]) -> None:
     daemon.answers["POST /reload"] = (200, {"mode": "observe"})
     assert heavy(*command, "--socket", daemon.socket) == (0, set())
 
 
-@pytest.mark.parametrize("command", [["dump"], ["explain", "batch-7"], ["holds"]])
+@pytest.mark.parametrize("command", [["dump"], ["holds"]])
 def test_looking_at_the_store_imports_nothing_heavy(live: LiveNode, command: list[str]) -> None:
     live.document()
     assert heavy(*command, "--root", live.root) == (0, set())
+
+
+def test_why_reads_the_kernel_with_the_models_alone(live: LiveNode, daemon: FakeDaemon) -> None:
+    live.document()
+    assert heavy("why", "batch-7", "--root", live.root, allowed=frozenset({"msgspec"})) == (0, set())
+    assert heavy("why", "batch-7", "--socket", daemon.socket, allowed=frozenset({"msgspec"})) == (0, set())
 
 
 def test_help_and_version_import_nothing_heavy() -> None:
@@ -189,7 +193,7 @@ def test_a_daemon_that_is_silent_is_given_up(tmp_path: Path) -> None:
 
 def test_every_error_has_its_exit_code() -> None:
     assert CliError("x", Exit.NOT_FOUND).code == 5
-    assert [int(code) for code in Exit] == [0, 1, 2, 3, 4, 5, 6]
+    assert [int(code) for code in Exit] == [0, 1, 2, 3, 4, 5, 6, 7]
 
 
 # Screens

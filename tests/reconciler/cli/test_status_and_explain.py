@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from cgroupfs.hierarchy import Hierarchy
-from reconciler.cli import explain
+from reconciler.cli import explain, why
 from reconciler.cli.exits import Exit
 from reconciler.cli.main import main
 from reconciler.config.model import AgentMode
@@ -126,7 +126,7 @@ def test_explain_shows_foreign_writes_refusals_holds_and_failures(run: Run, daem
             file |= {"foreign_count": 4, "process": "systemd[1]", "writer": "systemd", "yielded": True, "failures": 2}
             file["failed_errno"] = 22
     out = run("explain", BATCH, "--socket", daemon.socket).out
-    assert "cpu.weight  1024  yielded; actual 7" in out
+    assert "cpu.weight  1024 shares  yielded; actual 7 shares" in out
     assert "left to systemd" in out
     assert "changed by others 4 times, last at - by systemd[1]; given up" in out
     assert "refused by the kernel 2 times EINVAL" in out
@@ -165,6 +165,7 @@ def test_explain_lists_the_pods_processes_sanitized(
             return str(tmp_path) if path.endswith("b" * 64) else "/nonexistent"
 
     monkeypatch.setattr(Hierarchy, "detect", lambda _root: Tree())
+    monkeypatch.setattr(why, "_now", lambda *_: {"groups": [], "problem": "not read"})
     monkeypatch.setattr(explain, "_LONGEST_COMMAND", 300)
     try:
         text = run("explain", BATCH, "--processes", "--socket", daemon.socket).out
@@ -194,7 +195,7 @@ def test_an_unknown_pod_and_two_of_one_name_are_different_mistakes(run: Run, dae
     assert ran.err.startswith("bypassctl: no pod 'nobody' on this node")
     for pod in daemon.document["pods"]:
         pod["name"] = "same"
-    assert run("explain", "same", "--socket", daemon.socket).code == Exit.USAGE
+    assert run("explain", "same", "--socket", daemon.socket).code == Exit.AMBIGUOUS
 
 
 def test_a_pod_that_is_gone_is_explained_from_what_was_written(run: Run, daemon: FakeDaemon) -> None:

@@ -90,13 +90,20 @@ async def test_a_wrong_question_is_answered_with_what_is_known(tmp_path: Path, u
         assert (answer.status_code, answer.json()) == (400, {"error": error})
 
 
+async def test_the_hour_of_a_pod_is_had_by_its_uid(tmp_path: Path) -> None:
+    async with serving(tmp_path) as site:
+        assert (await site.unix.get("/pods/u1/hour")).json() == {"use_milli": [1, None]}
+        assert (await site.unix.get("/pods/u2/hour")).status_code == 404
+        assert (await site.tcp.get("/pods/u1/hour")).status_code == 404
+
+
 async def test_a_hold_is_made_and_released_over_the_unix_socket(tmp_path: Path) -> None:
     async with serving(tmp_path) as site:
         body = {"target": "pod:u1", "reason": "debugging", "by": "ann", "seconds": 60}
         made = await site.unix.post("/holds", json=body)
         assert made.status_code == 201
         shown = {"target": "pod:u1", "reason": "debugging", "by": "ann", "until": 60.0}
-        assert made.json() == shown | {"seconds": None, "ends_boot_s": None, "boot_id": ""}
+        assert made.json() == shown | {"seconds": None, "ends_boot_s": None, "boot_id": "", "budget": False}
         gone = await site.unix.delete("/holds/file:/kubepods/besteffort")
         assert (gone.status_code, gone.json()) == (200, {"released": "file:/kubepods/besteffort"})
         none = await site.unix.delete("/holds/pod:u2")
@@ -357,8 +364,8 @@ def test_the_controls_are_routes_of_roots_socket_only_and_the_state_of_unix_sock
     apps = (open_app(shown, answers), read_app(shown, answers), control_app(shown, answers, FakeControl()))
     over_tcp, reading, controlling = ({getattr(route, "path", "") for route in app.routes} for app in apps)
     assert over_tcp == {"/healthz", "/readyz", "/metrics"}
-    assert reading - over_tcp == {"/state"}
-    assert controlling - reading == {"/holds", "/holds/{target:path}", "/restore", "/alerts/test", "/reload"}
+    assert reading - over_tcp == {"/state", "/pods/{uid}/hour"}
+    assert controlling - reading == {"/holds", "/holds/{target:path}", "/restore", "/off", "/alerts/test", "/reload"}
 
 
 def test_a_hold_request_reads_back_as_it_was_written() -> None:

@@ -1,0 +1,210 @@
+"""What bounds one pod's CPU, read from the kernel: each group from its containers up, its limits and its counters.
+
+Read by this process and not by the daemon: it also works while the daemon is down, and costs the daemon nothing.
+Control files of cgroups can be read by every user.
+
+Units: thousandths of a CPU, seconds, bytes. Source: kernel documentation, scheduler/sched-bwc, scheduler/sched-stats.
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from cgroupfs.bounded import digits
+from cgroupfs.codecs import DEFAULT_PERIOD_US
+from cgroupfs.errors import AgentError
+from cgroupfs.files import REAL, FileOps
+from cgroupfs.hierarchy import Hierarchy
+from cgroupfs.knobs import CATALOG
+from cgroupfs.usage import UsageCounters, UsageReader, rates_between
+from reconciler.cli.kernel import read_value
+
+Row = dict[str, Any]
+"""A part of the answer, as JSON has it."""
+
+SAMPLE_S: Final = 0.5
+_MOST_THREADS: Final = 2000
+_MOST_GROUPS: Final = 200
+_LEAST: Final = 0.005
+"""Of the periods, or of a CPU: less than this is shown as none."""
+
+
+class ChainGroup(NamedTuple):
+    """One group. ``role``: container NAME, pod, QoS class or all pods."""
+
+    role: str
+    path: str
+
+
+def chain(pod: Row) -> list[ChainGroup]:
+    """The pod's containers, its directory, and the directories above it, in this order; the pause container is none."""
+    path = pod["group"]
+    groups = [
+        ChainGroup(f"container {container['name'] or container['id'][:12]}", container["group"])
+        for container in pod.get("containers", ())
+        if container["kind"] != "sandbox"
+    ]
+    groups.append(ChainGroup("pod", path))
+    above = []
+    while (path := path.rpartition("/")[0]) not in {"", "/"}:
+        above.append(path)
+    groups += [ChainGroup("all pods" if path == above[-1] else "QoS class", path) for path in above]
+    return groups
+
+
+class ChainSample(NamedTuple):
+    """Counters of the groups at one moment, and the run-queue wait of the pod's threads."""
+
+    at_s: float
+    usage: Mapping[str, UsageCounters]
+    waits: Mapping[str, int]
+
+
+class PodLimits:
+    """Reads one pod's chain of groups. Errors: `AgentError` when no hierarchy is mounted."""
+
+    def __init__(self, pod: Row, root: str = "/", *, files: FileOps = REAL) -> None:
+        self._hierarchy = Hierarchy.detect(root)
+        self._files = files
+        self._usage = UsageReader(self._hierarchy, ops=files)
+        self._proc = f"{root.rstrip('/')}/proc"
+        self._pod = pod["group"]
+        self.groups = [*([] if "containers" in pod else self._containers()), *chain(pod)]
+
+    def _containers(self) -> list[ChainGroup]:
+        """The groups below the pod's, where the document has none: the state file knows no containers."""
+        try:
+            names = sorted(self._files.groups(self._hierarchy.trigger_directory(self._pod)))[:_MOST_GROUPS]
+        except (OSError, ValueError):
+            return []
+        return [ChainGroup(f"container {name[:12]}", f"{self._pod}/{name}") for name in names]
+
+    def sample(self) -> ChainSample:
+        """Read all counters once."""
+        usage: dict[str, UsageCounters] = {}
+        for group in self.groups:
+            try:
+                usage[group.path] = self._usage.read_cpu(group.path)
+            except (AgentError, ValueError):
+                continue
+        return ChainSample(time.monotonic(), usage, dict(self._waits()))
+
+    def _waits(self) -> Iterator[tuple[str, int]]:
+        """Nanoseconds in a run queue, by thread; none where the kernel or this user's rights show none."""
+        left = _MOST_THREADS
+        paths = [group.path for group in self.groups if group.role.startswith("container ")] or [self._pod]
+        name = "tasks" if self._hierarchy.version(self._hierarchy.trigger) == 1 else "cgroup.threads"
+        for path in paths:
+            try:
+                threads = self._files.read(self._hierarchy.trigger_directory(path), name).split()
+            except (OSError, ValueError):
+                continue
+            for thread in threads[:left]:
+                left -= 1
+                try:
+                    fields = self._files.read(f"{self._proc}/{thread}", "schedstat").split()
+                except (OSError, ValueError):
+                    continue
+                if len(fields) == 3 and (waited := digits(fields[1])) is not None:
+                    yield thread, waited
+
+    def limits(self, path: str) -> Row:
+        """What a group's files allow: CPUs, quota, weight, memory. None: no limit, or no such file."""
+        quota, period = self._value(path, "cpu.quota"), self._value(path, "cpu.period")
+        milli = None
+        if isinstance(quota, int) and quota > 0:
+            milli = round(1000 * quota / (period if isinstance(period, int) and period else DEFAULT_PERIOD_US))
+        memory = self._value(path, "memory.max")
+        return {
+            "cpus": self._cpus(path),
+            "quota_milli": milli,
+            "weight": self._value(path, "cpu.weight"),
+            "memory_bytes": memory if isinstance(memory, int) and memory < 1 << 60 else None,
+        }
+
+    def _value(self, path: str, name: str) -> object:
+        knob = CATALOG[name]
+        text, version = read_value(self._hierarchy, path, knob, self._files), self._hierarchy.version(knob.controller)
+        try:
+            return None if text is None or version is None else knob.decode(text, version)
+        except ValueError:
+            return None
+
+    def _cpus(self, path: str) -> str | None:
+        """The CPUs on which its tasks may run now."""
+        v1 = self._hierarchy.version("cpuset") == 1
+        try:
+            directory = self._hierarchy.directory("cpuset", path)
+        except AgentError:
+            return None
+        for name in ("cpuset.effective_cpus", "cpuset.cpus") if v1 else ("cpuset.cpus.effective",):
+            try:
+                if text := self._files.read(directory, name).strip():
+                    return text
+            except (OSError, ValueError):
+                continue
+        return None
+
+
+def measured(limits: PodLimits, files: Sequence[Row], seconds: float = SAMPLE_S) -> Row:
+    """The whole chain: limits in force, whose each quota is, and the use, wait and throttling of ``seconds``.
+
+    ``files``: the rows of the ledger.
+    """
+    before = limits.sample()
+    time.sleep(seconds)
+    after = limits.sample()
+    ours = {row["path"]: row for row in files if row["knob"] == "cpu.quota" and row["wanted"] == row["seen"]}
+    groups: list[Row] = []
+    for group in limits.groups:
+        known = after.usage.get(group.path)
+        if known is None:
+            continue
+        rates = rates_between(before.usage.get(group.path, known), known)
+        bound = limits.limits(group.path)
+        groups.append(
+            {
+                "role": group.role,
+                "path": group.path,
+                **bound,
+                "quota_by": None if bound["quota_milli"] is None else _owner(group, ours.get(group.path)),
+                "use_milli": rates.cpu_milli if rates is not None else None,
+                "throttled_share": rates.throttled_share if rates is not None else None,
+                "throttled_milli": rates.throttled_milli if rates is not None else None,
+                "periods": known.periods,
+                "throttled_periods": known.throttled_periods,
+            }
+        )
+    waits = [waited - before.waits[thread] for thread, waited in after.waits.items() if thread in before.waits]
+    interval_s = after.at_s - before.at_s
+    return {
+        "seconds": interval_s,
+        "groups": groups,
+        "wait_milli": round(sum(map(_positive, waits)) / interval_s / 1e6) if waits and interval_s > 0 else None,
+        "threads": len(after.waits),
+    }
+
+
+def _positive(number: int) -> int:
+    return max(0, number)
+
+
+def _owner(group: ChainGroup, row: Row | None) -> str:
+    """Who set a group's quota."""
+    if row is not None and row.get("written_at"):
+        return f"bypassd ({row['policy']})"
+    if group.role.startswith("container "):
+        return "its own limit (resources.limits.cpu)"
+    return "its own limit (the sum of its containers)" if group.role == "pod" else "kubelet or another program"
+
+
+def throttlers(groups: Sequence[Row]) -> list[Row]:
+    """The groups of the chain whose quota stopped tasks within the sample."""
+    return [group for group in groups if (group["throttled_share"] or 0.0) >= _LEAST]
+
+
+def above(groups: Sequence[Row]) -> list[Row]:
+    """The directories above the pod that have a quota: what a freed pod is still bounded by."""
+    return [
+        group for group in groups if group["role"] in {"QoS class", "all pods"} and group["quota_milli"] is not None
+    ]

@@ -1,0 +1,139 @@
+"""The pod that a person means, by any of the names that other tools print for it."""
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from reconciler.cli.exits import CliError, Exit
+from state.printable import printable
+
+Row = dict[str, Any]
+"""A part of the document: what JSON holds has no static type."""
+
+FORMS: Final = "name, its start, NAMESPACE/NAME, pod/NAME, uid, container id, PID or cgroup path"
+_KINDS: Final = frozenset({"pod", "pods", "po"})
+_UID: Final = re.compile(r"[0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12}|[0-9a-f]{32}")
+_SHORTEST_UID: Final = 4
+_SHORTEST_ID: Final = 6
+_LONGEST: Final = 4096
+_MOST: Final = 20
+"""Pods that an ambiguous target lists."""
+_NEAREST: Final = 3
+
+
+def find_pod(body: Mapping[str, Any], wanted: str, namespace: str | None = None, *, root: str = "/") -> Row:
+    """The one pod of the document that ``wanted`` names; see `FORMS`. An exact name comes before the start of one.
+
+    The document has at least ``pods``, ``files`` and ``history``: removed pods are found by uid. ``root``: of the node
+    whose ``/proc`` is read for a PID. Errors: `CliError` with `Exit.AMBIGUOUS` and the list, or with `Exit.NOT_FOUND`
+    and the nearest names.
+    """
+    pods = [pod for pod in _all(body) if namespace is None or pod.get("namespace") == namespace]
+    text = wanted[:_LONGEST]
+    kind, slash, rest = text.partition("/")
+    if slash and kind in _KINDS and rest:
+        text = rest
+    for step in (_exactly, _by_start):
+        matches = {pod["uid"]: pod for pod in step(body, pods, text, root)}
+        if len(matches) == 1:
+            return next(iter(matches.values()))
+        if matches:
+            raise _ambiguous(wanted, list(matches.values()))
+    where = f" in namespace {namespace!r}" if namespace is not None else ""
+    near = nearest(text, [pod["title"] for pod in pods if not pod.get("gone")])
+    hint = f"; nearest: {', '.join(near)}" if near else ""
+    raise CliError(f"no pod {printable(wanted, 200)!r}{where} on this node{hint} (TARGET: {FORMS})", Exit.NOT_FOUND)
+
+
+def nearest(text: str, titles: Sequence[str]) -> list[str]:
+    """The titles closest to what was written, in namespace/name or in name alone; at most three."""
+    from difflib import get_close_matches  # only for a message
+
+    names: dict[str, str] = {}
+    for title in titles:
+        names.setdefault(title, title)
+        names.setdefault(title.rpartition("/")[2], title)
+    close = get_close_matches(text[:200], names, n=2 * _NEAREST, cutoff=0.5)
+    inside = [title for title in titles if len(text) >= _SHORTEST_UID and text in title]
+    return list(dict.fromkeys([*inside[:_NEAREST], *(names[name] for name in close)]))[:_NEAREST]
+
+
+def _all(body: Mapping[str, Any]) -> list[Row]:
+    """The pods of the document; and removed ones that the ledger or the history still has."""
+    pods: list[Row] = list(body["pods"])
+    known = {pod["uid"] for pod in pods}
+    for row in (*body.get("files", ()), *body.get("history", ())):
+        uid = row["pod_uid"]
+        if uid and uid not in known:
+            known.add(uid)
+            pods.append({"uid": uid, "title": uid, "gone": True})
+    return pods
+
+
+def _exactly(body: Mapping[str, Any], pods: Sequence[Row], text: str, root: str) -> Iterator[Row]:
+    uid, path = None, None
+    if text.startswith("/"):
+        path = text
+    elif text.isascii() and text.isdecimal() and len(text) <= 7:
+        path = _cgroup_of(int(text), root)
+    if path is not None:
+        match = _UID.search(path)
+        uid = _plain_uid(match[0]) if match is not None else None
+        groups = [pod for pod in pods if pod.get("group") and _within(path, pod["group"])]
+        yield from groups or (pod for pod in pods if uid is not None and _plain_uid(pod["uid"]) == uid)
+    cid = text.partition("://")[2] if "://" in text else text
+    for pod in pods:
+        if text in {pod["uid"], pod["title"], pod.get("name")} or cid in container_ids(body, pod):
+            yield pod
+
+
+def _by_start(body: Mapping[str, Any], pods: Sequence[Row], text: str, root: str) -> Iterator[Row]:
+    del root
+    cid = text.partition("://")[2] if "://" in text else text
+    for pod in pods:
+        if (
+            (text and any((pod.get(key) or "").startswith(text) for key in ("name", "title")))
+            or (len(text) >= _SHORTEST_UID and pod["uid"].startswith(text))
+            or (len(cid) >= _SHORTEST_ID and any(known.startswith(cid) for known in container_ids(body, pod)))
+        ):
+            yield pod
+
+
+def container_ids(body: Mapping[str, Any], pod: Row) -> list[str]:
+    """The ids of a pod's containers: the daemon's, else those of the stored settings."""
+    if "containers" in pod:
+        return [container["id"] for container in pod["containers"]]
+    rows = (*body.get("settings", ()), *body.get("files", ()))
+    of_pod = (row for row in rows if row.get("pod_uid") == pod["uid"])
+    return list(dict.fromkeys(cid for row in of_pod if (cid := row.get("container_id"))))
+
+
+def _within(path: str, group: str) -> bool:
+    """Whether a path, with or without the mount point before it, is of this group or below it."""
+    path = path.rstrip("/")
+    return f"{path}/".startswith(f"{group}/") or f"{group}/" in f"{path}/"
+
+
+def _plain_uid(text: str) -> str:
+    """Without the hyphens, which systemd's directories write as underscores."""
+    return text.replace("-", "").replace("_", "")
+
+
+def _cgroup_of(pid: int, root: str) -> str | None:
+    """The line of /proc/PID/cgroup of a pod; None without such a process."""
+    try:
+        with open(os.path.join(root, "proc", str(pid), "cgroup"), encoding="utf-8", errors="replace") as file:
+            lines = file.read(1 << 16).splitlines()
+    except OSError:
+        return None
+    paths = [line.split(":", 2)[2] for line in lines if line.count(":") >= 2]
+    return next((path for path in paths if _UID.search(path)), None)
+
+
+def _ambiguous(wanted: str, pods: Sequence[Row]) -> CliError:
+    shown = [f"  {pod['title']}  (uid {pod['uid']})" for pod in sorted(pods, key=lambda pod: pod["title"])[:_MOST]]
+    if len(pods) > _MOST:
+        shown.append(f"  and {len(pods) - _MOST} more")
+    head = f"{printable(wanted, 200)!r} matches {len(pods)} pods:"
+    return CliError(" ".join([head, *shown]), Exit.AMBIGUOUS, lines=(head, *shown))

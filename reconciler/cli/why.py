@@ -1,0 +1,301 @@
+"""``bypassctl why TARGET``: where one pod runs and why, what it uses, what it waits for, and what throttles it.
+
+The answers come first; below them is every setting with its reason, its file and its history (`explain`).
+"""
+
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from cgroupfs.errors import AgentError
+from reconciler.cli import places
+from reconciler.cli.blocks import Block, Cell, StyledText
+from reconciler.cli.client import quoted
+from reconciler.cli.document import FetchedDocument, Row, fetch, query
+from reconciler.cli.exits import CliError, Exit
+from reconciler.cli.explain import collect, detail_blocks, pod_processes, title_blocks
+from reconciler.cli.format import setting_text
+from reconciler.cli.limits import PodLimits, measured, throttlers
+from reconciler.cli.output import emit
+from reconciler.cli.screen import field, line, show
+from reconciler.cli.sparkline import sparkline
+from reconciler.cli.targets import find_pod
+from reconciler.runtime import format as fmt
+
+_SECTIONS: Final = ("agent", "pools", "budget", "pods", "settings", "files", "holds", "history", "sources")
+_WATCHED: Final = ("interference", "eviction")
+_WAITS: Final = 20
+"""Thousandths of a CPU: a pod that waits less has no problem."""
+_HOUR: Final = (("use", "use_milli"), ("throttled", "throttled_milli"), ("wait", "wait_milli"))
+_CHANGES: Final = 8
+"""Settings that are listed as what enforce would write."""
+
+
+def run(options: Namespace) -> int:
+    """Show one pod. Errors: `CliError` for no such pod, or several."""
+    document = fetch(options, (*_SECTIONS, *_WATCHED))
+    pod = find_pod(document.body, options.target, options.namespace, root=options.root)
+    facts = collect(document, pod, options.history)
+    facts["processes"] = pod_processes(facts["groups"]) if options.processes and document.live else []
+    facts["hour"] = _hour(options, document, pod)
+    facts["now"] = _now(options, pod, document.body["files"])
+    facts["runs_on"] = _runs_on(facts, document.body)
+    facts["decided"] = _decided(facts, document.body)
+    facts["throttled_by"] = [group | {"ours": _ours(group)} for group in throttlers(facts["now"].get("groups", ()))]
+    facts["would_write"] = list(_would_write(facts["groups"]))
+    facts["mode"] = document.body["agent"].get("mode")
+    facts["do"] = list(_actions(facts))
+    if options.output == "table":
+        show(_blocks(document, facts))
+    else:
+        emit(facts, options.output)
+    return Exit.OK
+
+
+# What is known
+
+
+def _hour(options: Namespace, document: FetchedDocument, pod: Row) -> Row:
+    """The last hour by the daemon; empty without one, for a pod that is gone, and from an older daemon."""
+    where = places.find(options)
+    if not document.live or where.socket is None or pod.get("gone"):
+        return {}
+    try:
+        return query(where.socket, where.reader, f"/pods/{quoted(pod['uid'])}/hour")
+    except CliError:
+        return {}
+
+
+def _now(options: Namespace, pod: Row, files: Sequence[Row]) -> Row:
+    """The kernel's own numbers, over a short sample; ``problem``: why there are none."""
+    if pod.get("gone") or not pod.get("group"):
+        return {"groups": [], "problem": "no group of it is known"}
+    try:
+        limits = PodLimits(pod, options.root)
+    except AgentError as exc:
+        return {"groups": [], "problem": str(exc)}
+    facts = measured(limits, files)
+    return facts | {"problem": "" if facts["groups"] else "its groups cannot be read here"}
+
+
+def _runs_on(facts: Row, body: Row) -> Row:
+    """The CPUs in force by container, as the kernel has them; else those of the plan."""
+    cpus = {group["role"]: group["cpus"] for group in facts["now"]["groups"] if group["cpus"] and _own(group)}
+    inside = {role: text for role, text in cpus.items() if role != "pod"} or cpus
+    return {
+        "cpus": inside,
+        "from": "kernel" if inside else "plan",
+        "pool": facts["pod"].get("pool"),
+        "pools": facts["pools"],
+        "node_cpus": body["agent"].get("cpus"),
+    }
+
+
+def _own(group: Row) -> bool:
+    role = str(group["role"])
+    return role == "pod" or role.startswith("container ")
+
+
+def _decided(facts: Row, body: Row) -> Row:
+    """Who set the CPU set that is in force, and by which rule."""
+    pod = facts["pod"]
+    ours = [
+        setting
+        for group in facts["groups"]
+        for setting in group["settings"]
+        if setting["knob"] == "cpu.set" and setting["wanted"] is not None and setting["wanted"] == setting["actual"]
+    ]
+    reasons = body.get("budget", {}).get("reasons", {})
+    pool = (pod.get("pool") or "").partition("/")[0]
+    reason = ours[0]["reason"] if ours else reasons.get(pool, "")
+    return {
+        "by": f"bypassd ({ours[0]['policy']})" if ours else "kubelet and runtime",
+        "class": pod.get("class"),
+        "class_source": pod.get("class_source"),
+        "reason": reason,
+    }
+
+
+def _ours(group: Row) -> bool:
+    return str(group["quota_by"]).startswith("bypassd")
+
+
+def _would_write(groups: Sequence[Row]) -> Iterator[Row]:
+    for group in groups:
+        for setting in group["settings"]:
+            if setting["state"] == "would write":
+                yield {"group": group["name"], "path": group["path"]} | {
+                    key: setting[key] for key in ("knob", "actual", "wanted", "policy", "reason")
+                }
+
+
+def _waits_unthrottled(now: Row) -> int | None:
+    """Run-queue wait that throttling does not explain: the kernel counts a throttled thread as waiting, too."""
+    if now.get("wait_milli") is None:
+        return None
+    stopped = sum(group["throttled_milli"] or 0 for group in now["groups"])
+    return max(0, int(now["wait_milli"]) - stopped)
+
+
+def _actions(facts: Row) -> Iterator[Row]:
+    """What a person can do: a reason and, where there is one, the exact command."""
+    pod = facts["pod"]
+    title = pod["title"]
+    off = f'bypassctl off {title} --for 1h --reason "..."'
+    ours_above = any(group["ours"] and not _own(group) for group in facts["throttled_by"])
+    for group in facts["throttled_by"]:
+        if group["ours"]:
+            continue
+        if group["role"].startswith("container "):
+            text = (
+                f"raise resources.limits.cpu of {group['role']} (now {fmt.cpu(group['quota_milli'])}) in its manifest"
+            )
+            yield {"why": text, "command": ""}
+        else:
+            yield {"why": f"find who set the quota of {group['path']}: {group['quota_by']}", "command": ""}
+    held = [hold for hold in facts["holds"] if hold["target"].partition(":")[0] in {"pod", "off", "node"}]
+    for hold in held:
+        yield {"why": f"end the hold of {hold['by']}", "command": f"bypassctl release {hold['target']}"}
+    if not held and not pod.get("gone") and any(group["settings"] for group in facts["groups"]):
+        yield {
+            "why": "free it of bypassd for an hour" + (", of the BE budget, too" if ours_above else ""),
+            "command": off + (" --with-budget" if ours_above else ""),
+        }
+    waits = _waits_unthrottled(facts["now"])
+    if waits is not None and waits >= _WAITS:
+        yield {
+            "why": "see which pods its CPUs are shared with, and whose work is suspected",
+            "command": "bypassctl interference",
+        }
+    if facts["would_write"]:
+        yield {"why": "see all that enforce would write on this node", "command": "bypassctl diff"}
+
+
+# The screen
+
+
+def _blocks(document: FetchedDocument, facts: Row) -> Iterator[Block]:
+    yield from title_blocks(facts)
+    if not facts["pod"].get("gone"):
+        yield from _where(facts)
+        yield from _numbers(facts["now"])
+        yield from _throttling(facts)
+        yield from _past(facts["hour"], live=document.live)
+        yield from _enforce(facts)
+    for number, action in enumerate(facts["do"]):
+        yield field("do" if not number else "", action["why"] + (":" if action["command"] else ""))
+        if action["command"]:
+            # On a line of its own, to be copied.
+            yield line(StyledText(action["command"], "head"), indent=11)
+    yield from detail_blocks(document, facts)
+
+
+def _where(facts: Row) -> Iterator[Block]:
+    runs, decided = facts["runs_on"], facts["decided"]
+    sets = dict[str, list[str]]()
+    for role, cpus in runs["cpus"].items():
+        sets.setdefault(cpus, []).append(role)
+    text = "; ".join(
+        f"CPU {cpus}" + (f" ({', '.join(roles)})" if len(sets) > 1 else "") for cpus, roles in sets.items()
+    )
+    pool = f"pool {runs['pool'].partition('/')[0]}" if runs["pool"] else ""
+    if not text:
+        text = "CPUs in force cannot be read here"
+    yield field("runs on", StyledText(text, "head"), f"; {pool}" if pool else "")
+    reason = f": {decided['reason']}" if decided["reason"] else ""
+    yield field("decided", f"by {decided['by']}{reason}")
+
+
+def _numbers(now: Row) -> Iterator[Block]:
+    pod = next((group for group in now["groups"] if group["role"] == "pod"), None)
+    if pod is None:
+        yield field("uses", StyledText(f"not known: {now['problem']}", "dim"))
+        return
+    taken = f" (measured over {fmt.duration(now['seconds'])})"
+    yield field("uses", fmt.cpu(pod["use_milli"]) if pod["use_milli"] is not None else "not known", taken)
+    if now["wait_milli"] is None:
+        yield field("waits", StyledText("not known: no thread's run-queue times can be read", "dim"))
+        return
+    waits = _waits_unthrottled(now) or 0
+    text = f"{fmt.cpu(now['wait_milli'])} in run queues"
+    if waits < now["wait_milli"]:
+        text += f", {fmt.cpu(waits)} of it without throttling"
+    busy = waits >= _WAITS
+    yield field("waits", StyledText(text, "warn") if busy else text)
+    if busy:
+        yield field("", "its CPUs run other work meanwhile, or it has more threads than CPUs")
+
+
+def _throttling(facts: Row) -> Iterator[Block]:
+    stopped, groups = facts["throttled_by"], facts["now"]["groups"]
+    for number, group in enumerate(stopped):
+        yield field("limits" if not number else "", *_throttled(group))
+    if stopped or not groups:
+        return
+    quotas = [group for group in groups if group["quota_milli"] is not None]
+    yield field(
+        "limits",
+        StyledText("not throttled", "ok"),
+        " in this sample",
+        "" if quotas else "; no CPU quota on it or above it",
+    )
+    for group in quotas:
+        yield field("", f"{_whose(group)}: {fmt.cpu(group['quota_milli'])}, {group['quota_by']}{_since(group)}")
+
+
+def _throttled(group: Row) -> Iterator[Cell]:
+    yield StyledText(f"throttled by {group['quota_by']}", "bad")
+    share = fmt.percent(100 * group["throttled_share"])
+    yield f": {_whose(group)} has {fmt.cpu(group['quota_milli'])}; {share} of its periods in this sample{_since(group)}"
+
+
+def _whose(group: Row) -> str:
+    return str(group["role"]) if _own(group) else str(group["path"])
+
+
+def _since(group: Row) -> str:
+    if not group["periods"]:
+        return ""
+    return f", {group['throttled_periods']} of {group['periods']} periods so far"
+
+
+def _past(hour: Row, *, live: bool) -> Iterator[Block]:
+    """The last hour: one line a series that has values."""
+    if not hour:
+        if not live:
+            yield field("hour", StyledText("not known: the daemon is not running", "dim"))
+        return
+    series: list[tuple[str, list[Any]]] = [(name, hour[key]) for name, key in _HOUR]
+    series += [(f"above: {path}", values) for path, values in hour["above_milli"].items() if any(values)]
+    minutes = len(hour["use_milli"])
+    if not minutes:
+        yield field("hour", StyledText("no minute of it is complete yet", "dim"))
+        return
+    label = "hour" if minutes >= 60 else f"{minutes} min"
+    for name, values in series:
+        known = [value for value in values if value is not None]
+        if not known or (name != "use" and not any(known)):
+            continue
+        shown = f"{name:<10}{sparkline(values)}  peak {fmt.cpu(max(known))}"
+        yield field(label, shown)
+        label = ""
+    if hour["wait"] is None:
+        yield field("", StyledText("wait is not kept: no cpu.pressure (cgroup v2) and no wait_sum in cpu.stat", "dim"))
+
+
+def _enforce(facts: Row) -> Iterator[Block]:
+    changes = facts["would_write"]
+    if facts["mode"] is None:
+        return
+    if not changes:
+        managed = any(setting["wanted"] is not None for group in facts["groups"] for setting in group["settings"])
+        yield field(
+            "enforce", "nothing is left to write" if managed else "changes nothing: bypassd sets nothing of this pod"
+        )
+        return
+    yield field("enforce", f"would write {fmt.plural(len(changes), 'value')}; nothing of them is written now")
+    for change in changes[:_CHANGES]:
+        actual, wanted = (setting_text(change["knob"], change[key]) for key in ("actual", "wanted"))
+        yield field("", f"{change['group'].partition(' (')[0]}: {change['knob']} {actual} -> {wanted}")
+    if len(changes) > _CHANGES:
+        yield field("", f"and {len(changes) - _CHANGES} more: bypassctl diff")

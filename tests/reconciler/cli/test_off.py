@@ -1,0 +1,73 @@
+"""``bypassctl off``: what it asks of the daemon, and what it shows of what still bounds the pod."""
+
+import json
+from typing import Any
+
+import pytest
+
+from reconciler.cli import off
+from reconciler.cli.exits import Exit
+from tests.fakes.livenode import BATCH
+from tests.reconciler.cli.conftest import Run
+from tests.reconciler.cli.fakedaemon import FakeDaemon
+
+ABOVE = "/kubepods/besteffort"
+HOLD = {"target": f"off:{BATCH}", "reason": "INC-42", "by": "ana", "until": 4_000_000_000.0, "budget": False}
+
+
+@pytest.fixture
+def answer(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The daemon's answer, which a test may change; the kernel has a quota of ours above the pod."""
+    monkeypatch.setenv("SUDO_USER", "ana")
+    fields: dict[str, Any] = {"files": [], "restored": 5, "left": 0, "hold": dict(HOLD), "kept": None}
+    daemon.answers["POST /off"] = (200, fields)
+    bounds = [
+        {"role": "pod", "path": f"{ABOVE}/pod{BATCH}", "quota_milli": 500, "quota_by": "its own limit"},
+        {"role": "QoS class", "path": ABOVE, "quota_milli": 400, "quota_by": "bypassd (reclaimed)"},
+        {"role": "all pods", "path": "/kubepods", "quota_milli": None, "quota_by": None},
+    ]
+    monkeypatch.setattr(off, "PodLimits", lambda *_: None)
+    monkeypatch.setattr(off, "measured", lambda *_: {"groups": bounds})
+    return fields
+
+
+@pytest.mark.usefixtures("answer")
+def test_the_order_has_the_pods_uid_the_time_and_the_person(run: Run, daemon: FakeDaemon) -> None:
+    words = ("off", "pod/batch", "-n", "ci", "--for", "1h", "--reason", "INC-42", "--with-budget")
+    ran = run(*words, "--socket", daemon.socket)
+    assert ran.code == Exit.OK
+    body = {"pod_uid": BATCH, "reason": "INC-42", "by": "ana", "budget": True, "seconds": 3600.0}
+    assert ("POST /off", body) in daemon.asked
+
+
+@pytest.mark.usefixtures("answer")
+def test_quotas_above_the_pod_are_named_and_how_to_lift_ours(run: Run, daemon: FakeDaemon) -> None:
+    out = run("off", "batch-7", "--for", "1h", "--reason", "x", "--socket", daemon.socket).out
+    assert f"still bounded by {ABOVE}: 0.40 CPU" in out
+    assert f"{ABOVE}/pod" not in out
+    assert "--with-budget" in out
+    assert f"bypassctl release off:{BATCH}" in out
+
+
+def test_a_kept_hold_is_shown_with_its_reason_and_person(run: Run, daemon: FakeDaemon, answer: dict[str, Any]) -> None:
+    answer["kept"] = {"target": f"pod:{BATCH}", "reason": "debugging", "by": "ben", "until": None}
+    out = run("off", "batch-7", "--for", "1h", "--reason", "x", "--socket", daemon.socket).out
+    assert f"hold pod:{BATCH} until release: debugging (by ben)" in out
+
+
+def test_a_value_that_is_not_restored_is_a_failure(run: Run, daemon: FakeDaemon, answer: dict[str, Any]) -> None:
+    answer["left"] = 2
+    ran = run("off", "batch-7", "--for", "1h", "--reason", "x", "-o", "json", "--socket", daemon.socket)
+    assert ran.code == Exit.NOT_OK
+    facts = json.loads(ran.out)
+    assert [bound["path"] for bound in facts["bounded_by"]] == [ABOVE]
+    assert (facts["pod"], facts["left"]) == ("ci/batch-7", 2)
+
+
+@pytest.mark.usefixtures("answer")
+def test_it_needs_an_end_a_reason_and_one_pod(run: Run, daemon: FakeDaemon) -> None:
+    for words in (["--for", "1h"], ["--reason", "x"], ["--for", "1h", "--until-released", "--reason", "x"]):
+        assert run("off", "batch-7", *words, "--socket", daemon.socket).code == Exit.USAGE
+    ran = run("off", "shop/", "--for", "1h", "--reason", "x", "--socket", daemon.socket)
+    assert ran.code == Exit.AMBIGUOUS
+    assert not any(path == "POST /off" for path, _ in daemon.asked)

@@ -1,0 +1,88 @@
+"""The pod that a target names: every form that other tools print, ambiguous ones, and unknown ones."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reconciler.cli.exits import CliError, Exit
+from reconciler.cli.targets import find_pod
+from tests.fakes.livenode import BATCH, WEB, container_id, group
+
+
+def found(document: dict[str, Any], wanted: str, namespace: str | None = None, root: str = "/nowhere") -> str:
+    return str(find_pod(document, wanted, namespace, root=root)["uid"])
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        *("ci/batch-7", "batch-7", "bat", "ci/bat", "pod/batch-7", "pods/batch-7", "po/bat"),
+        *(BATCH, BATCH[:4], BATCH[:8]),
+        *(container_id(BATCH), container_id(BATCH)[:6], container_id(BATCH)[:12]),
+        *(f"containerd://{container_id(BATCH)}", f"docker://{container_id(BATCH)[:12]}"),
+        *(group(BATCH), f"{group(BATCH)}/{container_id(BATCH)}", f"/sys/fs/cgroup/cpu{group(BATCH)}"),
+        f"/sys/fs/cgroup/cpuset{group(BATCH)}/{container_id(BATCH)}/cgroup.procs",
+    ],
+)
+def test_one_pod_by_each_of_its_names(document: dict[str, Any], wanted: str) -> None:
+    assert found(document, wanted) == BATCH
+
+
+def test_a_process_is_its_pods(document: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "proc/4242").mkdir(parents=True)
+    lines = f"4:cpuset:{group(WEB)}/{container_id(WEB)}\n1:name=systemd:/x\n0::/\n"
+    (tmp_path / "proc/4242/cgroup").write_text(lines)
+    assert found(document, "4242", root=str(tmp_path)) == WEB
+    with pytest.raises(CliError) as raised:
+        found(document, "4243", root=str(tmp_path))
+    assert raised.value.code == Exit.NOT_FOUND
+
+
+def test_the_uid_in_a_systemd_path_has_underscores(document: dict[str, Any]) -> None:
+    path = f"/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{BATCH.replace('-', '_')}.slice"
+    assert found(document, path) == BATCH
+
+
+def test_an_ambiguous_target_lists_the_pods_and_has_an_exit_code_of_its_own(document: dict[str, Any]) -> None:
+    with pytest.raises(CliError) as raised:
+        found(document, "shop/")
+    assert raised.value.code == Exit.AMBIGUOUS
+    assert len(raised.value.lines) == 3
+    assert {"shop/web-0", "shop/db-0"} == {str(line).split()[0] for line in raised.value.lines[1:]}
+
+
+def test_a_namespace_decides_between_equal_names(document: dict[str, Any]) -> None:
+    twin = {**copy.deepcopy(document["pods"][0]), "uid": "e" * 32, "namespace": "test", "title": "test/batch-7"}
+    twin |= {"name": "batch-7", "containers": [], "group": f"/kubepods/pod{'e' * 32}"}
+    document["pods"].append(twin)
+    with pytest.raises(CliError):
+        found(document, "batch-7")
+    assert found(document, "batch-7", "ci") == BATCH
+    assert found(document, "bat", "test") == "e" * 32
+
+
+def test_an_exact_name_comes_before_a_longer_one(document: dict[str, Any]) -> None:
+    document["pods"].append({**document["pods"][0], "uid": "e" * 32, "title": "ci/batch-70", "name": "batch-70"})
+    assert found(document, "ci/batch-7") == next(pod["uid"] for pod in document["pods"] if pod["title"] == "ci/batch-7")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "near"), [("bacth-7", "ci/batch-7"), ("web-1", "shop/web-0"), ("atch", "ci/batch-7")]
+)
+def test_an_unknown_pod_has_the_nearest_names(document: dict[str, Any], wanted: str, near: str) -> None:
+    with pytest.raises(CliError) as raised:
+        found(document, wanted)
+    assert raised.value.code == Exit.NOT_FOUND
+    assert near in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "wanted", ["", "\x1b[2J", "x" * 100_000, "/", "//", "pod/", "containerd://", "0" * 5000, "../.."]
+)
+def test_no_text_is_a_pod_by_accident(document: dict[str, Any], wanted: str) -> None:
+    with pytest.raises(CliError) as raised:
+        found(document, wanted)
+    assert raised.value.code in {Exit.NOT_FOUND, Exit.AMBIGUOUS}
+    assert "\x1b" not in str(raised.value)

@@ -1,0 +1,195 @@
+"""``bypassctl why``: facts of an online and of a BE pod, who throttles it, the hour, and its width at 80 columns."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from reconciler.cli import why
+from reconciler.cli.exits import Exit
+from reconciler.cli.limits import ChainGroup, _owner, chain, throttlers
+from reconciler.cli.screen import plain
+from reconciler.cli.sparkline import sparkline
+from reconciler.config.model import AgentMode
+from tests.fakes.livenode import BATCH, WEB, LiveNode, container_id, group
+from tests.reconciler.cli.conftest import Run
+from tests.reconciler.cli.fakedaemon import FakeDaemon
+
+ABOVE = "/kubepods/besteffort"
+LONG = "checkout-interactive-adhoc-06bf46c69-f646e-with-a-name-of-more-than-sixty-characters-x"
+
+
+def kernel_group(role: str, path: str, **fields: object) -> dict[str, Any]:
+    numbers: dict[str, Any] = dict.fromkeys(("quota_milli", "weight", "memory_bytes", "quota_by"))
+    numbers |= {"use_milli": 500, "throttled_share": 0.0, "throttled_milli": 0, "periods": 91, "throttled_periods": 13}
+    return {"role": role, "path": path, "cpus": "0-1", **numbers, **fields}
+
+
+def now(*groups: dict[str, Any], wait: int | None = 0) -> dict[str, Any]:
+    return {"seconds": 0.5, "groups": list(groups), "wait_milli": wait, "threads": 1, "problem": ""}
+
+
+OWN = kernel_group("container main", "/c", quota_milli=500, quota_by="its own limit", throttled_share=0.4)
+FREE = kernel_group("container main", "/c")
+POD = kernel_group("pod", "/p")
+OURS = kernel_group("QoS class", ABOVE, quota_milli=400, quota_by="bypassd (reclaimed)", throttled_share=0.55)
+
+
+def facts_of(run: Run, daemon: FakeDaemon, target: str, *words: str) -> dict[str, Any]:
+    facts: dict[str, Any] = json.loads(run("why", target, *words, "-o", "json", "--socket", daemon.socket).out)
+    return facts
+
+
+def test_explain_is_the_same_command(run: Run, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(why, "_now", lambda *_: now(FREE, POD))
+    both = [run(name, "batch-7", "--socket", daemon.socket) for name in ("why", "explain")]
+    assert both[0] == both[1]
+    assert both[0].code == Exit.OK
+
+
+@pytest.mark.parametrize(
+    ("groups", "by", "ours", "command"),
+    [
+        ((OWN, POD), ["its own limit"], [False], ""),
+        ((FREE, POD, OURS), ["bypassd (reclaimed)"], [True], "--with-budget"),
+        ((FREE, POD), [], [], ""),
+        ((OWN, POD, OURS), ["its own limit", "bypassd (reclaimed)"], [False, True], "--with-budget"),
+    ],
+)
+def test_who_throttles_it_and_what_lifts_it(
+    run: Run,
+    daemon: FakeDaemon,
+    monkeypatch: pytest.MonkeyPatch,
+    groups: Sequence[dict[str, Any]],
+    by: list[str],
+    ours: list[bool],
+    command: str,
+) -> None:
+    monkeypatch.setattr(why, "_now", lambda *_: now(*groups))
+    facts = facts_of(run, daemon, "batch-7")
+    assert [group["quota_by"] for group in facts["throttled_by"]] == by
+    assert [group["ours"] for group in facts["throttled_by"]] == ours
+    commands = [action["command"] for action in facts["do"] if action["command"]]
+    assert any(text.startswith("bypassctl off ci/batch-7 --for") for text in commands)
+    assert any("--with-budget" in text for text in commands) == bool(command)
+    assert any("resources.limits.cpu" in action["why"] for action in facts["do"]) == (OWN in groups)
+
+
+def test_waiting_without_throttling_is_told_from_throttling(
+    run: Run, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped = {**OWN, "throttled_milli": 390}
+    for groups, wait, suspects in (((stopped, POD), 400, False), ((FREE, POD), 400, True), ((FREE, POD), 10, False)):
+        monkeypatch.setattr(why, "_now", lambda *_, groups=groups, wait=wait: now(*groups, wait=wait))
+        commands = [action["command"] for action in facts_of(run, daemon, WEB)["do"]]
+        assert ("bypassctl interference" in commands) == suspects
+
+
+def test_an_online_pod_has_its_cpus_its_pool_and_who_decided(
+    run: Run, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(why, "_now", lambda *_: now(FREE, POD))
+    facts = facts_of(run, daemon, "web-0", "-n", "shop")
+    assert facts["runs_on"]["cpus"] == {"container main": "0-1"}
+    assert facts["runs_on"]["pool"] == "shared"
+    assert facts["decided"]["by"] == "kubelet and runtime"
+    assert facts["decided"]["reason"]
+    assert facts_of(run, daemon, "batch-7")["decided"]["by"] == "bypassd (reclaimed)"
+
+
+def test_the_hour_is_the_daemons_and_an_older_daemon_has_none(
+    run: Run, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(why, "_now", lambda *_: now(FREE, POD))
+    assert facts_of(run, daemon, WEB)["hour"] == {}
+    series = {"use_milli": [100, 950], "throttled_milli": [0, 0], "wait_milli": [None, None]}
+    hour = {"interval_s": 60.0, "age_s": 1.0, "wait": None, **series, "above_milli": {"/kubepods": [0, 300]}}
+    daemon.answers[f"GET /pods/{WEB}/hour"] = (200, hour)
+    assert facts_of(run, daemon, WEB)["hour"] == hour
+    out = run("why", WEB, "--socket", daemon.socket).out
+    assert "peak 0.95 CPU" in out
+    assert "above: /kubepods" in out
+
+
+def test_what_enforce_would_write_has_both_values_with_units(run: Run, live: LiveNode, daemon: FakeDaemon) -> None:
+    daemon.document = live.document(mode=AgentMode.OBSERVE)
+    facts = facts_of(run, daemon, "batch-7")
+    changes = {change["knob"]: change for change in facts["would_write"]}
+    assert facts["mode"] == "observe"
+    assert changes
+    assert all(change["actual"] != change["wanted"] for change in changes.values())
+    assert "bypassctl diff" in [action["command"] for action in facts["do"]]
+    assert not facts_of(run, daemon, "web-0")["would_write"]
+
+
+def test_from_the_store_and_the_kernel_while_the_daemon_is_down(run: Run, live: LiveNode) -> None:
+    live.document()
+    ran = run("why", "batch-7", "-o", "json", "--root", live.root)
+    assert ran.code == Exit.OK
+    facts = json.loads(ran.out)
+    assert facts["source"] == "store"
+    assert facts["hour"] == {}
+    assert facts["runs_on"]["from"] == "kernel"
+    assert [row["role"] for row in facts["now"]["groups"]] == ["container bbbbbbbbbbbb", "pod", "QoS class", "all pods"]
+
+
+def test_every_line_fits_80_columns_and_no_name_is_cut(
+    run: Run, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for pod in daemon.document["pods"]:
+        if pod["uid"] == BATCH:
+            pod |= {"name": LONG, "title": f"ci/{LONG}", "labels": {}, "annotations": {}}
+    monkeypatch.setattr(why, "_now", lambda *_: now(OWN, POD, OURS, wait=400))
+    shown: list[str] = []
+    monkeypatch.setattr(why, "show", lambda blocks: shown.append(plain(blocks, 80)))
+    assert run("why", BATCH, "--socket", daemon.socket).code == Exit.OK
+    (text,) = shown
+    # A word is broken nowhere: what is wider than the screen is one word (a path, a name), to be copied as a whole.
+    assert [line for line in text.splitlines() if len(line) > 80 and len(line.split()) > 4] == []
+    assert f"ci/{LONG}" in text
+    assert group(BATCH) in text
+
+
+def test_the_chain_is_the_containers_the_pod_and_all_above_it() -> None:
+    containers = [
+        {"id": container_id(BATCH), "name": "main", "kind": "app", "group": f"{group(BATCH)}/x"},
+        {"id": "p", "name": "", "kind": "sandbox", "group": f"{group(BATCH)}/p"},
+    ]
+    groups = chain({"group": group(BATCH), "containers": containers})
+    assert groups == [
+        ChainGroup("container main", f"{group(BATCH)}/x"),
+        ChainGroup("pod", group(BATCH)),
+        ChainGroup("QoS class", ABOVE),
+        ChainGroup("all pods", "/kubepods"),
+    ]
+
+
+def test_a_quota_is_ours_only_where_we_wrote_it() -> None:
+    row = {"written_at": 5.0, "policy": "reclaimed"}
+    above = ChainGroup("QoS class", ABOVE)
+    assert _owner(above, row) == "bypassd (reclaimed)"
+    assert _owner(above, {"written_at": 0.0, "policy": "reclaimed"}) == _owner(above, None)
+    assert not _owner(ChainGroup("container main", "/c"), None).startswith("bypassd")
+
+
+def test_a_group_without_a_counter_is_no_throttler() -> None:
+    assert throttlers([{**OWN, "throttled_share": None}, {**OWN, "throttled_share": 0.0}, OWN]) == [OWN]
+
+
+@pytest.mark.parametrize(
+    ("values", "marks"),
+    [
+        ((), ""),
+        ((0, 0), "__"),
+        ((0, 1, 2, None), "_=@?"),
+        (tuple(range(60)), 30),
+        ((None,) * 3, "???"),
+    ],
+)
+def test_a_sparkline_has_a_mark_for_each_part(
+    values: tuple[float | None, ...], marks: str | int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reconciler.cli.sparkline._marks", lambda: "_.-=+*#@")
+    line = sparkline(values)
+    assert len(line) == marks if isinstance(marks, int) else line.replace("+", "=") == marks

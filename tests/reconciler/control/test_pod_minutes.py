@@ -1,0 +1,71 @@
+"""The hour of each pod: rates of a minute, a bound on what is kept, and groups that are made again."""
+
+from pathlib import Path
+from sys import getsizeof
+
+import trio
+from msgspec.structs import replace
+
+from cgroupfs.hierarchy import Hierarchy
+from reconciler.control.pod_minutes import LENGTH, MINUTE_S, MinuteSeries, PodMinutes, _Counters
+from state.model import Pod
+from tests.fakes.livenode import BATCH, LiveNode
+
+STEP_NS = int(MINUTE_S * 1e9)
+
+
+def counters(minute: int, use: int | None = None, throttled: int | None = 0) -> _Counters:
+    return _Counters(minute * MINUTE_S, use, throttled, None)
+
+
+def test_a_minute_is_the_rate_between_two_readings_and_the_unknown_stays_unknown() -> None:
+    series = MinuteSeries()
+    series.add(counters(0, 0))
+    assert series.series("use_milli") == []
+    series.add(counters(1, STEP_NS // 2, STEP_NS // 4))
+    series.add(counters(2, None, STEP_NS // 4))
+    series.add(counters(3, 5, STEP_NS // 4))
+    series.add(counters(4, 1, STEP_NS // 4))  # counted again
+    assert series.series("use_milli") == [500, None, None, None]
+    assert series.series("throttled_milli") == [250, 0, 0, 0]
+    assert series.series("wait_milli") == [None] * 4
+
+
+def test_an_hour_is_kept_and_no_more() -> None:
+    series = MinuteSeries()
+    for minute in range(500):
+        series.add(counters(minute, minute * STEP_NS))
+    assert series.series("use_milli") == [1000] * LENGTH
+    assert getsizeof(series._values) < 2048
+
+
+def test_pods_that_are_gone_are_forgotten_and_a_namesake_begins_anew(tmp_path: Path) -> None:
+    async def run() -> None:
+        node = LiveNode(tmp_path)
+        with node.agent() as agent:
+            await node.look(agent)
+            pods: dict[str, Pod] = dict(agent.inventory.pods)
+            at = [0.0]
+
+            def clock() -> float:
+                at[0] += 1.0
+                return at[0]
+
+            minutes = PodMinutes(Hierarchy.detect(node.root), lambda: pods, files=node.kernel, clock=clock)
+            await minutes.sample()
+            await minutes.sample()
+            pod = pods[BATCH]
+            hour = minutes.hour(pod)
+            assert hour["use_milli"] == [0]
+            assert set(hour["above_milli"]) == {"/kubepods", "/kubepods/besteffort"}  # type: ignore[call-overload]
+            pods[BATCH] = replace(pod, group=replace(pod.group, inode=pod.group.inode + 1))
+            await minutes.sample()
+            assert minutes.hour(pods[BATCH])["use_milli"] == []
+            del pods[BATCH]
+            await minutes.sample()
+            assert pod.group.path not in minutes._groups
+            pods.clear()
+            await minutes.sample()
+            assert not minutes._groups
+
+    trio.run(run)

@@ -1,0 +1,63 @@
+"""Times of a container's start: of writes that were made, and of those that would be."""
+
+import time
+from pathlib import Path
+
+import pytest
+import trio
+from msgspec.structs import replace
+
+from reconciler.config.model import AgentMode
+from reconciler.daemon.agent import Agent
+from reconciler.sources.runtime_signal import RuntimeEvent
+from state.model import Hold
+from tests.fakes.livenode import BATCH, LiveNode, container_id
+
+
+async def start(node: LiveNode, agent: Agent) -> dict[str, object]:
+    """A BE container that appears after the first pass, and its signal; what its timeline shows."""
+    await node.look(agent)
+    agent.reconciler.timelines.ready()
+    cid = container_id(BATCH)
+    agent.reconciler.timelines.came(cid)
+    agent.reconciler.wait_idle(cid, trio.current_time(), RuntimeEvent.STATE)
+    agent.lane.clear()
+    agent.reconciler._signalled[cid] = time.monotonic()
+    agent.dirty.mark_all("test")
+    await agent.reconciler.reconcile(agent.dirty.take_nowait())
+    timeline = agent.reconciler.timelines.get(cid)
+    assert timeline is not None
+    return timeline.status()
+
+
+@pytest.mark.parametrize("mode", list(AgentMode))
+def test_nothing_is_called_written_that_was_not_and_planned_writes_have_their_own_metric(
+    tmp_path: Path, mode: AgentMode
+) -> None:
+    async def run() -> None:
+        node = LiveNode(tmp_path)
+        with node.agent(replace(node.config, mode=mode)) as agent:
+            shown = await start(node, agent)
+            counted = agent.counters.values
+            enforced = mode is AgentMode.ENFORCE
+            assert bool(shown["written_at"]) == bool(shown["verified_at"]) == enforced
+            assert bool(shown["would_write_at"]) == (not enforced)
+            assert shown["signal_at"]
+            assert (shown["signal_to_last_write_s"] is not None) == enforced
+            assert (counted.signal_to_write.count, counted.signal_to_would_write.count) == (enforced, not enforced)
+            assert sum(counted.starts.values()) == enforced
+
+    trio.run(run)
+
+
+def test_settings_on_hold_are_neither(tmp_path: Path) -> None:
+    async def run() -> None:
+        node = LiveNode(tmp_path)
+        with node.agent() as agent:
+            agent.holds.all["node"] = Hold(target="node", reason="x", by="ana")
+            agent.holds.refresh()
+            shown = await start(node, agent)
+            assert shown["written_at"] is shown["verified_at"] is shown["would_write_at"] is None
+            assert sum(agent.counters.values.starts.values()) == 0
+
+    trio.run(run)

@@ -1,0 +1,185 @@
+"""``POST /off``: a pod freed for a time, beside a person's hold, with and without the BE budget, and back by itself."""
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from msgspec.structs import replace
+
+from cgroupfs.errors import InputError
+from reconciler.daemon.agent import Agent
+from reconciler.daemon.status import StatusReport
+from reconciler.web.interface import HoldRequest, OffRequest
+from state.model import Hold, PodClass
+from tests.fakes.livenode import BATCH, WEB, LiveNode, container_id, group
+from tests.fakes.web import FakePulse
+
+POD = f"pod:{BATCH}"
+OFF = f"off:{BATCH}"
+MAIN = f"{group(BATCH)}/{container_id(BATCH)}"
+ABOVE = "/kubepods/besteffort"
+
+
+class OffScene:
+    """The unit tests' node with its agent, after one pass."""
+
+    def __init__(self, node: LiveNode, agent: Agent) -> None:
+        self.node, self.agent = node, agent
+        self.report = StatusReport(agent, FakePulse(), statuses=tuple, reload=tuple)
+
+    def cpus(self) -> str:
+        return self.node.kernel.read(self.agent.place.hierarchy.directory("cpuset", MAIN), "cpuset.cpus").strip()
+
+    def quota(self, path: str) -> int:
+        return int(self.node.kernel.read(self.agent.place.hierarchy.directory("cpu", path), "cpu.cfs_quota_us"))
+
+    async def off(self, **fields: Any) -> Mapping[str, Any]:
+        asked: dict[str, Any] = {"pod_uid": BATCH, "reason": "INC-42", "by": "ana", "seconds": 60.0} | fields
+        return await self.report.off(OffRequest(**asked))
+
+    async def reconcile(self) -> None:
+        await self.agent.reconciler.reconcile(self.agent.dirty.take_nowait())
+
+    async def end(self, target: str) -> None:
+        """Let one hold run out."""
+        hold = self.agent.holds.all[target]
+        self.agent.holds.all[target] = replace(hold, ends_boot_s=0.0, until=time.time())
+        self.agent.holds.expire()
+        await self.reconcile()
+
+
+def on_a_node(path: Path, act: Callable[[OffScene], Any]) -> None:
+    async def run() -> None:
+        node = LiveNode(path)
+        with node.agent() as agent:
+            await node.look(agent)
+            await act(OffScene(node, agent))
+
+    trio.run(run)
+
+
+def test_a_freed_pod_has_its_values_back_and_is_managed_again_when_the_time_is_over(tmp_path: Path) -> None:
+    async def act(scene: OffScene) -> None:
+        squeezed = scene.cpus()
+        answer = await scene.off()
+        assert answer["hold"]["target"] == OFF
+        assert (answer["left"], answer["kept"]) == (0, None)
+        assert scene.cpus() != squeezed
+        await scene.reconcile()
+        assert scene.cpus() != squeezed
+        assert scene.quota(ABOVE) > 0  # the budget of all BE pods still bounds it
+        await scene.end(OFF)
+        assert scene.cpus() == squeezed
+        assert not scene.agent.holds.all
+
+    on_a_node(tmp_path, act)
+
+
+def test_a_persons_hold_stays_with_its_reason_and_end_and_is_shown(tmp_path: Path) -> None:
+    async def act(scene: OffScene) -> None:
+        await scene.report.hold(HoldRequest(target=POD, reason="debugging", by="ben", seconds=600.0))
+        before = scene.agent.holds.all[POD]
+        squeezed = scene.cpus()
+        answer = await scene.off()
+        assert (answer["kept"]["target"], answer["kept"]["by"], answer["kept"]["reason"]) == (POD, "ben", "debugging")
+        assert scene.agent.holds.all[POD] == before
+        assert scene.cpus() != squeezed
+        await scene.end(OFF)
+        assert scene.cpus() != squeezed  # ben's hold is still there
+        await scene.end(POD)
+        assert scene.cpus() == squeezed
+
+    on_a_node(tmp_path, act)
+
+
+def test_without_the_budget_no_quota_above_the_pod_is_left_and_it_comes_back(tmp_path: Path) -> None:
+    async def act(scene: OffScene) -> None:
+        bounded = scene.quota(ABOVE)
+        assert bounded > 0
+        assert (await scene.off(budget=True))["hold"]["budget"]
+        assert scene.quota(ABOVE) == -1
+        assert scene.quota(MAIN) == -1
+        assert scene.agent.inventory.pods[BATCH].pod_class is PodClass.SHARED
+        await scene.end(OFF)
+        assert scene.agent.inventory.pods[BATCH].pod_class is PodClass.RECLAIMED
+        assert scene.quota(ABOVE) > 0
+
+    on_a_node(tmp_path, act)
+
+
+def test_the_other_be_pods_stay_within_the_budget_while_one_is_outside_of_it(tmp_path: Path) -> None:
+    async def run() -> None:
+        node = LiveNode(tmp_path)
+        other = "dddddddd-4444-4444-8444-444444444444"
+        node.kernel.make_group(f"{ABOVE}/pod{other}")
+        node.kernel.make_group(f"{ABOVE}/pod{other}/{'d' * 64}")
+        with node.agent() as agent:
+            await node.look(agent)
+            scene = OffScene(node, agent)
+            await scene.off(budget=True)
+            pools = agent.reconciler.pools
+            assert pools is not None
+            assert pools.quota_milli is not None
+            assert set(pools.quota_milli) == {other}
+            assert pools.quota_milli[other] <= pools.budget_milli
+
+    trio.run(run)
+
+
+def test_an_online_pod_needs_no_budget_and_gets_no_other_class(tmp_path: Path) -> None:
+    async def act(scene: OffScene) -> None:
+        answer = await scene.off(pod_uid=WEB, budget=True)
+        assert not answer["hold"]["budget"]
+
+    on_a_node(tmp_path, act)
+
+
+def test_a_second_off_takes_the_place_of_the_first(tmp_path: Path) -> None:
+    async def act(scene: OffScene) -> None:
+        await scene.off(budget=True)
+        answer = await scene.off(budget=True, reason="longer", seconds=7200.0)
+        assert (answer["hold"]["reason"], answer["hold"]["budget"], answer["kept"]) == ("longer", True, None)
+        assert [hold.target for hold in scene.agent.holds.all.values()] == [OFF]
+
+    on_a_node(tmp_path, act)
+
+
+def test_a_freed_pod_stays_free_over_a_restart(tmp_path: Path) -> None:
+    async def run() -> None:
+        node = LiveNode(tmp_path)
+        with node.agent() as agent:
+            await node.look(agent)
+            await OffScene(node, agent).off(budget=True)
+            await agent.keeper.flush()
+        with node.agent() as agent:
+            await node.look(agent)
+            scene = OffScene(node, agent)
+            assert agent.inventory.pods[BATCH].pod_class is PodClass.SHARED
+            assert (scene.quota(ABOVE), scene.quota(MAIN)) == (-1, -1)
+
+    trio.run(run)
+
+
+def test_what_makes_no_sense_is_refused_before_anything_changes(tmp_path: Path) -> None:
+    async def act(scene: OffScene) -> None:
+        for wrong in ({"pod_uid": "none"}, {"reason": " "}, {"seconds": None}, {"until_released": True}):
+            with pytest.raises(InputError):
+                await scene.off(**wrong)
+        with pytest.raises(InputError):
+            await scene.report.hold(HoldRequest(target=OFF, reason="x", by="ana", seconds=1.0))
+        assert not scene.agent.holds.all
+
+    on_a_node(tmp_path, act)
+
+
+def test_restoring_a_freed_pod_adds_no_hold(tmp_path: Path) -> None:
+    async def act(scene: OffScene) -> None:
+        await scene.off()
+        await scene.agent.restore(BATCH, by="ana")
+        assert list(scene.agent.holds.all) == [OFF]
+        assert isinstance(scene.agent.holds.all[OFF], Hold)
+
+    on_a_node(tmp_path, act)
