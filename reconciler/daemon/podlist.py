@@ -5,7 +5,7 @@ The document's ``pods`` has every setting of every pod, 2 MB at 500 pods; a list
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Final
+from typing import Final, cast
 
 from cgroupfs.codecs import Value
 from cgroupfs.cpuset import CpuSet
@@ -27,21 +27,37 @@ BUCKETS: Final[Mapping[SettingState, str]] = {
 """How the metrics count a setting."""
 
 
-def standings_of(agent: Agent, path: str) -> Mapping[str, SettingStatus]:
-    """The status of every setting of one group, by knob."""
+Outcomes = list[Mapping[str, Mapping[str, SettingStatus]]]
+_REPORTS: Final[dict[type, bool]] = {}
+"""By class, whether its outcomes belong to groups: the check of a protocol takes 10 µs, and there are 500 pods."""
+
+
+def outcomes_of(agent: Agent) -> Outcomes:
+    """The outcomes of the auxiliary actuators that have some for groups. Valid until others run."""
+    found: Outcomes = []
+    for side in agent.sides:
+        kind = type(side)
+        if kind not in _REPORTS:
+            _REPORTS[kind] = isinstance(side, GroupOutcomes)
+        if _REPORTS[kind]:
+            found.append(cast("GroupOutcomes", side).standings)
+    return found
+
+
+def standings_of(agent: Agent, path: str, outcomes: Outcomes | None = None) -> Mapping[str, SettingStatus]:
+    """The status of every setting of one group, by knob. ``outcomes``: of `outcomes_of`, for many groups at once."""
     statuses = agent.judge.statuses.by_group.get(path, {})
-    beside = [side.standings.get(path) for side in agent.sides if isinstance(side, GroupOutcomes)]
-    if not any(beside):
+    beside = [item[path] for item in (outcomes_of(agent) if outcomes is None else outcomes) if path in item]
+    if not beside:
         return statuses
-    return {knob: status for item in (statuses, *filter(None, beside)) for knob, status in item.items()}
+    return {knob: status for item in (statuses, *beside) for knob, status in item.items()}
 
 
 def standings_by_group(agent: Agent) -> list[Mapping[str, SettingStatus]]:
     """The status of every setting, by group. A list, as its input may change between two steps."""
     statuses: list[Mapping[str, SettingStatus]] = list(agent.judge.statuses.by_group.values())
-    for side in agent.sides:
-        if isinstance(side, GroupOutcomes):
-            statuses += side.standings.values()
+    for outcomes in outcomes_of(agent):
+        statuses += outcomes.values()
     return statuses
 
 
@@ -61,11 +77,12 @@ def class_rows(agent: Agent) -> Iterator[dict[str, object]]:
     yield {"class": None, "pods": 0, "refused": 0, "settings": dict(above)}
     pods = list(agent.inventory.pods.values())
     for pod_class in PodClass:
+        outcomes = outcomes_of(agent)
         states: Counter[str] = Counter()
         members = [pod for pod in pods if pod.pod_class is pod_class]
         for pod in members:
             for path in pod.paths:
-                states.update([status.state for status in standings_of(agent, path).values()])
+                states.update([status.state for status in standings_of(agent, path, outcomes).values()])
         refused = sum(len(agent.reconciler.refusals.get(pod.uid, ())) for pod in members)
         if members:
             yield {"class": pod_class.value, "pods": len(members), "refused": refused, "settings": dict(states)}
@@ -103,7 +120,8 @@ def state_of(agent: Agent, pod: Pod, measures: Restrictions) -> str:
         return "squeezed"
     if pod_hold(agent.judge.holds, pod.uid, pod.paths) is not None:
         return "held"
-    states = {status.state for path in pod.paths for status in standings_of(agent, path).values()}
+    outcomes = outcomes_of(agent)
+    states = {status.state for path in pod.paths for status in standings_of(agent, path, outcomes).values()}
     if not states:
         return "unmanaged"
     if SettingState.WOULD_WRITE in states:

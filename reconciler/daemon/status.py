@@ -26,7 +26,15 @@ from reconciler.config.dry_run import dry_run_parts
 from reconciler.config.load import digest
 from reconciler.config.model import AgentMode
 from reconciler.daemon.agent import Agent
-from reconciler.daemon.podlist import BUCKETS, class_rows, pod_rows, pods_in_order, standings_by_group, standings_of
+from reconciler.daemon.podlist import (
+    BUCKETS,
+    class_rows,
+    outcomes_of,
+    pod_rows,
+    pods_in_order,
+    standings_by_group,
+    standings_of,
+)
 from reconciler.daemon.side_actuators import cache_use
 from reconciler.placement.claims import plain
 from reconciler.runtime.cooperative import Steps, all_steps
@@ -151,7 +159,10 @@ def snapshot(agent: Agent, *, ready: bool, components: Sequence[ComponentStatus]
 def _pod_metrics(agent: Agent, pod: Pod, cache: CacheUsage | None) -> PodMetrics:
     pools = agent.reconciler.pools
     use = cache.pods.get(pod.uid, CacheConsumption()) if cache is not None else CacheConsumption()
-    states = Counter([BUCKETS[status.state] for path in pod.paths for status in standings_of(agent, path).values()])
+    outcomes = outcomes_of(agent)
+    states = Counter(
+        [BUCKETS[status.state] for path in pod.paths for status in standings_of(agent, path, outcomes).values()]
+    )
     return PodMetrics(
         uid=pod.uid,
         namespace=pod.namespace or "",
