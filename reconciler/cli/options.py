@@ -11,6 +11,7 @@ from state.machine_syntax import SYNTAX
 
 FORMATS: Final = ("table", "json", "yaml", "msgpack")
 SHORT_FORMATS: Final = ("table", "json", "yaml")
+LIST_FORMATS: Final = ("table", "wide", "json", "yaml")
 _FILES: Final = {"bash": "_shtab_compgen_files", "zsh": "_files"}
 _LONGEST_HOLD_S: Final = 30 * 86400.0
 """`reconciler.actuators.holds.LONGEST_S`, which is not imported here for the start-up's sake."""
@@ -49,6 +50,30 @@ def _pod(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("pod", metavar="POD", help="uid, start of a uid, name or namespace/name")
     parser.add_argument("--history", type=int, default=20, metavar="N", help="lines of history (default: 20)")
     parser.add_argument("--processes", action="store_true", help="list the pod's processes with age and memory")
+
+
+def _pods(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "prefix", nargs="?", default="", metavar="PREFIX", help="start of a pod's name, or NAMESPACE/PREFIX"
+    )
+    parser.add_argument("--namespace", "-n", metavar="NS", help="only pods of this namespace")
+    parser.add_argument(
+        "--class",
+        dest="pod_class",
+        choices=("system", "dedicated", "shared", "reclaimed"),
+        help="only pods of this class",
+    )
+    parser.add_argument("--pool", metavar="POOL", help="only pods of this pool")
+    columns = ("pod", "class", "pool", "cpus", "quota", "use", "throttled", "wait", "state")
+    parser.add_argument("--sort", choices=columns, help="order; amounts with the largest first (default: class, name)")
+    parser.add_argument("--watch", "-w", action="store_true", help="again after each interval, until Ctrl-C")
+    parser.add_argument(
+        "--interval",
+        type=float,
+        default=1.0,
+        metavar="S",
+        help="seconds over which use and throttling are measured (default: 1); 0: without them",
+    )
 
 
 def _sections(parser: argparse.ArgumentParser) -> None:
@@ -173,6 +198,7 @@ def _days(text: str) -> int:
 
 COMMANDS: Final = (
     CliCommand("status", "summary of the node", "status"),
+    CliCommand("pods", "the pods: class, CPUs, quota, use, throttling, wait and state", "pods", LIST_FORMATS, _pods),
     CliCommand("explain", "one pod: its class, and each setting with its reason and history", "explain", add=_pod),
     CliCommand("diff", "wanted against actual values; exit code 1 if they differ", "diff", add=_diff),
     CliCommand("dump", "the complete state document", "dump", FORMATS, _sections),
