@@ -5,9 +5,10 @@
 #    source ~/.local/share/bash_completion/bypassctl
 # See also: https://github.com/scop/bash-completion/blob/main/doc/configuration.md
 
-_shtab_bypassctl_subparsers=(status explain diff dump restore thaw hold release holds headroom owners evictions alerts alert interference simulate reload doctor capture plan init config)
+_shtab_bypassctl_subparsers=(status pods explain diff dump restore thaw hold release holds headroom owners evictions alerts alert interference simulate reload doctor capture plan init config)
 
 _shtab_bypassctl_status_option_strings=(-h --help --output -o --config --socket --store --root)
+_shtab_bypassctl_pods_option_strings=(-h --help --namespace -n --class --pool --sort --watch -w --interval --output -o --config --socket --store --root)
 _shtab_bypassctl_explain_option_strings=(-h --help --history --processes --output -o --config --socket --store --root)
 _shtab_bypassctl_diff_option_strings=(-h --help --all --output -o --config --socket --store --root)
 _shtab_bypassctl_dump_option_strings=(-h --help --section --output -o --config --socket --store --root)
@@ -35,6 +36,10 @@ _shtab_bypassctl_status___config_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_status___socket_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_status___store_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_status___root_COMPGEN=_shtab_compgen_files
+_shtab_bypassctl_pods___config_COMPGEN=_shtab_compgen_files
+_shtab_bypassctl_pods___socket_COMPGEN=_shtab_compgen_files
+_shtab_bypassctl_pods___store_COMPGEN=_shtab_compgen_files
+_shtab_bypassctl_pods___root_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_explain___config_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_explain___socket_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_explain___store_COMPGEN=_shtab_compgen_files
@@ -129,6 +134,10 @@ _shtab_bypassctl_config___root_COMPGEN=_shtab_compgen_files
 
 _shtab_bypassctl_status___output_choices=(table json yaml)
 _shtab_bypassctl_status__o_choices=(table json yaml)
+_shtab_bypassctl_pods___class_choices=(system dedicated shared reclaimed)
+_shtab_bypassctl_pods___sort_choices=(pod class pool cpus quota use throttled wait state)
+_shtab_bypassctl_pods___output_choices=(table wide json yaml)
+_shtab_bypassctl_pods__o_choices=(table wide json yaml)
 _shtab_bypassctl_explain___output_choices=(table json yaml)
 _shtab_bypassctl_explain__o_choices=(table json yaml)
 _shtab_bypassctl_diff___output_choices=(table json yaml)
@@ -171,10 +180,14 @@ _shtab_bypassctl_init___use_choices=(pods kubelet eviction events)
 _shtab_bypassctl_config_pos_0_choices=(show explain schema)
 _shtab_bypassctl_config___output_choices=(table json yaml)
 _shtab_bypassctl_config__o_choices=(table json yaml)
-_shtab_bypassctl_pos_0_choices=(status explain diff dump restore thaw hold release holds headroom owners evictions alerts alert interference simulate reload doctor capture plan init config)
+_shtab_bypassctl_pos_0_choices=(status pods explain diff dump restore thaw hold release holds headroom owners evictions alerts alert interference simulate reload doctor capture plan init config)
 
 _shtab_bypassctl_status__h_nargs=0
 _shtab_bypassctl_status___help_nargs=0
+_shtab_bypassctl_pods__h_nargs=0
+_shtab_bypassctl_pods___help_nargs=0
+_shtab_bypassctl_pods___watch_nargs=0
+_shtab_bypassctl_pods__w_nargs=0
 _shtab_bypassctl_explain__h_nargs=0
 _shtab_bypassctl_explain___help_nargs=0
 _shtab_bypassctl_explain___processes_nargs=0
