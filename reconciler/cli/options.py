@@ -18,6 +18,8 @@ _LONGEST_HOLD_S: Final = 30 * 86400.0
 OWN_KUBECONFIG: Final = "/etc/bypassd/kubeconfig"
 """`reconciler.clients.api_identity.OWN_KUBECONFIG`, which is not imported here for the start-up's sake."""
 _NEGATIVE: Final = re.compile(r"-[\d.]")
+COMMON: Final = frozenset({"-o", "--output", "--config", "--socket", "--store", "--root"})
+"""Options that (nearly) every command has, each with a value: they may also be in front of the command."""
 
 
 class CliCommand(NamedTuple):

@@ -18,7 +18,7 @@ _LONGEST_PATH: Final = 4096
 # A configuration without paths is not loaded: that costs as much as all the rest of the program.
 _SPEAKS: Final = re.compile(rb"""^[^#\n]*\b(?:socket|reader_socket|path|root)["']?\s*:""", re.MULTILINE)
 _TOP: Final = re.compile(r"([a-z_]+):(?: +([^ #].*))?(?: *#.*)?")
-_VALUE: Final = re.compile(r" +([a-z_]+): +(?:null|~|(/[A-Za-z0-9._/-]+))(?: +#.*)?")
+_VALUE: Final = re.compile(r" +([a-z_]+): +(/[A-Za-z0-9._/-]+)(?: +#.*)?")
 _SECTIONS: Final = {"http": frozenset({"socket", "reader_socket"}), "store": frozenset({"path"})}
 
 
@@ -73,21 +73,22 @@ def _simple(options: Namespace) -> tuple[str | None, str | None, str] | None:
 
     The models of the configuration cost four times as much CPU as all the rest of ``bypassctl holds``.
     """
-    found: dict[str, str | None] = {}
+    found: dict[str, str] = {}
     try:
         for path in _files(options):
             found |= _scanned(_content(path).decode())
     except ValueError:
         return None
-    store = found.get("store.path", DEFAULT_STORE)
-    if store is None:
-        return None
-    return found.get("http.socket", DEFAULT_SOCKET), found.get("http.reader_socket", DEFAULT_READER), store
+    return (
+        found.get("http.socket", DEFAULT_SOCKET),
+        found.get("http.reader_socket", DEFAULT_READER),
+        found.get("store.path", DEFAULT_STORE),
+    )
 
 
-def _scanned(text: str) -> dict[str, str | None]:
+def _scanned(text: str) -> dict[str, str]:
     """The places in one file, by section and key. Errors: `ValueError` for all but the plainest form of YAML."""
-    found: dict[str, str | None] = {}
+    found: dict[str, str] = {}
     section, indent = "", 0
     for line in text.splitlines():
         if not line.strip() or line.lstrip().startswith("#"):
@@ -98,7 +99,7 @@ def _scanned(text: str) -> dict[str, str | None]:
                 raise ValueError(line)
             section, indent = top[1], 0
             # A section that is there twice is an error, which the loader reports with its place.
-            found[section] = None
+            found[section] = ""
             continue
         if section not in _SECTIONS:
             continue

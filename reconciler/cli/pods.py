@@ -50,7 +50,7 @@ def _run(options: Namespace) -> int:
     pods = _read(options)
     if options.interval:
         before = {pod["uid"]: pod for pod in pods}
-        time.sleep(options.interval)
+        _wait(options.interval)
         pods = _read(options)
     while True:
         rows = listed(pods, before, options)
@@ -62,8 +62,12 @@ def _run(options: Namespace) -> int:
             return Exit.OK
         streams.finish()
         before = {pod["uid"]: pod for pod in pods}
-        time.sleep(options.interval)
+        _wait(options.interval)
         pods = _read(options)
+
+
+def _wait(seconds: float) -> None:
+    time.sleep(seconds)
 
 
 def _read(options: Namespace) -> list[Row]:
@@ -99,8 +103,7 @@ def _row(pod: Row, before: Row | None) -> Row:
     use_milli, shares = None, []
     for group, now in counters.items():
         then = old.get(group)
-        seconds = 0.0 if then is None else now["at_s"] - then["at_s"]
-        if seconds <= 0:
+        if then is None or (seconds := now["at_s"] - then["at_s"]) <= 0:
             continue
         used = _grown(then["cpu_ns"], now["cpu_ns"])
         if group == "" and used is not None:

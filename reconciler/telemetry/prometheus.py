@@ -341,9 +341,14 @@ def _pod_text(pods: Sequence[PodMetrics]) -> Steps[bytes]:
         for family in _POD_FAMILIES:
             for label, value_of in family.values:
                 if (value := value_of(pod)) is not None:
-                    text = f"bypassd_{family.name}{first}{label}{last}{floatToGoString(value)}\n"
+                    text = f"bypassd_{family.name}{first}{label}{last}{_number(value)}\n"
                     lines[family.name].append(text)
     return "".join("".join(part) for part in (info, *lines.values())).encode()
+
+
+def _number(value: float) -> str:
+    text: str = floatToGoString(value)  # type: ignore[no-untyped-call]
+    return text
 
 
 def _comments(name: str, message: str) -> str:

@@ -11,7 +11,10 @@ from tests.reconciler.cli.conftest import Run
 from tests.reconciler.cli.fakedaemon import FakeDaemon
 
 
-def row(name: str, at_s: float, cpu_ns: int, hit: int = 0, **more: object) -> dict[str, Any]:
+BE = {"namespace": "ci", "class": "reclaimed", "pool": "reclaimed", "state": "managed"}
+
+
+def row(name: str, at_s: float, cpu_ns: int, hit: int = 0) -> dict[str, Any]:
     counters = {"at_s": at_s, "cpu_ns": cpu_ns, "periods": int(at_s * 10), "throttled_periods": hit}
     return {
         "uid": f"uid-{name}",
@@ -24,7 +27,6 @@ def row(name: str, at_s: float, cpu_ns: int, hit: int = 0, **more: object) -> di
         "wait_percent": None,
         "state": "unmanaged",
         "counters": {"": counters},
-        **more,
     }
 
 
@@ -33,17 +35,17 @@ def two(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> FakeDaemon:
     """A daemon that shows other counters from the second request on, two seconds later."""
     daemon.document["podlist"] = [
         row("web-0", 10.0, 10**9),
-        row("batch-7", 10.0, 0, **{"namespace": "ci", "class": "reclaimed", "pool": "reclaimed", "state": "managed"}),
+        row("batch-7", 10.0, 0) | BE,
     ]
 
     def later(_: float) -> None:
         daemon.document["podlist"] = [
             row("web-0", 12.0, 2 * 10**9, 5),
-            row("batch-7", 12.0, 3 * 10**9, **{"namespace": "ci", "class": "reclaimed", "pool": "reclaimed"}),
+            row("batch-7", 12.0, 3 * 10**9) | BE,
             row("new-1", 12.0, 7 * 10**9),
         ]
 
-    monkeypatch.setattr(module.time, "sleep", later)
+    monkeypatch.setattr(module, "_wait", later)
     return daemon
 
 
@@ -107,7 +109,7 @@ def test_a_watch_in_a_pipe_appends_blocks_until_it_is_ended(
         if next(waits, None) is None:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(module.time, "sleep", wait)
+    monkeypatch.setattr(module, "_wait", wait)
     ran = run("pods", "--socket", two.socket, "-w")
     assert ran.code == Exit.OK
     assert ran.out.count("STATE") == 3
