@@ -10,7 +10,6 @@ from reconciler.cli.exits import Exit
 from tests.reconciler.cli.conftest import Run
 from tests.reconciler.cli.fakedaemon import FakeDaemon
 
-
 BE = {"namespace": "ci", "class": "reclaimed", "pool": "reclaimed", "state": "managed"}
 
 
