@@ -35,9 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _command_first(parts: list[str]) -> list[str]:
-    """The command line with options of commands that precede the command behind it: ``-o json status``.
+    """The command line with the command first: in ``-o json status`` the options are moved behind it.
 
-    Options of the program itself, and what is no option, stay where they are.
+    Options of the program itself are not moved, nor is anything else.
     """
     at = 0
     while at < len(parts) and parts[at].startswith("-"):

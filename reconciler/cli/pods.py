@@ -79,7 +79,7 @@ def _read(options: Namespace) -> list[Row]:
 
 
 def listed(pods: list[Row], before: dict[str, Row], options: Namespace) -> list[Row]:
-    """The pods that were asked for, in order, with their rates since ``before``."""
+    """The chosen pods in order, with their rates since ``before``."""
     rows = [_row(pod, before.get(pod["uid"])) for pod in pods]
     rows = [row for row in rows if _wanted(row, options)]
     if options.sort is not None:

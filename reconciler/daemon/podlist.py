@@ -89,10 +89,11 @@ def class_rows(agent: Agent) -> Iterator[dict[str, object]]:
 
 
 def pod_rows(agent: Agent) -> Iterator[dict[str, object]]:
-    """One short row for each pod, with what the kernel has of it at this moment.
+    """One short row for each pod, with the kernel's present values and counters.
 
-    ``quota_milli``: of the pod's own group, whoever set it; ``wait_percent``: of the run queue, null while interference
-    detection is off. ``counters``: by group, the pod's own under the key "", from which a reader makes rates.
+    ``quota_milli``: of the pod's own group, set by any program; ``wait_percent``: of the run queue, null while
+    interference detection is off. ``counters``: by group, the pod's own under the key "", from which a reader makes
+    rates.
     """
     pools, measures, observer = agent.reconciler.pools, agent.inventory.readings.measures, agent.watching.observer
     samples = observer.frame.samples if observer is not None and observer.frame is not None else {}
@@ -162,7 +163,7 @@ def _cpus(agent: Agent, pod: Pod) -> str | None:
 
 
 def _quota_milli(agent: Agent, pod: Pod) -> int | None:
-    """The quota in force on the pod's own group, whoever set it; None: none, or not known."""
+    """The quota in force on the pod's own group, set by any program; None: none, or not known."""
     quota, period = (_value(agent, pod.group.path, knob) for knob in ("cpu.quota", "cpu.period"))
     return quota * 1000 // period if isinstance(quota, int) and isinstance(period, int) and period else None
 
