@@ -10,7 +10,7 @@ from reconciler.pods.marks import ANNOTATIONS, LABELS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-_MADE = re.compile(r'\b_(gauges?|counters?|histogram)\(\s*"([a-z_]+)"')
+_MADE = re.compile(r'\b_(gauges?|counters?|histogram|PodFamily|comments)\(\s*"([a-z_]+)"')
 _WHOLE = re.compile(r'\b(Gauge|Counter|Info)MetricFamily\(\s*"([a-z_]+)"')
 
 

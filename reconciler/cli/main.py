@@ -11,7 +11,7 @@ from typing import cast
 
 from cgroupfs.errors import AgentError, InputError
 from reconciler.cli.exits import CliError, Exit
-from reconciler.cli.options import COMMANDS, parser
+from reconciler.cli.options import COMMANDS, COMMON, parser
 from reconciler.runtime import streams
 from reconciler.runtime.cgroup_namespace import join_host_cgroups
 from reconciler.runtime.lazy import load
@@ -19,7 +19,7 @@ from reconciler.runtime.lazy import load
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; its exit code (`Exit`)."""
-    parts = list(sys.argv[1:] if arguments is None else arguments)
+    parts = _command_first(list(sys.argv[1:] if arguments is None else arguments))
     known = parts and parts[0] in {command.name for command in COMMANDS}
     with streams.prepared():
         try:
@@ -32,6 +32,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return Exit.OUTPUT
         except KeyboardInterrupt:
             return 130
+
+
+def _command_first(parts: list[str]) -> list[str]:
+    """The command line with the command first: in ``-o json status`` the options are moved behind it.
+
+    Options of the program itself are not moved, nor is anything else.
+    """
+    at = 0
+    while at < len(parts) and parts[at].startswith("-"):
+        name, equals, _ = parts[at].partition("=")
+        if name in COMMON and not equals:
+            at += 2
+        elif name in COMMON or (parts[at].startswith("-o") and len(parts[at]) > 2):
+            at += 1
+        else:
+            return parts
+    return [*parts[at : at + 1], *parts[:at], *parts[at + 1 :]] if at < len(parts) else parts
 
 
 def _until_written(parts: Sequence[str], only: str | None) -> int:

@@ -11,12 +11,15 @@ from state.machine_syntax import SYNTAX
 
 FORMATS: Final = ("table", "json", "yaml", "msgpack")
 SHORT_FORMATS: Final = ("table", "json", "yaml")
+LIST_FORMATS: Final = ("table", "wide", "json", "yaml")
 _FILES: Final = {"bash": "_shtab_compgen_files", "zsh": "_files"}
 _LONGEST_HOLD_S: Final = 30 * 86400.0
 """`reconciler.actuators.holds.LONGEST_S`, which is not imported here for the start-up's sake."""
 OWN_KUBECONFIG: Final = "/etc/bypassd/kubeconfig"
 """`reconciler.clients.api_identity.OWN_KUBECONFIG`, which is not imported here for the start-up's sake."""
 _NEGATIVE: Final = re.compile(r"-[\d.]")
+COMMON: Final = frozenset({"-o", "--output", "--config", "--socket", "--store", "--root"})
+"""Options that (nearly) every command has, each with a value: they may also be in front of the command."""
 
 
 class CliCommand(NamedTuple):
@@ -49,6 +52,30 @@ def _why(parser: argparse.ArgumentParser) -> None:
     _target(parser)
     parser.add_argument("--history", type=int, default=20, metavar="N", help="lines of history (default: 20)")
     parser.add_argument("--processes", action="store_true", help="list the pod's processes with age and memory")
+
+
+def _pods(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "prefix", nargs="?", default="", metavar="PREFIX", help="start of a pod's name, or NAMESPACE/PREFIX"
+    )
+    parser.add_argument("--namespace", "-n", metavar="NS", help="only pods of this namespace")
+    parser.add_argument(
+        "--class",
+        dest="pod_class",
+        choices=("system", "dedicated", "shared", "reclaimed"),
+        help="only pods of this class",
+    )
+    parser.add_argument("--pool", metavar="POOL", help="only pods of this pool")
+    columns = ("pod", "class", "pool", "cpus", "quota", "use", "throttled", "wait", "state")
+    parser.add_argument("--sort", choices=columns, help="order; amounts with the largest first (default: class, name)")
+    parser.add_argument("--watch", "-w", action="store_true", help="again after each interval, until Ctrl-C")
+    parser.add_argument(
+        "--interval",
+        type=float,
+        default=1.0,
+        metavar="S",
+        help="seconds over which use and throttling are measured (default: 1); 0: without them",
+    )
 
 
 def _sections(parser: argparse.ArgumentParser) -> None:
@@ -190,6 +217,7 @@ def _days(text: str) -> int:
 
 COMMANDS: Final = (
     CliCommand("status", "summary of the node", "status"),
+    CliCommand("pods", "the pods: class, CPUs, quota, use, throttling, wait and state", "pods", LIST_FORMATS, _pods),
     CliCommand(
         "why", "one pod: where it runs and why, its use and wait, what throttles it, what to do", "why", add=_why
     ),

@@ -16,6 +16,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from cgroupfs.errors import InputError, SourceError
+from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import HierarchyMode
 from reconciler import __version__
 from reconciler.cli import places
@@ -74,12 +75,12 @@ def run(options: Namespace) -> int:
 
 
 def _node(options: Namespace) -> dict[str, Any]:
-    with _unpacked(options.root) as root:
+    with _unpacked(options.root) as (root, files):
         options.root = root
         try:
             node = inspect_node(options, strict=True)
             recorded_node = read_recorded(node.root, marks_of(node.config)) if node.copied else ask_live(node)
-            result = plan_node(node, recorded_node)
+            result = plan_node(node, recorded_node, files=files)
         except SourceError as exc:
             raise CliError(f"{root}: {exc}", Exit.UNREACHABLE) from exc
         assert node.hierarchy is not None
@@ -216,19 +217,19 @@ def _plain(value: object) -> object:
 
 
 @contextmanager
-def _unpacked(root: str) -> Iterator[str]:
-    """The tree itself; an archive is unpacked for as long as it is needed."""
+def _unpacked(root: str) -> Iterator[tuple[str, FileOps]]:
+    """The tree itself, and how its control files are read; an archive is unpacked for as long as it is needed."""
     if not os.path.exists(root):
         raise CliError(f"{root}: no such directory or archive", Exit.USAGE)
     if os.path.isdir(root):
-        yield os.path.abspath(root)
+        yield os.path.abspath(root), REAL
         return
     with _ended_by_exception(), tempfile.TemporaryDirectory(prefix="bypassd-plan-") as directory:
         try:
-            unpack(root, directory)
+            controls = unpack(root, directory)
         except InputError as exc:
             raise CliError(f"cannot be unpacked: {exc}", Exit.USAGE) from exc
-        yield directory
+        yield directory, controls
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from reconciler.cli.blocks import Block, Cell, StyledText, Table
+from reconciler.cli.client import DaemonRefused
 from reconciler.cli.document import FetchedDocument, Row, fetch, standings
 from reconciler.cli.exits import Exit
 from reconciler.cli.format import value_text
@@ -15,25 +16,17 @@ from reconciler.cli.watched import node_cells, of_node
 from reconciler.runtime import format as fmt
 from state.setting_state import SettingState
 
-_SECTIONS: Final = (
-    "agent",
-    "pools",
-    "budget",
-    "directories",
-    "pods",
-    "holds",
-    "sources",
-    "interference",
-    "eviction",
-    "problems",
-)
+_SECTIONS: Final = ("agent", "pools", "budget", "holds", "sources", "interference", "eviction", "problems", "classes")
+_OLDER: Final = (*_SECTIONS[:-1], "directories", "pods")
+"""For a daemon of a version without the sums: its pods with all their settings."""
 CLASSES: Final = ("dedicated", "shared", "reclaimed", "system")
 _MOST: Final = 8
+_UNKNOWN_SECTION: Final = 400
 
 
 def run(options: Namespace) -> int:
     """Show it. Not ready, or no daemon: `Exit.NOT_OK`."""
-    document = fetch(options, _SECTIONS)
+    document = _fetched(options)
     facts = summary(document)
     if options.output == "table":
         show(_blocks(document, facts))
@@ -42,10 +35,38 @@ def run(options: Namespace) -> int:
     return Exit.OK if facts["ready"] else Exit.NOT_OK
 
 
+def _fetched(options: Namespace) -> FetchedDocument:
+    try:
+        document = fetch(options, _SECTIONS)
+        if not document.live or "classes" in document.body:
+            return document
+    except DaemonRefused as exc:
+        if exc.status != _UNKNOWN_SECTION:
+            raise
+    return fetch(options, _OLDER)
+
+
+def _sums(body: Row) -> list[Row]:
+    """The daemon's sums of each class, or the same from every pod."""
+    if "classes" in body:
+        rows: list[Row] = body["classes"]
+        return rows
+    states = Counter(fields["state"] for _, _, fields in standings(body))
+    counted = Counter(pod["class"] for pod in body["pods"])
+    refused = sum(len(pod.get("refusals", ())) for pod in body["pods"])
+    return [
+        {"class": None, "pods": 0, "refused": refused, "settings": states},
+        *({"class": name, "pods": count, "refused": 0, "settings": {}} for name, count in counted.items()),
+    ]
+
+
 def summary(document: FetchedDocument) -> Row:
     """What the screen shows, as plain values."""
     body, agent = document.body, document.body["agent"]
-    states = Counter(fields["state"] for _, _, fields in standings(body))
+    sums = _sums(body)
+    states: Counter[str] = Counter()
+    for row in sums:
+        states.update(row["settings"])
     return {
         "node": agent["node"],
         "version": agent["version"],
@@ -56,10 +77,10 @@ def summary(document: FetchedDocument) -> Row:
         "configured_mode": agent.get("configured_mode"),
         "dry_run": agent.get("dry_run", []),
         "ready": bool(agent.get("ready", False)),
-        "pods": dict(Counter(pod["class"] for pod in body["pods"])),
+        "pods": {row["class"]: row["pods"] for row in sums if row["class"] is not None},
         "settings": dict(states),
         "ledger": agent.get("ledger", {}),
-        "refused": sum(len(pod.get("refusals", ())) for pod in body["pods"]),
+        "refused": sum(row["refused"] for row in sums),
         "pools": body["pools"],
         "budget": body.get("budget", {}),
         "sources": body["sources"],

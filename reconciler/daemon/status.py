@@ -20,7 +20,6 @@ from cgroupfs.cpuset import CpuSet
 from cgroupfs.devices import DeviceLimits
 from cgroupfs.errors import AgentError
 from reconciler import __version__
-from reconciler.actuators.base import GroupOutcomes
 from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.actuators.holds import check_new_target, check_reason, check_seconds
 from reconciler.config.dry_run import dry_run_parts
@@ -28,6 +27,15 @@ from reconciler.config.load import digest
 from reconciler.config.model import AgentMode
 from reconciler.daemon.agent import Agent
 from reconciler.daemon.pod_off import off, restore
+from reconciler.daemon.podlist import (
+    BUCKETS,
+    class_rows,
+    outcomes_of,
+    pod_rows,
+    pods_in_order,
+    standings_by_group,
+    standings_of,
+)
 from reconciler.daemon.side_actuators import cache_use
 from reconciler.placement.claims import plain
 from reconciler.runtime.cooperative import Steps, all_steps
@@ -44,19 +52,6 @@ from state.model import Container, Hold, Pod, PodClass, Setting
 from state.reader import read_history
 from state.setting_state import SettingState
 from state.summary import budget_facts, pod_facts, pool_lists
-
-
-def standings_of(agent: Agent, path: str) -> Mapping[str, SettingStatus]:
-    """The status of every setting of one group, by knob."""
-    beside = [side.standings.get(path) for side in agent.sides if isinstance(side, GroupOutcomes)]
-    statuses = agent.judge.statuses.by_group.get(path, {})
-    return {knob: status for item in (statuses, *filter(None, beside)) for knob, status in item.items()}
-
-
-def pods_in_order(agent: Agent) -> list[Pod]:
-    """All pods, by class and title."""
-    return sorted(agent.inventory.pods.values(), key=lambda pod: (pod.pod_class, pod.title))
-
 
 _OF_THE_NODE: Final = frozenset({SettingState.UNREADABLE, SettingState.NOT_RECORDED})
 """Failures whose cause is the node's store or files, not the pod's own use."""
@@ -110,7 +105,7 @@ def snapshot(agent: Agent, *, ready: bool, components: Sequence[ComponentStatus]
     yielded = 0
     for standings in standings_by_group(agent):
         for standing in standings.values():
-            settings[standing.setting.knob, _bucket(standing)] += 1
+            settings[standing.setting.knob, BUCKETS[standing.state]] += 1
             yielded += standing.state is SettingState.YIELDED
         yield
     pods: list[PodMetrics] = []
@@ -162,26 +157,13 @@ def snapshot(agent: Agent, *, ready: bool, components: Sequence[ComponentStatus]
     )
 
 
-def standings_by_group(agent: Agent) -> list[Mapping[str, SettingStatus]]:
-    """The status of every setting, by group. A list, as its input may change between two steps."""
-    statuses: list[Mapping[str, SettingStatus]] = list(agent.judge.statuses.by_group.values())
-    for side in agent.sides:
-        if isinstance(side, GroupOutcomes):
-            statuses += side.standings.values()
-    return statuses
-
-
-def _bucket(standing: SettingStatus) -> str:
-    if standing.state.is_in_force():
-        return "in_force"
-    return "left_alone" if standing.state.is_left_to_others() else "pending"
-
-
 def _pod_metrics(agent: Agent, pod: Pod, cache: CacheUsage | None) -> PodMetrics:
     pools = agent.reconciler.pools
     use = cache.pods.get(pod.uid, CacheConsumption()) if cache is not None else CacheConsumption()
-    paths = [pod.group.path, *(container.group.path for container in pod.containers)]
-    states = Counter(_bucket(status) for path in paths for status in standings_of(agent, path).values())
+    outcomes = outcomes_of(agent)
+    states = Counter(
+        [BUCKETS[status.state] for path in pod.paths for status in standings_of(agent, path, outcomes).values()]
+    )
     return PodMetrics(
         uid=pod.uid,
         namespace=pod.namespace or "",
@@ -228,6 +210,7 @@ _SECTIONS: Final = (
     *("agent", "pools", "budget", "directories", "pods", "settings", "files", "holds", "history", "sources"),
     *("headroom", "sides", "alerts", "interference", "eviction", "owners", "problems"),
 )
+_VIEWS: Final = ("classes", "podlist")
 
 
 @final
@@ -259,6 +242,11 @@ class StatusReport:
     def sections(self) -> Sequence[str]:
         """The document's parts that may be requested one by one."""
         return _SECTIONS
+
+    @property
+    def views(self) -> Sequence[str]:
+        """Parts that are made only where they are requested by name."""
+        return _VIEWS
 
     def not_ready(self) -> Sequence[str]:
         """Why the node is not under control (yet)."""
@@ -321,6 +309,8 @@ class StatusReport:
             "owners": self._agent.owners.status,
             "budget": self._budget,
             "directories": self._directories,
+            "classes": lambda: class_rows(self._agent),
+            "podlist": lambda: pod_rows(self._agent),
         }
         whole = document(at=time.time(), source="daemon", meta={})
         for name in (*whole, *(name for name in made if name not in whole)):

@@ -160,7 +160,7 @@ class Answers:
         self.bodies.check(0)
         result = await self.state_rounds.get(frozenset((form, name) for name in sections))
         # The build has more where other requests want more.
-        others = frozenset(self._shown.sections) - frozenset(sections)
+        others = frozenset((*self._shown.sections, *self._shown.views)) - frozenset(sections)
         parts = [(name, part) for (kind, name), part in result.items() if kind == form and name not in others]
         key = form, tuple(sections)
         if key not in result.documents:
@@ -173,7 +173,8 @@ class Answers:
         self, keys: frozenset[tuple[str, str]]
     ) -> tuple[Iterator[tuple[tuple[str, str], Steps[bytes]]], float]:
         wanted = {name for _, name in keys}
-        parts, spent_s = await self._shown.parts([name for name in self._shown.sections if name in wanted])
+        known = (*self._shown.sections, *self._shown.views)
+        parts, spent_s = await self._shown.parts([name for name in known if name in wanted])
         forms = sorted({form for form, _ in keys})
         return _encoded(parts, forms), spent_s
 

@@ -123,7 +123,7 @@ def _metrics(answers: Answers) -> list[Route]:
 
 def _state(shown: StatusProvider, answers: Answers) -> list[Route]:
     async def state(request: Request) -> Response:
-        known = shown.sections
+        known = (*shown.sections, *shown.views)
         wanted = {name for part in request.query_params.getlist("section") for name in part.split(",") if name}
         for name in sorted(wanted):
             if name not in known:
@@ -131,7 +131,8 @@ def _state(shown: StatusProvider, answers: Answers) -> list[Route]:
         form = request.query_params.get("format", "json")
         if form not in FORMATS:
             raise InputError("format", form, f"one of {', '.join(FORMATS)}")
-        body = await answers.state([name for name in known if not wanted or name in wanted], form)
+        sections = [name for name in known if name in wanted] or shown.sections
+        body = await answers.state(sections, form)
         return _Long(body, answers.bodies, FORMATS[form].content_type)
 
     async def hour(request: Request) -> Response:

@@ -22,6 +22,10 @@ class StatusProvider(Protocol):
     def sections(self) -> Sequence[str]:
         """The names of the state's sections."""
 
+    @property
+    def views(self) -> Sequence[str]:
+        """Names of further parts, which are in the document only where a request names them."""
+
     def not_ready(self) -> Sequence[str]:
         """Why the node is not under control yet, in a person's words; empty when it is."""
 

@@ -20,6 +20,7 @@ class FakePulse:
 
 class FakeShown:
     sections = ("pods", "pools")
+    views: Sequence[str] = ()
 
     def __init__(self) -> None:
         self.pulse = FakePulse()

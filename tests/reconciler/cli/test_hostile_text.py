@@ -43,6 +43,7 @@ from tests.reconciler.cli.test_alerts import KNOWN, SINK
 from tests.reconciler.cli.test_evictions import document as evictions
 from tests.reconciler.cli.test_headroom import PROMISED
 from tests.reconciler.cli.test_owners import OWNERS
+from tests.reconciler.cli.test_pods import row as pod_row
 from tests.reconciler.cli.test_simulate import CONFIG, record
 from tests.reconciler.cli.test_watched import BLAME, HELD, SQUEEZED, SUFFERS, watched
 from tests.reconciler.interference.test_engine import trouble
@@ -99,6 +100,7 @@ class Scene(NamedTuple):
 WORDS: dict[str, list[str]] = {
     "status": ["--socket", "{socket}"],
     "why": [BATCH, "--socket", "{socket}"],
+    "pods": ["--interval", "0", "--socket", "{socket}"],
     "explain": [BATCH, "--socket", "{socket}"],
     "diff": ["--all", "--socket", "{socket}"],
     "dump": ["--socket", "{socket}"],
@@ -151,6 +153,7 @@ def scene(daemon: FakeDaemon, _root: LiveNode, tmp_path: Path, monkeypatch: pyte
     whole["headroom"] = PROMISED
     whole["alerts"] = {"sinks": [SINK], "stored": [KNOWN], "recent": [{**KNOWN, "id": "other"}]}
     whole["owners"] = OWNERS
+    whole["podlist"] = [pod_row("web-0", 1.0, 5)]
     whole["eviction"] = evictions(cases=True, dry=False)
     whole["interference"] = watched(SUFFERS, replace(SUFFERS, suspects=(BLAME,)), steps=(SQUEEZED, HELD))
     whole["holds"] = [{"target": f"pod:{BATCH}", "reason": "r", "by": "b", "until": None}]

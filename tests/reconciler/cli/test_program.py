@@ -2,11 +2,13 @@
 
 import errno
 import grp
+import json
 import os
 import pty
 import socket
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -102,6 +104,52 @@ def test_no_command_and_a_wrong_option_are_usage_errors(run: Run) -> None:
     assert run().code == Exit.USAGE
     assert run("status", "--output", "xml").code == Exit.USAGE
     assert run("explode").code == Exit.USAGE
+
+
+@pytest.mark.parametrize(
+    "before", [("-o", "json"), ("-ojson",), ("--output=json", "--store", "/none"), ("--root", "/", "-o", "json")]
+)
+def test_options_of_a_command_may_precede_it(run: Run, daemon: FakeDaemon, before: tuple[str, ...]) -> None:
+    after = run("holds", *before, "--socket", daemon.socket)
+    assert run(*before, "--socket", daemon.socket, "holds") == after
+    assert json.loads(after.out)["holds"] == daemon.document["holds"]
+
+
+@pytest.mark.parametrize("parts", [("-o",), ("-o", "json"), ("--for", "1h", "hold"), ("--pods", "x", "plan")])
+def test_other_options_in_front_are_usage_errors(run: Run, parts: tuple[str, ...]) -> None:
+    assert run(*parts).code == Exit.USAGE
+
+
+PLACES = [
+    "http:\n  socket: /a/b.sock\nstore:\n  path: /c.db # here\n",
+    "http:\n    port: 1\n    reader_socket: /r.sock\nnode:\n  root: /\n",
+    "# socket: /no\nhttp: {socket: /flow.sock}\n",
+    'http:\n  "socket": "/quoted.sock"\n',
+    "http:\n  socket: |-\n    /block.sock\n",
+    "alerts:\n  sinks:\n    x:\n      file:\n        path: /other\nstore:\n  path: /c.db\n",
+]
+
+
+@pytest.mark.parametrize("text", PLACES)
+def test_places_are_found_as_the_configuration_has_them(tmp_path: Path, text: str) -> None:
+    """Without its models where the text is plain, and by them where it is not."""
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    options = Namespace(config=str(path), socket=None, store=None, root="/")
+    config = load.load(str(path)).config
+    assert places.find(options) == (config.http.socket, config.store.path, config.http.reader_socket)
+
+
+def test_later_files_of_places_count_and_a_section_twice_is_the_loaders_error(tmp_path: Path) -> None:
+    path, more = tmp_path / "config.yaml", tmp_path / "conf.d/10.yaml"
+    path.write_text("http:\n  socket: /a.sock\n")
+    more.parent.mkdir()
+    more.write_text("http:\n  socket: /b.sock\n")
+    options = Namespace(config=str(path), socket=None, store=None, root="/")
+    assert places.find(options).socket == "/b.sock"
+    more.write_text("http:\n  socket: /b.sock\nhttp:\n  socket: /c.sock\n")
+    with pytest.raises(CliError):
+        places.find(options)
 
 
 def test_the_manual_has_every_command_and_every_exit_code() -> None:

@@ -5,6 +5,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import yaml
 
 from cgroupfs.hierarchy import Hierarchy
 from reconciler.cli import explain, why
+from reconciler.cli.document import standings
 from reconciler.cli.exits import Exit
 from reconciler.cli.main import main
 from reconciler.config.model import AgentMode
@@ -42,11 +44,23 @@ def test_status_is_one_screen_of_80_columns(run: Run, daemon: FakeDaemon) -> Non
 
 
 def test_status_asks_only_for_what_it_shows(run: Run, daemon: FakeDaemon) -> None:
-    run("status", "--socket", daemon.socket)
+    daemon.document["classes"] = [
+        {"class": None, "pods": 0, "refused": 0, "settings": {"in place": 2}},
+        {"class": "shared", "pods": 300, "refused": 1, "settings": {"written": 4, "in place": 1}},
+    ]
+    ran = run("status", "--socket", daemon.socket, "-o", "json")
     ((text, _),) = daemon.asked
     assert text.startswith("GET /state?section=agent,")
-    assert "files" not in text
-    assert "history" not in text
+    assert not {"files", "history", "pods", "settings"} & set(text.partition("=")[2].split(","))
+    facts = json.loads(ran.out)
+    assert (facts["pods"], facts["refused"]) == ({"shared": 300}, 1)
+    assert facts["settings"] == {"in place": 3, "written": 4}
+
+
+def test_a_daemon_without_sums_is_asked_for_its_pods(run: Run, daemon: FakeDaemon) -> None:
+    facts = json.loads(run("status", "--socket", daemon.socket, "-o", "json").out)
+    assert facts["pods"] == dict(Counter(pod["class"] for pod in daemon.document["pods"]))
+    assert sum(facts["settings"].values()) == sum(1 for _ in standings(daemon.document))
 
 
 def test_a_daemon_that_is_not_ready_is_not_ok(run: Run, daemon: FakeDaemon) -> None:

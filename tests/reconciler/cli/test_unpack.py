@@ -1,5 +1,6 @@
 """Archives for `plan --root`, as anybody may have made them."""
 
+import errno
 import gzip
 import io
 import os
@@ -14,6 +15,7 @@ from cgroupfs.errors import InputError
 from reconciler.cli import unpack as module
 from reconciler.cli.exits import CliError
 from reconciler.cli.plan import _unpacked
+from reconciler.cli.sink import open_sink
 from reconciler.cli.unpack import unpack
 
 Make = Callable[[tarfile.TarFile], None]
@@ -249,7 +251,7 @@ def test_what_was_unpacked_goes_when_the_program_is_ended(tmp_path: Path, number
     seen: list[str] = []
 
     def run() -> None:
-        with _unpacked(path) as directory:
+        with _unpacked(path) as (directory, _):
             seen.append(directory)
             assert os.path.exists(f"{directory}/proc/stat")
             assert signal.getsignal(number) not in {signal.SIG_DFL, before}
@@ -260,3 +262,47 @@ def test_what_was_unpacked_goes_when_the_program_is_ended(tmp_path: Path, number
     assert ended.value.code == 128 + number
     assert not os.path.exists(seen[0])
     assert signal.getsignal(number) is before
+
+
+GROUP = "sys/fs/cgroup/cpu/kubepods/besteffort/pod0000"
+
+
+def test_of_pods_groups_a_plan_reads_the_archive_and_makes_no_file(tmp_path: Path) -> None:
+    path = str(tmp_path / "node.tar.gz")
+    with open_sink(path) as sink:
+        for name in ("cpu.shares", "cpu.stat", "tasks"):
+            sink.put(f"{GROUP}/{name}", b"7\n")
+        sink.put("sys/fs/cgroup/cpu/kubepods/cpu.shares", b"1024\n")
+    (tmp_path / "target").mkdir()
+    controls = unpack(path, str(tmp_path / "target"))
+    assert os.listdir(tmp_path / "target" / GROUP) == []
+    assert controls.read(f"{tmp_path}/target/{GROUP}", "cpu.shares") == "7\n"
+    with pytest.raises(FileNotFoundError):
+        controls.read(f"{tmp_path}/target/{GROUP}", "cpu.stat")
+    assert controls.read(f"{tmp_path}/target/sys/fs/cgroup/cpu/kubepods", "cpu.shares") == "1024\n"
+    assert controls.write_now(f"{tmp_path}/target/{GROUP}", "cpu.shares", "8") == errno.EROFS
+
+
+@pytest.mark.parametrize(
+    "name", ["a", "a/" + "b" * 120, "dir/" * 40 + "file", "é/x", f"{GROUP}/{'c' * 64}/memory.limit_in_bytes"]
+)
+@pytest.mark.parametrize("size", [0, 1, 512, 70_000])
+def test_an_archives_headers_are_the_librarys(tmp_path: Path, name: str, size: int) -> None:
+    path = str(tmp_path / "node.tar.gz")
+    with open_sink(path) as sink:
+        sink.put(name, b"x" * size)
+        sink.put("last", b"1")
+    with tarfile.open(path) as tar:
+        first, last = tar.getmembers()
+        assert (first.name, first.size, first.mode, first.isreg()) == (name, size, 0o600, True)
+        content = tar.extractfile(first)
+        assert content is not None
+        assert content.read() == b"x" * size
+        assert last.name == "last"
+
+
+def test_a_header_with_a_wrong_checksum_is_refused(tmp_path: Path) -> None:
+    damaged = bytearray(header("a", 0))
+    damaged[0:1] = b"b"
+    with pytest.raises(InputError):
+        unpacked(tmp_path, written(tmp_path, bytes(damaged)))

@@ -1,9 +1,50 @@
-"""The text of a snapshot's metrics, made at once."""
+"""The text of a snapshot's metrics, made at once; and the pods' part of it as the library makes it."""
+
+from collections.abc import Iterator, Sequence
+
+from prometheus_client.metrics_core import GaugeMetricFamily
 
 from reconciler.runtime.cooperative import all_steps
-from reconciler.telemetry.metrics import MetricsSnapshot
+from reconciler.telemetry.metrics import MetricsSnapshot, PodMetrics
 from reconciler.telemetry.prometheus import accepted, rendering
+from state.printable import printable_lines
 
 
 def render(snapshot: MetricsSnapshot, accept: str = "") -> tuple[bytes, str]:
     return all_steps(rendering(snapshot, accepted(accept)))
+
+
+class LibraryPods:
+    """A collector of the pods' families."""
+
+    def __init__(self, pods: Sequence[PodMetrics]) -> None:
+        self._pods = pods
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        names = ("uid", "namespace", "pod")
+        info = GaugeMetricFamily(
+            "bypassd_pod_info", "A pod, its class and the source of the class.", labels=(*names, "class", "source")
+        )
+        cpus = GaugeMetricFamily("bypassd_pod_cpuset_cpus", "CPUs a pod may run on.", labels=names)
+        quota = GaugeMetricFamily("bypassd_pod_quota_cpus", "CPU quota of a pod.", labels=names)
+        settings = GaugeMetricFamily("bypassd_pod_settings", "Settings of a pod by state.", labels=(*names, "state"))
+        cache = GaugeMetricFamily(
+            "bypassd_pod_llc_occupancy_bytes", "Last-level cache occupancy of a pod.", labels=names
+        )
+        moved = GaugeMetricFamily(
+            "bypassd_pod_memory_bandwidth_bytes_per_second", "Memory bandwidth of a pod.", labels=names
+        )
+        for pod in self._pods:
+            title = [printable_lines(text) for text in (pod.uid, pod.namespace, pod.name)]
+            info.add_metric([*title, printable_lines(pod.pod_class), printable_lines(pod.source)], 1.0)
+            for family, value in (
+                (cpus, pod.cpus),
+                (quota, None if pod.quota_milli is None else pod.quota_milli / 1000),
+                (cache, pod.llc_bytes),
+                (moved, pod.memory_bytes_s),
+            ):
+                if value is not None:
+                    family.add_metric(title, value)
+            for state in ("in_force", "pending", "left_alone"):
+                settings.add_metric([*title, state], getattr(pod, state))
+        yield from (info, cpus, quota, settings, cache, moved)

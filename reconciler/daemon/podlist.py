@@ -1,0 +1,180 @@
+"""The pods for lists and sums: the status of their settings, one short row a pod, and counts by class.
+
+The document's ``pods`` has every setting of every pod, 2 MB at 500 pods; a list or a summary needs none of them.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Final, cast
+
+from cgroupfs.codecs import Value
+from cgroupfs.cpuset import CpuSet
+from cgroupfs.errors import CgroupError, InputError
+from cgroupfs.knobs import CATALOG
+from cgroupfs.usage import UsageCounters
+from reconciler.actuators.base import GroupOutcomes
+from reconciler.actuators.cgroup.status import SettingStatus
+from reconciler.actuators.holds import pod_hold
+from reconciler.daemon.agent import Agent
+from state.measures import Restrictions
+from state.model import Container, ContainerKind, Pod, PodClass
+from state.setting_state import SettingState
+
+BUCKETS: Final[Mapping[SettingState, str]] = {
+    state: "in_force" if state.is_in_force() else "left_alone" if state.is_left_to_others() else "pending"
+    for state in SettingState
+}
+"""How the metrics count a setting."""
+
+
+Outcomes = list[Mapping[str, Mapping[str, SettingStatus]]]
+_REPORTS: Final[dict[type, bool]] = {}
+"""By class, whether its outcomes belong to groups: the check of a protocol takes 10 µs, and there are 500 pods."""
+
+
+def outcomes_of(agent: Agent) -> Outcomes:
+    """The outcomes of the auxiliary actuators that have some for groups. Valid until others run."""
+    found: Outcomes = []
+    for side in agent.sides:
+        kind = type(side)
+        if kind not in _REPORTS:
+            _REPORTS[kind] = isinstance(side, GroupOutcomes)
+        if _REPORTS[kind]:
+            found.append(cast("GroupOutcomes", side).standings)
+    return found
+
+
+def standings_of(agent: Agent, path: str, outcomes: Outcomes | None = None) -> Mapping[str, SettingStatus]:
+    """The status of every setting of one group, by knob. ``outcomes``: of `outcomes_of`, for many groups at once."""
+    statuses = agent.judge.statuses.by_group.get(path, {})
+    beside = [item[path] for item in (outcomes_of(agent) if outcomes is None else outcomes) if path in item]
+    if not beside:
+        return statuses
+    return {knob: status for item in (statuses, *beside) for knob, status in item.items()}
+
+
+def standings_by_group(agent: Agent) -> list[Mapping[str, SettingStatus]]:
+    """The status of every setting, by group. A list, as its input may change between two steps."""
+    statuses: list[Mapping[str, SettingStatus]] = list(agent.judge.statuses.by_group.values())
+    for outcomes in outcomes_of(agent):
+        statuses += outcomes.values()
+    return statuses
+
+
+def pods_in_order(agent: Agent) -> list[Pod]:
+    """All pods, by class and title."""
+    return sorted(agent.inventory.pods.values(), key=lambda pod: (pod.pod_class, pod.title))
+
+
+def class_rows(agent: Agent) -> Iterator[dict[str, object]]:
+    """Sums of each class that has pods, and of the groups above the pods (``class`` null).
+
+    ``settings``: the number by state.
+    """
+    above: Counter[str] = Counter()
+    for path in agent.reconciler.wanted.get("", {}):
+        above.update(status.state for status in standings_of(agent, path).values())
+    yield {"class": None, "pods": 0, "refused": 0, "settings": dict(above)}
+    pods = list(agent.inventory.pods.values())
+    for pod_class in PodClass:
+        outcomes = outcomes_of(agent)
+        states: Counter[str] = Counter()
+        members = [pod for pod in pods if pod.pod_class is pod_class]
+        for pod in members:
+            for path in pod.paths:
+                states.update([status.state for status in standings_of(agent, path, outcomes).values()])
+        refused = sum(len(agent.reconciler.refusals.get(pod.uid, ())) for pod in members)
+        if members:
+            yield {"class": pod_class.value, "pods": len(members), "refused": refused, "settings": dict(states)}
+
+
+def pod_rows(agent: Agent) -> Iterator[dict[str, object]]:
+    """One short row for each pod, with the kernel's present values and counters.
+
+    ``quota_milli``: of the pod's own group, set by any program; ``wait_percent``: of the run queue, null while
+    interference detection is off. ``counters``: by group, the pod's own under the key "", from which a reader makes
+    rates.
+    """
+    pools, measures, observer = agent.reconciler.pools, agent.inventory.readings.measures, agent.watching.observer
+    samples = observer.frame.samples if observer is not None and observer.frame is not None else {}
+    for pod in pods_in_order(agent):
+        wait = samples.get(f"pod:{pod.uid}", {}).get("cpu.wait")
+        yield {
+            "uid": pod.uid,
+            "namespace": pod.namespace,
+            "name": pod.name,
+            "class": pod.pod_class.value,
+            "pool": pools.pool_of(pod) if pools is not None else None,
+            "cpus": _cpus(agent, pod),
+            "quota_milli": _quota_milli(agent, pod),
+            "wait_percent": wait.value if wait is not None else None,
+            "state": state_of(agent, pod, measures),
+            "counters": _counters(agent, pod),
+        }
+
+
+def state_of(agent: Agent, pod: Pod, measures: Restrictions) -> str:
+    """How bypassd treats a pod now, in one word; the rarest first."""
+    if pod.uid in measures.frozen:
+        return "frozen"
+    if pod.uid in measures.squeezed:
+        return "squeezed"
+    if pod_hold(agent.judge.holds, pod.uid, pod.paths) is not None:
+        return "held"
+    outcomes = outcomes_of(agent)
+    states = {status.state for path in pod.paths for status in standings_of(agent, path, outcomes).values()}
+    if not states:
+        return "unmanaged"
+    if SettingState.WOULD_WRITE in states:
+        return "observe" if not agent.judge.enforce else "dry run"
+    if any(state.is_failing() for state in states):
+        return "failing"
+    if any(state.is_left_to_others() for state in states):
+        return "yielded"
+    return "managed" if all(state.is_settled() for state in states) else "pending"
+
+
+def _counters(agent: Agent, pod: Pod) -> dict[str, dict[str, object]]:
+    """By group, "" for the pod's own. A group that was removed meanwhile is missing."""
+    rows: dict[str, dict[str, object]] = {}
+    for key, path in (("", pod.group.path), *((container.id, container.group.path) for container in _apps(pod))):
+        try:
+            counters: UsageCounters = agent.usage.read_cpu(path)
+        except (CgroupError, InputError):
+            continue
+        rows[key] = {
+            "at_s": counters.at_s,
+            "cpu_ns": counters.cpu_ns,
+            "periods": counters.periods,
+            "throttled_periods": counters.throttled_periods,
+        }
+    return rows
+
+
+def _apps(pod: Pod) -> list[Container]:
+    return [container for container in pod.containers if container.kind is not ContainerKind.SANDBOX]
+
+
+def _cpus(agent: Agent, pod: Pod) -> str | None:
+    """The CPUs on which the pod's containers may run now, by the kernel; None: not known."""
+    sets = [_value(agent, container.group.path, "cpu.set") for container in _apps(pod)]
+    known = [cpus for cpus in sets if isinstance(cpus, CpuSet) and cpus]
+    return str(CpuSet.union(known)) if known else None
+
+
+def _quota_milli(agent: Agent, pod: Pod) -> int | None:
+    """The quota in force on the pod's own group, set by any program; None: none, or not known."""
+    quota, period = (_value(agent, pod.group.path, knob) for knob in ("cpu.quota", "cpu.period"))
+    return quota * 1000 // period if isinstance(quota, int) and isinstance(period, int) and period else None
+
+
+def _value(agent: Agent, path: str, knob: str) -> Value:
+    """What a control file has now; None where it cannot be read."""
+    hierarchy, item = agent.place.hierarchy, CATALOG[knob]
+    version = hierarchy.version(item.controller)
+    if version is None or (file := item.file(version)) is None:
+        return None
+    try:
+        return item.decode(agent.files.read(hierarchy.directory(item.controller, path), file), version)
+    except (OSError, ValueError):
+        return None
