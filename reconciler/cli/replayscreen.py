@@ -53,9 +53,7 @@ def _agreement(plans: dict[str, Any]) -> Iterator[Block]:
         return
     share = fmt.percent(100 * agreed["same_cpu_sets"] / agreed["steps"])
     off = fmt.cpu(agreed["budget_off_mean_milli"])
-    text = (
-        f"Replayed, the recorded configuration has the daemon's CPU sets in {share} of the steps; budget off by {off}"
-    )
+    text = f"Replay fidelity: the daemon's CPU sets in {share} of steps, budget off {off}"
     yield line(StyledText(text, "dim"))
 
 

@@ -326,6 +326,8 @@ class InterferenceMonitor:
         self.pass_s = sum(self.costs().values()) - before + judging_s
         self._decide(config, frame, judgement)
         self._publish(self._announced(config, self._allowed(judgement.measures), frame.at_s))
+        for mode in judgement.modes:
+            _LOG.info("rule mode changed by evidence", rule=mode.rule, enforcing=mode.enforcing, reason=mode.reason)
         for alert in alerts_of(judgement, frame, self.engine.ladder.climbs.values()):
             self._tell(alert)
         for change in judgement.changes:
@@ -339,7 +341,7 @@ class InterferenceMonitor:
             lambda: NodeStep(view=view, plan=plan, settings=settings_of(config, self._node.inventory)),
         )
         self.passes += 1
-        if frame.at_s - self._saved_at >= _KEEP_S:
+        if judgement.modes or frame.at_s - self._saved_at >= _KEEP_S:
             await self._keep(frame.at_s)
         return judgement
 

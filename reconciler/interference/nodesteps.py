@@ -17,6 +17,7 @@ from cgroupfs.cpuset import CpuSet
 from cgroupfs.devices import DeviceLimits
 from reconciler.config.model import Config
 from reconciler.control.inventory import Inventory
+from reconciler.control.persistence import encoded, unplain
 from reconciler.pods.selectors import ClassOverride, ClassRules
 from reconciler.policies.table import PoliciesConfig
 from state.model import NodeView, Pools
@@ -37,9 +38,9 @@ class PlannerSettings(Struct, frozen=True, kw_only=True):
 
 
 class NodeStep(Struct, frozen=True, kw_only=True):
-    """One step. ``plan``: in force when the view was taken, None: before the first one.
+    """One step. ``plan``: in force when the view was made, None: before the first one.
 
-    ``plan`` as it was read again has `_OF_PLAN` and the pools.
+    Of a plan the pools and `_OF_PLAN` are recorded.
     """
 
     view: NodeView
@@ -61,19 +62,6 @@ class _Change(Struct, frozen=True, array_like=True, gc=False):
     gone: dict[str, msgspec.Raw]
 
 
-def _plain(value: object) -> object:
-    if isinstance(value, CpuSet):
-        return str(value)
-    raise TypeError(f"{type(value).__name__} is not recorded")
-
-
-def _unplain(kind: type, value: Any) -> object:  # msgspec hands over what it decoded
-    if kind is CpuSet and isinstance(value, str):
-        return CpuSet.parse(value)
-    raise TypeError(f"cannot read {kind.__name__}")
-
-
-_ENCODE: Final = msgspec.msgpack.Encoder(enc_hook=_plain).encode
 _DECODE: Final = msgspec.msgpack.Decoder(_Change).decode
 _ACTUAL: Final = "view.actual"
 _PARTS: Final[Mapping[str, type[Struct]]] = {
@@ -89,7 +77,7 @@ def _kinds() -> dict[str, Any]:
     for prefix, part in _PARTS.items():
         hints = get_type_hints(part, include_extras=True)
         kinds |= {f"{prefix}{name}": hints[name] for name in part.__struct_fields__ if name not in _NOT_RECORDED}
-    # A CPU set as its list; limits by disk are left out (`StepWriter`).
+    # A CPU set as its list; limits by disk are left out (`NodeStepWriter`).
     kinds[_ACTUAL] = Mapping[tuple[str, str], int | str | None]
     for name in NodePlan.__struct_fields__:
         if name not in _OF_PLAN:
@@ -99,7 +87,7 @@ def _kinds() -> dict[str, Any]:
 
 _KINDS: Final = _kinds()
 _KEYED: Final = frozenset(name for name, kind in _KINDS.items() if get_origin(kind) is Mapping)
-_DECODERS: Final = {name: msgspec.msgpack.Decoder(kind, dec_hook=_unplain).decode for name, kind in _KINDS.items()}
+_DECODERS: Final = {name: msgspec.msgpack.Decoder(kind, dec_hook=unplain).decode for name, kind in _KINDS.items()}
 _GONE: Final = {
     name: msgspec.msgpack.Decoder(list[get_args(_KINDS[name])[0]]).decode  # type: ignore[misc]  # a type of a field
     for name in _KEYED
@@ -108,7 +96,7 @@ _NOTHING: Final[Mapping[Any, Any]] = {}
 
 
 @final
-class StepWriter:
+class NodeStepWriter:
     """Steps of one block."""
 
     def __init__(self) -> None:
@@ -138,11 +126,11 @@ class StepWriter:
             if name not in last or last[name] != value:
                 fields[name] = value
             last[name] = value
-        return _ENCODE((fields, entries, gone))
+        return encoded((fields, entries, gone))
 
 
 @final
-class StepReader:
+class NodeStepReader:
     """Steps of one block, the oldest first."""
 
     def __init__(self) -> None:

@@ -21,7 +21,7 @@ from msgspec import Meta, Struct
 
 from cgroupfs.bounded import decoded
 from cgroupfs.errors import InputError
-from reconciler.interference.nodesteps import NodeStep, StepReader, StepWriter
+from reconciler.interference.nodesteps import NodeStep, NodeStepReader, NodeStepWriter
 from state.evidence import PodSnapshot, Sample, SampleFrame
 
 HEAD: Final = b"bypassd-recording 1\n"
@@ -65,7 +65,7 @@ class _Row(Struct, frozen=True, array_like=True, gc=False):
     """One frame.
 
     ``pods``: those that changed since the row before (the first row has all); ``gone``: uids that were removed.
-    ``step``: of `StepWriter`; empty: none.
+    ``step``: of `NodeStepWriter`; empty: none.
     """
 
     at_s: float
@@ -103,7 +103,7 @@ class RecordingWriter:
         self._rows: list[_Row] = []
         self._pods: Mapping[str, PodSnapshot] = {}
         self._last: SampleFrame | None = None
-        self._steps = StepWriter()
+        self._steps = NodeStepWriter()
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -137,7 +137,7 @@ class RecordingWriter:
         body = _ENCODE(_Block(list(self._subjects), list(signals), kinds, self._rows))
         # As new: each block can be read without those before it.
         self._subjects, self._kinds, self._rows, self._pods, self._last = {}, {}, [], {}, None
-        self._steps = StepWriter()
+        self._steps = NodeStepWriter()
         return body
 
     def _samples(self, name: str, samples: Mapping[str, Sample]) -> _Samples:
@@ -210,7 +210,7 @@ def _unpack(block: _Block) -> Iterator[NodeStep | SampleFrame]:
     knobs: tuple[str, ...] = ()
     disks: tuple[str, ...] = ()
     kinds = [[block.signals[number] for number in kind] for kind in block.kinds]
-    steps = StepReader()
+    steps = NodeStepReader()
     for row in block.rows:
         if row.step:
             yield steps.step(row.step)

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.devices import DeviceLimits
 from cgroupfs.errors import InputError
-from reconciler.interference.nodesteps import NodeStep, StepReader, StepWriter
+from reconciler.interference.nodesteps import NodeStep, NodeStepReader, NodeStepWriter
 from reconciler.interference.recording import HEAD, LearnedState, RecordingWriter, begin, read
 from reconciler.pods.selectors import ClassOverride
 from state.cpu import GroupUse
@@ -56,7 +56,7 @@ def test_what_is_read_is_what_was_written(
         for second, (actual, uses, more, ceiling) in enumerate(changes)
     ]
     written = list(steps(views))
-    writer, reader = StepWriter(), StepReader()
+    writer, reader = NodeStepWriter(), NodeStepReader()
     for step, _ in written:
         assert same(step, reader.step(writer.change(step)))
 
@@ -74,7 +74,7 @@ def test_a_recording_has_each_step_before_its_frame_and_every_block_by_itself() 
 
 
 def test_what_did_not_change_is_not_written_again() -> None:
-    writer = StepWriter()
+    writer = NodeStepWriter()
     sizes = [len(writer.change(step)) for step, _ in steps([view(0, 1000, 500)] * 3)]
     assert sizes[1] == sizes[2] < sizes[0] / 100
 
@@ -84,14 +84,14 @@ def test_limits_by_disk_are_left_out_of_the_values_read() -> None:
         view(0, 1000, 500), actual={("/a", "io.max"): DeviceLimits({"8:0": {"rbps": 1}}), ("/a", "cpu.x"): 1}
     )
     ((step, _),) = steps([disk])
-    assert StepReader().step(StepWriter().change(step)).view.actual == {("/a", "cpu.x"): 1}
+    assert NodeStepReader().step(NodeStepWriter().change(step)).view.actual == {("/a", "cpu.x"): 1}
 
 
 def test_the_operators_classes_come_back() -> None:
     override = ClassOverride(pod_class=PodClass.SYSTEM, uid="web", origin="file")
     ((step, _),) = steps([view(0, 1000, 500)])
     step = replace(step, settings=replace(step.settings, operator=(override,)))
-    assert StepReader().step(StepWriter().change(step)).settings.operator == (override,)
+    assert NodeStepReader().step(NodeStepWriter().change(step)).settings.operator == (override,)
 
 
 @pytest.mark.parametrize("head", [HEAD, b"bypassd-recording 2\n"])
@@ -106,9 +106,9 @@ def test_older_recordings_have_no_steps_and_are_read(head: bytes) -> None:
 
 def test_a_field_of_a_newer_version_is_left_out() -> None:
     ((step, _),) = steps([view(0, 1000, 500)])
-    fields, entries, gone = msgspec.msgpack.decode(StepWriter().change(step))
+    fields, entries, gone = msgspec.msgpack.decode(NodeStepWriter().change(step))
     change = msgspec.msgpack.encode((fields | {"view.tides": 7}, entries | {"view.moons": {}}, gone))
-    assert same(step, StepReader().step(change))
+    assert same(step, NodeStepReader().step(change))
 
 
 @pytest.mark.parametrize(
