@@ -35,6 +35,7 @@ def run(options: Namespace) -> int:
 
 def _blocks(seen: Row) -> Iterator[Block]:
     yield Table(("RULE", "MODE", "OK", "SUSPECT", "INTERFERED", "UNKNOWN", "RESPONSES"), list(_rules(seen)), _NUMBERS)
+    yield from _records(seen)
     suffering = [finding for finding in seen["findings"] if finding["verdict"] in {"interfered", "suspect"}]
     for entry in sorted(
         suffering, key=lambda item: (item["verdict"] != "interfered", -item["severity"], item["title"])
@@ -59,6 +60,21 @@ def _rules(seen: Row) -> Iterator[tuple[Cell, ...]]:
         mode: Cell = StyledText("dry run", "dim") if rule["dry_run"] else StyledText("enforced", "ok")
         cells = [_count(counts, verdict) for verdict in ("ok", "suspect", "interfered", "unknown")]
         yield (name, mode, *cells, ", ".join(rule["responses"]) or "report only")
+
+
+def _records(seen: Row) -> Iterator[Block]:
+    """Rules whose mode follows from evidence."""
+    records = {name: rule["record"] for name, rule in seen["rules"].items() if rule.get("record")}
+    if not records:
+        return
+    yield blank()
+    yield head("Modes by evidence")
+    rows: list[tuple[Cell, ...]] = []
+    for name, record in records.items():
+        mode = "enforced" if record["enforcing"] else "dry run"
+        since = fmt.NONE if record["since_s"] is None else fmt.clock(record["since_s"])
+        rows.append((name, mode, since, str(record["demotions"]), record["text"]))
+    yield Table(("RULE", "MODE", "SINCE", "FAILED", "RECORD"), rows, frozenset({3}))
 
 
 def _count(counts: Row, verdict: str) -> Cell:

@@ -1,7 +1,8 @@
-"""A configuration's plan for the pods of a recording, beside the CPUs: the machine itself is not recorded.
+"""A configuration's plan for the pods of an older recording, beside the CPUs: the machine itself is not in it.
 
 A frame has the pods with their classes, labels, annotations and containers, the knobs of the kernel and the node's
-memory. CPU pools are not planned from it, and core scheduling as if every core had two threads.
+memory. CPU pools are not planned from it, and core scheduling as if every core had two threads. Recordings with views
+are planned by `reconciler.cli.planreplay`.
 """
 
 from typing import Final

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from reconciler.cli.blocks import Block, Cell, StyledText, Table
+from reconciler.cli.replayscreen import plan_blocks
 from reconciler.cli.screen import blank, head, line
 from reconciler.runtime import format as fmt
 
@@ -30,6 +31,7 @@ def blocks(document: dict[str, Any]) -> Iterator[Block]:
         yield line(StyledText(f"{fmt.plural(document['gaps'], 'gap')}: history starts again after each", "dim"))
     yield blank()
     yield from _summary(document)
+    yield from plan_blocks(document["plans"])
     yield from _incidents(document["incidents"])
     yield from _responses(document["responses"])
     yield from _evictions(document["evictions"])

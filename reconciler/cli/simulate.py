@@ -1,14 +1,17 @@
-"""``bypassctl simulate``: a recording, evaluated with a configuration: what would be found, and what would be done.
+"""``bypassctl simulate``: a recording, evaluated with a configuration: what would be found, planned and done.
 
 Rules evaluate as in the daemon. Their responses would have had no effect on the recording, so every rule runs in shadow
-and every eviction as a dry run, whatever the configuration's modes.
+and every eviction as a dry run, whatever the configuration's modes. The planner plans the recorded views again
+(`reconciler.control.replay`).
 """
 
+import os
+import sys
 import time
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import IO, Any, BinaryIO, Final, final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -16,19 +19,24 @@ from msgspec.structs import replace
 from reconciler.cli import places
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.output import emit
+from reconciler.cli.planreplay import PlanReplay
 from reconciler.cli.replayed import plan_frame
 from reconciler.cli.screen import show
 from reconciler.cli.simscreen import blocks
 from reconciler.config import load
 from reconciler.config.model import Config
 from reconciler.interference.engine import EngineState, Evaluation, InterferenceEngine
-from reconciler.interference.recording import LearnedState, read
+from reconciler.interference.nodesteps import NodeStep
+from reconciler.interference.recording import LearnedState, RecordedItem, read
 from reconciler.responses.eviction.plan import EvictionDecision, EvictionPlanState, decide
+from reconciler.runtime import format as fmt
 from reconciler.settings.binder import ConfigError
 from state.evidence import SampleFrame, Verdict
 from state.summary import resource_facts
 
 SCHEMA: Final = 1
+_QUIET_S: Final = 2.0
+_EVERY_S: Final = 0.5
 _GAP_S: Final = 60.0
 """Frames further apart belong to two runs: the second starts without a past, as the daemon did."""
 
@@ -36,6 +44,7 @@ _GAP_S: Final = 60.0
 class SimulationReport(Struct, kw_only=True):
     """What one configuration made of the recording. Plain values; times are seconds since the epoch.
 
+    ``plans``: the plans beside those of the other configuration (`PlanReplay.facts`); None: no views are recorded.
     ``resources``: what is planned beside the CPUs for the pods of the last frame (`state.summary.resource_facts`).
     """
 
@@ -43,6 +52,7 @@ class SimulationReport(Struct, kw_only=True):
     responses: list[dict[str, Any]]
     evictions: list[dict[str, Any]]
     unknown: dict[str, int]
+    plans: dict[str, Any] | None = None
     resources: dict[str, Any] | None = None
     frames: int = 0
     begin_s: float = 0.0
@@ -56,12 +66,17 @@ def run(options: Namespace) -> int:
     tried = _load(options, places.config_path(options))
     against = None if options.against is None else _load(options, options.against)
     begin, end = _time(options.begin), _time(options.end)
-    report = replay(tried, _frames(options.record), begin, end)
+    plans = PlanReplay(tried, against)
+    with _Progress(sys.stderr) as progress:
+        report = replay(tried, _frames(options.record, progress), begin, end, plans)
+        other = None if against is None else replay(against, _frames(options.record, progress), begin, end)
     if not report.frames:
         raise CliError("no recorded frame in this time range", Exit.NOT_FOUND)
     document: dict[str, Any] = {"schema": SCHEMA, "kind": "bypassd-simulation", **_plain(report)}
-    if against is not None:
-        document["against"] = _plain(replay(against, _frames(options.record), begin, end))
+    if other is not None:
+        if plans.plans is not None:
+            other.resources = resource_facts(plans.plans[0], None)
+        document["against"] = _plain(other)
     if options.output == "table":
         show(blocks(document))
     else:
@@ -70,33 +85,47 @@ def run(options: Namespace) -> int:
 
 
 def replay(
-    config: Config, recorded: Iterator[LearnedState | SampleFrame], begin: float | None, end: float | None
+    config: Config,
+    recorded: Iterator[RecordedItem],
+    begin: float | None,
+    end: float | None,
+    plans: PlanReplay | None = None,
 ) -> SimulationReport:
-    """Judge frame by frame; what lies before ``begin`` only makes the past."""
+    """Judge frame by frame, and plan with ``plans``; what lies before ``begin`` only makes the past."""
     began = time.process_time()
     report = SimulationReport(incidents=[], responses=[], evictions=[], unknown={})
-    run = _Run(config, report)
+    run = _Run(config, report, plans)
     for frame in recorded:
         if isinstance(frame, LearnedState):
             run.learned = frame
+            continue
+        if isinstance(frame, NodeStep):
+            run.step = frame
             continue
         if end is not None and frame.wall_s > end:
             break
         run.take(frame, told=begin is None or frame.wall_s >= begin)
     run.finish()
-    if run.last is not None:
+    if plans is not None:
+        report.plans = plans.facts()
+    if plans is not None and plans.plans is not None:
+        report.resources = resource_facts(plans.plans[1], None)
+    elif run.last is not None:
         report.resources = resource_facts(plan_frame(config, run.last), None)
     report.took_s = time.process_time() - began
     return report
 
 
 class _Run:
-    def __init__(self, config: Config, report: SimulationReport) -> None:
-        self._config, self._report = config, report
+    def __init__(self, config: Config, report: SimulationReport, plans: PlanReplay | None = None) -> None:
+        self._config, self._report, self._plans = config, report, plans
         self._interference = replace(config.interference, enabled=True)
         self._brain = InterferenceEngine(self._interference)
         self.learned: LearnedState | None = None
         """What the daemon had learned before the next frame; None: that is not written there."""
+        self.step: NodeStep | None = None
+        """The planner's input at the next frame; None: it is not recorded."""
+        self._planned_at: float | None = None
         self._evictions: EvictionPlanState | None = None
         self.last: SampleFrame | None = None
         self._open: dict[tuple[str, str], dict[str, Any]] = {}
@@ -113,6 +142,7 @@ class _Run:
             learned = self._brain.remember().learned if known is None else known.learned
             self._brain, self._evictions = InterferenceEngine(self._interference, EngineState(learned=learned)), None
         self.last = frame
+        self._plan(frame, told=told)
         shadow = replace(frame, enforce=False)
         judgement = self._brain.evaluate_now(shadow)
         decision, self._evictions = decide(
@@ -125,6 +155,14 @@ class _Run:
         )
         if told:
             self._tell(frame, judgement, decision)
+
+    def _plan(self, frame: SampleFrame, *, told: bool) -> None:
+        step, self.step = self.step, None
+        if step is None or self._plans is None:
+            return
+        last, self._planned_at = self._planned_at, frame.at_s
+        gap = last is None or not 0 < frame.at_s - last <= _GAP_S
+        self._plans.take(step, frame, gap=gap, counted=told)
 
     def finish(self) -> None:
         """What is still open ends with the recording."""
@@ -189,13 +227,43 @@ class _Run:
                 self._report.evictions.append(self._would[uid])
 
 
-def _frames(paths: Sequence[str]) -> Iterator[LearnedState | SampleFrame]:
+def _frames(paths: Sequence[str], progress: "_Progress") -> Iterator[RecordedItem]:
     for path in paths:
         try:
             with open(path, "rb") as file:
-                yield from read(file, path)
+                for item in read(file, path):
+                    yield item
+                    if isinstance(item, SampleFrame):
+                        progress.at(file, item.wall_s)
         except OSError as exc:
             raise CliError(f"{path}: {exc.strerror}", Exit.UNREACHABLE) from exc
+
+
+@final
+class _Progress:
+    """One line on a terminal while a replay takes longer than two seconds."""
+
+    def __init__(self, out: IO[str]) -> None:
+        self._out = out if out.isatty() else None
+        self._next = time.monotonic() + _QUIET_S
+        self._shown = False
+
+    def __enter__(self) -> "_Progress":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._shown and self._out is not None:
+            self._out.write("\r\x1b[K")
+            self._out.flush()
+
+    def at(self, file: BinaryIO, wall_s: float) -> None:
+        """So far in this recording."""
+        if self._out is None or time.monotonic() < self._next:
+            return
+        self._next, self._shown = time.monotonic() + _EVERY_S, True
+        part = 100 * file.tell() / max(1, os.fstat(file.fileno()).st_size)
+        self._out.write(f"\r\x1b[K{fmt.clock(wall_s)}: {part:.0f} % of {fmt.size(os.fstat(file.fileno()).st_size)}")
+        self._out.flush()
 
 
 def _load(options: Namespace, path: str) -> Config:

@@ -51,7 +51,8 @@ def _plain(value: object) -> object:
     raise TypeError(f"{type(value).__name__} is not stored")
 
 
-def _unplain(kind: type, value: Any) -> object:  # msgspec hands over what it decoded
+def unplain(kind: type, value: Any) -> object:  # msgspec hands over what it decoded
+    """The decoder's hook for what `encoded` made of CPU sets. Errors: `TypeError`; `ValueError` for no list."""
     if kind is CpuSet and isinstance(value, str):
         return CpuSet.parse(value)
     raise TypeError(f"cannot read {kind.__name__}")
@@ -94,14 +95,14 @@ def read_plan(store: Store) -> NodePlan | None:
 
 def decode_plan(row: bytes) -> NodePlan:
     """The plan in the body of the row `POOLS`. Errors: `ValueError` (msgspec's are) if the body has no valid plan."""
-    pools = decoded(msgspec.msgpack.Decoder(Pools, dec_hook=_unplain).decode, row)
-    return _from_row(pools, decoded(msgspec.msgpack.Decoder(_ResourcesRow, dec_hook=_unplain).decode, row))
+    pools = decoded(msgspec.msgpack.Decoder(Pools, dec_hook=unplain).decode, row)
+    return _from_row(pools, decoded(msgspec.msgpack.Decoder(_ResourcesRow, dec_hook=unplain).decode, row))
 
 
 def convert_plan(row: Mapping[str, Any]) -> NodePlan:
     """The same of a row that has been decoded to plain values. Errors: `ValueError` (msgspec's are)."""
-    pools = msgspec.convert(row, Pools, dec_hook=_unplain)
-    return _from_row(pools, msgspec.convert(row, _ResourcesRow, dec_hook=_unplain))
+    pools = msgspec.convert(row, Pools, dec_hook=unplain)
+    return _from_row(pools, msgspec.convert(row, _ResourcesRow, dec_hook=unplain))
 
 
 def _from_row(pools: Pools, resources: _ResourcesRow) -> NodePlan:

@@ -119,7 +119,13 @@ def plan(
     view: NodeView, previous: NodePlan | None, config: PoliciesConfig, policies: Sequence[AnyPolicy] = POLICIES
 ) -> Desired:
     """The whole node's desired state, settings sorted by group and knob."""
-    node = plan_node(view, previous, config, policies)
+    return plan_settings(view, plan_node(view, previous, config, policies), config, policies)
+
+
+def plan_settings(
+    view: NodeView, node: NodePlan, config: PoliciesConfig, policies: Sequence[AnyPolicy] = POLICIES
+) -> Desired:
+    """What follows from a plan of the node: all settings of control files, sorted by group and knob."""
     settings, refusals = plan_parents(view, node, config, policies)
     every, refused = list(settings), list(refusals)
     for uid in sorted(view.pods):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from msgspec import Meta, Struct
 
-from reconciler.responses.config import LadderConfig
+from reconciler.responses.config import LadderConfig, PromotionConfig
 from reconciler.settings.schema import lazy_struct
 from reconciler.signals.perf_config import PerfConfig
 
@@ -60,6 +60,7 @@ class InterferenceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_field
     ] = {}
     perf: PerfConfig = PerfConfig()
     responses: LadderConfig = LadderConfig()
+    promotion: PromotionConfig = PromotionConfig()
     record: RecordConfig = RecordConfig()
 
     def __post_init__(self) -> None:

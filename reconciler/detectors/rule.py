@@ -48,6 +48,10 @@ class RuleConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     dry_run: Annotated[
         bool, Meta(description="report detections and the responses that would follow, without applying them")
     ] = True
+    promote: Annotated[
+        bool,
+        Meta(description="with interference.promotion.enabled: a dry run may end by evidence; false: it never does"),
+    ] = True
     when: Annotated[
         tuple[tuple[DetectorEntry, ...], ...],
         Meta(description="detector groups: all detectors of a group, any of the groups"),

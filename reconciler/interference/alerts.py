@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from reconciler.alerts.alert import Alert, AlertKind, Severity
 from reconciler.interference.engine import Evaluation
 from reconciler.responses.ladder import EscalationChange, EscalationState, Transition
+from reconciler.responses.promotion import ModeChange
 from reconciler.responses.steps import ResponseStep
 from state.evidence import RuleVerdict, SampleFrame
 
@@ -29,6 +30,8 @@ def alerts_of(judgement: Evaluation, frame: SampleFrame, climbs: Iterable[Escala
         yield _found(finding, frame, over=False)
     for finding in judgement.over:
         yield _found(finding, frame, over=True)
+    for mode in judgement.modes:
+        yield _moded(mode, frame)
     in_force = {_key(climb, step) for climb in climbs for step in climb.steps}
     for change in judgement.changes:
         if change.turn is not Transition.HELPED:
@@ -71,6 +74,19 @@ def _found(finding: RuleVerdict, frame: SampleFrame, *, over: bool) -> Alert:
         labels=_labels(finding.rule, finding.victim, frame),
         details={"suspects": ", ".join(f"{suspect.title} {suspect.score:.2f}" for suspect in finding.suspects)},
         resolved=over,
+    )
+
+
+def _moded(mode: ModeChange, frame: SampleFrame) -> Alert:
+    """A rule enforces from now on by its record, or is a dry run again."""
+    now = "enforced from now on" if mode.enforcing else "a dry run again"
+    return Alert(
+        kind=AlertKind.OTHER,
+        key=f"rule {mode.rule}",
+        summary=f"rule {mode.rule} is {now}: {mode.reason}",
+        severity=Severity.INFO if mode.enforcing else Severity.WARNING,
+        at_s=frame.wall_s,
+        labels={"rule": mode.rule, "mode": "enforce" if mode.enforcing else "dry_run"},
     )
 
 

@@ -23,6 +23,7 @@ from reconciler.detectors.uses import ResourceUses
 from reconciler.responses.eviction.triggers.named import RequestedVictim
 from reconciler.responses.ladder import EscalationChange, EscalationMemory, RuleFindings, Transition, advance, let_go
 from reconciler.responses.measure import demands_of
+from reconciler.responses.promotion import EvidenceMemory, ModeChange, Moment, RuleRecord, observe, record_facts
 from reconciler.responses.steps import SIGNALS as STEP_SIGNALS
 from reconciler.signals.history import STALE_S, History
 from state.evidence import NODE, ContendedResource, PodSnapshot, RuleVerdict, SampleFrame, Suspect, Verdict, pod_subject
@@ -46,8 +47,9 @@ class Evaluation(Struct, frozen=True, kw_only=True):
     """Result of one frame.
 
     ``findings``: of every rule and victim. ``begun`` and ``over``: victims that became interfered, and those that
-    ceased to be. ``measures``: demands on the plan. ``named``: pods to evict as the ladder's last step; the eviction
-    planner decides. ``would``: the same by rules in shadow, for which no pod is evicted.
+    ceased to be. ``modes``: rules whose mode changes by evidence, from the next frame on. ``measures``: demands on the
+    plan. ``named``: pods to evict as the ladder's last step; the eviction planner decides. ``would``: the same by rules
+    in shadow, for which no pod is evicted.
     """
 
     at_s: float
@@ -55,16 +57,21 @@ class Evaluation(Struct, frozen=True, kw_only=True):
     begun: tuple[RuleVerdict, ...] = ()
     over: tuple[RuleVerdict, ...] = ()
     changes: tuple[EscalationChange, ...] = ()
+    modes: tuple[ModeChange, ...] = ()
     measures: Restrictions = Restrictions()
     named: tuple[RequestedVictim, ...] = ()
     would: tuple[RequestedVictim, ...] = ()
 
 
 class EngineState(Struct, frozen=True, kw_only=True):
-    """What outlives the daemon: what durable detectors learned (by detector, then key), what has not helped."""
+    """What outlives the daemon: what durable detectors learned (by detector, then key), what has not helped.
+
+    ``records``: evidence for and against rules, by name.
+    """
 
     learned: Mapping[str, Mapping[str, msgspec.Raw]] = {}
     useless: Mapping[str, float] = {}
+    records: Mapping[str, RuleRecord] = {}
 
 
 @final
@@ -77,6 +84,7 @@ class InterferenceEngine:
         """``evicts``: see `configure`."""
         self.history = History()
         self.ladder = EscalationMemory(useless=remembered.useless if remembered is not None else {})
+        self.evidence = EvidenceMemory(records=remembered.records if remembered is not None else {})
         # By rule, by victim.
         self._watches: dict[str, dict[str, RuleState]] = {}
         self._learned: dict[str, Struct] = _learned(remembered) if remembered is not None else {}
@@ -99,6 +107,7 @@ class InterferenceEngine:
         """Start over: nothing is in force, and the history is empty. What was learned stays."""
         self.history, self.ladder = History(), let_go(self.ladder, self.config.responses)
         self._watches, self._active, self._first_s = {}, {}, None
+        self.evidence = EvidenceMemory(records=self.evidence.records)
 
     @property
     def active(self) -> tuple[RuleVerdict, ...]:
@@ -142,7 +151,7 @@ class InterferenceEngine:
                     finding = yield from self._blamed(item.rule, sight, finding, lately)
                 findings.append(finding)
             # Steps that are not written cannot help: their effect is not evaluated.
-            shadow = rule.dry_run or not frame.enforce
+            shadow = not (self.enforces(name) and frame.enforce)
             ascents.append(RuleFindings(rule=name, shadow=shadow, responses=rule.allowed, findings=tuple(findings)))
         self._watches = watches
         changes: tuple[EscalationChange, ...] = ()
@@ -157,12 +166,14 @@ class InterferenceEngine:
             )
         every = tuple(finding for ascent in ascents for finding in ascent.findings)
         begun, over = self._transitions(every)
+        modes = self._weigh(frame, changes, over)
         return Evaluation(
             at_s=frame.at_s,
             findings=every,
             begun=begun,
             over=over,
             changes=changes,
+            modes=modes,
             measures=demands_of(self.ladder, frame),
             named=tuple(_named(changes, ascents, shadow=False)),
             would=tuple(_named(changes, ascents, shadow=True)),
@@ -183,7 +194,7 @@ class InterferenceEngine:
         learned: dict[str, dict[str, msgspec.Raw]] = {}
         for key, memory in self._learned.items():
             learned.setdefault(_detector_of(memory), {})[key] = msgspec.Raw(msgspec.msgpack.encode(memory))
-        return EngineState(learned=learned, useless=self.ladder.useless)
+        return EngineState(learned=learned, useless=self.ladder.useless, records=self.evidence.records)
 
     def wanted(self) -> frozenset[str]:
         """The signals that rules and responses use."""
@@ -192,6 +203,41 @@ class InterferenceEngine:
         entries = [entry for rule in self.rules.values() for group in rule.when for entry in group]
         texts = {signal for entry in entries for signal in DETECTORS[entry.name].signals(entry.config)}
         return frozenset(texts | set(SUSPECT_SIGNALS) | set(STEP_SIGNALS))
+
+    def enforces(self, name: str) -> bool:
+        """Whether a rule enforces, in the agent's mode ``enforce``: by the configuration, or by evidence."""
+        rule = self.rules[name]
+        record = self.evidence.records.get(name) if self._promotable(rule) else None
+        return not rule.dry_run or (record is not None and record.enforcing)
+
+    def record(self, name: str) -> dict[str, object] | None:
+        """The evidence for or against a rule, for people; None: only a person changes its mode."""
+        if not self._promotable(self.rules[name]):
+            return None
+        return record_facts(self.evidence.records.get(name, RuleRecord()), self.config.promotion)
+
+    def _promotable(self, rule: RuleConfig) -> bool:
+        """A person's ``dry_run: false`` or ``promote: false`` has precedence over evidence."""
+        return self.config.promotion.enabled and rule.dry_run and rule.promote
+
+    def _weigh(
+        self, frame: SampleFrame, changes: Sequence[EscalationChange], over: Sequence[RuleVerdict]
+    ) -> tuple[ModeChange, ...]:
+        """Count this frame as evidence; the rules whose mode changes by it."""
+        promotable = [name for name, rule in self.rules.items() if self._promotable(rule)]
+        if not promotable:
+            self.evidence = EvidenceMemory(records=self.evidence.records if not self.rules else {})
+            return ()
+        moment = Moment(
+            at_s=frame.at_s,
+            wall_s=frame.wall_s,
+            enforce=frame.enforce,
+            rules=promotable,
+            changes=changes,
+            ended=[(finding.rule, finding.victim, finding.verdict is _OK) for finding in over],
+        )
+        self.evidence, modes = observe(self.evidence, moment, self.config.promotion, self.config.responses)
+        return modes
 
     def _sights(
         self, rule: RuleConfig, frame: SampleFrame, known: dict[str, VictimView], shared: dict[Hashable, object]

@@ -29,6 +29,7 @@ from reconciler.config.model import Config
 from reconciler.control.inventory import Inventory
 from reconciler.interference.alerts import alerts_of, resolutions
 from reconciler.interference.engine import EngineState, Evaluation, InterferenceEngine
+from reconciler.interference.nodesteps import NodeStep, settings_of
 from reconciler.interference.recorder import Recorder
 from reconciler.interference.recording import LearnedState
 from reconciler.policies.cache import signals_of as cache_signals
@@ -319,20 +320,28 @@ class InterferenceMonitor:
         """One pass."""
         await self._configure()
         config, before = self._node.config, sum(self.costs().values())
-        frame = await self._frame(config)
+        view, plan = self._node.current()
+        frame = await self._frame(config, view, plan)
         judgement, judging_s = await self._judge(frame)
         self.pass_s = sum(self.costs().values()) - before + judging_s
         self._decide(config, frame, judgement)
         self._publish(self._announced(config, self._allowed(judgement.measures), frame.at_s))
+        for mode in judgement.modes:
+            _LOG.info("rule mode changed by evidence", rule=mode.rule, enforcing=mode.enforcing, reason=mode.reason)
         for alert in alerts_of(judgement, frame, self.engine.ladder.climbs.values()):
             self._tell(alert)
         for change in judgement.changes:
             response = change.step.response.value if change.step is not None else ""
             self.changes[response, f"would-{change.turn}" if change.shadow else change.turn.value] += 1
         self.judgement = judgement
-        self.recorder.add(config.interference.record, frame, lambda: LearnedState(self.engine.remember().learned))
+        self.recorder.add(
+            config.interference.record,
+            frame,
+            lambda: LearnedState(self.engine.remember().learned),
+            lambda: NodeStep(view=view, plan=plan, settings=settings_of(config, self._node.inventory)),
+        )
         self.passes += 1
-        if frame.at_s - self._saved_at >= _KEEP_S:
+        if judgement.modes or frame.at_s - self._saved_at >= _KEEP_S:
             await self._keep(frame.at_s)
         return judgement
 
@@ -373,9 +382,8 @@ class InterferenceMonitor:
         by_policies = cache_signals(policies.cache) | policies.shared.signals
         return self.engine.wanted() | signals_of(config.eviction) | by_policies
 
-    async def _frame(self, config: Config) -> SampleFrame:
+    async def _frame(self, config: Config, view: NodeView, plan: NodePlan | None) -> SampleFrame:
         now = self._clock()
-        view, plan = self._node.current()
         pools = plan.pools if plan is not None else None
         capacity = plan.capacity if plan is not None else None
         self._listeners = frozenset(capacity.pods if capacity is not None and not capacity.dry_run else ())

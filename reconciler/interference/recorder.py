@@ -12,7 +12,8 @@ from typing import Final, NamedTuple, final
 
 from cgroupfs.log import get_log
 from reconciler.detectors.config import RecordConfig
-from reconciler.interference.recording import LearnedState, RecordingWriter, begin
+from reconciler.interference.nodesteps import NodeStep
+from reconciler.interference.recording import LearnedState, RecordingWriter, begin, pack
 from reconciler.signals.lane import BackgroundJob
 from state.evidence import SampleFrame
 
@@ -27,7 +28,7 @@ class _Job(NamedTuple):
     config: RecordConfig
     name: str
     learned: LearnedState
-    block: bytes
+    body: bytes
 
 
 @final
@@ -50,8 +51,17 @@ class Recorder:
         self._began_s = 0.0
         self._block_s = 0.0
 
-    def add(self, config: RecordConfig, frame: SampleFrame, learned: Callable[[], LearnedState] = LearnedState) -> None:
-        """Take one frame, if recording is configured. ``learned``: so far, for the head of a file."""
+    def add(
+        self,
+        config: RecordConfig,
+        frame: SampleFrame,
+        learned: Callable[[], LearnedState] = LearnedState,
+        step: Callable[[], NodeStep | None] = lambda: None,
+    ) -> None:
+        """Take one frame, if recording is configured.
+
+        ``learned``: so far, for the head of a file. ``step``: the planner's input at that moment.
+        """
         self.flush()
         if self._config != config:
             self._flush()
@@ -65,7 +75,7 @@ class Recorder:
             self._name, self._learned = f"bypassd-{stamp}{SUFFIX}", learned()
         if not len(self._packer):
             self._block_s = frame.at_s
-        self._packer.add(frame)
+        self._packer.add(frame, step())
         if frame.at_s - self._block_s >= _BLOCK_S:
             self._flush()
 
@@ -87,7 +97,7 @@ class Recorder:
     def _flush(self) -> None:
         if not len(self._packer) or self._config is None:
             return
-        self._waiting.append(_Job(self._config, self._name, self._learned, self._packer.block()))
+        self._waiting.append(_Job(self._config, self._name, self._learned, self._packer.body()))
         # A disk that hangs must not fill the memory: what it cannot take is lost, and counted.
         while len(self._waiting) > _MOST_WAITING:
             self._waiting.pop(0)
@@ -115,7 +125,8 @@ class Recorder:
 
 def _append(job: _Job, write: Callable[[int, memoryview], int]) -> int:
     """Append a block to the file of this name; where there is none, make room and begin it. Errors: OSError."""
-    config, name, learned, block = job
+    config, name, learned, body = job
+    block = pack(body)
     assert config.directory is not None
     os.makedirs(config.directory, mode=0o700, exist_ok=True)
     path = os.path.join(config.directory, name)

@@ -4,28 +4,30 @@ A file begins with a line that names its kind and version. Then follow blocks: l
 each, big-endian), and zlib over msgpack. The first of them is what durable detectors had learned by then (a file of
 version 1 has none); each other one is a list of rows, one a frame. Within a block the name of a subject or signal is
 written once, so is the list of signals that a subject has, and a pod's snapshot when it has changed, so that each block
-can be read without those before it. A torn last block (the daemon or the machine stopped) is the end of the recording.
+can be read without those before it. From version 3 on a row has the planner's input, too (`NodeStep`). A torn last
+block (the daemon or the machine stopped) is the end of the recording.
 
-Units and meanings are those of `state.evidence`; nothing of a pod's spec is in it beyond its snapshot, no value is
-masked: labels and annotations may contain private texts of their owners.
+Units and meanings are those of `state.evidence` and `state.model`. No value is masked: labels and annotations may
+contain private texts of their owners.
 """
 
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Annotated, BinaryIO, Final, final
+from typing import Annotated, BinaryIO, Final, TypeAlias, final
 
 import msgspec
 from msgspec import Meta, Struct
 
 from cgroupfs.bounded import decoded
 from cgroupfs.errors import InputError
+from reconciler.interference.nodesteps import NodeStep, NodeStepReader, NodeStepWriter
 from state.evidence import PodSnapshot, Sample, SampleFrame
 
 HEAD: Final = b"bypassd-recording 1\n"
 """Of a file without what was learned."""
 _KIND: Final = b"bypassd-recording "
-_HEADS: Final = {HEAD: 1, b"bypassd-recording 2\n": 2}
+_HEADS: Final = {HEAD: 1, b"bypassd-recording 2\n": 2, b"bypassd-recording 3\n": 3}
 _LEVEL: Final = 3
 _MOST: Final = 16 << 20
 """No block is larger: a length beyond is damage, and is not given to the allocator. Units: bytes, packed."""
@@ -41,6 +43,9 @@ class LearnedState(Struct, frozen=True, array_like=True):
     """What detectors had learned of workloads before the first frame: by detector, then by key."""
 
     learned: Mapping[str, Mapping[str, msgspec.Raw]] = {}
+
+
+RecordedItem: TypeAlias = LearnedState | NodeStep | SampleFrame
 
 
 class _Samples(Struct, frozen=True, array_like=True, gc=False):
@@ -60,6 +65,7 @@ class _Row(Struct, frozen=True, array_like=True, gc=False):
     """One frame.
 
     ``pods``: those that changed since the row before (the first row has all); ``gone``: uids that were removed.
+    ``step``: of `NodeStepWriter`; empty: none.
     """
 
     at_s: float
@@ -70,6 +76,7 @@ class _Row(Struct, frozen=True, array_like=True, gc=False):
     knobs: list[str] | None
     disks: list[str] | None
     samples: list[_Samples]
+    step: bytes = b""
 
 
 class _Block(Struct, frozen=True, array_like=True, gc=False):
@@ -96,12 +103,13 @@ class RecordingWriter:
         self._rows: list[_Row] = []
         self._pods: Mapping[str, PodSnapshot] = {}
         self._last: SampleFrame | None = None
+        self._steps = NodeStepWriter()
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def add(self, frame: SampleFrame) -> None:
-        """Take one frame."""
+    def add(self, frame: SampleFrame, step: NodeStep | None = None) -> None:
+        """Take one frame. ``step``: what was planned from at that moment."""
         last = self._last
         self._rows.append(
             _Row(
@@ -113,18 +121,24 @@ class RecordingWriter:
                 knobs=list(frame.knobs) if last is None or last.knobs != frame.knobs else None,
                 disks=list(frame.disks) if last is None or last.disks != frame.disks else None,
                 samples=[self._samples(name, samples) for name, samples in frame.samples.items()],
+                step=b"" if step is None else self._steps.change(step),
             )
         )
         self._pods, self._last = frame.pods, frame
 
     def block(self) -> bytes:
         """The block; the packer begins the next one."""
+        return pack(self.body())
+
+    def body(self) -> bytes:
+        """The same, for `pack` elsewhere: compressing is most of the work."""
         signals = {name: number for number, name in enumerate(dict.fromkeys(chain.from_iterable(self._kinds)))}
         kinds = [[signals[name] for name in kind] for kind in self._kinds]
         body = _ENCODE(_Block(list(self._subjects), list(signals), kinds, self._rows))
         # As new: each block can be read without those before it.
         self._subjects, self._kinds, self._rows, self._pods, self._last = {}, {}, [], {}, None
-        return pack(body)
+        self._steps = NodeStepWriter()
+        return body
 
     def _samples(self, name: str, samples: Mapping[str, Sample]) -> _Samples:
         others: list[float] = []
@@ -147,11 +161,11 @@ def pack(body: bytes) -> bytes:
 
 def begin(learned: LearnedState) -> bytes:
     """How a file begins."""
-    return _KIND + b"2\n" + pack(_ENCODE(learned))
+    return _KIND + b"3\n" + pack(_ENCODE(learned))
 
 
-def read(file: BinaryIO, name: str) -> Iterator[LearnedState | SampleFrame]:
-    """What was learned before, where the file has it, and the frames, the oldest first.
+def read(file: BinaryIO, name: str) -> Iterator[RecordedItem]:
+    """What was learned before, where the file has it, and the frames, the oldest first, each after its step.
 
     A torn or damaged rest is the end. Errors: `InputError` for a file other than a recording, of a version that is not
     known, or that unpacks to more than a recording does.
@@ -160,7 +174,7 @@ def read(file: BinaryIO, name: str) -> Iterator[LearnedState | SampleFrame]:
     version = _HEADS.get(head)
     if version is None:
         got = head.decode("ascii", "replace").strip()
-        known = "a recording of version 1 or 2" if head.startswith(_KIND) else "a recording (bypassd-recording 2)"
+        known = "a recording of version 1 to 3" if head.startswith(_KIND) else "a recording (bypassd-recording 3)"
         raise InputError(name, got[:40], known)
     first = version > 1
     room = FREE_BYTES
@@ -191,12 +205,15 @@ def _inflated(packed: bytes, most: int) -> bytes:
     return body
 
 
-def _unpack(block: _Block) -> Iterator[SampleFrame]:
+def _unpack(block: _Block) -> Iterator[NodeStep | SampleFrame]:
     pods: dict[str, PodSnapshot] = {}
     knobs: tuple[str, ...] = ()
     disks: tuple[str, ...] = ()
     kinds = [[block.signals[number] for number in kind] for kind in block.kinds]
+    steps = NodeStepReader()
     for row in block.rows:
+        if row.step:
+            yield steps.step(row.step)
         for uid in row.gone:
             pods.pop(uid, None)
         pods.update((pod.uid, pod) for pod in row.pods)

@@ -22,7 +22,11 @@ def status_document(observer: InterferenceMonitor) -> Mapping[str, object]:
     judgement = observer.judgement or Evaluation(at_s=0.0)
     return {
         "rules": {
-            name: {"dry_run": rule.dry_run, "responses": [response.value for response in rule.allowed]}
+            name: {
+                "dry_run": not observer.engine.enforces(name),
+                "responses": [response.value for response in rule.allowed],
+                "record": observer.engine.record(name),
+            }
             for name, rule in observer.engine.rules.items()
         },
         "verdicts": _counts(judgement),

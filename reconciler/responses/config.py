@@ -94,3 +94,37 @@ class LadderConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     squeeze: SqueezeConfig = SqueezeConfig()
     partition: PartitionConfig = PartitionConfig()
     freeze: FreezeConfig = FreezeConfig()
+
+
+class PromotionConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Dry runs that become enforcing by evidence, and are dry runs again by their undo rate (docs/interference.md)."""
+
+    enabled: Annotated[
+        bool,
+        Meta(description="rules with dry_run: true may become enforcing by evidence, in mode: enforce only"),
+    ] = False
+    days: Annotated[
+        int, Meta(ge=1, le=90, description="whole days of monitoring in a row without regret before a rule enforces")
+    ] = 7
+    verdicts: Annotated[
+        int, Meta(ge=1, le=100_000, description="minimum responses that the rule would have begun in these days")
+    ] = 20
+    actions: Annotated[
+        int, Meta(ge=1, le=10_000, description="minimum evaluated responses before the undo rate counts")
+    ] = 5
+    undo_percent: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=99,
+            description="a rule is a dry run again when more of its responses of the last days had no effect",
+        ),
+    ] = 30
+    rest_days: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=90,
+            description="days that do not count after an enforcing rule failed; doubled each time, up to 8 times",
+        ),
+    ] = 7

@@ -44,7 +44,10 @@ class Transition(StrEnum):
 
 
 class EscalationChange(Struct, frozen=True, kw_only=True):
-    """One thing that happened on the ladder, for people. ``shadow``: it would have."""
+    """One thing that happened on the ladder, for people. ``shadow``: it would have.
+
+    ``no_effect``: a response ends because its effect was evaluated, and there was none.
+    """
 
     turn: Transition
     rule: str
@@ -53,6 +56,7 @@ class EscalationChange(Struct, frozen=True, kw_only=True):
     words: str
     shadow: bool
     step: ResponseStep | None = None
+    no_effect: bool = False
 
 
 class EscalationState(Struct, frozen=True, kw_only=True):
@@ -216,7 +220,7 @@ class _Escalation:
             self._useless[step.key] = self._frame.wall_s + self._config.remember_s
         # An evicted pod does not return.
         turn = Transition.ENDED if step.response is Response.EVICT else Transition.UNDONE
-        return self._end(climb, step, f"no effect ({_by(step, finding)})", turn)
+        return self._end(climb, step, f"no effect ({_by(step, finding)})", turn, no_effect=True)
 
     def _better(self, step: ResponseStep, finding: RuleVerdict) -> bool:
         return finding.severity <= step.severity * (1 - self._config.better_percent / 100)
@@ -329,15 +333,29 @@ class _Escalation:
         return climb
 
     def _end(
-        self, climb: EscalationState, step: ResponseStep, why: str, turn: Transition = Transition.ENDED
+        self,
+        climb: EscalationState,
+        step: ResponseStep,
+        why: str,
+        turn: Transition = Transition.ENDED,
+        *,
+        no_effect: bool = False,
     ) -> EscalationState:
         """The state without a step, for any reason."""
         if step.response is Response.FREEZE and step.suspect is not None:
             self._rest[step.suspect, climb.shadow] = self._frame.at_s + self._config.freeze.rest_s
-        self._tell(turn, climb, f"{step.describe}: {why}", step)
+        self._tell(turn, climb, f"{step.describe}: {why}", step, no_effect=no_effect)
         return _with(climb, step, None)
 
-    def _tell(self, turn: Transition, climb: EscalationState, message: str, step: ResponseStep | None) -> None:
+    def _tell(
+        self,
+        turn: Transition,
+        climb: EscalationState,
+        message: str,
+        step: ResponseStep | None,
+        *,
+        no_effect: bool = False,
+    ) -> None:
         self._changes.append(
             EscalationChange(
                 turn=turn,
@@ -347,6 +365,7 @@ class _Escalation:
                 words=message,
                 shadow=climb.shadow or (step is not None and step.dry),
                 step=step,
+                no_effect=no_effect,
             )
         )
 

@@ -68,6 +68,8 @@ def watched(*findings: RuleVerdict, steps: tuple[ResponseStep, ...] = (), shadow
         engine=SimpleNamespace(
             rules={name: replace(rule, dry_run=False) for name, rule in SHIPPED.items()},
             ladder=EscalationMemory(climbs={"one": climb} if steps else {}),
+            enforces=lambda _: True,
+            record=lambda _: None,
         ),
         problems=dict,
         costs=dict,
@@ -239,3 +241,15 @@ def test_without_a_daemon_nothing_is_said_of_it(run: Run, live: LiveNode) -> Non
     assert ran.code == Exit.OK
     assert "interference" not in ran.out
     assert "watched" not in run("status", "--root", live.root).out
+
+
+def test_rules_whose_mode_follows_from_evidence_show_their_record(run: Run, watching: FakeDaemon) -> None:
+    rules = watching.document["interference"]["rules"]
+    name = min(rules)
+    assert "Modes by evidence" not in run("interference", "--socket", watching.socket).out
+    rules[name]["record"] = {
+        "enforcing": False, "since_s": None, "demotions": 2, "text": "3 of 7 days without regret, 4 of 20 responses",
+    }  # fmt: skip
+    out = run("interference", "--socket", watching.socket).out
+    assert "Modes by evidence" in out
+    assert "4 of 20 responses" in out

@@ -94,7 +94,7 @@ def test_what_was_learned_stands_before_the_frames_and_an_older_file_has_none() 
     assert list(frames(io.BytesIO(begin(learned) + block), "x.rec")) == [frame]
     assert list(recording.read(io.BytesIO(HEAD + block), "x.rec")) == [frame]
     assert read((begin(learned) + block)[:-1]) == []
-    with pytest.raises(InputError, match="frames of version 2"):
+    with pytest.raises(InputError, match="frames of version 3"):
         read(begin(learned) + pack(b"\x93\x01\x02\x03"))
 
 
