@@ -39,6 +39,7 @@ from reconciler.config.environment import NodeEnvironment, followed, read_kubele
 from reconciler.config.model import AgentMode, Config, Lower
 from reconciler.config.read_keys import read_keys
 from reconciler.control.cpu_hotplug import CpusetRepair
+from reconciler.control.harm_watch import HarmWatch
 from reconciler.control.hold_store import HoldManager
 from reconciler.control.inventory import Inventory
 from reconciler.control.owner_ledger import NAME as OWNERS
@@ -59,6 +60,7 @@ from reconciler.runtime.object_errors import ObjectErrors
 from reconciler.runtime.priority import LoopPriority
 from reconciler.runtime.supervisor import Component, at_once
 from reconciler.runtime.workqueue import DirtyKeys
+from reconciler.signals.onlinewait import OnlineWait
 from reconciler.sources.checkpoints import CheckpointSource
 from reconciler.sources.disks import DiskSource
 from reconciler.sources.hotplug import HotplugSource
@@ -274,6 +276,7 @@ class Agent:
             tell=lambda message: self.alert("hotplug", message, None),
         )
         self.hotplug = HotplugSource(place.topology, self.replug.changed, root=place.root)
+        release = side_actuators.kernel_release(place.root, files)
         self.sampler = Sampler(
             self.reconciler,
             self.usage,
@@ -283,6 +286,8 @@ class Agent:
             lagged=self.counters.lagged,
             sampled=self.hotplug.check,
             read=self._read,
+            harm=HarmWatch(self.reconciler, self.usage, wait=OnlineWait(place.hierarchy, root=place.root, files=files)),
+            idle_threads=lambda: side_actuators.idle_containers(self.sides, release),
         )
         self.keeper = StateWriter(
             self.store,

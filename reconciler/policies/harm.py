@@ -12,8 +12,8 @@ bandwidth control.
 - Unknown: never up.
 
 Source: additive increase and multiplicative decrease (Chiu, Jain: Analysis of the increase and decrease algorithms for
-congestion avoidance, 1989), with TCP CUBIC's memory of the level of the last loss (RFC 9438) and exponential back-off of
-failed probes; Heracles (Lo and others, 2015) cuts BE work by the latency of online work. Differences: the signal is the
+congestion avoidance, 1989), with TCP CUBIC's memory of the level of the last loss (RFC 9438) and exponential back-off
+of failed probes; Heracles (Lo and others, 2015) cuts BE work by the latency of online work. Differences: the signal is the
 waiting for a CPU that BE work can have caused (`reconciler.policies.waiting`), not latency, which only the service can
 measure; a cut takes from what is used, as PerfIso's; a failed probe costs its step and not half of the window.
 
@@ -69,7 +69,7 @@ class HarmConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     quiet_percent: Annotated[
         int, Meta(ge=0, le=100, description="no increase while the waiting is above this share of a limit")
     ] = 50
-    interval_s: Annotated[float, Meta(ge=0.05, le=1, description="seconds between two measurements")] = 0.1
+    interval_s: Annotated[float, Meta(ge=0.1, le=1, description="seconds between two measurements")] = 0.1
     pods_per_round: Annotated[
         int,
         Meta(
@@ -81,9 +81,7 @@ class HarmConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     processes_per_round: Annotated[
         int, Meta(ge=1, le=65536, description="processes measured each time, where the kernel has no pressure of pods")
     ] = 512
-    cut_percent: Annotated[
-        int, Meta(ge=1, le=90, description="share of its use that BE work loses at small harm")
-    ] = 25
+    cut_percent: Annotated[int, Meta(ge=1, le=90, description="share of its use that BE work loses at small harm")] = 25
     clear_cut_percent: Annotated[
         int, Meta(ge=1, le=90, description="share of its use that BE work loses at clear harm")
     ] = 50
@@ -146,18 +144,23 @@ def start(ceiling_milli: int) -> HarmState:
     return HarmState(ceiling_milli=ceiling_milli)
 
 
+def unknown(state: HarmState, since: float) -> HarmState:
+    """The same state, while nothing has been known since then."""
+    return replace(state, hurt=(), calm_since=None, unknown_since=since)
+
+
 def step(state: HarmState, sample: HarmSample, now: float, config: HarmConfig) -> HarmState:
     """One step: down at harm, up by one step after a calm while, never up on an unknown."""
     low, top = sample.floor_milli, max(sample.floor_milli, sample.top_milli)
     state = replace(state, ceiling_milli=min(max(state.ceiling_milli, low), top))
     if sample.levels is None:
-        since = state.unknown_since if state.unknown_since is not None else now
-        return replace(state, hurt=(), calm_since=None, unknown_since=since)
+        return unknown(state, state.unknown_since if state.unknown_since is not None else now)
     if sample.excused:
         return replace(state, hurt=(), calm_since=None, unknown_since=None)
-    worst = max(sample.levels, key=lambda uid: (sample.levels[uid], uid), default=None) if sample.levels else None
-    level = sample.levels[worst] if worst is not None else 0.0
-    hurt = frozenset(uid for uid, number in sample.levels.items() if number >= 1.0)
+    levels = sample.levels
+    worst = max(levels, key=lambda uid: (levels[uid], uid), default=None)
+    level = levels[worst] if worst is not None else 0.0
+    hurt = frozenset(uid for uid, number in levels.items() if number >= 1.0)
     before = state.hurt
     state = replace(state, hurt=(hurt, *before)[: _KEPT - 1], unknown_since=None)
     if worst is not None and hurt:
@@ -176,9 +179,7 @@ def _again(hurt: frozenset[str], before: tuple[frozenset[str], ...]) -> bool:
     return any(hurt & other for other in before) or (len(before) == _KEPT - 1 and all(before))
 
 
-def _cut(
-    state: HarmState, sample: HarmSample, worst: str, now: float, config: HarmConfig, *, clear: bool
-) -> HarmState:
+def _cut(state: HarmState, sample: HarmSample, worst: str, now: float, config: HarmConfig, *, clear: bool) -> HarmState:
     ceiling, low = state.ceiling_milli, sample.floor_milli
     # Taking an unused allowance frees nothing, and costs a sample.
     base = ceiling if sample.used_milli is None else min(ceiling, max(0, sample.used_milli))

@@ -70,7 +70,7 @@ def expected(known: OwnWaiting, waiting: PodWaiting, now: float) -> float:
     if near is None:
         return 0.0
     item = known[near]
-    faded = 0.5 ** (max(0.0, now - item.at) / _HALF_S)
+    faded: float = 0.5 ** (max(0.0, now - item.at) / _HALF_S)
     return min(100.0, (item.mean + _DEVIATIONS * item.deviation) * faded)
 
 
