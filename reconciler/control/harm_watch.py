@@ -3,7 +3,8 @@
 While BE work sleeps it measures once a second, to learn what each pod waits without BE work.
 """
 
-from typing import Final, final
+from collections.abc import Collection, Mapping
+from typing import Final, Protocol, final
 
 from cgroupfs.naming import QosClass
 from cgroupfs.usage import UsageReader
@@ -14,7 +15,6 @@ from reconciler.policies.harm import HarmSample, HarmState
 from reconciler.policies.waiting import OwnWaiting, PodWaiting, expected, learn, level_of
 from reconciler.runtime.workqueue import TICK
 from reconciler.signals.extent import pod_cpus
-from reconciler.signals.onlinewait import OnlineWait
 from state.cpu import HarmReading, HarmTerms
 from state.model import Pod, PodClass, Pools
 
@@ -25,6 +25,18 @@ _QUIET: Final = 1.25
 _OUTSIDE_MOST: Final = 64
 """BE pods outside of the besteffort directory whose use is read; of more it is unknown."""
 _KNOWN_MILLI: Final = 20
+
+
+class WaitSource(Protocol):
+    """Measures what pods wait; `OnlineWait` does. ``problem``: why nothing is known."""
+
+    problem: str | None
+
+    async def sample(
+        self, pods: Mapping[str, Pod], first: Collection[str], *, most_pods: int, most_processes: int
+    ) -> dict[str, PodWaiting] | None: ...
+
+    def close(self) -> None: ...
 
 
 class _Pod:
@@ -40,7 +52,7 @@ class _Pod:
 class HarmWatch:
     """See the module's text."""
 
-    def __init__(self, reconciler: Reconciler, usage: UsageReader, wait: OnlineWait) -> None:
+    def __init__(self, reconciler: Reconciler, usage: UsageReader, wait: WaitSource) -> None:
         self._reconciler = reconciler
         self._usage = usage
         self._wait = wait

@@ -13,8 +13,8 @@ bandwidth control.
 
 Source: additive increase and multiplicative decrease (Chiu, Jain: Analysis of the increase and decrease algorithms for
 congestion avoidance, 1989), with TCP CUBIC's memory of the level of the last loss (RFC 9438) and exponential back-off
-of failed probes; Heracles (Lo and others, 2015) cuts BE work by the latency of online work. Differences: the signal is the
-waiting for a CPU that BE work can have caused (`reconciler.policies.waiting`), not latency, which only the service can
+of failed probes; Heracles (Lo and others, 2015) cuts BE work by the latency of online work. Differences: the signal is
+the waiting for a CPU that BE work can have caused (`reconciler.policies.waiting`), not latency, which only the service can
 measure; a cut takes from what is used, as PerfIso's; a failed probe costs its step and not half of the window.
 
 Units: thousandths of a CPU; seconds on the monotonic clock. Arithmetic only.
