@@ -111,6 +111,19 @@ async def test_without_taskstats_threads_are_read(tmp_path: Path) -> None:
     assert found == {node.pod.uid: PodWaiting(pytest.approx(300.0), pytest.approx(600.0))}
 
 
+async def test_without_taskstats_pressure_stands_in_on_cgroup_v2(tmp_path: Path) -> None:
+    tree = Tree(tmp_path, version=2)
+    pod = tree.pod()
+    wait = OnlineWait(tree.hierarchy, root=str(tmp_path), taskstats=refused, clock=tree.clock)
+    for used in (0, 20_000):
+        tree.now += 0.1
+        tree.put("cpu", pod.group.path, "cpu.stat", f"usage_usec {used}\nnr_throttled 0\nthrottled_usec 0\n")
+        text = f"some avg10=0.00 avg60=0.00 avg300=0.00 total={used // 2}\n"
+        tree.put("cpu", pod.group.path, "cpu.pressure", text)
+        found = await wait.sample({pod.uid: pod}, (), **ALL)
+    assert found == {pod.uid: PodWaiting(pytest.approx(200.0), pytest.approx(100.0))}
+
+
 async def test_nothing_to_measure_is_no_unknown(tmp_path: Path) -> None:
     assert await Node(tmp_path).wait.sample({}, (), **ALL) == {}
 
