@@ -75,7 +75,6 @@ ROWS: Final = (
     _row(_CPU, "mode", "enforce"),
     _row(_CPU, "policies.reclaimed.enabled", True, _BUDGET),
     _row(_CPU, "policies.reclaimed.form", "both", _BUDGET),
-    _row(_CPU, "policies.reclaimed.budget.law", "auto", _BUDGET),
     _row(_CPU, "policies.idle_buffer.enabled", True, "idle buffer"),
     _row(_CPU, "policies.idle_class.enabled", True, "idle class", "cpu.idle"),
     # On any kernel; the only side before Linux 5.15.

@@ -2,7 +2,7 @@
 
 It is in force while BE pods run in an effective idle class (`reconciler.policies.yielding`): then a limit on how full
 the CPUs are costs BE work and protects nothing. `step` is the control law; the sampler keeps its state and runs it ten
-times a second. Its ceiling reaches the planner as ``NodeView.harm``. At its top there is no quota, so no cost of
+times a second. Its ceiling reaches the planner as ``NodeView.harm``. At its top no quota is written, so no cost of
 bandwidth control.
 
 - Down: a share of what BE work *uses*, at once at one sample of clear harm; small harm needs two of the last three
@@ -14,8 +14,8 @@ bandwidth control.
 Source: additive increase and multiplicative decrease (Chiu, Jain: Analysis of the increase and decrease algorithms for
 congestion avoidance, 1989), with TCP CUBIC's memory of the level of the last loss (RFC 9438) and exponential back-off
 of failed probes; Heracles (Lo and others, 2015) cuts BE work by the latency of online work. Differences: the signal is
-the waiting for a CPU that BE work can have caused (`reconciler.policies.waiting`), not latency, which only the service can
-measure; a cut takes from what is used, as PerfIso's; a failed probe costs its step and not half of the window.
+the waiting for a CPU that BE work can have caused (`reconciler.policies.waiting`), not latency, which only the service
+can measure; a cut takes from what is used, as PerfIso's; a failed probe costs its step and not half of the window.
 
 Units: thousandths of a CPU; seconds on the monotonic clock. Arithmetic only.
 """

@@ -83,7 +83,7 @@ def harm_budget(
 
 
 def at_top(choice: LawChoice, budget: Budget, config: BudgetConfig) -> bool:
-    """Whether BE work needs no limit at all, so that there is no quota and no cost of bandwidth control."""
+    """Whether BE work needs no limit at all, so that no quota is written: no cost of bandwidth control."""
     terms = choice.terms
     return terms is not None and terms.in_force and not config.harm.reserve_percent and budget.milli >= terms.top_milli
 

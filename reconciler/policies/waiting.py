@@ -5,7 +5,7 @@ asleep is learned for each pod, by its CPU use (powers of two), as waiting grows
 as TCP's round-trip time (RFC 6298). Only what is above that counts. What was learned fades, so that a bad hour does not
 hide harm for ever: then BE work is cut once, and it is learned again.
 
-Units: thousandths of a CPU for running, thousandths of a task for waiting; percent of both together; seconds.
+Units: thousandths: of a CPU (running), of a task (waiting); percent of both together; seconds.
 """
 
 from collections.abc import Mapping

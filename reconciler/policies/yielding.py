@@ -33,7 +33,7 @@ def threads_count(release: str) -> bool:
 
 
 def obstacle(view: NodeView, pools: Pools) -> str | None:
-    """Why BE pods do not all yield, naming one of them; None: they do. Without a BE pod there is nothing to tell by."""
+    """Why BE pods do not all yield, naming one of them; None: they do. Without a BE pod that is not known."""
     pods = [pod for pod in view.pods.values() if pod.pod_class is PodClass.RECLAIMED]
     if not pods:
         return "no BE pod"

@@ -2,7 +2,7 @@
 
 The cheapest source that there is: taskstats by process (2 µs each, all threads in one reply, on every cgroup version);
 else the pod's CPU pressure (cgroup v2), from which waiting is estimated; else schedstat by thread. Bounded: in pods and
-processes of one round. First come the pods of which the caller asks it and the busiest of their last round, in the rest
+processes of one round. First come the pods that the caller names and the busiest of their last round, in the rest
 of the round the others in turn; a rate is always over the time since that process was read last.
 
 A pod that its own quota stops waits as well, which BE work does not cause: it is left out of the round, as is one of

@@ -137,7 +137,7 @@ def test_threads_of_other_groups_yield_up_to_linux_6_5(release: str, effective: 
 def test_a_container_in_creation_or_its_first_seconds_changes_no_law() -> None:
     creating = pod("new", replace(container("new"), phase=Phase.CREATING))
     scene = view()
-    assert in_force(pools_of(replace(scene, pods=scene.pods | {"new": creating})))
+    assert in_force(pools_of(replace(scene, pods={**scene.pods, "new": creating})))
     assert in_force(pools_of(view(WEB, BATCH, pod("fresh", container("fresh")), arrived={"id-fresh": 99.0})))
     assert not in_force(pools_of(view(WEB, BATCH, pod("fresh", container("fresh")), arrived={"id-fresh": 97.0})))
 
