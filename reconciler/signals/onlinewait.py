@@ -3,7 +3,8 @@
 The cheapest source that there is: taskstats by process (2 µs each, all threads in one reply, on every cgroup version);
 else the pod's CPU pressure (cgroup v2), from which waiting is estimated; else schedstat by thread. Bounded: in pods and
 processes of one round. First come the pods that the caller names and the busiest of their last round, in the rest
-of the round the others in turn; a rate is always over the time since that process was read last.
+of the round the others in turn; pods at rest once a second. A rate is always over the time since that process was
+read last.
 
 A pod that its own quota stops waits as well, which BE work does not cause: it is left out of the round, as is one of
 which nothing is known. All reads are of cgroupfs, procfs files without a lock that a user can hold (no memory map), and
@@ -14,7 +15,6 @@ Units: thousandths of a CPU, and of a task for waiting. Source: as `reconciler.s
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from itertools import islice
 from typing import Final, NamedTuple, final
 
 from cgroupfs.errors import SourceError
@@ -38,6 +38,12 @@ _THREADS: Final = 256
 """Threads of one process whose schedstat is read in one round."""
 _TURN: Final = 4
 """This part of a round is for the pods in turn."""
+_AT_ONCE: Final = 16
+"""Pods whose processes are queried together."""
+_RESTING: Final = 10
+"""A pod that ran and waited less than a thousandth in its last round is read in one of so many rounds."""
+_WHOLE: Final = -1
+"""In place of a pid: the pod as a whole."""
 _FORGET_S: Final = 30.0
 """A process that was not read for so long is forgotten."""
 
@@ -74,6 +80,8 @@ class OnlineWait:
         self._hits: dict[tuple[str, str], int] = {}
         self._demand: dict[str, float] = {}
         self._turn = 0
+        self._reached = -_RESTING
+        self._failed = False
         self.problem: str | None = None
         self.processes = 0
         """Read in the last round."""
@@ -96,14 +104,23 @@ class OnlineWait:
         self._forget(pods, now)
         found: dict[str, PodWaiting] = {}
         slices = TimeSlice()
-        self.processes = reached = 0
-        for uid in self._chosen(pods, first, most_pods):
-            pod = pods[uid]
-            reached += bool(self._read(pod, found, now, min(_PER_POD, most_processes - self.processes)))
-            await slices.checkpoint()
-            if self.processes >= most_processes:
+        self.processes = reached = read = 0
+        self._failed = False
+        chosen = self._chosen(pods, first, most_pods)
+        for begin in range(0, len(chosen), _AT_ONCE):
+            if (left := most_processes - self.processes) <= 0:
                 break
-        if pods and not reached and not found:
+            together = [pods[uid] for uid in chosen[begin : begin + _AT_ONCE]]
+            read += len(together)
+            for pod, delays in self._delays(together, now, left):
+                reached += bool(delays)
+                if delays and (waiting := self._enter(pod.uid, delays)) is not None and not self._throttled(pod):
+                    found[pod.uid] = waiting
+            await slices.checkpoint()
+        if reached:
+            self._reached = self._turn
+        elif read and (self._failed or self._turn - self._reached > _RESTING):
+            # Not by one round of pods that have no process: the others rest.
             self.problem = OUTSIDE if self._processes.outside else self.problem or "no processes of online pods found"
             return None
         self.problem = None
@@ -111,18 +128,22 @@ class OnlineWait:
             self._demand[uid] = waiting.run_milli + waiting.wait_milli
         return found
 
-    def _chosen(self, pods: Mapping[str, Pod], first: Collection[str], most: int) -> Iterator[str]:
-        """The pods of one round, each once."""
-        if len(pods) <= most:
-            return iter(pods)
-        wanted = [uid for uid in first if uid in pods]
-        busy = sorted(pods, key=lambda uid: -self._demand.get(uid, 0.0))
-        chosen = dict.fromkeys(islice(dict.fromkeys([*wanted, *busy]), most - max(1, most // _TURN)))
-        others = [uid for uid in pods if uid not in chosen]
-        begin = self._turn % len(others)
-        chosen |= dict.fromkeys((others[begin:] + others[:begin])[: most - len(chosen)])
-        self._turn += most
-        return iter(chosen)
+    def _chosen(self, pods: Mapping[str, Pod], first: Collection[str], most: int) -> list[str]:
+        """The pods of one round, each once. Those that rest are read once in `_RESTING` rounds."""
+        wanted = dict.fromkeys(uid for uid in first if uid in pods)
+        turn, demand = self._turn, self._demand
+        awake = [
+            uid
+            for uid in pods
+            if uid not in wanted and (demand.get(uid, 1.0) >= 1.0 or (hash(uid) + turn) % _RESTING == 0)
+        ]
+        if len(wanted) + len(awake) <= most:
+            return [*wanted, *awake]
+        awake.sort(key=lambda uid: -demand.get(uid, 0.0))
+        chosen = [*wanted, *awake][: most - max(1, most // _TURN)]
+        others = [uid for uid in pods if uid not in set(chosen)]
+        begin = turn * most % len(others)
+        return chosen + (others[begin:] + others[:begin])[: most - len(chosen)]
 
     def _prepare(self, now: float) -> None:
         if self._socket is not None or now < self._try_at:
@@ -145,52 +166,61 @@ class OnlineWait:
             }
         self._turn += 1
 
-    def _read(self, pod: Pod, found: dict[str, PodWaiting], now: float, most: int) -> bool:
-        """Read one pod; whether something of it could be read at all."""
-        throttled = self._throttled(pod)
+    def _delays(self, pods: Sequence[Pod], now: float, most: int) -> Iterator[tuple[Pod, Sequence[tuple[int, Delays]]]]:
+        """What the processes of some pods have run and waited, in whole; empty where nothing could be read."""
         if self._socket is None and self._unified:
-            number = self._by_pressure(pod)
-            pairs = None if number is None else [(-1, number)]
-        else:
-            pids = self._processes.get(pod, now)
-            if not pids:
-                return False
-            if len(pids) > most:
-                begin = self._turn * most % len(pids)
-                pids = (*pids[begin:], *pids[:begin])[:most]
+            for pod in pods:
+                number = self._by_pressure(pod)
+                yield pod, [] if number is None else [(_WHOLE, number)]
+            return
+        listed: dict[str, Sequence[int]] = {}
+        for pod in pods:
+            pids: Sequence[int] = self._processes.get(pod, now)
+            room = min(_PER_POD, most)
+            if len(pids) > room:
+                begin = self._turn * room % len(pids)
+                pids = [*pids[begin:], *pids[:begin]][:room]
+            listed[pod.uid] = pids
+            most -= len(pids)
             self.processes += len(pids)
-            pairs = self._by_process(pids) if self._socket is not None else self._by_thread(pids)
-            if pairs is not None and len(pairs) < len(pids):
+        answers = self._by_process([pid for pids in listed.values() for pid in pids]) if self._socket else None
+        for pod in pods:
+            pids = listed[pod.uid]
+            if answers is not None:
+                pairs = [(pid, answers[pid]) for pid in pids if pid in answers]
+            else:
+                pairs = [] if self._unified else self._by_thread(pids)
+            if len(pairs) < len(pids):
                 self._processes.ended(pod.uid)
-        if not pairs:
-            return False
+            yield pod, pairs
+
+    def _enter(self, uid: str, pairs: Sequence[tuple[int, Delays]]) -> PodWaiting | None:
+        """The rates of one pod since each of its processes was read last; None: none of them was."""
         at_s = self._clock()
         run = wait = 0.0
         known = False
         for pid, delays in pairs:
-            before = self._last.get((pod.uid, pid))
+            before = self._last.get((uid, pid))
             if before is not None and at_s - before.at_s < SHORTEST_S:
                 continue
-            self._last[pod.uid, pid] = _Last(at_s, delays)
+            self._last[uid, pid] = _Last(at_s, delays)
             if before is None:
                 continue
             ran, waited = delays.run_ns - before.delays.run_ns, delays.wait_ns - before.delays.wait_ns
             if ran >= 0 and waited >= 0:
                 per_milli = (at_s - before.at_s) * 1e6
                 run, wait, known = run + ran / per_milli, wait + waited / per_milli, True
-        if known and not throttled:
-            found[pod.uid] = PodWaiting(run, wait)
-        return True
+        return PodWaiting(run, wait) if known else None
 
-    def _by_process(self, pids: Sequence[int]) -> list[tuple[int, Delays]] | None:
+    def _by_process(self, pids: Sequence[int]) -> Mapping[int, Delays]:
         assert self._socket is not None
         try:
-            return list(self._socket.query(pids).items())
+            return self._socket.query(pids)
         except (OSError, ValueError) as exc:
             # Its rights were removed, or memory is short.
             self.close()
-            self.problem = f"taskstats: {exc}"
-            return None
+            self.problem, self._failed = f"taskstats: {exc}", True
+            return {}
 
     def _by_thread(self, pids: Sequence[int]) -> list[tuple[int, Delays]]:
         pairs: list[tuple[int, Delays]] = []

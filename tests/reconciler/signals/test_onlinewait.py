@@ -131,6 +131,19 @@ async def test_nothing_to_measure_is_no_unknown(tmp_path: Path) -> None:
     assert await Node(tmp_path).wait.sample({}, (), **ALL) == {}
 
 
+async def test_pods_at_rest_are_read_once_in_ten_rounds_and_one_without_processes_is_no_unknown(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.list("11\n")
+    empty = node.tree.pod("empty")
+    rounds = []
+    for _ in range(42):
+        node.tree.now += 0.1
+        node.answers.known = {11: Delays(MS, 0, 0)}
+        rounds.append(await node.wait.sample({node.pod.uid: node.pod, "empty": empty}, (), **ALL))
+    assert None not in rounds
+    assert sum(bool(found) for found in rounds) in {4, 5}
+
+
 async def test_a_round_has_the_named_the_busy_and_some_of_the_others(tmp_path: Path) -> None:
     node = Node(tmp_path)
     node.list("11\n")
