@@ -42,6 +42,8 @@ _AT_ONCE: Final = 16
 """Pods whose processes are queried together."""
 _RESTING: Final = 10
 """A pod that ran and waited less than a thousandth in its last round is read in one of so many rounds."""
+_WAITS: Final = 1.0
+"""Up to this share of waiting, in percent, the throttling of a pod is not read: two files each."""
 _WHOLE: Final = -1
 """In place of a pid: the pod as a whole."""
 _FORGET_S: Final = 30.0
@@ -77,7 +79,7 @@ class OnlineWait:
         self._socket: DelaySource | None = None
         self._try_at = float("-inf")
         self._last: dict[tuple[str, int], _Last] = {}
-        self._hits: dict[tuple[str, str], int] = {}
+        self._hits: dict[tuple[str, str], tuple[int, int]] = {}
         self._demand: dict[str, float] = {}
         self._turn = 0
         self._reached = -_RESTING
@@ -114,7 +116,11 @@ class OnlineWait:
             read += len(together)
             for pod, delays in self._delays(together, now, left):
                 reached += bool(delays)
-                if delays and (waiting := self._enter(pod.uid, delays)) is not None and not self._throttled(pod):
+                if (
+                    delays
+                    and (waiting := self._enter(pod.uid, delays)) is not None
+                    and not (waiting.percent >= _WAITS and self._throttled(pod))
+                ):
                     found[pod.uid] = waiting
             await slices.checkpoint()
         if reached:
@@ -140,8 +146,8 @@ class OnlineWait:
         if len(wanted) + len(awake) <= most:
             return [*wanted, *awake]
         awake.sort(key=lambda uid: -demand.get(uid, 0.0))
-        chosen = [*wanted, *awake][: most - max(1, most // _TURN)]
-        others = [uid for uid in pods if uid not in set(chosen)]
+        candidates, room = [*wanted, *awake], most - max(1, most // _TURN)
+        chosen, others = candidates[:room], candidates[room:]
         begin = turn * most % len(others)
         return chosen + (others[begin:] + others[:begin])[: most - len(chosen)]
 
@@ -255,7 +261,10 @@ class OnlineWait:
         return Delays(stat.cpu_ns, totals.some_us * 1000, 0)
 
     def _throttled(self, pod: Pod) -> bool:
-        """Whether the pod's own quotas have stopped it since the last round; pods without any are not read."""
+        """Whether the pod's own quotas have stopped it since the last round, or may have: there was none.
+
+        Pods without a quota are not read.
+        """
         limited = [
             container
             for container in containers_of(pod)
@@ -270,6 +279,7 @@ class OnlineWait:
             except OSError:
                 continue
             hits = parse_cpu_stat(text).hit
-            stopped |= self._hits.get((pod.uid, group.path), hits) != hits
-            self._hits[pod.uid, group.path] = hits
+            before = self._hits.get((pod.uid, group.path))
+            stopped |= before is None or before[1] != hits or self._turn - before[0] > _RESTING
+            self._hits[pod.uid, group.path] = self._turn, hits
         return stopped

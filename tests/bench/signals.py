@@ -9,6 +9,7 @@ import time
 import timeit
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import trio
 
@@ -210,13 +211,18 @@ def run(count: int, seconds: int) -> dict[str, object]:
     return {"default": many, "every signal": most, f"default, {THREADS} threads": threads}
 
 
-async def _rounds(made: Pods, most_pods: int, number: int) -> dict[str, object]:
-    """So many rounds of the harm law's signal, one each tenth of a second; every pod counts as online."""
+async def _rounds(made: Pods, most_pods: int, number: int, *, awake: bool) -> dict[str, object]:
+    """So many rounds of the harm law's signal, one each tenth of a second; every pod counts as online.
+
+    ``awake``: each is read each time, as one that ran or waited.
+    """
     wait, config = OnlineWait(made.hierarchy), HarmConfig()
     spent, processes = list[float](), 0
     for _ in range(number + _WARM_UP):
         began = time.thread_time()
-        await wait.sample(made.pods, (), most_pods=most_pods, most_processes=config.processes_per_round)
+        await wait.sample(
+            made.pods, made.pods if awake else (), most_pods=most_pods, most_processes=config.processes_per_round
+        )
         spent.append(time.thread_time() - began)
         processes = max(processes, wait.processes)
         await trio.sleep(config.interval_s)
@@ -224,6 +230,7 @@ async def _rounds(made: Pods, most_pods: int, number: int) -> dict[str, object]:
     spent = spent[_WARM_UP:]
     return {
         "pods": len(made.pods),
+        "awake": awake,
         "pods_a_round": most_pods,
         "processes_a_round": processes,
         "us_a_round": round(1e6 * statistics.median(spent)),
@@ -238,4 +245,8 @@ def run_harm(count: int, seconds: int) -> list[dict[str, object]]:
         for number in range(count):
             made.add(number, ["sleep", "10000"])
         usual = HarmConfig().pods_per_round
-        return [trio.run(_rounds, made, most, seconds * 10) for most in sorted({min(usual, count), count})]
+        return [
+            trio.run(partial(_rounds, made, most, seconds * 10, awake=awake))
+            for most in sorted({min(usual, count), count})
+            for awake in (False, True)
+        ]

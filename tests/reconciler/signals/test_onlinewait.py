@@ -78,16 +78,16 @@ async def test_of_many_processes_a_bounded_number_is_read_in_turn_over_its_own_t
     assert found[node.pod.uid].run_milli == pytest.approx(300.0)
 
 
-async def test_a_pod_that_its_own_quota_stops_is_left_out(tmp_path: Path) -> None:
+async def test_a_pod_that_its_own_quota_stops_or_may_have_stopped_is_left_out(tmp_path: Path) -> None:
     node = Node(tmp_path)
     inner = replace(node.pod.containers[0], spec=RuntimeSpec(shares=2, quota_us=50_000, period_us=100_000))
     limited = replace(node.pod, containers=(inner, *node.pod.containers[1:]))
     results = []
-    for number, hits in enumerate((0, 0, 1, 1)):
+    for number, hits in enumerate((0, 0, 0, 1, 1)):
         text = f"nr_periods 9\nnr_throttled {hits}\nthrottled_time 0\n"
         node.tree.put("cpu", inner.group.path, "cpu.stat", text)
-        results.append(await node.next({11: Delays(number * MS, 0, 0)}, limited))
-    assert [bool(found) for found in results] == [False, True, False, True]
+        results.append(await node.next({11: Delays(number * MS, number * MS, 0)}, limited))
+    assert [bool(found) for found in results] == [False, False, True, False, True]
 
 
 async def test_without_processes_or_rights_it_is_unknown_and_says_why(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ async def test_without_taskstats_pressure_stands_in_on_cgroup_v2(tmp_path: Path)
     tree = Tree(tmp_path, version=2)
     pod = tree.pod()
     wait = OnlineWait(tree.hierarchy, root=str(tmp_path), taskstats=refused, clock=tree.clock)
-    for used in (0, 20_000):
+    for used in (0, 20_000, 40_000):
         tree.now += 0.1
         tree.put("cpu", pod.group.path, "cpu.stat", f"usage_usec {used}\nnr_throttled 0\nthrottled_usec 0\n")
         text = f"some avg10=0.00 avg60=0.00 avg300=0.00 total={used // 2}\n"
@@ -142,6 +142,21 @@ async def test_pods_at_rest_are_read_once_in_ten_rounds_and_one_without_processe
         rounds.append(await node.wait.sample({node.pod.uid: node.pod, "empty": empty}, (), **ALL))
     assert None not in rounds
     assert sum(bool(found) for found in rounds) in {4, 5}
+
+
+async def test_more_named_pods_than_a_round_has_are_read_in_turn(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.list("11\n")
+    pods = {f"pod-{number}": replace(node.pod, uid=f"pod-{number}") for number in range(20)}
+    seen: set[str] = set()
+    for _ in range(40):
+        node.tree.now += 0.1
+        node.answers.known = {11: Delays(0, 0, 0)}
+        found = await node.wait.sample(pods, list(pods), most_pods=8, most_processes=512)
+        assert found is not None
+        assert len(found) <= 8
+        seen |= found.keys()
+    assert seen == set(pods)
 
 
 async def test_a_round_has_the_named_the_busy_and_some_of_the_others(tmp_path: Path) -> None:
