@@ -3,7 +3,7 @@
 While BE work sleeps it measures once a second, to learn what each pod waits without BE work.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Final, Protocol, final
 
 from cgroupfs.naming import QosClass
@@ -14,7 +14,6 @@ from reconciler.policies.budget import BudgetConfig
 from reconciler.policies.harm import HarmSample, HarmState
 from reconciler.policies.waiting import OwnWaiting, PodWaiting, expected, learn, level_of
 from reconciler.runtime.workqueue import TICK
-from reconciler.signals.extent import pod_cpus
 from state.cpu import HarmReading, HarmTerms
 from state.model import Pod, PodClass, Pools
 
@@ -52,10 +51,12 @@ class _Pod:
 class HarmWatch:
     """See the module's text."""
 
-    def __init__(self, reconciler: Reconciler, usage: UsageReader, wait: WaitSource) -> None:
+    def __init__(self, reconciler: Reconciler, usage: UsageReader, wait: Callable[[], WaitSource]) -> None:
+        """``wait`` makes the source when the law first needs it."""
         self._reconciler = reconciler
         self._usage = usage
-        self._wait = wait
+        self._make = wait
+        self._wait: WaitSource | None = None
         self._state: HarmState | None = None
         self._measured = False
         self._chosen: dict[str, Pod] = {}
@@ -73,7 +74,7 @@ class HarmWatch:
     @property
     def problem(self) -> str | None:
         """Why online pods' waiting is unknown."""
-        return self._wait.problem if self._state is not None else None
+        return self._wait.problem if self._state is not None and self._wait is not None else None
 
     @property
     def unknown(self) -> bool:
@@ -121,6 +122,8 @@ class HarmWatch:
         config = self.config().harm
         self._choose(pools, terms, now)
         first = self._state.hurt if self._state is not None else ()
+        if self._wait is None:
+            self._wait = self._make()
         waits = await self._wait.sample(
             self._chosen,
             [uid for uids in first for uid in uids],
@@ -163,7 +166,9 @@ class HarmWatch:
     def _stop(self) -> None:
         if self._state is not None:
             self._state, self._measured, self._used = None, False, None
-            self._wait.close()
+            if self._wait is not None:
+                self._wait.close()
+                self._wait = None
             self._reconciler.inventory.take(harm=None)
             self._reconciler.dirty.mark(TICK)
 
@@ -192,6 +197,8 @@ class HarmWatch:
 
     def _choose(self, pools: Pools, terms: HarmTerms, now: float) -> None:
         """The online pods that share CPUs with BE work."""
+        from reconciler.signals.extent import pod_cpus
+
         if now - self._chosen_at < _CHOOSE_S:
             return
         self._chosen_at = now

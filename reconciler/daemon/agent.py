@@ -39,7 +39,7 @@ from reconciler.config.environment import NodeEnvironment, followed, read_kubele
 from reconciler.config.model import AgentMode, Config, Lower
 from reconciler.config.read_keys import read_keys
 from reconciler.control.cpu_hotplug import CpusetRepair
-from reconciler.control.harm_watch import HarmWatch
+from reconciler.control.harm_watch import HarmWatch, WaitSource
 from reconciler.control.hold_store import HoldManager
 from reconciler.control.inventory import Inventory
 from reconciler.control.owner_ledger import NAME as OWNERS
@@ -60,7 +60,6 @@ from reconciler.runtime.object_errors import ObjectErrors
 from reconciler.runtime.priority import LoopPriority
 from reconciler.runtime.supervisor import Component, at_once
 from reconciler.runtime.workqueue import DirtyKeys
-from reconciler.signals.onlinewait import OnlineWait
 from reconciler.sources.checkpoints import CheckpointSource
 from reconciler.sources.disks import DiskSource
 from reconciler.sources.hotplug import HotplugSource
@@ -286,7 +285,7 @@ class Agent:
             lagged=self.counters.lagged,
             sampled=self.hotplug.check,
             read=self._read,
-            harm=HarmWatch(self.reconciler, self.usage, wait=OnlineWait(place.hierarchy, root=place.root, files=files)),
+            harm=HarmWatch(self.reconciler, self.usage, wait=self._online_wait),
             idle_threads=lambda: side_actuators.idle_containers(self.sides, release),
         )
         self.keeper = StateWriter(
@@ -382,6 +381,12 @@ class Agent:
         situation = PlanSnapshot(view=view, plan=plan, enforce=self.judge.enforce, holds=self.judge.holds)
         for side in self.sides:
             side.planned(situation)
+
+    def _online_wait(self) -> WaitSource:
+        """Loaded with the first BE pod in the idle class only."""
+        from reconciler.signals.onlinewait import OnlineWait
+
+        return OnlineWait(self.place.hierarchy, root=self.place.root, files=self.files)
 
     def _read(self, cpu: NodeCpu | None, now: float) -> None:
         self.headroom.update(self.reconciler.pools, self.inventory.readings.topology, cpu, now)

@@ -62,7 +62,7 @@ class Rounds:
         self.want_milli: int | None = None
         usage = UsageReader(agent.place.hierarchy, ops=node.kernel, clock=lambda: self.now)
         usage.cpu_ns = lambda path: self.be_ns if path == agent.inventory.besteffort else 0  # type: ignore[method-assign]  # counters by hand
-        self.watch = HarmWatch(agent.reconciler, usage, wait=self.waits)
+        self.watch = HarmWatch(agent.reconciler, usage, wait=lambda: self.waits)
 
     async def next(self, times: int = 1) -> HarmReading | None:
         for _ in range(times):
