@@ -152,6 +152,30 @@ class PodIsolation(Struct, frozen=True, kw_only=True):
     calm_since: float | None = None
 
 
+class HarmReading(Struct, frozen=True, kw_only=True):
+    """The state of the harm law (`reconciler.policies.harm`) as the planner needs it; None in its place: not measured.
+
+    ``ceiling_milli``: what BE work may use; ``unknown_since``: since when nothing is known of online pods' waiting.
+    Of the last cut: ``uid`` of the online pod, the percentage that it waited and what it waits without BE work.
+    """
+
+    ceiling_milli: int
+    unknown_since: float | None = None
+    cuts: int = 0
+    uid: str | None = None
+    waits_percent: float = 0.0
+    own_percent: float = 0.0
+
+
+class HarmTerms(Struct, frozen=True, kw_only=True):
+    """What the harm law works with. ``cpus``: those that BE work may use; ``in_force``: it decides the BE budget."""
+
+    cpus: CpuSet
+    top_milli: int
+    floor_milli: int
+    in_force: bool = False
+
+
 class StartPlan(Struct, frozen=True, kw_only=True):
     """BE pods' CPU weights, and the start allowance with the state of its bounds (`policies.start_allowance`).
 

@@ -13,7 +13,16 @@ from msgspec import Struct
 from cgroupfs.codecs import Value
 from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.naming import QosClass
-from state.cpu import CpuPreferences, GroupUse, PodIndicators, PodIsolation, PoolSize, PoolTerms
+from state.cpu import (
+    CpuPreferences,
+    GroupUse,
+    HarmReading,
+    HarmTerms,
+    PodIndicators,
+    PodIsolation,
+    PoolSize,
+    PoolTerms,
+)
 from state.disk import Disk, DiskPreference
 from state.measures import Restrictions
 from state.memory import MemoryPreferences, NodeMemoryReading
@@ -353,6 +362,7 @@ class Pools(Struct, frozen=True, kw_only=True, dict=True):
     when the budget last changed; ``unknown_since``: since when CPU use is not known (both on the view's clock).
     ``quota_ratio``: speed of this node's CPU relative to the CPU that limits were made for; quotas are divided by it.
     ``terms``: what online pools will need, while the plan is made; None in every finished plan.
+    ``harm``: what the harm law works with; None: BE pods run in no effective idle class, or it is not configured.
     """
 
     online_cpus: CpuSet
@@ -378,6 +388,7 @@ class Pools(Struct, frozen=True, kw_only=True, dict=True):
     quota_ratio: float = 1.0
     reasons: Mapping[str, str] = {}
     terms: PoolTerms | None = None
+    harm: HarmTerms | None = None
 
     @property
     def dedicated_cpus(self) -> CpuSet:
@@ -441,6 +452,8 @@ class NodeView(Struct, frozen=True, kw_only=True):
     interference now. ``indicators``: by pod uid, for sizes of pools; empty while no pool's size follows them.
     ``arrived``: when a container was first seen, by its id, of those that the runtime was still making then.
     ``commands``: when the runtime was last called for a BE container, by its id.
+    ``harm``: the harm law's ceiling of BE; None: nothing is measured for it. ``idle_threads``: group paths of the
+    containers whose threads are all in the idle class, on kernels where that is effective beyond their own group.
     ``be_bonus``: by uid of a BE pod, how much its requests count when the BE budget is divided, percent; missing: 100.
     """
 
@@ -469,3 +482,5 @@ class NodeView(Struct, frozen=True, kw_only=True):
     indicators: Mapping[str, PodIndicators] = {}
     arrived: Mapping[str, float] = {}
     be_bonus: Mapping[str, int] = {}
+    harm: HarmReading | None = None
+    idle_threads: frozenset[str] = frozenset()

@@ -296,9 +296,10 @@ def _signal(facts: Row) -> Iterator[Block]:
         known += f"{fmt.cpus(used['reclaimed_milli'])}, system {fmt.cpus(used['system_milli'])} CPU in use"
     yield field("signal", known)
     yield field("budget", f"BE {fmt.cpu(budget['budget_milli'])}: {budget['reasons'].get('budget', '')}")
-    for name in ("idle_buffer", "reclaimed", "cpuset", "quota"):
+    for name in ("law", "idle_buffer", "reclaimed", "cpuset", "quota"):
         if name in budget["reasons"]:
-            yield field("", StyledText(budget["reasons"][name], "dim"))
+            before = "budget law " if name == "law" else ""
+            yield field("", StyledText(f"{before}{budget['reasons'][name]}", "dim"))
 
 
 def _timeline(times: Row) -> Iterator[Cell]:

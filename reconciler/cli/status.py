@@ -224,9 +224,9 @@ def _budget(budget: Row) -> Iterator[Block]:
             for name, key in (("online", "online"), ("reclaimed", "reclaimed"), ("system", "system"))
         )
     yield field("CPU", "BE budget ", StyledText(fmt.cpu(budget["budget_milli"]), "head"), f"; {known}")
-    reason = budget["reasons"].get("reclaimed")
-    if reason:
-        yield field("", StyledText(reason, "dim"))
+    for name, before in (("reclaimed", ""), ("law", "budget law ")):
+        if reason := budget["reasons"].get(name):
+            yield field("", StyledText(f"{before}{reason}", "dim"))
 
 
 def _sources(facts: Row) -> Iterator[Block]:

@@ -24,7 +24,7 @@ from reconciler.sources.bundles import read_bundle
 from reconciler.sources.runtime_files import read_record
 from reconciler.sources.runtime_roots import RuntimeDirs
 from reconciler.sources.tree import PodDirs
-from state.cpu import GroupUse, PodIndicators
+from state.cpu import GroupUse, HarmReading, PodIndicators
 from state.disk import Disk
 from state.measures import Restrictions
 from state.memory import NodeMemoryReading
@@ -70,6 +70,8 @@ class NodeReadings(Struct, frozen=True, kw_only=True):
     irq_cpus: CpuSet = EMPTY
     measures: Restrictions = Restrictions()
     be_bonus: Mapping[str, int] = {}
+    harm: HarmReading | None = None
+    idle_threads: frozenset[str] = frozenset()
 
 
 class NewReadings(TypedDict, total=False):
@@ -89,6 +91,8 @@ class NewReadings(TypedDict, total=False):
     irq_cpus: CpuSet
     measures: Restrictions
     be_bonus: Mapping[str, int]
+    harm: HarmReading | None
+    idle_threads: frozenset[str]
 
 
 @final
@@ -281,6 +285,8 @@ class Inventory:
             irq_cpus=readings.irq_cpus,
             measures=readings.measures,
             be_bonus=readings.be_bonus,
+            harm=readings.harm,
+            idle_threads=readings.idle_threads,
             indicators=self._indicators(),
             arrived={cid: at for cid, at in self._arrived.items() if at is not None},
         )

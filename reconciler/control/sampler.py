@@ -1,4 +1,4 @@
-"""The agent's one clock: CPU use once a second, the idle buffer ten times a second while there is BE work.
+"""The agent's one clock: CPU use once a second, idle buffer or harm law ten times a second while there is BE work.
 
 One task instead of many sleeping ones. It reads counters, runs the pure control laws, and marks the node dirty when a
 result has changed; the worker does the rest.
@@ -15,6 +15,7 @@ from cgroupfs.files import REAL, FileOps
 from cgroupfs.log import get_log
 from cgroupfs.naming import QosClass
 from cgroupfs.usage import UsageReader
+from reconciler.control.harm_watch import HarmWatch
 from reconciler.control.memory_sampler import MemorySampler
 from reconciler.control.quota_lending import QuotaLender
 from reconciler.control.reconciler import Reconciler
@@ -55,6 +56,8 @@ class Sampler:
         lagged: Callable[[float], None],
         read: Callable[[NodeCpu | None, float], None],
         sampled: Callable[[], None],
+        harm: HarmWatch,
+        idle_threads: Callable[[], frozenset[str]] = frozenset,
         root: str = "/",
         sample_s: float = 1.0,
         files: FileOps = REAL,
@@ -62,8 +65,10 @@ class Sampler:
         """``lagged`` gets the delay of each tick behind its due time (s): what the loop's other work costs.
 
         ``read`` gets each CPU reading, and the newest one again without a new one. ``sampled`` is called once per
-        sample.
+        sample. ``idle_threads``: see `NodeView.idle_threads`.
         """
+        self.harm = harm
+        self._idle_threads = idle_threads
         self._sampled = sampled
         self._lagged = lagged
         self._read = read
@@ -103,11 +108,16 @@ class Sampler:
         due = trio.current_time()
         while True:
             config = self._reconciler.policies.idle_buffer
-            fast = config.enabled and self._reclaimed_works()
+            works, now = self._reclaimed_works(), time.monotonic()
+            harmful = works and self.harm.state is not None
+            fast = config.enabled and works and not self.harm.decides(now)
             self._lagged(trio.current_time() - due)
-            self.tick(time.monotonic(), fast=fast)
+            self.tick(now, fast=fast)
+            await self.harm.round(now)
             intervals = [self._sample_s, self.bursts.interval_s() or self._sample_s]
-            due = trio.current_time() + min([*intervals, config.interval_s] if fast else intervals)
+            intervals += [config.interval_s] if fast else []
+            intervals += [self.harm.config().harm.interval_s] if harmful else []
+            due = trio.current_time() + min(intervals)
             await trio.sleep_until(due)
 
     def tick(self, now: float, *, fast: bool) -> None:
@@ -159,6 +169,7 @@ class Sampler:
             uses=self._uses(now),
             numa_memory=self._numa.sample(knowledge.readings.topology.nodes(), now),
             irq_cpus=self._irqs.sample(self._reconciler.policies.exclusive.avoid_irqs, now),
+            idle_threads=self._idle_threads(),
         )
         self.bursts.on_second(now)
         self._read(cpu, now)

@@ -40,6 +40,7 @@ from reconciler.config.model import AgentMode, Config, Lower
 from reconciler.config.read_keys import read_keys
 from reconciler.control import pod_minutes
 from reconciler.control.cpu_hotplug import CpusetRepair
+from reconciler.control.harm_watch import HarmWatch, WaitSource
 from reconciler.control.hold_store import HoldManager
 from reconciler.control.inventory import Inventory
 from reconciler.control.owner_ledger import NAME as OWNERS
@@ -277,6 +278,7 @@ class Agent:
             tell=lambda message: self.alert("hotplug", message, None),
         )
         self.hotplug = HotplugSource(place.topology, self.replug.changed, root=place.root)
+        release = side_actuators.kernel_release(place.root, files)
         self.sampler = Sampler(
             self.reconciler,
             self.usage,
@@ -286,6 +288,8 @@ class Agent:
             lagged=self.counters.lagged,
             sampled=self.hotplug.check,
             read=self._read,
+            harm=HarmWatch(self.reconciler, self.usage, wait=self._online_wait),
+            idle_threads=lambda: side_actuators.idle_containers(self.sides, release),
         )
         self.keeper = StateWriter(
             self.store,
@@ -381,6 +385,12 @@ class Agent:
         situation = PlanSnapshot(view=view, plan=plan, enforce=self.judge.enforce, holds=self.judge.holds)
         for side in self.sides:
             side.planned(situation)
+
+    def _online_wait(self) -> WaitSource:
+        """Loaded with the first BE pod in the idle class only."""
+        from reconciler.signals.onlinewait import OnlineWait
+
+        return OnlineWait(self.place.hierarchy, root=self.place.root, files=self.files)
 
     def _read(self, cpu: NodeCpu | None, now: float) -> None:
         self.headroom.update(self.reconciler.pools, self.inventory.readings.topology, cpu, now)

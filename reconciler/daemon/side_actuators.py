@@ -13,18 +13,21 @@ import trio
 from msgspec import Struct
 
 from cgroupfs.errors import SourceError
+from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
 from reconciler.actuators.base import (
     ActuatorContext,
     ActuatorKind,
     AuxiliaryActuator,
     CacheUsageSource,
+    GroupOutcomes,
     LazyActuator,
     OfflineContext,
     PlanSnapshot,
 )
 from reconciler.actuators.codec import RowCodec
 from reconciler.actuators.restore import UndoKind
+from reconciler.policies.yielding import threads_count
 from reconciler.runtime.lazy import load
 from state.cache import CacheUsage
 from state.kinds import CAPACITY, COOKIE, FILE, NETWORK, PROCESS, RESCTRL, SYSCTL, THREAD
@@ -97,6 +100,33 @@ def build(context: ActuatorContext) -> tuple[AuxiliaryActuator, ...]:
 def cache_use(sides: Iterable[AuxiliaryActuator]) -> CacheUsage | None:
     """What is measured of caches and memory bandwidth, by whichever of them measures it; None: by none, now."""
     return next((use for side in sides if isinstance(side, CacheUsageSource) and (use := side.measured())), None)
+
+
+def kernel_release(root: str, files: FileOps = REAL) -> str:
+    """The kernel's release; empty where it cannot be read."""
+    try:
+        return files.read(f"{root.rstrip('/')}/proc/sys/kernel", "osrelease").strip()
+    except OSError:
+        return ""
+
+
+def idle_containers(sides: Iterable[AuxiliaryActuator], release: str) -> frozenset[str]:
+    """The group paths of the containers whose threads all are in the idle class, if this kernel (``release``) heeds it.
+
+    A thread with another policy of its own, and a sweep that has not come to a container yet, leave it out.
+    """
+    if not threads_count(release):
+        return frozenset()
+    for side in sides:
+        if side.name == "idle_threads" and isinstance(side, GroupOutcomes):
+            kept = side.status().get("kept")
+            without = kept if isinstance(kept, Mapping) else {}
+            return frozenset(
+                path
+                for path, statuses in side.standings.items()
+                if path not in without and any(status.state.is_in_force() for status in statuses.values())
+            )
+    return frozenset()
 
 
 def restore_table(sides: Iterable[AuxiliaryActuator], only: str | None) -> dict[str, UndoKind]:

@@ -131,6 +131,9 @@ def snapshot(agent: Agent, *, ready: bool, components: Sequence[ComponentStatus]
         claims_cut=sum(claim.cut for claim in agent.claims()),
         claims_missing_cpus=sum(max(0, claim.asked - claim.got) for claim in agent.claims()),
         budget_milli=pools.budget_milli if pools is not None else None,
+        harm_law=pools is not None and pools.harm is not None and pools.harm.in_force,
+        harm_cuts=agent.sampler.harm.cuts,
+        harm_unknown=agent.sampler.harm.unknown,
         starts_late=agent.sampler.starts.late,
         used_milli=used,
         headroom_milli={str(node): milli for node, milli in agent.headroom.state.amounts.items()},
@@ -428,7 +431,9 @@ class StatusReport:
         if plan is None:
             return {}
         ceiling_milli = self._agent.inventory.readings.reclaimed_ceiling_milli
-        return {**budget_facts(plan, cpu), "ceiling_milli": ceiling_milli, "claims": plain(self._agent.claims())}
+        harm = self._agent.sampler.harm.facts()
+        claims = plain(self._agent.claims())
+        return {**budget_facts(plan, cpu), "ceiling_milli": ceiling_milli, "harm": harm, "claims": claims}
 
     def _pod(self, pod: Pod) -> dict[str, object]:
         agent = self._agent

@@ -13,6 +13,7 @@ Volcano's CPU throttle (capacity x limit - online use - system use, growth by at
 """
 
 from collections.abc import Callable
+from enum import StrEnum
 from typing import Annotated, Final
 
 from msgspec import Meta, Struct
@@ -20,6 +21,7 @@ from msgspec import Meta, Struct
 from cgroupfs.cpuset import CpuSet
 from reconciler.placement.pool_members import container_milli
 from reconciler.policies.base import MILLI_MIN
+from reconciler.policies.harm import HarmConfig
 from reconciler.runtime import format as fmt
 from state.model import Container, ContainerKind, NodeCpu, NodeView, Pod, Pools
 
@@ -27,9 +29,25 @@ Percent = Annotated[int, Meta(ge=0, le=100)]
 _CPU: Final = 1000
 
 
-class BudgetConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The budget law's parameters."""
+class BudgetLaw(StrEnum):
+    """Which law sets the BE budget."""
 
+    AUTO = "auto"
+    QUOTA = "quota"
+
+
+class BudgetConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The budget laws' parameters."""
+
+    law: Annotated[
+        BudgetLaw,
+        Meta(
+            description="auto: while all BE pods run in an effective idle class, BE work may have all idle CPU and is "
+            "cut when online pods wait for a CPU because of it (see harm), otherwise quota; quota: limit_percent and "
+            "the idle buffer, always"
+        ),
+    ] = BudgetLaw.AUTO
+    harm: HarmConfig = HarmConfig()
     limit_percent: Annotated[
         int, Meta(ge=1, le=100, description="target use of the CPUs that BE work may use, online and BE work together")
     ] = 65

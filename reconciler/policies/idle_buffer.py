@@ -116,6 +116,8 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Id
 
 
 def _inactive(view: NodeView) -> str:
+    if view.harm is not None:
+        return "idle buffer inactive (BE pods yield: their CPU follows what online pods wait)"
     if any(pod.pod_class is PodClass.RECLAIMED for pod in view.pods.values()):
         return "CPU use not measured yet: limited by the BE budget only"
     return "idle buffer inactive (no BE work running)"

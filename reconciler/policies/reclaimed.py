@@ -20,6 +20,7 @@ from reconciler.placement.config import PlacementConfig
 from reconciler.policies.base import Policy, PolicyConfig, owns_cpus, period_us, quota_us
 from reconciler.policies.be_quota import own_quota, part_of_pod, parts_of, split
 from reconciler.policies.budget import BudgetConfig, arriving_milli, cpu_count, next_budget
+from reconciler.policies.laws import at_top, choose_law, harm_budget
 from reconciler.policies.overlap import PoolOverlap, overlaps, shares
 from reconciler.policies.pick import by_rules, choose_cpus, neighbours
 from reconciler.policies.start_allowance import (
@@ -56,8 +57,8 @@ class ReclaimedConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
         ReclaimedForm,
         Meta(
             description="cpuset: BE work runs only on its CPUs; quota: its total CPU time is limited; both: "
-            "both. The CPU set is skipped if the kubelet rewrites every container (static CPU "
-            "manager up to 1.21)"
+            "both. At the top of the harm law (budget.law): all CPUs that it may use, and no quota. The CPU set is "
+            "skipped if the kubelet rewrites every container (static CPU manager up to 1.21)"
         ),
     ] = ReclaimedForm.BOTH
     minimum_cpus: Annotated[int, Meta(ge=1, le=8192, description="minimum CPUs in the BE CPU set, if available")] = 1
@@ -110,8 +111,14 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Re
     # CPUs that are BE work's alone may be filled: no online work on them needs room.
     law = replace(config.budget, limit_percent=100) if pools.separate and squeezed is None else config.budget
     arriving = arriving_milli(view, lambda pod, container: owns_cpus(pod, container, pools), law)
-    budget = next_budget(view, counted, previous, law, outside=outside, ceiling=pools.budget_milli, arriving=arriving)
+    choice, given = choose_law(view, pools, counted, squeezed, law), pools.budget_milli
+    if choice.reading is not None:
+        budget = harm_budget(view, choice, previous, law, outside=outside, ceiling=given, arriving=arriving)
+    else:
+        budget = next_budget(view, counted, previous, law, outside=outside, ceiling=given, arriving=arriving)
     bounded = config.form is not ReclaimedForm.CPUSET or not confined or squeezed is not None
+    unlimited = at_top(choice, budget, law)
+    bounded = bounded and not unlimited
     held = previous.reclaimed & counted if previous is not None else EMPTY
     count = cpu_count(budget.milli, len(held), len(counted), config.minimum_cpus, bounded=bounded)
     # Siblings of CPUs that are shared on purpose are no longer worth avoiding.
@@ -134,6 +141,7 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Re
             reclaimed |= choose_cpus(config.minimum_per_node, cpus, kept, taken, view.topology, tiers=tiers)
     reasons = dict(pools.reasons)
     reasons["budget"] = budget.reason
+    reasons["law"] = choice.reason
     reasons["reclaimed"] = _reason(reclaimed, counted, taken, squeezed, view) + text
     reasons["cpuset"] = _why_cpuset(confined, config, view)
     quota: dict[str, int] | None = None
@@ -141,6 +149,8 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Re
         quota, reasons["quota"] = split(budget.milli, view, previous.quota_milli if previous is not None else None)
         if config.form is ReclaimedForm.CPUSET:
             reasons["quota"] += "; not configured, but required: the CPU set cannot limit BE work here"
+    elif unlimited:
+        reasons["quota"] = "not used: BE work may have all idle CPU"
     else:
         reasons["quota"] = "not used: the CPU set limits BE work (form: cpuset)"
     return replace(
@@ -151,6 +161,7 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Re
         unknown_since=budget.unknown_since,
         confined=confined,
         quota_milli=quota,
+        harm=choice.terms,
         reasons=reasons,
     )
 

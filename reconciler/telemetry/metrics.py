@@ -55,6 +55,12 @@ class MetricsSnapshot(Struct, frozen=True, kw_only=True):
     """Claims on CPUs that have fewer than they asked, or others than were decided for them."""
     claims_missing_cpus: int = 0
     budget_milli: int | None = None
+    harm_law: bool = False
+    """Whether the harm law sets the BE budget."""
+    harm_cuts: int = 0
+    """Cuts of the BE budget by it, since the daemon's start."""
+    harm_unknown: bool = False
+    """Whether it is in force, or was, and the waiting of online pods is unknown."""
     starts_late: int = 0
     """Starts of BE containers that a quota of bypassd delayed, since the daemon's start."""
     used_milli: Mapping[str, int] = {}

@@ -169,6 +169,9 @@ def _node(now: MetricsSnapshot) -> Iterator[Metric]:
     yield _gauge("claims_missing_cpus", "CPUs that claims asked and did not get.", now.claims_missing_cpus)
     if now.budget_milli is not None:
         yield _gauge("budget_cpus", "CPU budget of all BE pods.", now.budget_milli / 1000)
+    yield _gauge("harm_law", "1 while the harm law sets the BE budget, not a limit on CPU use.", int(now.harm_law))
+    yield _gauge("harm_unknown", "1 while the harm law cannot measure online pods' waiting.", int(now.harm_unknown))
+    yield _counter("harm_cuts", "Cuts of the BE budget, because online pods waited for a CPU.", now.harm_cuts)
     yield _counter("starts_late", "Starts of BE containers that a quota of bypassd delayed.", now.starts_late)
     used = ((name, milli / 1000) for name, milli in sorted(now.used_milli.items()))
     yield _gauges("used_cpus", "CPUs in use.", ("by",), (((name,), cpus) for name, cpus in used))

@@ -10,6 +10,7 @@
     plan        one whole plan: CPU time and memory at 256 CPUs and 500 pods, and how both grow
     memory N    N windows of an online pod's allocations alone and N beside BE pods that allocate without end
     signals N   what one second's sampling of all signals costs: N pods, and pods of 2000 threads together
+    harm N      what the harm law's signal costs ten times a second: N online pods
     judge N     what one second's judging of N pods costs, ranking suspects, and a recorded night
     movement N  N random lives of pools on each of some machines: CPUs moved by ours and by packing from scratch
 
@@ -31,7 +32,7 @@ from tests.e2e.agent import Agent
 from tests.e2e.baseline.run import WatchWrite
 from tests.fakes.node import PAUSE, Box, DirectoryNode, NodePod, RealKernel
 
-_KINDS = ("idle", "starts", "http", "churn", "judge", "memory", "movement", "plan", "signals")
+_KINDS = ("idle", "starts", "http", "churn", "harm", "judge", "memory", "movement", "plan", "signals")
 _TURNS = 3
 MOUNT = "/sys/fs/cgroup"
 HTTP_PORT = 19470
@@ -318,7 +319,19 @@ def main() -> int:
     options = argparse.ArgumentParser(prog="python -m tests.bench", description=(__doc__ or "").splitlines()[0])
     options.add_argument(
         "what",
-        choices=("idle", "starts", "instructions", "http", "churn", "judge", "memory", "movement", "plan", "signals"),
+        choices=(
+            "idle",
+            "starts",
+            "instructions",
+            "http",
+            "churn",
+            "harm",
+            "judge",
+            "memory",
+            "movement",
+            "plan",
+            "signals",
+        ),
     )
     options.add_argument(
         "count", type=int, nargs="?", default=0, help="of pods, containers, windows or lives; none for plan"
@@ -348,6 +361,9 @@ def main() -> int:
         return 0
     if given.what == "memory":
         print(json.dumps(memory.run(given.count or 15, 1.5), indent=2))
+        return 0
+    if given.what == "harm":
+        print(json.dumps(signals.run_harm(given.count or 110, int(given.seconds)), indent=2))
         return 0
     if given.what == "signals":
         print(json.dumps(signals.run(given.count or 110, int(given.seconds)), indent=2))

@@ -76,6 +76,7 @@ class Seconds:
             lagged=agent.counters.lagged,
             read=lambda _cpu, _now: None,
             sampled=lambda: None,
+            harm=agent.sampler.harm,
         )
 
     async def look(self) -> None:

@@ -1,0 +1,256 @@
+"""Measures what online pods wait for a CPU, attributes it, and runs the harm law: ten times a second while BE works.
+
+While BE work sleeps it measures once a second, to learn what each pod waits without BE work.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Final, Protocol, final
+
+from cgroupfs.naming import QosClass
+from cgroupfs.usage import UsageReader
+from reconciler.control.reconciler import Reconciler
+from reconciler.policies import harm
+from reconciler.policies.budget import BudgetConfig
+from reconciler.policies.harm import HarmSample, HarmState
+from reconciler.policies.waiting import OwnWaiting, PodWaiting, expected, learn, level_of
+from reconciler.runtime.workqueue import TICK
+from state.cpu import HarmReading, HarmTerms
+from state.model import Pod, PodClass, Pools
+
+_CHOOSE_S: Final = 1.0
+"""Seconds between two choices of the pods that share CPUs with BE work."""
+_QUIET: Final = 1.25
+"""Up to this multiple of its minimum BE work is cut: what online pods wait then is their own."""
+_OUTSIDE_MOST: Final = 64
+"""BE pods outside of the besteffort directory whose use is read; of more it is unknown."""
+_KNOWN_MILLI: Final = 20
+
+
+class WaitSource(Protocol):
+    """Measures what pods wait; `OnlineWait` does. ``problem``: why nothing is known."""
+
+    problem: str | None
+
+    async def sample(
+        self, pods: Mapping[str, Pod], first: Collection[str], *, most_pods: int, most_processes: int
+    ) -> dict[str, PodWaiting] | None: ...
+
+    def close(self) -> None: ...
+
+
+class _Pod:
+    """What is kept of one online pod."""
+
+    def __init__(self) -> None:
+        self.own: OwnWaiting = {}
+        self.waits = PodWaiting(0.0, 0.0)
+        self.expected = self.level = 0.0
+
+
+@final
+class HarmWatch:
+    """See the module's text."""
+
+    def __init__(self, reconciler: Reconciler, usage: UsageReader, wait: Callable[[], WaitSource]) -> None:
+        """``wait`` makes the source when the law first needs it."""
+        self._reconciler = reconciler
+        self._usage = usage
+        self._make = wait
+        self._wait: WaitSource | None = None
+        self._state: HarmState | None = None
+        self._measured = False
+        self._chosen: dict[str, Pod] = {}
+        self._at = self._chosen_at = float("-inf")
+        self._pods: dict[str, _Pod] = {}
+        self._used: tuple[float, int] | None = None
+        self.rounds = self.cuts = 0
+        """Since the daemon's start."""
+
+    @property
+    def state(self) -> HarmState | None:
+        """The law's state; None: it cannot be in force."""
+        return self._state
+
+    @property
+    def problem(self) -> str | None:
+        """Why online pods' waiting is unknown."""
+        return self._wait.problem if self._state is not None and self._wait is not None else None
+
+    @property
+    def unknown(self) -> bool:
+        """Whether it should be measured and is not."""
+        return self._state is not None and self._state.unknown_since is not None
+
+    def facts(self) -> dict[str, object] | None:
+        """The law's state for people; None: it cannot be in force."""
+        state = self._state
+        if state is None:
+            return None
+        worst = max(self._pods, key=lambda uid: self._pods[uid].level, default=None)
+        return {
+            "ceiling_milli": state.ceiling_milli,
+            "wall_milli": state.wall_milli,
+            "pause_s": state.pause_s,
+            "cuts": self.cuts,
+            "pods": len(self._chosen),
+            "worst_uid": worst,
+            "worst_level": round(self._pods[worst].level, 2) if worst is not None else None,
+            "problem": self.problem,
+        }
+
+    def config(self) -> BudgetConfig:
+        """The laws' parameters in force."""
+        return self._reconciler.policies.reclaimed.budget
+
+    def decides(self, now: float) -> bool:
+        """Whether the law's ceiling counts, instead of the idle buffer's."""
+        state = self._state
+        if state is None or not self._measured:
+            return False
+        return state.unknown_since is None or now - state.unknown_since <= self.config().unknown_hold_s
+
+    async def round(self, now: float) -> None:
+        """Measure, step the law, and mark the node when the result differs."""
+        if 0.0 <= now - self._at < self.config().harm.interval_s / 2:
+            return
+        self._at = now
+        pools = self._reconciler.pools
+        terms = pools.harm if pools is not None else None
+        if pools is None or terms is None or not self._reconciler.policies.reclaimed.enabled:
+            self._stop()
+            return
+        config = self.config().harm
+        self._choose(pools, terms, now)
+        first = self._state.hurt if self._state is not None else ()
+        if self._wait is None:
+            self._wait = self._make()
+        waits = await self._wait.sample(
+            self._chosen,
+            [uid for uids in first for uid in uids],
+            most_pods=config.pods_per_round,
+            most_processes=config.processes_per_round,
+        )
+        if self._reconciler.pools is not pools:
+            # Planned anew meanwhile.
+            pools = self._reconciler.pools
+            terms = pools.harm if pools is not None else None
+            if pools is None or terms is None:
+                self._stop()
+                return
+        used = self._use(now)
+        self.rounds += 1
+        levels = self._levels(waits, used, terms, now) if waits is not None else None
+        if self._state is None or not terms.in_force:
+            since = self._state.unknown_since if self._state is not None else None
+            self._state = harm.start(pools.budget_milli)
+            if levels is None and since is not None:
+                self._state = harm.unknown(self._state, since)
+        before = self._state.cuts
+        self._state = harm.step(
+            self._state,
+            HarmSample(
+                top_milli=terms.top_milli,
+                floor_milli=terms.floor_milli,
+                used_milli=used,
+                levels=levels,
+                excused=self._excused(pools, used, now),
+            ),
+            now,
+            config,
+        )
+        self._measured = self._measured or levels is not None
+        cut = self._state.cuts != before
+        self.cuts += cut
+        self._publish(cut=cut)
+
+    def _stop(self) -> None:
+        if self._state is not None:
+            self._state, self._measured, self._used = None, False, None
+            if self._wait is not None:
+                self._wait.close()
+                self._wait = None
+            self._reconciler.inventory.take(harm=None)
+            self._reconciler.dirty.mark(TICK)
+
+    def _publish(self, *, cut: bool) -> None:
+        state = self._state
+        if state is None or not self._measured:
+            return
+        before = self._reconciler.inventory.readings.harm
+        uid = state.cause if state.cuts else None
+        pod = self._pods.get(uid or "") if cut else None
+        waits, own = (before.waits_percent, before.own_percent) if before is not None else (0.0, 0.0)
+        if pod is not None:
+            waits, own = round(pod.waits.percent, 1), round(pod.expected, 1)
+        reading = HarmReading(
+            ceiling_milli=state.ceiling_milli,
+            unknown_since=state.unknown_since,
+            cuts=state.cuts,
+            uid=uid,
+            waits_percent=waits,
+            own_percent=own,
+        )
+        if reading != before:
+            # Its ceiling from now on, not the idle buffer's.
+            self._reconciler.inventory.take(harm=reading, reclaimed_ceiling_milli=None)
+            self._reconciler.dirty.mark(TICK)
+
+    def _choose(self, pools: Pools, terms: HarmTerms, now: float) -> None:
+        """The online pods that share CPUs with BE work."""
+        from reconciler.signals.extent import pod_cpus
+
+        if now - self._chosen_at < _CHOOSE_S:
+            return
+        self._chosen_at = now
+        view = self._reconciler.view
+        if view is None:
+            return
+        cpus = terms.cpus
+        self._chosen = {
+            uid: pod
+            for uid, pod in self._reconciler.inventory.pods.items()
+            if pod.pod_class.online and pod.containers and pod_cpus(pod, view, pools) & cpus
+        }
+        self._pods = {uid: self._pods.get(uid) or _Pod() for uid in self._chosen}
+
+    def _levels(self, waits: dict[str, PodWaiting], used: int | None, terms: HarmTerms, now: float) -> dict[str, float]:
+        """The harm of each pod that was measured. Without BE work there is none, and what they wait is learned."""
+        config = self.config().harm
+        quiet = used is not None and used <= max(_KNOWN_MILLI, terms.floor_milli) * _QUIET
+        levels: dict[str, float] = {}
+        for uid, waiting in waits.items():
+            if (pod := self._pods.get(uid)) is None:
+                continue
+            pod.waits, pod.expected = waiting, expected(pod.own, waiting, now)
+            levels[uid] = pod.level = level_of(waiting, pod.expected, config)
+            if quiet:
+                pod.own = learn(pod.own, waiting, now)
+        return levels
+
+    def _use(self, now: float) -> int | None:
+        """BE work's CPU since the last round, of pods outside of the besteffort directory too; None: unknown."""
+        inventory = self._reconciler.inventory
+        outside, inside = list[str](), list[str]()
+        for pod in inventory.pods.values():
+            reclaimed, below = pod.pod_class is PodClass.RECLAIMED, pod.qos is QosClass.BESTEFFORT
+            if reclaimed and not below:
+                outside.append(pod.group.path)
+            elif below and not reclaimed:
+                inside.append(pod.group.path)
+        total = self._usage.cpu_ns(inventory.besteffort)
+        if total is None or len(outside) + len(inside) > _OUTSIDE_MOST:
+            self._used = None
+            return None
+        total += sum(self._usage.cpu_ns(path) or 0 for path in outside)
+        total -= sum(self._usage.cpu_ns(path) or 0 for path in inside)
+        before, self._used = self._used, (now, total)
+        if before is None or now <= before[0] or total < before[1]:
+            return None
+        return round((total - before[1]) / (now - before[0]) / 1e6)
+
+    def _excused(self, pools: Pools, used: int | None, now: float) -> bool:
+        """Whether BE work has a start allowance, and uses more than its budget by it."""
+        plan = self._reconciler.plan
+        since = now - 2 * self.config().harm.interval_s
+        allowed = plan is not None and (bool(plan.starts.pods) or plan.starts.at > since)
+        return allowed and used is not None and used > pools.budget_milli

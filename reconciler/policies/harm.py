@@ -1,0 +1,239 @@
+"""harm: the second budget law. BE work may have all CPU that is idle, and loses some when online pods wait for it.
+
+It is in force while BE pods run in an effective idle class (`reconciler.policies.yielding`): then a limit on how full
+the CPUs are costs BE work and protects nothing. `step` is the control law; the sampler keeps its state and runs it ten
+times a second. Its ceiling reaches the planner as ``NodeView.harm``. At its top no quota is written, so no cost of
+bandwidth control.
+
+- Down: a share of what BE work *uses*, at once at one sample of clear harm; small harm needs two of the last three
+  samples of one pod, or three in a row of any. Then a pause, as a sample may still be of the time before the cut.
+- Up: a step after a calm while. Close to the use at which harm began last, the steps are smaller; where harm follows a
+  step, the step is taken back and the next attempt comes after twice the time.
+- Unknown: never up.
+
+Source: additive increase and multiplicative decrease (Chiu, Jain: Analysis of the increase and decrease algorithms for
+congestion avoidance, 1989), with TCP CUBIC's memory of the level of the last loss (RFC 9438) and exponential back-off
+of failed probes; Heracles (Lo and others, 2015) cuts BE work by the latency of online work. Differences: the signal is
+the waiting for a CPU that BE work can have caused (`reconciler.policies.waiting`), not latency, which only the service
+can measure; a cut takes from what is used, as PerfIso's; a failed probe costs its step and not half of the window.
+
+Units: thousandths of a CPU; seconds on the monotonic clock. Arithmetic only.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Final
+
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+_KEPT: Final = 3
+"""Samples in which small harm must appear twice."""
+_NEAR: Final = 4
+"""Close to the last harm a step is this part of a usual one."""
+_NEAR_PERCENT: Final = 90
+"""Close to the last harm: from this share of the use at which it began on."""
+_LONG_AGO: Final = float("-inf")
+
+
+class HarmConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is harm, and how fast BE work's ceiling falls and rises."""
+
+    reserve_percent: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=50,
+            description="share of the CPUs that BE work may use which it never gets; above 0 a quota is always written",
+        ),
+    ] = 0
+    wait_percent: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=100,
+            description="online pod's waiting for a CPU, of its waiting and running and beyond what it waits without "
+            "BE work, that is harm",
+        ),
+    ] = 5.0
+    wait_milli: Annotated[
+        float,
+        Meta(
+            ge=0.1,
+            le=64_000,
+            description="the same waiting in thousandths: tasks that wait on average; harm is above both limits",
+        ),
+    ] = 5.0
+    clear_factor: Annotated[
+        float, Meta(ge=1, le=100, description="harm of so many times both limits needs no second sample")
+    ] = 4.0
+    quiet_percent: Annotated[
+        int, Meta(ge=0, le=100, description="no increase while the waiting is above this share of a limit")
+    ] = 50
+    interval_s: Annotated[float, Meta(ge=0.1, le=1, description="seconds between two measurements")] = 0.1
+    pods_per_round: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=4096,
+            description="online pods measured each time, first those that waited and the busiest; the others in turn",
+        ),
+    ] = 64
+    processes_per_round: Annotated[
+        int, Meta(ge=1, le=65536, description="processes measured each time, where the kernel has no pressure of pods")
+    ] = 512
+    cut_percent: Annotated[int, Meta(ge=1, le=90, description="share of its use that BE work loses at small harm")] = 25
+    clear_cut_percent: Annotated[
+        int, Meta(ge=1, le=90, description="share of its use that BE work loses at clear harm")
+    ] = 50
+    settle_s: Annotated[float, Meta(ge=0, le=10, description="seconds between two cuts")] = 0.25
+    raise_percent: Annotated[
+        int, Meta(ge=1, le=100, description="a step up, as a share of the CPUs that BE work may use")
+    ] = 10
+    calm_s: Annotated[float, Meta(ge=0, le=600, description="seconds without harm before each step up")] = 1.0
+    blame_s: Annotated[
+        float, Meta(ge=0, le=60, description="harm within so many seconds after a step up is caused by it")
+    ] = 2.0
+    backoff_s: Annotated[
+        float, Meta(ge=0, le=3600, description="longest time before a step up that has failed is tried again")
+    ] = 60.0
+
+
+class HarmSample(Struct, frozen=True, kw_only=True):
+    """One sample.
+
+    ``levels``: by uid, the harm of the online pods that were measured, in multiples of the limits; None: unknown.
+    ``used_milli``: BE work's use in the same time; None: unknown. ``excused``: BE work had a start allowance and used
+    more than its ceiling: a lower ceiling would change nothing.
+    """
+
+    top_milli: int
+    floor_milli: int
+    used_milli: int | None = None
+    levels: Mapping[str, float] | None = None
+    excused: bool = False
+
+
+class HarmState(Struct, frozen=True, kw_only=True):
+    """What BE work may use, and what the next step depends on.
+
+    ``wall_milli``: the use at which harm began last; None: none, or it was passed since. ``pause_s``: how long it must
+    be calm before a step close to that. ``hurt``: the pods above the limits in the last samples, the newest first.
+    ``calm_since``: None while it is not calm. ``cuts``: how many there were; ``cause``: the pod of the last one.
+    """
+
+    ceiling_milli: int
+    wall_milli: int | None = None
+    pause_s: float = 0.0
+    hurt: tuple[frozenset[str], ...] = ()
+    calm_since: float | None = None
+    unknown_since: float | None = None
+    raised_at: float = _LONG_AGO
+    raised_from: int = 0
+    cut_at: float = _LONG_AGO
+    cuts: int = 0
+    cause: str | None = None
+
+
+def top_of(cpus: int, floor_milli: int, config: HarmConfig) -> int:
+    """What BE work may use at most on so many CPUs."""
+    return max(floor_milli, 1000 * cpus * (100 - config.reserve_percent) // 100)
+
+
+def start(ceiling_milli: int) -> HarmState:
+    """The state before the first sample: the budget in force stays, and rises from there."""
+    return HarmState(ceiling_milli=ceiling_milli)
+
+
+def unknown(state: HarmState, since: float) -> HarmState:
+    """The same state, while nothing has been known since then."""
+    return replace(state, hurt=(), calm_since=None, unknown_since=since)
+
+
+def step(state: HarmState, sample: HarmSample, now: float, config: HarmConfig) -> HarmState:
+    """One step: down at harm, up by one step after a calm while, never up on an unknown."""
+    low, top = sample.floor_milli, max(sample.floor_milli, sample.top_milli)
+    state = replace(state, ceiling_milli=min(max(state.ceiling_milli, low), top))
+    if sample.levels is None:
+        return unknown(state, state.unknown_since if state.unknown_since is not None else now)
+    if sample.excused:
+        return replace(state, hurt=(), calm_since=None, unknown_since=None)
+    levels = sample.levels
+    worst = max(levels, key=lambda uid: (levels[uid], uid), default=None)
+    level = levels[worst] if worst is not None else 0.0
+    hurt = frozenset(uid for uid, number in levels.items() if number >= 1.0)
+    before = state.hurt
+    state = replace(state, hurt=(hurt, *before)[: _KEPT - 1], unknown_since=None)
+    if worst is not None and hurt:
+        state = replace(state, calm_since=None)
+        clear = level >= config.clear_factor
+        if (clear or _again(hurt, before)) and now - state.cut_at >= config.settle_s:
+            return _cut(state, sample, worst, now, config, clear=clear)
+        return state
+    if level * 100 > config.quiet_percent:
+        return replace(state, calm_since=None)
+    return _calm(state, sample, now, config)
+
+
+def _again(hurt: frozenset[str], before: tuple[frozenset[str], ...]) -> bool:
+    """Whether small harm has lasted: one pod twice in the last samples, or some pod in each of them."""
+    return any(hurt & other for other in before) or (len(before) == _KEPT - 1 and all(before))
+
+
+def _cut(state: HarmState, sample: HarmSample, worst: str, now: float, config: HarmConfig, *, clear: bool) -> HarmState:
+    ceiling, low = state.ceiling_milli, sample.floor_milli
+    # Taking an unused allowance frees nothing, and costs a sample.
+    base = ceiling if sample.used_milli is None else min(ceiling, max(0, sample.used_milli))
+    if base <= low:
+        # BE work has no more than its minimum: what online pods wait for now is not its doing.
+        return state
+    probed = now - state.raised_at <= config.blame_s
+    target = base * (100 - (config.clear_cut_percent if clear else config.cut_percent)) // 100
+    if probed and not clear:
+        # A failed attempt costs its step, and a small one more. Lasting harm is the next cut's.
+        target = max(target, min(base, state.raised_from) - _near_step(sample.top_milli, config))
+    pause = max(state.pause_s, config.calm_s)
+    return replace(
+        state,
+        ceiling_milli=max(low, min(ceiling, target)),
+        wall_milli=base,
+        pause_s=max(config.calm_s, min(config.backoff_s, 2 * pause)) if probed else pause,
+        hurt=(),
+        raised_at=_LONG_AGO,
+        cut_at=now,
+        cuts=state.cuts + 1,
+        cause=worst,
+    )
+
+
+def _calm(state: HarmState, sample: HarmSample, now: float, config: HarmConfig) -> HarmState:
+    top, wall, ceiling = sample.top_milli, state.wall_milli, state.ceiling_milli
+    calm = state.calm_since if state.calm_since is not None else now
+    state = replace(state, calm_since=calm)
+    tried = now - state.raised_at > config.blame_s
+    if wall is not None and tried and ceiling > wall and calm <= state.raised_at + config.blame_s:
+        # Beyond the last harm without a new one: it had another reason, or that has ended.
+        state, wall = replace(state, wall_milli=None, pause_s=0.0), None
+    if ceiling >= top:
+        return state
+    rise, wait = _step(top, config), config.calm_s
+    if wall is not None and ceiling + rise > wall * _NEAR_PERCENT // 100:
+        if ceiling < (near := wall * _NEAR_PERCENT // 100):
+            # Up to there by usual steps.
+            rise = near - ceiling
+        else:
+            if not tried:
+                return state
+            # What is not used shows nothing: then the next step waits longest.
+            used = sample.used_milli is not None and sample.used_milli * 2 >= ceiling
+            rise, wait = _near_step(top, config), max(config.calm_s, state.pause_s if used else config.backoff_s)
+    if now - max(calm, state.raised_at) < wait:
+        return state
+    return replace(state, ceiling_milli=min(top, ceiling + rise), raised_at=now, raised_from=ceiling)
+
+
+def _step(top: int, config: HarmConfig) -> int:
+    return max(1, top * config.raise_percent // 100)
+
+
+def _near_step(top: int, config: HarmConfig) -> int:
+    return max(1, _step(top, config) // _NEAR)

@@ -1,0 +1,242 @@
+"""From what online pods wait to control files, on the strict fake kernel in both versions. Time is given."""
+
+import time
+from collections.abc import AsyncIterator, Collection, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+from msgspec.structs import replace
+
+from cgroupfs.usage import UsageReader
+from reconciler.control.harm_watch import HarmWatch
+from reconciler.control.sampler import Sampler
+from reconciler.daemon.agent import Agent
+from reconciler.policies.budget import BudgetConfig, BudgetLaw
+from reconciler.policies.idle_class import IdleClassConfig
+from reconciler.policies.reclaimed import ReclaimedConfig
+from reconciler.policies.table import PoliciesConfig
+from reconciler.policies.waiting import PodWaiting
+from reconciler.runtime.workqueue import DirtyBatch
+from state.cpu import HarmReading
+from state.model import Pod
+from tests.fakes.kernel import Mode as KernelMode
+from tests.fakes.livenode import BATCH, WEB, LiveNode, group
+
+POLICIES = PoliciesConfig(idle_class=IdleClassConfig(enabled=True))
+CALM = PodWaiting(500.0, 1.0)
+UNLIMITED = {"max", "-1"}
+HARM = PodWaiting(500.0, 500.0)
+
+
+class Waits:
+    """A `WaitSource`."""
+
+    def __init__(self) -> None:
+        self.problem: str | None = None
+        self.now: PodWaiting | None = CALM
+        self.asked: list[list[str]] = []
+
+    async def sample(
+        self, pods: Mapping[str, Pod], first: Collection[str], *, most_pods: int, most_processes: int
+    ) -> dict[str, PodWaiting] | None:
+        del first, most_pods, most_processes
+        self.asked.append(sorted(pods))
+        await trio.lowlevel.checkpoint()
+        return None if self.now is None else dict.fromkeys(pods, self.now)
+
+    def close(self) -> None:
+        """Holds nothing."""
+
+
+class Rounds:
+    """An agent with a watch, round after round of a tenth of a second, and BE work that uses all it may."""
+
+    def __init__(self, node: LiveNode, agent: Agent) -> None:
+        self.node, self.agent = node, agent
+        self.waits = Waits()
+        self.now = time.monotonic()
+        self.be_ns = 0
+        self.want_milli: int | None = None
+        usage = UsageReader(agent.place.hierarchy, ops=node.kernel, clock=lambda: self.now)
+        usage.cpu_ns = lambda path: self.be_ns if path == agent.inventory.besteffort else 0  # type: ignore[method-assign]  # counters by hand
+        self.watch = HarmWatch(agent.reconciler, usage, wait=lambda: self.waits)
+
+    async def next(self, times: int = 1) -> HarmReading | None:
+        for _ in range(times):
+            self.now += 0.1
+            pools = self.agent.reconciler.pools
+            assert pools is not None
+            used = pools.budget_milli if self.want_milli is None else self.want_milli
+            self.be_ns += used * 100_000
+            await self.watch.round(self.now)
+            await self.look()
+        return self.agent.inventory.readings.harm
+
+    async def look(self) -> None:
+        if (batch := self.agent.dirty.take_nowait()) is not None:
+            await self.agent.reconciler.reconcile(batch)
+
+    @property
+    def in_force(self) -> bool:
+        pools = self.agent.reconciler.pools
+        return pools is not None and pools.harm is not None and pools.harm.in_force
+
+    @property
+    def quota(self) -> str:
+        path = self.agent.inventory.besteffort
+        if self.node.kernel.mode == "v2":
+            return self.node.kernel.read(f"{self.node.root}/sys/fs/cgroup{path}", "cpu.max").split()[0]
+        return self.node.kernel.read(f"{self.node.root}/sys/fs/cgroup/cpu{path}", "cpu.cfs_quota_us").strip()
+
+    @property
+    def limited(self) -> bool:
+        return self.quota not in UNLIMITED
+
+
+@asynccontextmanager
+async def watching(node: LiveNode, policies: PoliciesConfig = POLICIES) -> AsyncIterator[Rounds]:
+    agent = Agent(replace(node.config, policies=policies), node.place(), files=node.kernel)
+    try:
+        for _ in range(2):
+            await agent.reconciler.reconcile(DirtyBatch(frozenset(), ("test",)))
+        agent.reconciler.ready.set()
+        yield Rounds(node, agent)
+    finally:
+        agent.close()
+
+
+@pytest.fixture(params=["v1", "v2"])
+def node(request: pytest.FixtureRequest, tmp_path: Path) -> LiveNode:
+    mode: KernelMode = request.param
+    return LiveNode(tmp_path, mode)
+
+
+async def test_it_rises_to_the_top_and_the_quota_ends(node: LiveNode) -> None:
+    async with watching(node) as rounds:
+        assert rounds.limited
+        reading = await rounds.next(150)
+        assert reading is not None
+        pools = rounds.agent.reconciler.pools
+        assert pools is not None
+        assert pools.harm is not None
+        assert rounds.in_force
+        assert reading.ceiling_milli == pools.harm.top_milli
+        assert not rounds.limited
+
+
+async def test_only_pods_that_share_cpus_with_be_are_measured(node: LiveNode) -> None:
+    async with watching(node) as rounds:
+        await rounds.next(2)
+        assert rounds.waits.asked[-1] == [WEB]
+
+
+async def test_harm_cuts_at_once_names_the_pod_and_is_a_quota(node: LiveNode) -> None:
+    async with watching(node) as rounds:
+        before = await rounds.next(150)
+        assert before is not None
+        rounds.waits.now = HARM
+        reading = await rounds.next()
+        assert reading is not None
+        assert reading.ceiling_milli == before.ceiling_milli // 2
+        assert (reading.uid, reading.waits_percent, rounds.watch.cuts) == (WEB, 50.0, 1)
+        assert rounds.limited
+
+
+async def test_waiting_that_stays_when_be_is_at_its_minimum_is_the_pods_own(node: LiveNode) -> None:
+    async with watching(node) as rounds:
+        await rounds.next(150)
+        rounds.waits.now = HARM
+        await rounds.next(60)
+        reading = await rounds.next(200)
+        assert reading is not None
+        assert rounds.agent.reconciler.pools is not None
+        terms = rounds.agent.reconciler.pools.harm
+        assert terms is not None
+        assert reading.ceiling_milli == terms.top_milli
+
+
+async def test_be_work_that_sleeps_is_never_cut(node: LiveNode) -> None:
+    async with watching(node) as rounds:
+        await rounds.next(150)
+        rounds.want_milli, rounds.waits.now = 0, HARM
+        assert await rounds.next(20) is not None
+        assert rounds.watch.cuts == 0
+
+
+async def test_unknown_for_long_is_the_quota_law_and_known_again_is_not(node: LiveNode) -> None:
+    async with watching(node) as rounds:
+        await rounds.next(150)
+        rounds.waits.now = None
+        await rounds.next(20)
+        assert rounds.in_force
+        assert rounds.watch.decides(rounds.now)
+        assert not rounds.watch.decides(rounds.now + 30)
+        rounds.waits.now = CALM
+        await rounds.next()
+        assert not rounds.watch.unknown
+
+
+@pytest.mark.parametrize("case", ["class", "law"])
+async def test_without_the_class_the_quota_is_back_with_the_same_plan(node: LiveNode, case: str) -> None:
+    async with watching(node) as rounds:
+        await rounds.next(150)
+        quota = rounds.quota
+        assert quota in UNLIMITED
+        budget = BudgetConfig(law=BudgetLaw.QUOTA if case == "law" else BudgetLaw.AUTO)
+        idle = IdleClassConfig(enabled=case != "class")
+        rounds.agent.reconciler.policies = PoliciesConfig(idle_class=idle, reclaimed=ReclaimedConfig(budget=budget))
+        await rounds.agent.reconciler.reconcile(DirtyBatch(frozenset(), ("test",)))
+        await rounds.agent.reconciler.reconcile(DirtyBatch(frozenset(), ("test",)))
+        assert not rounds.in_force
+        assert rounds.quota not in UNLIMITED
+        assert await rounds.next() is None
+        assert rounds.watch.facts() is None
+
+
+async def test_a_foreign_write_that_ends_the_class_ends_the_law(node: LiveNode) -> None:
+    async with watching(node) as rounds:
+        await rounds.next(150)
+        actual = rounds.agent.judge.control_files.actual
+        actual[group(BATCH), "cpu.idle"] = 0
+        rounds.agent.dirty.mark("tick")
+        await rounds.look()
+        assert not rounds.in_force
+
+
+async def test_without_the_idle_class_nothing_is_measured(node: LiveNode) -> None:
+    async with watching(node, PoliciesConfig()) as rounds:
+        await rounds.next(20)
+        assert rounds.waits.asked == []
+        assert rounds.limited
+
+
+async def test_the_sampler_steps_it_ten_times_a_second_while_be_works(
+    node: LiveNode, autojump_clock: trio.testing.MockClock
+) -> None:
+    """On trio's clock: the loop's waits, not the machine's speed, give the number of rounds."""
+    del autojump_clock
+    async with watching(node) as rounds:
+        sampler = Sampler(
+            rounds.agent.reconciler,
+            UsageReader(rounds.agent.place.hierarchy, ops=node.kernel),
+            root=node.root,
+            files=node.kernel,
+            lagged=lambda _: None,
+            read=lambda _cpu, _now: None,
+            sampled=lambda: None,
+            harm=rounds.watch,
+        )
+        await rounds.next(2)
+        times: list[float] = []
+
+        async def measured(now: float) -> None:
+            del now
+            times.append(trio.current_time())
+
+        rounds.watch.round = measured  # type: ignore[method-assign]  # counts the rounds
+        with trio.move_on_after(1.05):
+            await sampler.run()
+        assert len(times) == pytest.approx(11, abs=1)

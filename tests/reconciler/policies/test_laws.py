@@ -1,0 +1,179 @@
+"""Which law sets the BE budget, by what is in force in the kernel, and what of it is written."""
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from cgroupfs.naming import QosClass
+from reconciler.control.planner import plan
+from reconciler.policies.budget import BudgetConfig, BudgetLaw
+from reconciler.policies.harm import HarmConfig
+from reconciler.policies.reclaimed import ReclaimedConfig, ReclaimedForm
+from reconciler.policies.table import PoliciesConfig
+from reconciler.policies.yielding import threads_count
+from state.cpu import HarmReading
+from state.measures import Restrictions
+from state.model import NodeView, Phase, Pod, Pools, Resources
+from state.plan import Desired
+from tests.reconciler.nodes import container, cpu, cpus, node, online, pod
+
+DIRECTORY = "/kubepods/besteffort"
+WEB = online("web", container("main", requests=Resources(cpu_milli=2000)))
+BATCH = pod("batch")
+OUTSIDE = pod("outside", qos=QosClass.BURSTABLE)
+IDLE = {("/kubepods/besteffort/podbatch", "cpu.idle"): 1}
+TOP = HarmReading(ceiling_milli=8000)
+CUT = HarmReading(ceiling_milli=3000, cuts=1, uid="web", waits_percent=22.5, own_percent=1.0)
+
+
+def settled(item: Pod) -> Pod:
+    return replace(item, containers=tuple(replace(inner, phase=Phase.SETTLED) for inner in item.containers))
+
+
+def view(*pods: Pod, **more: Any) -> NodeView:
+    values: dict[str, Any] = {"actual": IDLE, "harm": TOP, "now": 100.0} | more
+    return node(*map(settled, pods or (WEB, BATCH)), **values)
+
+
+def planned(
+    scene: NodeView, *, form: ReclaimedForm = ReclaimedForm.BOTH, before: Desired | None = None, **more: Any
+) -> Desired:
+    config = PoliciesConfig(reclaimed=ReclaimedConfig(form=form, budget=BudgetConfig(**more)))
+    return plan(scene, before.plan if before is not None else None, config)
+
+
+def pools_of(scene: NodeView, **more: Any) -> Pools:
+    return planned(scene, **more).plan.pools
+
+
+def in_force(pools: Pools) -> bool:
+    return pools.harm is not None and pools.harm.in_force
+
+
+@pytest.mark.parametrize("form", list(ReclaimedForm))
+def test_at_the_top_be_runs_on_all_cpus_without_a_quota(form: ReclaimedForm) -> None:
+    desired = planned(view(), form=form)
+    pools = desired.plan.pools
+    assert in_force(pools)
+    assert (pools.budget_milli, pools.quota_milli, pools.reclaimed) == (8000, None, cpus("0-7"))
+    assert not [knob for _, knob in desired.settings if knob == "cpu.quota"]
+
+
+def test_cut_it_has_a_quota_and_fewer_cpus() -> None:
+    desired = planned(view(harm=CUT))
+    assert desired.settings[DIRECTORY, "cpu.quota"].value == 300_000
+    assert len(desired.plan.pools.reclaimed) == 3
+
+
+def test_by_the_cpu_set_alone_no_quota_is_needed_when_cut_either() -> None:
+    pools = pools_of(view(harm=CUT), form=ReclaimedForm.CPUSET)
+    assert (pools.quota_milli, len(pools.reclaimed)) == (None, 3)
+
+
+def test_a_reserve_is_a_quota() -> None:
+    desired = planned(view(harm=replace(TOP, ceiling_milli=7840)), harm=HarmConfig(reserve_percent=2))
+    assert desired.settings[DIRECTORY, "cpu.quota"].value == 784_000
+
+
+def test_pods_outside_of_the_directory_have_no_quota_at_the_top_either() -> None:
+    outside = {(settled(OUTSIDE).group.path, "cpu.idle"): 1}
+    desired = planned(view(WEB, BATCH, OUTSIDE, actual=IDLE | outside))
+    assert not [knob for _, knob in desired.settings if knob == "cpu.quota"]
+
+
+@pytest.mark.parametrize(
+    ("more", "law"),
+    [
+        ({"actual": {}}, BudgetLaw.AUTO),
+        ({"actual": {("/kubepods/besteffort/podbatch", "cpu.idle"): 0}}, BudgetLaw.AUTO),
+        ({"harm": None}, BudgetLaw.AUTO),
+        ({"harm": replace(TOP, unknown_since=60.0)}, BudgetLaw.AUTO),
+        ({}, BudgetLaw.QUOTA),
+    ],
+    ids=["not read", "not idle", "not measured", "unknown for long", "configured"],
+)
+def test_without_an_idle_class_or_a_signal_the_quota_law_decides_at_once(more: dict[str, Any], law: BudgetLaw) -> None:
+    before = planned(view())
+    pools = planned(view(cpu=cpu(online=1000), **more), before=before, law=law).plan.pools
+    assert not in_force(pools)
+    assert pools.budget_milli <= 8000 * 65 // 100 - 1000
+    assert pools.quota_milli is not None
+
+
+def test_one_pod_without_the_class_is_enough() -> None:
+    pools = pools_of(view(WEB, BATCH, pod("other")))
+    assert not in_force(pools)
+    assert "ns/other" in pools.reasons["law"]
+
+
+@pytest.mark.parametrize(("knob", "value"), [("cpu.idle", 1), ("cpu.qos", -1), ("cpu.identity", -1)])
+def test_each_group_side_counts(knob: str, value: int) -> None:
+    assert in_force(pools_of(view(actual={("/kubepods/besteffort/podbatch", knob): value})))
+
+
+def test_threads_count_where_the_view_has_them() -> None:
+    assert in_force(pools_of(view(actual={}, idle_threads=frozenset({BATCH.containers[0].group.path}))))
+
+
+@pytest.mark.parametrize(
+    ("release", "effective"),
+    [
+        ("4.19.0-26-amd64", True),
+        ("5.10.0-28-cloud-amd64", True),
+        ("6.5.13", True),
+        ("6.6.8", False),
+        ("6.12.0", False),
+        ("6.18.44-fc", False),
+        ("7.0", False),
+        ("", False),
+        ("unknown", False),
+    ],
+)
+def test_threads_of_other_groups_yield_up_to_linux_6_5(release: str, effective: bool) -> None:
+    assert threads_count(release) is effective
+
+
+def test_a_container_in_creation_or_its_first_seconds_changes_no_law() -> None:
+    creating = pod("new", replace(container("new"), phase=Phase.CREATING))
+    scene = view()
+    assert in_force(pools_of(replace(scene, pods={**scene.pods, "new": creating})))
+    assert in_force(pools_of(view(WEB, BATCH, pod("fresh", container("fresh")), arrived={"id-fresh": 99.0})))
+    assert not in_force(pools_of(view(WEB, BATCH, pod("fresh", container("fresh")), arrived={"id-fresh": 97.0})))
+
+
+def test_where_all_cpus_are_dedicated_the_quota_law_stays() -> None:
+    scene = view(harm=TOP)
+    reserved = replace(scene.kubelet, reserved=cpus("0-7"))
+    assert not in_force(pools_of(replace(scene, kubelet=reserved)))
+
+
+def test_the_idle_buffer_and_the_limit_do_not_apply_but_a_response_does() -> None:
+    scene = view(cpu=cpu(online=7900))
+    assert pools_of(scene).budget_milli == 8000
+    held = view(measures=Restrictions(budget_milli=2000, budget_reason="test"))
+    assert pools_of(held).budget_milli == 2000
+
+
+def test_an_arrival_is_kept_free_of_what_is_idle_now() -> None:
+    scene = view(cpu=cpu(online=3000), arrived={WEB.containers[0].id: 98.0})
+    desired = planned(scene)
+    assert desired.plan.pools.budget_milli == 3000
+    assert desired.settings[DIRECTORY, "cpu.quota"].value == 300_000
+
+
+def test_unknown_for_a_moment_keeps_the_budget_without_an_increase() -> None:
+    pools = pools_of(view(harm=replace(CUT, unknown_since=99.0)))
+    assert (in_force(pools), pools.budget_milli, pools.unknown_since) == (True, 3000, 99.0)
+
+
+def test_never_below_the_floor() -> None:
+    pools = pools_of(view(harm=replace(CUT, ceiling_milli=0)))
+    assert pools.harm is not None
+    assert pools.budget_milli == pools.harm.floor_milli == 160
+
+
+def test_the_reason_names_the_pod_and_its_waiting_but_not_to_tenants() -> None:
+    reasons = pools_of(view(harm=CUT)).reasons
+    assert "ns/web waited 22.5 % for a CPU, 1 % without BE work" in reasons["law"]
+    assert "web" not in reasons["budget"]
