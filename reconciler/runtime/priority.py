@@ -6,8 +6,8 @@ waits under SCHED_FIFO, and runs at once when an event arrives, above all usual 
 pod on that CPU is their latency (measured: twice the p99 of requests of 3 ms, with 10 ms at once for any work), so the
 priority stays only as long as a container waits for it:
 
-- without a container in creation, work after an event keeps it for `GRACE_S`, in which the event is read; work after a
-  timer (a sample, a pass, a report) does not have it at all;
+- without a container in creation it ends with the wait. Ordinary work also leaves the CPU for a moment after each stint
+  (`_STINT_S`), so that an online task that woke up beside it waits no longer than that;
 - with one, work has a budget of CPU time, which grows with time (`SHARE`) up to one slice. When it is used up, the
   work continues at the nice value. Long work yields each millisecond (`reconciler.runtime.cooperative`), so this is
   the usual end. Neither a long pass nor starts without end keep a CPU from the pods;
@@ -22,7 +22,6 @@ Source: sched(7), setrlimit(2), trio's Instrument.
 """
 
 import errno
-import math
 import os
 import resource
 import signal
@@ -43,8 +42,13 @@ _LEVEL: Final = 1
 """The lowest real-time priority: above every usual task, and below everything that the kernel or others run so."""
 SHARE: Final = 0.2
 """Of one CPU: so much of it the loop may use at real-time priority in the long run."""
-GRACE_S: Final = 0.0005
-"""CPU time after an event in which the loop finds out whether a container starts."""
+_STINT_S: Final = 0.0003
+"""CPU time of ordinary work after which it leaves the CPU for a moment (`_PAUSE_S`): who waits for it runs then.
+
+A task that wakes up beside it cannot count on preemption: with a nice value below 0, or in another cgroup, it waits for
+the end of the slice or the next tick (4 ms; Linux 6.6 and later, RUN_TO_PARITY).
+"""
+_PAUSE_S: Final = 0.00005
 _STEP_S: Final = 0.1
 """So long a step that does not yield stays at real-time priority; the kernel counts in ticks of up to 10 ms."""
 _KILL_S: Final = 3.0
@@ -63,6 +67,8 @@ class PriorityCalls(Protocol):
     def now(self) -> float: ...
 
     def used(self) -> float: ...
+
+    def pause(self, seconds: float) -> None: ...
 
 
 @final
@@ -91,6 +97,10 @@ class KernelCalls:
     def used(self) -> float:
         """CPU seconds of the calling thread."""
         return time.thread_time()
+
+    def pause(self, seconds: float) -> None:
+        """Leave the CPU."""
+        time.sleep(seconds)
 
 
 class PriorityState(StrEnum):
@@ -134,8 +144,7 @@ class LoopPriority(trio.abc.Instrument):
         self._urgent = False
         self._budget_s = slice_s
         self._at = self._used = 0.0
-        self._due = math.inf
-        self._grace_s = 0.0
+        self._paused = 0.0
         self._spent = False
         self._lowered = 0
         self._overruns = 0
@@ -196,19 +205,16 @@ class LoopPriority(trio.abc.Instrument):
         self._account()
         if timeout > 0:
             # A wait needs no CPU; whether the work after it may have one at once is decided then.
-            self._due = self._at + timeout
+            self._paused = self._used
             self._spent = False
             if not self._urgent:
                 self._raise()
         else:
             self._decide()
 
-    def after_io_wait(self, timeout: float) -> None:
+    def after_io_wait(self, timeout: float) -> None:  # noqa: ARG002 - trio calls it so
         """Work begins, or continues."""
         self._account()
-        if timeout > 0:
-            # At the end of a wait in full length a timer is due, and no event has come.
-            self._grace_s = GRACE_S if self._at < self._due else 0.0
         self._decide()
 
     def _decide(self) -> None:
@@ -219,18 +225,20 @@ class LoopPriority(trio.abc.Instrument):
                 self._lowered += 1
                 self._spent = True
                 self._lower()
-            elif not starting and (self._grace_s <= 0 or self._budget_s <= 0):
+            elif not starting:
                 self._lower()
         elif starting and not self._spent and self._budget_s > 0:
             # It appeared in the midst of other work.
             self._raise()
+        elif not starting and self._used - self._paused > _STINT_S:
+            self._calls.pause(_PAUSE_S)
+            self._paused = self._used
 
     def _account(self) -> None:
         now, used = self._calls.now(), self._calls.used()
         grown = min(self._slice_s, self._budget_s + SHARE * (now - self._at))
         # A step may overdraw it: paid back, or steps without end would have more than the share.
         self._budget_s = max(-self._slice_s, grown - (used - self._used)) if self._urgent else grown
-        self._grace_s -= used - self._used
         self._at, self._used = now, used
 
     def _raise(self) -> None:

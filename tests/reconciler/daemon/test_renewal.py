@@ -32,6 +32,8 @@ class NoCalls:
     def used(self) -> float:
         return 0.0
 
+    def pause(self, seconds: float) -> None: ...
+
 
 class FakeAgent:
     """An agent without parts, which is ready at once. ``made``: all of them."""

@@ -8,7 +8,7 @@ import pytest
 import trio
 import trio.testing
 
-from reconciler.runtime.priority import GRACE_S, SHARE, LoopPriority, PriorityState
+from reconciler.runtime.priority import SHARE, LoopPriority, PriorityState
 
 SLICE_S = 0.01
 
@@ -26,6 +26,7 @@ class FakeCalls:
         self.wall = 100.0
         self.cpu = 5.0
         self.starting = True
+        self.pauses = 0
 
     def set_scheduler(self, policy: int, level: int) -> None:
         if code := self.refuse.get(policy):
@@ -48,6 +49,10 @@ class FakeCalls:
     def work(self, seconds: float) -> None:
         self.wall += seconds
         self.cpu += seconds
+
+    def pause(self, seconds: float) -> None:
+        self.pauses += 1
+        self.wall += seconds
 
     def sleep(self, seconds: float) -> None:
         self.wall += seconds
@@ -146,32 +151,38 @@ def step(calls: FakeCalls, priority: LoopPriority, seconds: float) -> int:
     return calls.policy
 
 
-def test_without_a_starting_container_only_the_reading_of_an_event_is_real_time() -> None:
+def test_without_a_starting_container_only_the_wait_is_real_time() -> None:
     calls = FakeCalls()
     calls.starting = False
 
     def check(priority: LoopPriority) -> None:
         for _ in range(20):
-            event(calls, priority)
+            priority.before_io_wait(1.0)
             assert calls.policy == os.SCHED_FIFO
-            assert step(calls, priority, GRACE_S / 2) == os.SCHED_FIFO
-            assert step(calls, priority, GRACE_S) == os.SCHED_OTHER
+            calls.sleep(0.5)
+            priority.after_io_wait(1.0)
+            assert calls.policy == os.SCHED_OTHER
+            assert step(calls, priority, 0.002) == os.SCHED_OTHER
         # That is the usual end, not a bound that was reached.
         assert priority.status.lowered == 0
 
     started(calls, check)
 
 
-def test_without_a_starting_container_work_after_a_timer_is_never_real_time() -> None:
+def test_ordinary_work_leaves_the_cpu_between_its_steps_and_work_for_a_start_does_not() -> None:
     calls = FakeCalls()
     calls.starting = False
 
     def check(priority: LoopPriority) -> None:
-        for _ in range(5):
-            priority.before_io_wait(0.1)
-            calls.sleep(0.1001)
-            priority.after_io_wait(0.1)
-            assert calls.policy == os.SCHED_OTHER
+        event(calls, priority)
+        assert calls.pauses == 0
+        for _ in range(10):
+            step(calls, priority, 0.001)
+        assert calls.pauses == 10
+        calls.starting = True
+        for _ in range(10):
+            step(calls, priority, 0.001)
+        assert calls.pauses == 10
 
     started(calls, check)
 
