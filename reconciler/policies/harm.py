@@ -60,11 +60,20 @@ class HarmConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Meta(
             ge=0.1,
             le=64_000,
-            description="the same waiting in thousandths: tasks that wait on average; harm is above both limits",
+            description="the same waiting in thousandths: tasks that wait on average; harm is above all limits",
         ),
     ] = 5.0
+    wait_us: Annotated[
+        float,
+        Meta(
+            ge=1,
+            le=1_000_000,
+            description="the same waiting per time that a task began to run, in microseconds, where the kernel counts "
+            "these; harm is above all limits",
+        ),
+    ] = 100.0
     clear_factor: Annotated[
-        float, Meta(ge=1, le=100, description="harm of so many times both limits needs no second sample")
+        float, Meta(ge=1, le=100, description="harm of so many times all limits needs no second sample")
     ] = 4.0
     quiet_percent: Annotated[
         int, Meta(ge=0, le=100, description="no increase while the waiting is above this share of a limit")

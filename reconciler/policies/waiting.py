@@ -23,10 +23,11 @@ _HALF_S: Final = 300.0
 
 
 class PodWaiting(NamedTuple):
-    """What a pod's tasks did in one sample, on average."""
+    """What a pod's tasks did in one sample, on average. ``waits``: a second, how often one began to run; 0: unknown."""
 
     run_milli: float
     wait_milli: float
+    waits: float = 0.0
 
     @property
     def percent(self) -> float:
@@ -75,10 +76,18 @@ def expected(known: OwnWaiting, waiting: PodWaiting, now: float) -> float:
 
 
 def level_of(waiting: PodWaiting, expected_percent: float, config: HarmConfig) -> float:
-    """The harm of a sample in multiples of the limits: the smaller multiple counts, so both must be exceeded."""
+    """The harm of a sample in multiples of the limits: the smallest multiple counts, so all must be exceeded.
+
+    The limit of each single wait is for pods whose tasks sleep and wake up thousands of times a second: to leave BE work
+    costs a few microseconds each time, which adds up to a large share. A cut would not shorten them, as an idle CPU needs
+    longer to wake up.
+    """
     share = max(0.0, waiting.percent - expected_percent)
     excess = max(0.0, waiting.wait_milli - expected_percent / 100 * (waiting.run_milli + waiting.wait_milli))
-    return min(share / config.wait_percent, excess / config.wait_milli)
+    level = min(share / config.wait_percent, excess / config.wait_milli)
+    if waiting.waits > 0:
+        level = min(level, excess * 1000 / waiting.waits / config.wait_us)
+    return level
 
 
 def _range(waiting: PodWaiting) -> int:

@@ -203,7 +203,7 @@ class OnlineWait:
     def _enter(self, uid: str, pairs: Sequence[tuple[int, Delays]]) -> PodWaiting | None:
         """The rates of one pod since each of its processes was read last; None: none of them was."""
         at_s = self._clock()
-        run = wait = 0.0
+        run = wait = waits = 0.0
         known = False
         for pid, delays in pairs:
             before = self._last.get((uid, pid))
@@ -216,7 +216,8 @@ class OnlineWait:
             if ran >= 0 and waited >= 0:
                 per_milli = (at_s - before.at_s) * 1e6
                 run, wait, known = run + ran / per_milli, wait + waited / per_milli, True
-        return PodWaiting(run, wait) if known else None
+                waits += max(0, delays.switches - before.delays.switches) / (at_s - before.at_s)
+        return PodWaiting(run, wait, waits) if known else None
 
     def _by_process(self, pids: Sequence[int]) -> Mapping[int, Delays]:
         assert self._socket is not None

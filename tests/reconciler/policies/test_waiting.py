@@ -26,10 +26,23 @@ def learned(waiting: PodWaiting, times: int = 30, at: float = 0.0) -> OwnWaiting
         (BUSY, 7.5, 0.5),
         (PodWaiting(2.0, 2.0), 0.0, 0.4),
         (PodWaiting(0.0, 50.0), 0.0, 10.0),
+        (BUSY, 0.0, 2.0),
+        (PodWaiting(900.0, 100.0, 20_000.0), 0.0, 0.05),
+        (PodWaiting(900.0, 100.0, 100.0), 0.0, 2.0),
     ],
-    ids=["asleep", "twice the share", "as without BE", "half of the limit", "too little to matter", "starved"],
+    ids=[
+        "asleep",
+        "twice the share",
+        "as without BE",
+        "half of the limit",
+        "too little to matter",
+        "starved",
+        "number of waits unknown",
+        "5 us each",
+        "1 ms each",
+    ],
 )
-def test_the_level_counts_what_is_above_the_own_waiting_by_both_limits(
+def test_the_level_counts_what_is_above_the_own_waiting_by_all_limits(
     waiting: PodWaiting, own: float, level: float
 ) -> None:
     assert level_of(waiting, own, CONFIG) == pytest.approx(level)

@@ -57,7 +57,7 @@ async def test_rates_of_all_processes(tmp_path: Path) -> None:
     assert await node.next({11: Delays(0, 0, 0), 12: Delays(9 * MS, 0, 0)}) == {}
     found = await node.next({11: Delays(50 * MS, 10 * MS, 5), 12: Delays(19 * MS, 0, 5)})
     assert found is not None
-    assert found[node.pod.uid] == pytest.approx((600.0, 100.0))
+    assert found[node.pod.uid] == pytest.approx((600.0, 100.0, 100.0))
 
 
 async def test_a_process_that_was_counted_again_or_is_new_adds_nothing(tmp_path: Path) -> None:
@@ -107,10 +107,10 @@ async def test_without_taskstats_threads_are_read(tmp_path: Path) -> None:
     for used in (0, 30):
         node.tree.now += 0.1
         node.tree.proc("11/task/11/schedstat", f"{used * MS} {used * MS} 7\n")
-        node.tree.proc("11/task/12/schedstat", f"0 {used * MS} 7\n")
+        node.tree.proc("11/task/12/schedstat", f"0 {used * MS} {7 + used}\n")
         found = await wait.sample({node.pod.uid: node.pod}, (), **ALL)
     assert found is not None
-    assert found[node.pod.uid] == pytest.approx((300.0, 600.0))
+    assert found[node.pod.uid] == pytest.approx((300.0, 600.0, 300.0))
 
 
 async def test_without_taskstats_pressure_stands_in_on_cgroup_v2(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ async def test_without_taskstats_pressure_stands_in_on_cgroup_v2(tmp_path: Path)
         tree.put("cpu", pod.group.path, "cpu.pressure", text)
         found = await wait.sample({pod.uid: pod}, (), **ALL)
     assert found is not None
-    assert found[pod.uid] == pytest.approx((200.0, 100.0))
+    assert found[pod.uid] == pytest.approx((200.0, 100.0, 0.0))
 
 
 async def test_nothing_to_measure_is_no_unknown(tmp_path: Path) -> None:
