@@ -142,7 +142,8 @@ class HarmWatch:
         levels = self._levels(waits, used, terms, now) if waits is not None else None
         if self._state is None or not terms.in_force:
             since = self._state.unknown_since if self._state is not None else None
-            self._state = harm.start(pools.budget_milli)
+            # With BE work in the idle class the first guess may be all: harm takes it back within two samples.
+            self._state = harm.start(terms.top_milli if self._state is None else pools.budget_milli)
             if levels is None and since is not None:
                 self._state = harm.unknown(self._state, since)
         before = self._state.cuts

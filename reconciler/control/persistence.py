@@ -78,6 +78,8 @@ def plan_row(plan: NodePlan) -> bytes:
     del row["terms"]  # of a plan in the making only
     if not plan.pools.isolation:
         del row["isolation"]
+    if plan.pools.harm is None:
+        del row["harm"]
     return encoded({**row, "reasons": {**plan.pools.reasons, **plan.reasons}, "lists": pool_lists(plan.pools)})
 
 

@@ -149,7 +149,7 @@ def top_of(cpus: int, floor_milli: int, config: HarmConfig) -> int:
 
 
 def start(ceiling_milli: int) -> HarmState:
-    """The state before the first sample: the budget in force stays, and rises from there."""
+    """The state before the first sample: it rises or falls from there."""
     return HarmState(ceiling_milli=ceiling_milli)
 
 

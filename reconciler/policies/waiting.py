@@ -78,9 +78,9 @@ def expected(known: OwnWaiting, waiting: PodWaiting, now: float) -> float:
 def level_of(waiting: PodWaiting, expected_percent: float, config: HarmConfig) -> float:
     """The harm of a sample in multiples of the limits: the smallest multiple counts, so all must be exceeded.
 
-    The limit of each single wait is for pods whose tasks sleep and wake up thousands of times a second: to leave BE work
-    costs a few microseconds each time, which adds up to a large share. A cut would not shorten them, as an idle CPU needs
-    longer to wake up.
+    The limit of each single wait is for pods whose tasks sleep and wake up thousands of times a second: the switch from
+    BE work costs a few microseconds each time, which adds up to a large share. A cut would not shorten them, as an idle
+    CPU needs longer to wake up.
     """
     share = max(0.0, waiting.percent - expected_percent)
     excess = max(0.0, waiting.wait_milli - expected_percent / 100 * (waiting.run_milli + waiting.wait_milli))

@@ -13,7 +13,7 @@ from reconciler.control.inventory import Inventory, NewReadings, NodeReadings
 from reconciler.pods.selectors import ClassRules
 from reconciler.sources.runtime_roots import RuntimeDirs
 from reconciler.sources.tree import PodDirs
-from state.cpu import GroupUse
+from state.cpu import GroupUse, HarmReading
 from state.measures import Restrictions
 from state.memory import NodeMemoryReading
 from state.model import CpuPolicy, GroupRef, KubeletView, NodeCpu, NodeView, NumaMemory
@@ -37,6 +37,8 @@ NEWS: NewReadings = {
     "irq_cpus": cpus("3"),
     "measures": Restrictions(budget_milli=100),
     "be_bonus": {"/kubepods/poda": 150},
+    "harm": HarmReading(ceiling_milli=900),
+    "idle_threads": frozenset({"/kubepods/besteffort/podb"}),
 }
 
 
