@@ -120,7 +120,9 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Re
     unlimited = at_top(choice, budget, law)
     bounded = bounded and not unlimited
     held = previous.reclaimed & counted if previous is not None else EMPTY
-    count = cpu_count(budget.milli, len(held), len(counted), config.minimum_cpus, bounded=bounded)
+    count = len(counted)
+    if not unlimited:
+        count = cpu_count(budget.milli, len(held), count, config.minimum_cpus, bounded=bounded)
     # Siblings of CPUs that are shared on purpose are no longer worth avoiding.
     taken = (pools.reserved | pools.dedicated_cpus) - counted
     reclaimed = EMPTY

@@ -60,6 +60,13 @@ def test_at_the_top_be_runs_on_all_cpus_without_a_quota(form: ReclaimedForm) -> 
     assert not [knob for _, knob in desired.settings if knob == "cpu.quota"]
 
 
+@pytest.mark.parametrize("form", list(ReclaimedForm))
+def test_back_at_the_top_it_has_all_cpus_again(form: ReclaimedForm) -> None:
+    before = planned(view(harm=CUT), form=form)
+    assert len(before.plan.pools.reclaimed) < 8 or form is ReclaimedForm.QUOTA
+    assert planned(view(), form=form, before=before).plan.pools.reclaimed == cpus("0-7")
+
+
 def test_cut_it_has_a_quota_and_fewer_cpus() -> None:
     desired = planned(view(harm=CUT))
     assert desired.settings[DIRECTORY, "cpu.quota"].value == 300_000
