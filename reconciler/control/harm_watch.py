@@ -109,6 +109,17 @@ class HarmWatch:
             return False
         return state.unknown_since is None or now - state.unknown_since <= self.config().unknown_hold_s
 
+    def interval_s(self, now: float) -> float:
+        """Seconds until the next round."""
+        pools, state = self._reconciler.pools, self._state
+        terms = pools.harm if pools is not None else None
+        config = self.config().harm
+        return (
+            config.interval_s
+            if state is None or terms is None
+            else harm.interval_s(state, terms.top_milli, now, config)
+        )
+
     async def round(self, now: float) -> None:
         """Measure, step the law, and mark the node when the result differs."""
         if 0.0 <= now - self._at < self.config().harm.interval_s / 2:

@@ -116,7 +116,7 @@ class Sampler:
             await self.harm.round(now)
             intervals = [self._sample_s, self.bursts.interval_s() or self._sample_s]
             intervals += [config.interval_s] if fast else []
-            intervals += [self.harm.config().harm.interval_s] if harmful else []
+            intervals += [self.harm.interval_s(now)] if harmful else []
             due = trio.current_time() + min(intervals)
             await trio.sleep_until(due)
 

@@ -32,6 +32,8 @@ _NEAR: Final = 4
 """Close to the last harm a step is this part of a usual one."""
 _NEAR_PERCENT: Final = 90
 """Close to the last harm: from this share of the use at which it began on."""
+_QUIET_S: Final = 2.0
+"""After so long a calm at the top samples are rarer."""
 _LONG_AGO: Final = float("-inf")
 
 
@@ -79,6 +81,15 @@ class HarmConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         int, Meta(ge=0, le=100, description="no increase while the waiting is above this share of a limit")
     ] = 50
     interval_s: Annotated[float, Meta(ge=0.1, le=1, description="seconds between two measurements")] = 0.1
+    calm_interval_s: Annotated[
+        float,
+        Meta(
+            ge=0.1,
+            le=1,
+            description="the same while BE work has all it may have and no online pod has waited for two seconds: each "
+            "measurement takes a CPU for up to a millisecond",
+        ),
+    ] = 0.5
     pods_per_round: Annotated[
         int,
         Meta(
@@ -141,6 +152,14 @@ class HarmState(Struct, frozen=True, kw_only=True):
     cut_at: float = _LONG_AGO
     cuts: int = 0
     cause: str | None = None
+
+
+def interval_s(state: HarmState, top_milli: int, now: float, config: HarmConfig) -> float:
+    """Seconds until the next sample."""
+    calm = state.calm_since is not None and now - state.calm_since >= _QUIET_S
+    if calm and state.ceiling_milli >= top_milli:
+        return max(config.interval_s, config.calm_interval_s)
+    return config.interval_s
 
 
 def top_of(cpus: int, floor_milli: int, config: HarmConfig) -> int:

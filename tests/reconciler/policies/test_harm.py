@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from reconciler.policies.harm import HarmSample, HarmState, start, step, top_of
+from reconciler.policies.harm import HarmSample, HarmState, interval_s, start, step, top_of
 from tests.reconciler.policies.harm_plant import CONFIG, FLOOR, TOP, Moment, harmed_share, mean_use, run
 
 NEAR = TOP * CONFIG.raise_percent // 100 // 4
@@ -213,3 +213,16 @@ def test_it_settles_close_to_any_constant_room(room: int, delay: int, begin: int
 
 def settled(moments: list[Moment], since: float) -> list[Moment]:
     return [moment for moment in moments if moment.at >= since]
+
+
+def test_samples_are_rarer_after_a_calm_while_at_the_top_only() -> None:
+    usual, rare = CONFIG.interval_s, CONFIG.calm_interval_s
+    state = start(TOP)
+    assert interval_s(state, TOP, 0.0, CONFIG) == usual < rare
+    state = step(state, CALM, 0.0, CONFIG)
+    assert [interval_s(state, TOP, now, CONFIG) for now in (1.0, 3.0)] == [usual, rare]
+    # Any waiting ends that at once, harm or not.
+    waits = step(state, sample({"a": 0.6}), 3.0, CONFIG)
+    assert interval_s(waits, TOP, 3.0, CONFIG) == usual
+    cut = step(step(state, CLEAR, 3.0, CONFIG), CALM, 3.1, CONFIG)
+    assert interval_s(cut, TOP, 6.0, CONFIG) == usual
