@@ -115,6 +115,7 @@ class Inventory:
         marks: MarkReader,
         classes: Mapping[str, LastClass] | None = None,
         errors: ObjectErrors | None = None,
+        threads_yield: bool = True,
     ) -> None:
         """``metas``: a uid's metadata from the pod lists.
 
@@ -124,12 +125,14 @@ class Inventory:
         ``disks``: those that the configuration names, by that name. ``indicators``: by uid of the pod. ``marks``
         receives the labels and annotations to keep. ``classes``: by uid, those of an earlier run. A container whose
         files cannot be read keeps its last known state, and is in ``errors`` until they can be read.
+        ``threads_yield``: as in the view.
         """
         self.layout = layout
         self.pods: dict[str, Pod] = {}
         self._readings = NodeReadings(topology=topology)
         self._rules = rules
         self._disks = disks
+        self._threads_yield = threads_yield
         self._indicators = indicators
         self._versions = dict(versions)
         self._runtime = dirs
@@ -287,6 +290,7 @@ class Inventory:
             be_bonus=readings.be_bonus,
             harm=readings.harm,
             idle_threads=readings.idle_threads,
+            threads_yield=self._threads_yield,
             indicators=self._indicators(),
             arrived={cid: at for cid, at in self._arrived.items() if at is not None},
         )

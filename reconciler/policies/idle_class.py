@@ -6,6 +6,10 @@ time slice first. ``threads``: every thread of the pod's containers (SCHED_IDLE,
 instruction of its program. What each does on which kernel: docs/cpu.md. Opt-in: BE pods may starve for as long as
 online work fills their CPUs.
 
+From Linux 6.6 on the kernel heeds a thread's policy within its own group only. There, threads beside idle groups do harm:
+a CPU that runs nothing but such threads is chosen for an online task that wakes up, and is not given up (measured on
+6.18: docs/cpu.md). So both sides together mean groups alone on those kernels.
+
 Group side: only a pod's own directory. While ``cpu.idle`` is 1 writing shares fails (EINVAL), and the kubelet writes
 those of the QoS directories every minute (Koordinator sets it there, and the kubelet cannot restart: 2732, 2986), the
 runtime those of its containers. Inside the pod the containers keep their weights among each other. The kernel drops the
@@ -38,7 +42,10 @@ class IdleClassConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
     enabled: Annotated[bool, Meta(description="BE pods run only on otherwise idle CPU time; they may starve")] = False
     group: Annotated[bool, Meta(description="BE pods' directories in the idle class (cpu.idle, Linux 5.15)")] = True
     threads: Annotated[
-        bool, Meta(description="BE containers' threads in the idle class (SCHED_IDLE, any kernel; see docs/cpu.md)")
+        bool,
+        Meta(
+            description="BE containers' threads in the idle class (SCHED_IDLE); from Linux 6.6 on not beside `group`"
+        ),
     ] = False
     sweep_s: Annotated[
         float,
@@ -54,7 +61,7 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Id
     """Say what this kernel can, of the sides that are on."""
     del previous
     lacking = unsupported_reason(view, KNOB) if config.group else None
-    sides = (["groups"] if config.group and lacking is None else []) + (["threads"] if config.threads else [])
+    sides = (["groups"] if config.group and lacking is None else []) + (["threads"] if _threads(view, config) else [])
     texts = [f"BE pods run only on idle CPU time ({', '.join(sides)})"] if sides else []
     reason = "; ".join([*texts, *([lacking] if lacking is not None else [])])
     return replace(pools, reasons={**pools.reasons, NAME: reason})
@@ -63,7 +70,7 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Id
 def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, config: IdleClassConfig) -> NodePlan:
     """The idle class for the threads of every BE container, those in creation too."""
     del previous
-    if not config.threads:
+    if not _threads(view, config):
         return plan
     settings = {
         container.group.path: setting_of(pod, container, THREAD_POLICY, IDLE, policy=NAME, reason=_REASON)
@@ -73,6 +80,12 @@ def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, 
     }
     part = ProcessValuePlan(settings=settings, sweep_s=config.sweep_s, dry_run=config.dry_run)
     return replace(plan, idle_threads=part)
+
+
+def _threads(view: NodeView, config: IdleClassConfig) -> bool:
+    """Whether threads have the class: not beside idle groups where the kernel heeds it within groups only."""
+    groups = config.group and unsupported_reason(view, KNOB) is None
+    return config.threads and (view.threads_yield or not groups)
 
 
 def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: IdleClassConfig) -> list[Setting]:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.protection.cells import encoded, measured, stage
 from tests.protection.hogs import HOGS
-from tests.protection.laws import LAWS
+from tests.protection.laws import LAWS, USUAL
 from tests.protection.report import read_record, tables
 from tests.protection.services import SERVICES
 
@@ -25,7 +25,7 @@ def main(parts: Sequence[str] | None = None) -> int:
     options = argparse.ArgumentParser(description="Online latency and BE work under each law.")
     options.add_argument("--services", default=",".join(SERVICES))
     options.add_argument("--hogs", default=",".join(HOGS))
-    options.add_argument("--laws", default=",".join(LAWS))
+    options.add_argument("--laws", default=",".join(USUAL))
     options.add_argument("--shares", default="0.3,0.6")
     options.add_argument("--rounds", type=int, default=3)
     options.add_argument("--seconds", type=float, default=4.0)

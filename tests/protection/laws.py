@@ -3,7 +3,8 @@
 ``alone``: there is no BE work. ``unmanaged``: BE pods with the online pod's share of the CPU, and nobody at work.
 ``kubernetes``: BestEffort pods, shares 2, nobody at work. ``fixed``: a quota on kubepods/besteffort of 65 % of the
 machine less what online work uses alone, as the peers' law has it once it has settled. The others are bypassd with a
-configuration; ``idle``, ``idle_threads`` and ``idle_both`` have the idle class on pods' groups, on threads, or on both.
+configuration: ``quota`` is plain enforcing (the quota law without the idle class), ``cpu``, ``memory`` and ``full`` are
+the presets, ``idle_groups`` and ``idle_threads`` the idle class of one side with the law that follows from it.
 """
 
 from collections.abc import Mapping
@@ -27,7 +28,7 @@ class Law(Struct, frozen=True, kw_only=True):
 
 
 def _idle(**sides: bool) -> dict[str, Any]:
-    return {"policies": {"idle_class": {"enabled": True, **sides}}}
+    return {"protect": "cpu", "policies": {"idle_class": sides}}
 
 
 LAWS: Final = {
@@ -37,9 +38,13 @@ LAWS: Final = {
         Law(name="unmanaged", be=False),
         Law(name="kubernetes"),
         Law(name="fixed", fixed=True),
-        Law(name="bypassd", config={}),
-        Law(name="idle", config=_idle()),
+        Law(name="quota", config={}),
+        Law(name="cpu", config={"protect": "cpu"}),
+        Law(name="memory", config={"protect": "cpu+memory"}),
+        Law(name="full", config={"protect": "full"}),
+        Law(name="idle_groups", config=_idle(group=True, threads=False)),
         Law(name="idle_threads", config=_idle(group=False, threads=True)),
-        Law(name="idle_both", config=_idle(threads=True)),
     )
 }
+USUAL: Final = ("alone", "unmanaged", "kubernetes", "fixed", "quota", "cpu", "full")
+"""Those that are compared when none are named."""

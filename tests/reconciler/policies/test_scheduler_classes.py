@@ -91,6 +91,19 @@ def test_each_side_is_a_choice_of_its_own(given: dict[str, bool], groups: bool, 
     assert idle_threads(desired) == ({f"{BE}/id-main": 5, f"{BURSTABLE}/podlate/id-main": 5} if threads else {})
 
 
+@pytest.mark.parametrize(
+    ("group", "offers", "threads"), [(True, True, False), (True, False, True), (False, True, True)]
+)
+def test_threads_are_left_out_beside_idle_groups_where_the_kernel_heeds_them_within_groups_only(
+    group: bool, offers: bool, threads: bool
+) -> None:
+    knobs = frozenset({"cpu.set", "cpu.quota", "cpu.weight"} | ({"cpu.idle"} if offers else set()))
+    view = node(pod("be", container("main")), knobs=knobs, threads_yield=False)
+    desired = plan(view, None, sides(group=group, threads=True))
+    assert bool(idle_threads(desired)) is threads
+    assert bool(of(desired, "cpu.idle")) is (group and offers)
+
+
 def test_a_container_in_creation_is_planned_too_and_one_with_its_own_cpus_is_not() -> None:
     creating = replace(container("main"), phase=Phase.CREATING)
     assert idle_threads(plan(node(pod("be", creating)), None, sides(threads=True))) == {f"{BE}/id-main": 5}
