@@ -6,9 +6,9 @@ time slice first. ``threads``: every thread of the pod's containers (SCHED_IDLE,
 instruction of its program. What each does on which kernel: docs/cpu.md. Opt-in: BE pods may starve for as long as
 online work fills their CPUs.
 
-From Linux 6.6 on the kernel heeds a thread's policy within its own group only. There, threads beside idle groups do harm:
-a CPU that runs nothing but such threads is chosen for an online task that wakes up, and is not given up (measured on
-6.18: docs/cpu.md). So both sides together mean groups alone on those kernels.
+From Linux 6.6 on the kernel heeds a thread's policy within its own group only. There, threads beside idle groups do
+harm: a CPU that runs nothing but such threads is chosen for an online task that wakes up, and is not given up
+(measured on 6.18: docs/cpu.md). So both sides together mean groups alone on those kernels.
 
 Group side: only a pod's own directory. While ``cpu.idle`` is 1 writing shares fails (EINVAL), and the kubelet writes
 those of the QoS directories every minute (Koordinator sets it there, and the kubelet cannot restart: 2732, 2986), the

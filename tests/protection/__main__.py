@@ -1,7 +1,7 @@
 """`make protection`: real services beside BE work under each law; the record, the tables and the pictures.
 
     python -m tests.protection [--services redis,nginx] [--hogs "int 2x,stream"] [--laws alone,kubernetes,bypassd]
-        [--shares 0.3,0.6] [--rounds 3] [--seconds 4] [--record FILE]
+        [--shares 0.3,0.6] [--rounds 3] [--seconds 4] [--record FILE] [--pictures DIRECTORY] [--report]
 
 Needs root, cgroup v1 or v2, and Debian's redis-server, nginx, postgresql and nodejs; what is not installed is left out,
 which is said. Nothing else should run on the machine; its use by others is in each figure's ``busy``.
@@ -16,7 +16,8 @@ from pathlib import Path
 from tests.protection.cells import encoded, measured, stage
 from tests.protection.hogs import HOGS
 from tests.protection.laws import LAWS, USUAL
-from tests.protection.report import read_record, tables
+from tests.protection.pictures import heat_map, plane
+from tests.protection.report import outcomes, read_record, tables
 from tests.protection.services import SERVICES
 
 
@@ -31,7 +32,24 @@ def main(parts: Sequence[str] | None = None) -> int:
     options.add_argument("--seconds", type=float, default=4.0)
     options.add_argument("--settle", type=float, default=2.0)
     options.add_argument("--record", type=Path, default=Path("protection.jsonl"))
+    options.add_argument(
+        "--pictures", type=Path, help="write protection-heat.svg and protection-plane.svg into this directory"
+    )
+    options.add_argument("--report", action="store_true", help="only from the record: measure nothing")
     given = options.parse_args(parts)
+    if not given.report:
+        _measure(given)
+    rows = read_record(given.record)
+    if given.pictures is not None:
+        known = outcomes(rows)
+        given.pictures.mkdir(parents=True, exist_ok=True)
+        (given.pictures / "protection-heat.svg").write_text(heat_map(known))
+        (given.pictures / "protection-plane.svg").write_text(plane(known))
+    print(tables(rows))
+    return 0
+
+
+def _measure(given: argparse.Namespace) -> None:
     services = [SERVICES[name] for name in given.services.split(",")]
     hogs = [HOGS[name] for name in given.hogs.split(",")]
     laws = [LAWS[name] for name in given.laws.split(",")]
@@ -54,8 +72,6 @@ def main(parts: Sequence[str] | None = None) -> int:
                 ):
                     record.write(encoded(cell))
                     record.flush()
-    print(tables(read_record(given.record)))
-    return 0
 
 
 if __name__ == "__main__":
