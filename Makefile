@@ -38,6 +38,7 @@ types: setup
 # daemons on nodes made of directories. What measures, and what asks containerd, has the machine to itself afterwards.
 unit: setup
 	$(MAKE) --no-print-directory --jobs=4 --output-sync=target unit-reconciler unit-rest unit-daemon unit-daemon-starts
+	-RUNLEVEL=1 deploy/setup-debian.sh --also redis-server=redis-server
 	$(BIN)/python -m pytest -q -m "kernel or containerd" $(DAEMON:%=--ignore=%)
 
 # The tests' directories are in memory where a GiB of it is free: hundreds of stores and node trees are written and synced.

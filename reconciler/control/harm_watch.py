@@ -175,12 +175,16 @@ class HarmWatch:
         self.cuts += cut
         self._publish(cut=cut)
 
+    def close(self) -> None:
+        """Give the source back."""
+        if self._wait is not None:
+            self._wait.close()
+            self._wait = None
+
     def _stop(self) -> None:
         if self._state is not None:
             self._state, self._measured, self._used = None, False, None
-            if self._wait is not None:
-                self._wait.close()
-                self._wait = None
+            self.close()
             self._reconciler.inventory.take(harm=None)
             self._reconciler.dirty.mark(TICK)
 

@@ -105,6 +105,12 @@ class Sampler:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Tick until cancelled."""
         task_status.started()
+        try:
+            await self._tick_for_ever()
+        finally:
+            self.harm.close()
+
+    async def _tick_for_ever(self) -> None:
         due = trio.current_time()
         while True:
             config = self._reconciler.policies.idle_buffer

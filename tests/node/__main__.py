@@ -34,6 +34,7 @@ from tests.node.containers import missing as missing_for_containers
 from tests.node.demo import Demo, DemoFailed
 from tests.node.inprocess import InProcess
 from tests.node.machine import Beside
+from tests.node.picture import svg
 from tests.node.reaper import watched
 from tests.node.screen import Screen, screen_for
 from tests.node.scripted import ScriptedNode
@@ -76,6 +77,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--node", choices=("auto", "embedded", "fake"), default="auto", help="fake: the fake kernel")
     top.add_argument("--config", metavar="FILE", help="the agent's configuration, where a kubelet lives here")
+    top.add_argument("--picture", metavar="FILE", help="write the three phases as SVG, too")
     top.add_argument("--plain", action="store_true", help="lines instead of the live table")
     return top
 
@@ -178,6 +180,10 @@ def _on_embedded_node(options: argparse.Namespace, screen: Screen) -> int:
         with screen:
             outcome = demo.run()
         report.show(screen, outcome, label="", node=facts)
+        if options.picture is not None:
+            with open(options.picture, "w", encoding="utf-8") as file:
+                file.write(svg(report.series(outcome)))
+            screen.say(f"picture: {options.picture}")
         screen.say("removing pods, groups and processes ...")
     screen.say("everything of the embedded node is removed")
     return 0 if report.good(outcome) else EXIT_FAILED

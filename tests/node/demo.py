@@ -17,6 +17,7 @@ from tests.node import workload
 from tests.node.bypassd import Bypassd, Start, Undoing, View
 from tests.node.client import percentile
 from tests.node.frame import Frame, Row, agent_lines, budget_text, directory_row, pools_of, row_of
+from tests.node.picture import Second, seconds_of
 from tests.node.screen import Screen
 from tests.node.stage import P, Stage
 from tests.node.values import Difference, Place, Values, groups_of
@@ -46,6 +47,8 @@ class Measured(Struct, frozen=True, kw_only=True):
     be_rate: float | None
     beside: float | None = None
     """CPUs in use by all that is in no pod: the rest of the machine, the client and the agent."""
+    series: tuple[Second, ...] = ()
+    """Second by second, from the phase's beginning on."""
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
@@ -147,6 +150,7 @@ class Demo(Generic[P]):
         self._rows: dict[int, tuple[Row, ...]] = {}
         """The last table of each phase."""
         self._rates: list[tuple[float, int]] = []
+        self._totals: list[tuple[float, int]] = []
 
     def run(self) -> Outcome:
         """All phases, the restore and its check. Errors: `DemoFailed` and what the parts raise."""
@@ -233,6 +237,7 @@ class Demo(Generic[P]):
             latency=self._meter.between(counted, end) if self._meter is not None else None,
             be_rate=(self._work.total - work) / seconds if self._service and number else None,
             beside=(self._beside_s() - beside) / seconds if self._beside_s is not None else None,
+            series=seconds_of(begin, end, self._meter.samples, self._totals if number else ()) if self._meter else (),
         )
 
     def _look(self) -> None:
@@ -246,7 +251,8 @@ class Demo(Generic[P]):
             if not self._meter.alive:
                 raise DemoFailed("the online service's client has ended: the service does not answer any more")
         self._work.update(self._pods(), self._stage.out_directory)
-        self._rates = [*self._rates[-6:], (time.monotonic(), self._work.total)]
+        self._totals.append((time.monotonic(), self._work.total))
+        self._rates = self._totals[-7:]
         if self._agent is not None:
             self._view = self._agent.view()
             self._starts.update(self._view.starts)

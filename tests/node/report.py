@@ -5,6 +5,7 @@ from typing import Final
 
 from tests.node.demo import Measured, Outcome, tail_of
 from tests.node.frame import milliseconds, pools_text
+from tests.node.picture import Second, strips
 from tests.node.screen import Screen, comparison, pods_table
 
 BUSY: Final = 0.5
@@ -21,6 +22,11 @@ def rows(phases: tuple[Measured, ...]) -> Iterator[tuple[str, ...]]:
         count = f"{measured.latency.requests / measured.seconds:.0f}" if measured.latency else "-"
         work = "-" if measured.be_rate is None else f"{measured.be_rate:.0f} units"
         yield measured.name, p50, p99, count, work, "-" if measured.beside is None else f"{measured.beside:.2f} CPUs"
+
+
+def series(outcome: Outcome) -> list[tuple[str, tuple[Second, ...]]]:
+    """The phases for a picture."""
+    return [(measured.name, measured.series) for measured in outcome.phases]
 
 
 def lines(outcome: Outcome) -> Iterator[str]:
@@ -99,5 +105,8 @@ def show(screen: Screen, outcome: Outcome, *, label: str, node: str) -> None:
         console.print()
     if outcome.phases[0].latency is not None:
         console.print(comparison(list(rows(outcome.phases)), title))
+        for text in strips(series(outcome)):
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
+        console.print()
     for text in (*([label] if label else []), *lines(outcome), f"node: {node}"):
         screen.say(text)

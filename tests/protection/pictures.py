@@ -8,7 +8,7 @@ from tests.protection.report import Outcome
 
 GOOD_RATIO: Final = 1.1
 GOOD_WORK: Final = 0.8
-_COLOURS: Final = ("#888888", "#b07aa1", "#e69f00", "#56b4e9", "#cc79a7", "#0072b2", "#009e73", "#d55e00", "#999933")
+_COLOURS: Final = ("#888888", "#cc79a7", "#e69f00", "#56b4e9", "#009e73", "#0072b2", "#b07aa1", "#d55e00", "#999933")
 """By law, in the order of the table; told apart by people who are colour-blind (Okabe and Ito), as are the shapes."""
 _STYLE: Final = (
     "<style>text{font:12px sans-serif;fill:#222}.s{font-size:11px;fill:#555}.t{font-size:14px;font-weight:bold}"
@@ -52,7 +52,7 @@ def heat_map(outcomes: Sequence[Outcome]) -> str:
                 continue
             box = f'x="{left + column * wide + 1}" y="{y + 1}" width="{wide - 2}" height="{high - 2}" rx="3"'
             parts.append(f'<rect {box} fill="{_shade(one.p99)}"/>')
-            words = f"{one.p99:.1f} &#215; {one.work:.0%}"
+            words = f"{one.p99:.1f}&#215;, {one.work:.0%}"
             style = 'style="fill:#222"'
             parts.append(
                 f'<text x="{left + (column + 0.5) * wide:.1f}" y="{y + 16}" text-anchor="middle" {style}>{words}</text>'

@@ -1,0 +1,50 @@
+"""One cell of `make protection` under each kind of law: the way from a real server's load to a line of the record."""
+
+import shutil
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.e2e.mounts import hierarchies
+from tests.protection.cells import Cell, encoded, stage
+from tests.protection.hogs import HOGS
+from tests.protection.laws import LAWS
+from tests.protection.report import outcomes
+from tests.protection.services import SERVICES
+
+REDIS = SERVICES["redis"]
+RATE = 2000.0
+
+pytestmark = [
+    pytest.mark.kernel,
+    pytest.mark.skipif(REDIS.missing, reason="REAL KERNEL TEST NOT RUN: redis-server is not installed"),
+    pytest.mark.skipif(
+        "cpu" not in hierarchies() or shutil.which("runc") is None,
+        reason="REAL KERNEL TEST NOT RUN: no cpu controller of cgroup v1, or no runc",
+    ),
+]
+
+
+def test_a_server_beside_be_work_under_three_laws_gives_a_line_for_each(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    hog = HOGS["int 2x"]
+    with stage(REDIS, str(tmp_path)) as place:
+        directory = place.node.cgroups.directory("cpu", place.node.cgroups.group("kubepods", "besteffort"))
+        quota = Path(directory, "cpu.cfs_quota_us")
+        before = quota.read_text()
+        alone = place.cell(None, LAWS["alone"], share=0.3, rate=RATE, seconds=1, settle_s=0.5, number=0)
+        cells = []
+        for name in ("kubernetes", "fixed", "full"):
+            place.rule(LAWS[name], alone.busy)
+            cells.append(place.cell(hog, LAWS[name], share=0.3, rate=RATE, seconds=1, settle_s=1.5, number=0))
+        place.unrule()
+        assert quota.read_text() == before
+    for cell in (alone, *cells):
+        assert cell.unanswered == 0
+        assert 0 < cell.p50 <= cell.p99 <= cell.p999 <= cell.worst
+    assert alone.work == 0
+    assert all(cell.work > 0 for cell in cells)
+    lines = [msgspec.json.decode(encoded(cell)) for cell in (alone, *cells)]
+    assert [one.law for one in outcomes(lines)] == ["kubernetes", "fixed", "full"]
+    assert msgspec.convert(lines[0], Cell) == alone
