@@ -26,6 +26,7 @@ from reconciler.config.dry_run import dry_run_parts
 from reconciler.config.load import digest
 from reconciler.config.model import AgentMode
 from reconciler.daemon.agent import Agent
+from reconciler.daemon.event_feed import event_feed
 from reconciler.daemon.pod_off import off, restore
 from reconciler.daemon.podlist import (
     BUCKETS,
@@ -277,6 +278,10 @@ class StatusReport:
         """The pod's last hour, one value a minute; None: no such pod."""
         pod = self._agent.inventory.pods.get(uid)
         return None if pod is None else self._agent.minutes.hour(pod)
+
+    async def events(self, after: int | None, run: str, since: float | None) -> Mapping[str, object]:
+        """The events after a number, or since a time."""
+        return await event_feed(self._agent, after, run, since)
 
     async def parts(self, sections: Sequence[str]) -> tuple[Iterator[tuple[str, object]], float]:
         """The same part by part, and the CPU time of threads for it."""
