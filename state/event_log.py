@@ -1,8 +1,8 @@
 """The newest events of the ledger in memory, each with a number, so that a reader can follow them without a gap.
 
-Numbers increase by one with each event and go on after a restart, from the last one that was stored. Events that a
+Numbers increase by one with each event and continue after a restart, from the last one that was stored. Events that a
 crash lost before they were stored gave their numbers back; so each run of the daemon has a name, and the number of its
-first event: a reader of an earlier run goes on from there.
+first event: a reader of an earlier run continues from there.
 """
 
 import secrets
