@@ -5,13 +5,14 @@
 #    source ~/.local/share/bash_completion/bypassctl
 # See also: https://github.com/scop/bash-completion/blob/main/doc/configuration.md
 
-_shtab_bypassctl_subparsers=(status pods why explain events diff dump restore thaw off hold release holds headroom owners evictions alerts alert interference simulate reload doctor capture plan init config)
+_shtab_bypassctl_subparsers=(status pods why explain events report diff dump restore thaw off hold release holds headroom owners evictions alerts alert interference simulate reload doctor capture plan init config)
 
 _shtab_bypassctl_status_option_strings=(-h --help --output -o --no-headers --config --socket --store --root)
 _shtab_bypassctl_pods_option_strings=(-h --help --namespace -n --class --pool --sort --watch -w --interval --output -o --no-headers --config --socket --store --root)
 _shtab_bypassctl_why_option_strings=(-h --help -n --namespace --history --processes --output -o --no-headers --config --socket --store --root)
 _shtab_bypassctl_explain_option_strings=(-h --help -n --namespace --history --processes --output -o --no-headers --config --socket --store --root)
 _shtab_bypassctl_events_option_strings=(-h --help --follow -f --since --pod --namespace -n --type --output -o --no-headers --config --socket --store --root)
+_shtab_bypassctl_report_option_strings=(-h --help --since --gate --output -o --no-headers --config --socket --store --root)
 _shtab_bypassctl_diff_option_strings=(-h --help --all --output -o --no-headers --config --socket --store --root)
 _shtab_bypassctl_dump_option_strings=(-h --help --section --output -o --no-headers --config --socket --store --root)
 _shtab_bypassctl_restore_option_strings=(-h --help --pod --output -o --no-headers --config --socket --store --root)
@@ -55,6 +56,10 @@ _shtab_bypassctl_events___config_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_events___socket_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_events___store_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_events___root_COMPGEN=_shtab_compgen_files
+_shtab_bypassctl_report___config_COMPGEN=_shtab_compgen_files
+_shtab_bypassctl_report___socket_COMPGEN=_shtab_compgen_files
+_shtab_bypassctl_report___store_COMPGEN=_shtab_compgen_files
+_shtab_bypassctl_report___root_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_diff___config_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_diff___socket_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_diff___store_COMPGEN=_shtab_compgen_files
@@ -160,6 +165,8 @@ _shtab_bypassctl_explain__o_choices=(table wide json yaml jsonpath=)
 _shtab_bypassctl_events___type_choices=(action alert daemon eviction failed foreign gap hold mode off plan verdict write)
 _shtab_bypassctl_events___output_choices=(table wide json yaml jsonpath=)
 _shtab_bypassctl_events__o_choices=(table wide json yaml jsonpath=)
+_shtab_bypassctl_report___output_choices=(table wide json yaml jsonpath=)
+_shtab_bypassctl_report__o_choices=(table wide json yaml jsonpath=)
 _shtab_bypassctl_diff___output_choices=(table wide json yaml jsonpath=)
 _shtab_bypassctl_diff__o_choices=(table wide json yaml jsonpath=)
 _shtab_bypassctl_dump___output_choices=(table wide json yaml jsonpath= msgpack)
@@ -202,7 +209,7 @@ _shtab_bypassctl_init___use_choices=(pods kubelet eviction events)
 _shtab_bypassctl_config_pos_0_choices=(show explain schema)
 _shtab_bypassctl_config___output_choices=(table wide json yaml jsonpath=)
 _shtab_bypassctl_config__o_choices=(table wide json yaml jsonpath=)
-_shtab_bypassctl_pos_0_choices=(status pods why explain events diff dump restore thaw off hold release holds headroom owners evictions alerts alert interference simulate reload doctor capture plan init config)
+_shtab_bypassctl_pos_0_choices=(status pods why explain events report diff dump restore thaw off hold release holds headroom owners evictions alerts alert interference simulate reload doctor capture plan init config)
 
 _shtab_bypassctl_status__h_nargs=0
 _shtab_bypassctl_status___help_nargs=0
@@ -225,6 +232,10 @@ _shtab_bypassctl_events___help_nargs=0
 _shtab_bypassctl_events___follow_nargs=0
 _shtab_bypassctl_events__f_nargs=0
 _shtab_bypassctl_events___no_headers_nargs=0
+_shtab_bypassctl_report__h_nargs=0
+_shtab_bypassctl_report___help_nargs=0
+_shtab_bypassctl_report___gate_nargs='?'
+_shtab_bypassctl_report___no_headers_nargs=0
 _shtab_bypassctl_diff__h_nargs=0
 _shtab_bypassctl_diff___help_nargs=0
 _shtab_bypassctl_diff___all_nargs=0

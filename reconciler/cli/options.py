@@ -126,6 +126,20 @@ def _events(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _report(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--since", type=seconds, default=86400.0, metavar="TIME", help="from so long ago, at most 8d (default: 24h)"
+    )
+    parser.add_argument(
+        "--gate",
+        nargs="?",
+        const="",
+        metavar="NAME=NUMBER,...",
+        help="exit code 1 unless all bounds are met; default: wait=1.2,throttled=1.2,late=0.01,evictions=1,yields=1,"
+        "held=0.1; NAME=off removes one",
+    )
+
+
 def _sections(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--section", action="append", default=[], metavar="NAME", help="only this section; may be repeated"
@@ -271,6 +285,7 @@ COMMANDS: Final = (
     ),
     CliCommand("explain", "the same as why", "why", add=_why),
     CliCommand("events", "writes, foreign writes, plans, verdicts, actions, evictions, holds", "events", add=_events),
+    CliCommand("report", "what BE work gained and what online pods paid, by hour; a gate", "report", add=_report),
     CliCommand("diff", "wanted against actual values; exit code 1 if they differ", "diff", add=_diff),
     CliCommand("dump", "the complete state document", "dump", FORMATS, _sections),
     CliCommand("restore", "restore the original values of all files", "restore", add=_restore),

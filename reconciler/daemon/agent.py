@@ -38,7 +38,7 @@ from reconciler.alerts.sinks.base import SinkContext
 from reconciler.config.environment import NodeEnvironment, followed, intents_file, read_kubelet
 from reconciler.config.model import AgentMode, Config, Lower
 from reconciler.config.read_keys import read_keys
-from reconciler.control import pod_minutes
+from reconciler.control import effect_hours, pod_minutes
 from reconciler.control.cpu_hotplug import CpusetRepair
 from reconciler.control.event_notes import EventNotes
 from reconciler.control.harm_watch import HarmWatch, WaitSource
@@ -50,6 +50,7 @@ from reconciler.control.persistence import StateWriter, read_classes, read_holds
 from reconciler.control.reconciler import Reconciler
 from reconciler.control.sampler import Sampler
 from reconciler.daemon import side_actuators
+from reconciler.daemon.effect import effect_counts, effect_mode
 from reconciler.daemon.operator_files import OperatorFiles
 from reconciler.daemon.pod_off import restore_control_files
 from reconciler.daemon.pod_sources import PodSources
@@ -262,7 +263,12 @@ class Agent:
         )
         self.sides = side_actuators.build(means)
         self.usage = UsageReader(place.hierarchy, ops=files)
-        self.minutes = pod_minutes.PodMinutes(place.hierarchy, lambda: self.inventory.pods, files=files)
+        self.effect = effect_hours.EffectHours(
+            self.store, self.store_lane, counted=lambda: effect_counts(self), mode=lambda: effect_mode(self)
+        )
+        self.minutes = pod_minutes.PodMinutes(
+            place.hierarchy, lambda: self.inventory.pods, sampled=self.effect.minute, files=files
+        )
         self.owners = OwnerLedger(self, lambda: self.config.owners, self.watching.cases)
         node = place.kubelet.node_name or os.uname().nodename
         self.memory_headroom = MemoryHeadroom(
@@ -346,6 +352,7 @@ class Agent:
                 Component(name="headroom", run=self.headroom.run),
                 Component(name=OWNERS, run=self.owners.run),
                 Component(name=pod_minutes.NAME, run=self.minutes.run),
+                Component(name=effect_hours.NAME, run=self.effect.run),
             ],
         ]
 

@@ -214,7 +214,7 @@ _SECTIONS: Final = (
     *("agent", "pools", "budget", "directories", "pods", "settings", "files", "holds", "history", "sources"),
     *("headroom", "sides", "alerts", "interference", "eviction", "owners", "problems"),
 )
-_VIEWS: Final = ("classes", "podlist")
+_VIEWS: Final = ("classes", "podlist", "effect")
 
 
 @final
@@ -319,6 +319,7 @@ class StatusReport:
             "directories": self._directories,
             "classes": lambda: class_rows(self._agent),
             "podlist": lambda: pod_rows(self._agent),
+            "effect": self._agent.effect.status,
         }
         whole = document(at=time.time(), source="daemon", meta={})
         for name in (*whole, *(name for name in made if name not in whole)):

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import termios
 import threading
+import time
 import tty
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -45,6 +46,7 @@ from tests.reconciler.cli.test_evictions import document as evictions
 from tests.reconciler.cli.test_headroom import PROMISED
 from tests.reconciler.cli.test_owners import OWNERS
 from tests.reconciler.cli.test_pods import row as pod_row
+from tests.reconciler.cli.test_report import effect_row
 from tests.reconciler.cli.test_simulate import CONFIG, record
 from tests.reconciler.cli.test_watched import BLAME, HELD, SQUEEZED, SUFFERS, watched
 from tests.reconciler.interference.test_engine import trouble
@@ -105,6 +107,7 @@ WORDS: dict[str, list[str]] = {
     "pods": ["--interval", "0", "--socket", "{socket}"],
     "explain": [BATCH, "--socket", "{socket}"],
     "events": ["--socket", "{socket}"],
+    "report": ["--socket", "{socket}", "--gate"],
     "diff": ["--all", "--socket", "{socket}"],
     "dump": ["--socket", "{socket}"],
     "restore": ["--pod", BATCH, "--socket", "{socket}"],
@@ -127,7 +130,7 @@ WORDS: dict[str, list[str]] = {
     "init": ["credentials", "--config", "{own}"],
     "config": ["show", "--config", "{own}"],
 }
-SILENT = frozenset({"thaw", "headroom", "reload", "doctor", "capture", "plan", "init", "config"})
+SILENT = frozenset({"thaw", "report", "headroom", "reload", "doctor", "capture", "plan", "init", "config"})
 """Commands that may well show nothing of it, as nothing that others choose is among what they show."""
 
 
@@ -156,6 +159,7 @@ def scene(daemon: FakeDaemon, _root: LiveNode, tmp_path: Path, monkeypatch: pyte
     whole["headroom"] = PROMISED
     whole["alerts"] = {"sinks": [SINK], "stored": [KNOWN], "recent": [{**KNOWN, "id": "other"}]}
     whole["owners"] = OWNERS
+    whole["effect"] = [effect_row(int(time.time()) // 3600)]
     whole["podlist"] = [pod_row("web-0", 1.0, 5)]
     whole["eviction"] = evictions(cases=True, dry=False)
     whole["interference"] = watched(SUFFERS, replace(SUFFERS, suspects=(BLAME,)), steps=(SQUEEZED, HELD))
