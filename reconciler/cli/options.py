@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from reconciler import __version__
+from reconciler.cli.examples import epilog
 from reconciler.runtime.streams import Parser
 from state.machine_syntax import SYNTAX
 
@@ -214,8 +215,7 @@ def _plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--machine", metavar="TEXT", help="machine description, see below; instead of --root")
     pods = parser.add_argument("--pods", metavar="FILE", help="pods on the machine: a YAML list, or kubectl's JSON")
     vars(pods)["complete"] = _FILES
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = SYNTAX
+    parser.epilog = f"{SYNTAX.rstrip()}\n\n{parser.epilog}"
 
 
 def _alert(parser: argparse.ArgumentParser) -> None:
@@ -325,6 +325,8 @@ def parser(only: str | None = None) -> argparse.ArgumentParser:
             continue
         item = commands.add_parser(command.name, help=command.help, description=_sentence(command.help))
         item.set_defaults(module=command.module)
+        item.formatter_class = argparse.RawDescriptionHelpFormatter
+        item.epilog = epilog(command.name)
         if command.add is not None:
             command.add(item)
         if len(command.formats) > 1:

@@ -4,9 +4,10 @@ import json
 
 import pytest
 
+from reconciler.cli.examples import EXAMPLES
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.jsonpath import LONGEST, parse, select
-from reconciler.cli.options import COMMANDS
+from reconciler.cli.options import COMMANDS, parser
 from tests.reconciler.cli.conftest import Run
 from tests.reconciler.cli.fakedaemon import FakeDaemon
 
@@ -77,3 +78,14 @@ def test_a_wrong_form_is_a_usage_error(run: Run, form: str) -> None:
     ran = run("holds", "-o", form)
     assert ran.code == Exit.USAGE
     assert ran.out == ""
+
+
+def test_every_command_has_examples_that_can_be_parsed(run: Run) -> None:
+    assert EXAMPLES.keys() == {command.name for command in COMMANDS}
+    for name, examples in EXAMPLES.items():
+        assert examples
+        for line, _ in examples:
+            words = line.split()
+            assert words[0] == name
+            assert parser(name).parse_args(words).command == name
+            assert f"bypassctl {line}" in run(name, "--help").out

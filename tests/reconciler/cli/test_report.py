@@ -12,6 +12,7 @@ from reconciler.cli import report as module
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.report import DEFAULTS, gate, gate_limits, quantile, sums
 from reconciler.control import effect_hours
+from reconciler.control.pod_minutes import Minute
 from tests.reconciler.cli.conftest import Run
 from tests.reconciler.cli.fakedaemon import FakeDaemon
 
@@ -113,7 +114,7 @@ def test_without_a_daemon_the_stored_rows_are_used(run: Run, tmp_path: Path) -> 
     store = Store(path, boot="boot-1")
     batch = StoreBatch()
     hour = effect_hours.EffectHour(be_cpu_s=3600.0, minutes=60)
-    hour.with_be.add(effect_hours.Minute(1.0, 1.0, 1.0))
+    hour.with_be.add(Minute(1.0, 1.0, 1.0))
     batch.put(META, f"{effect_hours.ROW}{now()}", msgspec.msgpack.encode(hour))
     store.apply(batch)
     store.close()
