@@ -89,6 +89,8 @@ EVENT_DEFAULTS: Final[Mapping[str, object]] = {
     "reason": "",
     "pod_uid": None,
     "container_id": None,
+    "number": 0,
+    "pod": "",
 }
 SETTING_DEFAULTS: Final[Mapping[str, object]] = {
     "path": "",

@@ -86,7 +86,11 @@ class LedgerEntry(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
 
 
 class LedgerEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
-    """One line of the history. ``kind``: touch, write, failed, foreign, gone, restored, yield, resume, or free."""
+    """One line of the history. ``kind``: touch, write, failed, foreign, gone, restored, yield, resume, or free.
+
+    ``number``: its place in the stream of events (`state.event_log`); 0: it is not in the stream. ``pod``: the title of
+    the pod at that time; empty: none, or not known.
+    """
 
     at: float
     kind: str
@@ -104,6 +108,8 @@ class LedgerEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defa
     reason: str = ""
     pod_uid: str | None = None
     container_id: str | None = None
+    number: int = 0
+    pod: str = ""
 
 
 def row_key(key: FileKey) -> str:

@@ -26,6 +26,7 @@ from msgspec.structs import replace
 from cgroupfs.bounded import decoded
 from cgroupfs.errors import StoreError
 from state.entry import TEXTS, US, FileKey, LedgerEntry, LedgerEvent, OriginalSource, row_key, same_group
+from state.event_log import RECENT, EventLog
 from state.intents import Intents, read_intents
 from state.kinds import CGROUP
 from state.schema import FILES, META, PLACES
@@ -73,15 +74,20 @@ class Ledger:
         self._order = 0
         self._dirty: dict[FileKey, None] = {}
         self._pending: list[LedgerEvent] = []
+        self.title_of: Callable[[str], str] = lambda _: ""
+        """The title of a pod, by uid; empty: not known."""
         self._lost_events = 0
         self._first: set[FileKey] = set()
         self._lock = threading.Lock()
         self._generation = store.generation
+        stored: list[tuple[int, bytes]] = []
         try:
             self._load()
+            stored = store.history(RECENT)
         except StoreError as exc:
             self._generation = 0
             self.problems = (str(exc),)
+        self.events: Final = EventLog(row for _, row in reversed(stored))
 
     # Queries
 
@@ -154,6 +160,11 @@ class Ledger:
     def backwards(self) -> list[LedgerEntry]:
         """All control files, last touched first: the order to restore in."""
         return sorted(self.control_files(), key=lambda entry: -entry.order)
+
+    def events_after(self, number: int) -> list[LedgerEvent]:
+        """The events in memory with a higher number, the oldest first."""
+        with self._lock:
+            return self.events.after(number)
 
     # Durable at once (store's thread)
 
@@ -447,7 +458,10 @@ class Ledger:
 
     def note(self, event: LedgerEvent) -> None:
         """Add a free line to the history: a hold, an alert, a plan that was refused."""
+        if event.pod_uid and not event.pod:
+            event = replace(event, pod=self.title_of(event.pod_uid))
         with self._lock:
+            event = self.events.add(event)
             if len(self._pending) >= _HISTORY_PENDING:
                 # Unwritable for long: the newest are worth most.
                 del self._pending[: _HISTORY_PENDING // 4]

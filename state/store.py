@@ -191,17 +191,17 @@ class Store:
             return [] if stale else list(tables.rows[table].items())
 
     def history(self, limit: int = 100) -> list[tuple[int, bytes]]:
-        """The newest entries of the history, newest first, as (number, msgpack)."""
-        with self._alone():
+        """The newest entries of the history, newest first, as (number, msgpack); none that cannot be read."""
+        pairs: list[tuple[int, bytes]] = []
+        with self._alone(), suppress(sqlite3.Error):
             if self._connection is None:
                 return []
-            pairs: list[tuple[int, bytes]] = []
             for seq, row in self._connection.execute(
                 "SELECT seq, row FROM history ORDER BY seq DESC LIMIT ?", (limit,)
             ):
                 with suppress(ValueError):
                     pairs.append((seq, unseal("history", row)))
-            return pairs
+        return pairs
 
     def ready(self) -> int:
         """Make sure that a write could work now, and return the generation to compare with.

@@ -5,33 +5,35 @@
 #    source ~/.local/share/bash_completion/bypassctl
 # See also: https://github.com/scop/bash-completion/blob/main/doc/configuration.md
 
-_shtab_bypassctl_subparsers=(status pods why explain diff dump restore thaw off hold release holds headroom owners evictions alerts alert interference simulate reload doctor capture plan init config)
+_shtab_bypassctl_subparsers=(status pods why explain events report diff dump restore thaw off hold release holds headroom owners evictions alerts alert interference simulate reload doctor capture plan init config)
 
-_shtab_bypassctl_status_option_strings=(-h --help --output -o --config --socket --store --root)
-_shtab_bypassctl_pods_option_strings=(-h --help --namespace -n --class --pool --sort --watch -w --interval --output -o --config --socket --store --root)
-_shtab_bypassctl_why_option_strings=(-h --help -n --namespace --history --processes --output -o --config --socket --store --root)
-_shtab_bypassctl_explain_option_strings=(-h --help -n --namespace --history --processes --output -o --config --socket --store --root)
-_shtab_bypassctl_diff_option_strings=(-h --help --all --output -o --config --socket --store --root)
-_shtab_bypassctl_dump_option_strings=(-h --help --section --output -o --config --socket --store --root)
-_shtab_bypassctl_restore_option_strings=(-h --help --pod --output -o --config --socket --store --root)
+_shtab_bypassctl_status_option_strings=(-h --help --output -o --no-headers --config --socket --store --root)
+_shtab_bypassctl_pods_option_strings=(-h --help --namespace -n --class --pool --sort --watch -w --interval --output -o --no-headers --config --socket --store --root)
+_shtab_bypassctl_why_option_strings=(-h --help -n --namespace --history --processes --output -o --no-headers --config --socket --store --root)
+_shtab_bypassctl_explain_option_strings=(-h --help -n --namespace --history --processes --output -o --no-headers --config --socket --store --root)
+_shtab_bypassctl_events_option_strings=(-h --help --follow -f --since --pod --namespace -n --type --output -o --no-headers --config --socket --store --root)
+_shtab_bypassctl_report_option_strings=(-h --help --since --gate --output -o --no-headers --config --socket --store --root)
+_shtab_bypassctl_diff_option_strings=(-h --help --all --output -o --no-headers --config --socket --store --root)
+_shtab_bypassctl_dump_option_strings=(-h --help --section --output -o --no-headers --config --socket --store --root)
+_shtab_bypassctl_restore_option_strings=(-h --help --pod --output -o --no-headers --config --socket --store --root)
 _shtab_bypassctl_thaw_option_strings=(-h --help --config --socket --store --root)
-_shtab_bypassctl_off_option_strings=(-h --help -n --namespace --with-budget --for --until-released --reason --by --output -o --config --socket --store --root)
-_shtab_bypassctl_hold_option_strings=(-h --help --for --until-released --reason --by --output -o --config --socket --store --root)
-_shtab_bypassctl_release_option_strings=(-h --help --output -o --config --socket --store --root)
-_shtab_bypassctl_holds_option_strings=(-h --help --output -o --config --socket --store --root)
-_shtab_bypassctl_headroom_option_strings=(-h --help --output -o --config --socket --store --root)
-_shtab_bypassctl_owners_option_strings=(-h --help --output -o --config --socket --store --root)
-_shtab_bypassctl_evictions_option_strings=(-h --help --all --output -o --config --socket --store --root)
-_shtab_bypassctl_alerts_option_strings=(-h --help --output -o --config --socket --store --root)
-_shtab_bypassctl_alert_option_strings=(-h --help --sink --output -o --config --socket --store --root)
-_shtab_bypassctl_interference_option_strings=(-h --help --output -o --config --socket --store --root)
-_shtab_bypassctl_simulate_option_strings=(-h --help --record --against --from --to --output -o --config --socket --store --root)
-_shtab_bypassctl_reload_option_strings=(-h --help --output -o --config --socket --store --root)
-_shtab_bypassctl_doctor_option_strings=(-h --help --output -o --config --socket --store --root)
-_shtab_bypassctl_capture_option_strings=(-h --help --interval --output -o --config --socket --store --root)
-_shtab_bypassctl_plan_option_strings=(-h --help --machine --pods --output -o --config --socket --store --root)
+_shtab_bypassctl_off_option_strings=(-h --help -n --namespace --with-budget --for --until-released --reason --by --output -o --no-headers --config --socket --store --root)
+_shtab_bypassctl_hold_option_strings=(-h --help --for --until-released --reason --by --output -o --no-headers --config --socket --store --root)
+_shtab_bypassctl_release_option_strings=(-h --help --output -o --no-headers --config --socket --store --root)
+_shtab_bypassctl_holds_option_strings=(-h --help --output -o --no-headers --config --socket --store --root)
+_shtab_bypassctl_headroom_option_strings=(-h --help --output -o --no-headers --config --socket --store --root)
+_shtab_bypassctl_owners_option_strings=(-h --help --output -o --no-headers --config --socket --store --root)
+_shtab_bypassctl_evictions_option_strings=(-h --help --all --output -o --no-headers --config --socket --store --root)
+_shtab_bypassctl_alerts_option_strings=(-h --help --output -o --no-headers --config --socket --store --root)
+_shtab_bypassctl_alert_option_strings=(-h --help --sink --output -o --no-headers --config --socket --store --root)
+_shtab_bypassctl_interference_option_strings=(-h --help --output -o --no-headers --config --socket --store --root)
+_shtab_bypassctl_simulate_option_strings=(-h --help --record --against --from --to --output -o --no-headers --config --socket --store --root)
+_shtab_bypassctl_reload_option_strings=(-h --help --output -o --no-headers --config --socket --store --root)
+_shtab_bypassctl_doctor_option_strings=(-h --help --output -o --no-headers --config --socket --store --root)
+_shtab_bypassctl_capture_option_strings=(-h --help --interval --output -o --no-headers --config --socket --store --root)
+_shtab_bypassctl_plan_option_strings=(-h --help --machine --pods --output -o --no-headers --config --socket --store --root)
 _shtab_bypassctl_init_option_strings=(-h --help --from --server --ca --token-file --to --namespace --days --use --test --dry-run --config --socket --store --root)
-_shtab_bypassctl_config_option_strings=(-h --help --output -o --config --socket --store --root)
+_shtab_bypassctl_config_option_strings=(-h --help --output -o --no-headers --config --socket --store --root)
 _shtab_bypassctl_option_strings=(-h --help --version)
 
 _shtab_bypassctl_status___config_COMPGEN=_shtab_compgen_files
@@ -50,6 +52,14 @@ _shtab_bypassctl_explain___config_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_explain___socket_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_explain___store_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_explain___root_COMPGEN=_shtab_compgen_files
+_shtab_bypassctl_events___config_COMPGEN=_shtab_compgen_files
+_shtab_bypassctl_events___socket_COMPGEN=_shtab_compgen_files
+_shtab_bypassctl_events___store_COMPGEN=_shtab_compgen_files
+_shtab_bypassctl_events___root_COMPGEN=_shtab_compgen_files
+_shtab_bypassctl_report___config_COMPGEN=_shtab_compgen_files
+_shtab_bypassctl_report___socket_COMPGEN=_shtab_compgen_files
+_shtab_bypassctl_report___store_COMPGEN=_shtab_compgen_files
+_shtab_bypassctl_report___root_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_diff___config_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_diff___socket_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_diff___store_COMPGEN=_shtab_compgen_files
@@ -142,121 +152,158 @@ _shtab_bypassctl_config___socket_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_config___store_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_config___root_COMPGEN=_shtab_compgen_files
 
-_shtab_bypassctl_status___output_choices=(table json yaml)
-_shtab_bypassctl_status__o_choices=(table json yaml)
+_shtab_bypassctl_status___output_choices=(table wide json yaml jsonpath=)
+_shtab_bypassctl_status__o_choices=(table wide json yaml jsonpath=)
 _shtab_bypassctl_pods___class_choices=(system dedicated shared reclaimed)
 _shtab_bypassctl_pods___sort_choices=(pod class pool cpus quota use throttled wait state)
-_shtab_bypassctl_pods___output_choices=(table wide json yaml)
-_shtab_bypassctl_pods__o_choices=(table wide json yaml)
-_shtab_bypassctl_why___output_choices=(table json yaml)
-_shtab_bypassctl_why__o_choices=(table json yaml)
-_shtab_bypassctl_explain___output_choices=(table json yaml)
-_shtab_bypassctl_explain__o_choices=(table json yaml)
-_shtab_bypassctl_diff___output_choices=(table json yaml)
-_shtab_bypassctl_diff__o_choices=(table json yaml)
-_shtab_bypassctl_dump___output_choices=(table json yaml msgpack)
-_shtab_bypassctl_dump__o_choices=(table json yaml msgpack)
-_shtab_bypassctl_restore___output_choices=(table json yaml)
-_shtab_bypassctl_restore__o_choices=(table json yaml)
-_shtab_bypassctl_off___output_choices=(table json yaml)
-_shtab_bypassctl_off__o_choices=(table json yaml)
-_shtab_bypassctl_hold___output_choices=(table json yaml)
-_shtab_bypassctl_hold__o_choices=(table json yaml)
-_shtab_bypassctl_release___output_choices=(table json yaml)
-_shtab_bypassctl_release__o_choices=(table json yaml)
-_shtab_bypassctl_holds___output_choices=(table json yaml)
-_shtab_bypassctl_holds__o_choices=(table json yaml)
-_shtab_bypassctl_headroom___output_choices=(table json yaml)
-_shtab_bypassctl_headroom__o_choices=(table json yaml)
-_shtab_bypassctl_owners___output_choices=(table json yaml)
-_shtab_bypassctl_owners__o_choices=(table json yaml)
-_shtab_bypassctl_evictions___output_choices=(table json yaml)
-_shtab_bypassctl_evictions__o_choices=(table json yaml)
-_shtab_bypassctl_alerts___output_choices=(table json yaml)
-_shtab_bypassctl_alerts__o_choices=(table json yaml)
+_shtab_bypassctl_pods___output_choices=(table wide json yaml jsonpath=)
+_shtab_bypassctl_pods__o_choices=(table wide json yaml jsonpath=)
+_shtab_bypassctl_why___output_choices=(table wide json yaml jsonpath=)
+_shtab_bypassctl_why__o_choices=(table wide json yaml jsonpath=)
+_shtab_bypassctl_explain___output_choices=(table wide json yaml jsonpath=)
+_shtab_bypassctl_explain__o_choices=(table wide json yaml jsonpath=)
+_shtab_bypassctl_events___type_choices=(action alert daemon eviction failed foreign gap hold mode off plan verdict write)
+_shtab_bypassctl_events___output_choices=(table wide json yaml jsonpath=)
+_shtab_bypassctl_events__o_choices=(table wide json yaml jsonpath=)
+_shtab_bypassctl_report___output_choices=(table wide json yaml jsonpath=)
+_shtab_bypassctl_report__o_choices=(table wide json yaml jsonpath=)
+_shtab_bypassctl_diff___output_choices=(table wide json yaml jsonpath=)
+_shtab_bypassctl_diff__o_choices=(table wide json yaml jsonpath=)
+_shtab_bypassctl_dump___output_choices=(table wide json yaml jsonpath= msgpack)
+_shtab_bypassctl_dump__o_choices=(table wide json yaml jsonpath= msgpack)
+_shtab_bypassctl_restore___output_choices=(table wide json yaml jsonpath=)
+_shtab_bypassctl_restore__o_choices=(table wide json yaml jsonpath=)
+_shtab_bypassctl_off___output_choices=(table wide json yaml jsonpath=)
+_shtab_bypassctl_off__o_choices=(table wide json yaml jsonpath=)
+_shtab_bypassctl_hold___output_choices=(table wide json yaml jsonpath=)
+_shtab_bypassctl_hold__o_choices=(table wide json yaml jsonpath=)
+_shtab_bypassctl_release___output_choices=(table wide json yaml jsonpath=)
+_shtab_bypassctl_release__o_choices=(table wide json yaml jsonpath=)
+_shtab_bypassctl_holds___output_choices=(table wide json yaml jsonpath=)
+_shtab_bypassctl_holds__o_choices=(table wide json yaml jsonpath=)
+_shtab_bypassctl_headroom___output_choices=(table wide json yaml jsonpath=)
+_shtab_bypassctl_headroom__o_choices=(table wide json yaml jsonpath=)
+_shtab_bypassctl_owners___output_choices=(table wide json yaml jsonpath=)
+_shtab_bypassctl_owners__o_choices=(table wide json yaml jsonpath=)
+_shtab_bypassctl_evictions___output_choices=(table wide json yaml jsonpath=)
+_shtab_bypassctl_evictions__o_choices=(table wide json yaml jsonpath=)
+_shtab_bypassctl_alerts___output_choices=(table wide json yaml jsonpath=)
+_shtab_bypassctl_alerts__o_choices=(table wide json yaml jsonpath=)
 _shtab_bypassctl_alert_pos_0_choices=(test)
-_shtab_bypassctl_alert___output_choices=(table json yaml)
-_shtab_bypassctl_alert__o_choices=(table json yaml)
-_shtab_bypassctl_interference___output_choices=(table json yaml)
-_shtab_bypassctl_interference__o_choices=(table json yaml)
-_shtab_bypassctl_simulate___output_choices=(table json yaml)
-_shtab_bypassctl_simulate__o_choices=(table json yaml)
-_shtab_bypassctl_reload___output_choices=(table json yaml)
-_shtab_bypassctl_reload__o_choices=(table json yaml)
-_shtab_bypassctl_doctor___output_choices=(table json yaml)
-_shtab_bypassctl_doctor__o_choices=(table json yaml)
-_shtab_bypassctl_capture___output_choices=(table json yaml)
-_shtab_bypassctl_capture__o_choices=(table json yaml)
-_shtab_bypassctl_plan___output_choices=(table json yaml)
-_shtab_bypassctl_plan__o_choices=(table json yaml)
+_shtab_bypassctl_alert___output_choices=(table wide json yaml jsonpath=)
+_shtab_bypassctl_alert__o_choices=(table wide json yaml jsonpath=)
+_shtab_bypassctl_interference___output_choices=(table wide json yaml jsonpath=)
+_shtab_bypassctl_interference__o_choices=(table wide json yaml jsonpath=)
+_shtab_bypassctl_simulate___output_choices=(table wide json yaml jsonpath=)
+_shtab_bypassctl_simulate__o_choices=(table wide json yaml jsonpath=)
+_shtab_bypassctl_reload___output_choices=(table wide json yaml jsonpath=)
+_shtab_bypassctl_reload__o_choices=(table wide json yaml jsonpath=)
+_shtab_bypassctl_doctor___output_choices=(table wide json yaml jsonpath=)
+_shtab_bypassctl_doctor__o_choices=(table wide json yaml jsonpath=)
+_shtab_bypassctl_capture___output_choices=(table wide json yaml jsonpath=)
+_shtab_bypassctl_capture__o_choices=(table wide json yaml jsonpath=)
+_shtab_bypassctl_plan___output_choices=(table wide json yaml jsonpath=)
+_shtab_bypassctl_plan__o_choices=(table wide json yaml jsonpath=)
 _shtab_bypassctl_init_pos_0_choices=(credentials)
 _shtab_bypassctl_init___use_choices=(pods kubelet eviction events)
 _shtab_bypassctl_config_pos_0_choices=(show explain schema)
-_shtab_bypassctl_config___output_choices=(table json yaml)
-_shtab_bypassctl_config__o_choices=(table json yaml)
-_shtab_bypassctl_pos_0_choices=(status pods why explain diff dump restore thaw off hold release holds headroom owners evictions alerts alert interference simulate reload doctor capture plan init config)
+_shtab_bypassctl_config___output_choices=(table wide json yaml jsonpath=)
+_shtab_bypassctl_config__o_choices=(table wide json yaml jsonpath=)
+_shtab_bypassctl_pos_0_choices=(status pods why explain events report diff dump restore thaw off hold release holds headroom owners evictions alerts alert interference simulate reload doctor capture plan init config)
 
 _shtab_bypassctl_status__h_nargs=0
 _shtab_bypassctl_status___help_nargs=0
+_shtab_bypassctl_status___no_headers_nargs=0
 _shtab_bypassctl_pods__h_nargs=0
 _shtab_bypassctl_pods___help_nargs=0
 _shtab_bypassctl_pods___watch_nargs=0
 _shtab_bypassctl_pods__w_nargs=0
+_shtab_bypassctl_pods___no_headers_nargs=0
 _shtab_bypassctl_why__h_nargs=0
 _shtab_bypassctl_why___help_nargs=0
 _shtab_bypassctl_why___processes_nargs=0
+_shtab_bypassctl_why___no_headers_nargs=0
 _shtab_bypassctl_explain__h_nargs=0
 _shtab_bypassctl_explain___help_nargs=0
 _shtab_bypassctl_explain___processes_nargs=0
+_shtab_bypassctl_explain___no_headers_nargs=0
+_shtab_bypassctl_events__h_nargs=0
+_shtab_bypassctl_events___help_nargs=0
+_shtab_bypassctl_events___follow_nargs=0
+_shtab_bypassctl_events__f_nargs=0
+_shtab_bypassctl_events___no_headers_nargs=0
+_shtab_bypassctl_report__h_nargs=0
+_shtab_bypassctl_report___help_nargs=0
+_shtab_bypassctl_report___gate_nargs='?'
+_shtab_bypassctl_report___no_headers_nargs=0
 _shtab_bypassctl_diff__h_nargs=0
 _shtab_bypassctl_diff___help_nargs=0
 _shtab_bypassctl_diff___all_nargs=0
+_shtab_bypassctl_diff___no_headers_nargs=0
 _shtab_bypassctl_dump__h_nargs=0
 _shtab_bypassctl_dump___help_nargs=0
+_shtab_bypassctl_dump___no_headers_nargs=0
 _shtab_bypassctl_restore__h_nargs=0
 _shtab_bypassctl_restore___help_nargs=0
+_shtab_bypassctl_restore___no_headers_nargs=0
 _shtab_bypassctl_thaw__h_nargs=0
 _shtab_bypassctl_thaw___help_nargs=0
 _shtab_bypassctl_off__h_nargs=0
 _shtab_bypassctl_off___help_nargs=0
 _shtab_bypassctl_off___with_budget_nargs=0
 _shtab_bypassctl_off___until_released_nargs=0
+_shtab_bypassctl_off___no_headers_nargs=0
 _shtab_bypassctl_hold__h_nargs=0
 _shtab_bypassctl_hold___help_nargs=0
 _shtab_bypassctl_hold___until_released_nargs=0
+_shtab_bypassctl_hold___no_headers_nargs=0
 _shtab_bypassctl_release__h_nargs=0
 _shtab_bypassctl_release___help_nargs=0
+_shtab_bypassctl_release___no_headers_nargs=0
 _shtab_bypassctl_holds__h_nargs=0
 _shtab_bypassctl_holds___help_nargs=0
+_shtab_bypassctl_holds___no_headers_nargs=0
 _shtab_bypassctl_headroom__h_nargs=0
 _shtab_bypassctl_headroom___help_nargs=0
+_shtab_bypassctl_headroom___no_headers_nargs=0
 _shtab_bypassctl_owners__h_nargs=0
 _shtab_bypassctl_owners___help_nargs=0
+_shtab_bypassctl_owners___no_headers_nargs=0
 _shtab_bypassctl_evictions__h_nargs=0
 _shtab_bypassctl_evictions___help_nargs=0
 _shtab_bypassctl_evictions___all_nargs=0
+_shtab_bypassctl_evictions___no_headers_nargs=0
 _shtab_bypassctl_alerts__h_nargs=0
 _shtab_bypassctl_alerts___help_nargs=0
+_shtab_bypassctl_alerts___no_headers_nargs=0
 _shtab_bypassctl_alert__h_nargs=0
 _shtab_bypassctl_alert___help_nargs=0
+_shtab_bypassctl_alert___no_headers_nargs=0
 _shtab_bypassctl_interference__h_nargs=0
 _shtab_bypassctl_interference___help_nargs=0
+_shtab_bypassctl_interference___no_headers_nargs=0
 _shtab_bypassctl_simulate__h_nargs=0
 _shtab_bypassctl_simulate___help_nargs=0
+_shtab_bypassctl_simulate___no_headers_nargs=0
 _shtab_bypassctl_reload__h_nargs=0
 _shtab_bypassctl_reload___help_nargs=0
+_shtab_bypassctl_reload___no_headers_nargs=0
 _shtab_bypassctl_doctor__h_nargs=0
 _shtab_bypassctl_doctor___help_nargs=0
+_shtab_bypassctl_doctor___no_headers_nargs=0
 _shtab_bypassctl_capture__h_nargs=0
 _shtab_bypassctl_capture___help_nargs=0
+_shtab_bypassctl_capture___no_headers_nargs=0
 _shtab_bypassctl_plan__h_nargs=0
 _shtab_bypassctl_plan___help_nargs=0
+_shtab_bypassctl_plan___no_headers_nargs=0
 _shtab_bypassctl_init__h_nargs=0
 _shtab_bypassctl_init___help_nargs=0
 _shtab_bypassctl_init___test_nargs=0
 _shtab_bypassctl_init___dry_run_nargs=0
 _shtab_bypassctl_config__h_nargs=0
 _shtab_bypassctl_config___help_nargs=0
+_shtab_bypassctl_config___no_headers_nargs=0
 _shtab_bypassctl_pos_0_nargs=A...
 _shtab_bypassctl__h_nargs=0
 _shtab_bypassctl___help_nargs=0

@@ -72,7 +72,7 @@ class AlertService:
         """``lane``: the store's thread limiter.
 
         ``statuses`` and ``claims`` (on CPUs, with the node's pods) are checked at intervals; what that finds is in the
-        log, too, and an event of the history (``note``).
+        log, too. Each alert is an event of the history (``note``).
         """
         self._config = config
         self._apiserver = apiserver
@@ -156,6 +156,7 @@ class AlertService:
 
     def _count(self, alert: Alert) -> None:
         self.counts[alert.kind.value, alert.severity.value] += 1
+        self._note(event_of(alert))
 
     async def _left(self) -> bool:
         """Whether an earlier run left alerts to be let go."""
@@ -189,7 +190,6 @@ class AlertService:
             states = (*source_states(self._statuses()), *claim_states(*self._claims()))
             for alert in watch.check(states, trio.current_time(), time.time()):
                 (_LOG.info if alert.has_ended else _LOG.warning)(alert.summary, alert=str(alert.kind))
-                self._note(event_of(alert))
                 self.send(alert)
 
 

@@ -76,7 +76,16 @@ class SourceHealth:
 
 def event_of(alert: Alert) -> LedgerEvent:
     """The alert as an event of the history."""
-    return LedgerEvent(at=alert.at_s, kind=f"alert:{alert.kind}", reason=alert.summary, pod_uid=alert.labels.get("uid"))
+    labels, details = alert.labels, alert.details
+    return LedgerEvent(
+        at=alert.at_s,
+        kind=f"alert:{labels.get('cause', alert.kind)}",
+        path=details.get("path", ""),
+        file=labels.get("knob", ""),
+        reason=alert.summary,
+        pod_uid=labels.get("uid"),
+        pod=f"{labels['namespace']}/{labels['pod']}" if labels.get("namespace") and labels.get("pod") else "",
+    )
 
 
 def _alert(state: WatchedState, message: str, wall_s: float, *, resolved: bool) -> Alert:

@@ -32,11 +32,15 @@ class Field(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Rows under headings. Columns keep their width; the last one is wrapped. ``right``: numbers."""
+    """Rows under headings. Columns keep their width; the last one is wrapped. ``right``: numbers.
+
+    ``headings``: whether they are printed.
+    """
 
     columns: tuple[str, ...]
     rows: Sequence[tuple[Cell, ...]]
     right: frozenset[int] = frozenset()
+    headings: bool = True
 
 
 Block = Line | Field | Table

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from cgroupfs.errors import AgentError, InputError
+from reconciler.cli import screen
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.options import COMMANDS, COMMON, parser
 from reconciler.runtime import streams
@@ -56,6 +57,7 @@ def _until_written(parts: Sequence[str], only: str | None) -> int:
         options = parser(only).parse_args(parts)
         # What cannot be read without it, the command itself reports.
         join_host_cgroups()
+        screen.HEADINGS["printed"] = not getattr(options, "no_headers", False)
         command = cast(Callable[[Namespace], int], load(f"reconciler.cli.{options.module}:run"))
         code = int(command(options))
     except SystemExit as exc:

@@ -6,12 +6,19 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from reconciler import __version__
+from reconciler.cli.examples import epilog
 from reconciler.runtime.streams import Parser
 from state.machine_syntax import SYNTAX
 
-FORMATS: Final = ("table", "json", "yaml", "msgpack")
-SHORT_FORMATS: Final = ("table", "json", "yaml")
-LIST_FORMATS: Final = ("table", "wide", "json", "yaml")
+JSONPATH: Final = "jsonpath="
+SHORT_FORMATS: Final = ("table", "wide", "json", "yaml", JSONPATH)
+FORMATS: Final = (*SHORT_FORMATS, "msgpack")
+_WIDE: Final = frozenset({"pods"})
+"""Commands whose ``wide`` has more than their ``table``."""
+EVENT_TYPES: Final = (
+    *("action", "alert", "daemon", "eviction", "failed", "foreign", "gap", "hold", "mode", "off", "plan", "verdict"),
+    "write",
+)
 _FILES: Final = {"bash": "_shtab_compgen_files", "zsh": "_files"}
 _LONGEST_HOLD_S: Final = 30 * 86400.0
 """`reconciler.actuators.holds.LONGEST_S`, which is not imported here for the start-up's sake."""
@@ -30,6 +37,31 @@ class CliCommand(NamedTuple):
     module: str
     formats: tuple[str, ...] = SHORT_FORMATS
     add: Callable[[argparse.ArgumentParser], None] | None = None
+
+
+class _Formats(tuple[str, ...]):
+    """The choices of ``-o``. They contain every ``jsonpath=TEMPLATE``."""
+
+    __slots__ = ()
+
+    def __contains__(self, value: object) -> bool:
+        return super().__contains__(value) or (isinstance(value, str) and value.startswith(JSONPATH))
+
+
+def _format(command: CliCommand) -> Callable[[str], str]:
+    """Reads ``-o``: ``wide`` is ``table`` where a command has nothing more to show."""
+
+    def read(text: str) -> str:
+        if text.startswith(JSONPATH):
+            from reconciler.cli.jsonpath import parse  # only for this form
+
+            try:
+                parse(text.removeprefix(JSONPATH))
+            except ValueError as exc:
+                raise argparse.ArgumentTypeError(f"jsonpath: {exc}") from exc
+        return "table" if text == "wide" and command.name not in _WIDE else text
+
+    return read
 
 
 def seconds(text: str) -> float:
@@ -75,6 +107,37 @@ def _pods(parser: argparse.ArgumentParser) -> None:
         default=1.0,
         metavar="S",
         help="seconds over which use and throttling are measured (default: 1); 0: without them",
+    )
+
+
+def _events(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--follow", "-f", action="store_true", help="print events as they happen, until Ctrl-C")
+    parser.add_argument(
+        "--since", type=seconds, metavar="TIME", help="from so long ago, such as 10m (default: 1h; with --follow: now)"
+    )
+    parser.add_argument("--pod", metavar="POD", help="only events of this pod (as TARGET of why), or of a removed pod")
+    parser.add_argument("--namespace", "-n", metavar="NS", help="only events of pods of this namespace")
+    parser.add_argument(
+        "--type",
+        action="append",
+        default=[],
+        choices=EVENT_TYPES,
+        metavar="TYPE",
+        help=f"only these, may be repeated: {', '.join(EVENT_TYPES)}",
+    )
+
+
+def _report(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--since", type=seconds, default=86400.0, metavar="TIME", help="from so long ago, at most 8d (default: 24h)"
+    )
+    parser.add_argument(
+        "--gate",
+        nargs="?",
+        const="",
+        metavar="NAME=NUMBER,...",
+        help="exit code 1 unless all bounds are met; default: wait=1.2,throttled=1.2,late=0.01,evictions=1,yields=1,"
+        "held=0.1; NAME=off removes one",
     )
 
 
@@ -152,8 +215,7 @@ def _plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--machine", metavar="TEXT", help="machine description, see below; instead of --root")
     pods = parser.add_argument("--pods", metavar="FILE", help="pods on the machine: a YAML list, or kubectl's JSON")
     vars(pods)["complete"] = _FILES
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = SYNTAX
+    parser.epilog = f"{SYNTAX.rstrip()}\n\n{parser.epilog}"
 
 
 def _alert(parser: argparse.ArgumentParser) -> None:
@@ -217,11 +279,13 @@ def _days(text: str) -> int:
 
 COMMANDS: Final = (
     CliCommand("status", "summary of the node", "status"),
-    CliCommand("pods", "the pods: class, CPUs, quota, use, throttling, wait and state", "pods", LIST_FORMATS, _pods),
+    CliCommand("pods", "the pods: class, CPUs, quota, use, throttling, wait and state", "pods", add=_pods),
     CliCommand(
         "why", "one pod: where it runs and why, its use and wait, what throttles it, what to do", "why", add=_why
     ),
     CliCommand("explain", "the same as why", "why", add=_why),
+    CliCommand("events", "writes, foreign writes, plans, verdicts, actions, evictions, holds", "events", add=_events),
+    CliCommand("report", "what BE work gained and what online pods paid, by hour; a gate", "report", add=_report),
     CliCommand("diff", "wanted against actual values; exit code 1 if they differ", "diff", add=_diff),
     CliCommand("dump", "the complete state document", "dump", FORMATS, _sections),
     CliCommand("restore", "restore the original values of all files", "restore", add=_restore),
@@ -261,10 +325,22 @@ def parser(only: str | None = None) -> argparse.ArgumentParser:
             continue
         item = commands.add_parser(command.name, help=command.help, description=_sentence(command.help))
         item.set_defaults(module=command.module)
+        item.formatter_class = argparse.RawDescriptionHelpFormatter
+        item.epilog = epilog(command.name)
         if command.add is not None:
             command.add(item)
         if len(command.formats) > 1:
-            item.add_argument("--output", "-o", choices=command.formats, default="table", help="default: table")
+            item.add_argument(
+                "--output",
+                "-o",
+                type=_format(command),
+                choices=_Formats(command.formats),
+                default="table",
+                metavar="FORMAT",
+                help=f"{', '.join(name for name in command.formats if name != JSONPATH)} or jsonpath=TEMPLATE, such as "
+                "jsonpath={.x[*].y} (default: table)",
+            )
+            item.add_argument("--no-headers", action="store_true", help="tables without their headings")
         places = item.add_argument_group("places")
         for action in (
             places.add_argument("--config", metavar="FILE", help="configuration (default: /etc/bypassd/config.yaml)"),

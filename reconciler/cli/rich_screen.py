@@ -9,7 +9,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from reconciler.cli.blocks import LABEL, Block, Cell, Field, StyledText, Table
-from reconciler.cli.screen import text_of
+from reconciler.cli.screen import has_headings, text_of
 
 _STYLES: Final = {
     "ok": "green",
@@ -52,7 +52,8 @@ def draw(blocks: Iterable[Block], out: TextIO) -> None:
 
 
 def _table(block: Table) -> RichTable:
-    table = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    shown = has_headings(block)
+    table = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", show_header=shown)
     last = len(block.columns) - 1
     for number, name in enumerate(block.columns):
         justify = "right" if number in block.right else "left"

@@ -11,6 +11,8 @@ from reconciler.cli.blocks import LABEL, Block, Cell, Field, Line, StyledText, T
 from reconciler.runtime import streams
 from state.printable import LONGEST, printable
 
+HEADINGS: Final = {"printed": True}
+"""Whether tables have their headings: ``--no-headers``."""
 _NARROW: Final = 20
 """The last column of a table is wrapped, but never to less than this."""
 
@@ -71,6 +73,11 @@ def plain(blocks: Iterable[Block], width: int | None = None) -> str:
     return "".join(f"{text.rstrip()}\n" for text in lines)
 
 
+def has_headings(table: Table) -> bool:
+    """Whether this table's headings are printed."""
+    return table.headings and HEADINGS["printed"]
+
+
 def text_of(cell: Cell) -> str:
     """The text of a cell, without its meaning, as it may be shown: both ways of drawing take it from here."""
     return printable(cell.text if isinstance(cell, StyledText) else cell, LONGEST)
@@ -91,7 +98,7 @@ def _field(block: Field, width: int | None) -> list[str]:
 def _table(block: Table, width: int | None) -> list[str]:
     if not block.rows:
         return []
-    rows = [block.columns, *(tuple(map(text_of, row)) for row in block.rows)]
+    rows = [*([block.columns] if has_headings(block) else []), *(tuple(map(text_of, row)) for row in block.rows)]
     last = len(block.columns) - 1
     widths = [max(len(row[column]) for row in rows) for column in range(last)]
     left = sum(widths) + 2 * last

@@ -16,11 +16,10 @@ from typing import Annotated, Final, NamedTuple, Protocol, final
 import msgspec
 import trio
 
-from cgroupfs.bounded import decoded
-from cgroupfs.errors import CgroupError, InputError, StoreError
-from cgroupfs.log import get_log
+from cgroupfs.errors import CgroupError, InputError
 from cgroupfs.naming import QosClass
 from cgroupfs.usage import UsageCounters, UsageReader, grown
+from reconciler.control.hour_rows import HOUR_S, HourRows, load_rows
 from reconciler.control.inventory import Inventory
 from reconciler.policies.base import containers_of
 from reconciler.policies.be_quota import container_asks
@@ -30,16 +29,13 @@ from reconciler.runtime.workqueue import TICK, DirtyKeys
 from state.eviction import EvictionCase, EvictionOutcome
 from state.model import Pod, PodClass
 from state.owners import AS_IS, OTHER, UNKNOWN, OwnerAccount
-from state.schema import META
-from state.store import Store, StoreBatch
+from state.store import Store
 
-_LOG: Final = get_log("owners")
 NAME: Final = "owner ledger"
 ROW: Final = "owners:"
 """Rows of the META table: ``owners:HOUR``, hours since the epoch; the accounts by owner."""
 INTERVAL_S: Final = 10.0
 _SAVE_S: Final = 60.0
-_HOUR_S: Final = 3600
 _DAY: Final = 24
 _NS: Final = 1_000_000_000
 _GONE: Final = 512
@@ -95,9 +91,7 @@ class OwnerLedger:
         """CPU time (ns) of each pod's whole life, by uid, with its owner."""
         self._gone: dict[str, tuple[str, int]] = {}
         self._counted: set[str] = set()
-        self._unsaved: set[int] = set()
-        self._stored: set[int] = set(self.hours)
-        self._generation = node.store.generation
+        self._rows = HourRows(node.store, node.store_lane, ROW, self.hours)
         self._saved_at = wall()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -198,11 +192,11 @@ class OwnerLedger:
     def _add(self, owner: str, account: OwnerAccount, config: OwnersConfig) -> None:
         if account == OwnerAccount():
             return
-        hour = int(self._wall()) // _HOUR_S
+        hour = int(self._wall()) // HOUR_S
         for accounts in (self.hours.setdefault(hour, {}), self.totals):
             name = owner if owner in accounts or len(accounts) < config.most else OTHER
             accounts[name] = accounts.get(name, OwnerAccount()).plus(account)
-        self._unsaved.add(hour)
+        self._rows.unsaved.add(hour)
 
     def _publish(self, bonus: Mapping[str, int]) -> None:
         if bonus != self._node.inventory.readings.be_bonus:
@@ -216,7 +210,7 @@ class OwnerLedger:
         """
         config, now = self._config(), self._wall()
         self._saved_at = now
-        hour = int(now) // _HOUR_S
+        hour = int(now) // HOUR_S
         # An hour in the future is of a clock that was set back.
         self.hours = {at: accounts for at, accounts in self.hours.items() if 0 <= hour - at < config.days * _DAY}
         self.bonus = {
@@ -224,27 +218,11 @@ class OwnerLedger:
             for owner, account in self.sums(config.fair_hours).items()
             if owner not in {OTHER, UNKNOWN} and (percent := bonus_percent(account)) != AS_IS
         }
-        if self._generation != self._node.store.generation:
-            # The store is another file than the one that was written.
-            self._generation, self._stored, self._unsaved = self._node.store.generation, set(), set(self.hours)
-        batch, stored = StoreBatch(), set(self.hours)
-        for at in self._unsaved & stored:
-            batch.put(META, f"{ROW}{at}", msgspec.msgpack.encode(self.hours[at]))
-        for at in self._stored - stored:
-            batch.delete(META, f"{ROW}{at}")
-        if not batch:
-            return
-        unsaved, self._unsaved = self._unsaved, set()
-        try:
-            await trio.to_thread.run_sync(self._node.store.apply, batch, limiter=self._node.store_lane)
-        except StoreError:
-            self._unsaved |= unsaved
-        else:
-            self._stored = stored
+        await self._rows.save(self.hours)
 
     def sums(self, hours: int) -> Accounts:
         """The accounts of the last so many hours, the present one included."""
-        hour = int(self._wall()) // _HOUR_S
+        hour = int(self._wall()) // HOUR_S
         sums: Accounts = {}
         for at, accounts in self.hours.items():
             if 0 <= hour - at < hours:
@@ -298,16 +276,7 @@ def owner_of(pod: Pod, config: OwnersConfig) -> str:
 
 def load_hours(store: Store) -> dict[int, Accounts]:
     """The accounts of earlier runs; a row that cannot be read is left out."""
-    hours: dict[int, Accounts] = {}
-    for key, row in store.rows(META):
-        name = key.removeprefix(ROW)
-        if name == key or not (name.isascii() and name.isdecimal() and len(name) < 10):
-            continue
-        try:
-            hours[int(name)] = decoded(_DECODER.decode, row)
-        except ValueError as exc:
-            _LOG.warning("cannot read an hour of the owner ledger", hour=name, error=str(exc))
-    return hours
+    return dict(load_rows(store, ROW, _DECODER.decode))
 
 
 def _more(known: OwnerDemand | None, more: OwnerDemand) -> OwnerDemand:

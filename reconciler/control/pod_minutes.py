@@ -10,7 +10,7 @@ Units: thousandths of a CPU. Source: kernel documentation, scheduler/sched-bwc a
 import math
 import time
 from array import array
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, final
 
 import trio
@@ -44,6 +44,14 @@ class _Counters(NamedTuple):
     wait_ns: int | None
 
 
+class Minute(NamedTuple):
+    """One group's minute, in the order of `SERIES`. Thousandths of a CPU; None: unknown."""
+
+    use_milli: float | None
+    throttled_milli: float | None
+    wait_milli: float | None
+
+
 @final
 class MinuteSeries:
     """The last `LENGTH` minutes of one group. A value that is unknown is None."""
@@ -54,16 +62,17 @@ class MinuteSeries:
         self._values = array("f")
         self._before: _Counters | None = None
 
-    def add(self, counters: _Counters) -> None:
+    def add(self, counters: _Counters) -> Minute | None:
         """The minute since the reading before; the first reading makes none."""
         before, self._before = self._before, counters
         if before is None or counters.at_s <= before.at_s:
-            return
+            return None
         interval_s = counters.at_s - before.at_s
-        for earlier, later in zip(before[1:], counters[1:], strict=True):
-            increase = grown(earlier, later)
-            self._values.append(math.nan if increase is None else increase / interval_s / 1e6)
+        increases = [grown(earlier, later) for earlier, later in zip(before[1:], counters[1:], strict=True)]
+        minute = Minute(*(None if increase is None else increase / interval_s / 1e6 for increase in increases))
+        self._values.extend(math.nan if value is None else value for value in minute)
         del self._values[: -LENGTH * _WIDTH]
+        return minute
 
     def series(self, name: str) -> list[int | None]:
         """One of `SERIES`, the oldest first."""
@@ -73,13 +82,14 @@ class MinuteSeries:
 
 @final
 class PodMinutes:
-    """A component; see the module's text."""
+    """A component; see the module's text. ``sampled`` gets each minute of all pods that have one."""
 
     def __init__(
         self,
         hierarchy: Hierarchy,
         pods: Callable[[], Mapping[str, Pod]],
         *,
+        sampled: Callable[[Sequence[tuple[Pod, Minute]]], None],
         files: FileOps = REAL,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -87,6 +97,7 @@ class PodMinutes:
         self._pods = pods
         self._files = files
         self._clock = clock
+        self._sampled = sampled
         self._usage = UsageReader(hierarchy, ops=files, clock=clock)
         self._pressure = hierarchy.version("cpu") == 2
         self._groups: dict[str, MinuteSeries] = {}
@@ -115,18 +126,21 @@ class PodMinutes:
             self._inodes.pop(path, None)
         for path in above:
             self._add(path, self._read(path))
+        minutes: list[tuple[Pod, Minute]] = []
         for pod in pods:
             path = pod.group.path
             if self._inodes.get(path) != pod.group.inode:
                 # The same name, another group: its counters began again.
                 self._groups.pop(path, None)
                 self._inodes[path] = pod.group.inode
-            self._add(path, self._with_containers(pod))
+            if (minute := self._add(path, self._with_containers(pod))) is not None:
+                minutes.append((pod, minute))
             await slices.checkpoint()
         self._sampled_at = self._clock()
+        self._sampled(minutes)
 
-    def _add(self, path: str, counters: _Counters) -> None:
-        self._groups.setdefault(path, MinuteSeries()).add(counters)
+    def _add(self, path: str, counters: _Counters) -> Minute | None:
+        return self._groups.setdefault(path, MinuteSeries()).add(counters)
 
     def _with_containers(self, pod: Pod) -> _Counters:
         """The pod's counters, its throttled time with that of its containers: each has a quota of its own."""

@@ -19,6 +19,7 @@ from cgroupfs.log import get_log
 from reconciler.actuators.cgroup.apply import CgroupActuator
 from reconciler.actuators.cgroup.compare import GroupTarget
 from reconciler.actuators.cgroup.fastpath import FastPath, FastResult
+from reconciler.control.event_notes import plan_event
 from reconciler.control.inventory import Inventory, PodChange
 from reconciler.control.planner import plan_node, plan_parents, plan_pod
 from reconciler.control.timeline import Timelines
@@ -425,6 +426,8 @@ class Reconciler:
         self._due = due
         change = movement(self.pools, plan.pools)
         self._counters.moved(change.cpus, change.pools_changed)
+        if change.pools_changed or self.plan is None:
+            self._ledger.note(plan_event(self.pools, plan.pools))
         self.plan, self.view = plan, view
         return view, plan, moved
 

@@ -17,7 +17,7 @@ from typing import Final, final
 
 import trio
 
-from cgroupfs.errors import SourceError, StoreError
+from cgroupfs.errors import StoreError
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.log import get_log
 from cgroupfs.usage import UsageReader
@@ -28,8 +28,8 @@ from reconciler.actuators.cgroup.apply import CgroupActuator
 from reconciler.actuators.cgroup.conflict import ForeignWrites, WriteAttribution
 from reconciler.actuators.cgroup.decide import ChangeDetector
 from reconciler.actuators.cgroup.fastpath import FastPath, FastResult
-from reconciler.actuators.cgroup.records import Records, places_of
-from reconciler.actuators.cgroup.restore import adopt_unjournaled_writes, restore_all, unfreeze
+from reconciler.actuators.cgroup.records import places_of
+from reconciler.actuators.cgroup.restore import adopt_unjournaled_writes, unfreeze
 from reconciler.actuators.holds import active, group_of
 from reconciler.actuators.restore import UndoKind, restore_ledger
 from reconciler.alerts.agent_alerts import as_alert
@@ -38,8 +38,9 @@ from reconciler.alerts.sinks.base import SinkContext
 from reconciler.config.environment import NodeEnvironment, followed, intents_file, read_kubelet
 from reconciler.config.model import AgentMode, Config, Lower
 from reconciler.config.read_keys import read_keys
-from reconciler.control import pod_minutes
+from reconciler.control import effect_hours, pod_minutes
 from reconciler.control.cpu_hotplug import CpusetRepair
+from reconciler.control.event_notes import EventNotes
 from reconciler.control.harm_watch import HarmWatch, WaitSource
 from reconciler.control.hold_store import HoldManager
 from reconciler.control.inventory import Inventory
@@ -49,7 +50,9 @@ from reconciler.control.persistence import StateWriter, read_classes, read_holds
 from reconciler.control.reconciler import Reconciler
 from reconciler.control.sampler import Sampler
 from reconciler.daemon import side_actuators
+from reconciler.daemon.effect import effect_counts, effect_mode
 from reconciler.daemon.operator_files import OperatorFiles
+from reconciler.daemon.pod_off import restore_control_files
 from reconciler.daemon.pod_sources import PodSources
 from reconciler.headroom.memory_sampler import MemoryHeadroom
 from reconciler.headroom.report import HeadroomReport, read_kept
@@ -71,7 +74,6 @@ from reconciler.sources.kubelet_watch import KubeletChange, KubeletWatch
 from reconciler.sources.runtime_signal import RuntimeEvent, RuntimeEvents
 from reconciler.sources.tree import TreeSource
 from state.cache import CacheUsage
-from state.entry import LedgerEvent
 from state.kinds import CGROUP
 from state.ledger import Ledger
 from state.model import Hold, KubeletView, NodeCpu, NodeView, Pod, Pools, Setting, SourceStatus
@@ -122,6 +124,8 @@ class Agent:
             meta={PLACES: places_of(place.root, place.runtime, place.kubelet.root_dir, intents)},
         )
         self.ledger = Ledger(self.store, intents=intents)
+        self.note = self.ledger.note
+        self.notes = EventNotes(self.note, __version__)
         if was_killed(self.store):
             adopted = adopt_unjournaled_writes(place.hierarchy, self.ledger, files=files)
             self.log.info(
@@ -141,7 +145,7 @@ class Agent:
             apiserver=config.apiserver,
             statuses=self.statuses,
             claims=lambda: (self.claims(), self.inventory.pods),
-            note=self.ledger.note,
+            note=self.note,
         )
         self.holds = HoldManager(read_holds(self.store), self._hold, boot_id=self.store.boot)
         self.marks = MarkReader(ReadKeys())
@@ -187,6 +191,7 @@ class Agent:
             errors=self.errors,
             threads_yield=threads_count(side_actuators.kernel_release(place.root, files)),
         )
+        self.ledger.title_of = lambda uid: pod.title if (pod := self.inventory.pods.get(uid)) is not None else ""
         self.marks.use(read_keys(config, self.inventory.rules))
         self.attribution = WriteAttribution(
             place.hierarchy,
@@ -258,7 +263,12 @@ class Agent:
         )
         self.sides = side_actuators.build(means)
         self.usage = UsageReader(place.hierarchy, ops=files)
-        self.minutes = pod_minutes.PodMinutes(place.hierarchy, lambda: self.inventory.pods, files=files)
+        self.effect = effect_hours.EffectHours(
+            self.store, self.store_lane, counted=lambda: effect_counts(self), mode=lambda: effect_mode(self)
+        )
+        self.minutes = pod_minutes.PodMinutes(
+            place.hierarchy, lambda: self.inventory.pods, sampled=self.effect.minute, files=files
+        )
         self.owners = OwnerLedger(self, lambda: self.config.owners, self.watching.cases)
         node = place.kubelet.node_name or os.uname().nodename
         self.memory_headroom = MemoryHeadroom(
@@ -304,6 +314,7 @@ class Agent:
         )
         self.holds.keeper = self.keeper
         self._apply_config(config)
+        self.notes.known(active(self.holds.all.values(), time.time()))
         self.holds.refresh()
 
     # Running
@@ -341,14 +352,16 @@ class Agent:
                 Component(name="headroom", run=self.headroom.run),
                 Component(name=OWNERS, run=self.owners.run),
                 Component(name=pod_minutes.NAME, run=self.minutes.run),
+                Component(name=effect_hours.NAME, run=self.effect.run),
             ],
         ]
 
     def close(self) -> None:
         """Thaw what we have frozen, and give the store back."""
-        if self.thaw():
-            with suppress(StoreError):
-                self.ledger.flush()
+        self.thaw()
+        self.notes.stopped()
+        with suppress(StoreError):
+            self.ledger.flush()
         self.store.close()
 
     def thaw(self) -> list[str]:
@@ -504,19 +517,15 @@ class Agent:
     def alert(self, kind: str, message: str, setting: Setting | None) -> None:
         """An alert for people; sent once per occasion."""
         self.alerts[kind] += 1
-        path = setting.path if setting is not None else ""
-        knob = setting.knob if setting is not None else ""
+        path, knob = (setting.path, setting.knob) if setting is not None else ("", "")
         self.log.warning(message, alert=kind, path=path, knob=knob)
-        uid = setting.pod_uid if setting is not None else None
-        self.ledger.note(
-            LedgerEvent(at=time.time(), kind=f"alert:{kind}", path=path, file=knob, reason=message, pod_uid=uid)
-        )
         self.alert_service.send(as_alert(kind, message, setting, self.inventory.pods))
 
     def _hold(self, now: Mapping[str, Hold]) -> None:
         """Pass the holds in force to the judge; targets of an ended hold are reconciled again."""
         if now != self.judge.holds:
             self.judge.holds = now
+            self.notes.held(now)
             self.inventory.use_rules(self._rules())
             self.dirty.mark_all("holds")
 
@@ -546,7 +555,7 @@ class Agent:
         else:
             self.holds.restored(only, by, self.config.writes.foreign.hold_person_s)
         self.lane.clear()
-        table: dict[str, UndoKind] = {CGROUP: partial(self._restore_control_files, only)}
+        table: dict[str, UndoKind] = {CGROUP: partial(restore_control_files, self, only)}
         table |= side_actuators.restore_table(self.sides, only)
         done = await restore_ledger(self.ledger, table, side_actuators.codec_of, only)
         await trio.to_thread.run_sync(self.ledger.flush, limiter=self.store_lane)
@@ -556,24 +565,10 @@ class Agent:
         self.dirty.mark_all("restore")
         return done
 
-    async def _restore_control_files(self, only: str | None) -> list[RestoreResult]:
-        async with self.reconciler.paused():
-            # The runtime's events until now: they may have a newer value to restore to.
-            with suppress(SourceError):
-                await self.reconciler.reconcile(self.dirty.take_nowait())
-            await self.actuator.commit()
-            return await restore_all(
-                self.place.hierarchy,
-                self.ledger,
-                KernelWriter(self.place.hierarchy, files=self.files),
-                files=self.files,
-                only=only,
-                records=Records(self.place.runtime, _below(self.place.root, self.place.kubelet.root_dir)),
-            )
-
     def set_enforce(self, *, enforce: bool) -> None:
         """Write, or only say what would be written."""
         self.judge.enforce = enforce
+        self.notes.mode("enforce" if enforce else "observe", "command")
         if not enforce:
             self.lane.clear()
             self.thaw()
@@ -581,6 +576,7 @@ class Agent:
 
     def _apply_config(self, config: Config) -> None:
         self.judge.enforce = config.mode is AgentMode.ENFORCE
+        self.notes.mode(config.mode.value, "configuration")
         self.actuator.reclaim = config.memory.lower is Lower.RECLAIM
         sections = ((name, getattr(config.policies, name)) for name in config.policies.__struct_fields__)
         self.judge.dry_policies = frozenset(name for name, item in sections if getattr(item, "dry_run", False))
@@ -602,7 +598,3 @@ class Agent:
             self.lane.clear()
             self.thaw()
         self.dirty.mark_all("reload")
-
-
-def _below(root: str, path: str) -> str:
-    return os.path.join(root, path.lstrip("/"))

@@ -7,13 +7,18 @@ interference bounds it: the other BE pods divide the budget among themselves as 
 an online pod in that directory.
 """
 
+import os
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from msgspec.structs import asdict
 
-from cgroupfs.errors import InputError
+from cgroupfs.errors import InputError, SourceError
+from cgroupfs.writer import KernelWriter
+from reconciler.actuators.cgroup.records import Records
+from reconciler.actuators.cgroup.restore import restore_all
 from reconciler.actuators.holds import OFF, active, check_reason, check_seconds, pod_hold
 from reconciler.config.model import AgentMode
 from reconciler.web.interface import OffRequest, RestoreRequest
@@ -58,6 +63,24 @@ async def off(agent: "Agent", request: OffRequest) -> Mapping[str, object]:
     done = await agent.restore(uid, by=hold.by)
     kept = pod_hold(earlier, uid, pod.paths)
     return {**_facts(done), "hold": asdict(hold), "kept": None if kept is None else asdict(kept)}
+
+
+async def restore_control_files(agent: "Agent", only: str | None) -> list[RestoreResult]:
+    """Restore the control files of one pod, or all, while no pass runs."""
+    async with agent.reconciler.paused():
+        # The runtime's events until now: they may have a newer value to restore to.
+        with suppress(SourceError):
+            await agent.reconciler.reconcile(agent.dirty.take_nowait())
+        await agent.actuator.commit()
+        place = agent.place
+        return await restore_all(
+            place.hierarchy,
+            agent.ledger,
+            KernelWriter(place.hierarchy, files=agent.files),
+            files=agent.files,
+            only=only,
+            records=Records(place.runtime, os.path.join(place.root, place.kubelet.root_dir.lstrip("/"))),
+        )
 
 
 def _facts(done: Sequence[RestoreResult]) -> dict[str, object]:

@@ -26,6 +26,7 @@ from reconciler.config.dry_run import dry_run_parts
 from reconciler.config.load import digest
 from reconciler.config.model import AgentMode
 from reconciler.daemon.agent import Agent
+from reconciler.daemon.event_feed import event_feed
 from reconciler.daemon.pod_off import off, restore
 from reconciler.daemon.podlist import (
     BUCKETS,
@@ -213,7 +214,7 @@ _SECTIONS: Final = (
     *("agent", "pools", "budget", "directories", "pods", "settings", "files", "holds", "history", "sources"),
     *("headroom", "sides", "alerts", "interference", "eviction", "owners", "problems"),
 )
-_VIEWS: Final = ("classes", "podlist")
+_VIEWS: Final = ("classes", "podlist", "effect")
 
 
 @final
@@ -278,6 +279,10 @@ class StatusReport:
         pod = self._agent.inventory.pods.get(uid)
         return None if pod is None else self._agent.minutes.hour(pod)
 
+    async def events(self, after: int | None, run: str, since: float | None) -> Mapping[str, object]:
+        """The events after a number, or since a time."""
+        return await event_feed(self._agent, after, run, since)
+
     async def parts(self, sections: Sequence[str]) -> tuple[Iterator[tuple[str, object]], float]:
         """The same part by part, and the CPU time of threads for it."""
         history: Sequence[Mapping[str, object]] = ()
@@ -314,6 +319,7 @@ class StatusReport:
             "directories": self._directories,
             "classes": lambda: class_rows(self._agent),
             "podlist": lambda: pod_rows(self._agent),
+            "effect": self._agent.effect.status,
         }
         whole = document(at=time.time(), source="daemon", meta={})
         for name in (*whole, *(name for name in made if name not in whole)):

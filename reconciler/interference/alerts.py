@@ -14,6 +14,7 @@ from reconciler.interference.engine import Evaluation
 from reconciler.responses.ladder import EscalationChange, EscalationState, Transition
 from reconciler.responses.promotion import ModeChange
 from reconciler.responses.steps import ResponseStep
+from state.entry import LedgerEvent
 from state.evidence import RuleVerdict, SampleFrame
 
 _BACK: Final = frozenset({Transition.UNDONE, Transition.ENDED})
@@ -36,6 +37,16 @@ def alerts_of(judgement: Evaluation, frame: SampleFrame, climbs: Iterable[Escala
     for change in judgement.changes:
         if change.turn is not Transition.HELPED:
             yield _done(change, frame, in_force)
+
+
+def effect_events(judgement: Evaluation, frame: SampleFrame) -> Iterator[LedgerEvent]:
+    """Responses that had the wanted effect: no alert, and an event of the history."""
+    for change in judgement.changes:
+        if change.turn is Transition.HELPED:
+            labels = _labels(change.rule, change.victim, frame)
+            would = "would have " if change.shadow else ""
+            reason = f"victim {change.title} ({change.rule}), {would}{change.turn}: {change.words}"
+            yield LedgerEvent(at=frame.wall_s, kind="helped", reason=reason, pod_uid=labels.get("uid"))
 
 
 def resolutions(

@@ -27,7 +27,7 @@ from reconciler.actuators.holds import pod_hold
 from reconciler.config.environment import NodeEnvironment
 from reconciler.config.model import Config
 from reconciler.control.inventory import Inventory
-from reconciler.interference.alerts import alerts_of, resolutions
+from reconciler.interference.alerts import alerts_of, effect_events, resolutions
 from reconciler.interference.engine import EngineState, Evaluation, InterferenceEngine
 from reconciler.interference.nodesteps import NodeStep, settings_of
 from reconciler.interference.recorder import Recorder
@@ -47,6 +47,7 @@ from reconciler.signals.readers import ReaderContext, SampleContext, SampleSheet
 from reconciler.signals.reading import MeteredReader, build, costs
 from reconciler.signals.tasks import ReaderTasks
 from state.cache import CacheUsage
+from state.entry import LedgerEvent
 from state.eviction import EvictionCase, EvictionOrder, EvictionStep
 from state.evidence import ContainerSnapshot, PodSnapshot, SampleFrame
 from state.measures import Restrictions
@@ -177,6 +178,9 @@ class MonitoredNode(Protocol):
     dirty: DirtyKeys
     store: Store
     store_lane: trio.CapacityLimiter
+
+    def note(self, event: LedgerEvent) -> None:
+        """Add an event to the history."""
 
     @property
     def config(self) -> Config: ...
@@ -330,6 +334,8 @@ class InterferenceMonitor:
             _LOG.info("rule mode changed by evidence", rule=mode.rule, enforcing=mode.enforcing, reason=mode.reason)
         for alert in alerts_of(judgement, frame, self.engine.ladder.climbs.values()):
             self._tell(alert)
+        for event in effect_events(judgement, frame):
+            self._node.note(event)
         for change in judgement.changes:
             response = change.step.response.value if change.step is not None else ""
             self.changes[response, f"would-{change.turn}" if change.shadow else change.turn.value] += 1

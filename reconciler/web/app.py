@@ -5,6 +5,7 @@ first is for TCP, the second for the readers' unix socket, the third for root's.
 """
 
 import http
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
 from typing import Any, Final, TypeVar, final
@@ -32,6 +33,7 @@ MAX_BODY: Final = 64 * 1024
 BODY_DEADLINE_S: Final = 5.0
 
 _JSON: Final = "application/json"
+_DECIMAL: Final = re.compile(r"[0-9]{1,15}(\.[0-9]{1,9})?")
 _RETRY_S: Final = 5
 
 R = TypeVar("R", bound=Struct)
@@ -140,7 +142,27 @@ def _state(shown: StatusProvider, answers: Answers) -> list[Route]:
         found = shown.hour(uid)
         return _answer({"error": f"no pod {uid!r}"}, 404) if found is None else _answer(found)
 
-    return [Route("/state", state, methods=["GET"]), Route("/pods/{uid}/hour", hour, methods=["GET"])]
+    async def events(request: Request) -> Response:
+        query = request.query_params
+        after, since = _number(query, "after"), _number(query, "since")
+        answer = await shown.events(None if after is None else int(after), query.get("run", ""), since)
+        return _Long(to_json(answer), answers.bodies, _JSON)
+
+    return [
+        Route("/state", state, methods=["GET"]),
+        Route("/pods/{uid}/hour", hour, methods=["GET"]),
+        Route("/events", events, methods=["GET"]),
+    ]
+
+
+def _number(query: Mapping[str, str], name: str) -> float | None:
+    """A parameter as a number from 0; None: not given. Errors: `InputError`."""
+    text = query.get(name)
+    if text is None:
+        return None
+    if not _DECIMAL.fullmatch(text):
+        raise InputError(name, text, "a number")
+    return float(text)
 
 
 def _controlling(control: ControlHandler) -> list[Route]:

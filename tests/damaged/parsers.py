@@ -28,6 +28,7 @@ from reconciler.cli.podsfile import read_pods_file
 from reconciler.clients.http_config import read_line
 from reconciler.clients.kubeconfig import read_kubeconfig
 from reconciler.config import load
+from reconciler.control.effect_hours import load_effect
 from reconciler.control.owner_ledger import load_hours
 from reconciler.control.persistence import decode_plan, encoded, read_classes, read_holds, read_plan
 from reconciler.detectors import formula
@@ -485,6 +486,7 @@ PARSERS: Final[tuple[Parser, ...]] = (
     ),
     Parser("reconciler.interference.monitor:read_kept", feed_row("interference", read_kept), (), ROWS, BYTES),
     Parser("reconciler.control.owner_ledger:load_hours", feed_row("owners:480000", load_hours), (), ROWS, BYTES),
+    Parser("reconciler.control.effect_hours:load_effect", feed_row("effect:480000", load_effect), (), ROWS, BYTES),
     Parser("reconciler.headroom.report:read_kept", feed_row("headroom", read_headroom), (), ROWS, BYTES),
     Parser("reconciler.actuators.codec:read_rows", feed_text(feed_kinds), (), (b"7", b"L3:0=fff", b"slot 3", b"0x1f")),
     Parser(
@@ -919,6 +921,8 @@ EXCEPTED: Final = {
     r"reconciler\.clients\.grpc:parse_status": "two header fields; tests/reconciler/clients/test_grpc.py",
     r"reconciler\.responses\.eviction\.limits:load_history": "takes what was decoded",
     r"reconciler\.responses\.means\.api:parse_reply": "by kube:status_of",
+    r"reconciler\.control\.hour_rows:load_rows": "by load_hours and load_effect",
+    r"reconciler\.cli\.jsonpath:parse": "the user's own text, bounded; tests/reconciler/cli/test_output.py",
     r"reconciler\.cli\.kernel:read_value": "the text alone",
     r"reconciler\.cli\.nodeview:read_(text|number)": "here as nodeview",
     r"reconciler\.cli\.unpack:unpack": "here as archive",

@@ -39,6 +39,9 @@ class FakeShown:
     def hour(self, uid: str) -> Mapping[str, object] | None:
         return {"use_milli": [1, None]} if uid in self.pods else None
 
+    async def events(self, after: int | None, run: str, since: float | None) -> Mapping[str, object]:
+        return {"run": run, "next": after, "missing": 0, "events": [], "since": since}
+
     async def parts(self, sections: Sequence[str]) -> tuple[Iterator[tuple[str, object]], float]:
         return iter(self.state(sections).items()), 0.0
 

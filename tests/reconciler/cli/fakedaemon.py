@@ -26,7 +26,9 @@ class FakeDaemon:
             wanted = path.partition("section=")[2].split(",") if "section=" in path else list(self.document)
             kept = {"schema", "kind", "source", "at", *wanted}
             return 200, {key: value for key, value in self.document.items() if key in kept}
-        return self.answers.get(f"{method} {path}", (404, {"error": f"nothing at {path}"}))
+        whole = f"{method} {path}"
+        known = whole if whole in self.answers else whole.partition("?")[0]
+        return self.answers.get(known, (404, {"error": f"nothing at {path}"}))
 
 
 class _Server(socketserver.ThreadingUnixStreamServer):

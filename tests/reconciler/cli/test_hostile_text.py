@@ -12,6 +12,7 @@ import subprocess
 import sys
 import termios
 import threading
+import time
 import tty
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,7 +27,7 @@ from msgspec.structs import replace
 from reconciler.cli import recorded
 from reconciler.cli.exits import Exit
 from reconciler.cli.main import main
-from reconciler.cli.options import COMMANDS
+from reconciler.cli.options import COMMANDS, JSONPATH
 from reconciler.daemon.status import StatusReport
 from reconciler.runtime.cooperative import all_steps
 from reconciler.runtime.systemd import LoopHeartbeat
@@ -40,10 +41,12 @@ from tests.fakes.web import FakePulse
 from tests.reconciler.cli.conftest import Run
 from tests.reconciler.cli.fakedaemon import FakeDaemon
 from tests.reconciler.cli.test_alerts import KNOWN, SINK
+from tests.reconciler.cli.test_events import event
 from tests.reconciler.cli.test_evictions import document as evictions
 from tests.reconciler.cli.test_headroom import PROMISED
 from tests.reconciler.cli.test_owners import OWNERS
 from tests.reconciler.cli.test_pods import row as pod_row
+from tests.reconciler.cli.test_report import effect_row
 from tests.reconciler.cli.test_simulate import CONFIG, record
 from tests.reconciler.cli.test_watched import BLAME, HELD, SQUEEZED, SUFFERS, watched
 from tests.reconciler.interference.test_engine import trouble
@@ -55,6 +58,7 @@ UTF_8 = (
     "\u2028\u2029\u202e\u2066\u200b\ufeff[red][link=x]"
 )
 HOSTILE = f"{UTF_8}\udc80"
+EVENT = event(1)
 _SGR = re.compile(r"\x1b\[[0-9;]*m")
 OURS = frozenset({"class", "qos", "state", "verdict", "severity", "status", "health", "undo", "mode", "knob", "turn"})
 """Fields whose words are the daemon's own, of a fixed set; others choose none of them."""
@@ -102,6 +106,8 @@ WORDS: dict[str, list[str]] = {
     "why": [BATCH, "--socket", "{socket}"],
     "pods": ["--interval", "0", "--socket", "{socket}"],
     "explain": [BATCH, "--socket", "{socket}"],
+    "events": ["--socket", "{socket}"],
+    "report": ["--socket", "{socket}", "--gate"],
     "diff": ["--all", "--socket", "{socket}"],
     "dump": ["--socket", "{socket}"],
     "restore": ["--pod", BATCH, "--socket", "{socket}"],
@@ -124,7 +130,7 @@ WORDS: dict[str, list[str]] = {
     "init": ["credentials", "--config", "{own}"],
     "config": ["show", "--config", "{own}"],
 }
-SILENT = frozenset({"thaw", "headroom", "reload", "doctor", "capture", "plan", "init", "config"})
+SILENT = frozenset({"thaw", "report", "headroom", "reload", "doctor", "capture", "plan", "init", "config"})
 """Commands that may well show nothing of it, as nothing that others choose is among what they show."""
 
 
@@ -153,6 +159,7 @@ def scene(daemon: FakeDaemon, _root: LiveNode, tmp_path: Path, monkeypatch: pyte
     whole["headroom"] = PROMISED
     whole["alerts"] = {"sinks": [SINK], "stored": [KNOWN], "recent": [{**KNOWN, "id": "other"}]}
     whole["owners"] = OWNERS
+    whole["effect"] = [effect_row(int(time.time()) // 3600)]
     whole["podlist"] = [pod_row("web-0", 1.0, 5)]
     whole["eviction"] = evictions(cases=True, dry=False)
     whole["interference"] = watched(SUFFERS, replace(SUFFERS, suspects=(BLAME,)), steps=(SQUEEZED, HELD))
@@ -169,6 +176,7 @@ def scene(daemon: FakeDaemon, _root: LiveNode, tmp_path: Path, monkeypatch: pyte
         "POST /off": (200, hostile({**restored, "hold": {**hold, "budget": True}, "kept": hold})),
         "DELETE /holds/node": (200, hostile({"released": "node"})),
         "POST /alerts/test": (200, hostile({"sinks": [sink]})),
+        "GET /events": (200, {"run": "r", "next": 1, "missing": 0, "events": [hostile(EVENT)]}),
         "POST /reload": (200, {"mode": f"observe{HOSTILE}"}),
     }
     frames = [
@@ -235,15 +243,19 @@ def test_every_command_is_tried_here() -> None:
 def test_no_command_writes_what_others_have_chosen_as_it_is(scene: Scene, run: Run, name: str) -> None:
     (command,) = (item for item in COMMANDS if item.name == name)
     for form in command.formats:
-        parts = [name, *scene.words(name), *(["-o", form] if len(command.formats) > 1 else [])]
+        chosen = f"{JSONPATH}{{$}}" if form == JSONPATH else form
+        parts = [name, *scene.words(name), *(["-o", chosen] if len(command.formats) > 1 else [])]
         if form == "msgpack":
             continue  # binary: it is no text, and goes to no terminal
         ran = run(*parts)
         assert ran.code in {Exit.OK, Exit.NOT_OK}, ran.err
         check(ran.out)
         check(ran.err)
+        if form == JSONPATH:
+            continue  # its values are text or JSON
         if form == "json":
-            json.loads(ran.out)
+            for text in ran.out.splitlines() if name == "events" else [ran.out]:
+                json.loads(text)
         elif form == "yaml":
             yaml.load(ran.out, Loader=yaml.CSafeLoader)
         elif name not in SILENT:

@@ -1,5 +1,6 @@
 """The hour of each pod: rates of a minute, a bound on what is kept, and groups that are made again."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from sys import getsizeof
 
@@ -7,7 +8,7 @@ import trio
 from msgspec.structs import replace
 
 from cgroupfs.hierarchy import Hierarchy
-from reconciler.control.pod_minutes import LENGTH, MINUTE_S, MinuteSeries, PodMinutes, _Counters
+from reconciler.control.pod_minutes import LENGTH, MINUTE_S, Minute, MinuteSeries, PodMinutes, _Counters
 from state.model import Pod
 from tests.fakes.livenode import BATCH, LiveNode
 
@@ -51,12 +52,16 @@ def test_pods_that_are_gone_are_forgotten_and_a_namesake_begins_anew(tmp_path: P
                 at[0] += 1.0
                 return at[0]
 
-            minutes = PodMinutes(Hierarchy.detect(node.root), lambda: pods, files=node.kernel, clock=clock)
+            sampled: list[Sequence[tuple[Pod, Minute]]] = []
+            minutes = PodMinutes(
+                Hierarchy.detect(node.root), lambda: pods, sampled=sampled.append, files=node.kernel, clock=clock
+            )
             await minutes.sample()
             await minutes.sample()
             pod = pods[BATCH]
             hour = minutes.hour(pod)
             assert hour["use_milli"] == [0]
+            assert [len(values) for values in sampled] == [0, len(pods)], "the first reading is no minute"
             assert set(hour["above_milli"]) == {"/kubepods", "/kubepods/besteffort"}  # type: ignore[call-overload]
             pods[BATCH] = replace(pod, group=replace(pod.group, inode=pod.group.inode + 1))
             await minutes.sample()

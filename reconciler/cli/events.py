@@ -1,0 +1,248 @@
+"""``bypassctl events``: what happened on this node, in order of time; with ``--follow`` also what happens next."""
+
+import json
+import time
+from argparse import Namespace
+from collections.abc import Iterable, Iterator
+from typing import Any, Final, NamedTuple
+
+from reconciler.cli import places
+from reconciler.cli.blocks import StyledText, Table
+from reconciler.cli.client import Unreachable, quoted
+from reconciler.cli.document import Row, query
+from reconciler.cli.exits import CliError, Exit
+from reconciler.cli.format import short_path, value_text
+from reconciler.cli.output import emit
+from reconciler.cli.screen import line, show
+from reconciler.runtime import format as fmt
+from reconciler.runtime import streams
+from state.printable import printable_json
+
+_POLL_S: Final = 0.5
+_RETRY_S: Final = 2.0
+_TYPES: Final = {
+    "write": "write",
+    "restored": "write",
+    "failed": "failed",
+    "foreign": "foreign",
+    "yield": "foreign",
+    "resume": "foreign",
+    "plan": "plan",
+    "alert:interference": "verdict",
+    "alert:interference-cleared": "verdict",
+    "alert:response": "action",
+    "alert:response-undone": "action",
+    "alert:response-exhausted": "action",
+    "helped": "action",
+    "alert:eviction-planned": "eviction",
+    "alert:eviction-done": "eviction",
+    "alert:eviction-refused": "eviction",
+    "alert:eviction-failed": "eviction",
+    "hold": "hold",
+    "release": "hold",
+    "off": "off",
+    "mode": "mode",
+    "start": "daemon",
+    "stop": "daemon",
+    "lost": "gap",
+    "gap": "gap",
+}
+"""Kinds of the history by type of event; every other kind is an alert."""
+_STYLES: Final = {"failed": "bad", "eviction": "bad", "gap": "bad", "verdict": "warn", "foreign": "warn", "plan": "dim"}
+
+
+class _Choice(NamedTuple):
+    """What the command line chose: ``uid`` of the pod, or the text of a pod that is no longer on the node."""
+
+    uid: str | None
+    text: str | None
+    namespace: str | None
+    types: frozenset[str]
+
+    def matches(self, event: Row) -> bool:
+        if event["type"] == "gap":
+            return True
+        if self.types and event["type"] not in self.types:
+            return False
+        namespace, _, name = event["pod"].rpartition("/")
+        if self.namespace is not None and namespace != self.namespace:
+            return False
+        if self.uid is not None:
+            return bool(event["pod_uid"] == self.uid)
+        return self.text is None or event["pod"] == self.text or name.startswith(self.text)
+
+
+def run(options: Namespace) -> int:
+    """Print them. With ``--follow`` until Ctrl-C, which ends with `Exit.OK`. Errors: `CliError`."""
+    try:
+        return _run(options)
+    except KeyboardInterrupt:
+        if not options.follow:
+            raise
+        return Exit.OK
+
+
+def _run(options: Namespace) -> int:
+    choice = _choice(options)
+    since = None if options.follow and options.since is None else time.time() - (options.since or 3600.0)
+    target = "/events" if since is None else f"/events?since={since:.3f}"
+    try:
+        answer = _get(options, target)
+    except Unreachable as exc:
+        if options.follow:
+            raise CliError(f"{exc}; only a running daemon has events to follow", exc.code) from exc
+        events = [_shown(row) for row in _stored(options, str(exc), since or 0.0)]
+        _print((event for event in events if choice.matches(event)), options)
+        return Exit.OK
+    _print(_chosen(answer, choice), options)
+    if not options.follow and not answer["events"] and options.output == "table":
+        show([line(f"no events since {fmt.clock(since)}")])
+    while options.follow:
+        streams.finish()
+        _wait(_POLL_S)
+        answer = _next(options, answer, choice)
+    return Exit.OK
+
+
+def _next(options: Namespace, before: Row, choice: _Choice) -> Row:
+    """The next answer, printed; waits for a daemon that is down, and reports that once."""
+    target = f"/events?after={before['next']}&run={quoted(str(before['run']))}"
+    down = False
+    while True:
+        try:
+            answer = _get(options, target)
+            break
+        except Unreachable as exc:
+            if not down:
+                streams.complain(f"{exc.why}; waiting for the daemon")
+            down = True
+            _wait(_RETRY_S)
+    if answer["run"] != before["run"]:
+        streams.complain("the daemon restarted; after a crash, events of its last 2 s are missing")
+    _print(_chosen(answer, choice), options)
+    return answer
+
+
+def _wait(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+def _get(options: Namespace, target: str) -> Row:
+    where = places.find(options)
+    if where.socket is None:
+        raise Unreachable("-", "copied node" if options.root != "/" else "no socket configured")
+    return query(where.socket, where.reader, target)
+
+
+def _stored(options: Namespace, down: str, since: float) -> list[Row]:
+    """The history of the store while no daemon runs, the oldest first."""
+    from cgroupfs.errors import StoreError  # SQLite: 15 ms that a running daemon saves
+    from state.dump import EVENT_DEFAULTS
+    from state.reader import read_history
+
+    path = places.find(options).store
+    try:
+        rows = read_history(path, 10_000)
+    except StoreError as exc:
+        raise CliError(f"{down}; {exc}", Exit.UNREACHABLE) from exc
+    streams.complain(f"{down}; showing the state file {path}")
+    whole: Iterable[Row] = ({**EVENT_DEFAULTS, **row} for row in reversed(rows))
+    return [row for row in whole if row["kind"] not in {"touch", "gone"} and row["at"] >= since]
+
+
+def _choice(options: Namespace) -> _Choice:
+    types = frozenset(options.type)
+    if options.pod is None:
+        return _Choice(None, None, options.namespace, types)
+    from reconciler.cli.document import fetch
+    from reconciler.cli.targets import find_pod
+
+    try:
+        body = fetch(options, ("pods", "files", "history"), say=False).body
+        return _Choice(find_pod(body, options.pod, options.namespace, root=options.root)["uid"], None, None, types)
+    except CliError as exc:
+        if exc.code is not Exit.NOT_FOUND:
+            raise
+        # Of a pod that was removed there are events with its name.
+        return _Choice(None, options.pod.removeprefix("pod/"), options.namespace, types)
+
+
+def _chosen(answer: Row, choice: _Choice) -> Iterator[Row]:
+    """The chosen events of an answer; missing ones before them are an event of their own."""
+    if answer["missing"]:
+        at = answer["events"][0]["at"] if answer["events"] else time.time()
+        text = f"{fmt.plural(answer['missing'], 'earlier event')} missing: more than the daemon keeps for a reader"
+        yield {**_shown({"kind": "gap", "at": at}), "text": text}
+    for row in answer["events"]:
+        event = _shown(row)
+        if choice.matches(event):
+            yield event
+
+
+def _shown(row: Row) -> Row:
+    """One event as it is printed, with its type and text."""
+    event = {
+        "number": row.get("number", 0),
+        "at": row["at"],
+        "type": _TYPES.get(row["kind"], "alert"),
+        "kind": row["kind"],
+        "pod": row.get("pod") or "",
+        **{key: row.get(key) for key in ("pod_uid", "path", "file", "before", "after", "wanted")},
+        **{key: row.get(key) or "" for key in ("writer", "process", "error", "policy", "reason")},
+    }
+    event["text"] = _text(event)
+    return event
+
+
+def _text(event: Row) -> str:
+    kind, where = event["kind"], event["file"] or ""
+    moved = f"{value_text(event['before'])} -> {value_text(event['after'])}"
+    match kind:
+        case "write":
+            return f"{where} {moved} ({event['policy']}: {event['reason']})" if event["policy"] else f"{where} {moved}"
+        case "restored":
+            return f"{where} {moved}, restored"
+        case "failed":
+            return f"{where} {value_text(event['wanted'])} refused: {event['error']}"
+        case "foreign":
+            by = " ".join(dict.fromkeys(part for part in (event["writer"], event["process"]) if part)) or "unknown"
+            return f"{where} {moved}, written by {by}"
+        case "yield":
+            return f"{where} left to the other writer: {event['reason']}"
+        case "resume":
+            return f"{where} set again: {event['reason']}"
+        case "hold":
+            return f"on hold {event['reason']} (by {event['process'] or 'unknown'})"
+        case "off":
+            return f"freed: {event['reason']}"
+        case _:
+            # The pod is named before it.
+            text = str(event["reason"])
+            return text.removeprefix(f"{event['pod']} ").removeprefix(f"{event['pod']}: ") if event["pod"] else text
+
+
+def _print(events: Iterable[Row], options: Namespace) -> None:
+    if options.output == "json":
+        with streams.guarded() as out:
+            for event in events:
+                out.write(printable_json(json.dumps(event, ensure_ascii=False)) + "\n")
+        return
+    if options.output not in {"table", "wide"}:
+        emit({"events": list(events)}, options.output)
+        return
+    rows: list[tuple[Any, ...]] = [
+        (_stamp(event["at"]), StyledText(event["type"].ljust(8), _STYLES.get(event["type"], "")), _subject(event))
+        for event in events
+    ]
+    if rows:
+        show([Table(("TIME", "TYPE", "EVENT"), rows, headings=False)])
+
+
+def _stamp(at: float) -> str:
+    return fmt.clock(at)
+
+
+def _subject(event: Row) -> str:
+    """The pod, else the group, before the text."""
+    name = event["pod"] or event["pod_uid"] or short_path(event["path"] or "")
+    return f"{name}: {event['text']}" if name else str(event["text"])

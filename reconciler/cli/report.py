@@ -1,0 +1,283 @@
+"""``bypassctl report``: what BE work gained, what online pods paid for it, and whether that is within bounds.
+
+Waits and throttling of online pods are compared between minutes with BE work and minutes without. A bound on what is
+not known is not met: a gate must not open because nothing was measured.
+"""
+
+import time
+from argparse import Namespace
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+from reconciler.cli import places
+from reconciler.cli.blocks import Block, StyledText, Table
+from reconciler.cli.document import Row, fetch
+from reconciler.cli.exits import CliError, Exit
+from reconciler.cli.output import emit
+from reconciler.cli.screen import blank, field, head, show
+from reconciler.runtime import format as fmt
+
+_HOUR_S: Final = 3600
+_STEP: Final = 1.25
+_SMALLEST_MILLI: Final = 0.05
+"""As in `reconciler.control.effect_hours`, which is not imported here for the start-up's sake; a test compares."""
+_FEWEST_MINUTES: Final = 10
+"""Minutes with BE work, and without, that a comparison needs."""
+_NOISE_MILLI: Final = 1.0
+"""Waits and throttling up to this much (of a pod, on the mean) are within every ratio."""
+DEFAULTS: Final[Mapping[str, float]] = {
+    "wait": 1.2,
+    "throttled": 1.2,
+    "late": 0.01,
+    "evictions": 1.0,
+    "yields": 1.0,
+    "held": 0.1,
+}
+MEANINGS: Final[Mapping[str, str]] = {
+    "wait": "mean wait of online pods with BE work / without",
+    "throttled": "mean throttling of online pods with BE work / without",
+    "late": "container starts before their settings / all",
+    "evictions": "evictions an hour, failed ones included",
+    "yields": "settings left to other writers, an hour",
+    "held": "part of the time in which the node was on hold",
+}
+
+
+class GateResult(NamedTuple):
+    """One bound. ``value`` None: not measured, ``detail`` has why."""
+
+    name: str
+    limit: float
+    value: float | None
+    ok: bool
+    detail: str
+
+
+def run(options: Namespace) -> int:
+    """Show it. `Exit.NOT_OK` when the gate is not passed. Errors: `CliError` without any row, or for a wrong gate."""
+    limits = gate_limits(options.gate) if options.gate is not None else None
+    hours = _hours(options, time.time() - options.since)
+    total = sums(hours)
+    facts: Row = {
+        "since_s": options.since,
+        "hours": [{"hour_s": row["hour"] * _HOUR_S, **figures(row)} for row in hours],
+        "total": figures(total),
+    }
+    results = gate(total, limits) if limits is not None else []
+    if limits is not None:
+        facts["gate"] = {"ok": all(result.ok for result in results), "bounds": [row._asdict() for row in results]}
+    if options.output == "table":
+        show(_blocks(facts, results))
+    else:
+        emit(facts, options.output)
+    return Exit.OK if all(result.ok for result in results) else Exit.NOT_OK
+
+
+def gate_limits(text: str) -> dict[str, float]:
+    """The bounds: the defaults with those of ``NAME=NUMBER,...``; ``NAME=off`` removes one. Errors: `CliError`."""
+    limits = dict(DEFAULTS)
+    for part in filter(None, text.split(",")):
+        name, equals, number = part.partition("=")
+        if name not in DEFAULTS or not equals:
+            raise CliError(
+                f"--gate {part!r}: expected NAME=NUMBER or NAME=off, NAME: {', '.join(DEFAULTS)}", Exit.USAGE
+            )
+        if number == "off":
+            limits.pop(name, None)
+            continue
+        try:
+            limits[name] = float(number)
+        except ValueError:
+            limits[name] = -1.0
+        if not 0 <= limits[name] < 1e9:
+            raise CliError(f"--gate {part!r}: {number!r} is not a number from 0", Exit.USAGE)
+    return limits
+
+
+def _hours(options: Namespace, since: float) -> list[Row]:
+    """The rows since a time, the oldest first; the daemon's, else the store's."""
+    document = fetch(options, ("effect",))
+    if document.live:
+        rows: list[Row] = document.body["effect"]
+    else:
+        rows = _stored(places.find(options).store)
+    # Whole hours: the one in which the time is belongs to it.
+    rows = [row for row in rows if row["hour"] >= int(since) // _HOUR_S]
+    if not rows:
+        raise CliError("no hour is recorded yet: the daemon records each minute", Exit.NOT_FOUND)
+    return rows
+
+
+def _stored(path: str) -> list[Row]:
+    from state.reader import read_dump  # SQLite and msgpack: not with a running daemon
+
+    meta: Any = read_dump(path, history=0)["meta"]
+    rows = []
+    for key, row in meta.items():
+        name = str(key).removeprefix("effect:")
+        if name != key and name.isascii() and name.isdecimal() and len(name) < 10 and isinstance(row, dict):
+            rows.append({"hour": int(name), **row})
+    return sorted(rows, key=lambda row: int(row["hour"]))
+
+
+def sums(hours: list[Row]) -> Row:
+    """All hours as one."""
+    total: Row = {
+        "be_cpu_s": 0.0,
+        "minutes": 0,
+        "enforced": 0,
+        "held": 0,
+        "counts": {},
+        "with_be": {},
+        "without_be": {},
+    }
+    for row in hours:
+        for name in ("be_cpu_s", "minutes", "enforced", "held"):
+            total[name] += row[name]
+        for name, count in row["counts"].items():
+            total["counts"][name] = total["counts"].get(name, 0) + count
+        for side in ("with_be", "without_be"):
+            _add(total[side], row[side])
+    return total
+
+
+def _add(total: Row, row: Row) -> None:
+    for name in ("minutes", "samples", "wait_milli", "throttled_samples", "throttled_milli"):
+        total[name] = total.get(name, 0) + row[name]
+    waits = total.setdefault("waits", {})
+    for bucket, count in row["waits"].items():
+        waits[int(bucket)] = waits.get(int(bucket), 0) + count
+
+
+def figures(row: Row) -> Row:
+    """One hour, or all, as the report shows it. Waits and throttling: CPUs of one online pod, on the mean and p95."""
+    return {
+        "be_cpu_hours": round(row["be_cpu_s"] / _HOUR_S, 4),
+        **{name: row[name] for name in ("minutes", "enforced", "held")},
+        "with_be": _side(row["with_be"]),
+        "without_be": _side(row["without_be"]),
+        "counts": dict(row["counts"]),
+    }
+
+
+def _side(side: Row) -> Row:
+    samples, throttled = side.get("samples", 0), side.get("throttled_samples", 0)
+    return {
+        "minutes": side.get("minutes", 0),
+        "wait_milli": round(side["wait_milli"] / samples, 3) if samples else None,
+        "wait_p95_milli": quantile(side["waits"], 0.95) if samples else None,
+        "throttled_milli": round(side["throttled_milli"] / throttled, 3) if throttled else None,
+    }
+
+
+def quantile(waits: Mapping[Any, int], rank: float) -> float:
+    """The upper bound of the bucket that has the quantile; 0 for the smallest. Thousandths of a CPU."""
+    left = rank * sum(waits.values())
+    for bucket in sorted(waits, key=int):
+        left -= waits[bucket]
+        if left <= 1e-9:
+            return 0.0 if int(bucket) == 0 else round(_SMALLEST_MILLI * _STEP ** int(bucket), 3)
+    return 0.0
+
+
+def gate(total: Row, limits: Mapping[str, float]) -> list[GateResult]:
+    """Each bound with its value."""
+    counts, minutes = total["counts"], total["minutes"]
+    results = []
+    for name, limit in limits.items():
+        value: float | None = None
+        detail = ""
+        if name in {"wait", "throttled"}:
+            value, detail = _ratio(total, f"{name}_milli")
+        elif not minutes:
+            detail = "no minute is recorded"
+        elif name == "late":
+            starts = counts.get("starts", 0)
+            value = counts.get("late", 0) / starts if starts else 0.0
+            detail = f"{counts.get('late', 0)} of {fmt.plural(starts, 'start')}"
+        elif name == "held":
+            value = total["held"] / minutes
+        else:
+            number = counts.get(name, 0) + (counts.get("evictions_failed", 0) if name == "evictions" else 0)
+            value, detail = number * 60 / minutes, f"{number} in {fmt.duration(60.0 * minutes)}"
+        results.append(GateResult(name, limit, value, value is not None and value <= limit, detail))
+    return results
+
+
+def _ratio(total: Row, name: str) -> tuple[float | None, str]:
+    """Of the means with BE work and without; None with why it is not known."""
+    sides = [_side(total[side]) for side in ("with_be", "without_be")]
+    busy, quiet = sides[0][name], sides[1][name]
+    for side, what in zip(sides, ("with", "without"), strict=True):
+        if side["minutes"] < _FEWEST_MINUTES:
+            return None, f"only {fmt.plural(side['minutes'], 'minute')} {what} BE work; {_FEWEST_MINUTES} are needed"
+    if busy is None or quiet is None:
+        return None, "not measured on this node: no cpu.pressure and no kernel.sched_schedstats"
+    detail = f"{fmt.percent(busy / 10)} of a CPU with, {fmt.percent(quiet / 10)} without"
+    return (1.0 if busy <= _NOISE_MILLI else busy / max(quiet, _NOISE_MILLI)), detail
+
+
+def _blocks(facts: Row, results: list[GateResult]) -> Iterator[Block]:
+    rows = [_row(time.strftime("%a %H:00", time.localtime(row["hour_s"])), row) for row in facts["hours"]]
+    rows.append(_row("all", facts["total"]))
+    heads = ("HOUR", "BE CPU-H", "MINUTES", "WAIT", "P95", "THROT", "ACT", "EVICT", "LATE")
+    yield Table(heads, rows, right=frozenset(range(1, len(heads))))
+    yield blank()
+    total, counts = facts["total"], facts["total"]["counts"]
+    yield field("gained", f"{fmt.number(total['be_cpu_hours'])} CPU-hours of BE work")
+    for side, text in (("with_be", "with BE"), ("without_be", "without")):
+        part = total[side]
+        yield field(
+            text,
+            f"{fmt.plural(part['minutes'], 'minute')}; an online pod waited {_share(part['wait_milli'])}, "
+            f"p95 {_share(part['wait_p95_milli'])}; throttled {_share(part['throttled_milli'])}",
+        )
+    yield field(
+        "actions",
+        f"{counts.get('actions', 0)}, {counts.get('helped', 0)} helped, {counts.get('undone', 0)} undone; "
+        f"{fmt.plural(counts.get('evictions', 0), 'eviction')}, {counts.get('evictions_failed', 0)} failed or refused",
+    )
+    yield field(
+        "others",
+        f"{fmt.plural(counts.get('foreign_writes', 0), 'foreign write')}, "
+        f"{fmt.plural(counts.get('yields', 0), 'setting')} left to other writers; "
+        f"{counts.get('late', 0)} of {fmt.plural(counts.get('starts', 0), 'start')} late",
+    )
+    yield field(
+        "mode", f"enforced {total['enforced']} of {fmt.plural(total['minutes'], 'minute')}, on hold {total['held']}"
+    )
+    if results:
+        yield blank()
+        yield head(f"gate: {'passed' if all(result.ok for result in results) else 'not passed'}")
+        yield Table(
+            ("", "BOUND", "VALUE", "LIMIT", "DETAIL"), [_bound(result) for result in results], frozenset({2, 3})
+        )
+
+
+def _row(name: str, row: Row) -> tuple[str, ...]:
+    busy, quiet, counts = row["with_be"], row["without_be"], row["counts"]
+    return (
+        name,
+        fmt.number(row["be_cpu_hours"]),
+        f"{busy['minutes']}/{quiet['minutes']}",
+        *(f"{_short(busy[key])}/{_short(quiet[key])}" for key in ("wait_milli", "wait_p95_milli", "throttled_milli")),
+        str(counts.get("actions", 0)),
+        str(counts.get("evictions", 0)),
+        str(counts.get("late", 0)),
+    )
+
+
+def _bound(result: GateResult) -> tuple[Any, ...]:
+    mark = StyledText("ok", "ok") if result.ok else StyledText("bad", "bad")
+    value = fmt.NONE if result.value is None else fmt.number(result.value)
+    text = f"{MEANINGS[result.name]}{f': {result.detail}' if result.detail else ''}"
+    return mark, result.name, value, fmt.number(result.limit), text
+
+
+def _short(milli: float | None) -> str:
+    """Percent of a CPU, without the unit."""
+    return fmt.NONE if milli is None else fmt.number(milli / 10)
+
+
+def _share(milli: float | None) -> str:
+    return "unknown" if milli is None else f"{fmt.percent(milli / 10)} of a CPU"

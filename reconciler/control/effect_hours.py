@@ -1,0 +1,174 @@
+"""What BE work gains and what online pods pay for it, by hour: the material of ``bypassctl report``.
+
+Each minute (`reconciler.control.pod_minutes`) is one with BE work or one without; the waits and the throttling of every
+online pod are counted for the one or the other. Increases of counters (actions, evictions, foreign writes, late starts)
+are added. One row of META for each hour, of the last `DAYS` days; stored each minute: a crash costs a minute.
+
+Units: thousandths of a CPU, and CPU-seconds.
+"""
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Final, final
+
+import msgspec
+import trio
+from msgspec import Meta
+
+from reconciler.control.hour_rows import HOUR_S, HourRows, load_rows
+from reconciler.control.pod_minutes import MINUTE_S, Minute
+from state.model import Pod, PodClass
+from state.store import Store
+
+NAME: Final = "effect hours"
+ROW: Final = "effect:"
+"""Rows of the META table: ``effect:HOUR``, hours since the epoch."""
+DAYS: Final = 8
+BUSY_MILLI: Final = 50.0
+"""BE work that used more in a minute makes it one with BE work."""
+STEP: Final = 1.25
+"""Ratio of two bounds of the waits' histogram: a quantile is exact to a quarter."""
+SMALLEST_MILLI: Final = 0.05
+_BUCKETS: Final = 64
+_MOST_COUNTS: Final = 64
+_STOP_S: Final = 2.0
+_ONLINE: Final = frozenset({PodClass.SHARED, PodClass.DEDICATED})
+
+Count = Annotated[int, Meta(ge=0, le=1 << 53)]
+Amount = Annotated[float, Meta(ge=0, le=1e15)]
+
+
+class OnlineMinutes(msgspec.Struct, kw_only=True):
+    """Online pods in minutes with (or without) BE work. ``minutes``: of the node; ``samples``: pods' minutes.
+
+    ``wait_milli`` and ``throttled_milli`` are sums over the samples; ``waits``: samples by bucket of the wait (texts:
+    readers of the store refuse other keys).
+    """
+
+    minutes: Count = 0
+    samples: Count = 0
+    wait_milli: Amount = 0.0
+    waits: Annotated[dict[str, Count], Meta(max_length=_BUCKETS + 1)] = {}
+    throttled_samples: Count = 0
+    throttled_milli: Amount = 0.0
+
+    def add(self, minute: Minute) -> None:
+        """One online pod's minute."""
+        if minute.wait_milli is not None:
+            self.samples += 1
+            self.wait_milli += minute.wait_milli
+            bucket = str(bucket_of(minute.wait_milli))
+            self.waits[bucket] = self.waits.get(bucket, 0) + 1
+        if minute.throttled_milli is not None:
+            self.throttled_samples += 1
+            self.throttled_milli += minute.throttled_milli
+
+
+class EffectHour(msgspec.Struct, kw_only=True):
+    """One hour. ``be_cpu_s``: used by BE pods. ``enforced`` and ``held``: minutes in mode enforce, and on hold.
+
+    ``counts``: what happened, by name: `COUNTED`.
+    """
+
+    be_cpu_s: Amount = 0.0
+    minutes: Count = 0
+    enforced: Count = 0
+    held: Count = 0
+    with_be: OnlineMinutes = msgspec.field(default_factory=OnlineMinutes)
+    without_be: OnlineMinutes = msgspec.field(default_factory=OnlineMinutes)
+    counts: Annotated[dict[str, Count], Meta(max_length=_MOST_COUNTS)] = {}
+
+
+COUNTED: Final = (
+    *("starts", "late", "actions", "helped", "undone", "evictions", "evictions_failed", "foreign_writes", "yields"),
+)
+"""Container starts whose outcome is known, late ones of them (the program ran before its settings), and so on."""
+_DECODER: Final = msgspec.msgpack.Decoder(EffectHour)
+
+
+@final
+class EffectHours:
+    """A component; see the module's text."""
+
+    def __init__(
+        self,
+        store: Store,
+        lane: trio.CapacityLimiter,
+        *,
+        counted: Callable[[], Mapping[str, int]],
+        mode: Callable[[], tuple[bool, bool]],
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """``counted``: the counters `COUNTED` since some start. ``mode``: whether bypassd enforces, is on hold."""
+        self._counted = counted
+        self._mode = mode
+        self._wall = wall
+        self._last: Mapping[str, int] = {}
+        self.hours: dict[int, EffectHour] = load_effect(store)
+        self._rows = HourRows(store, lane, ROW, self.hours)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Store the hours each minute; then the last state."""
+        task_status.started()
+        try:
+            while True:
+                await trio.sleep(MINUTE_S)
+                await self.save()
+        finally:
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + _STOP_S):
+                await self.save()
+
+    def minute(self, pods: Sequence[tuple[Pod, Minute]]) -> None:
+        """The last minute of all pods."""
+        hour = self._hour()
+        uses = (minute.use_milli for pod, minute in pods if pod.pod_class is PodClass.RECLAIMED)
+        be_milli = sum(use for use in uses if use is not None)
+        hour.be_cpu_s += be_milli / 1000 * MINUTE_S
+        enforced, held = self._mode()
+        hour.minutes += 1
+        hour.enforced += enforced
+        hour.held += held
+        side = hour.with_be if be_milli > BUSY_MILLI else hour.without_be
+        side.minutes += 1
+        for pod, minute in pods:
+            if pod.pod_class in _ONLINE:
+                side.add(minute)
+        self._count(hour)
+
+    def _count(self, hour: EffectHour) -> None:
+        now = self._counted()
+        for name in COUNTED:
+            # A counter that is smaller than before began again.
+            before = self._last.get(name, 0)
+            grown = now[name] - before if now[name] >= before else now[name]
+            if grown:
+                hour.counts[name] = hour.counts.get(name, 0) + grown
+        self._last = now
+
+    def _hour(self) -> EffectHour:
+        at = int(self._wall()) // HOUR_S
+        self._rows.unsaved.add(at)
+        return self.hours.setdefault(at, EffectHour())
+
+    async def save(self) -> None:
+        """Store what changed, and drop what is too old. An hour in the future is of a clock that was set back."""
+        now = int(self._wall()) // HOUR_S
+        self.hours = {at: hour for at, hour in self.hours.items() if 0 <= now - at < DAYS * 24}
+        await self._rows.save(self.hours)
+
+    def status(self) -> list[dict[str, object]]:
+        """The rows, the oldest first, as plain values; ``hour``: hours since the epoch."""
+        return [{"hour": at, **msgspec.to_builtins(hour)} for at, hour in sorted(self.hours.items())]
+
+
+def load_effect(store: Store) -> dict[int, EffectHour]:
+    """The hours of earlier runs."""
+    return dict(load_rows(store, ROW, _DECODER.decode))
+
+
+def bucket_of(milli: float) -> int:
+    """The histogram's bucket of a value; bucket N ends at ``SMALLEST_MILLI * STEP ** N``."""
+    if milli <= SMALLEST_MILLI:
+        return 0
+    return min(_BUCKETS, math.ceil(math.log(milli / SMALLEST_MILLI, STEP)))

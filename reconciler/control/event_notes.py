@@ -1,0 +1,87 @@
+"""Events of no single control file: plans that move CPUs, holds and their ends, the mode, starts and stops."""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Final, final
+
+from cgroupfs.cpuset import EMPTY
+from reconciler.actuators.holds import OFF, group_of
+from reconciler.placement.churn import by_pool
+from state.entry import LedgerEvent
+from state.model import Hold, Pools
+
+_POD: Final = "pod:"
+_LONGEST: Final = 400
+"""Characters of a text: a plan may change hundreds of pools."""
+
+
+@final
+class EventNotes:
+    """Notes them in the ledger's history (``note``), which is the stream of events."""
+
+    def __init__(
+        self, note: Callable[[LedgerEvent], None], version: str, *, wall: Callable[[], float] = time.time
+    ) -> None:
+        self._note = note
+        self._wall = wall
+        self._holds: Mapping[str, Hold] = {}
+        self._mode = ""
+        self._event("start", f"bypassd {version} starts")
+
+    def stopped(self) -> None:
+        """The daemon ends, or builds its parts again."""
+        self._event("stop", "bypassd stops")
+
+    def known(self, holds: Mapping[str, Hold]) -> None:
+        """The holds of earlier runs, which are no events."""
+        self._holds = dict(holds)
+
+    def held(self, holds: Mapping[str, Hold]) -> None:
+        """The holds in force now, by target."""
+        before, self._holds = self._holds, dict(holds)
+        for target, hold in holds.items():
+            old = before.get(target)
+            # The end follows the clock by seconds without a change by a person.
+            if old is None or (old.reason, old.by, old.seconds) != (hold.reason, hold.by, hold.seconds):
+                lasts = "until released" if hold.until is None else f"until {_time(hold.until)}"
+                self._of_target("hold", target, f"{lasts}: {hold.reason}", hold.by)
+        for target in before.keys() - holds.keys():
+            self._of_target("release", target, "hold ended", "")
+
+    def mode(self, mode: str, why: str) -> None:
+        """The mode in force."""
+        before, self._mode = self._mode, mode
+        if before != mode:
+            self._event("mode", f"{f'{before} -> ' if before else ''}{mode} ({why})")
+
+    def _of_target(self, kind: str, target: str, text: str, by: str) -> None:
+        uid = next((target.removeprefix(name) for name in (_POD, OFF) if target.startswith(name)), None)
+        path = group_of(target) or ""
+        what = "" if uid is not None else f"{target}: "
+        self._note(LedgerEvent(at=self._wall(), kind=kind, path=path, reason=f"{what}{text}", process=by, pod_uid=uid))
+
+    def _event(self, kind: str, text: str) -> None:
+        self._note(LedgerEvent(at=self._wall(), kind=kind, reason=text))
+
+
+def plan_event(before: Pools | None, after: Pools) -> LedgerEvent:
+    """A plan that moves CPUs between pools; or the first one, with all pools."""
+    new = by_pool(after)
+    if before is None:
+        texts = [f"{_pool(name)} {cpus}" for name, cpus in sorted(new.items()) if cpus]
+    else:
+        old = by_pool(before)
+        changed = [name for name in sorted(old.keys() | new.keys()) if old.get(name, EMPTY) != new.get(name, EMPTY)]
+        texts = [f"{_pool(name)} {old.get(name) or '-'} -> {new.get(name) or '-'}" for name in changed]
+    text = "; ".join(texts)
+    return LedgerEvent(at=time.time(), kind="plan", reason=text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…")
+
+
+def _pool(name: str) -> str:
+    """A pod's own CPUs by the start of its uid, as `bypassctl status` shows them."""
+    kind, slash, rest = name.partition("/")
+    return f"{kind} {rest[:8]}" if slash and kind == "dedicated" else name
+
+
+def _time(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))

@@ -1,0 +1,144 @@
+"""``bypassctl events`` against a daemon's answers: text, JSON lines, choice, gaps, a restart, and Ctrl-C."""
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+from reconciler.cli import events as module
+from reconciler.cli.exits import Exit
+from tests.reconciler.cli.conftest import Run
+from tests.reconciler.cli.fakedaemon import FakeDaemon
+
+
+def event(number: int, kind: str = "write", **fields: Any) -> dict[str, Any]:
+    return {
+        "number": number,
+        "at": time.time() - 10 + number,
+        "kind": kind,
+        "pod": "ci/old-1",
+        "pod_uid": "u7",
+        "file": "cpu.cfs_quota_us",
+        "before": "-1",
+        "after": "40000",
+        "policy": "budget",
+        "reason": "BE budget",
+        **fields,
+    }
+
+
+class Feed:
+    """Answers ``/events`` one after the other; then the reader interrupts."""
+
+    def __init__(self, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, *answers: dict[str, Any] | None) -> None:
+        self.targets: list[str] = []
+        self._answers = list(answers)
+        plain = daemon.answer
+
+        def answer(method: str, path: str, body: bytes) -> tuple[int, object]:
+            if not path.startswith("/events"):
+                return plain(method, path, body)
+            self.targets.append(path)
+            return 200, self._answers.pop(0)
+
+        def wait(_: float) -> None:
+            if not self._answers:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(daemon, "answer", answer)
+        monkeypatch.setattr(module, "_wait", wait)
+
+
+def answer(*events: dict[str, Any], run: str = "r1", missing: int = 0) -> dict[str, Any]:
+    return {"run": run, "next": events[-1]["number"] if events else 0, "missing": missing, "events": list(events)}
+
+
+def lines(out: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in out.splitlines()]
+
+
+def test_each_event_is_a_line_of_json(run: Run, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    Feed(daemon, monkeypatch, answer(event(1), event(2, "alert:eviction-done")))
+    ran = run("events", "--socket", daemon.socket, "--since", "10m", "-o", "json")
+    assert ran.code == Exit.OK
+    assert [(row["number"], row["type"], row["pod"]) for row in lines(ran.out)] == [
+        (1, "write", "ci/old-1"),
+        (2, "eviction", "ci/old-1"),
+    ]
+
+
+def test_following_asks_for_what_came_after_and_ends_well(
+    run: Run, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feed = Feed(daemon, monkeypatch, answer(event(1)), answer(event(2)), answer(event(3), missing=7))
+    ran = run("events", "--socket", daemon.socket, "--follow", "-o", "json")
+    assert ran.code == Exit.OK
+    assert feed.targets == ["/events", "/events?after=1&run=r1", "/events?after=2&run=r1"]
+    assert [row["type"] for row in lines(ran.out)] == ["write", "write", "gap", "write"]
+
+
+def test_a_restart_is_reported_and_the_reader_goes_on(
+    run: Run, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feed = Feed(daemon, monkeypatch, answer(event(1)), answer(event(2, "start"), run="r2"), answer(run="r2"))
+    ran = run("events", "--socket", daemon.socket, "-f", "-o", "json")
+    assert ran.code == Exit.OK
+    assert feed.targets[2] == "/events?after=2&run=r2"
+    assert "restarted" in ran.err
+    assert [row["type"] for row in lines(ran.out)] == ["write", "daemon"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "numbers"),
+    [
+        (("--type", "plan"), [2]),
+        (("--pod", "old-1"), [1]),
+        (("--pod", "ci/old-1"), [1]),
+        (("-n", "shop"), [3]),
+        (("--type", "write", "--type", "plan"), [1, 2, 3]),
+    ],
+)
+def test_choice(
+    run: Run, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], numbers: list[int]
+) -> None:
+    """The pod is no longer on the node: its events have its name."""
+    plan = event(2, "plan", pod="", pod_uid=None)
+    Feed(daemon, monkeypatch, answer(event(1), plan, event(3, pod="shop/web-0", pod_uid="u0")))
+    ran = run("events", "--socket", daemon.socket, "-o", "json", *arguments)
+    assert [row["number"] for row in lines(ran.out)] == numbers
+
+
+def test_text_names_pods_and_foreign_writers(run: Run, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    foreign = event(2, "foreign", writer="person", process="bash", before="40000", after="-1")
+    Feed(daemon, monkeypatch, answer(event(1), foreign))
+    ran = run("events", "--socket", daemon.socket)
+    assert "u7" not in ran.out
+    first, second = ran.out.splitlines()
+    assert first.split()[1:3] == ["write", "ci/old-1:"]
+    assert "person bash" in second
+
+
+def test_without_a_daemon_the_store_is_shown_and_following_is_refused(run: Run, tmp_path: Any) -> None:
+    from state.entry import LedgerEvent
+    from state.ledger import Ledger
+    from state.store import Store
+
+    path = str(tmp_path / "state.db")
+    store = Store(path, boot="boot-1")
+    ledger = Ledger(store)
+    ledger.note(LedgerEvent(at=2e9, kind="mode", reason="enforce"))
+    ledger.flush()
+    store.close()
+    places = ("--socket", str(tmp_path / "none"), "--store", path)
+    ran = run("events", *places, "-o", "json")
+    assert [row["kind"] for row in lines(ran.out)] == ["mode"]
+    assert run("events", *places, "--follow").code == Exit.UNREACHABLE
+
+
+def test_hostile_texts_are_escaped(run: Run, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    for form in ("json", "table"):
+        Feed(daemon, monkeypatch, answer(event(1, "mode", reason="a\x1b[2Jb\nc")))
+        ran = run("events", "--socket", daemon.socket, "-o", form)
+        assert "\x1b" not in ran.out
+        assert len(ran.out.splitlines()) == 1
