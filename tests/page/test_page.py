@@ -204,9 +204,11 @@ def test_no_width_scrolls_sideways_and_text_has_contrast(browser: Browser, width
 
 
 CONTRAST = """(() => {
-  const probe = (name) => { const e = document.createElement('i'); e.style.color = `var(--${name})`; document.body.append(e);
+  const probe = (name) => {
+    const e = document.createElement('i'); e.style.color = `var(--${name})`; document.body.append(e);
     const [r, g, b] = getComputedStyle(e).color.match(/[\\d.]+/g).slice(0, 3).map((n) => n / 255)
-      .map((n) => n <= .03928 ? n / 12.92 : ((n + .055) / 1.055) ** 2.4); e.remove(); return .2126 * r + .7152 * g + .0722 * b; };
+      .map((n) => n <= .03928 ? n / 12.92 : ((n + .055) / 1.055) ** 2.4);
+    e.remove(); return .2126 * r + .7152 * g + .0722 * b; };
   const ratio = (a, b) => (Math.max(a, b) + .05) / (Math.min(a, b) + .05);
   return Math.min(...['text', 'dim', 'bad', 'warn', 'good'].map((name) => ratio(probe(name), probe('panel'))));
 })()"""
