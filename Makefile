@@ -7,7 +7,7 @@ PACKAGES := cgroupfs resctrl state reconciler tests
 # More for `make run`: ARGS="--seconds 300 --kubelet static-1.22 --containers fake"
 ARGS ?=
 
-.PHONY: run test setup lint types unit search e2e scenes vm vmcores bench protection protos docs lock artifact deb rpm artifact-test artifact-lock image image-test clean help
+.PHONY: run test setup lint types unit search e2e scenes vm vmcores bench protection protos docs lock artifact deb rpm artifact-test artifact-lock image image-test screenshots clean help
 
 help: ## what there is
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -92,6 +92,10 @@ bench: setup ## what the daemon costs and how fast it is: idle, starts beside a 
 protection: setup ## online latency and BE work of real servers under each law: ARGS="--services redis --rounds 1" (root; hours)
 	RUNLEVEL=1 deploy/setup-debian.sh --also redis-server=redis-server nginx=nginx-light pg_lsclusters=postgresql node=nodejs
 	$(BIN)/python -m tests.protection $(ARGS)
+
+screenshots: setup ## the pictures of the page in docs/images (Debian's chromium and pngquant)
+	deploy/setup-debian.sh --also chromium=chromium pngquant=pngquant
+	$(BIN)/python -m tests.page
 
 protos: setup ## generate the CRI messages anew
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. reconciler/sources/criapi/cri.proto

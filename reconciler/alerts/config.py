@@ -11,6 +11,7 @@ from msgspec import Meta, Struct
 
 from cgroupfs.errors import InputError
 from reconciler.alerts.alert import AlertKind, Severity
+from reconciler.clients.urls import check_url
 from reconciler.settings.schema import lazy_struct
 
 _SECRET: Final = {"secret": True}
@@ -79,6 +80,13 @@ class AlertsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     labels: Annotated[
         Mapping[str, str], Meta(description="labels added to every alert, such as the cluster's name")
     ] = {}
+    page_url: Annotated[
+        str,
+        Meta(
+            description="address of the node's page for a link in every alert (details.page), such as "
+            "https://{node}:9470/; {node}: the node's name; empty: none"
+        ),
+    ] = ""
     queue: Annotated[int, Meta(ge=10, le=100000, description="most pending alerts, per sink and in the store")] = 1000
     source_down_s: Annotated[
         float,
@@ -86,6 +94,10 @@ class AlertsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = 60.0
 
     def __post_init__(self) -> None:
+        if self.page_url:
+            check_url("page_url", self.page_url.replace("{node}", "node"))
+            if "#" in self.page_url:
+                raise ValueError("page_url: has a fragment (#); the link to a pod is added to it")
         for name in self.sinks:
             if not name.isascii() or not name.replace("-", "").replace("_", "").isalnum() or len(name) > 63:
                 raise ValueError(f"sinks: expected a name of letters, digits, - and _; got {len(name)} characters")

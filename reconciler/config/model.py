@@ -322,10 +322,22 @@ class HttpSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     state_over_tcp: Annotated[
         bool,
         Meta(
-            description="serve /state over TCP too: every local user can read labels and annotations",
+            description="serve /state over TCP too, for the page: every local user can read labels and annotations",
             extra=_RESTART,
         ),
     ] = False
+    cert_file: Annotated[
+        str | None,
+        Meta(description="certificate of the TCP port, PEM with its chain; null: no TLS", extra=_PATH_RESTART),
+    ] = None
+    key_file: Annotated[str | None, Meta(description="key of cert_file, PEM", extra=_SECRET_PATH_RESTART)] = None
+    token_file: Annotated[
+        str | None,
+        Meta(
+            description="file with the bearer token that TCP clients must send, except for / and health; null: none",
+            extra=_SECRET_PATH_RESTART,
+        ),
+    ] = None
     socket: Annotated[str | None, Meta(description="unix socket for bypassctl; null: none", extra=_PATH_RESTART)] = (
         "/run/bypassd/bypassd.sock"
     )
@@ -345,6 +357,15 @@ class HttpSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     def __post_init__(self) -> None:
         if not _address(self.address).is_loopback and not self.allow_remote:
             raise ValueError(f"address {self.address} is not loopback; allow_remote: true allows that")
+        if (self.cert_file is None) != (self.key_file is None):
+            raise ValueError("cert_file and key_file must both be set; one is missing")
+        if not _address(self.address).is_loopback:
+            if self.token_file is not None and self.cert_file is None:
+                raise ValueError("token_file: a token is not sent in the clear; set cert_file and key_file")
+            if self.state_over_tcp and self.token_file is None:
+                raise ValueError(
+                    "state_over_tcp: on an address that is not loopback, set cert_file, key_file and token_file, too"
+                )
         if self.reader_group is not None and self.reader_socket == self.socket:
             raise ValueError("reader_socket and socket are the same; expected two paths")
 

@@ -44,6 +44,7 @@ from reconciler.control.event_notes import EventNotes
 from reconciler.control.harm_watch import HarmWatch, WaitSource
 from reconciler.control.hold_store import HoldManager
 from reconciler.control.inventory import Inventory
+from reconciler.control.node_hour import NodeHour
 from reconciler.control.owner_ledger import NAME as OWNERS
 from reconciler.control.owner_ledger import OwnerLedger
 from reconciler.control.persistence import StateWriter, read_classes, read_holds, read_plan, was_killed
@@ -269,6 +270,7 @@ class Agent:
         self.minutes = pod_minutes.PodMinutes(
             place.hierarchy, lambda: self.inventory.pods, sampled=self.effect.minute, files=files
         )
+        self.hour = NodeHour()
         self.owners = OwnerLedger(self, lambda: self.config.owners, self.watching.cases)
         node = place.kubelet.node_name or os.uname().nodename
         self.memory_headroom = MemoryHeadroom(
@@ -408,7 +410,9 @@ class Agent:
         return OnlineWait(self.place.hierarchy, root=self.place.root, files=self.files)
 
     def _read(self, cpu: NodeCpu | None, now: float) -> None:
-        self.headroom.update(self.reconciler.pools, self.inventory.readings.topology, cpu, now)
+        pools, topology = self.reconciler.pools, self.inventory.readings.topology
+        self.headroom.update(pools, topology, cpu, now)
+        self.hour.add(cpu, pools.budget_milli if pools is not None else None, len(topology.online), now)
 
     def current(self) -> tuple[NodeView, NodePlan | None]:
         """The node's present state, and the plan of the last pass."""

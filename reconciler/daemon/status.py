@@ -26,6 +26,7 @@ from reconciler.config.dry_run import dry_run_parts
 from reconciler.config.load import digest
 from reconciler.config.model import AgentMode
 from reconciler.daemon.agent import Agent
+from reconciler.daemon.cpumap import cpu_rows
 from reconciler.daemon.event_feed import event_feed
 from reconciler.daemon.pod_off import off, restore
 from reconciler.daemon.podlist import (
@@ -214,7 +215,7 @@ _SECTIONS: Final = (
     *("agent", "pools", "budget", "directories", "pods", "settings", "files", "holds", "history", "sources"),
     *("headroom", "sides", "alerts", "interference", "eviction", "owners", "problems"),
 )
-_VIEWS: Final = ("classes", "podlist", "effect")
+_VIEWS: Final = ("classes", "podlist", "cpumap", "nodehour", "effect")
 
 
 @final
@@ -320,6 +321,8 @@ class StatusReport:
             "classes": lambda: class_rows(self._agent),
             "podlist": lambda: pod_rows(self._agent),
             "effect": self._agent.effect.status,
+            "cpumap": lambda: cpu_rows(self._agent),
+            "nodehour": self._agent.hour.series,
         }
         whole = document(at=time.time(), source="daemon", meta={})
         for name in (*whole, *(name for name in made if name not in whole)):

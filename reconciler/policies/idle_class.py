@@ -43,9 +43,7 @@ class IdleClassConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
     group: Annotated[bool, Meta(description="BE pods' directories in the idle class (cpu.idle, Linux 5.15)")] = True
     threads: Annotated[
         bool,
-        Meta(
-            description="BE containers' threads in the idle class (SCHED_IDLE); from Linux 6.6 on not beside `group`"
-        ),
+        Meta(description="BE containers' threads in the idle class (SCHED_IDLE); from Linux 6.6 on not beside `group`"),
     ] = False
     sweep_s: Annotated[
         float,

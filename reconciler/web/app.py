@@ -1,4 +1,4 @@
-"""The HTTP responses: health and metrics; the same with the state, for readers; the same with the controls.
+"""The HTTP responses: page, health and metrics; the same with the state, for readers; the same with the controls.
 
 Three apps, not one with a check: a route that an app does not have cannot be reached through it by any mistake. The
 first is for TCP, the second for the readers' unix socket, the third for root's.
@@ -28,6 +28,8 @@ from reconciler.web.answers import FORMATS, Answers, to_json
 from reconciler.web.hosts import Hosts
 from reconciler.web.interface import AlertTest, ControlHandler, HoldRequest, OffRequest, RestoreRequest, StatusProvider
 from reconciler.web.limits import Bodies, Busy, LogWindow
+from reconciler.web.page import page_route
+from reconciler.web.trust import Token, TrustError
 
 MAX_BODY: Final = 64 * 1024
 BODY_DEADLINE_S: Final = 5.0
@@ -39,42 +41,57 @@ _RETRY_S: Final = 5
 R = TypeVar("R", bound=Struct)
 
 
-def open_app(shown: StatusProvider, answers: Answers, hosts: Hosts | None = None, *, state: bool = False) -> Starlette:
+def open_app(
+    shown: StatusProvider,
+    answers: Answers,
+    hosts: Hosts | None = None,
+    *,
+    state: bool = False,
+    token: Token | None = None,
+) -> Starlette:
     """What every local user may see, for TCP: health and numbers; with ``state`` the document of all pods, too.
 
     ``hosts``: names by which clients may call; others are refused, so that no web page reads this through a name of
-    its own that leads here.
+    its own that leads here. ``token``: what clients must send for more than health and the page.
     """
-    routes = [*_health(shown, named=state), *_metrics(answers), *(_state(shown, answers) if state else [])]
-    return _app(routes, hosts)
+    named = state and token is None
+    routes = [*_health(shown, named=named), *_metrics(answers), *(_state(shown, answers) if state else [])]
+    return _app(routes, hosts, token)
 
 
-def read_app(shown: StatusProvider, answers: Answers) -> Starlette:
-    """Everything that changes nothing."""
-    return _app(_reading(shown, answers))
+def read_app(shown: StatusProvider, answers: Answers, hosts: Hosts | None = None) -> Starlette:
+    """Everything that changes nothing. ``hosts``: as for TCP, to which ssh may forward a unix socket."""
+    return _app(_reading(shown, answers), hosts)
 
 
-def control_app(shown: StatusProvider, answers: Answers, control: ControlHandler) -> Starlette:
+def control_app(
+    shown: StatusProvider, answers: Answers, control: ControlHandler, hosts: Hosts | None = None
+) -> Starlette:
     """The same, and the controls."""
-    return _app([*_reading(shown, answers), *_controlling(control)])
+    return _app([*_reading(shown, answers), *_controlling(control)], hosts)
 
 
-def _app(routes: list[Route], hosts: Hosts | None = None) -> Starlette:
+def _app(routes: list[Route], hosts: Hosts | None, token: Token | None = None) -> Starlette:
     window = LogWindow(get_log("web"))
-    app = Starlette(routes=routes, exception_handlers={**_HANDLERS, Exception: _broken(window)})
+    app = Starlette(routes=[page_route(), *routes], exception_handlers={**_HANDLERS, Exception: _broken(window)})
     # A redirect has the client's own Host in its Location.
     app.router.redirect_slashes = False
-    app.add_middleware(_Gate, hosts=hosts)
+    app.add_middleware(_Gate, hosts=hosts, token=token)
     return app
 
 
 @final
 class _Gate:
-    """Refuses web pages: requests to other hosts' names, and those that a browser marks as another site's."""
+    """Refuses web pages: requests to other hosts' names, and those that a browser marks as another site's.
 
-    def __init__(self, app: Any, hosts: Hosts | None) -> None:
+    A link to our own page may be on any site: it has no data, and no site can read or frame it. With a token, all but
+    health and the page needs it.
+    """
+
+    def __init__(self, app: Any, hosts: Hosts | None, token: Token | None) -> None:
         self._app = app
         self._hosts = hosts
+        self._token = token
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
@@ -82,12 +99,30 @@ class _Gate:
             if self._hosts is not None and not self._hosts.allow(headers.get(b"host"), scope["server"]):
                 await _answer({"error": "host name not allowed; see http.allowed_hosts"}, 421)(scope, receive, send)
                 return
-            if b"origin" in headers or headers.get(b"sec-fetch-site", b"none") not in _SAME_SITE:
+            followed = scope["path"] == "/" and headers.get(b"sec-fetch-mode") == b"navigate"
+            other_site = headers.get(b"sec-fetch-site", b"none") not in _SAME_SITE and not followed
+            if b"origin" in headers or other_site:
                 await _answer({"error": "requests from web pages are refused"}, 403)(scope, receive, send)
+                return
+            if refusal := self._without_token(scope["path"], headers.get(b"authorization")):
+                await refusal(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
+    def _without_token(self, path: str, header: bytes | None) -> Response | None:
+        if self._token is None or path in _WITHOUT_TOKEN:
+            return None
+        try:
+            if self._token.allows(header):
+                return None
+        except TrustError as exc:
+            return _answer({"error": str(exc)}, 503)
+        answer = _answer({"error": "a token is needed: Authorization: Bearer TOKEN (http.token_file)"}, 401)
+        answer.headers["www-authenticate"] = "Bearer"
+        return answer
 
+
+_WITHOUT_TOKEN: Final = frozenset({"/", "/healthz", "/readyz"})
 _SAME_SITE: Final = frozenset({b"none", b"same-origin"})
 
 

@@ -18,11 +18,13 @@ from reconciler.runtime.lazy import import_in_thread
 from reconciler.runtime.supervisor import Component
 from reconciler.web.answers import ROOT, Answers
 from reconciler.web.interface import ControlHandler, StatusProvider
-from reconciler.web.limits import ClientLimits, HttpCounts
+from reconciler.web.limits import ACCEPTS, HANDSHAKES, ClientLimits, HttpCounts
 
 if TYPE_CHECKING:
     from reconciler.web.connection import App
+    from reconciler.web.hosts import Hosts
     from reconciler.web.server import WebServer
+    from reconciler.web.trust import ServerTls
 
 
 def components(
@@ -66,7 +68,7 @@ class _Web:
         from reconciler.web.app import control_app
         from reconciler.web.server import listen_unix
 
-        app = control_app(self._shown, self._for_root, self._control)
+        app = control_app(self._shown, self._for_root, self._control, self._hosts())
         listen = partial(listen_unix, self._path(self._config.socket or ""))
         await self._server(app, listen, "socket").run(task_status=task_status)
 
@@ -77,30 +79,50 @@ class _Web:
         from reconciler.web.server import group_id, listen_unix
 
         group = await trio.to_thread.run_sync(group_id, self._config.reader_group or "")
-        app = read_app(self._shown, self._answers)
+        app = read_app(self._shown, self._answers, self._hosts())
         listen = partial(listen_unix, self._path(self._config.reader_socket), group)
         await self._server(app, listen, "readers").run(task_status=task_status)
 
     async def tcp(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Loopback TCP: health and metrics."""
+        """TCP: health, metrics and the page; with TLS where it has a certificate."""
         await _import()
         from reconciler.web.app import open_app
-        from reconciler.web.hosts import Hosts
         from reconciler.web.server import listen_tcp
+        from reconciler.web.trust import ServerTls, Token
 
         config = self._config
-        hosts = Hosts((config.address, os.uname().nodename, *self._names, *config.allowed_hosts))
-        app = open_app(self._shown, self._answers, hosts, state=config.state_over_tcp)
-        await self._server(app, partial(listen_tcp, config.address, config.port), "tcp").run(task_status=task_status)
+        token = Token(self._path(config.token_file)) if config.token_file is not None else None
+        app = open_app(
+            self._shown, self._answers, self._hosts(undotted=False), state=config.state_over_tcp, token=token
+        )
+        tls = None
+        if config.cert_file is not None and config.key_file is not None:
+            tls = ServerTls(self._path(config.cert_file), self._path(config.key_file))
+        server = self._server(app, partial(listen_tcp, config.address, config.port), "tcp", tls)
+        await server.run(task_status=task_status)
+
+    def _hosts(self, *, undotted: bool = True) -> "Hosts":
+        from reconciler.web.hosts import Hosts
+
+        config = self._config
+        names = config.address, os.uname().nodename, *self._names, *config.allowed_hosts
+        return Hosts(names, undotted=undotted)
 
     def _path(self, path: str) -> str:
         return os.path.join(self._root, path.lstrip("/"))
 
-    def _server(self, app: "App", listen: "Callable[[], AbstractContextManager[Socket]]", name: str) -> "WebServer":
+    def _server(
+        self,
+        app: "App",
+        listen: "Callable[[], AbstractContextManager[Socket]]",
+        name: str,
+        tls: "ServerTls | None" = None,
+    ) -> "WebServer":
         from reconciler.web.server import WebServer
 
-        limits = ClientLimits(self._config.max_connections)
-        return WebServer(app, listen, limits, name=name, counts=self._counts)
+        accepts = ACCEPTS if tls is None else HANDSHAKES
+        limits = ClientLimits(self._config.max_connections, accepts=accepts)
+        return WebServer(app, listen, limits, name=name, counts=self._counts, tls=tls)
 
 
 async def _import() -> None:

@@ -64,9 +64,18 @@ class Client(NamedTuple):
 class Connection:
     """One accepted connection. `run` returns when it is over; the caller closes the stream."""
 
-    def __init__(self, app: App, stream: trio.SocketStream, client: Client) -> None:
+    def __init__(
+        self,
+        app: App,
+        stream: trio.SocketStream,
+        client: Client,
+        tls: "trio.SSLStream[trio.SocketStream] | None" = None,
+    ) -> None:
+        """``stream``: the connection. ``tls``: what is read and written instead, encrypted over it."""
         self._app = app
-        self._stream = stream
+        self._socket = stream.socket
+        self._stream: trio.SocketStream | trio.SSLStream[trio.SocketStream] = tls or stream
+        self._scheme = "http" if tls is None else "https"
         self._client = client
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEADER)
         self._head = False
@@ -139,13 +148,13 @@ class Connection:
 
     async def _answer(self, request: h11.Request) -> None:
         path, _, query = request.target.partition(b"?")
-        local = self._stream.socket.getsockname()
+        local = self._socket.getsockname()
         scope: Message = {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
             "http_version": request.http_version.decode(),
             "method": request.method.decode(),
-            "scheme": "http",
+            "scheme": self._scheme,
             "path": unquote(path.decode("ascii")),
             "raw_path": path,
             "query_string": query,
@@ -153,7 +162,7 @@ class Connection:
             "headers": [(bytes(key), bytes(value)) for key, value in request.headers],
             "client": None,
             # The address at which the client reached the daemon, whatever name the header has.
-            "server": None if self._stream.socket.family == socket.AF_UNIX else (local[0], local[1]),
+            "server": None if self._socket.family == socket.AF_UNIX else (local[0], local[1]),
         }
         with trio.move_on_after(ANSWER_S) as deadline:
             try:
@@ -179,7 +188,7 @@ class Connection:
         await trio.lowlevel.checkpoint()
         try:
             while (event := self._http.next_event()) is h11.NEED_DATA:
-                self._http.receive_data(await self._stream.receive_some(READ_BYTES))
+                self._http.receive_data(bytes(await self._stream.receive_some(READ_BYTES)))
         except h11.RemoteProtocolError as exc:
             self._last = True
             self._client.counts.aborted[self._client.listener, "malformed"] += 1

@@ -15,9 +15,14 @@ _HOST: Final = re.compile(rb"(?:\[([0-9a-f:.%]{2,64})\]|([a-z0-9_.-]{1,253}?)\.?
 
 @final
 class Hosts:
-    """The names allowed, with or without a port."""
+    """The names allowed, with or without a port.
 
-    def __init__(self, names: Iterable[str] = ()) -> None:
+    ``undotted``: any name without a dot, too. For unix sockets: clients there write what they like, and ssh may forward
+    one to a port, where a page may call it by a name of its own; public names have a dot.
+    """
+
+    def __init__(self, names: Iterable[str] = (), *, undotted: bool = False) -> None:
+        self._undotted = undotted
         self._names = frozenset(name.lower().strip("[]").removesuffix(".").encode() for name in (*ALWAYS, *names))
 
     def allow(self, host: bytes | None, server: tuple[str, int] | None) -> bool:
@@ -30,4 +35,6 @@ class Hosts:
         if match is None:
             return False
         name = (match[1] or match[2]).lower()
+        if self._undotted and not match[1] and b"." not in name:
+            return True
         return name in self._names or (server is not None and name == server[0].lower().encode())

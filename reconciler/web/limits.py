@@ -32,6 +32,8 @@ class Rate(Struct, frozen=True):
 
 ACCEPTS: Final = Rate(100.0, 64)
 """New connections of one listener. Later ones wait in the kernel's queue, where they cost nothing."""
+HANDSHAKES: Final = Rate(20.0, 16)
+"""The same of a listener with TLS, where each costs a signature, a millisecond."""
 REQUESTS: Final = Rate(50.0, 100)
 """Requests of one listener."""
 BY_CLIENT: Final = Rate(20.0, 40)

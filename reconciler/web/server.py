@@ -16,8 +16,9 @@ import trio
 
 from cgroupfs.errors import AgentError, errno_name
 from cgroupfs.log import get_log
-from reconciler.web.connection import Aborted, App, Client, Connection
+from reconciler.web.connection import IDLE_S, Aborted, App, Client, Connection
 from reconciler.web.limits import ClientLimits, HttpCounts, LogWindow, client_of
+from reconciler.web.trust import ServerTls
 
 BACKLOG: Final = 64
 ACCEPT_AGAIN_S: Final = 0.1
@@ -43,17 +44,21 @@ class WebServer:
         *,
         name: str,
         counts: HttpCounts,
+        tls: ServerTls | None = None,
     ) -> None:
         self._app = app
         self._listen = listen
         self._limits = limits
         self._name = name
         self._counts = counts
+        self._tls = tls
         self._log = get_log("web", listener=name)
         self._window = LogWindow(self._log)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled; what is being sent then may take `SEND_S` more."""
+        if self._tls is not None:
+            self._tls.context()
         with self._listen() as listening:
             listener = trio.SocketListener(trio.socket.from_stdlib_socket(listening))
             async with trio.open_nursery() as nursery:
@@ -91,7 +96,8 @@ class WebServer:
         """One connection, guarded: no failure of it leaves this function."""
         reason = ""
         try:
-            await Connection(self._app, stream, Client(self._name, client, self._limits, self._counts)).run()
+            tls = await self._encrypted(stream)
+            await Connection(self._app, stream, Client(self._name, client, self._limits, self._counts), tls).run()
         except Aborted as exc:
             reason = str(exc)
         except (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
@@ -104,6 +110,21 @@ class WebServer:
             if reason:
                 self._counts.aborted[self._name, reason] += 1
             await _close(stream)
+
+    async def _encrypted(self, stream: trio.SocketStream) -> "trio.SSLStream[trio.SocketStream] | None":
+        """TLS over a new connection, after its handshake; None: this listener has none. Errors: `Aborted`."""
+        if self._tls is None:
+            return None
+        made = trio.SSLStream(stream, self._tls.context(), server_side=True, https_compatible=True)
+        with trio.move_on_after(IDLE_S) as scope:
+            try:
+                await made.do_handshake()
+            except trio.BrokenResourceError as exc:
+                # A client without TLS, or that does not trust the certificate.
+                raise Aborted("tls") from exc
+        if scope.cancelled_caught:
+            raise Aborted("timeout")
+        return made
 
 
 async def _close(stream: trio.SocketStream) -> None:

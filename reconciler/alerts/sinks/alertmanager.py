@@ -48,7 +48,11 @@ class AlertmanagerSinkConfig(TlsTrust, frozen=True, kw_only=True, forbid_unknown
         float, Meta(ge=1, le=86400, description="time for which an event without an end stays active")
     ] = 900.0
     generator_url: Annotated[
-        str, Meta(description="link shown by Alertmanager as the source; empty: none", extra={"secret": True})
+        str,
+        Meta(
+            description="link shown by Alertmanager as the source; empty: that to the page, if any",
+            extra={"secret": True},
+        ),
     ] = ""
 
     def __post_init__(self) -> None:
@@ -133,8 +137,8 @@ class AlertmanagerSink(BaseSink):
             "startsAt": stamp(notice.first_s),
             "endsAt": stamp(self._ends(notice, now_s)),
         }
-        if self._config.generator_url:
-            fields["generatorURL"] = self._config.generator_url
+        if url := self._config.generator_url or alert.details.get("page"):
+            fields["generatorURL"] = url
         return fields
 
     def _ends(self, notice: Incident, now_s: float) -> float:

@@ -13,7 +13,7 @@ from cgroupfs.errors import InputError
 from reconciler.alerts.agent_alerts import STORE_IS_WELL, as_alert, component_alert
 from reconciler.alerts.alert import Alert, AlertKind, Severity
 from reconciler.alerts.config import AlertsConfig
-from reconciler.alerts.service import AlertService
+from reconciler.alerts.service import AlertService, linked
 from reconciler.alerts.sinks.base import SinkContext
 from reconciler.alerts.sinks.file import FileSinkConfig
 from reconciler.alerts.sinks.table import SinkSection
@@ -220,3 +220,40 @@ def test_without_a_sink_neither_the_teller_nor_any_sink_is_loaded() -> None:
     )
     rooms = ("agent_alerts", "alert", "config", "incident", "service", "sinks", "sinks.base", "source_health")
     assert done.stdout.split() == ["reconciler.alerts", *(f"reconciler.alerts.{name}" for name in rooms)]
+
+
+@pytest.mark.parametrize(
+    ("labels", "fragment"),
+    [
+        ({}, ""),
+        ({"namespace": "shop", "pod": "web-0", "uid": "u1"}, "#pod=shop/web-0"),
+        ({"namespace": "a/b", "pod": '"><script> é'}, "#pod=a%2Fb/%22%3E%3Cscript%3E%20%C3%A9"),
+        ({"uid": "u1"}, "#pod=u1"),
+        ({"pod": "web-0"}, ""),
+    ],
+)
+def test_an_alert_links_to_its_pod_on_the_nodes_page(labels: dict[str, str], fragment: str) -> None:
+    before = replace(alert(), labels=labels, details={"why": "w"})
+    found = linked(before, "https://{node}.example:9470/", "node 7")
+    assert found.details == {"why": "w", "page": f"https://node%207.example:9470/{fragment}"}
+    assert linked(before, "", "n") is before
+
+
+async def test_the_link_is_in_what_a_sink_gets(tmp_path: Path) -> None:
+    file = tmp_path / "alerts"
+    sinks = {"f": SinkSection(file=FileSinkConfig(path="/alerts"))}
+    service = telling(tmp_path, AlertsConfig(sinks=sinks, page_url="http://localhost:9470/"))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(service.run)
+        service.send(replace(alert(), labels={"uid": "u1"}, severity=Severity.CRITICAL))
+        with trio.fail_after(30):
+            while not file.exists():  # noqa: ASYNC110  (a file has no event)
+                await trio.sleep(0.05)
+        nursery.cancel_scope.cancel()
+    assert "http://localhost:9470/#pod=u1" in file.read_text()
+
+
+@pytest.mark.parametrize("url", ["node:9470", "https://n/#pod=x", "ftp://n/"])
+def test_an_address_of_the_page_is_checked(url: str) -> None:
+    with pytest.raises(ValueError, match="page_url"):
+        AlertsConfig(page_url=url)

@@ -363,7 +363,7 @@ def test_the_controls_are_routes_of_roots_socket_only_and_the_state_of_unix_sock
     answers = Answers(shown, HttpCounts())
     apps = (open_app(shown, answers), read_app(shown, answers), control_app(shown, answers, FakeControl()))
     over_tcp, reading, controlling = ({getattr(route, "path", "") for route in app.routes} for app in apps)
-    assert over_tcp == {"/healthz", "/readyz", "/metrics"}
+    assert over_tcp == {"/", "/healthz", "/readyz", "/metrics"}
     assert reading - over_tcp == {"/state", "/pods/{uid}/hour", "/events"}
     assert controlling - reading == {"/holds", "/holds/{target:path}", "/restore", "/off", "/alerts/test", "/reload"}
 

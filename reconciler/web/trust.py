@@ -1,0 +1,98 @@
+"""What a TCP listener that other machines reach has for trust: a certificate of its own, and a token of its clients.
+
+Both are files, and read again when they are replaced, as certificates and projected tokens are. A file that cannot be
+used leaves what was read before in force; without any the listener does not start, or refuses each request.
+"""
+
+import hmac
+import os
+import ssl
+from typing import Final, final
+
+from cgroupfs.errors import AgentError
+from cgroupfs.log import get_log
+
+SHORTEST_TOKEN: Final = 16
+LONGEST_TOKEN: Final = 4096
+_LONGEST_PEM: Final = 1 << 20
+_BEARER: Final = b"bearer "
+
+
+class TrustError(AgentError):
+    """A certificate, key or token file cannot be used. The text has no part of its content."""
+
+
+def _version(path: str) -> tuple[int, int, int, int]:
+    status = os.stat(path)
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+@final
+class ServerTls:
+    """TLS 1.2 or later with this certificate (PEM, with its chain) and key."""
+
+    def __init__(self, cert_file: str, key_file: str) -> None:
+        self._files = cert_file, key_file
+        self._versions: tuple[object, ...] = ()
+        self._context: ssl.SSLContext | None = None
+        self._log = get_log("web")
+
+    def context(self) -> ssl.SSLContext:
+        """For a new connection. Errors: `TrustError` while there has never been a usable pair of files."""
+        try:
+            versions = tuple(_version(path) for path in self._files)
+            if self._context is None or versions != self._versions:
+                self._versions = versions
+                self._context = self._made()
+        except OSError as exc:  # ssl.SSLError is one
+            text = f"cannot use {' and '.join(self._files)}: {exc.strerror or exc}"
+            if self._context is None:
+                raise TrustError(text) from exc
+            self._log.warning(f"{text}; the certificate read before stays in use")
+        return self._context
+
+    def _made(self) -> ssl.SSLContext:
+        for path in self._files:
+            if os.stat(path).st_size > _LONGEST_PEM:
+                raise OSError(f"{path} is larger than {_LONGEST_PEM} bytes")
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        # A key with a passphrase must not ask for it on the terminal.
+        context.load_cert_chain(*self._files, password=b"")
+        context.set_alpn_protocols(["http/1.1"])
+        return context
+
+
+@final
+class Token:
+    """The bearer token that clients must send, from a file."""
+
+    def __init__(self, file: str) -> None:
+        self._file = file
+        self._version: object = None
+        self._token: bytes | None = None
+
+    def allows(self, header: bytes | None) -> bool:
+        """Whether an Authorization header has the token. Errors: `TrustError` without a usable one in the file."""
+        token = self._read()
+        given = header or b""
+        if given[: len(_BEARER)].lower() != _BEARER:
+            return False
+        # In a time that does not depend on where the two differ.
+        return hmac.compare_digest(given[len(_BEARER) :].strip(), token)
+
+    def _read(self) -> bytes:
+        try:
+            version = _version(self._file)
+            if self._token is None or version != self._version:
+                with open(self._file, "rb") as file:
+                    token = file.read(LONGEST_TOKEN + 1).strip()
+                if not SHORTEST_TOKEN <= len(token) <= LONGEST_TOKEN or not all(33 <= byte < 127 for byte in token):
+                    raise TrustError(
+                        f"{self._file}: expected a token of {SHORTEST_TOKEN} to {LONGEST_TOKEN} printable characters"
+                    )
+                self._version, self._token = version, token
+        except OSError as exc:
+            if self._token is None:
+                raise TrustError(f"cannot read the token of {self._file}: {exc.strerror or exc}") from exc
+        return self._token

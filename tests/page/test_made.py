@@ -1,0 +1,44 @@
+"""The made node is as a real daemon's document: a key that the page reads and no daemon writes is a fault."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from reconciler.daemon.status import StatusReport
+from tests.fakes.livenode import BATCH, PINNED, LiveNode
+from tests.fakes.web import FakePulse
+from tests.page.made import SECTIONS, VIEWS, MadeNode
+
+WANTED = (*SECTIONS, *VIEWS)
+
+
+async def real_state(path: Path) -> Mapping[str, object]:
+    node = LiveNode(path)
+    with node.agent() as agent:
+        await node.look(agent)
+        return StatusReport(agent, FakePulse(), statuses=list, reload=tuple).state(WANTED)
+
+
+async def test_every_key_of_the_made_node_is_one_of_a_daemon(tmp_path: Path) -> None:
+    real = await real_state(tmp_path)
+    made = dict((await MadeNode(30).parts(WANTED))[0])
+    assert real.keys() >= made.keys()
+    for name in ("podlist", "cpumap", "nodehour", "agent", "budget", "files", "sources"):
+        assert lacking(made[name], real[name]) == set(), name
+
+
+def lacking(made: object, real: object) -> set[str]:
+    """Keys of the made value, or of its first row, that the real one has not."""
+    made, real = (value[0] if isinstance(value, list) else value for value in (made, real))
+    assert isinstance(made, Mapping)
+    assert isinstance(real, Mapping)
+    return {str(key) for key in made.keys() - real.keys()}
+
+
+async def test_the_map_has_each_cpu_with_its_pools_and_owner(tmp_path: Path) -> None:
+    rows = (await real_state(tmp_path))["cpumap"]
+    assert isinstance(rows, list)
+    assert [row["cpu"] for row in rows] == list(range(8))
+    assert (rows[7]["pools"], rows[7]["pods"]) == (["dedicated"], [PINNED])
+    assert all(row["pools"] and BATCH not in row["pods"] for row in rows)
+    # By `tests.fakes.livenode.USAGE`: three of eight CPUs are busy.
+    assert [row["busy_percent"] for row in rows] == [100, 100, 100, 0, 0, 0, 0, 0]

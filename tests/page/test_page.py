@@ -1,0 +1,234 @@
+"""The page in a browser, of made nodes: what is drawn, requested, and done by keys. None of a pod's texts is more."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.page.browser import Browser
+from tests.page.made import MadeNode, uid_of
+from tests.page.served import served
+
+ROWS = "[...document.querySelectorAll('#podlist tbody tr:not(.pad)')]"
+NAMES = f"{ROWS}.map((row) => row.cells[0].innerText)"
+READY = "document.getElementById('node').textContent === 'node-17' && !document.getElementById('pods').hidden"
+HOSTILE = (
+    ("shop", "<img src=x onerror=document.title='owned'>"),
+    ("shop", "</script><script>document.title='owned'</script>"),
+    ("javascript:alert(1)", "'\"--><svg onload=alert(1)>"),
+    ("shop", "\u202egnp.exe \u0000\u0007 %00/../../#pod=x"),
+    ("shop", "x" * 4000),
+)
+
+
+def opened(browser: Browser, url: str) -> None:
+    browser.open(url)
+    browser.until(READY)
+
+
+def natural(title: str) -> tuple[str, int]:
+    """As the page sorts texts: the numbers in them by value."""
+    text, _, number = title.rpartition("-")
+    return text, int(number)
+
+
+def clean(browser: Browser, url: str) -> None:
+    """No error, no warning, no blocked code, and no request but to the daemon."""
+    assert browser.problems == []
+    origin = url.partition("#")[0]
+    assert [address for address in browser.requested if not address.startswith((origin, "data:,", "about:"))] == []
+
+
+@pytest.mark.parametrize("count", [0, 1, 30, 500])
+def test_pods_are_listed_and_only_visible_rows_are_drawn(browser: Browser, count: int) -> None:
+    with served(MadeNode(count)) as url:
+        opened(browser, url)
+        assert browser.value("document.querySelector('#podlist table').getAttribute('aria-rowcount')") == str(count + 1)
+        assert browser.value("document.querySelector('#chips button').textContent") == f"all {count}"
+        assert min(count, 20) <= browser.value(f"{ROWS}.length") <= min(count, 30)
+        assert browser.value("document.querySelectorAll('#map .cpu').length") == 32
+        assert browser.value("!document.querySelector('#podlist .empty').hidden") == (count == 0)
+        clean(browser, url)
+
+
+def test_the_end_of_a_long_list_is_reached_by_keys(browser: Browser) -> None:
+    with served(MadeNode(500)) as url:
+        opened(browser, url)
+        browser.value("document.querySelector('#podlist thead button').click()")
+        names = browser.value(NAMES)
+        assert names == sorted(names, key=natural)
+        browser.value(f"{ROWS}[0].querySelector('a').focus()")
+        browser.press("End")
+        last = max(("/".join(MadeNode(500).name_of(number)) for number in range(500)), key=natural)
+        assert browser.value("document.activeElement.innerText") == last
+        assert browser.value(f"{ROWS}.length") <= 30
+        browser.press("Enter")
+        browser.until("!document.getElementById('drawer').hidden")
+        assert browser.value("document.getElementById('pod-title').textContent") == last
+        browser.press("Escape")
+        browser.until("document.getElementById('drawer').hidden")
+        assert browser.value("document.activeElement.innerText") == last
+
+
+def test_columns_sort_by_keys_and_say_so(browser: Browser) -> None:
+    with served(MadeNode(30)) as url:
+        opened(browser, url)
+        browser.value("document.querySelectorAll('#podlist thead button')[7].focus()")
+        for order in ("descending", "ascending"):
+            browser.press("Enter")
+            assert browser.value("document.querySelectorAll('#podlist th')[7].getAttribute('aria-sort')") == order
+            waits = browser.value(f"{ROWS}.map((row) => parseFloat(row.cells[7].innerText)).filter((n) => n === n)")
+            assert waits == sorted(waits, reverse=order == "descending")
+        assert browser.value("document.querySelectorAll('#podlist th[aria-sort]').length") == 1
+
+
+def test_the_filter_is_one_key_away_and_takes_words_and_classes(browser: Browser) -> None:
+    with served(MadeNode(30)) as url:
+        opened(browser, url)
+        for key in "/held":
+            browser.press(key)
+        browser.until(f"{ROWS}.length === 1")
+        assert browser.value(NAMES) == ["shop/stock-0"]
+        browser.press("Escape")
+        browser.until(f"{ROWS}.length > 1")
+        browser.value(
+            "[...document.querySelectorAll('#chips button')].find((b) => /dedicated/.test(b.textContent)).click()"
+        )
+        assert sorted(browser.value(NAMES)) == ["shop/cart-1", "shop/search-0"]
+
+
+def test_hostile_names_are_text(browser: Browser) -> None:
+    with served(MadeNode(30, HOSTILE)) as url:
+        opened(browser, url)
+        shown = browser.value("state.pods.filter((pod) => pod.title.includes('<')).map((pod) => pod.title)")
+        assert sorted(shown) == sorted("/".join(pair) for pair in HOSTILE[:3])
+        links = browser.value("[...document.querySelectorAll('#podlist a')].map((a) => a.textContent)")
+        assert set(shown) <= set(links)
+        assert browser.value("document.querySelectorAll('#podlist img, #podlist svg, #podlist script').length") == 0
+        # Its link is a place on this page, whatever the name is.
+        hrefs = browser.value("[...document.querySelectorAll('#podlist a')].map((a) => a.getAttribute('href'))")
+        assert all(href.startswith("#pod=") for href in hrefs)
+        for number in range(len(HOSTILE)):
+            browser.value(f"location.hash = link(state.byUid.get('{uid_of(number)}'))")
+            browser.until(f"document.getElementById('facts').innerText.includes('{uid_of(number)}')")
+            # A command that is copied has the uid instead of such a name.
+            assert (
+                browser.value("document.querySelector('#about code').textContent") == f"bypassctl why {uid_of(number)}"
+            )
+        assert browser.value("document.title") == "node-17 · bypassd"
+        clean(browser, url)
+
+
+def test_code_that_came_into_the_page_would_not_run(browser: Browser) -> None:
+    with served(MadeNode(1)) as url:
+        opened(browser, url)
+        browser.value("try { document.body.innerHTML = '<img src=x onerror=document.title=1>' } catch { }")
+        browser.value(
+            "const made = document.createElement('script'); try { made.textContent = 'document.title=1' } catch {}"
+            "document.body.append(made)"
+        )
+        browser.value("fetch('http://elsewhere.example/').catch(() => 0)")
+        assert browser.value("document.title") == "node-17 · bypassd"
+        refused = " ".join(browser.problems)
+        assert "TrustedHTML" in refused
+        assert "Content Security Policy" in refused
+
+
+@pytest.mark.parametrize("link", ["#pod=shop/cart-0", f"#pod={uid_of(2)}"])
+def test_a_deep_link_opens_its_pod_with_its_hour(browser: Browser, link: str) -> None:
+    with served(MadeNode(30)) as url:
+        opened(browser, url + link)
+        browser.until("document.querySelectorAll('#pod-hour svg').length === 3")
+        assert uid_of(2) in browser.value("document.getElementById('facts').innerText")
+        assert browser.value("document.querySelector('#about code').textContent") == "bypassctl why shop/cart-0"
+        clean(browser, url)
+
+
+def test_a_link_to_a_pod_that_is_gone_says_so(browser: Browser) -> None:
+    with served(MadeNode(1)) as url:
+        opened(browser, f"{url}#pod=shop/gone%2F%3Cb%3E")
+        browser.until("/no such pod/.test(document.getElementById('facts').innerText)")
+        assert browser.value("document.getElementById('pod-title').textContent") == "shop/gone/<b>"
+
+
+def test_nothing_is_requested_while_the_tab_is_hidden(browser: Browser) -> None:
+    node = MadeNode(1)
+    with served(node) as url:
+        opened(browser, url)
+        browser.hidden(hidden=True)
+        browser.until("!running")
+        before = len(node.asked)
+        # Longer than two intervals of the page's own clock.
+        browser.value("new Promise((done) => setTimeout(done, 4500))")
+        assert len(node.asked) == before
+        browser.hidden(hidden=False)
+        at = browser.value("state.at")
+        browser.until(f"state.at > {at}")
+        assert len(node.asked) > before
+
+
+def test_the_ledger_is_requested_when_it_is_wanted(browser: Browser) -> None:
+    node = MadeNode(30)
+    with served(node) as url:
+        opened(browser, url)
+        assert not any("files" in sections for sections in node.asked)
+        browser.value("document.getElementById('ledger-load').click()")
+        browser.until("document.querySelectorAll('#files tbody tr:not(.pad)').length > 10")
+        browser.value("const box = document.getElementById('ledger-filter'); box.value = 'kubelet'; box.oninput()")
+        rows = browser.value("[...document.querySelectorAll('#files tbody tr:not(.pad)')].map((row) => row.innerText)")
+        assert len(rows) == 2
+        assert all("kubelet[812]" in row and "batch/transcode-8" in row for row in rows)
+
+
+def test_a_closed_port_says_how_to_open_the_page(browser: Browser) -> None:
+    with served(MadeNode(1), state_over_tcp=False) as url:
+        browser.open(url)
+        browser.until("!document.getElementById('notice').hidden")
+        text = browser.value("document.getElementById('notice').innerText")
+        assert "ssh -N -L 9471:/run/bypassd/reader.sock" in text
+        assert "state_over_tcp" in text
+        assert browser.value("document.getElementById('ready').textContent") == "ready"
+
+
+def test_a_token_opens_the_page(browser: Browser, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("0123456789abcdef")
+    with served(MadeNode(1), token_file=str(tmp_path / "token")) as url:
+        browser.open(url)
+        browser.until("document.querySelector('#notice input')")
+        browser.value("document.querySelector('#notice input').value = '0123456789abcdef'")
+        browser.value("document.querySelector('#notice button').click()")
+        browser.until(READY)
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [360, 700, 1280, 2000])
+def test_no_width_scrolls_sideways_and_text_has_contrast(browser: Browser, width: int, *, dark: bool) -> None:
+    browser.size(width, 800, dark=dark)
+    with served(MadeNode(30, HOSTILE)) as url:
+        opened(browser, url)
+        assert browser.value("document.documentElement.scrollWidth") <= width
+        assert browser.value(CONTRAST) >= 4.5
+
+
+CONTRAST = """(() => {
+  const probe = (name) => {
+    const e = document.createElement('i'); e.style.color = `var(--${name})`; document.body.append(e);
+    const [r, g, b] = getComputedStyle(e).color.match(/[\\d.]+/g).slice(0, 3).map((n) => n / 255)
+      .map((n) => n <= .03928 ? n / 12.92 : ((n + .055) / 1.055) ** 2.4);
+    e.remove(); return .2126 * r + .7152 * g + .0722 * b; };
+  const ratio = (a, b) => (Math.max(a, b) + .05) / (Math.min(a, b) + .05);
+  return Math.min(...['text', 'dim', 'bad', 'warn', 'good'].map((name) => ratio(probe(name), probe('panel'))));
+})()"""
+
+
+def test_an_update_changes_the_document_only_where_values_changed(browser: Browser) -> None:
+    with served(MadeNode(500)) as url:
+        opened(browser, url)
+        browser.until("state.rates.get([...state.rates.keys()][0]).use !== undefined")
+        browser.value(
+            "window.changed = {nodes: 0}; new MutationObserver((list) => { for (const m of list)"
+            " changed.nodes += m.addedNodes.length + m.removedNodes.length; })"
+            ".observe(document.querySelector('#podlist tbody'), {childList: true})"
+        )
+        at = browser.value("state.at")
+        browser.until(f"state.at > {at}")
+        assert browser.value("changed.nodes") == 0
