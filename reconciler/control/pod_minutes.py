@@ -1,4 +1,4 @@
-"""The last hour of every pod, one value a minute: CPU use, throttling, and wait; for ``bypassctl why``.
+"""The last hour of every pod, one value a minute: CPU use, throttling, and wait; for ``why`` and the metrics.
 
 Read for all pods, watched for interference or not: once a minute two files of each group. What a minute's wait is
 depends on the node (`WAITS`); a container's throttled time is summed over its CPUs, so it may exceed the pod's use.
@@ -21,7 +21,7 @@ from cgroupfs.hierarchy import UNIFIED, Hierarchy
 from cgroupfs.pressure import parse_pressure
 from cgroupfs.usage import UsageReader, grown
 from reconciler.runtime.cooperative import TimeSlice
-from state.model import ContainerKind, Pod
+from state.model import ContainerKind, Pod, PodClass
 
 NAME: Final = "pod minutes"
 MINUTE_S: Final = 60.0
@@ -44,26 +44,44 @@ class _Counters(NamedTuple):
     wait_ns: int | None
 
 
+class CpuSeconds(NamedTuple):
+    """What pods used, what quotas kept from them, and what they waited. Seconds; None: never measured."""
+
+    use: float | None = None
+    throttled: float | None = None
+    wait: float | None = None
+
+    def plus(self, more: "CpuSeconds") -> "CpuSeconds":
+        """The sum; an unknown part of ``more`` adds nothing."""
+        pairs = zip(self, more, strict=True)
+        return CpuSeconds(*(have if new is None else (have or 0.0) + new for have, new in pairs))
+
+
 @final
 class MinuteSeries:
     """The last `LENGTH` minutes of one group. A value that is unknown is None."""
 
-    __slots__ = ("_before", "_values")
+    __slots__ = ("_before", "_values", "total")
 
     def __init__(self) -> None:
         self._values = array("f")
         self._before: _Counters | None = None
+        self.total = CpuSeconds()
+        """Since the first reading. It never falls, as a sum over containers would when one of them ends."""
 
-    def add(self, counters: _Counters) -> None:
-        """The minute since the reading before; the first reading makes none."""
+    def add(self, counters: _Counters) -> CpuSeconds:
+        """The minute since the reading before, and its growth; the first reading makes none."""
         before, self._before = self._before, counters
         if before is None or counters.at_s <= before.at_s:
-            return
+            return CpuSeconds()
         interval_s = counters.at_s - before.at_s
-        for earlier, later in zip(before[1:], counters[1:], strict=True):
-            increase = grown(earlier, later)
+        increases = [grown(earlier, later) for earlier, later in zip(before[1:], counters[1:], strict=True)]
+        for increase in increases:
             self._values.append(math.nan if increase is None else increase / interval_s / 1e6)
         del self._values[: -LENGTH * _WIDTH]
+        more = CpuSeconds(*(None if increase is None else increase / 1e9 for increase in increases))
+        self.total = self.total.plus(more)
+        return more
 
     def series(self, name: str) -> list[int | None]:
         """One of `SERIES`, the oldest first."""
@@ -94,6 +112,8 @@ class PodMinutes:
         self._inodes: dict[str, int] = {}
         self._waits: str | None = None
         self._sampled_at: float | None = None
+        self.by_class: dict[PodClass, CpuSeconds] = {}
+        """Of all pods that a class ever had, since the start: what pods that ended have used stays in it."""
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Sample until cancelled."""
@@ -121,12 +141,18 @@ class PodMinutes:
                 # The same name, another group: its counters began again.
                 self._groups.pop(path, None)
                 self._inodes[path] = pod.group.inode
-            self._add(path, self._with_containers(pod))
+            more = self._add(path, self._with_containers(pod))
+            self.by_class[pod.pod_class] = self.by_class.get(pod.pod_class, CpuSeconds()).plus(more)
             await slices.checkpoint()
         self._sampled_at = self._clock()
 
-    def _add(self, path: str, counters: _Counters) -> None:
-        self._groups.setdefault(path, MinuteSeries()).add(counters)
+    def total(self, pod: Pod) -> CpuSeconds:
+        """What one pod has used, since the first reading of its group. At most a minute old."""
+        series = self._groups.get(pod.group.path)
+        return series.total if series is not None else CpuSeconds()
+
+    def _add(self, path: str, counters: _Counters) -> CpuSeconds:
+        return self._groups.setdefault(path, MinuteSeries()).add(counters)
 
     def _with_containers(self, pod: Pod) -> _Counters:
         """The pod's counters, its throttled time with that of its containers: each has a quota of its own."""
