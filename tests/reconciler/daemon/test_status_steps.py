@@ -91,7 +91,8 @@ async def test_the_metrics_of_a_live_node_count_holds_by_kind_and_have_online_po
     with live.agent(config) as agent:
         show = StatusReport(agent, FakePulse(), statuses=list, reload=tuple)
         await live.look(agent)
-        agent.judge.holds["node"] = Hold(target="node", reason="r", by="root")
+        agent.holds.all["node"] = Hold(target="node", reason="r", by="root")
+        agent.holds.refresh()
         found = show.metrics()
         assert found.holds == {"node": 1}
         assert [pod.pod_class for pod in found.pods] != ["reclaimed"]
