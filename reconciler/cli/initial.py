@@ -31,7 +31,7 @@ _MANY_PODS: Final = 250
 _ROUTES: Final = 64 * 1024
 
 
-class _Entry(NamedTuple):
+class _ConfigEntry(NamedTuple):
     """``lines`` of the configuration; none: only the comment. ``why``: what was found, and what the line does."""
 
     lines: tuple[str, ...]
@@ -51,7 +51,7 @@ def run(options: Namespace) -> int:
     except FileExistsError as exc:
         raise CliError(f"{options.to} exists and is not overwritten; give another file", Exit.REFUSED) from exc
     except OSError as exc:
-        raise CliError(f"{options.to}: cannot be written: {errno_name(exc)}", Exit.REFUSED) from exc
+        raise CliError(f"{options.to}: cannot be written: {errno_name(exc.errno)}", Exit.REFUSED) from exc
     streams.write(f"{options.to}: written, mode 600. Check it: bypassd check-config --config {options.to}\n")
     return Exit.OK
 
@@ -60,8 +60,8 @@ def initial(node: InspectedNode) -> str:
     """The text of the file. It is valid whatever the node's files say: their texts are quoted, and bounded."""
     versions = {} if node.hierarchy is None else node.hierarchy.versions()
     groups = "no cgroups found" if not versions else f"cgroup v{min(versions.values())}"
-    name, day = _told(node_name(node.kubelet)), time.strftime("%Y-%m-%d")
-    found = f"Linux {_told(platform.release())}, {groups}, {_cpus(node)} CPUs, {len(node.pods)} pods"
+    name, day = _shown(node_name(node.kubelet)), time.strftime("%Y-%m-%d")
+    found = f"Linux {_shown(platform.release())}, {groups}, {_cpus(node)} CPUs, {len(node.pods)} pods"
     lines = list(_comment(f"bypassd on {name}; made by bypassctl init on {day}, which found {found}."))
     lines += _comment("Every setting: bypassctl config explain. Check the node: bypassctl doctor.")
     for entry in _entries(node):
@@ -69,20 +69,20 @@ def initial(node: InspectedNode) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _entries(node: InspectedNode) -> Iterator[_Entry]:
+def _entries(node: InspectedNode) -> Iterator[_ConfigEntry]:
     levels = list(effects(offers_of(node)))
     complete = [effect.level.value for effect in levels if not effect.lacks]
     lacking = [f"{effect.level.value} lacks {', '.join(effect.lacks)}" for effect in levels if effect.lacks]
-    yield _Entry(
+    yield _ConfigEntry(
         ("protect: observe",),
         "Writes nothing; bypassctl diff shows what a level would write. Then cpu, cpu+memory, full, one after another. "
         f"On this node {'complete: ' + ', '.join(complete) if complete else 'no level is complete'}"
         f"{'; ' + '; '.join(lacking) if lacking else ''}.",
     )
-    yield _Entry(
+    yield _ConfigEntry(
         ("kubelet: {endpoint: auto}",),
-        f"The kubelet: CPU manager policy {_told(node.kubelet.cpu_manager_policy)}, "
-        f"{node.kubelet.cgroup_driver} driver, directory {_told(node.kubelet.root_dir)}. "
+        f"The kubelet: CPU manager policy {_shown(node.kubelet.cpu_manager_policy)}, "
+        f"{node.kubelet.cgroup_driver} driver, directory {_shown(node.kubelet.root_dir)}. "
         "auto reads its pods with credentials (bypassctl init credentials)."
         if node.kubelet.pid is not None
         else "No running kubelet was found: its usual places apply, and auto uses it as soon as it runs.",
@@ -90,48 +90,50 @@ def _entries(node: InspectedNode) -> Iterator[_Entry]:
     sockets = [path for path in STANDARD_SOCKETS if os.path.exists(os.path.join(node.root, path.lstrip("/")))]
     if sockets:
         why = "The container runtime's socket, from which labels of pods are read."
-        yield _Entry((f"runtime: {{sockets: [{json.dumps(sockets[0])}]}}",), why)
+        yield _ConfigEntry((f"runtime: {{sockets: [{json.dumps(sockets[0])}]}}",), why)
     else:
-        yield _Entry(
+        yield _ConfigEntry(
             (), "No container runtime's socket was found at the usual places; set runtime.sockets if it is elsewhere."
         )
     yield from _policies(node)
-    yield _Entry(
+    yield _ConfigEntry(
         ("eviction: {dry_run: true}",),
         "Evictions are shown and not made (bypassctl evictions), until this is false and eviction.enabled is true.",
     )
     many = len(node.pods) > _MANY_PODS
     series = "sums by class" if many else "about 10 series each"
-    yield _Entry(
+    yield _ConfigEntry(
         (f"http: {{address: 127.0.0.1, port: 9470, pod_metrics: {'false' if many else 'true'}}}",),
         f"Metrics for this machine only; for pods ({len(node.pods)} now) {series}.",
     )
-    yield _Entry(
+    yield _ConfigEntry(
         ("on_stop: keep",), "A stopped daemon leaves its settings in force; bypassctl restore takes them back."
     )
-    yield _Entry(
+    yield _ConfigEntry(
         ("log: {level: info}",), "The journal also has every alert; other receivers: alerts.sinks (docs/alerts.md)."
     )
 
 
-def _policies(node: InspectedNode) -> Iterator[_Entry]:
+def _policies(node: InspectedNode) -> Iterator[_ConfigEntry]:
     """One block of what the policies need to have of this node; only comments where it is nothing."""
     kubelets, many_cpus, link = node.kubelet.reserved_cpus, _cpus(node) >= 4, _interface(node.root)
     block: list[str] = []
     if kubelets:
-        yield _Entry((), f"The kubelet reserves CPU {kubelets} for the system, and so does bypassd without a setting.")
+        yield _ConfigEntry(
+            (), f"The kubelet reserves CPU {kubelets} for the system, and so does bypassd without a setting."
+        )
     elif not many_cpus:
-        yield _Entry((), "The kubelet reserves no CPU, and with fewer than 4 bypassd should not either.")
+        yield _ConfigEntry((), "The kubelet reserves no CPU, and with fewer than 4 bypassd should not either.")
     else:
         why = "The kubelet reserves no CPU: BE and dedicated pods stay off this one, which is the system's."
         block += [*_comment(why, "  "), '  reserve: {cpus: "0"}']
     if link is None:
-        yield _Entry((), "Network shares are off: the driver of the default route's interface reports no speed.")
+        yield _ConfigEntry((), "Network shares are off: the driver of the default route's interface reports no speed.")
     else:
         why = f"The default route's interface, {link[1]} Mbit/s: at level full BE work has a bounded share of it."
         block += [*_comment(why, "  "), f"  network: {{interfaces: [{{name: {json.dumps(link[0])}}}]}}"]
     if block:
-        yield _Entry(("policies:", *block), "What the policies need to have of this node.")
+        yield _ConfigEntry(("policies:", *block), "What the policies need to have of this node.")
 
 
 def _cpus(node: InspectedNode) -> int:
@@ -151,7 +153,7 @@ def _interface(root: str) -> tuple[str, int] | None:
     return None
 
 
-def _told(text: str) -> str:
+def _shown(text: str) -> str:
     return printable(text, _LONGEST)
 
 

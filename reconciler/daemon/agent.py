@@ -62,6 +62,7 @@ from reconciler.runtime.counters import AgentCounters
 from reconciler.runtime.object_errors import ObjectErrors
 from reconciler.runtime.priority import LoopPriority
 from reconciler.runtime.supervisor import Component, at_once
+from reconciler.runtime.trials import clean_left
 from reconciler.runtime.workqueue import DirtyKeys
 from reconciler.sources.checkpoints import CheckpointSource
 from reconciler.sources.disks import DiskSource
@@ -128,6 +129,8 @@ class Agent:
                 "the last run was killed; its values stay in force", files=len(self.ledger), not_noted=adopted
             )
         self.thaw()
+        for left in clean_left(place.hierarchy, os.path.dirname(config.store.path), config.node.root):
+            self.log.info("removed what a killed doctor --prove left", group=left)
         self.store_lane = trio.CapacityLimiter(1)
         self.alert_service = AlertService(
             config.alerts,
