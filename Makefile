@@ -105,6 +105,7 @@ docs: setup ## write the generated files: example configuration, its documentati
 	$(BIN)/python -m reconciler.cli.completion
 	$(BIN)/python -m reconciler.cli.rights
 	$(BIN)/python -m tests.architecture draw
+	$(BIN)/python -m tests.architecture.concept
 	$(BIN)/python deploy/dashboard.py
 
 VERSION = $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml)
