@@ -7,7 +7,7 @@ PACKAGES := cgroupfs resctrl state reconciler tests
 # More for `make run`: ARGS="--seconds 300 --kubelet static-1.22 --containers fake"
 ARGS ?=
 
-.PHONY: run test setup lint types unit search e2e scenes vm vmcores bench protection protos docs lock artifact deb rpm artifact-test artifact-lock image image-test screenshots clean help
+.PHONY: run test setup lint types unit search e2e scenes vm vmcores monitoring bench protection protos docs lock artifact deb rpm artifact-test artifact-lock image image-test screenshots clean help
 
 help: ## what there is
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -82,6 +82,10 @@ vm-resctrl: setup ## the resctrl tests on a real kernel: Intel, Intel with L2, A
 	tests/vm/resctrl.sh intel-l2
 	tests/vm/resctrl.sh amd
 
+monitoring: setup ## check dashboard and alert rules with promtool too (Debian's prometheus, which is not started)
+	RUNLEVEL=1 deploy/setup-debian.sh --also promtool=prometheus
+	$(BIN)/python -m pytest -q tests/test_monitoring.py
+
 bench: setup ## what the daemon costs and how fast it is: idle, starts beside a bare C loop, churn (needs root)
 	$(BIN)/python -m tests.bench idle 110
 	$(BIN)/python -m tests.bench idle 500
@@ -106,6 +110,8 @@ docs: setup ## write the generated files: example configuration, its documentati
 	$(BIN)/python -m reconciler.cli.completion
 	$(BIN)/python -m reconciler.cli.rights
 	$(BIN)/python -m tests.architecture draw
+	$(BIN)/python -m tests.architecture.concept
+	$(BIN)/python deploy/dashboard.py
 
 VERSION = $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml)
 TARBALL = bypassd-$(VERSION)-linux-x86_64.tar.gz

@@ -1,33 +1,38 @@
 """The manual pages name what there is, and nothing else: metrics, commands, documents."""
 
 import re
+import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
 
 from reconciler.cli.options import COMMANDS
 from reconciler.pods.marks import ANNOTATIONS, LABELS
+from tests.architecture import concept
+from tests.reconciler.telemetry.complete import exposed
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-_MADE = re.compile(r'\b_(gauges?|counters?|histogram|PodFamily|comments)\(\s*"([a-z_]+)"')
-_WHOLE = re.compile(r'\b(Gauge|Counter|Info)MetricFamily\(\s*"([a-z_]+)"')
+_MADE = re.compile(r'\b_(?:gauges?|counters?|histogram|PodFamily)\(\s*"([a-z_]+)"')
+_OF_HISTOGRAM = re.compile(r"_(?:bucket|sum|count)$")
 
 
-def exposed() -> set[str]:
-    """All series by their names on the wire, without ``bypassd_``."""
-    text = (ROOT / "reconciler/telemetry/prometheus.py").read_text()
-    items = {f"{name}_total" if kind.startswith("counter") else name for kind, name in _MADE.findall(text)}
-    ends = {"Gauge": "", "Counter": "_total", "Info": "_info"}
-    return items | {f"{name.removeprefix('bypassd_')}{ends[kind]}" for kind, name in _WHOLE.findall(text)}
+def in_the_manual() -> set[str]:
+    """All series by their names on the wire, without ``bypassd_``; a histogram as one."""
+    return {_OF_HISTOGRAM.sub("", name).removeprefix("bypassd_") for name in exposed()}
+
+
+def test_the_complete_snapshot_has_every_series_that_the_program_can_make() -> None:
+    made = set(_MADE.findall((ROOT / "reconciler/telemetry/prometheus.py").read_text()))
+    assert len(made) > 50
+    assert made - {name.removesuffix("_total") for name in in_the_manual()} == set()
 
 
 def test_every_metric_is_in_the_manual_page_and_no_other() -> None:
     page = (DOCS / "bypassd.8.md").read_text()
     table = page[page.index("## Metrics") : page.index("## Environment")]
     rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
-    assert len(exposed()) > 40
-    assert {name for row in rows for name in re.findall(r"`([a-z_]+)`", row)} == exposed()
+    assert {name for row in rows for name in re.findall(r"`([a-z_]+)`", row.split("|")[0])} == in_the_manual()
 
 
 def test_every_command_has_its_part_of_the_manual_page() -> None:
@@ -42,15 +47,80 @@ def test_every_label_and_annotation_that_is_read_is_in_its_document() -> None:
     assert [key for key in re.findall(r"^\| `([^`]+)`", refused, re.MULTILINE) if key in ANNOTATIONS] == []
 
 
-def test_the_readme_names_every_document() -> None:
-    named = set(re.findall(r"\]\(docs/([\w.-]+)\)", (ROOT / "README.md").read_text()))
-    assert {path.name for path in DOCS.glob("*.md")} - named == set()
+def test_the_index_names_every_document_and_the_readme_the_index() -> None:
+    named = set(re.findall(r"\]\(([\w.-]+\.md)\)", (DOCS / "index.md").read_text()))
+    assert {path.name for path in DOCS.glob("*.md")} - named == {"index.md"}
+    assert "](docs/index.md)" in (ROOT / "README.md").read_text()
 
 
-@pytest.mark.parametrize("path", [ROOT / "README.md", *sorted(DOCS.glob("*.md"))], ids=lambda path: path.name)
-def test_links_between_documents_lead_somewhere(path: Path) -> None:
-    targets = re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", path.read_text())
-    assert [target for target in targets if not (path.parent / target).exists()] == []
+def test_the_readme_is_two_screens_long_and_has_the_two_commands() -> None:
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) <= 110
+    assert {line.split()[1] for line in lines if line.startswith("    make ")} == {"run", "test"}
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors of a document's headings, as GitHub makes them; one of the same name again gets a number."""
+    found: set[str] = set()
+    fenced = False
+    for line in text.splitlines():
+        fenced ^= line.startswith("```")
+        if fenced or not re.match(r"#{1,6} ", line):
+            continue
+        title = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", line.lstrip("#").strip())
+        name = re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+        again = sum(name == known or re.fullmatch(rf"{re.escape(name)}-\d+", known) is not None for known in found)
+        found.add(f"{name}-{again}" if again else name)
+    return found
+
+
+def dead_links(path: Path) -> list[str]:
+    """Relative links of a document to a file or heading that is not there. Those elsewhere are not opened."""
+    dead = []
+    text = re.sub(r"`[^`\n]*`", "", path.read_text())
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        file = path.parent / name if name else path
+        if not file.exists() or (anchor and file.suffix == ".md" and anchor not in anchors(file.read_text())):
+            dead.append(target)
+    return dead
+
+
+@pytest.mark.parametrize(
+    "path",
+    [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.glob("*.md"))],
+    ids=lambda path: path.name,
+)
+def test_links_between_documents_lead_to_a_file_and_a_heading(path: Path) -> None:
+    assert dead_links(path) == []
+
+
+def test_a_dead_link_is_found(tmp_path: Path) -> None:
+    (tmp_path / "a.md").write_text(
+        "# A title: `x`\n\n## Twice\n\n## Twice\n\n[b](b.md) [c](#twice-1) [d](#a-title-x)\n"
+    )
+    assert dead_links(tmp_path / "a.md") == ["b.md"]
+    (tmp_path / "b.md").write_text("[x](a.md#twice) [y](a.md#thrice) [z](https://x.example/#y) [w](#no)\n")
+    assert dead_links(tmp_path / "a.md") == []
+    assert dead_links(tmp_path / "b.md") == ["a.md#thrice", "#no"]
+
+
+def test_the_comparison_has_a_date_and_a_commit_for_each_project() -> None:
+    rows = [line.split("|")[2:-1] for line in (DOCS / "comparison.md").read_text().splitlines() if line.startswith("|")]
+    header, _, commits, dates, *_ = rows
+    assert len(header) == 5
+    assert all(re.match(r" [0-9a-f]{7,9}\b", cell) for cell in commits)
+    assert all(re.fullmatch(r" 20\d\d-\d\d-\d\d ", cell) for cell in dates)
+
+
+def test_the_concept_drawing_is_what_its_program_draws() -> None:
+    assert concept.SVG.read_text() == concept.drawing()
+    assert ET.fromstring(concept.drawing()).tag.endswith("svg")
+    for box in concept.BOXES:
+        assert box.x + box.width <= 940
+        assert max(map(len, box.lines)) * 6.2 + 12 < box.width, box.title
 
 
 def test_every_check_that_the_security_page_names_is_there() -> None:

@@ -58,6 +58,7 @@ NOT_SHIPPED: Final = frozenset({"reconciler/cli/completion.py"})
 SHARED: Final = {
     "deploy/config.yaml": "share/bypassd/config.yaml",
     "deploy/alert-rules.yaml": "share/bypassd/alert-rules.yaml",
+    "deploy/grafana-dashboard.json": "share/bypassd/grafana-dashboard.json",
     "deploy/completion/bypassctl.bash": "share/bypassd/completion/bypassctl.bash",
     "deploy/completion/_bypassctl": "share/bypassd/completion/_bypassctl",
     "LICENSE": "share/bypassd/LICENSE",

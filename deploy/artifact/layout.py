@@ -59,7 +59,8 @@ def lay_out(tarball: Path, root: Path) -> Release:
     move(shared / "completion/_bypassctl", root / ZSH)
     (shared / "completion").rmdir()
     move(shared / "docs", root / DOCUMENTS)
-    move(shared / "alert-rules.yaml", root / DOCUMENTS / "examples/alert-rules.yaml")
+    for example in ("alert-rules.yaml", "grafana-dashboard.json"):
+        move(shared / example, root / DOCUMENTS / "examples" / example)
     move(shared / "README.md", root / DOCUMENTS / "README.md")
     readme = (root / DOCUMENTS / "README.md").read_text().replace("](docs/", "](")
     (root / DOCUMENTS / "README.md").write_text(readme)

@@ -29,7 +29,7 @@ _shtab_bypassctl_alert_option_strings=(-h --help --sink --output -o --no-headers
 _shtab_bypassctl_interference_option_strings=(-h --help --output -o --no-headers --config --socket --store --root)
 _shtab_bypassctl_simulate_option_strings=(-h --help --record --against --from --to --output -o --no-headers --config --socket --store --root)
 _shtab_bypassctl_reload_option_strings=(-h --help --output -o --no-headers --config --socket --store --root)
-_shtab_bypassctl_doctor_option_strings=(-h --help --output -o --no-headers --config --socket --store --root)
+_shtab_bypassctl_doctor_option_strings=(-h --help --prove --output -o --no-headers --config --socket --store --root)
 _shtab_bypassctl_capture_option_strings=(-h --help --interval --output -o --no-headers --config --socket --store --root)
 _shtab_bypassctl_plan_option_strings=(-h --help --machine --pods --output -o --no-headers --config --socket --store --root)
 _shtab_bypassctl_init_option_strings=(-h --help --from --server --ca --token-file --to --namespace --days --use --test --dry-run --config --socket --store --root)
@@ -204,7 +204,7 @@ _shtab_bypassctl_capture___output_choices=(table wide json yaml jsonpath=)
 _shtab_bypassctl_capture__o_choices=(table wide json yaml jsonpath=)
 _shtab_bypassctl_plan___output_choices=(table wide json yaml jsonpath=)
 _shtab_bypassctl_plan__o_choices=(table wide json yaml jsonpath=)
-_shtab_bypassctl_init_pos_0_choices=(credentials)
+_shtab_bypassctl_init_pos_0_choices=(config credentials)
 _shtab_bypassctl_init___use_choices=(pods kubelet eviction events)
 _shtab_bypassctl_config_pos_0_choices=(show explain schema)
 _shtab_bypassctl_config___output_choices=(table wide json yaml jsonpath=)
@@ -290,6 +290,7 @@ _shtab_bypassctl_reload___help_nargs=0
 _shtab_bypassctl_reload___no_headers_nargs=0
 _shtab_bypassctl_doctor__h_nargs=0
 _shtab_bypassctl_doctor___help_nargs=0
+_shtab_bypassctl_doctor___prove_nargs=0
 _shtab_bypassctl_doctor___no_headers_nargs=0
 _shtab_bypassctl_capture__h_nargs=0
 _shtab_bypassctl_capture___help_nargs=0

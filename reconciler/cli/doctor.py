@@ -18,6 +18,8 @@ from reconciler.runtime import format as fmt
 def run(options: Namespace) -> int:
     """Read the node and query its programs. `Exit.NOT_OK` when a finding is bad; a warning is not a failure."""
     node = inspect_node(options)
+    if options.prove:
+        return _proven(node, options.output)
     findings = examine(node)
     if options.output == "table":
         show(_blocks(findings))
@@ -28,6 +30,22 @@ def run(options: Namespace) -> int:
         ]
         emit({"root": node.root, "bad": _count(findings, CheckState.BAD), "findings": rows}, options.output)
     return Exit.NOT_OK if _count(findings, CheckState.BAD) else Exit.OK
+
+
+def _proven(node: InspectedNode, output: str) -> int:
+    """The trials. `Exit.NOT_OK` when the kernel does not do what it was asked to."""
+    from reconciler.cli import prove
+
+    proofs = prove.prove(node)
+    if output == "table":
+        styles = {"holds": "ok", "fails": "bad", "unknown": "warn"}
+        cells: list[tuple[Cell, ...]] = [
+            (StyledText(state, styles[state]), name, found) for state, name, found in prove.rows(proofs)
+        ]
+        show([Table(("", "TRIAL", "FOUND"), cells)])
+    else:
+        emit({"proofs": [proof._asdict() for proof in proofs]}, output)
+    return Exit.NOT_OK if any(proof.state is prove.ProofState.FAILS for proof in proofs) else Exit.OK
 
 
 def examine(node: InspectedNode) -> list[CheckResult]:

@@ -3,10 +3,16 @@
 from argparse import Namespace
 
 from reconciler.cli.exits import Exit
+from reconciler.cli.options import OWN_KUBECONFIG
 
 
 def run(options: Namespace) -> int:
     """Make the subject that the command line names."""
-    from reconciler.cli import credentials  # the only subject
+    if options.subject == "config":
+        from reconciler.cli import initial
 
+        return Exit(initial.run(options))
+    from reconciler.cli import credentials
+
+    options.to = options.to or OWN_KUBECONFIG
     return Exit(credentials.run(options))

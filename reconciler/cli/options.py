@@ -236,7 +236,12 @@ def _config(parser: argparse.ArgumentParser) -> None:
 
 def _init(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "subject", choices=("credentials",), help="credentials: rights to apply, and a kubeconfig for this node"
+        "subject",
+        nargs="?",
+        choices=("config", "credentials"),
+        default="config",
+        help="config (default): a short configuration with what this node has; credentials: rights to apply, and a "
+        "kubeconfig for this node; all options but --to are of this one",
     )
     admin = parser.add_argument(
         "--from", dest="admin", metavar="KUBECONFIG", help="kubeconfig of an administrator: a token is requested"
@@ -244,7 +249,9 @@ def _init(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--server", metavar="URL", help="API server, with --token-file; instead of --from")
     ca = parser.add_argument("--ca", metavar="FILE", help="CA of the API server, PEM (default: the kubeconfig's)")
     token = parser.add_argument("--token-file", metavar="FILE", help="file with the token to use")
-    to = parser.add_argument("--to", metavar="FILE", default=OWN_KUBECONFIG, help=f"default: {OWN_KUBECONFIG}")
+    to = parser.add_argument(
+        "--to", metavar="FILE", help=f"file to write; default: standard output, for credentials {OWN_KUBECONFIG}"
+    )
     for action in (admin, ca, token, to):
         vars(action)["complete"] = _FILES
     parser.add_argument(
@@ -262,6 +269,14 @@ def _init(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--test", action="store_true", help="test the credentials in force, change nothing")
     parser.add_argument("--dry-run", action="store_true", help="print the kubeconfig, its token masked; write nothing")
+
+
+def _doctor(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--prove",
+        action="store_true",
+        help="try what the kernel does, with planted processes in groups of their own; about 6 s, root only",
+    )
 
 
 def _namespace(text: str) -> str:
@@ -307,10 +322,10 @@ COMMANDS: Final = (
     CliCommand("interference", "victims of interference, suspects and responses", "interference"),
     CliCommand("simulate", "replay a recording with a configuration", "simulate", add=_simulate),
     CliCommand("reload", "reload the daemon's configuration", "reload"),
-    CliCommand("doctor", "check this node: available features, problems and fixes", "doctor"),
+    CliCommand("doctor", "check this node: available features, problems and fixes", "doctor", add=_doctor),
     CliCommand("capture", "capture everything bypassd reads on this node, secrets masked", "capture", add=_capture),
     CliCommand("plan", "plan and writes without the daemon; --root CAPTURE: for a captured node", "plan", add=_plan),
-    CliCommand("init", "credentials for the cluster: rights, kubeconfig, test", "init", ("table",), _init),
+    CliCommand("init", "a configuration for this node; credentials for the cluster", "init", ("table",), _init),
     CliCommand("config", "configuration in force and the origin of each value", "config", add=_config),
 )
 

@@ -353,6 +353,9 @@ class HttpSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         Meta(ge=1, le=1024, description="most connections per socket; further ones are closed", extra=_RESTART),
     ] = 32
     pod_metrics: Annotated[bool, Meta(description="metrics per pod; off: only sums per class")] = True
+    pod_metrics_limit: Annotated[
+        int, Meta(ge=1, le=2_000, description="most pods with metrics of their own, online ones first")
+    ] = 250
 
     def __post_init__(self) -> None:
         if not _address(self.address).is_loopback and not self.allow_remote:

@@ -1,4 +1,4 @@
-"""The last hour of every pod, one value a minute: CPU use, throttling, and wait; for ``bypassctl why``.
+"""The last hour of every pod, one value a minute: CPU use, throttling, and wait; for ``why`` and the metrics.
 
 Read for all pods, watched for interference or not: once a minute two files of each group. What a minute's wait is
 depends on the node (`WAITS`); a container's throttled time is summed over its CPUs, so it may exceed the pod's use.
@@ -21,7 +21,7 @@ from cgroupfs.hierarchy import UNIFIED, Hierarchy
 from cgroupfs.pressure import parse_pressure
 from cgroupfs.usage import UsageReader, grown
 from reconciler.runtime.cooperative import TimeSlice
-from state.model import ContainerKind, Pod
+from state.model import ContainerKind, Pod, PodClass
 
 NAME: Final = "pod minutes"
 MINUTE_S: Final = 60.0
@@ -52,18 +52,33 @@ class Minute(NamedTuple):
     wait_milli: float | None
 
 
+class CpuSeconds(NamedTuple):
+    """What pods used, what quotas kept from them, and what they waited. Seconds; None: never measured."""
+
+    use: float | None = None
+    throttled: float | None = None
+    wait: float | None = None
+
+    def plus(self, more: "CpuSeconds") -> "CpuSeconds":
+        """The sum; an unknown part of ``more`` adds nothing."""
+        pairs = zip(self, more, strict=True)
+        return CpuSeconds(*(have if new is None else (have or 0.0) + new for have, new in pairs))
+
+
 @final
 class MinuteSeries:
     """The last `LENGTH` minutes of one group. A value that is unknown is None."""
 
-    __slots__ = ("_before", "_values")
+    __slots__ = ("_before", "_values", "total")
 
     def __init__(self) -> None:
         self._values = array("f")
         self._before: _Counters | None = None
+        self.total = CpuSeconds()
+        """Since the first reading. It never falls, as a sum over containers would when one of them ends."""
 
-    def add(self, counters: _Counters) -> Minute | None:
-        """The minute since the reading before; the first reading makes none."""
+    def add(self, counters: _Counters) -> tuple[Minute, CpuSeconds] | None:
+        """The minute since the reading before, and its growth; the first reading makes none."""
         before, self._before = self._before, counters
         if before is None or counters.at_s <= before.at_s:
             return None
@@ -72,7 +87,9 @@ class MinuteSeries:
         minute = Minute(*(None if increase is None else increase / interval_s / 1e6 for increase in increases))
         self._values.extend(math.nan if value is None else value for value in minute)
         del self._values[: -LENGTH * _WIDTH]
-        return minute
+        more = CpuSeconds(*(None if increase is None else increase / 1e9 for increase in increases))
+        self.total = self.total.plus(more)
+        return minute, more
 
     def series(self, name: str) -> list[int | None]:
         """One of `SERIES`, the oldest first."""
@@ -105,6 +122,8 @@ class PodMinutes:
         self._inodes: dict[str, int] = {}
         self._waits: str | None = None
         self._sampled_at: float | None = None
+        self.by_class: dict[PodClass, CpuSeconds] = {}
+        """Of all pods that a class ever had, since the start: what pods that ended have used stays in it."""
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Sample until cancelled."""
@@ -133,13 +152,20 @@ class PodMinutes:
                 # The same name, another group: its counters began again.
                 self._groups.pop(path, None)
                 self._inodes[path] = pod.group.inode
-            if (minute := self._add(path, self._with_containers(pod))) is not None:
+            minute, more = self._add(path, self._with_containers(pod)) or (None, CpuSeconds())
+            self.by_class[pod.pod_class] = self.by_class.get(pod.pod_class, CpuSeconds()).plus(more)
+            if minute is not None:
                 minutes.append((pod, minute))
             await slices.checkpoint()
         self._sampled_at = self._clock()
         self._sampled(minutes)
 
-    def _add(self, path: str, counters: _Counters) -> Minute | None:
+    def total(self, pod: Pod) -> CpuSeconds:
+        """What one pod has used, since the first reading of its group. At most a minute old."""
+        series = self._groups.get(pod.group.path)
+        return series.total if series is not None else CpuSeconds()
+
+    def _add(self, path: str, counters: _Counters) -> tuple[Minute, CpuSeconds] | None:
         return self._groups.setdefault(path, MinuteSeries()).add(counters)
 
     def _with_containers(self, pod: Pod) -> _Counters:

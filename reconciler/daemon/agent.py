@@ -51,7 +51,7 @@ from reconciler.control.persistence import StateWriter, read_classes, read_holds
 from reconciler.control.reconciler import Reconciler
 from reconciler.control.sampler import Sampler
 from reconciler.daemon import side_actuators
-from reconciler.daemon.effect import effect_counts, effect_mode
+from reconciler.daemon.effect import effect_hours_of
 from reconciler.daemon.operator_files import OperatorFiles
 from reconciler.daemon.pod_off import restore_control_files
 from reconciler.daemon.pod_sources import PodSources
@@ -66,6 +66,7 @@ from reconciler.runtime.counters import AgentCounters
 from reconciler.runtime.object_errors import ObjectErrors
 from reconciler.runtime.priority import LoopPriority
 from reconciler.runtime.supervisor import Component, at_once
+from reconciler.runtime.trials import clean_left
 from reconciler.runtime.workqueue import DirtyKeys
 from reconciler.sources.checkpoints import CheckpointSource
 from reconciler.sources.disks import DiskSource
@@ -133,6 +134,8 @@ class Agent:
                 "the last run was killed; its values stay in force", files=len(self.ledger), not_noted=adopted
             )
         self.thaw()
+        for left in clean_left(place.hierarchy, os.path.dirname(config.store.path), config.node.root):
+            self.log.info("removed what a killed doctor --prove left", group=left)
         self.store_lane = trio.CapacityLimiter(1)
         self.alert_service = AlertService(
             config.alerts,
@@ -264,9 +267,7 @@ class Agent:
         )
         self.sides = side_actuators.build(means)
         self.usage = UsageReader(place.hierarchy, ops=files)
-        self.effect = effect_hours.EffectHours(
-            self.store, self.store_lane, counted=lambda: effect_counts(self), mode=lambda: effect_mode(self)
-        )
+        self.effect = effect_hours_of(self)
         self.minutes = pod_minutes.PodMinutes(
             place.hierarchy, lambda: self.inventory.pods, sampled=self.effect.minute, files=files
         )
@@ -318,8 +319,6 @@ class Agent:
         self._apply_config(config)
         self.notes.known(active(self.holds.all.values(), time.time()))
         self.holds.refresh()
-
-    # Running
 
     def components(self) -> list[list[Component]]:
         """The parts by lifetime, outermost first; the caller adds its own around them."""
@@ -395,8 +394,6 @@ class Agent:
         self.reconciler.on_executed(result)
         if result.creation:
             self.counters.started(result.seconds, result.before_exec)
-
-    # What is known
 
     def _planned(self, view: NodeView, plan: NodePlan) -> None:
         situation = PlanSnapshot(view=view, plan=plan, enforce=self.judge.enforce, holds=self.judge.holds)
@@ -490,8 +487,6 @@ class Agent:
     def _owner(self, path: str) -> str | None:
         name = self.place.layout.parse(path)
         return None if name is None else name.pod_uid
-
-    # The operator's files
 
     async def _watch_files(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Check the operator's file and the static-pod manifests at intervals; people change them."""

@@ -4,6 +4,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
+from reconciler.control.effect_hours import EffectHours
+
 if TYPE_CHECKING:
     from reconciler.daemon.agent import Agent
 
@@ -15,6 +17,13 @@ _EVICTIONS: Final = {
     "eviction-refused": "evictions_failed",
 }
 _NODE: Final = "node"
+
+
+def effect_hours_of(agent: "Agent") -> EffectHours:
+    """The hourly rows of an agent that is being built."""
+    return EffectHours(
+        agent.store, agent.store_lane, counted=lambda: effect_counts(agent), mode=lambda: effect_mode(agent)
+    )
 
 
 def effect_counts(agent: "Agent") -> Mapping[str, int]:

@@ -106,7 +106,7 @@ def pod_rows(agent: Agent) -> Iterator[dict[str, object]]:
             "class": pod.pod_class.value,
             "pool": pools.pool_of(pod) if pools is not None else None,
             "cpus": _cpus(agent, pod),
-            "quota_milli": _quota_milli(agent, pod),
+            "quota_milli": pod_quota_milli(agent, pod),
             "wait_percent": wait.value if wait is not None else None,
             "state": state_of(agent, pod, measures),
             "counters": _counters(agent, pod),
@@ -162,7 +162,7 @@ def _cpus(agent: Agent, pod: Pod) -> str | None:
     return str(CpuSet.union(known)) if known else None
 
 
-def _quota_milli(agent: Agent, pod: Pod) -> int | None:
+def pod_quota_milli(agent: Agent, pod: Pod) -> int | None:
     """The quota in force on the pod's own group, set by any program; None: none, or not known."""
     quota, period = (_value(agent, pod.group.path, knob) for knob in ("cpu.quota", "cpu.period"))
     return quota * 1000 // period if isinstance(quota, int) and isinstance(period, int) and period else None

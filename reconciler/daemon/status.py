@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any, Final, final
 
 import trio
@@ -33,6 +34,7 @@ from reconciler.daemon.podlist import (
     BUCKETS,
     class_rows,
     outcomes_of,
+    pod_quota_milli,
     pod_rows,
     pods_in_order,
     standings_by_group,
@@ -113,7 +115,8 @@ def snapshot(agent: Agent, *, ready: bool, components: Sequence[ComponentStatus]
     pods: list[PodMetrics] = []
     if agent.config.http.pod_metrics:
         cache = cache_use(agent.sides)
-        for pod in pods_in_order(agent):
+        ordered = sorted(pods_in_order(agent), key=lambda pod: not pod.pod_class.online)
+        for pod in ordered[: agent.config.http.pod_metrics_limit]:
             pods.append(_pod_metrics(agent, pod, cache))
             yield
     pools, cpu = agent.reconciler.pools, agent.inventory.readings.cpu
@@ -128,6 +131,10 @@ def snapshot(agent: Agent, *, ready: bool, components: Sequence[ComponentStatus]
         mode=AgentMode.ENFORCE.value if agent.judge.enforce else AgentMode.OBSERVE.value,
         ready=ready,
         pods=tuple(pods),
+        pods_without_series=max(0, len(agent.inventory.pods) - agent.config.http.pod_metrics_limit)
+        if agent.config.http.pod_metrics
+        else 0,
+        cpu_by_class={pod_class.value: cpu for pod_class, cpu in agent.minutes.by_class.items()},
         pods_by_class=Counter(pod.pod_class.value for pod in agent.inventory.pods.values()),
         pools={name: len(cpus) for name, cpus in _pool_sets(agent).items()},
         claims_cut=sum(claim.cut for claim in agent.claims()),
@@ -143,7 +150,7 @@ def snapshot(agent: Agent, *, ready: bool, components: Sequence[ComponentStatus]
         headroom_memory_bytes=agent.memory_headroom.state.total,
         settings=settings,
         refused=refused,
-        holds=len(agent.judge.holds),
+        holds=Counter(target.partition(":")[0] for target in agent.judge.holds),
         yielded=yielded,
         ledger_files=len(agent.ledger),
         sources=tuple(agent.statuses()),
@@ -166,23 +173,41 @@ def _pod_metrics(agent: Agent, pod: Pod, cache: CacheUsage | None) -> PodMetrics
     pools = agent.reconciler.pools
     use = cache.pods.get(pod.uid, CacheConsumption()) if cache is not None else CacheConsumption()
     outcomes = outcomes_of(agent)
-    states = Counter(
-        [BUCKETS[status.state] for path in pod.paths for status in standings_of(agent, path, outcomes).values()]
-    )
+    statuses = [standings_of(agent, path, outcomes) for path in pod.paths]
+    states = Counter([BUCKETS[status.state] for of_group in statuses for status in of_group.values()])
+    sets = [of_group["cpu.set"] for of_group in statuses if "cpu.set" in of_group]
+    quota_milli = (pools.quota_milli or {}).get(pod.uid) if pools is not None else None
     return PodMetrics(
         uid=pod.uid,
         namespace=pod.namespace or "",
         name=pod.name or "",
         pod_class=pod.pod_class.value,
         source=pod.classification.source,
-        cpus=len(pools.reclaimed) if pools is not None and pod.pod_class is PodClass.RECLAIMED else None,
-        quota_milli=(pools.quota_milli or {}).get(pod.uid) if pools is not None else None,
+        cpus=_size([status.actual for status in sets]),
+        wanted_cpus=_size([status.wanted for status in sets]),
+        quota_milli=pod_quota_milli(agent, pod) if quota_milli is not None else None,
+        wanted_quota_milli=quota_milli,
+        used=agent.minutes.total(pod),
         in_force=states["in_force"],
         pending=states["pending"],
         left_alone=states["left_alone"],
         llc_bytes=use.occupancy_bytes,
         memory_bytes_s=use.total_bytes_s,
     )
+
+
+def _size(sets: Sequence[str | None]) -> int | None:
+    """The number of CPUs in all of the kernel's texts together; None: one is not known, or there is none."""
+    known = [text for text in sets if text]
+    return _union_size(tuple(known)) if known and len(known) == len(sets) else None
+
+
+@lru_cache(maxsize=256)
+def _union_size(texts: tuple[str, ...]) -> int | None:
+    try:
+        return len(CpuSet.union([CpuSet.parse(text) for text in texts]))
+    except ValueError:
+        return None
 
 
 def _pool_sets(agent: Agent) -> Mapping[str, CpuSet]:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 from reconciler.alerts.service import AlertNumbers
+from reconciler.control.pod_minutes import CpuSeconds
 from reconciler.interference.service import InterferenceCounters
 from reconciler.runtime.counters import CounterValues
 from reconciler.runtime.priority import PriorityState, PriorityStatus
@@ -20,9 +21,11 @@ from state.owners import OwnerAccount
 
 
 class PodMetrics(Struct, frozen=True, kw_only=True):
-    """One pod's series: eight at most. ``quota_milli`` None: no quota; ``cpus``: how many it may run on.
+    """One pod's series: thirteen at most. ``wanted_cpus`` and ``cpus``: how many its containers shall and may run on.
 
-    ``llc_bytes`` and ``memory_bytes_s``: what it has of the cache and of the memory bus, None: not known.
+    ``wanted_quota_milli`` and ``quota_milli``: planned, and in force on the pod's own group; None: none, or not known.
+    ``used``: CPU time since the daemon first read the pod's group. ``llc_bytes`` and ``memory_bytes_s``: what it has of
+    the cache and of the memory bus, None: not known.
     """
 
     uid: str
@@ -31,7 +34,10 @@ class PodMetrics(Struct, frozen=True, kw_only=True):
     pod_class: str
     source: str
     cpus: int | None = None
+    wanted_cpus: int | None = None
     quota_milli: int | None = None
+    wanted_quota_milli: int | None = None
+    used: CpuSeconds = CpuSeconds()
     in_force: int = 0
     pending: int = 0
     left_alone: int = 0
@@ -48,6 +54,10 @@ class MetricsSnapshot(Struct, frozen=True, kw_only=True):
     ready: bool = False
     pods: tuple[PodMetrics, ...] = ()
     """Empty where the configuration selects sums only."""
+    pods_without_series: int = 0
+    """Pods beyond the configured number."""
+    cpu_by_class: Mapping[str, CpuSeconds] = {}
+    """CPU time of all pods of a class since the start."""
     pods_by_class: Mapping[str, int] = {}
     pools: Mapping[str, int] = {}
     """CPUs by pool."""
@@ -74,7 +84,8 @@ class MetricsSnapshot(Struct, frozen=True, kw_only=True):
     """By knob and state: ``in_force``, ``pending``, ``left_alone``."""
     refused: Mapping[str, int] = {}
     """Settings that the planner refuses now, by rule."""
-    holds: int = 0
+    holds: Mapping[str, int] = {}
+    """By kind of target: ``node``, ``pod``, ``knob``, ``file``, ``off``."""
     yielded: int = 0
     ledger_files: int = 0
     sources: tuple[SourceStatus, ...] = ()

@@ -18,6 +18,7 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.utils import floatToGoString
 
+from reconciler.control.pod_minutes import CpuSeconds
 from reconciler.interference.service import InterferenceCounters
 from reconciler.runtime.cooperative import Steps
 from reconciler.runtime.counters import HistogramValues
@@ -78,7 +79,7 @@ def rendering(snapshot: MetricsSnapshot, form: str) -> Steps[tuple[bytes, str]]:
             written.append(text if not first else _COMMENTS.sub(b"", text))
             yield
     if snapshot.pods:
-        written.append((yield from _pod_text(snapshot.pods)))
+        written.append((yield from _pod_text(snapshot.pods, form)))
     if form == OPENMETRICS:
         written.append(_EOF)
     return b"".join(written), content_type
@@ -164,6 +165,10 @@ def _daemon(now: MetricsSnapshot) -> Iterator[Metric]:
 
 def _node(now: MetricsSnapshot) -> Iterator[Metric]:
     yield _gauges("pods", "Pods by class.", ("class",), _single(now.pods_by_class))
+    yield _gauge("pods_without_series", "Pods beyond http.pod_metrics_limit.", now.pods_without_series)
+    for part, name, message in _CPU_SECONDS:
+        known = [((kind,), value) for kind, cpu in sorted(now.cpu_by_class.items()) if (value := part(cpu)) is not None]
+        yield _counters(f"class_{name}", f"{message} of all pods of a class.", ("class",), known)
     yield _gauges("pool_cpus", "CPUs by pool.", ("pool",), _single(now.pools))
     yield _gauge("claims_cut", "Claims on CPUs with fewer or other CPUs than they asked.", now.claims_cut)
     yield _gauge("claims_missing_cpus", "CPUs that claims asked and did not get.", now.claims_missing_cpus)
@@ -182,8 +187,8 @@ def _node(now: MetricsSnapshot) -> Iterator[Metric]:
         for kind, field in sold.items()
     )
     yield _counters("be_owner_cpu_seconds", "CPU time of BE pods by owner.", ("owner", "kind"), accounts)
-    promised = _single(now.headroom_milli)
-    yield _gauges("headroom_milli", "CPU headroom for BE pods in thousandths of a CPU.", ("numa_node",), promised)
+    promised = (((node,), milli / 1000) for node, milli in sorted(now.headroom_milli.items()))
+    yield _gauges("headroom_cpus", "CPU headroom for BE pods.", ("numa_node",), promised)
     if now.headroom_memory_bytes is not None:
         yield _gauge("headroom_memory_bytes", "Memory headroom for BE pods.", now.headroom_memory_bytes)
 
@@ -193,7 +198,7 @@ def _writes(now: MetricsSnapshot) -> Iterator[Metric]:
     yield _gauges("settings", "Settings by knob and state.", ("knob", "state"), sorted(now.settings.items()))
     yield _gauges("settings_refused", "Settings refused by the planner.", ("rule",), _single(now.refused))
     yield _gauge("ledger_files", "Values of every kind with a recorded original.", now.ledger_files)
-    yield _gauge("holds", "Active holds.", now.holds)
+    yield _gauges("holds", "Active holds by kind of target.", ("kind",), _single(now.holds))
     yield _gauge("files_yielded", "Files given up to other writers now.", now.yielded)
     yield _counter("yields", "Times a file was given up to other writers.", counters.yields)
     yield _counters(
@@ -284,8 +289,9 @@ def _cache(use: CacheUsage, age_s: float | None) -> Iterator[Metric]:
     if age_s is not None:
         yield _gauge("cache_use_age_seconds", "Age of the readings of cache and memory bandwidth.", age_s)
     if use.level is not None:
-        shares = [(("cache",), use.level.cache_percent), (("memory_bandwidth",), use.level.mba_percent)]
-        yield _gauges("be_level_percent", "Current BE share of a dynamic level.", ("of",), shares)
+        level = {"cache": use.level.cache_percent, "memory_bandwidth": use.level.mba_percent}
+        shares = [((name,), percent / 100) for name, percent in level.items()]
+        yield _gauges("be_level_ratio", "Current BE share of a dynamic level, 0 to 1.", ("of",), shares)
     labels = ("group", "class", "cache")
     rows = [
         ((name, use.classes.get(name, ""), str(cache)), consumption)
@@ -306,14 +312,30 @@ class _PodFamily(NamedTuple):
     name: str
     message: str
     values: tuple[tuple[str, Callable[[PodMetrics], float | None]], ...]
+    kind: str = "gauge"
+
+
+_CPU_SECONDS: Final[tuple[tuple[Callable[[CpuSeconds], float | None], str, str], ...]] = (
+    (lambda cpu: cpu.use, "cpu_usage_seconds", "CPU time used"),
+    (lambda cpu: cpu.throttled, "cpu_throttled_seconds", "Time in which quotas stopped run queues"),
+    (lambda cpu: cpu.wait, "cpu_wait_seconds", "Time in which tasks waited for a CPU"),
+)
+
+
+def _of_use(part: Callable[[CpuSeconds], float | None]) -> Callable[[PodMetrics], float | None]:
+    return lambda pod: part(pod.used)
 
 
 _POD_FAMILIES: Final = (
-    _PodFamily("pod_cpuset_cpus", "CPUs a pod may run on.", (("", lambda pod: pod.cpus),)),
+    _PodFamily("pod_cpuset_cpus", "CPUs a managed pod may run on.", (("", lambda pod: pod.cpus),)),
+    _PodFamily("pod_wanted_cpuset_cpus", "CPUs a managed pod shall run on.", (("", lambda pod: pod.wanted_cpus),)),
+    _PodFamily("pod_quota_cpus", "CPU quota in force on a pod.", (("", lambda pod: _cpus(pod.quota_milli)),)),
     _PodFamily(
-        "pod_quota_cpus",
-        "CPU quota of a pod.",
-        (("", lambda pod: None if pod.quota_milli is None else pod.quota_milli / 1000),),
+        "pod_wanted_quota_cpus", "Planned CPU quota of a pod.", (("", lambda pod: _cpus(pod.wanted_quota_milli)),)
+    ),
+    *(
+        _PodFamily(f"pod_{name}", f"{message} of a pod.", (("", _of_use(part)),), "counter")
+        for part, name, message in _CPU_SECONDS
     ),
     _PodFamily(
         "pod_settings",
@@ -331,14 +353,18 @@ _POD_FAMILIES: Final = (
 )
 
 
-def _pod_text(pods: Sequence[PodMetrics]) -> Steps[bytes]:
-    """Five to eight series a pod: well below the twelve that a node with 500 pods can afford.
+def _cpus(milli: int | None) -> float | None:
+    return None if milli is None else milli / 1000
+
+
+def _pod_text(pods: Sequence[PodMetrics], form: str) -> Steps[bytes]:
+    """Seven to thirteen series a pod; `MetricsSnapshot.pods` is bounded by ``http.pod_metrics_limit``.
 
     Written here and not by the library, which takes ten times as long: it makes a mapping of labels for each sample,
-    and sorts and escapes it again for each. The lines are the same in both forms, as these are gauges.
+    and sorts and escapes it again for each. The samples are the same in both forms, the comments of counters are not.
     """
-    lines = {family.name: [_comments(family.name, family.message)] for family in _POD_FAMILIES}
-    info = [_comments("pod_info", "A pod, its class and the source of the class.")]
+    lines = {family.name: [_comments(family, form)] for family in _POD_FAMILIES}
+    info = [_comments(_PodFamily("pod_info", "A pod, its class and the source of the class.", ()), form)]
     for number, pod in enumerate(pods):
         if number % _PODS == 0:
             yield
@@ -347,9 +373,10 @@ def _pod_text(pods: Sequence[PodMetrics]) -> Steps[bytes]:
         info.append(f'bypassd_pod_info{kind},source="{_escaped(pod.source)}",uid="{uid}"}} 1.0\n')
         first, last = f'{{namespace="{namespace}",pod="{name}"', f',uid="{uid}"}} '
         for family in _POD_FAMILIES:
+            end = "_total" if family.kind == "counter" else ""
             for label, value_of in family.values:
                 if (value := value_of(pod)) is not None:
-                    text = f"bypassd_{family.name}{first}{label}{last}{_number(value)}\n"
+                    text = f"bypassd_{family.name}{end}{first}{label}{last}{_number(value)}\n"
                     lines[family.name].append(text)
     return "".join("".join(part) for part in (info, *lines.values())).encode()
 
@@ -359,8 +386,10 @@ def _number(value: float) -> str:
     return text
 
 
-def _comments(name: str, message: str) -> str:
-    return f"# HELP bypassd_{name} {message}\n# TYPE bypassd_{name} gauge\n"
+def _comments(family: _PodFamily, form: str) -> str:
+    """In OpenMetrics a counter's comments are without ``_total``."""
+    name = f"bypassd_{family.name}{'_total' if family.kind == 'counter' and form != OPENMETRICS else ''}"
+    return f"# HELP {name} {family.message}\n# TYPE {name} {family.kind}\n"
 
 
 def _escaped(text: str) -> str:

@@ -116,7 +116,7 @@ def test_the_screen_shows_the_machine_and_the_drawing(
 
 
 def test_the_drawing_in_the_readme_is_what_is_printed(run: Run, tmp_path: Path) -> None:
-    readme = (Path(__file__).parents[3] / "README.md").read_text().replace("\n    ", "\n")
+    readme = (Path(__file__).parents[3] / "docs/tutorial.md").read_text().replace("\n    ", "\n")
     _, _, block = readme.partition("\n$ cat pods.yaml\n")
     listed, _, block = block.partition('\n$ bypassctl plan --machine "')
     machine, _, block = block.partition('" --pods pods.yaml\n...\n')

@@ -8,8 +8,8 @@ import trio
 from msgspec.structs import replace
 
 from cgroupfs.hierarchy import Hierarchy
-from reconciler.control.pod_minutes import LENGTH, MINUTE_S, Minute, MinuteSeries, PodMinutes, _Counters
-from state.model import Pod
+from reconciler.control.pod_minutes import LENGTH, MINUTE_S, CpuSeconds, Minute, MinuteSeries, PodMinutes, _Counters
+from state.model import Pod, PodClass
 from tests.fakes.livenode import BATCH, LiveNode
 
 STEP_NS = int(MINUTE_S * 1e9)
@@ -30,6 +30,47 @@ def test_a_minute_is_the_rate_between_two_readings_and_the_unknown_stays_unknown
     assert series.series("use_milli") == [500, None, None, None]
     assert series.series("throttled_milli") == [250, 0, 0, 0]
     assert series.series("wait_milli") == [None] * 4
+
+
+def test_a_total_never_falls_and_what_is_never_measured_is_no_zero() -> None:
+    series = MinuteSeries()
+    series.add(counters(0, 4 * STEP_NS, None))
+    assert series.total == CpuSeconds()
+    assert series.add(counters(1, 5 * STEP_NS, None)) == (Minute(1000.0, None, None), CpuSeconds(use=60.0))
+    assert series.add(counters(2, STEP_NS, None)) == (
+        Minute(None, None, None),
+        CpuSeconds(),
+    )  # a container is gone, or counted again
+    series.add(counters(3, 2 * STEP_NS, 0))
+    assert series.total == CpuSeconds(use=120.0)
+
+
+def test_the_sum_of_a_class_keeps_what_pods_that_ended_have_used(tmp_path: Path) -> None:
+    async def run() -> None:
+        node = LiveNode(tmp_path)
+        with node.agent() as agent:
+            await node.look(agent)
+            pods = {BATCH: agent.inventory.pods[BATCH]}
+            at = [0.0]
+            minutes = PodMinutes(
+                Hierarchy.detect(node.root),
+                lambda: pods,
+                sampled=lambda _: None,
+                files=node.kernel,
+                clock=lambda: at[0],
+            )
+            used = [0.0]
+            for at[0] in (1.0, 2.0):
+                await minutes.sample()
+                used.append(minutes.by_class[PodClass.RECLAIMED].use or 0.0)
+            minutes.by_class[PodClass.RECLAIMED] = CpuSeconds(use=7.0)
+            pods.clear()
+            at[0] = 3.0
+            await minutes.sample()
+            assert minutes.by_class == {PodClass.RECLAIMED: CpuSeconds(use=7.0)}
+            assert used == [0.0, 0.0, 0.0]
+
+    trio.run(run)
 
 
 def test_an_hour_is_kept_and_no_more() -> None:

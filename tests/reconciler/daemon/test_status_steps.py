@@ -6,10 +6,12 @@ from collections import Counter
 
 import pytest
 import trio
+from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from reconciler.cli.document import standings
+from reconciler.control.pod_minutes import CpuSeconds
 from reconciler.daemon.status import IDENTITY, StatusReport, distinct, nothing_in_force
 from reconciler.runtime.cooperative import all_steps
 from reconciler.sources.runtime_signal import RuntimeEvent
@@ -18,6 +20,7 @@ from reconciler.telemetry.prometheus import OPENMETRICS, TEXT, SnapshotCollector
 from reconciler.web.answers import Answers
 from reconciler.web.limits import HttpCounts
 from state.dump import document
+from state.model import Hold
 from state.setting_state import SettingState
 from tests.fakes.livenode import BATCH, LiveNode, container_id, group
 from tests.fakes.web import FakePulse
@@ -83,6 +86,27 @@ async def test_the_metrics_have_a_step_for_every_pod_and_group(live: LiveNode) -
         assert steps >= len(agent.inventory.pods) + len(agent.judge.statuses.by_group)
 
 
+async def test_the_metrics_of_a_live_node_count_holds_by_kind_and_have_online_pods_first(live: LiveNode) -> None:
+    config = replace(live.config, http=replace(live.config.http, pod_metrics_limit=1))
+    with live.agent(config) as agent:
+        show = StatusReport(agent, FakePulse(), statuses=list, reload=tuple)
+        await live.look(agent)
+        agent.holds.all["node"] = Hold(target="node", reason="r", by="root")
+        agent.holds.refresh()
+        found = show.metrics()
+        assert found.holds == {"node": 1}
+        assert [pod.pod_class for pod in found.pods] != ["reclaimed"]
+        assert found.pods_without_series == len(agent.inventory.pods) - 1 > 0
+    with live.agent() as agent:
+        await live.look(agent)
+        agent.reconciler.wait_idle(container_id(BATCH), trio.current_time(), RuntimeEvent.STATE)
+        await agent.reconciler.reconcile(agent.dirty.take_nowait())
+        show = StatusReport(agent, FakePulse(), statuses=list, reload=tuple)
+        (batch,) = (pod for pod in show.metrics().pods if pod.uid == BATCH)
+        reclaimed = show.metrics().pools["reclaimed"]
+        assert (batch.cpus, batch.wanted_cpus) == (reclaimed, reclaimed)
+
+
 @pytest.mark.parametrize(
     ("state", "ready"),
     [(SettingState.REFUSED, True), (SettingState.NOT_RECORDED, False), (SettingState.UNREADABLE, False)],
@@ -110,7 +134,10 @@ def many(count: int) -> MetricsSnapshot:
             pod_class="reclaimed",
             source="label",
             cpus=n,
+            wanted_cpus=n + 1,
             quota_milli=n if n % 2 else None,
+            wanted_quota_milli=n,
+            used=CpuSeconds(n / 3, 0.0 if n % 2 else None, n),
             in_force=n,
             llc_bytes=n**4,
             memory_bytes_s=n / 7,

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from prometheus_client.metrics_core import GaugeMetricFamily
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 
 from reconciler.runtime.cooperative import all_steps
 from reconciler.telemetry.metrics import MetricsSnapshot, PodMetrics
@@ -20,13 +20,23 @@ class LibraryPods:
     def __init__(self, pods: Sequence[PodMetrics]) -> None:
         self._pods = pods
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
+    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         names = ("uid", "namespace", "pod")
         info = GaugeMetricFamily(
             "bypassd_pod_info", "A pod, its class and the source of the class.", labels=(*names, "class", "source")
         )
-        cpus = GaugeMetricFamily("bypassd_pod_cpuset_cpus", "CPUs a pod may run on.", labels=names)
-        quota = GaugeMetricFamily("bypassd_pod_quota_cpus", "CPU quota of a pod.", labels=names)
+        cpus = GaugeMetricFamily("bypassd_pod_cpuset_cpus", "CPUs a managed pod may run on.", labels=names)
+        wanted = GaugeMetricFamily("bypassd_pod_wanted_cpuset_cpus", "CPUs a managed pod shall run on.", labels=names)
+        quota = GaugeMetricFamily("bypassd_pod_quota_cpus", "CPU quota in force on a pod.", labels=names)
+        planned = GaugeMetricFamily("bypassd_pod_wanted_quota_cpus", "Planned CPU quota of a pod.", labels=names)
+        used, throttled, waited = (
+            CounterMetricFamily(f"bypassd_pod_cpu_{name}_seconds", f"{message} of a pod.", labels=names)
+            for name, message in (
+                ("usage", "CPU time used"),
+                ("throttled", "Time in which quotas stopped run queues"),
+                ("wait", "Time in which tasks waited for a CPU"),
+            )
+        )
         settings = GaugeMetricFamily("bypassd_pod_settings", "Settings of a pod by state.", labels=(*names, "state"))
         cache = GaugeMetricFamily(
             "bypassd_pod_llc_occupancy_bytes", "Last-level cache occupancy of a pod.", labels=names
@@ -39,7 +49,12 @@ class LibraryPods:
             info.add_metric([*title, printable_lines(pod.pod_class), printable_lines(pod.source)], 1.0)
             for family, value in (
                 (cpus, pod.cpus),
+                (wanted, pod.wanted_cpus),
                 (quota, None if pod.quota_milli is None else pod.quota_milli / 1000),
+                (planned, None if pod.wanted_quota_milli is None else pod.wanted_quota_milli / 1000),
+                (used, pod.used.use),
+                (throttled, pod.used.throttled),
+                (waited, pod.used.wait),
                 (cache, pod.llc_bytes),
                 (moved, pod.memory_bytes_s),
             ):
@@ -47,4 +62,4 @@ class LibraryPods:
                     family.add_metric(title, value)
             for state in ("in_force", "pending", "left_alone"):
                 settings.add_metric([*title, state], getattr(pod, state))
-        yield from (info, cpus, quota, settings, cache, moved)
+        yield from (info, cpus, wanted, quota, planned, used, throttled, waited, settings, cache, moved)

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
+from reconciler.control.pod_minutes import CpuSeconds
 from reconciler.interference.service import InterferenceCounters
 from reconciler.runtime.counters import LATENCY_S, AgentCounters, CounterValues, Histogram
 from reconciler.runtime.priority import PriorityState, PriorityStatus
@@ -48,7 +49,10 @@ def full() -> MetricsSnapshot:
         pod_class="reclaimed",
         source="cri",
         cpus=3,
+        wanted_cpus=2,
         quota_milli=1500,
+        wanted_quota_milli=1250,
+        used=CpuSeconds(12.5, 1.5, None),
         in_force=4,
         pending=1,
     )
@@ -65,7 +69,9 @@ def full() -> MetricsSnapshot:
         used_milli={"online": 500},
         settings={("cpu.set", "in_force"): 4},
         refused={"quota below a child": 2},
-        holds=1,
+        holds={"pod": 2, "node": 1},
+        pods_without_series=7,
+        cpu_by_class={"shared": CpuSeconds(90.0, 4.0, 2.0), "reclaimed": CpuSeconds(30.0)},
         yielded=1,
         ledger_files=9,
         sources=(SourceStatus(name="cri", ok=True, age_s=1.5), SourceStatus(name="kubelet", ok=False)),
@@ -118,7 +124,13 @@ def test_a_scrape_shows_the_snapshot() -> None:
         ("bypassd_used_cpus", (("by", "online"),)): 0.5,
         ("bypassd_settings", (("knob", "cpu.set"), ("state", "in_force"))): 4,
         ("bypassd_settings_refused", (("rule", "quota below a child"),)): 2,
-        ("bypassd_holds", ()): 1,
+        ("bypassd_holds", (("kind", "node"),)): 1,
+        ("bypassd_holds", (("kind", "pod"),)): 2,
+        ("bypassd_pods_without_series", ()): 7,
+        ("bypassd_class_cpu_usage_seconds_total", (("class", "shared"),)): 90,
+        ("bypassd_class_cpu_usage_seconds_total", (("class", "reclaimed"),)): 30,
+        ("bypassd_class_cpu_throttled_seconds_total", (("class", "shared"),)): 4,
+        ("bypassd_class_cpu_wait_seconds_total", (("class", "shared"),)): 2,
         ("bypassd_files_yielded", ()): 1,
         ("bypassd_ledger_files", ()): 9,
         ("bypassd_yields_total", ()): 1,
@@ -150,14 +162,20 @@ def test_a_scrape_shows_the_snapshot() -> None:
     }
     assert {key: seen.get(key) for key in expected} == expected
     assert ("bypassd_source_age_seconds", (("source", "kubelet"),)) not in seen
+    assert ("bypassd_class_cpu_wait_seconds_total", (("class", "reclaimed"),)) not in seen
 
 
-def test_a_pod_costs_six_series_and_its_name_cannot_break_the_text() -> None:
+def test_a_pod_costs_ten_series_and_its_name_cannot_break_the_text() -> None:
     mine = {key: value for key, value in scraped(full()).items() if ("uid", "u1") in key[1]}
-    assert len(mine) == 6
+    assert len(mine) == 10
     labels = (("namespace", "prod"), ("pod", 'we"ird\n'), ("uid", "u1"))
     assert mine["bypassd_pod_quota_cpus", labels] == 1.5
+    assert mine["bypassd_pod_wanted_quota_cpus", labels] == 1.25
     assert mine["bypassd_pod_cpuset_cpus", labels] == 3
+    assert mine["bypassd_pod_wanted_cpuset_cpus", labels] == 2
+    assert mine["bypassd_pod_cpu_usage_seconds_total", labels] == 12.5
+    assert mine["bypassd_pod_cpu_throttled_seconds_total", labels] == 1.5
+    assert ("bypassd_pod_cpu_wait_seconds_total", labels) not in mine
     assert mine["bypassd_pod_settings", tuple(sorted([*labels, ("state", "in_force")]))] == 4
 
 
@@ -194,8 +212,8 @@ def test_what_is_known_of_cache_and_bandwidth_is_shown_and_what_is_not_has_no_se
         ): 0,
         ("bypassd_pod_llc_occupancy_bytes", labels): 512,
     }
-    assert seen["bypassd_be_level_percent", (("of", "cache"),)] == 25
-    assert seen["bypassd_be_level_percent", (("of", "memory_bandwidth"),)] == 15
+    assert seen["bypassd_be_level_ratio", (("of", "cache"),)] == 0.25
+    assert seen["bypassd_be_level_ratio", (("of", "memory_bandwidth"),)] == 0.15
     assert seen["bypassd_cache_use_age_seconds", ()] == 2.5
 
 

@@ -1,0 +1,125 @@
+"""Groups for a trial of the kernel: each beside the pods' tree, with a name of ours, and removed whatever happens.
+
+A group that a killed program left is found by its name. Only processes within groups of these names are ever ended.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import Final, Protocol, Self, final
+
+from cgroupfs.errors import CgroupError, cgroup_error
+from cgroupfs.files import REAL
+
+PREFIX: Final = "bypassd-prove-"
+_PATIENCE_S: Final = 2.0
+_PAUSE_S: Final = 0.01
+
+
+class Directories(Protocol):
+    """Where groups are: what is needed of `cgroupfs.hierarchy.Hierarchy`."""
+
+    def directory(self, controller: str, group_path: str, /) -> str:
+        """A group's directory in one controller's hierarchy. Errors: `CgroupError`."""
+
+    def versions(self) -> Mapping[str, int]:
+        """The version of each mounted controller."""
+
+
+@final
+class TrialGroup:
+    """One group in the hierarchies of some controllers. Use as a context: it ends its processes and is removed."""
+
+    def __init__(self, hierarchy: Directories, name: str, controllers: Iterable[str]) -> None:
+        self._hierarchy = hierarchy
+        self.path = f"/{PREFIX}{name}"
+        self._directories = list(dict.fromkeys(hierarchy.directory(item, self.path) for item in controllers))
+
+    def __enter__(self) -> Self:
+        try:
+            for directory in self._directories:
+                os.mkdir(directory, 0o755)
+        except OSError as exc:
+            self._remove()
+            raise cgroup_error(self.path, exc, "make the group") from exc
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._remove()
+
+    def write(self, controller: str, file: str, text: str) -> None:
+        """Write one control file. Errors: `CgroupError`, also where the parent does not enable the controller."""
+        directory = self._hierarchy.directory(controller, self.path)
+        try:
+            REAL.write(directory, file, text)
+        except OSError as exc:
+            raise cgroup_error(f"{directory}/{file}", exc, f"write '{text}'") from exc
+
+    def read(self, controller: str, file: str) -> str:
+        """Read one control file. Errors: `CgroupError`."""
+        directory = self._hierarchy.directory(controller, self.path)
+        try:
+            return REAL.read(directory, file)
+        except OSError as exc:
+            raise cgroup_error(f"{directory}/{file}", exc, "read") from exc
+
+    def add(self, pid: int) -> None:
+        """Put a process into the group, in all its hierarchies. Errors: `CgroupError`."""
+        for directory in self._directories:
+            try:
+                REAL.write(directory, "cgroup.procs", str(pid))
+            except OSError as exc:
+                raise cgroup_error(f"{directory}/cgroup.procs", exc, f"write '{pid}'") from exc
+
+    def _remove(self) -> None:
+        for directory in self._directories:
+            _empty_and_remove(directory)
+
+
+def remove_left(hierarchy: Directories) -> list[str]:
+    """Remove what a killed trial left, and end its processes. Returns the directories that are gone now."""
+    return [directory for directory in _left(hierarchy) if _empty_and_remove(directory)]
+
+
+def _left(hierarchy: Directories) -> Iterator[str]:
+    """The directories of our names, each once, in all hierarchies: controllers may share one."""
+    seen: set[str] = set()
+    for controller in hierarchy.versions():
+        try:
+            root = hierarchy.directory(controller, "/").rstrip("/")
+            names = REAL.groups(root)
+        except (CgroupError, OSError):
+            continue
+        for name in names:
+            if name.startswith(PREFIX) and f"{root}/{name}" not in seen:
+                seen.add(f"{root}/{name}")
+                yield f"{root}/{name}"
+
+
+def _empty_and_remove(directory: str) -> bool:
+    """End every process of the group, and remove it. False: it is still there."""
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            pids = REAL.read(directory, "cgroup.procs").split()
+        except OSError:
+            pids = []
+        for pid in pids:
+            try:
+                os.kill(int(pid), signal.SIGKILL)
+            except (ProcessLookupError, ValueError):
+                continue
+        try:
+            os.rmdir(directory)
+        except FileNotFoundError:
+            return True
+        except OSError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_PAUSE_S)
+        else:
+            return True

@@ -1,0 +1,442 @@
+"""Writes deploy/grafana-dashboard.json: the panels are declared here, so that each query stands once and in one place.
+
+Counters of CPU time grow once a minute, so their rates are over five minutes. ``python deploy/dashboard.py`` (or ``make
+docs``); tests/test_monitoring.py compares the file with it and each query with the real exposition.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+FILE: Final = Path(__file__).parent / "grafana-dashboard.json"
+_WIDTH: Final = 24
+_HEIGHT: Final = 8
+
+
+class Panel(NamedTuple):
+    """``queries``: expression and legend. ``unit``: Grafana's name of it."""
+
+    title: str
+    description: str
+    unit: str
+    queries: tuple[tuple[str, str], ...]
+    kind: str = "timeseries"
+    width: int = 8
+
+
+_SHORT: Final = {
+    "{NODE": '{instance=~"$instance"',
+    "{POD": '{instance=~"$instance",namespace=~"$namespace",pod=~"$pod"',
+    "ONLINE": 'class=~"shared|dedicated"',
+}
+"""What the queries below write instead of these selectors."""
+
+
+def _p99(name: str) -> str:
+    return f"histogram_quantile(0.99, sum by (instance, le) (rate({name}_bucket{{NODE}}[5m])))"
+
+
+def _query(text: str) -> str:
+    for short, whole in _SHORT.items():
+        text = text.replace(short, whole)
+    return text
+
+
+_POD_LEGEND: Final = "{{namespace}}/{{pod}}"
+ROWS: Final[tuple[tuple[str, tuple[Panel, ...]], ...]] = (
+    (
+        "Nodes",
+        (
+            Panel(
+                "Nodes that answer",
+                "Targets that were scraped.",
+                "short",
+                (("count(bypassd_build_info)", ""),),
+                "stat",
+                4,
+            ),
+            Panel(
+                "Not ready",
+                "bypassctl status shows the reason.",
+                "short",
+                (("sum(bypassd_ready{NODE} == bool 0)", ""),),
+                "stat",
+                4,
+            ),
+            Panel(
+                "Enforcing",
+                "Nodes in mode enforce.",
+                "short",
+                (('sum(bypassd_mode{NODE,mode="enforce"})', ""),),
+                "stat",
+                4,
+            ),
+            Panel(
+                "Victims now",
+                "Online pods that a neighbour slows down.",
+                "short",
+                (('sum(bypassd_interference_victims{NODE,verdict="interfered"})', ""),),
+                "stat",
+                4,
+            ),
+            Panel(
+                "Evictions, 2 h",
+                "Pods that were evicted.",
+                "short",
+                (('sum(bypassd_evictions{NODE,outcome="done"})', ""),),
+                "stat",
+                4,
+            ),
+            Panel(
+                "Holds",
+                "Holds of persons and of bypassctl off.",
+                "short",
+                (("sum(bypassd_holds{NODE})", ""),),
+                "stat",
+                4,
+            ),
+            Panel("CPUs in use", "By kind of work.", "short", (("sum by (by) (bypassd_used_cpus{NODE})", "{{by}}"),)),
+            Panel("CPUs by pool", "As planned.", "short", (("sum by (pool) (bypassd_pool_cpus{NODE})", "{{pool}}"),)),
+            Panel("Pods by class", "", "short", (("sum by (class) (bypassd_pods{NODE})", "{{class}}"),)),
+        ),
+    ),
+    (
+        "BE gained",
+        (
+            Panel(
+                "CPU that BE work used",
+                "And the budget that it had.",
+                "short",
+                (
+                    ('sum(rate(bypassd_class_cpu_usage_seconds_total{NODE,class="reclaimed"}[5m]))', "used"),
+                    ("sum(bypassd_budget_cpus{NODE})", "budget"),
+                ),
+            ),
+            Panel(
+                "CPU hours of BE work, last 24 h",
+                "",
+                "short",
+                (
+                    (
+                        'sum(increase(bypassd_class_cpu_usage_seconds_total{NODE,class="reclaimed"}[24h])) / 3600',
+                        "",
+                    ),
+                ),
+                "stat",
+            ),
+            Panel(
+                "BE CPU by owner",
+                "sold: used; taken_back: promised and withdrawn; lost: work of evicted pods.",
+                "short",
+                (
+                    (
+                        "sum by (owner, kind) (rate(bypassd_be_owner_cpu_seconds_total{NODE}[5m]))",
+                        "{{owner}} {{kind}}",
+                    ),
+                ),
+            ),
+        ),
+    ),
+    (
+        "Online pods",
+        (
+            Panel(
+                "Waiting for a CPU",
+                "Seconds of each second in which tasks of online pods waited. No series: the kernel does not count it.",
+                "s",
+                (
+                    (
+                        "sum by (instance) (rate(bypassd_class_cpu_wait_seconds_total{NODE,ONLINE}[5m]))",
+                        "{{instance}}",
+                    ),
+                ),
+            ),
+            Panel(
+                "Stopped by quotas",
+                "Run queues of online pods that a quota stopped, on average.",
+                "short",
+                (
+                    (
+                        "sum by (instance, class) (rate(bypassd_class_cpu_throttled_seconds_total{NODE,ONLINE}[5m]))",
+                        "{{instance}} {{class}}",
+                    ),
+                ),
+            ),
+            Panel(
+                "CPU use",
+                "",
+                "short",
+                (
+                    (
+                        "sum by (class) (rate(bypassd_class_cpu_usage_seconds_total{NODE,ONLINE}[5m]))",
+                        "{{class}}",
+                    ),
+                ),
+            ),
+        ),
+    ),
+    (
+        "Pods (http.pod_metrics)",
+        (
+            Panel(
+                "CPU use",
+                "",
+                "short",
+                (("topk(20, rate(bypassd_pod_cpu_usage_seconds_total{POD}[5m]))", _POD_LEGEND),),
+            ),
+            Panel(
+                "Stopped by quotas",
+                "",
+                "short",
+                (("topk(20, rate(bypassd_pod_cpu_throttled_seconds_total{POD}[5m]))", _POD_LEGEND),),
+            ),
+            Panel(
+                "Waiting for a CPU",
+                "",
+                "s",
+                (("topk(20, rate(bypassd_pod_cpu_wait_seconds_total{POD}[5m]))", _POD_LEGEND),),
+            ),
+            Panel(
+                "CPU set, wanted and in force",
+                "Number of CPUs of managed pods.",
+                "short",
+                (
+                    ("bypassd_pod_wanted_cpuset_cpus{POD}", f"{_POD_LEGEND} wanted"),
+                    ("bypassd_pod_cpuset_cpus{POD}", f"{_POD_LEGEND} in force"),
+                ),
+            ),
+            Panel(
+                "Quota, wanted and in force",
+                "Of pods with a quota of their own; BestEffort pods share that of their directory.",
+                "short",
+                (
+                    ("bypassd_pod_wanted_quota_cpus{POD}", f"{_POD_LEGEND} wanted"),
+                    ("bypassd_pod_quota_cpus{POD}", f"{_POD_LEGEND} in force"),
+                ),
+            ),
+            Panel(
+                "Settings not in force",
+                "pending: not written yet, refused or failed; left_alone: under a hold, or given up to another writer.",
+                "short",
+                (
+                    (
+                        'bypassd_pod_settings{POD,state!="in_force"} > 0',
+                        f"{_POD_LEGEND} {{{{state}}}}",
+                    ),
+                ),
+            ),
+        ),
+    ),
+    (
+        "Interference and evictions",
+        (
+            Panel(
+                "Online pods by verdict",
+                "",
+                "short",
+                (
+                    (
+                        'sum by (rule, verdict) (bypassd_interference_victims{NODE,verdict!="ok"})',
+                        "{{rule}} {{verdict}}",
+                    ),
+                ),
+            ),
+            Panel(
+                "Responses in force",
+                "",
+                "short",
+                (("sum by (response) (bypassd_response_steps{NODE})", "{{response}}"),),
+            ),
+            Panel(
+                "Changes of responses",
+                "In the last 10 minutes.",
+                "short",
+                (
+                    (
+                        "sum by (response, turn) (increase(bypassd_response_changes_total{NODE}[10m]))",
+                        "{{response}} {{turn}}",
+                    ),
+                ),
+            ),
+            Panel(
+                "Evictions of the last 2 h",
+                "",
+                "short",
+                (("sum by (instance, outcome) (bypassd_evictions{NODE})", "{{instance}} {{outcome}}"),),
+            ),
+            Panel(
+                "Evictions that a dry run would order",
+                "",
+                "short",
+                (("sum by (instance) (bypassd_evictions_wanted{NODE})", "{{instance}}"),),
+            ),
+            Panel(
+                "Alerts",
+                "In the last hour.",
+                "short",
+                (
+                    (
+                        "sum by (kind, severity) (increase(bypassd_alerts_total{NODE}[1h]))",
+                        "{{severity}} {{kind}}",
+                    ),
+                ),
+            ),
+        ),
+    ),
+    (
+        "Health of bypassd",
+        (
+            Panel(
+                "Starts before the first instruction",
+                "true: every setting was written before the container's program ran.",
+                "short",
+                (
+                    (
+                        "sum by (before_exec) (increase(bypassd_container_starts_total{NODE}[10m]))",
+                        "{{before_exec}}",
+                    ),
+                ),
+            ),
+            Panel(
+                "From the runtime's signal to the last write, p99",
+                "",
+                "s",
+                ((_p99("bypassd_signal_to_write_seconds"), "{{instance}}"),),
+            ),
+            Panel(
+                "Starts that a quota delayed",
+                "In the last hour.",
+                "short",
+                (("sum by (instance) (increase(bypassd_starts_late_total{NODE}[1h]))", "{{instance}}"),),
+            ),
+            Panel(
+                "Loop lag and reconciliation, p99",
+                "",
+                "s",
+                (
+                    (_p99("bypassd_loop_lag_seconds"), "{{instance}} lag"),
+                    (_p99("bypassd_reconcile_duration_seconds"), "{{instance}} reconcile"),
+                ),
+            ),
+            Panel(
+                "CPU of the daemon",
+                "",
+                "percentunit",
+                (('rate(process_cpu_seconds_total{NODE,job="bypassd"}[5m])', "{{instance}}"),),
+            ),
+            Panel(
+                "Memory of the daemon",
+                "",
+                "bytes",
+                (('process_resident_memory_bytes{NODE,job="bypassd"}', "{{instance}}"),),
+            ),
+            Panel(
+                "Writes by outcome",
+                "",
+                "short",
+                (("sum by (outcome) (increase(bypassd_writes_total{NODE}[10m]))", "{{outcome}}"),),
+            ),
+            Panel(
+                "Foreign writes",
+                "",
+                "short",
+                (
+                    ("sum by (writer) (increase(bypassd_foreign_writes_total{NODE}[10m]))", "{{writer}}"),
+                    ("sum(bypassd_files_yielded{NODE})", "files given up"),
+                ),
+            ),
+            Panel(
+                "Down",
+                "Sources and components that do not answer, sinks that fail, a store that cannot be written.",
+                "short",
+                (
+                    ("bypassd_source_up{NODE} == 0", "{{instance}} source {{source}}"),
+                    ("bypassd_component_up{NODE} == 0", "{{instance}} component {{component}}"),
+                    ("bypassd_alert_sink_failing{NODE} == 1", "{{instance}} sink {{sink}}"),
+                    ("bypassd_store_ok{NODE} == 0", "{{instance}} store"),
+                ),
+                "timeseries",
+                8,
+            ),
+        ),
+    ),
+)
+
+
+def _variable(name: str, query: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "type": "query",
+        "datasource": {"type": "prometheus", "uid": "${source}"},
+        "query": {"query": query, "refId": name},
+        "definition": query,
+        "includeAll": True,
+        "multi": True,
+        "allValue": ".*",
+        "current": {"selected": True, "text": ["All"], "value": ["$__all"]},
+        "refresh": 2,
+        "sort": 1,
+    }
+
+
+def _panel(panel: Panel, number: int, x: int, y: int, height: int) -> dict[str, Any]:
+    return {
+        "id": number,
+        "title": panel.title,
+        "description": panel.description,
+        "type": panel.kind,
+        "datasource": {"type": "prometheus", "uid": "${source}"},
+        "gridPos": {"x": x, "y": y, "w": panel.width, "h": height},
+        "fieldConfig": {"defaults": {"unit": panel.unit, "min": 0}, "overrides": []},
+        "targets": [
+            {"refId": chr(ord("A") + index), "expr": _query(expr), "legendFormat": legend}
+            for index, (expr, legend) in enumerate(panel.queries)
+        ],
+    }
+
+
+def dashboard() -> dict[str, Any]:
+    """The whole document, for Grafana 9 and later."""
+    panels: list[dict[str, Any]] = []
+    y = 0
+    for title, members in ROWS:
+        panels.append(
+            {
+                "id": len(panels) + 1,
+                "type": "row",
+                "title": title,
+                "collapsed": False,
+                "panels": [],
+                "gridPos": {"x": 0, "y": y, "w": _WIDTH, "h": 1},
+            }
+        )
+        y += 1
+        x = used = 0
+        for panel in members:
+            height = _HEIGHT // 2 if panel.kind == "stat" and panel.width < 8 else _HEIGHT
+            if x + panel.width > _WIDTH:
+                x, y, used = 0, y + used, 0
+            panels.append(_panel(panel, len(panels) + 1, x, y, height))
+            x, used = x + panel.width, max(used, height)
+        y += used
+    source = {"name": "source", "type": "datasource", "query": "prometheus", "label": "Data source"}
+    variables = [
+        source,
+        _variable("instance", "label_values(bypassd_build_info, instance)"),
+        _variable("namespace", 'label_values(bypassd_pod_info{instance=~"$instance"}, namespace)'),
+        _variable("pod", 'label_values(bypassd_pod_info{instance=~"$instance",namespace=~"$namespace"}, pod)'),
+    ]
+    return {
+        "uid": "bypassd",
+        "title": "bypassd",
+        "tags": ["bypassd"],
+        "schemaVersion": 37,
+        "time": {"from": "now-6h", "to": "now"},
+        "refresh": "1m",
+        "templating": {"list": variables},
+        "panels": panels,
+    }
+
+
+if __name__ == "__main__":
+    FILE.write_text(json.dumps(dashboard(), indent=1) + "\n")

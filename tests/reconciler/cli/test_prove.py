@@ -1,0 +1,197 @@
+"""``bypassctl doctor --prove`` on the real kernel: the trials hold, and nothing is left, not even by a killed run."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from cgroupfs.errors import CgroupError
+from cgroupfs.hierarchy import Hierarchy
+from cgroupfs.trial import PREFIX, TrialGroup, remove_left
+from reconciler.cli import prove
+from reconciler.cli.exits import Exit
+from reconciler.cli.planted import Planted, measured, spin
+from reconciler.cli.prove import ProofState
+from reconciler.runtime.lock import InstanceLock
+from reconciler.runtime.trials import DIRECTORY, clean_left
+from tests.fakes.livenode import LiveNode
+from tests.reconciler.cli.conftest import Run
+
+PROJECT = Path(__file__).parents[3]
+
+
+def real_hierarchy() -> Hierarchy:
+    if os.geteuid() != 0:
+        pytest.skip("REAL KERNEL TEST NOT RUN: needs root")
+    hierarchy = Hierarchy.detect()
+    if hierarchy.version("cpu") is None:
+        pytest.skip("REAL KERNEL TEST NOT RUN: no cpu controller is mounted")
+    try:
+        with TrialGroup(hierarchy, "test", ["cpu"]):
+            pass
+    except CgroupError as exc:
+        pytest.skip(f"REAL KERNEL TEST NOT RUN: {exc}")
+    return hierarchy
+
+
+def left(hierarchy: Hierarchy) -> list[str]:
+    roots = {hierarchy.directory(controller, "/").rstrip("/") for controller in hierarchy.versions()}
+    return [f"{root}/{name}" for root in roots for name in os.listdir(root) if name.startswith(PREFIX)]
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended; a zombie has."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+@pytest.mark.kernel
+def test_the_kernel_holds_what_it_offers_and_the_results_are_kept(run: Run, tmp_path: Path) -> None:
+    hierarchy = real_hierarchy()
+    code, out, err = run("doctor", "--prove", "--store", str(tmp_path / "state.db"), "-o", "json")
+    proofs = {row["name"]: row for row in json.loads(out)["proofs"]}
+    assert (code, err) == (Exit.OK, "")
+    assert list(proofs) == list(prove.TRIALS)
+    assert proofs["CPU quota"]["state"] == "holds", proofs
+    assert all(row["state"] in {"holds", "unknown"} for row in proofs.values()), proofs
+    assert left(hierarchy) == []
+    record = tmp_path / DIRECTORY / prove.RESULTS
+    assert record.stat().st_mode & 0o777 == 0o600
+    assert [row["name"] for row in json.loads(record.read_text())[-1]] == list(prove.TRIALS)
+
+
+@pytest.mark.kernel
+def test_a_limit_that_is_not_there_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    hierarchy = real_hierarchy()
+    written: list[tuple[str, str]] = []
+
+    def without(_group: TrialGroup, _controller: str, file: str, text: str) -> None:
+        written.append((file, text))
+
+    monkeypatch.setattr(TrialGroup, "write", without)
+    holds, found = prove._quota(hierarchy, "/")
+    assert written
+    assert not holds, found
+    assert left(hierarchy) == []
+
+
+@pytest.mark.kernel
+def test_a_killed_run_leaves_no_process_and_the_next_one_or_the_daemon_removes_its_groups(tmp_path: Path) -> None:
+    hierarchy = real_hierarchy()
+    command = [sys.executable, "-m", "reconciler.cli", "doctor", "--prove", "--store", str(tmp_path / "state.db")]
+    with subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.DEVNULL) as doctor:
+        try:
+            deadline = time.monotonic() + 30
+            pids: list[int] = []
+            while not pids and time.monotonic() < deadline:
+                for directory in left(hierarchy):
+                    pids = [int(pid) for pid in Path(directory, "cgroup.procs").read_text().split()] or pids
+            assert pids
+            assert clean_left(hierarchy, str(tmp_path)) == []  # it runs: its lock is held
+            assert left(hierarchy)
+        finally:
+            doctor.send_signal(signal.SIGKILL)
+    while not all(map(gone, pids)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert all(map(gone, pids))
+    there = left(hierarchy)
+    assert there
+    assert sorted(clean_left(hierarchy, str(tmp_path))) == sorted(there)
+    assert left(hierarchy) == []
+
+
+@pytest.mark.kernel
+def test_terminated_it_undoes_what_it_was_doing(tmp_path: Path) -> None:
+    hierarchy = real_hierarchy()
+    command = [sys.executable, "-m", "reconciler.cli", "doctor", "--prove", "--store", str(tmp_path / "state.db")]
+    with subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.DEVNULL) as doctor:
+        deadline = time.monotonic() + 30
+        while not left(hierarchy) and time.monotonic() < deadline:
+            time.sleep(0.005)
+        doctor.terminate()
+        assert doctor.wait(30) == 128 + signal.SIGTERM
+    assert left(hierarchy) == []
+
+
+@pytest.mark.kernel
+def test_a_group_is_removed_with_its_processes_and_only_groups_of_our_names_are() -> None:
+    hierarchy = real_hierarchy()
+    with Planted(spin) as child:
+        group = TrialGroup(hierarchy, "test", ["cpu"]).__enter__()
+        group.add(child.pid)
+        other = hierarchy.directory("cpu", "/bypassd-test-other")
+        os.mkdir(other)
+        try:
+            assert remove_left(hierarchy) == [hierarchy.directory("cpu", group.path)]
+            assert os.path.isdir(other)
+        finally:
+            os.rmdir(other)
+        assert gone(child.pid)
+
+
+def test_a_planted_process_uses_no_more_than_its_cpu_time() -> None:
+    with Planted(spin, cpu_s=1) as child:
+        child.start()
+        _, status, usage = os.wait4(child.pid, 0)
+        child._ended = usage
+    assert os.WIFSIGNALED(status)
+    assert 0.9 < usage.ru_utime + usage.ru_stime < 1.5
+
+
+def test_one_that_was_not_started_does_nothing() -> None:
+    with Planted(spin) as idle, Planted(lambda: None) as short:
+        assert measured([short], 0.0)[0] < 0.5
+        assert idle.end() < 0.5
+
+
+def test_it_is_refused_without_root_on_a_copy_and_beside_another_run(
+    run: Run, live: LiveNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run("doctor", "--prove", "--root", str(live.root)).code == Exit.USAGE
+    monkeypatch.setattr(os, "geteuid", lambda: 65534)
+    code, out, err = run("doctor", "--prove", "--store", str(tmp_path / "state.db"))
+    assert (code, out) == (Exit.REFUSED, "")
+    assert "sudo" in err
+    assert list(tmp_path.glob(DIRECTORY)) == []
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    lock = InstanceLock(str(tmp_path / DIRECTORY))
+    try:
+        refused = run("doctor", "--prove", "--store", str(tmp_path / "state.db"))
+    finally:
+        lock.release()
+    assert refused.code == Exit.REFUSED
+    assert str(os.getpid()) in refused.err
+
+
+def test_a_trial_that_cannot_be_made_is_unknown_with_its_reason(live: LiveNode, tmp_path: Path) -> None:
+    def broken(_hierarchy: Hierarchy, _directory: str) -> tuple[bool, str]:
+        raise PermissionError(1, "no")
+
+    proof = prove._tried("x", broken, Hierarchy.detect(str(live.root)), str(tmp_path))
+    assert (proof.state, proof.found) == (ProofState.UNKNOWN, "EPERM")
+
+
+def test_the_daemons_start_removes_what_a_killed_run_left(live: LiveNode) -> None:
+    state = os.path.dirname(live.config.store.path)
+    group = live.place().hierarchy.directory("cpu", f"/{PREFIX}quota")
+    os.mkdir(group)
+    with live.agent():
+        assert os.path.isdir(group)  # no trial was ever run with this state directory
+    os.makedirs(os.path.join(state, DIRECTORY))
+    with live.agent():
+        assert not os.path.exists(group)
+
+
+def test_the_record_is_bounded_and_a_damaged_one_is_begun_anew(tmp_path: Path) -> None:
+    path = tmp_path / prove.RESULTS
+    path.write_text("{")
+    for _ in range(30):
+        prove._keep(str(tmp_path), [prove.Proof("x", ProofState.HOLDS, "y", 1.0, 0.1)])
+    assert len(prove.kept(str(path))) == 20

@@ -1,0 +1,94 @@
+"""A snapshot that has every series, and what is on the wire of it: the names with their labels and values."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+from msgspec.structs import replace
+from prometheus_client.parser import text_string_to_metric_families
+
+from reconciler.alerts.service import AlertNumbers, SinkNumbers
+from reconciler.control.pod_minutes import CpuSeconds
+from reconciler.interference.service import InterferenceCounters
+from reconciler.runtime.counters import AgentCounters
+from reconciler.runtime.supervisor import ComponentHealth, ComponentStatus
+from reconciler.telemetry.metrics import MetricsSnapshot, PodMetrics
+from state.cache import CacheConsumption, CacheUsage, ShareLevel
+from state.model import SourceStatus
+from state.owners import OwnerAccount
+from tests.reconciler.telemetry.rendered import render
+
+Labels = Mapping[str, frozenset[str]]
+
+
+def complete() -> MetricsSnapshot:
+    used = CpuSeconds(2.0, 1.0, 0.5)
+    counters = AgentCounters()
+    counters.started(0.0004, before_exec=True)
+    pod = PodMetrics(
+        uid="u1",
+        namespace="prod",
+        name="web",
+        pod_class="reclaimed",
+        source="cri",
+        cpus=3,
+        wanted_cpus=2,
+        quota_milli=1500,
+        wanted_quota_milli=1250,
+        used=used,
+        llc_bytes=512,
+        memory_bytes_s=9.0,
+    )
+    return MetricsSnapshot(
+        version="0.1.0",
+        mode="observe",
+        pods=(pod,),
+        cpu_by_class={"shared": used, "reclaimed": used},
+        pods_by_class={"reclaimed": 1},
+        pools={"shared": 3},
+        budget_milli=1250,
+        used_milli={"online": 500},
+        headroom_milli={"0": 500},
+        headroom_memory_bytes=4096,
+        owner_cpu_s={"ci": OwnerAccount(sold_s=2.5)},
+        settings={("cpu.set", "in_force"): 4},
+        refused={"quota below a child": 2},
+        holds={"node": 1},
+        sources=(SourceStatus(name="cri", ok=True, age_s=1.5),),
+        components=(ComponentStatus(name="web", health=ComponentHealth.WAITING, failures=2, error="x"),),
+        alerts=AlertNumbers(
+            counts={("store", "critical"): 2},
+            sinks={"oncall": SinkNumbers(outcomes={"failed": 2}, waiting=3, late_s=1.5, failing=True)},
+        ),
+        counters=replace(
+            counters.values,
+            writes={("cpu.set", "written"): 2},
+            foreign={"kubelet": 1},
+            resyncs={"start": 1},
+            object_errors={("file", "EINVAL"): 1},
+        ),
+        cache=CacheUsage(
+            groups={"bypassd-be": {0: CacheConsumption(occupancy_bytes=1, total_bytes_s=1e9)}},
+            classes={"bypassd-be": "reclaimed"},
+            level=ShareLevel(cache_percent=25, mba_percent=15),
+        ),
+        cache_age_s=2.5,
+        watched=InterferenceCounters(
+            verdicts={("cpu", "interfered"): 1},
+            steps={"squeeze": 1},
+            changes={("squeeze", "applied"): 3},
+            read_s={"runqueue": 0.25},
+            orders={"done": 2},
+        ),
+        http_requests={("tcp", "200"): 3},
+        http_aborted={("tcp", "timeout"): 1},
+    )
+
+
+def exposed(snapshot: MetricsSnapshot | None = None) -> Labels:
+    """All series by their names on the wire, with the names of their labels; without the snapshot: of all that is."""
+    text, _ = render(complete() if snapshot is None else snapshot)
+    found: defaultdict[str, set[str]] = defaultdict(set)
+    for family in text_string_to_metric_families(text.decode()):
+        for sample in family.samples:
+            found[sample.name] |= sample.labels.keys()
+    return {name: frozenset(labels) for name, labels in found.items()}
