@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 from reconciler.cli import places
 from reconciler.cli.blocks import StyledText, Table
 from reconciler.cli.client import Unreachable, quoted
-from reconciler.cli.document import Row, query
+from reconciler.cli.document import Row, fetch, query
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.format import short_path, value_text
 from reconciler.cli.output import emit
@@ -154,7 +154,6 @@ def _choice(options: Namespace) -> _Choice:
     types = frozenset(options.type)
     if options.pod is None:
         return _Choice(None, None, options.namespace, types)
-    from reconciler.cli.document import fetch
     from reconciler.cli.targets import find_pod
 
     try:

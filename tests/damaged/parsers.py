@@ -902,7 +902,8 @@ LEFT_TO_SAFEFILES: Final = frozenset(
 
 EXCEPTED: Final = {
     r"cgroupfs\.bounded:read_(file|open)": "what bounds the others; tests/cgroupfs/test_bounded.py",
-    r"cgroupfs\.(files|kept):\w+\.read": "the text alone; what reads it is here",
+    r"cgroupfs\.(files|kept|trial):\w+\.read": "the text alone; what reads it is here",
+    r"reconciler\.cli\.controlfiles:ArchivedControls\.read": "the text alone; here as archive",
     r"resctrl\.files:\w+\.read": "the text alone",
     r"cgroupfs\.naming:(Layout\.parse|detect_layout)": "names of directories, by naming:parse",
     r"cgroupfs\.usage:UsageReader\.read(_cpu)?": "here as UsageReader",

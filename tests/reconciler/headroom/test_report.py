@@ -81,8 +81,8 @@ def test_the_document_has_each_memory_node() -> None:
 
 def test_a_scrape_has_one_series_for_each_node() -> None:
     text, _ = render(MetricsSnapshot(version="1", mode="enforce", headroom_milli={"0": 2000, "1": 300}))
-    shown = [line for line in text.decode().splitlines() if line.startswith("bypassd_headroom_milli")]
-    assert shown == ['bypassd_headroom_milli{numa_node="0"} 2000.0', 'bypassd_headroom_milli{numa_node="1"} 300.0']
+    shown = [line for line in text.decode().splitlines() if line.startswith("bypassd_headroom_cpus")]
+    assert shown == ['bypassd_headroom_cpus{numa_node="0"} 2.0', 'bypassd_headroom_cpus{numa_node="1"} 0.3']
 
 
 def test_the_store_is_not_written_for_each_reading() -> None:
