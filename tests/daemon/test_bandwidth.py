@@ -61,6 +61,13 @@ def test_bursts_come_with_the_configuration_and_go_with_it(node: DirectoryNode, 
     assert item.lines("warning", "error") == []
 
 
+# By the quota law: under the harm law BE pods in the idle class have no quota.
+IDLE = {
+    "idle_class": {"enabled": True},
+    "reclaimed": {"budget": {"limit_percent": 1, "floor_percent": 50, "law": "quota"}},
+}
+
+
 def test_the_idle_class_is_set_and_removed_and_the_weight_is_unchanged(node: DirectoryNode, daemon: Make) -> None:
     be = node.add("be", shares=102)
     try:
@@ -68,7 +75,7 @@ def test_the_idle_class_is_set_and_removed_and_the_weight_is_unchanged(node: Dir
     except FileNotFoundError:
         pytest.skip("REAL KERNEL TEST NOT RUN: this kernel has no idle class for groups")
     before = node.tree()
-    item = daemon(policies={"idle_class": {"enabled": True}}).up()
+    item = daemon(policies=IDLE).up()
     wait_for(lambda: bounded(node, be.main), told=item.tail)
     wait_for(lambda: node.read(be.group, "cpu", "cpu.idle") == "1", told=item.tail)
     item.look_again(3)
@@ -77,7 +84,7 @@ def test_the_idle_class_is_set_and_removed_and_the_weight_is_unchanged(node: Dir
     item.signal(signal.SIGHUP)
     wait_for(lambda: node.read(be.group, "cpu", "cpu.idle") == "0", told=item.tail)
     wait_for(lambda: node.read(be.group, "cpu", "cpu.shares") == "1024", told=item.tail)
-    item.configure(policies={"idle_class": {"enabled": True}})
+    item.configure(policies=IDLE)
     item.signal(signal.SIGHUP)
     wait_for(lambda: node.read(be.group, "cpu", "cpu.idle") == "1", told=item.tail)
     assert item.lines("warning", "error") == []
