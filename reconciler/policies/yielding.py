@@ -37,21 +37,26 @@ def obstacle(view: NodeView, pools: Pools) -> str | None:
     pods = [pod for pod in view.pods.values() if pod.pod_class is PodClass.RECLAIMED]
     if not pods:
         return "no BE pod"
+    seen = False
     for pod in sorted(pods, key=lambda pod: pod.title):
-        if not _yields(pod, view, pools):
+        yields = _yields(pod, view, pools)
+        if yields is False:
             return f"{pod.title} is in no effective idle class"
-    return None
+        seen = seen or yields is True
+    # New pods are believed only beside one whose class was read back: the class may not be configured at all.
+    return None if seen else "no BE pod has been in an idle class for two seconds"
 
 
-def _yields(pod: Pod, view: NodeView, pools: Pools) -> bool:
-    containers = [container for container in containers_of(pod) if container.phase is Phase.SETTLED]
-    counted = [container for container in containers if not owns_cpus(pod, container, pools)]
-    if pod.sandbox is None and not counted:
-        return True
+def _yields(pod: Pod, view: NodeView, pools: Pools) -> bool | None:
+    """Whether a pod yields, by what was read; None: it is too new for that, or has nothing that could."""
     for knob, level in _GROUP_SIDES:
         if view.actual.get((pod.group.path, knob)) == level:
             return True
-    fresh = {cid for cid, at in view.arrived.items() if view.now - at < _FRESH_S}
-    if any(container.id in fresh for container in pod.containers):
+    containers = [container for container in containers_of(pod) if container.phase is Phase.SETTLED]
+    counted = [container for container in containers if not owns_cpus(pod, container, pools)]
+    if pod.sandbox is None and counted and all(container.group.path in view.idle_threads for container in counted):
         return True
-    return pod.sandbox is None and all(container.group.path in view.idle_threads for container in counted)
+    fresh = {cid for cid, at in view.arrived.items() if view.now - at < _FRESH_S}
+    if any(container.id in fresh for container in pod.containers) or (pod.sandbox is None and not counted):
+        return None
+    return False

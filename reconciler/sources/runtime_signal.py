@@ -41,6 +41,8 @@ _RESYNC_S: Final = 60.0
 _SILENT_S: Final = 2.0
 """From a container's first directory to its event 30 ms were recorded, a few hundred at a load of 16."""
 _UPDATE_S: Final = 0.05
+_FRESH_S: Final = 0.1
+"""A program is executed within that time of its container's event; crun's event comes with the directory itself."""
 _SHOWN: Final = 3
 _ID_SHOWN: Final = 13
 
@@ -126,6 +128,7 @@ class RuntimeEvents:
         self._evidence: dict[str, RuntimeEvent] = {}
         self._silent_at: dict[str, float] = {}
         self._silence = WakeUp()
+        self._fresh_until = 0.0
         self.repaired = 0
         """Containers that only a periodic listing found. Anything but 0 is an event that the kernel did not send."""
 
@@ -138,8 +141,8 @@ class RuntimeEvents:
         return container_id in self._silent_at
 
     def awaits_any(self) -> bool:
-        """Whether a container is in creation."""
-        return bool(self._silent_at)
+        """Whether a container is in creation, or appeared or was finished a moment ago: its values may be late."""
+        return bool(self._silent_at) or time.monotonic() < self._fresh_until
 
     def evidence(self, container_id: str) -> RuntimeEvent:
         """The file that showed the end of the container's creation; ABSENT: none did."""
@@ -220,6 +223,7 @@ class RuntimeEvents:
                             nursery.start_soon(self._report_command, spot.container_id)
                         self._opened[spot.container_id] = at
                 elif spot is not None and (which := spot.expects.get(name)) is not None:
+                    self._fresh_until = at + _FRESH_S
                     settled(spot.container_id, at, which)
                     self._opened.pop(spot.container_id, None)
                     self._note(spot.container_id, which)
@@ -320,6 +324,8 @@ class RuntimeEvents:
         path = f"{root.path}/{name}"
         if path in self._roots or any(path in other.way for other in self._roots.values()):
             return
+        if not found:
+            self._fresh_until = time.monotonic() + _FRESH_S
         spot = _WatchedDirectory(name, root.expects)
         if not watcher.add(path, _RENAMES, spot):
             return

@@ -184,3 +184,14 @@ def test_the_reason_names_the_pod_and_its_waiting_but_not_to_tenants() -> None:
     reasons = pools_of(view(harm=CUT)).reasons
     assert "ns/web waited 22.5 % for a CPU, 1 % without BE work" in reasons["law"]
     assert "web" not in reasons["budget"]
+
+
+def test_a_new_pod_alone_is_not_believed_to_yield() -> None:
+    """Its class may not be configured at all; beside a pod whose class was read back it is."""
+    fresh = {"arrived": {"id-main": 99.5}, "actual": {}}
+    assert not in_force(pools_of(view(WEB, BATCH, **fresh)))
+    creating = replace(BATCH, containers=tuple(replace(box, phase=Phase.CREATING) for box in BATCH.containers))
+    scene = node(settled(WEB), creating, actual={}, harm=TOP, now=100.0)
+    assert not in_force(pools_of(scene))
+    beside = node(settled(WEB), replace(creating, uid="new"), settled(BATCH), actual=IDLE, harm=TOP, now=100.0)
+    assert in_force(pools_of(beside))
