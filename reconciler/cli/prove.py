@@ -16,7 +16,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from enum import StrEnum
-from typing import Final, NamedTuple
+from types import TracebackType
+from typing import Final, NamedTuple, Self
 
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.errors import AgentError, errno_name
@@ -82,21 +83,47 @@ def prove(node: InspectedNode) -> list[Proof]:
         lock = InstanceLock(directory)
     except AlreadyRunningError as exc:
         raise CliError(str(exc), Exit.REFUSED) from exc
-    before = signal.signal(signal.SIGTERM, _terminated)
     try:
-        clean(node.hierarchy)
-        proofs = [_tried(name, trial, node.hierarchy, directory) for name, trial in TRIALS.items()]
-        _keep(directory, proofs)
+        with _Termination() as termination:
+            try:
+                clean(node.hierarchy)
+                proofs = []
+                for name, trial in TRIALS.items():
+                    proofs.append(_tried(name, trial, node.hierarchy, directory))
+                    termination.check()
+                _keep(directory, proofs)
+            finally:
+                clean(node.hierarchy)
     finally:
-        clean(node.hierarchy)
-        signal.signal(signal.SIGTERM, before)
         lock.release()
     return proofs
 
 
-def _terminated(number: int, _frame: object) -> None:
-    # As by Ctrl-C: what is open is undone on the way out.
-    sys.exit(128 + number)
+class _Termination:
+    """While it is open SIGTERM ends the command as Ctrl-C does: what is open is undone on the way out."""
+
+    def __enter__(self) -> Self:
+        self._number: int | None = None
+        self._before = signal.signal(signal.SIGTERM, self._arrived)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        signal.signal(signal.SIGTERM, self._before)
+
+    def check(self) -> None:
+        """End the command when the signal has come but what it raised was lost.
+
+        The interpreter drops every exception that is raised within a finalizer or within a callback of ``fork``, which
+        each trial calls.
+        """
+        if self._number is not None:
+            sys.exit(128 + self._number)
+
+    def _arrived(self, number: int, _frame: object) -> None:
+        self._number = number
+        self.check()
 
 
 def _tried(name: str, trial: "Trial", hierarchy: Hierarchy, directory: str) -> Proof:

@@ -120,6 +120,39 @@ def test_terminated_it_undoes_what_it_was_doing(tmp_path: Path) -> None:
     assert left(hierarchy) == []
 
 
+class _Finalized:
+    """An object whose finalizer gets the signal: what a handler raises in it is dropped by the interpreter."""
+
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.kernel
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_terminated_where_an_exception_is_lost_it_ends_after_the_trial(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    real_hierarchy()
+    tried: list[str] = []
+
+    def terminated(_hierarchy: Hierarchy, _directory: str) -> tuple[bool, str]:
+        tried.append("first")
+        _Finalized()
+        return True, ""
+
+    def never(_hierarchy: Hierarchy, _directory: str) -> tuple[bool, str]:
+        tried.append("second")
+        return True, ""
+
+    monkeypatch.setattr(prove, "TRIALS", {"first": terminated, "second": never})
+    before = signal.getsignal(signal.SIGTERM)
+    code, _, _ = run("doctor", "--prove", "--store", str(tmp_path / "state.db"))
+    assert code == 128 + signal.SIGTERM
+    assert tried == ["first"]
+    assert signal.getsignal(signal.SIGTERM) == before
+    assert not (tmp_path / DIRECTORY / prove.RESULTS).exists()
+
+
 @pytest.mark.kernel
 def test_a_group_is_removed_with_its_processes_and_only_groups_of_our_names_are() -> None:
     hierarchy = real_hierarchy()
