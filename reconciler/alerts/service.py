@@ -19,7 +19,7 @@ from cgroupfs.log import get_log
 from reconciler.alerts.alert import Alert
 from reconciler.alerts.config import AlertsConfig, SinkConfig, check_sink
 from reconciler.alerts.sinks.base import SinkContext, SinkSetup, setup_of
-from reconciler.alerts.source_health import SourceHealth, claim_states, event_of, source_states
+from reconciler.alerts.source_health import SourceHealth, claim_states, source_states
 from reconciler.clients.kube_config import ApiServer
 from reconciler.placement.claims import CpuClaim
 from reconciler.runtime.lazy import import_in_thread
@@ -200,6 +200,20 @@ class AlertService:
 
 def _nothing() -> None:
     """No sink is configured."""
+
+
+def event_of(alert: Alert) -> LedgerEvent:
+    """The alert as an event of the history."""
+    labels, details = alert.labels, alert.details
+    return LedgerEvent(
+        at=alert.at_s,
+        kind=f"alert:{labels.get('cause', alert.kind)}",
+        path=details.get("path", ""),
+        file=labels.get("knob", ""),
+        reason=alert.summary,
+        pod_uid=labels.get("uid"),
+        pod=f"{labels['namespace']}/{labels['pod']}" if labels.get("namespace") and labels.get("pod") else "",
+    )
 
 
 def linked(alert: Alert, page_url: str, node: str) -> Alert:

@@ -5,7 +5,6 @@ from typing import Final, NamedTuple, final
 
 from reconciler.alerts.alert import Alert, AlertKind, Severity
 from reconciler.placement.claims import PLACEMENT, CpuClaim
-from state.entry import LedgerEvent
 from state.model import Pod, SourceStatus
 
 # The store reports itself; of the placement each claim is watched by itself.
@@ -72,20 +71,6 @@ class SourceHealth:
             alerts.append(_alert(told, f"{name} is no longer used", wall_s, resolved=True))
         self._since = {name: since for name, since in self._since.items() if name in seen}
         return alerts
-
-
-def event_of(alert: Alert) -> LedgerEvent:
-    """The alert as an event of the history."""
-    labels, details = alert.labels, alert.details
-    return LedgerEvent(
-        at=alert.at_s,
-        kind=f"alert:{labels.get('cause', alert.kind)}",
-        path=details.get("path", ""),
-        file=labels.get("knob", ""),
-        reason=alert.summary,
-        pod_uid=labels.get("uid"),
-        pod=f"{labels['namespace']}/{labels['pod']}" if labels.get("namespace") and labels.get("pod") else "",
-    )
 
 
 def _alert(state: WatchedState, message: str, wall_s: float, *, resolved: bool) -> Alert:

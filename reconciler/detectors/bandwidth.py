@@ -15,7 +15,6 @@ from msgspec import Meta
 from reconciler.detectors.base import Detector, VictimView, unknown
 from reconciler.detectors.neighbours import be_use, collapsed
 from reconciler.detectors.timer import DebounceState, DebounceTiming, paused, step
-from reconciler.detectors.windows import measured_s
 from reconciler.runtime.format import percent, rate
 from state.evidence import NODE, ContendedResource, DetectorVerdict
 
@@ -70,7 +69,7 @@ def evaluate(
     bad = (near is not None and near > 1) or (fallen is not None and fallen[1])
     blamed = share >= config.be_percent
     at = max(
-        (measured_s(sight, text, _SIGNAL) for text in (sight.subject, NODE) if sight.value(_SIGNAL, text) is not None),
+        (sight.measured_at(_SIGNAL, text) for text in (sight.subject, NODE) if sight.value(_SIGNAL, text) is not None),
         default=sight.now,
     )
     held = step(

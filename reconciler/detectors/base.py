@@ -47,6 +47,11 @@ class VictimView(Struct, frozen=True, kw_only=True):
         """The victim's (or another subject's) past of a signal; None: never measured."""
         return self.history.series(subject or self.subject, signal)
 
+    def measured_at(self, signal: str, subject: str | None = None) -> float:
+        """When the newest sample was measured, in monotonic seconds; now, if there is none."""
+        series = self.series(signal, subject)
+        return self.now if series is None else series.times[-1]
+
     def memo(self, make: Callable[[K, "VictimView"], T], of: K) -> T:
         """What is the same for all victims of a frame: made for the first of them."""
         key = make, of

@@ -15,7 +15,6 @@ from msgspec import Meta
 from reconciler.detectors.base import Detector, VictimView, unknown
 from reconciler.detectors.neighbours import be_use, change, collapsed
 from reconciler.detectors.timer import DebounceState, DebounceTiming, paused, step
-from reconciler.detectors.windows import measured_s
 from reconciler.runtime.format import number, quantity
 from state.evidence import ContendedResource, DetectorVerdict, Verdict
 
@@ -65,7 +64,7 @@ def evaluate(
         degrees.append(min(1000.0, config.left_percent / 100 / max(part.ratio, 1e-3)))
     if not signs:
         return unknown(f"too few samples of {_MISSES} and {_OCCUPANCY}"), paused(memory, sight.now)
-    at = max(measured_s(sight, sight.subject, text) for text in (_MISSES, _OCCUPANCY) if sight.value(text) is not None)
+    at = max(sight.measured_at(text) for text in (_MISSES, _OCCUPANCY) if sight.value(text) is not None)
     held = step(memory, at, config, breached=all(signs), cleared=not any(signs), look_s=sight.patience_s(_MISSES))
     verdict = held.verdict
     if verdict is Verdict.OK and any(signs):

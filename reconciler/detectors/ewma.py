@@ -21,7 +21,6 @@ from reconciler.detectors.format import gap_of, resource_of, shown
 from reconciler.detectors.moments import moments_of
 from reconciler.detectors.subjects import subject_of, whose
 from reconciler.detectors.threshold import severity
-from reconciler.detectors.windows import measured_s
 from reconciler.runtime.format import duration, quantity
 from reconciler.signals.catalog import SIGNALS
 from state.evidence import ContendedResource, DetectorVerdict, Verdict
@@ -102,7 +101,7 @@ def expected(values: Sequence[float]) -> ExpectedRange:
 def evaluate(config: EwmaConfig, sight: VictimView, memory: EwmaMemory | None) -> tuple[DetectorVerdict, EwmaMemory]:
     """Test the newest sample."""
     subject = subject_of(sight, whose(config.signal, config.of))
-    at = measured_s(sight, subject, config.signal)
+    at = sight.now if subject is None else sight.measured_at(config.signal, subject)
     if memory is None or not 0 <= at - memory.at_s <= sight.patience_s(config.signal):
         # After a gap it is unknown whether outliers were in a row.
         memory = EwmaMemory(at_s=float("-inf"), from_s=memory.from_s if memory is not None else 0.0)

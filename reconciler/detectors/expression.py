@@ -34,7 +34,7 @@ from reconciler.detectors.formula import (
 from reconciler.detectors.subjects import VICTIM, subject_of
 from reconciler.detectors.threshold import severity
 from reconciler.detectors.timer import DebounceState, DebounceTiming, paused, step
-from reconciler.detectors.windows import measured, measured_s, spacing_s
+from reconciler.detectors.windows import measured, spacing_s
 from reconciler.runtime.format import duration
 from state.evidence import ContendedResource, DetectorVerdict, Verdict
 
@@ -201,7 +201,7 @@ def evaluate(
 def _measured(named: tuple[Ref, ...], sight: VictimView) -> float:
     """When the oldest of what it was worked out from was measured."""
     known = [ref for ref in named if newest(ref, sight) is not None]
-    return min((measured_s(sight, subject_of(sight, ref.where), ref.signal) for ref in known), default=sight.now)
+    return min((sight.measured_at(ref.signal, subject_of(sight, ref.where)) for ref in known), default=sight.now)
 
 
 def _name(ref: Ref) -> str:

@@ -14,7 +14,6 @@ from reconciler.detectors.neighbours import be_use
 from reconciler.detectors.subjects import POOL, subject_of
 from reconciler.detectors.threshold import severity
 from reconciler.detectors.timer import DebounceState, DebounceTiming, paused, step
-from reconciler.detectors.windows import measured_s
 from reconciler.runtime.format import cpu, cpus
 from state.evidence import NODE, DetectorVerdict
 
@@ -62,7 +61,7 @@ def evaluate(
         text += f"; BE work uses {cpu(be)} there"
     held = step(
         memory,
-        measured_s(sight, subject, _IDLE),
+        sight.measured_at(_IDLE, subject),
         config,
         breached=short > 0 and blamed,
         # Without BE work there is nothing left to take.

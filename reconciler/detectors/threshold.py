@@ -13,7 +13,6 @@ from reconciler.detectors.base import Detector, VictimView, unknown
 from reconciler.detectors.format import gap_of, resource_of, shown
 from reconciler.detectors.subjects import subject_of, whose
 from reconciler.detectors.timer import DebounceState, DebounceTiming, paused, step
-from reconciler.detectors.windows import measured_s
 from reconciler.runtime.format import duration, number, percent, quantity
 from reconciler.signals.catalog import SIGNALS
 from state.evidence import ContendedResource, DetectorVerdict, Verdict
@@ -86,7 +85,7 @@ def evaluate(
     clear = limit if config.clear is None else config.clear
     beyond = (value - limit) * config.sign
     cleared = (value - clear) * config.sign <= 0
-    at = measured_s(sight, subject, config.signal)
+    at = sight.measured_at(config.signal, subject)
     held = step(memory, at, config, breached=beyond > 0, cleared=cleared, look_s=sight.patience_s(config.signal))
     resource = config.resource or resource_of(config.signal)
     bound = "limit" if config.sign > 0 else "minimum"

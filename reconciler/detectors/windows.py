@@ -72,12 +72,6 @@ def span(series: SampleSeries, start: float, end: float, fresh_s: float) -> Samp
     return SampleWindow(pair[0], min(inside), max(inside), pair[1])
 
 
-def measured_s(sight: VictimView, subject: str | None, signal: str) -> float:
-    """When the newest sample was measured; now, if there is none."""
-    series = sight.history.series(subject, signal) if subject is not None else None
-    return sight.now if series is None else series.times[-1]
-
-
 def measured(sight: VictimView, subject: str | None, signal: str, length_s: float) -> SampleWindow | None:
     """The last ``length_s``; None: too little of it was seen.
 

@@ -13,11 +13,11 @@ from cgroupfs.errors import InputError
 from reconciler.alerts.agent_alerts import STORE_IS_WELL, as_alert, component_alert
 from reconciler.alerts.alert import Alert, AlertKind, Severity
 from reconciler.alerts.config import AlertsConfig
-from reconciler.alerts.service import AlertService, linked
+from reconciler.alerts.service import AlertService, event_of, linked
 from reconciler.alerts.sinks.base import SinkContext
 from reconciler.alerts.sinks.file import FileSinkConfig
 from reconciler.alerts.sinks.table import SinkSection
-from reconciler.alerts.source_health import SourceHealth, claim_states, event_of, source_states
+from reconciler.alerts.source_health import SourceHealth, claim_states, source_states
 from reconciler.clients.kube_config import ApiServer
 from reconciler.placement.claims import CpuClaim
 from reconciler.runtime.supervisor import ComponentHealth, ComponentStatus
