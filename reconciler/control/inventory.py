@@ -230,11 +230,16 @@ class Inventory:
         self.pods[uid] = pod
         return changed
 
-    def command(self, container_id: str, at: float) -> bool:
+    def command(self, container_id: str, at: float | None) -> bool:
         """Keep that the runtime's command came for a BE container; False where it counts for nothing.
 
-        ``at``: monotonic seconds. The file whose opening shows it was not read by this inventory a moment before.
+        ``at``: monotonic seconds; None: the last one is to be forgotten. The file whose opening shows it was not read
+        by this inventory a moment before.
         """
+        if at is None:
+            known = self._readings.commands
+            self.take(commands={cid: then for cid, then in known.items() if cid != container_id})
+            return container_id in known
         pod = self.pods.get(self._owners.get(container_id, ""))
         if pod is None or pod.pod_class is not PodClass.RECLAIMED or at - self._read_at.get(container_id, 0.0) < _OWN_S:
             return False

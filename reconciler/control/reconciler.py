@@ -137,8 +137,8 @@ class Reconciler:
         self._signalled[container_id] = at
         self.dirty.mark(container_key(container_id))
 
-    def commanded(self, container_id: str, at: float) -> None:
-        """The runtime was called for a container: an exec, a kill, a start."""
+    def commanded(self, container_id: str, at: float | None) -> None:
+        """The runtime was called for a container: an exec, a kill, a start. ``at`` None: the last one was an update."""
         if self.inventory.command(container_id, at):
             self.dirty.mark(TICK)
 

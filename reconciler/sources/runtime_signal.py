@@ -9,9 +9,9 @@ A container for which neither came within `_SILENT_S` has no signal: it is repor
 verified after short, growing delays, because its runtime may still overwrite them.
 
 Each command of the runtime on a container that exists (an exec, a kill, a start) begins by opening that file, before it
-makes a process in the container's groups or signals one: an event of its own (``commanded``). An update opens it, too,
-and replaces it some milliseconds later: where the signal follows within `_UPDATE_S`, it was no such command. bypassd's
-own readings of the file cause the event as well.
+makes a process in the container's groups or signals one: an event of its own (``commanded``), reported at once, because
+that process may wait for CPU time already. An update opens it, too, and replaces it some milliseconds later: where the
+signal follows within `_UPDATE_S`, the command is taken back. bypassd's own readings of the file are such events, too.
 
 The handler is called within the task that read the event, before anything else of the batch is done: this is the fast
 path, and every microsecond here delays the setting for the container's first instruction.
@@ -115,8 +115,11 @@ class RuntimeEvents:
     ) -> None:
         self._dirs = dirs
         self._handler = handler
-        self.commanded: Callable[[str, float], None] = _ignored
-        """Gets the container and monotonic seconds of each command; within the reader's task, it must not wait."""
+        self.commanded: Callable[[str, float | None], None] = _ignored
+        """Gets the container and monotonic seconds of each command, None where the last one was an update.
+
+        Called within the reader's task, it must not wait.
+        """
         self._opened: dict[str, float] = {}
         self._base = os.path.join(root, "run")
         self._root = root
@@ -206,11 +209,11 @@ class RuntimeEvents:
                     nursery.start_soon(self._list_periodically, watcher)
                     nursery.start_soon(self._end_silence)
                     task_status.started()
-                    await self._follow(watcher, nursery)
+                    await self._follow(watcher)
         finally:
             self._watcher = None
 
-    async def _follow(self, watcher: DirWatcher[_WatchedDirectory], nursery: trio.Nursery) -> None:
+    async def _follow(self, watcher: DirWatcher[_WatchedDirectory]) -> None:
         settled = self._handler.on_settled
         while True:
             batch = await watcher.next_batch()
@@ -219,13 +222,12 @@ class RuntimeEvents:
             for spot, _, name, mask in batch:
                 if mask & OPENED:
                     if spot is not None and name in _STATES:
-                        if spot.container_id not in self._opened:
-                            nursery.start_soon(self._report_command, spot.container_id)
-                        self._opened[spot.container_id] = at
+                        self._on_opened(spot.container_id, at)
                 elif spot is not None and (which := spot.expects.get(name)) is not None:
                     self._fresh_until = at + _FRESH_S
                     settled(spot.container_id, at, which)
-                    self._opened.pop(spot.container_id, None)
+                    if name in _STATES and at - self._opened.pop(spot.container_id, -math.inf) < _UPDATE_S:
+                        self.commanded(spot.container_id, None)
                     self._note(spot.container_id, which)
                 else:
                     slow = True
@@ -236,9 +238,10 @@ class RuntimeEvents:
                 if any(event.overflow for event in batch):
                     self._resync(watcher, again=True)
 
-    async def _report_command(self, container_id: str) -> None:
-        await trio.sleep(_UPDATE_S)
-        if (at := self._opened.pop(container_id, None)) is not None:
+    def _on_opened(self, container_id: str, at: float) -> None:
+        # A command opens the file several times: it is one.
+        if at - self._opened.get(container_id, -math.inf) >= _UPDATE_S:
+            self._opened[container_id] = at
             self.commanded(container_id, at)
 
     def _note(self, container_id: str, which: RuntimeEvent) -> None:
@@ -344,6 +347,7 @@ class RuntimeEvents:
         if root.spots.pop(name, None) is not None:
             watcher.remove(f"{root.path}/{name}")
             if not self._watches(name):
+                self._opened.pop(name, None)
                 self._evidence.pop(name, None)
                 self._silent_at.pop(name, None)
                 self._handler.gone(name)
@@ -369,5 +373,5 @@ class RuntimeEvents:
             return
 
 
-def _ignored(container_id: str, at: float) -> None:
+def _ignored(container_id: str, at: float | None) -> None:
     """No part uses the runtime's commands."""

@@ -58,6 +58,11 @@ def test_a_command_of_the_runtime_lifts_the_quota_in_the_next_pass_and_its_end_l
         assert not agent.dirty, "an online pod's commands count for nothing"
         agent.signal.commanded(container_id(BATCH), at + 0.3)
         assert agent.dirty.take_nowait() == TICKED
+        agent.signal.commanded(container_id(BATCH), None)
+        assert agent.dirty.take_nowait() == TICKED, "it was an update"
+        assert agent.inventory.readings.commands == {}
+        agent.signal.commanded(container_id(BATCH), None)
+        assert not agent.dirty
         agent.inventory.take(commands={container_id(BATCH): at})
         await agent.reconciler.reconcile(TICKED)
         note()

@@ -119,12 +119,12 @@ async def test_creation_and_update_end_in_a_signal_and_removal_in_gone(
     assert source.repaired == 0
 
 
-async def test_each_command_of_the_runtime_is_told_and_is_no_signal(
+async def test_each_command_of_the_runtime_is_reported_at_once_and_taken_back_for_an_update(
     runtime: Runtime, tmp_path: Path, nursery: trio.Nursery
 ) -> None:
     source, handler = make(runtime, tmp_path)
-    commands: list[str] = []
-    source.commanded = lambda container_id, at: commands.append(container_id)
+    commands: list[tuple[str, bool]] = []
+    source.commanded = lambda container_id, at: commands.append((container_id, at is not None))
     await nursery.start(source.run)
     runtime.create("new")
     await until(lambda: source.covers("new"))
@@ -133,17 +133,21 @@ async def test_each_command_of_the_runtime_is_told_and_is_no_signal(
     handler.take()
     (runtime.state("new") / "exec.fifo").write_text("")
     assert commands == []
-    (runtime.state("new") / "state.json").read_text()  # runc exec, runc kill
-    await until(lambda: len(commands) == 1)
+    for _ in range(3):
+        (runtime.state("new") / "state.json").read_text()  # runc exec, runc kill
+    await until(lambda: commands != [])
+    await trio.sleep(0.2)
+    assert commands == [("new", True)]
     runtime.settle("new")
     await until(lambda: len(handler.log) == 1)
-    assert (commands, handler.take()) == (["new"], [("new", STATE)])
+    assert (commands, handler.take()) == ([("new", True)], [("new", STATE)])
     # runc update: it opens the file and replaces it.
     (runtime.state("new") / "state.json").read_text()
+    await until(lambda: len(commands) == 2)
+    runtime.rename(runtime.bundle("new"), "init.pid")
     runtime.settle("new")
-    await until(lambda: len(handler.log) == 1)
-    await trio.sleep(0.2)
-    assert (commands, handler.take()) == (["new"], [("new", STATE)])
+    await until(lambda: len(handler.log) == 2)
+    assert commands == [("new", True)] * 2 + [("new", False)]
 
 
 async def test_a_rename_that_came_before_the_watch_is_not_missed(
