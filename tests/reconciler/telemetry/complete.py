@@ -20,24 +20,28 @@ from tests.reconciler.telemetry.rendered import render
 Labels = Mapping[str, frozenset[str]]
 
 
+POD = PodMetrics(
+    uid="u1",
+    namespace="prod",
+    name='we"ird\n',
+    pod_class="reclaimed",
+    source="cri",
+    cpus=3,
+    wanted_cpus=2,
+    quota_milli=1500,
+    wanted_quota_milli=1250,
+    used=CpuSeconds(12.5, 1.5, None),
+    in_force=4,
+    pending=1,
+)
+"""A BE pod whose name needs escapes."""
+
+
 def complete() -> MetricsSnapshot:
     used = CpuSeconds(2.0, 1.0, 0.5)
     counters = AgentCounters()
     counters.started(0.0004, before_exec=True)
-    pod = PodMetrics(
-        uid="u1",
-        namespace="prod",
-        name="web",
-        pod_class="reclaimed",
-        source="cri",
-        cpus=3,
-        wanted_cpus=2,
-        quota_milli=1500,
-        wanted_quota_milli=1250,
-        used=used,
-        llc_bytes=512,
-        memory_bytes_s=9.0,
-    )
+    pod = replace(POD, name="web", used=used, llc_bytes=512, memory_bytes_s=9.0)
     return MetricsSnapshot(
         version="0.1.0",
         mode="observe",

@@ -11,10 +11,11 @@ from reconciler.interference.service import InterferenceCounters
 from reconciler.runtime.counters import LATENCY_S, AgentCounters, CounterValues, Histogram
 from reconciler.runtime.priority import PriorityState, PriorityStatus
 from reconciler.runtime.supervisor import ComponentHealth, ComponentStatus
-from reconciler.telemetry.metrics import MetricsSnapshot, PodMetrics, rss_bytes
+from reconciler.telemetry.metrics import MetricsSnapshot, rss_bytes
 from state.cache import CacheConsumption, CacheUsage, ShareLevel
 from state.model import SourceStatus
 from state.owners import OwnerAccount
+from tests.reconciler.telemetry.complete import POD
 from tests.reconciler.telemetry.rendered import render
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -42,25 +43,11 @@ def full() -> MetricsSnapshot:
     counters.looked(0.002)
     counters.lagged(-0.001)
     counters.lagged(0.5)
-    pod = PodMetrics(
-        uid="u1",
-        namespace="prod",
-        name='we"ird\n',
-        pod_class="reclaimed",
-        source="cri",
-        cpus=3,
-        wanted_cpus=2,
-        quota_milli=1500,
-        wanted_quota_milli=1250,
-        used=CpuSeconds(12.5, 1.5, None),
-        in_force=4,
-        pending=1,
-    )
     return MetricsSnapshot(
         version="0.1.0",
         mode="observe",
         ready=True,
-        pods=(pod,),
+        pods=(POD,),
         pods_by_class={"reclaimed": 1, "shared": 0},
         pools={"reserved": 1, "shared": 3},
         claims_cut=2,
