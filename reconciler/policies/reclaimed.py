@@ -8,7 +8,7 @@ with an online pod, get a part of the budget per container instead.
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Annotated, Final
+from typing import Annotated, Final, NamedTuple
 
 from msgspec import Meta
 from msgspec.structs import replace
@@ -101,7 +101,7 @@ class ReclaimedConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
 def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: ReclaimedConfig) -> Pools:
     """Set the budget, choose the CPUs, split the quota."""
     confined = config.form is not ReclaimedForm.QUOTA and view.kubelet.reasserts_s is None
-    counted, squeezed = _candidates(view, pools, config)
+    counted, squeezed, alone = _candidates(view, pools, config)
     tiers: Sequence[CpuSet] | None = None
     text = ""
     if confined and squeezed is None and (config.placement != _AS_EVER or view.irq_cpus):
@@ -111,7 +111,7 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Re
     # CPUs that are BE work's alone may be filled: no online work on them needs room.
     law = replace(config.budget, limit_percent=100) if pools.separate and squeezed is None else config.budget
     arriving = arriving_milli(view, lambda pod, container: owns_cpus(pod, container, pools), law)
-    choice, given = choose_law(view, pools, counted, squeezed, law), pools.budget_milli
+    choice, given = choose_law(view, pools, counted, squeezed if alone else None, law), pools.budget_milli
     if choice.reading is not None:
         budget = harm_budget(view, choice, previous, law, outside=outside, ceiling=given, arriving=arriving)
     else:
@@ -144,7 +144,7 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Re
     reasons = dict(pools.reasons)
     reasons["budget"] = budget.reason
     reasons["law"] = choice.reason
-    reasons["reclaimed"] = _reason(reclaimed, counted, taken, squeezed, view) + text
+    reasons["reclaimed"] = _reason(reclaimed, counted, taken, squeezed, view, bounded=bounded) + text
     reasons["cpuset"] = _why_cpuset(confined, config, view)
     quota: dict[str, int] | None = None
     if bounded:
@@ -246,7 +246,18 @@ def narrows_besteffort(view: NodeView, pools: Pools, config: ReclaimedConfig) ->
     )
 
 
-def _candidates(view: NodeView, pools: Pools, config: ReclaimedConfig) -> tuple[CpuSet, str | None]:
+class _Candidates(NamedTuple):
+    """CPUs for BE work. ``squeezed``: why it has to use others' CPUs; None: it does not.
+
+    ``alone``: these are CPUs on which the waiting of online pods does not show what BE work costs their owners.
+    """
+
+    cpus: CpuSet
+    squeezed: str | None = None
+    alone: bool = False
+
+
+def _candidates(view: NodeView, pools: Pools, config: ReclaimedConfig) -> _Candidates:
     """The CPUs that BE work may use; if there are none, the shared ones that it must use, with a reason."""
     online, kubelet = pools.online_cpus, view.kubelet
     refused = _refused(view, pools)
@@ -267,11 +278,13 @@ def _candidates(view: NodeView, pools: Pools, config: ReclaimedConfig) -> tuple[
         # Last: no BE work on CPUs of online pools, on reserved or isolated ones for the sake of such a node.
         counted = (counted - _exclusive_nodes(view, pools)) or counted
     if counted:
-        return counted, None
+        return _Candidates(counted)
     if usable:
-        return usable, f"only reserved CPUs left: BE shares CPU {usable} with the system, limited by quota"
+        # Where online pods run there, too, they wait for the same CPUs as the system does.
+        beside = usable & CpuSet.union((pools.shared, *pools.named.values()))
+        return _Candidates(usable, f"only reserved CPUs left: BE shares CPU {usable} with the system", not beside)
     everything = (online - pools.dedicated_cpus) or (kubelet.default_cpus & online) or (online - refused) or online
-    return everything, f"all CPUs are dedicated: BE shares CPU {everything}, limited by quota"
+    return _Candidates(everything, f"all CPUs are dedicated: BE shares CPU {everything}", alone=True)
 
 
 def _exclusive_nodes(view: NodeView, pools: Pools) -> CpuSet:
@@ -312,9 +325,11 @@ def pool_on_node(pod: Pod, view: NodeView, pools: Pools) -> tuple[CpuSet, str]:
     return pools.reclaimed, "BE pool"
 
 
-def _reason(reclaimed: CpuSet, counted: CpuSet, taken: CpuSet, squeezed: str | None, view: NodeView) -> str:
+def _reason(
+    reclaimed: CpuSet, counted: CpuSet, taken: CpuSet, squeezed: str | None, view: NodeView, *, bounded: bool
+) -> str:
     if squeezed is not None:
-        return squeezed
+        return f"{squeezed}, limited by quota" if bounded else squeezed
     reason = f"BE runs on CPU {reclaimed} ({len(reclaimed)} of {len(counted)} eligible)"
     beside = neighbours(reclaimed, taken, view.topology)
     if beside:

@@ -16,7 +16,7 @@ from state.cpu import HarmReading
 from state.measures import Restrictions
 from state.model import NodeView, Phase, Pod, Pools, Resources
 from state.plan import Desired
-from tests.reconciler.nodes import container, cpu, cpus, node, online, pod
+from tests.reconciler.nodes import container, cpu, cpus, kubelet, node, online, pod
 
 DIRECTORY = "/kubepods/besteffort"
 WEB = online("web", container("main", requests=Resources(cpu_milli=2000)))
@@ -150,9 +150,29 @@ def test_a_container_in_creation_or_its_first_seconds_changes_no_law() -> None:
 
 
 def test_where_all_cpus_are_dedicated_the_quota_law_stays() -> None:
-    scene = view(harm=TOP)
-    reserved = replace(scene.kubelet, reserved=cpus("0-7"))
-    assert not in_force(pools_of(replace(scene, kubelet=reserved)))
+    exclusive = {f"g{number}/main": str(number) for number in range(8)}
+    pools = pools_of(view(kubelet=kubelet(exclusive=exclusive)))
+    assert not in_force(pools)
+    assert pools.quota_milli
+
+
+def test_on_reserved_cpus_the_harm_law_decides_where_online_pods_run_too() -> None:
+    scene = view(topology=2, kubelet=kubelet(default="0", reserved="0", exclusive={"g/main": "1"}))
+    top = pools_of(replace(scene, harm=HarmReading(ceiling_milli=1000)))
+    assert (in_force(top), top.budget_milli, top.quota_milli, top.reclaimed) == (True, 1000, None, cpus("0"))
+    assert "quota" not in top.reasons["reclaimed"]
+    cut = pools_of(replace(scene, harm=replace(CUT, ceiling_milli=400)))
+    assert (in_force(cut), cut.budget_milli) == (True, 400)
+    assert cut.quota_milli == {DIRECTORY: 400}
+
+
+def test_on_reserved_cpus_beside_the_system_alone_the_quota_law_stays() -> None:
+    scene = view(kubelet=kubelet(default="0-1", reserved="0", exclusive={"g/main": "2-7"}))
+    pools = pools_of(replace(scene, topology=replace(scene.topology, isolated=cpus("1"))))
+    assert (pools.reclaimed, pools.shared) == (cpus("0"), cpus("1"))
+    assert not in_force(pools)
+    assert pools.quota_milli
+    assert "quota" in pools.reasons["reclaimed"]
 
 
 def test_the_idle_buffer_and_the_limit_do_not_apply_but_a_response_does() -> None:
